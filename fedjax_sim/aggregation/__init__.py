@@ -1,0 +1,23 @@
+"""The table: many letters -> one."""
+
+from fedjax_sim.aggregation.gather import gather
+from fedjax_sim.aggregation.linear import (
+    fixed_mean,
+    horvitz_thompson,
+    keep_old,
+    li_scheme_one,
+    li_scheme_two,
+    mean,
+    total,
+)
+
+__all__ = [
+    "fixed_mean",
+    "gather",
+    "horvitz_thompson",
+    "keep_old",
+    "li_scheme_one",
+    "li_scheme_two",
+    "mean",
+    "total",
+]

@@ -1,0 +1,187 @@
+"""Linear aggregators: exact weighted sums of letters, and what they are divided by.
+
+All of them sum with `engine.exact`, so an aggregate has the same bits for any order, chunk, padding and device count.
+A letter counts if its weight is positive. With N clients, weights w_i, W = sum of w_i over the population, pi_i the
+probability that client i reports, and S the reporting cohort, the update applied is
+
+    mean                sum_S w_i u_i / sum_S w_i       a ratio estimator: biased unless the weights are equal
+    fixed_mean(D)       sum_S u_i / D                   D is data-independent: bounded sensitivity
+    total               sum_S u_i
+    horvitz_thompson    sum_S w_i u_i / (pi_i W)        unbiased for sum_i w_i u_i / W
+    keep_old            sum_S w_i u_i / W               absent clients keep the old model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.engine import exact
+from fedjax_sim.types import Aggregator, Array
+
+__all__ = [
+    "fixed_mean",
+    "horvitz_thompson",
+    "keep_old",
+    "li_scheme_one",
+    "li_scheme_two",
+    "mean",
+    "total",
+]
+
+MAX_CONSTANT = 1 << 20  # probabilities that may be baked into a compiled program
+WEIGHTINGS = ("examples", "uniform")
+
+
+def _check_weighting(weighting: str) -> None:
+    validate.one_of("weighting", weighting, WEIGHTINGS, hint="'examples' uses the weight that a client reports.")
+
+
+def _letter_weights(weighting: str, weights: Array) -> Array:
+    return weights if weighting == "examples" else (weights > 0).astype(weights.dtype)
+
+
+def _weighted_sum(weigh: Callable, finish: Callable, sensitivity: float | None) -> Aggregator:
+    """sum_i weigh(ids, weights)_i u_i, exactly, then finish(sum, sum of those weights)."""
+
+    def init(update_spec, num_slots):
+        return exact.zeros((update_spec, jax.ShapeDtypeStruct((), jnp.float32)))
+
+    def accumulate(key, cohort, carry, received):
+        weights = weigh(received.ids, received.weights)
+
+        def product(x):
+            return x * weights.astype(x.dtype).reshape(weights.shape + (1,) * (x.ndim - 1))
+
+        return exact.add(carry, (jax.tree.map(product, received.updates), weights))
+
+    def finalize(key, cohort, carry):
+        updates, weight = exact.total(carry)
+        return finish(updates, weight), {"total_weight": weight}
+
+    return Aggregator(init, accumulate, finalize, sensitivity)
+
+
+def _divided(denominator: float) -> Callable:
+    return lambda updates, weight: jax.tree.map(lambda x: x * (1 / denominator), updates)
+
+
+def mean(*, weighting: str = "examples") -> Aggregator:
+    """The mean of the reporting clients' updates, by examples or uniform.
+
+    Args:
+      weighting: "examples" (the weight each client reports) or "uniform" (every client counts once).
+
+    Guarantees: equals a float64 mean within 2^-24 of the largest addend at each coordinate
+    (tests/aggregation/test_linear.py::test_matches_a_float64_oracle); weights may be scaled by a power of two without
+    changing a bit (::test_weights_may_be_scaled); nothing received gives zero, not NaN (::test_empty_cohort_is_zero).
+    By examples with partial participation it is a ratio estimator, biased for the population's mean
+    (::test_ratio_estimator_is_biased_and_horvitz_thompson_is_not). Sensitivity is unbounded: the divisor depends on data.
+
+    References: McMahan et al. 2017, algorithm 1; Cochran 1977, chapter 6.
+    """
+    _check_weighting(weighting)
+
+    def finish(updates, weight):
+        share = jnp.where(weight > 0, 1 / jnp.where(weight > 0, weight, 1), 0)
+        return jax.tree.map(lambda x: x * share.astype(x.dtype), updates)
+
+    return _weighted_sum(lambda ids, weights: _letter_weights(weighting, weights), finish, None)
+
+
+def fixed_mean(denominator: float, *, weighting: str = "uniform") -> Aggregator:
+    """The sum of the updates divided by a number fixed beforehand, such as the expected cohort size.
+
+    Args:
+      denominator: positive.
+      weighting: "uniform" or "examples".
+
+    Guarantees: with uniform weights one client's update moves the aggregate by at most its norm / denominator
+    (tests/laws/test_aggregators.py::test_declared_sensitivity_holds).
+
+    References: McMahan et al. 2018 (DP-FedAvg), section 2.2, estimator f_f.
+    """
+    validate.positive("denominator", denominator)
+    _check_weighting(weighting)
+    sensitivity = 1 / denominator if weighting == "uniform" else None
+    return _weighted_sum(
+        lambda ids, weights: _letter_weights(weighting, weights), _divided(denominator), sensitivity
+    )
+
+
+def total(*, weighting: str = "uniform") -> Aggregator:
+    """The sum of the updates.
+
+    Guarantees: exact up to one rounding (tests/aggregation/test_linear.py::test_matches_a_float64_oracle).
+    """
+    return fixed_mean(1.0, weighting=weighting)
+
+
+def horvitz_thompson(design, total_weight: float) -> Aggregator:
+    """The unbiased estimate of the population's weighted mean update: letters weigh w_i / (pi_i W).
+
+    Args:
+      design: the sampler's `SamplingDesign`, whose inclusion probabilities are used.
+      total_weight: W, the sum of the weights of all N clients.
+
+    Raises: ValueError for a design with replacement, or one that leaves clients out for ever.
+
+    Guarantees: unbiased over the design (tests/aggregation/test_linear.py::
+    test_ratio_estimator_is_biased_and_horvitz_thompson_is_not).
+
+    References: Horvitz and Thompson 1952; Cochran 1977, section 9A.7.
+    """
+    validate.positive("total_weight", total_weight)
+    if design.replacement:
+        validate.fail("design", "a design without replacement", design.scheme, "Use li_scheme_one with `weighted`.")
+    probabilities = np.asarray(design.inclusion_probabilities(), np.float64)
+    if not (probabilities > 0).all():
+        validate.fail("design", "inclusion probabilities > 0", float(probabilities.min()), "Those clients never report.")
+    if probabilities.ndim and np.ptp(probabilities) == 0:
+        probabilities = probabilities[0]
+    if probabilities.size > MAX_CONSTANT:
+        validate.fail("design", f"at most {MAX_CONSTANT} distinct inclusion probabilities", probabilities.size)
+    factors = np.float32(1 / (probabilities * total_weight))
+
+    def weigh(ids, weights):
+        return weights * (jnp.asarray(factors)[ids] if factors.ndim else factors)
+
+    return _weighted_sum(weigh, lambda updates, weight: updates, None)
+
+
+def keep_old(total_weight: float) -> Aggregator:
+    """Absent clients keep the old model: sum_S (w_i / W) u_i.
+
+    Guarantees: the mean when everybody reports, and shrunk by the absent clients' share otherwise
+    (tests/aggregation/test_linear.py::test_keep_old_shrinks_by_the_absent_share).
+
+    References: McMahan et al. 2017, the update w <- sum_k (n_k/n) w_k as written for all K clients.
+    """
+    return fixed_mean(total_weight, weighting="examples")
+
+
+def li_scheme_one() -> Aggregator:
+    """Plain mean, for cohorts drawn with replacement in proportion to the data (`sampling.weighted`): unbiased.
+
+    Guarantees: unbiased under that sampler (tests/aggregation/test_linear.py::test_li_schemes_are_unbiased).
+
+    References: Li et al. 2020 (On the convergence of FedAvg on non-IID data), section 3.3, scheme I.
+    """
+    return mean(weighting="uniform")
+
+
+def li_scheme_two(design, total_weight: float) -> Aggregator:
+    """(N/m) sum_S p_i u_i for uniform cohorts without replacement: Horvitz-Thompson at pi = m/N.
+
+    This is the update form. The paper averages models; those weights do not sum to one, so that form also rescales the
+    old model: compose `client.send_model` with `server.replacement` to get it.
+
+    Guarantees: unbiased (tests/aggregation/test_linear.py::test_li_schemes_are_unbiased).
+
+    References: Li et al. 2020, section 3.3, scheme II.
+    """
+    return horvitz_thompson(design, total_weight)

@@ -1,0 +1,221 @@
+"""The star: sampler -> broadcast -> clients -> letters -> aggregate -> server, as one compiled program."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from fedjax_sim import engine, tree, validate
+from fedjax_sim.engine import exact
+from fedjax_sim.prng import client_key, stream
+from fedjax_sim.transform import identity
+from fedjax_sim.types import (
+    Aggregator,
+    Algorithm,
+    Array,
+    ClientUpdate,
+    Cohort,
+    Count,
+    PyTree,
+    Received,
+    Sampler,
+    ServerUpdate,
+    UpdateTransform,
+)
+
+__all__ = ["FederatedState", "federated"]
+
+LARGEST = 2.0**100  # weighted updates at or past this count as non-finite: sums of them could overflow
+NAMED_CLIENTS = 8  # ids that an error names
+
+
+class FederatedState(NamedTuple):
+    """What the next round needs; one slot per room."""
+
+    round: Array  # [] int32 rounds so far
+    sampler: PyTree
+    clients: PyTree  # [N, ...] per-client state; () if stateless
+    memory: PyTree  # [N, ...] per-client memory of the transform
+    transform: PyTree
+    server: PyTree
+
+
+class _Shared(NamedTuple):
+    key: Array
+    broadcast: PyTree
+    transform: PyTree
+    population: PyTree
+    cohort: Cohort
+
+
+class _Slot(NamedTuple):
+    position: Array
+    id: Array
+    reported: Array  # False in the engine's padding
+    client: PyTree
+    memory: PyTree
+
+
+class _Letter(NamedTuple):
+    update: PyTree
+    weight: Array
+    means: PyTree  # metrics of the client and measurements of the transform, as Mean
+    arrived: Array
+    dropped: Array
+
+
+def _parts(**parts: tuple[Any, type]) -> None:
+    for name, (value, kind) in parts.items():
+        if not isinstance(value, kind):
+            validate.fail(name, f"a {kind.__name__}", type(value).__name__, "Call the factory.", TypeError)
+
+
+def federated(
+    sampler: Sampler,
+    client: ClientUpdate,
+    aggregator: Aggregator,
+    server: ServerUpdate,
+    transform: UpdateTransform | None = None,
+    *,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | None | str = "all",
+) -> Algorithm:
+    """Federated learning on a star, from its parts.
+
+    Args:
+      sampler, client, aggregator, server, transform: the rooms' parts; no transform sends letters as they are.
+      nonfinite: what a NaN, infinite or overflowing update does. "drop": the round goes on as if that client had not
+        reported, and counts it in `dropped_clients`. "error": the same, and `run` stops, naming the clients.
+      plan: clients vmapped and summed at once; by default fitted to the cache.
+      mesh: devices to share the cohort; "all" visible ones by default, None for one.
+
+    Returns: an Algorithm. Its info holds `clients_invited`, `clients_reported`, `dropped_clients`, `skipped_rounds`
+    (1 where nothing usable arrived: the model is then unchanged), `uplink_bytes`, `downlink_bytes`, `update_norm`, and
+    the pooled metrics of clients, sampler, transform and aggregator.
+
+    Guarantees: the same bits for any number of devices, order of the cohort and padding (tests/laws/test_invariance.py);
+    a non-finite client equals an absent one bit for bit (tests/laws/test_nonfinite.py); traced once per shape
+    (tests/test_compilation.py).
+    """
+    transform = identity() if transform is None else transform
+    _parts(
+        sampler=(sampler, Sampler),
+        client=(client, ClientUpdate),
+        aggregator=(aggregator, Aggregator),
+        server=(server, ServerUpdate),
+        transform=(transform, UpdateTransform),
+    )
+    validate.one_of("nonfinite", nonfinite, ("drop", "error"))
+
+    def report_spec(broadcast, client_state, population):
+        def one_report(broadcast, client_state, population):
+            data = population.client(jnp.zeros((), jnp.int32))
+            return client.apply(jax.random.key(0), broadcast, client_state, data)[0].update
+
+        return jax.eval_shape(one_report, broadcast, client_state, population)
+
+    def init(key, params, population):
+        design_size = sampler.design.population_size
+        if design_size != population.size:
+            validate.fail("sampler", f"a design for the population's {population.size} clients", design_size)
+        server_state = server.init(params)
+        broadcast = server.broadcast(server_state)
+        client_state = client.init(broadcast)
+        spec = report_spec(broadcast, client_state, population)
+        state = FederatedState(
+            round=jnp.zeros((), jnp.int32),
+            sampler=sampler.init(),
+            clients=engine.store(client_state, population.size),
+            memory=engine.store(transform.init_client(spec), population.size),
+            transform=transform.init(spec),
+            server=server_state,
+        )
+        return jax.tree.map(jnp.array, state)  # own buffers: a runner may donate them
+
+    def each(shared: _Shared, slot: _Slot):
+        data = shared.population.client(slot.id)
+        data = data._replace(examples=tree.where(data.mask, data.examples, tree.zeros_like(data.examples)))
+        client_stream, transform_stream = stream(shared.key, "client"), stream(shared.key, "transform")
+        report, client_state = client.apply(client_key(client_stream, slot.id), shared.broadcast, slot.client, data)
+        update, memory, measured = transform.on_client(
+            client_key(transform_stream, slot.id), report.update, shared.transform, slot.memory
+        )
+        weight = report.weight.astype(jnp.float32)
+        magnitudes = [weight, *(jnp.abs(x) * weight for x in jax.tree.leaves(update))]
+        sound = jnp.stack([(x < LARGEST).all() for x in magnitudes]).all() & (weight >= 0)
+        sent = slot.reported & (weight != 0)
+        arrived = sent & sound
+
+        def kept(x):
+            return tree.where(arrived, x, tree.zeros_like(x))
+
+        letter = _Letter(kept(update), kept(weight), kept((report.metrics, measured)), arrived, sent & ~sound)
+        return letter, (client_state, memory, arrived, letter.dropped)
+
+    def accumulate(shared: _Shared, carry, letters: _Letter, slots: _Slot, valid):
+        table, means, arrived, dropped = carry
+        position = jnp.where(valid, slots.position, sampler.num_slots)
+        received = Received(letters.update, letters.weight, slots.id, position)
+        table = aggregator.accumulate(stream(shared.key, "aggregation"), shared.cohort, table, received)
+        arrived = arrived + letters.arrived.sum(dtype=jnp.int32)
+        return table, exact.add(means, letters.means), arrived, dropped + letters.dropped.sum(dtype=jnp.int32)
+
+    def step(key, state: FederatedState, population):
+        cohort, sampler_state = sampler.sample(stream(key, "sampling"), state.sampler)
+        ids = population.announce(cohort.ids) if hasattr(population, "announce") else cohort.ids
+        broadcast = server.broadcast(state.server)
+        shared = _Shared(key, broadcast, state.transform, population, cohort)
+        positions = jnp.arange(sampler.num_slots, dtype=jnp.int32)
+        client_rows, memory_rows = tree.take(state.clients, ids), tree.take(state.memory, ids)
+        slots = _Slot(positions, ids, cohort.reported, client_rows, memory_rows)
+        letter, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
+        zero = jnp.minimum(state.round, 0)  # for tree.pinned: rounding must not depend on the number of devices
+        carry = (aggregator.init(letter.update, sampler.num_slots), exact.zeros(letter.means), zero, zero)
+        carry = jax.tree.map(lambda x: x + zero.astype(x.dtype), carry)
+        devices = engine.device_mesh() if mesh == "all" else mesh
+        carry, per_slot = engine.fold(each, accumulate, shared, carry, slots, plan=plan, mesh=devices)
+        table, means, arrived, dropped = carry
+        client_rows, memory_rows, arrived_slots, dropped_slots = per_slot
+
+        aggregate, table_metrics = aggregator.finalize(stream(key, "aggregation"), cohort, table)
+        metrics, measured = exact.total(means)
+        aggregate, transform_state, transform_metrics = transform.on_server(
+            stream(key, "transform_server"), cohort, aggregate, state.transform, measured, aggregator.sensitivity
+        )
+        moved = server.apply(stream(key, "server"), tree.pinned(aggregate, zero), state.server)
+        usable = (arrived > 0) | transform.releases_when_empty
+        usable &= tree.all_finite(server.params(moved))
+        new = FederatedState(
+            round=state.round + 1,
+            sampler=sampler_state,
+            clients=engine.put(state.clients, ids, client_rows, arrived_slots),
+            memory=engine.put(state.memory, ids, memory_rows, arrived_slots),
+            transform=tree.where(usable, transform_state, state.transform),
+            server=tree.where(usable, moved, state.server),
+        )
+        letter_bits = transform.wire_bits(report_spec(broadcast, client.init(broadcast), population))
+        invited, reported = (x.sum(dtype=jnp.int32) for x in (cohort.invited, cohort.reported))
+        info = {
+            **{name: mean.total / mean.weight for name, mean in metrics.items()},
+            **cohort.metrics,
+            **table_metrics,
+            **transform_metrics,
+            "clients_invited": invited,
+            "clients_reported": arrived,
+            "dropped_clients": dropped,
+            "skipped_rounds": (~usable).astype(jnp.int32),
+            "update_norm": optax.tree.norm(aggregate),
+            "uplink_bytes": Count(reported, jnp.int32(-(-letter_bits // 8))),
+            "downlink_bytes": Count(invited, jnp.int32(tree.num_bytes(broadcast))),
+        }
+        if nonfinite == "error":
+            first = jnp.argsort(~dropped_slots, stable=True)[:NAMED_CLIENTS]
+            info["error_ids"] = jnp.where(dropped_slots[first], ids[first], -1)
+        return new, info
+
+    return Algorithm(init, step, lambda state: server.params(state.server))

@@ -1,0 +1,54 @@
+"""FedNova's normalisation of local work."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import validate
+from fedjax_sim.types import Array, ClientUpdate
+
+__all__ = ["effective_steps", "normalized"]
+
+
+def effective_steps(num_steps: Array, momentum: float = 0.0, shrinkage: float = 0.0) -> Array:
+    """|a_i|_1, how many gradients local work amounts to.
+
+    Plain SGD: K. Heavy-ball momentum rho: (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho). A proximal term with
+    shrinkage = step size x coefficient: (1 - (1 - shrinkage)^K) / shrinkage.
+
+    >>> float(effective_steps(3.0)), round(float(effective_steps(2.0, momentum=0.5)), 3)
+    (3.0, 2.5)
+    """
+    if momentum:
+        return (num_steps - momentum * (1 - momentum**num_steps) / (1 - momentum)) / (1 - momentum)
+    if shrinkage:
+        return (1 - (1 - shrinkage) ** num_steps) / shrinkage
+    return jnp.asarray(num_steps, jnp.float32)
+
+
+def normalized(client: ClientUpdate, *, momentum: float = 0.0, shrinkage: float = 0.0) -> ClientUpdate:
+    """The client's update divided by its effective steps, sent with that number; compose with `server.rescaled`.
+
+    Args:
+      client: reports the metric `local_steps`, and trains with SGD of a constant rate.
+      momentum: that of its heavy-ball SGD, in [0, 1).
+      shrinkage: learning rate x proximal coefficient, in [0, 1); not together with momentum.
+
+    Guarantees: with equal work for everybody FedNova is FedAvg; with unequal work it reaches the optimum's fixed
+    point where FedAvg is biased (tests/oracles/test_fednova.py).
+
+    References: Wang et al. 2020 (FedNova), equation 4 and section 4.
+    """
+    validate.in_range("momentum", momentum, 0, 1, open_high=True)
+    validate.in_range("shrinkage", shrinkage, 0, 1, open_high=True)
+    if momentum and shrinkage:
+        validate.fail("momentum, shrinkage", "at most one of the two above 0", (momentum, shrinkage))
+
+    def apply(key, broadcast, state, data):
+        report, state = client.apply(key, broadcast, state, data)
+        steps = effective_steps(report.metrics["local_steps"].total, momentum, shrinkage)
+        direction = jax.tree.map(lambda x: x / jnp.maximum(steps, 1), report.update)
+        return report._replace(update={"direction": direction, "steps": steps}), state
+
+    return ClientUpdate(client.init, apply)

@@ -1,0 +1,107 @@
+"""The fold over cohort slots: the only place that knows about lanes, chunks, devices and hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from fedjax_sim import validate
+from fedjax_sim.engine import exact
+from fedjax_sim.engine.plan import Plan, plan_for
+from fedjax_sim.types import Array, PyTree
+
+__all__ = ["AXIS", "device_mesh", "fold"]
+
+AXIS = "clients"
+
+
+def device_mesh(num_devices: int | None = None) -> Mesh | None:
+    """A mesh over the first `num_devices` visible devices (default: all); None for a single device."""
+    visible = jax.devices()
+    num_devices = len(visible) if num_devices is None else num_devices
+    validate.integer("num_devices", num_devices, 1, len(visible), hint="More are needed? Start JAX with more devices.")
+    return jax.make_mesh((num_devices,), (AXIS,), devices=visible[:num_devices], axis_types=(AxisType.Auto,))
+
+
+def fold(
+    each: Callable,
+    accumulate: Callable,
+    shared: PyTree,
+    carry: PyTree,
+    slots: PyTree,
+    *,
+    plan: Plan | None = None,
+    mesh: Mesh | None = None,
+) -> tuple[PyTree, PyTree]:
+    """Runs `each` for every slot and gathers the letters into one carry.
+
+    Args:
+      each: (shared, slot) -> (letter, per_slot), for ONE slot.
+      accumulate: (shared, carry, letters [c, ...], slots [c, ...], valid [c] bool) -> carry. Slots that are not
+        valid are the engine's padding and must leave the carry as it is.
+      shared: what every client sees (broadcast, population, keys); an argument, never a closure.
+      carry: the empty carry, all zeros.
+      slots: pytree of [m, ...].
+      plan: clients vmapped at once and letters summed at once; by default fitted to the cache.
+      mesh: devices that share the slots; None for one device.
+
+    Returns: (carry over all slots, per_slot [m, ...]).
+
+    Guarantees: temporary memory does not grow with m, apart from `per_slot`
+    (tests/engine/test_fold.py::test_memory_is_flat_in_the_cohort); the carry has the same bits for any number of
+    devices, order of slots and padding (tests/laws/test_invariance.py).
+    """
+    num_slots = jax.tree.leaves(slots)[0].shape[0]
+    num_devices = mesh.size if mesh is not None else 1
+    if plan is None:
+        plan = plan_for(each, shared, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), slots))
+    lanes = min(plan.lanes, -(-num_slots // num_devices))
+    groups = min(max(plan.chunk // lanes, 1), -(-num_slots // (num_devices * lanes)))  # of lanes in a chunk
+    chunk = lanes * groups
+    chunks = -(-num_slots // (num_devices * chunk))
+    padding = num_devices * chunks * chunk - num_slots
+
+    def blocks(x: Array) -> Array:
+        x = jnp.concatenate([x, jnp.zeros((padding, *x.shape[1:]), x.dtype)]) if padding else x
+        return x.reshape(num_devices * chunks, groups, lanes, *x.shape[1:])
+
+    def flat(tree: PyTree, axes: int) -> PyTree:
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[axes:]), tree)
+
+    valid = blocks(jnp.ones(num_slots, bool))
+    slots = jax.tree.map(blocks, slots)
+
+    def work(shared, carry, slots_and_valid):
+        def vmapped(group):
+            if lanes == 1:  # a batch axis of one would still turn matmuls into slower batched ones
+                one = jax.tree.map(lambda x: x[0], group)
+                return jax.tree.map(lambda x: jnp.asarray(x)[None], each(shared, one))
+            return jax.vmap(each, in_axes=(None, 0))(shared, group)
+
+        def chunk_step(carry, slots_and_valid):
+            slots, valid = slots_and_valid
+            if groups == 1:
+                letters, per_slot = vmapped(jax.tree.map(lambda x: x[0], slots))
+            else:
+                letters, per_slot = flat(jax.lax.map(vmapped, slots), 2)
+            carry = accumulate(shared, carry, letters, flat(slots, 2), valid.reshape(-1))
+            return carry, per_slot
+
+        return jax.lax.scan(chunk_step, carry, slots_and_valid)
+
+    def on_device(shared, carry, slots_and_valid):
+        # Gradients with respect to a replicated value would be summed over devices; a varying copy stays local.
+        shared, carry = jax.tree.map(lambda x: jax.lax.pcast(x, AXIS, to="varying"), (shared, carry))
+        carry, per_slot = work(shared, carry, slots_and_valid)
+        return exact.combine(carry, AXIS), per_slot
+
+    if mesh is None:
+        carry, per_slot = work(shared, carry, (slots, valid))
+    else:
+        here, split = PartitionSpec(), PartitionSpec(AXIS)
+        sharded = jax.shard_map(on_device, mesh=mesh, in_specs=(here, here, split), out_specs=(here, split))
+        carry, per_slot = sharded(shared, carry, (slots, valid))
+    return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_slots], per_slot)

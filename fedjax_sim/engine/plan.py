@@ -1,0 +1,49 @@
+"""How many clients are simulated at once: a model of the cache, not a measurement, so that a run repeats its bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+from fedjax_sim import tree, validate
+from fedjax_sim.types import PyTree
+
+__all__ = ["Plan", "plan_for"]
+
+CPU_CACHE_BYTES = 1 << 20  # about half the second-level cache of a core
+ACCELERATOR_CACHE_BYTES = 48 << 20
+MAX_CPU_LANES = 8
+MAX_LANES = 4096
+
+
+class Plan(NamedTuple):
+    """Clients vmapped at once, and letters summed at once. Bits depend on lanes, not on chunk."""
+
+    lanes: int
+    chunk: int
+
+    @classmethod
+    def checked(cls, lanes: int, chunk: int | None = None) -> Plan:
+        """A plan from a user's numbers; the chunk is rounded up to whole lanes."""
+        validate.integer("lanes", lanes, 1, 1 << 16)
+        chunk = lanes if chunk is None else chunk
+        validate.integer("chunk", chunk, 1, 1 << 16)
+        return cls(lanes, -(-chunk // lanes) * lanes)
+
+
+def plan_for(each: Callable, shared: PyTree, slot: PyTree) -> Plan:
+    """The plan for a client whose letter has the shapes that `each(shared, slot)` returns.
+
+    A client keeps about four copies of its letter alive (weights, gradient, optimiser, letter). Dense layers whose
+    weights differ by client are bandwidth-bound, so as many clients go together as fit the cache, and no more.
+    """
+    letter, _ = jax.eval_shape(each, shared, slot)
+    letter_bytes = max(tree.num_bytes(letter), 1)
+    cpu = jax.default_backend() == "cpu"
+    cache = CPU_CACHE_BYTES if cpu else ACCELERATOR_CACHE_BYTES
+    lanes = max(1, min(cache // (4 * letter_bytes), MAX_CPU_LANES if cpu else MAX_LANES))
+    lanes = 1 << (lanes.bit_length() - 1)
+    chunk = max(lanes, min(cache // letter_bytes, 16) // lanes * lanes)
+    return Plan(lanes, chunk)

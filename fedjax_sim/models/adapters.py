@@ -1,0 +1,166 @@
+"""Models from flax modules. Flax is imported when an adapter is called, never before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.models.model import Model, accepts
+from fedjax_sim.prng import stream
+from fedjax_sim.tree import spec
+from fedjax_sim.types import Array, PyTree
+from fedjax_sim.validate import fail
+
+__all__ = ["from_linen", "from_nnx"]
+
+# What modules call the switch between training and evaluation, and its value in training.
+SWITCHES = {
+    "deterministic": False,
+    "is_training": True,
+    "train": True,
+    "training": True,
+    "use_running_average": False,
+}
+
+
+def _switches(call: Callable, train: bool) -> dict[str, bool]:
+    return {name: value == train for name, value in SWITCHES.items() if accepts(call, name)}
+
+
+def _needs_key(key: Array | None, train: bool) -> None:
+    if train and key is None:
+        fail("key", "a key when train=True", key, "Dropout and its kin draw from it.", TypeError)
+
+
+def from_linen(module: Any, example_input: PyTree, *, rngs: Sequence[str] = ("dropout",)) -> Model:
+    """A model from a `flax.linen` module.
+
+    Args:
+      module: the module; of its call's arguments `train`, `training`, `is_training`, `deterministic` and
+        `use_running_average`, those it has are set from `train`.
+      example_input: a batch [n, ...] of inputs, or its ShapeDtypeStructs; only shapes and dtypes are used.
+      rngs: names of the random streams the module draws from in training.
+
+    Returns: the `Model`; state is a dict of the collections beside "params" (e.g. "batch_stats"), `()` if none. What
+    a module sows ("intermediates") is left out.
+
+    Guarantees: dropout masks come from the key alone, also under `vmap` over clients, and evaluation draws none
+    (tests/models/test_adapters.py::test_dropout_follows_the_key_of_each_client); running statistics are returned
+    as state (tests/models/test_adapters.py::test_batch_statistics_are_returned_as_state).
+
+    >>> import flax.linen as nn, jax, jax.numpy as jnp
+    >>> model = from_linen(nn.Dense(3), jax.ShapeDtypeStruct((1, 2), jnp.float32))
+    >>> params, state = model.init(jax.random.key(0))
+    >>> sorted(params), state
+    (['bias', 'kernel'], ())
+    """
+    import flax.linen as nn
+    from flax.core import unfreeze
+
+    if not isinstance(module, nn.Module):
+        shown = type(module).__name__
+        fail("module", "a flax.linen module", shown, "For flax.nnx use from_nnx, for functions from_fn.", TypeError)
+    inputs = spec(example_input)
+
+    def streams(key: Array) -> dict[str, Array]:
+        return {name: stream(key, name) for name in rngs}
+
+    def init(key: Array) -> tuple[PyTree, PyTree]:
+        x = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), inputs)
+        keys = {"params": stream(key, "params"), **streams(key)}
+        variables = unfreeze(module.init(keys, x, **_switches(module.__call__, False)))
+        kept = {name: value for name, value in variables.items() if name not in ("params", "intermediates")}
+        return variables.get("params", {}), kept or ()
+
+    def apply(params: PyTree, state: PyTree, x: PyTree, key: Array | None, train: bool) -> tuple[PyTree, PyTree]:
+        _needs_key(key, train)
+        variables = {"params": params, **(state or {})}
+        switches = _switches(module.__call__, train)
+        if not train:
+            return module.apply(variables, x, **switches), state
+        if not state:
+            return module.apply(variables, x, rngs=streams(key), **switches), state
+        out, changed = module.apply(variables, x, rngs=streams(key), mutable=list(state), **switches)
+        return out, {**state, **unfreeze(changed)}
+
+    return Model(init, apply)
+
+
+def from_nnx(constructor: Callable, *, rngs: Sequence[str] = ("dropout",)) -> Model:
+    """A model from the constructor of a `flax.nnx` module.
+
+    Args:
+      constructor: `nnx.Rngs -> nnx.Module`, e.g. `lambda rngs: Net(10, rngs=rngs)`. If the module's call takes `rngs`,
+        they are passed; generators a module holds are seeded anew from the key at each call. The module is put into
+        `train()` or `eval()` mode, and switches its call takes are set as in `from_linen`.
+      rngs: names of the random streams passed at the call.
+
+    Returns: the `Model`; params are the `nnx.Param`s as nested dicts, state all other variables but random
+    generators, `()` if none.
+
+    Guarantees: as for `from_linen`, for modules that take `rngs` at the call and for those that hold them
+    (tests/models/test_adapters.py::test_dropout_follows_the_key_of_each_client).
+
+    >>> import jax, jax.numpy as jnp
+    >>> from flax import nnx
+    >>> model = from_nnx(lambda rngs: nnx.Linear(2, 3, rngs=rngs))
+    >>> params, state = model.init(jax.random.key(0))
+    >>> sorted(params), state
+    (['bias', 'kernel'], ())
+    """
+    from flax import nnx
+
+    if not callable(constructor) or isinstance(constructor, nnx.Module):
+        shown = type(constructor).__name__
+        fail("constructor", "a function nnx.Rngs -> nnx.Module", shown, "E.g. lambda rngs: Net(rngs=rngs).", TypeError)
+    names = ("params", *rngs)
+
+    def build(key: Array) -> tuple:
+        module = constructor(nnx.Rngs(**{name: stream(key, name) for name in names}))
+        if not isinstance(module, nnx.Module):
+            fail("constructor", "a function nnx.Rngs -> nnx.Module", type(module).__name__, error=TypeError)
+        return nnx.split(module, nnx.Param, nnx.RngState, ...)
+
+    graph: list = []  # the module's structure, found by an abstract construction on first use
+
+    def structure() -> tuple:
+        if not graph:
+            graph.extend(nnx.eval_shape(lambda: build(jax.random.key(0))))
+        return tuple(graph)
+
+    def init(key: Array) -> tuple[PyTree, PyTree]:
+        _, params, _, state = build(key)
+        return nnx.to_pure_dict(params), nnx.to_pure_dict(state) or ()
+
+    def apply(params: PyTree, state: PyTree, x: PyTree, key: Array | None, train: bool) -> tuple[PyTree, PyTree]:
+        _needs_key(key, train)
+        definition, *abstract = structure()
+        filled = [jax.tree.map(lambda leaf: leaf, part) for part in abstract]
+        nnx.replace_by_pure_dict(filled[0], params)
+        filled[1] = _seeded(filled[1], jax.random.key(0) if key is None else key)
+        nnx.replace_by_pure_dict(filled[2], state or {})
+        module = nnx.merge(definition, *filled)
+        module.train() if train else module.eval()
+        given = _switches(module.__call__, train)
+        if train and accepts(module.__call__, "rngs"):
+            given["rngs"] = nnx.Rngs(**{name: stream(key, name) for name in rngs})
+        out = module(x, **given)
+        state = nnx.to_pure_dict(nnx.state(module, nnx.Not(nnx.Any(nnx.Param, nnx.RngState)))) or () if train else state
+        return out, state
+
+    return Model(init, apply)
+
+
+def _seeded(generators: PyTree, key: Array) -> PyTree:
+    """Random generators a module holds, each with a key of its own path and a count of zero."""
+
+    def seed(path: tuple, leaf: jax.ShapeDtypeStruct) -> Array:
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            own = stream(key, jax.tree_util.keystr(path))
+            return own if not leaf.shape else jax.random.split(own, leaf.shape)
+        return jnp.zeros(leaf.shape, leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(seed, generators)

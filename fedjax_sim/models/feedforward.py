@@ -1,0 +1,169 @@
+"""Linear models, perceptrons and convolutional networks, on plain JAX layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.models.layers import convolution, dense, init_convolution, init_dense, max_pool
+from fedjax_sim.models.model import Model, from_fn
+from fedjax_sim.prng import stream
+from fedjax_sim.types import Array, PyTree
+from fedjax_sim.validate import fail, integer, one_of
+
+__all__ = ["cnn", "linear", "logistic", "mlp"]
+
+
+def _sizes(name: str, values: Sequence[int], *, hint: str = "") -> tuple[int, ...]:
+    """A tuple of positive integers."""
+    if not isinstance(values, (tuple, list)):
+        fail(name, "a tuple of integers", values, hint, TypeError)
+    for i, value in enumerate(values):
+        integer(f"{name}[{i}]", value, hint=hint)
+    return tuple(int(value) for value in values)
+
+
+def _rows(x: Array, input_shape: tuple[int, ...]) -> Array:
+    """x [n, *input_shape] as [n, features]."""
+    if x.shape[1:] != input_shape:
+        fail(
+            "x", f"shape [n, {', '.join(map(str, input_shape))}]", x.shape, "The model was built for this input_shape."
+        )
+    return x.reshape(x.shape[0], math.prod(input_shape))
+
+
+def linear(*, input_shape: Sequence[int], num_outputs: int) -> Model:
+    """x W + b, from zero: softmax or logistic regression under a cross entropy, least squares under `squared_error`.
+
+    Args:
+      input_shape: shape of one example; flattened.
+      num_outputs: number of classes, or of regression targets; 1 for a binary logit.
+
+    Returns: a stateless `Model` with parameters {"kernel", "bias"}: d = num_outputs (prod(input_shape) + 1). With these
+    losses the objective is convex, so it starts at zero and the key is not used.
+
+    Guarantees: parameter count and zero start (tests/models/test_feedforward.py::test_parameter_counts).
+
+    >>> import jax
+    >>> params, _ = linear(input_shape=(28, 28), num_outputs=10).init(jax.random.key(0))
+    >>> sum(leaf.size for leaf in params.values())
+    7850
+    """
+    input_shape = _sizes("input_shape", input_shape)
+    integer("num_outputs", num_outputs)
+    features = math.prod(input_shape)
+    return from_fn(
+        lambda key: {"kernel": jnp.zeros((features, num_outputs)), "bias": jnp.zeros(num_outputs)},
+        lambda params, x: dense(params, _rows(x, input_shape)),
+    )
+
+
+logistic = linear  # softmax regression is the linear model: the loss makes it logistic
+
+
+def mlp(*, input_shape: Sequence[int], num_outputs: int, hidden: Sequence[int] = (128,)) -> Model:
+    """Multi-layer perceptron with ReLU: He-normal hidden layers, Glorot-uniform output, zero biases.
+
+    Args:
+      input_shape: shape of one example; flattened.
+      num_outputs: number of outputs.
+      hidden: widths of the hidden layers; empty gives one dense layer.
+
+    Returns: a stateless `Model` with parameters {"hidden_0": {"kernel", "bias"}, ..., "output": {...}}.
+
+    Guarantees: equals the same flax.linen network (tests/models/test_feedforward.py::test_mlp_and_cnn_equal_linen);
+    `hidden=(200, 200)` on 784 inputs is the 199,210-parameter 2NN of McMahan et al.
+    (tests/models/test_feedforward.py::test_parameter_counts).
+
+    References: McMahan et al. 2017, section 3.
+
+    >>> import jax
+    >>> params, _ = mlp(input_shape=(60,), num_outputs=10).init(jax.random.key(0))
+    >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+    9098
+    """
+    input_shape, hidden = _sizes("input_shape", input_shape), _sizes("hidden", hidden)
+    integer("num_outputs", num_outputs)
+
+    def init(key: Array) -> PyTree:
+        return _init_head(key, math.prod(input_shape), hidden, num_outputs)
+
+    return from_fn(init, lambda params, x: _head(params, _rows(x, input_shape), len(hidden)))
+
+
+def _init_head(key: Array, num_inputs: int, hidden: tuple[int, ...], num_outputs: int) -> PyTree:
+    params = {}
+    for i, width in enumerate(hidden):
+        params[f"hidden_{i}"] = init_dense(stream(key, f"hidden_{i}"), num_inputs, width, relu=True)
+        num_inputs = width
+    return params | {"output": init_dense(stream(key, "output"), num_inputs, num_outputs)}
+
+
+def _head(params: PyTree, x: Array, num_hidden: int) -> Array:
+    for i in range(num_hidden):
+        x = jax.nn.relu(dense(params[f"hidden_{i}"], x))
+    return dense(params["output"], x)
+
+
+def cnn(
+    *,
+    input_shape: Sequence[int],
+    num_outputs: int,
+    channels: Sequence[int] = (16, 32),
+    kernel_size: int = 3,
+    hidden: Sequence[int] = (),
+    method: str = "im2col",
+) -> Model:
+    """Convolutional network: per entry of `channels` a SAME convolution, ReLU and 2 x 2 max pool; then dense layers.
+
+    Args:
+      input_shape: (height, width) or (height, width, channels) of one image.
+      num_outputs: number of outputs.
+      channels: output channels of each convolution.
+      kernel_size: side of the square kernels.
+      hidden: widths of the dense hidden layers.
+      method: "im2col" for CPUs, "native" to try XLA's convolution; see `layers.convolution`.
+
+    Returns: a stateless `Model` with parameters {"conv_0", ..., "hidden_0", ..., "output"}, He-normal before ReLU.
+
+    Guarantees: equals the same flax.linen network (tests/models/test_feedforward.py::test_mlp_and_cnn_equal_linen);
+    `channels=(32, 64), kernel_size=5, hidden=(512,)` on 28 x 28 and 10 classes is the 1,663,370-parameter network of
+    McMahan et al. (tests/models/test_feedforward.py::test_parameter_counts).
+
+    References: McMahan et al. 2017, section 3.
+
+    >>> import jax
+    >>> params, _ = cnn(input_shape=(8, 8), num_outputs=10).init(jax.random.key(0))
+    >>> sorted(params)
+    ['conv_0', 'conv_1', 'output']
+    """
+    hint = "Give the image shape (height, width) or (height, width, channels), e.g. (8, 8) for 64 flat pixels."
+    shape = _sizes("input_shape", input_shape, hint=hint)
+    if len(shape) not in (2, 3):
+        fail("input_shape", "the shape of an image", shape, hint)
+    channels, hidden = _sizes("channels", channels), _sizes("hidden", hidden)
+    integer("num_outputs", num_outputs)
+    integer("kernel_size", kernel_size)
+    one_of("method", method, ("im2col", "native"))
+    height, width = (side >> len(channels) for side in shape[:2])
+    if min(height, width) < 1:
+        fail("channels", f"few enough 2 x 2 pools for {shape[0]} x {shape[1]} pixels", channels)
+    depth = shape[2] if len(shape) == 3 else 1
+
+    def init(key: Array) -> PyTree:
+        params, before = {}, depth
+        for i, after in enumerate(channels):
+            params[f"conv_{i}"] = init_convolution(stream(key, f"conv_{i}"), kernel_size, before, after)
+            before = after
+        return params | _init_head(key, height * width * before, hidden, num_outputs)
+
+    def apply(params: PyTree, x: Array) -> Array:
+        x = _rows(x, shape).reshape(x.shape[0], *shape[:2], depth)
+        for i in range(len(channels)):
+            x = max_pool(jax.nn.relu(convolution(params[f"conv_{i}"], x, method=method)))
+        return _head(params, x.reshape(x.shape[0], -1), len(hidden))
+
+    return from_fn(init, apply)

@@ -1,0 +1,96 @@
+"""Splits parameters into two parts by path: personal and shared, frozen and trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fedjax_sim.types import PyTree
+from fedjax_sim.validate import fail, nearest
+
+__all__ = ["combine", "partition"]
+
+
+def partition(params: PyTree, predicate: Callable[[str], bool] | Sequence[str]) -> tuple[PyTree, PyTree]:
+    """Splits nested dicts into the leaves whose path is chosen, and the rest.
+
+    Args:
+      params: nested dicts; anything else in them is a leaf.
+      predicate: `path -> bool` for paths such as "hidden_0/kernel", or a list of paths and folders of paths, each of
+        which must exist ("hidden_0" chooses both of its leaves).
+
+    Returns: (chosen, rest), nested dicts without the other part's leaves; `{}` where nothing is left.
+
+    Raises: ValueError: a listed path that `params` lacks. TypeError: params is no dict, or an answer no bool.
+
+    Guarantees: `combine(*partition(params, predicate))` is `params`, leaf for leaf, and no leaf is in both parts
+    (tests/models/test_partition.py::test_combine_inverts_partition).
+
+    >>> partition({"body": {"kernel": 1, "bias": 2}, "output": {"bias": 3}}, ["output"])
+    ({'output': {'bias': 3}}, {'body': {'kernel': 1, 'bias': 2}})
+    """
+    if not isinstance(params, dict):
+        fail("params", "a nested dict", type(params).__name__, "Only dicts have paths.", TypeError)
+    if not callable(predicate):
+        predicate = _listed(params, predicate)
+
+    def split(tree: dict, prefix: str) -> tuple[dict, dict]:
+        chosen, rest = {}, {}
+        for name, value in tree.items():
+            path = f"{prefix}{name}"
+            if isinstance(value, dict):
+                taken, left = split(value, path + "/")
+                if taken:
+                    chosen[name] = taken
+                if left or not taken:  # an empty dict belongs to the rest
+                    rest[name] = left
+            else:
+                answer = predicate(path)
+                if not isinstance(answer, bool):
+                    fail(f"predicate({path!r})", "True or False", answer, error=TypeError)
+                (chosen if answer else rest)[name] = value
+        return chosen, rest
+
+    return split(params, "")
+
+
+def _listed(params: dict, wanted: Sequence[str]) -> Callable[[str], bool]:
+    """The predicate of a list of paths and folders, each of which must exist in `params`."""
+    if isinstance(wanted, str) or not all(isinstance(path, str) for path in wanted):
+        fail("predicate", "a function or a list of paths", wanted, error=TypeError)
+
+    def known(tree: dict, prefix: str = ""):
+        for name, value in tree.items():
+            yield f"{prefix}{name}"
+            if isinstance(value, dict):
+                yield from known(value, f"{prefix}{name}/")
+
+    paths = list(known(params))
+    for path in wanted:
+        if path not in paths:
+            fail("predicate", f"paths among {paths}", path, nearest(path, paths))
+    return lambda path: any(path == folder or path.startswith(folder + "/") for folder in wanted)
+
+
+def combine(chosen: PyTree, rest: PyTree) -> PyTree:
+    """Joins two parts of `partition`.
+
+    Raises: ValueError: a path is in both parts.
+
+    Guarantees: the inverse of `partition` (tests/models/test_partition.py::test_combine_inverts_partition).
+
+    >>> combine({"output": {"bias": 3}}, {"body": {"bias": 2}, "output": {"kernel": 1}})
+    {'output': {'bias': 3, 'kernel': 1}, 'body': {'bias': 2}}
+    """
+
+    def join(a: dict, b: dict, prefix: str) -> dict:
+        out = dict(a)
+        for name, value in b.items():
+            if name not in a:
+                out[name] = value
+            elif isinstance(a[name], dict) and isinstance(value, dict):
+                out[name] = join(a[name], value, f"{prefix}{name}/")
+            else:
+                fail("rest", "no path of the other part", f"{prefix}{name}")
+        return out
+
+    return join(chosen, rest, "")

@@ -1,0 +1,90 @@
+"""Recurrent models of characters or words: embedding, recurrent layers, logits of the next token at every position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedjax_sim.models.layers import (
+    dense,
+    gru_layer,
+    init_dense,
+    init_embedding,
+    init_gru,
+    init_lstm,
+    lstm_layer,
+)
+from fedjax_sim.models.layers import (
+    embedding as embed,
+)
+from fedjax_sim.models.model import Model, from_fn
+from fedjax_sim.prng import stream
+from fedjax_sim.types import Array, PyTree
+from fedjax_sim.validate import fail, integer
+
+__all__ = ["gru", "lstm"]
+
+
+def gru(*, num_outputs: int, embedding: int = 8, hidden: int = 64, num_layers: int = 1) -> Model:
+    """Next-token model with gated recurrent units.
+
+    Args:
+      num_outputs: V, the size of the vocabulary, of inputs and outputs alike.
+      embedding: features of a token.
+      hidden: features of a recurrent state.
+      num_layers: stacked recurrent layers.
+
+    Returns: a stateless `Model` from tokens [n, L] (-1 = padding, embedded as zeros) to logits [n, L, V], with
+    parameters {"embedding", "layer_0", ..., "output"}.
+
+    Guarantees: the logits at a position depend on no later token, and on no other sequence
+    (tests/models/test_recurrent.py::test_logits_depend_on_the_past_only).
+
+    References: Cho et al. 2014; Caldas et al. 2018 (LEAF), Shakespeare.
+
+    >>> import jax, jax.numpy as jnp
+    >>> model = gru(num_outputs=5, hidden=4)
+    >>> params, state = model.init(jax.random.key(0))
+    >>> model.apply(params, state, jnp.zeros((2, 3), int), None, False)[0].shape
+    (2, 3, 5)
+    """
+    return _recurrent(init_gru, gru_layer, num_outputs, embedding, hidden, num_layers)
+
+
+def lstm(*, num_outputs: int, embedding: int = 8, hidden: int = 64, num_layers: int = 1) -> Model:
+    """Next-token model with long short-term memory; arguments and result as for `gru`.
+
+    Guarantees: as for `gru`; `num_outputs=90, hidden=256, num_layers=2` has the 820,522 parameters of the Shakespeare
+    model of Reddi et al. (tests/models/test_recurrent.py::test_parameter_counts).
+
+    References: Hochreiter and Schmidhuber 1997; McMahan et al. 2017, section 3; Reddi et al. 2021, appendix.
+
+    >>> import jax
+    >>> params, _ = lstm(num_outputs=5, hidden=4, num_layers=2).init(jax.random.key(0))
+    >>> sorted(params)
+    ['embedding', 'layer_0', 'layer_1', 'output']
+    """
+    return _recurrent(init_lstm, lstm_layer, num_outputs, embedding, hidden, num_layers)
+
+
+def _recurrent(
+    init_layer: Callable, layer: Callable, num_outputs: int, embedding: int, hidden: int, num_layers: int
+) -> Model:
+    for name, value in (("num_outputs", num_outputs), ("embedding", embedding), ("hidden", hidden)):
+        integer(name, value)
+    integer("num_layers", num_layers)
+
+    def init(key: Array) -> PyTree:
+        params = {"embedding": init_embedding(stream(key, "embedding"), num_outputs, embedding)}
+        for i in range(num_layers):
+            params[f"layer_{i}"] = init_layer(stream(key, f"layer_{i}"), hidden if i else embedding, hidden)
+        return params | {"output": init_dense(stream(key, "output"), hidden, num_outputs)}
+
+    def apply(params: PyTree, x: Array) -> Array:
+        if x.ndim != 2:
+            fail("x", "tokens [n, length]", x.shape)
+        x = embed(params["embedding"], x)
+        for i in range(num_layers):
+            x = layer(params[f"layer_{i}"], x)
+        return dense(params["output"], x)
+
+    return from_fn(init, apply)

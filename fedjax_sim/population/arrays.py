@@ -1,0 +1,77 @@
+"""Checks of example arrays where they enter: one place for lengths, dtypes, finite features and int32 limits."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.types import PyTree
+
+__all__ = ["checked_examples", "checked_leaf", "checked_offsets"]
+
+BLOCK_BYTES = 1 << 26  # of a larger-than-memory leaf looked at in one go
+
+
+def _blocks(x: np.ndarray):
+    step = max(1, BLOCK_BYTES // max(1, x.itemsize * (x[:1].size or 1)))
+    return (x[i : i + step] for i in range(0, len(x), step))
+
+
+def checked_leaf(name: str, leaf) -> np.ndarray:
+    """`leaf` as a NumPy array [total, ...] of a dtype that JAX keeps.
+
+    64-bit leaves become 32-bit ones where JAX would do so silently (without x64), but never lossily out of range.
+
+    Raises: TypeError for objects, strings and complex numbers; ValueError for NaN, infinity and overflow.
+    """
+    x = np.asarray(leaf)
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    if not (floating or x.dtype.kind in "biu"):
+        hint = "Encode text as integer tokens; ragged lists need one array per client."
+        validate.fail(name, "an array of bool, integer or float", x.dtype.name, hint, TypeError)
+    if x.ndim == 0:
+        validate.fail(name, "an array whose first axis counts examples", x)
+    dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+    if floating:
+        limit = float(jnp.finfo(dtype).max)
+        if not all(bool(np.isfinite(b).all()) for b in _blocks(x)):
+            validate.fail(name, "finite features", "NaN or infinity", "Impute or drop those examples first.")
+        if dtype != x.dtype and not all(bool((np.abs(b) <= limit).all()) for b in _blocks(x)):
+            validate.fail(name, f"values that fit {dtype}", "larger ones", "Rescale, or enable jax_enable_x64.")
+    elif dtype != x.dtype:
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        if not all(low <= b.min() and b.max() <= high for b in _blocks(x) if b.size):
+            validate.fail(name, f"integers that fit {dtype}", "larger ones", "Renumber them, or enable jax_enable_x64.")
+    return np.asarray(x, dtype)
+
+
+def checked_examples(name: str, examples: PyTree) -> tuple[PyTree, int]:
+    """Every leaf checked, all of one length; returns the NumPy pytree and that length."""
+    with_paths, structure = jax.tree.flatten_with_path(examples)
+    if not with_paths:
+        validate.fail(name, "a pytree of arrays [total, ...]", examples)
+    names = [name + jax.tree_util.keystr(path) for path, _ in with_paths]
+    leaves = [checked_leaf(label, leaf) for label, (_, leaf) in zip(names, with_paths, strict=True)]
+    lengths = {label: len(leaf) for label, leaf in zip(names, leaves, strict=True)}
+    if len(set(lengths.values())) != 1:
+        validate.fail(name, "leaves of one length", lengths, "Features and labels count the same examples.")
+    return jax.tree.unflatten(structure, leaves), len(leaves[0])
+
+
+def checked_offsets(name: str, offsets, total: int) -> np.ndarray:
+    """[N + 1] int64 from 0 to `total` that never fall: client i owns rows offsets[i] to offsets[i + 1]."""
+    offsets = np.asarray(offsets)
+    if offsets.ndim != 1 or len(offsets) < 2 or offsets.dtype.kind not in "iu":
+        shown = f"{offsets.dtype.name}{list(offsets.shape)}"
+        validate.fail(name, "a 1-D integer array of N + 1 >= 2 positions", shown, "A population has a client at least.")
+    offsets = offsets.astype(np.int64)
+    if total == 0:
+        validate.fail(name, "an example at least", "none")
+    if offsets[0] != 0 or offsets[-1] != total:
+        validate.fail(name, f"positions from 0 to {total}", f"{offsets[0]} to {offsets[-1]}", "Count rows, not bytes.")
+    falls = np.flatnonzero(np.diff(offsets) < 0)
+    if len(falls):
+        validate.fail(name, "positions that never fall", f"a fall after client {falls[0]}", "Use a cumulative sum.")
+    return offsets

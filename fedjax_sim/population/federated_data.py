@@ -1,0 +1,181 @@
+"""What a data set factory returns, and the checks every data set passes before anything compiles."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.population.population import stored
+from fedjax_sim.types import Population, PyTree
+
+__all__ = ["FederatedData", "from_sites"]
+
+TASKS = ("binary", "classification", "next_token", "quadratic", "regression")
+PADDING = -1  # a label that a loss must leave out
+
+
+class FederatedData(NamedTuple):
+    """A population to learn from, and what is needed to judge the result.
+
+    Examples are dicts `x` [n, *input_shape] and `y`: int32 [n] for "binary" (0 or 1, one output) and "classification",
+    int32 [n, *input_shape] for "next_token" (-1 marks padding), float32 [n, num_outputs] for "regression". The task
+    "quadratic" has `hessian` [n, d, d] and `center` [n, d] instead, and its own loss, `quadratic_loss`.
+    """
+
+    train: Population  # the clients who train
+    test: PyTree  # central test set: NumPy leaves [n, ...]
+    held_out: Population | None  # clients made of test rows: who trains is not who is measured
+    input_shape: tuple[int, ...]  # of one example
+    num_outputs: int
+    task: str  # one of TASKS
+    label_names: tuple[str, ...] | None = None  # what outputs 0, 1, ... mean
+    vocabulary: tuple[str, ...] | None = None  # what tokens 0, 1, ... mean
+    name: str = ""
+
+
+def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_outputs: int) -> dict[str, np.ndarray]:
+    """One client's (or the test set's) x and y, checked and cast: float32 or int32, finite, equally long, labels in range."""
+    x, y = np.asarray(examples["x"]), np.asarray(examples["y"])
+    for leaf, value in (("x", x), ("y", y)):
+        if value.dtype == object or not (np.issubdtype(value.dtype, np.number) or value.dtype == bool):
+            validate.fail(f"{where}.{leaf}", "numbers in rows of equal length", str(value.dtype), error=TypeError)
+        if value.ndim == 0:
+            validate.fail(f"{where}.{leaf}", "one row per example", value.item())
+    if len(x) != len(y):
+        validate.fail(where, "as many labels as examples", (len(x), len(y)))
+    if task == "next_token":
+        _labels(f"{where}.x", x, 0, num_outputs)
+        x = x.astype(np.int32)
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, and is refused
+        x = x if task == "next_token" else x.astype(np.float32)
+        y = y.astype(np.float32).reshape(len(y), -1) if task == "regression" else y
+    _finite(f"{where}.x", x)
+    if task == "regression":
+        _finite(f"{where}.y", y)
+        if len(y) and y.shape[1] != num_outputs:
+            validate.fail(f"{where}.y", f"{num_outputs} targets per example", y.shape[1])
+    else:
+        classes = 2 if task == "binary" else num_outputs
+        _labels(f"{where}.y", y, PADDING if task == "next_token" else 0, classes)
+        y = y.astype(np.int32)
+    return {"x": x, "y": y}
+
+
+def _finite(where: str, values: np.ndarray) -> None:
+    if not np.isfinite(values).all():
+        position = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
+        hint = "Impute or drop the row before loading."
+        validate.fail(f"{where}[{', '.join(map(str, position))}]", "a finite number", float(values[position]), hint)
+
+
+def _labels(where: str, values: np.ndarray, low: int, num_classes: int) -> None:
+    wrong = ~((values >= low) & (values < num_classes) & (values == np.floor(values)))
+    if wrong.any():
+        position = tuple(int(i) for i in np.argwhere(wrong)[0])
+        place = f"{where}[{', '.join(map(str, position))}]"
+        validate.fail(place, f"an integer label in [{low}, {num_classes - 1}]", values[position].item())
+
+
+def check_ids(where: str, ids: Sequence[str]) -> list[str]:
+    """Client ids: distinct non-empty strings that are no paths."""
+    seen = set()
+    for id in ids:
+        if not isinstance(id, str):
+            validate.fail(where, "client ids that are strings", id, error=TypeError)
+        if not id or id in (".", "..") or len(id) > 255 or any(c in "/\\" or ord(c) < 32 for c in id):
+            validate.fail(where, "a client id of 1 to 255 characters that is no path", id)
+        if id in seen:
+            validate.fail(where, "distinct client ids", id, "The same client is listed twice.")
+        seen.add(id)
+    return list(ids)
+
+
+def existing(name: str, path: str, *, folder: bool = True) -> pathlib.Path:
+    """A folder (or file) that exists."""
+    if not isinstance(path, (str, os.PathLike)) or not str(path):
+        validate.fail(name, "a path", path, error=TypeError)
+    found = pathlib.Path(path)
+    if not (found.is_dir() if folder else found.is_file()):
+        validate.fail(name, f"an existing {'folder' if folder else 'file'}", str(path))
+    return found
+
+
+def concatenate(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The rows of all parts, in order."""
+    return {leaf: np.concatenate([part[leaf] for part in parts]) for leaf in parts[0]}
+
+
+def offsets_of(parts: Sequence[dict[str, np.ndarray]]) -> np.ndarray:
+    """[N + 1] int64: where each part's rows begin."""
+    return np.concatenate([[0], np.cumsum([len(part["y"]) for part in parts])]).astype(np.int64)
+
+
+def from_sites(
+    train: dict[str, Any],
+    test: dict[str, Any],
+    *,
+    task: str,
+    num_outputs: int,
+    name: str,
+    label_names: tuple[str, ...] | None = None,
+    vocabulary: tuple[str, ...] | None = None,
+) -> FederatedData:
+    """Federated data from one dict of examples per client.
+
+    Args:
+      train: client id -> {"x", "y"}; client i of the population is the i-th of the dict.
+      test: client id -> {"x", "y"}; all rows make the central test set, each client with rows one held-out client.
+      task, num_outputs, name, label_names, vocabulary: see `FederatedData`.
+
+    Raises: ValueError or TypeError naming client, leaf and row for features that are not finite, labels out of range,
+      lengths or shapes that differ, no clients, no test rows.
+
+    Guarantees: rows keep their client and order (tests/population/test_loaders.py::test_sites_keep_rows).
+
+    >>> rows = {"x": np.ones((2, 3)), "y": np.array([0, 1])}
+    >>> data = from_sites({"a": rows, "b": rows}, {"a": rows}, task="binary", num_outputs=1, name="toy")
+    >>> data.train.size, data.held_out.size, data.input_shape
+    (2, 1, (3,))
+    """
+    validate.one_of("task", task, TASKS)
+    if not train:
+        validate.fail("train", "at least one client", {})
+    checked, shape = [], None
+    for split, clients in (("train", train), ("test", test)):
+        check_ids(split, list(clients))
+        parts = [check_examples(f"{split}[{id!r}]", part, task, num_outputs) for id, part in clients.items()]
+        for id, part in zip(clients, parts, strict=True):
+            shape = part["x"].shape[1:] if shape is None else shape
+            if part["x"].shape[1:] != shape:
+                validate.fail(f"{split}[{id!r}].x", f"examples of shape {shape}", part["x"].shape[1:])
+        checked.append(parts)
+    rows, tested = checked[0], [part for part in checked[1] if len(part["y"])]
+    if not tested:
+        validate.fail("test", "at least one test row", 0)
+    population = stored(concatenate(rows), offsets_of(rows))
+    central = concatenate(tested)
+    held_out = stored(central, offsets_of(tested))
+    return FederatedData(population, central, held_out, shape, num_outputs, task, label_names, vocabulary, name)
+
+
+def stratified_split(
+    labels: np.ndarray, test_fraction: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted (training rows, test rows) with `test_fraction` of every class in the test set, rounded per class."""
+    validate.in_range("test_fraction", test_fraction, 0, 1, open_low=True, open_high=True)
+    test = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        test[rows[: round(test_fraction * len(rows))]] = True
+    return np.flatnonzero(~test), np.flatnonzero(test)
+
+
+def standardiser(train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of every column of the training rows; a constant column gets deviation 1."""
+    mean, deviation = train.mean(axis=0), train.std(axis=0)
+    return mean, np.where(deviation > 0, deviation, 1.0)

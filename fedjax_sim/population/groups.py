@@ -1,0 +1,119 @@
+"""Groups of clients: the edges of a hierarchy, the sites of a hospital network."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.types import Array, ClientData, Population
+
+__all__ = ["Group", "Grouped", "grouped"]
+
+static = {"static": True}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Group:
+    """One group seen as a population of static size; its members come first, absent ones hold no examples."""
+
+    population: Population
+    members: Array  # [size] int32 client ids
+    count: Array  # [] int32 members that exist
+    size: int = dataclasses.field(metadata=static)
+
+    @property
+    def max_examples(self) -> int:
+        """Rows of a member, padding included."""
+        return self.population.max_examples
+
+    @property
+    def sizes(self) -> Array:
+        """[size] int32 examples per member; 0 beyond the group."""
+        return jnp.where(jnp.arange(self.size) < self.count, self.population.sizes[self.members], 0)
+
+    def client(self, id: Array) -> ClientData:
+        """Data of the group's member number `id`; no valid row where there is none."""
+        data = self.population.client(self.members[jnp.clip(id, 0, self.size - 1)])
+        return data._replace(mask=data.mask & (0 <= id) & (id < self.count))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Grouped:
+    """Disjoint groups of a population's clients, each a population (`group`) and a client (`client`). See `grouped`."""
+
+    population: Population
+    members: Array  # [N] int32 client ids, group after group
+    offsets: Array  # [G + 1] int32
+    group_size: int = dataclasses.field(metadata=static)  # clients in the largest group
+    size: int = dataclasses.field(metadata=static)  # G
+
+    @property
+    def max_examples(self) -> int:
+        """Rows of a group seen as one client, padding included."""
+        return self.group_size * self.population.max_examples
+
+    @property
+    def counts(self) -> Array:
+        """[G] int32 clients per group."""
+        return jnp.diff(self.offsets)
+
+    @property
+    def sizes(self) -> Array:
+        """[G] int32 examples per group."""
+        group = jnp.repeat(jnp.arange(self.size), self.counts, total_repeat_length=self.members.shape[0])
+        return jax.ops.segment_sum(self.population.sizes[self.members], group, self.size)
+
+    def group(self, id: Array) -> Group:
+        """Group `id` as a population of `group_size` clients; traceable, so that groups can be vmapped."""
+        known = jnp.clip(id, 0, self.size - 1)
+        start = self.offsets[known]
+        rows = start + jnp.arange(self.group_size, dtype=jnp.int32)
+        count = jnp.where(known == id, self.offsets[known + 1] - start, 0)
+        return Group(self.population, self.members.at[rows].get(mode="clip"), count, self.group_size)
+
+    def client(self, id: Array) -> ClientData:
+        """The pooled data of group `id`: its members' rows, one member after the other, padding between them."""
+        data = jax.vmap(self.group(id).client)(jnp.arange(self.group_size, dtype=jnp.int32))
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
+
+
+def grouped(population: Population, group_of_client) -> Grouped:
+    """Groups of a population's clients.
+
+    Args:
+      population: N clients.
+      group_of_client: [N] integers in [0, G), every group with a client at least.
+    Raises: ValueError for a wrong length or an empty group.
+    Guarantees: every client is in one group, once; nothing is lost
+    (tests/population/test_population.py::test_grouped_loses_and_duplicates_nothing).
+
+    >>> import numpy as np
+    >>> from fedjax_sim.population.population import stored
+    >>> population = stored({"y": np.array([5, 6, 7])}, [0, 1, 2, 3])
+    >>> hospitals = grouped(population, [1, 0, 1])
+    >>> hospitals.size, hospitals.client(1).examples["y"].tolist()
+    (2, [5, 7])
+    """
+    group_of_client = np.asarray(group_of_client)
+    if group_of_client.shape != (population.size,) or group_of_client.dtype.kind not in "iu":
+        shown = f"{group_of_client.dtype.name}{list(group_of_client.shape)}"
+        validate.fail("group_of_client", f"{population.size} integers, one per client", shown)
+    low, high = int(group_of_client.min()), int(group_of_client.max())
+    if not (0 <= low and high < population.size):
+        validate.fail("group_of_client", f"groups in [0, {population.size})", f"groups in [{low}, {high}]")
+    counts = np.bincount(group_of_client)
+    if not counts.all():
+        hint = "Renumber with np.unique(groups, return_inverse=True)[1]."
+        validate.fail("group_of_client", "a client in every group", f"none in group {counts.argmin()}", hint)
+    members = np.argsort(group_of_client, kind="stable")
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    group_size = int(counts.max())
+    validate.integer("rows of a group", group_size * population.max_examples, hint="Make smaller groups.")
+    arrays = jnp.array(members, jnp.int32), jnp.array(offsets, jnp.int32)
+    return Grouped(population, *arrays, group_size, len(counts))

@@ -1,0 +1,154 @@
+"""A population larger than memory: memory-mapped, gathered chunk by chunk through one callback."""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.population.store import Opened, open_store
+from fedjax_sim.types import Array, ClientData
+
+__all__ = ["Host", "host_store"]
+
+CALLBACK_IDS = 16_384  # JAX copies arguments below 100 kB at once; waiting for a larger copy can deadlock XLA:CPU
+NEAR_BYTES = 1 << 16  # ranges nearer than this are announced as one
+
+
+class _Source:
+    """The mapped files; static, compared by path and manifest, never copied to a device."""
+
+    def __init__(self, opened: Opened):
+        self.opened = opened
+        self.counts = np.diff(opened.offsets)
+        self.size = len(self.counts)
+        self.max_examples = int(self.counts.max())
+
+    def __eq__(self, other):
+        return isinstance(other, _Source) and self.opened[:2] == other.opened[:2]
+
+    def __hash__(self):
+        return hash(self.opened[:2])
+
+    def gather(self, ids) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Rows of clients `ids` (any shape), read in the order of the disk; NumPy only, fresh memory."""
+        if ids.size > CALLBACK_IDS:
+            validate.fail("clients in one chunk", f"at most {CALLBACK_IDS}", ids.size, "Use a smaller chunk.")
+        ids = np.asarray(ids)
+        flat = ids.reshape(-1).astype(np.int64)
+        order = np.argsort(flat, kind="stable")
+        known = np.clip(flat[order], 0, self.size - 1)
+        counts = np.where(known == flat[order], self.counts[known], 0)
+        row = np.arange(self.max_examples)
+        valid = row < counts[:, None]
+        sources = (self.opened.offsets[known][:, None] + row)[valid]
+        targets = (order[:, None] * self.max_examples + row)[valid]
+        mask = np.zeros(valid.size, bool)
+        mask[targets] = True
+        examples = {}
+        for name, leaf in self.opened.leaves.items():
+            out = np.zeros((valid.size, *leaf.array.shape[1:]), leaf.array.dtype)
+            out[targets] = leaf.array[sources]
+            examples[name] = out.reshape(*ids.shape, self.max_examples, *out.shape[1:])
+        return examples, mask.reshape(*ids.shape, self.max_examples)
+
+    def announce(self, ids) -> np.ndarray:
+        """Asks the kernel to read the clients' pages soon; returns the ids."""
+        ids = np.array(ids)
+        known = np.unique(np.clip(ids, 0, self.size - 1))
+        known = known[self.counts[known] > 0]
+        if not hasattr(mmap.mmap, "madvise") or not len(known):
+            return ids
+        for leaf in self.opened.leaves.values():
+            row_bytes = leaf.array.strides[0]
+            begin = leaf.start + self.opened.offsets[known] * row_bytes
+            end = leaf.start + self.opened.offsets[known + 1] * row_bytes
+            first = np.concatenate([[True], begin[1:] > end[:-1] + NEAR_BYTES])
+            last = np.concatenate([first[1:], [True]])
+            begin = begin[first] // mmap.PAGESIZE * mmap.PAGESIZE
+            for start, length in zip(begin.tolist(), (end[last] - begin).tolist(), strict=True):
+                if length:
+                    leaf.map.madvise(mmap.MADV_WILLNEED, start, length)
+        return ids
+
+
+def _varying_like(x: Array, id: Array) -> Array:
+    """Marks a callback's result as differing over the mesh axes over which `id` differs."""
+    axes = jax.typeof(id).vma - jax.typeof(x).vma
+    return jax.lax.pcast(x, tuple(axes), to="varying") if axes else x
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Host:
+    """Clients of a native store, read from the disk when they are called. Built by `host_store`."""
+
+    source: _Source = dataclasses.field(metadata={"static": True})
+
+    @property
+    def size(self) -> int:
+        """N."""
+        return self.source.size
+
+    @property
+    def max_examples(self) -> int:
+        """Examples of the largest client."""
+        return self.source.max_examples
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[N] int32 examples per client, on the host."""
+        return self.source.counts.astype(np.int32)
+
+    def client(self, id: Array) -> ClientData:
+        """Data of client `id`; a vmapped chunk is one gather. Padding rows are zero."""
+        id = jnp.asarray(id, jnp.int32)
+
+        def spec(shape, dtype):
+            return jax.ShapeDtypeStruct((self.max_examples, *shape), dtype)
+
+        leaves = self.source.opened.leaves.items()
+        result = {name: spec(leaf.array.shape[1:], leaf.array.dtype) for name, leaf in leaves}, spec((), bool)
+        data = jax.pure_callback(self.source.gather, result, id, vmap_method="expand_dims")
+        return ClientData(*jax.tree.map(lambda x: _varying_like(x, id), data))
+
+    def announce(self, ids: Array) -> Array:
+        """`ids` unchanged, once the kernel has been told that their data are wanted soon.
+
+        Use the returned ids, or the request is dropped. It has no state and changes no bit.
+        """
+        ids = jnp.asarray(ids, jnp.int32)
+        flat = ids.reshape(-1)
+        pieces = [flat[i : i + CALLBACK_IDS] for i in range(0, flat.shape[0], CALLBACK_IDS)]
+        specs = [jax.ShapeDtypeStruct(piece.shape, piece.dtype) for piece in pieces]
+        told = [
+            _varying_like(jax.pure_callback(self.source.announce, spec, piece, vmap_method="expand_dims"), piece)
+            for piece, spec in zip(pieces, specs, strict=True)
+        ]
+        return jnp.concatenate(told).reshape(ids.shape) if told else ids
+
+
+def host_store(directory: str | os.PathLike, *, verify: bool = False) -> Host:
+    """A native store as a population that stays on the disk.
+
+    Args:
+      directory: a folder written by `write_store`.
+      verify: read every byte now and compare the SHA-256 sums; otherwise names, sizes, headers and offsets only.
+    Raises: ValueError as `read_store`.
+    Guarantees: the same valid rows and masks as `read_store`, under jit, scan, vmap and shard_map
+    (tests/population/test_native_store.py::test_host_equals_stored).
+
+    >>> import numpy as np, pathlib, tempfile
+    >>> from fedjax_sim.population.store import write_store
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_store(pathlib.Path(folder) / "toy", {"y": np.array([3, 4, 5])}, [0, 1, 3])
+    ...     host_store(pathlib.Path(folder) / "toy").client(1).examples["y"].tolist()
+    [4, 5]
+    """
+    validate.one_of("verify", verify, [True, False])
+    return Host(_Source(open_store(directory, verify=verify)))

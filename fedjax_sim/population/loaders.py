@@ -1,0 +1,245 @@
+"""Federated data sets in the formats others publish, read from local files that are data and never code."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.population.federated_data import PADDING, FederatedData, check_ids, existing, from_sites
+
+__all__ = ["leaf", "tff_hdf5"]
+
+TASKS = ("binary", "classification", "next_token", "regression")
+
+
+def _num_outputs(task: str, num_classes: int | None, *splits: dict[str, dict[str, np.ndarray]]) -> int:
+    """C as given, or the largest label + 1; 1 for binary; the number of targets for a regression."""
+    validate.one_of("task", task, TASKS)
+    if num_classes is not None:
+        validate.integer("num_classes", num_classes, 2)
+        if task in ("classification", "next_token"):
+            return num_classes
+        validate.fail("num_classes", f"None for task {task!r}", num_classes)
+    if task == "binary":
+        return 1
+    arrays = [client[leaf] for split in splits for client in split.values() for leaf in ("x", "y")]
+    targets = [values for values in arrays[1::2] if values.size]
+    if task == "regression":
+        return int(np.prod(targets[0].shape[1:], dtype=int)) if targets else 1
+    tokens = targets + [values for values in arrays[::2] if values.size] if task == "next_token" else targets
+    largest = max((float(values.max()) for values in tokens), default=0.0)
+    if not (0 <= largest < 10_000_000):
+        validate.fail("label", "labels in 0..C-1", largest, "Set num_classes, or another task.")
+    return int(largest) + 1
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; the standard library would keep the last of two equal keys without a word."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        validate.fail("user_data", "distinct keys", twice, "The same key is there twice.")
+    return found
+
+
+def _array(place: str, values: Any) -> np.ndarray:
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError):
+        array = np.asarray(None)
+    if array.ndim == 0 or array.dtype == object:
+        validate.fail(place, "a list of rows of equal length, numbers or strings", values, error=TypeError)
+    return array
+
+
+def _leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
+    """user -> {"x", "y"} of every JSON file in the folder, in file order."""
+    existing("directory", str(folder))
+    paths = sorted(path for path in folder.iterdir() if path.suffix == ".json" and path.is_file())
+    if not paths:
+        validate.fail("directory", "a folder with .json files", str(folder))
+    clients: dict[str, dict[str, np.ndarray]] = {}
+    for path in paths:
+        place = f"{folder.name}/{path.name}"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_distinct)
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            validate.fail(place, "JSON text", str(error))
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
+        if not isinstance(content, dict) or not {"users", "num_samples", "user_data"} <= content.keys():
+            validate.fail(place, "an object with users, num_samples and user_data", content, error=TypeError)
+        users, counts, data = content["users"], content["num_samples"], content["user_data"]
+        if not (isinstance(users, list) and isinstance(counts, list) and isinstance(data, dict)):
+            validate.fail(place, "lists users and num_samples and an object user_data", content, error=TypeError)
+        check_ids(f"{place} users", users)
+        if len(counts) != len(users) or set(users) != data.keys():
+            validate.fail(place, "users, num_samples and user_data of the same users", (len(users), len(counts), len(data)))
+        for user, count in zip(users, counts, strict=True):
+            if user in clients:
+                validate.fail(f"{place} users", "distinct client ids", user, "Another file of the folder has it too.")
+            if not isinstance(data[user], dict) or not {"x", "y"} <= data[user].keys():
+                validate.fail(f"{place} user_data[{user!r}]", "an object with x and y", data[user], error=TypeError)
+            x, y = (_array(f"{place} {user!r}.{leaf}", data[user][leaf]) for leaf in ("x", "y"))
+            if not (len(x) == len(y) == count):
+                validate.fail(f"{place} {user!r}", f"{count} examples, as num_samples says", (len(x), len(y)))
+            clients[user] = {"x": x, "y": y}
+    return clients
+
+
+def _characters(*splits: dict[str, dict[str, np.ndarray]]) -> tuple[tuple[str, ...], list[dict]]:
+    """Vocabulary, and splits with texts as codes: y is -1 but at the last position, whose target is the given label."""
+    clients = [(f"{user!r}", client) for split in splits for user, client in split.items() if client["y"].size]
+    length = len(clients[0][1]["x"].flat[0]) if clients else 0
+    for place, client in clients:
+        texts, targets = client["x"], client["y"]
+        if texts.ndim != 1 or targets.ndim != 1 or texts.dtype.kind != "U" or targets.dtype.kind != "U":
+            validate.fail(place, "one text and one character per example", (str(texts.dtype), str(targets.dtype)))
+        wrong = [text for text in texts if len(text) != length or not length] + [c for c in targets if len(c) != 1]
+        if wrong:
+            validate.fail(place, f"texts of {length} characters and labels of one", str(wrong[0]))
+    known = sorted(set().union(*(set("".join(client[leaf])) for _, client in clients for leaf in ("x", "y"))))
+    code = {character: i for i, character in enumerate(known, 1)}
+
+    def encode(client: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        n = len(client["y"])
+        x = np.array([[code[c] for c in text] for text in client["x"]], np.int32).reshape(n, length)
+        y = np.full((n, length), PADDING, np.int32)
+        y[:, length - 1 :] = np.array([code[c] for c in client["y"]], np.int32).reshape(n, 1)
+        return {"x": x, "y": y}
+
+    return ("<padding>", *known), [{user: encode(client) for user, client in split.items()} for split in splits]
+
+
+def leaf(*, directory: str, task: str = "classification", num_classes: int | None = None) -> FederatedData:
+    """A LEAF data set: train/*.json and test/*.json with users, num_samples, user_data {x, y}.
+
+    Texts (x a string, y its next character, as LEAF's Shakespeare) become the task "next_token": x [n, L] codes, and
+    y [n, L] that is -1 but at the last position.
+
+    Args:
+      directory: holds train/ and test/.
+      task: "classification", "binary" or "regression", for numbers.
+      num_classes: C; None for the largest label + 1.
+
+    Returns: `FederatedData`; held-out clients are the users of test/ (the same users when LEAF split by sample).
+
+    Raises: ValueError or TypeError naming file and user: duplicated or path-shaped ids, counts or lengths that differ.
+
+    Guarantees: tests/population/test_loaders.py::test_leaf.
+
+    References: Caldas et al., LEAF: a benchmark for federated settings, 2018.
+    """
+    folder = existing("directory", directory)
+    validate.one_of("task", task, TASKS)
+    train, test = _leaf_split(folder / "train"), _leaf_split(folder / "test")
+    vocabulary = None
+    if any(client["x"].dtype.kind == "U" for client in train.values()):
+        vocabulary, (train, test) = _characters(train, test)
+        task, num_classes = "next_token", len(vocabulary)
+    for split, clients in (("train", train), ("test", test)):
+        for user, client in clients.items():
+            for name, values in client.items():
+                if values.dtype.kind not in "biuf":
+                    validate.fail(f"{split} {user!r}.{name}", "numbers", str(values.dtype), error=TypeError)
+    outputs = _num_outputs(task, num_classes, train, test)
+    return from_sites(train, test, task=task, num_outputs=outputs, vocabulary=vocabulary, name=folder.name)
+
+
+def _hard(group: Any, name: str, place: str, h5py: Any) -> Any:
+    """A member that lies in this file: links elsewhere are refused."""
+    if name not in group or group.get(name, getlink=True) is None:
+        validate.fail(place, f"a member {name!r}", sorted(group)[:10], validate.nearest(name, group))
+    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+        validate.fail(f"{place}/{name}", "data in this file", "a link", "Links may lead to other files; copy the data in.")
+    return group[name]
+
+
+def _hdf5_split(path: pathlib.Path, features: str, label: str, max_bytes: int) -> dict[str, dict[str, np.ndarray]]:
+    """client -> {"x", "y"} of a file laid out as examples/<client>/<feature>."""
+    try:
+        import h5py
+    except ImportError:
+        message = "tff_hdf5: expected h5py to be installed. Install the extra: pip install 'fedjax_sim[hdf5]'."
+        raise ImportError(message) from None
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        validate.fail(path.name, "an HDF5 file", str(error))
+    with file:
+        examples = _hard(file, "examples", path.name, h5py)
+        if not isinstance(examples, h5py.Group) or not len(examples):
+            validate.fail(f"{path.name}/examples", "a group with a member per client", str(examples), error=TypeError)
+        clients, num_bytes = {}, 0
+        for id in check_ids(f"{path.name}/examples", list(examples)):
+            place = f"{path.name}/examples/{id}"
+            group = _hard(examples, id, f"{path.name}/examples", h5py)
+            if not isinstance(group, h5py.Group):
+                validate.fail(place, "a group of features", str(group), error=TypeError)
+            leaves = {"x": _hard(group, features, place, h5py), "y": _hard(group, label, place, h5py)}
+            for values in leaves.values():
+                if not isinstance(values, h5py.Dataset) or values.dtype.kind not in "biuf" or values.ndim == 0:
+                    validate.fail(values.name, "an array of numbers with a row per example", str(values), error=TypeError)
+                if values.external or values.is_virtual:
+                    validate.fail(values.name, "data in this file", "data stored elsewhere")
+                num_bytes += values.size * values.dtype.itemsize  # declared, before anything is allocated
+            hint = "Raise max_bytes if you trust the file."
+            validate.fits_in_memory(path.name, num_bytes, max_bytes, hint=hint)
+            clients[id] = {name: values[...] for name, values in leaves.items()}
+    return clients
+
+
+def tff_hdf5(
+    *,
+    path: str,
+    test_path: str | None = None,
+    features: str = "pixels",
+    label: str = "label",
+    task: str = "classification",
+    num_classes: int | None = None,
+    test_fraction: float = 0.2,
+    max_bytes: int = 2**34,
+    seed: int = 0,
+) -> FederatedData:
+    """A TensorFlow Federated data set: HDF5 with examples/<client>/<feature>. Needs the extra `hdf5`.
+
+    Args:
+      path: file of the training clients, e.g. fed_emnist_train.h5.
+      test_path: file of the test clients; None to split each client's examples at random.
+      features, label: names of the features used as x and y (EMNIST: pixels, label; CIFAR-100: image, label).
+      task: "classification", "binary", "regression" or "next_token". num_classes: C; None for the largest label + 1.
+      test_fraction: share of each client's examples that is its test part, when there is no test_path.
+      max_bytes: refuse a file that declares more.
+      seed: decides the split.
+
+    Returns: `FederatedData`; clients in the order of their ids.
+
+    Raises: ImportError without h5py, naming the extra; ValueError or TypeError naming file and member; MemoryError.
+
+    Guarantees: tests/population/test_loaders.py::test_tff_hdf5.
+
+    References: the layout of `tff.simulation.datasets`, TensorFlow Federated, 2019.
+    """
+    source = existing("path", path, folder=False)
+    validate.integer("max_bytes", max_bytes, high=2**62)
+    validate.integer("seed", seed, 0)
+    validate.in_range("test_fraction", test_fraction, 0, 1, open_low=True, open_high=True)
+    train, test = _hdf5_split(source, features, label, max_bytes), {}
+    if test_path is not None:
+        test = _hdf5_split(existing("test_path", test_path, folder=False), features, label, max_bytes)
+    else:
+        rng = np.random.default_rng(seed)
+        for id, client in list(train.items()):
+            if len(client["x"]) != len(client["y"]):
+                validate.fail(f"{source.name}/examples/{id}", "as many labels as examples", len(client["y"]))
+            order = rng.permutation(len(client["y"]))
+            cut = len(order) - round(test_fraction * len(order))
+            kept, tested = np.sort(order[:cut]), np.sort(order[cut:])
+            train[id], test[id] = ({name: v[rows] for name, v in client.items()} for rows in (kept, tested))
+    outputs = _num_outputs(task, num_classes, train, test)
+    return from_sites(train, test, task=task, num_outputs=outputs, name=source.stem)

@@ -1,0 +1,131 @@
+"""A whole federated data set as a folder of native stores: what others' formats are converted to, once."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import secrets
+import shutil
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.population.federated_data import TASKS, FederatedData, check_examples, existing
+from fedjax_sim.population.host import host_store
+from fedjax_sim.population.population import pooled
+from fedjax_sim.population.store import read_store, write_store
+from fedjax_sim.types import Population
+
+__all__ = ["native", "write_native"]
+
+SCHEMA = 1
+FIELDS = ("schema", "name", "task", "input_shape", "num_outputs", "label_names", "vocabulary")
+LARGEST_INFO = 1 << 26  # bytes
+
+
+def write_native(directory: str | os.PathLike, data: FederatedData) -> None:
+    """Writes train/, test/, held_out/ (if any) and info.json, to be read by `native`.
+
+    Args:
+      directory: the folder to make; it must not exist.
+      data: its populations must be enumerable: `Stored`, `Indexed`, or `Generated` up to 2^24 clients.
+
+    Raises: FileExistsError for an existing folder.
+
+    Guarantees: what is read is what was written (tests/population/test_native.py::test_round_trip); the folder
+    appears complete or not at all (tests/population/test_native.py::test_a_failed_write_leaves_nothing).
+    """
+    target = pathlib.Path(directory).absolute()
+    if target.exists():
+        raise FileExistsError(f"directory: expected a folder that does not exist, got {str(target)!r}.")
+    aside = target.parent / f".{target.name}.{secrets.token_hex(8)}"
+    aside.mkdir(parents=True)
+    try:
+        for name, population in (("train", data.train), ("held_out", data.held_out)):
+            if population is not None:
+                offsets = np.concatenate([[0], np.cumsum(np.asarray(population.sizes, np.int64))])
+                write_store(aside / name, jax.device_get(pooled(population).examples), offsets)
+        write_store(aside / "test", data.test, np.array([0, len(jax.tree.leaves(data.test)[0])]))
+        info = {"schema": SCHEMA, **{field: getattr(data, field) for field in FIELDS[1:]}}
+        with (aside / "info.json").open("w", encoding="utf-8") as file:
+            json.dump(info, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.rename(target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _info(path: pathlib.Path) -> dict[str, Any]:
+    """The checked content of info.json."""
+    existing("directory", str(path), folder=False)
+    if path.stat().st_size > LARGEST_INFO:
+        validate.fail(str(path), f"at most {LARGEST_INFO} bytes", path.stat().st_size)
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        validate.fail(str(path), "JSON text", str(error))
+    if not isinstance(info, dict) or set(info) != set(FIELDS):
+        validate.fail(str(path), f"an object with {', '.join(FIELDS)}", info)
+    validate.one_of("info.schema", info["schema"], (SCHEMA,))
+    validate.one_of("info.task", info["task"], TASKS)
+    validate.integer("info.num_outputs", info["num_outputs"])
+    if not isinstance(info["name"], str):
+        validate.fail("info.name", "a string", info["name"], error=TypeError)
+    shape = info["input_shape"]
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 1 for n in shape):
+        validate.fail("info.input_shape", "a list of integers >= 1", shape)
+    for field in ("label_names", "vocabulary"):
+        names = info[field]
+        if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            validate.fail(f"info.{field}", "null or a list of strings", names, error=TypeError)
+        info[field] = None if names is None else tuple(names)
+    return {**info, "input_shape": tuple(shape)}
+
+
+def native(*, directory: str, host: bool = False) -> FederatedData:
+    """A data set written by `write_native`.
+
+    Args:
+      directory: holds info.json, the stores train/ and test/ and, optionally, held_out/. Without test/ the rows of
+        held_out/ are the test set.
+      host: leave the training clients on the disk and read them when they are called; their labels are then not
+        looked at beforehand.
+
+    Returns: `FederatedData`.
+
+    Raises: ValueError or TypeError for a missing or damaged store, shapes or labels that contradict info.json.
+
+    Guarantees: tests/population/test_native.py::test_round_trip.
+    """
+    folder = existing("directory", directory)
+    validate.one_of("host", host, (True, False))
+    info = _info(folder / "info.json")
+    info.pop("schema")
+
+    def check(split: str, examples: Any) -> dict[str, np.ndarray]:
+        examples = {name: np.asarray(leaf) for name, leaf in examples.items()}
+        if info["task"] == "quadratic":
+            return examples
+        if not {"x", "y"} <= examples.keys():
+            validate.fail(split, "leaves x and y", sorted(examples))
+        if examples["x"].shape[1:] != info["input_shape"]:
+            validate.fail(f"{split}.x", f"examples of shape {info['input_shape']}", examples["x"].shape[1:])
+        return {**examples, **check_examples(split, examples, info["task"], info["num_outputs"])}
+
+    def store(split: str) -> Population | None:
+        if not (folder / split).exists():
+            return None
+        population = read_store(folder / split)
+        check(split, population.examples)
+        return population
+
+    existing("directory", str(folder / "train"))
+    train = host_store(folder / "train") if host else store("train")
+    held_out, central = store("held_out"), store("test") or store("held_out")
+    if central is None:
+        validate.fail("directory", "a store test/ or held_out/", str(folder), "Nothing could be measured without.")
+    return FederatedData(train=train, test=check("test", central.examples), held_out=held_out, **info)

@@ -1,0 +1,271 @@
+"""Who exists and what they hold: frozen pytree dataclasses, passed to a round as an argument.
+
+Every population obeys `types.Population`. Rows where the mask is False hold arbitrary values. An id outside [0, N)
+names nobody: its mask is all False (JAX would silently clamp it to somebody else's data).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.population.arrays import checked_examples, checked_offsets
+from fedjax_sim.types import Array, ClientData, Population, PyTree
+
+if TYPE_CHECKING:
+    from fedjax_sim.population.partition import Partition
+
+__all__ = ["Generated", "Indexed", "Stored", "from_clients", "generated", "indexed", "pooled", "stored"]
+
+ENUMERABLE = 1 << 24  # clients that can be visited one by one
+static = {"static": True}
+
+
+def _span(offsets: Array, id: Array, size: int, max_examples: int) -> tuple[Array, Array]:
+    """Rows [n] of client `id` and their mask."""
+    known = jnp.clip(id, 0, size - 1)
+    count = jnp.where(known == id, offsets[known + 1] - offsets[known], 0)
+    row = jnp.arange(max_examples, dtype=jnp.int32)
+    return offsets[known] + row, row < count
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stored:
+    """Flat arrays [total, ...] and offsets [N + 1]: ragged clients, no padding in memory. Built by `stored`.
+
+    Guarantees: a client's valid rows are its own rows in order
+    (tests/population/test_population.py::test_ragged_client_matches_numpy).
+    """
+
+    examples: PyTree  # leaves [total, ...]
+    offsets: Array  # [N + 1] int32
+    max_examples: int = dataclasses.field(metadata=static)  # n, the largest client
+    size: int = dataclasses.field(metadata=static)  # N
+
+    @property
+    def sizes(self) -> Array:
+        """[N] int32 examples per client."""
+        return jnp.diff(self.offsets)
+
+    def client(self, id: Array) -> ClientData:
+        """Data of client `id`, a scalar int32."""
+        rows, mask = _span(self.offsets, id, self.size, self.max_examples)
+        return ClientData(jax.tree.map(lambda x: x.at[rows].get(mode="clip"), self.examples), mask)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Indexed:
+    """Index rows into one shared table: a million clients of 20 rows are 80 MB. Built by `indexed`.
+
+    Guarantees: equals the `Stored` population of the gathered rows
+    (tests/population/test_population.py::test_indexed_equals_stored_of_gathered_rows).
+    """
+
+    table: PyTree  # leaves [rows, ...]
+    indices: Array  # [total] int32 rows of the table
+    offsets: Array  # [N + 1] int32
+    max_examples: int = dataclasses.field(metadata=static)
+    size: int = dataclasses.field(metadata=static)
+
+    @property
+    def sizes(self) -> Array:
+        """[N] int32 examples per client."""
+        return jnp.diff(self.offsets)
+
+    def client(self, id: Array) -> ClientData:
+        """Data of client `id`, a scalar int32."""
+        positions, mask = _span(self.offsets, id, self.size, self.max_examples)
+        rows = self.indices.at[positions].get(mode="clip")
+        return ClientData(jax.tree.map(lambda x: x.at[rows].get(mode="clip"), self.table), mask)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Generated:
+    """A client is a pure function of its id: 10^9 clients cost nothing. Built by `generated`.
+
+    Guarantees: nothing grows with N (tests/population/test_population.py::test_generated_billion_clients).
+    """
+
+    size: int = dataclasses.field(metadata=static)
+    generate: Callable[[PyTree, Array], ClientData] = dataclasses.field(metadata=static)
+    parameters: PyTree = ()
+
+    @property
+    def max_examples(self) -> int:
+        """Rows that `generate` returns, padding included."""
+        return jax.eval_shape(self.client, jax.ShapeDtypeStruct((), jnp.int32)).mask.shape[0]
+
+    @property
+    def sizes(self) -> Array:
+        """[N] int32 examples per client; visits every client, so N is limited to 2^24."""
+        validate.integer("size", self.size, 1, ENUMERABLE, hint="Too many clients to visit one by one.")
+
+        def count(id):
+            return self.client(id).mask.sum(dtype=jnp.int32)
+
+        return jax.lax.map(count, jnp.arange(self.size, dtype=jnp.int32), batch_size=min(self.size, 4096))
+
+    def client(self, id: Array) -> ClientData:
+        """Data of client `id`, a scalar int32."""
+        known = jnp.clip(id, 0, self.size - 1)
+        data = self.generate(self.parameters, known)
+        return data._replace(mask=data.mask & (known == id))
+
+
+def _limits(offsets: np.ndarray) -> dict[str, int]:
+    """The static facts of ragged clients, within int32."""
+    max_examples = int(np.diff(offsets).max())
+    validate.integer("number of rows", int(offsets[-1]) + max_examples, hint="Use host_store for more.")
+    return {"max_examples": max_examples, "size": len(offsets) - 1}
+
+
+def stored(examples: PyTree, offsets) -> Stored:
+    """Ragged clients in flat arrays; the arrays are copied.
+
+    Args:
+      examples: pytree of arrays [total, ...], finite; integers and uint8 images stay what they are.
+      offsets: [N + 1] integers; client i owns rows offsets[i] to offsets[i + 1]; empty clients are allowed.
+    Raises: ValueError or TypeError for lengths that differ, offsets that fall, NaN, or no example at all.
+    Guarantees: later writes to the caller's arrays change nothing
+    (tests/population/test_population.py::test_stored_copies_what_it_is_given).
+
+    >>> import numpy as np
+    >>> population = stored({"x": np.arange(6.0).reshape(3, 2), "y": np.array([0, 1, 1])}, [0, 2, 3])
+    >>> population.size, population.max_examples, population.client(1).mask.tolist()
+    (2, 2, [True, False])
+    """
+    examples, total = checked_examples("examples", examples)
+    offsets = checked_offsets("offsets", offsets, total)
+    limits = _limits(offsets)
+    return Stored(jax.tree.map(jnp.array, examples), jnp.array(offsets, jnp.int32), **limits)
+
+
+def from_clients(clients: Sequence[PyTree]) -> Stored:
+    """Ragged clients from one pytree of arrays [n_i, ...] each; all of one structure.
+
+    >>> import numpy as np
+    >>> from_clients([{"y": np.array([1, 2])}, {"y": np.array([3])}]).sizes.tolist()
+    [2, 1]
+    """
+    clients = list(clients)
+    if not clients:
+        validate.fail("clients", "a client at least", clients)
+    structure = jax.tree.structure(clients[0])
+    like = [(np.shape(x)[1:], np.result_type(x)) for x in jax.tree.leaves(clients[0])]
+    counts = []
+    for i, client in enumerate(clients):
+        leaves, here = jax.tree.flatten(client)
+        if here != structure:
+            validate.fail(f"clients[{i}]", f"the structure of clients[0], {structure}", here)
+        if any(np.ndim(x) == 0 for x in leaves) or len({len(x) for x in leaves}) != 1:
+            validate.fail(f"clients[{i}]", "leaves of one length", [np.shape(x) for x in leaves])
+        for x, (shape, dtype) in zip(leaves, like, strict=True):
+            if np.shape(x)[1:] != shape or np.result_type(x) != dtype:
+                found = f"{np.result_type(x)}{list(np.shape(x)[1:])}"
+                validate.fail(f"clients[{i}]", f"examples like clients[0]'s {dtype}{list(shape)}", found)
+        counts.append(len(leaves[0]))
+    examples = jax.tree.map(lambda *xs: np.concatenate([np.asarray(x) for x in xs]), *clients)
+    return stored(examples, np.concatenate([[0], np.cumsum(counts)]))
+
+
+def indexed(table: PyTree, partition: Partition) -> Indexed:
+    """Clients that hold rows of one shared table, as a partition says.
+
+    Args:
+      table: pytree of arrays [rows, ...].
+      partition: `(indices [total], offsets [N + 1])` of `population.partition`; rows may be shared or left out.
+    Raises: ValueError for a row outside the table.
+
+    >>> import numpy as np
+    >>> population = indexed({"y": np.array([7, 8, 9])}, (np.array([2, 0]), np.array([0, 1, 2])))
+    >>> population.client(0).examples["y"].tolist()
+    [9]
+    """
+    table, rows = checked_examples("table", table)
+    indices, offsets = partition
+    indices = np.asarray(indices)
+    if indices.ndim != 1 or indices.dtype.kind not in "iu" or not len(indices):
+        shown = f"{indices.dtype.name}{list(indices.shape)}"
+        validate.fail("partition.indices", "a 1-D integer array that is not empty", shown)
+    low, high = int(indices.min()), int(indices.max())
+    if not (0 <= low and high < rows):
+        validate.fail(
+            "partition.indices", f"rows in [0, {rows})", f"rows in [{low}, {high}]", "Was it made for this table?"
+        )
+    offsets = checked_offsets("partition.offsets", offsets, len(indices))
+    limits = _limits(offsets)
+    arrays = jnp.array(indices, jnp.int32), jnp.array(offsets, jnp.int32)
+    return Indexed(jax.tree.map(jnp.array, table), *arrays, **limits)
+
+
+def generated(size: int, generate: Callable[[PyTree, Array], ClientData], parameters: PyTree = ()) -> Generated:
+    """Clients made on the fly.
+
+    Args:
+      size: N, up to 2^31 - 1.
+      generate: pure `(parameters, id) -> ClientData`; a module-level function, so that two populations share a program.
+      parameters: pytree of arrays it reads; an argument of the program, never baked into it.
+
+    >>> import jax, jax.numpy as jnp
+    >>> def draw(parameters, id):
+    ...     key = jax.random.fold_in(jax.random.key(0), id)
+    ...     return ClientData({"x": parameters + jax.random.normal(key, (4,))}, jnp.ones(4, bool))
+    >>> generated(10**9, draw, jnp.float32(3)).max_examples
+    4
+    """
+    validate.integer("size", size)
+    population = Generated(int(size), generate, parameters)
+    try:
+        data = jax.eval_shape(generate, parameters, jax.ShapeDtypeStruct((), jnp.int32))
+    except Exception as error:
+        raise ValueError(f"generate: expected a traceable (parameters, id) -> ClientData, got {error}") from error
+    if not isinstance(data, ClientData) or getattr(data.mask, "dtype", None) != jnp.bool_ or data.mask.ndim != 1:
+        validate.fail("generate", "ClientData(examples [n, ...], mask [n] bool)", data, error=TypeError)
+    shapes = [x.shape for x in jax.tree.leaves(data.examples)]
+    if not shapes or any(shape[:1] != data.mask.shape for shape in shapes):
+        validate.fail("generate", f"leaves of {data.mask.shape[0]} rows like the mask", shapes)
+    return population
+
+
+@jax.jit
+def _read(population: Population, ids: Array) -> ClientData:
+    return jax.vmap(population.client)(ids)
+
+
+def pooled(population: Population, *, limit_bytes: int = 8 << 30) -> ClientData:
+    """The centralised view: every example of every client, in client order, without padding.
+
+    Args:
+      population: at most 2^24 clients.
+      limit_bytes: refuses to hold more than this in memory.
+    Raises: MemoryError beyond the limit.
+    Guarantees: valid rows only, each once (tests/population/test_population.py::test_pooled_is_the_concatenation).
+
+    >>> import numpy as np
+    >>> pooled(stored({"y": np.array([5, 6, 7])}, [0, 1, 1, 3])).examples["y"].tolist()
+    [5, 6, 7]
+    """
+    validate.integer("population.size", population.size, 1, ENUMERABLE, hint="Too many clients to visit one by one.")
+    sizes = np.asarray(population.sizes)
+    spec = jax.eval_shape(population.client, jax.ShapeDtypeStruct((), jnp.int32))
+    row_bytes = sum(x.dtype.itemsize * int(np.prod(x.shape[1:])) for x in jax.tree.leaves(spec.examples))
+    validate.fits_in_memory(
+        "pooled", int(sizes.sum(dtype=np.int64)) * row_bytes, limit_bytes, hint="Raise limit_bytes."
+    )
+    chunk = int(np.clip((1 << 25) // max(1, row_bytes * spec.mask.shape[0]), 1, min(population.size, 4096)))
+    parts = []
+    for start in range(0, population.size, chunk):
+        ids = np.arange(start, start + chunk, dtype=np.int32)  # past the last client: nobody
+        data = jax.device_get(_read(population, ids))
+        parts.append(jax.tree.map(lambda x, mask=data.mask: x[mask], data.examples))
+    examples = jax.tree.map(lambda *xs: jnp.array(np.concatenate(xs)), *parts)
+    return ClientData(examples, jnp.ones(len(jax.tree.leaves(examples)[0]), bool))

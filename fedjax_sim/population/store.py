@@ -1,0 +1,227 @@
+"""The native store: a folder of one `.npy` per leaf, `offsets.npy` and `manifest.json`; loading it runs no code.
+
+Names, shapes, dtypes, sizes and SHA-256 sums are declared in the manifest and checked against the files before
+anything is mapped. Writing goes to a folder aside, which is renamed once it is on the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import mmap
+import os
+import pathlib
+import re
+import secrets
+import shutil
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.population.arrays import checked_examples, checked_offsets
+from fedjax_sim.population.population import Stored, stored
+from fedjax_sim.types import PyTree
+
+__all__ = ["read_store", "write_store"]
+
+SCHEMA = 1
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+LARGEST_MANIFEST = 1 << 20
+
+
+class Mapped(NamedTuple):
+    """An array of a store, mapped read-only."""
+
+    array: np.ndarray
+    map: mmap.mmap
+    start: int  # of the data in the file, bytes
+
+
+class Opened(NamedTuple):
+    """A store whose declarations have been checked against its files."""
+
+    directory: pathlib.Path
+    digest: str  # SHA-256 of the manifest, which holds those of the files
+    leaves: dict[str, Mapped]  # [total, ...]
+    offsets: np.ndarray  # [N + 1] int64
+
+
+def _check_name(name) -> None:
+    if not (isinstance(name, str) and NAME.fullmatch(name)) or name == "offsets":
+        hint = "Name leaves like {'x': ..., 'y': ...}; 'offsets' is taken."
+        validate.fail("leaf name", "letters, digits, '_' and '-'", name, hint)
+
+
+def _digest(path: pathlib.Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: pathlib.Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_store(directory: str | os.PathLike, examples: dict[str, PyTree], offsets) -> None:
+    """Writes a population that may be larger than memory (leaves may be memory maps).
+
+    Args:
+      directory: the folder to make; it must not exist.
+      examples: dict from a plain name to an array [total, ...].
+      offsets: [N + 1] integers, as in `stored`.
+    Raises: FileExistsError for an existing folder; ValueError and TypeError as `stored`.
+    Guarantees: the folder appears complete or not at all
+    (tests/population/test_native_store.py::test_a_failed_write_leaves_nothing).
+
+    >>> import numpy as np, pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_store(pathlib.Path(folder) / "toy", {"y": np.array([3, 4])}, [0, 1, 2])
+    ...     read_store(pathlib.Path(folder) / "toy").size
+    2
+    """
+    directory = pathlib.Path(directory).absolute()
+    if os.path.lexists(directory):
+        validate.fail("directory", "a folder that does not exist", str(directory), "", FileExistsError)
+    if not isinstance(examples, dict) or any(isinstance(x, (dict, list, tuple)) for x in examples.values()):
+        validate.fail(
+            "examples", "a flat dict of arrays", type(examples).__name__, "Such as {'x': x, 'y': y}.", TypeError
+        )
+    for name in examples:
+        _check_name(name)
+    examples, total = checked_examples("examples", examples)
+    if any(x.dtype.kind == "V" for x in examples.values()):
+        validate.fail(
+            "examples", "dtypes that .npy can hold", "bfloat16 or another extension", "Use float16 or float32."
+        )
+    arrays = {**examples, "offsets": checked_offsets("offsets", offsets, total)}
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    aside = directory.parent / f".{directory.name}.{secrets.token_hex(8)}.partial"
+    aside.mkdir()
+    try:
+        files = {}
+        for name, array in arrays.items():
+            path = aside / f"{name}.npy"
+            with path.open("xb") as file:
+                np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+            facts = {"shape": list(array.shape), "dtype": array.dtype.name, "bytes": path.stat().st_size}
+            files[name] = {**facts, "sha256": _digest(path)}
+        manifest = aside / "manifest.json"
+        manifest.write_text(json.dumps({"schema": SCHEMA, "files": files}, indent=1))
+        _sync(manifest)
+        _sync(aside)
+        os.rename(aside, directory)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(aside)
+        raise
+    _sync(directory.parent)
+
+
+def _manifest(directory: pathlib.Path) -> tuple[dict, str]:
+    """The declared files and the manifest's SHA-256; every value's type and range is checked."""
+    path = directory / "manifest.json"
+    if not path.is_file() or path.stat().st_size > LARGEST_MANIFEST:
+        validate.fail(
+            str(path), f"a manifest of at most {LARGEST_MANIFEST} bytes", "none", "Write it with write_store."
+        )
+    text = path.read_bytes()
+    try:
+        manifest = json.loads(text)
+    except (ValueError, RecursionError):
+        validate.fail(str(path), "JSON", text[:40])
+    if not isinstance(manifest, dict) or set(manifest) != {"schema", "files"} or manifest["schema"] != SCHEMA:
+        validate.fail(str(path), f"schema {SCHEMA} with 'schema' and 'files'", manifest, "From another version?")
+    files = manifest["files"]
+    if not isinstance(files, dict) or "offsets" not in files or len(files) < 2:
+        validate.fail(f"{path}: files", "'offsets' and a leaf at least", files)
+    for name, facts in files.items():
+        if name != "offsets":
+            _check_name(name)
+        if not isinstance(facts, dict) or set(facts) != {"shape", "dtype", "bytes", "sha256"}:
+            validate.fail(f"{path}: {name}", "shape, dtype, bytes and sha256", facts)
+        shape = facts["shape"]
+        if (
+            not isinstance(shape, list)
+            or not shape
+            or not all(type(n) is int and n >= 0 for n in shape)
+            or len(shape) > 32
+        ):
+            validate.fail(f"{path}: {name}.shape", "a list of 1 to 32 counts", shape)
+        if type(facts["bytes"]) is not int or not isinstance(facts["sha256"], str):
+            validate.fail(f"{path}: {name}", "an integer size and a hexadecimal sum", facts)
+        if not re.fullmatch(r"bool|u?int(8|16|32|64)|float(16|32|64)", str(facts["dtype"])):
+            validate.fail(f"{path}: {name}.dtype", "a bool, integer or float type", facts["dtype"])
+        dtype = np.dtype(facts["dtype"])
+        if name != "offsets" and jax.dtypes.canonicalize_dtype(dtype) != dtype:
+            validate.fail(
+                f"{path}: {name}.dtype", "at most 32 bits", dtype.name, "Written with jax_enable_x64: enable it."
+            )
+    return files, hashlib.sha256(text).hexdigest()
+
+
+def _map(path: pathlib.Path, shape: list[int], dtype: str, num_bytes: int) -> Mapped:
+    """Maps one `.npy` after its size, magic and header have been checked against the manifest."""
+    if path.is_symlink() or not path.is_file():
+        validate.fail(str(path), "a regular file", "none", "The store is incomplete: copy it again.")
+    expected, payload = np.dtype(dtype), math.prod(shape) * np.dtype(dtype).itemsize
+    found = path.stat().st_size
+    if found != num_bytes or payload >= found:
+        rule = f"a file of {num_bytes} bytes that holds {dtype}{shape}"
+        validate.fail(str(path), rule, f"{found} bytes", "Truncated, or another store's file.")
+    with path.open("rb") as file:
+        try:
+            version = np.lib.format.read_magic(file)
+            readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            header = readers[version](file)
+        except (ValueError, KeyError, SyntaxError, TypeError, RecursionError, MemoryError, EOFError):
+            validate.fail(
+                str(path), "a .npy file of version 1 or 2", "another header", "It was not made by write_store."
+            )
+        if header != (tuple(shape), False, expected) or expected.hasobject:
+            validate.fail(
+                str(path), f"a header that says {dtype}{shape} in C order", header, "Not the manifest's file."
+            )
+        start = file.tell()
+        if start + payload != found:
+            validate.fail(str(path), f"{start + payload} bytes", f"{found} bytes", "Truncated or padded.")
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return Mapped(np.ndarray(tuple(shape), expected, memory, start), memory, start)
+
+
+def open_store(directory: str | os.PathLike, *, verify: bool) -> Opened:
+    """Checks and maps a store; `verify` also reads every byte and compares the SHA-256 sums."""
+    directory = pathlib.Path(directory).absolute()
+    if not directory.is_dir():
+        validate.fail("directory", "a folder written by write_store", str(directory))
+    files, digest = _manifest(directory)
+    mapped = {}
+    for name, facts in files.items():
+        path = directory / f"{name}.npy"
+        mapped[name] = _map(path, facts["shape"], facts["dtype"], facts["bytes"])
+        if (verify or name == "offsets") and _digest(path) != facts["sha256"]:
+            validate.fail(str(path), f"SHA-256 {facts['sha256'][:16]}", "another", "The file was changed or damaged.")
+    offsets = mapped.pop("offsets").array
+    lengths = {name: len(leaf.array) for name, leaf in mapped.items()}
+    if len(set(lengths.values())) != 1:
+        validate.fail(str(directory), "leaves of one length", lengths)
+    offsets = checked_offsets(str(directory / "offsets.npy"), offsets, next(iter(lengths.values())))
+    return Opened(directory, digest, mapped, offsets)
+
+
+def read_store(directory: str | os.PathLike) -> Stored:
+    """Reads a native store into memory, every byte verified.
+
+    Raises: ValueError for a truncated, changed, foreign or missing file, and for names that are paths.
+    Guarantees: no broken store loads (tests/population/test_native_store.py::test_broken_stores_are_refused).
+    """
+    opened = open_store(directory, verify=True)
+    return stored({name: leaf.array for name, leaf in opened.leaves.items()}, opened.offsets)

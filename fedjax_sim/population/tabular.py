@@ -1,0 +1,206 @@
+"""Sites with tables: a client is a file."""
+
+from __future__ import annotations
+
+import csv
+import math
+import pathlib
+
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.population.federated_data import FederatedData, existing, from_sites, standardiser, stratified_split
+
+__all__ = ["csv_sites", "heart_disease"]
+
+HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+COLUMNS = (
+    *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal"),
+    "num",
+)
+QUANTITIES = ("age", "trestbps", "chol", "thalach", "oldpeak", "ca")  # standardised
+ANSWERS = ("sex", "fbs", "exang")  # 0 or 1
+CATEGORIES = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "slope": (1, 2, 3), "thal": (3, 6, 7)}  # one column each
+SOMETIMES_MISSING = ("trestbps", "chol", "fbs", "thalach", "exang", "oldpeak", "ca")  # an indicator column each
+
+
+def _number(place: str, text: str, missing: str | None = None) -> float:
+    """The finite number in a cell; NaN for `missing`."""
+    text = text.strip()
+    if missing is not None and text == missing:
+        return math.nan
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        validate.fail(place, "a finite number" + (f" or {missing!r}" if missing else ""), text)
+    return value
+
+
+def _rows(path: pathlib.Path) -> list[tuple[int, list[str]]]:
+    """(line number, cells) of the lines that are not empty."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            return [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
+    except (UnicodeDecodeError, csv.Error) as error:
+        validate.fail(str(path), "comma separated UTF-8 text", str(error))
+        raise
+
+
+def _hospital(path: pathlib.Path) -> np.ndarray:
+    """[n, 14] float64 with NaN where a value is missing."""
+    table = []
+    for line, cells in _rows(existing("directory", str(path), folder=False)):
+        place = f"{path.name}:{line}"
+        if len(cells) != len(COLUMNS):
+            validate.fail(place, f"{len(COLUMNS)} columns", len(cells))
+        row = dict(zip(COLUMNS, (_number(place, cell, "?") for cell in cells), strict=True))
+        legal = {**CATEGORIES, **dict.fromkeys(ANSWERS, (0, 1)), "num": (0, 1, 2, 3, 4)}
+        for column, values in legal.items():
+            if not (row[column] in values or (column != "num" and math.isnan(row[column]))):
+                validate.fail(f"{place} {column}", f"one of {values}", row[column])
+        for column in ("chol", "trestbps"):
+            row[column] = row[column] or math.nan  # nobody's is 0: it stands for a value never taken
+        table.append(list(row.values()))
+    if not table:
+        validate.fail(str(path.name), "at least one patient", "an empty file")
+    return np.array(table)
+
+
+def heart_disease(*, directory: str, test_fraction: float = 0.25, seed: int = 0) -> FederatedData:
+    """UCI Heart Disease: four hospitals, four clients, 920 patients; is the diagnosis above 0?
+
+    29 features: six quantities (age, trestbps, chol, thalach, oldpeak, ca), three answers (sex, fbs, exang), cp, restecg,
+    slope and thal one-hot, and seven indicators of a missing value. A missing quantity or answer becomes the median of
+    the pooled training rows (0 where nobody has one) and sets its indicator; a missing category is all zeros. A chol or
+    trestbps of 0 counts as missing. Quantities are then standardised by mean and deviation of the pooled training rows:
+    a convenience of the simulation that a real federation would need a protocol for.
+
+    Args:
+      directory: holds processed.cleveland.data, .hungarian, .switzerland and .va, as UCI publishes them.
+      test_fraction: share of each hospital's patients, per diagnosis, that is its test part.
+      seed: decides the split.
+
+    Returns: `FederatedData`; clients are the hospitals in the order above, held-out clients their test parts.
+
+    Raises: ValueError naming file and line for a wrong column count, a cell that is no number, an unknown category.
+
+    Guarantees: every patient is in exactly one part, statistics come from training rows alone
+    (tests/population/test_loaders.py::test_heart_disease_statistics_come_from_training_rows).
+
+    References: Janosi, Steinbrunn, Pfisterer, Detrano, Heart Disease, UCI, 1988; Ogier du Terrail et al., FLamby, 2022.
+    """
+    folder = existing("directory", directory)
+    validate.integer("seed", seed, 0)
+    rng = np.random.default_rng(seed)
+    tables = [_hospital(folder / f"processed.{name}.data") for name in HOSPITALS]
+    splits = [stratified_split(table[:, -1] > 0, test_fraction, rng) for table in tables]
+    pooled = np.concatenate([table[rows] for table, (rows, _) in zip(tables, splits, strict=True)])
+    index = {column: COLUMNS.index(column) for column in COLUMNS}
+    filled = [index[column] for column in QUANTITIES + ANSWERS]
+    present = [pooled[:, i][~np.isnan(pooled[:, i])] for i in filled]
+    medians = np.array([np.median(values) if len(values) else 0.0 for values in present])
+    imputed = np.where(np.isnan(pooled[:, filled]), medians, pooled[:, filled])
+    mean, deviation = standardiser(imputed[:, : len(QUANTITIES)])
+
+    def features(table: np.ndarray) -> np.ndarray:
+        values = np.where(np.isnan(table[:, filled]), medians, table[:, filled])
+        values[:, : len(QUANTITIES)] = (values[:, : len(QUANTITIES)] - mean) / deviation
+        one_hot = [table[:, index[column], None] == np.array(options) for column, options in CATEGORIES.items()]
+        missing = np.isnan(table[:, [index[column] for column in SOMETIMES_MISSING]])
+        return np.concatenate([values, *one_hot, missing], axis=1)
+
+    train, test = (
+        {
+            name: {"x": features(table[split[part]]), "y": (table[split[part], -1] > 0).astype(np.int32)}
+            for name, table, split in zip(HOSPITALS, tables, splits, strict=True)
+        }
+        for part in (0, 1)
+    )
+    names = ("absent", "present")
+    return from_sites(train, test, task="binary", num_outputs=1, label_names=names, name="heart_disease")
+
+
+def csv_sites(
+    *,
+    directory: str,
+    label: str,
+    task: str = "classification",
+    num_classes: int | None = None,
+    standardise: bool = True,
+    test_fraction: float = 0.25,
+    seed: int = 0,
+) -> FederatedData:
+    """A folder with one numeric CSV per site, each with the same header; site = client.
+
+    Args:
+      directory: holds *.csv; clients follow the file names in sorted order, empty lines are skipped.
+      label: name of the label column; the others are features, in the header's order.
+      task: "classification" (labels 0..C-1), "binary" (0 or 1) or "regression".
+      num_classes: C; None for the largest label + 1.
+      standardise: features by mean and deviation of the pooled training rows.
+      test_fraction: share of each site's rows (of each label, unless a regression) that is its test part.
+      seed: decides the split.
+
+    Returns: `FederatedData`; held-out client i is the test part of site i, left out when it has no row.
+
+    Raises: ValueError naming file and line for cells that are no finite number, column counts and headers that differ.
+
+    Guarantees: tests/population/test_loaders.py::test_csv_sites.
+    """
+    folder = existing("directory", directory)
+    validate.one_of("task", task, ("binary", "classification", "regression"))
+    validate.one_of("standardise", standardise, (True, False))
+    validate.integer("seed", seed, 0)
+    paths = sorted(path for path in folder.iterdir() if path.suffix == ".csv" and path.is_file())
+    if not paths:
+        validate.fail("directory", "a folder with .csv files", directory)
+    header, tables = None, {}
+    for path in paths:
+        rows = _rows(path)
+        if len(rows) < 2:
+            validate.fail(path.name, "a header and at least one row", f"{len(rows)} lines")
+        columns = [cell.strip() for cell in rows[0][1]]
+        header = columns if header is None else header
+        if len(set(columns)) != len(columns) or not all(columns):
+            validate.fail(f"{path.name}:{rows[0][0]}", "distinct, named columns", columns)
+        if columns != header:
+            validate.fail(f"{path.name}:{rows[0][0]}", f"the header of {paths[0].name}, {header}", columns)
+        validate.one_of("label", label, header)
+        for line, cells in rows[1:]:
+            if len(cells) != len(header):
+                validate.fail(f"{path.name}:{line}", f"{len(header)} columns", len(cells))
+        tables[path.stem] = np.array(
+            [[_number(f"{path.name}:{line}", cell) for cell in cells] for line, cells in rows[1:]]
+        )
+    if len(header) < 2:
+        validate.fail("directory", "at least one feature column", header)
+    target = header.index(label)
+    rng = np.random.default_rng(seed)
+    splits = {
+        site: stratified_split(np.zeros(len(table)) if task == "regression" else table[:, target], test_fraction, rng)
+        for site, table in tables.items()
+    }
+    pooled = np.concatenate([np.delete(table[splits[site][0]], target, axis=1) for site, table in tables.items()])
+    mean, deviation = standardiser(pooled) if standardise else (0.0, 1.0)
+    train, test = (
+        {
+            site: {
+                "x": (np.delete(table, target, axis=1) - mean)[splits[site][part]] / deviation,
+                "y": table[splits[site][part], target],
+            }
+            for site, table in tables.items()
+        }
+        for part in (0, 1)
+    )
+    if num_classes is not None:
+        validate.integer("num_classes", num_classes, 2)
+    num_outputs = 1
+    if task == "classification":
+        largest = max(float(table[:, target].max()) for table in tables.values())
+        if num_classes is None and not (0 <= largest < 1_000_000):
+            validate.fail("label", "labels in 0..C-1", largest, "Set num_classes, or task = 'regression'.")
+        num_outputs = num_classes or int(largest) + 1
+    return from_sites(train, test, task=task, num_outputs=num_outputs, name=pathlib.Path(directory).name)

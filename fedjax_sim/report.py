@@ -1,0 +1,360 @@
+"""One self-contained page about a run: what it reached, what it cost, what was left out, how to repeat it.
+
+The page is read from the run's files alone. It has no script and refers to nothing outside itself; every string that
+comes from a file is escaped; nothing in it depends on when it is written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from fedjax_sim import plot
+from fedjax_sim.checkpoint import write_atomically
+from fedjax_sim.plot import number
+
+__all__ = ["write_report"]
+
+FILES = ("config.toml", "metrics.jsonl", "timing.jsonl", "summary.json", "env.json", "population.json")
+NOTHING = "\N{EN DASH}"
+STYLE = """
+:root { color-scheme: light; }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1000px; padding: 40px 28px 64px; background: #fff; color: #1d2329;
+  font: 15px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+h1 { margin: 0; font-size: 30px; line-height: 1.2; letter-spacing: -0.01em; overflow-wrap: anywhere; }
+h2 { margin: 44px 0 10px; padding-bottom: 6px; border-bottom: 1px solid #e1e5e9; font-size: 19px; }
+h3 { margin: 22px 0 4px; font-size: 14px; color: #4a545e; font-weight: 600; }
+p { margin: 6px 0; }
+.lead, .muted { color: #5b6670; }
+.muted { font-size: 13px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 10px; margin: 24px 0 8px; }
+.tile { border: 1px solid #e1e5e9; border-radius: 8px; padding: 12px 14px; }
+.tile b { display: block; font-size: 22px; line-height: 1.25; font-weight: 650; font-variant-numeric: tabular-nums;
+  overflow-wrap: anywhere; }
+.tile span { font-size: 13px; color: #5b6670; }
+.tile.main { background: #f0f6fb; border-color: #c9dfef; }
+.note { margin: 12px 0; padding: 9px 14px; border-left: 4px solid #d55e00; background: #fdf4ee; }
+figure { margin: 8px 0 20px; }
+svg { display: block; width: 100%; height: auto; }
+svg text { font-family: inherit !important; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; }
+td, th { padding: 5px 14px 5px 0; border-bottom: 1px solid #edf0f2; text-align: left; vertical-align: top;
+  overflow-wrap: anywhere; }
+th { width: 30%; font-weight: 500; color: #5b6670; }
+pre { margin: 8px 0; padding: 14px 16px; border: 1px solid #e1e5e9; border-radius: 8px; background: #f8f9fa;
+  font: 13px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
+  white-space: pre-wrap; overflow-wrap: anywhere; }
+@media print { body { padding: 0; font-size: 12px; } h2 { break-after: avoid; }
+  figure, .tile, tr { break-inside: avoid; } * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
+"""
+
+
+def write_report(run_directory: str | Path) -> Path:
+    """Writes `report.html` into a run's folder, from whatever of its files are there.
+
+    Args:
+      run_directory: folder with any of config.toml, metrics.jsonl, timing.jsonl, summary.json, env.json and
+        population.json; the page says what is missing.
+
+    Returns: the page's path.
+    Raises: FileNotFoundError if the folder holds none of them.
+
+    Guarantees: the same files give the same bytes (tests/test_report.py::test_report_is_deterministic); it is
+    self-contained (test_report_is_self_contained) and escapes every string (test_hostile_strings_are_escaped); an
+    unfinished run, a NaN, a torn line or a missing file is said, not fatal (test_degraded_runs_are_reported).
+    """
+    folder = Path(run_directory).resolve()
+    if not any((folder / name).is_file() for name in FILES):
+        raise FileNotFoundError(
+            f"run_directory: expected a folder with {', '.join(FILES)}, got {str(run_directory)!r}."
+        )
+    notes: list[str] = []
+    summary, env, population = (_json(folder / f"{name}.json", notes) for name in ("summary", "env", "population"))
+    records, timing = (_json_lines(folder / f"{name}.jsonl", notes) for name in ("metrics", "timing"))
+    seconds = {str(line.get("round")): line.get("seconds") for line in timing}
+    records = [{**record, "seconds": seconds.get(str(record.get("round")))} for record in records]
+    totals = _totals(records, timing)
+    notes = [*_state_of_the_run(summary, records, totals), *notes]
+
+    name = str(summary.get("name") or folder.name)
+    size = population.get("num_clients")
+    lead = [f"{_count(totals['rounds'])} rounds", f"{_count(size)} clients" if size is not None else ""]
+    lead.append(str(population.get("name") or ""))
+    parts = [
+        f"<h1>{escape(name)}</h1>",
+        f'<p class="lead">{escape(" · ".join(filter(None, ("Federated run", *lead))))}</p>',
+        *(f'<p class="note">{escape(note)}</p>' for note in notes),
+        _tiles({**totals, **{k: v for k, v in summary.items() if v is not None}}),
+        "<h2>Learning</h2>",
+        *_learning(records, timing),
+        "<h2>Participation</h2>",
+        *(f"<p>{escape(line)}</p>" for line in _left_out(records, summary)),
+        _figure("participation", plot.participation, "Clients and updates left out, by round.", records)
+        if records
+        else "",
+        "<h2>Clients</h2>",
+        *_clients(records, population),
+        "<h2>How to repeat it</h2>",
+        f"<pre>{escape(str(env['command']))}</pre>" if env.get("command") else _absent("The command was not recorded."),
+        "<h3>Resolved configuration</h3>",
+        _config(folder / "config.toml"),
+        "<h3>Environment</h3>",
+        _table(_flat({k: v for k, v in env.items() if k != "command"})) or _absent("No env.json in this folder."),
+    ]
+    others = {k: v for k, v in summary.items() if k not in {key for key, _, _ in TILES} | {"name", "finished"}}
+    if others:
+        parts += ["<h3>Other results</h3>", _table(_flat(others))]
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    page = (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(name)} · fedjax_sim</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(filter(None, parts))
+        + "\n</body>\n</html>\n"
+    )
+    return write_atomically(folder / "report.html", [page.encode("utf-8", errors="replace")])
+
+
+# ---- sections
+
+
+def _learning(records: Sequence[Mapping], timing: Sequence[Mapping]) -> Iterable[str]:
+    if not records:
+        yield _absent("No round has been recorded.")
+        return
+    if not any("test_loss" in record or "held_out_loss" in record for record in records):
+        yield _absent("No evaluation has been recorded: the curves show the cohorts' training metrics only.")
+    axes = [("rounds", "Against rounds"), ("bytes", "Against bytes sent"), ("seconds", "Against wall time")]
+    for x, title in axes:
+        yield f"<h3>{title}</h3>"
+        if x == "seconds" and not timing:
+            yield _absent("No timing.jsonl in this folder.")
+            continue
+        yield _figure(x, plot.learning_curves, f"Loss and accuracy {title.lower()}.", records, x)
+    yield (
+        '<p class="muted">Train: pooled over the clients of each round&rsquo;s cohort. Held-out: examples that clients '
+        "keep back. Test: the central test set. Curves break where a number is not finite.</p>"
+    )
+
+
+def _clients(records: Sequence[Mapping], population: Mapping) -> Iterable[str]:
+    if any(record.get("held_out_loss_quantiles") or record.get("held_out_accuracy_quantiles") for record in records):
+        yield "<h3>Spread between clients</h3>"
+        yield _figure("spread", plot.client_spread, "Quantiles over clients of held-out loss and accuracy.", records)
+    else:
+        yield _absent("The spread between clients was not recorded.")
+    if not population:
+        yield _absent("No population.json in this folder.")
+        return
+    if population.get("label_counts"):
+        yield "<h3>What some clients hold</h3>"
+        yield _figure("labels", plot.label_mix, "Shares of labels and numbers of examples of some clients.", population)
+    quantiles = population.get("examples_quantiles")
+    quantiles = quantiles if isinstance(quantiles, dict) else {}
+    order = [key for key in ("min", "q25", "median", "q75", "max") if key in quantiles]
+    yield "<h3>Population</h3>"
+    rows = [
+        ("Name", str(population.get("name", ""))),
+        ("Clients", _count(population.get("num_clients"))),
+        ("Examples", _count(population.get("num_examples_total"))),
+        ("Examples of a client", ", ".join(f"{key} {_count(quantiles[key])}" for key in order)),
+    ]
+    yield _table((key, value) for key, value in rows if value not in ("", NOTHING))
+
+
+def _left_out(records: Sequence[Mapping], summary: Mapping) -> Iterable[str]:
+    """In plain words: what was dropped or skipped."""
+    names = ("clients_invited", "clients_reported", "dropped_clients", "skipped_rounds")
+    if not any(name in record for record in records for name in names):
+        yield "The log does not say who took part."
+        return
+    invited, reported, dropped, skipped = (int(_total(records, name)) for name in names)
+    silent, lines = invited - reported, []
+    if dropped:
+        lines.append(f"{dropped:,} updates with non-finite numbers were dropped.")
+    if skipped:
+        lines.append(f"{skipped:,} of {len(records):,} rounds were skipped: they left the model as it was.")
+    yield " ".join(lines) or "Nothing was dropped or skipped."
+    if silent > 0:
+        yield f"{silent:,} of {invited:,} invitations ({silent / invited:.1%}) brought no report."
+    elif invited:
+        yield f"All {invited:,} invited clients reported."
+    for name, total in (("dropped_clients", dropped), ("skipped_rounds", skipped)):
+        if name in summary and number(summary[name]) != total:
+            yield f"summary.json counts {_count(summary[name])} {name.replace('_', ' ')}, the log {total:,}."
+
+
+def _state_of_the_run(summary: Mapping, records: Sequence[Mapping], totals: Mapping) -> Iterable[str]:
+    if not summary:
+        yield f"This run has not finished: no summary.json. The figures go up to round {_count(totals['rounds'])}."
+    elif summary.get("finished") is False:
+        yield f"This run stopped before its last round, after round {_count(totals['rounds'])}."
+    for name, words in (("loss", "training"), ("test_loss", "test"), ("held_out_loss", "held-out")):
+        bad = [record.get("round") for record in records if name in record and not math.isfinite(number(record[name]))]
+        if bad:
+            yield f"The {words} loss was not finite in {len(bad):,} rounds, first in round {_count(bad[0])}."
+
+
+def _totals(records: Sequence[Mapping], timing: Sequence[Mapping]) -> dict[str, Any]:
+    """Headline figures that the log alone can give."""
+    totals: dict[str, Any] = {"rounds": records[-1].get("round", len(records)) if records else 0}
+    for name in ("test_accuracy", "test_loss"):
+        totals[name] = next((record[name] for record in reversed(records) if name in record), None)
+    for total, name in (("clients_trained", "clients_reported"), *((n, n) for n in ("uplink_bytes", "downlink_bytes"))):
+        if any(name in record for record in records):
+            totals[total] = _total(records, name)
+    if timing:
+        totals["rounds_seconds"] = timing[-1].get("seconds")
+        if number(totals["rounds_seconds"]) > 0 and "clients_trained" in totals:
+            totals["clients_per_second"] = totals["clients_trained"] / number(totals["rounds_seconds"])
+    return totals
+
+
+# ---- pieces of the page
+
+
+def _tiles(values: Mapping[str, Any]) -> str:
+    tiles = []
+    for key, label, show in TILES:
+        kind = "tile main" if key in ("test_accuracy", "test_loss") else "tile"
+        tiles.append(f'<div class="{kind}"><b>{escape(show(values.get(key)))}</b><span>{label}</span></div>')
+    return f'<div class="tiles">{"".join(tiles)}</div>'
+
+
+def _figure(name: str, draw: Any, caption: str, *arguments: Any) -> str:
+    try:
+        picture = plot.to_svg(draw(*arguments), name, caption)
+    except ImportError:
+        return _absent("Figures need matplotlib: pip install fedjax_sim[plot], then write the report again.")
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+        return f'<p class="note">This figure could not be drawn from the run&rsquo;s files: {escape(str(error))}</p>'
+    return f"<figure>{picture}</figure>"
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    cells = "".join(f"<tr><th>{escape(str(key))}</th><td>{escape(str(value))}</td></tr>" for key, value in rows)
+    return f"<table>{cells}</table>" if cells else ""
+
+
+def _absent(words: str) -> str:
+    return f'<p class="muted">{escape(words)}</p>'
+
+
+def _config(path: Path) -> str:
+    try:
+        return f"<pre>{escape(path.read_text(encoding='utf-8', errors='replace'))}</pre>"
+    except OSError:
+        return _absent("No config.toml in this folder.")
+
+
+def _flat(value: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
+    """Nested values as rows with dotted names."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list) and not any(isinstance(item, (dict, list)) for item in value):
+        yield prefix, ", ".join(map(str, value))
+    else:
+        yield prefix, json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
+
+
+# ---- reading
+
+
+def _json(path: Path, notes: list[str]) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+        if isinstance(value, dict):
+            return value
+        notes.append(f"{path.name} holds no object: it was left out.")
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, RecursionError):
+        notes.append(f"{path.name} could not be read: it was left out.")
+    return {}
+
+
+def _json_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    found, bad = [], 0
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            found.append(value)
+        else:
+            bad += bool(line.strip())
+    if bad:
+        notes.append(f"{bad:,} lines of {path.name} could not be read (a torn last line means a killed run): left out.")
+    return found
+
+
+def _total(records: Sequence[Mapping], name: str) -> float:
+    return sum(value for record in records if math.isfinite(value := number(record.get(name))))
+
+
+# ---- numbers as a person reads them
+
+
+def _plain(value: Any) -> float | str:
+    """A finite number, or the words that stand in its place."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, (str, bool, dict, list)) and value not in ("nan", "inf", "-inf"):
+        return str(value)
+    value = number(value)
+    return value if math.isfinite(value) else "not a number" if math.isnan(value) else "infinite"
+
+
+def _count(value: Any) -> str:
+    value = _plain(value)
+    return (
+        value if isinstance(value, str) else f"{value:,.0f}" if value == int(value) or value > 99 else f"{value:,.3g}"
+    )
+
+
+def _real(value: Any) -> str:
+    value = _plain(value)
+    return value if isinstance(value, str) else f"{value:,.4g}"
+
+
+def _percent(value: Any) -> str:
+    value = _plain(value)
+    return value if isinstance(value, str) else f"{100 * value:.2f} %"
+
+
+def _bytes(value: Any) -> str:
+    value = _plain(value)
+    if isinstance(value, str):
+        return value
+    unit, name = plot.scaled_bytes(value)
+    return f"{value / unit:.3g} {name}" if value < 999.5 * unit else f"{value / unit:,.0f} {name}"
+
+
+def _seconds(value: Any) -> str:
+    value = _plain(value)
+    if isinstance(value, str) or value < 120:
+        return value if isinstance(value, str) else f"{value:.3g} s"
+    minutes = round(value / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60:,} h {minutes % 60} min"
+
+
+TILES = (
+    ("test_accuracy", "test accuracy", _percent),
+    ("test_loss", "test loss", _real),
+    ("rounds", "rounds", _count),
+    ("clients_trained", "clients trained", _count),
+    ("clients_per_second", "clients per second", _count),
+    ("rounds_seconds", "in rounds", _seconds),
+    ("compile_seconds", "in compilation", _seconds),
+    ("peak_memory_bytes", "peak memory", _bytes),
+    ("uplink_bytes", "sent up by clients", _bytes),
+    ("downlink_bytes", "sent down to clients", _bytes),
+)

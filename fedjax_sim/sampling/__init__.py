@@ -1,0 +1,17 @@
+"""The invitation: population -> cohort. Every public name is a factory of a `Sampler`."""
+
+from fedjax_sim.sampling.importance import weighted
+from fedjax_sim.sampling.participation import with_dropout, with_over_invitation
+from fedjax_sim.sampling.poisson import poisson
+from fedjax_sim.sampling.uniform import cyclic, full, uniform, with_replacement
+
+__all__ = [
+    "cyclic",
+    "full",
+    "poisson",
+    "uniform",
+    "weighted",
+    "with_dropout",
+    "with_over_invitation",
+    "with_replacement",
+]

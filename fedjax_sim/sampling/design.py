@@ -1,0 +1,144 @@
+"""What theory and accounting read about a sampler: host-side facts, no arrays of the accelerator."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from fedjax_sim import validate
+
+__all__ = ["SamplingDesign", "mean_of_minimum"]
+
+# scheme: (one client may fill several slots, the number of invited clients is a constant, rounds are independent)
+_SCHEMES = {
+    "uniform_without_replacement": (False, True, True),
+    "with_replacement": (True, True, True),
+    "weighted_with_replacement": (True, True, True),
+    "poisson": (False, False, True),
+    "truncated_poisson": (False, False, True),
+    "full": (False, True, True),
+    "cyclic": (False, True, False),
+    "shuffled_cyclic": (False, True, False),
+}
+
+
+def mean_of_minimum(num_trials: int, rate: float, limit: int) -> float:
+    """E[min(K, limit)] for K ~ Binomial(num_trials, rate).
+
+    >>> round(mean_of_minimum(2, 0.5, 1), 12)
+    0.75
+    """
+    from scipy import stats
+
+    below = stats.binom.cdf(limit - 1, num_trials - 1, rate) if num_trials > 1 else float(limit >= 1)
+    return float(num_trials * rate * below + limit * stats.binom.sf(limit, num_trials, rate))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingDesign:
+    """The law of a cohort, for a Horvitz-Thompson estimate, a variance formula or a privacy accountant.
+
+    Args:
+      scheme: the name of the law; an accountant refuses one it does not know.
+      population_size: N.
+      cohort_size: expected number of slots drawn in a round, before truncation and dropout.
+      num_slots: m, the static number of slots; a truncated Poisson cohort never exceeds it.
+      rate: cohort_size / N unless given; q of a Poisson scheme.
+      draw_probabilities: [N] float64, the law of one draw of `weighted_with_replacement`; None = uniform.
+      response_rates: chances that an invited client reports, one for each wrapper that thins the reports,
+        independent of each other; None = varied inside a sweep, so unknown here.
+      max_reports: the most reports that count in a round; None = no limit beyond the slots.
+
+    Raises: ValueError, TypeError for a value out of range.
+
+    Guarantees: `inclusion_probabilities` is the frequency with which a client reports
+    (tests/sampling/test_design.py::test_inclusion_probabilities_are_the_frequencies).
+
+    >>> SamplingDesign(scheme="poisson", population_size=100, cohort_size=10, num_slots=100).rate
+    0.1
+    """
+
+    scheme: str
+    population_size: int
+    cohort_size: float
+    num_slots: int
+    rate: float | None = None
+    draw_probabilities: np.ndarray | None = dataclasses.field(default=None, compare=False, repr=False)
+    response_rates: tuple[float | None, ...] = ()
+    max_reports: int | None = None
+
+    def __post_init__(self) -> None:
+        validate.one_of("scheme", self.scheme, _SCHEMES)
+        validate.integer("population_size", self.population_size)
+        validate.integer("num_slots", self.num_slots)
+        validate.positive("cohort_size", self.cohort_size)
+        if self.rate is None:
+            object.__setattr__(self, "rate", self.cohort_size / self.population_size)
+        validate.in_range("rate", self.rate, 0, math.inf if self.replacement else 1, open_low=True)
+        for response_rate in self.response_rates:
+            if response_rate is not None:
+                validate.in_range("response_rates", response_rate, 0, 1, open_low=True)
+        if self.max_reports is not None:
+            validate.integer("max_reports", self.max_reports, 1, self.num_slots)
+        weighted, drawn = self.scheme == "weighted_with_replacement", self.draw_probabilities
+        if weighted != (drawn is not None) or (drawn is not None and np.shape(drawn) != (self.population_size,)):
+            rule = f"an array of shape ({self.population_size},)" if weighted else "None"
+            validate.fail("draw_probabilities", rule, drawn, "Only a weighted scheme has them.")
+
+    @property
+    def replacement(self) -> bool:
+        """One client may fill several slots."""
+        return _SCHEMES[self.scheme][0]
+
+    @property
+    def fixed_size(self) -> bool:
+        """The number of invited slots is the same in every round."""
+        return _SCHEMES[self.scheme][1] and self.cohort_size == self.num_slots
+
+    @property
+    def independent_rounds(self) -> bool:
+        """The cohorts of two rounds are independent."""
+        return _SCHEMES[self.scheme][2]
+
+    @property
+    def response_rate(self) -> float | None:
+        """Chance that an invited client's report counts; None if a sweep varies it."""
+        return None if None in self.response_rates else math.prod(self.response_rates, start=1.0)
+
+    @property
+    def overflow_probability(self) -> float:
+        """P(K > num_slots) of a truncated Poisson cohort, K ~ Binomial(N, rate); 0 for the other schemes."""
+        if self.scheme != "truncated_poisson":
+            return 0.0
+        from scipy import stats
+
+        return float(stats.binom.sf(self.num_slots, self.population_size, self.rate))
+
+    def inclusion_probabilities(self) -> float | np.ndarray:
+        """First-order pi_i: the chance that client i reports at least once in a round.
+
+        Cyclic schemes: the long-run fraction of rounds.
+
+        Returns: a float if all clients are alike, else [N] float64.
+
+        Raises: ValueError if a sweep varies the response rate.
+
+        >>> design = SamplingDesign(scheme="with_replacement", population_size=2, cohort_size=2, num_slots=2)
+        >>> design.inclusion_probabilities()
+        0.75
+        """
+        if self.response_rate is None:
+            validate.fail("response_rate", "a number", None, "A sweep varies it: read the design outside the sweep.")
+        return self._invited() * self.response_rate
+
+    def _invited(self) -> float | np.ndarray:
+        if self.replacement:
+            drawn = 1 / self.population_size if self.draw_probabilities is None else self.draw_probabilities
+            with np.errstate(divide="ignore"):  # log1p(-1) of a population of one: -inf, inclusion 1
+                chance = -np.expm1(self.num_slots * np.log1p(-np.asarray(drawn, np.float64)))
+            return chance if chance.ndim else float(chance)
+        if self.scheme == "truncated_poisson":
+            return mean_of_minimum(self.population_size, self.rate, self.num_slots) / self.population_size
+        return float(self.rate)

@@ -1,0 +1,109 @@
+"""Wrappers: who of those invited reports. They never change who is invited."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.prng import client_key, stream
+from fedjax_sim.sampling.design import mean_of_minimum
+from fedjax_sim.types import Array, Sampler
+
+__all__ = ["with_dropout", "with_over_invitation"]
+
+
+def _client_bits(key: Array, ids: Array) -> Array:
+    """32 random bits of each client, by its id: the same in whatever slot it stands."""
+    return jax.vmap(lambda id: jax.random.bits(client_key(key, id), (), jnp.uint32))(ids)
+
+
+def with_dropout(sampler: Sampler, rate: float) -> Sampler:
+    """Each invited client fails to report with probability `rate`, independently.
+
+    `metrics["dropped"]` counts them.
+
+    Args:
+      sampler: any sampler; wrapping twice drops twice, independently.
+      rate: in [0, 1); may be traced, so that a sweep can vary it.
+
+    Returns: a sampler of the same cohorts, some of whose reports are missing.
+
+    Raises: ValueError, TypeError for a rate out of range.
+
+    Guarantees: m(1 - rate) reports are expected, clients independent
+    (tests/sampling/test_participation.py::test_dropout_rate_and_independence); ids and invitations are untouched, and
+    who drops out depends on the client, not on its slot (test_dropout_keeps_the_cohort_and_ignores_slots); a higher
+    rate drops a superset (test_dropouts_nest).
+
+    References: Bonawitz et al. 2019, section 4.
+
+    >>> from fedjax_sim.sampling.uniform import uniform
+    >>> with_dropout(uniform(100, 10), 0.2).design.response_rate
+    0.8
+    """
+    validate.in_range("rate", rate, 0, 1, open_high=True, hint="It is a client's chance not to report.")
+    name = f"dropout {len(sampler.design.response_rates)}"  # a second wrapper has a stream of its own
+    traced = isinstance(rate, jax.core.Tracer)
+    # The largest product is 2^32 - 1: a float32 rate below 1 is at most 1 - 2^-24.
+    threshold = (rate * 2.0**32).astype(jnp.uint32) if traced else np.uint32(min(int(rate * 2.0**32), 2**32 - 1))
+
+    def sample(key, state):
+        cohort, state = sampler.sample(key, state)
+        reported = cohort.reported & (_client_bits(stream(key, name), cohort.ids) >= threshold)
+        dropped = (cohort.reported & ~reported).sum(dtype=jnp.int32) + cohort.metrics.get("dropped", 0)
+        return cohort._replace(reported=reported, metrics={**cohort.metrics, "dropped": dropped}), state
+
+    rates = (*sampler.design.response_rates, None if traced else 1 - float(rate))
+    design = dataclasses.replace(sampler.design, response_rates=rates)
+    return sampler._replace(sample=sample, design=design)
+
+
+def with_over_invitation(sampler: Sampler, num_reports: int) -> Sampler:
+    """More are invited than needed: only the first `num_reports` reports count, in a random order of arrival.
+
+    `metrics["discarded"]` counts those that came too late.
+
+    Args:
+      sampler: one with a fixed number of different clients, e.g. `with_dropout(uniform(N, 130), 0.2)`.
+      num_reports: in [1, num_slots].
+
+    Returns: a sampler of the same cohorts with at most `num_reports` reports.
+
+    Raises: ValueError, TypeError for values out of range or a sampler of another kind.
+
+    Guarantees: min(reports, num_reports) count, a uniform choice of those who report, whatever their slots
+    (tests/sampling/test_participation.py::test_over_invitation_keeps_a_uniform_choice).
+
+    References: Bonawitz et al. 2019, section 2.2.
+
+    >>> from fedjax_sim.sampling.uniform import uniform
+    >>> with_over_invitation(uniform(100, 13), 10).design.inclusion_probabilities()
+    0.1
+    """
+    design = sampler.design
+    if design.replacement or not design.fixed_size or design.max_reports is not None:
+        rule = "a sampler with a fixed number of different clients, not yet over-invited"
+        validate.fail("sampler", rule, design.scheme, "Use uniform, full, or cyclic in order.")
+    validate.integer("num_reports", num_reports, 1, sampler.num_slots)
+
+    def sample(key, state):
+        cohort, state = sampler.sample(key, state)
+        late = (~cohort.reported).astype(jnp.uint32)
+        slots = jnp.arange(sampler.num_slots, dtype=jnp.int32)
+        order = jax.lax.sort((late, _client_bits(stream(key, "arrival"), cohort.ids), slots), num_keys=2)[2]
+        reported = cohort.reported & jnp.zeros_like(cohort.reported).at[order[:num_reports]].set(True)
+        discarded = (cohort.reported & ~reported).sum(dtype=jnp.int32)
+        return cohort._replace(reported=reported, metrics={**cohort.metrics, "discarded": discarded}), state
+
+    arrives = design.response_rate
+    kept = (
+        None
+        if arrives is None
+        else mean_of_minimum(design.num_slots, arrives, num_reports) / (design.num_slots * arrives)
+    )
+    design = dataclasses.replace(design, response_rates=(*design.response_rates, kept), max_reports=num_reports)
+    return sampler._replace(sample=sample, design=design)

@@ -1,0 +1,110 @@
+"""Poisson sampling, the law privacy accountants assume, in a fixed number of slots."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.prng import stream
+from fedjax_sim.sampling.design import SamplingDesign
+from fedjax_sim.sampling.permutation import permute
+from fedjax_sim.types import Array, Cohort, Sampler
+
+__all__ = ["poisson"]
+
+_OVERFLOW = 1e-9  # chance that a cohort exceeds the default number of slots
+_MAX_TABLE_BYTES = 1 << 20
+
+
+def poisson(population_size: int, rate: float, *, num_slots: int | None = None) -> Sampler:
+    """Every client by itself with probability q; beyond the slots, a uniform choice of those called.
+
+    The number called, K ~ Binomial(N, q), is drawn by inversion of a table made on the host; the cohort is the first
+    min(K, num_slots) clients of a random permutation. `metrics["overflow"]` counts the clients left out.
+
+    Args:
+      population_size: N in [1, 2^31 - 1].
+      rate: q in (0, 1], a Python number.
+      num_slots: in [1, N]; default: the fewest with P(K > num_slots) < 1e-9.
+
+    Returns: a sampler whose scheme is `truncated_poisson`, or `poisson` when num_slots = N.
+
+    Raises: ValueError, TypeError for values out of range; MemoryError where the table would pass 1 MB (q N > 5e7).
+
+    Guarantees: E K = qN, Var K = Nq(1-q) and the whole law of K
+    (tests/sampling/test_poisson.py::test_number_of_clients_is_binomial); the table is exact to 2^-48
+    (test_table_is_the_binomial_law); P(overflow) = P(Bin(N, q) > num_slots) (test_overflow_is_the_binomial_tail);
+    clients are called independently (test_pairs_are_independent).
+
+    References: Abadi et al. 2016, section 3.1; Mironov, Talwar and Zhang 2019.
+
+    >>> sampler = poisson(1000, 0.01)
+    >>> sampler.num_slots, sampler.design.scheme
+    (34, 'truncated_poisson')
+    """
+    validate.integer("population_size", population_size)
+    if isinstance(rate, jax.core.Tracer):
+        validate.fail("rate", "a Python number", rate, "The table of cohort sizes is made on the host.", TypeError)
+    validate.in_range("rate", rate, 0, 1, open_low=True, hint="It is each client's chance to be called in a round.")
+    rate = float(rate)
+    num_slots = _default_slots(population_size, rate) if num_slots is None else num_slots
+    validate.integer("num_slots", num_slots, 1, population_size)
+    first, table = _binomial_table(population_size, rate)
+
+    def sample(key, state):
+        called = first + _count_below(jax.random.bits(stream(key, "cohort_size"), (2,), jnp.uint32), table)
+        slots = jnp.arange(num_slots, dtype=jnp.int32)
+        invited = slots < called
+        overflow = jnp.maximum(called - num_slots, 0)
+        ids = permute(stream(key, "cohort"), slots, population_size)
+        return Cohort(ids=ids, invited=invited, reported=invited, metrics={"overflow": overflow}), state
+
+    design = SamplingDesign(
+        scheme="poisson" if num_slots == population_size else "truncated_poisson",
+        population_size=population_size,
+        cohort_size=population_size * rate,
+        num_slots=num_slots,
+        rate=rate,
+    )
+    return Sampler(lambda: (), sample, num_slots, design)
+
+
+def _default_slots(population_size: int, rate: float) -> int:
+    from scipy import stats
+
+    slots = max(1, int(stats.binom.isf(_OVERFLOW, population_size, rate)))
+    while not stats.binom.sf(slots, population_size, rate) < _OVERFLOW:
+        slots += 1
+    return min(slots, population_size)
+
+
+def _binomial_table(population_size: int, rate: float) -> tuple[np.int32, np.ndarray]:
+    """The smallest count and, as two limbs [2, counts - 1] uint32, 2^64 P(K <= count) of every count but the last.
+
+    The window misses less than 2^-60 of the mass (Bernstein's inequality); the mode takes what it misses.
+    """
+    from scipy import stats
+
+    mean, variance = population_size * rate, population_size * rate * (1 - rate)
+    log = 61 * math.log(2)
+    width = log / 3 + math.sqrt(log**2 / 9 + 2 * log * variance) if variance > 0 else 0
+    hint = "So large a cohort varies by less than 1 part in 5,000: use uniform."
+    validate.fits_in_memory("rate", 8 * math.ceil(2 * width), _MAX_TABLE_BYTES, hint=hint)
+    counts = np.arange(max(0, math.floor(mean - width)), min(population_size, math.ceil(mean + width)) + 1)
+    mass = stats.binom.pmf(counts, population_size, rate)
+    units = [int(x) for x in mass / mass.sum() * 2.0**64]
+    units[int(np.argmax(mass))] += 2**64 - sum(units)
+    support = np.flatnonzero(units)  # without the empty tail, so that no sum but the dropped last one reaches 2^64
+    counts, units = counts[support[0] : support[-1] + 1], units[support[0] : support[-1]]
+    cumulative = np.cumsum(np.array(units, np.uint64), dtype=np.uint64)
+    return np.int32(counts[0]), np.stack([cumulative >> np.uint64(32), cumulative]).astype(np.uint32)
+
+
+def _count_below(words: Array, table: np.ndarray) -> Array:
+    """How many thresholds are at most the 64-bit number words[0] 2^32 + words[1]; [] int32."""
+    high, low = jnp.asarray(table[0]), jnp.asarray(table[1])
+    return ((high < words[0]) | ((high == words[0]) & (low <= words[1]))).sum(dtype=jnp.int32)

@@ -1,0 +1,188 @@
+"""Cohorts in which all clients are alike: uniform, with replacement, everyone, in turn."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import validate
+from fedjax_sim.prng import stream
+from fedjax_sim.sampling.design import SamplingDesign
+from fedjax_sim.sampling.permutation import permute
+from fedjax_sim.types import Array, Cohort, Sampler
+
+__all__ = ["cyclic", "full", "uniform", "with_replacement"]
+
+
+class CyclicState(NamedTuple):
+    """Where a cyclic sampler stands."""
+
+    position: Array  # [] uint32 in [0, N), clients already called in this pass
+    seed: Array  # [2] uint32, what the order of this pass follows from; unused when not shuffled
+
+
+def _everyone(ids: Array) -> Cohort:
+    called = jnp.ones(ids.shape, bool)
+    return Cohort(ids=ids, invited=called, reported=called)
+
+
+def _check_without_replacement(population_size: int, cohort_size: int) -> None:
+    validate.integer("population_size", population_size)
+    hint = f"A cohort without replacement has at most N={population_size} clients; with_replacement has no such limit."
+    validate.integer("cohort_size", cohort_size, 1, population_size, hint=hint)
+
+
+def uniform(population_size: int, cohort_size: int) -> Sampler:
+    """m of N clients without replacement, all subsets equally likely, afresh in each round.
+
+    Args:
+      population_size: N in [1, 2^31 - 1].
+      cohort_size: m in [1, N].
+
+    Returns: a sampler with m slots, all of them invited; O(m) for N > 1024.
+
+    Raises: ValueError, TypeError for sizes out of range.
+
+    Guarantees: no client twice, pi_i = m/N, pi_ij = m(m-1)/(N(N-1))
+    (tests/sampling/test_uniform.py::test_every_subset_is_equally_likely, test_pair_covariance); rounds are
+    independent (test_rounds_are_independent). Above N = 1024 these hold as far as a keyed permutation shows
+    (tests/sampling/test_permutation.py).
+
+    References: Cochran 1977, sections 2.1 and 2.9.
+
+    >>> uniform(1000, 10).design.inclusion_probabilities()
+    0.01
+    """
+    _check_without_replacement(population_size, cohort_size)
+
+    def sample(key, state):
+        positions = jnp.arange(cohort_size, dtype=jnp.int32)
+        return _everyone(permute(stream(key, "cohort"), positions, population_size)), state
+
+    design = SamplingDesign(
+        scheme="uniform_without_replacement",
+        population_size=population_size,
+        cohort_size=cohort_size,
+        num_slots=cohort_size,
+    )
+    return Sampler(lambda: (), sample, cohort_size, design)
+
+
+def with_replacement(population_size: int, cohort_size: int) -> Sampler:
+    """m independent uniform draws: a client may fill several slots.
+
+    Args:
+      population_size: N in [1, 2^31 - 1].
+      cohort_size: m, any positive integer.
+
+    Returns: a sampler with m slots, all of them invited.
+
+    Raises: ValueError, TypeError for sizes out of range.
+
+    Guarantees: draws are uniform and independent
+    (tests/sampling/test_uniform.py::test_draws_with_replacement_are_independent).
+
+    References: Cochran 1977, section 2.10.
+
+    >>> with_replacement(2, 3).design.inclusion_probabilities()
+    0.875
+    """
+    validate.integer("population_size", population_size)
+    validate.integer("cohort_size", cohort_size)
+
+    def sample(key, state):
+        ids = jax.random.randint(stream(key, "cohort"), (cohort_size,), 0, population_size, jnp.int32)
+        return _everyone(ids), state
+
+    design = SamplingDesign(
+        scheme="with_replacement",
+        population_size=population_size,
+        cohort_size=cohort_size,
+        num_slots=cohort_size,
+    )
+    return Sampler(lambda: (), sample, cohort_size, design)
+
+
+def full(population_size: int) -> Sampler:
+    """Everyone in every round, in order.
+
+    Args:
+      population_size: N in [1, 2^31 - 1].
+
+    Returns: a sampler with N slots; slot i holds client i.
+
+    Raises: ValueError, TypeError for a size out of range.
+
+    Guarantees: no sampling variance at all (tests/sampling/test_uniform.py::test_full_participation_is_everyone).
+
+    >>> full(3).design.inclusion_probabilities()
+    1.0
+    """
+    validate.integer("population_size", population_size)
+
+    def sample(key, state):
+        return _everyone(jnp.arange(population_size, dtype=jnp.int32)), state
+
+    design = SamplingDesign(
+        scheme="full", population_size=population_size, cohort_size=population_size, num_slots=population_size
+    )
+    return Sampler(lambda: (), sample, population_size, design)
+
+
+def cyclic(population_size: int, cohort_size: int, *, shuffled: bool = False) -> Sampler:
+    """Clients in turn: m at a time, pass after pass over the population.
+
+    In order, a cohort that reaches the end goes on with client 0. Shuffled, each pass has a fresh random order and its
+    last cohort is smaller when m does not divide N: the slots left are padding, so no client is called twice.
+
+    Args:
+      population_size: N in [1, 2^31 - 1].
+      cohort_size: m in [1, N].
+      shuffled: a new random order for each pass instead of 0, 1, ..., N-1.
+
+    Returns: a sampler with m slots. Its inclusion probability is the long-run fraction of rounds.
+
+    Raises: ValueError, TypeError for values out of range.
+
+    Guarantees: in order, N rounds call each client exactly m times; shuffled, ceil(N/m) rounds call each exactly once
+    (tests/sampling/test_uniform.py::test_cyclic_covers_everyone_evenly, test_shuffled_pass_covers_everyone_once).
+
+    References: Mishchenko, Khaled and Richtarik 2020 (random reshuffling).
+
+    >>> cyclic(10, 4, shuffled=True).design.cohort_size  # 4, 4, 2
+    3.3333333333333335
+    """
+    _check_without_replacement(population_size, cohort_size)
+    validate.one_of("shuffled", shuffled, (False, True))
+    rounds = -(-population_size // cohort_size)
+
+    def init():
+        return CyclicState(jnp.zeros((), jnp.uint32), jnp.zeros((2,), jnp.uint32))
+
+    def in_order(key, state):
+        places = state.position + jnp.arange(cohort_size, dtype=jnp.uint32)  # below 2N < 2^32
+        ids = (places % jnp.uint32(population_size)).astype(jnp.int32)
+        position = (state.position + jnp.uint32(cohort_size)) % jnp.uint32(population_size)
+        return _everyone(ids), CyclicState(position, state.seed)
+
+    def in_random_order(key, state):
+        fresh = jax.random.bits(stream(key, "cohort"), (2,), jnp.uint32)
+        seed = jnp.where(state.position == 0, fresh, state.seed)
+        order = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed[0]), seed[1])
+        places = state.position + jnp.arange(cohort_size, dtype=jnp.uint32)
+        invited = places < jnp.uint32(population_size)
+        ids = permute(order, places % jnp.uint32(population_size), population_size)
+        position = state.position + jnp.uint32(cohort_size)
+        position = jnp.where(position < jnp.uint32(population_size), position, jnp.uint32(0))
+        return Cohort(ids=ids, invited=invited, reported=invited), CyclicState(position, seed)
+
+    divides = population_size % cohort_size == 0
+    design = SamplingDesign(
+        scheme="shuffled_cyclic" if shuffled else "cyclic",
+        population_size=population_size,
+        cohort_size=cohort_size if divides or not shuffled else population_size / rounds,
+        num_slots=cohort_size,
+    )
+    return Sampler(init, in_random_order if shuffled else in_order, cohort_size, design)

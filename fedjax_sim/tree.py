@@ -1,0 +1,83 @@
+"""Pytree arithmetic that `optax.tree` lacks."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.types import Array, PyTree
+
+__all__ = ["all_finite", "num_bytes", "pinned", "size", "spec", "subtract", "take", "where", "zeros_like"]
+
+
+def pinned(tree: PyTree, zero: Array) -> PyTree:
+    """The same values, rounded here and nowhere else.
+
+    Compilers fuse a product into the addition that follows, or turn a division into a product, and whether they do
+    depends on the rest of the program: on the number of devices, for one. XLA:CPU drops `optimization_barrier` before it
+    fuses, so each float passes through its bits instead.
+
+    Args:
+      zero: int32, 0 at run time but not provably so, such as a counter's minimum with 0; broadcast to each leaf.
+    """
+
+    def leaf(x):
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        bits = {2: jnp.int16, 4: jnp.int32, 8: jnp.int64}[x.dtype.itemsize]
+        return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, bits) ^ zero.astype(bits), x.dtype)
+
+    return jax.tree.map(leaf, tree)
+
+
+def spec(tree: PyTree) -> PyTree:
+    """Shapes and dtypes of a pytree's leaves, without their values."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
+
+
+def size(tree: PyTree) -> int:
+    """Number of scalars in a pytree of arrays or specs.
+
+    >>> import jax.numpy as jnp
+    >>> size({"a": jnp.zeros((2, 3)), "b": jnp.zeros(4)})
+    10
+    """
+    return sum(math.prod(jnp.shape(x)) for x in jax.tree.leaves(tree))
+
+
+def num_bytes(tree: PyTree) -> int:
+    """Bytes held by a pytree of arrays or specs."""
+    return sum(math.prod(jnp.shape(x)) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
+
+
+def subtract(a: PyTree, b: PyTree) -> PyTree:
+    """a - b, leaf by leaf."""
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def take(tree: PyTree, ids: Array) -> PyTree:
+    """Rows `ids` of every leaf [N, ...]; ids must be in range (JAX clamps silently)."""
+    return jax.tree.map(lambda x: x[ids], tree)
+
+
+def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
+    """`a` where `condition`, else `b`; the condition has the leaves' leading axes, or none."""
+
+    def pick(x, y):
+        x = jnp.asarray(x)
+        return jnp.where(condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim)), x, y)
+
+    return jax.tree.map(pick, a, b)
+
+
+def zeros_like(tree: PyTree) -> PyTree:
+    """Zeros of the same shapes and dtypes."""
+    return jax.tree.map(jnp.zeros_like, tree)
+
+
+def all_finite(tree: PyTree) -> Array:
+    """[] bool: no NaN and no infinity in any leaf."""
+    checks = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]
+    return jnp.stack(checks).all() if checks else jnp.asarray(True)

@@ -1,0 +1,145 @@
+"""The nouns every room shares. Data are pytrees; behaviour is a NamedTuple of pure functions.
+
+Letters: N population, m cohort slots, c slots in a chunk, n examples of a client, T rounds, d model dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+
+Array = jax.Array
+PyTree = Any
+
+__all__ = [
+    "Aggregator",
+    "Algorithm",
+    "ClientData",
+    "ClientUpdate",
+    "Cohort",
+    "Count",
+    "Mean",
+    "Population",
+    "Received",
+    "Report",
+    "Sampler",
+    "ServerUpdate",
+    "UpdateTransform",
+]
+
+
+class ClientData(NamedTuple):
+    """What one client holds, padded to a static number of rows."""
+
+    examples: PyTree  # leaves [n, ...]; rows where mask is False may hold anything, NaN included
+    mask: Array  # [n] bool; True = a real example
+
+
+@runtime_checkable
+class Population(Protocol):
+    """Who exists: a frozen pytree dataclass, passed to a round as an argument."""
+
+    size: int  # N
+
+    def client(self, id: Array) -> ClientData:
+        """Data of one client; pure, traceable, `id` a scalar int32 in [0, size)."""
+
+
+class Cohort(NamedTuple):
+    """Who was called in a round, and whose letter arrived."""
+
+    ids: Array  # [m] int32 population index, always in [0, N); any valid index in padding
+    invited: Array  # [m] bool; False = padding
+    reported: Array  # [m] bool; invited and arrived
+    metrics: dict[str, Array] = {}  # scalars, e.g. how many clients a truncated sampler left out
+
+
+class Mean(NamedTuple):
+    """A metric that pools correctly: totals and weights are summed over clients before dividing."""
+
+    total: Array  # [] sum over examples
+    weight: Array  # [] number (or weight) of those examples
+
+
+class Report(NamedTuple):
+    """What one client hands over."""
+
+    update: PyTree  # local params - broadcast params, or whatever the server expects
+    weight: Array  # [] float32, usually the number of examples; 0 = nothing to say
+    metrics: dict[str, Mean]
+
+
+class Received(NamedTuple):
+    """A chunk of letters at the table."""
+
+    updates: PyTree  # leaves [c, ...]; finite everywhere, zero where nothing arrived
+    weights: Array  # [c] float32; 0 where nothing arrived
+    ids: Array  # [c] int32
+    slots: Array  # [c] int32 position in the cohort; >= num_slots in the engine's padding
+
+
+class Sampler(NamedTuple):
+    """Population -> cohort."""
+
+    init: Callable  # () -> state
+    sample: Callable  # (key, state) -> (Cohort, state)
+    num_slots: int  # m, static
+    design: Any  # sampling.design.SamplingDesign: what theory and the accountant read
+
+
+class ClientUpdate(NamedTuple):
+    """Local work, written for ONE client; the engine adds the axis."""
+
+    init: Callable  # (params) -> client state; () if stateless
+    apply: Callable  # (key, broadcast, client state, ClientData) -> (Report, client state)
+
+
+class UpdateTransform(NamedTuple):
+    """Both ends of what an update goes through on its way."""
+
+    init: Callable  # (update_spec) -> server-side state
+    init_client: Callable  # (update_spec) -> per-client memory; () if none
+    on_client: Callable  # (key, update, state, memory) -> (update, memory, measured); measured: pytree of Mean
+    on_server: Callable  # (key, cohort, aggregate, state, measured, sensitivity) -> (aggregate, state, metrics)
+    wire_bits: Callable  # (update_spec) -> bits one client uploads
+    l2_bound: float | None = None  # no output of on_client has a larger norm
+    nonexpansive: bool = False  # on_client never lengthens an update
+    releases_when_empty: bool = False  # a round without letters still moves the model (noise-only release)
+
+
+class Aggregator(NamedTuple):
+    """Many letters -> one.
+
+    LAW: carries of disjoint slots combine (`engine.combine`) to the carry of their union: exact sums merge, arrays add.
+    """
+
+    init: Callable  # (update_spec, num_slots) -> carry, all zeros
+    accumulate: Callable  # (key, cohort, carry, Received) -> carry
+    finalize: Callable  # (key, cohort, carry) -> (aggregate, metrics)
+    sensitivity: float | None = None  # L2 motion of the aggregate per unit motion of one update; None = unbounded
+
+
+class ServerUpdate(NamedTuple):
+    """The server's room."""
+
+    init: Callable  # (params) -> state
+    broadcast: Callable  # (state) -> what clients receive
+    apply: Callable  # (key, aggregate, state) -> state
+    params: Callable  # (state) -> params to evaluate
+
+
+class Algorithm(NamedTuple):
+    """The one outer contract: everything that learns over rounds."""
+
+    init: Callable  # (key, params, population) -> state
+    step: Callable  # (key, state, population) -> (state, info)
+    params: Callable  # (state) -> params to evaluate
+
+
+class Count(NamedTuple):
+    """An exact count in Info that may pass int32: `number` times `unit`, multiplied on the host."""
+
+    number: Array  # [] int32, e.g. letters that arrived
+    unit: Array  # [] int32, e.g. bytes of one letter

@@ -1,0 +1,86 @@
+"""One voice for errors: `name: expected RULE, got VALUE. HINT`.
+
+Checks are written `not (low <= x <= high)` so that NaN fails them. Traced values pass: a sweep may vmap over a
+hyper-parameter, whose range is then its caller's to check.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+__all__ = ["fail", "fits_in_memory", "in_range", "integer", "nearest", "one_of", "positive"]
+
+INT32_MAX = 2**31 - 1
+
+
+def fail(name: str, rule: str, value: Any, hint: str = "", error: type[Exception] = ValueError) -> None:
+    """Raises `error` with the house's message."""
+    shown = repr(value)
+    shown = shown if len(shown) <= 120 else shown[:117] + "..."
+    raise error(f"{name}: expected {rule}, got {shown}.{' ' + hint if hint else ''}")
+
+
+def _number(name: str, value: Any, rule: str, hint: str) -> bool:
+    """True if `value` is concrete and must be checked; raises if it is no real number."""
+    if isinstance(value, jax.core.Tracer):
+        return False
+    if isinstance(value, (np.ndarray, jax.Array)) and value.ndim == 0:
+        value = value.item()
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        fail(name, rule, value, hint, TypeError)
+    return True
+
+
+def in_range(
+    name: str, value: Any, low: float = -math.inf, high: float = math.inf, *, open_low=False, open_high=False, hint=""
+) -> None:
+    """A finite real number in the interval from `low` to `high`."""
+    rule = f"a number in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+    if math.isinf(high):
+        rule = f"a finite number {'>' if open_low else '>='} {low:g}" if low > -math.inf else "a finite number"
+    if not _number(name, value, rule, hint):
+        return
+    if not (low <= value <= high) or math.isinf(value) or (open_low and value == low) or (open_high and value == high):
+        fail(name, rule, value, hint)
+
+
+def positive(name: str, value: Any, *, hint: str = "") -> None:
+    """A finite real number above zero."""
+    in_range(name, value, 0, open_low=True, hint=hint)
+
+
+def integer(name: str, value: Any, low: int = 1, high: int = INT32_MAX, *, hint: str = "") -> None:
+    """A whole number (not a bool) in [low, high]."""
+    rule = f"an integer in [{low}, {high}]"
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
+        fail(name, rule, value, hint, TypeError)
+    if not (low <= value <= high):
+        fail(name, rule, value, hint)
+
+
+def nearest(word: str, options: Iterable[str]) -> str:
+    """`Did you mean 'x'?`, or an empty string."""
+    close = difflib.get_close_matches(str(word), list(options), n=1, cutoff=0.5)
+    return f"Did you mean {close[0]!r}?" if close else ""
+
+
+def one_of(name: str, value: Any, options: Iterable[Any], *, hint: str = "") -> None:
+    """One of a closed set of values; the error names the nearest."""
+    options = list(options)
+    if not any(value is option or (type(value) is type(option) and value == option) for option in options):
+        words = [option for option in options if isinstance(option, str)]
+        suggestion = nearest(value, words) if isinstance(value, str) else ""
+        fail(name, "one of " + ", ".join(map(repr, options)), value, " ".join(filter(None, (suggestion, hint))))
+
+
+def fits_in_memory(name: str, num_bytes: int, limit: int, *, hint: str = "") -> None:
+    """Refuses an allocation of `num_bytes` above `limit` bytes, with both numbers."""
+    if not (num_bytes <= limit):
+        fail(name, f"at most {limit:,} bytes", f"{num_bytes:,} bytes", hint, MemoryError)

@@ -1,0 +1,140 @@
+"""Layers against flax.linen with the same weights."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim.models import layers
+
+KEY = jax.random.key(0)
+
+
+def noise(seed, *shape):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def same(a, b, tolerance=1e-5):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance), a, b)
+
+
+def test_dense_equals_linen():
+    """Catches a transposed kernel and a missing bias."""
+    params = {"kernel": noise(0, 4, 3), "bias": noise(1, 3)}
+    x = noise(2, 5, 2, 4)
+    same(layers.dense(params, x), nn.Dense(3).apply({"params": params}, x))
+
+
+CONVOLUTIONS = [("SAME", 1, 3), ("VALID", 2, 3), ("SAME", 1, 2), ("SAME", 3, 5)]
+
+
+@pytest.mark.parametrize(("padding", "stride", "size"), CONVOLUTIONS)
+def test_convolution_equals_linen(padding, stride, size):
+    """Catches a flipped kernel, rows and columns exchanged, lopsided padding of even kernels, strides off by one."""
+    params = {"kernel": noise(0, size, size, 2, 3), "bias": noise(1, 3)}
+    x = noise(2, 2, 7, 6, 2)
+    oracle = nn.Conv(3, (size, size), strides=stride, padding=padding)
+
+    def values(apply):
+        def scalar(params, x):
+            out = apply(params, x)
+            return (out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)).sum(), out
+
+        return jax.jit(jax.value_and_grad(scalar, (0, 1), has_aux=True))(params, x)
+
+    expected = values(lambda params, x: oracle.apply({"params": params}, x))
+    for method in ("im2col", "native"):
+        got = values(lambda p, x, m=method: layers.convolution(p, x, stride=stride, padding=padding, method=m))
+        same(got, expected, 2e-5)
+
+
+def test_im2col_lowers_to_no_convolution():
+    """Catches a fallback to XLA's convolution, 50 times slower inside a loop on CPU."""
+    params = layers.init_convolution(KEY, 3, 2, 4)
+    text = jax.jit(jax.grad(lambda p, x: layers.convolution(p, x).sum())).lower(params, noise(0, 2, 6, 6, 2)).as_text()
+    assert "convolution" not in text and "dot_general" in text
+
+
+def test_max_pool_equals_linen():
+    """Catches pooling over the wrong axes and a border that is padded instead of cut."""
+    x = noise(0, 2, 7, 5, 3)
+    for size in (2, 3):
+        pooled = lambda x, size=size: nn.max_pool(x, (size, size), (size, size))  # noqa: E731
+        same(layers.max_pool(x, size=size), pooled(x))
+        same(jax.grad(lambda x, s=size: layers.max_pool(x, size=s).sum())(x), jax.grad(lambda x: pooled(x).sum())(x))  # noqa: B023
+
+
+def linen_gates(params, names, biased):
+    """The weights of a fused layer as those of a linen cell with one dense layer a gate."""
+    hidden = params["recurrent"].shape[0]
+    out = {}
+    for i, name in enumerate(names):
+        gate = slice(i * hidden, (i + 1) * hidden)
+        bias = {"bias": params["bias"][gate]}
+        out[f"i{name}"] = {"kernel": params["kernel"][:, gate]} | (bias if biased == "i" else {})
+        out[f"h{name}"] = {"kernel": params["recurrent"][:, gate]} | (bias if biased == "h" else {})
+    return out
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_recurrent_layers_equal_linen(kind):
+    """Catches exchanged gates, a reset gate before the matmul, biases on the wrong side, a scan over the wrong axis."""
+    num_inputs, hidden = 3, 4
+    initialize = layers.init_gru if kind == "gru" else layers.init_lstm
+    params = jax.tree.map(
+        lambda a: a + 0.3 * np.cos(np.arange(a.size)).reshape(a.shape),
+        jax.jit(lambda k: initialize(k, num_inputs, hidden))(KEY),
+    )
+    x = noise(1, 2, 5, num_inputs)
+    if kind == "gru":
+        weights = linen_gates(params, "rzn", "i")
+        weights["hn"]["bias"] = params["recurrent_bias"]
+        oracle, layer = nn.RNN(nn.GRUCell(hidden)), layers.gru_layer
+    else:
+        weights = linen_gates(params, "ifgo", "h")
+        oracle, layer = nn.RNN(nn.OptimizedLSTMCell(hidden)), layers.lstm_layer
+    expected = jax.jit(oracle.apply)({"params": {"cell": weights}}, x)
+    same(jax.jit(layer)(params, x), expected)
+
+
+def test_embedding_padding_and_unknown_tokens():
+    """Catches -1 read as the last row, unknown tokens clamped to a known one, and padding that trains a row."""
+    table = noise(0, 4, 3)
+    tokens = jnp.array([[2, -1, 0], [3, 4, -2]])
+    out = np.asarray(layers.embedding({"table": table}, tokens))
+    np.testing.assert_array_equal(out[0], [table[2], np.zeros(3), table[0]])
+    np.testing.assert_array_equal(out[1, 0], table[3])
+    assert np.isnan(out[1, 1:]).all()
+    g = jax.grad(lambda t: layers.embedding({"table": t}, jnp.array([[2, -1, 2]])).sum())(table)
+    np.testing.assert_array_equal(g, np.outer([0, 0, 2, 0], np.ones(3)))
+
+
+def test_initial_scale():
+    """Catches He and Glorot exchanged and a fan taken from the wrong axis (standard deviations 4 % apart or more)."""
+    size = 200
+    he = layers.init_dense(KEY, size, size // 2, relu=True)["kernel"]
+    glorot = layers.init_dense(KEY, size, size // 2)["kernel"]
+    conv = layers.init_convolution(KEY, 5, 16, 32)["kernel"]
+    np.testing.assert_allclose(he.std(), np.sqrt(2 / 200), rtol=0.03)  # 20,000 draws: 6 standard errors
+    np.testing.assert_allclose(glorot.std(), np.sqrt(2 / 300), rtol=0.03)
+    np.testing.assert_allclose(conv.std(), np.sqrt(2 / (25 * 16)), rtol=0.04)
+    np.testing.assert_array_equal(layers.init_lstm(KEY, 2, 3)["bias"], [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda p, x: layers.convolution(p, x, padding="same"), "padding: expected one of 'SAME', 'VALID'"),
+        (lambda p, x: layers.convolution(p, x, method="fast"), "method: expected one of"),
+        (lambda p, x: layers.convolution(p, x, stride=0), "stride: expected an integer"),
+        (lambda p, x: layers.convolution(p, x[..., 0]), r"x: expected images \[n, height, width, 1\]"),
+        (lambda p, x: layers.convolution(p, x, padding="VALID"), "images of at least 3x3"),
+        (lambda p, x: layers.max_pool(x, size=3), "images of at least 3x3"),
+        (lambda p, x: layers.embedding({"table": x[0, 0]}, x), "tokens: expected integers"),
+    ],
+)
+def test_error_texts(call, message):
+    """Catches shapes that would give an empty or broadcast result."""
+    with pytest.raises((ValueError, TypeError), match=message):
+        call({"kernel": jnp.zeros((3, 3, 1, 1)), "bias": jnp.zeros(1)}, jnp.zeros((1, 2, 2, 1)))

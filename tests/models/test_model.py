@@ -1,0 +1,107 @@
+"""The contract: supervised, per_example, from_fn."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim.models import Model, from_fn, from_linen, linear, per_example, softmax_cross_entropy, supervised
+
+KEY = jax.random.key(0)
+EXAMPLES = {"x": jnp.ones((3, 2)), "y": jnp.array([0, 1, 1])}
+
+
+def test_supervised_trains_iff_a_key_is_given():
+    """Catches train=True in evaluation, a key that is not passed on, and outputs and targets exchanged."""
+
+    def apply(params, x, key, train):
+        assert (key is not None) == train
+        return x @ params["w"] + (jax.random.normal(key, (x.shape[0], 2)) if train else 0)
+
+    params = {"w": jnp.array([[1.0, 2.0], [3.0, -1.0]])}
+    loss_fn = supervised(from_fn(lambda key: params, apply), softmax_cross_entropy)
+    quiet = softmax_cross_entropy(EXAMPLES["x"] @ params["w"], EXAMPLES["y"])
+    noisy = softmax_cross_entropy(EXAMPLES["x"] @ params["w"] + jax.random.normal(KEY, (3, 2)), EXAMPLES["y"])
+    for expected, got in ((quiet, loss_fn(params, EXAMPLES, None)), (noisy, loss_fn(params, EXAMPLES, KEY))):
+        assert sorted(got) == ["accuracy", "loss"]
+        np.testing.assert_allclose(got["loss"], expected["loss"])
+
+
+def test_gradient_of_the_mean_is_the_mean_of_gradients():
+    """Catches a loss that mixes examples: then per-example means and masks would be wrong."""
+    model = linear(input_shape=(2,), num_outputs=2)
+    loss_fn = supervised(model, softmax_cross_entropy)
+    params = {"kernel": jnp.array([[1.0, 2.0], [3.0, -1.0]]), "bias": jnp.array([0.5, 0.0])}
+    whole = jax.grad(lambda p: loss_fn(p, EXAMPLES, KEY)["loss"].mean())(params)
+    one = jax.grad(lambda p, e: loss_fn(p, jax.tree.map(lambda a: a[None], e), KEY)["loss"][0])
+    parts = jax.vmap(one, (None, 0))(params, EXAMPLES)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b.mean(0), atol=1e-6), whole, parts)
+
+
+def test_supervised_refuses_state_unless_frozen():
+    """Catches batch statistics that slip into clients, where padding would change them."""
+    model = from_linen(WithStatistics(), EXAMPLES["x"])
+    params, state = model.init(KEY)
+    with pytest.raises(ValueError, match=r"model: expected a model without state.*padding.*GroupNorm.*frozen_state"):
+        supervised(model, softmax_cross_entropy)
+    with pytest.raises(ValueError, match="without state"):
+        supervised(linear(input_shape=(2,), num_outputs=2), softmax_cross_entropy, {"mean": jnp.zeros(2)})
+    with pytest.raises(ValueError, match="frozen_state: expected the model's own"):
+        supervised(model, softmax_cross_entropy, frozen_state={})
+    state = jax.tree.map(lambda leaf: leaf + 1.5, state)
+    loss_fn = supervised(model, softmax_cross_entropy, frozen_state=state)
+    evaluated = softmax_cross_entropy(model.apply(params, state, EXAMPLES["x"], None, False)[0], EXAMPLES["y"])
+    for key in (None, KEY):  # frozen statistics mix no examples, also in training
+        np.testing.assert_allclose(loss_fn(params, EXAMPLES, key)["loss"], evaluated["loss"])
+
+
+class WithStatistics(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        return nn.BatchNorm(use_running_average=not train)(nn.Dense(2)(x))
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (jnp.zeros(()), r"loss_fn\['loss'\]: expected one value per example, \[n\], got \(\).*Do not average"),
+        (jnp.zeros((3, 1)), "one value per example"),
+        ({"loss": jnp.zeros(3), "accuracy": jnp.zeros(())}, r"loss_fn\['accuracy'\].*\[3\]"),
+        ({"mse": jnp.zeros(3)}, 'holds "loss"'),
+        (0.5, r"loss_fn\['loss'\]: expected an array \[n\], got 0.5"),
+    ],
+)
+def test_per_example_refuses_what_is_not_one_value_per_example(out, message):
+    """Catches a batch mean returned as a loss: it would weigh padding as data."""
+    with pytest.raises((ValueError, TypeError), match=message):
+        per_example(out)
+
+
+def test_per_example_knows_the_number_of_examples():
+    """Catches a loss whose length is not the batch's (e.g. per token)."""
+    assert list(per_example(jnp.zeros(3), 3)) == ["loss"]
+    with pytest.raises(ValueError, match=r"\[3\], got \(6,\)"):
+        per_example(jnp.zeros(6), 3)
+
+
+def test_errors_at_build_time():
+    """Catches wrong parts that would fail late, deep inside a trace."""
+    model = linear(input_shape=(2,), num_outputs=2)
+    with pytest.raises(TypeError, match=r"model: expected a Model, got 'Dense'.*from_linen"):
+        supervised(nn.Dense(2), softmax_cross_entropy)
+    with pytest.raises(TypeError, match="loss: expected a function"):
+        supervised(model, "softmax")
+    with pytest.raises(TypeError, match="apply: expected a function"):
+        from_fn(lambda key: (), None)
+    with pytest.raises(TypeError, match='examples: expected a dict with "x" and "y"'):
+        supervised(model, softmax_cross_entropy)({}, (1, 2), None)
+
+
+def test_from_fn_passes_only_what_is_asked_for():
+    """Catches key or train handed to a function that does not name them."""
+    model = from_fn(lambda key: {"a": jnp.ones(())}, lambda params, x, **other: x * params["a"] + len(other))
+    assert isinstance(model, Model)
+    params, state = model.init(KEY)
+    assert state == ()
+    assert model.apply(params, state, 2.0, KEY, True)[0] == 2.0

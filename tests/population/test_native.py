@@ -1,0 +1,81 @@
+"""Whole data sets in native stores."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim.population import native as module
+from fedjax_sim.population.federated_data import from_sites
+from fedjax_sim.population.native import native, write_native
+
+
+@pytest.fixture
+def data():
+    def client(n, first):
+        return {"x": np.arange(2 * n).reshape(n, 2) + first, "y": np.arange(n) % 3}
+
+    train, test = {"a": client(2, 0), "b": client(3, 10)}, {"a": client(1, 20), "b": client(2, 30)}
+    return from_sites(train, test, task="classification", num_outputs=3, label_names=("p", "q", "r"), name="toy")
+
+
+def read(population, id):
+    data = jax.jit(population.client)(jnp.int32(id))
+    return {name: np.asarray(leaf)[np.asarray(data.mask)] for name, leaf in data.examples.items()}
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_round_trip(tmp_path, data, host):
+    # Faults: clients exchanged, test rows in training, facts lost on the way.
+    write_native(tmp_path / "toy", data)
+    found = native(directory=str(tmp_path / "toy"), host=host)
+    assert found[3:] == data[3:]
+    for before, after in ((data.train, found.train), (data.held_out, found.held_out)):
+        assert before.size == after.size
+        for id in range(before.size):
+            jax.tree.map(np.testing.assert_array_equal, read(before, id), read(after, id))
+    jax.tree.map(np.testing.assert_array_equal, data.test, found.test)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path, data, monkeypatch):
+    # Fault: a half-written folder that reads as a data set; an existing one overwritten.
+    (tmp_path / "there").mkdir()
+    with pytest.raises(FileExistsError):
+        write_native(tmp_path / "there", data)
+    monkeypatch.setattr(module.json, "dump", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_native(tmp_path / "new", data)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_test_set_from_held_out(tmp_path, data):
+    # Fault: an optional test/ that is not optional.
+    write_native(tmp_path / "toy", data)
+    (tmp_path / "toy" / "test").rename(tmp_path / "elsewhere")
+    jax.tree.map(np.testing.assert_array_equal, native(directory=str(tmp_path / "toy")).test, data.test)
+    (tmp_path / "toy" / "held_out").rename(tmp_path / "elsewhere too")
+    with pytest.raises(ValueError, match="test/ or held_out/"):
+        native(directory=str(tmp_path / "toy"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": "clasification"}, "Did you mean 'classification'"),
+        ({"num_outputs": 2}, "label in"),
+        ({"num_outputs": True}, "num_outputs"),
+        ({"input_shape": [3]}, "shape"),
+        ({"schema": 2}, "schema"),
+        ({"vocabulary": "abc"}, "vocabulary"),
+        ({"extra": 1}, "an object with"),
+    ],
+)
+def test_contradictions_are_refused(tmp_path, data, change, message):
+    # Fault: facts of info.json believed although the stores say otherwise.
+    write_native(tmp_path / "toy", data)
+    path = tmp_path / "toy" / "info.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises((ValueError, TypeError), match=message):
+        native(directory=str(tmp_path / "toy"))

@@ -1,0 +1,113 @@
+"""Laws of the wrappers. False alarms have probability below 1e-6, for fixed keys."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_sim.sampling import cyclic, full, poisson, uniform, with_dropout, with_over_invitation, with_replacement
+
+ALPHA = 1e-6
+
+
+def draw(sampler, num_trials=20_000):
+    keys = jax.random.split(jax.random.key(7), num_trials)
+    return jax.jit(jax.vmap(lambda key: sampler.sample(key, sampler.init())[0]))(keys)
+
+
+@functools.cache
+def fates():
+    """[200 rounds, 50 clients]: who reports when half drop out."""
+    return np.asarray(draw(with_dropout(full(50), 0.5), 200).reported)
+
+
+def test_dropout_rate_and_independence():
+    """Reports are Binomial(m, 1 - rate): accepts 0.3, rejects 0.31; catches one coin for the whole cohort."""
+    cohort = draw(with_dropout(full(40), 0.3), 50_000)
+    reports = np.asarray(cohort.reported).sum(axis=1)
+    error = np.sqrt(40 * 0.21 / 50_000)
+    assert abs(reports.mean() - 28) < 5 * error and abs(reports.mean() - 40 * 0.69) > 10 * error
+    assert abs(reports.var() / (40 * 0.21) - 1) < 5 * np.sqrt(2 / 50_000)
+    assert stats.chisquare(np.asarray(cohort.reported).sum(axis=0)).pvalue > ALPHA
+    np.testing.assert_array_equal(cohort.metrics["dropped"], 40 - reports)
+    assert cohort.invited.all()
+
+
+@pytest.mark.parametrize("sampler", [uniform(50, 10), poisson(50, 0.2), with_replacement(50, 10)])
+def test_dropout_keeps_the_cohort_and_ignores_slots(sampler):
+    """Catches a dropout that spends the cohort's key, and one keyed by slot: in one round the same client has the
+    same fate in another sampler's slot."""
+    plain, thinned = draw(sampler, 200), draw(with_dropout(sampler, 0.5), 200)
+    np.testing.assert_array_equal(plain.ids, thinned.ids)
+    np.testing.assert_array_equal(plain.invited, thinned.invited)
+    assert not (thinned.reported & ~thinned.invited).any()
+    expected = np.take_along_axis(fates(), np.asarray(plain.ids), axis=1) & np.asarray(plain.invited)
+    np.testing.assert_array_equal(thinned.reported, expected)
+    assert set(plain.metrics) < set(thinned.metrics)
+
+
+def test_dropouts_nest():
+    """Catches unrelated draws at another rate: common random numbers make the higher rate drop a superset."""
+    rates = jnp.asarray([0, 0.1, 0.4, 0.999])
+    one = lambda rate, key: with_dropout(uniform(90, 30), rate).sample(key, ())[0].reported  # noqa: E731
+    keys = jax.random.split(jax.random.key(7), 100)
+    reported = np.asarray(jax.jit(jax.vmap(jax.vmap(one, (None, 0)), (0, None)))(rates, keys))
+    assert reported[0].all() and reported[3].mean() < 0.01
+    assert (reported[1] >= reported[2]).all() and (reported[1] > reported[2]).any()
+
+
+def test_dropout_twice_is_independent():
+    """Catches two wrappers that share a stream: the second of equal rate would then drop nobody."""
+    sampler = with_dropout(with_dropout(full(40), 0.3), 0.3)
+    cohort = draw(sampler, 5000)
+    share = np.asarray(cohort.reported).mean()
+    assert abs(share - 0.49) < 5 * np.sqrt(0.25 / 200_000) and abs(share - 0.7) > 0.1
+    assert sampler.design.response_rate == pytest.approx(0.49)
+    np.testing.assert_array_equal(cohort.metrics["dropped"], 40 - np.asarray(cohort.reported).sum(axis=1))
+
+
+def test_rate_may_be_swept():
+    """Catches a rate that must be a Python number: a sweep agrees with the single runs, bit for bit."""
+    key, rates = jax.random.key(3), [0.0, 0.25, 0.5, 0.9]
+    swept = jax.vmap(lambda rate: with_dropout(uniform(90, 30), rate).sample(key, ())[0].reported)(jnp.asarray(rates))
+    for rate, row in zip(rates, swept, strict=True):
+        np.testing.assert_array_equal(
+            row, with_dropout(uniform(90, 30), float(np.float32(rate))).sample(key, ())[0].reported
+        )
+
+
+def test_over_invitation_keeps_a_uniform_choice():
+    """Catches one that keeps the first slots: client i of a full cohort counts as often as any other."""
+    sampler = with_over_invitation(with_dropout(full(13), 0.2), 8)
+    cohort = draw(sampler, 20_000)
+    before = draw(with_dropout(full(13), 0.2), 20_000)
+    reported = np.asarray(cohort.reported)
+    np.testing.assert_array_equal(reported.sum(axis=1), np.minimum(np.asarray(before.reported).sum(axis=1), 8))
+    np.testing.assert_array_equal(
+        cohort.metrics["discarded"], np.asarray(before.reported).sum(axis=1) - reported.sum(axis=1)
+    )
+    assert not (reported & ~np.asarray(before.reported)).any()
+    rate = sampler.design.inclusion_probabilities()
+    assert abs(reported.mean() - rate) < 5 * np.sqrt(rate / 20_000 / 13) and rate < 8 / 13
+    assert stats.chisquare(reported.sum(axis=0)).pvalue > ALPHA
+    assert stats.chisquare((np.cumsum(before.reported, axis=1) <= 8).sum(axis=0)).pvalue < ALPHA
+    assert sampler.design.max_reports == 8
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1, 1.5, float("nan"), float("inf"), True, "0.1", None])
+def test_bad_rate(rate):
+    with pytest.raises((ValueError, TypeError), match=r"rate: expected a number in \[0, 1\), got"):
+        with_dropout(uniform(10, 2), rate)
+
+
+def test_bad_over_invitation():
+    for bad in (0, 11, True, 2.0):
+        with pytest.raises((ValueError, TypeError), match=r"num_reports: expected an integer in \[1, 10\], got"):
+            with_over_invitation(uniform(90, 10), bad)
+    refused = [poisson(90, 0.1), with_replacement(90, 10), cyclic(90, 20, shuffled=True)]
+    for sampler in [*refused, with_over_invitation(uniform(90, 10), 5)]:
+        with pytest.raises(ValueError, match="sampler: expected a sampler with a fixed number of different clients"):
+            with_over_invitation(sampler, 2)
