@@ -102,14 +102,14 @@ def _bin_of(peak: Array) -> Array:
 
 def _add_leaf(acc: ExactSum, values: Array) -> ExactSum:
     dtype = jnp.float64 if len(acc.low) == 4 else jnp.float32
-    rest = tree.pinned(values.astype(dtype), _zero(acc))
+    rest = tree.pinned(values.astype(dtype), _zero(acc)[None])
     acc = _raise_top(acc, jnp.maximum(acc.top, _bin_of(jnp.abs(rest).max(0))))
     pad = -values.shape[0] % GROUP if values.shape[0] > GROUP else 0
     if pad:
         rest = jnp.concatenate([rest, jnp.zeros((pad, *rest.shape[1:]), dtype)])
     low, high = [], []
     for bin in range(len(acc.low)):
-        exponent = BITS * (acc.top - 1 - bin)
+        exponent = BITS * (acc.top - 1 - bin)[None]
         digit = jnp.round(rest * _power_of_two(-exponent, dtype))
         rest = rest - digit * _power_of_two(exponent, dtype)
         digit = digit.astype(jnp.int32)

@@ -23,6 +23,8 @@ def device_mesh(num_devices: int | None = None) -> Mesh | None:
     visible = jax.devices()
     num_devices = len(visible) if num_devices is None else num_devices
     validate.integer("num_devices", num_devices, 1, len(visible), hint="More are needed? Start JAX with more devices.")
+    if num_devices == 1:
+        return None
     return jax.make_mesh((num_devices,), (AXIS,), devices=visible[:num_devices], axis_types=(AxisType.Auto,))
 
 

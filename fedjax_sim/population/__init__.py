@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from fedjax_sim.population.datasets import breast_cancer, digits, digits_partition
+from fedjax_sim.population.federated_data import FederatedData, from_sites
 from fedjax_sim.population.groups import Group, Grouped, grouped
 from fedjax_sim.population.host import Host, host_store
+from fedjax_sim.population.loaders import leaf, tff_hdf5
+from fedjax_sim.population.native_data import native, write_native
 from fedjax_sim.population.partition import (
     Partition,
     by_group,
     dirichlet,
     dirichlet_draws,
-    feature_shift,
     iid,
     quantity_lognormal,
     quantity_power_law,
@@ -25,9 +28,25 @@ from fedjax_sim.population.population import (
     pooled,
     stored,
 )
+from fedjax_sim.population.quadratic import (
+    fedavg_contraction,
+    fedavg_fixed_point,
+    fedprox_contraction,
+    fedprox_fixed_point,
+    proximal_solution,
+    quadratic_loss,
+    quadratic_optimum,
+    quadratic_population,
+    quadratics,
+)
+from fedjax_sim.population.shift import feature_shift
 from fedjax_sim.population.store import read_store, write_store
+from fedjax_sim.population.synthetic import linear_teacher, logistic_teacher, mean_estimation, synthetic
+from fedjax_sim.population.tabular import csv_sites, heart_disease
+from fedjax_sim.population.text import shakespeare
 
 __all__ = [
+    "FederatedData",
     "Generated",
     "Group",
     "Grouped",
@@ -35,21 +54,45 @@ __all__ = [
     "Indexed",
     "Partition",
     "Stored",
+    "breast_cancer",
     "by_group",
+    "csv_sites",
+    "digits",
+    "digits_partition",
     "dirichlet",
     "dirichlet_draws",
     "feature_shift",
+    "fedavg_contraction",
+    "fedavg_fixed_point",
+    "fedprox_contraction",
+    "fedprox_fixed_point",
     "from_clients",
+    "from_sites",
     "generated",
     "grouped",
+    "heart_disease",
     "host_store",
     "iid",
     "indexed",
+    "leaf",
+    "linear_teacher",
+    "logistic_teacher",
+    "mean_estimation",
+    "native",
     "pooled",
+    "proximal_solution",
+    "quadratic_loss",
+    "quadratic_optimum",
+    "quadratic_population",
+    "quadratics",
     "quantity_lognormal",
     "quantity_power_law",
     "read_store",
+    "shakespeare",
     "shards",
     "stored",
+    "synthetic",
+    "tff_hdf5",
+    "write_native",
     "write_store",
 ]

@@ -24,9 +24,13 @@ def _digits(test_fraction: float, rng: np.random.Generator) -> tuple[dict, dict]
     return _split({"x": x, "y": y}, test_fraction, rng, "classification", 10)
 
 
-def _split(rows: dict, test_fraction: float, rng: np.random.Generator, task: str, num_outputs: int) -> tuple[dict, dict]:
+def _split(
+    rows: dict, test_fraction: float, rng: np.random.Generator, task: str, num_outputs: int
+) -> tuple[dict, dict]:
     rows = check_examples("rows", rows, task, num_outputs)
-    train, test = ({leaf: value[part] for leaf, value in rows.items()} for part in stratified_split(rows["y"], test_fraction, rng))
+    train, test = (
+        {leaf: value[part] for leaf, value in rows.items()} for part in stratified_split(rows["y"], test_fraction, rng)
+    )
     for name, part in (("training", train), ("test", test)):
         if not len(part["y"]):
             validate.fail("test_fraction", f"a share that leaves {name} rows", test_fraction)
@@ -66,8 +70,7 @@ def digits(
     """
     validate.integer("num_clients", num_clients)
     validate.integer("held_out_clients", held_out_clients, 0)
-    validate.integer("seed", seed, 0)
-    train, test = _digits(test_fraction, np.random.default_rng(seed))
+    train, test = _digits(test_fraction, _split_generator(seed))
 
     def draw(rows: dict, size: int, purpose: int) -> Population | None:
         if not size:
@@ -78,6 +81,11 @@ def digits(
     population, held_out = draw(train, num_clients, 1), draw(test, held_out_clients, 2)
     names = tuple("0123456789")
     return FederatedData(population, test, held_out, (64,), 10, "classification", names, name="digits")
+
+
+def _split_generator(seed: int) -> np.random.Generator:
+    validate.integer("seed", seed, 0)
+    return np.random.default_rng(seed)
 
 
 def _seed(seed: int, purpose: int) -> int:
@@ -99,7 +107,6 @@ def _partitioned(
     """Training rows over clients, every row in exactly one; test rows over held-out clients by the same scheme."""
     validate.one_of("partition", partition, ("dirichlet", "iid", "shards"))
     validate.integer("held_out_clients", held_out_clients, 0)
-    validate.integer("seed", seed, 0)
     train, test = data
 
     def spread(rows: dict, size: int, purpose: int) -> Population | None:
@@ -144,7 +151,7 @@ def digits_partition(
     10
     """
     return _partitioned(
-        _digits(test_fraction, np.random.default_rng(seed)),
+        _digits(test_fraction, _split_generator(seed)),
         num_clients=num_clients,
         partition=partition,
         alpha=alpha,
@@ -188,8 +195,7 @@ def breast_cancer(
     from sklearn.datasets import load_breast_cancer
 
     source = load_breast_cancer()
-    rng = np.random.default_rng(seed)
-    train, test = _split({"x": source.data, "y": source.target}, test_fraction, rng, "binary", 1)
+    train, test = _split({"x": source.data, "y": source.target}, test_fraction, _split_generator(seed), "binary", 1)
     mean, deviation = standardiser(train["x"].astype(np.float64))
     train, test = ({"x": ((part["x"] - mean) / deviation).astype(np.float32), "y": part["y"]} for part in (train, test))
     return _partitioned(

@@ -39,7 +39,7 @@ class FederatedData(NamedTuple):
 
 
 def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_outputs: int) -> dict[str, np.ndarray]:
-    """One client's (or the test set's) x and y, checked and cast: float32 or int32, finite, equally long, labels in range."""
+    """One client's (or the test set's) x and y, cast and checked: finite, equally long, labels in range."""
     x, y = np.asarray(examples["x"]), np.asarray(examples["y"])
     for leaf, value in (("x", x), ("y", y)):
         if value.dtype == object or not (np.issubdtype(value.dtype, np.number) or value.dtype == bool):

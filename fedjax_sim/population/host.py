@@ -77,10 +77,9 @@ class _Source:
         return ids
 
 
-def _varying_like(x: Array, id: Array) -> Array:
-    """Marks a callback's result as differing over the mesh axes over which `id` differs."""
-    axes = jax.typeof(id).vma - jax.typeof(x).vma
-    return jax.lax.pcast(x, tuple(axes), to="varying") if axes else x
+def _follow(x: Array, id: Array) -> Array:
+    """`x`, typed as varying over devices where the scalar `id` does; under shard_map a callback's result is not."""
+    return jnp.where(id == id, x, jnp.zeros_like(x))  # XLA folds this away
 
 
 @jax.tree_util.register_dataclass
@@ -115,7 +114,7 @@ class Host:
         leaves = self.source.opened.leaves.items()
         result = {name: spec(leaf.array.shape[1:], leaf.array.dtype) for name, leaf in leaves}, spec((), bool)
         data = jax.pure_callback(self.source.gather, result, id, vmap_method="expand_dims")
-        return ClientData(*jax.tree.map(lambda x: _varying_like(x, id), data))
+        return ClientData(*jax.tree.map(lambda x: _follow(x, id), data))
 
     def announce(self, ids: Array) -> Array:
         """`ids` unchanged, once the kernel has been told that their data are wanted soon.
@@ -127,7 +126,7 @@ class Host:
         pieces = [flat[i : i + CALLBACK_IDS] for i in range(0, flat.shape[0], CALLBACK_IDS)]
         specs = [jax.ShapeDtypeStruct(piece.shape, piece.dtype) for piece in pieces]
         told = [
-            _varying_like(jax.pure_callback(self.source.announce, spec, piece, vmap_method="expand_dims"), piece)
+            _follow(jax.pure_callback(self.source.announce, spec, piece, vmap_method="expand_dims"), piece[0])
             for piece, spec in zip(pieces, specs, strict=True)
         ]
         return jnp.concatenate(told).reshape(ids.shape) if told else ids

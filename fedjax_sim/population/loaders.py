@@ -79,7 +79,9 @@ def _leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
             validate.fail(place, "lists users and num_samples and an object user_data", content, error=TypeError)
         check_ids(f"{place} users", users)
         if len(counts) != len(users) or set(users) != data.keys():
-            validate.fail(place, "users, num_samples and user_data of the same users", (len(users), len(counts), len(data)))
+            validate.fail(
+                place, "users, num_samples and user_data of the same users", (len(users), len(counts), len(data))
+            )
         for user, count in zip(users, counts, strict=True):
             if user in clients:
                 validate.fail(f"{place} users", "distinct client ids", user, "Another file of the folder has it too.")
@@ -95,7 +97,7 @@ def _leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
 def _characters(*splits: dict[str, dict[str, np.ndarray]]) -> tuple[tuple[str, ...], list[dict]]:
     """Vocabulary, and splits with texts as codes: y is -1 but at the last position, whose target is the given label."""
     clients = [(f"{user!r}", client) for split in splits for user, client in split.items() if client["y"].size]
-    length = len(clients[0][1]["x"].flat[0]) if clients else 0
+    length = max((len(str(text)) for _, client in clients[:1] for text in client["x"].flat[:1]), default=0)
     for place, client in clients:
         texts, targets = client["x"], client["y"]
         if texts.ndim != 1 or targets.ndim != 1 or texts.dtype.kind != "U" or targets.dtype.kind != "U":
@@ -156,7 +158,9 @@ def _hard(group: Any, name: str, place: str, h5py: Any) -> Any:
     if name not in group or group.get(name, getlink=True) is None:
         validate.fail(place, f"a member {name!r}", sorted(group)[:10], validate.nearest(name, group))
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-        validate.fail(f"{place}/{name}", "data in this file", "a link", "Links may lead to other files; copy the data in.")
+        validate.fail(
+            f"{place}/{name}", "data in this file", "a link", "Links may lead to other files; copy the data in."
+        )
     return group[name]
 
 
@@ -184,7 +188,9 @@ def _hdf5_split(path: pathlib.Path, features: str, label: str, max_bytes: int) -
             leaves = {"x": _hard(group, features, place, h5py), "y": _hard(group, label, place, h5py)}
             for values in leaves.values():
                 if not isinstance(values, h5py.Dataset) or values.dtype.kind not in "biuf" or values.ndim == 0:
-                    validate.fail(values.name, "an array of numbers with a row per example", str(values), error=TypeError)
+                    validate.fail(
+                        values.name, "an array of numbers with a row per example", str(values), error=TypeError
+                    )
                 if values.external or values.is_virtual:
                     validate.fail(values.name, "data in this file", "data stored elsewhere")
                 num_bytes += values.size * values.dtype.itemsize  # declared, before anything is allocated

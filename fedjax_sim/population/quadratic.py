@@ -103,9 +103,7 @@ def fedavg_fixed_point(
     return _average(_local_progress(hessians, num_steps, step_size), centers, shares)
 
 
-def fedavg_contraction(
-    hessians: Any, centers: Any, shares: Any = None, *, num_steps: int, step_size: float
-) -> float:
+def fedavg_contraction(hessians: Any, centers: Any, shares: Any = None, *, num_steps: int, step_size: float) -> float:
     """The factor by which a FedAvg round shortens the distance to its fixed point: rho(sum p_i (I - eta H_i)^K).
 
     Guarantees: above 1 rounds diverge (tests/population/test_quadratic.py::test_contraction_numbers).
@@ -128,7 +126,9 @@ def _proximal_progress(hessians: np.ndarray, proximal_weight: float) -> np.ndarr
 
 
 def fedprox_fixed_point(hessians: Any, centers: Any, shares: Any = None, *, proximal_weight: float) -> np.ndarray:
-    """Where FedProx with exact local solves comes to rest: (sum p_i P_i)^-1 sum p_i P_i a_i, P_i = (H_i + lambda I)^-1 H_i.
+    """Where FedProx with exact local solves comes to rest: w = (sum p_i P_i)^-1 sum p_i P_i a_i.
+
+    P_i = (H_i + lambda I)^-1 H_i.
 
     Args:
       hessians, centers, shares: see the module.
@@ -149,7 +149,9 @@ def fedprox_fixed_point(hessians: Any, centers: Any, shares: Any = None, *, prox
 
 
 def fedprox_contraction(hessians: Any, centers: Any, shares: Any = None, *, proximal_weight: float) -> float:
-    """The factor by which a FedProx round with exact solves shortens the distance: rho(sum p_i lambda (H_i + lambda I)^-1).
+    """The factor by which a FedProx round with exact local solves shortens the distance to its fixed point.
+
+    rho(sum p_i lambda (H_i + lambda I)^-1).
 
     Guarantees: tests/population/test_quadratic.py::test_fedprox_sweep.
 

@@ -90,16 +90,12 @@ def write_store(directory: str | os.PathLike, examples: dict[str, PyTree], offse
     if os.path.lexists(directory):
         validate.fail("directory", "a folder that does not exist", str(directory), "", FileExistsError)
     if not isinstance(examples, dict) or any(isinstance(x, (dict, list, tuple)) for x in examples.values()):
-        validate.fail(
-            "examples", "a flat dict of arrays", type(examples).__name__, "Such as {'x': x, 'y': y}.", TypeError
-        )
+        validate.fail("examples", "a flat dict of arrays", type(examples).__name__, "Like {'x': x}.", TypeError)
     for name in examples:
         _check_name(name)
     examples, total = checked_examples("examples", examples)
     if any(x.dtype.kind == "V" for x in examples.values()):
-        validate.fail(
-            "examples", "dtypes that .npy can hold", "bfloat16 or another extension", "Use float16 or float32."
-        )
+        validate.fail("examples", "dtypes that .npy can hold", "an extension type", "Use float16 or float32.")
     arrays = {**examples, "offsets": checked_offsets("offsets", offsets, total)}
     directory.parent.mkdir(parents=True, exist_ok=True)
     aside = directory.parent / f".{directory.name}.{secrets.token_hex(8)}.partial"
@@ -130,9 +126,7 @@ def _manifest(directory: pathlib.Path) -> tuple[dict, str]:
     """The declared files and the manifest's SHA-256; every value's type and range is checked."""
     path = directory / "manifest.json"
     if not path.is_file() or path.stat().st_size > LARGEST_MANIFEST:
-        validate.fail(
-            str(path), f"a manifest of at most {LARGEST_MANIFEST} bytes", "none", "Write it with write_store."
-        )
+        validate.fail(str(path), f"a manifest of at most {LARGEST_MANIFEST} bytes", "none", "Use write_store.")
     text = path.read_bytes()
     try:
         manifest = json.loads(text)
@@ -162,9 +156,7 @@ def _manifest(directory: pathlib.Path) -> tuple[dict, str]:
             validate.fail(f"{path}: {name}.dtype", "a bool, integer or float type", facts["dtype"])
         dtype = np.dtype(facts["dtype"])
         if name != "offsets" and jax.dtypes.canonicalize_dtype(dtype) != dtype:
-            validate.fail(
-                f"{path}: {name}.dtype", "at most 32 bits", dtype.name, "Written with jax_enable_x64: enable it."
-            )
+            validate.fail(f"{path}: {name}.dtype", "at most 32 bits", dtype.name, "Enable jax_enable_x64.")
     return files, hashlib.sha256(text).hexdigest()
 
 
@@ -183,13 +175,9 @@ def _map(path: pathlib.Path, shape: list[int], dtype: str, num_bytes: int) -> Ma
             readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
             header = readers[version](file)
         except (ValueError, KeyError, SyntaxError, TypeError, RecursionError, MemoryError, EOFError):
-            validate.fail(
-                str(path), "a .npy file of version 1 or 2", "another header", "It was not made by write_store."
-            )
+            validate.fail(str(path), "a .npy file of version 1 or 2", "another header", "Use write_store.")
         if header != (tuple(shape), False, expected) or expected.hasobject:
-            validate.fail(
-                str(path), f"a header that says {dtype}{shape} in C order", header, "Not the manifest's file."
-            )
+            validate.fail(str(path), f"a header that says {dtype}{shape} in C order", header, "Mixed stores?")
         start = file.tell()
         if start + payload != found:
             validate.fail(str(path), f"{start + payload} bytes", f"{found} bytes", "Truncated or padded.")

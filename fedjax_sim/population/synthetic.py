@@ -90,7 +90,7 @@ def _key(parameters: Any, id: Array) -> Array:
 
 
 def _paired(parameters: Any, id: Array, draw: Any) -> Array:
-    """A client's deviation: clients 2k and 2k+1 hold +z and -z, an odd last one 0, so deviations sum to zero exactly."""
+    """A client's deviation: clients 2k and 2k+1 hold +z and -z, an odd last one 0: the sum is zero exactly."""
     deviation = draw(stream(_key(parameters, id // 2), "deviation"))
     lonely = (id == parameters["size"] - 1) & (parameters["size"] % 2 == 1)
     return jnp.where(lonely, 0.0, jnp.where(id % 2 == 0, 1.0, -1.0)) * deviation

@@ -72,11 +72,11 @@ def _hospital(path: pathlib.Path) -> np.ndarray:
 def heart_disease(*, directory: str, test_fraction: float = 0.25, seed: int = 0) -> FederatedData:
     """UCI Heart Disease: four hospitals, four clients, 920 patients; is the diagnosis above 0?
 
-    29 features: six quantities (age, trestbps, chol, thalach, oldpeak, ca), three answers (sex, fbs, exang), cp, restecg,
-    slope and thal one-hot, and seven indicators of a missing value. A missing quantity or answer becomes the median of
-    the pooled training rows (0 where nobody has one) and sets its indicator; a missing category is all zeros. A chol or
-    trestbps of 0 counts as missing. Quantities are then standardised by mean and deviation of the pooled training rows:
-    a convenience of the simulation that a real federation would need a protocol for.
+    29 features: six quantities (age, trestbps, chol, thalach, oldpeak, ca), three answers (sex, fbs, exang), cp,
+    restecg, slope and thal one-hot, and seven indicators of a missing value. A missing quantity or answer becomes the
+    median of the pooled training rows (0 where nobody has one) and sets its indicator; a missing category is all zeros.
+    A chol or trestbps of 0 counts as missing. Quantities are then standardised by mean and deviation of the pooled
+    training rows: a convenience of the simulation that a real federation would need a protocol for.
 
     Args:
       directory: holds processed.cleveland.data, .hungarian, .switzerland and .va, as UCI publishes them.
@@ -88,7 +88,7 @@ def heart_disease(*, directory: str, test_fraction: float = 0.25, seed: int = 0)
     Raises: ValueError naming file and line for a wrong column count, a cell that is no number, an unknown category.
 
     Guarantees: every patient is in exactly one part, statistics come from training rows alone
-    (tests/population/test_loaders.py::test_heart_disease_statistics_come_from_training_rows).
+    (tests/population/test_tabular.py::test_heart_disease_statistics_come_from_training_rows).
 
     References: Janosi, Steinbrunn, Pfisterer, Detrano, Heart Disease, UCI, 1988; Ogier du Terrail et al., FLamby, 2022.
     """
@@ -148,7 +148,7 @@ def csv_sites(
 
     Raises: ValueError naming file and line for cells that are no finite number, column counts and headers that differ.
 
-    Guarantees: tests/population/test_loaders.py::test_csv_sites.
+    Guarantees: tests/population/test_tabular.py::test_csv_sites.
     """
     folder = existing("directory", directory)
     validate.one_of("task", task, ("binary", "classification", "regression"))

@@ -66,7 +66,7 @@ def shakespeare(
       `vocabulary`, whose entry 0 is padding; held-out clients are the roles with a test part.
 
     Guarantees: nothing is lost: a role's first character and its targets in order are its text
-    (tests/population/test_loaders.py::test_no_character_is_lost).
+    (tests/population/test_text.py::test_no_character_is_lost).
 
     References: Caldas et al., LEAF, 2018; McMahan et al., 2017.
     """

@@ -26,7 +26,7 @@ def small():
 
 
 def test_digits_clients(small):
-    # Faults: test rows in training clients, sizes out of range, one Dirichlet draw shared by all clients, another alpha.
+    # Faults: test rows in training clients, sizes out of range, one Dirichlet draw for all clients, another alpha.
     examples, mask = clients(small.train, np.arange(2000))
     sizes = mask.sum(axis=1)
     assert sizes.min() == 20 and sizes.max() == 60  # each end is missed with p = (40/41)^2000 < 1e-21

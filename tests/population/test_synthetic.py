@@ -30,10 +30,11 @@ def test_synthetic_follows_the_published_recipe(heterogeneous):
     clients = [joined(heterogeneous, i) for i in range(200)]
     sizes = np.array([len(client["y"]) for client in clients])
     assert sizes.min() >= 50 and sizes.max() <= 3000
-    # Median of 50 + floor(e^{4 + 2 z}) is 104; with 200 clients outside [84, 141] has p < 1e-5 (binomial on the median).
-    assert 84 <= np.median(sizes) <= 141
-    upper = (sizes > 50 + np.exp(6)).mean()  # P = 0.1587 for sigma 2, 0.023 for sigma 1; 6 standard errors = 0.155
-    assert 0.04 < upper < 0.32
+    # The median of 50 + floor(e^{4 + 2 z}) is 104; of 200 clients it leaves [74, 170] with p < 1e-4 (binomial).
+    assert 74 <= np.median(sizes) <= 170
+    # P(size < 58 or > 50 + e^6) = 0.327 for sigma 2 (0.05 for 1, 0.62 for 4); 5 standard errors are 0.166: p < 1e-6.
+    outer = ((sizes < 58) | (sizes > 50 + np.exp(6))).mean()
+    assert abs(outer - 0.327) < 0.166
     within = np.concatenate([client["x"] - client["x"].mean(axis=0) for client in clients])
     freedom = len(within) - 200
     variance = (within**2).sum(axis=0) / freedom * np.arange(1, 61) ** 1.2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_sim.sampling.permutation import _feistel, _grid, permute
+from fedjax_sim.sampling.permutation import _feistel, _grid, _hash, permute
 
 ALPHA = 1e-6
 
@@ -54,6 +54,13 @@ def test_large_populations_stay_in_range_and_distinct(size):
     assert all(len(np.unique(row)) == 2048 for row in ids)
     # The low and the high half of the range are hit alike: Binomial(8192, 1/2) within 5 standard deviations.
     assert abs((ids < size // 2).sum() - 4096) < 5 * np.sqrt(8192 / 4)
+
+
+def test_shifts_never_wrap():
+    """Catches a 32-bit hash: hash + half would pass 2^32 for about one key in 2^16, and that round merge two values."""
+    words = jax.random.bits(jax.random.key(9), (8, 2), jnp.uint32)
+    hashes = np.asarray(jax.vmap(_hash, (0, None))(words, jnp.arange(2**16, dtype=jnp.uint32)))
+    assert int(hashes.max()) + 2**16 < 2**32 and hashes.max() > 2**30
 
 
 def test_every_grid_covers_its_population():

@@ -11,6 +11,7 @@ from scipy import stats
 
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling import cyclic, full, poisson, uniform, with_replacement
+from fedjax_sim.sampling.permutation import permute
 
 ALPHA = 1e-6
 
@@ -155,6 +156,8 @@ def test_shuffled_orders_follow_the_key():
 def test_keys_and_streams():
     """Catches a sampler that ignores its key, or uses the round's key itself, which other stages share."""
     key = jax.random.key(0)
+    direct = permute(key, jnp.arange(20), 1500)
+    assert not np.array_equal(uniform(1500, 20).sample(key, ())[0].ids, direct)
     for sampler in (uniform(1500, 20), uniform(900, 20), with_replacement(1500, 20)):
         sample = jax.jit(sampler.sample)
         one, _ = sample(key, ())

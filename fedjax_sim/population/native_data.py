@@ -35,8 +35,8 @@ def write_native(directory: str | os.PathLike, data: FederatedData) -> None:
 
     Raises: FileExistsError for an existing folder.
 
-    Guarantees: what is read is what was written (tests/population/test_native.py::test_round_trip); the folder
-    appears complete or not at all (tests/population/test_native.py::test_a_failed_write_leaves_nothing).
+    Guarantees: what is read is what was written (tests/population/test_native_data.py::test_round_trip); the folder
+    appears complete or not at all (tests/population/test_native_data.py::test_a_failed_write_leaves_nothing).
     """
     target = pathlib.Path(directory).absolute()
     if target.exists():
@@ -99,7 +99,7 @@ def native(*, directory: str, host: bool = False) -> FederatedData:
 
     Raises: ValueError or TypeError for a missing or damaged store, shapes or labels that contradict info.json.
 
-    Guarantees: tests/population/test_native.py::test_round_trip.
+    Guarantees: tests/population/test_native_data.py::test_round_trip.
     """
     folder = existing("directory", directory)
     validate.one_of("host", host, (True, False))

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.population import native as module
+from fedjax_sim.population import native_data as module
 from fedjax_sim.population.federated_data import from_sites
-from fedjax_sim.population.native import native, write_native
+from fedjax_sim.population.native_data import native, write_native
 
 
 @pytest.fixture

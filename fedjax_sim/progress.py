@@ -1,0 +1,44 @@
+"""The progress line of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["progress_bar"]
+
+
+@contextmanager
+def progress_bar(shown: bool, first: int, num_rounds: int) -> Iterator[Callable]:
+    """A callable (records of a block, its seconds) that moves the bar; does nothing where not `shown`."""
+    if not shown:
+        yield lambda records, seconds: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("rounds"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]}"),
+        TextColumn("{task.fields[quality]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as bar:
+        task = bar.add_task("rounds", total=num_rounds, completed=first, speed="compiling", quality="")
+
+        def move(records: list[dict], seconds: float) -> None:
+            clients = sum(record.get("clients_reported", 0) for record in records)
+            seconds = max(seconds, 1e-9)
+            quality = bar.tasks[0].fields["quality"]
+            for record in records:
+                if "test_loss" in record:
+                    accuracy = record.get("test_accuracy")
+                    quality = f"test loss {float(record['test_loss']):.4f}"
+                    quality += "" if accuracy is None else f", accuracy {float(accuracy):.4f}"
+                elif not quality.startswith("test") and "loss" in record:
+                    quality = f"loss {float(record['loss']):.4f}"
+            speed = f"{len(records) / seconds:,.1f} rounds/s  {clients / seconds:,.0f} clients/s"
+            bar.update(task, completed=records[-1]["round"], speed=speed, quality=quality)
+
+        yield move

@@ -1,0 +1,187 @@
+"""Rounds in compiled blocks, with evaluation, log, checkpoints and progress around them."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import checkpoint, validate
+from fedjax_sim.progress import progress_bar
+from fedjax_sim.runlog import Log, as_record
+from fedjax_sim.types import Algorithm, Array, Population, PyTree
+
+__all__ = ["History", "run"]
+
+MAX_BLOCK = 256  # rounds between two looks of the host
+BLOCK_SECONDS = 0.5  # aim: long enough to hide the host, short enough for a lively progress bar
+
+
+class History(NamedTuple):
+    """What happened."""
+
+    records: list[dict[str, Any]]  # one a round, as in metrics.jsonl
+    summary: dict[str, Any]  # as in summary.json
+
+    def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(rounds, values) of a metric, over the rounds that have it."""
+        having = [record for record in self.records if name in record]
+        return np.array([r["round"] for r in having]), np.array([r[name] for r in having], float)
+
+
+def run(
+    key: Array,
+    algorithm: Algorithm,
+    params: PyTree,
+    population: Population,
+    num_rounds: int,
+    *,
+    evaluation: Callable | None = None,
+    evaluate_every: int = 10,
+    directory: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    keep_checkpoints: int = 2,
+    resume: bool = False,
+    callbacks: Sequence[Callable] = (),
+    progress: bool = False,
+    identity: dict | None = None,
+) -> tuple[PyTree, History]:
+    """Runs `num_rounds` rounds of an algorithm over a population.
+
+    Args:
+      key: the one seed; round t uses fold_in(key, t), whatever happened before.
+      algorithm, params, population: what learns, from where, on whom.
+      num_rounds: T, counted from the start, also after a resume.
+      evaluation: params -> dict of numbers (`metrics.evaluation(...)`), called every `evaluate_every` rounds and at the
+        end.
+      directory: where `metrics.jsonl` (one record a round), `timing.jsonl`, `summary.json` and `checkpoints/` go.
+      checkpoint_every: rounds; by default `evaluate_every` when there is a directory.
+      resume: continue from the newest checkpoint in `directory`.
+      callbacks: called as callback(round, state, record) where the evaluation is due; a true answer stops the run.
+      progress: a bar with rounds/s, clients/s, loss and the remaining time.
+      identity: a JSON-able description of the run; a checkpoint of another one is refused, with the difference.
+
+    Returns: (state, History).
+
+    Raises: FloatingPointError where a part that was told to treats non-finite updates as errors; FileExistsError,
+    FileNotFoundError, `checkpoint.CheckpointError`, `checkpoint.RunLocked` for what the directory holds.
+
+    Guarantees: a run killed at any moment and resumed gives the bits of the uninterrupted run, model and log
+    (tests/test_run.py::test_kill_and_resume_gives_the_same_bits); neither evaluation nor checkpoints nor block length
+    change a bit (::test_looking_changes_nothing); the log holds each round once (::test_log_has_every_round_once).
+    """
+    _check(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume)
+    started = time.perf_counter()
+    population = jax.tree.map(jnp.asarray, population)
+    state = algorithm.init(jax.random.fold_in(key, 2**31 - 1), params, population)
+    identity = json.loads(json.dumps(identity or {})) | {"key": np.asarray(jax.random.key_data(key)).tolist()}
+    checkpoint_every = evaluate_every if checkpoint_every is None else checkpoint_every
+    with ExitStack() as stack:
+        log = Log(directory)
+        first = 0
+        if directory is not None:
+            stack.enter_context(checkpoint.lock(directory))
+            if resume:
+                state, first = log.resume(state, identity)
+            log.start(fresh=not resume)
+        block, state, population, compile_seconds = _compiled(algorithm, key, state, population)
+        bar = stack.enter_context(progress_bar(progress, first, num_rounds))
+        stop, length, round = False, 1, first
+        while round < num_rounds and not stop:
+            due = [every - round % every for every in (evaluate_every, checkpoint_every)]
+            count = min(length, MAX_BLOCK, num_rounds - round, *due)
+            before = time.perf_counter()
+            state, infos = block(key, state, population, round, count)
+            infos = jax.device_get(infos)
+            seconds = time.perf_counter() - before
+            length = max(1, min(2 * count, int(BLOCK_SECONDS * count / max(seconds, 1e-6))))
+            records = [as_record(round + i + 1, infos, i) for i in range(count)]
+            round += count
+            failed = _failure(records)
+            looking = round % evaluate_every == 0 or round == num_rounds
+            if looking and evaluation is not None and not failed:
+                records[-1] |= as_record(round, evaluation(_local(algorithm.params(state))))
+            log.append(records, seconds, time.perf_counter() - started)
+            bar(records, seconds)
+            if failed:
+                raise FloatingPointError(failed)
+            if looking:
+                stop = any([callback(round, state, records[-1]) for callback in callbacks])
+            if directory is not None and (round % checkpoint_every == 0 or round == num_rounds or stop):
+                log.commit(round, state, identity, keep_checkpoints)
+        summary = log.summary(compile_seconds, peak_memory_bytes()) | {"finished": round >= num_rounds}
+        if directory is not None:
+            text = json.dumps(summary, indent=2) + "\n"
+            checkpoint.write_atomically(Path(directory) / "summary.json", [text.encode()])
+    return state, History(log.records, summary)
+
+
+def _check(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume) -> None:
+    validate.integer("num_rounds", num_rounds, 0)
+    validate.integer("evaluate_every", evaluate_every)
+    if checkpoint_every is not None:
+        validate.integer("checkpoint_every", checkpoint_every)
+    validate.integer("keep_checkpoints", keep_checkpoints)
+    if resume and directory is None:
+        validate.fail("directory", "the run directory to resume", None)
+
+
+def _compiled(algorithm: Algorithm, key: Array, state: PyTree, population: PyTree):
+    """The block program with its arguments where it wants them, and the seconds that compiling took."""
+
+    def block(key, state, population, first, count):
+        _, info = jax.eval_shape(algorithm.step, key, state, population)
+        infos = jax.tree.map(lambda x: jnp.zeros((MAX_BLOCK, *x.shape), x.dtype), info)
+
+        def one_round(i, carry):
+            state, infos = carry
+            state, info = algorithm.step(jax.random.fold_in(key, first + i), state, population)
+            return state, jax.tree.map(lambda rows, x: rows.at[i].set(x), infos, info)
+
+        return jax.lax.fori_loop(0, count, one_round, (state, infos))
+
+    before = time.perf_counter()
+    zero = np.int32(0)
+    compiled = jax.jit(block, donate_argnums=1).lower(key, state, population, zero, zero).compile()
+    seconds = time.perf_counter() - before
+    (key_place, state_place, population_place, *_), _ = compiled.input_shardings
+    key, state = jax.device_put(key, key_place), jax.device_put(state, state_place)
+    population = jax.device_put(population, population_place)
+
+    def call(_, state, population, first, count):
+        state, infos = compiled(key, state, population, np.int32(first), np.int32(count))
+        return jax.device_put(state, state_place), infos
+
+    return call, state, population, seconds
+
+
+def _local(tree: PyTree) -> PyTree:
+    """One device's copy of replicated arrays."""
+    return jax.tree.map(lambda x: x.addressable_data(0), tree)
+
+
+def _failure(records: list[dict]) -> str:
+    """What the first round with forbidden non-finite updates says; empty if there is none."""
+    for record in records:
+        ids = [id for id in record.pop("error_ids", []) if id >= 0]
+        if ids:
+            return (
+                f"round {record['round']}: {record['dropped_clients']} clients sent non-finite updates, among them "
+                f"{ids}. Lower the learning rate, clip, or use nonfinite='drop'."
+            )
+    return ""
+
+
+def peak_memory_bytes() -> int:
+    """The most memory this process has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,149 @@
+"""The metric log of a run and its commits: every round once, also after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim import checkpoint
+from fedjax_sim.types import Count, PyTree
+
+__all__ = ["Log", "as_record", "plain"]
+
+METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
+TOTALS = ("clients_reported", "uplink_bytes", "downlink_bytes", "skipped_rounds", "dropped_clients")
+
+
+def plain(value: Any) -> Any:
+    """A JSON value: shortest decimals that give the float back, non-finite numbers as strings."""
+    if isinstance(value, Count):
+        return int(value.number) * int(value.unit)
+    value = np.asarray(value)
+    if value.ndim:
+        return [plain(x) for x in value]
+    if not np.issubdtype(value.dtype, np.floating):
+        return value.item()
+    return float(str(value)) if np.isfinite(value) else str(value)
+
+
+def as_record(round: int, infos: dict, row: int | None = None) -> dict[str, Any]:
+    """The record of a round from stacked infos at `row`, or from one round's values."""
+    record = {"round": round}
+    for name, value in infos.items():
+        if row is not None:
+            value = Count(value.number[row], value.unit[row]) if isinstance(value, Count) else value[row]
+        record[name] = plain(value)
+    return record
+
+
+class Log:
+    """Records in memory and, given a directory, in its files."""
+
+    def __init__(self, directory: str | Path | None):
+        self.directory = None if directory is None else Path(directory)
+        self.records: list[dict] = []
+        self.seconds = self.elapsed = 0.0
+        if self.directory is not None:
+            self.directory.mkdir(parents=True, exist_ok=True)
+
+    def start(self, *, fresh: bool) -> None:
+        """Refuses to write over an earlier run."""
+        there = [name for name in (METRICS, TIMING, "checkpoints") if (self.directory / name).exists()]
+        if fresh and there:
+            raise FileExistsError(
+                f"directory: expected a folder without a run, got {self.directory} with {', '.join(there)}. "
+                "Resume that run, or choose another folder."
+            )
+
+    def resume(self, state: PyTree, identity: dict) -> tuple[PyTree, int]:
+        """State and round of the newest checkpoint; cuts off what the log says of later rounds."""
+        path = checkpoint.latest(self.directory / "checkpoints")
+        if path is None:
+            raise FileNotFoundError(
+                f"resume: expected a checkpoint in {self.directory / 'checkpoints'}, found none. Start without resume."
+            )
+        state, meta = checkpoint.restore(path, state)
+        _same_run(meta["identity"], identity, path)
+        for name, bytes in meta["log_bytes"].items():
+            file = self.directory / name
+            if not file.exists() or file.stat().st_size < bytes:
+                raise checkpoint.CheckpointError(
+                    f"{file}: expected the {bytes} bytes that {path.name} committed. The log was cut or replaced."
+                )
+            with open(file, "r+b") as out:
+                out.truncate(bytes)
+        self.records = _read(self.directory / METRICS)
+        self.seconds, self.elapsed = (meta[name] for name in ("seconds", "elapsed_seconds"))
+        self._earlier_elapsed = self.elapsed
+        return state, meta["round"]
+
+    def append(self, records: list[dict], seconds: float, elapsed: float) -> None:
+        """Adds a block of rounds."""
+        self.records += records
+        self.seconds += seconds
+        self.elapsed = elapsed + getattr(self, "_earlier_elapsed", 0.0)
+        timing = {"round": records[-1]["round"], "seconds": self.seconds, "elapsed_seconds": self.elapsed}
+        if self.directory is not None:
+            _extend(self.directory / METRICS, records)
+            _extend(self.directory / TIMING, [timing])
+
+    def commit(self, round: int, state: PyTree, identity: dict, keep: int) -> None:
+        """One commit for everything: the log is on disk before the checkpoint that counts its bytes."""
+        sizes = {}
+        for name in (METRICS, TIMING):
+            with open(self.directory / name, "rb") as file:
+                os.fsync(file.fileno())
+                sizes[name] = os.fstat(file.fileno()).st_size
+        meta = {"identity": identity, "log_bytes": sizes, "seconds": self.seconds, "elapsed_seconds": self.elapsed}
+        checkpoint.save(self.directory / "checkpoints", round, state, meta, keep=keep)
+
+    def summary(self, compile_seconds: float, peak_memory_bytes: int) -> dict[str, Any]:
+        """Totals of the run and its last evaluation."""
+        totals = {name: sum(record.get(name, 0) for record in self.records) for name in TOTALS}
+        trained = totals.pop("clients_reported")
+        evaluated = [record for record in self.records if "test_loss" in record or "held_out_loss" in record]
+        last = evaluated[-1] if evaluated else {}
+        return {
+            **{name: last[name] for name in last if name.startswith(("test_", "held_out_"))},
+            "rounds": len(self.records),
+            "clients_trained": trained,
+            "rounds_seconds": self.seconds,
+            "compile_seconds": compile_seconds,
+            "clients_per_second": trained / self.seconds if self.seconds else 0.0,
+            "peak_memory_bytes": peak_memory_bytes,
+            **totals,
+        }
+
+
+def _same_run(stored: dict, given: dict, path: Path) -> None:
+    stored, given = _flat(stored), _flat(given)
+    differing = [
+        f"  {name}: {stored.get(name, 'absent')!r} in the checkpoint, {given.get(name, 'absent')!r} now"
+        for name in sorted(stored.keys() | given.keys())
+        if stored.get(name, "absent") != given.get(name, "absent")
+    ]
+    if differing:
+        raise checkpoint.CheckpointError(f"{path}: this checkpoint is of another run:\n" + "\n".join(differing))
+
+
+def _flat(tree: dict, prefix: str = "") -> dict:
+    items = {}
+    for name, value in tree.items():
+        path = f"{prefix}{name}"
+        items |= _flat(value, path + ".") if isinstance(value, dict) else {path: value}
+    return items
+
+
+def _read(path: Path) -> list[dict]:
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def _extend(path: Path, records: list[dict]) -> None:
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(text)

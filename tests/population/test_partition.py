@@ -1,0 +1,192 @@
+"""Partitioners: exact set equality, and the laws that they claim."""
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_sim import population as field
+from fedjax_sim.population.partition import _apportioned, _lifted
+
+LABELS = np.random.default_rng(1).integers(0, 10, 4000)
+
+TRUE_PARTITIONS = {
+    "iid": lambda seed: field.iid(4000, 37, seed=seed),
+    "dirichlet": lambda seed: field.dirichlet(LABELS, 37, 0.05, min_examples=20, seed=seed),
+    "shards": lambda seed: field.shards(LABELS, 37, 3, seed=seed),
+    "quantity_power_law": lambda seed: field.quantity_power_law(4000, 37, exponent=1.3, min_examples=5, seed=seed),
+    "quantity_lognormal": lambda seed: field.quantity_lognormal(4000, 37, sigma=2.0, min_examples=5, seed=seed),
+    "by_group": lambda seed: field.by_group(LABELS + seed),
+}
+
+
+@pytest.mark.parametrize("name", TRUE_PARTITIONS)
+def test_partitioners_lose_and_duplicate_nothing(name):
+    """Catches a lost remainder, a row dealt twice, and a seed that is ignored."""
+    partition = TRUE_PARTITIONS[name](3)
+    assert partition.indices.dtype == np.int32
+    np.testing.assert_array_equal(np.sort(partition.indices), np.arange(4000))
+    assert partition.offsets[0] == 0 and partition.offsets[-1] == 4000 and (partition.sizes > 0).all()
+    np.testing.assert_array_equal(partition.indices, TRUE_PARTITIONS[name](3).indices)
+    if name != "by_group":
+        assert (partition.indices != TRUE_PARTITIONS[name](4).indices).any()
+    population = field.indexed({"row": np.arange(4000)}, partition)
+    np.testing.assert_array_equal(field.pooled(population).examples["row"], partition.indices)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=1, max_size=40),
+    num_clients=st.integers(1, 12),
+    alpha=st.sampled_from([1e-300, 1e-3, 0.3, 1e9]),
+    data=st.data(),
+)
+def test_dirichlet_always_ends_and_meets_its_minimum(labels, num_clients, alpha, data):
+    """Catches rejection loops, a minimum missed by one, and rows lost while clients are filled."""
+    minimum = data.draw(st.integers(0, len(labels) // num_clients))
+    partition = field.dirichlet(labels, num_clients, alpha, min_examples=minimum, seed=0)
+    assert sorted(partition.indices.tolist()) == list(range(len(labels)))
+    assert len(partition.sizes) == num_clients and partition.sizes.min() >= minimum
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12), data=st.data())
+def test_lifting_keeps_the_sum_and_takes_from_the_largest(sizes, data):
+    sizes = np.array(sizes)
+    minimum = data.draw(st.integers(0, int(sizes.sum()) // len(sizes)))
+    lifted = _lifted(sizes, minimum)
+    assert lifted.sum() == sizes.sum() and lifted.min() >= minimum
+    gave = lifted < sizes
+    kept = ~gave & (sizes >= minimum)
+    if gave.any():
+        assert lifted[gave].max() - lifted[gave].min() <= 1  # down to one level
+        assert not kept.any() or sizes[kept].max() <= lifted[gave].min() + 1
+
+
+def test_apportionment_adds_up():
+    weights = np.random.default_rng(0).random(101)
+    sizes = _apportioned(weights, 1234)
+    assert sizes.sum() == 1234 and (np.abs(sizes - 1234 * weights / weights.sum()) < 1).all()
+
+
+def _rejects(values, law, wrong):
+    """Mean of independent values: the law lies within 5 standard errors (false alarm 6e-7), a wrong one does not."""
+    values = np.asarray(values)
+    error = values.std(ddof=1) / np.sqrt(len(values))
+    assert abs(values.mean() - law) < 5 * error, (values.mean(), law, error)
+    assert abs(values.mean() - wrong) > 5 * error, (values.mean(), wrong, error)
+
+
+def test_dirichlet_shares_follow_the_law():
+    """Catches alpha divided by N or K, and proportions drawn over classes instead of clients."""
+    num_clients, alpha, labels = 20, 0.5, np.repeat(np.arange(10), 5000)
+    spread = []
+    for seed in range(60):
+        partition = field.dirichlet(labels, num_clients, alpha, min_examples=0, seed=seed)
+        owner = np.repeat(np.arange(num_clients), partition.sizes)
+        counts = np.zeros((num_clients, 10))
+        np.add.at(counts, (owner, labels[partition.indices]), 1)
+        spread += list(((counts / 5000 - 1 / num_clients) ** 2).mean(axis=0))  # one independent value per class
+
+    def law(alpha):
+        return (1 / num_clients) * (1 - 1 / num_clients) / (num_clients * alpha + 1)
+
+    _rejects(spread, law(alpha), law(alpha * 1.25))
+
+
+def test_dirichlet_draws_follow_the_law():
+    """Catches a mix shared by clients, a draw from the table's prior, and class rows drawn unevenly."""
+    labels = np.repeat([0, 1, 2, 3], [10, 20, 30, 40])  # an uneven table: the law is per class all the same
+    clients, alpha, n = 50_000, 0.3, 25
+    partition = field.dirichlet_draws(labels, clients, alpha, min_examples=n, max_examples=n, seed=1)
+    share = (labels[partition.indices].reshape(clients, n) == 2).mean(axis=1)
+    _rejects(share, 1 / 4, 0.3)
+
+    def law(alpha):
+        return (1 / 4) * (3 / 4) * (n + 4 * alpha) / (n * (1 + 4 * alpha))
+
+    _rejects((share - 1 / 4) ** 2, law(alpha), law(alpha * 1.2))
+    # Within a class every row is as likely: chi-square with 29 degrees of freedom, 76.1 has a false-alarm rate of 4e-6.
+    counts = np.bincount(partition.indices, minlength=100)[30:60]
+    assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 76.1
+
+
+def test_dirichlet_draws_sizes_are_uniform_and_draws_are_fast():
+    """Catches an excluded upper bound, and a Python loop over clients."""
+    start = time.perf_counter()
+    partition = field.dirichlet_draws(LABELS, 100_000, 0.3, min_examples=20, max_examples=60, seed=0)
+    seconds = time.perf_counter() - start
+    assert partition.sizes.min() == 20 and partition.sizes.max() == 60 and partition.indices.dtype == np.int32
+    counts = np.bincount(partition.sizes)[20:]
+    assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 91.8  # chi-square, 40 degrees, 6e-6
+    assert seconds < 10  # 0.2 s on an idle core; a loop over clients takes minutes
+
+
+def test_quantity_laws():
+    """Catches an exponent off by one (density against tail), and a variance taken for a standard deviation."""
+    num_clients, total = 5000, 5_000_000
+    sizes = field.quantity_power_law(total, num_clients, exponent=3.0, seed=0).sizes
+    assert sizes.sum() == total
+    _rejects(np.log(sizes / sizes.min()), 1 / 2, 1 / 3)
+    sizes = field.quantity_lognormal(total, num_clients, sigma=0.7, seed=0).sizes
+    logs = np.log(sizes)
+    _rejects((logs - logs.mean()) ** 2, 0.7**2, 0.8**2)
+    assert field.quantity_power_law(100, 100, exponent=1.01, seed=0).sizes.tolist() == [1] * 100
+
+
+def test_shards_give_few_labels():
+    """Catches shards dealt in order, and shards cut across the shuffled data."""
+    labels = np.repeat(np.arange(10), 600)
+    partition = field.shards(labels, 100, 2, seed=0)
+    assert set(partition.sizes.tolist()) == {60}
+    held = [len(set(labels[partition.indices[a : a + 60]])) for a in partition.offsets[:-1]]
+    assert set(held) == {1, 2}
+
+
+def test_by_group_is_natural():
+    partition = field.by_group(np.array(["u7", "u1", "u7", "u3"]))
+    assert partition.indices.tolist() == [1, 3, 0, 2] and partition.sizes.tolist() == [1, 1, 2]
+
+
+def test_feature_shift_moves_each_client_rigidly():
+    """Catches a shift per example, a shift of labels, and a scale that is a variance."""
+    examples = {"x": np.random.default_rng(0).standard_normal((4000, 8)).astype(np.float32), "y": LABELS}
+    partition = field.iid(4000, 400, seed=0)
+    population = field.feature_shift(examples, partition, scale=3.0, seed=5)
+    np.testing.assert_array_equal(population.examples["y"], LABELS[partition.indices])
+    moved = (np.asarray(population.examples["x"]) - examples["x"][partition.indices]).reshape(400, 10, 8)
+    assert np.ptp(moved, axis=1).max() < 1e-5
+    _rejects(moved[:, 0].reshape(-1) ** 2, 9.0, 3.0)
+
+
+BAD = [
+    (lambda: field.iid(3, 4, seed=0), "min_examples: expected at most 0 for 4 clients"),
+    (lambda: field.iid(3, 2, seed=-1), "seed: expected an integer"),
+    (lambda: field.iid(3.0, 2, seed=0), "num_examples: expected an integer"),
+    (lambda: field.iid(3, True, seed=0), "num_clients: expected an integer"),
+    (lambda: field.dirichlet([0, 1], 1, 0.0, seed=0), "alpha: expected a finite number > 0"),
+    (lambda: field.dirichlet([0, 1], 1, np.nan, seed=0), "alpha: expected"),
+    (lambda: field.dirichlet([0, 1], 1, np.inf, seed=0), "alpha: expected"),
+    (lambda: field.dirichlet([0, 1, 1], 2, 0.5, min_examples=2, seed=0), "at most 1 for 2 clients of 3 examples"),
+    (lambda: field.dirichlet([[0, 1]], 1, 0.5, seed=0), "not one-hot"),
+    (lambda: field.dirichlet([0.5, 1], 1, 0.5, seed=0), "labels: expected a 1-D integer array"),
+    (lambda: field.dirichlet([], 1, 0.5, seed=0), "labels: expected"),
+    (lambda: field.shards([0, 1], 1, 3, seed=0), "min_examples: expected at most 2"),
+    (lambda: field.shards([0, 1], 1, 0, seed=0), "shards_per_client"),
+    (lambda: field.quantity_power_law(9, 2, exponent=1.0, seed=0), "exponent"),
+    (lambda: field.quantity_lognormal(9, 2, sigma=-1.0, seed=0), "sigma"),
+    (lambda: field.dirichlet_draws([0], 1, 1.0, min_examples=3, max_examples=2, seed=0), "max_examples"),
+    (lambda: field.dirichlet_draws([0], 10**9, 1.0, min_examples=3, max_examples=3, seed=0), "rows drawn"),
+    (lambda: field.by_group([0.5]), "groups: expected"),
+    (lambda: field.feature_shift({"x": np.arange(3)}, field.iid(3, 1, seed=0), scale=1.0, seed=0), "floating features"),
+    (lambda: field.feature_shift({"x": np.zeros(2)}, field.iid(3, 1, seed=0), scale=1.0, seed=0), "rows in"),
+]
+
+
+@pytest.mark.parametrize(("build", "message"), BAD)
+def test_bad_input_is_refused(build, message):
+    """Catches impossible requests before anything is drawn."""
+    with pytest.raises((ValueError, TypeError), match=message):
+        build()
