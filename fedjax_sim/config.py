@@ -1,6 +1,9 @@
 """A run as a TOML file: every value checked, every default filled, every error at once with its dotted path.
 
-`load` reads and checks what a config says, without JAX; `build` makes the parts, whose own checks then speak.
+What a config says is checked here, without JAX; `experiment.build` makes the parts, whose own checks then speak.
+Tables: `seed`, `[data]`, `[model]`, `[sampler]`, `[algorithm]`, `[client_optimizer]`, `[aggregator]`, `[run]`. Each part
+has a `name` from the closed registry and the options of its factory; a wrapper of the sampler is a table inside it,
+such as `[sampler.with_dropout]`. TOML knows no null: "none" stands for it.
 """
 
 from __future__ import annotations
@@ -11,26 +14,327 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, get_args, get_origin
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedjax_sim import registry
 from fedjax_sim.registry import REQUIRED, Option, Part
 
-__all__ = ["Config", "ConfigError", "Experiment", "build", "load"]
+__all__ = ["Config", "ConfigError", "load"]
 
 MAX_BYTES = 1 << 20  # of a config file
-Count = Annotated[int, Field(ge=1, le=2**31 - 1, description="an integer in [1, 2147483647]")]
-Lanes = Annotated[int, Field(ge=1, le=1 << 16, description="an integer in [1, 65536]")]
-NAMES = {"data": "digits", "model": "mlp", "sampler": "uniform", "algorithm": "fedavg"} | {
+INT32_MAX = 2**31 - 1
+
+
+def _integer(low: int, high: int) -> Any:
+    return Annotated[int, Field(ge=low, le=high, description=f"an integer in [{low}, {high}]")]
+
+
+COUNT, LANES = _integer(1, INT32_MAX), _integer(1, 1 << 16)
+SEED = Option(_integer(0, INT32_MAX), 0)
+RUN = {
+    "rounds": Option(COUNT, 100),
+    "evaluate_every": Option(COUNT, 10),
+    "checkpoint_every": Option(COUNT | None, None),  # none: as evaluate_every
+    "keep_checkpoints": Option(COUNT, 2),
+    "devices": Option(Literal["all"] | COUNT, "all"),
+    "lanes": Option(LANES | None, None),  # clients vmapped at once; none: fitted to the cache
+    "chunk": Option(LANES | None, None),  # letters summed at once
+    "nonfinite": Option(Literal["drop", "error"], "drop"),
+    "progress": Option(bool, True),
+}
+NO_RESULT = ("rounds", "checkpoint_every", "keep_checkpoints", "devices", "progress")  # they change no bit of a round
+DEFAULT_PART = {
+    "data": "digits",
+    "model": "mlp",
+    "sampler": "uniform",
+    "algorithm": "fedavg",
     "client_optimizer": "sgd",
     "aggregator": "mean",
 }
 MAIN_JOB = {("sampler", "cohort_size"): 1000, ("algorithm", "num_steps"): 5, ("algorithm", "batch_size"): 10}
-POINT = Part("models", "point", "The parameter is one point in R^d, for quadratic clients.", "Model", *({}, frozenset()))  \
-    if False else None
+NEEDED_AS = {"client_optimizer": "optimizer", "aggregator": "aggregator"}  # tables that not every algorithm takes
+
+
+class ConfigError(ValueError):
+    """Wrong input: one line per problem."""
+
+    def __init__(self, problems: Iterable[str]):
+        self.problems = list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+def problem(path: str, rule: str, value: Any, hint: str = "") -> str:
+    """The house's message."""
+    shown = value if isinstance(value, _Words) else repr(value)
+    shown = shown if len(shown) <= 120 else shown[:117] + "..."
+    return f"{path}: expected {rule}, got {shown}.{' ' + hint if hint else ''}"
+
+
+class _Words(str):
+    """A value that is told, not shown."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A checked config; made by `load`."""
+
+    tables: Mapping[str, Any]
+
+    def resolved(self) -> dict[str, Any]:
+        """Every table with every default filled in, a copy. A missing `data.seed` is the config's seed."""
+        return copy.deepcopy(dict(self.tables))
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree with: all but options that change no bit of a round."""
+        tables = self.resolved()
+        tables["run"] = {key: value for key, value in tables["run"].items() if key not in NO_RESULT}
+        return tables
+
+    def to_toml(self) -> str:
+        """TOML that loads back to this config.
+
+        Guarantees: tests/test_config.py::test_toml_round_trip.
+        """
+        return "\n".join(_toml_lines("", self.tables)).strip() + "\n"
+
+
+def load(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
+    """Reads a config file, or the main job without one, and checks all that it says.
+
+    Args:
+      path: a TOML file; None for the main job: 100,000 clients over the digits, FedAvg with an MLP.
+      overrides: `table.option=value`, the value as in TOML; words need no quotes.
+
+    Raises: ConfigError naming every problem as `path.to.field: expected RULE, got VALUE. HINT`.
+
+    Guarantees: nothing is imported that runs or compiles (tests/test_config.py::test_wrong_configs_need_no_jax); every
+    problem is named at once (::test_every_problem_at_once).
+
+    >>> config = load(None, ["sampler.cohort_size=50", "algorithm.name=fedprox"])
+    >>> config.resolved()["algorithm"]["coefficient"], config.resolved()["sampler"]
+    (0.1, {'name': 'uniform', 'cohort_size': 50})
+    """
+    document = {} if path is None else _read(Path(path))
+    problems = list(_override(document, overrides))
+    tables = _resolve(document, problems)
+    if problems:
+        raise ConfigError(problems)
+    return Config(tables)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = path.read_bytes() if path.stat().st_size <= MAX_BYTES else None
+    except OSError as error:
+        raise ConfigError([problem(str(path), "a TOML file", _Words(error.strerror or str(error)))]) from error
+    if data is None:
+        raise ConfigError([problem(str(path), f"at most {MAX_BYTES} bytes", path.stat().st_size)])
+    try:
+        return tomllib.loads(data.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        words = str(error)
+        hint = "A key or table may be given once." if "overwrite" in words or "twice" in words else ""
+        raise ConfigError([problem(str(path), "TOML", _Words(words), hint)]) from error
+
+
+def _override(document: dict, overrides: Iterable[str]) -> Iterable[str]:
+    """Puts `a.b=c` into the document; yields problems."""
+    seen = set()
+    for text in overrides:
+        name, equals, value = text.partition("=")
+        keys = [key.strip() for key in name.split(".")]
+        if not equals or not all(re.fullmatch(r"[A-Za-z0-9_-]+", key) for key in keys):
+            yield problem("--set", "table.option=value", text)
+            continue
+        path = ".".join(keys)
+        if path in seen:
+            yield problem(path, "one --set", text, "The same option is set twice.")
+            continue
+        seen.add(path)
+        try:
+            parsed = tomllib.loads(f"value = {value}")
+            if len(parsed) != 1:
+                raise ValueError("more than one value")
+            value = parsed["value"]
+        except (ValueError, RecursionError):
+            value = value.strip()
+            if not value or value[0] in "[{\"'" or "\n" in value:
+                yield problem(path, "a TOML value", value)
+                continue
+        table = document
+        for depth, key in enumerate(keys[:-1], 1):
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                yield problem(".".join(keys[:depth]), "a table", table)
+                break
+        else:
+            table[keys[-1]] = value
+
+
+def _resolve(document: dict, problems: list[str]) -> dict[str, Any]:
+    """The document with defaults filled in; problems are added to the list."""
+    known = ("seed", *registry.TABLES, "run")
+    problems += [_unknown(key, key, known) for key in document if key not in known]
+    tables: dict[str, Any] = {"seed": _value("seed", SEED, document.get("seed", 0), problems)}
+    algorithm = None
+    for table in registry.TABLES:
+        given = document.get(table, {})
+        needs = NEEDED_AS.get(table)
+        if needs and algorithm is not None and needs not in algorithm.context:
+            if table in document:
+                hint = "It brings its own; see its options: fedjax-sim list algorithms."
+                problems.append(problem(table, f"no such table with {algorithm.name}", given, hint))
+            continue
+        part, tables[table] = _part(table, given, problems)
+        algorithm = part if table == "algorithm" else algorithm
+    tables["run"] = _options("run", RUN, document.get("run", {}), problems)
+    work, block = tables.get("algorithm", {}), tables["run"]
+    if {"num_steps", "num_epochs"} <= work.keys() and (work["num_steps"] is None) == (work["num_epochs"] is None):
+        got = (work["num_steps"], work["num_epochs"])
+        problems.append(problem("algorithm.num_steps, algorithm.num_epochs", "exactly one of the two", got))
+    if block.get("chunk") is not None and block.get("lanes") is None:
+        problems.append(problem("run.chunk", "run.lanes beside it", block["chunk"], "A chunk is made of whole lanes."))
+    return tables
+
+
+def _part(table: str, given: Any, problems: list[str]) -> tuple[Part | None, dict[str, Any]]:
+    if not isinstance(given, dict):
+        problems.append(problem(table, "a table", given, f'Write {table}.name = "..." for the part alone.'))
+        return None, {}
+    choices, wraps = registry.table(table), registry.wrappers(table)
+    name = given.get("name", DEFAULT_PART[table])
+    if not isinstance(name, str) or name not in choices:
+        hint = _nearest(name, choices)
+        if name in wraps:
+            hint = f"{name} wraps a {table}: write the table [{table}.{name}]."
+        problems.append(problem(f"{table}.name", "one of " + ", ".join(choices), name, hint))
+        return None, {}
+    inner = {key: value for key, value in given.items() if key in wraps}
+    rest = {key: value for key, value in given.items() if key != "name" and key not in wraps}
+    part = choices[name]
+    resolved = {"name": name} | _options(table, part.options, rest, problems, also=("name", *wraps))
+    for key, options in inner.items():
+        resolved[key] = _options(f"{table}.{key}", wraps[key].options, options, problems)
+    return part, resolved
+
+
+def _options(
+    path: str, options: dict[str, Option], given: Any, problems: list[str], also: Iterable[str] = ()
+) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        problems.append(problem(path, "a table", given))
+        return {}
+    problems += [_unknown(f"{path}.{key}", key, [*options, *also]) for key in given if key not in options]
+    resolved = {}
+    for key, option in options.items():
+        if key in given:
+            resolved[key] = _value(f"{path}.{key}", option, given[key], problems)
+        elif (default := _default(path, key, option, given)) is not REQUIRED:
+            if (path, key) != ("data", "seed"):
+                resolved[key] = copy.copy(default)
+        else:
+            hint = f"It has no default: write it in [{path}], or --set {path}.{key}=..."
+            problems.append(problem(f"{path}.{key}", _rule(option.kind), _Words("nothing"), hint))
+    return resolved
+
+
+def _default(path: str, key: str, option: Option, given: Mapping[str, Any]) -> Any:
+    if key == "num_steps" and given.get("num_epochs", "none") not in (None, "none"):
+        return None
+    return MAIN_JOB.get((path, key), option.default) if option.default in (REQUIRED, None) else option.default
+
+
+def _value(path: str, option: Option, value: Any, problems: list[str]) -> Any:
+    """The value as its kind has it; a wrong one becomes a problem."""
+    if value == "none" and NoneType in get_args(option.kind):
+        return None
+    rule, hint = _rule(option.kind), ""
+    try:
+        value = _adapter(option.kind).validate_python(value)
+    except (ValidationError, OverflowError):
+        options = [word for kind in _union(option.kind) if get_origin(kind) is Literal for word in get_args(kind)]
+        if isinstance(value, str) and _number(value):
+            hint = "Leave out the quotes."
+        problems.append(problem(path, rule, value, hint or _nearest(value, options)))
+        return None
+    name = path.rsplit(".", 1)[-1]
+    if name.endswith("learning_rate") and not value > 0:
+        problems.append(problem(path, "a finite number > 0", value))
+    elif name == "momentum" and not 0 <= value < 1:
+        problems.append(problem(path, "a number in [0, 1)", value))
+    return value
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter:
+    return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+def _union(kind: Any) -> tuple:
+    return get_args(kind) if NoneType in get_args(kind) or Literal["all"] in get_args(kind) else (kind,)
+
+
+def _rule(kind: Any) -> str:
+    if len(_union(kind)) > 1:
+        return " or ".join(_rule(inner) for inner in _union(kind))
+    if get_origin(kind) is list:
+        return {int: "a list of integers", float: "a list of finite numbers"}.get(get_args(kind)[0], "a list of texts")
+    if get_origin(kind) is Literal:
+        words = [json.dumps(word) for word in get_args(kind)]
+        return words[0] if len(words) == 1 else "one of " + ", ".join(words)
+    if hasattr(kind, "__metadata__"):
+        return kind.__metadata__[0].description
+    words = {int: "an integer", float: "a finite number", str: "text", bool: "true or false", NoneType: '"none"'}
+    return words[kind]
+
+
+def _number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _unknown(path: str, key: str, options: Iterable[str]) -> str:
+    options = list(options)
+    return problem(path, "one of " + ", ".join(options), _Words(f"the unknown key {key!r}"), _nearest(key, options))
+
+
+def _nearest(word: Any, options: Iterable[str]) -> str:
+    close = difflib.get_close_matches(str(word), list(options), n=1, cutoff=0.5)
+    return f"Did you mean {close[0]!r}?" if close else ""
+
+
+def _toml_lines(path: str, table: Mapping[str, Any]) -> Iterable[str]:
+    options = _all_options(path, table)
+    for key, value in table.items():
+        if value is None and _default(path, key, options[key], table) is None:
+            continue
+        if not isinstance(value, dict):
+            yield f"{key} = {_toml(value)}"
+    for key, value in table.items():
+        if isinstance(value, dict):
+            inner = f"{path}.{key}" if path else key
+            yield from ("", f"[{inner}]", *_toml_lines(inner, value))
+
+
+def _all_options(path: str, table: Mapping[str, Any]) -> dict[str, Option]:
+    top, _, inner = path.partition(".")
+    if top in registry.TABLES:
+        return registry.wrappers(top)[inner].options if inner else registry.table(top)[table["name"]].options
+    return RUN
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return {None: '"none"', True: "true", False: "false"}[value] if value is None or value is True or value is False else repr(value)

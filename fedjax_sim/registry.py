@@ -88,8 +88,7 @@ def table(name: str) -> dict[str, Part]:
     >>> sorted(table("aggregator"))[:3]
     ['fixed_mean', 'horvitz_thompson', 'keep_old']
     """
-    room, noun = TABLES[name]
-    return {key: part for key, part in _factories(room, noun).items() if name == "algorithm" or not _wraps(part, name)}
+    return {key: part for key, part in _factories(*TABLES[name]).items() if not _wraps(part, name)}
 
 
 @cache
@@ -108,6 +107,9 @@ def _factories(room: str, noun: str) -> dict[str, Part]:
         for name, part in parts(room).items()
         if not part.others and (part.returns.split(".")[-1] == noun or (not part.returns and part.context))
     }
+    if room == "models":
+        meaning = "The parameter is a point in R^d, for quadratic clients."
+        found["point"] = Part(room, "point", meaning, noun, {}, frozenset(), frozenset(), False, "fedjax_sim.experiment")
     for name, part in found.items():  # recipes over fedavg hand their further options to it
         if part.open and "optimizer" in part.context and "num_steps" not in part.options:
             base = found["fedavg"]

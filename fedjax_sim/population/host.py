@@ -58,12 +58,12 @@ class _Source:
         return examples, mask.reshape(*ids.shape, self.max_examples)
 
     def announce(self, ids) -> np.ndarray:
-        """Asks the kernel to read the clients' pages soon; returns the ids."""
-        ids = np.array(ids)
-        known = np.unique(np.clip(ids, 0, self.size - 1))
+        """Asks the kernel to read the pages of clients `ids` [..., m] soon; returns zeros [...]."""
+        known = np.unique(np.clip(np.asarray(ids), 0, self.size - 1))
         known = known[self.counts[known] > 0]
+        told = np.zeros(ids.shape[:-1], np.int32)
         if not hasattr(mmap.mmap, "madvise") or not len(known):
-            return ids
+            return told
         for leaf in self.opened.leaves.values():
             row_bytes = leaf.array.strides[0]
             begin = leaf.start + self.opened.offsets[known] * row_bytes
@@ -74,7 +74,7 @@ class _Source:
             for start, length in zip(begin.tolist(), (end[last] - begin).tolist(), strict=True):
                 if length:
                     leaf.map.madvise(mmap.MADV_WILLNEED, start, length)
-        return ids
+        return told
 
 
 def _follow(x: Array, id: Array) -> Array:
@@ -123,13 +123,11 @@ class Host:
         """
         ids = jnp.asarray(ids, jnp.int32)
         flat = ids.reshape(-1)
-        pieces = [flat[i : i + CALLBACK_IDS] for i in range(0, flat.shape[0], CALLBACK_IDS)]
-        specs = [jax.ShapeDtypeStruct(piece.shape, piece.dtype) for piece in pieces]
-        told = [
-            _follow(jax.pure_callback(self.source.announce, spec, piece, vmap_method="expand_dims"), piece[0])
-            for piece, spec in zip(pieces, specs, strict=True)
-        ]
-        return jnp.concatenate(told).reshape(ids.shape) if told else ids
+        token = jax.ShapeDtypeStruct((), jnp.int32)
+        for start in range(0, flat.shape[0], CALLBACK_IDS):
+            piece = flat[start : start + CALLBACK_IDS]
+            ids = ids + jax.pure_callback(self.source.announce, token, piece, vmap_method="expand_dims")
+        return ids
 
 
 def host_store(directory: str | os.PathLike, *, verify: bool = False) -> Host:
