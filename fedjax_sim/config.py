@@ -230,7 +230,7 @@ def _options(
     if not isinstance(given, dict):
         problems.append(problem(path, "a table", given))
         return {}
-    problems += [_unknown(f"{path}.{key}", key, [*options, *also]) for key in given if key not in options]
+    problems += [_unknown(f"{path}.{key}", key, [*also, *options]) for key in given if key not in options]
     resolved = {}
     for key, option in options.items():
         if key in given:
@@ -337,4 +337,5 @@ def _toml(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
-    return {None: '"none"', True: "true", False: "false"}[value] if value is None or value is True or value is False else repr(value)
+    words = {None: '"none"', True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else repr(value)

@@ -18,17 +18,17 @@ from fedjax_sim.models import default_loss, supervised
 from fedjax_sim.population import FederatedData, quadratic_loss
 from fedjax_sim.prng import stream
 from fedjax_sim.registry import Part
-from fedjax_sim.types import Algorithm, Array, PyTree
+from fedjax_sim.types import Algorithm, Array, PyTree, Sampler
 
 __all__ = ["Experiment", "build"]
 
 DRY_CLIENTS = 100  # enough for a data set to check its options when the config is refused anyway
+INPUTS = {"quadratic": "point", "next_token": "tokens"}  # what a task feeds to its model; features otherwise
 
 
 class Experiment(NamedTuple):
     """Everything that `run` takes, from one config."""
 
-    config: Config
     key: Array  # of the rounds
     algorithm: Algorithm
     params: PyTree
@@ -38,99 +38,143 @@ class Experiment(NamedTuple):
 
 
 def build(config: Config) -> Experiment:
-    """Builds the parts that a config names and wires them up.
+    """The parts that a config names, wired up.
+
+    Args:
+      config: as `config.load` returns it. Model and rounds draw from streams of `jax.random.key(seed)` named "init" and
+        "rounds"; the data set takes the same seed unless it is given its own.
 
     Raises: ConfigError with every problem that the parts report.
 
-    Guarantees: a refused config compiles nothing (tests/test_bad_input.py).
+    Guarantees: a refused config compiles nothing (tests/test_bad_input.py::test_wrong_combinations).
+
+    >>> from fedjax_sim.config import load
+    >>> small = ["data.name=mean_estimation", "data.num_clients=100", "model.name=linear", "sampler.cohort_size=10"]
+    >>> experiment = build(load(None, small))
+    >>> experiment.data.train.size, sorted(experiment.params)
+    (100, ['bias', 'kernel'])
     """
     return _Builder(config).experiment()
 
 
 class _Builder:
+    """Makes the parts and collects what they refuse."""
+
     def __init__(self, config: Config):
-        self.config = config
         self.tables = config.resolved()
+        self.parts = {name: registry.table(name)[self.tables[name]["name"]] for name in registry.TABLES if name in self.tables}
         self.problems: list[str] = []
 
     def experiment(self) -> Experiment:
-        tables, seed = self.tables, self.tables["seed"]
-        run = tables["run"]
-        optimizer = self.make("client_optimizer") if "client_optimizer" in tables else None
-        plan = run["lanes"] and self.attempt("run", None, lambda: engine.Plan.checked(run["lanes"], run["chunk"]))
-        mesh = run["devices"]
-        if mesh != "all":
-            mesh = self.attempt("run", None, lambda: engine.device_mesh(run["devices"]), {"num_devices": "devices"})
-        size = tables["data"].get("num_clients")
-        if size is not None:  # the sampler can be refused before the data are there
-            sampler = self.sampler({"population_size": size})
-        if self.problems and size is not None:
-            self.make("data", seed=seed, num_clients=min(size, DRY_CLIENTS))
-        data = None if self.problems else self.make("data", seed=seed)
-        if data is None:
-            raise ConfigError(self.problems)
-        if size is None or size != data.train.size:
-            sampler = self.sampler({"population_size": data.train.size}, data)
-        model = self.model(data)
-        loss_fn = quadratic_loss if data.task == "quadratic" else None
-        if model is not None and loss_fn is None:
-            loss_fn = self.attempt("model", None, lambda: supervised(model, default_loss(data.task)))
-        aggregator = self.aggregator(sampler, data) if sampler and "aggregator" in tables else None
-        if self.problems:
-            raise ConfigError(self.problems)
-        context = {"loss_fn": loss_fn, "sampler": sampler, "optimizer": optimizer, "aggregator": aggregator}
-        part = registry.table("algorithm")[tables["algorithm"]["name"]]
-        extra = {"nonfinite": run["nonfinite"], "plan": plan or None, "mesh": mesh} if part.open else {}
-        algorithm = self.make("algorithm", **{k: v for k, v in context.items() if k in part.context}, **extra)
-        if self.problems:
-            raise ConfigError(self.problems)
-        root = jax.random.key(seed)
-        params = jnp.zeros(data.input_shape) if data.task == "quadratic" else model.init(stream(root, "init"))[0]
+        optimizer = self.make("client_optimizer")
+        plan, mesh = self.plan(), self.mesh()
+        size, sampler = self.tables["data"].get("num_clients"), None
+        if size is not None and "weights" not in self.parts["sampler"].context:
+            sampler = self.sampler(population_size=size)  # refused before the data are there
+            if self.problems:
+                self.make("data", num_clients=min(size, DRY_CLIENTS))
+        self.stop()
+        data = self.make("data")
+        self.stop()
+        if sampler is None or sampler.design.population_size != data.train.size:
+            sampler = self.sampler(population_size=data.train.size, weights=lambda: np.asarray(data.train.sizes))
+        model, loss_fn = self.model(data)
+        self.stop()
+        aggregator = self.make("aggregator", design=sampler.design, total_weight=lambda: _total(data))
+        self.stop()
+        algorithm = self.make(
+            "algorithm",
+            loss_fn=loss_fn,
+            sampler=sampler,
+            optimizer=optimizer,
+            aggregator=aggregator,
+            always={"nonfinite": self.tables["run"]["nonfinite"], "plan": plan, "mesh": mesh},
+        )
+        self.stop()
+        root = jax.random.key(self.tables["seed"])
+        params = jnp.zeros(data.input_shape) if model is None else model.init(stream(root, "init"))[0]
         judge = evaluation(loss_fn, test=data.test, held_out=data.held_out)
-        return Experiment(self.config, stream(root, "rounds"), algorithm, params, data, loss_fn, judge)
+        return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, judge)
 
-    def sampler(self, context: dict[str, Any], data: FederatedData | None = None) -> Any:
-        """The sampler with its wrappers, in the order of the file."""
-        part = registry.table("sampler")[self.tables["sampler"]["name"]]
-        if "weights" in part.context:
-            if data is None:
-                return None
-            context = {"weights": np.asarray(data.train.sizes)}
+    def stop(self) -> None:
+        if self.problems:
+            raise ConfigError(self.problems)
+
+    def make(self, table: str, always: dict | None = None, **context: Any) -> Any:
+        """The part that a table names; of the context it gets what it asks for, functions being called for it."""
+        if table not in self.parts:
+            return None
+        part = self.parts[table]
+        options = {key: value for key, value in self.tables[table].items() if key in part.options}
+        if "seed" in part.options:
+            options.setdefault("seed", self.tables["seed"])
+
+        def call():
+            given = {key: value for key, value in context.items() if key in part.context | part.options.keys()}
+            lazy = {key: given[key]() for key in ("weights", "total_weight") if key in given}
+            return _factory(part)(**options | given | lazy, **(always or {}) if part.open else {})
+
+        return self.attempt(table, part.options, call)
+
+    def sampler(self, **context: Any) -> Sampler | None:
+        """The sampler in its wrappers, in the order of the file."""
         made = self.make("sampler", **context)
-        for name, wrapper in registry.wrappers("sampler").items():
-            assert name == wrapper.name
         for name, options in self.tables["sampler"].items():
-            if isinstance(options, dict) and made is not None:
-                inner, wrapper = made, registry.wrappers("sampler")[name]
-                made = self.attempt(f"sampler.{name}", wrapper, lambda i=inner, w=wrapper, o=options: _factory(w)(i, **o))
+            if made is not None and isinstance(options, dict):
+                wrapper = registry.wrappers("sampler")[name]
+                wrap = _factory(wrapper)
+                made = self.attempt(f"sampler.{name}", wrapper.options, lambda w=wrap, s=made, o=options: w(s, **o))
         return made
 
-    def model(self, data: FederatedData) -> Any:
-        part = registry.table("model")[self.tables["model"]["name"]]
-        kinds = {"quadratic": "point", "next_token": "tokens"}
-        kind = "point" if part.name == "point" else "features" if "input_shape" in part.context else "tokens"
-        wanted = kinds.get(data.task, "features")
-        if kind != wanted:
-            fit = [p.name for p in registry.table("model").values() if _takes(p) == wanted]
-            rule = f"a model for the task {data.task!r} of {data.name}: {', '.join(fit)}"
-            self.problems.append(problem("model.name", rule, part.name))
-            return None
-        if kind == "point":
-            return None
-        given = {"input_shape": data.input_shape, "num_outputs": data.num_outputs}
-        return self.make("model", **{name: value for name, value in given.items() if name in part.context})
+    def model(self, data: FederatedData) -> tuple[Any, Callable | None]:
+        """Model (None for a bare point) and loss for the task of the data."""
+        part, wanted = self.parts["model"], INPUTS.get(data.task, "features")
+        if _inputs(part) != wanted:
+            fitting = [name for name, other in registry.table("model").items() if _inputs(other) == wanted]
+            rule = f"one of {', '.join(fitting)} for the data {data.name!r}"
+            self.problems.append(problem("model.name", rule, part.name, f"Its task is {data.task}."))
+            return None, None
+        if wanted == "point":
+            return None, quadratic_loss
+        made = self.make("model", input_shape=data.input_shape, num_outputs=data.num_outputs)
+        return made, made and self.attempt("model", {}, lambda: supervised(made, default_loss(data.task)))
 
-    def aggregator(self, sampler: Any, data: FederatedData) -> Any:
-        part = registry.table("aggregator")[self.tables["aggregator"]["name"]]
-        context: dict[str, Any] = {"design": sampler.design} if "design" in part.context else {}
-        if "total_weight" in part.context:
-            context["total_weight"] = float(np.asarray(data.train.sizes).sum(dtype=np.int64))
-        return self.make("aggregator", **context)
+    def plan(self) -> engine.Plan | None:
+        run = self.tables["run"]
+        return run["lanes"] and self.attempt("run", run, lambda: engine.Plan.checked(run["lanes"], run["chunk"]))
 
-    def make(self, table: str, **context: Any) -> Any:
-        """The part that a table names, from its options and what other parts decide."""
-        part = registry.table(table)[self.tables[table]["name"]]
-        options = {key: value for key, value in self.tables[table].items() if key in part.options}
-        if "seed" not in part.options:
-            context.pop("seed", None)
-        return self.attempt(table, part, lambda: _factory(part)(**context | options))
+    def mesh(self) -> Any:
+        devices = self.tables["run"]["devices"]
+        visible = None if devices == "all" else len(jax.devices())
+        if visible is not None and devices > visible:
+            rule = f'"all" or an integer in [1, {visible}]'
+            self.problems.append(problem("run.devices", rule, devices, "More are needed? Start JAX with more devices."))
+            return None
+        return devices if visible is None else engine.device_mesh(devices)
+
+    def attempt(self, path: str, options: Any, call: Callable) -> Any:
+        """What `call` returns, or None and a problem under `path`."""
+        try:
+            return call()
+        except (ImportError, MemoryError, OSError, TypeError, ValueError) as error:
+            words = str(error)
+            if not isinstance(error, (ImportError, MemoryError, OSError)) and not (
+                ": expected " in words or path == "data"
+            ):
+                raise  # a fault of ours, not of the config
+            name = re.match(r"\w*", words)[0]
+            self.problems.append(f"{path}.{words}" if name in options else f"{path}: {words}")
+            return None
+
+
+def _factory(part: Part) -> Callable:
+    return getattr(importlib.import_module(part.module), part.name)
+
+
+def _inputs(part: Part) -> str:
+    """What a model is fed with."""
+    return "point" if part.name == "point" else "features" if "input_shape" in part.context else "tokens"
+
+
+def _total(data: FederatedData) -> float:
+    return float(np.asarray(data.train.sizes).sum(dtype=np.int64))

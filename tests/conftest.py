@@ -9,7 +9,14 @@ import pytest
 jax.config.update("jax_num_cpu_devices", int(os.environ.get("JAX_NUM_CPU_DEVICES", "2")))
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+CACHE = ROOT / ".pytest_cache" / "xla"  # compiled programs: trusted code, so the folder is the owner's alone
+CACHE.mkdir(parents=True, exist_ok=True)
+CACHE.chmod(0o700)
+jax.config.update("jax_compilation_cache_dir", str(CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+SHARED_DATA = ROOT.parent / "shared" / "data"
 
 
 @pytest.fixture(scope="session")

@@ -138,7 +138,8 @@ def host_store(directory: str | os.PathLike, *, verify: bool = False) -> Host:
       verify: read every byte now and compare the SHA-256 sums; otherwise names, sizes, headers and offsets only.
     Raises: ValueError as `read_store`.
     Guarantees: the same valid rows and masks as `read_store`, under jit, scan, vmap and shard_map
-    (tests/population/test_native_store.py::test_host_equals_stored).
+    (tests/population/test_native_store.py::test_host_equals_stored). What is trained on them can differ in the last
+    bit, since XLA fuses another program: the kind of population is part of a result's identity, like the chunk.
 
     >>> import numpy as np, pathlib, tempfile
     >>> from fedjax_sim.population.store import write_store

@@ -1,0 +1,34 @@
+"""What guessing reaches: the constant prediction that any model must beat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["constant_baseline"]
+
+
+def constant_baseline(test: Any, task: str) -> dict[str, float]:
+    """The best constant prediction on a test set, in hindsight: a bar that no constant learned elsewhere can pass.
+
+    Args:
+      test: examples with integer labels "y" (-1 marks padding) or real targets "y" [n, k].
+      task: as in `population.FederatedData`.
+
+    Returns: `baseline_accuracy`, the share of the most frequent label, and `baseline_loss`, the entropy of the labels in
+      nats (the unigram model's for next characters) or the variance of the targets; empty for other tasks.
+
+    >>> constant_baseline({"y": np.array([[0, 1], [1, -1]])}, "next_token")
+    {'baseline_accuracy': 0.6666666666666666, 'baseline_loss': 0.6365141682948128}
+    >>> constant_baseline({"y": np.array([[1.0], [3.0]])}, "regression")
+    {'baseline_loss': 1.0}
+    """
+    if task == "regression":
+        return {"baseline_loss": float(np.asarray(test["y"], np.float64).var(axis=0).mean())}
+    if task not in ("binary", "classification", "next_token"):
+        return {}
+    labels = np.asarray(test["y"]).reshape(-1)
+    counts = np.bincount(labels[labels >= 0])
+    shares = counts[counts > 0] / counts.sum()
+    return {"baseline_accuracy": float(shares.max()), "baseline_loss": float(-(shares * np.log(shares)).sum())}

@@ -1,0 +1,218 @@
+"""A run: its log, its checkpoints, and that looking changes nothing."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_sim import checkpoint, metrics, sampling
+from fedjax_sim.algorithms import fedavg
+from fedjax_sim.population import from_clients
+from fedjax_sim.run import run
+
+NUM_CLIENTS, ROUNDS = 40, 24
+
+
+def loss_fn(params, examples, key):
+    return {"loss": (examples["x"] @ params["w"] + params["b"] - examples["y"]) ** 2}
+
+
+def problem(nonfinite="drop", learning_rate=0.05):
+    rng = np.random.default_rng(0)
+    clients = [
+        {"x": rng.normal(size=(n, 3)).astype(np.float32), "y": rng.normal(size=n).astype(np.float32)}
+        for n in rng.integers(1, 9, NUM_CLIENTS)
+    ]
+    population = from_clients(clients)
+    sampler = sampling.with_dropout(sampling.cyclic(NUM_CLIENTS, 7), 0.2)
+    algorithm = fedavg(
+        loss_fn, sampler, optax.sgd(learning_rate), num_steps=2, batch_size=2, nonfinite=nonfinite,
+        server_optimizer=optax.adam(0.01),
+    )  # fmt: skip
+    return algorithm, {"w": jnp.zeros(3), "b": jnp.zeros(())}, population
+
+
+@pytest.fixture(scope="module")
+def parts():
+    algorithm, params, population = problem()
+    return algorithm, params, population, metrics.evaluation(loss_fn, held_out=population)
+
+
+KEY = jax.random.key(5)
+
+
+def same_bits(a, b):
+    return all(np.array_equal(x, y, equal_nan=True) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
+
+
+@pytest.fixture(scope="module")
+def reference(parts):
+    algorithm, params, population, evaluation = parts
+    state, history = run(KEY, algorithm, params, population, ROUNDS, evaluation=evaluation, evaluate_every=5)
+    return state, history
+
+
+def test_log_has_every_round_once(parts, reference, tmp_path):
+    """Fault: a record doubled at a block's edge, or one lost at the end."""
+    algorithm, params, population, evaluation = parts
+    directory = tmp_path / "run"
+    run(KEY, algorithm, params, population, ROUNDS, evaluation=evaluation, evaluate_every=5, directory=directory)
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1))
+    assert lines == reference[1].records
+    assert [line["round"] for line in lines if "held_out_loss" in line] == [5, 10, 15, 20, 24]
+    summary = json.loads((directory / "summary.json").read_text())
+    assert summary["finished"] and summary["rounds"] == ROUNDS
+    assert summary["clients_trained"] == sum(line["clients_reported"] for line in lines)
+    assert summary["uplink_bytes"] == summary["clients_trained"] * 16  # 4 float32 each
+    assert summary["downlink_bytes"] == ROUNDS * 7 * 16
+
+
+def test_looking_changes_nothing(parts, reference):
+    """Fault: a key or state that depends on where blocks, evaluations or callbacks fall."""
+    algorithm, params, population, evaluation = parts
+    seen = []
+    for options in ({"evaluate_every": 7, "evaluation": evaluation}, {"evaluate_every": 1}, {"evaluate_every": 24}):
+        state, _ = run(
+            KEY, algorithm, params, population, ROUNDS, callbacks=[lambda *a: seen.append(a[0])], **options
+        )  # fmt: skip
+        assert same_bits(state, reference[0])
+    assert seen == [7, 14, 21, 24, *range(1, 25), 24]
+
+
+def test_another_key_gives_another_run(parts, reference):
+    """Fault: a key that ignores the seed."""
+    algorithm, params, population, _ = parts
+    state, _ = run(jax.random.key(6), algorithm, params, population, ROUNDS)
+    assert not same_bits(algorithm.params(state), algorithm.params(reference[0]))
+
+
+@pytest.mark.parametrize("stop", [1, 5, 13, 23])
+def test_resume_gives_the_same_bits(parts, reference, tmp_path, stop):
+    """Fault: a stream replayed, or a state forgotten, at a resume; rounds past the commit are cut from the log."""
+    algorithm, params, population, evaluation = parts
+    options = {"evaluation": evaluation, "evaluate_every": 5, "checkpoint_every": 1, "directory": tmp_path / "run"}
+    run(KEY, algorithm, params, population, stop, **options)
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"round": 99, "half a rec')  # written after the commit, then killed
+    state, history = run(KEY, algorithm, params, population, ROUNDS, resume=True, **options)
+    assert same_bits(state, reference[0])
+    expected = [dict(record) for record in reference[1].records]
+    for record in history.records:  # the first run also evaluated where it ended
+        if record["round"] == stop and stop % 5:
+            for name in ("held_out_loss", "held_out_loss_quantiles"):
+                record.pop(name)
+    assert history.records == expected
+
+
+PROGRAM = """
+import sys, time
+sys.path.insert(0, {tests!r})
+import conftest, test_run
+algorithm, params, population = test_run.problem()
+state, history = test_run.run(
+    test_run.KEY, algorithm, params, population, 40, directory=sys.argv[1], resume=sys.argv[2] == "resume",
+    evaluate_every=2, checkpoint_every=2, callbacks=[lambda *a: time.sleep(0.02)],
+)
+print([x.tolist() for x in test_run.jax.tree.leaves(state)])
+"""
+
+
+def test_kill_and_resume_gives_the_same_bits(tmp_path):
+    """Fault: a checkpoint written in place, a log doubled or lost after a kill -9."""
+    code = PROGRAM.format(tests=str(pathlib.Path(__file__).parent))
+
+    def start(directory, mode):
+        return subprocess.Popen([sys.executable, "-c", code, directory, mode], stdout=subprocess.PIPE, text=True)
+
+    whole = start(tmp_path / "whole", "fresh")
+    victim = start(tmp_path / "victim", "fresh")
+    log = tmp_path / "victim" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (log.exists() and log.read_text().count("\n") >= 9):
+        time.sleep(0.005)
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.communicate()
+    killed_at = log.read_text().count("\n")
+    assert 9 <= killed_at < 40
+    resumed, _ = start(tmp_path / "victim", "resume").communicate()
+    expected, _ = whole.communicate()
+    assert resumed == expected and expected
+    assert log.read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+
+
+def test_what_the_folder_holds_is_respected(parts, tmp_path):
+    """Fault: a run overwritten by a fresh start, a resume out of nothing, a resume of another run."""
+    algorithm, params, population, _ = parts
+    directory = tmp_path / "run"
+    with pytest.raises(FileNotFoundError, match="expected a checkpoint"):
+        run(KEY, algorithm, params, population, 2, directory=directory, resume=True)
+    run(KEY, algorithm, params, population, 2, directory=directory, identity={"data": {"alpha": 0.3}})
+    before = (directory / "metrics.jsonl").read_bytes()
+    with pytest.raises(FileExistsError, match="folder without a run"):
+        run(KEY, algorithm, params, population, 2, directory=directory)
+    with pytest.raises(checkpoint.CheckpointError, match=r"data\.alpha: 0\.3 in the checkpoint, 0\.5 now"):
+        run(KEY, algorithm, params, population, 4, directory=directory, resume=True, identity={"data": {"alpha": 0.5}})
+    with pytest.raises(checkpoint.CheckpointError, match="key"):
+        run(
+            jax.random.key(6), algorithm, params, population, 4, directory=directory, resume=True,
+            identity={"data": {"alpha": 0.3}},
+        )  # fmt: skip
+    assert (directory / "metrics.jsonl").read_bytes() == before
+    (directory / "metrics.jsonl").write_bytes(before[:-5])
+    with pytest.raises(checkpoint.CheckpointError, match="cut or replaced"):
+        run(KEY, algorithm, params, population, 4, directory=directory, resume=True,
+            identity={"data": {"alpha": 0.3}})  # fmt: skip
+
+
+def test_policy_error_names_the_clients(tmp_path):
+    """Fault: a diverging client that goes unnoticed."""
+    algorithm, params, population = problem(nonfinite="error", learning_rate=1e30)
+    with pytest.raises(FloatingPointError, match=r"round 1: \d+ clients sent non-finite updates, among them \[\d+"):
+        run(KEY, algorithm, params, population, 3, directory=tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 1
+
+
+def test_divergence_is_counted_not_swallowed():
+    """Fault: NaN in the model after clients diverge under the policy `drop`."""
+    algorithm, params, population = problem(learning_rate=1e30)
+    state, history = run(KEY, algorithm, params, population, 3)
+    assert same_bits(algorithm.params(state), params)
+    assert history.summary["skipped_rounds"] == 3 and history.summary["dropped_clients"] > 0
+    assert history.records[0]["loss"] == "nan"
+
+
+def test_a_callback_may_stop(parts):
+    """Fault: a stopped run that calls itself finished."""
+    algorithm, params, population, _ = parts
+    _, history = run(
+        KEY, algorithm, params, population, ROUNDS, evaluate_every=4, callbacks=[lambda round, *_: round == 8]
+    )
+    assert history.summary["rounds"] == 8 and not history.summary["finished"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_rounds": -1}, "num_rounds: expected an integer in"),
+        ({"num_rounds": True}, "num_rounds: expected an integer"),
+        ({"num_rounds": 2.0}, "num_rounds: expected an integer"),
+        ({"evaluate_every": 0}, "evaluate_every: expected an integer in"),
+        ({"checkpoint_every": 0}, "checkpoint_every: expected an integer in"),
+        ({"keep_checkpoints": 0}, "keep_checkpoints: expected an integer in"),
+        ({"resume": True}, "directory: expected the run directory to resume"),
+    ],
+)
+def test_wrong_input(parts, options, words):
+    algorithm, params, population, _ = parts
+    with pytest.raises((ValueError, TypeError), match=words):
+        run(KEY, algorithm, params, population, **({"num_rounds": 2} | options))
