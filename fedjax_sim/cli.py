@@ -25,7 +25,7 @@ def main() -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"fedjax_sim {_versions('fedjax_sim')['fedjax_sim']}")
+        typer.echo(f"fedjax_sim {_versions('fedjax-sim')['fedjax-sim']}")
         raise typer.Exit()
 
 
@@ -71,6 +71,8 @@ def run(
         experiment = build(loaded)
     except ConfigError as error:
         _fail("\n".join(error.problems), WRONG_INPUT)
+    except KeyboardInterrupt:
+        _fail("Interrupted before the first round.", INTERRUPTED)
     command = shlex.join(
         ["fedjax-sim", "run", *([str(config)] if config else []), *(x for s in settings for x in ("--set", s))]
     )
@@ -78,8 +80,9 @@ def run(
 
 
 def _train(loaded: Any, experiment: Any, folder: Path | None, resume: bool, quiet: bool, command: str) -> None:
-    from fedjax_sim.checkpoint import CheckpointError, RunLocked
+    from fedjax_sim.checkpoint import CheckpointError, RunLocked, lock
     from fedjax_sim.metrics.baseline import constant_baseline
+    from fedjax_sim.metrics.describe import describe
     from fedjax_sim.report import write_report
     from fedjax_sim.run import run as train
 
@@ -91,9 +94,10 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, resume: bool, quie
             folder = _next_folder(RUNS / name)
         folder.mkdir(parents=True, exist_ok=True)
         if not resume:
-            _write(folder / "config.toml", loaded.to_toml())
-            _write(folder / "env.json", _json(_environment(command)))
-            _write(folder / "population.json", _json(_population(experiment.data)))
+            with lock(folder):  # nobody else's config is overwritten
+                _write(folder / "config.toml", loaded.to_toml())
+                _write(folder / "env.json", _json(_environment(command)))
+                _write(folder / "population.json", _json(describe(experiment.data)))
         if not quiet:
             typer.echo(f"{name}: {experiment.data.train.size:,} clients, {options['rounds']:,} rounds, into {folder}")
         _, history = train(
@@ -137,9 +141,12 @@ def list_parts(
     """Show every part with its meaning; for one room also the options that a config can set."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from fedjax_sim import registry
     from fedjax_sim.config import problem
+
+    console = Console()
 
     rooms = {table: place for table, (place, _) in registry.TABLES.items()} | {place: place for place in registry.ROOMS}
     if room is not None and room not in rooms:
@@ -149,15 +156,13 @@ def list_parts(
         table = tables.get(place)
         named = registry.table(table) | registry.wrappers(table) if table else {}
         parts = registry.parts(place) | named
-        title = f"{place}" + (f"  ([{table}] in a config)" if table else "")
-        grid = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), show_header=False)
+        grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
         for name, part in sorted(parts.items()):
-            mark = "*" if name in named else ""
-            grid.add_row(name + mark, part.meaning, style=None)
-            if room is not None and name in named:
-                for option, (kind, default) in named[name].options.items():
-                    grid.add_row("", f"  {option} = {_default(default)}", style="dim")
-        Console().print(grid, highlight=False, markup=False)
+            grid.add_row(Text(name + "*" if name in named else name), Text(part.meaning))
+            for option, (_, default) in named[name].options.items() if room is not None and name in named else ():
+                grid.add_row("", Text(f"{option} = {_default(default)}", "dim"))
+        console.print(Text(place, "bold") + Text(f"   [{table}] in a config" if table else "", "dim"))
+        console.print(grid)
     typer.echo("\n* can be named in a config; `fedjax-sim list ROOM` shows its options.")
 
 
@@ -249,7 +254,7 @@ def _versions(*names: str) -> dict[str, str]:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
+            found[name] = "not installed"  # run from its source, say
     return found
 
 
@@ -260,7 +265,7 @@ def _environment(command: str) -> dict[str, Any]:
 
     return {
         "command": command,
-        "versions": _versions("fedjax_sim", "jax", "jaxlib", "optax", "flax", "numpy"),
+        "versions": _versions("fedjax-sim", "jax", "jaxlib", "optax", "flax", "numpy"),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "backend": jax.default_backend(),
@@ -269,12 +274,6 @@ def _environment(command: str) -> dict[str, Any]:
         "matmul_precision": str(jax.config.jax_default_matmul_precision),
         "random_generator": str(jax.config.jax_default_prng_impl),
     }
-
-
-def _population(data: Any) -> dict[str, Any]:
-    from fedjax_sim.metrics.population import describe
-
-    return describe(data)
 
 
 def _cores() -> int:

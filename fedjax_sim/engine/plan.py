@@ -12,7 +12,7 @@ from fedjax_sim.types import PyTree
 
 __all__ = ["Plan", "plan_for"]
 
-CPU_CACHE_BYTES = 1 << 20  # about half the second-level cache of a core
+CPU_CACHE_BYTES = 2 << 20  # the second-level cache of a core
 ACCELERATOR_CACHE_BYTES = 48 << 20
 MAX_CPU_LANES = 8
 MAX_LANES = 4096
@@ -45,5 +45,4 @@ def plan_for(each: Callable, shared: PyTree, slot: PyTree) -> Plan:
     cache = CPU_CACHE_BYTES if cpu else ACCELERATOR_CACHE_BYTES
     lanes = max(1, min(cache // (4 * letter_bytes), MAX_CPU_LANES if cpu else MAX_LANES))
     lanes = 1 << (lanes.bit_length() - 1)
-    chunk = max(lanes, min(cache // letter_bytes, 16) // lanes * lanes)
-    return Plan(lanes, chunk)
+    return Plan(lanes, lanes)

@@ -1,0 +1,129 @@
+"""The same bits for any device count, order, padding and chunk; 1e-6 for other lanes; symmetry of the weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_sim import client, engine
+from tests.laws import laws
+from tests.laws import problems as p
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def digests(num_slots: int, counts: str) -> dict[int, str]:
+    environment = {k: v for k, v in os.environ.items() if k not in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.laws.devices", str(num_slots), counts],
+        cwd=ROOT,
+        env=environment | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    return {record["devices"]: record["digest"] for record in records}
+
+
+def test_same_bits_on_1_2_4_8_devices():
+    """Catches a sum that depends on the mesh, a gradient summed over devices, and lanes that shrink with it.
+
+    13 slots on 8 devices leave some devices nothing but padding; an MLP, server momentum, noise by client.
+    """
+    found = digests(13, "1,2,4,8")
+    assert sorted(found) == [1, 2, 4, 8]
+    assert len(set(found.values())) == 1, found
+
+
+def test_order_of_the_cohort(federation):
+    """Catches keys by slot and float sums."""
+    laws.order_is_irrelevant(federation)
+
+
+def test_padding_of_the_cohort():
+    """Catches padding that is summed, counted or keyed."""
+    laws.padding_is_irrelevant()
+
+
+def test_chunk():
+    """Catches sums that depend on the chunk."""
+    laws.chunk_is_irrelevant()
+
+
+def test_gathered_rows_stand_by_slot():
+    """Catches a buffer filled in order of arrival."""
+    laws.gathered_rows_stand_by_slot()
+
+
+def test_lanes_agree_to_one_millionth(federation):
+    """Other lanes are another vectorisation of the same arithmetic, and the same draws."""
+    single = p.Federation(plan=engine.Plan(1, 4)).params(p.COHORT)
+    np.testing.assert_allclose(single, federation.params(p.COHORT), rtol=1e-6, atol=1e-6)
+
+
+def test_duplicated_clients_keep_the_mean(federation):
+    """Catches a divisor that counts something else than the letters."""
+    few = p.COHORT[:5]
+    once, twice = federation.run(few), federation.run(np.tile(few, 2))
+    laws.check_equal_bits(once[0].server, twice[0].server, "model")
+    assert [2 * i["total_weight"] for i in once[1]] == [i["total_weight"] for i in twice[1]]
+
+
+def test_weights_may_be_doubled(federation):
+    """Catches a divisor that does not follow the weights."""
+    work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), num_steps=p.STEPS, batch_size=p.BATCH)
+
+    def apply(*args):
+        report, state = work.apply(*args)
+        return report._replace(weight=2 * report.weight), state
+
+    doubled = p.Federation(client=p.counting(work._replace(apply=apply)))
+    laws.check_equal_bits(
+        federation.run(p.COHORT)[0].server, doubled.run(p.COHORT)[0].server, "model under doubled weights"
+    )
+
+
+def test_padding_rows_of_a_client_are_irrelevant(federation):
+    """Catches a mask that is multiplied instead of selected: rows past a client's own hold NaN here, 1e30 there."""
+    clean = federation.run(p.COHORT)
+    data = p.ragged()
+    mask = np.asarray(data.parameters["mask"])
+    loud = jnp.where(mask[..., None], data.parameters["x"], 1e30)
+    other = type(data)(data.size, data.generate, data.parameters | {"x": loud})
+    laws._compare(clean, federation.run(p.COHORT, other), "contents of padding rows")
+
+
+def test_keys(federation):
+    """Catches keys that ignore the seed or the round."""
+    laws.keys_decide_everything(federation)
+
+
+def test_clients_share_no_stream():
+    """Catches one key for all clients, and a transform's key that ignores the round."""
+    laws.clients_share_no_stream()
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_two_seeds_share_no_stream(seed):
+    """Catches seeds that are shifts of one another: no client key of one seed is one of the other's."""
+    from fedjax_sim.prng import client_key, stream
+
+    def keys(seed):
+        rounds = jax.vmap(lambda r: stream(jax.random.fold_in(jax.random.key(seed), r), "client"))(jnp.arange(32))
+        each = jax.vmap(lambda k: jax.vmap(lambda i: client_key(k, i))(jnp.arange(128)))(rounds)
+        return {tuple(row) for row in np.asarray(jax.random.key_data(each)).reshape(-1, 2).tolist()}
+
+    first, second = keys(seed), keys(seed + 1)
+    assert len(first) == len(second) == 32 * 128
+    assert not first & second

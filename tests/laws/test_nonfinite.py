@@ -1,0 +1,29 @@
+"""Nothing that is not finite reaches the model, and every loss is counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.laws import laws
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e18], ids=str)
+def test_dropped_clients_equal_absent_ones(value, federation):
+    """Catches 0 * NaN in a sum, a metric that is poisoned, a missing count. 1e18 overflows only in the update."""
+    laws.nonfinite_clients_are_dropped(value, federation)
+
+
+def test_absent_clients_leave_no_trace(federation):
+    """Catches a denominator that counts the cohort, and memory written for those who are not there."""
+    laws.absent_clients_leave_no_trace(federation)
+
+
+def test_nothing_received(federation):
+    """Catches 0 / 0, and a server step (momentum, decay) on an empty round."""
+    laws.nothing_received_changes_nothing(federation)
+
+
+def test_diverging_server_step():
+    """Catches an infinite model or momentum that poisons every later round."""
+    laws.diverging_server_steps_are_skipped()
