@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from fedjax_sim.environment import environment, prepare, versions
 
 __all__ = ["app", "main"]
 
@@ -25,7 +26,7 @@ def main() -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"fedjax_sim {_versions('fedjax-sim')['fedjax-sim']}")
+        typer.echo(f"fedjax_sim {versions('fedjax-sim')['fedjax-sim']}")
         raise typer.Exit()
 
 
@@ -41,10 +42,12 @@ def _top(
 @app.command()
 def run(
     config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG.toml]", help="Without one: 100,000 clients over the digits, FedAvg.")
+        Path | None,
+        typer.Argument(metavar="[CONFIG.toml]", help="Without one: 100,000 clients over the digits, FedAvg."),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="a.b=c", help="Override an option, e.g. run.rounds=5. Repeatable.")
+        list[str] | None,
+        typer.Option("--set", metavar="a.b=c", help="Override an option, e.g. run.rounds=5. Repeatable."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The run's folder; by default runs/DATA-ALGORITHM-SEED-NUMBER.")
@@ -65,10 +68,11 @@ def run(
             _check_unfinished(folder, loaded.tables["run"]["rounds"])
         elif folder is not None:
             _check_fresh(folder)
-        _prepare()
+        prepare()
         from fedjax_sim.experiment import build
 
         experiment = build(loaded)
+        loaded = loaded.planned(experiment.plan)
     except ConfigError as error:
         _fail("\n".join(error.problems), WRONG_INPUT)
     except KeyboardInterrupt:
@@ -96,7 +100,7 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, resume: bool, quie
         if not resume:
             with lock(folder):  # nobody else's config is overwritten
                 _write(folder / "config.toml", loaded.to_toml())
-                _write(folder / "env.json", _json(_environment(command)))
+                _write(folder / "env.json", _json(environment(command)))
                 _write(folder / "population.json", _json(describe(experiment.data)))
         if not quiet:
             typer.echo(f"{name}: {experiment.data.train.size:,} clients, {options['rounds']:,} rounds, into {folder}")
@@ -121,7 +125,7 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, resume: bool, quie
         _write(folder / "summary.json", _json(summary))
         report = write_report(folder)
     except KeyboardInterrupt:
-        kept = _rounds(folder)
+        kept = _rounds(folder) if folder else 0
         if kept:
             write_report(folder)
         again = f"Go on with: fedjax-sim run --resume --out {shlex.quote(str(folder))}"
@@ -129,6 +133,8 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, resume: bool, quie
     except (FileExistsError, FileNotFoundError) as error:
         _fail(str(error), WRONG_INPUT)
     except (CheckpointError, RunLocked, ArithmeticError, MemoryError, OSError, RuntimeError) as error:
+        if isinstance(error, ArithmeticError):
+            write_report(folder)  # what happened until then
         _fail(f"{type(error).__name__}: {error}", 1)
     if not quiet:
         _show(summary, report)
@@ -136,7 +142,9 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, resume: bool, quie
 
 @app.command("list")
 def list_parts(
-    room: Annotated[str | None, typer.Argument(help="A room (e.g. sampling) or a table of the config (e.g. sampler).")] = None,
+    room: Annotated[
+        str | None, typer.Argument(help="A room (e.g. sampling) or a table of the config (e.g. sampler).")
+    ] = None,
 ) -> None:
     """Show every part with its meaning; for one room also the options that a config can set."""
     from rich.console import Console
@@ -144,10 +152,9 @@ def list_parts(
     from rich.text import Text
 
     from fedjax_sim import registry
-    from fedjax_sim.config import problem
+    from fedjax_sim.kinds import problem
 
     console = Console()
-
     rooms = {table: place for table, (place, _) in registry.TABLES.items()} | {place: place for place in registry.ROOMS}
     if room is not None and room not in rooms:
         _fail(problem("room", "one of " + ", ".join(rooms), room), WRONG_INPUT)
@@ -187,7 +194,8 @@ def _rounds(folder: Path) -> int:
 
 
 def _check_fresh(folder: Path) -> None:
-    from fedjax_sim.config import ConfigError, problem
+    from fedjax_sim.config import ConfigError
+    from fedjax_sim.kinds import problem
 
     if folder.exists() and not folder.is_dir():
         raise ConfigError([problem("--out", "a folder", str(folder))])
@@ -198,12 +206,15 @@ def _check_fresh(folder: Path) -> None:
 
 
 def _folder_to_resume(out: Path | None) -> Path:
-    from fedjax_sim.config import ConfigError, problem
+    from fedjax_sim.config import ConfigError
+    from fedjax_sim.kinds import problem
 
     if out is None:
         there = [path for path in RUNS.glob("*/config.toml") if _rounds(path.parent)]
         if not there:
-            raise ConfigError([problem("--resume", "a run with a checkpoint in runs/", "none", "Give its folder: --out.")])
+            raise ConfigError(
+                [problem("--resume", "a run with a checkpoint in runs/", "none", "Give its folder: --out.")]
+            )
         return max(there, key=lambda path: (path.parent / "checkpoints").stat().st_mtime).parent
     if not _rounds(out) or not (out / "config.toml").is_file():
         hint = "Nothing to resume there: leave out --resume to start."
@@ -212,7 +223,8 @@ def _folder_to_resume(out: Path | None) -> Path:
 
 
 def _check_unfinished(folder: Path, rounds: int) -> None:
-    from fedjax_sim.config import ConfigError, problem
+    from fedjax_sim.config import ConfigError
+    from fedjax_sim.kinds import problem
 
     done = _rounds(folder)
     if done > rounds or (done == rounds and (folder / "summary.json").exists()):
@@ -246,63 +258,6 @@ def _json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def _versions(*names: str) -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {}
-    for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"  # run from its source, say
-    return found
-
-
-def _environment(command: str) -> dict[str, Any]:
-    import platform
-
-    import jax
-
-    return {
-        "command": command,
-        "versions": _versions("fedjax-sim", "jax", "jaxlib", "optax", "flax", "numpy"),
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "backend": jax.default_backend(),
-        "devices": [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()],
-        "cpu_count": _cores(),
-        "matmul_precision": str(jax.config.jax_default_matmul_precision),
-        "random_generator": str(jax.config.jax_default_prng_impl),
-    }
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _prepare() -> None:
-    """JAX before its first use: a virtual CPU device for each core, full precision, a private compilation cache."""
-    import jax
-
-    jax.config.update("jax_default_matmul_precision", "highest")
-    if jax.config.jax_num_cpu_devices < 1:
-        try:
-            jax.config.update("jax_num_cpu_devices", min(_cores(), 8))
-        except RuntimeError:  # JAX is in use already, by whoever called us
-            pass
-    if jax.config.jax_compilation_cache_dir is None and os.environ.get("FEDJAX_SIM_CACHE") != "off":
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = root / "fedjax_sim" / "xla"
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            status = folder.stat()
-        except (OSError, RuntimeError):
-            return
-        if (status.st_mode & 0o077) == 0 and status.st_uid == getattr(os, "getuid", lambda: status.st_uid)():
-            jax.config.update("jax_compilation_cache_dir", str(folder))
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-
-
 def _show(summary: dict[str, Any], report: Path) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -320,7 +275,10 @@ def _show(summary: dict[str, Any], report: Path) -> None:
             if f"{place}_{metric}" in summary:
                 beside = summary.get(f"baseline_{metric}") if place == "test" else None
                 text = f"{float(summary[f'{place}_{metric}']):.4f}"
-                grid.add_row(f"{place.replace('_', '-')} {metric}", text + (f"  (guessing: {beside:.4f})" if beside is not None else ""))
+                grid.add_row(
+                    f"{place.replace('_', '-')} {metric}",
+                    text + (f"  (guessing: {beside:.4f})" if beside is not None else ""),
+                )
     grid.add_row("rounds", f"{summary['rounds']:,} in {seconds:.1f} s, {summary['rounds'] / seconds:,.1f} a second")
     grid.add_row("clients trained", f"{summary['clients_trained']:,}, {summary['clients_per_second']:,.0f} a second")
     grid.add_row("compilation", f"{summary['compile_seconds']:.1f} s")

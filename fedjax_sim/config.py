@@ -1,28 +1,24 @@
 """A run as a TOML file: every value checked, every default filled, every error at once with its dotted path.
 
 What a config says is checked here, without JAX; `experiment.build` makes the parts, whose own checks then speak.
-Tables: `seed`, `[data]`, `[model]`, `[sampler]`, `[algorithm]`, `[client_optimizer]`, `[aggregator]`, `[run]`. Each part
-has a `name` from the closed registry and the options of its factory; a wrapper of the sampler is a table inside it,
-such as `[sampler.with_dropout]`. TOML knows no null: "none" stands for it.
+Beside `seed` there are the tables `[data]`, `[model]`, `[sampler]`, `[algorithm]`, `[client_optimizer]`, `[aggregator]`
+and `[run]`. Each part has a `name` from the closed registry and the options of its factory; a wrapper of the sampler is
+a table inside it, such as `[sampler.with_dropout]`. TOML knows no null: "none" stands for it.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
-
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from typing import Any, Literal
 
 from fedjax_sim import registry
+from fedjax_sim.kinds import Words, check, integer, nearest, problem, rule
 from fedjax_sim.registry import REQUIRED, Option, Part
 
 __all__ = ["Config", "ConfigError", "load"]
@@ -31,12 +27,8 @@ MAX_BYTES = 1 << 20  # of a config file
 INT32_MAX = 2**31 - 1
 
 
-def _integer(low: int, high: int) -> Any:
-    return Annotated[int, Field(ge=low, le=high, description=f"an integer in [{low}, {high}]")]
-
-
-COUNT, LANES = _integer(1, INT32_MAX), _integer(1, 1 << 16)
-SEED = Option(_integer(0, INT32_MAX), 0)
+COUNT, LANES = integer(1, INT32_MAX), integer(1, 1 << 16)
+SEED = integer(0, INT32_MAX)
 RUN = {
     "rounds": Option(COUNT, 100),
     "evaluate_every": Option(COUNT, 10),
@@ -69,17 +61,6 @@ class ConfigError(ValueError):
         super().__init__("\n".join(self.problems))
 
 
-def problem(path: str, rule: str, value: Any, hint: str = "") -> str:
-    """The house's message."""
-    shown = value if isinstance(value, _Words) else repr(value)
-    shown = shown if len(shown) <= 120 else shown[:117] + "..."
-    return f"{path}: expected {rule}, got {shown}.{' ' + hint if hint else ''}"
-
-
-class _Words(str):
-    """A value that is told, not shown."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Config:
     """A checked config; made by `load`."""
@@ -95,6 +76,12 @@ class Config:
         tables = self.resolved()
         tables["run"] = {key: value for key, value in tables["run"].items() if key not in NO_RESULT}
         return tables
+
+    def planned(self, plan: Any) -> Config:
+        """This config with the lanes and chunk that were chosen for it: they are part of a result's identity."""
+        tables = self.resolved()
+        tables["run"] |= plan._asdict()
+        return Config(tables)
 
     def to_toml(self) -> str:
         """TOML that loads back to this config.
@@ -132,7 +119,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         data = path.read_bytes() if path.stat().st_size <= MAX_BYTES else None
     except OSError as error:
-        raise ConfigError([problem(str(path), "a TOML file", _Words(error.strerror or str(error)))]) from error
+        raise ConfigError([problem(str(path), "a TOML file", Words(error.strerror or str(error)))]) from error
     if data is None:
         raise ConfigError([problem(str(path), f"at most {MAX_BYTES} bytes", path.stat().st_size)])
     try:
@@ -140,7 +127,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         words = str(error)
         hint = "A key or table may be given once." if "overwrite" in words or "twice" in words else ""
-        raise ConfigError([problem(str(path), "TOML", _Words(words), hint)]) from error
+        raise ConfigError([problem(str(path), "TOML", Words(words), hint)]) from error
 
 
 def _override(document: dict, overrides: Iterable[str]) -> Iterable[str]:
@@ -181,7 +168,7 @@ def _resolve(document: dict, problems: list[str]) -> dict[str, Any]:
     """The document with defaults filled in; problems are added to the list."""
     known = ("seed", *registry.TABLES, "run")
     problems += [_unknown(key, key, known) for key in document if key not in known]
-    tables: dict[str, Any] = {"seed": _value("seed", SEED, document.get("seed", 0), problems)}
+    tables: dict[str, Any] = {"seed": check("seed", SEED, document.get("seed", 0), problems)}
     algorithm = None
     for table in registry.TABLES:
         given = document.get(table, {})
@@ -210,7 +197,7 @@ def _part(table: str, given: Any, problems: list[str]) -> tuple[Part | None, dic
     choices, wraps = registry.table(table), registry.wrappers(table)
     name = given.get("name", DEFAULT_PART[table])
     if not isinstance(name, str) or name not in choices:
-        hint = _nearest(name, choices)
+        hint = nearest(name, choices)
         if name in wraps:
             hint = f"{name} wraps a {table}: write the table [{table}.{name}]."
         problems.append(problem(f"{table}.name", "one of " + ", ".join(choices), name, hint))
@@ -234,13 +221,13 @@ def _options(
     resolved = {}
     for key, option in options.items():
         if key in given:
-            resolved[key] = _value(f"{path}.{key}", option, given[key], problems)
+            resolved[key] = check(f"{path}.{key}", option.kind, given[key], problems)
         elif (default := _default(path, key, option, given)) is not REQUIRED:
             if (path, key) != ("data", "seed"):
                 resolved[key] = copy.copy(default)
         else:
             hint = f"It has no default: write it in [{path}], or --set {path}.{key}=..."
-            problems.append(problem(f"{path}.{key}", _rule(option.kind), _Words("nothing"), hint))
+            problems.append(problem(f"{path}.{key}", rule(option.kind), Words("nothing"), hint))
     return resolved
 
 
@@ -250,66 +237,9 @@ def _default(path: str, key: str, option: Option, given: Mapping[str, Any]) -> A
     return MAIN_JOB.get((path, key), option.default) if option.default in (REQUIRED, None) else option.default
 
 
-def _value(path: str, option: Option, value: Any, problems: list[str]) -> Any:
-    """The value as its kind has it; a wrong one becomes a problem."""
-    if value == "none" and NoneType in get_args(option.kind):
-        return None
-    rule, hint = _rule(option.kind), ""
-    try:
-        value = _adapter(option.kind).validate_python(value)
-    except (ValidationError, OverflowError):
-        options = [word for kind in _union(option.kind) if get_origin(kind) is Literal for word in get_args(kind)]
-        if isinstance(value, str) and _number(value):
-            hint = "Leave out the quotes."
-        problems.append(problem(path, rule, value, hint or _nearest(value, options)))
-        return None
-    name = path.rsplit(".", 1)[-1]
-    if name.endswith("learning_rate") and not value > 0:
-        problems.append(problem(path, "a finite number > 0", value))
-    elif name == "momentum" and not 0 <= value < 1:
-        problems.append(problem(path, "a number in [0, 1)", value))
-    return value
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter:
-    return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
-
-
-def _union(kind: Any) -> tuple:
-    return get_args(kind) if NoneType in get_args(kind) or Literal["all"] in get_args(kind) else (kind,)
-
-
-def _rule(kind: Any) -> str:
-    if len(_union(kind)) > 1:
-        return " or ".join(_rule(inner) for inner in _union(kind))
-    if get_origin(kind) is list:
-        return {int: "a list of integers", float: "a list of finite numbers"}.get(get_args(kind)[0], "a list of texts")
-    if get_origin(kind) is Literal:
-        words = [json.dumps(word) for word in get_args(kind)]
-        return words[0] if len(words) == 1 else "one of " + ", ".join(words)
-    if hasattr(kind, "__metadata__"):
-        return kind.__metadata__[0].description
-    words = {int: "an integer", float: "a finite number", str: "text", bool: "true or false", NoneType: '"none"'}
-    return words[kind]
-
-
-def _number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _unknown(path: str, key: str, options: Iterable[str]) -> str:
     options = list(options)
-    return problem(path, "one of " + ", ".join(options), _Words(f"the unknown key {key!r}"), _nearest(key, options))
-
-
-def _nearest(word: Any, options: Iterable[str]) -> str:
-    close = difflib.get_close_matches(str(word), list(options), n=1, cutoff=0.5)
-    return f"Did you mean {close[0]!r}?" if close else ""
+    return problem(path, "one of " + ", ".join(options), Words(f"the unknown key {key!r}"), nearest(key, options))
 
 
 def _toml_lines(path: str, table: Mapping[str, Any]) -> Iterable[str]:

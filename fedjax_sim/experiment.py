@@ -1,4 +1,4 @@
-"""From a config to the parts of a run; what a factory refuses is told with its dotted path, before anything compiles."""
+"""From a config to the parts of a run; what a factory refuses is told with its path, before anything compiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import engine, registry
-from fedjax_sim.config import Config, ConfigError, problem
+from fedjax_sim.config import Config, ConfigError
+from fedjax_sim.kinds import problem
 from fedjax_sim.metrics import evaluation
 from fedjax_sim.models import default_loss, supervised
 from fedjax_sim.population import FederatedData, quadratic_loss
@@ -35,6 +36,7 @@ class Experiment(NamedTuple):
     data: FederatedData
     loss_fn: Callable
     evaluation: Callable
+    plan: engine.Plan  # part of a result's identity, so a run writes it into its config
 
 
 def build(config: Config) -> Experiment:
@@ -62,7 +64,9 @@ class _Builder:
 
     def __init__(self, config: Config):
         self.tables = config.resolved()
-        self.parts = {name: registry.table(name)[self.tables[name]["name"]] for name in registry.TABLES if name in self.tables}
+        self.parts = {
+            name: registry.table(name)[self.tables[name]["name"]] for name in registry.TABLES if name in self.tables
+        }
         self.problems: list[str] = []
 
     def experiment(self) -> Experiment:
@@ -82,6 +86,9 @@ class _Builder:
         self.stop()
         aggregator = self.make("aggregator", design=sampler.design, total_weight=lambda: _total(data))
         self.stop()
+        root = jax.random.key(self.tables["seed"])
+        params = {"w": jnp.zeros(data.input_shape)} if model is None else model.init(stream(root, "init"))[0]
+        plan = plan or engine.plan_for(params)
         algorithm = self.make(
             "algorithm",
             loss_fn=loss_fn,
@@ -91,10 +98,8 @@ class _Builder:
             always={"nonfinite": self.tables["run"]["nonfinite"], "plan": plan, "mesh": mesh},
         )
         self.stop()
-        root = jax.random.key(self.tables["seed"])
-        params = jnp.zeros(data.input_shape) if model is None else model.init(stream(root, "init"))[0]
         judge = evaluation(loss_fn, test=data.test, held_out=data.held_out)
-        return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, judge)
+        return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, judge, plan)
 
     def stop(self) -> None:
         if self.problems:

@@ -35,7 +35,7 @@ def _decays(**decays: float) -> None:
 
 def sgd(
     *,
-    learning_rate: float = 0.1,
+    learning_rate: float = 0.5,
     momentum: float = 0.0,
     nesterov: bool = False,
     schedule: str = "constant",
@@ -44,7 +44,7 @@ def sgd(
     """Stochastic gradient descent, with momentum or without.
 
     Args:
-      learning_rate: > 0. momentum: in [0, 1). nesterov: look ahead; needs momentum.
+      learning_rate: > 0; the default is the main job's. momentum: in [0, 1). nesterov: look ahead; needs momentum.
       schedule: "constant", or "cosine" or "linear" decay to 0 within `decay_steps` local steps of a round.
 
     >>> sgd(learning_rate=0.5).update(1.0, sgd().init(0.0))[0]

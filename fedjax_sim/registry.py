@@ -109,7 +109,9 @@ def _factories(room: str, noun: str) -> dict[str, Part]:
     }
     if room == "models":
         meaning = "The parameter is a point in R^d, for quadratic clients."
-        found["point"] = Part(room, "point", meaning, noun, {}, frozenset(), frozenset(), False, "fedjax_sim.experiment")
+        found["point"] = Part(
+            room, "point", meaning, noun, {}, frozenset(), frozenset(), False, "fedjax_sim.experiment"
+        )
     for name, part in found.items():  # recipes over fedavg hand their further options to it
         if part.open and "optimizer" in part.context and "num_steps" not in part.options:
             base = found["fedavg"]

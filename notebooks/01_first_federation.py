@@ -47,7 +47,7 @@ from fedjax_sim.types import ClientUpdate, Mean, Report
 jax.config.update("jax_num_cpu_devices", 2)  # section 6 compares one device with two; two cores are enough
 
 FAST = os.environ.get("FEDJAX_SIM_NOTEBOOK_FAST") == "1"  # the tests look only whether everything runs
-NUM_CLIENTS, COHORT, ROUNDS = (200, 20, 3) if FAST else (5000, 50, 30)
+NUM_CLIENTS, COHORT, ROUNDS, HIDDEN = (200, 20, 3, ()) if FAST else (5000, 50, 30, (32,))
 
 # %% [markdown]
 # ## 1. The population
@@ -74,9 +74,9 @@ ids = list(range(12))
 plot.label_mix({"client_ids": ids, "label_names": data.label_names, "label_counts": label_counts(data.train, ids)})
 
 # %% [markdown]
-# Each bar is a client; each shade is a digit. Hardly anyone has all ten. A client that trained alone would learn a
-# classifier for two or three digits. That is the difficulty (**heterogeneity**, or *non-IID data*) and also the point:
-# together they have seen everything.
+# Each bar is a client; each shade is a digit. Nobody here has all ten, and two or three digits make up most of what a
+# client holds: trained alone, it would hardly learn the others. That is the difficulty (**heterogeneity**, or *non-IID
+# data*) and also the point: together they have seen everything.
 #
 # ## 2. Model, loss, algorithm
 #
@@ -84,7 +84,7 @@ plot.label_mix({"client_ids": ids, "label_names": data.label_names, "label_count
 # `loss_fn(params, examples, key)`, which gives one value **per example**. This is all that the rest needs to know.
 
 # %%
-model = models.mlp(input_shape=data.input_shape, num_outputs=data.num_outputs, hidden=(32,))
+model = models.mlp(input_shape=data.input_shape, num_outputs=data.num_outputs, hidden=HIDDEN)
 loss_fn = models.supervised(model, models.default_loss(data.task))
 
 key = jax.random.key(0)  # the one seed
@@ -145,9 +145,10 @@ print("recipe and parts give the same bits:", fingerprint(trained) == fingerprin
 plot.learning_curves(base.records)
 
 # %% [markdown]
-# The grey line is measured by the clients on the examples they train on, while they train. It runs ahead of the test
-# curves: within a round a client fits its own few digits quickly, and that is easier than recognising all ten. Train
-# accuracy in a federation says how well clients adapt, not how good the shared model is. Judge by the other two.
+# The grey line is measured by the clients on the examples they train on, while they train. Its loss lies below the
+# test loss from the first round on: within a round a client fits its own few digits quickly, and that is easier than
+# recognising all ten. Train accuracy in a federation says how well clients adapt, not how good the shared model is.
+# Judge by the other two, which lie on top of each other: all held-out clients together are much like the test set.
 #
 # An average over clients hides people. `held_out` accuracy, client by client:
 
@@ -197,9 +198,9 @@ def sent(history):
 
 def draw(axes, histories, along=None, label="Round", **scale):
     """Test accuracy of several runs along the rounds, or along what `along(name, history)` counts."""
-    for (name, history), look in zip(histories.items(), LOOKS, strict=False):
+    for i, ((name, history), look) in enumerate(zip(histories.items(), LOOKS, strict=False)):
         x = history.column("test_accuracy")[0] if along is None else along(name, history)
-        axes.plot(x, accuracy(history), label=name, markevery=4, markersize=5, linewidth=1.7, **look)
+        axes.plot(x, accuracy(history), label=name, markevery=(i, 4), markersize=5, linewidth=1.7, **look)
     axes.set(xlabel=label, ylabel="Test accuracy (%)", ylim=(0, 100), **scale)
 
 
@@ -222,15 +223,15 @@ draw(right, cohorts, lambda name, history: sent(history), "Uploaded by all clien
 left.legend(loc="lower right");
 
 # %% [markdown]
-# **What one sees.** The tiny cohort jitters: a mean over five clients with two or three digits each is a rough
+# **What one sees.** The tiny cohort jitters: a mean over five clients who know a few digits each is a rough
 # estimate of the mean over everybody, and a round can undo what the last one learned. Ten times more clients remove
 # most of that. Ten times more again change little: the noise is gone, and what remains is the speed of the method
-# itself. On the right are the same runs by cost: each tenfold cohort pays ten times for the same height. A cohort is
-# large enough when its curve is smooth; beyond that it buys nothing but traffic (or privacy, which is another story).
+# itself. On the right are the same runs by cost: each tenfold cohort pays about ten times for the same height. A cohort
+# is large enough when its curve is smooth; beyond that it buys little but traffic (or privacy, which is another story).
 #
 # ### How different are the clients?
 #
-# `alpha` sets the skew of the labels: 0.1 gives most clients one or two digits, 10 is nearly the same mix for all.
+# `alpha` sets the skew of the labels: 0.1 leaves most clients two or three digits, 10 is nearly the same mix for all.
 # We keep the central test set, and measure held-out clients of the same kind as those who train.
 
 # %%
@@ -257,11 +258,11 @@ right.title.set_size(10)
 right.yaxis.set_tick_params(labelleft=True);
 
 # %% [markdown]
-# **What one sees.** Left: skew costs speed, because clients pull in different directions and the mean of their
-# updates is shorter. With everybody there it would still point the right way; with few clients it is also noisier.
-# Right: thin lines hold 90 % of the clients, thick lines the middle half, the mark is the median. The medians are
-# close, and yet with strong skew the clients lie further apart: someone whose few digits are the hard ones has nothing
-# easy to make up for them. Two federations can have the same mean and serve people very differently.
+# **What one sees.** Left: skew costs speed and adds noise. Clients pull in different directions, so that much of their
+# work cancels in the mean, and which fifty were invited matters more. Right: thin lines hold 90 % of the clients, thick
+# lines the middle half, the mark is the median. The medians are within a few points of each other, and yet with strong
+# skew the clients lie far apart: someone whose few digits are the hard ones has nothing easy to make up for them. Two
+# federations can have nearly the same mean and serve people very differently.
 #
 # ### How long should a client train?
 #
@@ -287,10 +288,10 @@ draw(
 left.legend(loc="lower right");
 
 # %% [markdown]
-# **What one sees.** By rounds (left) more local work wins, by far. By steps (right) the order turns: at an equal
-# number of gradient steps the run that talks more often is at least as good, because its clients never walk far in
-# their own direction (**client drift**). Local steps trade computing for communication. On this easy problem the trade
-# is good up to 20 steps. It is not always: with several local steps FedAvg can settle beside the optimum.
+# **What one sees.** By rounds (left) more local work wins, by far. By steps (right) the order turns: after the same
+# number of gradient steps the run that talks more often is ahead at first and never far behind, because its clients do
+# not walk far in their own direction (**client drift**). Local steps trade computing for communication. On this easy
+# problem the trade is good up to 20 steps. It is not always: with several local steps FedAvg can settle beside the optimum.
 # `population.quadratics` with `population.fedavg_fixed_point` gives the exact place where it ends on quadratic losses.
 #
 # ## 5. Your own parts
@@ -424,13 +425,13 @@ for devices, chunk in ((None, 8), ("all", 32)):
 print("one device and all devices give the same bits:", prints[0] == prints[1])
 
 # %% [markdown]
-# A laptop's result can be checked on a cluster. (The `lanes`, and another kind of processor, do change the bits: they
-# change how one client's own arithmetic is compiled.)
+# What one device found can be checked on eight of its kind, bit by bit. (The `lanes`, and another kind of processor, do
+# change the bits: they change how one client's own arithmetic is compiled.)
 #
 # ## Where to go from here
 #
 # * **One seed is no result.** Repeat with `jax.random.key(1)`, `key(2)`, ... before you believe a small difference;
-#   the curves above differ between seeds by a point or two.
+#   the curves above move by a few points from seed to seed, and the tiny cohort's by ten.
 # * Other data: `population.csv_sites` and `population.leaf` read your files, `population.digits_partition` deals out
 #   every image once, `population.generated` makes clients from their ids, a billion if you like.
 # * Other algorithms: `algorithms.fedprox`, `fednova`, `fedadam`, ...; each docstring cites its paper and names the tests of

@@ -54,7 +54,8 @@ def _weighted_sum(weigh: Callable, finish: Callable, sensitivity: float | None) 
     def accumulate(key, cohort, carry, received):
         weights = weigh(received.ids, received.weights)
 
-        def product(x):
+        def product(x):  # in float32 at least: a bfloat16 weight would be another number than the one divided by
+            x = x.astype(jnp.promote_types(x.dtype, weights.dtype))
             return x * weights.astype(x.dtype).reshape(weights.shape + (1,) * (x.ndim - 1))
 
         return exact.add(carry, (jax.tree.map(product, received.updates), weights))
@@ -76,7 +77,7 @@ def mean(*, weighting: str = "examples") -> Aggregator:
     Args:
       weighting: "examples" (the weight each client reports) or "uniform" (every client counts once).
 
-    Guarantees: equals a float64 mean within 2^-24 of the largest addend at each coordinate
+    Guarantees: equals a float64 mean as if each addend w_i u_i were off by at most 2^-23 of the largest at its coordinate
     (tests/aggregation/test_linear.py::test_matches_a_float64_oracle); weights may be scaled by a power of two without
     changing a bit (::test_weights_may_be_scaled); nothing received gives zero, not NaN (::test_empty_cohort_is_zero).
     By examples with partial participation it is a ratio estimator, biased for the population's mean
@@ -116,7 +117,7 @@ def fixed_mean(denominator: float, *, weighting: str = "uniform") -> Aggregator:
 def total(*, weighting: str = "uniform") -> Aggregator:
     """The sum of the updates.
 
-    Guarantees: exact up to one rounding (tests/aggregation/test_linear.py::test_matches_a_float64_oracle).
+    Guarantees: within the error of `engine.exact` (tests/aggregation/test_linear.py::test_matches_a_float64_oracle).
     """
     return fixed_mean(1.0, weighting=weighting)
 

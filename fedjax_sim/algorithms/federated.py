@@ -68,6 +68,13 @@ class _Letter(NamedTuple):
     dropped: Array
 
 
+def _stays_finite(old: PyTree, new: PyTree) -> Array:
+    """[] bool: no finite number became NaN or infinite; an overflowed moment would end all learning in silence."""
+    pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
+    checks = [jnp.isfinite(y).all() | ~jnp.isfinite(x).all() for x, y in pairs if jnp.issubdtype(y.dtype, jnp.inexact)]
+    return jnp.stack(checks).all() if checks else jnp.asarray(True)
+
+
 def _parts(**parts: tuple[Any, type]) -> None:
     for name, (value, kind) in parts.items():
         if not isinstance(value, kind):
@@ -189,7 +196,7 @@ def federated(
         )
         moved = server.apply(stream(key, "server"), tree.pinned(aggregate, zero), state.server)
         usable = (arrived > 0) | transform.releases_when_empty
-        usable &= tree.all_finite(server.params(moved))
+        usable &= tree.all_finite(server.params(moved)) & _stays_finite(state.server, moved)
         new = FederatedState(
             round=state.round + 1,
             sampler=sampler_state,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import optax
 
-from fedjax_sim import aggregation, client, server
+from fedjax_sim import aggregation, client, server, validate
 from fedjax_sim.algorithms.federated import federated
 from fedjax_sim.types import Aggregator, Algorithm, Sampler
 
@@ -31,6 +31,7 @@ def fedsgd(
 
     References: McMahan et al. 2017, section 2 (FederatedSGD).
     """
+    validate.positive("learning_rate", learning_rate)
     return federated(
         sampler,
         client.local_sgd(loss_fn, optax.sgd(1.0), num_steps=1),
@@ -122,11 +123,21 @@ def fedavgm(
 
     References: Hsu, Qi and Brown 2019, section 4.
     """
+    validate.positive("server_learning_rate", server_learning_rate)
+    validate.in_range("momentum", momentum, 0, 1, open_high=True)
     step = optax.sgd(server_learning_rate, momentum=momentum, nesterov=nesterov)
     return fedavg(loss_fn, sampler, optimizer, server_optimizer=step, **options)
 
 
-def fedadagrad(loss_fn, sampler, optimizer, *, server_learning_rate: float = 0.1, adaptivity: float = 1e-3, **options):
+def fedadagrad(
+    loss_fn: Callable,
+    sampler: Sampler,
+    optimizer: optax.GradientTransformation,
+    *,
+    server_learning_rate: float = 0.1,
+    adaptivity: float = 1e-3,
+    **options,
+) -> Algorithm:
     """FedAvg with the paper's Adagrad at the server (first decay 0); see `server.adaptive` for how optax's differs.
 
     References: Reddi et al. 2021, algorithm 2.
@@ -136,16 +147,16 @@ def fedadagrad(loss_fn, sampler, optimizer, *, server_learning_rate: float = 0.1
 
 
 def fedadam(
-    loss_fn,
-    sampler,
-    optimizer,
+    loss_fn: Callable,
+    sampler: Sampler,
+    optimizer: optax.GradientTransformation,
     *,
     server_learning_rate: float = 0.01,
     first_decay: float = 0.9,
     second_decay: float = 0.99,
     adaptivity: float = 1e-3,
     **options,
-):
+) -> Algorithm:
     """FedAvg with the paper's Adam at the server (no bias correction); see `server.adaptive` for how optax's differs.
 
     References: Reddi et al. 2021, algorithm 2.
@@ -157,16 +168,16 @@ def fedadam(
 
 
 def fedyogi(
-    loss_fn,
-    sampler,
-    optimizer,
+    loss_fn: Callable,
+    sampler: Sampler,
+    optimizer: optax.GradientTransformation,
     *,
     server_learning_rate: float = 0.01,
     first_decay: float = 0.9,
     second_decay: float = 0.99,
     adaptivity: float = 1e-3,
     **options,
-):
+) -> Algorithm:
     """FedAvg with the paper's Yogi at the server; see `server.adaptive` for how optax's differs.
 
     References: Reddi et al. 2021, algorithm 2.
@@ -198,6 +209,7 @@ def fednova(
 
     References: Wang et al. 2020 (FedNova), equation 4.
     """
+    validate.positive("learning_rate", learning_rate)
     work = client.local_sgd(
         loss_fn,
         optax.sgd(learning_rate, momentum=momentum or None),

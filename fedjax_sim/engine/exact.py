@@ -1,13 +1,14 @@
 """Sums over clients that do not depend on order, chunk, padding or device count.
 
-A float is cut into integer digits on an absolute grid: bin b covers the magnitudes [2^24(b-1), 2^24 b), and a value's
-digit in a bin is what rounding to that bin's grid leaves. Digits are integers, so their sums are associative. Only the
-top bins below the largest magnitude met at a coordinate are kept; when a larger value arrives, the lowest bins fall out. A kept digit
-depends on its value alone, so the kept sums are those that knowing the largest magnitude beforehand would have given
-(Demmel and Nguyen, 2015, reproduce float sums the same way; here digits are int32 and sums are two int32 words).
+A float is cut into integer digits on an absolute grid: bin b covers the magnitudes [2^(24(b-1)-1), 2^(24b-1)), and a
+value's digit in a bin is what rounding to that bin's grid, the multiples of 2^(24(b-1)), leaves. Its digits above its own
+bin are zero, because a bin ends at half the next grid's unit. Digits are integers, so their sums are associative. Only the
+top bins below the largest magnitude met at a coordinate are kept; when a larger value arrives, the lowest bins fall out. A
+kept digit depends on its value alone, so the kept sums are those that knowing the largest magnitude beforehand would have
+given (Demmel and Nguyen, 2015, reproduce float sums the same way; here digits are int32 and sums are two int32 words).
 
-Error: each value is represented to half a unit of the last kept digit, at most 2^-25 of the largest magnitude met at
-that coordinate for float32 (2 bins) and 2^-73 for float64 (4 bins); the sum of the digits is exact, and `total` rounds it
+Error: each value is represented to half a unit of the last kept digit, at most 2^-24 of the largest magnitude met at
+that coordinate for float32 (2 bins) and 2^-72 for float64 (4 bins); the sum of the digits is exact, and `total` rounds it
 to the nearest float within 2 units in the last place. Below 2^-121 (float32) values count as zero.
 """
 
@@ -27,15 +28,15 @@ BITS = 24  # of a digit
 LOW_BITS = 20  # of a sum's low word
 LOW_MASK = (1 << LOW_BITS) - 1
 MIN_BIN, MAX_BIN = -3, 6  # powers of two for every kept bin stay within float32
-POISONED = MAX_BIN + 1  # a value that is not finite, or 2^144 and above, was added: the total is NaN
+POISONED = MAX_BIN + 1  # a value that is not finite, or 2^143 and above, was added: the total is NaN
 MAX_CLIENTS = 1 << 26  # before a high word could overflow
-GROUP = 64  # digits of at most 2^24 that an int32 can add
+GROUP = 64  # digits of at most 2^23 that an int32 can add
 
 
 class ExactSum(NamedTuple):
     """The sum of one leaf over clients: digits of the kept bins, highest first."""
 
-    top: Array  # [...] int32: every magnitude met at this coordinate is below 2^(24 top)
+    top: Array  # [...] int32: every magnitude met at this coordinate is below 2^(24 top - 1)
     low: tuple[Array, ...]  # one per kept bin, [...] int32 in [0, 2^20)
     high: tuple[Array, ...]  # the digit sum is high * 2^20 + low
 
@@ -92,9 +93,9 @@ def _normal(acc: ExactSum) -> ExactSum:
 def _bin_of(peak: Array) -> Array:
     """The lowest bin whose grid covers magnitudes up to `peak`."""
     if peak.dtype == jnp.float64:
-        exponent = ((jax.lax.bitcast_convert_type(peak, jnp.int64) >> 52) - 1022).astype(jnp.int32)
+        exponent = ((jax.lax.bitcast_convert_type(peak, jnp.int64) >> 52) - 1021).astype(jnp.int32)
     else:
-        exponent = (jax.lax.bitcast_convert_type(peak, jnp.int32) >> 23) - 126
+        exponent = (jax.lax.bitcast_convert_type(peak, jnp.int32) >> 23) - 125  # peak < 2^(exponent - 1)
     bin = jnp.maximum((exponent + BITS * 100 - 1) // BITS - 99, MIN_BIN)  # ceil; the operand is kept positive
     finite = (peak < jnp.inf) & (bin <= MAX_BIN)
     return jnp.where(finite, bin, POISONED)

@@ -59,7 +59,7 @@ def fold(
     num_slots = jax.tree.leaves(slots)[0].shape[0]
     num_devices = mesh.size if mesh is not None else 1
     if plan is None:
-        plan = plan_for(each, shared, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), slots))
+        plan = plan_for(jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))[0])
     lanes = min(plan.lanes, -(-num_slots // num_devices))
     groups = min(max(plan.chunk // lanes, 1), -(-num_slots // (num_devices * lanes)))  # of lanes in a chunk
     chunk = lanes * groups

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -33,14 +32,13 @@ class Plan(NamedTuple):
         return cls(lanes, -(-chunk // lanes) * lanes)
 
 
-def plan_for(each: Callable, shared: PyTree, slot: PyTree) -> Plan:
-    """The plan for a client whose letter has the shapes that `each(shared, slot)` returns.
+def plan_for(letter: PyTree) -> Plan:
+    """The plan for clients whose letters have these leaves (arrays or specs).
 
     A client keeps about four copies of its letter alive (weights, gradient, optimiser, letter). Dense layers whose
     weights differ by client are bandwidth-bound, so as many clients go together as fit the cache, and no more.
     """
-    letter, _ = jax.eval_shape(each, shared, slot)
-    letter_bytes = max(tree.num_bytes(letter), 1)
+    letter_bytes = max(tree.num_bytes(tree.spec(letter)), 1)
     cpu = jax.default_backend() == "cpu"
     cache = CPU_CACHE_BYTES if cpu else ACCELERATOR_CACHE_BYTES
     lanes = max(1, min(cache // (4 * letter_bytes), MAX_CPU_LANES if cpu else MAX_LANES))

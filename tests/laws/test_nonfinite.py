@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import optax
 import pytest
 
 from tests.laws import laws
@@ -24,6 +25,8 @@ def test_nothing_received(federation):
     laws.nothing_received_changes_nothing(federation)
 
 
-def test_diverging_server_step():
-    """Catches an infinite model or momentum that poisons every later round."""
-    laws.diverging_server_steps_are_skipped()
+@pytest.mark.parametrize("rule", [optax.sgd(3e38), None], ids=["model", "moment"])
+def test_diverging_server_step(rule):
+    """Catches an infinite model, or an infinite moment behind a finite model, that ends all later learning."""
+    rule = rule and optax.chain(optax.scale(1e3), rule)
+    laws.diverging_server_steps_are_skipped(rule)

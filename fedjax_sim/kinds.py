@@ -1,0 +1,100 @@
+"""What a value of a config may be, and the words for one that is not."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from functools import cache
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+__all__ = ["Words", "check", "integer", "nearest", "problem", "rule"]
+
+
+def problem(path: str, rule: str, value: Any, hint: str = "") -> str:
+    """The house's message: `path: expected RULE, got VALUE. HINT`."""
+    shown = value if isinstance(value, Words) else repr(value)
+    shown = shown if len(shown) <= 120 else shown[:117] + "..."
+    return f"{path}: expected {rule}, got {shown}.{' ' + hint if hint else ''}"
+
+
+class Words(str):
+    """A value that is told, not shown."""
+
+
+def integer(low: int, high: int) -> Any:
+    """The kind of an integer in [low, high]."""
+    return Annotated[int, Field(ge=low, le=high, description=f"an integer in [{low}, {high}]")]
+
+
+def check(path: str, kind: Any, value: Any, problems: list[str]) -> Any:
+    """The value as its kind has it; a wrong one is added to the problems.
+
+    Learning rates and momenta are checked by name as well: optax takes any number there.
+
+    >>> problems = []
+    >>> check("run.rounds", int, True, problems), problems
+    (None, ['run.rounds: expected an integer, got True.'])
+    """
+    if value == "none" and NoneType in get_args(kind):
+        return None
+    hint = ""
+    try:
+        value = _adapter(kind).validate_python(value)
+    except (ValidationError, OverflowError):
+        options = [word for kind in _union(kind) if get_origin(kind) is Literal for word in get_args(kind)]
+        if isinstance(value, str) and _number(value):
+            hint = "Leave out the quotes."
+        problems.append(problem(path, rule(kind), value, hint or nearest(value, options)))
+        return None
+    name = path.rsplit(".", 1)[-1]
+    if name.endswith("learning_rate") and not value > 0:
+        problems.append(problem(path, "a finite number > 0", value))
+    elif name == "momentum" and not 0 <= value < 1:
+        problems.append(problem(path, "a number in [0, 1)", value))
+    return value
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter:
+    return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+def _union(kind: Any) -> tuple:
+    return get_args(kind) if NoneType in get_args(kind) or Literal["all"] in get_args(kind) else (kind,)
+
+
+def rule(kind: Any) -> str:
+    """What a value of the kind must be, in words.
+
+    >>> rule(int | None), rule(list[float]), rule(Literal["drop", "error"])
+    ('an integer or "none"', 'a list of finite numbers', 'one of "drop", "error"')
+    """
+    if len(_union(kind)) > 1:
+        return " or ".join(rule(inner) for inner in _union(kind))
+    if get_origin(kind) is list:
+        return {int: "a list of integers", float: "a list of finite numbers"}.get(get_args(kind)[0], "a list of texts")
+    if get_origin(kind) is Literal:
+        words = [json.dumps(word) for word in get_args(kind)]
+        return words[0] if len(words) == 1 else "one of " + ", ".join(words)
+    if hasattr(kind, "__metadata__"):
+        return kind.__metadata__[0].description
+    words = {int: "an integer", float: "a finite number", str: "text", bool: "true or false", NoneType: '"none"'}
+    return words[kind]
+
+
+def _number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def nearest(word: Any, options: Iterable[str]) -> str:
+    """`Did you mean 'x'?`, or an empty string."""
+    close = difflib.get_close_matches(str(word), list(options), n=1, cutoff=0.5)
+    return f"Did you mean {close[0]!r}?" if close else ""

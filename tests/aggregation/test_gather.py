@@ -1,0 +1,28 @@
+"""A user's rule that sees every letter."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.aggregation import gather
+from fedjax_sim.types import Received
+
+
+def test_rule_sees_rows_by_slot_and_zeros_for_the_absent():
+    """Catches rows of the padding among the letters, weights out of step with rows."""
+    seen = {}
+
+    def rule(key, updates, weights):
+        seen.update(updates=updates, weights=weights)
+        return jax.tree.map(lambda x: jnp.median(x, axis=0), updates)
+
+    table = gather(rule, sensitivity=2.0)
+    carry = table.init({"w": jax.ShapeDtypeStruct((), jnp.float32)}, 4)
+    for slots, values in (([2, 0], [7.0, 5.0]), ([1, 4], [6.0, 99.0])):
+        received = Received({"w": jnp.array(values)}, jnp.array(values), jnp.array([0, 1]), jnp.array(slots))
+        carry = table.accumulate(jax.random.key(0), None, carry, received)
+    update, metrics = table.finalize(jax.random.key(0), None, carry)
+    assert seen["updates"]["w"].tolist() == seen["weights"].tolist() == [5, 6, 7, 0]
+    assert float(update["w"]) == 5.5 and float(metrics["total_weight"]) == 18
+    assert table.sensitivity == 2.0

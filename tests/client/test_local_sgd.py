@@ -1,0 +1,129 @@
+"""Local training of one client: which examples, how many steps, what is reported."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_sim import aggregation, client, server
+from fedjax_sim.types import ClientData
+from tests.laws import problems as p
+
+ROWS = 7
+
+
+def visits(params, examples, key):
+    """Each example's gradient adds one to its own coordinate: the update counts the visits."""
+    return -(examples["one_hot"] @ params) * examples["weight"]
+
+
+def visited(num_examples: int, *, batch_size, seed=0, **work) -> np.ndarray:
+    """How often each row was visited, per example of a batch (mean losses divide by the batch's size)."""
+    one_hot = np.eye(ROWS, dtype=np.float32)
+    one_hot[num_examples:] = np.nan
+    data = ClientData({"one_hot": jnp.array(one_hot), "weight": jnp.ones(ROWS)}, jnp.arange(ROWS) < num_examples)
+    one = client.local_sgd(visits, optax.sgd(1.0), batch_size=batch_size, **work)
+    report, _ = jax.jit(one.apply)(jax.random.key(seed), jnp.zeros(ROWS), (), data)
+    return np.asarray(report.update), report
+
+
+@pytest.mark.parametrize("num_examples", [1, 4, 5, 7])
+def test_an_epoch_visits_each_example_once(num_examples):
+    """Catches sampling with replacement, a dropped last batch, and padding rows that are visited.
+
+    In one epoch of batches of 2 every example moves its coordinate once, by 1 / (size of its batch).
+    """
+    update, report = visited(num_examples, batch_size=2, num_epochs=1)
+    odd = num_examples % 2
+    assert sorted(update.tolist()) == sorted([0] * (ROWS - num_examples) + [0.5] * (num_examples - odd) + [1.0] * odd)
+    assert (update[:num_examples] > 0).all()
+    assert float(report.weight) == num_examples
+    assert float(report.metrics["local_steps"].total) == -(-num_examples // 2)
+    assert float(report.metrics["loss"].weight) == num_examples
+
+
+def test_steps_continue_through_epochs():
+    """Catches steps that start the same epoch again: 6 steps of 2 of 5 examples are two whole epochs."""
+    update, report = visited(5, batch_size=2, num_steps=6)
+    two = sum(sorted(update.tolist()))
+    assert two == 2 * 3 and (update[:5] >= 1).all() and (update[5:] == 0).all()
+    assert float(report.metrics["local_steps"].total) == 6
+    orders = {tuple(visited(5, batch_size=2, num_epochs=1, seed=seed)[0].tolist()) for seed in range(8)}
+    assert len(orders) > 1  # the odd one out changes with the key
+
+
+def test_full_batches_and_large_batches():
+    """Catches a batch larger than the client: it is the full batch."""
+    for size in (None, ROWS, 100):
+        update, _ = visited(4, batch_size=size, num_steps=3)
+        np.testing.assert_allclose(update, [0.75] * 4 + [0] * 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("weighting, weight", [("examples", 4), ("uniform", 1)])
+def test_reported_weight(weighting, weight):
+    """Catches weights by rows, padding included; a client without examples weighs nothing and moves nothing."""
+    _, report = visited(4, batch_size=2, num_epochs=2, weighting=weighting)
+    assert float(report.weight) == weight
+    update, report = visited(0, batch_size=2, num_epochs=2, weighting=weighting)
+    assert float(report.weight) == 0 and (update == 0).all()
+    assert float(report.metrics["local_steps"].weight) == 0
+
+
+def test_a_loss_may_weigh_its_examples():
+    """Catches a 'weight' that is averaged as a metric: the loss is the weighted mean."""
+
+    def weighted(params, x, key):
+        return {"loss": params * x, "weight": x, "doubled": 2 * x}
+
+    one = client.local_sgd(weighted, optax.sgd(1.0), num_steps=1)
+    data = ClientData(jnp.array([1.0, 3.0, jnp.nan]), jnp.array([True, True, False]))
+    report, _ = one.apply(jax.random.key(0), jnp.float32(1), (), data)
+    assert float(report.update) == -10 / 4
+    assert (float(report.metrics["doubled"].total), float(report.metrics["doubled"].weight)) == (20, 4)
+    assert "weight" not in report.metrics
+
+
+@pytest.mark.parametrize("mean_loss", [lambda w, x, key: jnp.mean(w * x), lambda w, x, key: {"accuracy": w * x}])
+def test_losses_are_per_example(mean_loss):
+    """Catches a loss averaged by the user: padding could not be taken out of it."""
+    one = client.local_sgd(mean_loss, optax.sgd(1.0), num_steps=1)
+    data = ClientData(jnp.ones(3), jnp.ones(3, bool))
+    with pytest.raises(ValueError, match=r"loss_fn: expected one 'loss' per example, shape \(3,\)"):
+        one.apply(jax.random.key(0), jnp.float32(1), (), data)
+
+
+def test_model_and_update_forms_agree_only_for_weights_that_sum_to_one():
+    """Row A10, to 1e-6, and different for partial weights. Catches a model form that adds to the old model."""
+    work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), num_steps=2)
+    model = {"client": client.send_model(work), "server": server.replacement()}
+    agree = p.Federation(**model).run(p.COHORT, num_rounds=1)[0].server
+    update = p.Federation(client=work).params(p.COHORT, num_rounds=1)
+    np.testing.assert_allclose(np.asarray(agree), update, rtol=1e-6, atol=1e-6)
+    partial = aggregation.keep_old(2.0 * p.SIZES[p.COHORT].sum())
+    half = p.Federation(client=work, aggregator=partial).params(p.COHORT, num_rounds=1)
+    replaced = np.asarray(p.Federation(**model, aggregator=partial).run(p.COHORT, num_rounds=1)[0].server)
+    np.testing.assert_allclose(half - p.START, (update - p.START) / 2, rtol=1e-4)
+    np.testing.assert_allclose(replaced, update / 2, rtol=1e-5)  # the old model is rescaled too
+    assert np.abs(half - replaced).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "work, error, message",
+    [
+        ({}, ValueError, "num_steps, num_epochs: expected exactly one"),
+        ({"num_steps": 1, "num_epochs": 1}, ValueError, "num_steps, num_epochs"),
+        ({"num_steps": 0}, ValueError, "num_steps: expected an integer"),
+        ({"num_steps": True}, TypeError, "num_steps"),
+        ({"num_epochs": 1.5}, TypeError, "num_epochs"),
+        ({"num_steps": 1, "batch_size": 0}, ValueError, "batch_size: .*full-batch"),
+        ({"num_steps": 1, "weighting": "uniforms"}, ValueError, "weighting: .*Did you mean 'uniform'"),
+    ],
+)
+@pytest.mark.parametrize("make", [client.local_sgd, lambda *a, **k: client.proximal(*a, 0.1, **k)])
+def test_wrong_input(make, work, error, message):
+    """Catches work that means nothing, before anything compiles."""
+    with pytest.raises(error, match=message):
+        make(p.linear_loss, optax.sgd(0.1), **work)

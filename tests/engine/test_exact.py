@@ -1,0 +1,191 @@
+"""Sums over clients against rational arithmetic: order, chunks, padding, range, and what is not finite."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_sim.engine import exact
+
+ROWS, WIDTH = 12, 3  # one compiled shape for all examples
+SPEC = jax.ShapeDtypeStruct((WIDTH,), jnp.float32)
+SMALLEST = 2.0**-121  # values below count as zero
+
+add = jax.jit(exact.add)
+merge = jax.jit(exact.merge)
+total = jax.jit(exact.total)
+
+finite = st.one_of(
+    st.floats(-(2.0**127), 2.0**127, width=32),
+    st.sampled_from([0.0, -0.0, 1e-38, -1e-38, 1e-45, 1e38, -1e38, 1.0, -1.0, 2.0**24, -(2.0**24), 2.0**-24, 3e38]),
+    st.floats(-1, 1, width=32),
+)
+matrices = st.lists(st.lists(finite, min_size=WIDTH, max_size=WIDTH), min_size=ROWS, max_size=ROWS).map(
+    lambda rows: np.array(rows, np.float32)
+)
+extremes = settings(max_examples=60, deadline=None)
+
+
+def chunks(values, sizes):
+    """Sum of the rows taken in chunks of these sizes, each padded with zero rows to one shape."""
+    acc, start = exact.zeros(SPEC), 0
+    for size in sizes:
+        block = np.zeros((ROWS, WIDTH), np.float32)
+        block[: len(values[start : start + size])] = values[start : start + size]
+        acc, start = add(acc, jnp.array(block)), start + size
+    return acc
+
+
+def bits(acc):
+    return [np.asarray(x).tobytes() for x in jax.tree.leaves((acc, total(acc)))]
+
+
+def check(result, values):
+    """Within n halves of the last kept digit of the largest addend and two units in the last place."""
+    for column in range(values.shape[1]):
+        addends = [float(x) for x in values[:, column]]
+        truth = sum((Fraction(x) for x in addends), Fraction(0))
+        allowed = len(addends) * max(abs(x) for x in addends) * 2.0**-24
+        allowed += 2 * float(np.spacing(np.float32(min(abs(float(truth)), 3e38)))) + len(addends) * SMALLEST
+        got = float(result[column])
+        if abs(truth) > 3.4e38:
+            assert not math.isfinite(got) or abs(Fraction(got) - truth) <= allowed
+        else:
+            assert abs(Fraction(got) - truth) <= Fraction(allowed), (addends, got, float(truth))
+
+
+@extremes
+@given(matrices, st.permutations(range(ROWS)), st.lists(st.integers(1, 5), min_size=ROWS, max_size=ROWS))
+def test_any_order_and_chunking_gives_the_same_bits(values, order, sizes):
+    """Catches float sums, digits that depend on what came before, and padding that counts."""
+    expected = bits(chunks(values, [ROWS]))
+    assert bits(chunks(values[list(order)], [ROWS])) == expected
+    assert bits(chunks(values, sizes)) == expected
+
+
+@extremes
+@given(matrices, st.integers(1, ROWS - 1))
+def test_merge_is_the_union(values, cut):
+    """Catches merging sums that stand at different bins."""
+    parts = chunks(values[:cut], [cut]), chunks(values[cut:], [ROWS])
+    assert bits(merge(*parts)) == bits(merge(*parts[::-1])) == bits(chunks(values, [ROWS]))
+
+
+@extremes
+@given(matrices)
+def test_matches_rational_arithmetic(values):
+    """Catches lost carries, wrong signs of digits and a wrong scale, from 1e-38 to 3e38 with cancellation."""
+    check(np.asarray(total(chunks(values, [ROWS]))), values)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_non_finite_values_poison(value):
+    """Catches a NaN that becomes a number; other coordinates are unharmed, and nothing heals it."""
+    values = np.ones((ROWS, WIDTH), np.float32)
+    values[4, 1] = value
+    acc = add(chunks(values, [3] * 4), jnp.ones((ROWS, WIDTH)))
+    assert np.isnan(total(acc)).tolist() == [False, True, False]
+    healthy = chunks(np.ones((ROWS, WIDTH), np.float32), [ROWS])
+    assert np.isnan(total(merge(acc, healthy))).tolist() == [False, True, False]
+    assert float(total(acc)[0]) == 2 * ROWS
+
+
+def test_denormals_and_negative_zero():
+    """Catches 1e-40 read as a large number, and a sum of nothing that is not zero."""
+    values = np.zeros((ROWS, WIDTH), np.float32)
+    values[:, 0], values[:, 1] = 1e-40, -0.0
+    assert np.asarray(total(chunks(values, [ROWS]))).tolist() == [0, 0, 0]
+    assert np.asarray(total(exact.zeros(SPEC))).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("small", [0.5, 0.75, 2.0**-24 * 0.75, 0.49])
+@pytest.mark.parametrize("large", [1.0, 2.0**23, 2.0**24, 2.0**40])
+def test_values_at_the_edge_of_a_bin(small, large):
+    """Catches digits above a value's own bin: they exist only where the larger value came first."""
+    values = np.full((ROWS, WIDTH), small, np.float32)
+    values[-1] = large
+    first, last = chunks(values, [ROWS - 1, 1]), chunks(values[::-1], [1, ROWS - 1])
+    assert bits(first) == bits(last) == bits(chunks(values, [ROWS]))
+    check(np.asarray(total(first)), values)
+
+
+def test_a_larger_bin_arrives_in_the_middle():
+    """Catches low bins that are kept although another order would have dropped them."""
+    small = np.full((ROWS, WIDTH), 2.0**-30, np.float32)
+    large = small.copy()
+    large[5] = 2.0**60
+    both = np.concatenate([small, large])
+    first = bits(chunks(both, [ROWS, ROWS]))
+    assert bits(chunks(both[::-1], [ROWS, ROWS])) == first
+    assert float(total(chunks(both, [ROWS, ROWS]))[0]) == 2.0**60
+    cancelled = np.concatenate([both, -large[5:6]])
+    assert bits(chunks(cancelled, [ROWS, ROWS, 1])) == bits(chunks(cancelled[::-1], [ROWS, ROWS, 1]))
+
+
+@pytest.mark.parametrize("count", [65, 5000])
+def test_many_clients_in_one_chunk(count):
+    """Catches int32 overflow past 64 digits of 2^24, and past 4,096 groups' low words; full digits, worst case."""
+    values = np.full((count, 1), np.nextafter(np.float32(1.0), np.float32(0)), np.float32)
+    spec = jax.ShapeDtypeStruct((1,), jnp.float32)
+    once = jax.jit(lambda x: exact.total(exact.add(exact.zeros(spec), x)))(values)
+    twice = jax.jit(lambda x: exact.total(exact.add(exact.add(exact.zeros(spec), x[:33]), x[33:])))(-values)
+    truth = count * float(values[0, 0])
+    assert abs(float(once[0]) - truth) <= np.spacing(np.float32(truth))
+    assert float(twice[0]) == -float(once[0])
+
+
+def test_sums_pass_the_float32_integer_limit():
+    """A float32 running sum stops at 2^24; this one does not. Catches a float carry between chunks."""
+    block = jnp.full((1024, 1), 16383.0)
+    acc = exact.zeros(jax.ShapeDtypeStruct((1,), jnp.float32))
+    acc = jax.jit(lambda acc: jax.lax.fori_loop(0, 4096, lambda i, a: exact.add(a, block), acc))(acc)
+    assert float(exact.total(acc)[0]) == 16383.0 * 1024 * 4096
+
+
+def test_float64_keeps_four_bins():
+    """Catches a float64 leaf that is summed with float32's two bins."""
+    with jax.enable_x64(True):
+        values = np.array([1.0, 2.0**-60, -1.0, 1e-3, 2.0**-70])[:, None]
+        acc = exact.add(exact.zeros(jax.ShapeDtypeStruct((1,), jnp.float64)), jnp.array(values))
+        reverse = exact.add(exact.zeros(jax.ShapeDtypeStruct((1,), jnp.float64)), jnp.array(values[::-1]))
+        assert len(acc.low) == 4
+        got = exact.total(acc)
+        assert got.dtype == jnp.float64
+        truth = sum(Fraction(float(x)) for x in values[:, 0])
+        assert abs(Fraction(float(got[0])) - truth) <= Fraction(2.0**-72 * 5)
+        assert np.asarray(got).tobytes() == np.asarray(exact.total(reverse)).tobytes()
+
+
+def test_low_precision_leaves_are_summed_in_float32():
+    """bfloat16 sums stop at 256 ones. Catches sums in the leaf's own dtype."""
+    acc = exact.zeros(jax.ShapeDtypeStruct((), jnp.bfloat16))
+    assert float(exact.total(exact.add(acc, jnp.ones(1000, jnp.bfloat16)))) == 1000
+
+
+def test_combine_over_devices():
+    """Catches a mesh sum that ignores the devices' different bins, or adds plain leaves twice."""
+    from jax.sharding import PartitionSpec as P
+
+    from fedjax_sim import engine
+
+    mesh = engine.device_mesh(2)
+    values = np.stack([np.full((4, WIDTH), 1e-3), np.full((4, WIDTH), 1e9)]).astype(np.float32)
+
+    def body(x):
+        acc = exact.add(jax.lax.pcast(exact.zeros(SPEC), "clients", to="varying"), x[0])
+        return exact.combine((acc, x[0, :, 0].sum()), "clients")
+
+    acc, plain = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("clients"), out_specs=P()))(values)
+    assert bits(acc) == bits(chunks(values.reshape(-1, WIDTH), [8]))
+    assert float(plain) == float(np.float32(values[:, :, 0].sum()))
+    only_plain = jax.jit(
+        jax.shard_map(lambda x: exact.combine(x.sum(), "clients"), mesh=mesh, in_specs=P("clients"), out_specs=P())
+    )(jnp.ones(4))
+    assert float(only_plain) == 4

@@ -1,0 +1,85 @@
+"""The fold over slots: shapes, padding, memory, gradients under a mesh."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim import engine
+from fedjax_sim.engine import Plan, exact
+
+
+def each(shared, slot):
+    return shared * slot, slot + 1
+
+
+def accumulate(shared, carry, letters, slots, valid):
+    return exact.add(carry, jnp.where(valid, letters, 0.0))
+
+
+def folded(num_slots, plan, mesh=None):
+    carry = exact.zeros(jax.ShapeDtypeStruct((), jnp.float32))
+    slots = jnp.arange(1.0, num_slots + 1)
+    carry, rows = jax.jit(lambda s: engine.fold(each, accumulate, jnp.float32(2), carry, s, plan=plan, mesh=mesh))(slots)
+    return float(exact.total(carry)), np.asarray(rows)
+
+
+@pytest.mark.parametrize("num_slots, plan", [(1, (4, 8)), (7, (2, 4)), (7, (1, 1)), (8, (4, 4)), (5, (1, 16))])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_every_slot_once_and_rows_in_order(num_slots, plan, devices):
+    """Catches slots lost or doubled where the chunk does not divide the cohort, and rows out of order."""
+    mesh = engine.device_mesh(devices)
+    result, rows = folded(num_slots, Plan(*plan), mesh)
+    assert result == num_slots * (num_slots + 1)
+    assert rows.tolist() == np.arange(2.0, num_slots + 2).tolist()
+
+
+def test_gradients_stay_local_under_a_mesh():
+    """JAX sums gradients of replicated values over the devices. Catches a fold that lets it."""
+
+    def gradient(w, x):
+        return jax.grad(lambda w: (w * x) ** 2 / 2)(w), ()
+
+    def run(mesh):
+        carry = exact.zeros(jax.ShapeDtypeStruct((), jnp.float32))
+        x = jnp.arange(1.0, 5.0)
+        out = jax.jit(lambda w: engine.fold(gradient, accumulate, w, carry, x, plan=Plan(1, 2), mesh=mesh)[0])(2.0)
+        return float(exact.total(out))
+
+    assert run(None) == run(engine.device_mesh(2)) == 60.0
+
+
+def test_memory_is_flat_in_the_cohort():
+    """Catches letters that are stacked over the cohort: 16 times the slots, under 5 % more temporary memory.
+
+    Letters of 64 KiB; stacked they would take 64 MiB at 1,024 slots.
+    """
+    spec = jax.ShapeDtypeStruct((16384,), jnp.float32)
+
+    def letter(shared, slot):
+        return jnp.sin(shared * slot), ()
+
+    def temporary(num_slots):
+        def run(shared, slots):
+            return engine.fold(letter, accumulate_rows, shared, exact.zeros(spec), slots, plan=Plan(2, 4))[0]
+
+        lowered = jax.jit(run).lower(spec, jax.ShapeDtypeStruct((num_slots,), jnp.float32))
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    def accumulate_rows(shared, carry, letters, slots, valid):
+        return exact.add(carry, jnp.where(valid[:, None], letters, 0.0))
+
+    small, large = temporary(64), temporary(1024)
+    assert large < 1.05 * small + 64 * 1024  # the slots themselves
+    assert large < 4 << 20
+
+
+def test_device_mesh_counts():
+    """Catches a request for devices that are not there being cut down in silence."""
+    assert engine.device_mesh(1) is None
+    assert engine.device_mesh().size == len(jax.devices())
+    for wrong, error in ((0, ValueError), (len(jax.devices()) + 1, ValueError), (True, TypeError), (1.0, TypeError)):
+        with pytest.raises(error, match="num_devices: expected"):
+            engine.device_mesh(wrong)

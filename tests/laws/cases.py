@@ -1,0 +1,97 @@
+"""One row for every public factory of the rooms that make up a round. A member without a row fails the suite."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import optax
+
+from fedjax_sim import aggregation, algorithms, client, sampling, server, transform
+from tests.laws import problems as p
+
+ROOMS = {
+    "sampling": sampling,
+    "client": client,
+    "transform": transform,
+    "aggregation": aggregation,
+    "server": server,
+    "algorithms": algorithms,
+}
+TOTAL = float(p.SIZES.sum())
+DESIGN = sampling.uniform(p.NUM_CLIENTS, p.SLOTS).design
+SAMPLER = sampling.uniform(p.NUM_CLIENTS, p.SLOTS)
+WORK = {"num_steps": 2, "batch_size": p.BATCH}
+RUN = {"plan": p.PLAN, "mesh": None}
+
+
+def _local():
+    return client.local_sgd(p.linear_loss, optax.sgd(p.RATE), **WORK)
+
+
+def _recipe(make, **options):
+    return lambda: make(p.linear_loss, SAMPLER, optax.sgd(p.RATE), **WORK, **RUN, **options)
+
+
+CASES = {
+    "sampling": {
+        "cyclic": lambda: sampling.cyclic(p.NUM_CLIENTS, p.SLOTS, shuffled=True),
+        "full": lambda: sampling.full(p.NUM_CLIENTS),
+        "poisson": lambda: sampling.poisson(p.NUM_CLIENTS, 0.3),
+        "uniform": lambda: SAMPLER,
+        "weighted": lambda: sampling.weighted(p.SIZES, p.SLOTS),
+        "with_dropout": lambda: sampling.with_dropout(SAMPLER, 0.3),
+        "with_over_invitation": lambda: sampling.with_over_invitation(SAMPLER, 6),
+        "with_replacement": lambda: sampling.with_replacement(p.NUM_CLIENTS, p.SLOTS),
+    },
+    "client": {
+        "local_sgd": _local,
+        "normalized": lambda: client.normalized(_local()),
+        "proximal": lambda: client.proximal(p.linear_loss, optax.sgd(p.RATE), 0.1, **WORK),
+        "send_model": lambda: client.send_model(_local()),
+    },
+    "transform": {
+        "chain": lambda: transform.chain(transform.identity(), transform.stateless(lambda key, x: x * 2)),
+        "identity": transform.identity,
+        "stateless": lambda: transform.stateless(lambda key, x: jnp.clip(x, -1, 1), l2_bound=3.0, nonexpansive=True),
+    },
+    "aggregation": {
+        "fixed_mean": lambda: aggregation.fixed_mean(5.0),
+        "gather": lambda: aggregation.gather(lambda key, updates, weights: updates.max(0)),
+        "horvitz_thompson": lambda: aggregation.horvitz_thompson(DESIGN, TOTAL),
+        "keep_old": lambda: aggregation.keep_old(TOTAL),
+        "li_scheme_one": aggregation.li_scheme_one,
+        "li_scheme_two": lambda: aggregation.li_scheme_two(DESIGN, TOTAL),
+        "mean": aggregation.mean,
+        "total": aggregation.total,
+    },
+    "server": {
+        "adaptive": lambda: server.optimizer(server.adaptive("yogi", 0.1)),
+        "optimizer": lambda: server.optimizer(optax.sgd(1.0, momentum=0.9)),
+        "replacement": server.replacement,
+        "rescaled": lambda: server.rescaled(server.optimizer(optax.sgd(1.0))),
+    },
+    "algorithms": {
+        "fedadagrad": _recipe(algorithms.fedadagrad),
+        "fedadam": _recipe(algorithms.fedadam),
+        "fedavg": _recipe(algorithms.fedavg),
+        "fedavgm": _recipe(algorithms.fedavgm, server_learning_rate=0.3),
+        "federated": lambda: algorithms.federated(
+            sampling.with_dropout(SAMPLER, 0.2),
+            p.counting(_local()),
+            aggregation.mean(),
+            server.optimizer(optax.sgd(1.0)),
+            transform.stateless(lambda key, x: x * 0.9),
+            **RUN,
+        ),
+        "fednova": lambda: algorithms.fednova(p.linear_loss, SAMPLER, learning_rate=p.RATE, **WORK, **RUN),
+        "fedprox": _recipe(algorithms.fedprox, coefficient=0.5),
+        "fedsgd": lambda: algorithms.fedsgd(p.linear_loss, SAMPLER, learning_rate=p.RATE, **RUN),
+        "fedyogi": _recipe(algorithms.fedyogi),
+    },
+}
+
+
+def members(room: str) -> list[str]:
+    """The factories of a room: everything public that is no class."""
+    return sorted(name for name in ROOMS[room].__all__ if not isinstance(getattr(ROOMS[room], name), type))
+
+

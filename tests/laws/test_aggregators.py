@@ -1,0 +1,88 @@
+"""Aggregators: order is irrelevant, carries of disjoint slots combine, declared sensitivity holds."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim import engine
+from fedjax_sim.types import Received
+from tests.laws import cases, laws
+from tests.laws import problems as p
+
+KEY = jax.random.key(0)
+SPEC = jax.ShapeDtypeStruct((3,), jnp.float32)
+RNG = np.random.default_rng(5)
+WEIGHTS = np.where(np.arange(p.SLOTS) == 3, 0, p.SIZES[p.COHORT]).astype(np.float32)  # one letter did not arrive
+UPDATES = np.where(WEIGHTS[:, None] > 0, RNG.normal(size=(p.SLOTS, 3)) * 10.0 ** RNG.integers(-4, 5, (p.SLOTS, 1)), 0)
+UPDATES = UPDATES.astype(np.float32)
+
+
+class Table:
+    """An aggregator compiled for chunks of the whole cohort, padding at slot m."""
+
+    def __init__(self, name):
+        self.member = member = cases.CASES["aggregation"][name]()
+        self.empty = member.init(SPEC, p.SLOTS)
+        self._add = jax.jit(lambda carry, received: member.accumulate(KEY, None, carry, received))
+        self.finalize = jax.jit(lambda carry: member.finalize(KEY, None, carry))
+
+    def add(self, carry, slots, updates=UPDATES):
+        """The carry with the letters of these slots, at the end of a chunk of padding."""
+        slots = np.asarray(slots, int)
+        blank = p.SLOTS - len(slots)
+        received = Received(
+            jnp.array(np.concatenate([np.zeros((blank, 3), np.float32), updates[slots]])),
+            jnp.array(np.concatenate([np.zeros(blank, np.float32), WEIGHTS[slots]])),
+            jnp.array(np.concatenate([np.zeros(blank, int), p.COHORT[slots]]), jnp.int32),
+            jnp.array(np.concatenate([np.full(blank, p.SLOTS), slots]), jnp.int32),
+        )
+        return self._add(carry, received)
+
+
+@pytest.fixture(scope="module", params=sorted(cases.CASES["aggregation"]))
+def table(request):
+    return Table(request.param)
+
+
+def test_order_of_arrival_is_irrelevant(table):
+    """Catches float sums and rows by arrival: any order, in one chunk or in three."""
+    expected = table.finalize(table.add(table.empty, range(p.SLOTS)))
+    carry = table.empty
+    for slots in ([9, 0, 5, 1], [2], [8, 3, 4, 7, 6]):
+        carry = table.add(carry, slots)
+    laws.check_equal_bits(expected, table.finalize(carry), "order")
+
+
+def test_carries_of_disjoint_slots_combine(table):
+    """Catches a carry that cannot be added across devices: the engine merges them by its own rule."""
+    halves = [table.add(table.empty, slots) for slots in ([0, 2, 4, 6, 8], [1, 3, 5, 7, 9])]
+    merged = jax.jit(engine.merge)(*halves)
+    whole = table.add(table.empty, range(p.SLOTS))
+    laws.check_equal_bits(whole, merged, "merged carries")
+    laws.check_equal_bits(whole, jax.jit(engine.merge)(whole, table.empty), "an empty carry changes nothing")
+
+
+def test_padding_changes_nothing(table):
+    """Catches padding that counts: a chunk of nothing but padding."""
+    once = table.add(table.empty, range(p.SLOTS))
+    laws.check_equal_bits(once, table.add(once, []), "padding")
+
+
+def test_declared_sensitivity_holds(table):
+    """Catches a sensitivity that is too small: one client's update moved by 1 in every direction, tight for sums."""
+    declared = table.member.sensitivity
+    if declared is None:
+        return
+    moderate = np.where(WEIGHTS[:, None] > 0, RNG.normal(size=(p.SLOTS, 3)), 0).astype(np.float32)
+    before = np.asarray(table.finalize(table.add(table.empty, range(p.SLOTS), moderate))[0])
+    largest = 0.0
+    for slot in np.flatnonzero(WEIGHTS)[:4]:
+        for direction in np.eye(3, dtype=np.float32):
+            moved = moderate.copy()
+            moved[slot] += direction
+            after = np.asarray(table.finalize(table.add(table.empty, range(p.SLOTS), moved))[0])
+            largest = max(largest, np.linalg.norm(after - before))
+    assert 0.99 * declared < largest <= declared * (1 + 1e-5)

@@ -1,0 +1,143 @@
+"""Every member of every room faces the same laws."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_sim import server, tree
+from tests.laws import cases, laws
+from tests.laws import problems as p
+
+KEY = jax.random.key(0)
+
+
+@pytest.mark.parametrize("room", cases.ROOMS)
+def test_every_member_has_a_row(room):
+    """Catches a part that nobody tests, and a row whose part is gone."""
+    assert sorted(cases.CASES[room]) == cases.members(room)
+    assert list(cases.ROOMS[room].__all__) == sorted(cases.ROOMS[room].__all__)
+
+
+def same_structure(before, after):
+    """Raises unless two states agree in structure, shapes and dtypes."""
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert (jnp.shape(x), jnp.result_type(x)) == (jnp.shape(y), jnp.result_type(y))
+
+
+@pytest.mark.parametrize("name", cases.CASES["sampling"])
+def test_samplers(name):
+    """Catches ids out of range in padding, reports of the uninvited, state that changes shape, keys ignored."""
+    sampler = cases.CASES["sampling"][name]()
+    sample = jax.jit(sampler.sample)
+    cohort, state = sample(KEY, sampler.init())
+    same_structure(sampler.init(), state)
+    again, _ = sample(KEY, sampler.init())
+    assert p.digest(cohort) == p.digest(again)
+    assert cohort.ids.shape == cohort.invited.shape == cohort.reported.shape == (sampler.num_slots,)
+    assert (cohort.ids.dtype, cohort.invited.dtype, cohort.reported.dtype) == (jnp.int32, jnp.bool_, jnp.bool_)
+    assert sampler.design.population_size == p.NUM_CLIENTS and sampler.design.num_slots == sampler.num_slots
+    others = [sample(jax.random.key(seed), sampler.init())[0] for seed in range(1, 9)]
+    for cohort in others:
+        ids = np.asarray(cohort.ids)
+        assert ((ids >= 0) & (ids < p.NUM_CLIENTS)).all()
+        assert not (np.asarray(cohort.reported) & ~np.asarray(cohort.invited)).any()
+    assert (len({p.digest(cohort) for cohort in others}) > 1) == (name != "full")
+
+
+@pytest.mark.parametrize("name", cases.CASES["client"])
+def test_clients(name):
+    """Catches padding rows that reach the update, and an empty client that counts."""
+    one = cases.CASES["client"][name]()
+    state = one.init(jnp.array(p.START))
+    data = p.ragged()
+    apply = jax.jit(lambda data, id: one.apply(KEY, jnp.array(p.START), state, data.client(id)))
+    report, after = apply(data, 0)
+    same_structure(state, after)
+    loud = type(data)(data.size, data.generate, data.parameters | {"x": jnp.nan_to_num(data.parameters["x"], nan=1e30)})
+    laws.check_equal_bits(report, apply(loud, 0)[0], "padding rows")
+    assert report.weight.shape == () and float(report.weight) == p.SIZES[0]
+    empty = apply(p.ragged(sizes=np.zeros(p.NUM_CLIENTS, int)), 0)[0]
+    assert float(empty.weight) == 0 and bool(tree.all_finite(empty))
+
+
+@pytest.mark.parametrize("name", cases.CASES["transform"])
+def test_transforms(name):
+    """Catches a declared bound or nonexpansiveness that does not hold, and state that changes shape."""
+    member = cases.CASES["transform"][name]()
+    spec = jax.ShapeDtypeStruct((3,), jnp.float32)
+    state, memory = member.init(spec), member.init_client(spec)
+    for scale in (0.0, 1e-38, 1e-3, 1.0, 1e3, 1e18):
+        update = scale * jax.random.normal(KEY, (3,))
+        letter, new, measured = member.on_client(KEY, update, state, memory)
+        same_structure(memory, new)
+        length, before = np.linalg.norm(np.float64(letter)), np.linalg.norm(np.float64(update))
+        assert member.l2_bound is None or length <= member.l2_bound * (1 + 1e-6)
+        assert not member.nonexpansive or length <= before * (1 + 1e-6)
+        _, after, _ = member.on_server(KEY, None, letter, state, measured, None)
+        same_structure(state, after)
+    assert isinstance(member.wire_bits(spec), int) and member.wire_bits(spec) > 0
+
+
+@pytest.mark.parametrize("name", cases.CASES["server"])
+def test_servers(name):
+    """Catches a server whose state or model changes structure or dtype in a step."""
+    room = cases.CASES["server"][name]()
+    params = {"w": jnp.ones(3), "half": jnp.ones(2, jnp.bfloat16)}
+    state = room.init(params)
+    aggregate = jax.tree.map(lambda x: x.astype(jnp.float32), params)
+    if name == "rescaled":
+        aggregate = {"direction": aggregate, "steps": jnp.float32(1)}
+    after = jax.eval_shape(room.apply, KEY, aggregate, state)
+    same_structure(state, after)
+    same_structure(params, room.params(state))
+    same_structure(params, room.broadcast(state))
+
+
+@pytest.mark.parametrize("name", cases.CASES["algorithms"])
+def test_algorithms(name):
+    """Vmapped over seeds in one program: the same seed the same bits, another seed another model, and it learns.
+
+    Catches state that grows, keys that ignore the seed, parts that cannot be vmapped, a step uphill.
+    """
+    algorithm = cases.CASES["algorithms"][name]()
+    data = p.ragged()
+    state = algorithm.init(KEY, jnp.array(p.START), data)
+    after, _ = jax.eval_shape(algorithm.step, KEY, state, data)
+    same_structure(state, after)
+    same_structure(jnp.array(p.START), algorithm.params(after))
+
+    @jax.jit
+    def run(keys, state, data):
+        def one(key):
+            def body(state, key):
+                return algorithm.step(key, state, data)
+
+            return jax.lax.scan(body, state, jax.random.split(key, 12))
+
+        return jax.vmap(one)(keys)
+
+    keys = jax.vmap(jax.random.key)(jnp.array([0, 0, 1]))
+    last, info = run(keys, state, data)
+    models = np.asarray(algorithm.params(last))
+    assert models[0].tobytes() == models[1].tobytes() and (models[0] != models[2]).any()
+    losses = np.asarray(info["loss"])
+    assert (losses[:, -3:].mean(1) < losses[:, :3].mean(1)).all()
+    assert (np.asarray(info["dropped_clients"]) == 0).all() and (np.asarray(info["skipped_rounds"]) == 0).all()
+
+
+def test_server_rates_may_be_swept():
+    """Numeric hyper-parameters as tracers. Catches validation or constants that need a Python number."""
+
+    def model(rate):
+        room = server.optimizer(server.adaptive("adam", rate))
+        return room.params(room.apply(KEY, jnp.ones(2), room.init(jnp.zeros(2))))
+
+    swept = jax.vmap(model)(jnp.array([0.1, 0.2]))
+    np.testing.assert_allclose(swept, [model(0.1), model(0.2)], rtol=1e-6)
+    plain = jax.vmap(lambda rate: server.optimizer(optax.sgd(rate)).init(jnp.zeros(2)).params)(jnp.array([0.1]))
+    assert plain.shape == (1, 2)

@@ -1,0 +1,79 @@
+"""Row B11: unequal local work shifts FedAvg's fixed point, and normalised averaging takes the shift back."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_sim import algorithms, client, sampling
+from fedjax_sim.types import ClientData
+from tests.oracles import scalars
+
+# curvature 1, a = (0, 1), p = (1/2, 1/2), K = (1, 10): one epoch of batches of one over n = (1, 10) examples
+WORK = {"num_epochs": 1, "batch_size": 1, "weighting": "uniform"}
+
+
+def data():
+    return scalars.clients((1.0, 1.0), (0.0, 1.0), (1, 10))
+
+
+@pytest.mark.parametrize("rate, expected", [(0.1, 0.866901), (0.01, 0.905319)])
+def test_unequal_work_shifts_fedavg(rate, expected):
+    """Catches clients that are all given the same number of steps (0.5 then)."""
+    algorithm = algorithms.fedavg(scalars.loss, sampling.full(2), optax.sgd(rate), **WORK, **scalars.OPTIONS)
+    reached, _ = scalars.rest(algorithm, data(), num_rounds=round(12 / rate))
+    assert abs(reached - expected) < 2e-6
+    small_rate_limit = 10 / 11
+    assert abs(reached - small_rate_limit) < 0.5 * rate
+
+
+def test_fednova_rests_at_the_optimum_for_small_rates():
+    """FedNova's normalised directions are averages of the gradients met, so the shift left is of the order of the rate.
+
+    With progress q_i = 1 - (1 - eta)^K_i of K_i steps its fixed point is sum q_i a_i / K_i / sum q_i / K_i, and tends to
+    1/2 where FedAvg tends to 10/11. Catches a missing division by the steps.
+    """
+    for rate in (0.1, 0.01):
+        progress = 1 - (1 - rate) ** np.array([1, 10])
+        shares = progress / np.array([1, 10])
+        algorithm = algorithms.fednova(
+            scalars.loss, sampling.full(2), learning_rate=rate, **WORK, **scalars.OPTIONS
+        )
+        reached, path = scalars.rest(algorithm, data(), num_rounds=round(12 / rate))
+        assert abs(reached - shares[1] / shares.sum()) < 2e-6
+        assert abs(reached - 0.5) < 2 * rate
+        mean_steps = 5.5  # tau_eff scales the mean direction: the factor by which a round contracts
+        assert abs((path[1] - reached) / (path[0] - reached) - (1 - mean_steps * shares.mean())) < 1e-3
+
+
+def test_equal_work_is_fedavg():
+    """Catches a wrong tau_eff: with K_i = K for all the normalisation cancels."""
+    equal = scalars.clients((1.0, 10.0), (0.0, 1.0), (2, 3))
+    work = {"num_steps": 4, **scalars.OPTIONS}
+    plain = algorithms.fedavg(scalars.loss, sampling.full(2), optax.sgd(0.05), **work)
+    nova = algorithms.fednova(scalars.loss, sampling.full(2), learning_rate=0.05, **work)
+    one, other = (scalars.rest(algorithm, equal, num_rounds=5)[1] for algorithm in (plain, nova))
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+@pytest.mark.parametrize("momentum, shrinkage", [(0.0, 0.0), (0.7, 0.0), (0.0, 0.2)])
+def test_effective_steps_weigh_constant_gradients(momentum, shrinkage):
+    """|a|_1 by running the solver on a constant gradient of -1: w = rate |a|_1. Catches a wrong geometric sum."""
+    from fedjax_sim.client.normalized import effective_steps
+
+    rate, steps = 0.1, 5
+    data = ClientData(jnp.ones(2), jnp.ones(2, bool))
+    options = {"num_steps": steps}
+    if shrinkage:
+        work = client.proximal(lambda w, x, key: -w * x, optax.sgd(rate), shrinkage / rate, **options)
+    else:
+        work = client.local_sgd(lambda w, x, key: -w * x, optax.sgd(rate, momentum=momentum or None), **options)
+    wrapped = client.normalized(work, momentum=momentum, shrinkage=shrinkage)
+    report, _ = jax.jit(wrapped.apply)(jax.random.key(0), jnp.float32(0), (), data)
+    moved = work.apply(jax.random.key(0), jnp.float32(0), (), data)[0].update
+    np.testing.assert_allclose(moved / rate, effective_steps(jnp.float32(steps), momentum, shrinkage), rtol=1e-5)
+    np.testing.assert_allclose(report.update["steps"], moved / rate, rtol=1e-5)
+    np.testing.assert_allclose(report.update["direction"], rate, rtol=1e-5)

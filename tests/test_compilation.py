@@ -1,0 +1,64 @@
+"""A round is traced and compiled once per shape, however many rounds follow."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_sim import algorithms, sampling
+from tests.laws import problems as p
+
+
+def test_traced_once_and_compiled_once():
+    """Catches Python values in the state (a retrace each round), weak types, shapes that drift."""
+    traces = []
+
+    def counted_loss(params, examples, key):
+        traces.append(1)
+        return p.linear_loss(params, examples, key)
+
+    algorithm = algorithms.fedavg(
+        counted_loss,
+        sampling.uniform(p.NUM_CLIENTS, 4),
+        optax.sgd(0.05),
+        server_optimizer=optax.adam(0.01),
+        num_steps=1,
+        plan=p.PLAN,
+        mesh=None,
+    )
+    data = p.ragged()
+    state = algorithm.init(jax.random.key(0), jnp.array(p.START), data)
+    before = [(x.shape, x.dtype, x.weak_type) for x in jax.tree.leaves(state)]
+    step = jax.jit(algorithm.step)
+    counts, params = [], []
+    for i in range(8):
+        state, _ = step(jax.random.fold_in(jax.random.key(1), i), state, data)
+        counts.append(len(traces))
+        params.append(np.asarray(algorithm.params(state)).tobytes())
+    assert len(set(counts)) == 1, counts
+    assert step._cache_size() == 1
+    assert len(set(params)) == 8
+    assert before == [(x.shape, x.dtype, x.weak_type) for x in jax.tree.leaves(state)]
+    other = p.ragged(sizes=np.full(p.NUM_CLIENTS, 2))
+    step(jax.random.key(5), state, other)
+    assert len(traces) == counts[0], "another population of the same shapes"
+
+
+def test_importing_the_package_initialises_no_backend():
+    """Catches arrays made at import: they would pin the devices before a user could choose them."""
+    import pathlib
+    import subprocess
+    import sys
+
+    root = pathlib.Path(__file__).resolve().parents[1]
+    modules = ["engine", "population", "models", "sampling", "client", "transform", "aggregation", "server", "algorithms"]
+    code = f"""
+import importlib
+for name in {modules}: importlib.import_module("fedjax_sim." + name)
+from jax._src import xla_bridge
+assert not xla_bridge._backends, "a backend was initialised"
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]

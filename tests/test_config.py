@@ -1,0 +1,167 @@
+"""The config: what it reads, fills in and writes, and that it needs no JAX to refuse."""
+
+import importlib
+import inspect
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_sim import registry
+from fedjax_sim.config import ConfigError, load
+from fedjax_sim.experiment import build
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+SMALL = ["data.num_clients=40", "data.held_out_clients=3", "sampler.cohort_size=10", "model.hidden=[4]"]
+
+
+def test_the_main_job_is_the_default():
+    """Fault: a quickstart file, or a default, that is not the main job any more."""
+    main = load().resolved()
+    assert main["data"] == {"name": "digits", "num_clients": 100_000, "alpha": 0.3, "min_examples": 20} | {
+        "max_examples": 60,
+        "test_fraction": 0.2,
+        "held_out_clients": 200,
+    }
+    assert main["model"] == {"name": "mlp", "hidden": [128]}
+    assert main["sampler"] == {"name": "uniform", "cohort_size": 1000}
+    assert main["algorithm"]["num_steps"] == 5 and main["algorithm"]["batch_size"] == 10
+    assert main["client_optimizer"]["learning_rate"] == 0.5
+    assert (main["run"]["rounds"], main["run"]["evaluate_every"], main["seed"]) == (100, 10, 0)
+    assert load(EXPERIMENTS / "quickstart.toml") == load()
+
+
+@pytest.mark.parametrize("name", ["quickstart", "heart_disease", "shakespeare"])
+def test_experiments_load(name):
+    """Fault: a file in experiments/ with an option that is gone, or a data folder of somebody's machine in it."""
+    data = tomllib.loads((EXPERIMENTS / f"{name}.toml").read_text())["data"]
+    assert "directory" not in data
+    load(EXPERIMENTS / f"{name}.toml", [] if name == "quickstart" else ["data.directory=somewhere"])
+
+
+ROUND_TRIPS = [
+    [],
+    ["algorithm.num_epochs=2"],
+    ["algorithm.batch_size=none", "run.checkpoint_every=7", "run.devices=1", "run.lanes=4", "run.chunk=8"],
+    ["sampler.with_dropout.rate=0.1", "sampler.with_over_invitation.num_reports=900", "client_optimizer.momentum=0.9"],
+    ["algorithm.name=fednova", "algorithm.learning_rate=1e-05", "model.hidden=[]", "seed=7", "data.seed=3"],
+    ["algorithm.name=fedsgd", "aggregator.name=fixed_mean", "aggregator.denominator=1000"],
+    [
+        "data.name=csv_sites",
+        'data.directory="a \\"b\\" \\\\ \\u007f\\n[run]"',
+        "data.label=größe 🎭",
+        "model.name=linear",
+    ],
+]
+
+
+@pytest.mark.parametrize("overrides", ROUND_TRIPS)
+def test_toml_round_trip(tmp_path, overrides):
+    """Fault: a resolved config whose file means something else: a lost None, a float as integer, a broken quote."""
+    config = load(None, overrides)
+    (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    again = load(tmp_path / "config.toml")
+    assert again == config and again.to_toml() == config.to_toml()
+
+
+def test_wrappers_keep_their_order(tmp_path):
+    """Fault: dropout after over-invitation, where the file has it before, or the other way round."""
+    texts = ["sampler.with_dropout.rate=0.5", "sampler.with_over_invitation.num_reports=5"]
+    for order in (texts, texts[::-1]):
+        (tmp_path / "config.toml").write_text(load(None, order).to_toml())
+        wrappers = list(load(tmp_path / "config.toml").resolved()["sampler"])[2:]
+        assert wrappers == [text.split(".")[1] for text in order]
+    experiment = build(load(None, [*SMALL, "sampler.with_dropout.rate=0.5"]))
+    state = jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
+    _, info = jax.eval_shape(experiment.algorithm.step, experiment.key, state, experiment.data.train)
+    assert "dropped" in info
+
+
+def test_every_problem_at_once():
+    """Fault: a user who corrects one mistake a run."""
+    wrong = ["run.rounds=0", "sampler.cohort_size=true", "model.name=mpl", "dta.name=digits", "algorithm.num_step=3"]
+    with pytest.raises(ConfigError) as caught:
+        load(None, wrong)
+    assert len(caught.value.problems) == 5
+    with pytest.raises(ConfigError) as caught:
+        build(load(None, ["sampler.cohort_size=0", "data.alpha=-1.0", "client_optimizer.momentum=0.5", "run.lanes=4"]))
+    assert [text.split(":")[0] for text in caught.value.problems] == ["sampler.cohort_size", "data.alpha"]
+
+
+def test_overrides():
+    """Fault: words that need quotes, a number that becomes text, an override that loses to the file."""
+    config = load(EXPERIMENTS / "quickstart.toml", ["run.rounds=5", "data.alpha=1", "run.progress=false"]).resolved()
+    assert config["run"]["rounds"] == 5 and config["run"]["progress"] is False
+    assert config["data"]["alpha"] == 1.0 and isinstance(config["data"]["alpha"], float)
+    spaced = load(None, ["data.name=heart_disease", "data.directory=/a folder/with=signs"])
+    assert spaced.resolved()["data"]["directory"] == "/a folder/with=signs"
+
+
+def test_wrong_configs_need_no_jax():
+    """Fault: seconds of imports before a typing error is told."""
+    code = (
+        "import sys\nfrom fedjax_sim.config import ConfigError, load\nimport fedjax_sim.cli\n"
+        "load()\ntry:\n    load(None, ['run.rounds=0'])\nexcept ConfigError:\n    print('jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=EXPERIMENTS.parent)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_identity_leaves_out_what_changes_no_bit():
+    """Fault: a run that cannot be given more rounds, or one that goes on with another learning rate."""
+    assert load(None, ["run.rounds=5", "run.progress=false"]).identity() == load().identity()
+    assert load(None, ["client_optimizer.learning_rate=0.2"]).identity() != load().identity()
+
+
+@pytest.mark.parametrize("name", sorted(registry.table("algorithm")))
+def test_every_algorithm_builds(name):
+    """Fault: a recipe that a config can name but not build."""
+    experiment = build(load(None, [*SMALL, f"algorithm.name={name}"]))
+    jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
+
+
+@pytest.mark.parametrize("table", ["sampler", "aggregator", "client_optimizer"])
+def test_every_part_builds(table):
+    """Fault: a factory that is listed but lacks what the config hands over."""
+    given = {"cohort_size": "10", "rate": "0.2", "denominator": "10.0"}
+    for name, part in registry.table(table).items():
+        options = [f"{table}.{key}={value}" for key, value in given.items() if key in part.options]
+        small = [text for text in SMALL if not text.startswith(f"{table}.")]
+        build(load(None, [*small, f"{table}.name={name}", *options]))
+
+
+def test_every_task_builds():
+    """Fault: a data set whose model or loss the config cannot find."""
+    for name, model in (("quadratics", "point"), ("synthetic", "logistic"), ("mean_estimation", "linear")):
+        experiment = build(load(None, [f"data.name={name}", f"model.name={model}", "sampler.cohort_size=5"]))
+        assert jax.tree.leaves(experiment.params)
+
+
+def test_registry_holds_what_the_rooms_publish():
+    """Fault: a factory that the registry's reading of the sources misses, or one that is not public."""
+    for room in registry.ROOMS:
+        module = importlib.import_module(f"fedjax_sim.{room}")
+        assert sorted(registry.parts(room)) == sorted(module.__all__)
+        for part in registry.parts(room).values():
+            assert part.meaning, part
+            for key, option in part.options.items():
+                default = inspect.signature(getattr(module, part.name)).parameters[key].default
+                expected = registry.REQUIRED if default is inspect.Parameter.empty else default
+                assert option.default == (list(expected) if isinstance(expected, tuple) else expected), (part.name, key)
+
+
+def test_seed_decides_data_model_and_rounds():
+    """Fault: two seeds that share the model's start or the clients, or one seed that gives two."""
+    one, same, other = (build(load(None, [*SMALL, f"seed={seed}"])) for seed in (1, 1, 2))
+    equal = [
+        [np.array_equal(a, b) for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)]
+        for x, y in ((one.params, same.params), (one.params, other.params))
+    ]
+    assert all(equal[0]) and not equal[1][1]  # a kernel; biases start at zero
+    assert not np.array_equal(one.data.train.indices[:50], other.data.train.indices[:50])
+    assert np.array_equal(one.data.train.indices, same.data.train.indices)
+    assert (one.key == same.key).all() and not (one.key == other.key).any()

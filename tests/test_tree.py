@@ -1,0 +1,50 @@
+"""Pytree arithmetic."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim import tree
+
+MIXED = {"a": jnp.array([1.5, -0.0]), "b": (jnp.bfloat16(2), jnp.int32(3)), "c": []}
+
+
+def test_pinned_keeps_every_bit():
+    """Catches a barrier that rounds, loses the sign of zero or touches integers."""
+    values = {"f": jnp.array([1e-40, -0.0, jnp.inf, 3.3]), "h": jnp.array([1.5], jnp.bfloat16), "i": jnp.array([7])}
+    pinned = jax.jit(tree.pinned)(values, jnp.int32(0))
+    for x, y in zip(jax.tree.leaves(values), jax.tree.leaves(pinned), strict=True):
+        assert x.dtype == y.dtype and np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+def test_sizes():
+    """Catches bytes counted at four per scalar."""
+    assert tree.size(MIXED) == 4
+    assert tree.num_bytes(MIXED) == 8 + 2 + 4
+    assert tree.num_bytes(tree.spec(MIXED)) == tree.num_bytes(MIXED)
+    assert tree.spec({"x": 1.0})["x"].shape == ()
+
+
+def test_where_selects_and_never_multiplies():
+    """Catches 0 * NaN; the condition's axes are the leaves' leading ones."""
+    a = {"m": jnp.full((2, 3), jnp.nan), "v": jnp.array([jnp.inf, 1.0])}
+    chosen = tree.where(jnp.array([False, True]), a, tree.zeros_like(a))
+    assert chosen["v"].tolist() == [0, 1]
+    assert chosen["m"][0].tolist() == [0, 0, 0] and np.isnan(chosen["m"][1]).all()
+    assert tree.where(jnp.array(False), a, tree.zeros_like(a))["m"].tolist() == np.zeros((2, 3)).tolist()
+
+
+def test_take_and_subtract():
+    """Catches a gather along the wrong axis."""
+    assert tree.take({"x": jnp.arange(6).reshape(3, 2)}, jnp.array([2, 0]))["x"].tolist() == [[4, 5], [0, 1]]
+    assert tree.subtract({"x": jnp.array([3.0])}, {"x": jnp.array([1.0])})["x"].tolist() == [2]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_all_finite(bad):
+    """Catches a check of the first leaf only."""
+    assert bool(tree.all_finite(MIXED)) and bool(tree.all_finite(()))
+    assert not bool(tree.all_finite(MIXED | {"z": jnp.array([0.0, bad])}))

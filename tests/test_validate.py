@@ -1,0 +1,92 @@
+"""One voice for errors: `name: expected RULE, got VALUE. HINT`."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim import validate
+
+WRONG_NUMBERS = [
+    (True, TypeError),
+    (np.True_, TypeError),
+    ("1", TypeError),
+    (None, TypeError),
+    (1j, TypeError),
+    ([1.0], TypeError),
+    (np.ones(2), TypeError),
+    (math.nan, ValueError),
+    (math.inf, ValueError),
+    (-math.inf, ValueError),
+    (np.float32("nan"), ValueError),
+]
+
+
+@pytest.mark.parametrize("value, error", WRONG_NUMBERS)
+@pytest.mark.parametrize("check", [validate.positive, validate.in_range, lambda n, v: validate.in_range(n, v, 0, 1)])
+def test_no_number(check, value, error):
+    """Catches bool for int, NaN passing a comparison, arrays for scalars."""
+    with pytest.raises(error, match="^rate: expected a .*number.*, got "):
+        check("rate", value)
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.0, -1e-300])
+def test_positive(value):
+    """Catches zero taken for positive."""
+    with pytest.raises(ValueError, match=r"^rate: expected a finite number > 0, got .*\. Use less\.$"):
+        validate.positive("rate", value, hint="Use less.")
+
+
+def test_limits_are_closed_or_open_as_said():
+    """Catches an open end that accepts its limit."""
+    for good in (0, 1, 0.5, np.float64(0.2), jnp.float32(1), np.array(0.3)):
+        validate.in_range("x", good, 0, 1)
+    for bad, options in ((1, {"open_high": True}), (0, {"open_low": True}), (1.1, {}), (-0.1, {})):
+        with pytest.raises(ValueError, match="x: expected a number in "):
+            validate.in_range("x", bad, 0, 1, **options)
+
+
+def test_traced_values_pass():
+    """Catches checks that break a sweep."""
+    rates = jax.vmap(lambda rate: validate.positive("rate", rate) or rate)(jnp.array([1.0, -1.0]))
+    assert rates.tolist() == [1, -1]
+
+
+@pytest.mark.parametrize(
+    "value, error",
+    [(True, TypeError), (1.0, TypeError), ("3", TypeError), (0, ValueError), (2**31, ValueError), (10**30, ValueError)],
+)
+def test_integer(value, error):
+    """Catches floats and bools for integers, and int32 overflow."""
+    with pytest.raises(error, match=r"^n: expected an integer in \[1, 2147483647\], got "):
+        validate.integer("n", value)
+    validate.integer("n", np.int64(5))
+
+
+def test_one_of_names_the_nearest():
+    """Catches 1 accepted for True, and an error without a suggestion."""
+    validate.one_of("w", "examples", ("examples", "uniform"))
+    with pytest.raises(ValueError, match=r"one of 'examples', 'uniform', got 'exmples'\. Did you mean 'examples'\?"):
+        validate.one_of("w", "exmples", ("examples", "uniform"))
+    for wrong in (1, 1.0, "True", None):
+        with pytest.raises(ValueError):
+            validate.one_of("flag", wrong, (True, False))
+    assert validate.nearest("zzz", ["abc"]) == ""
+
+
+def test_long_values_are_cut():
+    """Catches an error that prints a whole data set."""
+    with pytest.raises(TypeError) as error:
+        validate.positive("x", list(range(10_000)))
+    assert len(str(error.value)) < 250
+
+
+def test_memory():
+    """Catches a limit without both numbers."""
+    validate.fits_in_memory("store", 10, 10)
+    with pytest.raises(MemoryError, match="store: expected at most 10 bytes, got '11 bytes'. Shrink."):
+        validate.fits_in_memory("store", 11, 10, hint="Shrink.")

@@ -1,0 +1,119 @@
+"""Composition of transforms."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim.transform import chain, identity, stateless
+from fedjax_sim.transform.chain import plain_bits
+from fedjax_sim.types import Mean, UpdateTransform
+from tests.laws import laws
+from tests.laws import problems as p
+
+KEY = jax.random.key(0)
+SPEC = jax.ShapeDtypeStruct((3,), jnp.float32)
+
+
+def both_ends(name: str) -> UpdateTransform:
+    """Doubles at the client, adds 1 at the server, counts rounds, remembers a client's last update."""
+    return UpdateTransform(
+        init=lambda spec: jnp.zeros((), jnp.int32),
+        init_client=lambda spec: jnp.zeros(spec.shape),
+        on_client=lambda key, update, state, memory: (2 * update, update, {name: Mean(update.sum(), jnp.ones(()))}),
+        on_server=lambda key, cohort, aggregate, state, measured, sensitivity: (
+            aggregate + 1,
+            state + 1,
+            {name: measured[name].total},
+        ),
+        wire_bits=lambda spec: 7,
+    )
+
+
+def run(transform, update=jnp.ones(3)):
+    memory, state = transform.init_client(SPEC), transform.init(SPEC)
+    letter, memory, measured = transform.on_client(KEY, update, state, memory)
+    aggregate, state, metrics = transform.on_server(KEY, None, letter, state, measured, None)
+    return letter, aggregate, metrics, jax.tree.leaves((state, memory))
+
+
+def test_chain_is_closed():
+    """Catches a chain that is no transform, and nesting that changes order or state."""
+    a, b, c = (both_ends(name) for name in "abc")
+    for nested, plain in ((chain(a, chain(b, c)), chain(a, b, c)), (chain(a, chain()), chain(a))):
+        one, other = run(nested), run(plain)
+        for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+            assert np.asarray(x).tolist() == np.asarray(y).tolist()
+    letter, aggregate, metrics, _ = run(chain(a, b))
+    assert letter.tolist() == [4] * 3 and aggregate.tolist() == [6] * 3
+    assert metrics == {"a": 3, "b": 6}
+    assert run(chain())[0].tolist() == [1] * 3
+
+
+def test_server_ends_run_in_reverse():
+    """Catches an outer code removed before the inner one: (2u + 1) comes back to u only in reverse."""
+
+    def pair(client, server):
+        return stateless(lambda key, x: client(x))._replace(
+            on_server=lambda key, cohort, x, state, measured, sensitivity: (server(x), state, {})
+        )
+
+    twice, plus = pair(lambda x: 2 * x, lambda x: x / 2), pair(lambda x: x + 1, lambda x: x - 1)
+    assert run(chain(twice, plus))[1].tolist() == [1] * 3
+
+
+def test_members_draw_from_their_own_streams():
+    """Catches two members that add the same noise."""
+    noise = stateless(lambda key, update: update + jax.random.normal(key, update.shape))
+    seen = []
+    spy = stateless(lambda key, update: seen.append(update) or update)
+    chain(noise, spy, noise, spy).on_client(KEY, jnp.zeros(3), ((),) * 4, ((),) * 4)
+    first, second = seen[0], seen[1] - seen[0]
+    assert np.abs(first - second).min() > 1e-4
+
+
+def test_identity_changes_no_bit():
+    """Catches an identity that rounds or re-keys: the round equals the one under an empty chain."""
+    with_identity = p.Federation(transform=identity()).run(p.COHORT)
+    with_chain = p.Federation(transform=chain()).run(p.COHORT)
+    without = p.Federation().run(p.COHORT)
+    for other in (with_identity, with_chain):
+        laws.check_equal_bits(without[0].server, other[0].server, "model")
+        assert without[1][0]["uplink_bytes"] == other[1][0]["uplink_bytes"]
+
+
+def test_plain_bits_counts_every_leaf():
+    """Catches 32 bits assumed for every scalar, and scalars left out."""
+    spec = {"a": jax.ShapeDtypeStruct((2, 3), jnp.float32), "b": (jnp.zeros(5, jnp.bfloat16), jnp.int8(1))}
+    bits = plain_bits(spec)
+    assert bits == 6 * 32 + 5 * 16 + 8 and isinstance(bits, int)
+    assert chain(identity(), both_ends("a")).wire_bits(spec) == 7
+    assert chain().wire_bits(spec) == bits
+
+
+def test_facts_of_a_chain():
+    """Catches a bound that survives a lengthening member, and one that a nonexpansive member loses."""
+    bound = stateless(lambda key, x: x, l2_bound=2.0)
+    shrink = stateless(lambda key, x: x / 2, nonexpansive=True)
+    longer = stateless(lambda key, x: 3 * x)
+    assert chain(longer, bound, shrink).l2_bound == 2.0
+    assert chain(bound, longer).l2_bound is None
+    assert chain().nonexpansive and chain(shrink, shrink).nonexpansive and not chain(shrink, longer).nonexpansive
+    release = identity()._replace(releases_when_empty=True)
+    assert chain(identity(), release).releases_when_empty and not chain().releases_when_empty
+
+
+@pytest.mark.parametrize("wrong", [None, identity, lambda key, update: update, "identity"])
+def test_members_must_be_transforms(wrong):
+    """Catches a factory that was not called."""
+    with pytest.raises(TypeError, match=r"transforms\[1\]: expected an UpdateTransform, .*stateless"):
+        chain(identity(), wrong)
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, float("nan"), float("inf")])
+def test_bounds_are_positive(bound):
+    """Catches a bound that means nothing."""
+    with pytest.raises(ValueError, match="l2_bound: expected"):
+        stateless(lambda key, x: x, l2_bound=bound)
