@@ -86,9 +86,8 @@ class _Builder:
         self.stop()
         aggregator = self.make("aggregator", design=sampler.design, total_weight=lambda: _total(data))
         self.stop()
-        root = jax.random.key(self.tables["seed"])
-        params = {"w": jnp.zeros(data.input_shape)} if model is None else model.init(stream(root, "init"))[0]
-        plan = plan or engine.plan_for(params)
+        init = (lambda key: {"w": jnp.zeros(data.input_shape)}) if model is None else lambda key: model.init(key)[0]
+        plan = plan or engine.plan_for(jax.eval_shape(lambda: init(jax.random.key(0))))
         algorithm = self.make(
             "algorithm",
             loss_fn=loss_fn,
@@ -98,6 +97,8 @@ class _Builder:
             always={"nonfinite": self.tables["run"]["nonfinite"], "plan": plan, "mesh": mesh},
         )
         self.stop()
+        root = jax.random.key(self.tables["seed"])
+        params = init(stream(root, "init"))
         judge = evaluation(loss_fn, test=data.test, held_out=data.held_out)
         return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, judge, plan)
 

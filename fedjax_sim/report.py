@@ -138,8 +138,8 @@ def _learning(records: Sequence[Mapping], timing: Sequence[Mapping]) -> Iterable
             continue
         yield _figure(x, plot.learning_curves, f"Loss and accuracy {title.lower()}.", records, x)
     yield (
-        '<p class="muted">Train: pooled over the clients of each round&rsquo;s cohort. Held-out: examples that clients '
-        "keep back. Test: the central test set. Curves break where a number is not finite.</p>"
+        '<p class="muted">Train: pooled over the clients of each round&rsquo;s cohort. Held-out: clients that never '
+        "train. Test: the central test set. Curves break where a number is not finite.</p>"
     )
 
 

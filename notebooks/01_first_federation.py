@@ -39,8 +39,20 @@ import matplotlib.pyplot as plt
 import numpy as np
 import optax
 
-from fedjax_sim import aggregation, algorithms, client, engine, metrics, models, plot
-from fedjax_sim import population, run, sampling, server, transform
+from fedjax_sim import (
+    aggregation,
+    algorithms,
+    client,
+    engine,
+    metrics,
+    models,
+    plot,
+    population,
+    run,
+    sampling,
+    server,
+    transform,
+)
 from fedjax_sim.prng import stream
 from fedjax_sim.types import ClientUpdate, Mean, Report
 
@@ -54,7 +66,7 @@ NUM_CLIENTS, COHORT, ROUNDS, HIDDEN = (200, 20, 3, ()) if FAST else (5000, 50, 3
 #
 # `population.digits` makes as many clients as you like out of scikit-learn's 1,797 digits (8 × 8 pixels). Each client
 # holds 20 to 60 images, and its own mix of labels drawn from a Dirichlet law: with a small `alpha` a client has only
-# a few kinds of digit, as one person's photographs show the same few friends. The law is that of Hsu, Qi and Brown (2019).
+# a few kinds of digit, as one person's photographs show the same few friends (Hsu, Qi and Brown, 2019).
 #
 # Two further sets come with it. `test` is a central set of images that no client has. `held_out` are clients made of
 # those test images: they never train, so they say how the model serves people who were not there.
@@ -69,7 +81,8 @@ def label_counts(population, ids):
     return [np.bincount(examples["y"][mask], minlength=10).tolist() for examples, mask in clients]
 
 
-print(f"{data.train.size:,} clients train, {data.held_out.size} are held out, {len(data.test['y'])} central test images")
+print(f"{data.train.size:,} clients train, {data.held_out.size} are held out")
+print(f"{len(data.test['y'])} images in the central test set")
 ids = list(range(12))
 plot.label_mix({"client_ids": ids, "label_names": data.label_names, "label_counts": label_counts(data.train, ids)})
 
@@ -204,6 +217,10 @@ def draw(axes, histories, along=None, label="Round", **scale):
     axes.set(xlabel=label, ylabel="Test accuracy (%)", ylim=(0, 100), **scale)
 
 
+def legend(axes, loc="lower right", **place):
+    axes.legend(loc=loc, **place)
+
+
 # %% [markdown]
 # ### How many clients take part?
 #
@@ -220,7 +237,7 @@ for size in (COHORT // 10, COHORT, COHORT * 10):
 figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.2), sharey=True)
 draw(left, cohorts)
 draw(right, cohorts, lambda name, history: sent(history), "Uploaded by all clients so far (MB)", xscale="log")
-left.legend(loc="lower right");
+legend(left)
 
 # %% [markdown]
 # **What one sees.** The tiny cohort jitters: a mean over five clients who know a few digits each is a rough
@@ -246,7 +263,7 @@ for alpha in (0.1, 0.3, 10.0):
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.2), sharey=True)
 draw(left, skews)
-left.legend(loc="lower right")
+legend(left)
 for row, (history, look) in enumerate(zip(skews.values(), LOOKS, strict=False)):
     q05, q25, q50, q75, q95 = 100 * np.array(history.records[-1]["held_out_accuracy_quantiles"])
     right.vlines(row, q05, q95, color=look["color"], linewidth=2)
@@ -255,7 +272,6 @@ for row, (history, look) in enumerate(zip(skews.values(), LOOKS, strict=False)):
 right.set_xticks(range(len(skews)), skews)
 right.set(xlim=(-0.6, 2.6), ylabel="Held-out clients' accuracy (%)", title="after the last round")
 right.title.set_size(10)
-right.yaxis.set_tick_params(labelleft=True);
 
 # %% [markdown]
 # **What one sees.** Left: skew costs speed and adds noise. Clients pull in different directions, so that much of their
@@ -285,14 +301,14 @@ draw(
     "Local steps so far, on the path of the model",
     xscale="log",
 )
-left.legend(loc="lower right");
+legend(left)
 
 # %% [markdown]
 # **What one sees.** By rounds (left) more local work wins, by far. By steps (right) the order turns: after the same
 # number of gradient steps the run that talks more often is ahead at first and never far behind, because its clients do
 # not walk far in their own direction (**client drift**). Local steps trade computing for communication. On this easy
-# problem the trade is good up to 20 steps. It is not always: with several local steps FedAvg can settle beside the optimum.
-# `population.quadratics` with `population.fedavg_fixed_point` gives the exact place where it ends on quadratic losses.
+# problem the trade is good up to 20 steps. It is not always: with several local steps FedAvg can settle beside the
+# optimum. On quadratic losses (`population.quadratics`), `population.fedavg_fixed_point` gives the exact place.
 #
 # ## 5. Your own parts
 #
@@ -303,6 +319,7 @@ left.legend(loc="lower right");
 #
 # A client update says what **one** client does with the model it receives. Here: full-batch gradient descent that
 # sends the *average* of the models on its path rather than the last. `data.mask` marks the real rows.
+
 
 # %%
 def averaged_descent(loss_fn, learning_rate, num_steps):
@@ -334,7 +351,7 @@ averaging = algorithms.federated(
 _, averaged = train(averaging)
 figure, axes = plt.subplots(figsize=(6.4, 3))
 draw(axes, {"mean of 10 iterates": averaged, "5 steps of SGD (section 3)": base})
-axes.legend(loc="lower right");
+legend(axes)
 
 # %% [markdown]
 # **What one sees.** The new client learns. The mean of ten iterates lies about where step 5.5 does, so ten of its
@@ -343,8 +360,10 @@ axes.legend(loc="lower right");
 #
 # ### A compressor, and a client that cannot be trusted
 #
-# `transform.stateless` makes a transform from `fn(key, update)`: what happens to one letter on its way. This one rounds
-# each coordinate at random, up or down, to one of 15 levels, so that the mean stays right; `wire_bits` says what it costs.
+# `transform.stateless` makes a transform from `fn(key, update)`: what happens to one letter on its way. This one
+# rounds each coordinate at random, up or down, to one of 15 levels, so that the mean stays right; `wire_bits` says what
+# a letter costs.
+
 
 # %%
 def four_bits(key, update):
@@ -367,7 +386,7 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3), sharey=True)
 letters = {"4 bits a coordinate": compressed, "32 bits (section 3)": base}
 draw(left, letters)
 draw(right, letters, lambda name, history: sent(history), "Uploaded by all clients so far (MB)", xscale="log")
-left.legend(loc="lower right");
+legend(left)
 
 # %% [markdown]
 # **What one sees.** Round by round nearly the same curve, at an eighth of the bytes: the rounding errors of fifty
@@ -377,6 +396,7 @@ left.legend(loc="lower right");
 # answer with the median of each coordinate instead of the mean. `aggregation.gather` makes an aggregator from
 # `rule(key, updates, weights)`, which sees all letters at once: `updates` has leaves `[m, ...]`, and where nothing
 # arrived the weight is 0.
+
 
 # %%
 def hostile(key, update):
@@ -401,7 +421,7 @@ attacked = {
 }
 figure, axes = plt.subplots(figsize=(7.4, 3.2))
 draw(axes, attacked)
-figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper");
+legend(axes, loc="center left", bbox_to_anchor=(1, 0.5))
 
 # %% [markdown]
 # **What one sees.** A fifth of the letters is enough to destroy the mean: on average 0.8 − 0.2 · 5 is negative, so the
@@ -412,8 +432,9 @@ figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper");
 # ## 6. The same bits elsewhere
 #
 # Floating-point sums depend on their order, so on most systems another number of devices gives another model, and the
-# difference grows with the rounds. Here letters are summed exactly. A `Plan` says how many clients are simulated side by
-# side (`lanes`) and how many letters are summed at once (`chunk`). Neither the chunk nor the number of devices changes a bit:
+# difference grows with the rounds. Here letters are summed exactly. A `Plan` says how many clients are simulated side
+# by side (`lanes`) and how many letters are summed at once (`chunk`). Neither the chunk nor the number of devices
+# changes a bit:
 
 # %%
 prints = []
@@ -434,8 +455,8 @@ print("one device and all devices give the same bits:", prints[0] == prints[1])
 #   the curves above move by a few points from seed to seed, and the tiny cohort's by ten.
 # * Other data: `population.csv_sites` and `population.leaf` read your files, `population.digits_partition` deals out
 #   every image once, `population.generated` makes clients from their ids, a billion if you like.
-# * Other algorithms: `algorithms.fedprox`, `fednova`, `fedadam`, ...; each docstring cites its paper and names the tests of
-#   what it guarantees.
+# * Other algorithms: `algorithms.fedprox`, `fednova`, `fedadam`, ...; each docstring cites its paper and names the
+#   tests of what it guarantees.
 # * Who takes part: `sampling` has Poisson, weighted and cyclic cohorts, and wrappers for clients who drop out.
 # * Long runs: `run(..., directory="runs/first")` keeps a log and checkpoints, and `resume=True` continues with the
 #   bits of a run that was never interrupted.

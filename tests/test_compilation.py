@@ -53,7 +53,17 @@ def test_importing_the_package_initialises_no_backend():
     import sys
 
     root = pathlib.Path(__file__).resolve().parents[1]
-    modules = ["engine", "population", "models", "sampling", "client", "transform", "aggregation", "server", "algorithms"]
+    modules = [
+        "engine",
+        "population",
+        "models",
+        "sampling",
+        "client",
+        "transform",
+        "aggregation",
+        "server",
+        "algorithms",
+    ]
     code = f"""
 import importlib
 for name in {modules}: importlib.import_module("fedjax_sim." + name)

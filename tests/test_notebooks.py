@@ -46,12 +46,14 @@ def test_there_are_notebooks():
     assert {script.stem for script in SCRIPTS} == set(LEAST_PICTURES)
 
 
-def test_script_runs(script, tmp_path):
+def test_script_runs(script, tmp_path, tmp_path_factory):
     """Fault: the public API moved on and a cell fails, warns of a user's mistake, or loses its bits between devices."""
     pytest.importorskip("matplotlib")
     environment = {
         **os.environ,
         "FEDJAX_SIM_NOTEBOOK_FAST": "1",
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),  # some experiments share a program
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PLATFORMS": "cpu",
         "MPLBACKEND": "agg",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),

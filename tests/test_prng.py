@@ -15,9 +15,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim.prng import client_key, shuffled, stream
 
-draw = jax.jit(
-    jax.vmap(lambda key, mask: shuffled(key, jnp.arange(mask.shape[0]), mask), in_axes=(0, None))
-)
+draw = jax.jit(jax.vmap(lambda key, mask: shuffled(key, jnp.arange(mask.shape[0]), mask), in_axes=(0, None)))
 
 
 def test_stage_names_do_not_collide():
@@ -27,7 +25,9 @@ def test_stage_names_do_not_collide():
     assert {"sampling", "client", "aggregation", "server", "order"} <= names
     key = jax.random.key(0)
     everything = sorted(names | {f"stage {i}" for i in range(2000)})
-    assert len({tuple(np.asarray(jax.random.key_data(stream(key, name))).tolist()) for name in sorted(names)}) == len(names)
+    assert len({tuple(np.asarray(jax.random.key_data(stream(key, name))).tolist()) for name in sorted(names)}) == len(
+        names
+    )
     import zlib
 
     assert len({zlib.crc32(name.encode()) for name in everything}) == len(everything)

@@ -90,7 +90,7 @@ def federated(
     *,
     nonfinite: str = "drop",
     plan: engine.Plan | None = None,
-    mesh: Mesh | None | str = "all",
+    mesh: Mesh | str | None = "all",
 ) -> Algorithm:
     """Federated learning on a star, from its parts.
 

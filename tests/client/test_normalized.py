@@ -17,7 +17,12 @@ def test_divides_by_the_steps_taken():
     work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), num_epochs=2, batch_size=p.BATCH)
     wrapped = client.normalized(work)
     data = p.ragged()
-    both = jax.jit(lambda key, id: (work.apply(key, p.START, (), data.client(id))[0], wrapped.apply(key, p.START, (), data.client(id))[0]))
+    both = jax.jit(
+        lambda key, id: (
+            work.apply(key, p.START, (), data.client(id))[0],
+            wrapped.apply(key, p.START, (), data.client(id))[0],
+        )
+    )
     for id in (2, 3):
         plain, scaled = both(jax.random.key(0), id)
         steps = 2 * -(-int(p.SIZES[id]) // p.BATCH)

@@ -22,7 +22,9 @@ def accumulate(shared, carry, letters, slots, valid):
 def folded(num_slots, plan, mesh=None):
     carry = exact.zeros(jax.ShapeDtypeStruct((), jnp.float32))
     slots = jnp.arange(1.0, num_slots + 1)
-    carry, rows = jax.jit(lambda s: engine.fold(each, accumulate, jnp.float32(2), carry, s, plan=plan, mesh=mesh))(slots)
+    carry, rows = jax.jit(lambda s: engine.fold(each, accumulate, jnp.float32(2), carry, s, plan=plan, mesh=mesh))(
+        slots
+    )
     return float(exact.total(carry)), np.asarray(rows)
 
 

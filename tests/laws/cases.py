@@ -93,5 +93,3 @@ CASES = {
 def members(room: str) -> list[str]:
     """The factories of a room: everything public that is no class."""
     return sorted(name for name in ROOMS[room].__all__ if not isinstance(getattr(ROOMS[room], name), type))
-
-

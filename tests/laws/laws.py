@@ -113,7 +113,9 @@ def nonfinite_clients_are_dropped(value: float = np.nan, federation: p.Federatio
     without, expected = federation.run(p.cohort(p.COHORT, reported=there))
     check_equal_bits(state._replace(sampler=()), without._replace(sampler=()), "state")
     for info, clean in zip(infos, expected, strict=True):
-        check_equal_bits([info[k] for k in ("loss", "update_norm")], [clean[k] for k in ("loss", "update_norm")], "info")
+        check_equal_bits(
+            [info[k] for k in ("loss", "update_norm")], [clean[k] for k in ("loss", "update_norm")], "info"
+        )
         assert info["dropped_clients"] == 1 and clean["dropped_clients"] == 0
         assert info["clients_reported"] == len(p.COHORT) - 1
         assert info["error_ids"].tolist() == [bad] + [-1] * 7
@@ -199,5 +201,7 @@ def gathered_rows_stand_by_slot() -> None:
     alone = p.Federation(aggregator=aggregation.gather(lambda key, updates, weights: updates[2])).params(
         p.COHORT, num_rounds=1
     )
-    expected = numpy_local_sgd(p.START, p.COHORT[2], jax.random.fold_in(jax.random.key(1), 0), size=p.SIZES[p.COHORT[2]])
+    expected = numpy_local_sgd(
+        p.START, p.COHORT[2], jax.random.fold_in(jax.random.key(1), 0), size=p.SIZES[p.COHORT[2]]
+    )
     np.testing.assert_allclose(alone - p.START, expected, rtol=1e-5, atol=1e-6)

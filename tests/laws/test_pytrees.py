@@ -17,9 +17,14 @@ def test_nested_scalars_and_low_precision():
     params = ((jnp.zeros((2, 2)), jnp.bfloat16(1)), {"s": jnp.float32(-1)}, [jnp.zeros(())])
 
     def loss(params, x, key):
-        return sum(((leaf.astype(jnp.float32).reshape(-1)[:, None] - x["a"][None]) ** 2).sum(0) / 2 for leaf in jax.tree.leaves(params))
+        return sum(
+            ((leaf.astype(jnp.float32).reshape(-1)[:, None] - x["a"][None]) ** 2).sum(0) / 2
+            for leaf in jax.tree.leaves(params)
+        )
 
-    algorithm = algorithms.fedavg(loss, sampling.full(4), optax.sgd(1.0), num_steps=1, plan=engine.Plan(2, 2), mesh=None)
+    algorithm = algorithms.fedavg(
+        loss, sampling.full(4), optax.sgd(1.0), num_steps=1, plan=engine.Plan(2, 2), mesh=None
+    )
     state = algorithm.init(jax.random.key(0), params, data)
     state, info = jax.jit(algorithm.step)(jax.random.key(1), state, data)
     new = algorithm.params(state)

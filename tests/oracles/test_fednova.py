@@ -39,9 +39,7 @@ def test_fednova_rests_at_the_optimum_for_small_rates():
     for rate in (0.1, 0.01):
         progress = 1 - (1 - rate) ** np.array([1, 10])
         shares = progress / np.array([1, 10])
-        algorithm = algorithms.fednova(
-            scalars.loss, sampling.full(2), learning_rate=rate, **WORK, **scalars.OPTIONS
-        )
+        algorithm = algorithms.fednova(scalars.loss, sampling.full(2), learning_rate=rate, **WORK, **scalars.OPTIONS)
         reached, path = scalars.rest(algorithm, data(), num_rounds=round(12 / rate))
         assert abs(reached - shares[1] / shares.sum()) < 2e-6
         assert abs(reached - 0.5) < 2 * rate

@@ -19,9 +19,7 @@ EVERYBODY = sampling.full(2)
 def test_fedavg_reaches_its_biased_fixed_point(num_steps):
     """Row Q3, to 1e-6. Catches a number of local steps off by one (each K moves the point by more than 1e-3)."""
     rate, h, a = 0.05, np.array(scalars.CURVATURES), np.array(scalars.CENTERS)
-    algorithm = algorithms.fedavg(
-        scalars.loss, EVERYBODY, optax.sgd(rate), num_steps=num_steps, **scalars.OPTIONS
-    )
+    algorithm = algorithms.fedavg(scalars.loss, EVERYBODY, optax.sgd(rate), num_steps=num_steps, **scalars.OPTIONS)
     reached, _ = scalars.rest(algorithm, scalars.clients(), num_rounds=200)
 
     def closed_form(steps):

@@ -1,0 +1,143 @@
+"""The house's arrows, names and bans, read from the source without running it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "fedjax_sim"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+GROUND = {"types", "tree", "prng", "validate"}
+FIELD = {"engine", "population", "models"}
+ROOMS = {"sampling", "client", "transform", "aggregation", "server", "network", "adversary"}
+DESKS = {"privacy", "theory", "metrics"}
+BELOW = GROUND | FIELD | ROOMS | {"algorithms"}
+ALLOWED = {
+    **{name: GROUND for name in GROUND},
+    **{name: GROUND for name in FIELD},
+    **{name: GROUND | FIELD for name in ROOMS},
+    **{name: GROUND | FIELD for name in DESKS},
+    "algorithms": GROUND | FIELD | ROOMS,
+    "checkpoint": GROUND,
+    "plot": GROUND,
+}
+BANNED_CALLS = {"eval", "exec", "compile", "__import__"}
+BANNED_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+BANNED_METHODS = {"extractall", "unsafe_load"}
+
+
+def name_of(path: pathlib.Path) -> str:
+    """Room or top-level module of a file."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0] if parts != ("__init__",) else "fedjax_sim"
+
+
+def label(path: pathlib.Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@functools.cache
+def parsed(path: pathlib.Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def imports(path: pathlib.Path) -> list[tuple[str, ...]]:
+    """Dotted names that a file imports, absolute; `from fedjax_sim import a` counts as fedjax_sim.a."""
+    found = []
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            found += [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{label(path)}: relative import"
+            base = tuple(node.module.split("."))
+            found += [(*base, alias.name) if base == ("fedjax_sim",) else base for alias in node.names]
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=label)
+def test_arrows_point_downward(path):
+    """Catches a room that imports another room, or anything from above."""
+    here = name_of(path)
+    for target in imports(path):
+        if target[0] != "fedjax_sim":
+            continue
+        there = target[1] if len(target) > 1 else "fedjax_sim"
+        if here == there:
+            continue
+        if here in DESKS and there in ROOMS:
+            assert target[:3] == ("fedjax_sim", "sampling", "design"), f"{here} -> {'.'.join(target)}"
+        elif here in ALLOWED:
+            assert there in ALLOWED[here], f"{here} -> {'.'.join(target)}"
+        else:
+            assert there != "cli" or here in ("fedjax_sim", "__main__"), f"{here} -> cli"
+        if here == "types":
+            raise AssertionError("types imports jax only")
+
+
+@pytest.mark.parametrize("path", FILES, ids=label)
+def test_nothing_banned(path):
+    """Catches code that runs what it reads, shells, and asserts for users."""
+    for target in imports(path):
+        assert target[0] not in BANNED_IMPORTS, target
+    for node in ast.walk(parsed(path)):
+        assert not isinstance(node, ast.Assert), f"{label(path)}:{node.lineno}: assert"
+        if not isinstance(node, ast.Call):
+            continue
+        where, function = f"{label(path)}:{node.lineno}", node.func
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+        if isinstance(function, ast.Name):
+            assert function.id not in BANNED_CALLS, f"{where}: {function.id}"
+        if isinstance(function, ast.Attribute):
+            assert function.attr not in BANNED_METHODS, f"{where}: {function.attr}"
+            owner = function.value.id if isinstance(function.value, ast.Name) else None
+            if owner == "np" and function.attr in ("load", "lib.format.read_array"):
+                value = keywords.get("allow_pickle")
+                assert isinstance(value, ast.Constant) and value.value is False, f"{where}: np.load"
+            if owner == "os":
+                assert function.attr not in ("system", "popen"), where
+        shell = keywords.get("shell")
+        assert not (isinstance(shell, ast.Constant) and shell.value), f"{where}: shell"
+
+
+@pytest.mark.parametrize("path", FILES, ids=label)
+def test_files_are_small(path):
+    """Catches a file that wants to be two."""
+    assert len(path.read_text().splitlines()) <= 400
+
+
+def test_the_median_file_is_small():
+    """Catches a house of large rooms: the median of the files that hold code."""
+    lengths = sorted(len(path.read_text().splitlines()) for path in FILES if path.name != "__init__.py")
+    assert lengths[len(lengths) // 2] <= 175
+
+
+@pytest.mark.parametrize("path", FILES, ids=label)
+def test_public_names_are_declared(path):
+    """Catches a module without `__all__`, names that are not there, and public names without a docstring."""
+    tree = parsed(path)
+    if path.name == "__main__.py" or not tree.body:
+        return
+    assert ast.get_docstring(tree), "no module docstring"
+    module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
+    names = module.__all__
+    assert len(set(names)) == len(names)
+    for name in names:
+        value = getattr(module, name)
+        if callable(value) and getattr(value, "__module__", "").startswith("fedjax_sim"):
+            assert (value.__doc__ or "").strip(), f"{name}: no docstring"
+            if isinstance(value, type):  # NamedTuples and dataclasses are given one that says nothing
+                assert not value.__doc__.startswith(f"{name}("), f"{name}: no docstring"
+
+
+def test_the_walk_sees_the_arrows():
+    """Guards the walk itself: known arrows are found, and rooms have folders."""
+    assert ("fedjax_sim", "tree") in imports(PACKAGE / "engine" / "exact.py")
+    assert ("fedjax_sim", "aggregation") in imports(PACKAGE / "algorithms" / "recipes.py")
+    for room in ("sampling", "client", "transform", "aggregation", "server", "engine", "population", "models"):
+        assert (PACKAGE / room / "__init__.py").is_file()

@@ -1,0 +1,91 @@
+"""Docstrings: their doctests run, and every test that they name exists."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import functools
+import importlib
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in (ROOT / "fedjax_sim").rglob("*.py")
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_doctests(name):
+    """Catches examples that no longer run."""
+    if name.endswith("__main__"):
+        pytest.skip("a program")
+    module = importlib.import_module(name)
+    result = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.failed == 0
+
+
+@functools.cache
+def defined(path: str) -> set[str]:
+    """Names of the functions and methods in a test file."""
+    nodes = ast.walk(ast.parse((ROOT / path).read_text()))
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def docstrings(path: pathlib.Path) -> str:
+    """All docstrings of a file, one after the other."""
+    nodes = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return "\n\n".join(ast.get_docstring(node) or "" for node in nodes)
+
+
+def named_tests(text: str) -> list[tuple[str, str | None]]:
+    """(file, test or None) for each reference; a bare `test_x` or `::test_x` belongs to the file named before it.
+
+    >>> named_tests("(tests/a/test_b.py::test_c); so (::test_d), test_e; (tests/test_f.py::\\n  test_g). tests/test_h.py")
+    [('tests/a/test_b.py', 'test_c'), ('tests/a/test_b.py', 'test_d'), ('tests/a/test_b.py', 'test_e'), \
+('tests/test_f.py', 'test_g'), ('tests/test_h.py', None)]
+    """
+    found = []
+    for paragraph in text.split("\n\n"):
+        file = None
+        for match in re.finditer(
+            r"(tests/[\w/]+\.py)(?:::\s*(test_\w+))?|(?:::\s*)?\b(test_\w+)\b(?!\.py|/)", paragraph
+        ):
+            if match[1]:
+                file = match[1]
+                found.append((file, match[2]))
+            elif file is not None:
+                found.append((file, match[3]))
+    return found
+
+
+def test_every_named_test_exists():
+    """Catches a guarantee whose test was renamed, or never written."""
+    missing, count = [], 0
+    for path in sorted((ROOT / "fedjax_sim").rglob("*.py")):
+        for file, test in named_tests(docstrings(path)):
+            count += 1
+            if not (ROOT / file).is_file() or (test is not None and test not in defined(file)):
+                missing.append(f"{path.relative_to(ROOT)}: {file}{'::' + test if test else ''}")
+    assert count > 50, "the search itself is broken"
+    assert not missing, "\n".join(missing)
+
+
+def test_the_search_finds_all_forms():
+    """Guards the search for names."""
+    assert doctest.testmod(importlib.import_module(__name__)).failed == 0
+
+
+@pytest.mark.parametrize("room", ["sampling", "transform", "aggregation"])
+def test_every_part_states_its_guarantees(room):
+    """Catches a part that promises nothing."""
+    module = importlib.import_module(f"fedjax_sim.{room}")
+    silent = [name for name in module.__all__ if "Guarantees:" not in (getattr(module, name).__doc__ or "")]
+    assert not silent
