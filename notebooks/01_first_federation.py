@@ -272,6 +272,7 @@ for row, (history, look) in enumerate(zip(skews.values(), LOOKS, strict=False)):
 right.set_xticks(range(len(skews)), skews)
 right.set(xlim=(-0.6, 2.6), ylabel="Held-out clients' accuracy (%)", title="after the last round")
 right.title.set_size(10)
+right.yaxis.set_tick_params(labelleft=True)
 
 # %% [markdown]
 # **What one sees.** Left: skew costs speed and adds noise. Clients pull in different directions, so that much of their

@@ -30,7 +30,7 @@ WRONG_NUMBERS = [
 @pytest.mark.parametrize("check", [validate.positive, validate.in_range, lambda n, v: validate.in_range(n, v, 0, 1)])
 def test_no_number(check, value, error):
     """Catches bool for int, NaN passing a comparison, arrays for scalars."""
-    with pytest.raises(error, match="^rate: expected a .*number.*, got "):
+    with pytest.raises(error, match=r"^rate: expected a .*number.*, got "):
         check("rate", value)
 
 
@@ -88,5 +88,5 @@ def test_long_values_are_cut():
 def test_memory():
     """Catches a limit without both numbers."""
     validate.fits_in_memory("store", 10, 10)
-    with pytest.raises(MemoryError, match="store: expected at most 10 bytes, got '11 bytes'. Shrink."):
+    with pytest.raises(MemoryError, match=r"store: expected at most 10 bytes, got '11 bytes'\. Shrink\."):
         validate.fits_in_memory("store", 11, 10, hint="Shrink.")

@@ -77,11 +77,12 @@ def mean(*, weighting: str = "examples") -> Aggregator:
     Args:
       weighting: "examples" (the weight each client reports) or "uniform" (every client counts once).
 
-    Guarantees: equals a float64 mean as if each addend w_i u_i were off by at most 2^-23 of the largest at its coordinate
-    (tests/aggregation/test_linear.py::test_matches_a_float64_oracle); weights may be scaled by a power of two without
-    changing a bit (::test_weights_may_be_scaled); nothing received gives zero, not NaN (::test_empty_cohort_is_zero).
-    By examples with partial participation it is a ratio estimator, biased for the population's mean
-    (::test_ratio_estimator_is_biased_and_horvitz_thompson_is_not). Sensitivity is unbounded: the divisor depends on data.
+    Guarantees: equals a float64 mean as if each addend w_i u_i were off by at most 2^-23 of the largest at its
+    coordinate (tests/aggregation/test_linear.py::test_matches_a_float64_oracle); weights may be scaled by a power of two
+    without changing a bit (::test_weights_may_be_scaled); nothing received gives zero, not NaN
+    (::test_empty_cohort_is_zero). By examples with partial participation it is a ratio estimator, biased for the
+    population's mean (::test_ratio_estimator_is_biased_and_horvitz_thompson_is_not). Sensitivity is unbounded: the
+    divisor depends on data.
 
     References: McMahan et al. 2017, algorithm 1; Cochran 1977, chapter 6.
     """
@@ -141,7 +142,8 @@ def horvitz_thompson(design, total_weight: float) -> Aggregator:
         validate.fail("design", "a design without replacement", design.scheme, "Use li_scheme_one with `weighted`.")
     probabilities = np.asarray(design.inclusion_probabilities(), np.float64)
     if not (probabilities > 0).all():
-        validate.fail("design", "inclusion probabilities > 0", float(probabilities.min()), "Those clients never report.")
+        lowest = float(probabilities.min())
+        validate.fail("design", "inclusion probabilities > 0", lowest, "Those clients never report.")
     if probabilities.ndim and np.ptp(probabilities) == 0:
         probabilities = probabilities[0]
     if probabilities.size > MAX_CONSTANT:

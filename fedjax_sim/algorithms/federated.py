@@ -174,12 +174,13 @@ def federated(
 
     def step(key, state: FederatedState, population):
         cohort, sampler_state = sampler.sample(stream(key, "sampling"), state.sampler)
-        ids = population.announce(cohort.ids) if hasattr(population, "announce") else cohort.ids
+        ids = cohort.ids
+        wanted = population.announce(ids) if hasattr(population, "announce") else ids
         broadcast = server.broadcast(state.server)
         shared = _Shared(key, broadcast, state.transform, population, cohort)
         positions = jnp.arange(sampler.num_slots, dtype=jnp.int32)
         client_rows, memory_rows = tree.take(state.clients, ids), tree.take(state.memory, ids)
-        slots = _Slot(positions, ids, cohort.reported, client_rows, memory_rows)
+        slots = _Slot(positions, wanted, cohort.reported, client_rows, memory_rows)
         letter, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
         zero = jnp.minimum(state.round, 0)  # for tree.pinned: rounding must not depend on the number of devices
         carry = (aggregator.init(letter.update, sampler.num_slots), exact.zeros(letter.means), zero, zero)

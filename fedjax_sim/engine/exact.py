@@ -1,15 +1,16 @@
 """Sums over clients that do not depend on order, chunk, padding or device count.
 
 A float is cut into integer digits on an absolute grid: bin b covers the magnitudes [2^(24(b-1)-1), 2^(24b-1)), and a
-value's digit in a bin is what rounding to that bin's grid, the multiples of 2^(24(b-1)), leaves. Its digits above its own
-bin are zero, because a bin ends at half the next grid's unit. Digits are integers, so their sums are associative. Only the
-top bins below the largest magnitude met at a coordinate are kept; when a larger value arrives, the lowest bins fall out. A
-kept digit depends on its value alone, so the kept sums are those that knowing the largest magnitude beforehand would have
-given (Demmel and Nguyen, 2015, reproduce float sums the same way; here digits are int32 and sums are two int32 words).
+value's digit in a bin is what rounding to that bin's grid, the multiples of 2^(24(b-1)), leaves. A bin ends at half the
+unit of the next bin's grid, so a value has no digit above its own bin. Digits are integers, so their sums are
+associative. Only the top bins below the largest magnitude met at a coordinate are kept; when a larger value arrives,
+the lowest bins fall out. A kept digit depends on its value alone, so the kept sums are those that knowing the largest
+magnitude beforehand would have given (Demmel and Nguyen, 2015, reproduce float sums the same way; here digits are int32
+and sums are two int32 words).
 
 Error: each value is represented to half a unit of the last kept digit, at most 2^-24 of the largest magnitude met at
-that coordinate for float32 (2 bins) and 2^-72 for float64 (4 bins); the sum of the digits is exact, and `total` rounds it
-to the nearest float within 2 units in the last place. Below 2^-121 (float32) values count as zero.
+that coordinate for float32 (2 bins) and 2^-72 for float64 (4 bins); the sum of the digits is exact, and `total` rounds
+it to the nearest float within 2 units in the last place. Below 2^-121 (float32) values count as zero.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ from fedjax_sim.engine import Plan, plan_for
 
 
 def plan_of(size: int) -> Plan:
-    spec = jax.ShapeDtypeStruct((size,), jnp.float32)
-    return plan_for(lambda shared, slot: (shared * slot, ()), spec, jax.ShapeDtypeStruct((), jnp.float32))
+    return plan_for({"w": jax.ShapeDtypeStruct((size,), jnp.float32)})
 
 
 def test_plans_are_whole_and_shrink_with_the_model():

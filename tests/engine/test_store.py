@@ -31,5 +31,5 @@ def test_store_starts_everyone_alike():
 
 def test_store_refuses_what_does_not_fit():
     """Catches an allocation that would kill the process: the error holds the byte count."""
-    with pytest.raises(MemoryError, match="client memory: expected at most .* got '4,000,000,000,000,000 bytes'"):
+    with pytest.raises(MemoryError, match=r"client memory: expected at most .* got '4,000,000,000,000,000 bytes'"):
         engine.store(jnp.zeros(1000), 10**12)

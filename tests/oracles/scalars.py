@@ -35,7 +35,7 @@ def rest(algorithm, data, *, num_rounds: int, start: float = 0.3) -> tuple[float
     @jax.jit
     def run(state, data):
         def body(state, key):
-            state, info = algorithm.step(key, state, data)
+            state, _ = algorithm.step(key, state, data)
             return state, algorithm.params(state)
 
         return jax.lax.scan(body, state, jax.random.split(jax.random.key(1), num_rounds))

@@ -33,8 +33,8 @@ def test_unequal_work_shifts_fedavg(rate, expected):
 def test_fednova_rests_at_the_optimum_for_small_rates():
     """FedNova's normalised directions are averages of the gradients met, so the shift left is of the order of the rate.
 
-    With progress q_i = 1 - (1 - eta)^K_i of K_i steps its fixed point is sum q_i a_i / K_i / sum q_i / K_i, and tends to
-    1/2 where FedAvg tends to 10/11. Catches a missing division by the steps.
+    With progress q_i = 1 - (1 - eta)^K_i of K_i steps its fixed point is (sum q_i a_i / K_i) / (sum q_i / K_i), and
+    tends to 1/2 where FedAvg tends to 10/11. Catches a missing division by the steps.
     """
     for rate in (0.1, 0.01):
         progress = 1 - (1 - rate) ** np.array([1, 10])

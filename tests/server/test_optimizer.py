@@ -46,7 +46,7 @@ def test_momentum_matches_its_recurrence(nesterov):
 
 @pytest.mark.parametrize("rule", ["adagrad", "adam", "yogi"])
 def test_adaptive_rules_match_the_paper(rule):
-    """Reddi et al. 2021, algorithm 2, in float64. Catches optax's bias correction, an epsilon under the root, v_0 = 0."""
+    """Algorithm 2 of Reddi et al. 2021 in float64. Catches bias correction, an epsilon under the root, v_0 = 0."""
     rate, first, second, tau = 0.1, 0.0 if rule == "adagrad" else 0.9, 0.99, 1e-3
     seen = path(server.adaptive(rule, rate, first_decay=first, second_decay=second, adaptivity=tau))
     x, m, v = START.astype(np.float64), np.zeros(4), np.full(4, tau**2)

@@ -32,7 +32,8 @@ def both_ends(name: str) -> UpdateTransform:
     )
 
 
-def run(transform, update=jnp.ones(3)):
+def run(transform):
+    update = jnp.ones(3)
     memory, state = transform.init_client(SPEC), transform.init(SPEC)
     letter, memory, measured = transform.on_client(KEY, update, state, memory)
     aggregate, state, metrics = transform.on_server(KEY, None, letter, state, measured, None)
