@@ -78,8 +78,8 @@ def mean(*, weighting: str = "examples") -> Aggregator:
       weighting: "examples" (the weight each client reports) or "uniform" (every client counts once).
 
     Guarantees: equals a float64 mean as if each addend w_i u_i were off by at most 2^-23 of the largest at its
-    coordinate (tests/aggregation/test_linear.py::test_matches_a_float64_oracle); weights may be scaled by a power of two
-    without changing a bit (::test_weights_may_be_scaled); nothing received gives zero, not NaN
+    coordinate (tests/aggregation/test_linear.py::test_matches_a_float64_oracle); weights may be scaled by a power of
+    two without changing a bit (::test_weights_may_be_scaled); nothing received gives zero, not NaN
     (::test_empty_cohort_is_zero). By examples with partial participation it is a ratio estimator, biased for the
     population's mean (::test_ratio_estimator_is_biased_and_horvitz_thompson_is_not). Sensitivity is unbounded: the
     divisor depends on data.

@@ -105,8 +105,8 @@ def federated(
     (1 where nothing usable arrived: the model is then unchanged), `uplink_bytes`, `downlink_bytes`, `update_norm`, and
     the pooled metrics of clients, sampler, transform and aggregator.
 
-    Guarantees: the same bits for any number of devices, order of the cohort and padding (tests/laws/test_invariance.py);
-    a non-finite client equals an absent one bit for bit (tests/laws/test_nonfinite.py); traced once per shape
+    Guarantees: the same bits for any number of devices, order of the cohort and padding
+    (tests/laws/test_invariance.py); a non-finite client equals an absent one bit for bit (tests/laws/test_nonfinite.py); traced once per shape
     (tests/test_compilation.py).
     """
     transform = identity() if transform is None else transform

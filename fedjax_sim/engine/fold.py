@@ -60,8 +60,9 @@ def fold(
     num_devices = mesh.size if mesh is not None else 1
     if plan is None:
         plan = plan_for(jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))[0])
-    lanes = min(plan.lanes, -(-num_slots // num_devices))
-    groups = min(max(plan.chunk // lanes, 1), -(-num_slots // (num_devices * lanes)))  # of lanes in a chunk
+    # Neither may depend on the number of devices: compilers round differently in another loop.
+    lanes = min(plan.lanes, num_slots)
+    groups = min(max(plan.chunk // lanes, 1), -(-num_slots // lanes))  # of lanes in a chunk
     chunk = lanes * groups
     chunks = -(-num_slots // (num_devices * chunk))
     padding = num_devices * chunks * chunk - num_slots

@@ -18,7 +18,7 @@ MAX_LANES = 4096
 
 
 class Plan(NamedTuple):
-    """Clients vmapped at once, and letters summed at once. Bits depend on lanes, not on chunk."""
+    """Clients vmapped at once, and letters summed at once. Part of a result's identity: rounding may depend on both."""
 
     lanes: int
     chunk: int
