@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.types import Array
 
-__all__ = ["client_key", "stream", "shuffled"]
+__all__ = ["client_key", "shuffled", "stream"]
 
 
 def stream(key: Array, name: str) -> Array:

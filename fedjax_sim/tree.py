@@ -16,8 +16,8 @@ def pinned(tree: PyTree, zero: Array) -> PyTree:
     """The same values, rounded here and nowhere else.
 
     Compilers fuse a product into the addition that follows, or turn a division into a product, and whether they do
-    depends on the rest of the program: on the number of devices, for one. XLA:CPU drops `optimization_barrier` before it
-    fuses, so each float passes through its bits instead.
+    depends on the rest of the program: on the number of devices, for one. XLA:CPU drops `optimization_barrier` before
+    it fuses, so each float passes through its bits instead.
 
     Args:
       zero: int32, 0 at run time but not provably so, such as a counter's minimum with 0; broadcast to each leaf.

@@ -433,22 +433,22 @@ legend(axes, loc="center left", bbox_to_anchor=(1, 0.5))
 # ## 6. The same bits elsewhere
 #
 # Floating-point sums depend on their order, so on most systems another number of devices gives another model, and the
-# difference grows with the rounds. Here letters are summed exactly. A `Plan` says how many clients are simulated side
-# by side (`lanes`) and how many letters are summed at once (`chunk`). Neither the chunk nor the number of devices
-# changes a bit:
+# difference grows with the rounds. Here letters are summed exactly, and neither the number of devices nor the order of
+# the clients changes a bit. A `Plan` says how many clients are simulated side by side (`lanes`) and how many letters
+# are summed at once (`chunk`); it is fixed here, for it is part of a result's identity:
 
 # %%
 prints = []
-for devices, chunk in ((None, 8), ("all", 32)):
-    algorithm = federation(plan=engine.Plan.checked(lanes=8, chunk=chunk), mesh=devices)
+for devices in (None, "all"):
+    algorithm = federation(plan=engine.Plan.checked(lanes=8), mesh=devices)
     number = 1 if devices is None else jax.device_count()
     prints.append(fingerprint(train(algorithm)[0]))
-    print(f"{number} device{'s' if number > 1 else ' '}  chunk {chunk:2}  model {prints[-1]}")
+    print(f"{number} device{'s' if number > 1 else ' '}  model {prints[-1]}")
 print("one device and all devices give the same bits:", prints[0] == prints[1])
 
 # %% [markdown]
-# What one device found can be checked on eight of its kind, bit by bit. (The `lanes`, and another kind of processor, do
-# change the bits: they change how one client's own arithmetic is compiled.)
+# What one device found can be checked on eight of its kind, bit by bit. (Other `lanes`, and another kind of processor, may
+# change the last bits: they change how one client's own arithmetic is compiled.)
 #
 # ## Where to go from here
 #

@@ -110,9 +110,7 @@ def fixed_mean(denominator: float, *, weighting: str = "uniform") -> Aggregator:
     validate.positive("denominator", denominator)
     _check_weighting(weighting)
     sensitivity = 1 / denominator if weighting == "uniform" else None
-    return _weighted_sum(
-        lambda ids, weights: _letter_weights(weighting, weights), _divided(denominator), sensitivity
-    )
+    return _weighted_sum(lambda ids, weights: _letter_weights(weighting, weights), _divided(denominator), sensitivity)
 
 
 def total(*, weighting: str = "uniform") -> Aggregator:

@@ -106,8 +106,8 @@ def federated(
     the pooled metrics of clients, sampler, transform and aggregator.
 
     Guarantees: the same bits for any number of devices, order of the cohort and padding
-    (tests/laws/test_invariance.py); a non-finite client equals an absent one bit for bit (tests/laws/test_nonfinite.py); traced once per shape
-    (tests/test_compilation.py).
+    (tests/laws/test_invariance.py); a non-finite client equals an absent one bit for bit
+    (tests/laws/test_nonfinite.py); traced once per shape (tests/test_compilation.py).
     """
     transform = identity() if transform is None else transform
     _parts(

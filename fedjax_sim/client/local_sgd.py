@@ -140,9 +140,7 @@ def local_sgd(
     (1.0, 2.0)
     """
     validate.one_of("weighting", weighting, ("examples", "uniform"))
-    train = local_training(
-        loss_fn, optimizer, num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size
-    )
+    train = local_training(loss_fn, optimizer, num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size)
     return _client(train, lambda broadcast: lambda gradients, params: gradients, weighting)
 
 

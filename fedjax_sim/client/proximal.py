@@ -37,9 +37,7 @@ def proximal(
     """
     validate.in_range("coefficient", coefficient, 0)
     validate.one_of("weighting", weighting, ("examples", "uniform"))
-    train = local_training(
-        loss_fn, optimizer, num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size
-    )
+    train = local_training(loss_fn, optimizer, num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size)
 
     def correction(broadcast):
         def correct(gradients, params):

@@ -159,9 +159,7 @@ def combine(carry: PyTree, axis: str) -> PyTree:
         for top, i in zip(tops, sums, strict=True):
             leaves[i] = _raise_top(leaves[i], top)
         words = jax.lax.psum([x[1:] if _is_sum(x) else x for x in leaves], axis)
-        leaves = [
-            _normal(ExactSum(leaves[i].top, *w)) if _is_sum(leaves[i]) else w for i, w in enumerate(words)
-        ]
+        leaves = [_normal(ExactSum(leaves[i].top, *w)) if _is_sum(leaves[i]) else w for i, w in enumerate(words)]
     else:
         leaves = jax.lax.psum(leaves, axis)
     return structure.unflatten(leaves)

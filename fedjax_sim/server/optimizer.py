@@ -24,7 +24,8 @@ class ServerState(NamedTuple):
 def optimizer(transformation: optax.GradientTransformation) -> ServerUpdate:
     """An optax optimiser fed with the pseudo-gradient, minus the aggregated update.
 
-    Guarantees: SGD with rate 1 adds the aggregate, bit for bit (tests/server/test_optimizer.py::test_sgd_of_rate_one_is_fedavg).
+    Guarantees: SGD with rate 1 adds the aggregate, bit for bit
+    (tests/server/test_optimizer.py::test_sgd_of_rate_one_is_fedavg).
 
     References: Reddi et al. 2021 (Adaptive federated optimization), algorithm 1.
     """
@@ -99,7 +100,8 @@ def adaptive(
       first_decay, second_decay: b1, b2 in [0, 1); the paper's are 0.9 (0 for adagrad) and 0.99.
       adaptivity: tau > 0.
 
-    Guarantees: matches a NumPy transcription of algorithm 2 (tests/server/test_optimizer.py::test_adaptive_rules_match_the_paper).
+    Guarantees: matches a NumPy transcription of algorithm 2
+    (tests/server/test_optimizer.py::test_adaptive_rules_match_the_paper).
 
     References: Reddi et al. 2021, algorithm 2 and appendix D.
     """

@@ -61,7 +61,8 @@ def stateless(
 def identity() -> UpdateTransform:
     """Letters travel as they are, at their dtype's width.
 
-    Guarantees: bit for bit the round without a transform (tests/transform/test_chain.py::test_identity_changes_no_bit).
+    Guarantees: bit for bit the round without a transform
+    (tests/transform/test_chain.py::test_identity_changes_no_bit).
     """
     return stateless(lambda key, update: update, nonexpansive=True)
 
@@ -78,7 +79,8 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
     """
     for i, member in enumerate(transforms):
         if not isinstance(member, UpdateTransform):
-            validate.fail(f"transforms[{i}]", "an UpdateTransform", member, "Wrap a function in stateless(fn).", TypeError)
+            hint = "Wrap a function in stateless(fn)."
+            validate.fail(f"transforms[{i}]", "an UpdateTransform", member, hint, TypeError)
 
     def on_client(key, update, state, memory):
         memories, measured = [], []
