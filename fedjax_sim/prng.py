@@ -7,6 +7,7 @@ import zlib
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim import validate
 from fedjax_sim.types import Array
 
 __all__ = ["client_key", "shuffled", "stream"]
@@ -26,7 +27,14 @@ def stream(key: Array, name: str) -> Array:
 
 
 def client_key(key: Array, id: Array) -> Array:
-    """The key of client `id` in a stage: independent of chunk, slot, padding, device and batch mates."""
+    """The key of client `id` in a stage: independent of chunk, slot, padding, device and batch mates.
+
+    Raises: ValueError for generators whose bits under vmap come from the first key of the batch (rbg, unsafe_rbg)
+    (tests/test_prng.py::test_generators_that_mix_clients_are_refused).
+    """
+    if jax.random.key_impl(key) in ("rbg", "unsafe_rbg"):
+        hint = "Under vmap its draws depend on batch mates: use jax.random.key(seed, impl='threefry2x32')."
+        validate.fail("key", "a threefry key", jax.random.key_impl(key), hint)
     return jax.random.fold_in(key, id)
 
 

@@ -17,8 +17,7 @@ def progress_bar(shown: bool, first: int, num_rounds: int) -> Iterator[Callable]
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("rounds"),
-        BarColumn(),
+        BarColumn(bar_width=12),
         MofNCompleteColumn(),
         TextColumn("{task.fields[speed]}"),
         TextColumn("{task.fields[quality]}"),
@@ -34,11 +33,11 @@ def progress_bar(shown: bool, first: int, num_rounds: int) -> Iterator[Callable]
             for record in records:
                 if "test_loss" in record:
                     accuracy = record.get("test_accuracy")
-                    quality = f"test loss {float(record['test_loss']):.4f}"
-                    quality += "" if accuracy is None else f", accuracy {float(accuracy):.4f}"
+                    quality = f"test loss {float(record['test_loss']):.3f}"
+                    quality += "" if accuracy is None else f" ({float(accuracy):.1%})"
                 elif not quality.startswith("test") and "loss" in record:
-                    quality = f"loss {float(record['loss']):.4f}"
-            speed = f"{len(records) / seconds:,.1f} rounds/s  {clients / seconds:,.0f} clients/s"
+                    quality = f"loss {float(record['loss']):.3f}"
+            speed = f"{len(records) / seconds:,.1f} rounds/s {clients / seconds:,.0f} clients/s"
             bar.update(task, completed=records[-1]["round"], speed=speed, quality=quality)
 
         yield move

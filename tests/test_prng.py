@@ -95,3 +95,10 @@ def test_positions_choose_from_one_order(positions):
     key, mask = jax.random.key(8), jnp.ones(5, bool)
     whole = shuffled(key, jnp.arange(5), mask)
     assert shuffled(key, jnp.array(positions), mask).tolist() == [int(whole[i]) for i in positions]
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_generators_that_mix_clients_are_refused(impl):
+    """Fault: a client's draws that depend on its batch mates, in silence."""
+    with pytest.raises(ValueError, match="key: expected a threefry key"):
+        client_key(jax.random.key(0, impl=impl), jnp.int32(3))

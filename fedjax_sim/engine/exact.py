@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from fedjax_sim import tree
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["MAX_CLIENTS", "ExactSum", "add", "combine", "merge", "total", "zeros"]
+__all__ = ["MAX_CLIENTS", "MAX_DEVICES", "ExactSum", "add", "combine", "merge", "total", "zeros"]
 
 BITS = 24  # of a digit
 LOW_BITS = 20  # of a sum's low word
@@ -31,6 +31,7 @@ LOW_MASK = (1 << LOW_BITS) - 1
 MIN_BIN, MAX_BIN = -3, 6  # powers of two for every kept bin stay within float32
 POISONED = MAX_BIN + 1  # a value that is not finite, or 2^143 and above, was added: the total is NaN
 MAX_CLIENTS = 1 << 26  # before a high word could overflow
+MAX_DEVICES = 1 << 10  # before a sum of low words could
 GROUP = 64  # digits of at most 2^23 that an int32 can add
 
 
@@ -151,7 +152,7 @@ def merge(a: PyTree, b: PyTree) -> PyTree:
 
 
 def combine(carry: PyTree, axis: str) -> PyTree:
-    """`merge` over the devices of a mesh axis (at most 2,048): one maximum of the bins, one sum of everything else."""
+    """`merge` over the devices of a mesh axis (at most 1,024): one maximum of the bins, one sum of everything else."""
     leaves, structure = jax.tree.flatten(carry, is_leaf=_is_sum)
     sums = [i for i, x in enumerate(leaves) if _is_sum(x)]
     if sums:

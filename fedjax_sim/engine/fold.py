@@ -58,6 +58,8 @@ def fold(
     """
     num_slots = jax.tree.leaves(slots)[0].shape[0]
     num_devices = mesh.size if mesh is not None else 1
+    validate.integer("cohort slots", num_slots, 1, exact.MAX_CLIENTS, hint="Exact sums hold that many letters.")
+    validate.integer("devices", num_devices, 1, exact.MAX_DEVICES, hint="Exact sums combine that many at once.")
     if plan is None:
         plan = plan_for(jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))[0])
     # Neither may depend on the number of devices: compilers round differently in another loop.
