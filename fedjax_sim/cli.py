@@ -55,6 +55,9 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out, by default the newest in runs/.")
     ] = False,
+    allow_previous: Annotated[
+        bool, typer.Option("--allow-previous", help="With --resume: pass over a damaged newest checkpoint.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no table.")] = False,
 ) -> None:
     """Train, and write config, metrics, checkpoints, summary and report into a folder."""
@@ -80,10 +83,10 @@ def run(
     command = shlex.join(
         ["fedjax-sim", "run", *([str(config)] if config else []), *(x for s in settings for x in ("--set", s))]
     )
-    _train(loaded, experiment, folder, resume, quiet, command)
+    _train(loaded, experiment, folder, {"resume": resume, "allow_previous": allow_previous}, quiet, command)
 
 
-def _train(loaded: Any, experiment: Any, folder: Path | None, resume: bool, quiet: bool, command: str) -> None:
+def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet: bool, command: str) -> None:
     from fedjax_sim.checkpoint import CheckpointError, RunLocked, lock
     from fedjax_sim.metrics.baseline import constant_baseline
     from fedjax_sim.metrics.describe import describe
@@ -97,7 +100,7 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, resume: bool, quie
         if folder is None:
             folder = _next_folder(RUNS / name)
         folder.mkdir(parents=True, exist_ok=True)
-        if not resume:
+        if not start["resume"]:
             with lock(folder):  # nobody else's config is overwritten
                 _write(folder / "config.toml", loaded.to_toml())
                 _write(folder / "env.json", _json(environment(command)))
@@ -115,7 +118,7 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, resume: bool, quie
             directory=folder,
             checkpoint_every=options["checkpoint_every"],
             keep_checkpoints=options["keep_checkpoints"],
-            resume=resume,
+            **start,
             progress=options["progress"] and not quiet,
             identity=loaded.identity(),
         )
@@ -125,11 +128,11 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, resume: bool, quie
         _write(folder / "summary.json", _json(summary))
         report = write_report(folder)
     except KeyboardInterrupt:
-        kept = _rounds(folder) if folder else 0
-        if kept:
+        kept = _rounds(folder) if folder else -1
+        if kept > 0:
             write_report(folder)
         again = f"Go on with: fedjax-sim run --resume --out {shlex.quote(str(folder))}"
-        _fail(f"Interrupted. {f'Round {kept} is safe. {again}' if kept else 'No checkpoint yet.'}", INTERRUPTED)
+        _fail(f"Interrupted. {f'Round {kept} is safe. {again}' if kept >= 0 else 'No checkpoint yet.'}", INTERRUPTED)
     except (FileExistsError, FileNotFoundError) as error:
         _fail(str(error), WRONG_INPUT)
     except (CheckpointError, RunLocked, ArithmeticError, MemoryError, OSError, RuntimeError) as error:
@@ -188,9 +191,9 @@ def _fail(words: str, code: int) -> None:
 
 
 def _rounds(folder: Path) -> int:
-    """The newest committed round; 0 if there is none."""
+    """The newest committed round; -1 if there is none."""
     found = [int(p.stem[6:]) for p in (folder / "checkpoints").glob("round_*.ckpt") if p.stem[6:].isdigit()]
-    return max(found, default=0)
+    return max(found, default=-1)
 
 
 def _check_fresh(folder: Path) -> None:
@@ -210,13 +213,13 @@ def _folder_to_resume(out: Path | None) -> Path:
     from fedjax_sim.kinds import problem
 
     if out is None:
-        there = [path for path in RUNS.glob("*/config.toml") if _rounds(path.parent)]
+        there = [path for path in RUNS.glob("*/config.toml") if _rounds(path.parent) >= 0]
         if not there:
             raise ConfigError(
                 [problem("--resume", "a run with a checkpoint in runs/", "none", "Give its folder: --out.")]
             )
         return max(there, key=lambda path: (path.parent / "checkpoints").stat().st_mtime).parent
-    if not _rounds(out) or not (out / "config.toml").is_file():
+    if _rounds(out) < 0 or not (out / "config.toml").is_file():
         hint = "Nothing to resume there: leave out --resume to start."
         raise ConfigError([problem("--out", "a folder with config.toml and a checkpoint", str(out), hint)])
     return out

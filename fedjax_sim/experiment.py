@@ -84,7 +84,7 @@ class _Builder:
             sampler = self.sampler(population_size=data.train.size, weights=lambda: np.asarray(data.train.sizes))
         model, loss_fn = self.model(data)
         self.stop()
-        aggregator = self.make("aggregator", design=sampler.design, total_weight=lambda: _total(data))
+        aggregator = self.make("aggregator", design=sampler.design, total_weight=lambda: self.total_weight(data))
         self.stop()
         init = (lambda key: {"w": jnp.zeros(data.input_shape)}) if model is None else lambda key: model.init(key)[0]
         plan = plan or engine.plan_for(jax.eval_shape(lambda: init(jax.random.key(0))))
@@ -145,6 +145,14 @@ class _Builder:
         made = self.make("model", input_shape=data.input_shape, num_outputs=data.num_outputs)
         return made, made and self.attempt("model", {}, lambda: supervised(made, default_loss(data.task)))
 
+    def total_weight(self, data: FederatedData) -> float:
+        """The sum of the weights that the clients of the whole population report."""
+        if self.tables["algorithm"].get("weighting") == "uniform":
+            return float((np.asarray(data.train.sizes) > 0).sum())
+        if data.task == "next_token":  # weighed by tokens, padding left out
+            return float((np.asarray(data.train.examples["y"]) >= 0).sum())
+        return float(np.asarray(data.train.sizes).sum(dtype=np.int64))
+
     def plan(self) -> engine.Plan | None:
         run = self.tables["run"]
         return run["lanes"] and self.attempt("run", run, lambda: engine.Plan.checked(run["lanes"], run["chunk"]))
@@ -180,7 +188,3 @@ def _factory(part: Part) -> Callable:
 def _inputs(part: Part) -> str:
     """What a model is fed with."""
     return "point" if part.name == "point" else "features" if "input_shape" in part.context else "tokens"
-
-
-def _total(data: FederatedData) -> float:
-    return float(np.asarray(data.train.sizes).sum(dtype=np.int64))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +37,9 @@ class History(NamedTuple):
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(rounds, values) of a metric, over the rounds that have it."""
         having = [record for record in self.records if name in record]
+        if self.records and not having:
+            known = sorted({key for record in self.records for key in record})
+            raise KeyError(f"name: expected one of {', '.join(known)}, got {name!r}. {validate.nearest(name, known)}")
         return np.array([r["round"] for r in having]), np.array([r[name] for r in having], float)
 
 
@@ -51,6 +56,7 @@ def run(
     checkpoint_every: int | None = None,
     keep_checkpoints: int = 2,
     resume: bool = False,
+    allow_previous: bool = False,
     callbacks: Sequence[Callable] = (),
     progress: bool = False,
     identity: dict | None = None,
@@ -66,9 +72,12 @@ def run(
       directory: where `metrics.jsonl` (one record a round), `timing.jsonl`, `summary.json` and `checkpoints/` go.
       checkpoint_every: rounds; by default `evaluate_every` when there is a directory.
       resume: continue from the newest checkpoint in `directory`.
-      callbacks: called as callback(round, state, record) where the evaluation is due; a true answer stops the run.
+      allow_previous: if that checkpoint is damaged, continue from the one before, with a warning.
+      callbacks: called as callback(round, state, record) where the evaluation is due, after the round is on disk; a
+        true answer stops the run. They may keep the state.
       progress: a bar with rounds/s, clients/s, loss and the remaining time.
-      identity: a JSON-able description of the run; a checkpoint of another one is refused, with the difference.
+      identity: a JSON-able description of algorithm, data and options. A resume refuses a checkpoint with another one,
+        and shows the difference; of itself it knows the key alone, and the shapes of the state.
 
     Returns: (state, History).
 
@@ -79,26 +88,33 @@ def run(
     (tests/test_run.py::test_kill_and_resume_gives_the_same_bits); neither evaluation nor checkpoints nor block length
     change a bit (::test_looking_changes_nothing); the log holds each round once (::test_log_has_every_round_once).
     """
+    _check_kinds(key, algorithm, population, evaluation, callbacks)
     _check(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume)
     started = time.perf_counter()
     population = jax.tree.map(jnp.asarray, population)
     state = algorithm.init(jax.random.fold_in(key, 2**31 - 1), params, population)
+    state = jax.tree.map(jnp.array, state)  # own buffers, for blocks are given theirs to reuse
     identity = json.loads(json.dumps(identity or {})) | {"key": np.asarray(jax.random.key_data(key)).tolist()}
     checkpoint_every = evaluate_every if checkpoint_every is None else checkpoint_every
     with ExitStack() as stack:
+        interrupted = stack.enter_context(_interrupts())
         log = Log(directory)
         first = 0
         if directory is not None:
             stack.enter_context(checkpoint.lock(directory))
             if resume:
-                state, first = log.resume(state, identity)
-            log.start(fresh=not resume)
+                state, first = log.resume(state, identity, allow_previous)
+                if first > num_rounds:
+                    validate.fail("num_rounds", f"at least the {first} rounds done", num_rounds)
+            else:
+                log.start()
+                log.commit(0, state, identity, keep_checkpoints)  # a run stopped before its first commit can go on
         block, state, population, compile_seconds = _compiled(algorithm, key, state, population)
         bar = stack.enter_context(progress_bar(progress, first, num_rounds))
         stop, length, round = False, 1, first
         while round < num_rounds and not stop:
-            due = [every - round % every for every in (evaluate_every, checkpoint_every)]
-            count = min(length, MAX_BLOCK, num_rounds - round, *due)
+            left = [every - round % every for every in (evaluate_every, checkpoint_every)]
+            count = min(length, MAX_BLOCK, num_rounds - round, *left)
             before = time.perf_counter()
             state, infos = block(key, state, population, round, count)
             infos = jax.device_get(infos)
@@ -106,23 +122,67 @@ def run(
             length = max(1, min(2 * count, int(BLOCK_SECONDS * count / max(seconds, 1e-6))))
             records = [as_record(round + i + 1, infos, i) for i in range(count)]
             round += count
-            failed = _failure(records)
+            records, failed = _until_failure(records)
             looking = round % evaluate_every == 0 or round == num_rounds
             if looking and evaluation is not None and not failed:
-                records[-1] |= as_record(round, evaluation(_local(algorithm.params(state))))
+                records[-1] |= _new_names(as_record(round, evaluation(_local(algorithm.params(state)))), records[-1])
             log.append(records, seconds, time.perf_counter() - started)
             bar(records, seconds)
             if failed:
                 raise FloatingPointError(failed)
-            if looking:
-                stop = any([callback(round, state, records[-1]) for callback in callbacks])
-            if directory is not None and (round % checkpoint_every == 0 or round == num_rounds or stop):
+            due = round % checkpoint_every == 0 or round == num_rounds
+            if directory is not None and (due or interrupted):
                 log.commit(round, state, identity, keep_checkpoints)
+            if interrupted:
+                raise KeyboardInterrupt
+            if looking and callbacks:
+                kept = jax.tree.map(jnp.array, state)
+                stop = any([callback(round, kept, records[-1]) for callback in callbacks])
+                if directory is not None and stop and not due:
+                    log.commit(round, state, identity, keep_checkpoints)
         summary = log.summary(compile_seconds, peak_memory_bytes()) | {"finished": round >= num_rounds}
         if directory is not None:
             text = json.dumps(summary, indent=2) + "\n"
             checkpoint.write_atomically(Path(directory) / "summary.json", [text.encode()])
     return state, History(log.records, summary)
+
+
+@contextmanager
+def _interrupts() -> Iterator[list]:
+    """A list that the first Ctrl-C fills, so that a run stops between two blocks; the second one stops it at once.
+
+    An exception raised right away would be lost where it met Python code that runs under compiled code.
+    """
+    seen: list = []
+    if threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
+
+    def note(number, frame):
+        seen.append(number)
+        if len(seen) > 1 and callable(before):
+            before(number, frame)
+
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _check_kinds(key, algorithm, population, evaluation, callbacks) -> None:
+    if not isinstance(key, jax.Array) or key.ndim != (not jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
+        validate.fail("key", "one random key", key, "Make one: jax.random.key(0).", TypeError)
+    if not isinstance(algorithm, Algorithm):
+        validate.fail("algorithm", "an Algorithm", type(algorithm).__name__, "Call a recipe or federated().", TypeError)
+    if not isinstance(population, Population):
+        hint = "Of a data set, take its .train." if hasattr(population, "train") else "It needs size and client(id)."
+        validate.fail("population", "a Population", type(population).__name__, hint, TypeError)
+    if evaluation is not None and not callable(evaluation):
+        validate.fail("evaluation", "a function of params", evaluation, "See metrics.evaluation.", TypeError)
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        validate.fail("callbacks", "a list of functions", callbacks, error=TypeError)
 
 
 def _check(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume) -> None:
@@ -169,16 +229,24 @@ def _local(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x.addressable_data(0), tree)
 
 
-def _failure(records: list[dict]) -> str:
-    """What the first round with forbidden non-finite updates says; empty if there is none."""
-    for record in records:
-        ids = [id for id in record.pop("error_ids", []) if id >= 0]
+def _new_names(evaluated: dict, record: dict) -> dict:
+    """An evaluation's values, provided that they hide none of the round's."""
+    for name in evaluated:
+        if name in record and name != "round":
+            validate.fail("evaluation", "names that the round does not use", name, "Put a prefix before it.")
+    return evaluated
+
+
+def _until_failure(records: list[dict]) -> tuple[list[dict], str]:
+    """The records up to the first round with forbidden non-finite updates, and what it says; empty if there is none."""
+    failed = [[id for id in record.pop("error_ids", []) if id >= 0] for record in records]
+    for i, (record, ids) in enumerate(zip(records, failed, strict=True)):
         if ids:
-            return (
+            return records[: i + 1], (
                 f"round {record['round']}: {record['dropped_clients']} clients sent non-finite updates, among them "
                 f"{ids}. Lower the learning rate, clip, or use nonfinite='drop'."
             )
-    return ""
+    return records, ""
 
 
 def peak_memory_bytes() -> int:

@@ -21,7 +21,7 @@ TOTALS = ("clients_reported", "uplink_bytes", "downlink_bytes", "skipped_rounds"
 def plain(value: Any) -> Any:
     """A JSON value: shortest decimals that give the float back, non-finite numbers as strings."""
     if isinstance(value, Count):
-        return int(value.number) * int(value.unit)
+        return value.total()
     value = np.asarray(value)
     if value.ndim:
         return [plain(x) for x in value]
@@ -50,18 +50,20 @@ class Log:
         if self.directory is not None:
             self.directory.mkdir(parents=True, exist_ok=True)
 
-    def start(self, *, fresh: bool) -> None:
-        """Refuses to write over an earlier run."""
+    def start(self) -> None:
+        """Begins the files of a fresh run; refuses to write over an earlier one."""
         there = [name for name in (METRICS, TIMING, "checkpoints") if (self.directory / name).exists()]
-        if fresh and there:
+        if there:
             raise FileExistsError(
                 f"directory: expected a folder without a run, got {self.directory} with {', '.join(there)}. "
                 "Resume that run, or choose another folder."
             )
+        for name in (METRICS, TIMING):
+            (self.directory / name).touch()
 
-    def resume(self, state: PyTree, identity: dict) -> tuple[PyTree, int]:
+    def resume(self, state: PyTree, identity: dict, allow_previous: bool) -> tuple[PyTree, int]:
         """State and round of the newest checkpoint; cuts off what the log says of later rounds."""
-        path = checkpoint.latest(self.directory / "checkpoints")
+        path = checkpoint.latest(self.directory / "checkpoints", allow_previous=allow_previous)
         if path is None:
             raise FileNotFoundError(
                 f"resume: expected a checkpoint in {self.directory / 'checkpoints'}, found none. Start without resume."

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 
 Array = jax.Array
 PyTree = Any
@@ -142,4 +143,14 @@ class Count(NamedTuple):
     """An exact count in Info that may pass int32: `number` times `unit`, multiplied on the host."""
 
     number: Array  # [] int32, e.g. letters that arrived
-    unit: Array  # [] int32, e.g. bytes of one letter
+    unit: Array  # [2] uint32, high and low words, e.g. of the bytes of one letter
+
+    @classmethod
+    def of(cls, number: Array, unit: int) -> Count:
+        """`number` times a Python integer below 2^64."""
+        return cls(number, jnp.array(divmod(unit, 1 << 32), jnp.uint32))
+
+    def total(self) -> int:
+        """The product, on the host."""
+        high, low = (int(word) for word in self.unit)
+        return int(self.number) * ((high << 32) + low)

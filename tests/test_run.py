@@ -156,6 +156,7 @@ def test_what_the_folder_holds_is_respected(parts, tmp_path):
     directory = tmp_path / "run"
     with pytest.raises(FileNotFoundError, match="expected a checkpoint"):
         run(KEY, algorithm, params, population, 2, directory=directory, resume=True)
+    assert not (directory / "metrics.jsonl").exists()
     run(KEY, algorithm, params, population, 2, directory=directory, identity={"data": {"alpha": 0.3}})
     before = (directory / "metrics.jsonl").read_bytes()
     with pytest.raises(FileExistsError, match="folder without a run"):

@@ -89,8 +89,11 @@ def mean(*, weighting: str = "examples") -> Aggregator:
     _check_weighting(weighting)
 
     def finish(updates, weight):
-        share = jnp.where(weight > 0, 1 / jnp.where(weight > 0, weight, 1), 0)
-        return jax.tree.map(lambda x: x * share.astype(x.dtype), updates)
+        def divided(x):
+            by = weight.astype(x.dtype)
+            return x * jnp.where(by > 0, 1 / jnp.where(by > 0, by, 1), 0)
+
+        return jax.tree.map(divided, updates)
 
     return _weighted_sum(lambda ids, weights: _letter_weights(weighting, weights), finish, None)
 
@@ -142,16 +145,11 @@ def horvitz_thompson(design, total_weight: float) -> Aggregator:
     if not (probabilities > 0).all():
         lowest = float(probabilities.min())
         validate.fail("design", "inclusion probabilities > 0", lowest, "Those clients never report.")
-    if probabilities.ndim and np.ptp(probabilities) == 0:
-        probabilities = probabilities[0]
-    if probabilities.size > MAX_CONSTANT:
-        validate.fail("design", f"at most {MAX_CONSTANT} distinct inclusion probabilities", probabilities.size)
+    if probabilities.ndim == 0:
+        return fixed_mean(float(probabilities * total_weight), weighting="examples")
+    validate.integer("inclusion probabilities", probabilities.size, 1, MAX_CONSTANT, hint="They become a constant.")
     factors = np.float32(1 / (probabilities * total_weight))
-
-    def weigh(ids, weights):
-        return weights * (jnp.asarray(factors)[ids] if factors.ndim else factors)
-
-    return _weighted_sum(weigh, lambda updates, weight: updates, None)
+    return _weighted_sum(lambda ids, weights: weights * jnp.asarray(factors)[ids], lambda updates, _: updates, None)
 
 
 def keep_old(total_weight: float) -> Aggregator:

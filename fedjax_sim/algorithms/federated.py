@@ -75,6 +75,17 @@ def _stays_finite(old: PyTree, new: PyTree) -> Array:
     return jnp.stack(checks).all() if checks else jnp.asarray(True)
 
 
+def _joined(*metrics: dict) -> dict:
+    """All metrics in one dict; a name that two parts use would hide one of them."""
+    joined = {}
+    for part in metrics:
+        for name in part:
+            if name in joined or name == "round":
+                validate.fail("metrics", "names that no other part uses", name, "Rename it in the loss or the part.")
+        joined |= part
+    return joined
+
+
 def _parts(**parts: tuple[Any, type]) -> None:
     for name, (value, kind) in parts.items():
         if not isinstance(value, kind):
@@ -127,7 +138,7 @@ def federated(
         return jax.eval_shape(one_report, broadcast, client_state, population)
 
     def init(key, params, population):
-        design_size = sampler.design.population_size
+        design_size = getattr(sampler.design, "population_size", None)
         if design_size != population.size:
             validate.fail("sampler", f"a design for the population's {population.size} clients", design_size)
         server_state = server.init(params)
@@ -142,7 +153,7 @@ def federated(
             transform=transform.init(spec),
             server=server_state,
         )
-        return jax.tree.map(jnp.array, state)  # own buffers: a runner may donate them
+        return jax.tree.map(jnp.asarray, state)
 
     def each(shared: _Shared, slot: _Slot):
         data = shared.population.client(slot.id)
@@ -155,6 +166,7 @@ def federated(
         weight = report.weight.astype(jnp.float32)
         magnitudes = [weight, *(jnp.abs(x) * weight for x in jax.tree.leaves(update))]
         sound = jnp.stack([(x < LARGEST).all() for x in magnitudes]).all() & (weight >= 0)
+        sound &= _stays_finite((slot.client, slot.memory), (client_state, memory))
         sent = slot.reported & (weight != 0)
         arrived = sent & sound
 
@@ -201,29 +213,26 @@ def federated(
         new = FederatedState(
             round=state.round + 1,
             sampler=sampler_state,
-            clients=engine.put(state.clients, ids, client_rows, arrived_slots),
-            memory=engine.put(state.memory, ids, memory_rows, arrived_slots),
+            clients=engine.put(state.clients, ids, client_rows, arrived_slots & usable),
+            memory=engine.put(state.memory, ids, memory_rows, arrived_slots & usable),
             transform=tree.where(usable, transform_state, state.transform),
             server=tree.where(usable, moved, state.server),
         )
         letter_bits = transform.wire_bits(report_spec(broadcast, client.init(broadcast), population))
         invited, reported = (x.sum(dtype=jnp.int32) for x in (cohort.invited, cohort.reported))
-        info = {
-            **{name: mean.total / mean.weight for name, mean in metrics.items()},
-            **cohort.metrics,
-            **table_metrics,
-            **transform_metrics,
+        own = {
             "clients_invited": invited,
             "clients_reported": arrived,
             "dropped_clients": dropped,
             "skipped_rounds": (~usable).astype(jnp.int32),
-            "update_norm": optax.tree.norm(aggregate),
-            "uplink_bytes": Count(reported, jnp.int32(-(-letter_bits // 8))),
-            "downlink_bytes": Count(invited, jnp.int32(tree.num_bytes(broadcast))),
+            "update_norm": optax.tree.norm(tree.subtract(server.params(new.server), server.params(state.server))),
+            "uplink_bytes": Count.of(reported, -(-letter_bits // 8)),
+            "downlink_bytes": Count.of(invited, tree.num_bytes(broadcast)),
         }
         if nonfinite == "error":
             first = jnp.argsort(~dropped_slots, stable=True)[:NAMED_CLIENTS]
-            info["error_ids"] = jnp.where(dropped_slots[first], ids[first], -1)
-        return new, info
+            own["error_ids"] = jnp.where(dropped_slots[first], ids[first], -1)
+        pooled = {name: mean.total / mean.weight for name, mean in metrics.items()}
+        return new, _joined(pooled, cohort.metrics, table_metrics, transform_metrics, own)
 
     return Algorithm(init, step, lambda state: server.params(state.server))

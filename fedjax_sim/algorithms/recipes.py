@@ -194,6 +194,7 @@ def fednova(
     *,
     learning_rate: float = 0.1,
     momentum: float = 0.0,
+    aggregator: Aggregator | None = None,
     num_steps: int | None = None,
     num_epochs: int | None = None,
     batch_size: int | None = None,
@@ -219,4 +220,5 @@ def fednova(
         weighting=weighting,
     )
     step = server.rescaled(server.optimizer(optax.sgd(1.0)))
-    return federated(sampler, client.normalized(work, momentum=momentum), aggregation.mean(), step, **options)
+    table = aggregation.mean() if aggregator is None else aggregator
+    return federated(sampler, client.normalized(work, momentum=momentum), table, step, **options)

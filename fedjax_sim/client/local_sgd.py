@@ -25,6 +25,7 @@ class Training(NamedTuple):
     metrics: dict[str, Mean]  # over the examples met while training
     num_steps: Array  # [] int32 steps really taken
     num_examples: Array  # [] int32
+    weight: Array  # [] float32 number of own examples, or the sum of their weights where the loss gives them
 
 
 def loss_and_metrics(loss_fn: Callable, params: PyTree, examples: PyTree, mask: Array, key: Array | None):
@@ -35,7 +36,7 @@ def loss_and_metrics(loss_fn: Callable, params: PyTree, examples: PyTree, mask: 
         examples count unequally, "weight". key None means evaluation.
       examples: leaves [b, ...]; rows where the mask is False are replaced by zeros before the loss sees them.
     """
-    out = loss_fn(params, tree.where(mask, examples, jax.tree.map(jnp.zeros_like, examples)), key)
+    out = loss_fn(params, tree.where(mask, examples, tree.zeros_like(examples)), key)
     out = dict(out) if isinstance(out, dict) else {"loss": out}
     if "loss" not in out or any(jnp.shape(x) != mask.shape for x in out.values()):
         shapes = {name: jnp.shape(x) for name, x in out.items()}
@@ -44,6 +45,16 @@ def loss_and_metrics(loss_fn: Callable, params: PyTree, examples: PyTree, mask: 
     means = {name: Mean((jnp.where(mask, x, 0) * weights).sum(), weights.sum()) for name, x in out.items()}
     loss = means["loss"]
     return loss.total / jnp.where(loss.weight > 0, loss.weight, 1), means
+
+
+def _own_weight(loss_fn: Callable, params: PyTree, data: ClientData, key: Array) -> Array:
+    """The sum of the weights of a client's own examples; 1 each unless the loss gives a "weight"."""
+    examples = tree.where(data.mask, data.examples, tree.zeros_like(data.examples))
+    given = jax.eval_shape(loss_fn, params, examples, key)
+    if not isinstance(given, dict) or "weight" not in given:
+        return data.mask.sum(dtype=jnp.float32)
+    weights = loss_fn(params, examples, None)["weight"]  # the compiler drops what only the loss needs
+    return jnp.where(data.mask, weights, 0).sum(dtype=jnp.float32)
 
 
 def local_training(
@@ -95,11 +106,13 @@ def local_training(
             return new, None
 
         _, means = jax.eval_shape(lambda: loss_and_metrics(loss_fn, params, data.examples, data.mask, loss_key))
-        sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype) + 0 * num_examples.astype(x.dtype), means)
+        sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means)
         carry = (params, optimizer.init(params), sums)
         unroll = total_steps if total_steps <= UNROLLED_STEPS else 1
         (params, _, sums), _ = jax.lax.scan(one_step, carry, jnp.arange(total_steps), unroll=unroll)
-        return Training(params, sums, jnp.minimum(own_steps, total_steps) * (num_examples > 0), num_examples)
+        num_steps_taken = jnp.minimum(own_steps, total_steps) * (num_examples > 0)
+        weight = _own_weight(loss_fn, params, data, loss_key)
+        return Training(params, sums, num_steps_taken, num_examples, weight)
 
     return train
 
@@ -121,7 +134,8 @@ def local_sgd(
       num_steps: K, or `num_epochs`: E, exactly one. E epochs are E ceil(n/b) steps, so unequal clients then take
         unequal numbers of steps.
       batch_size: b; None for all examples at each step.
-      weighting: the weight that the client reports: "examples" (n) or "uniform" (1); 0 without examples.
+      weighting: the weight that the client reports: "examples" (n, or the sum of its examples' "weight" where the loss
+        gives one, such as tokens) or "uniform" (1); 0 without examples.
 
     Returns: a stateless ClientUpdate; update = local params - broadcast params; metrics over the examples met.
 
@@ -150,7 +164,7 @@ def _client(train: Callable, correction: Callable, weighting: str) -> ClientUpda
     def apply(key, broadcast, state, data):
         done = train(key, broadcast, data, correction(broadcast))
         present = done.num_examples > 0
-        weight = jnp.where(present, done.num_examples if weighting == "examples" else 1, 0).astype(jnp.float32)
+        weight = jnp.where(present, done.weight if weighting == "examples" else 1.0, 0.0)
         steps = Mean(done.num_steps.astype(jnp.float32), present.astype(jnp.float32))
         update = tree.subtract(done.params, broadcast)
         return Report(update, weight, done.metrics | {"local_steps": steps}), state

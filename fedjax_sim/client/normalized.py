@@ -20,10 +20,15 @@ def effective_steps(num_steps: Array, momentum: float = 0.0, shrinkage: float = 
     >>> float(effective_steps(3.0)), round(float(effective_steps(2.0, momentum=0.5)), 3)
     (3.0, 2.5)
     """
-    if momentum:
-        return (num_steps - momentum * (1 - momentum**num_steps) / (1 - momentum)) / (1 - momentum)
+    if momentum:  # by its recurrence: the closed form cancels as momentum nears 1
+
+        def one_step(_, sums):
+            velocity = momentum * sums[0] + 1
+            return velocity, sums[1] + velocity
+
+        return jax.lax.fori_loop(0, jnp.asarray(num_steps, jnp.int32), one_step, (jnp.float32(0), jnp.float32(0)))[1]
     if shrinkage:
-        return (1 - (1 - shrinkage) ** num_steps) / shrinkage
+        return -jnp.expm1(num_steps * jnp.log1p(-shrinkage)) / shrinkage
     return jnp.asarray(num_steps, jnp.float32)
 
 

@@ -20,10 +20,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree
+from fedjax_sim import tree, validate
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["MAX_CLIENTS", "MAX_DEVICES", "ExactSum", "add", "combine", "merge", "total", "zeros"]
+__all__ = ["MAX_CHUNK", "MAX_CLIENTS", "MAX_DEVICES", "ExactSum", "add", "combine", "merge", "total", "zeros"]
 
 BITS = 24  # of a digit
 LOW_BITS = 20  # of a sum's low word
@@ -32,6 +32,7 @@ MIN_BIN, MAX_BIN = -3, 6  # powers of two for every kept bin stay within float32
 POISONED = MAX_BIN + 1  # a value that is not finite, or 2^143 and above, was added: the total is NaN
 MAX_CLIENTS = 1 << 26  # before a high word could overflow
 MAX_DEVICES = 1 << 10  # before a sum of low words could
+MAX_CHUNK = 1 << 16  # letters added at once: before a sum of low words could
 GROUP = 64  # digits of at most 2^23 that an int32 can add
 
 
@@ -104,6 +105,7 @@ def _bin_of(peak: Array) -> Array:
 
 
 def _add_leaf(acc: ExactSum, values: Array) -> ExactSum:
+    validate.integer("letters added at once", values.shape[0], 1, MAX_CHUNK)
     dtype = jnp.float64 if len(acc.low) == 4 else jnp.float32
     rest = tree.pinned(values.astype(dtype), _zero(acc)[None])
     acc = _raise_top(acc, jnp.maximum(acc.top, _bin_of(jnp.abs(rest).max(0))))
@@ -128,7 +130,7 @@ def _add_leaf(acc: ExactSum, values: Array) -> ExactSum:
 
 
 def add(acc: PyTree, values: PyTree) -> PyTree:
-    """Adds a chunk of letters, leaves [c, ...], c <= 131,008.
+    """Adds a chunk of letters, leaves [c, ...], c <= MAX_CHUNK.
 
     Guarantees: any order, chunking or padding with zeros gives the same bits
     (tests/engine/test_exact.py::test_any_order_and_chunking_gives_the_same_bits); a value that is not finite makes

@@ -66,6 +66,7 @@ def fold(
     lanes = min(plan.lanes, num_slots)
     groups = min(max(plan.chunk // lanes, 1), -(-num_slots // lanes))  # of lanes in a chunk
     chunk = lanes * groups
+    validate.integer("plan.chunk", chunk, 1, exact.MAX_CHUNK, hint="An exact sum adds that many letters at once.")
     chunks = -(-num_slots // (num_devices * chunk))
     padding = num_devices * chunks * chunk - num_slots
 
@@ -98,8 +99,6 @@ def fold(
         return jax.lax.scan(chunk_step, carry, slots_and_valid)
 
     def on_device(shared, carry, slots_and_valid):
-        # Gradients with respect to a replicated value would be summed over devices; a varying copy stays local.
-        shared, carry = jax.tree.map(lambda x: jax.lax.pcast(x, AXIS, to="varying"), (shared, carry))
         carry, per_slot = work(shared, carry, slots_and_valid)
         return exact.combine(carry, AXIS), per_slot
 
@@ -107,6 +106,9 @@ def fold(
         carry, per_slot = work(shared, carry, (slots, valid))
     else:
         here, split = PartitionSpec(), PartitionSpec(AXIS)
-        sharded = jax.shard_map(on_device, mesh=mesh, in_specs=(here, here, split), out_specs=(here, split))
+        # Checked replication would sum gradients with respect to shared values over devices (a client's gradient is its
+        # own), and would refuse every client whose loops start from constants.
+        specs = {"in_specs": (here, here, split), "out_specs": (here, split), "check_vma": False}
+        sharded = jax.shard_map(on_device, mesh=mesh, **specs)
         carry, per_slot = sharded(shared, carry, (slots, valid))
     return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_slots], per_slot)

@@ -29,7 +29,9 @@ class Plan(NamedTuple):
         validate.integer("lanes", lanes, 1, 1 << 16)
         chunk = lanes if chunk is None else chunk
         validate.integer("chunk", chunk, 1, 1 << 16)
-        return cls(lanes, -(-chunk // lanes) * lanes)
+        chunk = -(-chunk // lanes) * lanes
+        validate.integer("chunk in whole lanes", chunk, 1, 1 << 16)
+        return cls(lanes, chunk)
 
 
 def plan_for(letter: PyTree) -> Plan:

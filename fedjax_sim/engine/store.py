@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 import jax.numpy as jnp
 
@@ -16,9 +18,7 @@ def memory_limit() -> int:
     stats = jax.devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"] // 2
-    with open("/proc/meminfo") as file:
-        kibibytes = next((int(line.split()[1]) for line in file if line.startswith("MemTotal")), 8 << 20)
-    return kibibytes * 512
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def store(client_state: PyTree, num_clients: int) -> PyTree:

@@ -37,6 +37,8 @@ def pooled(loss_fn: Callable, params: PyTree, examples: PyTree) -> dict[str, jax
     References: McMahan et al. 2017, section 1, F(w) = sum_i (n_i / n) F_i(w).
     """
     rows = jax.tree.leaves(examples)[0].shape[0]
+    if not rows:
+        raise ValueError("test: expected at least one example, got 0. Leave the test set out instead.")
     size = min(rows, BATCH)
     padding = -rows % size
 
