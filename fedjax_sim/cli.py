@@ -89,7 +89,7 @@ def run(
 def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet: bool, command: str) -> None:
     from fedjax_sim.checkpoint import CheckpointError, RunLocked, lock
     from fedjax_sim.metrics.baseline import constant_baseline
-    from fedjax_sim.metrics.describe import describe
+    from fedjax_sim.metrics.describe import describe, digest
     from fedjax_sim.report import write_report
     from fedjax_sim.run import run as train
 
@@ -106,7 +106,10 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
                 _write(folder / "env.json", _json(environment(command)))
                 _write(folder / "population.json", _json(describe(experiment.data)))
         if not quiet:
-            typer.echo(f"{name}: {experiment.data.train.size:,} clients, {options['rounds']:,} rounds, into {folder}")
+            done = f" after the {_rounds(folder):,} done" if start["resume"] else ""
+            typer.echo(
+                f"{name}: {experiment.data.train.size:,} clients, {options['rounds']:,} rounds{done}, into {folder}"
+            )
         _, history = train(
             experiment.key,
             experiment.algorithm,
@@ -120,7 +123,7 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
             keep_checkpoints=options["keep_checkpoints"],
             **start,
             progress=options["progress"] and not quiet,
-            identity=loaded.identity(),
+            identity=loaded.identity() | {"data_sha256": digest(experiment.data)},
         )
         _write(folder / "config.toml", loaded.to_toml())  # a resumed run may have been given more rounds
         baseline = constant_baseline(experiment.data.test, experiment.data.task)
@@ -155,12 +158,17 @@ def list_parts(
     from rich.text import Text
 
     from fedjax_sim import registry
+    from fedjax_sim.config import RUN
     from fedjax_sim.kinds import problem
 
     console = Console()
     rooms = {table: place for table, (place, _) in registry.TABLES.items()} | {place: place for place in registry.ROOMS}
+    if room == "run":
+        for option, (_, default) in RUN.items():
+            console.print(Text(f"  {option} = {_default(default)}"))
+        return
     if room is not None and room not in rooms:
-        _fail(problem("room", "one of " + ", ".join(rooms), room), WRONG_INPUT)
+        _fail(problem("room", "one of " + ", ".join([*rooms, "run"]), room), WRONG_INPUT)
     tables = {place: table for table, (place, _) in registry.TABLES.items()}
     for place in registry.ROOMS if room is None else [rooms[room]]:
         table = tables.get(place)
@@ -168,12 +176,15 @@ def list_parts(
         parts = registry.parts(place) | named
         grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
         for name, part in sorted(parts.items()):
-            grid.add_row(Text(name + "*" if name in named else name), Text(part.meaning))
+            shown = f"[{table}.{name}]" if table and name in registry.wrappers(table) else name
+            grid.add_row(Text(shown + "*" if name in named else shown), Text(part.meaning))
             for option, (_, default) in named[name].options.items() if room is not None and name in named else ():
                 grid.add_row("", Text(f"{option} = {_default(default)}", "dim"))
         console.print(Text(place, "bold") + Text(f"   [{table}] in a config" if table else "", "dim"))
         console.print(grid)
-    typer.echo("\n* can be named in a config; `fedjax-sim list ROOM` shows its options.")
+    typer.echo(
+        "\n* can be named in a config; `fedjax-sim list ROOM` shows its options, `fedjax-sim list run` those of [run]."
+    )
 
 
 def _default(value: Any) -> str:
@@ -200,8 +211,10 @@ def _check_fresh(folder: Path) -> None:
     from fedjax_sim.config import ConfigError
     from fedjax_sim.kinds import problem
 
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError([problem("--out", "a folder", str(folder))])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError([problem("--out", "a folder that can be made", str(folder), f"{error.strerror}.")]) from error
     there = [name for name in ("metrics.jsonl", "summary.json", "checkpoints") if (folder / name).exists()]
     if there:
         hint = f"It holds {', '.join(there)}. Add --resume to go on with it, or choose another --out."
@@ -287,9 +300,16 @@ def _show(summary: dict[str, Any], report: Path) -> None:
     grid.add_row("compilation", f"{summary['compile_seconds']:.1f} s")
     grid.add_row("sent up, down", f"{size(summary['uplink_bytes'])}, {size(summary['downlink_bytes'])}")
     grid.add_row("peak memory", size(summary["peak_memory_bytes"]))
-    grid.add_row("dropped, skipped", f"{summary['dropped_clients']:,} clients, {summary['skipped_rounds']:,} rounds")
+    grid.add_row("reported", f"{summary['clients_trained']:,} of {summary['clients_invited']:,} invited")
+    grid.add_row(
+        "not finite", f"{summary['dropped_clients']:,} updates dropped, {summary['skipped_rounds']:,} rounds skipped"
+    )
     grid.add_row("report", str(report))
-    Console(soft_wrap=True).print(grid, highlight=False, markup=False)
+    console = Console(soft_wrap=True)
+    console.print(grid, highlight=False, markup=False)
+    loss, guess = float(summary.get("test_loss", 0)), float(summary.get("baseline_loss", "inf"))
+    if not loss <= guess:
+        console.print("The model is no better than guessing: try a lower client_optimizer.learning_rate.", style="red")
 
 
 if __name__ == "__main__":

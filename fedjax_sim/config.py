@@ -181,6 +181,9 @@ def _resolve(document: dict, problems: list[str]) -> dict[str, Any]:
         part, tables[table] = _part(table, given, problems)
         algorithm = part if table == "algorithm" else algorithm
     tables["run"] = _options("run", RUN, document.get("run", {}), problems)
+    cohort, clients = tables.get("sampler", {}).get("cohort_size"), tables.get("data", {}).get("num_clients")
+    if isinstance(clients, int) and isinstance(cohort, int) and "cohort_size" not in document.get("sampler", {}):
+        tables["sampler"]["cohort_size"] = min(cohort, max(clients, 1))
     work, block = tables.get("algorithm", {}), tables["run"]
     if {"num_steps", "num_epochs"} <= work.keys() and (work["num_steps"] is None) == (work["num_epochs"] is None):
         got = (work["num_steps"], work["num_epochs"])

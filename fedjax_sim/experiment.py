@@ -84,6 +84,7 @@ class _Builder:
             sampler = self.sampler(population_size=data.train.size, weights=lambda: np.asarray(data.train.sizes))
         model, loss_fn = self.model(data)
         self.stop()
+        self.check_counted_once(sampler)
         aggregator = self.make("aggregator", design=sampler.design, total_weight=lambda: self.total_weight(data))
         self.stop()
         init = (lambda key: {"w": jnp.zeros(data.input_shape)}) if model is None else lambda key: model.init(key)[0]
@@ -144,6 +145,14 @@ class _Builder:
             return None, quadratic_loss
         made = self.make("model", input_shape=data.input_shape, num_outputs=data.num_outputs)
         return made, made and self.attempt("model", {}, lambda: supervised(made, default_loss(data.task)))
+
+    def check_counted_once(self, sampler: Sampler) -> None:
+        """Clients drawn in proportion to their examples must not be weighed by them again."""
+        table, work = self.tables.get("aggregator", {}), self.tables["algorithm"]
+        twice = sampler.design.scheme == "weighted_with_replacement" and table.get("name") == "mean"
+        if twice and "uniform" not in (table["weighting"], work.get("weighting")):
+            hint = "It draws clients in proportion to their examples: weighing by examples again counts them twice."
+            self.problems.append(problem("aggregator.name", "li_scheme_one with sampler.weighted", "mean", hint))
 
     def total_weight(self, data: FederatedData) -> float:
         """The sum of the weights that the clients of the whole population report."""

@@ -209,7 +209,7 @@ def participation(records: Sequence[Mapping[str, Any]]) -> Any:
         if lost.any():
             right.plot(at[lost], np.zeros(lost.sum()), "v", color=BLACK, markersize=5, label="skipped rounds")
         if not (has.any() or lost.any()):
-            right.text(0.5, 0.5, "nothing dropped, nothing skipped", transform=right.transAxes, ha="center")
+            right.text(0.5, 0.5, "no update dropped, no round skipped", transform=right.transAxes, ha="center")
         right.set(xlabel="Round", ylabel="Updates left out" + per)
         if np.isfinite(rounds).any():
             for axes in (left, right):

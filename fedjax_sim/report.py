@@ -138,8 +138,8 @@ def _learning(records: Sequence[Mapping], timing: Sequence[Mapping]) -> Iterable
             continue
         yield _figure(x, plot.learning_curves, f"Loss and accuracy {title.lower()}.", records, x)
     yield (
-        '<p class="muted">Train: pooled over the clients of each round&rsquo;s cohort. Held-out: clients that never '
-        "train. Test: the central test set. Curves break where a number is not finite.</p>"
+        '<p class="muted">Train: pooled over the clients of each round&rsquo;s cohort. Held-out: test rows, client by '
+        "client; no client trains on them. Test: the central test set. Curves break where a number is not finite.</p>"
     )
 
 
@@ -180,10 +180,11 @@ def _left_out(records: Sequence[Mapping], summary: Mapping) -> Iterable[str]:
         lines.append(f"{dropped:,} updates with non-finite numbers were dropped.")
     if skipped:
         lines.append(f"{skipped:,} of {len(records):,} rounds were skipped: they left the model as it was.")
+    if silent > dropped:
+        lost = silent - dropped
+        lines.append(f"{lost:,} of {invited:,} invitations ({lost / invited:.1%}) brought no report.")
     yield " ".join(lines) or "Nothing was dropped or skipped."
-    if silent > 0:
-        yield f"{silent:,} of {invited:,} invitations ({silent / invited:.1%}) brought no report."
-    elif invited:
+    if invited and not silent:
         yield f"All {invited:,} invited clients reported."
     for name, total in (("dropped_clients", dropped), ("skipped_rounds", skipped)):
         if name in summary and number(summary[name]) != total:

@@ -88,8 +88,8 @@ def run(
     (tests/test_run.py::test_kill_and_resume_gives_the_same_bits); neither evaluation nor checkpoints nor block length
     change a bit (::test_looking_changes_nothing); the log holds each round once (::test_log_has_every_round_once).
     """
-    _check_kinds(key, algorithm, population, evaluation, callbacks)
     _check(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume)
+    _check_kinds(key, algorithm, population, evaluation, callbacks)
     started = time.perf_counter()
     population = jax.tree.map(jnp.asarray, population)
     state = algorithm.init(jax.random.fold_in(key, 2**31 - 1), params, population)

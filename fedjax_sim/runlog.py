@@ -15,7 +15,7 @@ from fedjax_sim.types import Count, PyTree
 __all__ = ["Log", "as_record", "plain"]
 
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
-TOTALS = ("clients_reported", "uplink_bytes", "downlink_bytes", "skipped_rounds", "dropped_clients")
+TOTALS = ("clients_invited", "clients_reported", "uplink_bytes", "downlink_bytes", "skipped_rounds", "dropped_clients")
 
 
 def plain(value: Any) -> Any:

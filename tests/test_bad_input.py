@@ -97,9 +97,9 @@ WRONG_VALUES = {
         "algorithm.name=fedsgd client_optimizer.name=adam",
         "client_optimizer: expected no such table with fedsgd",
     ),
-    "aggregator of fednova": (
-        "algorithm.name=fednova aggregator.name=total",
-        "aggregator: expected no such table with fednova",
+    "optimiser of fednova": (
+        "algorithm.name=fednova client_optimizer.name=adam",
+        "client_optimizer: expected no such table with fednova",
     ),
     "steps for fedsgd": ("algorithm.name=fedsgd algorithm.num_steps=5", "algorithm.num_steps: expected one of"),
     "set twice": ("run.rounds=5 run.rounds=6", "run.rounds: expected one --set | set twice"),

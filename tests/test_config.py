@@ -26,6 +26,7 @@ def test_the_main_job_is_the_default():
         "max_examples": 60,
         "test_fraction": 0.2,
         "held_out_clients": 200,
+        "flat": True,
     }
     assert main["model"] == {"name": "mlp", "hidden": [128]}
     assert main["sampler"] == {"name": "uniform", "cohort_size": 1000}
@@ -131,6 +132,8 @@ def test_every_part_builds(table):
     for name, part in registry.table(table).items():
         options = [f"{table}.{key}={value}" for key, value in given.items() if key in part.options]
         small = [text for text in SMALL if not text.startswith(f"{table}.")]
+        if name == "weighted":
+            options.append("aggregator.name=li_scheme_one")
         build(load(None, [*small, f"{table}.name={name}", *options]))
 
 

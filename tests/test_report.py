@@ -305,7 +305,11 @@ def counts_differ(folder):
 
 
 def nothing_lost(folder):
-    return "Nothing was dropped or skipped.", "All 1,000 invited clients reported.", "nothing dropped, nothing skipped"
+    return (
+        "Nothing was dropped or skipped.",
+        "All 1,000 invited clients reported.",
+        "no update dropped, no round skipped",
+    )
 
 
 CASES = (unfinished, stopped, no_evaluation, not_a_number, never_a_number, only_metrics, only_config, torn)

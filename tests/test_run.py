@@ -217,3 +217,87 @@ def test_wrong_input(parts, options, words):
     algorithm, params, population, _ = parts
     with pytest.raises((ValueError, TypeError), match=words):
         run(KEY, algorithm, params, population, **({"num_rounds": 2} | options))
+
+
+def test_callbacks_may_keep_states(parts):
+    """Fault: a kept state whose buffers the next block has taken."""
+    algorithm, params, population, _ = parts
+    kept = []
+    run(KEY, algorithm, params, population, 4, evaluate_every=1, callbacks=[lambda r, state, rec: kept.append(state)])
+    assert [int(state.round) for state in kept] == [1, 2, 3, 4]
+    assert all(np.isfinite(x).all() for state in kept for x in jax.tree.leaves(algorithm.params(state)))
+    assert float(params["w"].sum()) == 0  # and the caller's parameters are still the caller's
+
+
+def test_names_that_hide_another_are_refused(parts):
+    """Fault: a metric called `round` that rewrites the log, an evaluation that replaces the training loss."""
+    _, params, population, _ = parts
+
+    def named(params, examples, key):
+        return loss_fn(params, examples, key) | {"round": examples["y"]}
+
+    bad = fedavg(named, sampling.full(NUM_CLIENTS), optax.sgd(0.1), num_steps=1)
+    with pytest.raises(ValueError, match="metrics: expected names that no other part uses, got 'round'"):
+        run(KEY, bad, params, population, 1)
+    with pytest.raises(ValueError, match="evaluation: expected names that the round does not use, got 'loss'"):
+        run(KEY, parts[0], params, population, 1, evaluation=lambda params: {"loss": np.float32(1)})
+
+
+def test_a_failed_evaluation_can_be_resumed(parts, reference, tmp_path):
+    """Fault: a folder that neither a fresh start nor a resume accepts."""
+    algorithm, params, population, evaluation = parts
+    options = {"directory": tmp_path / "run", "evaluate_every": 5}
+    with pytest.raises(ZeroDivisionError):
+        run(KEY, algorithm, params, population, ROUNDS, evaluation=lambda params: 1 // 0, **options)
+    state, history = run(KEY, algorithm, params, population, ROUNDS, evaluation=evaluation, resume=True, **options)
+    assert same_bits(state, reference[0]) and history.records == reference[1].records
+
+
+def test_nothing_is_logged_after_the_fatal_round(parts, tmp_path):
+    """Fault: rounds after the one that ended the run, logged as part of it."""
+    _, params, population, _ = parts
+
+    def fails_later(params, examples, key):
+        loss = loss_fn(params, examples, key)["loss"]
+        return jnp.where(params["b"] ** 2 + (params["w"] ** 2).sum() > 1e-5, jnp.nan, 1.0) * loss
+
+    algorithm = fedavg(fails_later, sampling.full(NUM_CLIENTS), optax.sgd(0.002), num_steps=1, nonfinite="error")
+    with pytest.raises(FloatingPointError) as caught:
+        run(KEY, algorithm, params, population, 500, evaluate_every=500, directory=tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert f"round {lines[-1]['round']}:" in str(caught.value) and 1 < lines[-1]["round"] < 500
+    assert lines[-1]["dropped_clients"] and not any("error_ids" in line for line in lines)
+
+
+@pytest.mark.parametrize("optimizer", [optax.adam(0.1), optax.sgd(optax.linear_schedule(0.1, 0.0, 5))])
+def test_stateful_client_optimisers_run_on_two_devices(parts, optimizer):
+    """Fault: an optimiser state that starts from constants, refused or rounded otherwise under a mesh."""
+    _, params, population, _ = parts
+    states = [
+        run(
+            KEY,
+            fedavg(loss_fn, sampling.full(NUM_CLIENTS), optimizer, num_epochs=1, batch_size=2, mesh=mesh),
+            params,
+            population,
+            3,
+        )[0]
+        for mesh in (None, "all")
+    ]
+    assert jax.device_count() > 1 and same_bits(*states)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"key": 0}, "key: expected one random key"),
+        ({"population": "digits"}, "population: expected a Population, got 'str'"),
+        ({"algorithm": None}, "algorithm: expected an Algorithm"),
+        ({"callbacks": print}, "callbacks: expected a list of functions"),
+        ({"evaluation": 3}, "evaluation: expected a function of params"),
+    ],
+)
+def test_wrong_kinds(parts, wrong, words):
+    algorithm, params, population, _ = parts
+    given = {"key": KEY, "algorithm": algorithm, "params": params, "population": population, "num_rounds": 1} | wrong
+    with pytest.raises(TypeError, match=words):
+        run(**given)

@@ -107,8 +107,9 @@ def federated(
 
     Args:
       sampler, client, aggregator, server, transform: the rooms' parts; no transform sends letters as they are.
-      nonfinite: what a NaN, infinite or overflowing update does. "drop": the round goes on as if that client had not
-        reported, and counts it in `dropped_clients`. "error": the same, and `run` stops, naming the clients.
+      nonfinite: what a NaN, infinite or overflowing update, metric or client state does. "drop": the round goes on as
+        if that client had not reported, and counts it in `dropped_clients`. "error": the same, and `run` stops, naming
+        the clients.
       plan: clients vmapped and summed at once; by default fitted to the cache.
       mesh: devices to share the cohort; "all" visible ones by default, None for one.
 
@@ -166,7 +167,7 @@ def federated(
         weight = report.weight.astype(jnp.float32)
         magnitudes = [weight, *(jnp.abs(x) * weight for x in jax.tree.leaves(update))]
         sound = jnp.stack([(x < LARGEST).all() for x in magnitudes]).all() & (weight >= 0)
-        sound &= _stays_finite((slot.client, slot.memory), (client_state, memory))
+        sound &= _stays_finite((slot.client, slot.memory), (client_state, memory)) & tree.all_finite(report.metrics)
         sent = slot.reported & (weight != 0)
         arrived = sent & sound
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import jax
 import numpy as np
 
-__all__ = ["describe"]
+__all__ = ["describe", "digest"]
 
 SHOWN_CLIENTS = 24
 MAX_VISITED = 1 << 22  # clients whose sizes are looked at
@@ -41,3 +42,18 @@ def describe(data: Any) -> dict[str, Any]:
         labels = np.asarray(client.examples["y"])[np.asarray(client.mask)].reshape(-1)
         about["label_counts"].append(np.bincount(labels[labels >= 0], minlength=num_labels).tolist())
     return about
+
+
+def digest(data: Any) -> str:
+    """SHA-256 of what clients hold and of the test set, so that a run does not go on over other data unnoticed.
+
+    Guarantees: tests/test_cli.py::test_other_data_are_refused.
+    """
+    sha = hashlib.sha256()
+    for leaf in jax.tree.leaves((data.train, data.test, data.held_out)):
+        array = np.ascontiguousarray(leaf)
+        sha.update(f"{array.dtype} {array.shape}".encode())
+        sha.update(array.reshape(-1).view(np.uint8))
+    manifest = getattr(getattr(data.train, "source", None), "opened", None)
+    sha.update(repr(manifest[1] if manifest else "").encode())  # a store on the disk: its manifest's hash
+    return sha.hexdigest()

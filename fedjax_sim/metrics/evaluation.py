@@ -86,7 +86,8 @@ def evaluation(loss_fn: Callable, *, test: PyTree | None = None, held_out: Popul
             record[f"held_out_{name}"] = np.float32(totals.sum() / weights.sum() if weights.sum() else np.nan)
             present = weights > 0
             if present.any():
-                spread = np.quantile(totals[present] / weights[present], QUANTILES)
+                with np.errstate(invalid="ignore"):  # a diverged model: the quantiles are then nan, and say so
+                    spread = np.quantile(totals[present] / weights[present], QUANTILES)
                 record[f"held_out_{name}_quantiles"] = np.float32(spread)
         return record
 

@@ -15,12 +15,12 @@ from fedjax_sim.types import Population
 __all__ = ["breast_cancer", "digits", "digits_partition"]
 
 
-def _digits(test_fraction: float, rng: np.random.Generator) -> tuple[dict, dict]:
+def _digits(test_fraction: float, rng: np.random.Generator, flat: bool = True) -> tuple[dict, dict]:
     """Training and test rows of the 1,797 handwritten 8 x 8 digits; pixels in [0, 1]."""
     from sklearn.datasets import load_digits
 
     source = load_digits()
-    x, y = (source.data / 16).astype(np.float32), source.target.astype(np.int32)
+    x, y = ((source.data if flat else source.images) / 16).astype(np.float32), source.target.astype(np.int32)
     return _split({"x": x, "y": y}, test_fraction, rng, "classification", 10)
 
 
@@ -45,6 +45,7 @@ def digits(
     max_examples: int = 60,
     test_fraction: float = 0.2,
     held_out_clients: int = 200,
+    flat: bool = True,
     seed: int = 0,
 ) -> FederatedData:
     """Massive populations over a small table: every client draws its digits with its own Dirichlet label shares.
@@ -55,6 +56,7 @@ def digits(
       min_examples, max_examples: n_i is uniform in this range.
       test_fraction: share of every class kept out of all training clients.
       held_out_clients: clients drawn the same way over the test rows; 0 for none.
+      flat: x as vectors [n, 64]; otherwise images [n, 8, 8], as a CNN wants them.
       seed: decides everything.
 
     Returns: `FederatedData`, x [n, 64] in [0, 1], y in 0..9.
@@ -70,7 +72,8 @@ def digits(
     """
     validate.integer("num_clients", num_clients)
     validate.integer("held_out_clients", held_out_clients, 0)
-    train, test = _digits(test_fraction, _split_generator(seed))
+    validate.one_of("flat", flat, (True, False))
+    train, test = _digits(test_fraction, _split_generator(seed), flat)
 
     def draw(rows: dict, size: int, purpose: int) -> Population | None:
         if not size:
@@ -80,7 +83,7 @@ def digits(
 
     population, held_out = draw(train, num_clients, 1), draw(test, held_out_clients, 2)
     names = tuple("0123456789")
-    return FederatedData(population, test, held_out, (64,), 10, "classification", names, name="digits")
+    return FederatedData(population, test, held_out, train["x"].shape[1:], 10, "classification", names, name="digits")
 
 
 def _split_generator(seed: int) -> np.random.Generator:

@@ -8,7 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import aggregation, client, server
+from fedjax_sim import aggregation, algorithms, client, sampling, server
+from fedjax_sim.population import from_clients
 from fedjax_sim.types import ClientData
 from tests.laws import problems as p
 
@@ -127,3 +128,15 @@ def test_wrong_input(make, work, error, message):
     """Catches work that means nothing, before anything compiles."""
     with pytest.raises(error, match=message):
         make(p.linear_loss, optax.sgd(0.1), **work)
+
+
+def test_a_client_weighs_as_much_as_its_examples():
+    """Fault: tokens weigh in the local loss and in the evaluation, but clients by rows: 3.0 instead of 4.6."""
+    clients = from_clients([{"x": np.float32([1]), "w": np.float32([1])}, {"x": np.float32([5]), "w": np.float32([9])}])
+
+    def loss(w, examples, key):
+        return {"loss": (w - examples["x"]) ** 2 / 2, "weight": examples["w"]}
+
+    algorithm = algorithms.fedsgd(loss, sampling.full(2), learning_rate=1.0, mesh=None)
+    state, _ = algorithm.step(jax.random.key(0), algorithm.init(jax.random.key(0), jnp.zeros(()), clients), clients)
+    assert float(algorithm.params(state)) == pytest.approx(4.6)

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from fedjax_sim import client
+from fedjax_sim.client.normalized import effective_steps
 from tests.laws import problems as p
 
 
@@ -51,3 +52,13 @@ def test_momentum_weighs_early_gradients_more():
 
     assert float(effective_steps(jnp.float32(2), momentum=0.5)) == 2.5
     assert abs(float(effective_steps(jnp.float32(3), shrinkage=0.5)) - 1.75) < 1e-6
+
+
+@pytest.mark.parametrize(("momentum", "steps"), [(0.5, 3), (0.9, 10), (0.99, 2), (0.999, 2), (0.999, 10)])
+def test_effective_steps_under_momentum_do_not_cancel(momentum, steps):
+    """Fault: the closed form in float32, 1 % off at momentum 0.999."""
+    velocity = total = 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + 1
+        total += velocity
+    assert float(effective_steps(jnp.float32(steps), momentum=momentum)) == pytest.approx(total, rel=1e-6)

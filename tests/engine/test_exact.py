@@ -189,3 +189,12 @@ def test_combine_over_devices():
         jax.shard_map(lambda x: exact.combine(x.sum(), "clients"), mesh=mesh, in_specs=P("clients"), out_specs=P())
     )(jnp.ones(4))
     assert float(only_plain) == 4
+
+
+def test_too_many_letters_at_once_are_refused():
+    """Fault: a chunk whose low words overflow, a wrong sum without a word."""
+    zeros = exact.zeros(jax.ShapeDtypeStruct((), jnp.float32))
+    with pytest.raises(ValueError, match="letters added at once: expected an integer in"):
+        exact.add(zeros, jnp.zeros(exact.MAX_CHUNK + 1))
+    most = jnp.full(exact.MAX_CHUNK, 0.49999997, jnp.float32)
+    assert float(exact.total(exact.add(zeros, most))) == pytest.approx(0.49999997 * exact.MAX_CHUNK, rel=1e-7)
