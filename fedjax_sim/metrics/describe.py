@@ -21,7 +21,7 @@ def describe(data: Any) -> dict[str, Any]:
       data: a `population.FederatedData`.
 
     Returns: `name`, `num_clients`, `num_examples_total` and `examples_quantiles` (for up to four million clients), and
-      where there are labels `client_ids`, `label_names` and `label_counts` of up to 24 clients spread over the ids.
+      where there are classes `client_ids`, `label_names` and `label_counts` of up to 24 clients spread over the ids.
     """
     size = data.train.size
     about: dict[str, Any] = {"name": data.name, "num_clients": size}
@@ -30,13 +30,13 @@ def describe(data: Any) -> dict[str, Any]:
         marks = np.quantile(sizes, [0, 0.25, 0.5, 0.75, 1])
         about["num_examples_total"] = int(sizes.sum(dtype=np.int64))
         about["examples_quantiles"] = dict(zip(("min", "q25", "median", "q75", "max"), marks.tolist(), strict=True))
-    if data.task not in ("binary", "classification", "next_token"):
+    if data.task not in ("binary", "classification"):  # a mix of dozens of characters shows nothing
         return about
     ids = np.unique(np.linspace(0, size - 1, SHOWN_CLIENTS).astype(np.int32))
     num_labels = max(data.num_outputs, 2)
     draw = jax.jit(lambda population, id: population.client(id))
     about["client_ids"], about["label_counts"] = ids.tolist(), []
-    about["label_names"] = list(data.label_names or data.vocabulary or map(str, range(num_labels)))
+    about["label_names"] = list(data.label_names or map(str, range(num_labels)))
     for id in ids:
         client = jax.device_get(draw(data.train, id))
         labels = np.asarray(client.examples["y"])[np.asarray(client.mask)].reshape(-1)
