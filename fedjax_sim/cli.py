@@ -215,7 +215,9 @@ def _check_fresh(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError([problem("--out", "a folder that can be made", str(folder), f"{error.strerror}.")]) from error
-    there = [name for name in ("metrics.jsonl", "summary.json", "checkpoints") if (folder / name).exists()]
+    from fedjax_sim.runlog import earlier_run
+
+    there = earlier_run(folder)
     if there:
         hint = f"It holds {', '.join(there)}. Add --resume to go on with it, or choose another --out."
         raise ConfigError([problem("--out", "a folder without a run", str(folder), hint)])

@@ -98,6 +98,10 @@ def run(
     checkpoint_every = evaluate_every if checkpoint_every is None else checkpoint_every
     with ExitStack() as stack:
         interrupted = stack.enter_context(_interrupts())
+        precision = (
+            jax.config.jax_default_matmul_precision or "highest"
+        )  # some accelerators round to 10 bits unless told
+        stack.enter_context(jax.default_matmul_precision(precision))
         log = Log(directory)
         first = 0
         if directory is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_sim import checkpoint
 from fedjax_sim.types import Count, PyTree
 
-__all__ = ["Log", "as_record", "plain"]
+__all__ = ["Log", "as_record", "earlier_run", "plain"]
 
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 TOTALS = ("clients_invited", "clients_reported", "uplink_bytes", "downlink_bytes", "skipped_rounds", "dropped_clients")
@@ -40,19 +40,25 @@ def as_record(round: int, infos: dict, row: int | None = None) -> dict[str, Any]
     return record
 
 
+def earlier_run(directory: Path) -> list[str]:
+    """What a folder holds of an earlier run; files without a byte, from a start that was stopped, do not count."""
+    logs = [name for name in (METRICS, TIMING) if (directory / name).exists() and (directory / name).stat().st_size]
+    return logs + ["checkpoints"] * any((directory / "checkpoints").glob("*.ckpt"))
+
+
 class Log:
     """Records in memory and, given a directory, in its files."""
 
     def __init__(self, directory: str | Path | None):
         self.directory = None if directory is None else Path(directory)
         self.records: list[dict] = []
-        self.seconds = self.elapsed = 0.0
+        self.seconds = self.elapsed = self.earlier = 0.0  # of the rounds; of everything; of everything before a resume
         if self.directory is not None:
             self.directory.mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
         """Begins the files of a fresh run; refuses to write over an earlier one."""
-        there = [name for name in (METRICS, TIMING, "checkpoints") if (self.directory / name).exists()]
+        there = earlier_run(self.directory)
         if there:
             raise FileExistsError(
                 f"directory: expected a folder without a run, got {self.directory} with {', '.join(there)}. "
@@ -79,15 +85,15 @@ class Log:
             with open(file, "r+b") as out:
                 out.truncate(bytes)
         self.records = _read(self.directory / METRICS)
-        self.seconds, self.elapsed = (meta[name] for name in ("seconds", "elapsed_seconds"))
-        self._earlier_elapsed = self.elapsed
+        self.seconds, self.earlier = (meta[name] for name in ("seconds", "elapsed_seconds"))
+        self.elapsed = self.earlier
         return state, meta["round"]
 
     def append(self, records: list[dict], seconds: float, elapsed: float) -> None:
         """Adds a block of rounds."""
         self.records += records
         self.seconds += seconds
-        self.elapsed = elapsed + getattr(self, "_earlier_elapsed", 0.0)
+        self.elapsed = self.earlier + elapsed
         timing = {"round": records[-1]["round"], "seconds": self.seconds, "elapsed_seconds": self.elapsed}
         if self.directory is not None:
             _extend(self.directory / METRICS, records)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["all_finite", "num_bytes", "pinned", "size", "spec", "subtract", "take", "where", "zeros_like"]
+__all__ = ["all_finite", "num_bytes", "pinned", "spec", "subtract", "take", "where", "zeros_like"]
 
 
 def pinned(tree: PyTree, zero: Array) -> PyTree:
@@ -35,16 +35,6 @@ def pinned(tree: PyTree, zero: Array) -> PyTree:
 def spec(tree: PyTree) -> PyTree:
     """Shapes and dtypes of a pytree's leaves, without their values."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
-
-
-def size(tree: PyTree) -> int:
-    """Number of scalars in a pytree of arrays or specs.
-
-    >>> import jax.numpy as jnp
-    >>> size({"a": jnp.zeros((2, 3)), "b": jnp.zeros(4)})
-    10
-    """
-    return sum(math.prod(jnp.shape(x)) for x in jax.tree.leaves(tree))
 
 
 def num_bytes(tree: PyTree) -> int:

@@ -301,3 +301,23 @@ def test_wrong_kinds(parts, wrong, words):
     given = {"key": KEY, "algorithm": algorithm, "params": params, "population": population, "num_rounds": 1} | wrong
     with pytest.raises(TypeError, match=words):
         run(**given)
+
+
+def test_a_start_that_was_stopped_at_once_can_be_started_again(parts, tmp_path):
+    """Fault: a folder with empty files that neither a fresh start nor a resume accepts."""
+    algorithm, params, population, _ = parts
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "timing.jsonl").touch()
+    _, history = run(KEY, algorithm, params, population, 1, directory=tmp_path)
+    assert history.summary["rounds"] == 1
+
+
+def test_matrix_products_are_exact_unless_asked_otherwise(parts):
+    """Fault: results that depend on the batch because an accelerator multiplies with 10 bits by default."""
+    algorithm, params, population, _ = parts
+    seen = []
+    step = lambda *a: (seen.append(jax.config.jax_default_matmul_precision), algorithm.step(*a))[1]  # noqa: E731
+    run(KEY, algorithm._replace(step=step), params, population, 1)
+    with jax.default_matmul_precision("tensorfloat32"):
+        run(KEY, algorithm._replace(step=lambda *a: step(*a)), params, population, 1)
+    assert seen[0] == "highest" and seen[-1] == "tensorfloat32"

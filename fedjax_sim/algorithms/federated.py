@@ -168,13 +168,14 @@ def federated(
         magnitudes = [weight, *(jnp.abs(x) * weight for x in jax.tree.leaves(update))]
         sound = jnp.stack([(x < LARGEST).all() for x in magnitudes]).all() & (weight >= 0)
         sound &= _stays_finite((slot.client, slot.memory), (client_state, memory)) & tree.all_finite(report.metrics)
-        sent = slot.reported & (weight != 0)
-        arrived = sent & sound
+        known = (slot.id >= 0) & (slot.id < shared.population.size)  # a sampler's fault would pass as an empty client
+        arrived = slot.reported & known & sound & (weight > 0)
+        dropped = slot.reported & (~known | (~sound & (weight != 0)))
 
         def kept(x):
             return tree.where(arrived, x, tree.zeros_like(x))
 
-        letter = _Letter(kept(update), kept(weight), kept((report.metrics, measured)), arrived, sent & ~sound)
+        letter = _Letter(kept(update), kept(weight), kept((report.metrics, measured)), arrived, dropped)
         return letter, (client_state, memory, arrived, letter.dropped)
 
     def accumulate(shared: _Shared, carry, letters: _Letter, slots: _Slot, valid):

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from tests.laws import laws
+from tests.laws import problems as p
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e18], ids=str)
@@ -30,3 +31,15 @@ def test_diverging_server_step(rule):
     """Catches an infinite model, or an infinite moment behind a finite model, that ends all later learning."""
     rule = rule and optax.chain(optax.scale(1e3), rule)
     laws.diverging_server_steps_are_skipped(rule)
+
+
+def test_a_client_who_does_not_exist_is_counted():
+    """Fault: a sampler's id past the population, which JAX would clamp to somebody else or lose as an empty client."""
+    federation = p.Federation()
+    ids = p.COHORT.copy()
+    ids[2] = p.NUM_CLIENTS + 5
+    there = np.arange(len(ids)) != 2
+    state, infos = federation.run(ids)
+    without, _ = federation.run(p.cohort(p.COHORT, reported=there))
+    assert [int(info["dropped_clients"]) for info in infos] == [1] * len(infos)
+    laws.check_equal_bits(state.server, without.server, "model")
