@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_sim import tree
@@ -29,7 +30,7 @@ def parameters(model):
 
 
 def dimension(model):
-    return tree.size(jax.eval_shape(lambda: model.init(jax.random.key(0))[0]))
+    return optax.tree.size(jax.eval_shape(lambda: model.init(jax.random.key(0))[0]))
 
 
 def test_parameter_counts():

@@ -3,16 +3,16 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from fedjax_sim import tree
 from fedjax_sim.models import gru, lstm, next_token_cross_entropy, supervised
 
 KEY = jax.random.key(0)
 
 
 def dimension(model):
-    return tree.size(jax.eval_shape(lambda: model.init(jax.random.key(0))[0]))
+    return optax.tree.size(jax.eval_shape(lambda: model.init(jax.random.key(0))[0]))
 
 
 def test_parameter_counts():
