@@ -8,7 +8,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from fedjax_sim import tree
@@ -30,7 +29,7 @@ def parameters(model):
 
 
 def dimension(model):
-    return optax.tree.size(jax.eval_shape(lambda: model.init(jax.random.key(0))[0]))
+    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, KEY)[0]))
 
 
 def test_parameter_counts():
