@@ -1,51 +1,64 @@
 """Sums over clients that do not depend on order, chunk, padding or device count.
 
-A float is cut into integer digits on an absolute grid: bin b covers the magnitudes [2^(24(b-1)-1), 2^(24b-1)), and a
-value's digit in a bin is what rounding to that bin's grid, the multiples of 2^(24(b-1)), leaves. A bin ends at half the
-unit of the next bin's grid, so a value has no digit above its own bin. Digits are integers, so their sums are
-associative. Only the top bins below the largest magnitude met at a coordinate are kept; when a larger value arrives,
-the lowest bins fall out. A kept digit depends on its value alone, so the kept sums are those that knowing the largest
-magnitude beforehand would have given (Demmel and Nguyen, 2015, reproduce float sums the same way; here digits are int32
-and sums are two int32 words).
+A float is cut into integer digits on an absolute grid: bin t covers the magnitudes [2^(23t-148), 2^(23t-125)), and a
+value's digit in a bin is what rounding to that bin's grid, the multiples of 2^(23t-147), leaves; at most 2^22, so that
+digits of some hundred letters fit an int32. Digits are integers, so their sums are associative. Only the top bins below
+the largest magnitude met at a coordinate are kept; when a larger value arrives, the lowest bins fall out. A kept digit
+depends on its value alone, so the kept sums are those that knowing the largest magnitude beforehand would have given
+(Demmel and Nguyen, 2015, reproduce float sums the same way; here digits are integers and sums are two int32 words).
 
-Error: each value is represented to half a unit of the last kept digit, at most 2^-24 of the largest magnitude met at
-that coordinate for float32 (2 bins) and 2^-72 for float64 (4 bins); the sum of the digits is exact, and `total` rounds
-it to the nearest float within 2 units in the last place. Below 2^-121 (float32) values count as zero.
+A digit is read off the bits of a float: adding 1.5 * 2^23 to a value in units of the grid rounds it to an integer, and
+leaves that integer in the low bits. A letter costs seven operations a coordinate and touches three words; the high
+words, and carries into them, wait for a few hundred letters.
+
+Error: each value is represented to half a unit of the last kept digit, at most 2^-23 of the largest magnitude met at
+that coordinate for float32 (2 bins) and 2^-69 for float64 (4 bins); the sum of the digits is exact, and `total` rounds
+it to the nearest float within 2 units in the last place. Below 2^-126 values count as zero.
 """
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim import tree, validate
 from fedjax_sim.types import Array, PyTree
 
 __all__ = ["MAX_CHUNK", "MAX_CLIENTS", "MAX_DEVICES", "ExactSum", "add", "combine", "merge", "total", "zeros"]
 
-BITS = 24  # of a digit
-LOW_BITS = 20  # of a sum's low word
+BITS = 23  # of a digit
+LOW_BITS = 20  # of a normal sum's low word
 LOW_MASK = (1 << LOW_BITS) - 1
-MIN_BIN, MAX_BIN = -3, 6  # powers of two for every kept bin stay within float32
-POISONED = MAX_BIN + 1  # a value that is not finite, or 2^143 and above, was added: the total is NaN
+MIN_BIN, MAX_BIN = 1, 11  # every exponent of a float32
+POISONED = MAX_BIN + 1  # a value that is not finite, or 2^128 and above, was added: the total is NaN
 MAX_CLIENTS = 1 << 26  # before a high word could overflow
 MAX_DEVICES = 1 << 10  # before a sum of low words could
-MAX_CHUNK = 1 << 16  # letters added at once: before a sum of low words could
-GROUP = 64  # digits of at most 2^23 that an int32 can add
+MAX_CHUNK = 1 << 16  # letters added at once
+PENDING = 480  # letters whose digits a low word can take
+UNROLLED = 16  # letters that are added one by one: compilers vectorise that, and not a reduction over rows
+GATHERED = 8  # devices whose carries are gathered rather than spread over every bin and summed: less to send
 
 
 class ExactSum(NamedTuple):
-    """The sum of one leaf over clients: digits of the kept bins, highest first."""
+    """The sum of one leaf over clients; a kept bin, highest first, holds high * 2^20 + low in units of its grid."""
 
-    top: Array  # [...] int32: every magnitude met at this coordinate is below 2^(24 top - 1)
-    low: tuple[Array, ...]  # one per kept bin, [...] int32 in [0, 2^20)
-    high: tuple[Array, ...]  # the digit sum is high * 2^20 + low
+    top: Array  # [...] int32: every magnitude met at this coordinate is below 2^(23 top - 125)
+    low: tuple[Array, ...]  # one per kept bin, [...] int32
+    base: Array  # [...] int32: `top` when carries last moved; the high words stand there
+    high: tuple[Array, ...]  # [...] int32
+    pending: Array  # [] int32 letters since carries last moved
 
 
 def _is_sum(x) -> bool:
     return isinstance(x, ExactSum)
+
+
+def _type(acc: ExactSum):
+    return jnp.float64 if len(acc.low) == 4 else jnp.float32
 
 
 def zeros(spec: PyTree) -> PyTree:
@@ -54,14 +67,10 @@ def zeros(spec: PyTree) -> PyTree:
     def leaf(x):
         bins = 4 if x.dtype == jnp.float64 else 2
         words = tuple(jnp.zeros(x.shape, jnp.int32) for _ in range(bins))
-        return ExactSum(jnp.full(x.shape, MIN_BIN, jnp.int32), words, words)
+        lowest = jnp.full(x.shape, MIN_BIN, jnp.int32)
+        return ExactSum(lowest, words, lowest, words, jnp.zeros((), jnp.int32))
 
     return jax.tree.map(leaf, spec)
-
-
-def _zero(acc: ExactSum) -> Array:
-    """Zero for `tree.pinned`: a low word is never negative."""
-    return acc.low[0] >> 31
 
 
 def _power_of_two(exponent: Array, dtype) -> Array:
@@ -71,62 +80,87 @@ def _power_of_two(exponent: Array, dtype) -> Array:
     return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
 
-def _raise_top(acc: ExactSum, top: Array) -> ExactSum:
-    """The same sum seen from a higher bin: the lowest bins fall out."""
-    shift = top - acc.top
-
-    def shifted(words):
-        kept = []
-        for bin in range(len(words)):
-            word = jnp.zeros_like(words[0])
-            for source in range(bin + 1):
-                word = jnp.where(shift == bin - source, words[source], word)
-            kept.append(word)
-        return tuple(kept)
-
-    return ExactSum(top, shifted(acc.low), shifted(acc.high))
+def _moved(words: tuple[Array, ...], shift: Array) -> tuple[Array, ...]:
+    """Words of bins seen from `shift` bins higher: the lowest fall out."""
+    kept = []
+    for bin in range(len(words)):
+        word = jnp.zeros_like(words[0])
+        for source in range(bin + 1):
+            word = jnp.where(shift == bin - source, words[source], word)
+        kept.append(word)
+    return tuple(kept)
 
 
 def _normal(acc: ExactSum) -> ExactSum:
     """Carries moved out of the low words."""
-    high = tuple(h + (low >> LOW_BITS) for h, low in zip(acc.high, acc.low, strict=True))
-    return ExactSum(acc.top, tuple(low & LOW_MASK for low in acc.low), high)
+    high = _moved(acc.high, acc.top - acc.base)
+    high = tuple(h + (low >> LOW_BITS) for h, low in zip(high, acc.low, strict=True))
+    low = tuple(low & LOW_MASK for low in acc.low)
+    return ExactSum(acc.top, low, acc.top, high, jnp.zeros_like(acc.pending))
 
 
-def _bin_of(peak: Array) -> Array:
-    """The lowest bin whose grid covers magnitudes up to `peak`."""
-    if peak.dtype == jnp.float64:
-        exponent = ((jax.lax.bitcast_convert_type(peak, jnp.int64) >> 52) - 1021).astype(jnp.int32)
+def _raised(acc: ExactSum, top: Array) -> ExactSum:
+    """A normal sum seen from a higher bin."""
+    shift = top - acc.top
+    return ExactSum(top, _moved(acc.low, shift), top, _moved(acc.high, shift), acc.pending)
+
+
+def _bin(magnitude: Array) -> Array:
+    """The bin of a magnitude given by its bits; POISONED past the largest."""
+    if magnitude.dtype == jnp.int64:
+        exponent = jnp.clip((magnitude >> 52) - 896, 1, 255).astype(jnp.int32)
     else:
-        exponent = (jax.lax.bitcast_convert_type(peak, jnp.int32) >> 23) - 125  # peak < 2^(exponent - 1)
-    bin = jnp.maximum((exponent + BITS * 100 - 1) // BITS - 99, MIN_BIN)  # ceil; the operand is kept positive
-    finite = (peak < jnp.inf) & (bin <= MAX_BIN)
-    return jnp.where(finite, bin, POISONED)
+        exponent = magnitude >> 23
+    return ((exponent + 21) * 357) >> 13  # ceil((exponent - 1) / 23); zero is below every bin
+
+
+def _bits(x: Array) -> Array:
+    return jax.lax.bitcast_convert_type(x, jnp.int64 if x.dtype == jnp.float64 else jnp.int32)
+
+
+def _digits(value: Array, scale: Array, magic: Array, bins: int) -> list[Array]:
+    """A letter's digits in the kept bins."""
+    leading = (None,) * (value.ndim - 1)
+    scale, magic = scale[leading], magic[leading]
+    rest, digits = value * scale, []
+    for _ in range(bins):
+        rounded = rest + magic
+        digits.append((_bits(rounded) - _bits(magic)).astype(jnp.int32))
+        rest = (rest - (rounded - magic)) * 2.0**BITS
+    return digits
 
 
 def _add_leaf(acc: ExactSum, values: Array) -> ExactSum:
-    validate.integer("letters added at once", values.shape[0], 1, MAX_CHUNK)
-    dtype = jnp.float64 if len(acc.low) == 4 else jnp.float32
-    rest = tree.pinned(values.astype(dtype), _zero(acc)[None])
-    acc = _raise_top(acc, jnp.maximum(acc.top, _bin_of(jnp.abs(rest).max(0))))
-    pad = -values.shape[0] % GROUP if values.shape[0] > GROUP else 0
-    if pad:
-        rest = jnp.concatenate([rest, jnp.zeros((pad, *rest.shape[1:]), dtype)])
-    low, high = [], []
-    for bin in range(len(acc.low)):
-        exponent = BITS * (acc.top - 1 - bin)[None]
-        digit = jnp.round(rest * _power_of_two(-exponent, dtype))
-        rest = rest - digit * _power_of_two(exponent, dtype)
-        digit = digit.astype(jnp.int32)
-        if digit.shape[0] <= GROUP:
-            digit = digit.sum(0, dtype=jnp.int32)
-            low.append(acc.low[bin] + (digit & LOW_MASK))
-            high.append(acc.high[bin] + (digit >> LOW_BITS))
-        else:
-            groups = digit.reshape(-1, GROUP, *digit.shape[1:]).sum(1, dtype=jnp.int32)
-            low.append(acc.low[bin] + (groups & LOW_MASK).sum(0, dtype=jnp.int32))
-            high.append(acc.high[bin] + (groups >> LOW_BITS).sum(0, dtype=jnp.int32))
-    return _normal(ExactSum(acc.top, tuple(low), tuple(high)))
+    count, shape, dtype = values.shape[0], acc.top.shape, _type(acc)
+    validate.integer("letters added at once", count, 1, MAX_CHUNK)
+    acc = jax.tree.map(jnp.ravel, acc)._replace(pending=acc.pending)
+    many = count > UNROLLED
+    # A loop of no or one turn: unlike a condition, it leaves the words where they are.
+    full = acc.pending + (PENDING if many else count) > PENDING
+    acc = jax.lax.while_loop(lambda x: x[0], lambda x: (jnp.zeros_like(x[0]), _normal(x[1])), (full, acc))[1]
+
+    values = tree.pinned(values.reshape(count, -1).astype(dtype), jnp.minimum(acc.pending, 0))
+    magnitudes = _bits(values)
+    magnitudes &= jnp.iinfo(magnitudes.dtype).max
+    peak = magnitudes.max(0) if many else reduce(jnp.maximum, magnitudes)
+    top = jnp.maximum(acc.top, _bin(peak))
+    magic = jnp.full_like(top, 1.5 * 2.0 ** jnp.finfo(dtype).nmant, dtype)
+    magic = tree.pinned(magic, jnp.minimum(top, 0))  # or a compiler cancels (x + magic) - magic
+    scale = _power_of_two(147 - BITS * top, dtype)
+    low, high = _moved(acc.low, top - acc.top), acc.high
+    if many:
+        values = jnp.pad(values, ((0, -count % PENDING), (0, 0))).reshape(-1, PENDING, values.shape[1])
+        digits = [x.sum(1, dtype=jnp.int32) for x in _digits(values, scale, magic, len(low))]
+        high = _moved(high, top - acc.base)
+        high = tuple(x + (digit >> LOW_BITS).sum(0, dtype=jnp.int32) for x, digit in zip(high, digits, strict=True))
+        low = tuple(x + (digit & LOW_MASK).sum(0, dtype=jnp.int32) for x, digit in zip(low, digits, strict=True))
+        acc = _normal(ExactSum(top, low, top, high, acc.pending))
+    else:
+        for value in values:
+            digits = _digits(value, scale, magic, len(low))
+            low = tuple(x + digit for x, digit in zip(low, digits, strict=True))
+        acc = acc._replace(top=top, low=low, pending=acc.pending + count)
+    return jax.tree.map(lambda x: x.reshape(shape), acc._replace(pending=top))._replace(pending=acc.pending)
 
 
 def add(acc: PyTree, values: PyTree) -> PyTree:
@@ -145,47 +179,92 @@ def merge(a: PyTree, b: PyTree) -> PyTree:
     def leaf(x, y):
         if not _is_sum(x):
             return x + y
+        x, y = _normal(x), _normal(y)
         top = jnp.maximum(x.top, y.top)
-        x, y = _raise_top(x, top), _raise_top(y, top)
-        words = jax.tree.map(jnp.add, (x.low, x.high), (y.low, y.high))
-        return _normal(ExactSum(top, *words))
+        words = jax.tree.map(jnp.add, _raised(x, top), _raised(y, top))
+        return _normal(words._replace(top=top, base=top))
 
     return jax.tree.map(leaf, a, b, is_leaf=_is_sum)
 
 
 def combine(carry: PyTree, axis: str) -> PyTree:
-    """`merge` over the devices of a mesh axis (at most 1,024): one maximum of the bins, one sum of everything else."""
+    """`merge` over the devices of a mesh axis (at most 1,024), in one collective for exact sums and integer scalars.
+
+    Up to eight devices gather each other's words; more spread their words over all bins and sum those.
+
+    Guarantees: one collective, whatever the number of leaves (tests/test_compilation.py::test_one_collective_a_round);
+    both ways give the bits of one device (tests/engine/test_exact.py::test_devices_combine_to_the_bits_of_one).
+    """
     leaves, structure = jax.tree.flatten(carry, is_leaf=_is_sum)
-    sums = [i for i, x in enumerate(leaves) if _is_sum(x)]
-    if sums:
-        tops = jax.lax.pmax([leaves[i].top for i in sums], axis)
-        for top, i in zip(tops, sums, strict=True):
-            leaves[i] = _raise_top(leaves[i], top)
-        words = jax.lax.psum([x[1:] if _is_sum(x) else x for x in leaves], axis)
-        leaves = [_normal(ExactSum(leaves[i].top, *w)) if _is_sum(leaves[i]) else w for i, w in enumerate(words)]
+    leaves = [_normal(x) if _is_sum(x) else x for x in leaves]
+    few = jax.lax.axis_size(axis) <= GATHERED and any(map(_is_sum, leaves))
+    packed = [i for i, x in enumerate(leaves) if _is_sum(x) or (few and x.dtype == jnp.int32 and x.ndim == 0)]
+    together = [leaves[i] for i in packed]
+    if few:
+        parts = jax.lax.all_gather(jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(together)]), axis)
+        parts = [_unpacked(part, together) for part in parts]
+        while len(parts) > 1:
+            parts = [merge(*parts[i : i + 2]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)]
+        rest = [x for i, x in enumerate(leaves) if i not in packed]
+        others, together = jax.lax.psum(rest, axis) if rest else [], parts[0]
     else:
-        leaves = jax.lax.psum(leaves, axis)
-    return structure.unflatten(leaves)
+        rest = [x for i, x in enumerate(leaves) if i not in packed]
+        spread, others = jax.lax.psum(([_spread(x) for x in together], rest), axis)
+        together = [_gathered_bins(x, like) for x, like in zip(spread, together, strict=True)]
+    together, others = iter(together), iter(others)
+    return structure.unflatten([next(together if i in packed else others) for i in range(len(leaves))])
+
+
+def _unpacked(words: Array, like: PyTree) -> PyTree:
+    leaves, structure = jax.tree.flatten(like)
+    ends = np.cumsum([x.size for x in leaves])
+    parts = [words[end - x.size : end].reshape(x.shape) for x, end in zip(leaves, ends, strict=True)]
+    return structure.unflatten(parts)
+
+
+def _spread(acc: ExactSum) -> tuple[Array, Array, Array]:
+    """How many stand at each top, and the words of every bin from POISONED down, [bins, ...]."""
+    bins = len(acc.low)
+    tops = jnp.stack([acc.top == top for top in range(POISONED, 0, -1)]).astype(jnp.int32)
+
+    def everywhere(words):
+        places = range(POISONED, MIN_BIN - bins, -1)
+        return jnp.stack([sum(jnp.where(acc.top - i == bin, w, 0) for i, w in enumerate(words)) for bin in places])
+
+    return tops, everywhere(acc.low), everywhere(acc.high)
+
+
+def _gathered_bins(spread: tuple[Array, Array, Array], like: ExactSum) -> ExactSum:
+    """The kept bins of sums over every bin."""
+    tops, low, high = spread
+    first = jnp.argmax(tops > 0, axis=0)
+    top = (POISONED - first).astype(jnp.int32)
+
+    def kept(words):
+        return tuple(jnp.take_along_axis(words, (first + i)[None], axis=0)[0] for i in range(len(like.low)))
+
+    return _normal(ExactSum(top, kept(low), top, kept(high), like.pending))
 
 
 def total(acc: PyTree) -> PyTree:
     """The sums as floats (float64 for float64 leaves, else float32); NaN where a poisoned value was added."""
 
     def leaf(x: ExactSum) -> Array:
-        bins = len(x.low)
-        dtype = jnp.float64 if bins == 4 else jnp.float32
-        digits = [jnp.zeros_like(x.low[0]) for _ in range(bins + 1)]  # base 2^24, lowest first
+        x = _normal(x)
+        bins, dtype = len(x.low), _type(x)
+        digits = [jnp.zeros_like(x.low[0]) for _ in range(bins + 1)]  # base 2^23, lowest first
         for bin in range(bins):
             place = bins - 1 - bin
-            digits[place] += ((x.high[bin] & 15) << LOW_BITS) | x.low[bin]
-            digits[place + 1] += x.high[bin] >> 4
+            digits[place] += ((x.high[bin] & 7) << LOW_BITS) | x.low[bin]
+            digits[place + 1] += x.high[bin] >> 3
         for place in range(bins):
             digits[place + 1] += digits[place] >> BITS
             digits[place] &= (1 << BITS) - 1
         value = digits[bins].astype(dtype)
         for place in reversed(range(bins)):
             value = value * 2.0**BITS + digits[place].astype(dtype)
-        value = value * _power_of_two(BITS * (jnp.minimum(x.top, MAX_BIN) - bins), dtype)
-        return tree.pinned(jnp.where(x.top == POISONED, jnp.nan, value), _zero(x))
+        exponent = BITS * (jnp.minimum(x.top, MAX_BIN) - bins + 1) - 147  # of the last digit; in two steps, each normal
+        value = value * _power_of_two(exponent >> 1, dtype) * _power_of_two(exponent - (exponent >> 1), dtype)
+        return tree.pinned(jnp.where(x.top == POISONED, jnp.nan, value), jnp.minimum(x.top, 0))
 
     return jax.tree.map(leaf, acc, is_leaf=_is_sum)

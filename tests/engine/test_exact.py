@@ -16,7 +16,7 @@ from fedjax_sim.engine import exact
 
 ROWS, WIDTH = 12, 3  # one compiled shape for all examples
 SPEC = jax.ShapeDtypeStruct((WIDTH,), jnp.float32)
-SMALLEST = 2.0**-121  # values below count as zero
+SMALLEST = 2.0**-126  # values below count as zero
 
 add = jax.jit(exact.add)
 merge = jax.jit(exact.merge)
@@ -44,7 +44,8 @@ def chunks(values, sizes):
 
 
 def bits(acc):
-    return [np.asarray(x).tobytes() for x in jax.tree.leaves((acc, total(acc)))]
+    """Of the words with all carries moved, and of the total."""
+    return [np.asarray(x).tobytes() for x in jax.tree.leaves((merge(acc, exact.zeros(SPEC)), total(acc)))]
 
 
 def check(result, values):
@@ -52,7 +53,7 @@ def check(result, values):
     for column in range(values.shape[1]):
         addends = [float(x) for x in values[:, column]]
         truth = sum((Fraction(x) for x in addends), Fraction(0))
-        allowed = len(addends) * max(abs(x) for x in addends) * 2.0**-24
+        allowed = len(addends) * max(abs(x) for x in addends) * 2.0**-23
         allowed += 2 * float(np.spacing(np.float32(min(abs(float(truth)), 3e38)))) + len(addends) * SMALLEST
         got = float(result[column])
         if abs(truth) > 3.4e38:
@@ -105,8 +106,8 @@ def test_denormals_and_negative_zero():
     assert np.asarray(total(exact.zeros(SPEC))).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("small", [0.5, 0.75, 2.0**-24 * 0.75, 0.49])
-@pytest.mark.parametrize("large", [1.0, 2.0**23, 2.0**24, 2.0**40])
+@pytest.mark.parametrize("small", [0.5, 0.75, 2.0**-23 * 0.75, 2.0**-10 * 0.999])
+@pytest.mark.parametrize("large", [1.0, 2.0**13, 2.0**23, 2.0**40])
 def test_values_at_the_edge_of_a_bin(small, large):
     """Catches digits above a value's own bin: they exist only where the larger value came first."""
     values = np.full((ROWS, WIDTH), small, np.float32)
@@ -129,9 +130,23 @@ def test_a_larger_bin_arrives_in_the_middle():
     assert bits(chunks(cancelled, [ROWS, ROWS, 1])) == bits(chunks(cancelled[::-1], [ROWS, ROWS, 1]))
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 16])
+def test_carries_move_in_time(chunk):
+    """Catches a low word that overflows after 511 full digits, and carries that move at another bin."""
+    largest = np.nextafter(np.float32(2.0**13), np.float32(0))  # a full digit: 2^13 is the end of a bin
+    values = jnp.full((-(-1500 // chunk), chunk, 1), largest)
+    acc = exact.zeros(jax.ShapeDtypeStruct((1,), jnp.float32))
+    once = jax.jit(lambda acc, x: jax.lax.scan(lambda a, v: (exact.add(a, v), None), acc, x)[0])
+    acc = once(acc, values)
+    assert Fraction(float(total(acc)[0])) == Fraction(float(np.float32(float(largest) * values.size)))
+    raised = exact.add(acc, jnp.full((1, 1), 2.0**30))  # carries move at the next addition, one bin higher
+    raised = once(raised, -values)
+    assert float(total(raised)[0]) == 2.0**30
+
+
 @pytest.mark.parametrize("count", [65, 5000])
 def test_many_clients_in_one_chunk(count):
-    """Catches int32 overflow past 64 digits of 2^24, and past 4,096 groups' low words; full digits, worst case."""
+    """Catches int32 overflow past 511 digits of 2^22, and past 4,096 groups' low words; full digits, worst case."""
     values = np.full((count, 1), np.nextafter(np.float32(1.0), np.float32(0)), np.float32)
     spec = jax.ShapeDtypeStruct((1,), jnp.float32)
     once = jax.jit(lambda x: exact.total(exact.add(exact.zeros(spec), x)))(values)
@@ -159,7 +174,7 @@ def test_float64_keeps_four_bins():
         got = exact.total(acc)
         assert got.dtype == jnp.float64
         truth = sum(Fraction(float(x)) for x in values[:, 0])
-        assert abs(Fraction(float(got[0])) - truth) <= Fraction(2.0**-72 * 5)
+        assert abs(Fraction(float(got[0])) - truth) <= Fraction(2.0**-69 * 5)
         assert np.asarray(got).tobytes() == np.asarray(exact.total(reverse)).tobytes()
 
 
@@ -169,26 +184,32 @@ def test_low_precision_leaves_are_summed_in_float32():
     assert float(exact.total(exact.add(acc, jnp.ones(1000, jnp.bfloat16)))) == 1000
 
 
-def test_combine_over_devices():
-    """Catches a mesh sum that ignores the devices' different bins, or adds plain leaves twice."""
+@pytest.mark.parametrize("gathered", [8, 1], ids=["gathered", "spread"])
+def test_devices_combine_to_the_bits_of_one(gathered, monkeypatch):
+    """Catches a mesh sum that ignores the devices' different bins, poison that is lost, plain leaves added twice."""
     from jax.sharding import PartitionSpec as P
 
     from fedjax_sim import engine
 
+    monkeypatch.setattr(exact, "GATHERED", gathered)
     mesh = engine.device_mesh(2)
     values = np.stack([np.full((4, WIDTH), 1e-3), np.full((4, WIDTH), 1e9)]).astype(np.float32)
+    values[:, :, 1] = [[-3e38, 1, 1, 1], [1e-30, 1e-38, -1e-20, 0]]
+    values[0, 2, 2] = np.nan
 
     def body(x):
-        acc = exact.add(jax.lax.pcast(exact.zeros(SPEC), "clients", to="varying"), x[0])
-        return exact.combine((acc, x[0, :, 0].sum()), "clients")
+        x = x[0]
+        return exact.combine((exact.add(exact.zeros(SPEC), x), x[:, 0].sum(), x.astype(jnp.int32)[0, 0]), "clients")
 
-    acc, plain = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("clients"), out_specs=P()))(values)
-    assert bits(acc) == bits(chunks(values.reshape(-1, WIDTH), [8]))
-    assert float(plain) == float(np.float32(values[:, :, 0].sum()))
-    only_plain = jax.jit(
-        jax.shard_map(lambda x: exact.combine(x.sum(), "clients"), mesh=mesh, in_specs=P("clients"), out_specs=P())
-    )(jnp.ones(4))
-    assert float(only_plain) == 4
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=P("clients"), out_specs=P(), check_vma=False)
+    acc, plain, integer = jax.jit(mapped)(values)
+    assert np.asarray(total(acc)).tobytes() == np.asarray(total(chunks(values.reshape(-1, WIDTH), [8]))).tobytes()
+    assert np.isnan(total(acc)).tolist() == [False, False, True]
+    assert float(plain) == float(np.float32(values[:, :, 0].sum())) and int(integer) == 10**9
+    alone = jax.shard_map(
+        lambda x: exact.combine(x.sum(), "clients"), mesh=mesh, in_specs=P("clients"), out_specs=P(), check_vma=False
+    )
+    assert float(jax.jit(alone)(jnp.ones(4))) == 4
 
 
 def test_too_many_letters_at_once_are_refused():
