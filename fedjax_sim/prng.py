@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,11 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.types import Array
 
-__all__ = ["client_key", "shuffled", "stream"]
+__all__ = ["ROUNDS", "client_key", "counter_bits", "feistel", "hashed", "shuffle", "stream", "walked"]
+
+ROUNDS = 8  # of a Feistel network
+ORDER = zlib.crc32(b"order")  # first of the counters that orders use
+SORTED = 64  # rows whose order comes from comparing all pairs
 
 
 def stream(key: Array, name: str) -> Array:
@@ -38,26 +44,102 @@ def client_key(key: Array, id: Array) -> Array:
     return jax.random.fold_in(key, id)
 
 
-def shuffled(key: Array, positions: Array, mask: Array) -> Array:
-    """Rows standing at `positions` of a random order of the rows where `mask` is True.
+def counter_bits(key: Array, counters: Array) -> Array:
+    """32 hashed bits for each counter: as fast as arithmetic, for orders and dither; no generator for privacy noise.
+
+    Args:
+      key: one key.
+      counters: uint32 of any shape; for one key, distinct counters give distinct words.
+
+    Guarantees: uniform, and uncorrelated between counters, bits and keys
+    (tests/test_prng.py::test_counter_bits_are_uniform).
+
+    References: Appleby 2011 (MurmurHash3, the finaliser), twice, with 32 bits of the key before each.
+    """
+    words = jax.random.key_data(key).astype(jnp.uint32)
+    return hashed(words[:2] if words.shape[0] == 2 else words[:2] ^ words[2:], counters.astype(jnp.uint32))
+
+
+def hashed(words: Array, x: Array) -> Array:
+    """uint32 `x` through two murmur finalisers, each with one of the two uint32 `words`: a bijection of 32 bits."""
+    for word in (words[0], words[1]):
+        x = (x + word) * jnp.uint32(0x9E3779B1)
+        x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+        x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+        x = x ^ (x >> 16)
+    return x
+
+
+def feistel(words: Array, rows: Array | int, columns: Array | int, x: Array) -> Array:
+    """A bijection of [0, rows * columns), for any `words` [r, 2]: each round shifts one half by a hash of the other.
+
+    Both sides are below 2^16. References: Luby and Rackoff 1988.
+    """
+    rows, columns = jnp.uint32(rows), jnp.uint32(columns)
+    left, right = x // columns, x % columns
+    for i, word in enumerate(words):
+        if i % 2:
+            right = (right + _shift(word, left)) % columns
+        else:
+            left = (left + _shift(word, right)) % rows
+    return left * columns + right
+
+
+def _shift(word: Array, half: Array) -> Array:
+    """31 bits: a half is below 2^16, so their sum does not wrap and the shift is invertible."""
+    return hashed(word, half) >> 1
+
+
+def walked(network: Callable, x: Array, size: Array | int) -> Array:
+    """A bijection of [0, size) from one of a larger range: values past `size` walk on along their cycle.
+
+    A walk ends because it started below `size`. References: Black and Rogaway 2002, section 4.
+    """
+    limit = jnp.uint32(size)
+    return jax.lax.while_loop(lambda x: (x >= limit).any(), lambda x: jnp.where(x >= limit, network(x), x), network(x))
+
+
+def shuffle(key: Array, mask: Array) -> Callable[[Array, Array], Array]:
+    """Random orders of the rows where `mask` is True, one for each epoch.
 
     Args:
       key: one client's key.
-      positions: [b] int32 in [0, n); positions at or past the number of valid rows give arbitrary rows.
       mask: [n] bool, the valid rows.
 
-    Returns: [b] int32 row indices.
+    Returns: (epoch, positions [b] int32) -> [b] int32, the rows that stand at these positions of that epoch's order;
+    positions at or past the number of valid rows give arbitrary rows.
 
-    Guarantees: positions 0..valid-1 enumerate the valid rows once each, in a uniformly random order
-    (tests/test_prng.py::test_shuffled_is_a_uniform_permutation).
+    Guarantees: positions 0..valid-1 enumerate the valid rows once each, in an order that is uniformly random up to 64
+    valid rows, and one of a keyed network's beyond (tests/test_prng.py::test_shuffle_is_a_uniform_permutation,
+    ::test_long_rows_are_permuted_too, ::test_pairs_of_long_rows_are_uniform); padding behind the rows does not change
+    it (::test_order_ignores_padding_rows).
     """
-    n = mask.shape[0]
-    bits = jax.random.bits(key, (n,), jnp.uint32) >> 1
-    bits = jnp.where(mask, bits, jnp.uint32(1) << 31)  # invalid rows sort behind every valid one
-    if n > 512:
-        return jnp.argsort(bits, stable=True)[jnp.minimum(positions, n - 1)].astype(jnp.int32)
-    # Counting smaller keys costs n^2 vector operations; XLA:CPU sorts short rows an order of magnitude slower.
-    row = jnp.arange(n)
-    before = (bits[None, :] < bits[:, None]) | ((bits[None, :] == bits[:, None]) & (row[None, :] < row[:, None]))
-    rank = before.sum(axis=1)
-    return jnp.argmax(rank[None, :] == positions[:, None], axis=1).astype(jnp.int32)
+    rows = mask.shape[0]
+    count = mask.sum(dtype=jnp.int32)
+    if rows > SORTED:  # the valid rows first; only then is the number of padding rows without a trace
+        target = jnp.where(mask, jnp.cumsum(mask) - 1, rows)
+        place = jnp.zeros(rows, jnp.int32).at[target].set(jnp.arange(rows, dtype=jnp.int32), mode="drop")
+        first, valid = place[:SORTED], jnp.arange(SORTED) < count
+    else:
+        place, first, valid = None, jnp.arange(rows, dtype=jnp.int32), mask
+
+    def at(epoch: Array, positions: Array) -> Array:
+        words = counter_bits(
+            key, jnp.uint32(ORDER) + jnp.uint32(2) * epoch.astype(jnp.uint32) + jnp.arange(2, dtype=jnp.uint32)
+        )
+        # Comparing all pairs is a few vector operations; XLA:CPU sorts short rows an order of magnitude slower.
+        bits = jnp.where(valid, hashed(words, first.astype(jnp.uint32)) >> 1, jnp.uint32(1) << 31)
+        row = jnp.arange(bits.shape[0])
+        before = (bits[None, :] < bits[:, None]) | ((bits[None, :] == bits[:, None]) & (row[None, :] < row[:, None]))
+        rank = before.sum(axis=1, dtype=jnp.int32)
+        few = jnp.where(rank[None, :] == positions[:, None], first[None, :], 0).sum(axis=1, dtype=jnp.int32)
+        if place is None:
+            return few
+        size = jnp.maximum(count, 1)
+        side = jnp.ceil(jnp.sqrt(size.astype(jnp.float32))).astype(jnp.int32)
+        rounds = hashed(words, jnp.uint32(1 << 31) + jnp.arange(2 * ROUNDS, dtype=jnp.uint32)).reshape(ROUNDS, 2)
+        network = functools.partial(feistel, rounds, side, -(-size // side))
+        inside = jnp.clip(positions, 0, size - 1).astype(jnp.uint32)
+        return jnp.where(count <= SORTED, few, place[walked(network, inside, size).astype(jnp.int32)])
+
+    return at

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import tree, validate
-from fedjax_sim.prng import shuffled, stream
+from fedjax_sim.prng import shuffle, stream
 from fedjax_sim.types import Array, ClientData, ClientUpdate, Mean, PyTree, Report
 
 __all__ = ["Training", "local_sgd", "local_training", "loss_and_metrics", "send_model"]
@@ -81,36 +81,37 @@ def local_training(
         size = rows if batch_size is None else min(batch_size, rows)
         num_examples = data.mask.sum(dtype=jnp.int32)
         steps_per_epoch = jnp.maximum(-(-num_examples // size), 1)
-        total_steps = num_steps if num_epochs is None else num_epochs * -(-rows // size)
-        own_steps = total_steps if num_epochs is None else num_epochs * steps_per_epoch
-        order_key, loss_key = stream(key, "order"), stream(key, "loss")
+        own_steps = num_steps if num_epochs is None else num_epochs * steps_per_epoch
+        most_steps = num_steps if num_epochs is None else num_epochs * -(-rows // size)
+        loss_key, order = stream(key, "loss"), shuffle(key, data.mask)
 
         def batch(step):
             if size == rows:
                 return data
             positions = (step % steps_per_epoch) * size + jnp.arange(size)
-            chosen = shuffled(jax.random.fold_in(order_key, step // steps_per_epoch), positions, data.mask)
+            chosen = order(step // steps_per_epoch, positions)
             return ClientData(tree.take(data.examples, chosen), positions < num_examples)
 
-        def one_step(carry, step):
+        def one_step(step, carry):
             params, state, sums = carry
             examples, mask = batch(step)
             objective = jax.grad(
                 lambda p: loss_and_metrics(loss_fn, p, examples, mask, jax.random.fold_in(loss_key, step)), has_aux=True
             )
             gradients, means = objective(params)
-            updates, new_state = optimizer.update(correct(gradients, params), state, params)
-            new = (optax.apply_updates(params, updates), new_state, jax.tree.map(jnp.add, sums, means))
-            if num_epochs is not None:  # clients with fewer examples stop earlier
-                new = tree.where(step < own_steps, new, carry)
-            return new, None
+            updates, state = optimizer.update(correct(gradients, params), state, params)
+            return optax.apply_updates(params, updates), state, jax.tree.map(jnp.add, sums, means)
 
         _, means = jax.eval_shape(lambda: loss_and_metrics(loss_fn, params, data.examples, data.mask, loss_key))
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means)
         carry = (params, optimizer.init(params), sums)
-        unroll = total_steps if total_steps <= UNROLLED_STEPS else 1
-        (params, _, sums), _ = jax.lax.scan(one_step, carry, jnp.arange(total_steps), unroll=unroll)
-        num_steps_taken = jnp.minimum(own_steps, total_steps) * (num_examples > 0)
+        if (num_epochs is None and num_steps <= UNROLLED_STEPS) or most_steps == 1:
+            for step in range(most_steps):
+                carry = one_step(jnp.int32(step), carry)
+        else:  # a client with fewer examples stops earlier; under vmap the longest of its lanes decides
+            carry = jax.lax.fori_loop(0, own_steps, one_step, carry)
+        params, _, sums = carry
+        num_steps_taken = jnp.asarray(own_steps, jnp.int32) * (num_examples > 0)
         weight = _own_weight(loss_fn, params, data, loss_key)
         return Training(params, sums, num_steps_taken, num_examples, weight)
 

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import validate
+from fedjax_sim.prng import ROUNDS, feistel, walked
 from fedjax_sim.types import Array
 
 __all__ = ["permute"]
 
 _EXACT_LIMIT = 1024  # up to here a sort is as fast, and exactly uniform
-_NUM_ROUNDS = 8
 
 
 def permute(key: Array, positions: Array, population_size: int) -> Array:
@@ -50,13 +50,9 @@ def permute(key: Array, positions: Array, population_size: int) -> Array:
         bits = jax.random.bits(key, (2, size), jnp.uint32)
         return jax.lax.sort((bits[0], bits[1], jnp.arange(size, dtype=jnp.int32)), num_keys=2)[2][positions]
     rows, columns = _grid(size)
-    network = functools.partial(_feistel, jax.random.bits(key, (_NUM_ROUNDS, 2), jnp.uint32), rows, columns)
-    values = network(positions.astype(jnp.uint32))
-    if rows * columns > size:
-        limit = jnp.uint32(size)
-        values = jax.lax.while_loop(
-            lambda x: (x >= limit).any(), lambda x: jnp.where(x >= limit, network(x), x), values
-        )
+    network = functools.partial(feistel, jax.random.bits(key, (ROUNDS, 2), jnp.uint32), rows, columns)
+    values = positions.astype(jnp.uint32)
+    values = walked(network, values, size) if rows * columns > size else network(values)
     return values.astype(jnp.int32)
 
 
@@ -65,23 +61,3 @@ def _grid(size: int) -> tuple[int, int]:
     root = math.isqrt(size - 1) + 1
     rows = min(range(root, root + min(root // 16, 512) + 1), key=lambda side: -size % side)
     return rows, -(-size // rows)
-
-
-def _feistel(words: Array, rows: int, columns: int, x: Array) -> Array:
-    """A bijection of [0, rows * columns) for any words: each round shifts one half by a function of the other."""
-    left, right = x // jnp.uint32(columns), x % jnp.uint32(columns)
-    for i in range(_NUM_ROUNDS):
-        # A half is below 2^16 and the hash below 2^31: their sum does not wrap, so that the shift is invertible.
-        if i % 2:
-            right = (right + _hash(words[i], left)) % jnp.uint32(columns)
-        else:
-            left = (left + _hash(words[i], right)) % jnp.uint32(rows)
-    return left * jnp.uint32(columns) + right
-
-
-def _hash(words: Array, x: Array) -> Array:
-    """31 bits of a murmur finaliser with 64 key bits."""
-    x = x ^ words[0]
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B) + words[1]
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return (x ^ (x >> 16)) >> 1

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from fedjax_sim import aggregation, algorithms, client, engine, server, transform
-from fedjax_sim.prng import client_key, shuffled, stream
+from fedjax_sim.prng import client_key, shuffle, stream
 from tests.laws import problems as p
 
 
@@ -63,8 +63,7 @@ def numpy_local_sgd(params, id: int, key, *, size: int, epochs: int | None = Non
     mask = jnp.arange(p.ROWS) < n
     for step in range(p.STEPS if epochs is None else epochs * per_epoch):
         epoch, place = divmod(step, per_epoch)
-        order_key = jax.random.fold_in(stream(key, "order"), epoch)
-        order = np.asarray(shuffled(order_key, jnp.arange(p.ROWS), mask))[:n]
+        order = np.asarray(shuffle(key, mask)(jnp.int32(epoch), jnp.arange(p.ROWS)))[:n]
         rows = order[place * p.BATCH : (place + 1) * p.BATCH]
         x, y = p.FEATURES[id][rows].astype(np.float64), p.TARGETS[id][rows].astype(np.float64)
         w = w - p.RATE * (x.T @ (x @ w - y) / len(rows) + proximal * (w - start))

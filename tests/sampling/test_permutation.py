@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_sim.sampling.permutation import _feistel, _grid, _hash, permute
+from fedjax_sim.prng import _shift, feistel
+from fedjax_sim.sampling.permutation import _grid, permute
 
 ALPHA = 1e-6
 
@@ -33,7 +34,7 @@ def modulo_permute(key, positions, size):
     """A wrong one: folds the cells past N back instead of walking on."""
     rows, columns = _grid(size * 9 // 8)
     words = jax.random.bits(key, (8, 2), jnp.uint32)
-    return _feistel(words, rows, columns, positions.astype(jnp.uint32)) % size
+    return feistel(words, rows, columns, positions.astype(jnp.uint32)) % size
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 1023, 1024, 1025, 1501, 4097])
@@ -59,7 +60,7 @@ def test_large_populations_stay_in_range_and_distinct(size):
 def test_shifts_never_wrap():
     """Catches a 32-bit hash: hash + half would pass 2^32 for about one key in 2^16, and that round merge two values."""
     words = jax.random.bits(jax.random.key(9), (8, 2), jnp.uint32)
-    hashes = np.asarray(jax.vmap(_hash, (0, None))(words, jnp.arange(2**16, dtype=jnp.uint32)))
+    hashes = np.asarray(jax.vmap(_shift, (0, None))(words, jnp.arange(2**16, dtype=jnp.uint32)))
     assert int(hashes.max()) + 2**16 < 2**32 and hashes.max() > 2**30
 
 
