@@ -9,7 +9,18 @@ import jax.numpy as jnp
 
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["all_finite", "num_bytes", "pinned", "spec", "subtract", "take", "where", "zeros_like"]
+__all__ = [
+    "all_finite",
+    "hidden_zero",
+    "num_bytes",
+    "pinned",
+    "settled",
+    "spec",
+    "subtract",
+    "take",
+    "where",
+    "zeros_like",
+]
 
 
 def pinned(tree: PyTree, zero: Array) -> PyTree:
@@ -30,6 +41,34 @@ def pinned(tree: PyTree, zero: Array) -> PyTree:
         return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, bits) ^ zero.astype(bits), x.dtype)
 
     return jax.tree.map(leaf, tree)
+
+
+def hidden_zero(tree: PyTree) -> Array:
+    """[] int32, 0, and not provably so: of the first leaf's first element, the least of 0 and its bits without sign."""
+    x = jax.tree.leaves(tree)[0].reshape(-1)[0]
+    if x.dtype != bool:
+        integer = jnp.dtype(f"int{8 * x.dtype.itemsize}")
+        x = jax.lax.bitcast_convert_type(x, integer) & jnp.iinfo(integer).max
+    return jnp.minimum(x.astype(jnp.int32), 0)
+
+
+def settled(tree: PyTree, zero: Array) -> PyTree:
+    """The same values, computed here once: what uses them neither recomputes them nor changes their rounding.
+
+    XLA:CPU computes a value anew in each fusion that reads it, and drops `optimization_barrier` before it fuses; a loop
+    that never turns is a wall. Elsewhere such a loop would wait for the host, so the values are `pinned`.
+
+    Args:
+      zero: [] int32 as for `pinned`; not batched under vmap.
+    """
+    if jax.default_backend() != "cpu":
+        return pinned(tree, zero)
+
+    def never(carry):
+        turns, values = carry
+        return turns + 1, jax.tree.map(lambda x: ~x if x.dtype == bool else -x, values)
+
+    return jax.lax.while_loop(lambda carry: carry[0] < zero, never, (jnp.zeros((), jnp.int32), tree))[1]
 
 
 def spec(tree: PyTree) -> PyTree:

@@ -83,20 +83,20 @@ def local_training(
         steps_per_epoch = jnp.maximum(-(-num_examples // size), 1)
         own_steps = num_steps if num_epochs is None else num_epochs * steps_per_epoch
         most_steps = num_steps if num_epochs is None else num_epochs * -(-rows // size)
-        loss_key, order = stream(key, "loss"), shuffle(key, data.mask)
+        zero = tree.hidden_zero(params)
+        loss_key, order = stream(key, "loss"), shuffle(key, data.mask, zero)
 
         def batch(step):
             if size == rows:
                 return data
             positions = (step % steps_per_epoch) * size + jnp.arange(size)
-            chosen = order(step // steps_per_epoch, positions)
-            return ClientData(tree.take(data.examples, chosen), positions < num_examples)
+            epoch, positions, mask = tree.settled((step // steps_per_epoch, positions, positions < num_examples), zero)
+            return ClientData(tree.take(data.examples, tree.settled(order(epoch, positions), zero)), mask)
 
-        def one_step(step, carry):
+        def one_step(step, carry, batch):
             params, state, sums = carry
-            examples, mask = batch(step)
             objective = jax.grad(
-                lambda p: loss_and_metrics(loss_fn, p, examples, mask, jax.random.fold_in(loss_key, step)), has_aux=True
+                lambda p: loss_and_metrics(loss_fn, p, *batch, jax.random.fold_in(loss_key, step)), has_aux=True
             )
             gradients, means = objective(params)
             updates, state = optimizer.update(correct(gradients, params), state, params)
@@ -106,10 +106,12 @@ def local_training(
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means)
         carry = (params, optimizer.init(params), sums)
         if (num_epochs is None and num_steps <= UNROLLED_STEPS) or most_steps == 1:
+            batches = jax.vmap(batch, out_axes=None if size == rows else 0)(jnp.arange(most_steps))
             for step in range(most_steps):
-                carry = one_step(jnp.int32(step), carry)
+                one = batches if size == rows else jax.tree.map(lambda x, i=step: x[i], batches)
+                carry = one_step(step, carry, one)
         else:  # a client with fewer examples stops earlier; under vmap the longest of its lanes decides
-            carry = jax.lax.fori_loop(0, own_steps, one_step, carry)
+            carry = jax.lax.fori_loop(0, own_steps, lambda step, carry: one_step(step, carry, batch(step)), carry)
         params, _, sums = carry
         num_steps_taken = jnp.asarray(own_steps, jnp.int32) * (num_examples > 0)
         weight = _own_weight(loss_fn, params, data, loss_key)

@@ -139,7 +139,7 @@ def _add_leaf(acc: ExactSum, values: Array) -> ExactSum:
     full = acc.pending + (PENDING if many else count) > PENDING
     acc = jax.lax.while_loop(lambda x: x[0], lambda x: (jnp.zeros_like(x[0]), _normal(x[1])), (full, acc))[1]
 
-    values = tree.pinned(values.reshape(count, -1).astype(dtype), jnp.minimum(acc.pending, 0))
+    values = values.reshape(count, -1).astype(dtype)
     magnitudes = _bits(values)
     magnitudes &= jnp.iinfo(magnitudes.dtype).max
     peak = magnitudes.max(0) if many else reduce(jnp.maximum, magnitudes)
@@ -165,6 +165,9 @@ def _add_leaf(acc: ExactSum, values: Array) -> ExactSum:
 
 def add(acc: PyTree, values: PyTree) -> PyTree:
     """Adds a chunk of letters, leaves [c, ...], c <= MAX_CHUNK.
+
+    Letters are products at most: a sum or a difference that is still to be rounded may be fused into what follows, and
+    then rounds otherwise in another program. `tree.settled` rounds it; `engine.fold` hands over settled letters.
 
     Guarantees: any order, chunking or padding with zeros gives the same bits
     (tests/engine/test_exact.py::test_any_order_and_chunking_gives_the_same_bits); a value that is not finite makes

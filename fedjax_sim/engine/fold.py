@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from fedjax_sim import validate
+from fedjax_sim import tree, validate
 from fedjax_sim.engine import exact
 from fedjax_sim.engine.plan import Plan, plan_for
 from fedjax_sim.types import Array, PyTree
@@ -74,41 +74,43 @@ def fold(
         x = jnp.concatenate([x, jnp.zeros((padding, *x.shape[1:]), x.dtype)]) if padding else x
         return x.reshape(num_devices * chunks, groups, lanes, *x.shape[1:])
 
-    def flat(tree: PyTree, axes: int) -> PyTree:
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[axes:]), tree)
+    def flat(leaves: PyTree, axes: int) -> PyTree:
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[axes:]), leaves)
 
-    valid = blocks(jnp.ones(num_slots, bool))
+    positions = jnp.arange(num_slots + padding, dtype=jnp.int32).reshape(num_devices * chunks, groups, lanes)
     slots = jax.tree.map(blocks, slots)
 
-    def work(shared, carry, slots_and_valid):
+    def work(shared, carry, slots_and_positions):
         def vmapped(group):
             if lanes == 1:  # a batch axis of one would still turn matmuls into slower batched ones
                 one = jax.tree.map(lambda x: x[0], group)
                 return jax.tree.map(lambda x: jnp.asarray(x)[None], each(shared, one))
             return jax.vmap(each, in_axes=(None, 0))(shared, group)
 
-        def chunk_step(carry, slots_and_valid):
-            slots, valid = slots_and_valid
+        def chunk_step(carry, slots_and_positions):
+            slots, positions = slots_and_positions
+            zero = jnp.minimum(positions[0, 0], 0)
             if groups == 1:
                 letters, per_slot = vmapped(jax.tree.map(lambda x: x[0], slots))
             else:
                 letters, per_slot = flat(jax.lax.map(vmapped, slots), 2)
-            carry = accumulate(shared, carry, letters, flat(slots, 2), valid.reshape(-1))
+            letters, per_slot = tree.settled((letters, per_slot), zero)
+            carry = accumulate(shared, carry, letters, flat(slots, 2), positions.reshape(-1) < num_slots)
             return carry, per_slot
 
-        return jax.lax.scan(chunk_step, carry, slots_and_valid)
+        return jax.lax.scan(chunk_step, carry, slots_and_positions)
 
-    def on_device(shared, carry, slots_and_valid):
-        carry, per_slot = work(shared, carry, slots_and_valid)
+    def on_device(shared, carry, slots_and_positions):
+        carry, per_slot = work(shared, carry, slots_and_positions)
         return exact.combine(carry, AXIS), per_slot
 
     if mesh is None:
-        carry, per_slot = work(shared, carry, (slots, valid))
+        carry, per_slot = work(shared, carry, (slots, positions))
     else:
         here, split = PartitionSpec(), PartitionSpec(AXIS)
         # Checked replication would sum gradients with respect to shared values over devices (a client's gradient is its
         # own), and would refuse every client whose loops start from constants.
         specs = {"in_specs": (here, here, split), "out_specs": (here, split), "check_vma": False}
         sharded = jax.shard_map(on_device, mesh=mesh, **specs)
-        carry, per_slot = sharded(shared, carry, (slots, valid))
+        carry, per_slot = sharded(shared, carry, (slots, positions))
     return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_slots], per_slot)

@@ -101,8 +101,8 @@ def last_partial_batch_dropped(patch):
 
 @fault(laws.matches_the_numpy_oracle)
 def examples_drawn_with_repetition(patch):
-    def again(key, mask):
-        return lambda epoch, positions: prng.shuffle(key, mask)(epoch, positions // 2 * 2)
+    def again(key, mask, zero):
+        return lambda epoch, positions: prng.shuffle(key, mask, zero)(epoch, positions // 2 * 2)
 
     patch.setattr(training, "shuffle", again)
 
