@@ -47,6 +47,9 @@ class Population(Protocol):
     def client(self, id: Array) -> ClientData:
         """Data of one client; pure, traceable, `id` a scalar int32 in [0, size)."""
 
+    # A population may also have `count(id)`, the number of examples without reading them; and, if its clients differ
+    # much, `capacities`, the rows that classes of clients may have, rising, and `capped(rows)`, itself with fewer.
+
 
 class Cohort(NamedTuple):
     """Who was called in a round, and whose letter arrived."""
@@ -95,6 +98,7 @@ class ClientUpdate(NamedTuple):
 
     init: Callable  # (params) -> client state; () if stateless
     apply: Callable  # (key, broadcast, client state, ClientData) -> (Report, client state)
+    num_steps: int | Callable | None = None  # of a client that reads minibatches, or (examples) -> steps; else None
 
 
 class UpdateTransform(NamedTuple):

@@ -13,7 +13,7 @@ from fedjax_sim import tree, validate
 from fedjax_sim.prng import shuffle, stream
 from fedjax_sim.types import Array, ClientData, ClientUpdate, Mean, PyTree, Report
 
-__all__ = ["Training", "local_sgd", "local_training", "loss_and_metrics", "send_model"]
+__all__ = ["Training", "local_sgd", "local_training", "loss_and_metrics", "minibatch_steps", "send_model"]
 
 UNROLLED_STEPS = 8  # a short loop costs more than its copies
 
@@ -158,10 +158,18 @@ def local_sgd(
     """
     validate.one_of("weighting", weighting, ("examples", "uniform"))
     train = local_training(loss_fn, optimizer, num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size)
-    return _client(train, lambda broadcast: lambda gradients, params: gradients, weighting)
+    steps = minibatch_steps(num_steps, num_epochs, batch_size)
+    return _client(train, lambda broadcast: lambda gradients, params: gradients, weighting, steps)
 
 
-def _client(train: Callable, correction: Callable, weighting: str) -> ClientUpdate:
+def minibatch_steps(num_steps: int | None, num_epochs: int | None, batch_size: int | None) -> int | Callable | None:
+    """`ClientUpdate.num_steps` of local training."""
+    if batch_size is None or num_epochs is None:
+        return None if batch_size is None else num_steps
+    return lambda examples: num_epochs * jnp.maximum(-(-examples // batch_size), 1)
+
+
+def _client(train: Callable, correction: Callable, weighting: str, num_steps: int | Callable | None) -> ClientUpdate:
     """A stateless client; `correction(broadcast)` gives the change of its gradients."""
 
     def apply(key, broadcast, state, data):
@@ -172,7 +180,7 @@ def _client(train: Callable, correction: Callable, weighting: str) -> ClientUpda
         update = tree.subtract(done.params, broadcast)
         return Report(update, weight, done.metrics | {"local_steps": steps}), state
 
-    return ClientUpdate(init=lambda params: (), apply=apply)
+    return ClientUpdate(init=lambda params: (), apply=apply, num_steps=num_steps)
 
 
 def send_model(client: ClientUpdate) -> ClientUpdate:
@@ -186,4 +194,4 @@ def send_model(client: ClientUpdate) -> ClientUpdate:
         report, state = client.apply(key, broadcast, state, data)
         return report._replace(update=jax.tree.map(jnp.add, broadcast, report.update)), state
 
-    return ClientUpdate(client.init, apply)
+    return client._replace(apply=apply)

@@ -56,4 +56,4 @@ def normalized(client: ClientUpdate, *, momentum: float = 0.0, shrinkage: float 
         direction = jax.tree.map(lambda x: x / jnp.maximum(steps, 1), report.update)
         return report._replace(update={"direction": direction, "steps": steps}), state
 
-    return ClientUpdate(client.init, apply)
+    return client._replace(apply=apply)

@@ -8,7 +8,7 @@ import jax
 import optax
 
 from fedjax_sim import validate
-from fedjax_sim.client.local_sgd import _client, local_training
+from fedjax_sim.client.local_sgd import _client, local_training, minibatch_steps
 from fedjax_sim.types import ClientUpdate
 
 __all__ = ["proximal"]
@@ -45,4 +45,4 @@ def proximal(
 
         return correct
 
-    return _client(train, correction, weighting)
+    return _client(train, correction, weighting, minibatch_steps(num_steps, num_epochs, batch_size))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from fedjax_sim import tree, validate
 from fedjax_sim.engine import exact
+from fedjax_sim.engine.packing import ALONE, pack
 from fedjax_sim.engine.plan import Plan, plan_for
 from fedjax_sim.types import Array, PyTree
 
@@ -37,6 +39,8 @@ def fold(
     *,
     plan: Plan | None = None,
     mesh: Mesh | None = None,
+    sizes: Array | None = None,
+    capacities: tuple[int, ...] = (),
 ) -> tuple[PyTree, PyTree]:
     """Runs `each` for every slot and gathers the letters into one carry.
 
@@ -49,68 +53,87 @@ def fold(
       slots: pytree of [m, ...].
       plan: clients vmapped at once and letters summed at once; by default fitted to the cache.
       mesh: devices that share the slots; None for one device.
+      sizes: [m] int32, for slots of unequal work: like goes with like (see `packing.pack`), whatever their order.
+      capacities: with `sizes`, rows of the classes; `each` is then (shared, slot, rows), traced once per class.
 
     Returns: (carry over all slots, per_slot [m, ...]).
 
     Guarantees: temporary memory does not grow with m, apart from `per_slot`
     (tests/engine/test_fold.py::test_memory_is_flat_in_the_cohort); the carry has the same bits for any number of
-    devices, order of slots and padding (tests/laws/test_invariance.py).
+    devices, order of slots and padding (tests/laws/test_invariance.py); packing by size changes no bit
+    (tests/laws/test_unequal.py).
     """
     num_slots = jax.tree.leaves(slots)[0].shape[0]
     num_devices = mesh.size if mesh is not None else 1
     validate.integer("cohort slots", num_slots, 1, exact.MAX_CLIENTS, hint="Exact sums hold that many letters.")
     validate.integer("devices", num_devices, 1, exact.MAX_DEVICES, hint="Exact sums combine that many at once.")
+    kinds = [partial(each, rows=rows) for rows in capacities] if sizes is not None else [each]
     if plan is None:
-        plan = plan_for(jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))[0])
+        plan = plan_for(jax.eval_shape(kinds[-1], shared, jax.tree.map(lambda x: x[0], slots))[0])
     # Neither may depend on the number of devices: compilers round differently in another loop.
     lanes = min(plan.lanes, num_slots)
     groups = min(max(plan.chunk // lanes, 1), -(-num_slots // lanes))  # of lanes in a chunk
     chunk = lanes * groups
     validate.integer("plan.chunk", chunk, 1, exact.MAX_CHUNK, hint="An exact sum adds that many letters at once.")
-    chunks = -(-num_slots // (num_devices * chunk))
-    padding = num_devices * chunks * chunk - num_slots
+    if sizes is not None:
+        groups, chunk = 1, lanes
+        source, kind, place = pack(sizes, capacities, lanes, num_devices)
+        source, kind = source.reshape(-1, groups, lanes), kind.reshape(-1)
+        padding = 1
+    else:
+        chunks = -(-num_slots // (num_devices * chunk))
+        padding = num_devices * chunks * chunk - num_slots
+        source = jnp.arange(num_slots + padding, dtype=jnp.int32).reshape(num_devices * chunks, groups, lanes)
+        kind = jnp.zeros(num_devices * chunks, jnp.int32)
 
     def blocks(x: Array) -> Array:
         x = jnp.concatenate([x, jnp.zeros((padding, *x.shape[1:]), x.dtype)]) if padding else x
-        return x.reshape(num_devices * chunks, groups, lanes, *x.shape[1:])
+        return x[source] if sizes is not None else x.reshape(*source.shape, *x.shape[1:])
 
     def flat(leaves: PyTree, axes: int) -> PyTree:
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[axes:]), leaves)
 
-    positions = jnp.arange(num_slots + padding, dtype=jnp.int32).reshape(num_devices * chunks, groups, lanes)
     slots = jax.tree.map(blocks, slots)
 
-    def work(shared, carry, slots_and_positions):
-        def vmapped(group):
-            if lanes == 1:  # a batch axis of one would still turn matmuls into slower batched ones
+    def work(shared, carry, slots):
+        def vmapped(each, group, alone):
+            if alone or lanes == 1:  # a batch axis of one would still turn matmuls into slower batched ones
+                if lanes > 1:
+                    return jax.lax.map(partial(each, shared), group)
                 one = jax.tree.map(lambda x: x[0], group)
                 return jax.tree.map(lambda x: jnp.asarray(x)[None], each(shared, one))
             return jax.vmap(each, in_axes=(None, 0))(shared, group)
 
-        def chunk_step(carry, slots_and_positions):
-            slots, positions = slots_and_positions
+        branches = [
+            partial(vmapped, each, alone=bool(capacities) and capacities[i] > ALONE and len(kinds) > 1)
+            for i, each in enumerate(kinds)
+        ]
+
+        def chunk_step(carry, slots):
+            slots, positions, kind = slots
             zero = jnp.minimum(positions[0, 0], 0)
             if groups == 1:
-                letters, per_slot = vmapped(jax.tree.map(lambda x: x[0], slots))
+                letters, per_slot = jax.lax.switch(kind, branches, jax.tree.map(lambda x: x[0], slots))
             else:
-                letters, per_slot = flat(jax.lax.map(vmapped, slots), 2)
+                letters, per_slot = flat(jax.lax.map(branches[0], slots), 2)
             letters, per_slot = tree.settled((letters, per_slot), zero)
             carry = accumulate(shared, carry, letters, flat(slots, 2), positions.reshape(-1) < num_slots)
             return carry, per_slot
 
-        return jax.lax.scan(chunk_step, carry, slots_and_positions)
+        return jax.lax.scan(chunk_step, carry, slots)
 
-    def on_device(shared, carry, slots_and_positions):
-        carry, per_slot = work(shared, carry, slots_and_positions)
+    def on_device(shared, carry, slots):
+        carry, per_slot = work(shared, carry, slots)
         return exact.combine(carry, AXIS), per_slot
 
     if mesh is None:
-        carry, per_slot = work(shared, carry, (slots, positions))
+        carry, per_slot = work(shared, carry, (slots, source, kind))
     else:
         here, split = PartitionSpec(), PartitionSpec(AXIS)
         # Checked replication would sum gradients with respect to shared values over devices (a client's gradient is its
         # own), and would refuse every client whose loops start from constants.
         specs = {"in_specs": (here, here, split), "out_specs": (here, split), "check_vma": False}
         sharded = jax.shard_map(on_device, mesh=mesh, **specs)
-        carry, per_slot = sharded(shared, carry, (slots, positions))
-    return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_slots], per_slot)
+        carry, per_slot = sharded(shared, carry, (slots, source, kind))
+    there = slice(num_slots) if sizes is None else place
+    return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[there], per_slot)

@@ -9,8 +9,9 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.types import PyTree
 
-__all__ = ["checked_examples", "checked_leaf", "checked_offsets"]
+__all__ = ["capacities", "checked_examples", "checked_leaf", "checked_offsets"]
 
+SMALLEST_CLASS, CLASS_GROWTH = 64, 4  # rows
 BLOCK_BYTES = 1 << 26  # of a larger-than-memory leaf looked at in one go
 
 
@@ -75,3 +76,20 @@ def checked_offsets(name: str, offsets, total: int) -> np.ndarray:
     if len(falls):
         validate.fail(name, "positions that never fall", f"a fall after client {falls[0]}", "Use a cumulative sum.")
     return offsets
+
+
+def capacities(sizes: np.ndarray) -> tuple[int, ...]:
+    """Rows that the clients of each class may have: those of 64, 256, 1024, ... that part the clients, and the largest.
+
+    >>> capacities(np.array([5, 40])), capacities(np.array([5, 700])), capacities(np.array([700, 800]))
+    ((40,), (64, 700), (800,))
+    """
+    sizes = np.sort(sizes)
+    largest, classes, parted = int(sizes[-1]), [], 0
+    rows = SMALLEST_CLASS
+    while rows < largest:
+        below = int(np.searchsorted(sizes, rows, side="right"))
+        if below > parted:
+            classes.append(rows)
+        rows, parted = rows * CLASS_GROWTH, below
+    return (*classes, largest)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.population.arrays import checked_examples, checked_offsets
+from fedjax_sim.population.arrays import capacities, checked_examples, checked_offsets
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
 if TYPE_CHECKING:
@@ -35,6 +35,17 @@ def _span(offsets: Array, id: Array, size: int, max_examples: int) -> tuple[Arra
     return offsets[known] + row, row < count
 
 
+def _count(self, id: Array) -> Array:
+    """Examples of client `id`, without reading them."""
+    known = jnp.clip(id, 0, self.size - 1)
+    return jnp.where(known == id, self.offsets[known + 1] - self.offsets[known], 0)
+
+
+def _capped(self, rows: int):
+    """The same clients with room for `rows` examples: for those that have no more."""
+    return dataclasses.replace(self, max_examples=rows)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stored:
@@ -48,11 +59,15 @@ class Stored:
     offsets: Array  # [N + 1] int32
     max_examples: int = dataclasses.field(metadata=static)  # n, the largest client
     size: int = dataclasses.field(metadata=static)  # N
+    capacities: tuple[int, ...] = dataclasses.field(default=(), metadata=static)
 
     @property
     def sizes(self) -> Array:
         """[N] int32 examples per client."""
         return jnp.diff(self.offsets)
+
+    count = _count
+    capped = _capped
 
     def client(self, id: Array) -> ClientData:
         """Data of client `id`, a scalar int32."""
@@ -74,11 +89,15 @@ class Indexed:
     offsets: Array  # [N + 1] int32
     max_examples: int = dataclasses.field(metadata=static)
     size: int = dataclasses.field(metadata=static)
+    capacities: tuple[int, ...] = dataclasses.field(default=(), metadata=static)
 
     @property
     def sizes(self) -> Array:
         """[N] int32 examples per client."""
         return jnp.diff(self.offsets)
+
+    count = _count
+    capped = _capped
 
     def client(self, id: Array) -> ClientData:
         """Data of client `id`, a scalar int32."""
@@ -114,6 +133,10 @@ class Generated:
 
         return jax.lax.map(count, jnp.arange(self.size, dtype=jnp.int32), batch_size=min(self.size, 4096))
 
+    def count(self, id: Array) -> Array:
+        """Examples of client `id`; the compiler drops what only the examples need."""
+        return self.client(id).mask.sum(dtype=jnp.int32)
+
     def client(self, id: Array) -> ClientData:
         """Data of client `id`, a scalar int32."""
         known = jnp.clip(id, 0, self.size - 1)
@@ -121,11 +144,12 @@ class Generated:
         return data._replace(mask=data.mask & (known == id))
 
 
-def _limits(offsets: np.ndarray) -> dict[str, int]:
+def _limits(offsets: np.ndarray) -> dict[str, Any]:
     """The static facts of ragged clients, within int32."""
-    max_examples = int(np.diff(offsets).max())
-    validate.integer("number of rows", int(offsets[-1]) + max_examples, hint="Use host_store for more.")
-    return {"max_examples": max_examples, "size": len(offsets) - 1}
+    sizes = np.diff(offsets)
+    largest = int(sizes.max())
+    validate.integer("number of rows", int(offsets[-1]) + largest, hint="Use host_store for more.")
+    return {"max_examples": largest, "size": len(sizes), "capacities": capacities(sizes)}
 
 
 def stored(examples: PyTree, offsets) -> Stored:
