@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
-from fedjax_sim import algorithms, sampling
+from fedjax_sim import algorithms, client, engine, sampling, server
+from tests.laws import cases
 from tests.laws import problems as p
 
 
@@ -44,6 +48,36 @@ def test_traced_once_and_compiled_once():
     other = p.ragged(sizes=np.full(p.NUM_CLIENTS, 2))
     step(jax.random.key(5), state, other)
     assert len(traces) == counts[0], "another population of the same shapes"
+
+
+def collectives(text: str) -> list[str]:
+    """The collective operations of a compiled program, starts of asynchronous ones included."""
+    kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
+    return re.findall(rf"= .*? ({kinds})(?:-start)?\(", text)
+
+
+@pytest.mark.parametrize(
+    "aggregator, gathered",
+    [("mean", 8), ("fixed_mean", 8), ("horvitz_thompson", 8), ("keep_old", 8), ("mean", 1)],
+)
+def test_one_collective_a_round(aggregator, gathered, monkeypatch):
+    """For linear aggregators, whatever the number of leaves, metrics and counts.
+
+    Catches a maximum of bins beside the sum, counts that are summed on their own, a server step that is sharded.
+    """
+    monkeypatch.setattr(engine.exact, "GATHERED", gathered)
+    algorithm = algorithms.federated(
+        sampling.with_dropout(sampling.uniform(p.NUM_CLIENTS, p.SLOTS), 0.2),
+        client.local_sgd(p.mlp_loss, optax.sgd(0.05), num_epochs=1, batch_size=p.BATCH),
+        cases.CASES["aggregation"][aggregator](),
+        server.optimizer(optax.adam(0.01)),
+        plan=p.PLAN,
+        mesh=engine.device_mesh(2),
+    )
+    data, key = p.ragged(), jax.random.key(0)
+    state = algorithm.init(key, p.mlp_params(), data)
+    text = jax.jit(algorithm.step).lower(key, state, data).compile().as_text()
+    assert collectives(text) == ["all-gather" if gathered > 1 else "all-reduce"], collectives(text)
 
 
 def test_importing_the_package_initialises_no_backend():
