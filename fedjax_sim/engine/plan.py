@@ -1,7 +1,9 @@
-"""How many clients are simulated at once: a model of the cache, not a measurement, so that a run repeats its bits."""
+"""How many clients are simulated at once, by a model of the cache that repeats a run's bits; and what a program needs."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -9,7 +11,7 @@ import jax
 from fedjax_sim import tree, validate
 from fedjax_sim.types import PyTree
 
-__all__ = ["Plan", "plan_for"]
+__all__ = ["Needs", "Plan", "needs", "plan_for", "total_memory"]
 
 CPU_CACHE_BYTES = 2 << 20  # the second-level cache of a core
 ACCELERATOR_CACHE_BYTES = 48 << 20
@@ -46,3 +48,39 @@ def plan_for(letter: PyTree) -> Plan:
     lanes = max(1, min(cache // (4 * letter_bytes), MAX_CPU_LANES if cpu else MAX_LANES))
     lanes = 1 << (lanes.bit_length() - 1)
     return Plan(lanes, lanes)
+
+
+class Needs(NamedTuple):
+    """Bytes of a compiled program on all devices of this process."""
+
+    arguments: int  # what it is given: the population, the state
+    temporary: int
+    results: int  # without those that take the place of arguments
+
+    @property
+    def total(self) -> int:
+        return self.arguments + self.temporary + self.results
+
+
+def needs(compiled: jax.stages.Compiled) -> Needs:
+    """What the compiler allots to a program. Devices of a CPU each hold a copy of what is not split."""
+    found = compiled.memory_analysis()
+    devices = max(1, sum(device.process_index == jax.process_index() for device in _devices(compiled)))
+    results = max(found.output_size_in_bytes - found.alias_size_in_bytes, 0)
+    return Needs(*(devices * x for x in (found.argument_size_in_bytes, found.temp_size_in_bytes, results)))
+
+
+def _devices(compiled: jax.stages.Compiled) -> list:
+    shardings = jax.tree.leaves(compiled.input_shardings)
+    return list(shardings[0].device_set) if shardings else jax.local_devices()[:1]
+
+
+def total_memory() -> int:
+    """Bytes of this process's devices; for a CPU, of the machine or of the limit that it was given."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"] * jax.local_device_count()
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    group = Path("/sys/fs/cgroup/memory.max")
+    limit = group.read_text().strip() if group.is_file() else ""
+    return min(total, int(limit)) if limit.isdigit() else total

@@ -1,0 +1,119 @@
+"""What a run will take: memory from the compiled program, time from two rounds, lanes by a timed trial."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_sim import engine
+from fedjax_sim.types import Algorithm, Array, Population, PyTree
+
+__all__ = ["Forecast", "check_memory", "fastest", "forecast", "largest_cohort", "round_needs"]
+
+LANES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+PATIENCE = 2  # slower candidates in a row before a trial ends
+TRIAL_SECONDS = 1.0  # of rounds for each candidate
+
+
+class Forecast(NamedTuple):
+    """What one config will take."""
+
+    needs: engine.Needs
+    limit: int  # bytes
+    compile_seconds: float
+    round_seconds: float
+
+
+def _compiled(algorithm: Algorithm, key: Array, params: PyTree, population: Population):
+    state = jax.eval_shape(algorithm.init, key, params, population)
+    return jax.jit(algorithm.step, donate_argnums=1).lower(key, state, population).compile()
+
+
+def round_needs(algorithm: Algorithm, key: Array, params: PyTree, population: Population) -> engine.Needs:
+    """Bytes that a round of this algorithm takes; compiles it, and runs nothing."""
+    return engine.needs(_compiled(algorithm, key, params, population))
+
+
+def check_memory(needs: engine.Needs) -> None:
+    """Raises: MemoryError with the byte counts where a program cannot fit (tests/test_planning.py)."""
+    limit = engine.total_memory()
+    if needs.total > limit:
+        raise MemoryError(
+            f"memory: expected at most the {limit:,} bytes that are there, got {needs.total:,}: "
+            f"{needs.arguments:,} for population and state, {needs.temporary:,} at work, {needs.results:,} for results."
+            " `fedjax-sim plan` tells the largest cohort that fits."
+        )
+
+
+def forecast(algorithm: Algorithm, key: Array, params: PyTree, population: Population) -> Forecast:
+    """Compiles a round, sees whether it fits, and times it (the first turn apart).
+
+    Raises: MemoryError where it does not fit.
+    """
+    before = time.perf_counter()
+    compiled = _compiled(algorithm, key, params, population)
+    compile_seconds = time.perf_counter() - before
+    needs = engine.needs(compiled)
+    check_memory(needs)
+    return Forecast(
+        needs, engine.total_memory(), compile_seconds, _seconds(compiled, algorithm, key, params, population)
+    )
+
+
+def _seconds(compiled, algorithm: Algorithm, key: Array, params: PyTree, population: Population) -> float:
+    """The median of some rounds."""
+    (key_place, state_place, population_place), _ = compiled.input_shardings
+    population = jax.device_put(population, population_place)
+    state = jax.device_put(jax.tree.map(jax.numpy.array, algorithm.init(key, params, population)), state_place)
+    seconds, key = [], jax.device_put(key, key_place)
+    while len(seconds) < 3 or (sum(seconds) < TRIAL_SECONDS and len(seconds) < 50):
+        before = time.perf_counter()
+        state, _ = jax.block_until_ready(compiled(key, state, population))
+        seconds.append(time.perf_counter() - before)
+        state = jax.device_put(state, state_place)
+        if sum(seconds) > 10 * TRIAL_SECONDS:
+            break
+    return statistics.median(seconds[1:] or seconds)
+
+
+def fastest(
+    make: Callable[[engine.Plan], Algorithm], key: Array, params: PyTree, population: Population
+) -> engine.Plan:
+    """The plan with the shortest rounds, of lanes 1, 2, 4, ...; ends when two in a row were slower.
+
+    Args:
+      make: a plan -> the algorithm under it, on one device.
+    """
+    best, least, slower = engine.Plan(1, 1), float("inf"), 0
+    for lanes in LANES:
+        plan = engine.Plan(lanes, lanes)
+        algorithm = make(plan)
+        compiled = _compiled(algorithm, key, params, population)
+        if engine.needs(compiled).total > engine.total_memory():
+            break
+        seconds = _seconds(compiled, algorithm, key, params, population)
+        slower = slower + 1 if seconds >= least else 0
+        if seconds < least:
+            best, least = plan, seconds
+        if slower == PATIENCE:
+            break
+    return best
+
+
+def largest_cohort(build: Callable[[int], Any], cohort_size: int) -> int:
+    """Clients of the largest cohort that fits, from the bytes at this one and at twice as many.
+
+    Args:
+      build: cohort size -> `experiment.Experiment`.
+    """
+    small, large = (_total(build(size)) for size in (cohort_size, 2 * cohort_size))
+    each = max((large - small) / cohort_size, 1e-9)
+    return max(int((engine.total_memory() - (small - each * cohort_size)) / each), 0)
+
+
+def _total(experiment: Any) -> int:
+    return round_needs(experiment.algorithm, experiment.key, experiment.params, experiment.data.train).total
