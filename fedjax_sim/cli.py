@@ -1,27 +1,36 @@
-"""The command line: `fedjax-sim run`, `fedjax-sim list`. JAX is imported only once a run's config has been read."""
+"""The command line: `fedjax-sim run`, `launch`, `list`. JAX is imported only once a run's config has been read."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedjax_sim.environment import environment, prepare, versions
+from fedjax_sim.folders import RUNS, check_fresh, check_unfinished, folder_to_resume, next_folder, rounds_done
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-WRONG_INPUT, INTERRUPTED = 2, 130
-RUNS = Path("runs")
+WRONG_INPUT = 2
 
 
 def main() -> None:
     """Entry point: exit code 0, 2 for wrong input, 1 for a run that failed, 130 for an interrupted one."""
-    app()
+    try:
+        app()
+    except Exception as error:  # a fault of ours: the other processes of the job must not wait for this one
+        from fedjax_sim import distributed
+
+        if not distributed.several():
+            raise
+        traceback.print_exc()
+        distributed.leave(error)
 
 
 def _version(wanted: bool) -> None:
@@ -59,27 +68,41 @@ def run(
         bool, typer.Option("--allow-previous", help="With --resume: pass over a damaged newest checkpoint.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no table.")] = False,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", envvar="JAX_COORDINATOR_ADDRESS", help="Where process 0 of several is."),
+    ] = None,
+    num_processes: Annotated[int | None, typer.Option(envvar="JAX_NUM_PROCESSES", help="How many there are.")] = None,
+    process_id: Annotated[int | None, typer.Option(envvar="JAX_PROCESS_ID", help="Which this one is.")] = None,
 ) -> None:
     """Train, and write config, metrics, checkpoints, summary and report into a folder."""
-    from fedjax_sim.config import ConfigError, load
+    from fedjax_sim import distributed
+    from fedjax_sim.config import Config, ConfigError, load
 
     settings = settings or []
-    try:
-        folder = _folder_to_resume(out) if resume else out
+
+    def read() -> tuple[str | None, dict]:
+        folder = folder_to_resume(out) if resume else out
         loaded = load(folder / "config.toml" if resume and config is None else config, settings)
         if resume:
-            _check_unfinished(folder, loaded.tables["run"]["rounds"])
+            check_unfinished(folder, loaded.tables["run"]["rounds"])
         elif folder is not None:
-            _check_fresh(folder)
+            check_fresh(folder)
+        return folder and str(folder), loaded.resolved()
+
+    try:
+        distributed.initialize(coordinator, num_processes, process_id)
+        folder, tables = distributed.from_first(read)
+        folder, loaded = folder and Path(folder), Config(tables)
         prepare()
         from fedjax_sim.experiment import build
 
-        experiment = build(loaded)
+        experiment = distributed.agreed(lambda: build(loaded))
         loaded = loaded.planned(experiment.plan)
-    except ConfigError as error:
-        _fail("\n".join(error.problems), WRONG_INPUT)
-    except KeyboardInterrupt:
-        _fail("Interrupted before the first round.", INTERRUPTED)
+    except (ConfigError, distributed.PeerFailed) as error:
+        _stop("\n".join(getattr(error, "problems", ())), error)
+    except KeyboardInterrupt as error:
+        _stop("Interrupted before the first round.", error)
     command = shlex.join(
         ["fedjax-sim", "run", *([str(config)] if config else []), *(x for s in settings for x in ("--set", s))]
     )
@@ -87,6 +110,7 @@ def run(
 
 
 def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet: bool, command: str) -> None:
+    from fedjax_sim import distributed
     from fedjax_sim.checkpoint import CheckpointError, RunLocked, lock
     from fedjax_sim.metrics.baseline import constant_baseline
     from fedjax_sim.metrics.describe import describe, digest
@@ -96,17 +120,30 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
     tables = loaded.resolved()
     name = f"{tables['data']['name']}-{tables['algorithm']['name']}-{tables['seed']}"
     options = tables["run"]
-    try:
-        if folder is None:
-            folder = _next_folder(RUNS / name)
-        folder.mkdir(parents=True, exist_ok=True)
+    quiet = quiet or not distributed.is_first()
+
+    def begin() -> str:
+        place = next_folder(RUNS / name) if folder is None else folder
+        place.mkdir(parents=True, exist_ok=True)
         if not start["resume"]:
-            with lock(folder):  # nobody else's config is overwritten
-                _write(folder / "config.toml", loaded.to_toml())
-                _write(folder / "env.json", _json(environment(command)))
-                _write(folder / "population.json", _json(describe(experiment.data)))
+            with lock(place):  # nobody else's config is overwritten
+                _write(place / "config.toml", loaded.to_toml())
+                _write(place / "env.json", _json(environment(command)))
+                _write(place / "population.json", _json(describe(experiment.data)))
+        return str(place)
+
+    def finish() -> tuple[dict, Path]:
+        _write(folder / "config.toml", loaded.to_toml())  # a resumed run may have been given more rounds
+        summary = {"name": name, **history.summary, **constant_baseline(experiment.data.test, experiment.data.task)}
+        _write(folder / "summary.json", _json(summary))
+        return summary, write_report(folder)
+
+    try:
+        folder = Path(distributed.from_first(begin))
+        data_sha256 = digest(experiment.data)
+        distributed.check_same("data", data_sha256, "Every process must read the same files.")
         if not quiet:
-            done = f" after the {_rounds(folder):,} done" if start["resume"] else ""
+            done = f" after the {rounds_done(folder):,} done" if start["resume"] else ""
             typer.echo(
                 f"{name}: {experiment.data.train.size:,} clients, {options['rounds']:,} rounds{done}, into {folder}"
             )
@@ -121,29 +158,70 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
             directory=folder,
             checkpoint_every=options["checkpoint_every"],
             keep_checkpoints=options["keep_checkpoints"],
+            client_memory=options["client_memory"],
             **start,
             progress=options["progress"] and not quiet,
-            identity=loaded.identity() | {"data_sha256": digest(experiment.data)},
+            identity=loaded.identity() | {"data_sha256": data_sha256},
         )
-        _write(folder / "config.toml", loaded.to_toml())  # a resumed run may have been given more rounds
-        baseline = constant_baseline(experiment.data.test, experiment.data.task)
-        summary = {"name": name, **history.summary, **baseline}
-        _write(folder / "summary.json", _json(summary))
-        report = write_report(folder)
-    except KeyboardInterrupt:
-        kept = _rounds(folder) if folder else -1
-        if kept > 0:
+        finished = distributed.by_first(finish)
+    except KeyboardInterrupt as error:
+        kept = rounds_done(folder) if folder else -1
+        if kept > 0 and distributed.is_first():
             write_report(folder)
         again = f"Go on with: fedjax-sim run --resume --out {shlex.quote(str(folder))}"
-        _fail(f"Interrupted. {f'Round {kept} is safe. {again}' if kept >= 0 else 'No checkpoint yet.'}", INTERRUPTED)
-    except (FileExistsError, FileNotFoundError) as error:
-        _fail(str(error), WRONG_INPUT)
-    except (CheckpointError, RunLocked, ArithmeticError, MemoryError, OSError, RuntimeError) as error:
-        if isinstance(error, ArithmeticError):
+        _stop(f"Interrupted. {f'Round {kept} is safe. {again}' if kept >= 0 else 'No checkpoint yet.'}", error)
+    except (CheckpointError, RunLocked, ArithmeticError, MemoryError, OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, ArithmeticError) and distributed.is_first():
             write_report(folder)  # what happened until then
-        _fail(f"{type(error).__name__}: {error}", 1)
+        if distributed.lost_peer(error):
+            _stop(f"Another process of this job died. Go on with --resume --out {shlex.quote(str(folder))}.", error)
+        known = isinstance(error, (FileExistsError, FileNotFoundError))
+        if isinstance(error, ValueError) and not known:
+            raise
+        _stop(str(error) if known else f"{type(error).__name__}: {error}", error)
     if not quiet:
-        _show(summary, report)
+        _show(*finished)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def launch(
+    arguments: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="E.g. run --set run.rounds=50.")],
+    processes: Annotated[int, typer.Option("--processes", "-n", min=1, max=1024, help="How many to start.")],
+) -> None:
+    """Run a command in several processes on this machine, e.g. `fedjax-sim launch -n 2 -- run`."""
+    from fedjax_sim.launch import launch as start
+
+    raise typer.Exit(start(arguments, processes))
+
+
+@app.command()
+def plan(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="As for run.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="As for run.")] = None,
+) -> None:
+    """Show what a run will take: clients at once, memory, time, and the largest cohort that fits. Trains two rounds."""
+    from fedjax_sim.config import ConfigError, load
+
+    settings = settings or []
+    try:
+        loaded = load(config, settings)
+        prepare()
+        from fedjax_sim.experiment import build
+        from fedjax_sim.planning import forecast, largest_cohort
+
+        experiment = build(loaded)
+        parts = experiment.algorithm, experiment.key, experiment.params, experiment.data.train
+        found = forecast(*parts, client_memory=loaded.resolved()["run"]["client_memory"])
+        cohort = loaded.resolved()["sampler"].get("cohort_size")
+        largest = None
+        if cohort is not None and 2 * cohort <= experiment.data.train.size:
+            others = [setting for setting in settings if not setting.startswith("sampler.cohort_size=")]
+            largest = largest_cohort(lambda size: build(load(config, [*others, f"sampler.cohort_size={size}"])), cohort)
+    except ConfigError as error:
+        _fail("\n".join(error.problems), WRONG_INPUT)
+    except MemoryError as error:
+        _fail(f"MemoryError: {error}", 1)
+    _show_plan(loaded.resolved()["run"], experiment, found, largest)
 
 
 @app.command("list")
@@ -193,74 +271,19 @@ def _default(value: Any) -> str:
     return "(required)" if value is REQUIRED else "none" if value is None else json.dumps(value)
 
 
+def _stop(words: str, error: BaseException) -> None:
+    """Ends the run with the words of an error, told by one process of the job."""
+    from fedjax_sim import distributed
+
+    if distributed.speaks(error) and words:
+        typer.echo((f"Process {distributed.index()}: " if distributed.index() else "") + words, err=True)
+    distributed.leave(error)
+    raise typer.Exit(distributed.exit_code(error))
+
+
 def _fail(words: str, code: int) -> None:
     typer.echo(words, err=True)
     raise typer.Exit(code)
-
-
-# ---- folders
-
-
-def _rounds(folder: Path) -> int:
-    """The newest committed round; -1 if there is none."""
-    found = [int(p.stem[6:]) for p in (folder / "checkpoints").glob("round_*.ckpt") if p.stem[6:].isdigit()]
-    return max(found, default=-1)
-
-
-def _check_fresh(folder: Path) -> None:
-    from fedjax_sim.config import ConfigError
-    from fedjax_sim.kinds import problem
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError([problem("--out", "a folder that can be made", str(folder), f"{error.strerror}.")]) from error
-    from fedjax_sim.runlog import earlier_run
-
-    there = earlier_run(folder)
-    if there:
-        hint = f"It holds {', '.join(there)}. Add --resume to go on with it, or choose another --out."
-        raise ConfigError([problem("--out", "a folder without a run", str(folder), hint)])
-
-
-def _folder_to_resume(out: Path | None) -> Path:
-    from fedjax_sim.config import ConfigError
-    from fedjax_sim.kinds import problem
-
-    if out is None:
-        there = [path for path in RUNS.glob("*/config.toml") if _rounds(path.parent) >= 0]
-        if not there:
-            raise ConfigError(
-                [problem("--resume", "a run with a checkpoint in runs/", "none", "Give its folder: --out.")]
-            )
-        return max(there, key=lambda path: (path.parent / "checkpoints").stat().st_mtime).parent
-    if _rounds(out) < 0 or not (out / "config.toml").is_file():
-        hint = "Nothing to resume there: leave out --resume to start."
-        raise ConfigError([problem("--out", "a folder with config.toml and a checkpoint", str(out), hint)])
-    return out
-
-
-def _check_unfinished(folder: Path, rounds: int) -> None:
-    from fedjax_sim.config import ConfigError
-    from fedjax_sim.kinds import problem
-
-    done = _rounds(folder)
-    if done > rounds or (done == rounds and (folder / "summary.json").exists()):
-        hint = f"{folder} has all of its rounds: nothing to resume."
-        raise ConfigError([problem("run.rounds", f"more than the {done} rounds done", rounds, hint)])
-
-
-def _next_folder(base: Path) -> Path:
-    """BASE-001, or the next number; made, so that two runs never share it."""
-    base.parent.mkdir(parents=True, exist_ok=True)
-    for number in range(1, 1_000_000):
-        folder = base.with_name(f"{base.name}-{number:03d}")
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
-    raise OSError(f"{base.parent}: no free number left for {base.name}")
 
 
 # ---- what a run's folder holds
@@ -312,6 +335,30 @@ def _show(summary: dict[str, Any], report: Path) -> None:
     loss, guess = float(summary.get("test_loss", 0)), float(summary.get("baseline_loss", "inf"))
     if not loss <= guess:
         console.print("The model is no better than guessing: try a lower client_optimizer.learning_rate.", style="red")
+
+
+def _show_plan(options: dict[str, Any], experiment: Any, found: Any, largest: int | None) -> None:
+    import jax
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedjax_sim.plot import scaled_bytes
+
+    def size(value: float) -> str:
+        unit, name = scaled_bytes(value)
+        return f"{value / unit:.3g} {name}"
+
+    rounds, population = options["rounds"], experiment.data.train.size
+    grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    grid.add_row("clients at once", f"{experiment.plan.lanes} on each of {len(jax.devices())} devices")
+    grid.add_row("population, state", size(found.needs.arguments))
+    grid.add_row("a round's work", size(found.needs.temporary + found.needs.results))
+    grid.add_row("memory", f"{size(found.needs.total)} of {size(found.limit)}")
+    if largest is not None:
+        grid.add_row("largest cohort", f"{min(largest, population):,}" + (" (all)" if largest >= population else ""))
+    grid.add_row("compilation", f"{found.compile_seconds:.1f} s")
+    grid.add_row("rounds", f"{rounds:,} of {found.round_seconds:.3g} s: {rounds * found.round_seconds:.3g} s")
+    Console(soft_wrap=True).print(grid, highlight=False, markup=False)
 
 
 if __name__ == "__main__":

@@ -35,12 +35,15 @@ RUN = {
     "checkpoint_every": Option(COUNT | None, None),  # none: as evaluate_every
     "keep_checkpoints": Option(COUNT, 2),
     "devices": Option(Literal["all"] | COUNT, "all"),
+    "plan": Option(Literal["auto", "trial"], "auto"),  # trial: the fastest lanes of a short timed trial
     "lanes": Option(LANES | None, None),  # clients vmapped at once; none: fitted to the cache
     "chunk": Option(LANES | None, None),  # letters summed at once
     "nonfinite": Option(Literal["drop", "error"], "drop"),
+    "client_memory": Option(Literal["auto", "device", "disk"], "auto"),  # auto: disk where the devices are too small
     "progress": Option(bool, True),
 }
-NO_RESULT = ("rounds", "checkpoint_every", "keep_checkpoints", "devices", "progress")  # they change no bit of a round
+# They change no bit of a round.
+NO_RESULT = ("rounds", "checkpoint_every", "keep_checkpoints", "devices", "client_memory", "progress")
 DEFAULT_PART = {
     "data": "digits",
     "model": "mlp",

@@ -37,6 +37,7 @@ def environment(command: str) -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "backend": jax.default_backend(),
         "devices": [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()],
+        "processes": jax.process_count(),
         "cpu_count": _cores(),
         "matmul_precision": str(jax.config.jax_default_matmul_precision),
         "random_generator": str(jax.config.jax_default_prng_impl),
@@ -47,11 +48,12 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def prepare() -> None:
+def prepare(processes_here: int = 1) -> None:
     """Sets JAX up before its first use: a virtual CPU device per core, full precision, a private compilation cache.
 
-    What is set already, by `JAX_NUM_CPU_DEVICES` or `JAX_COMPILATION_CACHE_DIR`, stays. `FEDJAX_SIM_CACHE=off` does
-    without a cache. A cache holds programs that are run as they are: a folder that others may write is not used.
+    Processes on one machine share its cores out, one device each at least. What is set already, by
+    `JAX_NUM_CPU_DEVICES` or `JAX_COMPILATION_CACHE_DIR`, stays. `FEDJAX_SIM_CACHE=off` does without a cache. A cache
+    holds programs that are run as they are: a folder that others may write is not used.
 
     Guarantees: tests/test_cli.py::test_compilation_cache_is_private.
     """
@@ -60,7 +62,7 @@ def prepare() -> None:
     jax.config.update("jax_default_matmul_precision", "highest")
     if jax.config.jax_num_cpu_devices < 1:
         try:
-            jax.config.update("jax_num_cpu_devices", min(_cores(), MAX_CPU_DEVICES))
+            jax.config.update("jax_num_cpu_devices", max(1, min(_cores() // processes_here, MAX_CPU_DEVICES)))
         except RuntimeError:  # JAX is in use already, by whoever called us
             pass
     if jax.config.jax_compilation_cache_dir is None and os.environ.get("FEDJAX_SIM_CACHE") != "off":

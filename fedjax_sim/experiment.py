@@ -5,17 +5,19 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import engine, registry
+from fedjax_sim import distributed, engine, registry
 from fedjax_sim.config import Config, ConfigError
 from fedjax_sim.kinds import problem
 from fedjax_sim.metrics import evaluation
 from fedjax_sim.models import default_loss, supervised
+from fedjax_sim.planning import fastest
 from fedjax_sim.population import FederatedData, quadratic_loss
 from fedjax_sim.prng import stream
 from fedjax_sim.registry import Part
@@ -88,18 +90,27 @@ class _Builder:
         aggregator = self.make("aggregator", design=sampler.design, total_weight=lambda: self.total_weight(data))
         self.stop()
         init = (lambda key: {"w": jnp.zeros(data.input_shape)}) if model is None else lambda key: model.init(key)[0]
-        plan = plan or engine.plan_for(jax.eval_shape(lambda: init(jax.random.key(0))))
-        algorithm = self.make(
-            "algorithm",
-            loss_fn=loss_fn,
-            sampler=sampler,
-            optimizer=optimizer,
-            aggregator=aggregator,
-            always={"nonfinite": self.tables["run"]["nonfinite"], "plan": plan, "mesh": mesh},
-        )
-        self.stop()
         root = jax.random.key(self.tables["seed"])
         params = init(stream(root, "init"))
+
+        def algorithm_under(plan, mesh):
+            made = self.make(
+                "algorithm",
+                loss_fn=loss_fn,
+                sampler=sampler,
+                optimizer=optimizer,
+                aggregator=aggregator,
+                total_weight=lambda: self.total_weight(data) if self.weighs_examples() else None,
+                always={"nonfinite": self.tables["run"]["nonfinite"], "plan": plan, "mesh": mesh},
+            )
+            self.stop()
+            return made
+
+        if plan is None and self.tables["run"]["plan"] == "trial":
+            trial = partial(fastest, lambda plan: algorithm_under(plan, None), root, params, data.train)
+            plan = engine.Plan(*distributed.from_first(trial))
+        plan = plan or engine.plan_for(params)
+        algorithm = algorithm_under(plan, mesh)
         judge = evaluation(loss_fn, test=data.test, held_out=data.held_out)
         return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, judge, plan)
 
@@ -146,6 +157,10 @@ class _Builder:
         made = self.make("model", input_shape=data.input_shape, num_outputs=data.num_outputs)
         return made, made and self.attempt("model", {}, lambda: supervised(made, default_loss(data.task)))
 
+    def weighs_examples(self) -> bool:
+        """Whether clients report their number of examples."""
+        return self.tables["algorithm"].get("weighting") != "uniform"
+
     def check_counted_once(self, sampler: Sampler) -> None:
         """Clients drawn in proportion to their examples must not be weighed by them again."""
         table, work = self.tables.get("aggregator", {}), self.tables["algorithm"]
@@ -156,7 +171,7 @@ class _Builder:
 
     def total_weight(self, data: FederatedData) -> float:
         """The sum of the weights that the clients of the whole population report."""
-        if self.tables["algorithm"].get("weighting") == "uniform":
+        if not self.weighs_examples():
             return float((np.asarray(data.train.sizes) > 0).sum())
         if data.task == "next_token":  # weighed by tokens, padding left out
             return float((np.asarray(data.train.examples["y"]) >= 0).sum())
@@ -169,6 +184,9 @@ class _Builder:
     def mesh(self) -> Any:
         devices = self.tables["run"]["devices"]
         visible = None if devices == "all" else len(jax.devices())
+        if visible is not None and jax.process_count() > 1 and devices != visible:
+            self.problems.append(problem("run.devices", '"all" with several processes', devices, "Each has its part."))
+            return None
         if visible is not None and devices > visible:
             rule = f'"all" or an integer in [1, {visible}]'
             self.problems.append(problem("run.devices", rule, devices, "More are needed? Start JAX with more devices."))

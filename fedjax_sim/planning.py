@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -49,11 +50,21 @@ def check_memory(needs: engine.Needs) -> None:
         )
 
 
-def forecast(algorithm: Algorithm, key: Array, params: PyTree, population: Population) -> Forecast:
+def forecast(
+    algorithm: Algorithm, key: Array, params: PyTree, population: Population, *, client_memory: str = "auto"
+) -> Forecast:
     """Compiles a round, sees whether it fits, and times it (the first turn apart).
+
+    Args:
+      client_memory: as for `run`; a disk is that of the folder for temporary files.
 
     Raises: MemoryError where it does not fit.
     """
+    with tempfile.TemporaryDirectory() as folder, engine.client_memory(client_memory, folder):
+        return _forecast(algorithm, key, params, population)
+
+
+def _forecast(algorithm: Algorithm, key: Array, params: PyTree, population: Population) -> Forecast:
     before = time.perf_counter()
     compiled = _compiled(algorithm, key, params, population)
     compile_seconds = time.perf_counter() - before
@@ -68,7 +79,10 @@ def _seconds(compiled, algorithm: Algorithm, key: Array, params: PyTree, populat
     """The median of some rounds."""
     (key_place, state_place, population_place), _ = compiled.input_shardings
     population = jax.device_put(population, population_place)
-    state = jax.device_put(jax.tree.map(jax.numpy.array, algorithm.init(key, params, population)), state_place)
+    state = algorithm.init(key, params, population)
+    for file, _ in engine.memory_files(state):
+        file.create()
+    state = jax.device_put(jax.tree.map(jax.numpy.array, state), state_place)
     seconds, key = [], jax.device_put(key, key_place)
     while len(seconds) < 3 or (sum(seconds) < TRIAL_SECONDS and len(seconds) < 50):
         before = time.perf_counter()
@@ -88,6 +102,11 @@ def fastest(
     Args:
       make: a plan -> the algorithm under it, on one device.
     """
+    with tempfile.TemporaryDirectory() as folder, engine.client_memory("auto", folder):
+        return _fastest(make, key, params, population)
+
+
+def _fastest(make: Callable, key: Array, params: PyTree, population: Population) -> engine.Plan:
     best, least, slower = engine.Plan(1, 1), float("inf"), 0
     for lanes in LANES:
         plan = engine.Plan(lanes, lanes)
@@ -116,4 +135,9 @@ def largest_cohort(build: Callable[[int], Any], cohort_size: int) -> int:
 
 
 def _total(experiment: Any) -> int:
+    with tempfile.TemporaryDirectory() as folder, engine.client_memory("auto", folder):
+        return _needed(experiment)
+
+
+def _needed(experiment: Any) -> int:
     return round_needs(experiment.algorithm, experiment.key, experiment.params, experiment.data.train).total

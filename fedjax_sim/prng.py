@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import zlib
 from collections.abc import Callable
 
@@ -12,7 +13,21 @@ import jax.numpy as jnp
 from fedjax_sim import tree, validate
 from fedjax_sim.types import Array
 
-__all__ = ["ROUNDS", "client_key", "client_keys", "counter_bits", "feistel", "hashed", "shuffle", "stream", "walked"]
+__all__ = [
+    "ROUNDS",
+    "client_key",
+    "client_keys",
+    "counter_bits",
+    "dither",
+    "fast",
+    "feistel",
+    "hashed",
+    "normal",
+    "shuffle",
+    "stochastic_round",
+    "stream",
+    "walked",
+]
 
 ROUNDS = 8  # of a Feistel network
 ORDER = zlib.crc32(b"order")  # first of the counters that orders use
@@ -73,6 +88,86 @@ def hashed(words: Array, x: Array) -> Array:
         x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
         x = x ^ (x >> 16)
     return x
+
+
+def dither(key: Array, shape: tuple[int, ...]) -> Array:
+    """uint32 words for rounding at random: `counter_bits` of 0, 1, 2, ...; no generator for privacy noise or masks.
+
+    Two arrays of one client need two keys (fold in the leaf's number).
+
+    Guarantees: bytes are uniform, neighbours and clients with neighbouring ids uncorrelated
+    (tests/test_prng.py::test_dither_is_uniform_and_uncorrelated); a flipped bit of the key flips half of the words'
+    bits (::test_dither_avalanche); one client's words do not depend on others
+    (::test_fast_draws_are_independent_of_batch_mates_and_devices).
+    """
+    size = math.prod(shape)
+    return counter_bits(key, jax.lax.iota(jnp.uint32, size)).reshape(shape)
+
+
+def stochastic_round(key: Array, x: Array) -> Array:
+    """A neighbouring integer of each entry, with the entry as its mean.
+
+    floor(x), or one more with probability x - floor(x), kept to 24 bits and rounded up; integers stay as they are.
+
+    Args:
+      key: one client's key, not used for another array.
+      x: float32 (or narrower, which is widened) of any shape, |x| < 2^24.
+
+    Returns: float32 integers, shaped like x; cast them to the wire's type.
+
+    Guarantees: unbiased, integers fixed, variance f(1 - f) at a fraction f
+    (tests/test_prng.py::test_stochastic_round_is_unbiased).
+
+    >>> import jax, jax.numpy as jnp
+    >>> stochastic_round(jax.random.key(0), jnp.array([-3.0, 0.0, 127.0])).tolist()
+    [-3.0, 0.0, 127.0]
+    """
+    x = x.astype(jnp.float32)
+    low = jnp.floor(x)
+    up = (dither(key, x.shape) >> 8).astype(jnp.float32) < (x - low) * 2.0**24
+    return low + up.astype(jnp.float32)
+
+
+def fast(key: Array) -> Array:
+    """The threefry4x32 key of a threefry2x32 key: a cryptographic generator again, 3 to 4 times faster in bulk on CPU.
+
+    The key's 64 bits are kept as they are, with 64 constant bits behind them: distinct keys stay distinct. Fold and
+    split first, with the usual key; draw from this one. A threefry4x32 key comes back as it is.
+
+    Raises: ValueError for generators that mix clients under vmap.
+
+    Guarantees: draws are the same bits one client at a time, under vmap and on any number of devices
+    (tests/test_prng.py::test_fast_draws_are_independent_of_batch_mates_and_devices); keys stay distinct
+    (::test_fast_keys_keep_every_bit).
+
+    References: Salmon, Moraes, Dror and Shaw 2011, section 4.2.
+    """
+    kind = str(jax.random.key_impl(key))
+    if kind == "threefry4x32":
+        return key
+    if kind != "threefry2x32":
+        hint = "Use jax.random.key(seed, impl='threefry2x32')."
+        validate.fail("key", "a threefry key", kind, hint)
+    words = jax.random.key_data(key)
+    rest = jnp.broadcast_to(jnp.array([0x66656461, 0x78347833], jnp.uint32), words.shape)
+    return jax.random.wrap_key_data(jnp.concatenate([words, rest], axis=-1), impl="threefry4x32")
+
+
+def normal(key: Array, shape: tuple[int, ...] = (), dtype=jnp.float32) -> Array:
+    """Standard normal draws from `fast(key)` by inversion, for noise of privacy too.
+
+    Measured on CPU against Box-Muller from the same bits: 3 to 15 times faster there. Float32 draws come from 23 bits:
+    none lies beyond 5.5, where the normal law has 4e-8; a proof of privacy that needs the discrete law needs another
+    mechanism (Mironov 2012).
+
+    Guarantees: moments, tails and a chi-square over 64 equally likely cells at 10^6 draws
+    (tests/test_prng.py::test_normal_draws; slow: 10^7 draws, ::test_many_normal_draws).
+
+    >>> import jax
+    >>> normal(jax.random.key(0), (2, 3)).shape
+    (2, 3)
+    """
+    return jax.random.normal(fast(key), shape, dtype)
 
 
 def feistel(words: Array, rows: Array | int, columns: Array | int, x: Array) -> Array:

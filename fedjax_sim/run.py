@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import checkpoint, validate
+from fedjax_sim import checkpoint, distributed, engine, validate
+from fedjax_sim.planning import check_memory
 from fedjax_sim.progress import progress_bar
 from fedjax_sim.runlog import Log, as_record
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
@@ -55,6 +56,7 @@ def run(
     directory: str | Path | None = None,
     checkpoint_every: int | None = None,
     keep_checkpoints: int = 2,
+    client_memory: str = "auto",
     resume: bool = False,
     allow_previous: bool = False,
     callbacks: Sequence[Callable] = (),
@@ -71,6 +73,8 @@ def run(
         end.
       directory: where `metrics.jsonl` (one record a round), `timing.jsonl`, `summary.json` and `checkpoints/` go.
       checkpoint_every: rounds; by default `evaluate_every` when there is a directory.
+      client_memory: where per-client state lives: "device", split over the devices; "disk", in `directory`; "auto":
+        disk where it would take more than half of a device, and after a resume where it was.
       resume: continue from the newest checkpoint in `directory`.
       allow_previous: if that checkpoint is damaged, continue from the one before, with a warning.
       callbacks: called as callback(round, state, record) where the evaluation is due, after the round is on disk; a
@@ -86,15 +90,21 @@ def run(
 
     Guarantees: a run killed at any moment and resumed gives the bits of the uninterrupted run, model and log
     (tests/test_run.py::test_kill_and_resume_gives_the_same_bits); neither evaluation nor checkpoints nor block length
-    change a bit (::test_looking_changes_nothing); the log holds each round once (::test_log_has_every_round_once).
+    change a bit (::test_looking_changes_nothing); the log holds each round once (::test_log_has_every_round_once). All
+    of it with client memory on disk too (tests/test_client_memory.py::test_kill_and_resume_with_memory_on_disk).
     """
     _check(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume)
     _check_kinds(key, algorithm, population, evaluation, callbacks)
     started = time.perf_counter()
     population = jax.tree.map(jnp.asarray, population)
-    state = algorithm.init(jax.random.fold_in(key, 2**31 - 1), params, population)
+    if resume and client_memory == "auto" and any(Path(directory).glob("*.mem")):
+        client_memory = "disk"
+    with engine.client_memory(client_memory, directory):
+        init_key = jax.random.fold_in(key, 2**31 - 1)
+        state = distributed.agreed(lambda: algorithm.init(init_key, params, population))
     state = jax.tree.map(jnp.array, state)  # own buffers, for blocks are given theirs to reuse
     identity = json.loads(json.dumps(identity or {})) | {"key": np.asarray(jax.random.key_data(key)).tolist()}
+    memory_files = [file for file, _ in engine.memory_files(state)]
     checkpoint_every = evaluate_every if checkpoint_every is None else checkpoint_every
     with ExitStack() as stack:
         interrupted = stack.enter_context(_interrupts())
@@ -102,16 +112,18 @@ def run(
             jax.config.jax_default_matmul_precision or "highest"
         )  # some accelerators round to 10 bits unless told
         stack.enter_context(jax.default_matmul_precision(precision))
-        log = Log(directory)
+        log = distributed.agreed(lambda: Log(directory))
         first = 0
         if directory is not None:
-            stack.enter_context(checkpoint.lock(directory))
+            distributed.by_first(lambda: stack.enter_context(checkpoint.lock(directory)))
             if resume:
                 state, first = log.resume(state, identity, allow_previous)
-                if first > num_rounds:
-                    validate.fail("num_rounds", f"at least the {first} rounds done", num_rounds)
+                rule = f"at least the {first} rounds done"
+                distributed.agreed(lambda: first > num_rounds and validate.fail("num_rounds", rule, num_rounds))
             else:
                 log.start()
+                for file in memory_files:
+                    file.create()
                 log.commit(0, state, identity, keep_checkpoints)  # a run stopped before its first commit can go on
         block, state, population, compile_seconds = _compiled(algorithm, key, state, population)
         bar = stack.enter_context(progress_bar(progress, first, num_rounds))
@@ -120,8 +132,9 @@ def run(
             left = [every - round % every for every in (evaluate_every, checkpoint_every)]
             count = min(length, MAX_BLOCK, num_rounds - round, *left)
             before = time.perf_counter()
-            state, infos = block(key, state, population, round, count)
-            infos = jax.device_get(infos)
+            with _in_their_words(memory_files):
+                state, infos = block(key, state, population, round, count)
+                infos = jax.device_get(distributed.whole(infos))
             seconds = time.perf_counter() - before
             length = max(1, min(2 * count, int(BLOCK_SECONDS * count / max(seconds, 1e-6))))
             records = [as_record(round + i + 1, infos, i) for i in range(count)]
@@ -133,22 +146,38 @@ def run(
             log.append(records, seconds, time.perf_counter() - started)
             bar(records, seconds)
             if failed:
-                raise FloatingPointError(failed)
+                raise distributed.everywhere(FloatingPointError(failed))
+            looks = distributed.gathered(length, bool(interrupted))  # clocks and signals differ between processes
+            length, interrupt = int(looks[0, 0]), looks[:, 1].any()
             due = round % checkpoint_every == 0 or round == num_rounds
-            if directory is not None and (due or interrupted):
+            if directory is not None and (due or interrupt):
                 log.commit(round, state, identity, keep_checkpoints)
-            if interrupted:
-                raise KeyboardInterrupt
+            if interrupt:
+                raise distributed.everywhere(KeyboardInterrupt())
             if looking and callbacks:
                 kept = jax.tree.map(jnp.array, state)
                 stop = any([callback(round, kept, records[-1]) for callback in callbacks])
+                stop = distributed.gathered(stop).any()
                 if directory is not None and stop and not due:
                     log.commit(round, state, identity, keep_checkpoints)
         summary = log.summary(compile_seconds, peak_memory_bytes()) | {"finished": round >= num_rounds}
         if directory is not None:
-            text = json.dumps(summary, indent=2) + "\n"
-            checkpoint.write_atomically(Path(directory) / "summary.json", [text.encode()])
+            text, path = json.dumps(summary, indent=2) + "\n", Path(directory) / "summary.json"
+            distributed.by_first(lambda: checkpoint.write_atomically(path, [text.encode()]))
     return state, History(log.records, summary)
+
+
+@contextmanager
+def _in_their_words(memory_files: list) -> Iterator[None]:
+    """Errors of client memory on disk, met inside compiled code."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError:
+        for file in memory_files:
+            file.check()
+        raise
+    for file in memory_files:
+        file.check()
 
 
 @contextmanager
@@ -215,8 +244,11 @@ def _compiled(algorithm: Algorithm, key: Array, state: PyTree, population: PyTre
 
     before = time.perf_counter()
     zero = np.int32(0)
-    compiled = jax.jit(block, donate_argnums=1).lower(key, state, population, zero, zero).compile()
+    key, state, population = distributed.replicated((key, state, population))
+    places = {"out_shardings": (None, key.sharding)} if distributed.several() else {}  # infos are read everywhere
+    compiled = jax.jit(block, donate_argnums=1, **places).lower(key, state, population, zero, zero).compile()
     seconds = time.perf_counter() - before
+    distributed.agreed(lambda: check_memory(engine.needs(compiled)))
     (key_place, state_place, population_place, *_), _ = compiled.input_shardings
     key, state = jax.device_put(key, key_place), jax.device_put(state, state_place)
     population = jax.device_put(population, population_place)

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
-from fedjax_sim import checkpoint
+from fedjax_sim import checkpoint, distributed, engine
 from fedjax_sim.types import Count, PyTree
 
 __all__ = ["Log", "as_record", "earlier_run", "plain"]
@@ -47,10 +48,10 @@ def earlier_run(directory: Path) -> list[str]:
 
 
 class Log:
-    """Records in memory and, given a directory, in its files."""
+    """Records in memory and, given a directory, in its files, which process 0 alone reads and writes."""
 
     def __init__(self, directory: str | Path | None):
-        self.directory = None if directory is None else Path(directory)
+        self.directory = Path(directory) if directory is not None and distributed.is_first() else None
         self.records: list[dict] = []
         self.seconds = self.elapsed = self.earlier = 0.0  # of the rounds; of everything; of everything before a resume
         if self.directory is not None:
@@ -58,6 +59,9 @@ class Log:
 
     def start(self) -> None:
         """Begins the files of a fresh run; refuses to write over an earlier one."""
+        distributed.by_first(self._start)
+
+    def _start(self) -> None:
         there = earlier_run(self.directory)
         if there:
             raise FileExistsError(
@@ -69,12 +73,25 @@ class Log:
 
     def resume(self, state: PyTree, identity: dict, allow_previous: bool) -> tuple[PyTree, int]:
         """State and round of the newest checkpoint; cuts off what the log says of later rounds."""
+        plain = engine.gathered(state, spec=True)
+        saved, meta = distributed.by_first(lambda: self._read_back(plain, identity, allow_previous)) or (plain, None)
+        if distributed.several():
+            meta, self.records = distributed.from_first(lambda: (meta, self.records))
+            saved = distributed.broadcast(saved)
+        state = engine.scattered(saved, like=state)
+        for file, version in engine.memory_files(state):
+            file.resume(int(version), meta["client_memory"][file.path.name])
+        self.seconds, self.earlier = (meta[name] for name in ("seconds", "elapsed_seconds"))
+        self.elapsed = self.earlier
+        return state, meta["round"]
+
+    def _read_back(self, plain: PyTree, identity: dict, allow_previous: bool) -> tuple[PyTree, dict]:
         path = checkpoint.latest(self.directory / "checkpoints", allow_previous=allow_previous)
         if path is None:
             raise FileNotFoundError(
                 f"resume: expected a checkpoint in {self.directory / 'checkpoints'}, found none. Start without resume."
             )
-        state, meta = checkpoint.restore(path, state)
+        saved, meta = checkpoint.restore(path, plain)
         _same_run(meta["identity"], identity, path)
         for name, bytes in meta["log_bytes"].items():
             file = self.directory / name
@@ -85,9 +102,7 @@ class Log:
             with open(file, "r+b") as out:
                 out.truncate(bytes)
         self.records = _read(self.directory / METRICS)
-        self.seconds, self.earlier = (meta[name] for name in ("seconds", "elapsed_seconds"))
-        self.elapsed = self.earlier
-        return state, meta["round"]
+        return saved, meta
 
     def append(self, records: list[dict], seconds: float, elapsed: float) -> None:
         """Adds a block of rounds."""
@@ -101,13 +116,23 @@ class Log:
 
     def commit(self, round: int, state: PyTree, identity: dict, keep: int) -> None:
         """One commit for everything: the log is on disk before the checkpoint that counts its bytes."""
+        state = distributed.whole(state)
+        distributed.by_first(lambda: self._commit(round, state, identity, keep))
+
+    def _commit(self, round: int, state: PyTree, identity: dict, keep: int) -> None:
         sizes = {}
         for name in (METRICS, TIMING):
             with open(self.directory / name, "rb") as file:
                 os.fsync(file.fileno())
                 sizes[name] = os.fstat(file.fileno()).st_size
         meta = {"identity": identity, "log_bytes": sizes, "seconds": self.seconds, "elapsed_seconds": self.elapsed}
-        checkpoint.save(self.directory / "checkpoints", round, state, meta, keep=keep)
+        memory_files = engine.memory_files(jax.block_until_ready(state))
+        for file, version in memory_files:
+            file.sync(int(version))
+            meta["client_memory"] = meta.get("client_memory", {}) | {file.path.name: file.mark.hex()}
+        checkpoint.save(self.directory / "checkpoints", round, engine.gathered(state), meta, keep=keep)
+        for file, _ in memory_files:
+            file.advance(keep)
 
     def summary(self, compile_seconds: float, peak_memory_bytes: int) -> dict[str, Any]:
         """Totals of the run and its last evaluation."""

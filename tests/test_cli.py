@@ -14,7 +14,7 @@ import jax
 import pytest
 from typer.testing import CliRunner
 
-from fedjax_sim import cli, registry
+from fedjax_sim import cli, folders, registry
 from fedjax_sim import run as train
 from fedjax_sim.config import ConfigError, load
 from fedjax_sim.environment import prepare
@@ -147,7 +147,7 @@ def test_wrong_input_exits_with_two():
 
 def test_runs_are_numbered():
     """Fault: a second default run in the first one's folder."""
-    assert [cli._next_folder(Path("runs/a")).name for _ in range(3)] == ["a-001", "a-002", "a-003"]
+    assert [folders.next_folder(Path("runs/a")).name for _ in range(3)] == ["a-001", "a-002", "a-003"]
 
 
 def test_list_shows_every_part():

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim
-from fedjax_sim.prng import client_key, counter_bits, shuffle, stream
+from fedjax_sim.prng import client_key, counter_bits, dither, fast, normal, shuffle, stochastic_round, stream
 
 EPOCH = jnp.int32(0)
 draw = jax.jit(jax.vmap(lambda key, mask: shuffle(key, mask)(EPOCH, jnp.arange(mask.shape[0])), in_axes=(0, None)))
@@ -155,3 +155,143 @@ def test_generators_that_mix_clients_are_refused(impl):
     """Fault: a client's draws that depend on its batch mates, in silence."""
     with pytest.raises(ValueError, match="key: expected a threefry key"):
         client_key(jax.random.key(0, impl=impl), jnp.int32(3))
+
+
+def test_dither_is_uniform_and_uncorrelated():
+    """Chi-square of bytes, serial correlation at lags 1, 2, 64, correlation of clients with neighbouring ids.
+
+    2^18 words each. P(chi-square of 256 cells > 400) < 1e-8; 6 deviations of a correlation, P < 2e-9 each. Words that
+    are not mixed (the counter times a constant) fail: planted below. Catches clients that share their words.
+    """
+    size = 2**18
+    limit = 6 / math.sqrt(size)
+
+    def correlations(words):
+        u = words.astype(np.float64) / 2**32 - 0.5
+        return [abs(12 * (u[lag:] * u[:-lag]).mean()) for lag in (1, 2, 64)]
+
+    key = jax.random.key(4)
+    draw = jax.jit(lambda id: dither(client_key(key, id), (4, size // 4)))
+    clients = [np.asarray(draw(jnp.int32(id))).ravel() for id in range(3)]
+    for words in clients:
+        assert max(chi_square(np.bincount(words >> s & 255, minlength=256), size, 256) for s in (0, 8, 16, 24)) < 400
+        assert max(correlations(words)) < limit
+    u = np.stack(clients).astype(np.float64) / 2**32 - 0.5
+    assert np.abs(12 * u @ u.T / size - np.eye(3)).max() < limit
+    plain = np.arange(size, dtype=np.uint32) * np.uint32(0x9E3779B9)
+    assert max(correlations(plain)) > 10 * limit
+
+
+def test_dither_avalanche():
+    """Each of the key's 64 bits flips each output bit half of the time: 2^15 trials, 6 deviations, 2,048 pairs
+    (P < 5e-6 that any fails). Catches half of the key left out, or added at the end."""
+    words = np.asarray(jax.random.key_data(jax.random.key(6))).astype(np.uint32)
+    size = 2**15
+    draw = jax.jit(lambda data: dither(jax.random.wrap_key_data(data), (size,)))
+    base = np.asarray(draw(words))
+    for bit in range(64):
+        other = words.copy()
+        other[bit // 32] ^= np.uint32(1 << bit % 32)
+        shares = ((base ^ np.asarray(draw(other)))[:, None] >> np.arange(32) & 1).mean(0)
+        assert np.abs(shares - 0.5).max() < 6 * 0.5 / math.sqrt(size), bit
+
+
+def test_fast_draws_are_independent_of_batch_mates_and_devices():
+    """Catches a generator whose bits change under vmap, in chunks, or when a mesh of devices shares the work."""
+    from jax.sharding import AxisType, PartitionSpec
+
+    key = jax.random.key(9)
+
+    def draws(id):
+        own = client_key(key, id)
+        return jax.random.bits(fast(own), (5,)), normal(own, (7,)), dither(own, (7,))
+
+    ids = jnp.arange(40, 48)
+    one = jax.jit(draws)
+    expected = [np.stack(leaf) for leaf in zip(*(map(np.asarray, one(id)) for id in ids), strict=True)]
+    mesh = jax.make_mesh((2,), ("clients",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    spec = PartitionSpec("clients")
+    shared = jax.shard_map(jax.vmap(draws), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    chunks = lambda ids: jax.lax.map(draws, ids, batch_size=4)  # noqa: E731
+    for together in (jax.vmap(draws), shared, chunks):
+        for got, want in zip(jax.jit(together)(ids), expected, strict=True):
+            assert np.array_equal(got, want)
+
+
+def test_fast_keys_keep_every_bit():
+    """Catches a key that is folded to 32 bits, and generators that mix clients."""
+    words = np.zeros((64, 2), np.uint32)
+    words[np.arange(64), np.arange(64) // 32] = np.uint32(1) << (np.arange(64, dtype=np.uint32) % 32)
+    made = fast(jax.random.wrap_key_data(words))
+    data = np.asarray(jax.random.key_data(made))
+    assert data.shape == (64, 4) and np.array_equal(data[:, :2], words)
+    assert str(jax.random.key_impl(fast(made))) == "threefry4x32"
+    assert len({tuple(row) for row in np.asarray(jax.vmap(lambda k: jax.random.bits(k, (2,)))(made)).tolist()}) == 64
+    with pytest.raises(ValueError, match="key: expected a threefry key"):
+        fast(jax.random.key(0, impl="rbg"))
+
+
+def test_fast_is_threefry4x32():
+    """Catches a version of JAX that draws other bits: these are fixed for ever."""
+    assert np.asarray(jax.random.bits(fast(jax.random.key(1)), (4,))).tolist() == [
+        4071088796,
+        2120266937,
+        2944376718,
+        3607691219,
+    ]
+
+
+def normal_statistics(x: np.ndarray) -> dict[str, float]:
+    """Deviations from the standard normal law, each in its own standard deviations, and a chi-square of 64 cells."""
+    from statistics import NormalDist
+
+    n = x.size
+    edges = [NormalDist().inv_cdf(i / 64) for i in range(1, 64)]
+    counts = np.bincount(np.searchsorted(edges, x), minlength=64)
+    tails = {f"beyond {z}": (np.abs(x) > z).sum() for z in (3, 4)}
+    chances = {name: 2 * NormalDist().cdf(-float(name.split()[1])) for name in tails}
+    return {
+        "mean": x.mean() * math.sqrt(n),
+        "variance": (np.square(x).mean() - 1) * math.sqrt(n / 2),
+        "third": (x**3).mean() * math.sqrt(n / 15),
+        "fourth": ((x**4).mean() - 3) * math.sqrt(n / 96),
+        "serial": (x[1:] * x[:-1]).mean() * math.sqrt(n),
+        **{name: (count - n * chances[name]) / math.sqrt(n * chances[name]) for name, count in tails.items()},
+        "chi-square": (chi_square(counts, n, 64) - 63) / math.sqrt(126),
+    }
+
+
+def judge_normal(draws: int, off: float):
+    """The draws pass at 6 deviations (8 statistics, P < 1e-6 by the normal law; chi-square 6 deviations, P < 1e-6), and
+    the same draws made longer by `off` do not."""
+    x = np.asarray(jax.jit(lambda key: normal(key, (draws,)))(jax.random.key(12)), np.float64)
+    found = normal_statistics(x)
+    assert max(map(abs, found.values())) < 6, found
+    assert max(map(abs, normal_statistics(x * (1 + off)).values())) > 6
+
+
+def test_normal_draws():
+    """Moments, tails and shape of 10^6 draws. Catches noise 1 % too small, which a privacy budget would not forgive."""
+    judge_normal(10**6, -0.01)
+
+
+@pytest.mark.slow
+def test_many_normal_draws():
+    """The same at 10^7 draws, where 0.3 % show."""
+    judge_normal(10**7, -0.003)
+
+
+def test_stochastic_round_is_unbiased():
+    """Means within 6 deviations of 2^18 draws at each fraction; a value off by 0.02 is rejected by the same bound.
+
+    Catches rounding to nearest, a draw of 1.0, and integers that move (127 must not become 128).
+    """
+    x = jnp.array([-126.75, -0.5, 0.001, 0.25, 63.9, 127.0, -128.0], jnp.float32)
+    n = 2**18
+    got = np.asarray(jax.jit(lambda key: stochastic_round(key, jnp.broadcast_to(x, (n, 7))))(jax.random.key(2)))
+    fraction = np.asarray(x) - np.floor(x)
+    deviation = np.sqrt(fraction * (1 - fraction) / n)
+    assert np.isin(got - np.floor(x)[None], [0, 1]).all()
+    assert (np.abs(got.mean(0, dtype=np.float64) - np.asarray(x)) <= 6 * deviation + 1e-7).all()
+    assert (6 * deviation < 0.02).all()
+    assert (got[:, 5:] == np.asarray(x)[5:]).all()

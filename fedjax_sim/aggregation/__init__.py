@@ -1,5 +1,6 @@
 """The table: many letters -> one."""
 
+from fedjax_sim.aggregation.by_part import by_part
 from fedjax_sim.aggregation.gather import gather
 from fedjax_sim.aggregation.linear import (
     fixed_mean,
@@ -12,6 +13,7 @@ from fedjax_sim.aggregation.linear import (
 )
 
 __all__ = [
+    "by_part",
     "fixed_mean",
     "gather",
     "horvitz_thompson",

@@ -10,6 +10,7 @@ from fedjax_sim.algorithms.recipes import (
     fedprox,
     fedsgd,
     fedyogi,
+    scaffold,
 )
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "fedprox",
     "fedsgd",
     "fedyogi",
+    "scaffold",
 ]

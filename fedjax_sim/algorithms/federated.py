@@ -11,12 +11,13 @@ from jax.sharding import Mesh
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.engine import exact
-from fedjax_sim.prng import client_key, stream
+from fedjax_sim.prng import client_keys, stream
 from fedjax_sim.transform import identity
 from fedjax_sim.types import (
     Aggregator,
     Algorithm,
     Array,
+    ClientData,
     ClientUpdate,
     Cohort,
     Count,
@@ -46,6 +47,7 @@ class FederatedState(NamedTuple):
 
 class _Shared(NamedTuple):
     key: Array
+    zero: Array  # [] int32, for tree.settled
     broadcast: PyTree
     transform: PyTree
     population: PyTree
@@ -55,6 +57,7 @@ class _Shared(NamedTuple):
 class _Slot(NamedTuple):
     position: Array
     id: Array
+    keys: tuple[Array, Array]  # key data of the client's own streams: its work, its transform
     reported: Array  # False in the engine's padding
     client: PyTree
     memory: PyTree
@@ -131,6 +134,9 @@ def federated(
     )
     validate.one_of("nonfinite", nonfinite, ("drop", "error"))
 
+    def devices():
+        return engine.device_mesh() if mesh == "all" else mesh
+
     def report_spec(broadcast, client_state, population):
         def one_report(broadcast, client_state, population):
             data = population.client(jnp.zeros((), jnp.int32))
@@ -149,34 +155,45 @@ def federated(
         state = FederatedState(
             round=jnp.zeros((), jnp.int32),
             sampler=sampler.init(),
-            clients=engine.store(client_state, population.size),
-            memory=engine.store(transform.init_client(spec), population.size),
+            clients=engine.store(client_state, population.size, mesh=devices()),
+            memory=engine.store(transform.init_client(spec), population.size, mesh=devices(), name="transform"),
             transform=transform.init(spec),
             server=server_state,
         )
         return jax.tree.map(jnp.asarray, state)
 
-    def each(shared: _Shared, slot: _Slot):
-        data = shared.population.client(slot.id)
-        data = data._replace(examples=tree.where(data.mask, data.examples, tree.zeros_like(data.examples)))
-        client_stream, transform_stream = stream(shared.key, "client"), stream(shared.key, "transform")
-        report, client_state = client.apply(client_key(client_stream, slot.id), shared.broadcast, slot.client, data)
-        update, memory, measured = transform.on_client(
-            client_key(transform_stream, slot.id), report.update, shared.transform, slot.memory
+    def each(shared: _Shared, slot: _Slot, rows: int | None = None):
+        population = shared.population
+        data = (population if rows in (None, population.max_examples) else population.capped(rows)).client(slot.id)
+        mask = data.mask & slot.reported  # who will not report need not train
+        data = ClientData(tree.where(mask, data.examples, tree.zeros_like(data.examples)), mask)
+        client_key, transform_key = (
+            jax.random.wrap_key_data(x, impl=jax.random.key_impl(shared.key)) for x in slot.keys
         )
+        report, client_state = client.apply(client_key, shared.broadcast, slot.client, data)
+        update, memory, measured = transform.on_client(transform_key, report.update, shared.transform, slot.memory)
         weight = report.weight.astype(jnp.float32)
-        magnitudes = [weight, *(jnp.abs(x) * weight for x in jax.tree.leaves(update))]
-        sound = jnp.stack([(x < LARGEST).all() for x in magnitudes]).all() & (weight >= 0)
+        peak = jnp.stack([jnp.abs(x.reshape(-1)).max(initial=0).astype(jnp.float32) for x in jax.tree.leaves(update)])
+        sound = (peak < LARGEST).all() & (peak * weight < LARGEST).all() & (weight >= 0) & (weight < LARGEST)
         sound &= _stays_finite((slot.client, slot.memory), (client_state, memory)) & tree.all_finite(report.metrics)
         known = (slot.id >= 0) & (slot.id < shared.population.size)  # a sampler's fault would pass as an empty client
         arrived = slot.reported & known & sound & (weight > 0)
         dropped = slot.reported & (~known | (~sound & (weight != 0)))
+        arrived, dropped = tree.settled((arrived, dropped), shared.zero)  # or each number of the letter asks again
 
         def kept(x):
             return tree.where(arrived, x, tree.zeros_like(x))
 
         letter = _Letter(kept(update), kept(weight), kept((report.metrics, measured)), arrived, dropped)
         return letter, (client_state, memory, arrived, letter.dropped)
+
+    def unequal(population, cohort: Cohort) -> dict:
+        """What `fold` must know of clients that differ in their work."""
+        classes = getattr(population, "capacities", ()) if client.num_steps is not None else ()
+        if not hasattr(population, "count") or (len(classes) < 2 and not callable(client.num_steps)):
+            return {}
+        sizes = jnp.where(cohort.reported, jax.vmap(population.count)(cohort.ids), 0)
+        return {"sizes": sizes, "capacities": classes or (population.max_examples,)}
 
     def accumulate(shared: _Shared, carry, letters: _Letter, slots: _Slot, valid):
         table, means, arrived, dropped = carry
@@ -191,16 +208,19 @@ def federated(
         ids = cohort.ids
         wanted = population.announce(ids) if hasattr(population, "announce") else ids
         broadcast = server.broadcast(state.server)
-        shared = _Shared(key, broadcast, state.transform, population, cohort)
-        positions = jnp.arange(sampler.num_slots, dtype=jnp.int32)
-        client_rows, memory_rows = tree.take(state.clients, ids), tree.take(state.memory, ids)
-        slots = _Slot(positions, wanted, cohort.reported, client_rows, memory_rows)
-        letter, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
         zero = jnp.minimum(state.round, 0)  # for tree.pinned: rounding must not depend on the number of devices
+        shared = _Shared(key, zero, broadcast, state.transform, population, cohort)
+        positions = jnp.arange(sampler.num_slots, dtype=jnp.int32)
+        client_rows, clients = engine.take(state.clients, ids)
+        memory_rows, memory = engine.take(state.memory, ids)
+        keys = tuple(client_keys(stream(key, name), ids) for name in ("client", "transform"))
+        slots = _Slot(positions, wanted, keys, cohort.reported, client_rows, memory_rows)
+        letter, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
         carry = (aggregator.init(letter.update, sampler.num_slots), exact.zeros(letter.means), zero, zero)
         carry = jax.tree.map(lambda x: x + zero.astype(x.dtype), carry)
-        devices = engine.device_mesh() if mesh == "all" else mesh
-        carry, per_slot = engine.fold(each, accumulate, shared, carry, slots, plan=plan, mesh=devices)
+        carry, per_slot = engine.fold(
+            each, accumulate, shared, carry, slots, plan=plan, mesh=devices(), **unequal(population, cohort)
+        )
         table, means, arrived, dropped = carry
         client_rows, memory_rows, arrived_slots, dropped_slots = per_slot
 
@@ -215,8 +235,8 @@ def federated(
         new = FederatedState(
             round=state.round + 1,
             sampler=sampler_state,
-            clients=engine.put(state.clients, ids, client_rows, arrived_slots & usable),
-            memory=engine.put(state.memory, ids, memory_rows, arrived_slots & usable),
+            clients=engine.put(clients, ids, client_rows, arrived_slots & usable),
+            memory=engine.put(memory, ids, memory_rows, arrived_slots & usable),
             transform=tree.where(usable, transform_state, state.transform),
             server=tree.where(usable, moved, state.server),
         )

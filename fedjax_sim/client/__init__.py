@@ -3,5 +3,7 @@
 from fedjax_sim.client.local_sgd import local_sgd, send_model
 from fedjax_sim.client.normalized import normalized
 from fedjax_sim.client.proximal import proximal
+from fedjax_sim.client.scaffold import scaffold
+from fedjax_sim.client.touched_rows import touched_rows
 
-__all__ = ["local_sgd", "normalized", "proximal", "send_model"]
+__all__ = ["local_sgd", "normalized", "proximal", "scaffold", "send_model", "touched_rows"]

@@ -2,9 +2,51 @@
 
 from fedjax_sim.engine import exact
 from fedjax_sim.engine.buffer import buffer, fill
+from fedjax_sim.engine.disk import MemoryFileError
 from fedjax_sim.engine.exact import combine, merge
 from fedjax_sim.engine.fold import device_mesh, fold
-from fedjax_sim.engine.plan import Plan, plan_for
-from fedjax_sim.engine.store import put, store
+from fedjax_sim.engine.largest import top_k, top_k_mask
+from fedjax_sim.engine.memory import Disk, Sharded
+from fedjax_sim.engine.plan import Needs, Plan, needs, plan_for, total_memory
+from fedjax_sim.engine.select import median, order_statistic, trimmed_mean
+from fedjax_sim.engine.store import (
+    client_memory,
+    gathered,
+    memory_files,
+    memory_limit,
+    put,
+    scattered,
+    store,
+    take,
+)
 
-__all__ = ["Plan", "buffer", "combine", "device_mesh", "exact", "fill", "fold", "merge", "plan_for", "put", "store"]
+__all__ = [
+    "Disk",
+    "MemoryFileError",
+    "Needs",
+    "Plan",
+    "Sharded",
+    "buffer",
+    "client_memory",
+    "combine",
+    "device_mesh",
+    "exact",
+    "fill",
+    "fold",
+    "gathered",
+    "median",
+    "memory_files",
+    "memory_limit",
+    "merge",
+    "needs",
+    "order_statistic",
+    "plan_for",
+    "put",
+    "scattered",
+    "store",
+    "take",
+    "top_k",
+    "top_k_mask",
+    "total_memory",
+    "trimmed_mean",
+]

@@ -21,10 +21,16 @@ AXIS = "clients"
 
 
 def device_mesh(num_devices: int | None = None) -> Mesh | None:
-    """A mesh over the first `num_devices` visible devices (default: all); None for a single device."""
+    """A mesh over the first `num_devices` visible devices (default: all, of all processes); None for a single device.
+
+    Raises: ValueError where a process would be left without a part.
+    """
     visible = jax.devices()
     num_devices = len(visible) if num_devices is None else num_devices
     validate.integer("num_devices", num_devices, 1, len(visible), hint="More are needed? Start JAX with more devices.")
+    if jax.process_count() > 1 and num_devices != len(visible):
+        hint = f"{jax.process_count()} processes share them, and each must have its part."
+        validate.fail("num_devices", f"all {len(visible)} devices", num_devices, hint)
     if num_devices == 1:
         return None
     return jax.make_mesh((num_devices,), (AXIS,), devices=visible[:num_devices], axis_types=(AxisType.Auto,))

@@ -1,6 +1,6 @@
 """Models, losses, and the contract between them: `Model`, `supervised`, `partition`."""
 
-from fedjax_sim.models import layers
+from fedjax_sim.models import cells, layers
 from fedjax_sim.models.adapters import from_linen, from_nnx
 from fedjax_sim.models.feedforward import cnn, linear, logistic, mlp
 from fedjax_sim.models.losses import (
@@ -16,6 +16,7 @@ from fedjax_sim.models.recurrent import gru, lstm
 
 __all__ = [
     "Model",
+    "cells",
     "cnn",
     "combine",
     "default_loss",

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedjax_sim.models.layers import (
-    dense,
-    gru_layer,
-    init_dense,
-    init_embedding,
-    init_gru,
-    init_lstm,
-    lstm_layer,
-)
-from fedjax_sim.models.layers import (
-    embedding as embed,
-)
+from fedjax_sim.models.cells import gru_layer, init_gru, init_lstm, lstm_layer
+from fedjax_sim.models.layers import dense, init_dense, init_embedding
+from fedjax_sim.models.layers import embedding as embed
 from fedjax_sim.models.model import Model, from_fn
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, PyTree

@@ -6,6 +6,7 @@ from fedjax_sim.population.datasets import breast_cancer, digits, digits_partiti
 from fedjax_sim.population.federated_data import FederatedData, from_sites
 from fedjax_sim.population.groups import Group, Grouped, grouped
 from fedjax_sim.population.host import Host, host_store
+from fedjax_sim.population.images import synthetic_images
 from fedjax_sim.population.loaders import leaf, tff_hdf5
 from fedjax_sim.population.native_data import native, write_native
 from fedjax_sim.population.partition import (
@@ -92,6 +93,7 @@ __all__ = [
     "shards",
     "stored",
     "synthetic",
+    "synthetic_images",
     "tff_hdf5",
     "write_native",
     "write_store",

@@ -27,8 +27,45 @@ def _local():
     return client.local_sgd(p.linear_loss, optax.sgd(p.RATE), **WORK)
 
 
+def _touched():
+    """The model's numbers as the first rows of a table; each client reads two of them."""
+
+    def loss(params, examples, key):
+        return (examples["x"].sum(1) * params["table"][examples["token"], 0] - examples["y"]) ** 2 / 2
+
+    work = client.touched_rows(client.local_sgd(loss, optax.sgd(p.RATE), **WORK), table="table", tokens="token")
+
+    def apply(key, broadcast, state, data):
+        table = jnp.concatenate([broadcast, jnp.zeros(100)])[:, None]
+        tokens = {"token": jnp.arange(data.mask.size) % 2}
+        report, state = work.apply(key, {"table": table}, state, data._replace(examples=data.examples | tokens))
+        return report._replace(update=report.update["table"][: broadcast.size, 0]), state
+
+    return work._replace(apply=apply)
+
+
 def _recipe(make, **options):
     return lambda: make(p.linear_loss, SAMPLER, optax.sgd(p.RATE), **WORK, **RUN, **options)
+
+
+def _first_of_two():
+    """Two rules side by side, fed with the same letters; the laws see the first one's aggregate."""
+    rule = aggregation.by_part({"one": aggregation.fixed_mean(5.0), "other": aggregation.mean()})
+
+    def finalize(key, cohort, carry):
+        aggregate, metrics = rule.finalize(key, cohort, carry)
+        return aggregate["one"], metrics
+
+    def accumulate(key, cohort, carry, received):
+        both = received._replace(updates={"one": received.updates, "other": received.updates})
+        return rule.accumulate(key, cohort, carry, both)
+
+    return rule._replace(
+        init=lambda spec, num_slots: rule.init({"one": spec, "other": spec}, num_slots),
+        accumulate=accumulate,
+        finalize=finalize,
+        sensitivity=aggregation.fixed_mean(5.0).sensitivity,
+    )
 
 
 CASES = {
@@ -46,7 +83,9 @@ CASES = {
         "local_sgd": _local,
         "normalized": lambda: client.normalized(_local()),
         "proximal": lambda: client.proximal(p.linear_loss, optax.sgd(p.RATE), 0.1, **WORK),
+        "scaffold": lambda: client.scaffold(p.linear_loss, p.RATE, weighting="examples", **WORK),
         "send_model": lambda: client.send_model(_local()),
+        "touched_rows": _touched,
     },
     "transform": {
         "chain": lambda: transform.chain(transform.identity(), transform.stateless(lambda key, x: x * 2)),
@@ -54,6 +93,7 @@ CASES = {
         "stateless": lambda: transform.stateless(lambda key, x: jnp.clip(x, -1, 1), l2_bound=3.0, nonexpansive=True),
     },
     "aggregation": {
+        "by_part": _first_of_two,
         "fixed_mean": lambda: aggregation.fixed_mean(5.0),
         "gather": lambda: aggregation.gather(lambda key, updates, weights: updates.max(0)),
         "horvitz_thompson": lambda: aggregation.horvitz_thompson(DESIGN, TOTAL),
@@ -65,6 +105,7 @@ CASES = {
     },
     "server": {
         "adaptive": lambda: server.optimizer(server.adaptive("yogi", 0.1)),
+        "control_variates": lambda: server.control_variates(server.optimizer(optax.sgd(1.0))),
         "optimizer": lambda: server.optimizer(optax.sgd(1.0, momentum=0.9)),
         "replacement": server.replacement,
         "rescaled": lambda: server.rescaled(server.optimizer(optax.sgd(1.0))),
@@ -86,6 +127,7 @@ CASES = {
         "fedprox": _recipe(algorithms.fedprox, coefficient=0.5),
         "fedsgd": lambda: algorithms.fedsgd(p.linear_loss, SAMPLER, learning_rate=p.RATE, **RUN),
         "fedyogi": _recipe(algorithms.fedyogi),
+        "scaffold": lambda: algorithms.scaffold(p.linear_loss, SAMPLER, learning_rate=p.RATE, **WORK, **RUN),
     },
 }
 

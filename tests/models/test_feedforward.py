@@ -42,6 +42,9 @@ def test_parameter_counts():
     )
     leaf = cnn(input_shape=(28, 28, 1), num_outputs=62, channels=(32, 64), kernel_size=5, hidden=(2048,))
     assert dimension(leaf) == 6_603_710  # LEAF's FEMNIST network
+    benchmark = {"channels": (32, 64), "padding": "VALID", "pool_every": 2, "hidden": (128,)}
+    assert dimension(cnn(input_shape=(28, 28), num_outputs=62, **benchmark)) == 1_206_590  # EMNIST of Reddi et al.
+    assert dimension(cnn(input_shape=(32, 32, 3), num_outputs=10, **benchmark)) == 1_626_442  # pfl-research's CIFAR-10
     assert (
         dimension(cnn(input_shape=(9, 8, 2), num_outputs=3)) == 9 * 2 * 16 + 16 + 9 * 16 * 32 + 32 + 2 * 2 * 32 * 3 + 3
     )
@@ -54,25 +57,44 @@ class LinenNetwork(nn.Module):
     channels: tuple
     hidden: tuple
     num_outputs: int
+    padding: str = "SAME"
+    pool_every: int = 1
 
     @nn.compact
     def __call__(self, x):
         for i, width in enumerate(self.channels):
-            x = nn.max_pool(nn.relu(nn.Conv(width, (3, 3), name=f"conv_{i}")(x)), (2, 2), (2, 2))
+            x = nn.relu(nn.Conv(width, (3, 3), padding=self.padding, name=f"conv_{i}")(x))
+            if (i + 1) % self.pool_every == 0:
+                x = nn.max_pool(x, (2, 2), (2, 2))
         x = x.reshape(x.shape[0], -1)
         for i, width in enumerate(self.hidden):
             x = nn.relu(nn.Dense(width, name=f"hidden_{i}")(x))
         return nn.Dense(self.num_outputs, name="output")(x)
 
 
-@pytest.mark.parametrize("channels", [(), (4, 5)])
-def test_mlp_and_cnn_equal_linen(channels):
-    """Catches layers out of order, a missing ReLU, an activation on the output, a permuted flattening."""
-    model = SMALL_CNN if channels else mlp(**IMAGE, hidden=(6,))
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "cnn of pairs"])
+def test_mlp_and_cnn_equal_linen(kind):
+    """Catches layers out of order, a missing ReLU, an activation on the output, a permuted flattening, a lost pool."""
+    pairs = {"padding": "VALID", "pool_every": 2}
+    model, channels, options = {
+        "mlp": (mlp(**IMAGE, hidden=(6,)), (), {}),
+        "cnn": (SMALL_CNN, (4, 5), {}),
+        "cnn of pairs": (cnn(**IMAGE, channels=(4, 5), hidden=(6,), **pairs), (4, 5), pairs),
+    }[kind]
     params = jax.tree.map(lambda a: a + 0.1, parameters(model))
     x = jax.random.normal(KEY, (4, 9, 8, 2))
-    expected = jax.jit(LinenNetwork(channels, (6,), 3).apply)({"params": params}, x)
-    np.testing.assert_allclose(applied(model)(params, x), expected, rtol=1e-5, atol=1e-5)
+
+    def values(apply):
+        def scalar(params):
+            out = apply(params)
+            return (out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)).sum(), out
+
+        return jax.jit(jax.value_and_grad(scalar, has_aux=True))(params)
+
+    oracle = LinenNetwork(channels, (6,), 3, **options)
+    expected = values(lambda params: oracle.apply({"params": params}, x))
+    got = values(lambda params: model.apply(params, (), x, None, False)[0])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), got, expected)
 
 
 MODELS = {
@@ -178,7 +200,10 @@ FLAT = "image shape"
             rf"input_shape: expected the shape of an image, got \(64,\).*{FLAT}",
         ),
         (lambda: cnn(input_shape=64, num_outputs=2), f"input_shape: expected a tuple of integers.*{FLAT}"),
-        (lambda: cnn(input_shape=(2, 8), num_outputs=2), r"channels: expected few enough 2 x 2 pools for 2 x 8"),
+        (lambda: cnn(input_shape=(2, 8), num_outputs=2), "channels: expected few enough convolutions and 2 x 2 pools"),
+        (lambda: cnn(input_shape=(4, 8), num_outputs=2, padding="VALID"), "few enough convolutions and 2 x 2 pools"),
+        (lambda: cnn(input_shape=(8, 8), num_outputs=2, pool_every=3), "pool_every: expected a divisor of the 2 conv"),
+        (lambda: cnn(input_shape=(8, 8), num_outputs=2, padding="valid"), "padding: expected one of 'SAME', 'VALID'"),
         (lambda: cnn(input_shape=(8, 8), num_outputs=2, kernel_size=2.5), "kernel_size: expected an integer"),
         (lambda: cnn(input_shape=(8, 8), num_outputs=2, method="gemm"), "method: expected one of"),
         (lambda: mlp(input_shape=(4,), num_outputs=True), "num_outputs: expected an integer"),

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.models import layers
+from fedjax_sim.models import cells, layers
 
 KEY = jax.random.key(0)
 
@@ -81,21 +81,38 @@ def linen_gates(params, names, biased):
 def test_recurrent_layers_equal_linen(kind):
     """Catches exchanged gates, a reset gate before the matmul, biases on the wrong side, a scan over the wrong axis."""
     num_inputs, hidden = 3, 4
-    initialize = layers.init_gru if kind == "gru" else layers.init_lstm
+    initialize = cells.init_gru if kind == "gru" else cells.init_lstm
     params = jax.tree.map(
         lambda a: a + 0.3 * np.cos(np.arange(a.size)).reshape(a.shape),
         jax.jit(lambda k: initialize(k, num_inputs, hidden))(KEY),
     )
     x = noise(1, 2, 5, num_inputs)
-    if kind == "gru":
+
+    def as_linen(params):
+        if kind == "lstm":
+            return linen_gates(params, "ifgo", "h")
         weights = linen_gates(params, "rzn", "i")
         weights["hn"]["bias"] = params["recurrent_bias"]
-        oracle, layer = nn.RNN(nn.GRUCell(hidden)), layers.gru_layer
-    else:
-        weights = linen_gates(params, "ifgo", "h")
-        oracle, layer = nn.RNN(nn.OptimizedLSTMCell(hidden)), layers.lstm_layer
-    expected = jax.jit(oracle.apply)({"params": {"cell": weights}}, x)
-    same(jax.jit(layer)(params, x), expected)
+        return weights
+
+    cell, layer = {
+        "gru": (nn.GRUCell(hidden), cells.gru_layer),
+        "lstm": (nn.OptimizedLSTMCell(hidden), cells.lstm_layer),
+    }[kind]
+    oracle = nn.RNN(cell)
+
+    def values(apply, x):
+        out = apply(x)
+        return (out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)).sum(), out
+
+    def of_linen(params, x):
+        return values(lambda x: oracle.apply({"params": {"cell": as_linen(params)}}, x), x)
+
+    def of_layer(params, x):
+        return values(lambda x: layer(params, x), x)
+
+    got, expected = (jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(params, x) for f in (of_layer, of_linen))
+    same(got, expected)
 
 
 def test_embedding_padding_and_unknown_tokens():
@@ -119,7 +136,7 @@ def test_initial_scale():
     np.testing.assert_allclose(he.std(), np.sqrt(2 / 200), rtol=0.03)  # 20,000 draws: 6 standard errors
     np.testing.assert_allclose(glorot.std(), np.sqrt(2 / 300), rtol=0.03)
     np.testing.assert_allclose(conv.std(), np.sqrt(2 / (25 * 16)), rtol=0.04)
-    np.testing.assert_array_equal(layers.init_lstm(KEY, 2, 3)["bias"], [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0])
+    np.testing.assert_array_equal(cells.init_lstm(KEY, 2, 3)["bias"], [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -138,3 +155,24 @@ def test_error_texts(call, message):
     """Catches shapes that would give an empty or broadcast result."""
     with pytest.raises((ValueError, TypeError), match=message):
         call({"kernel": jnp.zeros((3, 3, 1, 1)), "bias": jnp.zeros(1)}, jnp.zeros((1, 2, 2, 1)))
+
+
+@pytest.mark.parametrize("name", ["im2col", "gru", "lstm"])
+def test_second_derivatives(name):
+    """Catches a hand-written gradient that is not itself differentiable (meta-learning, gradient penalties)."""
+    x = noise(1, 1, 3, 3, 2) if name == "im2col" else noise(1, 1, 3, 2)
+    params, layer = {
+        "im2col": (layers.init_convolution(KEY, 2, 2, 2), layers.convolution),
+        "gru": (cells.init_gru(KEY, 2, 2), cells.gru_layer),
+        "lstm": (cells.init_lstm(KEY, 2, 2), cells.lstm_layer),
+    }[name]
+    direction = jax.tree.map(lambda a: jnp.cos(jnp.arange(a.size, dtype=a.dtype)).reshape(a.shape), params)
+
+    @jax.jit
+    def along(step):
+        moved = jax.tree.map(lambda a, b: a + step * b, params, direction)
+        g = jax.grad(lambda p: (layer(p, x) ** 2).sum())(moved)
+        return sum(jnp.vdot(a, b) for a, b in zip(jax.tree.leaves(g), jax.tree.leaves(direction), strict=True))
+
+    numerical = (along(0.01) - along(-0.01)) / 0.02
+    np.testing.assert_allclose(jax.jit(jax.grad(along))(0.0), numerical, rtol=2e-3)

@@ -1,0 +1,145 @@
+"""The main job against a bare hand-written loop.
+
+`fedjax_sim.run` with everything on (sampling, exact sums, dropped-client checks, metrics, log, checkpoints) takes turns
+with a jitted JAX loop of the same mathematics, written by hand and given every advantage: cohorts drawn beforehand,
+float sums, no masks where clients are equal, no checks, the loss as its only metric, and its best form over layouts
+(unrolled single clients, vmapped chunks) and devices. Two jobs: an MLP 60-128-10 with 1,000 of 2,000 clients a round
+and 2 local steps of 10, and `fedjax-sim run` without a config (digits, 100,000 clients of 20 to 60 examples, 1,000 a
+round, 5 steps of 10). Both draw their minibatches without replacement. NumPy trains the MLP's clients one after the
+other. FedJAX, pfl-research and Flower train the same MLP in `rivals.json`.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.benchmarks import baselines, harness, side_by_side
+from experiments.benchmarks.side_by_side import Other
+from experiments.benchmarks.workloads import workload
+
+
+def measure(quick: bool = False) -> dict:
+    """Both jobs."""
+    work = workload("mlp", **({"cohort_size": 40, "num_clients": 80} if quick else {}))
+    rounds, passes, lanes = (2, 2, (1,)) if quick else (20, 11, (1, 2, 4, 8))
+    numpy = {"plain NumPy loop over the clients": Other(numpy_round(work), 1, 1)}
+    rows, ours, theirs, ends = side_by_side.against_loops(
+        work, rounds=rounds, passes=passes, lanes=lanes, extra=numpy, title="MLP"
+    )
+    mine = ours.median / rounds
+    bare = min(seconds for name, seconds in theirs.items() if name.startswith("bare"))
+    ratios = [
+        harness.ratio("MLP: time against the best bare loop", mine / bare, at_most=1.1),
+        harness.ratio("MLP: speed against NumPy", theirs["plain NumPy loop over the clients"] / mine),
+        harness.ratio("MLP: speed against one vmap over the cohort", _of(theirs, "one vmap") / mine),
+    ]
+    digits_rows, digits_ratio = _digits(quick)
+    goal = "at most 1.10 times the best bare loop's time (the same job, in turns)."
+    notes = [
+        f"MLP: {rounds} rounds a turn; the final loss of ours after {rounds * (passes + 2)} rounds is "
+        f"{ends['last_loss']:.4f}.",
+        "A turn of ours ends with a checkpoint on disk; one of a bare loop does not.",
+    ]
+    return harness.result("P0", "the main job", goal=goal, rows=rows + digits_rows, ratios=[*ratios, digits_ratio],
+                          notes=notes)  # fmt: skip
+
+
+def _of(seconds: dict[str, float], start: str) -> float:
+    return min(value for name, value in seconds.items() if name.startswith(start))
+
+
+def _digits(quick: bool) -> tuple[list[dict], dict]:
+    """`fedjax-sim run` as it comes, beside the same mathematics by hand."""
+    from fedjax_sim.config import load
+    from fedjax_sim.experiment import build
+
+    small = ["data.num_clients=400", "sampler.cohort_size=40"] if quick else []
+    config = load(None, small)
+    job, options = build(config), config.resolved()
+    m, rounds, passes = options["sampler"]["cohort_size"], *((2, 2) if quick else (10, 9))
+    rng, data = np.random.default_rng(0), job.data.train
+    ids = [rng.choice(data.size, m, replace=False) for _ in range(rounds)]
+    ids, client = jnp.asarray(np.stack(ids), jnp.int32), _ragged_client(job, options)
+    others = {}
+    for lanes in (1,) if quick else (1, 4, 8, 16):
+        for devices in sorted({1, len(jax.devices())} if lanes == 1 else {len(jax.devices())}):
+            loop = baselines.hand_written(client, lanes=lanes, devices=devices, num_rounds=rounds)
+            layout = "one client at a time" if lanes == 1 else f"vmap of {lanes}"
+            name = f"bare jitted loop, {layout}, {devices} device{'s' * (devices > 1)}"
+            others[name] = Other(lambda f=loop: f(job.key, job.params, data, ids), rounds, devices)
+    ours, theirs, _ = side_by_side.take_turns(job.algorithm, job.params, data, others, rounds=rounds, passes=passes)
+    cores = len(jax.devices())
+    rows = [harness.row("digits: fedjax_sim.run", ours, "clients/s", per=m * rounds, ours=True, cores=cores)]
+    for name, other in others.items():
+        rows.append(harness.row(f"digits: {name}", theirs[name], "clients/s", per=m * rounds, cores=other.cores))
+    bare = side_by_side.best(theirs, others)
+    return rows, harness.ratio("digits: time against the best bare loop", ours.median / rounds / bare, at_most=1.1)
+
+
+def _ragged_client(job, options: dict):
+    """The main job's client by hand: epochs in random order, each with a partial last batch, weighed by examples."""
+    batch, rate = options["algorithm"]["batch_size"], options["client_optimizer"]["learning_rate"]
+    steps = options["algorithm"]["num_steps"]
+
+    def client(params, data, key, id):
+        row = jnp.arange(data.max_examples)
+        count = data.offsets[id + 1] - data.offsets[id]
+        table_rows = data.indices.at[data.offsets[id] + row].get(mode="clip")
+        seed, epoch_steps = baselines.client_seed(key, id), -(-count // batch)
+        local, total = params, 0.0
+        for step in range(steps):
+            position = (step % epoch_steps) * batch + jnp.arange(batch)
+            chosen = table_rows[baselines.shuffled(baselines.hashed(seed, step // epoch_steps), position, row < count)]
+            valid, x, y = position < count, data.table["x"][chosen], data.table["y"][chosen]
+
+            def mean_loss(p, x=x, y=y, valid=valid):
+                return jnp.where(valid, job.loss_fn(p, {"x": x, "y": y}, None)["loss"], 0).sum() / valid.sum()
+
+            loss, gradient = jax.value_and_grad(mean_loss)(local)
+            local = jax.tree.map(lambda p, g: p - rate * g, local, gradient)
+            total += loss / steps
+        return jax.tree.map(jnp.subtract, local, params), total, count.astype(jnp.float32)
+
+    return client
+
+
+def numpy_round(work):
+    """One round of the MLP in NumPy, client after client; returns the new parameters."""
+    x, y = (np.asarray(a).reshape(work.data.size, -1, *a.shape[1:]) for a in work.arrays)
+    start = jax.device_get(work.params)
+    before_round = [start[layer][part] for layer in ("hidden_0", "output") for part in ("kernel", "bias")]
+    rng, rate, b = np.random.default_rng(0), np.float32(work.learning_rate), work.batch_size
+    one_hot = np.eye(before_round[3].size, dtype=np.float32)
+
+    def run():
+        change = [np.zeros_like(old) for old in before_round]
+        for id in rng.choice(work.data.size, work.cohort_size, replace=False):
+            w, c, v, d = (old.copy() for old in before_round)
+            order = rng.permutation(x.shape[1])
+            for step in range(work.num_steps):
+                rows = order[step * b : (step + 1) * b]
+                xb, target = x[id, rows], one_hot[y[id, rows]]
+                before = xb @ w + c
+                h = np.maximum(before, 0)
+                z = h @ v + d
+                p = np.exp(z - z.max(1, keepdims=True))
+                dz = (p / p.sum(1, keepdims=True) - target) / np.float32(b)
+                dh = (dz @ v.T) * (before > 0)
+                v -= rate * (h.T @ dz)
+                d -= rate * dz.sum(0)
+                w -= rate * (xb.T @ dh)
+                c -= rate * dh.sum(0)
+            for total, new, old in zip(change, (w, c, v, d), before_round, strict=True):
+                total += new - old
+        return [old + total / work.cohort_size for old, total in zip(before_round, change, strict=True)]
+
+    return run
+
+
+def plot(axes, result: dict) -> None:
+    """Client updates a second."""
+    from experiments.benchmarks.report import bars
+
+    bars(axes, result["rows"])

@@ -1,0 +1,99 @@
+"""The automatic plan against a full sweep.
+
+Every workload of this suite runs its rounds under the plan that nobody chose, and under a sweep of lanes (clients under
+one vmap) and chunks (letters summed at once), in turns. The smallest of many noisy medians flatters the sweep, so its
+two best plans then meet the automatic one again, with more repeats, and that second meeting counts. One vmap over the
+cohort, which is what a first program does, is written by hand: float sums, no checks, one device or all of them.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from experiments.benchmarks import baselines, harness
+from experiments.benchmarks.workloads import algorithm, rounds_program, workload
+from fedjax_sim import engine
+
+SWEEPS = {  # workload: rounds a call, cohort, lanes
+    "mlp": (8, None, (1, 2, 4, 8, 16, 32)),
+    "tiny": (6, None, (8, 16, 32, 64, 128, 256)),
+    "logistic": (3, None, (1, 2, 4, 8)),
+    "large_mlp": (2, 50, (1, 2, 4)),
+    "femnist_cnn": (1, 4, (1, 2)),
+    "gru": (1, 50, (1, 2, 5, 10, 25)),
+}
+AUTOMATIC = "automatic"
+
+
+def measure(quick: bool = False) -> dict:
+    """Seconds a round under each plan."""
+    rows, ratios = [], []
+    for name, (rounds, cohort, lanes) in SWEEPS.items():
+        if quick and name not in ("mlp",):
+            continue
+        work = workload(name, cohort_size=32 if quick else cohort)
+        found, against_best, against_vmap = _sweep(work, name, 1 if quick else rounds, lanes[:2] if quick else lanes)
+        rows += found
+        ratios += [
+            harness.ratio(f"{name}: automatic against the best of the sweep", against_best, at_most=1.05),
+            harness.ratio(f"{name}: speed against one vmap", against_vmap, at_least=2.0),
+        ]
+    goal = "within 1.05 of the best of the sweep, and at least 2 times one vmap, on every workload."
+    return harness.result("P4", "plans", goal=goal, rows=rows, ratios=ratios)
+
+
+def _sweep(work, name: str, rounds: int, lanes: tuple[int, ...]) -> tuple[list[dict], float, float]:
+    cores = len(jax.devices())
+    most = work.cohort_size // cores
+    plans = [engine.Plan(c, chunk) for c in lanes for chunk in (c, 4 * c) if chunk <= most]
+    programs = {AUTOMATIC: rounds_program(algorithm(work), work.params, work.data, rounds)}
+    for plan in plans:
+        made = algorithm(work, plan=plan)
+        programs[f"lanes {plan.lanes}, chunk {plan.chunk}"] = rounds_program(made, work.params, work.data, rounds)
+    coarse = harness.interleaved(programs, repeats=3, budget_seconds=10)
+    swept = sorted((x for x in programs if x != AUTOMATIC), key=lambda x: coarse[x].median)
+    final = {AUTOMATIC: programs[AUTOMATIC]} | {x: programs[x] for x in swept[:2]}
+    fine = harness.interleaved(final, repeats=9, budget_seconds=10)
+    vmaps = _one_vmap(work, rounds)
+    whole = harness.interleaved(vmaps, repeats=3, budget_seconds=5)
+    seconds = coarse | fine | whole
+    rows = [
+        harness.row(f"{name}: {x}", seconds[x], "clients/s", per=rounds * work.cohort_size, ours=x not in vmaps,
+                    cores=1 if "1 device" in x else cores)
+        for x in seconds
+    ]  # fmt: skip
+    automatic = fine[AUTOMATIC].median
+    best = min(fine[x].median for x in swept[:2])
+    return rows, automatic / best, min(timing.median for timing in whole.values()) / automatic
+
+
+def _one_vmap(work, rounds: int) -> dict:
+    key, data, ids = jax.random.key(1), baselines.dense_clients(work), baselines.cohorts(work, rounds)
+    client, programs = baselines.equal_client(work), {}
+    for devices in sorted({1, len(jax.devices())}):
+        if work.cohort_size % devices:
+            continue
+        loop = baselines.hand_written(client, lanes=1, devices=devices, num_rounds=rounds, one_vmap=True)
+        name = f"one vmap, {devices} device{'s' * (devices > 1)}"
+        programs[name] = lambda loop=loop: loop(key, work.params, data, ids)
+    return programs
+
+
+def plot(axes, result: dict) -> None:
+    """Speed of each plan relative to the automatic one."""
+    from experiments.benchmarks.report import OURS, THEIRS
+
+    speeds: dict[str, dict[str, float]] = {}
+    for row in result["rows"]:
+        name, plan = row["name"].split(": ")
+        speeds.setdefault(name, {})[plan] = row["value"]
+    for i, plans in enumerate(speeds.values()):
+        base = plans[AUTOMATIC]
+        swept = [value / base for plan, value in plans.items() if plan.startswith("lanes")]
+        whole = [value / base for plan, value in plans.items() if plan.startswith("one vmap")]
+        axes.plot(swept, [i] * len(swept), "o", color=OURS, alpha=0.5, label="a plan of the sweep" if not i else None)
+        axes.plot(whole, [i] * len(whole), "x", color=THEIRS, label="one vmap" if not i else None)
+    axes.set_yticks(range(len(speeds)), list(speeds))
+    axes.axvline(1.0, color="black", linewidth=1, label="automatic")
+    axes.set_xlabel("speed relative to the automatic plan")
+    axes.legend(fontsize=8)

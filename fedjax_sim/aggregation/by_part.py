@@ -1,0 +1,53 @@
+"""Another rule for each part of a letter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedjax_sim import validate
+from fedjax_sim.types import Aggregator
+
+__all__ = ["by_part"]
+
+
+def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
+    """Updates that are dicts, each entry aggregated by its own rule.
+
+    Args:
+      parts: an aggregator for every key of the update, such as {"params": mean(), "control": keep_old(W)}.
+
+    Returns: an Aggregator whose metrics carry the key before their name, and whose sensitivity is the largest of the
+    parts': one update's motion splits between them.
+
+    Guarantees: each part gets what its rule alone would give it, bit for bit
+    (tests/aggregation/test_by_part.py::test_each_part_is_alone).
+
+    >>> from fedjax_sim import aggregation
+    >>> by_part({"model": aggregation.fixed_mean(4.0), "count": aggregation.total()}).sensitivity
+    1.0
+    """
+    if not isinstance(parts, Mapping) or not parts:
+        validate.fail("parts", "a dict of aggregators", parts, error=TypeError)
+    for name, rule in parts.items():
+        if not isinstance(rule, Aggregator):
+            validate.fail(f"parts[{name!r}]", "an Aggregator", type(rule).__name__, "Call the factory.", TypeError)
+
+    def init(update_spec, num_slots):
+        if not isinstance(update_spec, dict) or update_spec.keys() != parts.keys():
+            got = sorted(update_spec) if isinstance(update_spec, dict) else type(update_spec).__name__
+            validate.fail("update", f"a dict of {', '.join(sorted(parts))}", got)
+        return {name: rule.init(update_spec[name], num_slots) for name, rule in parts.items()}
+
+    def accumulate(key, cohort, carry, received):
+        def one(name, rule):
+            return rule.accumulate(key, cohort, carry[name], received._replace(updates=received.updates[name]))
+
+        return {name: one(name, rule) for name, rule in parts.items()}
+
+    def finalize(key, cohort, carry):
+        done = {name: rule.finalize(key, cohort, carry[name]) for name, rule in parts.items()}
+        metrics = {f"{name}_{metric}": x for name, (_, found) in done.items() for metric, x in found.items()}
+        return {name: aggregate for name, (aggregate, _) in done.items()}, metrics
+
+    bounds = [rule.sensitivity for rule in parts.values()]
+    return Aggregator(init, accumulate, finalize, None if None in bounds else max(bounds))

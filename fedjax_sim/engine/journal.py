@@ -1,0 +1,130 @@
+"""The undo journal of client memory on disk: old records, hashed and on disk before they are overwritten."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["Journal", "MemoryFileError", "read_at", "write_at"]
+
+MAGIC = b"FEDJAXUN"
+HEAD = struct.Struct("<8s16sqqQ")  # magic, mark, version, version and bytes of the journal before (-1: none)
+BATCH = struct.Struct("<qqqQ")  # version, 1 where it is the last of its version, rows, rows that are no holes
+DIGEST = hashlib.sha256().digest_size
+START = HEAD.size + DIGEST
+
+
+class MemoryFileError(RuntimeError):
+    """Client memory on disk that cannot be written, read, trusted, or brought back to a checkpoint."""
+
+
+class Batch(NamedTuple):
+    """Old records, as they were put down at once."""
+
+    reached: int  # the version that the write ended, or broke off
+    ids: np.ndarray  # [k] int64
+    records: np.ndarray  # [k, record bytes] uint8; zeros for holes
+    end: int  # byte where it ends
+
+
+class Journal:
+    """Old records of the rows overwritten since a version, in the order of writing."""
+
+    def __init__(self, path: Path, file: int, version: int, before: tuple[int, int], record_bytes: int):
+        self.path, self.file, self.version, self.before = path, file, version, before
+        self.record_bytes = record_bytes
+        self.reached, self.end = version, START  # the version after the last write; bytes that count
+
+    @classmethod
+    def create(cls, path: Path, mark: bytes, version: int, before: tuple[int, int], record_bytes: int) -> Journal:
+        """An empty journal, on disk with its name; `before` is (version, bytes) of the one it follows."""
+        path.unlink(missing_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        head = HEAD.pack(MAGIC, mark, version, *before)
+        write_at(file, head + hashlib.sha256(head).digest(), 0)
+        os.fsync(file)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+        return cls(path, file, version, before, record_bytes)
+
+    @classmethod
+    def open(cls, path: Path, mark: bytes, version: int, used: int, record_bytes: int) -> Journal:
+        """The journal of a version, every hash checked.
+
+        What follows its `used` bytes was being written when the run stopped: whole batches count, a torn one does not.
+        """
+        try:
+            file = os.open(path, os.O_RDWR)
+        except OSError as error:
+            raise MemoryFileError(f"{path}: could not be opened ({error.strerror or error}).") from error
+        size = os.fstat(file).st_size
+        if size < max(START, used):
+            raise MemoryFileError(f"{path}: expected {max(START, used):,} bytes or more, got {size:,}: truncated.")
+        head = os.pread(file, START, 0)
+        if hashlib.sha256(head[:-DIGEST]).digest() != head[-DIGEST:]:
+            raise MemoryFileError(f"{path}: its SHA-256 does not match its bytes: damaged.")
+        magic, found, named, *before = HEAD.unpack(head[:-DIGEST])
+        if (magic, found, named) != (MAGIC, mark, version):
+            raise MemoryFileError(f"{path}: expected the journal of version {version} of this run, got another.")
+        journal = cls(path, file, version, tuple(before), record_bytes)
+        for batch in journal.batches(size):
+            journal.reached, journal.end = batch.reached, batch.end
+        if journal.end < used:
+            raise MemoryFileError(f"{path}: its SHA-256 does not match its bytes: damaged.")
+        return journal
+
+    def append(self, version: int, last: bool, ids: np.ndarray, there: np.ndarray, records: np.ndarray) -> None:
+        """Old records [k, ...] of `ids`, those that are no holes where `there`; on disk when it returns."""
+        head = BATCH.pack(version, last, len(ids), int(there.sum()))
+        parts = [head, ids.tobytes(), there.astype(np.uint8).tobytes(), records[there].tobytes()]
+        batch = b"".join(parts)
+        write_at(self.file, batch + hashlib.sha256(batch).digest(), self.end)
+        if len(ids):
+            os.fdatasync(self.file)
+        self.reached, self.end = version + last, self.end + len(batch) + DIGEST
+
+    def batches(self, end: int | None = None) -> Iterator[Batch]:
+        """The batches up to a byte, as long as they are whole."""
+        place, end = START, self.end if end is None else end
+        while place + BATCH.size <= end:
+            version, last, count, there = BATCH.unpack(os.pread(self.file, BATCH.size, place))
+            body = BATCH.size + 9 * count + there * self.record_bytes
+            if not 0 <= there <= count or place + body + DIGEST > end:
+                return
+            data = read_at(self.file, body + DIGEST, place)
+            if hashlib.sha256(data[:body]).digest() != data[body:]:
+                return
+            ids = np.frombuffer(data[BATCH.size : BATCH.size + 8 * count], "<i8")
+            holds = np.frombuffer(data[BATCH.size + 8 * count : BATCH.size + 9 * count], np.uint8) != 0
+            records = np.zeros((count, self.record_bytes), np.uint8)
+            old = np.frombuffer(data[BATCH.size + 9 * count : body], np.uint8)
+            records[holds] = old.reshape(there, self.record_bytes)
+            place += body + DIGEST
+            yield Batch(version + last, ids, records, place)
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        os.close(self.file)
+
+
+def read_at(file: int, count: int, place: int) -> memoryview:
+    """`count` bytes, or fewer at the file's end."""
+    data, done = memoryview(bytearray(count)), 0
+    while done < count and (got := os.preadv(file, [data[done:]], place + done)):
+        done += got
+    return data[:done]
+
+
+def write_at(file: int, data: Any, place: int) -> None:
+    """All of it: a full disk raises OSError and is never taken for success."""
+    view = memoryview(data).cast("B")
+    while view:
+        done = os.pwrite(file, view, place)
+        view, place = view[done:], place + done

@@ -1,0 +1,53 @@
+"""SCAFFOLD's server: the model and the control variate that every client is corrected with."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+
+from fedjax_sim import tree
+from fedjax_sim.types import PyTree, ServerUpdate
+
+__all__ = ["control_variates"]
+
+
+class ControlState(NamedTuple):
+    """What the server keeps."""
+
+    server: PyTree  # of the server underneath
+    control: PyTree  # c, shaped like the model
+
+
+def control_variates(server: ServerUpdate) -> ServerUpdate:
+    """A server that also sends out c = sum_i w_i c_i / W and keeps it up to date; compose with `client.scaffold`.
+
+    It expects the aggregate {"params": a mean of the cohort's model updates, "control": sum_S w_i (c_i+ - c_i) / W},
+    with W the weights of the whole population: `aggregation.by_part({"params": mean(), "control": keep_old(W)})`. With
+    weights 1 the second is the paper's (|S| / N) times the mean over the cohort. At rest every corrected gradient is
+    zero only where c is, so the weights in c decide whose minimum is reached, not those of the model updates: uniform
+    weights the minimum of sum_i f_i / N, examples that of sum_i n_i f_i / n. Dividing c's part by the cohort's weights
+    instead, or by a cohort size that dropout shrinks, would make c another thing than the clients' mean.
+
+    Args:
+      server: takes the step on the model, such as `optimizer(optax.sgd(1.0))`; its rate is the paper's eta_g.
+
+    Guarantees: c stays the weighted mean of all c_i, whoever takes part
+    (tests/oracles/test_scaffold.py::test_control_is_the_mean_of_the_clients).
+
+    References: Karimireddy et al. 2020 (SCAFFOLD), algorithm 1, equation 5.
+    """
+
+    def init(params):
+        return ControlState(server.init(params), tree.zeros_like(params))
+
+    def apply(key, aggregate, state):
+        control = jax.tree.map(lambda c, x: c + x.astype(c.dtype), state.control, aggregate["control"])
+        return ControlState(server.apply(key, aggregate["params"], state.server), control)
+
+    return ServerUpdate(
+        init=init,
+        broadcast=lambda state: {"params": server.broadcast(state.server), "control": state.control},
+        apply=apply,
+        params=lambda state: server.params(state.server),
+    )

@@ -1,0 +1,40 @@
+"""Another rule for each part of a letter."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fedjax_sim.aggregation import by_part, fixed_mean, mean, total
+from fedjax_sim.types import Received
+from tests.laws import laws
+
+KEY = jax.random.key(0)
+
+
+def test_each_part_is_alone():
+    """Catches parts that are swapped, or weighed by one another's rule."""
+    rules = {"a": mean(), "b": fixed_mean(7.0, weighting="examples")}
+    updates = {"a": jax.random.normal(KEY, (3, 2)), "b": {"w": jnp.arange(3.0)}}
+    spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), updates)
+    received = Received(updates, jnp.array([1.0, 0.0, 5.0]), jnp.arange(3), jnp.arange(3))
+    both = by_part(rules)
+    aggregate, metrics = both.finalize(KEY, None, both.accumulate(KEY, None, both.init(spec, 3), received))
+    for name, rule in rules.items():
+        alone = rule.accumulate(KEY, None, rule.init(spec[name], 3), received._replace(updates=updates[name]))
+        expected, known = rule.finalize(KEY, None, alone)
+        laws.check_equal_bits(expected, aggregate[name], name)
+        assert metrics[f"{name}_total_weight"] == known["total_weight"]
+    assert both.sensitivity is None
+    assert by_part({"a": fixed_mean(4.0), "b": fixed_mean(2.0)}).sensitivity == 0.5
+
+
+def test_wrong_input():
+    """Catches a letter whose parts nobody aggregates."""
+    with pytest.raises(TypeError, match=r"parts\['a'\]: expected an Aggregator, got 'function'. Call the factory"):
+        by_part({"a": total})
+    with pytest.raises(TypeError, match="parts: expected a dict of aggregators"):
+        by_part({})
+    with pytest.raises(ValueError, match=r"update: expected a dict of a, got \['a', 'b'\]"):
+        by_part({"a": total()}).init({"a": jnp.zeros(1), "b": jnp.zeros(1)}, 2)

@@ -1,0 +1,62 @@
+"""SCAFFOLD's local solver; its trajectories are in tests/oracles/test_scaffold.py."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim import algorithms, client, sampling
+from fedjax_sim.types import ClientData
+from tests.laws import problems as p
+
+BROADCAST = {"params": jnp.float32(1.0), "control": jnp.float32(0.25)}
+
+
+def loss(w, x, key):
+    return (w - x) ** 2 / 2
+
+
+@pytest.mark.parametrize("option", [1, 2])
+def test_by_hand(option):
+    """From 1, one example 0, rate 0.5, c = 0.25, c_i = -0.5: 1 - 0.5 (1 + 0.75) = 0.125, then -0.3125.
+
+    Gradients met: 1 and 0.125, mean 0.5625 (option 2); at the server's model: 1 (option 1). Catches a swapped sign.
+    """
+    one = client.scaffold(loss, 0.5, option=option, num_steps=2)
+    report, own = one.apply(
+        jax.random.key(0), BROADCAST, jnp.float32(-0.5), ClientData(jnp.zeros(1), jnp.ones(1, bool))
+    )
+    expected = 1.0 if option == 1 else 0.5625
+    assert float(own) == expected and float(report.update["control"]) == expected + 0.5
+    assert float(report.update["params"]) == -1.3125 and float(report.weight) == 1
+
+
+@pytest.mark.parametrize("option", [1, 2])
+def test_without_examples_nothing_moves(option):
+    """Catches a control variate built from no gradient at all."""
+    one = client.scaffold(loss, 0.5, option=option, num_steps=2)
+    data = ClientData(jnp.full(2, jnp.nan), jnp.zeros(2, bool))
+    report, own = one.apply(jax.random.key(0), BROADCAST, jnp.float32(-0.5), data)
+    assert float(own) == -0.5 and float(report.weight) == 0 and float(report.update["control"]) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"learning_rate": 0.0}, "learning_rate: expected a finite number > 0"),
+        ({"learning_rate": np.nan}, "learning_rate: expected"),
+        ({"option": 3}, r"option: expected an integer in \[1, 2\], got 3"),
+        ({"option": True}, "option: expected an integer"),
+        ({"weighting": "example"}, "weighting: expected one of"),
+        ({"weighting": "examples"}, "total_weight: expected the sum of all clients' weights"),
+        ({"server_learning_rate": -1}, "server_learning_rate: expected"),
+        ({"num_steps": 0}, "num_steps: expected"),
+    ],
+)
+def test_wrong_input(wrong, words):
+    """Catches options that would divide by zero or minimise another objective."""
+    options = {"learning_rate": 0.1, "num_steps": 2} | wrong
+    with pytest.raises((TypeError, ValueError), match=words):
+        algorithms.scaffold(p.linear_loss, sampling.full(4), **options)

@@ -1,0 +1,149 @@
+"""SCAFFOLD against a NumPy transcription of Karimireddy et al. 2020, algorithm 1."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_sim import algorithms, sampling
+from fedjax_sim.engine import Plan
+from fedjax_sim.prng import client_key, shuffle, stream
+from tests.laws import laws
+from tests.laws import problems as p
+from tests.oracles import scalars
+
+EPOCHS = {"num_epochs": 2, "batch_size": p.BATCH}
+
+
+class Paper:
+    """float64; only the order of a client's examples comes from the library."""
+
+    def __init__(self, option, *, server_rate=1.0, weights=None):
+        self.option, self.server_rate = option, server_rate
+        self.weights = np.ones(p.NUM_CLIENTS) if weights is None else np.asarray(weights, float)  # w_i
+        self.x, self.c = p.START.astype(float), np.zeros(p.WIDTH)
+        self.own = np.zeros((p.NUM_CLIENTS, p.WIDTH))
+
+    @staticmethod
+    def gradient(w, id, rows):
+        features, targets = p.FEATURES[id][rows].astype(float), p.TARGETS[id][rows].astype(float)
+        return features.T @ (features @ w - targets) / len(rows)
+
+    def local(self, key, id):
+        n, y, steps = p.SIZES[id], self.x.copy(), 0
+        order_of = shuffle(client_key(stream(key, "client"), id), jnp.arange(p.ROWS) < n)
+        for epoch in range(EPOCHS["num_epochs"]):
+            order = np.asarray(order_of(jnp.int32(epoch), jnp.arange(p.ROWS)))[:n]
+            for begin in range(0, n, p.BATCH):
+                y -= p.RATE * (self.gradient(y, id, order[begin : begin + p.BATCH]) - self.own[id] + self.c)
+                steps += 1
+        if self.option == 1:
+            new = self.gradient(self.x, id, np.arange(n))
+        else:
+            new = self.own[id] - self.c + (self.x - y) / (steps * p.RATE)
+        return y - self.x, new - self.own[id]
+
+    def round(self, key, cohort):
+        moves, changes = map(np.array, zip(*(self.local(key, id) for id in cohort), strict=True))
+        self.own[cohort] += changes
+        shares = self.weights[cohort]
+        self.x = self.x + self.server_rate * np.average(moves, axis=0, weights=shares)
+        self.c = self.c + shares @ changes / self.weights.sum()
+
+
+def library(option, **options):
+    def make(sampler, **run):
+        work = {"learning_rate": p.RATE, "option": option, **EPOCHS}
+        return algorithms.scaffold(p.linear_loss, sampler, **work, **options, **run)
+
+    return p.Federation(make=make)
+
+
+def check(paper, federation, lost=()):
+    rng, state = np.random.default_rng(1), None
+    for i in range(6):
+        ids = rng.choice(p.NUM_CLIENTS, p.SLOTS, replace=False).astype(np.int32)
+        there = ~np.isin(np.arange(p.SLOTS), lost)
+        state, _ = federation.run(p.cohort(ids, reported=there), state=state, keys=[i])
+        paper.round(jax.random.fold_in(jax.random.key(1), i), ids[there])
+        found = state.server.server.params, state.server.control, state.clients
+        for ours, theirs in zip(found, (paper.x, paper.c, paper.own), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("option", [1, 2])
+def test_matches_the_paper(option):
+    """x, c and every c_i for partial participation, unequal and partial batches, letters lost on the way.
+
+    Catches a wrong sign of the correction, K rate with the planned steps instead of those taken, c divided by the
+    cohort's size, memory written for the wrong or absent clients.
+    """
+    check(Paper(option, server_rate=0.7), library(option, server_learning_rate=0.7), lost=(2, 5, 7))
+
+
+def test_weighs_by_examples():
+    """Catches c as a uniform mean where the objective is not."""
+    total = float(p.SIZES.sum())
+    check(Paper(2, weights=p.SIZES), library(2, weighting="examples", total_weight=total), lost=(3,))
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_control_is_the_mean_of_the_clients(weighting):
+    """c = sum_i w_i c_i / W under any participation. Catches c that drifts from what clients subtract."""
+    total, weights = float(p.SIZES.sum()), p.SIZES if weighting == "examples" else np.ones(p.NUM_CLIENTS)
+    federation = library(2, weighting=weighting, total_weight=total)
+    rng, state = np.random.default_rng(2), None
+    for i in range(5):
+        ids = rng.choice(p.NUM_CLIENTS, p.SLOTS, replace=False).astype(np.int32)
+        state, _ = federation.run(p.cohort(ids, reported=rng.random(p.SLOTS) < 0.7), state=state, keys=[i])
+    mean = np.average(np.asarray(state.clients, float), axis=0, weights=weights)
+    assert np.abs(mean).max() > 0.05
+    np.testing.assert_allclose(state.server.control, mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("option", [1, 2])
+@pytest.mark.parametrize("counts, optimum", [((1, 1), 10 / 11), ((1, 3), 30 / 31)])
+def test_no_client_drift(option, counts, optimum):
+    """Quadratics with curvatures 1 and 10, 5 local steps: SCAFFOLD rests at the optimum, FedAvg elsewhere.
+
+    The second case weighs by examples. Catches corrections that vanish, or the minimum of another objective.
+    """
+    data, work = scalars.clients(counts=counts), {"num_steps": 5, **scalars.OPTIONS}
+    weights = {"weighting": "examples", "total_weight": 4.0} if counts == (1, 3) else {}
+    corrected = algorithms.scaffold(
+        scalars.loss, sampling.full(2), learning_rate=0.05, option=option, **weights, **work
+    )
+    reached, _ = scalars.rest(corrected, data, num_rounds=400)
+    assert abs(reached - optimum) < 2e-6
+    drifting, _ = scalars.rest(
+        algorithms.fedavg(scalars.loss, sampling.full(2), optax.sgd(0.05), **work), data, num_rounds=400
+    )
+    assert abs(drifting - optimum) > 0.01
+
+
+def test_first_round_is_fedavg():
+    """With all control variates at zero, for the same keys. Catches another stream or order of batches."""
+
+    def average(sampler, **run):
+        return algorithms.fedavg(p.linear_loss, sampler, optax.sgd(p.RATE), weighting="uniform", **EPOCHS, **run)
+
+    one = library(2).run(p.COHORT, num_rounds=1)[0]
+    other = p.Federation(make=average).run(p.COHORT, num_rounds=1)[0]
+    np.testing.assert_allclose(one.server.server.params, other.server.params, rtol=1e-6, atol=1e-7)
+
+
+def test_same_bits_in_any_order_and_chunk():
+    """Catches memory written by slot."""
+
+    def make(sampler, **run):
+        return algorithms.scaffold(p.linear_loss, sampler, learning_rate=p.RATE, **EPOCHS, **run)
+
+    laws.order_is_irrelevant(p.Federation(make=make))
+    laws._compare(
+        p.Federation(make=make, plan=Plan(2, 2)).run(p.COHORT),
+        p.Federation(make=make, plan=Plan(2, 6)).run(p.COHORT),
+        "chunk",
+    )
