@@ -90,8 +90,6 @@ class _Builder:
         aggregator = self.make("aggregator", design=sampler.design, total_weight=lambda: self.total_weight(data))
         self.stop()
         init = (lambda key: {"w": jnp.zeros(data.input_shape)}) if model is None else lambda key: model.init(key)[0]
-        root = jax.random.key(self.tables["seed"])
-        params = init(stream(root, "init"))
 
         def algorithm_under(plan, mesh):
             made = self.make(
@@ -106,11 +104,14 @@ class _Builder:
             self.stop()
             return made
 
-        if plan is None and self.tables["run"]["plan"] == "trial":
+        given, plan = plan, plan or engine.plan_for(jax.eval_shape(lambda: init(jax.random.key(0))))
+        algorithm = algorithm_under(plan, mesh)
+        root = jax.random.key(self.tables["seed"])
+        params = init(stream(root, "init"))
+        if given is None and self.tables["run"]["plan"] == "trial":
             trial = partial(fastest, lambda plan: algorithm_under(plan, None), root, params, data.train)
             plan = engine.Plan(*distributed.from_first(trial))
-        plan = plan or engine.plan_for(params)
-        algorithm = algorithm_under(plan, mesh)
+            algorithm = algorithm_under(plan, mesh)
         judge = evaluation(loss_fn, test=data.test, held_out=data.held_out)
         return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, judge, plan)
 

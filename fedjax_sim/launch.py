@@ -38,8 +38,8 @@ def launch(arguments: Sequence[str], num_processes: int) -> int:
 
     Returns: the exit code: that of the processes where they agree, 1 where one died, 128 + the number of a signal.
 
-    Guarantees: tests/test_distributed.py::test_killing_one_ends_the_other, ::test_a_bad_config_is_told_once,
-    ::test_a_killed_launcher_leaves_nobody.
+    Guarantees: tests/test_distributed.py::test_killing_one_ends_the_other_and_one_goes_on,
+    ::test_a_bad_config_is_told_once, ::test_a_killed_launcher_leaves_nobody.
     """
     arguments = list(arguments)
     signals: list[int] = []

@@ -29,14 +29,14 @@ class Forecast(NamedTuple):
     round_seconds: float
 
 
-def _compiled(algorithm: Algorithm, key: Array, params: PyTree, population: Population):
-    state = jax.eval_shape(algorithm.init, key, params, population)
+def _compiled(algorithm: Algorithm, key: Array, state: PyTree, population: Population):
     return jax.jit(algorithm.step, donate_argnums=1).lower(key, state, population).compile()
 
 
 def round_needs(algorithm: Algorithm, key: Array, params: PyTree, population: Population) -> engine.Needs:
     """Bytes that a round of this algorithm takes; compiles it, and runs nothing."""
-    return engine.needs(_compiled(algorithm, key, params, population))
+    state = jax.eval_shape(algorithm.init, key, params, population)
+    return engine.needs(_compiled(algorithm, key, state, population))
 
 
 def check_memory(needs: engine.Needs) -> None:
@@ -65,30 +65,32 @@ def forecast(
 
 
 def _forecast(algorithm: Algorithm, key: Array, params: PyTree, population: Population) -> Forecast:
+    state = _started(algorithm, key, params, population)
     before = time.perf_counter()
-    compiled = _compiled(algorithm, key, params, population)
+    compiled = _compiled(algorithm, key, state, population)
     compile_seconds = time.perf_counter() - before
     needs = engine.needs(compiled)
     check_memory(needs)
-    return Forecast(
-        needs, engine.total_memory(), compile_seconds, _seconds(compiled, algorithm, key, params, population)
-    )
+    return Forecast(needs, engine.total_memory(), compile_seconds, _seconds(compiled, key, state, population))
 
 
-def _seconds(compiled, algorithm: Algorithm, key: Array, params: PyTree, population: Population) -> float:
-    """The median of some rounds."""
-    (key_place, state_place, population_place), _ = compiled.input_shardings
-    population = jax.device_put(population, population_place)
+def _started(algorithm: Algorithm, key: Array, params: PyTree, population: Population) -> PyTree:
     state = algorithm.init(key, params, population)
     for file, _ in engine.memory_files(state):
         file.create()
-    state = jax.device_put(jax.tree.map(jax.numpy.array, state), state_place)
-    seconds, key = [], jax.device_put(key, key_place)
+    return jax.tree.map(jax.numpy.array, state)
+
+
+def _seconds(compiled: jax.stages.Compiled, key: Array, state: PyTree, population: Population) -> float:
+    """The median of some rounds."""
+    (key_place, state_place, population_place), _ = compiled.input_shardings
+    population, key = jax.device_put(population, population_place), jax.device_put(key, key_place)
+    seconds = []
     while len(seconds) < 3 or (sum(seconds) < TRIAL_SECONDS and len(seconds) < 50):
+        state = jax.device_put(state, state_place)
         before = time.perf_counter()
         state, _ = jax.block_until_ready(compiled(key, state, population))
         seconds.append(time.perf_counter() - before)
-        state = jax.device_put(state, state_place)
         if sum(seconds) > 10 * TRIAL_SECONDS:
             break
     return statistics.median(seconds[1:] or seconds)
@@ -111,10 +113,11 @@ def _fastest(make: Callable, key: Array, params: PyTree, population: Population)
     for lanes in LANES:
         plan = engine.Plan(lanes, lanes)
         algorithm = make(plan)
-        compiled = _compiled(algorithm, key, params, population)
+        state = _started(algorithm, key, params, population)
+        compiled = _compiled(algorithm, key, state, population)
         if engine.needs(compiled).total > engine.total_memory():
             break
-        seconds = _seconds(compiled, algorithm, key, params, population)
+        seconds = _seconds(compiled, key, state, population)
         slower = slower + 1 if seconds >= least else 0
         if seconds < least:
             best, least = plan, seconds

@@ -61,11 +61,12 @@ def test_trial_takes_the_fastest(monkeypatch):
     seconds = {1: 5.0, 2: 3.0, 4: 4.0, 8: 2.0, 16: 2.5, 32: 3.0, 64: 0.1}
     seen = []
 
-    def timed(compiled, made, *rest):
-        seen.append(made)
-        return seconds[made]
+    def timed(compiled, *rest):
+        seen.append(compiled.lanes)
+        return seconds[compiled.lanes]
 
-    monkeypatch.setattr(planning, "_compiled", lambda made, *rest: types.SimpleNamespace())
+    monkeypatch.setattr(planning, "_started", lambda *rest: None)
+    monkeypatch.setattr(planning, "_compiled", lambda made, *rest: types.SimpleNamespace(lanes=made))
     monkeypatch.setattr(engine, "needs", lambda compiled: engine.Needs(0, 0, 0))
     monkeypatch.setattr(planning, "_seconds", timed)
     assert planning.fastest(lambda plan: plan.lanes, KEY, PARAMS, None) == engine.Plan(8, 8)
