@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import zlib
 from collections.abc import Callable
 
@@ -100,8 +99,11 @@ def dither(key: Array, shape: tuple[int, ...]) -> Array:
     bits (::test_dither_avalanche); one client's words do not depend on others
     (::test_fast_draws_are_independent_of_batch_mates_and_devices).
     """
-    size = math.prod(shape)
-    return counter_bits(key, jax.lax.iota(jnp.uint32, size)).reshape(shape)
+    counters, stride = jnp.zeros(shape, jnp.uint32), 1
+    for axis in reversed(range(len(shape))):  # not a reshaped iota: that divides where a layout is transposed
+        counters += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
+        stride *= shape[axis]
+    return counter_bits(key, counters)
 
 
 def stochastic_round(key: Array, x: Array) -> Array:
@@ -125,7 +127,8 @@ def stochastic_round(key: Array, x: Array) -> Array:
     x = x.astype(jnp.float32)
     low = jnp.floor(x)
     up = (dither(key, x.shape) >> 8).astype(jnp.float32) < (x - low) * 2.0**24
-    return low + up.astype(jnp.float32)
+    rounded = low + up.astype(jnp.float32)
+    return tree.settled(rounded, tree.hidden_zero(jax.random.key_data(key)))  # or every reader draws and rounds again
 
 
 def fast(key: Array) -> Array:

@@ -30,8 +30,9 @@ def int8() -> UpdateTransform:
     """Stochastic rounding to 255 levels between -max and max of each leaf; decoded at once."""
 
     def leaf(key, x):
-        scale = jnp.maximum(jnp.abs(x).max(), 1e-30) / 127
-        return prng.stochastic_round(key, x / scale).astype(jnp.int8).astype(x.dtype) * scale
+        peak = jnp.maximum(jnp.abs(x).max(), 1e-30)
+        rounded = prng.stochastic_round(key, jnp.clip(x * (127 / peak), -127, 127))
+        return rounded.astype(jnp.int8).astype(x.dtype) * (peak / 127)
 
     return transform.stateless(lambda key, update: _leaves(leaf, key, update))
 

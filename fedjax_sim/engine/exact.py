@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_sim import tree, validate
 from fedjax_sim.types import Array, PyTree
@@ -40,7 +39,7 @@ MAX_DEVICES = 1 << 10  # before a sum of low words could
 MAX_CHUNK = 1 << 16  # letters added at once
 PENDING = 480  # letters whose digits a low word can take
 UNROLLED = 16  # letters that are added one by one: compilers vectorise that, and not a reduction over rows
-GATHERED = 8  # devices whose carries are gathered rather than spread over every bin and summed: less to send
+PLACES = 8  # devices with a place each in a sum of words; with more, words spread over every bin are less to send
 
 
 class ExactSum(NamedTuple):
@@ -191,38 +190,46 @@ def merge(a: PyTree, b: PyTree) -> PyTree:
 
 
 def combine(carry: PyTree, axis: str) -> PyTree:
-    """`merge` over the devices of a mesh axis (at most 1,024), in one collective for exact sums and integer scalars.
+    """`merge` over the devices of a mesh axis (at most 1,024), in one collective: a sum of integers.
 
-    Up to eight devices gather each other's words; more spread their words over all bins and sum those.
+    Up to eight devices each have their own place in what is summed, and the parts are merged afterwards; more spread
+    their words over all bins. Leaves that are no exact sums are summed as they are.
 
     Guarantees: one collective, whatever the number of leaves (tests/test_compilation.py::test_one_collective_a_round);
     both ways give the bits of one device (tests/engine/test_exact.py::test_devices_combine_to_the_bits_of_one).
     """
     leaves, structure = jax.tree.flatten(carry, is_leaf=_is_sum)
     leaves = [_normal(x) if _is_sum(x) else x for x in leaves]
-    few = jax.lax.axis_size(axis) <= GATHERED and any(map(_is_sum, leaves))
-    packed = [i for i, x in enumerate(leaves) if _is_sum(x) or (few and x.dtype == jnp.int32 and x.ndim == 0)]
-    together = [leaves[i] for i in packed]
-    if few:
-        parts = jax.lax.all_gather(jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(together)]), axis)
-        parts = [_unpacked(part, together) for part in parts]
-        while len(parts) > 1:
-            parts = [merge(*parts[i : i + 2]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)]
-        rest = [x for i, x in enumerate(leaves) if i not in packed]
-        others, together = jax.lax.psum(rest, axis) if rest else [], parts[0]
+    number = jax.lax.axis_size(axis)
+    mine = jnp.arange(number) == jax.lax.axis_index(axis)
+
+    def apart(words: Array) -> Array:
+        return jnp.where(mine.reshape(number, *[1] * words.ndim), words[None], 0)
+
+    if number <= PLACES:
+        summed = jax.lax.psum([jax.tree.map(apart, _packed(x)) if _is_sum(x) else x for x in leaves], axis)
+        leaves = [_merged(x, number) if _is_sum(like) else x for x, like in zip(summed, leaves, strict=True)]
     else:
-        rest = [x for i, x in enumerate(leaves) if i not in packed]
-        spread, others = jax.lax.psum(([_spread(x) for x in together], rest), axis)
-        together = [_gathered_bins(x, like) for x, like in zip(spread, together, strict=True)]
-    together, others = iter(together), iter(others)
-    return structure.unflatten([next(together if i in packed else others) for i in range(len(leaves))])
+        summed = jax.lax.psum([_spread(x) if _is_sum(x) else x for x in leaves], axis)
+        leaves = [_kept(x, like) if _is_sum(like) else x for x, like in zip(summed, leaves, strict=True)]
+    return structure.unflatten(leaves)
 
 
-def _unpacked(words: Array, like: PyTree) -> PyTree:
-    leaves, structure = jax.tree.flatten(like)
-    ends = np.cumsum([x.size for x in leaves])
-    parts = [words[end - x.size : end].reshape(x.shape) for x, end in zip(leaves, ends, strict=True)]
-    return structure.unflatten(parts)
+def _packed(acc: ExactSum) -> tuple[Array, ...]:
+    """The words of a normal sum, its top in the spare bits of the first."""
+    return (acc.low[0] | (acc.top << LOW_BITS), *acc.low[1:], *acc.high)
+
+
+def _merged(words: tuple[Array, ...], number: int) -> ExactSum:
+    """The sum of the devices' packed words [D, ...]."""
+
+    def part(i: int) -> ExactSum:
+        first, *rest = (x[i] for x in words)
+        top, bins = first >> LOW_BITS, len(words) // 2
+        low = (first & LOW_MASK, *rest[: bins - 1])
+        return ExactSum(top, low, top, tuple(rest[bins - 1 :]), jnp.zeros((), jnp.int32))
+
+    return reduce(merge, map(part, range(number)))
 
 
 def _spread(acc: ExactSum) -> tuple[Array, Array, Array]:
@@ -237,7 +244,7 @@ def _spread(acc: ExactSum) -> tuple[Array, Array, Array]:
     return tops, everywhere(acc.low), everywhere(acc.high)
 
 
-def _gathered_bins(spread: tuple[Array, Array, Array], like: ExactSum) -> ExactSum:
+def _kept(spread: tuple[Array, Array, Array], like: ExactSum) -> ExactSum:
     """The kept bins of sums over every bin."""
     tops, low, high = spread
     first = jnp.argmax(tops > 0, axis=0)

@@ -184,14 +184,14 @@ def test_low_precision_leaves_are_summed_in_float32():
     assert float(exact.total(exact.add(acc, jnp.ones(1000, jnp.bfloat16)))) == 1000
 
 
-@pytest.mark.parametrize("gathered", [8, 1], ids=["gathered", "spread"])
-def test_devices_combine_to_the_bits_of_one(gathered, monkeypatch):
+@pytest.mark.parametrize("places", [8, 1], ids=["places", "spread"])
+def test_devices_combine_to_the_bits_of_one(places, monkeypatch):
     """Catches a mesh sum that ignores the devices' different bins, poison that is lost, plain leaves added twice."""
     from jax.sharding import PartitionSpec as P
 
     from fedjax_sim import engine
 
-    monkeypatch.setattr(exact, "GATHERED", gathered)
+    monkeypatch.setattr(exact, "PLACES", places)
     mesh = engine.device_mesh(2)
     values = np.stack([np.full((4, WIDTH), 1e-3), np.full((4, WIDTH), 1e9)]).astype(np.float32)
     values[:, :, 1] = [[-3e38, 1, 1, 1], [1e-30, 1e-38, -1e-20, 0]]

@@ -109,7 +109,7 @@ def test_median_equals_numpy():
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_trimmed_mean_equals_numpy(dtype):
-    """Ties at the cut, absent letters, a trim for each column; subnormal float32 count as zero. Catches ties that are dropped, or all kept."""
+    """Ties at the cut, absent letters, a trim for each column. Catches ties that are dropped, or all kept."""
     x = letters(41, 40, dtype)
     valid = np.arange(41) % 7 != 3
     trim = 1 + np.arange(40) % 5
