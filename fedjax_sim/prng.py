@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 ROUNDS = 8  # of a Feistel network
+DITHER = zlib.crc32(b"dither")
 ORDER = zlib.crc32(b"order")  # first of the counters that orders use
 SORTED = 64  # rows whose order comes from comparing all pairs
 
@@ -90,9 +91,10 @@ def hashed(words: Array, x: Array) -> Array:
 
 
 def dither(key: Array, shape: tuple[int, ...]) -> Array:
-    """uint32 words for rounding at random: `counter_bits` of 0, 1, 2, ...; no generator for privacy noise or masks.
+    """uint32 words for rounding at random, at the speed of arithmetic; no generator for privacy noise or masks.
 
-    Two arrays of one client need two keys (fold in the leaf's number).
+    A counter times the golden ratio through one murmur finaliser, keyed by 64 bits that hash the key. Two arrays of one
+    client need two keys (fold in the leaf's number).
 
     Guarantees: bytes are uniform, neighbours and clients with neighbouring ids uncorrelated
     (tests/test_prng.py::test_dither_is_uniform_and_uncorrelated); a flipped bit of the key flips half of the words'
@@ -103,13 +105,18 @@ def dither(key: Array, shape: tuple[int, ...]) -> Array:
     for axis in reversed(range(len(shape))):  # not a reshaped iota: that divides where a layout is transposed
         counters += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
         stride *= shape[axis]
-    return counter_bits(key, counters)
+    words = counter_bits(key, jnp.uint32(DITHER) + jnp.arange(2, dtype=jnp.uint32))  # one mixing of the key is enough
+    x = (counters * jnp.uint32(0x9E3779B1)) ^ words[0]
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B) + words[1]
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
 
 
 def stochastic_round(key: Array, x: Array) -> Array:
     """A neighbouring integer of each entry, with the entry as its mean.
 
     floor(x), or one more with probability x - floor(x), kept to 24 bits and rounded up; integers stay as they are.
+    Put `tree.settled` around what several readers use (a letter, say): XLA:CPU rounds anew for each.
 
     Args:
       key: one client's key, not used for another array.
@@ -126,9 +133,9 @@ def stochastic_round(key: Array, x: Array) -> Array:
     """
     x = x.astype(jnp.float32)
     low = jnp.floor(x)
-    up = (dither(key, x.shape) >> 8).astype(jnp.float32) < (x - low) * 2.0**24
-    rounded = low + up.astype(jnp.float32)
-    return tree.settled(rounded, tree.hidden_zero(jax.random.key_data(key)))  # or every reader draws and rounds again
+    draw = jax.lax.bitcast_convert_type(dither(key, x.shape) >> 8, jnp.int32)  # signed: faster to turn into floats
+    up = draw.astype(jnp.float32) < (x - low) * 2.0**24
+    return low + up.astype(jnp.float32)
 
 
 def fast(key: Array) -> Array:

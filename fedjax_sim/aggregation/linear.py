@@ -55,8 +55,8 @@ def _weighted_sum(weigh: Callable, finish: Callable, sensitivity: float | None) 
         weights = weigh(received.ids, received.weights)
 
         def product(x):  # in float32 at least: a bfloat16 weight would be another number than the one divided by
-            x = x.astype(jnp.promote_types(x.dtype, weights.dtype))
-            return x * weights.astype(x.dtype).reshape(weights.shape + (1,) * (x.ndim - 1))
+            flat = x.reshape(x.shape[0], -1).astype(jnp.promote_types(x.dtype, weights.dtype))  # XLA:CPU likes one axis
+            return (flat * weights.astype(flat.dtype)[:, None]).reshape(x.shape)
 
         return exact.add(carry, (jax.tree.map(product, received.updates), weights))
 

@@ -47,7 +47,6 @@ class FederatedState(NamedTuple):
 
 class _Shared(NamedTuple):
     key: Array
-    zero: Array  # [] int32, for tree.settled
     broadcast: PyTree
     transform: PyTree
     population: PyTree
@@ -76,6 +75,30 @@ def _stays_finite(old: PyTree, new: PyTree) -> Array:
     pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
     checks = [jnp.isfinite(y).all() | ~jnp.isfinite(x).all() for x, y in pairs if jnp.issubdtype(y.dtype, jnp.inexact)]
     return jnp.stack(checks).all() if checks else jnp.asarray(True)
+
+
+def _arrived(letters: _Letter) -> _Letter:
+    """Letters [c, ...] with zeros in place of what did not arrive, or must not."""
+
+    def kept(x):  # flat: XLA:CPU vectorises the last axis, and that of a leaf may be short
+        flat = x.reshape(x.shape[0], -1)
+        return jnp.where(letters.arrived[:, None], flat, jnp.zeros_like(flat)).reshape(x.shape)
+
+    update, weight, means = jax.tree.map(kept, (letters.update, letters.weight, letters.means))
+    return letters._replace(update=update, weight=weight, means=means)
+
+
+def _peak(x: Array) -> Array:
+    """[] float32 largest magnitude; NaN where there is one.
+
+    Halves laid over each other are vector operations on XLA:CPU; a reduction of a few thousand numbers takes as long as
+    that of many.
+    """
+    x = jnp.abs(x.reshape(-1)).astype(jnp.float32)
+    while 64 < x.size <= 1 << 14:
+        half = -(-x.size // 2)
+        x = jnp.maximum(x[:half], x[x.size - half :])
+    return x.max(initial=0)
 
 
 def _joined(*metrics: dict) -> dict:
@@ -173,19 +196,14 @@ def federated(
         report, client_state = client.apply(client_key, shared.broadcast, slot.client, data)
         update, memory, measured = transform.on_client(transform_key, report.update, shared.transform, slot.memory)
         weight = report.weight.astype(jnp.float32)
-        peak = jnp.stack([jnp.abs(x.reshape(-1)).max(initial=0).astype(jnp.float32) for x in jax.tree.leaves(update)])
-        sound = (peak < LARGEST).all() & (peak * weight < LARGEST).all() & (weight >= 0) & (weight < LARGEST)
+        peaks = jnp.stack([_peak(x) for x in jax.tree.leaves(update)])
+        sound = (peaks < LARGEST).all() & (peaks * weight < LARGEST).all() & (weight >= 0) & (weight < LARGEST)
         sound &= _stays_finite((slot.client, slot.memory), (client_state, memory)) & tree.all_finite(report.metrics)
         known = (slot.id >= 0) & (slot.id < shared.population.size)  # a sampler's fault would pass as an empty client
         arrived = slot.reported & known & sound & (weight > 0)
         dropped = slot.reported & (~known | (~sound & (weight != 0)))
-        arrived, dropped = tree.settled((arrived, dropped), shared.zero)  # or each number of the letter asks again
-
-        def kept(x):
-            return tree.where(arrived, x, tree.zeros_like(x))
-
-        letter = _Letter(kept(update), kept(weight), kept((report.metrics, measured)), arrived, dropped)
-        return letter, (client_state, memory, arrived, letter.dropped)
+        letter = _Letter(update, weight, (report.metrics, measured), arrived, dropped)
+        return letter, (client_state, memory, arrived, dropped)
 
     def unequal(population, cohort: Cohort) -> dict:
         """What `fold` must know of clients that differ in their work."""
@@ -197,6 +215,7 @@ def federated(
 
     def accumulate(shared: _Shared, carry, letters: _Letter, slots: _Slot, valid):
         table, means, arrived, dropped = carry
+        letters = _arrived(letters)
         position = jnp.where(valid, slots.position, sampler.num_slots)
         received = Received(letters.update, letters.weight, slots.id, position)
         table = aggregator.accumulate(stream(shared.key, "aggregation"), shared.cohort, table, received)
@@ -209,7 +228,7 @@ def federated(
         wanted = population.announce(ids) if hasattr(population, "announce") else ids
         broadcast = server.broadcast(state.server)
         zero = jnp.minimum(state.round, 0)  # for tree.pinned: rounding must not depend on the number of devices
-        shared = _Shared(key, zero, broadcast, state.transform, population, cohort)
+        shared = _Shared(key, broadcast, state.transform, population, cohort)
         positions = jnp.arange(sampler.num_slots, dtype=jnp.int32)
         client_rows, clients = engine.take(state.clients, ids)
         memory_rows, memory = engine.take(state.memory, ids)

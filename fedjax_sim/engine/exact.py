@@ -18,8 +18,9 @@ it to the nearest float within 2 units in the last place. Below 2^-126 values co
 
 from __future__ import annotations
 
-from functools import reduce
-from typing import NamedTuple
+import dataclasses
+import math
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -38,18 +39,24 @@ MAX_CLIENTS = 1 << 26  # before a high word could overflow
 MAX_DEVICES = 1 << 10  # before a sum of low words could
 MAX_CHUNK = 1 << 16  # letters added at once
 PENDING = 480  # letters whose digits a low word can take
-UNROLLED = 16  # letters that are added one by one: compilers vectorise that, and not a reduction over rows
+UNROLLED = 64  # letters that are added one by one: compilers vectorise that, and not a reduction over rows
 PLACES = 8  # devices with a place each in a sum of words; with more, words spread over every bin are less to send
 
 
-class ExactSum(NamedTuple):
-    """The sum of one leaf over clients; a kept bin, highest first, holds high * 2^20 + low in units of its grid."""
+@partial(jax.tree_util.register_dataclass, meta_fields=["shape"], data_fields=["top", "low", "base", "high", "pending"])
+@dataclasses.dataclass(frozen=True)
+class ExactSum:
+    """The sum of one leaf over clients; a kept bin, highest first, holds high * 2^20 + low in units of its grid.
 
-    top: Array  # [...] int32: every magnitude met at this coordinate is below 2^(23 top - 125)
-    low: tuple[Array, ...]  # one per kept bin, [...] int32
-    base: Array  # [...] int32: `top` when carries last moved; the high words stand there
-    high: tuple[Array, ...]  # [...] int32
+    Words are flat: XLA:CPU vectorises the last axis of what it writes, and that of a leaf may be short.
+    """
+
+    top: Array  # [d] int32: every magnitude met at this coordinate is below 2^(23 top - 125)
+    low: tuple[Array, ...]  # one per kept bin, [d] int32
+    base: Array  # [d] int32: `top` when carries last moved; the high words stand there
+    high: tuple[Array, ...]  # [d] int32
     pending: Array  # [] int32 letters since carries last moved
+    shape: tuple[int, ...]  # of the leaf
 
 
 def _is_sum(x) -> bool:
@@ -65,9 +72,9 @@ def zeros(spec: PyTree) -> PyTree:
 
     def leaf(x):
         bins = 4 if x.dtype == jnp.float64 else 2
-        words = tuple(jnp.zeros(x.shape, jnp.int32) for _ in range(bins))
-        lowest = jnp.full(x.shape, MIN_BIN, jnp.int32)
-        return ExactSum(lowest, words, lowest, words, jnp.zeros((), jnp.int32))
+        words = tuple(jnp.zeros(math.prod(x.shape), jnp.int32) for _ in range(bins))
+        lowest = jnp.full(math.prod(x.shape), MIN_BIN, jnp.int32)
+        return ExactSum(lowest, words, lowest, words, jnp.zeros((), jnp.int32), tuple(x.shape))
 
     return jax.tree.map(leaf, spec)
 
@@ -95,13 +102,13 @@ def _normal(acc: ExactSum) -> ExactSum:
     high = _moved(acc.high, acc.top - acc.base)
     high = tuple(h + (low >> LOW_BITS) for h, low in zip(high, acc.low, strict=True))
     low = tuple(low & LOW_MASK for low in acc.low)
-    return ExactSum(acc.top, low, acc.top, high, jnp.zeros_like(acc.pending))
+    return ExactSum(acc.top, low, acc.top, high, jnp.zeros_like(acc.pending), acc.shape)
 
 
 def _raised(acc: ExactSum, top: Array) -> ExactSum:
     """A normal sum seen from a higher bin."""
     shift = top - acc.top
-    return ExactSum(top, _moved(acc.low, shift), top, _moved(acc.high, shift), acc.pending)
+    return ExactSum(top, _moved(acc.low, shift), top, _moved(acc.high, shift), acc.pending, acc.shape)
 
 
 def _bin(magnitude: Array) -> Array:
@@ -130,9 +137,8 @@ def _digits(value: Array, scale: Array, magic: Array, bins: int) -> list[Array]:
 
 
 def _add_leaf(acc: ExactSum, values: Array) -> ExactSum:
-    count, shape, dtype = values.shape[0], acc.top.shape, _type(acc)
+    count, dtype = values.shape[0], _type(acc)
     validate.integer("letters added at once", count, 1, MAX_CHUNK)
-    acc = jax.tree.map(jnp.ravel, acc)._replace(pending=acc.pending)
     many = count > UNROLLED
     # A loop of no or one turn: unlike a condition, it leaves the words where they are.
     full = acc.pending + (PENDING if many else count) > PENDING
@@ -153,13 +159,11 @@ def _add_leaf(acc: ExactSum, values: Array) -> ExactSum:
         high = _moved(high, top - acc.base)
         high = tuple(x + (digit >> LOW_BITS).sum(0, dtype=jnp.int32) for x, digit in zip(high, digits, strict=True))
         low = tuple(x + (digit & LOW_MASK).sum(0, dtype=jnp.int32) for x, digit in zip(low, digits, strict=True))
-        acc = _normal(ExactSum(top, low, top, high, acc.pending))
-    else:
-        for value in values:
-            digits = _digits(value, scale, magic, len(low))
-            low = tuple(x + digit for x, digit in zip(low, digits, strict=True))
-        acc = acc._replace(top=top, low=low, pending=acc.pending + count)
-    return jax.tree.map(lambda x: x.reshape(shape), acc._replace(pending=top))._replace(pending=acc.pending)
+        return _normal(ExactSum(top, low, top, high, acc.pending, acc.shape))
+    for value in values:
+        digits = _digits(value, scale, magic, len(low))
+        low = tuple(x + digit for x, digit in zip(low, digits, strict=True))
+    return dataclasses.replace(acc, top=top, low=low, pending=acc.pending + count)
 
 
 def add(acc: PyTree, values: PyTree) -> PyTree:
@@ -184,7 +188,7 @@ def merge(a: PyTree, b: PyTree) -> PyTree:
         x, y = _normal(x), _normal(y)
         top = jnp.maximum(x.top, y.top)
         words = jax.tree.map(jnp.add, _raised(x, top), _raised(y, top))
-        return _normal(words._replace(top=top, base=top))
+        return _normal(dataclasses.replace(words, top=top, base=top))
 
     return jax.tree.map(leaf, a, b, is_leaf=_is_sum)
 
@@ -208,7 +212,9 @@ def combine(carry: PyTree, axis: str) -> PyTree:
 
     if number <= PLACES:
         summed = jax.lax.psum([jax.tree.map(apart, _packed(x)) if _is_sum(x) else x for x in leaves], axis)
-        leaves = [_merged(x, number) if _is_sum(like) else x for x, like in zip(summed, leaves, strict=True)]
+        leaves = [
+            _merged(x, number, like.shape) if _is_sum(like) else x for x, like in zip(summed, leaves, strict=True)
+        ]
     else:
         summed = jax.lax.psum([_spread(x) if _is_sum(x) else x for x in leaves], axis)
         leaves = [_kept(x, like) if _is_sum(like) else x for x, like in zip(summed, leaves, strict=True)]
@@ -220,14 +226,14 @@ def _packed(acc: ExactSum) -> tuple[Array, ...]:
     return (acc.low[0] | (acc.top << LOW_BITS), *acc.low[1:], *acc.high)
 
 
-def _merged(words: tuple[Array, ...], number: int) -> ExactSum:
+def _merged(words: tuple[Array, ...], number: int, shape: tuple[int, ...]) -> ExactSum:
     """The sum of the devices' packed words [D, ...]."""
 
     def part(i: int) -> ExactSum:
         first, *rest = (x[i] for x in words)
         top, bins = first >> LOW_BITS, len(words) // 2
         low = (first & LOW_MASK, *rest[: bins - 1])
-        return ExactSum(top, low, top, tuple(rest[bins - 1 :]), jnp.zeros((), jnp.int32))
+        return ExactSum(top, low, top, tuple(rest[bins - 1 :]), jnp.zeros((), jnp.int32), shape)
 
     return reduce(merge, map(part, range(number)))
 
@@ -253,7 +259,7 @@ def _kept(spread: tuple[Array, Array, Array], like: ExactSum) -> ExactSum:
     def kept(words):
         return tuple(jnp.take_along_axis(words, (first + i)[None], axis=0)[0] for i in range(len(like.low)))
 
-    return _normal(ExactSum(top, kept(low), top, kept(high), like.pending))
+    return _normal(ExactSum(top, kept(low), top, kept(high), like.pending, like.shape))
 
 
 def total(acc: PyTree) -> PyTree:
@@ -275,6 +281,7 @@ def total(acc: PyTree) -> PyTree:
             value = value * 2.0**BITS + digits[place].astype(dtype)
         exponent = BITS * (jnp.minimum(x.top, MAX_BIN) - bins + 1) - 147  # of the last digit; in two steps, each normal
         value = value * _power_of_two(exponent >> 1, dtype) * _power_of_two(exponent - (exponent >> 1), dtype)
-        return tree.pinned(jnp.where(x.top == POISONED, jnp.nan, value), jnp.minimum(x.top, 0))
+        value = tree.pinned(jnp.where(x.top == POISONED, jnp.nan, value), jnp.minimum(x.top, 0))
+        return value.reshape(x.shape)
 
     return jax.tree.map(leaf, acc, is_leaf=_is_sum)

@@ -80,7 +80,7 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
     """(values, indices) of the k entries of largest magnitude, in order of index; among equal ones the lowest indices.
 
     A threshold by radix select and a compaction of the mask; `lax.top_k` where it is faster: on accelerators, and on
-    CPU for few of many floats of at most 32 bits (k <= d / 200) and short vectors.
+    CPU for few floats of at most 32 bits (k <= 4,000 or d / 200).
 
     Args:
       x: [d] floats or integers, finite.
@@ -101,7 +101,7 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
     floats = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize <= 4
     if jax.default_backend() != "cpu":
         chosen = jnp.sort(jax.lax.top_k(_magnitudes(x), k)[1])
-    elif floats and (k <= x.size // 200 or x.size <= 1 << 14):
+    elif floats and k <= max(x.size // 200, 4000):
         chosen = jnp.sort(jax.lax.top_k(jnp.abs(x.astype(jnp.float32)), k)[1])
     else:
         chosen = _places(top_k_mask(x, k), k)

@@ -1,4 +1,4 @@
-"""How many clients are simulated at once, by a model of the cache that repeats a run's bits; and what a program needs."""
+"""How many clients are simulated at once, by a model of the cache that repeats a run's bits; what a program needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Needs", "Plan", "needs", "plan_for", "total_memory"]
 
 CPU_CACHE_BYTES = 2 << 20  # the second-level cache of a core
 ACCELERATOR_CACHE_BYTES = 48 << 20
-MAX_CPU_LANES = 8
+MAX_CPU_LANES = 32
 MAX_LANES = 4096
 
 
