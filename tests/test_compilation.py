@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import algorithms, client, engine, sampling, server
+from fedjax_sim import algorithms, client, engine, population, sampling, server
 from tests.laws import cases
 from tests.laws import problems as p
 
@@ -56,6 +56,10 @@ def collectives(text: str) -> list[str]:
     return re.findall(rf"= .*? ({kinds})(?:-start)?\(", text)
 
 
+def _one_of_many(parameters, id):
+    return p.ragged().generate(parameters, id % p.NUM_CLIENTS)
+
+
 @pytest.mark.parametrize(
     "aggregator, places",
     [("mean", 8), ("fixed_mean", 8), ("horvitz_thompson", 8), ("keep_old", 8), ("mean", 1)],
@@ -63,18 +67,19 @@ def collectives(text: str) -> list[str]:
 def test_one_collective_a_round(aggregator, places, monkeypatch):
     """For linear aggregators, whatever the number of leaves, metrics and counts.
 
-    Catches a maximum of bins beside the sum, counts that are summed on their own, a server step that is sharded.
+    Catches a maximum of bins beside the sum, counts that are summed on their own, a server step or a sampler that is
+    split over the devices and gathered again.
     """
     monkeypatch.setattr(engine.exact, "PLACES", places)
     algorithm = algorithms.federated(
-        sampling.with_dropout(sampling.uniform(p.NUM_CLIENTS, p.SLOTS), 0.2),
+        sampling.with_dropout(sampling.uniform(2000, 50), 0.2),
         client.local_sgd(p.mlp_loss, optax.sgd(0.05), num_epochs=1, batch_size=p.BATCH),
         cases.CASES["aggregation"][aggregator](),
         server.optimizer(optax.adam(0.01)),
         plan=p.PLAN,
         mesh=engine.device_mesh(2),
     )
-    data, key = p.ragged(), jax.random.key(0)
+    data, key = population.generated(2000, _one_of_many, p.ragged().parameters), jax.random.key(0)
     state = algorithm.init(key, p.mlp_params(), data)
     text = jax.jit(algorithm.step).lower(key, state, data).compile().as_text()
     assert collectives(text) == ["all-reduce"], collectives(text)

@@ -1,7 +1,8 @@
 """The main job against a bare hand-written loop.
 
 `fedjax_sim.run` with everything on (sampling, exact sums, dropped-client checks, metrics, log, checkpoints) takes turns
-with a jitted JAX loop of the same mathematics, written by hand and given every advantage: cohorts drawn beforehand,
+with a jitted JAX loop of the same mathematics, written by hand and given every advantage: cohorts (of the digits
+also the minibatches) drawn beforehand,
 float sums, no masks where clients are equal, no checks, the loss as its only metric, and its best form over layouts
 (unrolled single clients, vmapped chunks) and devices. Two jobs: an MLP 60-128-10 with 1,000 of 2,000 clients a round
 and 2 local steps of 10, and `fedjax-sim run` without a config (digits, 100,000 clients of 20 to 60 examples, 1,000 a
@@ -62,13 +63,15 @@ def _digits(quick: bool) -> tuple[list[dict], dict]:
     rng, data = np.random.default_rng(0), job.data.train
     ids = [rng.choice(data.size, m, replace=False) for _ in range(rounds)]
     ids, client = jnp.asarray(np.stack(ids), jnp.int32), _ragged_client(job, options)
+    rows, valid = _batches(data, options, rng)
+    table = jax.tree.map(jnp.asarray, (data.table, rows, valid, np.asarray(data.sizes)))
     others = {}
     for lanes in (1,) if quick else (1, 4, 8, 16):
         for devices in sorted({1, len(jax.devices())} if lanes == 1 else {len(jax.devices())}):
             loop = baselines.hand_written(client, lanes=lanes, devices=devices, num_rounds=rounds)
             layout = "one client at a time" if lanes == 1 else f"vmap of {lanes}"
             name = f"bare jitted loop, {layout}, {devices} device{'s' * (devices > 1)}"
-            others[name] = Other(lambda f=loop: f(job.key, job.params, data, ids), rounds, devices)
+            others[name] = Other(lambda f=loop: f(job.key, job.params, table, ids), rounds, devices)
     ours, theirs, _ = side_by_side.take_turns(job.algorithm, job.params, data, others, rounds=rounds, passes=passes)
     cores = len(jax.devices())
     rows = [harness.row("digits: fedjax_sim.run", ours, "clients/s", per=m * rounds, ours=True, cores=cores)]
@@ -78,21 +81,31 @@ def _digits(quick: bool) -> tuple[list[dict], dict]:
     return rows, harness.ratio("digits: time against the best bare loop", ours.median / rounds / bare, at_most=1.1)
 
 
+def _batches(data, options: dict, rng) -> tuple[np.ndarray, np.ndarray]:
+    """Table rows [N, steps, b] of each client's minibatches, and which are real: drawn before the clock starts."""
+    batch, steps = options["algorithm"]["batch_size"], options["algorithm"]["num_steps"]
+    offsets, indices, counts = (np.asarray(x) for x in (data.offsets, data.indices, data.sizes))
+    rows, valid = np.zeros((data.size, steps, batch), np.int32), np.zeros((data.size, steps, batch), bool)
+    for id in range(data.size):
+        own, per_epoch = indices[offsets[id] : offsets[id + 1]], -(-counts[id] // batch)
+        order = own
+        for step in range(steps):
+            order = rng.permutation(own) if step % per_epoch == 0 else order
+            chosen = order[step % per_epoch * batch :][:batch]
+            rows[id, step, : len(chosen)], valid[id, step, : len(chosen)] = chosen, True
+    return rows, valid
+
+
 def _ragged_client(job, options: dict):
-    """The main job's client by hand: epochs in random order, each with a partial last batch, weighed by examples."""
-    batch, rate = options["algorithm"]["batch_size"], options["client_optimizer"]["learning_rate"]
-    steps = options["algorithm"]["num_steps"]
+    """The main job's client by hand: its minibatches are given, partial ones masked; weighed by examples."""
+    rate, steps = options["client_optimizer"]["learning_rate"], options["algorithm"]["num_steps"]
 
     def client(params, data, key, id):
-        row = jnp.arange(data.max_examples)
-        count = data.offsets[id + 1] - data.offsets[id]
-        table_rows = data.indices.at[data.offsets[id] + row].get(mode="clip")
-        seed, epoch_steps = baselines.client_seed(key, id), -(-count // batch)
+        table, rows, masks, counts = data
         local, total = params, 0.0
         for step in range(steps):
-            position = (step % epoch_steps) * batch + jnp.arange(batch)
-            chosen = table_rows[baselines.shuffled(baselines.hashed(seed, step // epoch_steps), position, row < count)]
-            valid, x, y = position < count, data.table["x"][chosen], data.table["y"][chosen]
+            valid, chosen = masks[id, step], rows[id, step]
+            x, y = table["x"][chosen], table["y"][chosen]
 
             def mean_loss(p, x=x, y=y, valid=valid):
                 return jnp.where(valid, job.loss_fn(p, {"x": x, "y": y}, None)["loss"], 0).sum() / valid.sum()
@@ -100,7 +113,7 @@ def _ragged_client(job, options: dict):
             loss, gradient = jax.value_and_grad(mean_loss)(local)
             local = jax.tree.map(lambda p, g: p - rate * g, local, gradient)
             total += loss / steps
-        return jax.tree.map(jnp.subtract, local, params), total, count.astype(jnp.float32)
+        return jax.tree.map(jnp.subtract, local, params), total, counts[id].astype(jnp.float32)
 
     return client
 
