@@ -205,25 +205,40 @@ def combine(carry: PyTree, axis: str) -> PyTree:
     leaves, structure = jax.tree.flatten(carry, is_leaf=_is_sum)
     leaves = [_normal(x) if _is_sum(x) else x for x in leaves]
     number = jax.lax.axis_size(axis)
-    mine = jnp.arange(number) == jax.lax.axis_index(axis)
-
-    def apart(words: Array) -> Array:
-        return jnp.where(mine.reshape(number, *[1] * words.ndim), words[None], 0)
-
-    if number <= PLACES:
-        summed = jax.lax.psum([jax.tree.map(apart, _packed(x)) if _is_sum(x) else x for x in leaves], axis)
-        leaves = [
-            _merged(x, number, like.shape) if _is_sum(like) else x for x, like in zip(summed, leaves, strict=True)
-        ]
+    apart = [number <= PLACES and (_is_sum(x) or (x.dtype == jnp.int32 and x.ndim == 0)) for x in leaves]
+    words = [_packed(x) if _is_sum(x) else (x,) for x, own in zip(leaves, apart, strict=True) if own]
+    sent = [_spread(x) if _is_sum(x) else x for x, own in zip(leaves, apart, strict=True) if not own]
+    if words:  # one array: a sum over processes takes a turn for each
+        flat = jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(words)])
+        mine = jnp.arange(number) == jax.lax.axis_index(axis)
+        flat, sent = jax.lax.psum((jnp.where(mine[:, None], flat[None], 0), sent), axis)
+        words = _unpacked(flat, words)
     else:
-        summed = jax.lax.psum([_spread(x) if _is_sum(x) else x for x in leaves], axis)
-        leaves = [_kept(x, like) if _is_sum(like) else x for x, like in zip(summed, leaves, strict=True)]
-    return structure.unflatten(leaves)
+        sent = jax.lax.psum(sent, axis)
+    words, sent = iter(words), iter(sent)
+    merged = []
+    for like, own in zip(leaves, apart, strict=True):
+        x = next(words) if own else next(sent)
+        if _is_sum(like):
+            merged.append(_merged(x, number, like.shape) if own else _kept(x, like))
+        else:
+            merged.append(x[0].sum(0) if own else x)
+    return structure.unflatten(merged)
 
 
 def _packed(acc: ExactSum) -> tuple[Array, ...]:
     """The words of a normal sum, its top in the spare bits of the first."""
     return (acc.low[0] | (acc.top << LOW_BITS), *acc.low[1:], *acc.high)
+
+
+def _unpacked(flat: Array, like: PyTree) -> PyTree:
+    """The devices' words [D, ...] from [D, all of them]."""
+    leaves, structure = jax.tree.flatten(like)
+    parts, start = [], 0
+    for x in leaves:
+        parts.append(flat[:, start : start + x.size].reshape(-1, *x.shape))
+        start += x.size
+    return structure.unflatten(parts)
 
 
 def _merged(words: tuple[Array, ...], number: int, shape: tuple[int, ...]) -> ExactSum:

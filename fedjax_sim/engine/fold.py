@@ -141,7 +141,7 @@ def fold(
         specs = {"in_specs": (here, here, split), "out_specs": (here, split), "check_vma": False}
         sharded = jax.shard_map(on_device, mesh=mesh, **specs)
         # Else the partitioner would split what made the slots, the sampling, and gather its parts again.
-        slots = jax.lax.with_sharding_constraint(slots, NamedSharding(mesh, here))
+        slots, source, kind = jax.lax.with_sharding_constraint((slots, source, kind), NamedSharding(mesh, here))
         carry, per_slot = sharded(shared, carry, (slots, source, kind))
     there = slice(num_slots) if sizes is None else place
     return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[there], per_slot)
