@@ -64,9 +64,14 @@ def settled(tree: PyTree, zero: Array) -> PyTree:
     if jax.default_backend() != "cpu":
         return pinned(tree, zero)
 
+    def other(x):
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return x
+        return ~x if x.dtype == bool else -x
+
     def never(carry):
         turns, values = carry
-        return turns + 1, jax.tree.map(lambda x: ~x if x.dtype == bool else -x, values)
+        return turns + 1, jax.tree.map(other, values)
 
     return jax.lax.while_loop(lambda carry: carry[0] < zero, never, (jnp.zeros((), jnp.int32), tree))[1]
 

@@ -20,6 +20,24 @@ def test_pinned_keeps_every_bit():
         assert x.dtype == y.dtype and np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
+def test_settled_keeps_every_bit_and_is_a_wall():
+    """Under vmap too. Catches a wall that turns, a dtype that it cannot carry, and one that the compiler takes away."""
+    key = jax.random.key(3)
+    values = {
+        "f": jnp.array([1e-40, -0.0, jnp.nan]), "h": jnp.ones(1, jnp.bfloat16), "u": jnp.array([7], jnp.uint32),
+        "b": jnp.array([True, False]), "k": jnp.stack([key]),
+    }  # fmt: skip
+    zero = tree.hidden_zero(jnp.array([-2.5]))
+    assert int(zero) == 0 and zero.dtype == jnp.int32 and int(tree.hidden_zero(jnp.array([True]))) == 0
+    out = jax.jit(jax.vmap(tree.settled, (0, None)))(jax.tree.map(lambda x: x[None], values), zero)
+    for x, y in zip(jax.tree.leaves(values), jax.tree.leaves(out), strict=True):
+        x, y = (jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a for a in (x, y[0]))
+        assert x.dtype == y.dtype and np.asarray(x).tobytes() == np.asarray(y).tobytes()
+    if jax.default_backend() == "cpu":
+        program = jax.jit(lambda x, zero: tree.settled(x * 2, zero) + 1).lower(jnp.ones(8), jnp.int32(0)).compile()
+        assert "while(" in program.as_text()
+
+
 def test_sizes():
     """Catches bytes counted at four per scalar."""
     assert tree.num_bytes(MIXED) == 8 + 2 + 4
