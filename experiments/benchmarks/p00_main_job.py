@@ -1,13 +1,12 @@
 """The main job against a bare hand-written loop.
 
 `fedjax_sim.run` with everything on (sampling, exact sums, dropped-client checks, metrics, log, checkpoints) takes turns
-with a jitted JAX loop of the same mathematics, written by hand and given every advantage: cohorts (of the digits
-also the minibatches) drawn beforehand,
-float sums, no masks where clients are equal, no checks, the loss as its only metric, and its best form over layouts
-(unrolled single clients, vmapped chunks) and devices. Two jobs: an MLP 60-128-10 with 1,000 of 2,000 clients a round
-and 2 local steps of 10, and `fedjax-sim run` without a config (digits, 100,000 clients of 20 to 60 examples, 1,000 a
-round, 5 steps of 10). Both draw their minibatches without replacement. NumPy trains the MLP's clients one after the
-other. FedJAX, pfl-research and Flower train the same MLP in `rivals.json`.
+with a jitted JAX loop of the same mathematics, written by hand and given every advantage: cohorts (of the digits also
+the minibatches) drawn beforehand, float sums, no masks where clients are equal, no checks, the loss as its only metric,
+and its best form over layouts (unrolled single clients, vmapped chunks) and devices. Two jobs: an MLP 60-128-10 with
+1,000 of 2,000 clients a round and 2 local steps of 10, and `fedjax-sim run` without a config (digits, 100,000 clients
+of 20 to 60 examples, 1,000 a round, 5 steps of 10). Both draw their minibatches without replacement. NumPy trains the
+MLP's clients one after the other. FedJAX, pfl-research and Flower train the same MLP in `rivals.json`.
 """
 
 from __future__ import annotations
