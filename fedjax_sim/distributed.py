@@ -66,12 +66,13 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
 
     Args:
       coordinator: HOST:PORT where process 0 listens. A loopback host keeps it to this machine, whose cores are then
-        shared out.
+        shared out: each process runs on its own.
       num_processes, process_id: how many, and which of them this one is, from 0.
 
     Raises: ConfigError unless all three are given and fit together.
 
-    Guarantees: tests/test_distributed.py::test_a_dead_peer_ends_the_others, ::test_wrong_options_are_refused.
+    Guarantees: tests/test_distributed.py::test_a_dead_peer_ends_the_others, ::test_wrong_options_are_refused,
+    ::test_processes_of_a_machine_share_its_cores.
     """
     options = {"--coordinator": coordinator, "--num-processes": num_processes, "--process-id": process_id}
     given = {name: value for name, value in options.items() if value is not None}
@@ -97,6 +98,8 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
     host, _, port = (coordinator or "").rpartition(":")
     local = host in LOOPBACK
     prepare(num_processes if local else 1)
+    if local:
+        _keep_to_own_cores(num_processes, process_id)
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
     timeouts = {
         "heartbeat_timeout_seconds": HEARTBEAT_SECONDS,
@@ -115,6 +118,14 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
     else:
         jax.distributed.initialize(cluster_detection_method="slurm", **timeouts)
     _meet()
+
+
+def _keep_to_own_cores(number: int, index: int) -> None:
+    """This process's share of the cores, where the system can hold it there: threads of two take each other's time."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        first, last = (i * len(cores) // number for i in (index, index + 1))
+        os.sched_setaffinity(0, cores[first : max(last, first + 1)])
 
 
 def _end_with_the_launcher() -> None:

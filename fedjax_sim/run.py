@@ -231,13 +231,15 @@ def _check(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, direc
 def _compiled(algorithm: Algorithm, key: Array, state: PyTree, population: PyTree):
     """The block program with its arguments where it wants them, and the seconds that compiling took."""
 
+    step = jax.jit(algorithm.step)  # traced once, though called twice
+
     def block(key, state, population, first, count):
-        _, info = jax.eval_shape(algorithm.step, key, state, population)
+        _, info = jax.eval_shape(step, key, state, population)
         infos = jax.tree.map(lambda x: jnp.zeros((MAX_BLOCK, *x.shape), x.dtype), info)
 
         def one_round(i, carry):
             state, infos = carry
-            state, info = algorithm.step(jax.random.fold_in(key, first + i), state, population)
+            state, info = step(jax.random.fold_in(key, first + i), state, population)
             return state, jax.tree.map(lambda rows, x: rows.at[i].set(x), infos, info)
 
         return jax.lax.fori_loop(0, count, one_round, (state, infos))

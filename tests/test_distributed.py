@@ -235,6 +235,18 @@ def test_wrong_options_are_refused(options, told):
         distributed.initialize(*options)
 
 
+@pytest.mark.parametrize("cores, number", [({0, 1}, 2), ({0, 1, 2, 3, 4, 5, 6}, 3), ({2, 5}, 2), ({3}, 2), ({0, 1}, 5)])
+def test_processes_of_a_machine_share_its_cores(monkeypatch, cores, number):
+    """Every core is somebody's, and nobody's twice unless there are too few. Fails where all take all of them."""
+    held = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores, raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, share: held.append(set(share)), raising=False)
+    for index in range(number):
+        distributed._keep_to_own_cores(number, index)
+    assert set().union(*held) == cores and all(held)
+    assert sum(map(len, held)) == max(len(cores), number)
+
+
 def test_one_process_needs_nothing(monkeypatch):
     """Fault: a runtime started for nobody; a batch script outside of srun that waits for its other tasks."""
     distributed.initialize("127.0.0.1:1", 1, 0)

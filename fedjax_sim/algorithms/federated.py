@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -156,6 +157,7 @@ def federated(
         transform=(transform, UpdateTransform),
     )
     validate.one_of("nonfinite", nonfinite, ("drop", "error"))
+    train = jax.jit(client.apply)
 
     def devices():
         return engine.device_mesh() if mesh == "all" else mesh
@@ -163,7 +165,7 @@ def federated(
     def report_spec(broadcast, client_state, population):
         def one_report(broadcast, client_state, population):
             data = population.client(jnp.zeros((), jnp.int32))
-            return client.apply(jax.random.key(0), broadcast, client_state, data)[0].update
+            return train(jax.random.key(0), broadcast, client_state, data)[0].update
 
         return jax.eval_shape(one_report, broadcast, client_state, population)
 
@@ -185,6 +187,7 @@ def federated(
         )
         return jax.tree.map(jnp.asarray, state)
 
+    @partial(jax.jit, static_argnames="rows")  # traced once, though its shape is asked for before it runs
     def each(shared: _Shared, slot: _Slot, rows: int | None = None):
         population = shared.population
         data = (population if rows in (None, population.max_examples) else population.capped(rows)).client(slot.id)
@@ -193,7 +196,7 @@ def federated(
         client_key, transform_key = (
             jax.random.wrap_key_data(x, impl=jax.random.key_impl(shared.key)) for x in slot.keys
         )
-        report, client_state = client.apply(client_key, shared.broadcast, slot.client, data)
+        report, client_state = train(client_key, shared.broadcast, slot.client, data)
         update, memory, measured = transform.on_client(transform_key, report.update, shared.transform, slot.memory)
         weight = report.weight.astype(jnp.float32)
         peaks = jnp.stack([_peak(x) for x in jax.tree.leaves(update)])

@@ -15,7 +15,7 @@ from fedjax_sim.types import Array, ClientData, ClientUpdate, Mean, PyTree, Repo
 
 __all__ = ["Training", "local_sgd", "local_training", "loss_and_metrics", "minibatch_steps", "send_model"]
 
-UNROLLED_STEPS = 8  # a short loop costs more than its copies
+UNROLLED_STEPS = 8
 
 
 class Training(NamedTuple):
@@ -76,6 +76,10 @@ def local_training(
     if batch_size is not None:
         validate.integer("batch_size", batch_size, hint="Leave it out for full-batch steps.")
 
+    @jax.jit  # traced once, however many steps are written out
+    def gradient(params: PyTree, batch: ClientData, key: Array):
+        return jax.grad(lambda p: loss_and_metrics(loss_fn, p, *batch, key), has_aux=True)(params)
+
     def train(key: Array, params: PyTree, data: ClientData, correct: Callable) -> Training:
         rows = data.mask.shape[0]
         size = rows if batch_size is None else min(batch_size, rows)
@@ -95,10 +99,7 @@ def local_training(
 
         def one_step(step, carry, batch):
             params, state, sums = carry
-            objective = jax.grad(
-                lambda p: loss_and_metrics(loss_fn, p, *batch, jax.random.fold_in(loss_key, step)), has_aux=True
-            )
-            gradients, means = objective(params)
+            gradients, means = gradient(params, batch, jax.random.fold_in(loss_key, step))
             updates, state = optimizer.update(correct(gradients, params), state, params)
             return optax.apply_updates(params, updates), state, jax.tree.map(jnp.add, sums, means)
 

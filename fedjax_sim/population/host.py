@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import os
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.population.arrays import capacities
 from fedjax_sim.population.store import Opened, open_store
 from fedjax_sim.types import Array, ClientData
 
@@ -18,6 +20,7 @@ __all__ = ["Host", "host_store"]
 
 CALLBACK_IDS = 16_384  # JAX copies arguments below 100 kB at once; waiting for a larger copy can deadlock XLA:CPU
 NEAR_BYTES = 1 << 16  # ranges nearer than this are announced as one
+static = {"static": True}
 
 
 class _Source:
@@ -35,8 +38,8 @@ class _Source:
     def __hash__(self):
         return hash(self.opened[:2])
 
-    def gather(self, ids) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Rows of clients `ids` (any shape), read in the order of the disk; NumPy only, fresh memory."""
+    def gather(self, ids, most: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """The first `most` rows of clients `ids` (any shape), in the order of the disk; NumPy only, fresh memory."""
         if ids.size > CALLBACK_IDS:
             validate.fail("clients in one chunk", f"at most {CALLBACK_IDS}", ids.size, "Use a smaller chunk.")
         ids = np.asarray(ids)
@@ -44,18 +47,18 @@ class _Source:
         order = np.argsort(flat, kind="stable")
         known = np.clip(flat[order], 0, self.size - 1)
         counts = np.where(known == flat[order], self.counts[known], 0)
-        row = np.arange(self.max_examples)
+        row = np.arange(most)
         valid = row < counts[:, None]
         sources = (self.opened.offsets[known][:, None] + row)[valid]
-        targets = (order[:, None] * self.max_examples + row)[valid]
+        targets = (order[:, None] * most + row)[valid]
         mask = np.zeros(valid.size, bool)
         mask[targets] = True
         examples = {}
         for name, leaf in self.opened.leaves.items():
             out = np.zeros((valid.size, *leaf.array.shape[1:]), leaf.array.dtype)
             out[targets] = leaf.array[sources]
-            examples[name] = out.reshape(*ids.shape, self.max_examples, *out.shape[1:])
-        return examples, mask.reshape(*ids.shape, self.max_examples)
+            examples[name] = out.reshape(*ids.shape, most, *out.shape[1:])
+        return examples, mask.reshape(*ids.shape, most)
 
     def announce(self, ids) -> np.ndarray:
         """Asks the kernel to read the pages of clients `ids` [..., m] soon; returns zeros [...]."""
@@ -87,22 +90,24 @@ def _follow(x: Array, id: Array) -> Array:
 class Host:
     """Clients of a native store, read from the disk when they are called. Built by `host_store`."""
 
-    source: _Source = dataclasses.field(metadata={"static": True})
+    sizes: Array  # [N] int32 examples per client: all that is held in memory
+    source: _Source = dataclasses.field(metadata=static)
+    max_examples: int = dataclasses.field(metadata=static)  # n, the largest client
+    capacities: tuple[int, ...] = dataclasses.field(metadata=static)
 
     @property
     def size(self) -> int:
         """N."""
         return self.source.size
 
-    @property
-    def max_examples(self) -> int:
-        """Examples of the largest client."""
-        return self.source.max_examples
+    def count(self, id: Array) -> Array:
+        """Examples of client `id`, without reading them."""
+        known = jnp.clip(id, 0, self.size - 1)
+        return jnp.where(known == id, self.sizes[known], 0)
 
-    @property
-    def sizes(self) -> np.ndarray:
-        """[N] int32 examples per client, on the host."""
-        return self.source.counts.astype(np.int32)
+    def capped(self, rows: int) -> Host:
+        """The same clients with room for `rows` examples: for those that have no more."""
+        return dataclasses.replace(self, max_examples=rows)
 
     def client(self, id: Array) -> ClientData:
         """Data of client `id`; a vmapped chunk is one gather. Padding rows are zero."""
@@ -113,7 +118,8 @@ class Host:
 
         leaves = self.source.opened.leaves.items()
         result = {name: spec(leaf.array.shape[1:], leaf.array.dtype) for name, leaf in leaves}, spec((), bool)
-        data = jax.pure_callback(self.source.gather, result, id, vmap_method="expand_dims")
+        read = partial(self.source.gather, most=self.max_examples)
+        data = jax.pure_callback(read, result, id, vmap_method="expand_dims")
         return ClientData(*jax.tree.map(lambda x: _follow(x, id), data))
 
     def announce(self, ids: Array) -> Array:
@@ -152,4 +158,5 @@ def host_store(directory: str | os.PathLike, *, verify: bool = False) -> Host:
     [4, 5]
     """
     validate.one_of("verify", verify, [True, False])
-    return Host(_Source(open_store(directory, verify=verify)))
+    source = _Source(open_store(directory, verify=verify))
+    return Host(jnp.array(source.counts, jnp.int32), source, source.max_examples, capacities(source.counts))

@@ -25,13 +25,13 @@ def data():
     return population.stored(examples, np.concatenate([[0], np.cumsum(SIZES)]))
 
 
-def model(packed: bool = True, mesh=None, ids=range(SLOTS), reported=True):
+def model(packed: bool = True, mesh=None, ids=range(SLOTS), reported=True, everyone=None):
     """Parameters and info after a round of two epochs in batches of 16."""
     work = client.local_sgd(p.mlp_loss, optax.sgd(0.1), num_epochs=2, batch_size=16)
     work = work if packed else work._replace(num_steps=None)
     parts = {"client": work, "aggregator": aggregation.mean(), "server": server.optimizer(optax.sgd(1.0))}
     algorithm = federated(p.given(SLOTS, num_clients=SLOTS), **parts, plan=engine.Plan(4, 4), mesh=mesh)
-    everyone = data()
+    everyone = data() if everyone is None else everyone
     state = algorithm.init(jax.random.key(0), p.mlp_params(), everyone)
     state = state._replace(sampler=p.cohort(ids, reported=reported))
     state, info = jax.jit(algorithm.step)(jax.random.key(1), state, everyone)
@@ -63,3 +63,17 @@ def test_packing_changes_no_more_than_rounding():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6), packed[0], plain[0])
     assert float(packed[1]["local_steps"]) == pytest.approx(2 * np.mean(-(-SIZES // 16)))
     assert float(packed[1]["total_weight"]) == SIZES.sum() == float(plain[1]["total_weight"])
+
+
+def test_clients_on_disk_are_packed_too(tmp_path):
+    """Catches a chunk that reads the longest client's rows for each, and rows lost where a class caps them."""
+    rows = data()
+    population.write_store(tmp_path / "unequal", jax.tree.map(np.asarray, rows.examples), np.asarray(rows.offsets))
+    host = population.host_store(tmp_path / "unequal")
+    read, real = set(), host.source.gather
+    host.source.gather = lambda ids, most: read.add((ids.size, most)) or real(ids, most)
+    expected, found = model(), model(everyone=host)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6), expected[0], found[0])
+    assert read == {(4, 64), (4, 256), (1, 700)}
+    host = population.host_store(tmp_path / "unequal")
+    laws.check_equal_bits(found, model(everyone=host, mesh=engine.device_mesh(2)), "two devices")
