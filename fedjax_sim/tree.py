@@ -13,6 +13,7 @@ __all__ = [
     "all_finite",
     "hidden_zero",
     "num_bytes",
+    "num_values",
     "pinned",
     "settled",
     "spec",
@@ -84,6 +85,11 @@ def spec(tree: PyTree) -> PyTree:
 def num_bytes(tree: PyTree) -> int:
     """Bytes held by a pytree of arrays or specs."""
     return sum(math.prod(jnp.shape(x)) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
+
+
+def num_values(tree: PyTree) -> int:
+    """Numbers in a pytree of arrays or specs."""
+    return sum(math.prod(jnp.shape(x)) for x in jax.tree.leaves(tree))
 
 
 def subtract(a: PyTree, b: PyTree) -> PyTree:

@@ -22,12 +22,14 @@ __all__ = [
     "Cohort",
     "Count",
     "Mean",
+    "Noise",
     "Population",
     "Received",
     "Report",
     "Sampler",
     "ServerUpdate",
     "UpdateTransform",
+    "Wire",
 ]
 
 
@@ -93,12 +95,43 @@ class Sampler(NamedTuple):
     design: Any  # sampling.design.SamplingDesign: what theory and the accountant read
 
 
+class Noise(NamedTuple):
+    """What a private part promises to add, as an accountant reads it; std = multiplier * clip_norm."""
+
+    mechanism: str  # "gaussian", "discrete_gaussian", "skellam", or a matrix mechanism's name
+    place: str  # "central": once, on the cohort's sum; "distributed": a share on each letter; "local": on each letter
+    multiplier: float  # of the noise that the released sum holds; "local": that one letter holds
+    clip_norm: float  # the most that one unit moves what the noise is added to
+    unit: str = "client"  # whose presence is hidden: "client", or "record" of a client's data
+    details: Any = None  # what a mechanism's accountant must know beside
+
+
+class Wire(NamedTuple):
+    """What one letter costs on the wire."""
+
+    values: int  # numbers sent
+    payload_bits: int  # of those numbers
+    side_bits: int = 0  # indices, scales, seeds
+    coded_bits: int | None = None  # at most, under the best code that is known for such a letter; None = as sent
+
+    @property
+    def bits(self) -> int:
+        """Of the letter as it is sent."""
+        return self.payload_bits + self.side_bits
+
+    @property
+    def coded(self) -> int:
+        """Of the letter under an entropy code."""
+        return self.bits if self.coded_bits is None else min(self.coded_bits, self.bits)
+
+
 class ClientUpdate(NamedTuple):
     """Local work, written for ONE client; the engine adds the axis."""
 
     init: Callable  # (params) -> client state; () if stateless
     apply: Callable  # (key, broadcast, client state, ClientData) -> (Report, client state)
     num_steps: int | Callable | None = None  # of a client that reads minibatches, or (examples) -> steps; else None
+    noise: Noise | None = None  # of record-level privacy
 
 
 class UpdateTransform(NamedTuple):
@@ -108,10 +141,15 @@ class UpdateTransform(NamedTuple):
     init_client: Callable  # (update_spec) -> per-client memory; () if none
     on_client: Callable  # (key, update, state, memory) -> (update, memory, measured); measured: pytree of Mean
     on_server: Callable  # (key, cohort, aggregate, state, measured, sensitivity) -> (aggregate, state, metrics)
-    wire_bits: Callable  # (update_spec) -> bits one client uploads
+    wire: Callable  # (update_spec, Wire of what comes in) -> Wire of what goes out
     l2_bound: float | None = None  # no output of on_client has a larger norm
     nonexpansive: bool = False  # on_client never lengthens an update
     releases_when_empty: bool = False  # a round without letters still moves the model (noise-only release)
+    unbiased: bool = False  # the mean of on_client's output, over its key, is its input
+    squared_error: Callable | None = None  # (update) -> E |output - update|^2 over the key, or a bound of it
+    exact_error: bool = False  # squared_error is the error itself, not a bound
+    integer_range: tuple[int, int] | None = None  # on_client sends integers from here to there, in a unit all share
+    noise: Noise | None = None  # what the accountant reads
 
 
 class Aggregator(NamedTuple):
@@ -124,6 +162,7 @@ class Aggregator(NamedTuple):
     accumulate: Callable  # (key, cohort, carry, Received) -> carry
     finalize: Callable  # (key, cohort, carry) -> (aggregate, metrics)
     sensitivity: float | None = None  # L2 motion of the aggregate per unit motion of one update; None = unbounded
+    modulus: int | None = None  # it sums integers modulo this one; None = it sums numbers
 
 
 class ServerUpdate(NamedTuple):
@@ -133,6 +172,7 @@ class ServerUpdate(NamedTuple):
     broadcast: Callable  # (state) -> what clients receive
     apply: Callable  # (key, aggregate, state) -> state
     params: Callable  # (state) -> params to evaluate
+    wire: Callable | None = None  # (broadcast_spec) -> Wire of what each client receives; None = sent as it is
 
 
 class Algorithm(NamedTuple):
@@ -141,6 +181,7 @@ class Algorithm(NamedTuple):
     init: Callable  # (key, params, population) -> state
     step: Callable  # (key, state, population) -> (state, info)
     params: Callable  # (state) -> params to evaluate
+    parts: dict[str, Any] = {}  # the rooms' parts by room, where it has them: what an accountant and theory read
 
 
 class Count(NamedTuple):

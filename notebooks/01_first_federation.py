@@ -362,7 +362,7 @@ legend(axes)
 # ### A compressor, and a client that cannot be trusted
 #
 # `transform.stateless` makes a transform from `fn(key, update)`: what happens to one letter on its way. This one
-# rounds each coordinate at random, up or down, to one of 15 levels, so that the mean stays right; `wire_bits` says what
+# rounds each coordinate at random, up or down, to one of 15 levels, so that the mean stays right; `wire` says what
 # a letter costs.
 
 
@@ -374,15 +374,15 @@ def four_bits(key, update):
     return restore(scale * jnp.floor(flat / scale + jax.random.uniform(key, flat.shape)))
 
 
-def four_bits_size(update_spec):
-    return 4 * sum(x.size for x in jax.tree.leaves(update_spec)) + 32  # and the scale, one float
+def four_bits_size(update_spec, wire):
+    return wire._replace(payload_bits=4 * wire.values, side_bits=32)  # and the scale, one float
 
 
 def federation(**parts):
     return algorithms.fedavg(loss_fn, sampler, optax.sgd(0.1), num_steps=5, batch_size=10, **parts)
 
 
-_, compressed = train(federation(transform=transform.stateless(four_bits, wire_bits=four_bits_size)))
+_, compressed = train(federation(transform=transform.stateless(four_bits, wire=four_bits_size)))
 figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3), sharey=True)
 letters = {"4 bits a coordinate": compressed, "32 bits (section 3)": base}
 draw(left, letters)

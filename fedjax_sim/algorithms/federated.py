@@ -14,6 +14,7 @@ from fedjax_sim import engine, tree, validate
 from fedjax_sim.engine import exact
 from fedjax_sim.prng import client_keys, stream
 from fedjax_sim.transform import identity
+from fedjax_sim.transform.chain import plain_wire, wire_of
 from fedjax_sim.types import (
     Aggregator,
     Algorithm,
@@ -119,6 +120,23 @@ def _parts(**parts: tuple[Any, type]) -> None:
             validate.fail(name, f"a {kind.__name__}", type(value).__name__, "Call the factory.", TypeError)
 
 
+def _check_table(sampler: Sampler, transform: UpdateTransform, aggregator: Aggregator) -> None:
+    """What the letters are must suit the table."""
+    sent, noise = transform.integer_range, transform.noise
+    if aggregator.modulus is not None:
+        if sent is None:
+            hint = "It sums integers: end the transform with one that sends them, such as quantize(..., integers=True)."
+            validate.fail("transform", "integers for a modular sum", "a transform that sends floats", hint)
+        most = sampler.num_slots * max(abs(x) for x in sent)
+        if 2 * most >= aggregator.modulus:
+            hint = f"{sampler.num_slots} letters reach {most}: fewer bits, fewer clients or a larger modulus."
+            validate.fail("aggregator.modulus", f"more than {2 * most}, or sums would wrap", aggregator.modulus, hint)
+    if noise is not None and noise.place != "local" and aggregator.sensitivity is None:
+        hint = "Divide by a number fixed beforehand: aggregation.fixed_mean(m), with uniform weights."
+        rule = "one whose result a client moves by a bounded amount, for the transform has noise"
+        validate.fail("aggregator", rule, "one without a sensitivity", hint)
+
+
 def federated(
     sampler: Sampler,
     client: ClientUpdate,
@@ -142,7 +160,11 @@ def federated(
 
     Returns: an Algorithm. Its info holds `clients_invited`, `clients_reported`, `dropped_clients`, `skipped_rounds`
     (1 where nothing usable arrived: the model is then unchanged), `uplink_bytes`, `downlink_bytes`, `update_norm`, and
-    the pooled metrics of clients, sampler, transform and aggregator.
+    the pooled metrics of clients, sampler, transform and aggregator; `uplink_coded_bytes` where an entropy code would
+    make letters smaller.
+
+    Raises: ValueError for a modular sum of what is no integer or could wrap, and for noise at a table whose result a
+    client moves without bound.
 
     Guarantees: the same bits for any number of devices, order of the cohort and padding
     (tests/laws/test_invariance.py); a non-finite client equals an absent one bit for bit
@@ -157,6 +179,7 @@ def federated(
         transform=(transform, UpdateTransform),
     )
     validate.one_of("nonfinite", nonfinite, ("drop", "error"))
+    _check_table(sampler, transform, aggregator)
     train = jax.jit(client.apply)
 
     def devices():
@@ -262,7 +285,8 @@ def federated(
             transform=tree.where(usable, transform_state, state.transform),
             server=tree.where(usable, moved, state.server),
         )
-        letter_bits = transform.wire_bits(report_spec(broadcast, client.init(broadcast), population))
+        letter = wire_of(transform, report_spec(broadcast, client.init(broadcast), population))
+        received = (plain_wire if server.wire is None else server.wire)(broadcast)
         invited, reported = (x.sum(dtype=jnp.int32) for x in (cohort.invited, cohort.reported))
         own = {
             "clients_invited": invited,
@@ -270,13 +294,16 @@ def federated(
             "dropped_clients": dropped,
             "skipped_rounds": (~usable).astype(jnp.int32),
             "update_norm": optax.tree.norm(tree.subtract(server.params(new.server), server.params(state.server))),
-            "uplink_bytes": Count.of(reported, -(-letter_bits // 8)),
-            "downlink_bytes": Count.of(invited, tree.num_bytes(broadcast)),
+            "uplink_bytes": Count.of(reported, -(-letter.bits // 8)),
+            "downlink_bytes": Count.of(invited, -(-received.bits // 8)),
         }
+        if letter.coded < letter.bits:
+            own["uplink_coded_bytes"] = Count.of(reported, -(-letter.coded // 8))
         if nonfinite == "error":
             first = jnp.argsort(~dropped_slots, stable=True)[:NAMED_CLIENTS]
             own["error_ids"] = jnp.where(dropped_slots[first], ids[first], -1)
         pooled = {name: mean.total / mean.weight for name, mean in metrics.items()}
         return new, _joined(pooled, cohort.metrics, table_metrics, transform_metrics, own)
 
-    return Algorithm(init, step, lambda state: server.params(state.server))
+    parts = {"sampler": sampler, "client": client, "transform": transform, "aggregator": aggregator, "server": server}
+    return Algorithm(init, step, lambda state: server.params(state.server), parts)

@@ -7,36 +7,54 @@ from collections.abc import Callable
 import jax
 
 from fedjax_sim import tree, validate
-from fedjax_sim.types import PyTree, UpdateTransform
+from fedjax_sim.types import PyTree, UpdateTransform, Wire
 
-__all__ = ["chain", "identity", "plain_bits", "stateless"]
+__all__ = ["as_it_comes", "chain", "identity", "plain_wire", "stateless", "wire_of"]
 
 
-def plain_bits(update_spec: PyTree) -> int:
-    """Bits of an update sent as it is.
+def plain_wire(update_spec: PyTree) -> Wire:
+    """An update sent as it is, every number at its dtype's width.
 
-    Guarantees: an exact integer (tests/transform/test_chain.py::test_plain_bits_counts_every_leaf).
+    Guarantees: exact integers (tests/transform/test_chain.py::test_plain_wire_counts_every_leaf).
 
     >>> import jax.numpy as jnp
-    >>> plain_bits({"w": jnp.zeros((2, 3)), "b": jnp.zeros(3, jnp.bfloat16)})
+    >>> plain_wire({"w": jnp.zeros((2, 3)), "b": jnp.zeros(3, jnp.bfloat16)}).bits
     240
     """
-    return 8 * tree.num_bytes(update_spec)
+    return Wire(tree.num_values(update_spec), 8 * tree.num_bytes(update_spec))
+
+
+def as_it_comes(update_spec: PyTree, wire: Wire) -> Wire:
+    """The `wire` of a transform that changes numbers, but not what is sent.
+
+    Guarantees: chain() sends a plain update (tests/transform/test_chain.py::test_plain_wire_counts_every_leaf).
+    """
+    return wire
+
+
+def wire_of(transform: UpdateTransform, update_spec: PyTree) -> Wire:
+    """What one letter costs under a transform.
+
+    Guarantees: the members of a chain count in turn (tests/transform/test_chain.py::test_plain_wire_counts_every_leaf).
+    """
+    return transform.wire(update_spec, plain_wire(update_spec))
 
 
 def stateless(
     fn: Callable,
     *,
-    wire_bits: Callable = plain_bits,
+    wire: Callable = as_it_comes,
     l2_bound: float | None = None,
     nonexpansive: bool = False,
+    **facts,
 ) -> UpdateTransform:
     """A transform from `fn(key, update) -> update`, written for one client.
 
     Args:
       fn: pure; the key is the client's own in this round.
-      wire_bits: (update_spec) -> bits of one letter.
+      wire: (update_spec, Wire of what comes in) -> Wire of what goes out.
       l2_bound, nonexpansive: facts about `fn`'s output that later parts may rely on; state only what holds always.
+      facts: further fields of `UpdateTransform`, such as `unbiased` and `squared_error`.
 
     Guarantees: clients' keys are independent of chunk, order and devices (tests/laws/test_invariance.py).
 
@@ -52,9 +70,10 @@ def stateless(
         init_client=lambda update_spec: (),
         on_client=lambda key, update, state, memory: (fn(key, update), memory, {}),
         on_server=lambda key, cohort, aggregate, state, measured, sensitivity: (aggregate, state, {}),
-        wire_bits=wire_bits,
+        wire=wire,
         l2_bound=l2_bound,
         nonexpansive=nonexpansive,
+        **facts,
     )
 
 
@@ -64,14 +83,24 @@ def identity() -> UpdateTransform:
     Guarantees: bit for bit the round without a transform
     (tests/transform/test_chain.py::test_identity_changes_no_bit).
     """
-    return stateless(lambda key, update: update, nonexpansive=True)
+    exact = {"unbiased": True, "squared_error": no_error, "exact_error": True}
+    return stateless(lambda key, update: update, nonexpansive=True, **exact)
+
+
+def no_error(update: PyTree) -> float:
+    """The `squared_error` of what changes nothing."""
+    return 0.0
 
 
 def chain(*transforms: UpdateTransform) -> UpdateTransform:
     """Transforms in order at the client, in reverse order at the server; again a transform.
 
-    The letter on the wire is the last transform's, so its `wire_bits` count. The bound of the chain is that of the last
-    member that has one, provided every later member is nonexpansive.
+    Each member counts what it does to the letter on the wire. The bound of the chain is that of the last member that has
+    one, provided every later member is nonexpansive. A chain is unbiased if all members are, and its error is known if
+    one member alone makes one. Integers must be the last thing that is made.
+
+    Raises: ValueError for two members with noise; for a member that could lengthen a letter behind the clip on which
+    a member's noise relies, or that could change noise that every letter bears; for a member behind integers.
 
     Guarantees: chain() is the identity, chain(a, chain(b, c)) equals chain(a, b, c) up to the shape of its state
     (tests/transform/test_chain.py::test_chain_is_closed); member i draws from its own stream
@@ -99,17 +128,53 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
             metrics |= seen
         return aggregate, tuple(states), metrics
 
+    def wire(update_spec, sent):
+        for member in transforms:
+            sent = member.wire(update_spec, sent)
+        return sent
+
     bound, nonexpansive = None, True
     for member in transforms:
         bound = member.l2_bound if member.l2_bound is not None else bound if member.nonexpansive else None
         nonexpansive = nonexpansive and member.nonexpansive
+    _check_order(transforms)
+    inexact = [member for member in transforms if not _changes_nothing(member)]
+    alone = inexact[0] if len(inexact) == 1 else None
     return UpdateTransform(
         init=lambda update_spec: tuple(member.init(update_spec) for member in transforms),
         init_client=lambda update_spec: tuple(member.init_client(update_spec) for member in transforms),
         on_client=on_client,
         on_server=on_server,
-        wire_bits=transforms[-1].wire_bits if transforms else plain_bits,
+        wire=wire,
         l2_bound=bound,
         nonexpansive=nonexpansive,
         releases_when_empty=any(member.releases_when_empty for member in transforms),
+        unbiased=all(member.unbiased for member in transforms),
+        squared_error=alone.squared_error if alone else None if inexact else no_error,
+        exact_error=alone.exact_error if alone else not inexact,
+        integer_range=transforms[-1].integer_range if transforms else None,
+        noise=next((member.noise for member in transforms if member.noise is not None), None),
     )
+
+
+def _changes_nothing(member: UpdateTransform) -> bool:
+    return member.exact_error and member.squared_error is no_error
+
+
+def _check_order(transforms: tuple[UpdateTransform, ...]) -> None:
+    noisy = [i for i, member in enumerate(transforms) if member.noise is not None]
+    if len(noisy) > 1:
+        validate.fail("transforms", "one member with noise", len(noisy), "One accountant accounts for one mechanism.")
+    for i, member in enumerate(transforms[:-1]):
+        if member.integer_range is not None:
+            validate.fail(f"transforms[{i}]", "integers as the last thing that is made", "a member behind it")
+    for i in noisy:
+        for j, later in enumerate(transforms[i + 1 :], i + 1):
+            if transforms[i].noise.place == "central" and not later.nonexpansive:
+                hint = (
+                    "It could lengthen a letter behind the clip that the noise relies on: put it before the mechanism, "
+                    "whose clip then bounds what is really sent."
+                )
+                validate.fail(f"transforms[{j}]", "a member that never lengthens a letter", "one that may", hint)
+            if transforms[i].noise.place == "distributed":
+                validate.fail(f"transforms[{j}]", "nothing behind noise that adds up over letters", "a member")

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from fedjax_sim import server, tree
+from fedjax_sim.transform.chain import wire_of
 from tests.laws import cases, laws
 from tests.laws import problems as p
 
@@ -82,7 +83,9 @@ def test_transforms(name):
         assert not member.nonexpansive or length <= before * (1 + 1e-6)
         _, after, _ = member.on_server(KEY, None, letter, state, measured, None)
         same_structure(state, after)
-    assert isinstance(member.wire_bits(spec), int) and member.wire_bits(spec) > 0
+    wire = wire_of(member, spec)
+    assert all(type(x) is int and x >= 0 for x in (wire.values, wire.payload_bits, wire.side_bits, wire.coded))
+    assert wire.bits > 0
 
 
 @pytest.mark.parametrize("name", cases.CASES["server"])

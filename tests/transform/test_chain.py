@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_sim.transform import chain, identity, stateless
-from fedjax_sim.transform.chain import plain_bits
-from fedjax_sim.types import Mean, UpdateTransform
+from fedjax_sim.transform.chain import plain_wire, wire_of
+from fedjax_sim.types import Mean, Noise, UpdateTransform, Wire
 from tests.laws import laws
 from tests.laws import problems as p
 
@@ -28,7 +28,7 @@ def both_ends(name: str) -> UpdateTransform:
             state + 1,
             {name: measured[name].total},
         ),
-        wire_bits=lambda spec: 7,
+        wire=lambda spec, wire: Wire(wire.values, 7),
     )
 
 
@@ -85,13 +85,16 @@ def test_identity_changes_no_bit():
         assert without[1][0]["uplink_bytes"].total() == other[1][0]["uplink_bytes"].total()
 
 
-def test_plain_bits_counts_every_leaf():
-    """Catches 32 bits assumed for every scalar, and scalars left out."""
+def test_plain_wire_counts_every_leaf():
+    """Catches 32 bits assumed for every scalar, scalars left out, and members that do not count in turn."""
     spec = {"a": jax.ShapeDtypeStruct((2, 3), jnp.float32), "b": (jnp.zeros(5, jnp.bfloat16), jnp.int8(1))}
-    bits = plain_bits(spec)
-    assert bits == 6 * 32 + 5 * 16 + 8 and isinstance(bits, int)
-    assert chain(identity(), both_ends("a")).wire_bits(spec) == 7
-    assert chain().wire_bits(spec) == bits
+    plain = plain_wire(spec)
+    assert plain == Wire(12, 6 * 32 + 5 * 16 + 8) and isinstance(plain.bits, int)
+    assert wire_of(chain(), spec) == wire_of(identity(), spec) == plain
+    half = stateless(lambda key, x: x, wire=lambda spec, wire: Wire(wire.values // 2, wire.payload_bits // 2, 5))
+    assert wire_of(chain(identity(), both_ends("a")), spec).bits == 7
+    assert wire_of(chain(half, half), spec) == Wire(3, plain.bits // 4, 5)
+    assert Wire(1, 8, 2, 6).coded == 6 and Wire(1, 8, 2, 60).coded == 10 == Wire(1, 8, 2).coded
 
 
 def test_facts_of_a_chain():
@@ -104,6 +107,37 @@ def test_facts_of_a_chain():
     assert chain().nonexpansive and chain(shrink, shrink).nonexpansive and not chain(shrink, longer).nonexpansive
     release = identity()._replace(releases_when_empty=True)
     assert chain(identity(), release).releases_when_empty and not chain().releases_when_empty
+
+
+def test_errors_of_a_chain():
+    """Catches a bias that later members hide, and an error declared for what nobody knows."""
+    noisy = stateless(lambda key, x: x, unbiased=True, squared_error=lambda x: 2.0, exact_error=True)
+    bound = stateless(lambda key, x: x, squared_error=lambda x: 3.0)
+    assert chain(identity(), noisy).squared_error(0) == 2.0 and chain(noisy).exact_error and chain(noisy).unbiased
+    assert chain(bound, identity()).squared_error(0) == 3.0
+    assert not chain(bound).exact_error and not chain(bound, noisy).unbiased
+    assert chain(noisy, bound).squared_error is None and not chain(noisy, bound).exact_error
+    assert chain().squared_error(0) == 0 and chain(identity()).exact_error
+
+
+def test_orders_that_break_a_promise_are_refused():
+    """Catches a letter lengthened behind the clip that noise relies on, two mechanisms, and broken integers."""
+    clip = {"nonexpansive": True, "l2_bound": 1.0}
+    central = stateless(lambda key, x: x, **clip, noise=Noise("gaussian", "central", 1.0, 1.0))
+    share = stateless(lambda key, x: x, noise=Noise("gaussian", "distributed", 1.0, 1.0))
+    local = stateless(lambda key, x: x, noise=Noise("gaussian", "local", 1.0, 1.0))
+    longer, shrink = stateless(lambda key, x: 3 * x), stateless(lambda key, x: x / 2, nonexpansive=True)
+    integers = stateless(lambda key, x: x, integer_range=(-3, 3))
+    assert chain(longer, central, shrink).noise is central.noise and chain(central).l2_bound == 1.0
+    assert chain(shrink, integers).integer_range == (-3, 3) and chain(local, longer).noise is local.noise
+    with pytest.raises(ValueError, match=r"transforms\[1\]: expected a member that never lengthens .* put it before"):
+        chain(central, longer)
+    with pytest.raises(ValueError, match=r"transforms\[1\]: expected nothing behind noise"):
+        chain(share, shrink)
+    with pytest.raises(ValueError, match="one member with noise, got 2"):
+        chain(central, shrink, local)
+    with pytest.raises(ValueError, match="integers as the last thing"):
+        chain(integers, shrink)
 
 
 @pytest.mark.parametrize("wrong", [None, identity, lambda key, update: update, "identity"])
