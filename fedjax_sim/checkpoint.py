@@ -135,8 +135,8 @@ def restore(path: str | Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
       path: a checkpoint file, usually `latest(directory)`.
       like: a state of this run, or its shapes and dtypes (`jax.eval_shape`); gives the tree structure.
 
-    Returns: (state, meta): leaves are JAX arrays on the default device, bit for bit those saved, dtypes and weak types
-      included; meta has the round under "round".
+    Returns: (state, meta): leaves are JAX arrays on the default device, and NumPy's on the host where they are in
+      `like`, bit for bit those saved, dtypes and weak types included; meta has the round under "round".
     Raises: CheckpointError if a byte is wrong or absent, or if paths, shapes or dtypes differ, with the difference.
 
     Guarantees: what `save` wrote comes back bit for bit (tests/test_checkpoint.py::test_roundtrip_is_bit_exact); every
@@ -154,7 +154,7 @@ def restore(path: str | Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
     for entry in header["leaves"]:
         raw = payload[offset : offset + entry["bytes"]]
         try:
-            leaves[entry["path"]] = _to_device(raw, entry, targets[entry["path"]])
+            leaves[entry["path"]] = _restored(raw, entry, targets[entry["path"]])
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: leaf {entry['path']} is malformed ({error}).") from error
         offset += entry["bytes"]
@@ -278,14 +278,17 @@ def _to_host(name: str, leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
     return held, {**entry, "bytes": held.nbytes}
 
 
-def _to_device(raw: np.ndarray, entry: dict[str, Any], target: Any) -> jax.Array:
+def _restored(raw: np.ndarray, entry: dict[str, Any], target: Any) -> jax.Array | np.ndarray:
     """The leaf of a header's entry; its kind equals that of `target`, so shape and dtype are taken from there."""
     spec = jax.eval_shape(jax.random.key_data, target) if _is_key(target) else target
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(spec.dtype if hasattr(spec, "dtype") else np.asarray(spec).dtype))
     if raw.nbytes != math.prod(np.shape(spec)) * dtype.itemsize:
         raise ValueError(f"{raw.nbytes} bytes for {entry['kind']}")
     array = raw.copy().view(dtype).reshape(np.shape(spec))
-    array = jnp.asarray(array.byteswap() if sys.byteorder == "big" else array)
+    array = array.byteswap() if sys.byteorder == "big" else array
+    if isinstance(target, np.ndarray):
+        return array
+    array = jnp.asarray(array)
     if _is_key(target):
         keys = jax.random.wrap_key_data(array, impl=str(entry.get("key")))
         if keys.dtype != target.dtype:

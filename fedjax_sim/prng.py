@@ -61,6 +61,9 @@ def client_key(key: Array, id: Array) -> Array:
 
 def client_keys(key: Array, ids: Array) -> Array:
     """The key data [m, words] of clients `ids` [m]: `client_key` for all at once, far faster than one by one."""
+    words = jax.random.key_data(key)
+    words = tree.settled(words, tree.hidden_zero(words))  # or XLA:CPU derives the stage's key anew in each step of each
+    key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
     return jax.random.key_data(jax.vmap(client_key, (None, 0))(key, ids))
 
 

@@ -340,3 +340,12 @@ def test_lock_excludes_a_second_run(tmp_path):
     with pytest.raises(CheckpointError), lock(tmp_path / "linked"):
         pass
     assert not (tmp_path / "precious").exists()
+
+
+def test_host_arrays_come_back_on_the_host(tmp_path):
+    """Catches a memory that is split because no device holds it, and is put on one on its way back."""
+    rows = np.arange(12, dtype=np.float32).reshape(4, 3)
+    checkpoint.save(tmp_path, 1, {"rows": rows, "x": jnp.ones(2)}, {})
+    like = {"rows": np.broadcast_to(np.float32(0), (4, 3)), "x": jax.ShapeDtypeStruct((2,), jnp.float32)}
+    state, _ = checkpoint.restore(checkpoint.latest(tmp_path), like)
+    assert type(state["rows"]) is np.ndarray and (state["rows"] == rows).all() and isinstance(state["x"], jax.Array)

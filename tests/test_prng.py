@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 
 import fedjax_sim
-from fedjax_sim.prng import client_key, counter_bits, dither, fast, normal, shuffle, stochastic_round, stream
+from fedjax_sim.prng import (
+    client_key,
+    client_keys,
+    counter_bits,
+    dither,
+    fast,
+    normal,
+    shuffle,
+    stochastic_round,
+    stream,
+)
 
 EPOCH = jnp.int32(0)
 draw = jax.jit(jax.vmap(lambda key, mask: shuffle(key, mask)(EPOCH, jnp.arange(mask.shape[0])), in_axes=(0, None)))
@@ -295,3 +305,10 @@ def test_stochastic_round_is_unbiased():
     assert (np.abs(got.mean(0, dtype=np.float64) - np.asarray(x)) <= 6 * deviation + 1e-7).all()
     assert (6 * deviation < 0.02).all()
     assert (got[:, 5:] == np.asarray(x)[5:]).all()
+
+
+def test_keys_of_clients_of_a_longer_key():
+    """Catches a stage's key that is derived anew for each step of each client: two of them took 20 seconds."""
+    key = stream(jax.random.key(0, impl="threefry4x32"), "client")
+    many = jax.jit(lambda ids: client_keys(key, ids))(jnp.arange(3))
+    assert many.tolist() == [jax.random.key_data(client_key(key, i)).tolist() for i in range(3)]

@@ -20,6 +20,18 @@ def test_pinned_keeps_every_bit():
         assert x.dtype == y.dtype and np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool"])
+def test_hidden_zero_is_zero(dtype):
+    """Catches a double whose upper half is cut off, a sign, and an empty leaf that is asked for its first number."""
+    with jax.enable_x64(True):
+        for value in (0.1, -0.1, -3.0, 0.0, -0.0, 1e30, float("nan")):
+            if value == value and abs(value) < 100 or dtype in ("float64", "float32", "bfloat16"):
+                x = jnp.array(value, jnp.float64).astype(dtype)
+                zero = tree.hidden_zero({"a": jnp.zeros((0, 2)), "b": x})
+                assert int(zero) == 0 and zero.dtype == jnp.int32
+        assert int(tree.hidden_zero([jnp.zeros(0)])) == int(tree.hidden_zero([])) == 0
+
+
 def test_settled_keeps_every_bit_and_is_a_wall():
     """Under vmap too. Catches a wall that turns, a dtype that it cannot carry, and one that the compiler takes away."""
     key = jax.random.key(3)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import tree, validate
-from fedjax_sim.client.local_sgd import local_training, loss_and_metrics
+from fedjax_sim.client.local_sgd import local_training, loss_and_metrics, minibatch_steps
 from fedjax_sim.prng import stream
 from fedjax_sim.types import ClientUpdate, Mean, Report
 
@@ -80,4 +80,5 @@ def scaffold(
         letter = {"params": update, "control": tree.subtract(new, own)}
         return Report(letter, weight, done.metrics | {"local_steps": steps}), new
 
-    return ClientUpdate(init=lambda broadcast: tree.zeros_like(broadcast["params"]), apply=apply)
+    steps = minibatch_steps(num_steps, num_epochs, batch_size) if option == 2 else None  # option 1 reads all examples
+    return ClientUpdate(lambda broadcast: tree.zeros_like(broadcast["params"]), apply, steps)

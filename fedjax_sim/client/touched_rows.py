@@ -74,4 +74,4 @@ def touched_rows(client: ClientUpdate, *, table: str = "embedding/table", tokens
         update = jnp.zeros_like(full).at[rows].set(jax.tree.leaves(chosen)[0], mode="drop", indices_are_sorted=True)
         return report._replace(update=combine(jax.tree.unflatten(structure, [update]), rest)), state
 
-    return ClientUpdate(init, apply)
+    return client._replace(init=init, apply=apply)

@@ -18,7 +18,13 @@ def buffer(spec: PyTree, num_slots: int) -> PyTree:
 def fill(buffer: PyTree, slots: Array, rows: PyTree) -> PyTree:
     """The buffer with `rows` [c, ...] at `slots`; slots at or past m (the engine's padding) are dropped.
 
+    A zero is stored without its sign: a sum over devices would take it away.
+
     Guarantees: buffers filled from disjoint slots add to the buffer of their union
     (tests/laws/test_aggregators.py::test_carries_of_disjoint_slots_combine).
     """
-    return jax.tree.map(lambda b, r: b.at[slots].set(r, mode="drop"), buffer, rows)
+
+    def leaf(b, r):
+        return b.at[slots].set(jnp.where(r == 0, jnp.zeros_like(r), r), mode="drop")
+
+    return jax.tree.map(leaf, buffer, rows)

@@ -123,6 +123,7 @@ class MemoryFile:
     def sync(self, version: int) -> None:
         """Every row on disk; before a checkpoint of `version` is written."""
         self._at(version)
+        self._journal.sync()  # batches without a record are not, until here
         os.fsync(self._rows)
 
     def advance(self, keep: int) -> None:
@@ -178,6 +179,8 @@ class MemoryFile:
 
     def close(self) -> None:
         """Lets go of the files."""
+        if os is None or os.close is None:  # the interpreter is going, and the files with it
+            return
         if self._rows is not None:
             os.close(self._rows)
         if self._journal is not None:
@@ -302,7 +305,8 @@ class MemoryFile:
         ids = ids[(self._kept[ids >> 3] >> (ids & 7).astype(np.uint8)) & 1 == 0]
         records = self._records(ids)
         self._journal.append(version, last, ids, _checks(records) != 0, records)
-        self._set_place()
+        if len(ids):  # an empty batch is not on disk yet; it counts where it is found behind this place
+            self._set_place()
         self._keep(ids)
 
 

@@ -28,7 +28,18 @@ import jax.numpy as jnp
 from fedjax_sim import tree, validate
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["MAX_CHUNK", "MAX_CLIENTS", "MAX_DEVICES", "ExactSum", "add", "combine", "merge", "total", "zeros"]
+__all__ = [
+    "MAX_CHUNK",
+    "MAX_CLIENTS",
+    "MAX_DEVICES",
+    "ExactSum",
+    "add",
+    "combine",
+    "merge",
+    "power_of_two",
+    "total",
+    "zeros",
+]
 
 BITS = 23  # of a digit
 LOW_BITS = 20  # of a normal sum's low word
@@ -79,8 +90,8 @@ def zeros(spec: PyTree) -> PyTree:
     return jax.tree.map(leaf, spec)
 
 
-def _power_of_two(exponent: Array, dtype) -> Array:
-    """2^exponent, exactly, for normal results."""
+def power_of_two(exponent: Array, dtype) -> Array:
+    """2^exponent, exactly, for normal float32 (float64) results."""
     if dtype == jnp.float64:
         return jax.lax.bitcast_convert_type((exponent.astype(jnp.int64) + 1023) << 52, jnp.float64)
     return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
@@ -140,9 +151,15 @@ def _add_leaf(acc: ExactSum, values: Array) -> ExactSum:
     count, dtype = values.shape[0], _type(acc)
     validate.integer("letters added at once", count, 1, MAX_CHUNK)
     many = count > UNROLLED
-    # A loop of no or one turn: unlike a condition, it leaves the words where they are.
-    full = acc.pending + (PENDING if many else count) > PENDING
-    acc = jax.lax.while_loop(lambda x: x[0], lambda x: (jnp.zeros_like(x[0]), _normal(x[1])), (full, acc))[1]
+    if jax.default_backend() != "cpu":  # where a loop may wait for the host, and reductions over rows are fast
+        acc = _normal(acc)
+    elif many:
+        blocks = jnp.pad(values, [(0, -count % UNROLLED)] + [(0, 0)] * (values.ndim - 1))
+        blocks = blocks.reshape(-1, UNROLLED, *values.shape[1:])
+        return jax.lax.scan(lambda acc, block: (_add_leaf(acc, block), None), acc, blocks)[0]
+    else:  # a loop of no or one turn: unlike a condition, it leaves the words where they are
+        full = acc.pending + count > PENDING
+        acc = jax.lax.while_loop(lambda x: x[0], lambda x: (jnp.zeros_like(x[0]), _normal(x[1])), (full, acc))[1]
 
     values = values.reshape(count, -1).astype(dtype)
     magnitudes = _bits(values)
@@ -151,7 +168,7 @@ def _add_leaf(acc: ExactSum, values: Array) -> ExactSum:
     top = jnp.maximum(acc.top, _bin(peak))
     magic = jnp.full_like(top, 1.5 * 2.0 ** jnp.finfo(dtype).nmant, dtype)
     magic = tree.pinned(magic, jnp.minimum(top, 0))  # or a compiler cancels (x + magic) - magic
-    scale = _power_of_two(147 - BITS * top, dtype)
+    scale = power_of_two(147 - BITS * top, dtype)
     low, high = _moved(acc.low, top - acc.top), acc.high
     if many:
         values = jnp.pad(values, ((0, -count % PENDING), (0, 0))).reshape(-1, PENDING, values.shape[1])
@@ -295,7 +312,7 @@ def total(acc: PyTree) -> PyTree:
         for place in reversed(range(bins)):
             value = value * 2.0**BITS + digits[place].astype(dtype)
         exponent = BITS * (jnp.minimum(x.top, MAX_BIN) - bins + 1) - 147  # of the last digit; in two steps, each normal
-        value = value * _power_of_two(exponent >> 1, dtype) * _power_of_two(exponent - (exponent >> 1), dtype)
+        value = value * power_of_two(exponent >> 1, dtype) * power_of_two(exponent - (exponent >> 1), dtype)
         value = tree.pinned(jnp.where(x.top == POISONED, jnp.nan, value), jnp.minimum(x.top, 0))
         return value.reshape(x.shape)
 

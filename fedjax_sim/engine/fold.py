@@ -66,8 +66,8 @@ def fold(
 
     Guarantees: temporary memory does not grow with m, apart from `per_slot`
     (tests/engine/test_fold.py::test_memory_is_flat_in_the_cohort); the carry has the same bits for any number of
-    devices, order of slots and padding (tests/laws/test_invariance.py); packing by size changes no bit
-    (tests/laws/test_unequal.py).
+    devices, order of slots and padding (tests/laws/test_invariance.py), packed by size too; packing itself changes no
+    more than rounding (tests/laws/test_unequal.py).
     """
     num_slots = jax.tree.leaves(slots)[0].shape[0]
     num_devices = mesh.size if mesh is not None else 1

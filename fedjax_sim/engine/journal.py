@@ -87,7 +87,7 @@ class Journal:
         batch = b"".join(parts)
         write_at(self.file, batch + hashlib.sha256(batch).digest(), self.end)
         if len(ids):
-            os.fdatasync(self.file)
+            self.sync()
         self.reached, self.end = version + last, self.end + len(batch) + DIGEST
 
     def batches(self, end: int | None = None) -> Iterator[Batch]:
@@ -108,6 +108,10 @@ class Journal:
             records[holds] = old.reshape(there, self.record_bytes)
             place += body + DIGEST
             yield Batch(version + last, ids, records, place)
+
+    def sync(self) -> None:
+        """On disk, with its length, when it returns."""
+        getattr(os, "fdatasync", os.fsync)(self.file)
 
     def close(self) -> None:
         """Lets go of the file."""

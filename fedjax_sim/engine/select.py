@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
+from fedjax_sim.engine.exact import power_of_two
 from fedjax_sim.types import Array
 
 __all__ = ["median", "order_statistic", "radix_select", "trimmed_mean"]
@@ -175,12 +176,6 @@ def _exponent(x: Array) -> Array:
     return jnp.maximum(((jax.lax.bitcast_convert_type(x, jnp.int32) >> 23) & 255) - 127, -90)
 
 
-def _power_of_two(exponent: Array, dtype) -> Array:
-    if dtype == jnp.float64:
-        return jax.lax.bitcast_convert_type((exponent.astype(jnp.int64) + 1023) << 52, jnp.float64)
-    return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
-
-
 def _units(x: Array, scale: Array) -> Array:
     return jnp.round(x * scale).astype(jnp.int64 if x.dtype == jnp.float64 else jnp.int32)
 
@@ -262,7 +257,7 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None) -
         copies_high = count - trim - (keys < high).sum(0, dtype=jnp.int32, keepdims=True)
         ends = _floats(low, block.dtype).astype(wide), _floats(high, block.dtype).astype(wide)
         exponent = jnp.maximum(*(_exponent(end) for end in ends))
-        units = functools.partial(_units, scale=_power_of_two(digits - 1 - exponent, wide))
+        units = functools.partial(_units, scale=power_of_two(digits - 1 - exponent, wide))
         letters = units(jnp.where(inside, block, jnp.zeros((), block.dtype)).astype(wide))
         low_units, high_units = units(ends[0]), units(ends[1])
 
@@ -277,7 +272,7 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None) -
         zero, left = tree.hidden_zero(block), count - 2 * trim
         total = tree.pinned(upper.astype(wide) * 2.0**half + lower.astype(wide), zero)
         share = tree.pinned(1 / left.astype(wide), zero)  # or a compiler chooses how to divide
-        mean = total * share * _power_of_two(exponent + 1 - digits, wide)
+        mean = total * share * power_of_two(exponent + 1 - digits, wide)
         mean = jnp.where(low == high, ends[0], mean)
         finite = jnp.isfinite(ends[0]) & jnp.isfinite(ends[1]) | (low == high)
         return jnp.where((left > 0) & (trim >= 0) & finite, mean, jnp.nan).astype(block.dtype)

@@ -170,14 +170,15 @@ def gathered(state: PyTree, *, spec: bool = False) -> PyTree:
     """The state with split client memory as plain arrays [N, ...] on the host, the same for any number of devices.
 
     Args:
-      spec: their shapes and dtypes instead.
+      spec: NumPy arrays of their shapes and dtypes that take no memory instead, to be restored into.
     """
 
     def one(node):
         if not isinstance(node, Sharded):
             return node
         if spec:
-            return jax.tree.map(lambda x: jax.ShapeDtypeStruct((node.size, *x.shape[1:]), x.dtype), node.rows)
+            empty = lambda x: np.broadcast_to(np.zeros((), x.dtype), (node.size, *x.shape[1:]))  # noqa: E731
+            return jax.tree.map(empty, node.rows)
         return jax.tree.map(lambda x: np.asarray(x)[: node.size], node.rows)
 
     return jax.tree.map(one, state, is_leaf=lambda x: isinstance(x, Sharded))

@@ -19,7 +19,10 @@ def native(x: Array, kernel: Array, stride: int, pads: Pads) -> Array:
 
 
 def im2col(x: Array, kernel: Array, stride: int, pads: Pads) -> Array:
-    """What each output pixel sees, kh * kw * in numbers from slices and one concatenation, times the kernel."""
+    """What each output pixel sees, kh * kw * in numbers from slices and one concatenation, times the kernel.
+
+    Its gradient is written by hand: reverse mode only. For `jax.jvp` and Hessian-vector products by it use `native`.
+    """
     kh, kw, num_inputs, num_outputs = kernel.shape
     x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
     rows, columns = x.shape[1] - kh + 1, x.shape[2] - kw + 1

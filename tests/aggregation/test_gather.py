@@ -5,8 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim import engine, transform
 from fedjax_sim.aggregation import gather
 from fedjax_sim.types import Received
+from tests.laws import laws
+from tests.laws import problems as p
 
 
 def test_rule_sees_rows_by_slot_and_zeros_for_the_absent():
@@ -26,3 +29,13 @@ def test_rule_sees_rows_by_slot_and_zeros_for_the_absent():
     assert seen["updates"]["w"].tolist() == seen["weights"].tolist() == [5, 6, 7, 0]
     assert float(update["w"]) == 5.5 and float(metrics["total_weight"]) == 18
     assert table.sensitivity == 2.0
+
+
+def test_signs_of_zeros_are_the_same_on_two_devices():
+    """Catches -0.0 in a letter that a sum over devices turns into 0.0, while one device keeps it."""
+    found = []
+    for mesh in (None, engine.device_mesh(2)):
+        rule = gather(lambda key, updates, weights: jnp.copysign(1.0, updates[0]))
+        letters = transform.stateless(lambda key, x: -0.0 * jnp.abs(x))
+        found.append(p.Federation(aggregator=rule, transform=letters, mesh=mesh).run(p.COHORT, num_rounds=1)[0].server)
+    laws.check_equal_bits(*found, "model")

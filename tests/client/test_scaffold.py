@@ -60,3 +60,11 @@ def test_wrong_input(wrong, words):
     options = {"learning_rate": 0.1, "num_steps": 2} | wrong
     with pytest.raises((TypeError, ValueError), match=words):
         algorithms.scaffold(p.linear_loss, sampling.full(4), **options)
+
+
+def test_unequal_clients_are_packed():
+    """Catches a solver that does not say how many steps it takes: a cohort would wait for its largest client."""
+    work = {"num_epochs": 2, "batch_size": 3}
+    made = client.scaffold(p.linear_loss, 0.1, option=2, **work)
+    assert [int(made.num_steps(n)) for n in (1, 3, 4)] == [2, 2, 4]
+    assert client.scaffold(p.linear_loss, 0.1, option=1, **work).num_steps is None  # it reads all examples at once

@@ -105,3 +105,9 @@ def test_error_texts():
     with pytest.raises(ValueError, match="client: expected a client without state"):
         stateful = scaffold(loss_fn, 0.1, num_steps=1)
         touched_rows(stateful).init({"params": PARAMS, "control": PARAMS})
+
+
+def test_unequal_clients_are_packed():
+    """Catches the inner client's number of steps lost on the way."""
+    inner = client.local_sgd(lambda params, x, key: x, optax.sgd(0.1), num_epochs=1, batch_size=2)
+    assert client.touched_rows(inner, table="a", tokens="b").num_steps is inner.num_steps

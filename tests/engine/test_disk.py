@@ -315,3 +315,41 @@ def test_a_traced_start_is_good_for_shapes_alone(tmp_path):
     assert spec.version.shape == () and not (tmp_path / "clients.mem").exists()
     with pytest.raises(RuntimeError, match="Call it outside jit"):
         jax.block_until_ready(engine.take(memory, jnp.arange(2))[0])
+
+
+def test_power_is_lost_between_a_commit_and_its_journal(tmp_path, monkeypatch):
+    """Only what was synced is there. Catches a place in the journal that is on disk before the journal's bytes are."""
+    (tmp_path / "run").mkdir()
+    file, durable = made(tmp_path / "run"), {}
+    file.create()
+    commit(file)
+
+    def noting(name):
+        real = getattr(os, name)
+
+        def call(descriptor):
+            real(descriptor)
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+            if os.path.isfile(path):
+                with open(path, "rb") as there:
+                    durable[os.path.basename(path)] = there.read()
+
+        monkeypatch.setattr(os, name, call)
+
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("needs /proc to tell files by their descriptors")
+    for path in (tmp_path / "run").iterdir():
+        durable[path.name] = path.read_bytes()
+    noting("fsync")
+    noting("fdatasync")
+    write(file, [1, 2], 1)
+    write(file, [1, 2], 2)  # the journal has their old records: an empty batch
+    file.sync(2)
+    for version, value in ((2, 2), (0, 1.5)):
+        copy = tmp_path / str(version)
+        copy.mkdir()
+        for name, there in durable.items():
+            (copy / name).write_bytes(there)
+        again = made(copy)
+        again.resume(version, file.mark.hex())
+        assert read(again, [1])[0, 0] == value

@@ -156,6 +156,24 @@ def test_many_clients_in_one_chunk(count):
     assert float(twice[0]) == -float(once[0])
 
 
+@pytest.mark.parametrize("backend", ["cpu", "other"])
+def test_many_letters_have_the_bits_of_few(backend, monkeypatch):
+    """Catches a block, padding or carry of its own: on CPU blocks one after the other, elsewhere one reduction."""
+    values = np.random.default_rng(0).standard_normal((1100, 3)).astype(np.float32)
+    values *= 10.0 ** np.random.default_rng(1).integers(-9, 9, (1100, 1)).astype(np.float32)
+    spec = jax.ShapeDtypeStruct((3,), jnp.float32)
+
+    def parts(sizes):
+        acc, start = exact.zeros(spec), 0
+        for size in sizes:
+            acc, start = exact.add(acc, values[start : start + size]), start + size
+        return np.asarray(exact.total(acc)).tobytes()
+
+    expected = parts([50] * 22)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    assert parts([1100]) == parts([65, 500, 535]) == expected
+
+
 def test_sums_pass_the_float32_integer_limit():
     """A float32 running sum stops at 2^24; this one does not. Catches a float carry between chunks."""
     block = jnp.full((1024, 1), 16383.0)

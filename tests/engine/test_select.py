@@ -75,6 +75,9 @@ def test_double_precision():
         assert same_bits(ordered(x, 4), np.sort(x, axis=0)[4])
         assert same_bits(middle(x), np.median(x, axis=0))
         assert np.allclose(trimmed(x, 2), np.sort(x, axis=0)[2:-2].mean(0), rtol=1e-15, atol=1e-16)
+        x = np.concatenate([np.full((1, 8), 0.1), x])  # an even number, and a first number whose lower half is not zero
+        assert same_bits(middle(x), np.median(x, axis=0))
+        assert np.allclose(trimmed(x, 2), np.sort(x, axis=0)[2:-2].mean(0), rtol=1e-15, atol=1e-16)
 
 
 @settings(max_examples=40, deadline=None)
