@@ -1,4 +1,4 @@
-"""The command line: `fedjax-sim run`, `launch`, `list`. JAX is imported only once a run's config has been read."""
+"""The command line, `fedjax-sim`. JAX is imported only once a run's config has been read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedjax_sim.cli_privacy import COMMANDS
 from fedjax_sim.environment import environment, prepare, versions
 from fedjax_sim.folders import RUNS, check_fresh, check_unfinished, folder_to_resume, next_folder, rounds_done
 
@@ -18,6 +19,8 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 WRONG_INPUT = 2
+for _command in COMMANDS:
+    app.command()(_command)
 
 
 def main() -> None:
@@ -159,6 +162,7 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
             checkpoint_every=options["checkpoint_every"],
             keep_checkpoints=options["keep_checkpoints"],
             client_memory=options["client_memory"],
+            delta=options["delta"],
             **start,
             progress=options["progress"] and not quiet,
             identity=loaded.identity() | {"data_sha256": data_sha256},
@@ -177,7 +181,9 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
             _stop(f"Another process of this job died. Go on with --resume --out {shlex.quote(str(folder))}.", error)
         known = isinstance(error, (FileExistsError, FileNotFoundError))
         if isinstance(error, ValueError) and not known:
-            raise
+            if ": expected " not in str(error):  # a fault of ours, not of the config
+                raise
+            _stop(str(error), error)
         _stop(str(error) if known else f"{type(error).__name__}: {error}", error)
     if not quiet:
         _show(*finished)
@@ -254,7 +260,8 @@ def list_parts(
         parts = registry.parts(place) | named
         grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
         for name, part in sorted(parts.items()):
-            shown = f"[{table}.{name}]" if table and name in registry.wrappers(table) else name
+            inside = table and (name in registry.wrappers(table) or (table in registry.CHAINS and name in named))
+            shown = f"[{table}.{name}]" if inside else name
             grid.add_row(Text(shown + "*" if name in named else shown), Text(part.meaning))
             for option, (_, default) in named[name].options.items() if room is not None and name in named else ():
                 grid.add_row("", Text(f"{option} = {_default(default)}", "dim"))
@@ -329,6 +336,9 @@ def _show(summary: dict[str, Any], report: Path) -> None:
     grid.add_row(
         "not finite", f"{summary['dropped_clients']:,} updates dropped, {summary['skipped_rounds']:,} rounds skipped"
     )
+    if "privacy" in summary:
+        spent = summary["privacy"]
+        grid.add_row("privacy", spent.get("statement") or f"no epsilon: {spent['refused']}")
     grid.add_row("report", str(report))
     console = Console(soft_wrap=True)
     console.print(grid, highlight=False, markup=False)

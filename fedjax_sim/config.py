@@ -1,9 +1,11 @@
 """A run as a TOML file: every value checked, every default filled, every error at once with its dotted path.
 
 What a config says is checked here, without JAX; `experiment.build` makes the parts, whose own checks then speak.
-Beside `seed` there are the tables `[data]`, `[model]`, `[sampler]`, `[algorithm]`, `[client_optimizer]`, `[aggregator]`
-and `[run]`. Each part has a `name` from the closed registry and the options of its factory; a wrapper of the sampler is
-a table inside it, such as `[sampler.with_dropout]`. TOML knows no null: "none" stands for it.
+Beside `seed` there are the tables `[data]`, `[model]`, `[sampler]`, `[algorithm]`, `[client_optimizer]`, `[transform]`,
+`[aggregator]` and `[run]`. Each part has a `name` from the closed registry and the options of its factory; a wrapper of
+the sampler is a table inside it, such as `[sampler.with_dropout]`. What letters go through are tables inside
+`[transform]`, in their order: `[transform.quantize]`, then `[transform.gaussian_mechanism]`; what a wrapper wraps is a
+table inside its own, `[transform.error_feedback.top_k]`. TOML knows no null: "none" stands for it.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ RUN = {
     "lanes": Option(LANES | None, None),  # clients vmapped at once; none: fitted to the cache
     "chunk": Option(LANES | None, None),  # letters summed at once
     "nonfinite": Option(Literal["drop", "error"], "drop"),
+    "delta": Option(float | None, None),  # at which epsilon is stated where a part has noise; none: N^-1.1
     "client_memory": Option(Literal["auto", "device", "disk"], "auto"),  # auto: disk where the devices are too small
     "progress": Option(bool, True),
 }
@@ -78,7 +81,7 @@ class Config:
         """What a checkpoint must agree with: all but options that change no bit of a round."""
         tables = self.resolved()
         tables["run"] = {key: value for key, value in tables["run"].items() if key not in NO_RESULT}
-        return tables
+        return tables | {"order": list(_inner(tables))}
 
     def planned(self, plan: Any) -> Config:
         """This config with the lanes and chunk that were chosen for it: they are part of a result's identity."""
@@ -92,6 +95,15 @@ class Config:
         Guarantees: tests/test_config.py::test_toml_round_trip.
         """
         return "\n".join(_toml_lines("", self.tables)).strip() + "\n"
+
+
+def _inner(tables: Mapping[str, Any], path: str = "") -> Iterable[str]:
+    """Paths of the tables inside tables, in their order: it matters, and dicts compare equal in any."""
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            if path:
+                yield f"{path}{key}"
+            yield from _inner(value, f"{path}{key}.")
 
 
 def load(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
@@ -181,6 +193,10 @@ def _resolve(document: dict, problems: list[str]) -> dict[str, Any]:
                 hint = "It brings its own; see its options: fedjax-sim list algorithms."
                 problems.append(problem(table, f"no such table with {algorithm.name}", given, hint))
             continue
+        if table in registry.CHAINS:
+            if members := _members(table, table, given, problems):
+                tables[table] = members
+            continue
         part, tables[table] = _part(table, given, problems)
         algorithm = part if table == "algorithm" else algorithm
     tables["run"] = _options("run", RUN, document.get("run", {}), problems)
@@ -215,6 +231,30 @@ def _part(table: str, given: Any, problems: list[str]) -> tuple[Part | None, dic
     for key, options in inner.items():
         resolved[key] = _options(f"{table}.{key}", wraps[key].options, options, problems)
     return part, resolved
+
+
+def _members(table: str, path: str, given: Any, problems: list[str]) -> dict[str, Any]:
+    """The parts of a chain, in the order of the file; a wrapper's own part is a table inside it."""
+    if not isinstance(given, dict):
+        problems.append(problem(path, "a table", given, f"Write the parts as tables inside it: [{path}.NAME]."))
+        return {}
+    choices, wraps, resolved = registry.table(table), registry.wrappers(table), {}
+    for name, options in given.items():
+        if name not in choices | wraps:
+            known = [*choices, *wraps]
+            problems.append(problem(f"{path}.{name}", "one of " + ", ".join(known), Words("nothing of that name"),
+                                    nearest(name, known)))  # fmt: skip
+            continue
+        inner = {}
+        if name in wraps and isinstance(options, dict):
+            inner = {key: value for key, value in options.items() if isinstance(value, dict)}
+            options = {key: value for key, value in options.items() if key not in inner}
+            inner = _members(table, f"{path}.{name}", inner, problems)
+            if not inner:
+                hint = f"Write it as a table inside: [{path}.{name}.NAME]."
+                problems.append(problem(f"{path}.{name}", f"a {table} to wrap", Words("none"), hint))
+        resolved[name] = _options(f"{path}.{name}", (choices | wraps)[name].options, options, problems) | inner
+    return resolved
 
 
 def _options(
@@ -263,6 +303,8 @@ def _toml_lines(path: str, table: Mapping[str, Any]) -> Iterable[str]:
 
 def _all_options(path: str, table: Mapping[str, Any]) -> dict[str, Option]:
     top, _, inner = path.partition(".")
+    if top in registry.CHAINS:
+        return (registry.table(top) | registry.wrappers(top))[path.split(".")[-1]].options if inner else {}
     if top in registry.TABLES:
         return registry.wrappers(top)[inner].options if inner else registry.table(top)[table["name"]].options
     return RUN

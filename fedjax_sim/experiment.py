@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import distributed, engine, registry
+from fedjax_sim import distributed, engine, registry, validate
 from fedjax_sim.config import Config, ConfigError
 from fedjax_sim.kinds import problem
 from fedjax_sim.metrics import evaluation
@@ -21,6 +21,7 @@ from fedjax_sim.planning import fastest
 from fedjax_sim.population import FederatedData, quadratic_loss
 from fedjax_sim.prng import stream
 from fedjax_sim.registry import Part
+from fedjax_sim.transform import chain
 from fedjax_sim.types import Algorithm, Array, PyTree, Sampler
 
 __all__ = ["Experiment", "build"]
@@ -67,7 +68,9 @@ class _Builder:
     def __init__(self, config: Config):
         self.tables = config.resolved()
         self.parts = {
-            name: registry.table(name)[self.tables[name]["name"]] for name in registry.TABLES if name in self.tables
+            name: registry.table(name)[self.tables[name]["name"]]
+            for name in registry.TABLES
+            if name in self.tables and name not in registry.CHAINS
         }
         self.problems: list[str] = []
 
@@ -88,6 +91,7 @@ class _Builder:
         self.stop()
         self.check_counted_once(sampler)
         aggregator = self.make("aggregator", design=sampler.design, total_weight=lambda: self.total_weight(data))
+        transform = self.chain("transform", data.train.size)
         self.stop()
         init = (lambda key: {"w": jnp.zeros(data.input_shape)}) if model is None else lambda key: model.init(key)[0]
 
@@ -99,7 +103,12 @@ class _Builder:
                 optimizer=optimizer,
                 aggregator=aggregator,
                 total_weight=lambda: self.total_weight(data) if self.weighs_examples() else None,
-                always={"nonfinite": self.tables["run"]["nonfinite"], "plan": plan, "mesh": mesh},
+                always={
+                    "nonfinite": self.tables["run"]["nonfinite"],
+                    "plan": plan,
+                    "mesh": mesh,
+                    "transform": transform,
+                },
             )
             self.stop()
             return made
@@ -145,6 +154,23 @@ class _Builder:
                 made = self.attempt(f"sampler.{name}", wrapper.options, lambda w=wrap, s=made, o=options: w(s, **o))
         return made
 
+    def chain(self, table: str, population_size: int, path: str = "", given: dict | None = None) -> Any:
+        """The parts of a chain in the order of the file; None without any."""
+        path, given = path or table, self.tables.get(table, {}) if given is None else given
+        choices, members = registry.table(table) | registry.wrappers(table), []
+        for name, options in given.items():
+            part, here = choices[name], f"{path}.{name}"
+            wrapped = {key: value for key, value in options.items() if isinstance(value, dict)}
+            options = {key: value for key, value in options.items() if key not in wrapped}
+            context = {"population_size": population_size} if "population_size" in part.context else {}
+            if wrapped:
+                context[table] = self.chain(table, population_size, here, wrapped)
+            call = partial(_factory(part), **options, **context)
+            members.append(None if wrapped and context[table] is None else self.attempt(here, part.options, call))
+        if not members or None in members:
+            return None
+        return members[0] if len(members) == 1 else self.attempt(table, {}, lambda: chain(*members))
+
     def model(self, data: FederatedData) -> tuple[Any, Callable | None]:
         """Model (None for a bare point) and loss for the task of the data."""
         part, wanted = self.parts["model"], INPUTS.get(data.task, "features")
@@ -175,6 +201,9 @@ class _Builder:
         if not self.weighs_examples():
             return float((np.asarray(data.train.sizes) > 0).sum())
         if data.task == "next_token":  # weighed by tokens, padding left out
+            if not hasattr(data.train, "examples"):
+                hint = "Weigh clients alike (weighting = 'uniform'), or load the data into memory."
+                validate.fail("total_weight", "tokens that can be counted beforehand", type(data.train).__name__, hint)
             return float((np.asarray(data.train.examples["y"]) >= 0).sum())
         return float(np.asarray(data.train.sizes).sum(dtype=np.int64))
 

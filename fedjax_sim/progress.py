@@ -35,6 +35,7 @@ def progress_bar(shown: bool, first: int, num_rounds: int) -> Iterator[Callable]
                     accuracy = record.get("test_accuracy")
                     quality = f"test loss {float(record['test_loss']):.3f}"
                     quality += "" if accuracy is None else f" ({float(accuracy):.1%})"
+                    quality += f" epsilon {float(record['epsilon']):.4g}" if "epsilon" in record else ""
                 elif not quality.startswith("test") and "loss" in record:
                     quality = f"loss {float(record['loss']):.3f}"
             speed = f"{len(records) / seconds:,.1f} rounds/s {clients / seconds:,.0f} clients/s"

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
-__all__ = ["CONTEXT", "REQUIRED", "ROOMS", "TABLES", "Option", "Part", "parts", "table", "wrappers"]
+__all__ = ["CHAINS", "CONTEXT", "REQUIRED", "ROOMS", "TABLES", "Option", "Part", "parts", "table", "wrappers"]
 
 REQUIRED = "required"
 PACKAGE = Path(__file__).parent
@@ -33,10 +33,15 @@ TABLES = {  # table of a config -> its room, and what the room's factories retur
     "sampler": ("sampling", "Sampler"),
     "algorithm": ("algorithms", "Algorithm"),
     "client_optimizer": ("optimizers", "GradientTransformation"),
+    "transform": ("transform", "UpdateTransform"),
     "aggregator": ("aggregation", "Aggregator"),
 }
+CHAINS = ("transform",)  # tables whose parts are tables inside them, any number, applied in their order
 CONTEXT = frozenset(  # arguments that other parts decide
-    "aggregator design input_shape loss_fn num_outputs optimizer population_size sampler total_weight weights".split()
+    (
+        "aggregator design input_shape loss_fn num_outputs optimizer population_size sampler total_weight transform "
+        "weights"
+    ).split()
 )
 NAMES = {"bool": bool, "float": float, "int": int, "str": str}
 

@@ -357,5 +357,6 @@ TILES = (
     ("compile_seconds", "in compilation", _seconds),
     ("peak_memory_bytes", "peak memory", _bytes),
     ("uplink_bytes", "sent up by clients", _bytes),
+    ("uplink_coded_bytes", "the same under an entropy code, at most", _bytes),
     ("downlink_bytes", "sent down to clients", _bytes),
 )

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,8 @@ import numpy as np
 from fedjax_sim import checkpoint, distributed, engine, validate
 from fedjax_sim.planning import check_memory
 from fedjax_sim.progress import progress_bar
-from fedjax_sim.runlog import Log, as_record
+from fedjax_sim.runlog import Log, as_record, plain
+from fedjax_sim.spending import Spending
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
 __all__ = ["History", "run"]
@@ -57,6 +59,7 @@ def run(
     checkpoint_every: int | None = None,
     keep_checkpoints: int = 2,
     client_memory: str = "auto",
+    delta: float | None = None,
     resume: bool = False,
     allow_previous: bool = False,
     callbacks: Sequence[Callable] = (),
@@ -75,6 +78,8 @@ def run(
       checkpoint_every: rounds; by default `evaluate_every` when there is a directory.
       client_memory: where per-client state lives: "device", split over the devices; "disk", in `directory`; "auto":
         disk where it would take more than half of a device, and after a resume where it was.
+      delta: at which epsilon is stated where a part has noise: in the record of each evaluated round, and with all that
+        it depends on in the summary; by default N^-1.1.
       resume: continue from the newest checkpoint in `directory`.
       allow_previous: if that checkpoint is damaged, continue from the one before, with a warning.
       callbacks: called as callback(round, state, record) where the evaluation is due, after the round is on disk; a
@@ -91,7 +96,8 @@ def run(
     Guarantees: a run killed at any moment and resumed gives the bits of the uninterrupted run, model and log
     (tests/test_run.py::test_kill_and_resume_gives_the_same_bits); neither evaluation nor checkpoints nor block length
     change a bit (::test_looking_changes_nothing); the log holds each round once (::test_log_has_every_round_once). All
-    of it with client memory on disk too (tests/test_client_memory.py::test_kill_and_resume_with_memory_on_disk).
+    of it with client memory on disk too (tests/test_client_memory.py::test_kill_and_resume_with_memory_on_disk). Rounds
+    are in the privacy ledger before they run (tests/test_spending.py::test_a_crash_is_counted).
     """
     _check(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume)
     _check_kinds(key, algorithm, population, evaluation, callbacks)
@@ -113,6 +119,9 @@ def run(
         )  # some accelerators round to 10 bits unless told
         stack.enter_context(jax.default_matmul_precision(precision))
         log = distributed.agreed(lambda: Log(directory))
+        words, folder = identity["key"], log.directory
+        spending = distributed.agreed(lambda: Spending(algorithm, params, population.size, words, delta, folder))
+        log.spending = spending
         first = 0
         if directory is not None:
             distributed.by_first(lambda: stack.enter_context(checkpoint.lock(directory)))
@@ -131,6 +140,8 @@ def run(
         while round < num_rounds and not stop:
             left = [every - round % every for every in (evaluate_every, checkpoint_every)]
             count = min(length, MAX_BLOCK, num_rounds - round, *left)
+            if spending.mechanism is not None:
+                distributed.agreed(partial(spending.enter, round, round + count))
             before = time.perf_counter()
             with _in_their_words(memory_files):
                 state, infos = block(key, state, population, round, count)
@@ -143,6 +154,8 @@ def run(
             looking = round % evaluate_every == 0 or round == num_rounds
             if looking and evaluation is not None and not failed:
                 records[-1] |= _new_names(as_record(round, evaluation(_local(algorithm.params(state)))), records[-1])
+            if looking and not failed:
+                records[-1] |= {name: plain(value) for name, value in spending.record(round).items()}
             log.append(records, seconds, time.perf_counter() - started)
             bar(records, seconds)
             if failed:
@@ -161,6 +174,7 @@ def run(
                 if directory is not None and stop and not due:
                     log.commit(round, state, identity, keep_checkpoints)
         summary = log.summary(compile_seconds, peak_memory_bytes()) | {"finished": round >= num_rounds}
+        summary |= spending.summary()
         if directory is not None:
             text, path = json.dumps(summary, indent=2) + "\n", Path(directory) / "summary.json"
             distributed.by_first(lambda: checkpoint.write_atomically(path, [text.encode()]))

@@ -17,6 +17,7 @@ __all__ = ["Log", "as_record", "earlier_run", "plain"]
 
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 TOTALS = ("clients_invited", "clients_reported", "uplink_bytes", "downlink_bytes", "skipped_rounds", "dropped_clients")
+SOME_TOTALS = ("uplink_coded_bytes",)  # of rounds that have it
 
 
 def plain(value: Any) -> Any:
@@ -52,6 +53,7 @@ class Log:
 
     def __init__(self, directory: str | Path | None):
         self.directory = Path(directory) if directory is not None and distributed.is_first() else None
+        self.spending = None  # the privacy ledger, which a commit holds too
         self.records: list[dict] = []
         self.seconds = self.elapsed = self.earlier = 0.0  # of the rounds; of everything; of everything before a resume
         if self.directory is not None:
@@ -83,6 +85,8 @@ class Log:
             file.resume(int(version), meta["client_memory"][file.path.name])
         self.seconds, self.earlier = (meta[name] for name in ("seconds", "elapsed_seconds"))
         self.elapsed = self.earlier
+        if self.spending is not None:
+            self.spending.resume(meta.get("privacy"), meta["round"])
         return state, meta["round"]
 
     def _read_back(self, plain: PyTree, identity: dict, allow_previous: bool) -> tuple[PyTree, dict]:
@@ -126,6 +130,8 @@ class Log:
                 os.fsync(file.fileno())
                 sizes[name] = os.fstat(file.fileno()).st_size
         meta = {"identity": identity, "log_bytes": sizes, "seconds": self.seconds, "elapsed_seconds": self.elapsed}
+        if self.spending is not None and (ledger := self.spending.state()) is not None:
+            meta["privacy"] = ledger
         memory_files = engine.memory_files(jax.block_until_ready(state))
         for file, version in memory_files:
             file.sync(int(version))
@@ -137,6 +143,9 @@ class Log:
     def summary(self, compile_seconds: float, peak_memory_bytes: int) -> dict[str, Any]:
         """Totals of the run and its last evaluation."""
         totals = {name: sum(record.get(name, 0) for record in self.records) for name in TOTALS}
+        for name in SOME_TOTALS:
+            if any(name in record for record in self.records):
+                totals[name] = sum(record.get(name, record["uplink_bytes"]) for record in self.records)
         trained = totals.pop("clients_reported")
         evaluated = [record for record in self.records if "test_loss" in record or "held_out_loss" in record]
         last = evaluated[-1] if evaluated else {}

@@ -16,6 +16,7 @@ from fedjax_sim.config import ConfigError, load
 from fedjax_sim.experiment import build
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+CHAIN = ["transform.error_feedback.top_k.share=0.1", "transform.quantize.bits=4", "data.num_clients=50"]
 SMALL = ["data.num_clients=40", "data.held_out_clients=3", "sampler.cohort_size=10", "model.hidden=[4]"]
 
 
@@ -60,7 +61,7 @@ ROUND_TRIPS = [
 ]
 
 
-@pytest.mark.parametrize("overrides", ROUND_TRIPS)
+@pytest.mark.parametrize("overrides", [*ROUND_TRIPS, CHAIN])
 def test_toml_round_trip(tmp_path, overrides):
     """Fault: a resolved config whose file means something else: a lost None, a float as integer, a broken quote."""
     config = load(None, overrides)
@@ -125,6 +126,33 @@ def test_every_algorithm_builds(name):
     jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
 
 
+NEEDED = {
+    "clip_norm": "1.0", "noise_multiplier": "1.0", "cohort_size": "10", "population_size": "40", "value": "0.1",
+    "levels": "4", "initial_clip_norm": "1.0", "quantile_noise": "2.0", "factor": "0.5", "rank": "1", "dtype": "bfloat16",
+    "share": "0.5", "block_size": "8",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(registry.table("transform") | registry.wrappers("transform")))
+def test_every_transform_builds(name):
+    """Fault: a compressor or mechanism that a config can name but not build."""
+    part = (registry.table("transform") | registry.wrappers("transform"))[name]
+    needed = [key for key, option in part.options.items() if option.default is registry.REQUIRED or key == "share"]
+    options = [f"transform.{name}.{key}={NEEDED[key]}" for key in needed]
+    if name in registry.wrappers("transform"):
+        options.append(f"transform.{name}.quantize.bits=4")
+    elif not options:
+        options = [f"transform.{name}={{}}"]
+    table = ["aggregator.name=fixed_mean", "aggregator.denominator=10.0", "algorithm.weighting=uniform"]
+    if name == "ef21":
+        table[1] = "aggregator.denominator=40"
+    if "discrete" in name or "skellam" in name:
+        table = ["aggregator.name=modular_sum", "aggregator.denominator=10.0", "algorithm.weighting=uniform"]
+    experiment = build(load(None, [*SMALL, *options, *table]))
+    state = jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
+    jax.eval_shape(experiment.algorithm.step, experiment.key, state, experiment.data.train)
+
+
 @pytest.mark.parametrize("table", ["sampler", "aggregator", "client_optimizer"])
 def test_every_part_builds(table):
     """Fault: a factory that is listed but lacks what the config hands over."""
@@ -134,6 +162,8 @@ def test_every_part_builds(table):
         small = [text for text in SMALL if not text.startswith(f"{table}.")]
         if name == "weighted":
             options.append("aggregator.name=li_scheme_one")
+        if name == "modular_sum":
+            options += [f"transform.quantize.{text}" for text in ("bits=4", "range=1.0", "integers=true")]
         build(load(None, [*small, f"{table}.name={name}", *options]))
 
 
@@ -168,3 +198,35 @@ def test_seed_decides_data_model_and_rounds():
     assert not np.array_equal(one.data.train.indices[:50], other.data.train.indices[:50])
     assert np.array_equal(one.data.train.indices, same.data.train.indices)
     assert (one.key == same.key).all() and not (one.key == other.key).any()
+
+
+def test_transforms_are_tables_in_their_order():
+    """Catches a chain that is sorted, a wrapper that loses what it wraps, and options that do not come back."""
+    loaded = load(None, CHAIN)
+    members = loaded.resolved()["transform"]
+    assert list(members) == ["error_feedback", "quantize"]
+    assert members["error_feedback"]["top_k"]["share"] == 0.1 and members["quantize"]["bits"] == 4
+    other = load(None, [CHAIN[1], CHAIN[0], CHAIN[2]])
+    assert list(other.resolved()["transform"]) == ["quantize", "error_feedback"]
+    assert other.identity() != loaded.identity()  # a resume refuses another order
+    assert loaded.identity()["order"] == ["transform.error_feedback", "transform.error_feedback.top_k"] + [
+        "transform.quantize"
+    ]
+    assert "transform" not in load(None).resolved()
+
+
+@pytest.mark.parametrize(
+    "settings, told",
+    [
+        (["transform.quantise.bits=8"], r"transform.quantise: expected one of .* Did you mean 'quantize'"),
+        (["transform.quantize.bit=8"], r"transform.quantize.bit: expected one of .*unknown key 'bit'"),
+        (["transform.quantize.bits=high"], r"transform.quantize.bits: expected an integer"),
+        (["transform=quantize"], r"transform: expected a table, got 'quantize'. Write the parts as tables inside it"),
+        (["transform.error_feedback={}"], r"transform.error_feedback: expected a transform to wrap, got none"),
+        (["transform.quantize=8"], r"transform.quantize: expected a table"),
+    ],
+)
+def test_wrong_transforms_are_told(settings, told):
+    """Catches a compressor that is left out in silence."""
+    with pytest.raises(ConfigError, match=told):
+        load(None, settings)

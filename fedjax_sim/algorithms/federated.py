@@ -33,6 +33,7 @@ from fedjax_sim.types import (
 __all__ = ["FederatedState", "federated"]
 
 LARGEST = 2.0**100  # weighted updates at or past this count as non-finite: sums of them could overflow
+SMALLEST = 2.0**-60  # weights between 0 and this too: sums of what they weigh could vanish
 NAMED_CLIENTS = 8  # ids that an error names
 
 
@@ -152,9 +153,9 @@ def federated(
 
     Args:
       sampler, client, aggregator, server, transform: the rooms' parts; no transform sends letters as they are.
-      nonfinite: what a NaN, infinite or overflowing update, metric or client state does. "drop": the round goes on as
-        if that client had not reported, and counts it in `dropped_clients`. "error": the same, and `run` stops, naming
-        the clients.
+      nonfinite: what a NaN, infinite or overflowing update, weight, metric or client state, or a weight that vanishes
+        in a sum, does. "drop": the round goes on as if that client had not reported, and counts it in
+        `dropped_clients`. "error": the same, and `run` stops, naming the clients.
       plan: clients vmapped and summed at once; by default fitted to the cache.
       mesh: devices to share the cohort; "all" visible ones by default, None for one.
 
@@ -224,6 +225,7 @@ def federated(
         weight = report.weight.astype(jnp.float32)
         peaks = jnp.stack([_peak(x) for x in jax.tree.leaves(update)])
         sound = (peaks < LARGEST).all() & (peaks * weight < LARGEST).all() & (weight >= 0) & (weight < LARGEST)
+        sound &= (weight == 0) | (weight >= SMALLEST)
         sound &= _stays_finite((slot.client, slot.memory), (client_state, memory)) & tree.all_finite(report.metrics)
         known = (slot.id >= 0) & (slot.id < shared.population.size)  # a sampler's fault would pass as an empty client
         arrived = slot.reported & known & sound & (weight > 0)

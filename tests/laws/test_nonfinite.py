@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_sim import client
 from tests.laws import laws
 from tests.laws import problems as p
 
@@ -43,3 +44,15 @@ def test_a_client_who_does_not_exist_is_counted():
     without, _ = federation.run(p.cohort(p.COHORT, reported=there))
     assert [int(info["dropped_clients"]) for info in infos] == [1] * len(infos)
     laws.check_equal_bits(state.server, without.server, "model")
+
+
+def test_a_weight_too_small_to_sum_is_counted():
+    """Catches a round whose weighted updates vanish in the sum, though every client reported."""
+    tiny = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), num_steps=1)
+
+    def apply(key, broadcast, state, data):
+        report, state = tiny.apply(key, broadcast, state, data)
+        return report._replace(weight=report.weight * 1e-36), state
+
+    state, infos = p.Federation(client=tiny._replace(apply=apply)).run(p.COHORT, num_rounds=1)
+    assert int(infos[0]["dropped_clients"]) == len(p.COHORT) and int(infos[0]["skipped_rounds"]) == 1

@@ -1,0 +1,111 @@
+"""The privacy ledger of a run: entered before rounds run, kept beside the log and in every checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fedjax_sim import checkpoint, tree, validate
+from fedjax_sim.types import Algorithm, Array, PyTree
+
+__all__ = ["Spending", "default_delta"]
+
+FILE = "privacy.json"
+
+
+def default_delta(population_size: int) -> float:
+    """N^-1.1: below 1 / N, as a delta must be to mean anything.
+
+    >>> f"{default_delta(1_000_000):.2e}"
+    '2.51e-07'
+    """
+    return min(float(population_size) ** -1.1, 0.1)
+
+
+class Spending:
+    """What a run spends of its clients' privacy.
+
+    Rounds are entered, and the entry is on disk, before they run; a resume counts what the file and the checkpoint
+    hold together. Rounds that a killed run repeats are the same release, bit for bit, and count once. Where noise
+    cannot be accounted for, the run goes on without an epsilon, and `refused` says why.
+
+    Args:
+      algorithm, params, population_size: of the run; what is private is read from the algorithm's parts.
+      key: of the run; another one is another release.
+      delta: in (0, 1); by default `default_delta(population_size)`.
+      directory: where `privacy.json` goes; None for nowhere.
+
+    Guarantees: a killed run never reports less than its rounds spent (tests/test_spending.py::test_a_crash_is_counted);
+    epsilon is that of the accountant by hand (::test_epsilon_is_the_accountants).
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        params: PyTree,
+        population_size: int,
+        key: list[int],
+        delta: float | None,
+        directory: Path | None,
+    ):
+        self.mechanism, self.refused, self.path = None, "", directory and directory / FILE
+        self.stream = json.dumps(key)
+        if delta is not None:
+            validate.in_range("delta", delta, 0, 1, open_low=True, open_high=True)
+        if not any(getattr(part, "noise", None) for part in algorithm.parts.values()):
+            return
+        from fedjax_sim import privacy  # the desk's libraries take a second
+
+        self.ledger = privacy.Ledger(default_delta(population_size) if delta is None else delta)
+        try:
+            self.mechanism = privacy.mechanism_of(algorithm, dimension=tree.num_values(params))
+        except (TypeError, ValueError) as error:
+            self.refused = str(error)
+
+    def resume(self, saved: dict[str, Any] | None, first: int) -> None:
+        """Takes over what a checkpoint of round `first` and the file hold."""
+        if self.mechanism is None:
+            return
+        from fedjax_sim.privacy import Ledger
+
+        found = [saved] if saved else []
+        if self.path is not None and self.path.is_file():
+            try:
+                found.append(json.loads(self.path.read_bytes())["ledger"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise checkpoint.CheckpointError(
+                    f"{self.path}: expected a privacy ledger, got a damaged one."
+                ) from error
+        for state in found:
+            self.ledger = self.ledger.merged(Ledger.from_state(state))
+        if first and not self.ledger.rounds:
+            self.ledger.enter(self.mechanism, 0, first, stream=self.stream)
+
+    def enter(self, start: int, stop: int) -> None:
+        """Rounds start, ..., stop - 1 are about to run."""
+        if self.mechanism is None:
+            return
+        self.ledger.enter(self.mechanism, start, stop, stream=self.stream)
+        if self.path is not None:
+            text = json.dumps({"ledger": self.ledger.state()}, indent=2) + "\n"
+            checkpoint.write_atomically(self.path, [text.encode()])
+
+    def state(self) -> dict[str, Any] | None:
+        """The ledger as JSON, for a checkpoint."""
+        return None if self.mechanism is None else self.ledger.state()
+
+    def record(self, rounds: int) -> dict[str, Array]:
+        """{"epsilon": spent by the first `rounds` rounds}, or nothing."""
+        return {} if self.mechanism is None else {"epsilon": self.ledger.spent(through=rounds).epsilon}
+
+    def summary(self) -> dict[str, Any]:
+        """What was spent, with all that it depends on, for a run's summary."""
+        if self.refused:
+            return {"privacy": {"refused": self.refused}}
+        if self.mechanism is None or not self.ledger.rounds:
+            return {}
+        from fedjax_sim.privacy import explain
+
+        spent = self.ledger.spent()
+        return {"privacy": {"statement": str(spent), **spent.as_dict(), "explanation": explain(spent)}}
