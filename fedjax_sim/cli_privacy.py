@@ -152,12 +152,13 @@ def _mechanism(config, settings, population, cohort, rounds, delta, options) -> 
     if config is not None or settings:
         if population is not None or cohort is not None:
             raise ValueError("--population, --cohort: expected none beside a config, got one. The config has them.")
-        from fedjax_sim import tree
         from fedjax_sim.config import load
         from fedjax_sim.privacy import mechanism_of
+        from fedjax_sim.spending import letter_dimension
 
         built, run = _experiment(config, settings), load(config, settings or []).resolved()["run"]
-        made = mechanism_of(built.algorithm, adjacency=options["adjacency"], dimension=tree.num_values(built.params))
+        dimension = letter_dimension(built.algorithm, built.params, built.data.train)
+        made = mechanism_of(built.algorithm, adjacency=options["adjacency"], dimension=dimension)
         if made is None:
             raise ValueError(
                 "transform: expected a part with noise in the config, got none. See: fedjax-sim list transform"

@@ -97,6 +97,7 @@ def write_report(run_directory: str | Path) -> Path:
         _figure("participation", plot.participation, "Clients and updates left out, by round.", records)
         if records
         else "",
+        *_privacy(summary.get("privacy")),
         "<h2>Clients</h2>",
         *_clients(records, population),
         "<h2>How to repeat it</h2>",
@@ -106,7 +107,7 @@ def write_report(run_directory: str | Path) -> Path:
         "<h3>Environment</h3>",
         _table(_flat({k: v for k, v in env.items() if k != "command"})) or _absent("No env.json in this folder."),
     ]
-    others = {k: v for k, v in summary.items() if k not in {key for key, _, _ in TILES} | {"name", "finished"}}
+    others = {k: v for k, v in summary.items() if k not in {key for key, _, _ in TILES} | {"name", "finished", "privacy"}}
     if others:
         parts += ["<h3>Other results</h3>", _table(_flat(others))]
     policy = "default-src 'none'; style-src 'unsafe-inline'"
@@ -122,6 +123,18 @@ def write_report(run_directory: str | Path) -> Path:
 
 
 # ---- sections
+
+
+def _privacy(spent: Any) -> Iterable[str]:
+    """What the clients' privacy cost, in the words of the accountant; nothing for a run without noise."""
+    if not isinstance(spent, Mapping):
+        return
+    yield "<h2>Privacy</h2>"
+    if "refused" in spent:
+        yield f"<p>There was noise, but no epsilon holds for it. {escape(str(spent['refused']))}</p>"
+        return
+    for line in str(spent.get("explanation", spent.get("statement", ""))).splitlines():
+        yield f"<p>{escape(line)}</p>"
 
 
 def _learning(records: Sequence[Mapping], timing: Sequence[Mapping]) -> Iterable[str]:

@@ -120,7 +120,7 @@ def run(
         stack.enter_context(jax.default_matmul_precision(precision))
         log = distributed.agreed(lambda: Log(directory))
         words, folder = identity["key"], log.directory
-        spending = distributed.agreed(lambda: Spending(algorithm, params, population.size, words, delta, folder))
+        spending = distributed.agreed(lambda: Spending(algorithm, params, population, words, delta, folder))
         log.spending = spending
         first = 0
         if directory is not None:

@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim import checkpoint, tree, validate
-from fedjax_sim.types import Algorithm, Array, PyTree
+import jax
+import jax.numpy as jnp
 
-__all__ = ["Spending", "default_delta"]
+from fedjax_sim import checkpoint, tree, validate
+from fedjax_sim.types import Algorithm, Array, Population, PyTree
+
+__all__ = ["Spending", "default_delta", "letter_dimension"]
 
 FILE = "privacy.json"
 
@@ -23,6 +26,18 @@ def default_delta(population_size: int) -> float:
     return min(float(population_size) ** -1.1, 0.1)
 
 
+def letter_dimension(algorithm: Algorithm, params: PyTree, population: Population) -> int:
+    """Numbers in one letter: those of the model, or more where a client sends a pair; nothing is computed."""
+
+    def letter(params, population):
+        client, server = algorithm.parts["client"], algorithm.parts["server"]
+        broadcast = server.broadcast(server.init(params))
+        data = population.client(jnp.zeros((), jnp.int32))
+        return client.apply(jax.random.key(0), broadcast, client.init(broadcast), data)[0].update
+
+    return tree.num_values(jax.eval_shape(letter, params, population))
+
+
 class Spending:
     """What a run spends of its clients' privacy.
 
@@ -31,9 +46,9 @@ class Spending:
     cannot be accounted for, the run goes on without an epsilon, and `refused` says why.
 
     Args:
-      algorithm, params, population_size: of the run; what is private is read from the algorithm's parts.
+      algorithm, params, population: of the run; what is private is read from the algorithm's parts.
       key: of the run; another one is another release.
-      delta: in (0, 1); by default `default_delta(population_size)`.
+      delta: in (0, 1); by default `default_delta(population.size)`.
       directory: where `privacy.json` goes; None for nowhere.
 
     Guarantees: a killed run never reports less than its rounds spent (tests/test_spending.py::test_a_crash_is_counted);
@@ -44,7 +59,7 @@ class Spending:
         self,
         algorithm: Algorithm,
         params: PyTree,
-        population_size: int,
+        population: Population,
         key: list[int],
         delta: float | None,
         directory: Path | None,
@@ -57,9 +72,9 @@ class Spending:
             return
         from fedjax_sim import privacy  # the desk's libraries take a second
 
-        self.ledger = privacy.Ledger(default_delta(population_size) if delta is None else delta)
+        self.ledger = privacy.Ledger(default_delta(population.size) if delta is None else delta)
         try:
-            self.mechanism = privacy.mechanism_of(algorithm, dimension=tree.num_values(params))
+            self.mechanism = privacy.mechanism_of(algorithm, dimension=letter_dimension(algorithm, params, population))
         except (TypeError, ValueError) as error:
             self.refused = str(error)
 

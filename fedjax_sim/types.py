@@ -150,6 +150,7 @@ class UpdateTransform(NamedTuple):
     exact_error: bool = False  # squared_error is the error itself, not a bound
     integer_range: tuple[int, int] | None = None  # on_client sends integers from here to there, in a unit all share
     noise: Noise | None = None  # what the accountant reads
+    mirrored: bool = False  # its two ends keep copies of what is sent: nothing may change that on the way
 
 
 class Aggregator(NamedTuple):

@@ -66,7 +66,7 @@ def fake_run(folder: Path, rounds: int = 100, *, seed: int = 0, clean: bool = Fa
         "downlink_bytes": sum(record["downlink_bytes"] for record in records),
         "skipped_rounds": sum(record["skipped_rounds"] for record in records),
         "dropped_clients": sum(record["dropped_clients"] for record in records),
-        "privacy": {"epsilon": 2.31, "delta": 1e-6, "adjacency": "add or remove one client"},
+        "privacy": {"epsilon": 2.31, "explanation": "epsilon 2.31 at delta 1e-06.\nThe server is trusted."},
     }
     env = {
         "command": "fedjax-sim run --config config.toml --set algorithm.server.learning_rate=1.0 --seed 0",
@@ -190,7 +190,7 @@ def test_report_says_what_a_person_wants(whole):
         "cpu:0, cpu:1",
         "fedjax-sim run --config config.toml",
         "concentration = 0.3",
-        "privacy.epsilon 2.31",
+        "epsilon 2.31 at delta 1e-06. The server is trusted.",
     ):
         assert words in text, words
 
@@ -407,3 +407,17 @@ def test_curves_show_the_recorded_numbers():
     assert plot.learning_curves(rows, "rounds").axes[0].lines[-1].get_xydata().tolist() == [[2, 0.7]]
     with pytest.raises(ValueError, match=r"x: expected one of.*Did you mean 'rounds'"):
         plot.learning_curves(rows, "round")
+
+
+@pytest.mark.parametrize("key, expected", [("explanation", "at most 7.4 times"), ("refused", "no epsilon holds")])
+def test_privacy_is_told(tmp_path, key, expected):
+    """Catches an epsilon that stands in a file only, and noise without an accountant that looks like privacy."""
+    folder = fake_run(tmp_path / "run", 5)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["privacy"] = {"statement": "epsilon 2", key: f"at most 7.4 times\n{HOSTILE}"}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    page = write_report(folder).read_text()
+    assert "<h2>Privacy</h2>" in page and expected in page and "<script>" not in page
+    del summary["privacy"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert "<h2>Privacy</h2>" not in write_report(folder).read_text()

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_sim import privacy, run
+from fedjax_sim import privacy, run, tree
 from fedjax_sim.checkpoint import CheckpointError
 from fedjax_sim.config import load
 from fedjax_sim.experiment import build
-from fedjax_sim.spending import default_delta
+from fedjax_sim.spending import default_delta, letter_dimension
 
 SMALL = ["data.num_clients=60", "data.held_out_clients=3", "model.hidden=[4]", "algorithm.num_steps=1"]
 SMALL += ["sampler.name=poisson", "sampler.rate=0.1", "algorithm.weighting=uniform"]
@@ -73,3 +73,11 @@ def test_runs_without_noise_say_nothing(tmp_path):
     history = train(plain, 2, directory=tmp_path)
     assert "privacy" not in history.summary and not (tmp_path / "privacy.json").exists()
     assert all(np.isfinite(record["update_norm"]) for record in history.records)
+
+
+def test_a_pair_is_twice_as_long(job):
+    """Catches integer noise accounted for the model's numbers where a letter holds more: rounding depends on them."""
+    few = [text for text in SMALL if not text.startswith(("transform", "aggregator", "sampler"))]
+    pair = build(load(None, [*few, "sampler.cohort_size=6", "algorithm.name=scaffold"]))
+    sizes = [letter_dimension(made.algorithm, made.params, made.data.train) for made in (job, pair)]
+    assert 2 * sizes[0] == sizes[1] == 2 * tree.num_values(job.params)

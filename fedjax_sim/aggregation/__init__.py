@@ -11,6 +11,7 @@ from fedjax_sim.aggregation.linear import (
     mean,
     total,
 )
+from fedjax_sim.aggregation.modular import modular_sum
 
 __all__ = [
     "by_part",
@@ -21,5 +22,6 @@ __all__ = [
     "li_scheme_one",
     "li_scheme_two",
     "mean",
+    "modular_sum",
     "total",
 ]

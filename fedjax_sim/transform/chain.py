@@ -95,12 +95,13 @@ def no_error(update: PyTree) -> float:
 def chain(*transforms: UpdateTransform) -> UpdateTransform:
     """Transforms in order at the client, in reverse order at the server; again a transform.
 
-    Each member counts what it does to the letter on the wire. The bound of the chain is that of the last member that has
-    one, provided every later member is nonexpansive. A chain is unbiased if all members are, and its error is known if
-    one member alone makes one. Integers must be the last thing that is made.
+    Each member counts what it does to the letter on the wire. The bound of the chain is that of the last member that
+    has one, provided every later member is nonexpansive. A chain is unbiased if all members are, and its error is known
+    if one member alone makes one. Integers must be the last thing that is made.
 
     Raises: ValueError for two members with noise; for a member that could lengthen a letter behind the clip on which
-    a member's noise relies, or that could change noise that every letter bears; for a member behind integers.
+    a member's noise relies, or that could change noise that every letter bears; for a member behind integers, or behind
+    one that keeps copies of what is sent.
 
     Guarantees: chain() is the identity, chain(a, chain(b, c)) equals chain(a, b, c) up to the shape of its state
     (tests/transform/test_chain.py::test_chain_is_closed); member i draws from its own stream
@@ -153,6 +154,7 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
         squared_error=alone.squared_error if alone else None if inexact else no_error,
         exact_error=alone.exact_error if alone else not inexact,
         integer_range=transforms[-1].integer_range if transforms else None,
+        mirrored=any(member.mirrored for member in transforms),
         noise=next((member.noise for member in transforms if member.noise is not None), None),
     )
 
@@ -168,6 +170,9 @@ def _check_order(transforms: tuple[UpdateTransform, ...]) -> None:
     for i, member in enumerate(transforms[:-1]):
         if member.integer_range is not None:
             validate.fail(f"transforms[{i}]", "integers as the last thing that is made", "a member behind it")
+        if member.mirrored and not all(_changes_nothing(later) for later in transforms[i + 1 :]):
+            hint = "Both its ends keep copies of what is sent: wrap the whole chain."
+            validate.fail(f"transforms[{i}]", "nothing behind it that changes letters", "a member that does", hint)
     for i in noisy:
         for j, later in enumerate(transforms[i + 1 :], i + 1):
             if transforms[i].noise.place == "central" and not later.nonexpansive:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -68,6 +69,33 @@ def _first_of_two():
     )
 
 
+def _fixed_point():
+    """A modular sum of letters in units of 2^-20; the laws send floats."""
+    rule, unit = aggregation.modular_sum(5.0), 2.0**-20
+
+    def integers(received):
+        return received._replace(updates=jnp.round(received.updates / unit).astype(jnp.int32))
+
+    def finalize(key, cohort, carry):
+        aggregate, metrics = rule.finalize(key, cohort, carry)
+        return aggregate * unit, metrics
+
+    return rule._replace(
+        init=lambda spec, num_slots: rule.init(jax.ShapeDtypeStruct(spec.shape, jnp.int32), num_slots),
+        accumulate=lambda key, cohort, carry, received: rule.accumulate(key, cohort, carry, integers(received)),
+        finalize=finalize,
+    )
+
+
+def _at_a_mean(member):
+    """A mechanism as under fixed_mean(10), for a law that has no aggregator."""
+
+    def on_server(key, cohort, aggregate, state, measured, sensitivity):
+        return member.on_server(key, cohort, aggregate, state, measured, 0.1)
+
+    return member._replace(on_server=on_server)
+
+
 CASES = {
     "sampling": {
         "cyclic": lambda: sampling.cyclic(p.NUM_CLIENTS, p.SLOTS, shuffled=True),
@@ -82,15 +110,42 @@ CASES = {
     "client": {
         "local_sgd": _local,
         "normalized": lambda: client.normalized(_local()),
+        "private_sgd": lambda: client.private_sgd(
+            p.linear_loss, 1.0, 0.5, p.RATE, num_examples=p.ROWS, weighting="examples", **WORK
+        ),
         "proximal": lambda: client.proximal(p.linear_loss, optax.sgd(p.RATE), 0.1, **WORK),
         "scaffold": lambda: client.scaffold(p.linear_loss, p.RATE, weighting="examples", **WORK),
         "send_model": lambda: client.send_model(_local()),
         "touched_rows": _touched,
     },
     "transform": {
+        "adaptive_clip": lambda: _at_a_mean(transform.adaptive_clip(1.0, initial_clip_norm=1.0, quantile_noise=2.0)),
+        "block_k": lambda: transform.block_k(count=1, block_size=2),
+        "cast": lambda: transform.cast("float16"),
         "chain": lambda: transform.chain(transform.identity(), transform.stateless(lambda key, x: x * 2)),
+        "clip": lambda: transform.clip(1.0),
+        "discrete_gaussian_mechanism": lambda: transform.discrete_gaussian_mechanism(1.0, 1.0, 10, granularity=0.1),
+        "distributed_gaussian": lambda: transform.distributed_gaussian(1.0, 1.0, 10),
+        "drive": transform.drive,
+        "ef21": lambda: transform.ef21(transform.top_k(count=1), p.NUM_CLIENTS),
+        "error_feedback": lambda: transform.error_feedback(transform.top_k(count=1)),
+        "gaussian_mechanism": lambda: _at_a_mean(transform.gaussian_mechanism(1.0, 1.0)),
         "identity": transform.identity,
+        "local_gaussian": lambda: transform.local_gaussian(1.0, 1.0),
+        "low_rank": lambda: transform.low_rank(1),
+        "matrix_mechanism": lambda: _at_a_mean(transform.matrix_mechanism(1.0, 0.5, num_rounds=8, bands=3)),
+        "natural_compression": transform.natural_compression,
+        "personal_clip": lambda: transform.personal_clip(0.5),
+        "qsgd": lambda: transform.qsgd(4),
+        "quantize": lambda: transform.quantize(4, range=2.0, keeps_zeros=False),
+        "random_k": lambda: transform.random_k(0.5),
+        "rotated": lambda: transform.rotated(transform.scaled_sign()),
+        "scaled_sign": transform.scaled_sign,
+        "skellam_mechanism": lambda: transform.skellam_mechanism(1.0, 1.0, 10, granularity=0.1),
         "stateless": lambda: transform.stateless(lambda key, x: jnp.clip(x, -1, 1), l2_bound=3.0, nonexpansive=True),
+        "terngrad": transform.terngrad,
+        "threshold": lambda: transform.threshold(0.5),
+        "top_k": lambda: transform.top_k(0.5),
     },
     "aggregation": {
         "by_part": _first_of_two,
@@ -101,11 +156,13 @@ CASES = {
         "li_scheme_one": aggregation.li_scheme_one,
         "li_scheme_two": lambda: aggregation.li_scheme_two(DESIGN, TOTAL),
         "mean": aggregation.mean,
+        "modular_sum": _fixed_point,
         "total": aggregation.total,
     },
     "server": {
         "adaptive": lambda: server.optimizer(server.adaptive("yogi", 0.1)),
         "control_variates": lambda: server.control_variates(server.optimizer(optax.sgd(1.0))),
+        "downlink": lambda: server.downlink(server.optimizer(optax.sgd(1.0)), transform.top_k(count=2)),
         "optimizer": lambda: server.optimizer(optax.sgd(1.0, momentum=0.9)),
         "replacement": server.replacement,
         "rescaled": lambda: server.rescaled(server.optimizer(optax.sgd(1.0))),

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import client
+from fedjax_sim import aggregation, client, transform
 from tests.laws import laws
 from tests.laws import problems as p
 
@@ -56,3 +56,9 @@ def test_a_weight_too_small_to_sum_is_counted():
 
     state, infos = p.Federation(client=tiny._replace(apply=apply)).run(p.COHORT, num_rounds=1)
     assert int(infos[0]["dropped_clients"]) == len(p.COHORT) and int(infos[0]["skipped_rounds"]) == 1
+
+
+def test_integers_do_not_hide_a_broken_client():
+    """Catches a NaN that becomes an integer on its way: only what the transform measured still shows it."""
+    letters = transform.quantize(4, range=1.0, integers=True)
+    laws.nonfinite_clients_are_dropped(np.nan, p.Federation(transform=letters, aggregator=aggregation.fixed_mean(9.0)))

@@ -138,6 +138,10 @@ def test_orders_that_break_a_promise_are_refused():
         chain(central, shrink, local)
     with pytest.raises(ValueError, match="integers as the last thing"):
         chain(integers, shrink)
+    mirrored = stateless(lambda key, x: x, mirrored=True)
+    assert chain(longer, mirrored, identity()).mirrored
+    with pytest.raises(ValueError, match=r"transforms\[0\]: .* wrap the whole chain"):
+        chain(mirrored, shrink)
 
 
 @pytest.mark.parametrize("wrong", [None, identity, lambda key, update: update, "identity"])

@@ -1,0 +1,250 @@
+"""DP-SGD inside a client: what is hidden is one record of a client's data, from everybody who sees the letter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import tree, validate
+from fedjax_sim.client.local_sgd import UNROLLED_STEPS, _own_weight, loss_and_metrics
+from fedjax_sim.prng import normal, shuffle, stream
+from fedjax_sim.types import Array, ClientData, ClientUpdate, Mean, Noise, PyTree, Report
+
+__all__ = ["clipped_sum", "private_sgd"]
+
+OVERFLOW = 1e-9  # chance that a Poisson batch exceeds its slots
+SLACK = 1e-5  # rounding of a norm's sum of squares; clipped gradients stay below the clip norm by it
+BLOCK = 64  # squares summed at once
+SAMPLING = ("poisson", "shuffled")
+
+
+def private_sgd(
+    loss_fn: Callable,
+    clip_norm: float,
+    noise_multiplier: float,
+    learning_rate: float,
+    *,
+    num_steps: int,
+    batch_size: int,
+    num_examples: int,
+    microbatch_size: int | None = None,
+    sampling: str = "poisson",
+    weighting: str = "uniform",
+) -> ClientUpdate:
+    """Local SGD whose every step is private for each record: with B examples expected and clipped gradients,
+
+        w <- w - (learning_rate / B) (sum_{i in batch} g_i min(1, C / |g_i|) + N(0, (z C)^2 I)).
+
+    A record that is added or removed moves the sum by at most C. The divisor B is fixed: not the batch that was drawn.
+    A gradient that is not finite counts as zero, and its loss not at all, so no record can have the letter dropped.
+    Numerics are idealised (see `prng.normal`).
+
+    Args:
+      loss_fn: as in `local_sgd`; an example's gradient is that of its own loss, with a "weight" left out of account.
+      clip_norm: C > 0, of one example's gradient over all leaves.
+      noise_multiplier: z >= 0; 0 is no privacy. May be traced.
+      learning_rate: >= 0. May be traced.
+      num_steps: K.
+      batch_size: B.
+      num_examples: n >= B, a public bound of the rows that a client has; a record is in a batch with chance q = B / n.
+        Smaller clients draw proportionally smaller batches, so every record of the population counts alike.
+      microbatch_size: per-example gradients held at once; None for a whole batch.
+      sampling: "poisson": every record by itself with chance q, in slots so many that a batch exceeds them with
+        probability below 1e-9 (then a uniform choice stays). "shuffled": B at a time without replacement, which
+        accountants of Poisson sampling do not cover.
+      weighting: "uniform": 1, whatever the client holds, and an empty client sends noise like the others. "examples":
+        the number of examples, which then leaves the client in the clear: outside of every guarantee.
+
+    Returns: a stateless ClientUpdate. `noise` has unit "record", place "local" and the multiplier of one step's sum;
+    `details` has `sampling` ("poisson", "truncated_poisson" or "shuffled"), `rate` (q), `steps` (K, in a round that the
+    client takes part in), `num_examples` (n) and `max_batch_size` (slots). Metrics are the client's own numbers, over
+    the examples met, with `clipped_share` of them: NOT private.
+
+    Raises: ValueError, TypeError for options out of range, and for clients with more than `num_examples` rows.
+
+    Guarantees: no example contributes more than C, whatever its gradient
+    (tests/client/test_private.py::test_contributions_are_bounded); adding or removing a record moves the noiseless sum
+    by at most C, in 10^4 pairs (::test_neighbouring_records); noise of std z C, fresh for each step and number
+    (::test_noise_level); with z = 0 and no clip, `local_sgd` on the same batches (::test_without_privacy_it_is_sgd);
+    microbatches change rounding only (::test_microbatches); Poisson inclusion (::test_records_are_drawn_by_poisson);
+    padding rows change nothing (::test_padding).
+
+    References: Abadi et al. 2016, algorithm 1; Mironov, Talwar and Zhang 2019 (Poisson batches).
+
+    >>> import jax, jax.numpy as jnp
+    >>> client = private_sgd(lambda w, x, key: w * x, 1.0, 0.0, 0.5, num_steps=1, batch_size=2, num_examples=2)
+    >>> data = ClientData(jnp.array([3.0, 0.5]), jnp.array([True, True]))  # gradients 3, clipped to 1, and 0.5
+    >>> round(float(client.apply(jax.random.key(0), jnp.zeros(()), (), data)[0].update), 4)
+    -0.375
+    >>> client.noise.unit, client.noise.details["rate"]
+    ('record', 1.0)
+    """
+    validate.positive("clip_norm", clip_norm)
+    validate.in_range("noise_multiplier", noise_multiplier, 0)
+    validate.in_range("learning_rate", learning_rate, 0)
+    validate.integer("num_steps", num_steps)
+    validate.integer("num_examples", num_examples)
+    validate.integer("batch_size", batch_size, 1, num_examples, hint="At most num_examples: q = B / n.")
+    if microbatch_size is not None:
+        validate.integer("microbatch_size", microbatch_size)
+    validate.one_of("sampling", sampling, SAMPLING)
+    validate.one_of("weighting", weighting, ("examples", "uniform"))
+    rate = batch_size / num_examples
+    slots = batch_size if sampling == "shuffled" else _slots(num_examples, rate)
+    total = jax.jit(partial(clipped_sum, loss_fn, clip_norm=clip_norm, microbatch_size=microbatch_size))
+
+    def batches(key: Array, data: ClientData, zero: Array) -> Callable:
+        """(step) -> the step's batch, and nothing of it where the mask is False."""
+        rows = data.mask.shape[0]
+        own_slots = min(slots, rows)
+        order, present = shuffle(key, data.mask, zero), data.mask.sum(dtype=jnp.int32)
+
+        def batch(step):
+            places = jnp.arange(own_slots, dtype=jnp.int32)
+            if sampling == "shuffled":
+                steps_per_epoch = jnp.maximum(-(-present // own_slots), 1)
+                epoch, places = step // steps_per_epoch, (step % steps_per_epoch) * own_slots + places
+                return _taken(data, order(epoch, places), places < present, zero)
+            called = data.mask
+            if rate < 1:
+                bits = jax.random.bits(jax.random.fold_in(stream(key, "batch"), step), (rows,), jnp.uint32)
+                called &= bits < jnp.uint32(int(rate * 2.0**32))
+            if own_slots == rows:
+                return ClientData(data.examples, called)
+            count = called.sum(dtype=jnp.int32)  # as many, of a random order: the same law, in fewer slots
+            return _taken(data, order(step, places), places < count, zero)
+
+        return batch
+
+    def apply(key: Array, broadcast: PyTree, state: PyTree, data: ClientData):
+        if data.mask.shape[0] > num_examples:
+            hint = "q = batch_size / num_examples: give the rows of the largest client."
+            validate.fail("num_examples", f"at least {data.mask.shape[0]}", num_examples, hint)
+        zero = tree.hidden_zero(broadcast)
+        batch, loss_key, noise_key = batches(key, data, zero), stream(key, "loss"), stream(key, "noise")
+
+        def one_step(step, carry, batch):
+            params, sums = carry
+            gradient, means = total(params, batch, jax.random.fold_in(loss_key, step))
+            noise = _noise(jax.random.fold_in(noise_key, step), gradient, noise_multiplier * clip_norm)
+            gradient = tree.pinned(jax.tree.map(jnp.add, gradient, noise), zero)
+            params = jax.tree.map(lambda w, g: w - (learning_rate / batch_size * g).astype(w.dtype), params, gradient)
+            return params, jax.tree.map(jnp.add, sums, means)
+
+        means = jax.eval_shape(total, broadcast, jax.eval_shape(batch, jnp.int32(0)), loss_key)[1]
+        carry = (broadcast, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means))
+        if num_steps <= UNROLLED_STEPS:
+            drawn = jax.vmap(batch)(jnp.arange(num_steps, dtype=jnp.int32))
+            for step in range(num_steps):
+                carry = one_step(step, carry, jax.tree.map(lambda x, i=step: x[i], drawn))
+        else:
+            carry = jax.lax.fori_loop(0, num_steps, lambda step, carry: one_step(step, carry, batch(step)), carry)
+        params, metrics = carry
+        weight = jnp.ones(()) if weighting == "uniform" else _own_weight(loss_fn, broadcast, data, loss_key)
+        return Report(tree.subtract(params, broadcast), weight, metrics), state
+
+    poisson = "poisson" if slots == num_examples else "truncated_poisson"
+    details = {
+        "sampling": poisson if sampling == "poisson" else sampling,
+        "rate": rate,
+        "steps": num_steps,
+        "num_examples": num_examples,
+        "max_batch_size": slots,
+    }
+    noise = Noise("gaussian", "local", noise_multiplier, clip_norm, unit="record", details=details)
+    return ClientUpdate(init=lambda params: (), apply=apply, num_steps=num_steps, noise=noise)
+
+
+def clipped_sum(
+    loss_fn: Callable,
+    params: PyTree,
+    batch: ClientData,
+    key: Array,
+    *,
+    clip_norm: float,
+    microbatch_size: int | None = None,
+) -> tuple[PyTree, dict[str, Mean]]:
+    """The sum of the examples' clipped gradients, in float32 at least, and the metrics of these examples.
+
+    Args:
+      batch: examples [b, ...] and their mask; rows where it is False contribute zero.
+      key: of the step; slot i draws from fold_in(key, i).
+      Others as in `private_sgd`.
+
+    Guarantees: as for `private_sgd` (tests/client/test_private.py::test_neighbouring_records).
+    """
+    rows = batch.mask.shape[0]
+    size = rows if microbatch_size is None else min(microbatch_size, rows)
+
+    def one(example, here, slot):
+        def loss(params):
+            single = jax.tree.map(lambda x: x[None], example)
+            return loss_and_metrics(loss_fn, params, single, here[None], jax.random.fold_in(key, slot))
+
+        gradient, means = jax.grad(loss, has_aux=True)(params)
+        gradient = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), gradient)
+        gradient, longer, sound = _clipped(gradient, clip_norm)
+        gradient = jax.tree.map(lambda x: jnp.where(here & sound, x, 0), gradient)
+        weight = here.astype(jnp.float32)
+        means = means | {"clipped_share": Mean(jnp.where(longer, weight, 0), weight)}
+        return gradient, tree.where(sound & tree.all_finite(means), means, tree.zeros_like(means))
+
+    def some(examples, mask, slots):
+        return jax.tree.map(lambda x: x.sum(0), jax.vmap(one)(examples, mask, slots))
+
+    slots = jnp.arange(rows, dtype=jnp.int32)
+    if size == rows:
+        return some(*batch, slots)
+    padding = -rows % size
+
+    def parts(x):
+        return jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)).reshape(-1, size, *x.shape[1:])
+
+    parted = jax.tree.map(parts, (*batch, slots))
+    start = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(some, *jax.tree.map(lambda x: x[0], parted))
+    )
+    return jax.lax.scan(lambda sums, part: (jax.tree.map(jnp.add, sums, some(*part)), None), start, parted)[0]
+
+
+def _clipped(gradient: PyTree, clip_norm: float) -> tuple[PyTree, Array, Array]:
+    """g min(1, C / |g|), whether that cut it, and whether all of it is finite; in units in which squares are."""
+    leaves = jax.tree.leaves(gradient)
+    peak = jnp.stack([jnp.abs(x).max(initial=0) for x in leaves]).max()
+    unit = jnp.where(peak > 2.0**40, 2.0**-80, jnp.where(peak < 2.0**-40, 2.0**40, 1.0))
+    length = jnp.sqrt(sum(_squares(x * unit) for x in leaves))
+    limit = clip_norm * (1 - SLACK)
+    longer = length > limit * unit
+    factor = limit / jnp.where(longer, length, 1)
+    return jax.tree.map(lambda x: jnp.where(longer, x * unit * factor, x), gradient), longer, jnp.isfinite(length)
+
+
+def _squares(x: Array) -> Array:
+    """The sum of squares, at most 64 addends at a time: whatever order a compiler chooses, `SLACK` covers it."""
+    x = x.reshape(-1) ** 2
+    while x.size > BLOCK:
+        x = jnp.pad(x, (0, -x.size % BLOCK)).reshape(-1, BLOCK).sum(1)
+    return x.sum()
+
+
+def _noise(key: Array, like: PyTree, std: float | Array) -> PyTree:
+    leaves, structure = jax.tree.flatten(like)
+    return structure.unflatten([std * normal(jax.random.fold_in(key, i), x.shape) for i, x in enumerate(leaves)])
+
+
+def _slots(num_examples: int, rate: float) -> int:
+    """The fewest that a Poisson batch exceeds with probability below 1e-9."""
+    from scipy import stats
+
+    slots = max(1, int(stats.binom.isf(OVERFLOW, num_examples, rate)))
+    while not stats.binom.sf(slots, num_examples, rate) < OVERFLOW:
+        slots += 1
+    return min(slots, num_examples)
+
+
+def _taken(data: ClientData, rows: Array, mask: Array, zero: Array) -> ClientData:
+    rows, mask = tree.settled((rows, mask), zero)
+    return ClientData(tree.take(data.examples, rows), mask)

@@ -1,0 +1,36 @@
+"""The desk of privacy: what a mechanism is, what it has spent, what noise a budget asks for. Host code."""
+
+from fedjax_sim.privacy.accountant import PrivacySpent, account, compose
+from fedjax_sim.privacy.audit import Audit, Claim, accounted_claim, audit_release, gaussian_claim, judge
+from fedjax_sim.privacy.calibration import Calibrated, calibrate, compare, comparison_table, written_down
+from fedjax_sim.privacy.ledger import Ledger
+from fedjax_sim.privacy.mechanism import Mechanism
+from fedjax_sim.privacy.one_run import audit_one_run, one_run_epsilon
+from fedjax_sim.privacy.reading import mechanism_from, mechanism_of
+from fedjax_sim.privacy.scores import Estimate
+from fedjax_sim.privacy.words import explain
+
+__all__ = [
+    "Audit",
+    "Calibrated",
+    "Claim",
+    "Estimate",
+    "Ledger",
+    "Mechanism",
+    "PrivacySpent",
+    "account",
+    "accounted_claim",
+    "audit_one_run",
+    "audit_release",
+    "calibrate",
+    "compare",
+    "comparison_table",
+    "compose",
+    "explain",
+    "gaussian_claim",
+    "judge",
+    "mechanism_from",
+    "mechanism_of",
+    "one_run_epsilon",
+    "written_down",
+]

@@ -1,0 +1,132 @@
+"""Reads a mechanism from the parts of an algorithm, and refuses what no accountant accounts for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedjax_sim import validate
+from fedjax_sim.privacy.mechanism import Mechanism
+from fedjax_sim.sampling.design import SamplingDesign
+
+__all__ = ["mechanism_from", "mechanism_of"]
+
+
+def mechanism_from(
+    design: SamplingDesign, noise: Any, *, adjacency: str | None = None, dimension: int | None = None
+) -> Mechanism:
+    """The mechanism of a sampling design and a part's `Noise`; integer noise needs the dimension of a letter.
+
+    Raises: ValueError, TypeError where there is no accountant for it, with the reason.
+
+    >>> from fedjax_sim.types import Noise
+    >>> design = SamplingDesign(scheme="poisson", population_size=1000, cohort_size=10, num_slots=1000)
+    >>> mechanism_from(design, Noise("gaussian", "central", 1.0, 0.5)).law
+    'poisson'
+    """
+    if not isinstance(design, SamplingDesign):
+        hint = "An accountant must know the law of the cohort: give the sampler a design."
+        validate.fail("sampler.design", "a SamplingDesign", type(design).__name__, hint, TypeError)
+    details = _details(noise, dimension)
+    scheme, cohort_size, num_slots = design.scheme, design.cohort_size, design.num_slots
+    if "poisson" in scheme:
+        cohort_size = design.rate * design.population_size
+    larger = details.get("noise_cohort_size")
+    if larger is not None and noise.place == "central":
+        hint = "No cohort of that size can be drawn from this population, so there is nothing to account for."
+        validate.integer("noise_cohort_size", larger, 1, design.population_size, hint=hint)
+        details["simulated_cohort_size"] = cohort_size
+        cohort_size = float(larger)
+        if scheme in ("poisson", "truncated_poisson"):
+            scheme, num_slots = "poisson", design.population_size
+        elif scheme == "full" and larger != design.population_size:
+            validate.fail("noise_cohort_size", f"the population's {design.population_size} clients", larger,
+                          "Everybody takes part.")  # fmt: skip
+        else:
+            num_slots = int(larger)
+    return Mechanism(
+        noise_multiplier=noise.multiplier,
+        scheme=scheme,
+        population_size=design.population_size,
+        cohort_size=cohort_size,
+        num_slots=num_slots,
+        place="local" if noise.unit == "record" else noise.place,
+        kind=noise.mechanism,
+        unit=noise.unit,
+        adjacency=adjacency,
+        clip_norm=noise.clip_norm,
+        thinned=bool(design.response_rates),
+        details=details,
+    )
+
+
+def mechanism_of(algorithm: Any, *, adjacency: str | None = None, dimension: int | None = None) -> Mechanism | None:
+    """The mechanism of an `Algorithm`, read from its parts; None if no part has noise.
+
+    Args:
+      algorithm: with `parts`, or those parts: {"sampler", "client", "transform", "aggregator", ...}.
+      adjacency: as in `Mechanism`.
+      dimension: d, the numbers in a letter; needed for integer noise only, whose rounding depends on it.
+
+    Raises: ValueError, TypeError with the reason where noise is there, but its privacy cannot be accounted for: an
+    aggregate that a client moves without bound (example weights, a divisor of the realised cohort), letters longer than
+    the noise's clip norm, rounds without letters that release no noise, two parts with noise, and what `Mechanism`
+    refuses.
+
+    Guarantees: each of these is refused (tests/privacy/test_mechanism.py::test_refusals_of_parts); parts as they are
+    composed in the house are read (::test_reads_the_house).
+    """
+    parts = algorithm if isinstance(algorithm, Mapping) else getattr(algorithm, "parts", {})
+    rooms = ("client", "transform")
+    noisy = [(room, noise) for room in rooms if (noise := getattr(parts.get(room), "noise", None)) is not None]
+    if not noisy:
+        return None
+    if len(noisy) > 1:
+        hint = "Each has a unit and an epsilon of its own: leave one out."
+        validate.fail("noise", "one part with noise", [room for room, _ in noisy], hint)
+    room, noise = noisy[0]
+    if "sampler" not in parts:
+        validate.fail("sampler", "a part with a design", None, "An accountant must know the law of the cohort.")
+    if room == "transform" and noise.place != "local":
+        _check_table(parts.get("transform"), parts.get("aggregator"), noise)
+    return mechanism_from(parts["sampler"].design, noise, adjacency=adjacency, dimension=dimension)
+
+
+def _details(noise: Any, dimension: int | None) -> dict[str, Any]:
+    """Numbers and words only."""
+    details = noise.details or {}
+    if hasattr(details, "rounded_norm"):
+        hint = "What rounding adds to a letter's length depends on it: pass dimension=d."
+        if dimension is None:
+            validate.fail("dimension", "the numbers in a letter", None, hint)
+        validate.integer("dimension", dimension)
+        return {
+            "clip_units": float(details.clip_units),
+            "cohort_size": int(details.cohort_size),
+            "dimension": int(dimension),
+            "l1_units": float(details.rounded_l1(dimension)),
+            "l2_units": float(details.rounded_norm(dimension)),
+            "table_error": float(details.table_error),
+        }
+    details = details._asdict() if hasattr(details, "_asdict") else dict(details)
+    return {name: value for name, value in details.items() if isinstance(value, (int, float, str))}
+
+
+def _check_table(transform: Any, aggregator: Any, noise: Any) -> None:
+    if getattr(aggregator, "sensitivity", None) is None:
+        hint = (
+            "Weights or a divisor that depend on data (example counts, the realised cohort) let one client move it "
+            "without bound: use aggregation.fixed_mean(m) with uniform weights."
+        )
+        validate.fail("aggregator.sensitivity", "a bound on what one client moves", None, hint)
+    if noise.place != "central":
+        return
+    if not transform.releases_when_empty:
+        hint = "A round without letters would release no noise, and so tell that nobody was there."
+        validate.fail("transform.releases_when_empty", "True", transform.releases_when_empty, hint)
+    if (noise.details or {}).get("adaptive"):
+        return
+    bound = transform.l2_bound
+    if bound is None or not (bound <= noise.clip_norm * (1 + 1e-6)):
+        hint = "The noise is scaled to that norm: a longer letter is less private than it says. Clip last."
+        validate.fail("transform.l2_bound", f"at most the clip norm {noise.clip_norm:g} of the noise", bound, hint)

@@ -1,0 +1,143 @@
+"""What a privacy guarantee assumes and means, in words."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fedjax_sim.privacy.mechanism import CORRELATED, INTEGERS, Mechanism
+
+__all__ = ["ADJACENCY_WORDS", "assumptions", "describe_rate", "explain"]
+
+ADJACENCY_WORDS = {
+    "add_or_remove_one": "one added or removed",
+    "replace_one": "one replaced by another",
+    "zero_out": "one's contribution replaced by nothing",
+}
+_TRUST = {
+    "central": "The server is trusted: it sees every letter, and adds the noise.",
+    "distributed": "Nobody sees less than the sum of all letters: secure aggregation, of letters that all arrive.",
+    "local": "Nobody is trusted with data: noise is added before anything leaves the client.",
+}
+
+
+def describe_rate(made: Mechanism) -> str:
+    """The law of the cohort in words."""
+    size = f"{made.cohort_size:,.6g} of {made.population_size:,} clients"
+    if made.unit == "record":
+        steps, seen = made.detail("steps"), f"with probability {made.drawn_from[1]:.6g}"
+        seen = "surely" if made.law == "always" else seen
+        return f"{steps} noisy steps a round, each of which sees a record {seen}; a client may be in every round"
+    if made.kind in CORRELATED:
+        times, apart = made.detail("participations"), made.detail("separation")
+        return f"a client at most {times:,} times, {apart:,} rounds apart or more; being sampled amplifies nothing"
+    if made.place == "local":
+        return "every letter by itself; who is invited amplifies nothing"
+    return {
+        "full": f"all {made.population_size:,} clients in every round",
+        "poisson": f"Poisson, {size} expected (q = {made.rate:.6g})",
+        "truncated_poisson": f"Poisson in {made.num_slots:,} slots, {size} expected (q = {made.rate:.6g})",
+        "uniform_without_replacement": f"exactly {size}, without replacement",
+    }[made.scheme]
+
+
+def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
+    """What an epsilon of this mechanism relies on, a sentence each.
+
+    >>> made = Mechanism(noise_multiplier=1.0, scheme="full", population_size=10, cohort_size=10, num_slots=10)
+    >>> assumptions(made, 1e-5)[0]
+    'The server is trusted: it sees every letter, and adds the noise.'
+    """
+    said = [_TRUST[mechanism.place]]
+    seen = "Letters and models" if mechanism.place == "local" else "Only models"
+    said.append(f"{seen} are seen by others: losses, norms, counts and times in a log are not covered.")
+    if mechanism.unit == "record":
+        said.append("How many examples a client has is no secret; what it measures beside its letter is not covered.")
+    elif mechanism.law in ("poisson", "truncated_poisson", "without_replacement"):
+        said.append("Who is invited stays secret, and is drawn afresh in each round, whatever the data.")
+    if mechanism.law == "truncated_poisson":
+        slots = f"Of more than {mechanism.drawn_from[2]:,} drawn {mechanism.unit}s a uniform choice is kept"
+        said.append(f"{slots}: who is crowded out is accounted for, not added to delta.")
+    if mechanism.law == "without_replacement":
+        said.append(
+            "Cohorts of fixed size are no Poisson samples: one client more means another one less, so neighbours "
+            "differ by two clip norms, and only a looser bound (Wang et al. 2019) is known."
+        )
+    if mechanism.thinned:
+        said.append(
+            "Who drops out does so whatever others hold. A sample of a sample is the same with a lower rate, so the "
+            "epsilon of all those invited still holds; nothing is gained from dropouts."
+        )
+    if mechanism.place == "local":
+        said.append("Sampling amplifies nothing against who receives the letters: a client may be in every round.")
+    if (larger := mechanism.detail("noise_cohort_size")) is not None:
+        simulated = mechanism.detail("simulated_cohort_size")
+        said.append(
+            f"It holds for cohorts of {larger:,} clients only, whose noise is simulated, and NOT for the cohorts of "
+            f"{simulated:,.6g} that this run draws."
+        )
+    if mechanism.detail("adaptive"):
+        said.append("The clip norm follows a noisy quantile; the noise multiplier is that of both releases together.")
+    if mechanism.kind in CORRELATED:
+        said.append(
+            f"Noise is correlated over the {mechanism.detail('num_rounds'):,} rounds of the run, which are one "
+            "Gaussian mechanism: all of it is charged with the first round. Later rounds release nothing."
+        )
+    if mechanism.kind in INTEGERS:
+        said.append(
+            f"Noise in integers, accounted for at the longest rounded letter, {mechanism.detail('l2_units'):.6g} units "
+            f"of the grid in {mechanism.detail('dimension'):,} numbers; the tables' error is taken from delta."
+        )
+    else:
+        said.append("Idealised numerics: float32 noise of a simulation hardens no deployment (Mironov 2012).")
+    if not (delta < 1 / mechanism.population_size):
+        what = f"delta {delta:g} is not below 1 / N = {1 / mechanism.population_size:g}"
+        said.append(f"{what}: a mechanism that publishes one client's data outright could meet it.")
+    return tuple(said)
+
+
+def explain(subject: Any) -> str:
+    """A mechanism, or what was spent, in plain words and several lines.
+
+    Args:
+      subject: a `Mechanism` or a `PrivacySpent`.
+
+    Guarantees: it names adjacency, unit, sampler, accountant, numerics and every assumption
+    (tests/privacy/test_commands.py::test_explanations_leave_nothing_out).
+
+    >>> made = Mechanism(noise_multiplier=1.0, scheme="full", population_size=10, cohort_size=10, num_slots=10)
+    >>> print(explain(made).splitlines()[0])
+    Gaussian noise with a standard deviation of 1 clip norms (1) in the sum of the letters, by the server.
+    """
+    if isinstance(subject, Mechanism):
+        where = {
+            "central": "in the sum of the letters, by the server",
+            "distributed": "in the sum of the letters, a share by each client",
+            "local": "in every letter, by its client",
+        }[subject.place]
+        if subject.unit == "record":
+            where = "in every step of a client, on the sum of its examples' gradients"
+        kinds = {"discrete_gaussian": "Discrete Gaussian", "skellam": "Skellam", "gaussian": "Gaussian"}
+        kind = kinds.get(subject.kind, "Correlated Gaussian")
+        where = "relative to what a client moves in all rounds together" if subject.kind in CORRELATED else where
+        std = f"{subject.noise_multiplier:.6g} clip norms ({subject.noise_multiplier * subject.clip_norm:.6g})"
+        lines = [
+            f"{kind} noise with a standard deviation of {std} {where}.",
+            f"Sampling: {describe_rate(subject)}.",
+            f"Neighbours: data sets with {ADJACENCY_WORDS[subject.adjacency]} (unit: {subject.unit}), which moves what "
+            f"the noise is added to by at most {subject.moves} clip norm{'s' if subject.moves > 1 else ''}.",
+            *(f"- {sentence}" for sentence in assumptions(subject, 0.0)),
+        ]
+        return "\n".join(lines)
+    return "\n".join([f"{subject}.", _meaning(subject), f"Numerics: {subject.numerics}.",
+                      *(f"- {sentence}" for sentence in subject.assumptions)])  # fmt: skip
+
+
+def _meaning(spent: Any) -> str:
+    if math.isinf(spent.epsilon):
+        return "There is no guarantee at all."
+    factor = math.exp(min(spent.epsilon, 700))
+    return (
+        f"Whatever one learns from what is released is at most {factor:,.4g} times as likely with one {spent.unit}'s "
+        f"data as with its neighbour ({ADJACENCY_WORDS[spent.adjacency]}), but for a chance of {spent.delta:g}."
+    )

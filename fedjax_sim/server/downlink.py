@@ -1,0 +1,112 @@
+"""The way down: clients train from a replica of the model that compressed differences keep up to date."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import tree, validate
+from fedjax_sim.prng import stream
+from fedjax_sim.types import PyTree, ServerUpdate, UpdateTransform, Wire
+
+__all__ = ["downlink"]
+
+
+class DownlinkState(NamedTuple):
+    """What the server keeps."""
+
+    server: PyTree  # of the server underneath
+    replica: PyTree  # what every client holds
+    memory: PyTree  # of the transform, whose one sender the server is
+
+
+def downlink(server: ServerUpdate, transform: UpdateTransform) -> ServerUpdate:
+    """A server whose broadcast is compressed: clients hold a replica w', moved by Q(w - w') after every server step.
+
+    The model w itself stays exact at the server; what the replica still lacks is in the next difference, so it is its
+    own error feedback. An entry whose difference comes through unrounded becomes the model's, to the last bit, for
+    sending the number itself costs the same. Everything that `server` broadcasts goes this way, and all clients start
+    from the initial broadcast.
+
+    Every round's letter is taken to reach everybody who may be invited later: who missed one could not use the next.
+    A round counts the bytes of one letter for each client invited. Where clients that were away must be served, the
+    letters they missed, or the whole model, cost on top.
+
+    Args:
+      server: any; its model is the one that is evaluated.
+      transform: applied to the difference, leaf by leaf of the broadcast. A memory for clients is kept in this state,
+        for there is one sender.
+
+    Returns: a ServerUpdate with `wire`, what each client receives a round.
+
+    Raises: ValueError for a transform with noise, with integers, with a state at its receiver's end (every client would
+    have to keep one), or with an error no less than the difference itself, when the model is known.
+
+    Guarantees: with a transform that changes nothing, the round without it bit for bit
+    (tests/server/test_downlink.py::test_identity_changes_no_bit); the replica moves by exactly what was sent, and the
+    model is the server's own (test_replica_follows_the_model); rounding to 8 bits converges to the optimum
+    (test_compressed_broadcast_converges); bytes are the letter's (test_bytes_of_the_letter).
+
+    References: Tang et al. 2019 (DoubleSqueeze); Philippenko and Dieuleveut 2021 (preserved central model);
+    Gruntkowska, Tyurin and Richtarik 2023 (EF21-P).
+    """
+    for name, value, kind in (("server", server, ServerUpdate), ("transform", transform, UpdateTransform)):
+        if not isinstance(value, kind):
+            validate.fail(name, f"a {kind.__name__}", type(value).__name__, "Call the factory.", TypeError)
+    if transform.noise is not None:
+        hint = "Noise belongs to clients' letters and their sum, which the broadcast only post-processes."
+        validate.fail("transform", "a compressor without noise", transform.noise.mechanism, hint)
+    if transform.integer_range is not None:
+        hint = "Nothing is summed here: let it send decoded numbers, with integers=False."
+        validate.fail("transform", "one that sends numbers", f"integers in {transform.integer_range}", hint)
+
+    def init(params):
+        inner = server.init(params)
+        replica = jax.tree.map(jnp.array, server.broadcast(inner))  # not the model's own buffers, which may be donated
+        _check(transform, tree.spec(replica))
+        return DownlinkState(inner, replica, transform.init_client(tree.spec(replica)))
+
+    def apply(key, aggregate, state):
+        inner = server.apply(key, aggregate, state.server)
+        model, own = server.broadcast(inner), stream(key, "downlink")
+        zero = tree.hidden_zero(jax.random.key_data(own))
+        wanted = tree.settled(tree.subtract(model, state.replica), zero)
+        letter, memory, measured = transform.on_client(own, wanted, (), state.memory)
+        sent, _, _ = transform.on_server(own, None, letter, (), measured, None)
+        sent = tree.settled(sent, zero)
+
+        def moved(replica, model, x, wanted):
+            return jnp.where(x == wanted, model, replica + x.astype(replica.dtype))
+
+        replica = jax.tree.map(moved, state.replica, model, sent, wanted)
+        return DownlinkState(inner, replica, memory)
+
+    def wire(broadcast_spec):
+        plain = Wire(tree.num_values(broadcast_spec), 8 * tree.num_bytes(broadcast_spec))
+        return transform.wire(broadcast_spec, plain)
+
+    return ServerUpdate(
+        init=init,
+        broadcast=lambda state: state.replica,
+        apply=apply,
+        params=lambda state: server.params(state.server),
+        wire=wire,
+    )
+
+
+def _check(transform: UpdateTransform, spec: PyTree) -> None:
+    if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(spec)):
+        validate.fail("params", "a broadcast of floats", [str(x.dtype) for x in jax.tree.leaves(spec)])
+    if jax.tree.leaves(transform.init(spec)):
+        hint = "Every client would have to keep it: use a compressor without one."
+        validate.fail("transform", "no state at the receiver's end", "one", hint)
+    if not transform.exact_error:
+        return
+    with jax.ensure_compile_time_eval():  # as in transform.error_feedback
+        probe = jax.tree.map(lambda x: jnp.full(x.shape, 2.0**15, x.dtype), spec)
+        error, size = float(transform.squared_error(probe)), 2.0**30 * tree.num_values(spec)
+    if size and not error < size:
+        hint = "The replica would leave the model: use the unscaled form, such as random_k(scaled=False), or send more."
+        validate.fail("transform", "a compressor with E |Q(x) - x|^2 < |x|^2", f"{error / size:g} |x|^2", hint)

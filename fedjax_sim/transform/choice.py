@@ -1,0 +1,150 @@
+"""Which entries of a letter are sent, and what they cost: what the sparse members share.
+
+Entries are chosen from the letter taken as one vector (scope "vector") or from each leaf (scope "leaf").
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import engine, prng, tree, validate
+from fedjax_sim.types import Array, PyTree, Wire
+
+__all__ = [
+    "amount",
+    "indexed_wire",
+    "kept",
+    "largest_mask",
+    "masks_of",
+    "payload",
+    "random_mask",
+    "settled_by",
+    "sizes_of",
+    "squared",
+]
+
+PAIRED = 64  # entries up to which random positions come from comparing all pairs of hashes
+
+
+# ---- how many
+
+
+def amount(share: float | None, count: int | None, scope: str, what: str) -> Callable[[int], int]:
+    """size -> how many of so many entries (or blocks) are sent."""
+    if (share is None) == (count is None):
+        validate.fail("share, count", "exactly one of the two", (share, count))
+    validate.one_of("scope", scope, ("vector", "leaf"))
+    if count is not None:
+        validate.integer("count", count)
+    else:
+        validate.in_range("share", share, 0, 1, open_low=True)
+
+    def number(size: int) -> int:
+        if count is None:
+            return math.ceil(Fraction(repr(float(share))) * size)
+        if count > size and scope == "vector":
+            validate.fail("count", f"at most the letter's {size} {what}", count)
+        return min(count, size)
+
+    return number
+
+
+def sizes_of(update: PyTree, scope: str) -> list[int]:
+    """Entries of each thing that is chosen from."""
+    sizes = [math.prod(jnp.shape(x)) for x in jax.tree.leaves(update)]
+    return [sum(sizes)] if scope == "vector" else sizes
+
+
+def _index_bits(size: int) -> int:
+    return (size - 1).bit_length() if size else 0
+
+
+def _set_bits(size: int, number: int) -> int:
+    """ceil(log2 C(size, number)); past 2,000 of a set at most two bits more."""
+    number = min(number, size - number)
+    if number <= 2000:
+        return (math.comb(size, number) - 1).bit_length()
+    logarithm = math.lgamma(size + 1) - math.lgamma(number + 1) - math.lgamma(size - number + 1)
+    return math.ceil(logarithm / math.log(2) * (1 + 1e-12)) + 1
+
+
+def payload(update_spec: PyTree, wire: Wire, values: int) -> Wire:
+    """`values` numbers of a letter, at the width of the widest."""
+    values = min(values, wire.values)
+    width = max((8 * x.dtype.itemsize for x in jax.tree.leaves(update_spec)), default=0)
+    if wire.payload_bits != 8 * tree.num_bytes(update_spec):  # another member has made them narrower
+        width = -(-wire.payload_bits // max(wire.values, 1))
+    return Wire(values, min(values * width, wire.payload_bits), wire.side_bits)
+
+
+def indexed_wire(update_spec: PyTree, wire: Wire, values: int, chosen: list[tuple[int, int]]) -> Wire:
+    """Numbers and, for each (size, number) of `chosen`, as many indices; as a set under the entropy code."""
+    sent = payload(update_spec, wire, values)
+    indices = sum(number * _index_bits(size) for size, number in chosen)
+    coded = sent.bits + sum(_set_bits(size, number) for size, number in chosen)
+    return Wire(sent.values, sent.payload_bits, sent.side_bits + indices, coded)
+
+
+# ---- which
+
+
+def masks_of(choose: Callable, scope: str, key: Array | None, update: PyTree) -> PyTree:
+    """Where the entries that are sent stand; `choose(key, vector) -> [d] bool`, at least one entry long."""
+    leaves, structure = jax.tree.flatten(update)
+    wide = [jnp.ravel(x).astype(jnp.promote_types(jnp.result_type(x), jnp.float32)) for x in leaves]
+    if scope == "leaf":
+        keys = [None if key is None else jax.random.fold_in(key, i) for i in range(len(leaves))]
+        masks = [choose(k, x) if x.size else jnp.zeros(0, bool) for k, x in zip(keys, wide, strict=True)]
+    else:
+        whole = jnp.concatenate([jnp.zeros(0), *wide])
+        ends = np.cumsum([x.size for x in wide])[:-1]
+        masks = jnp.split(choose(key, whole) if whole.size else jnp.zeros(0, bool), ends)
+    return structure.unflatten([mask.reshape(jnp.shape(x)) for mask, x in zip(masks, leaves, strict=True)])
+
+
+def settled_by(key: Array, update: PyTree) -> PyTree:
+    """An update that is read twice, once to choose and once to send."""
+    return tree.settled(update, tree.hidden_zero(jax.random.key_data(key)))
+
+
+def kept(update: PyTree, masks: PyTree) -> PyTree:
+    """Zeros where no mask is True, but for entries that are not finite: a broken letter must be seen (x - x is NaN)."""
+    return jax.tree.map(lambda x, mask: jnp.where(mask, x, x - x), update, masks)
+
+
+def squared(update: PyTree, masks: PyTree | None = None) -> Array:
+    """Sum of the squares of the entries where no mask is True, in float64 for NumPy arrays."""
+    leaves, total = jax.tree.leaves(update), 0.0
+    for x, mask in zip(leaves, [False] * len(leaves) if masks is None else jax.tree.leaves(masks), strict=True):
+        library = np if isinstance(x, np.ndarray) else jnp
+        rest = library.where(mask, 0, x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+        total = total + library.sum(rest * rest)
+    return total
+
+
+def random_mask(key: Array, size: int, number: int) -> Array:
+    """[size] bool with `number` True, every set alike."""
+    if size <= PAIRED or 4 * number > size:  # distinct counters have distinct hashes: no ties
+        bits = prng.counter_bits(key, jnp.arange(size, dtype=jnp.uint32))
+        if size > PAIRED:
+            return engine.top_k_mask(bits, number)
+        return (bits[None, :] > bits[:, None]).sum(1, dtype=jnp.int32) < number
+    words = prng.counter_bits(key, jnp.arange(2 * prng.ROUNDS, dtype=jnp.uint32)).reshape(prng.ROUNDS, 2)
+    side = math.isqrt(size - 1) + 1
+    network = functools.partial(prng.feistel, words, side, -(-size // side))
+    chosen = prng.walked(network, jnp.arange(number, dtype=jnp.uint32), size).astype(jnp.int32)
+    return jnp.zeros(size, bool).at[chosen].set(True, unique_indices=True)
+
+
+def largest_mask(x: Array, number: int) -> Array:
+    """Where the `number` largest magnitudes stand; among equal ones those of lowest index."""
+    if jax.default_backend() == "cpu" and number > 64 + x.size // 100:  # where the two roads cross, measured
+        return engine.top_k_mask(x, number)
+    return jnp.zeros(x.size, bool).at[engine.top_k(x, number)[1]].set(True, unique_indices=True)

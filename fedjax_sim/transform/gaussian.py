@@ -1,0 +1,277 @@
+"""Gaussian noise for the privacy of a whole client: a clip at the client, and noise in one of three places.
+
+    place          who is trusted                          std of the noise       in the mean of m letters
+    central        the server: noise once, on the sum      z C on the sum         z C / m
+    distributed    secure aggregation: shares add up       z C / sqrt(m) each     z C / m
+    local          nobody                                  z C on each letter     z C / sqrt(m)
+
+C is the clip norm, z the noise multiplier. Adding or removing a client moves the sum by at most C; replacing one moves
+it, or a single letter, by up to 2 C. Numerics are idealised: float32 noise from JAX's generator simulates a mechanism
+and does not harden a deployment (Mironov 2012).
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import prng, tree, validate
+from fedjax_sim.transform.chain import plain_wire
+from fedjax_sim.transform.clip import HIGH, LOW, check_clip_norm, clip, clip_metrics, clipped, scaled_wire
+from fedjax_sim.types import Array, Noise, PyTree, UpdateTransform
+
+__all__ = ["adaptive_clip", "distributed_gaussian", "gaussian_mechanism", "local_gaussian"]
+
+WARNING = "The noise is that of a cohort of noise_cohort_size clients: an epsilon holds at that size only."
+
+
+def gaussian_mechanism(
+    clip_norm: float, noise_multiplier: float, *, noise_cohort_size: int | None = None
+) -> UpdateTransform:
+    """Central differential privacy: letters clipped to a norm C, and N(0, (z C)^2) added once to their sum.
+
+    The noise on the aggregate is z C times the aggregator's sensitivity, such as z C / m under `fixed_mean(m)`. It is
+    drawn after the sum over chunks and devices, also in a round without letters: whether there is noise must not
+    depend on data. The server sees letters without noise, and is trusted.
+
+    Args:
+      clip_norm: C in [1e-9, 1e9].
+      noise_multiplier: z >= 0; 0 is no privacy.
+      noise_cohort_size: M, to learn at a small cohort what a large one would give: the mean's noise is z C / M.
+        WARNING: every epsilon then holds for cohorts of M clients only, not for the simulated run. It asks for a mean
+        over the cohort, `fixed_mean(m)` with m <= M; `noise.details` has M and the warning.
+
+    Raises: ValueError where the aggregate has no bounded sensitivity, when traced.
+
+    Guarantees: the noise's std is neither 1 % more nor less, whatever chunk, devices and dtype, and independent over
+    coordinates and rounds (tests/transform/test_gaussian.py::test_central_noise_level,
+    ::test_noise_is_independent); the same bits for one device and two (::test_devices_and_chunks); one client moves the
+    aggregate by at most C times the sensitivity (tests/transform/test_clip.py::test_neighbouring_cohorts); variance in
+    the mean falls as 1/m^2 (tests/transform/test_gaussian.py::test_central_against_local).
+
+    References: McMahan et al. 2018 (DP-FedAvg), algorithm 1; Abadi et al. 2016.
+
+    >>> gaussian_mechanism(1.0, 0.5).noise.place
+    'central'
+    """
+    base = clip(clip_norm)
+    _check_multiplier(noise_multiplier)
+    details = None
+    if noise_cohort_size is not None:
+        validate.integer("noise_cohort_size", noise_cohort_size)
+        details = {"noise_cohort_size": noise_cohort_size, "warning": WARNING}
+
+    def on_server(key, cohort, aggregate, state, measured, sensitivity):
+        _check_sensitivity(sensitivity)
+        if noise_cohort_size is not None:
+            _check_mean(sensitivity)
+            hint = "It simulates a larger cohort, not a smaller one."
+            validate.integer("noise_cohort_size", noise_cohort_size, math.ceil(1 / sensitivity * (1 - 1e-6)), hint=hint)
+            sensitivity = 1 / noise_cohort_size
+        noisy = _with_noise(key, aggregate, noise_multiplier * clip_norm * sensitivity)
+        return noisy, state, clip_metrics(measured)
+
+    noise = Noise("gaussian", "central", noise_multiplier, clip_norm, details=details)
+    return base._replace(on_server=on_server, releases_when_empty=True, noise=noise)
+
+
+def adaptive_clip(
+    noise_multiplier: float,
+    *,
+    initial_clip_norm: float,
+    quantile_noise: float,
+    target_quantile: float = 0.5,
+    learning_rate: float = 0.2,
+) -> UpdateTransform:
+    """Central differential privacy with a clip norm that follows a private quantile of the letters' norms.
+
+    Each letter carries one more bit: b_i = 1 if |g_i| <= C. With m = 1 / sensitivity,
+
+        b = 1/2 + (sum_i (b_i - 1/2) + N(0, quantile_noise^2)) / m,   C <- C exp(-learning_rate (b - target_quantile))
+
+    and the letters' sum gets z_update C of noise with z_update = (z^-2 - (2 quantile_noise)^-2)^(-1/2) > z, so that
+    both together are as private as one Gaussian mechanism of multiplier z. C is the server's state, within [1e-9, 1e9].
+
+    Args:
+      noise_multiplier: z in (0, 2 quantile_noise), of both releases together.
+      initial_clip_norm: C of the first round; a low one rises by a factor of up to exp(learning_rate) a round.
+      quantile_noise: std of the noise on the count; the paper takes m / 20.
+      target_quantile: share of letters that should not be clipped, in [0, 1].
+
+    Returns: a transform for a mean over the cohort, `fixed_mean(m)`. Its `noise` has the multiplier z; there,
+    `clip_norm` is only the first, for the noise follows C, and `details` has `adaptive`, `update_multiplier` and
+    `quantile_noise`. Info: `clip_norm` of the round, and what `clip` reports, which is not private.
+
+    Raises: ValueError for a count whose noise alone spends the budget; for an aggregate that is no mean, when traced.
+
+    Guarantees: C converges to the quantile (tests/transform/test_gaussian.py::test_clip_norm_finds_the_quantile); both
+    noises have the stated level (::test_adaptive_noise_level).
+
+    References: Andrew, Thakkar, McMahan and Ramaswamy 2021, algorithm 1 and theorem 1.
+
+    >>> made = adaptive_clip(1.0, initial_clip_norm=0.1, quantile_noise=5.0)
+    >>> round(made.noise.details["update_multiplier"], 4)
+    1.005
+    """
+    _check_multiplier(noise_multiplier, open_low=True)
+    check_clip_norm(initial_clip_norm, "initial_clip_norm")
+    validate.positive("learning_rate", learning_rate)
+    validate.in_range("target_quantile", target_quantile, 0, 1)
+    hint = "At or below half the noise multiplier, the noise on the count alone spends the budget."
+    low = 0 if isinstance(noise_multiplier, jax.core.Tracer) else noise_multiplier / 2
+    validate.in_range("quantile_noise", quantile_noise, low, open_low=True, hint=hint)
+    update_multiplier = (noise_multiplier**-2 - (2 * quantile_noise) ** -2) ** -0.5
+
+    def on_client(key, update, state, memory):
+        letter, seen = clipped(key, update, state)
+        return letter, memory, seen
+
+    def on_server(key, cohort, aggregate, state, measured, sensitivity):
+        _check_sensitivity(sensitivity)
+        _check_mean(sensitivity)
+        over, count = measured["clipped_letters"]
+        noise = quantile_noise * prng.normal(prng.stream(key, "quantile"))
+        share = 0.5 + (count / 2 - over + noise) * sensitivity
+        moved = jnp.clip(state * jnp.exp(-learning_rate * (share - target_quantile)), LOW, HIGH)
+        noisy = _with_noise(prng.stream(key, "update"), aggregate, update_multiplier * sensitivity * state)
+        metrics = clip_metrics(measured) | {"clip_norm": state}
+        return noisy, tree.pinned(moved, _zero(key)), metrics
+
+    details = {"adaptive": True, "update_multiplier": update_multiplier, "quantile_noise": quantile_noise}
+    return UpdateTransform(
+        init=lambda update_spec: jnp.asarray(initial_clip_norm, jnp.float32),
+        init_client=lambda update_spec: (),
+        on_client=on_client,
+        on_server=on_server,
+        wire=_with_a_bit,
+        nonexpansive=True,
+        releases_when_empty=True,
+        noise=Noise("gaussian", "central", noise_multiplier, initial_clip_norm, details=details),
+    )
+
+
+def local_gaussian(clip_norm: float, noise_multiplier: float) -> UpdateTransform:
+    """Local differential privacy: every letter clipped to a norm C, with its own N(0, (z C)^2) before it is sent.
+
+    Nobody needs to be trusted, and nobody's cohort helps: each letter is a release of its own. Replacing a client's
+    data moves its letter by up to 2 C, so the multiplier that an accountant uses is z / 2 (`noise.details` has the
+    sensitivity 2 C), and sampling amplifies nothing against who sees the letter. In the mean of m letters the variance
+    is (z C)^2 / m, m times that of central noise at the same z.
+
+    Args:
+      clip_norm: C in [1e-9, 1e9].
+      noise_multiplier: z >= 0, in clip norms; 0 is no privacy.
+
+    Guarantees: what reaches the table has the noise, of std z C (tests/transform/test_gaussian.py::
+    test_letters_bear_their_noise); clients' noises are independent: variance in the mean falls as 1/m
+    (::test_central_against_local); `squared_error` is exact (::test_letters_bear_their_noise).
+
+    References: Kasiviswanathan et al. 2011; Duchi, Jordan and Wainwright 2018.
+
+    >>> local_gaussian(2.0, 0.5).noise.details
+    {'sensitivity': 4.0}
+    """
+    _check_multiplier(noise_multiplier)
+    noise = Noise("gaussian", "local", noise_multiplier, clip_norm, details={"sensitivity": 2 * clip_norm})
+    return _on_each_letter(clip_norm, noise_multiplier * clip_norm, noise)
+
+
+def distributed_gaussian(clip_norm: float, noise_multiplier: float, cohort_size: int) -> UpdateTransform:
+    """Distributed differential privacy: every letter clipped to a norm C, with a share N(0, (z C)^2 / m) of the noise.
+
+    The sum of m letters holds N(0, (z C)^2), as with central noise, if nobody sees less than that sum: it needs secure
+    aggregation. If only r < m letters arrive, the sum holds less, z sqrt(r / m) in place of z: choose as m the fewest
+    that are relied on, not those invited, and as the aggregate's divisor what is expected. Rounds with fewer must not
+    be released, or be accounted at their own level.
+
+    Args:
+      clip_norm: C in [1e-9, 1e9].
+      noise_multiplier: z >= 0, of the noise in the sum of `cohort_size` letters.
+      cohort_size: m, the letters that the noise relies on; `noise.details` has it.
+
+    Raises: ValueError for more than the sampler has slots, when traced.
+
+    Guarantees: the sum of m letters has the noise of the central mechanism, with fewer letters less
+    (tests/transform/test_gaussian.py::test_shares_add_up).
+
+    References: Dwork et al. 2006 (Our data, ourselves); Kairouz, Liu and Steinke 2021, section 1.
+
+    >>> distributed_gaussian(1.0, 0.5, 100).noise.details
+    {'cohort_size': 100}
+    """
+    _check_multiplier(noise_multiplier)
+    validate.integer("cohort_size", cohort_size)
+    noise = Noise("gaussian", "distributed", noise_multiplier, clip_norm, details={"cohort_size": cohort_size})
+    made = _on_each_letter(clip_norm, noise_multiplier * clip_norm / math.sqrt(cohort_size), noise)
+
+    def on_server(key, cohort, aggregate, state, measured, sensitivity):
+        check_cohort(cohort, cohort_size)
+        return made.on_server(key, cohort, aggregate, state, measured, sensitivity)
+
+    return made._replace(on_server=on_server)
+
+
+def check_cohort(cohort, cohort_size: int) -> None:
+    """Raises if a cohort can never have the letters that shares of noise count on."""
+    if cohort is not None and cohort.ids.shape[0] < cohort_size:
+        hint = "Never so many letters arrive: their shares of the noise would not add up to it."
+        validate.fail("cohort_size", f"at most the {cohort.ids.shape[0]} slots of the sampler", cohort_size, hint)
+
+
+def _on_each_letter(clip_norm: float, std: float, noise: Noise) -> UpdateTransform:
+    base = clip(clip_norm)
+
+    def on_client(key, update, state, memory):
+        letter, seen = clipped(key, update, clip_norm, narrow=False)
+        letter = _with_noise(key, letter, std)
+        return jax.tree.map(lambda x, like: x.astype(like.dtype), letter, update), memory, seen
+
+    def squared_error(update):
+        return base.squared_error(update) + tree.num_values(update) * std**2
+
+    return base._replace(
+        on_client=on_client,
+        wire=lambda update_spec, wire: plain_wire(update_spec),
+        l2_bound=None,
+        nonexpansive=False,
+        squared_error=squared_error,
+        noise=noise,
+    )
+
+
+def _with_noise(key: Array, update: PyTree, std: float | Array) -> PyTree:
+    """N(0, std^2) added to each number, in float32 at least; leaf i draws from fold_in(key, i)."""
+    leaves, structure = jax.tree.flatten(update)
+    drawn = [prng.normal(jax.random.fold_in(key, i), x.shape) * std for i, x in enumerate(leaves)]
+    drawn = tree.pinned(drawn, _zero(key))  # or the product may be fused into the sum, or not
+    return structure.unflatten(
+        [x.astype(jnp.promote_types(x.dtype, jnp.float32)) + n for x, n in zip(leaves, drawn, strict=True)]
+    )
+
+
+def _with_a_bit(update_spec: PyTree, wire):
+    wire = scaled_wire(update_spec, wire)
+    coded = None if wire.coded_bits is None else wire.coded_bits + 1
+    return wire._replace(side_bits=wire.side_bits + 1, coded_bits=coded)
+
+
+def _zero(key: Array) -> Array:
+    return tree.hidden_zero(jax.random.key_data(key))
+
+
+def _check_multiplier(noise_multiplier: float, open_low: bool = False) -> None:
+    validate.in_range("noise_multiplier", noise_multiplier, 0, 1e6, open_low=open_low, hint="It is std / clip norm.")
+
+
+def _check_sensitivity(sensitivity: float | None) -> None:
+    if sensitivity is None:
+        hint = "Divide by a number fixed beforehand: aggregation.fixed_mean(m), with uniform weights."
+        validate.fail("aggregator.sensitivity", "a bound on what one client moves", sensitivity, hint)
+
+
+def _check_mean(sensitivity: float) -> None:
+    if not isinstance(sensitivity, jax.core.Tracer) and not (sensitivity < 1):
+        hint = "The number of clients is read from the divisor: use aggregation.fixed_mean(m), m > 1."
+        validate.fail("aggregator.sensitivity", "that of a mean over the cohort, below 1", sensitivity, hint)

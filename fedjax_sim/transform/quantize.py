@@ -1,0 +1,156 @@
+"""Uniform quantisers: letters on evenly spaced levels (see `grid`).
+
+They differ in what the levels' distance is made of: a fixed range, the largest magnitude (`quantize`, `terngrad`) or
+the norm (`qsgd`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from fedjax_sim import validate
+from fedjax_sim.transform.grid import LARGEST, SCALE_BITS, SMALLEST, Grid, grid_wire, quantizer
+from fedjax_sim.types import UpdateTransform
+
+__all__ = ["qsgd", "quantize", "terngrad"]
+
+
+def _check_scope(scope: str, block_size: int | None) -> None:
+    validate.one_of("scope", scope, ("leaf", "vector", "block"))
+    if scope == "block":
+        if block_size is None:
+            validate.fail("block_size", "an integer with scope='block'", None, "How many numbers share a scale?")
+        validate.integer("block_size", block_size)
+    elif block_size is not None:
+        validate.fail("block_size", f"None with scope={scope!r}", block_size, "Only blocks have a size: scope='block'.")
+
+
+def quantize(
+    bits: int = 8,
+    *,
+    range: float | None = None,
+    scope: str = "leaf",
+    block_size: int | None = None,
+    rounding: str = "stochastic",
+    keeps_zeros: bool = True,
+    integers: bool = False,
+) -> UpdateTransform:
+    """Uniform quantisation to `bits` bits a number, within a fixed range or the largest magnitude.
+
+    Args:
+      bits: in [1, 16]; at least 2 if zeros are kept.
+      range: s > 0; numbers outside [-s, s] are clipped, and their share is the metric `clipped_share`. None: s is the
+        largest magnitude of a letter's `scope`, sent in 32 bits (scales below 1e-30 count as 1e-30).
+      scope: which numbers share a scale: each "leaf", the whole "vector", or a "block" of `block_size` numbers of a
+        leaf.
+      block_size: numbers of a block.
+      rounding: "stochastic" (to one of the two levels around a number, with that number as the mean) or "nearest".
+      keeps_zeros: 2^b - 1 levels at the multiples of s / (2^(b-1) - 1), zero among them; else the textbook's 2^b levels
+        at -s + k Delta, Delta = 2s / (2^b - 1), where a zero costs Delta^2 / 4.
+      integers: send int32 in a unit that all clients share, for sums of integers: Delta, or Delta / 2 without zero
+        (odd integers). Needs a range. The server multiplies by the unit.
+
+    Returns: a transform whose letters are decoded floats of the leaves' dtypes, or int32.
+
+    Raises: ValueError, TypeError for arguments out of range and for options that contradict each other.
+
+    Guarantees: stochastic rounding is unbiased within the range, and `squared_error` is exact, sum u (1 - u) Delta^2 at
+    positions u between levels, plus what clipping costs
+    (tests/transform/test_quantize.py::test_mean_and_error_match_the_declared_ones); with a fixed range it is declared
+    biased, as numbers may lie outside (::test_clipped_share). At most 2^bits values and exact wire bits
+    (::test_number_of_values, ::test_wire_bits). Clients round independently: the error of a mean of m falls as 1/m
+    (::test_rounding_is_independent_over_clients). Integers decode to the same letter
+    (::test_integers_decode_to_the_letter). Letters that are not finite stay so, as floats or as `clipped_share`
+    (::test_nonfinite_letters_are_seen).
+
+    References: Suresh, Yu, Kumar and McMahan 2017, section 2; Konecny et al. 2016.
+
+    >>> import jax, jax.numpy as jnp
+    >>> letter, _, measured = quantize(3, range=3.0).on_client(jax.random.key(0), jnp.array([-9.0, 0.0, 2.0]), (), ())
+    >>> letter.tolist(), float(measured["clipped_share"].total)
+    ([-3.0, 0.0, 2.0], 1.0)
+    """
+    validate.integer("bits", bits, 1, 16)
+    for name, value in (("keeps_zeros", keeps_zeros), ("integers", integers)):
+        validate.one_of(name, value, (True, False))
+    if keeps_zeros and bits == 1:
+        validate.fail("bits", "at least 2 with keeps_zeros=True", bits, "Two levels leave none for zero.")
+    validate.one_of("rounding", rounding, ("stochastic", "nearest"))
+    _check_scope(scope, block_size)
+    if range is not None:
+        validate.in_range("range", range, SMALLEST, LARGEST)
+        if scope != "leaf":
+            validate.fail(
+                "scope", "no scope beside a fixed range", scope, "All numbers of all clients share the range."
+            )
+    elif integers:
+        validate.fail(
+            "range", "a number with integers=True", None, "Integers add up only in a unit that clients share."
+        )
+    offset = 0.0 if keeps_zeros else 0.5
+    top = 2.0 ** (bits - 1) - (0.5 if offset else 1.0)
+    grid = Grid(top, offset, range, scope, block_size, nearest=rounding == "nearest")
+    return quantizer(grid, grid_wire(grid, bits), integers=integers)
+
+
+def terngrad() -> UpdateTransform:
+    """Each number becomes -s, 0 or s with itself as the mean, s the leaf's largest magnitude.
+
+    Guarantees: unbiased, with error sum |x| (s - |x|) exactly
+    (tests/transform/test_quantize.py::test_mean_and_error_match_the_declared_ones); two bits a number, log2(3) coded
+    (::test_wire_bits).
+
+    References: Wen et al. 2017 (TernGrad), section 3.
+    """
+
+    def coded(values, sizes, side):
+        return math.ceil(values * math.log2(3)) + side
+
+    grid = Grid(1.0)
+    return quantizer(grid, grid_wire(grid, 2, coded))
+
+
+def qsgd(levels: int, *, scope: str = "vector", block_size: int | None = None) -> UpdateTransform:
+    """Stochastic rounding to the multiples of norm / levels, with a sign.
+
+    Args:
+      levels: s in [1, 32767] on either side of zero.
+      scope: which numbers share a norm: the whole "vector", each "leaf", or a "block" (QSGD's bucket).
+      block_size: numbers of a block.
+
+    Raises: ValueError, TypeError for arguments out of range.
+
+    Guarantees: unbiased with the exact error (tests/transform/test_quantize.py::
+    test_mean_and_error_match_the_declared_ones), at most min(n / s^2, sqrt(n) / s) |x|^2 over n numbers
+    (::test_qsgd_error_is_below_the_papers_bound). `coded_bits` bounds the expected length under Elias gamma codes,
+    dense or sparse, for any letter (::test_qsgd_coded_bits_bound_a_real_code).
+
+    References: Alistarh, Grubic, Li, Tomioka and Vojnovic 2017 (QSGD), section 3, theorem 3.2 (there with Elias omega
+    codes and a term o(1)).
+    """
+    validate.integer("levels", levels, 1, 32767)
+    _check_scope(scope, block_size)
+    grid = Grid(float(levels), scope=scope, block_size=block_size, by_norm=True)
+
+    def coded(values, sizes, side):
+        return math.ceil(sum(_elias_bits(n, levels) for n in sizes)) + side
+
+    return quantizer(grid, grid_wire(grid, (2 * levels).bit_length(), coded))
+
+
+def _elias_bits(n: int, s: int) -> float:
+    """The most expected bits of n integers l_i = +-s |x_i| / |x|, rounded at random, over all x.
+
+    E sum |l_i| <= s sqrt(n), and that bounds the number of non-zeros; E sum l_i^2 <= v = s^2 + min(n / 4, s sqrt(n)).
+    A gamma code of k takes at most 2 log2(k) + 1 bits. Dense: each |l_i| + 1, and a sign where l_i is not zero. Sparse:
+    how many, then for each non-zero its distance from the last one, sign and |l_i|. Jensen's inequality bounds both.
+    """
+    if n == 0:
+        return 0.0
+    magnitudes, v = s * math.sqrt(n), s**2 + min(n / 4, s * math.sqrt(n))
+    signs = min(n, magnitudes)
+    dense = n + n * math.log2(1 + (v + 2 * magnitudes) / n) + signs
+    most = (n * n * v) ** (1 / 3) * 2 ** (1 - 1 / math.log(2))  # where the bound has its maximum in their number
+    k = min(signs, most)
+    sparse = SCALE_BITS + k * (3 + 2 * math.log2(n / k) + math.log2(v / k))
+    return min(dense, sparse)

@@ -1,0 +1,172 @@
+"""Rotation before a compressor: a letter's numbers become alike, so that few levels, or signs alone, serve them well.
+
+The rotation is a Hadamard matrix after random signs, of the whole letter as one vector, padded to a power of two. Every
+client draws its own signs, which the server can draw too; the letter is turned back at once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import prng, tree, validate
+from fedjax_sim.transform.chain import plain_wire
+from fedjax_sim.transform.grid import SMALLEST, leaves_of
+from fedjax_sim.transform.sign import signs
+from fedjax_sim.types import Array, PyTree, UpdateTransform, Wire
+
+__all__ = ["drive", "hadamard", "rotated"]
+
+SEED_BITS = 64
+
+
+def hadamard(x: Array) -> Array:
+    """The normalised Walsh-Hadamard transform of a vector: its own inverse, and it keeps the norm.
+
+    Args:
+      x: [D] float32, D a power of two.
+
+    Guarantees: equals Sylvester's matrix / sqrt(D), and twice is the identity
+    (tests/transform/test_rotation.py::test_hadamard_equals_sylvesters_matrix).
+
+    References: Fino and Algazi 1976.
+
+    >>> import jax.numpy as jnp
+    >>> hadamard(jnp.array([1.0, 0.0, 0.0, 1.0])).tolist()
+    [1.0, 0.0, 0.0, 1.0]
+    """
+    size, done = x.size, 1
+    while done < size:  # two stages at once take two thirds of the time, four at once more
+        ways = min(4, size // done)
+        parts = x.reshape(-1, ways, done)
+        x = jnp.stack(_butterfly([parts[:, i] for i in range(ways)]), axis=1)
+        done *= ways
+    return x.reshape(size) * (1 / math.sqrt(size))
+
+
+def _butterfly(parts: list[Array]) -> list[Array]:
+    if len(parts) == 1:
+        return parts
+    half = len(parts) // 2
+    pairs = list(zip(_butterfly(parts[:half]), _butterfly(parts[half:]), strict=True))
+    return [x + y for x, y in pairs] + [x - y for x, y in pairs]
+
+
+def rotated(transform: UpdateTransform) -> UpdateTransform:
+    """A randomised Hadamard rotation of the letter, a transform of the rotated vector, and the rotation back.
+
+    Args:
+      transform: what compresses; it sees one float32 vector of D numbers, the least power of two that holds the letter.
+
+    Raises: ValueError for a transform that sends integers (clients rotate by signs of their own, so sums of rotated
+    integers mean nothing) or that adds noise; TypeError for what is no transform.
+
+    Guarantees: exact up to rounding under `identity` (tests/transform/test_rotation.py::
+    test_rotation_back_gives_the_letter); unbiased if the transform is (::test_rotated_compressors_stay_unbiased); the
+    declared error bounds the real one (::test_declared_bounds_hold_for_hard_letters) and falls from d to ln d for
+    letters with few large numbers (::test_rotation_serves_spiky_letters); D numbers and a seed of 64 bits
+    (::test_wire_bits).
+
+    References: Suresh, Yu, Kumar and McMahan 2017, section 3; Ailon and Chazelle 2009.
+    """
+    if not isinstance(transform, UpdateTransform):
+        validate.fail("transform", "an UpdateTransform", type(transform).__name__, "Call the factory.", TypeError)
+    if transform.integer_range is not None:
+        hint = "Clients rotate by signs of their own, so their integers do not add up: integers=False, or no rotation."
+        validate.fail("transform", "one that sends floats", "one that sends integers", hint)
+    if transform.noise is not None:
+        hint = "Noise is as good without: chain(rotated(...), mechanism)."
+        validate.fail("transform", "one without noise", "one with noise", hint)
+
+    def vector_spec(update_spec: PyTree) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((_padded(tree.num_values(update_spec)),), jnp.float32)
+
+    def on_client(key, update, state, memory):
+        zero = tree.hidden_zero(jax.random.key_data(key))
+        vector, unflatten = _flat(tree.settled(update, zero))
+        flips = (prng.dither(jax.random.fold_in(key, 0), vector.shape) >> 31) << 31
+        turned = tree.settled(hadamard(_flipped(vector, flips)), zero)
+        letter, memory, measured = transform.on_client(jax.random.fold_in(key, 1), turned, state, memory)
+        back = _flipped(hadamard(tree.settled(letter, zero)), flips)
+        return tree.settled(unflatten(back), zero), memory, measured
+
+    def on_server(key, cohort, aggregate, state, measured, sensitivity):
+        _, state, metrics = transform.on_server(key, cohort, _flat(aggregate)[0], state, measured, sensitivity)
+        return aggregate, state, metrics
+
+    def wire(update_spec: PyTree, wire_in: Wire) -> Wire:
+        spec = vector_spec(update_spec)
+        sent = transform.wire(spec, plain_wire(spec))
+        coded = None if sent.coded_bits is None else sent.coded_bits + SEED_BITS
+        return sent._replace(side_bits=sent.side_bits + SEED_BITS, coded_bits=coded)
+
+    bound = getattr(transform.squared_error, "after_rotation", None)
+
+    def squared_error(update: PyTree) -> Array:
+        leaves, xp = leaves_of(update)
+        return bound(sum((xp.square(x).sum() for x in leaves), xp.zeros(())), _padded(tree.num_values(leaves)))
+
+    return transform._replace(
+        init=lambda update_spec: transform.init(vector_spec(update_spec)),
+        init_client=lambda update_spec: transform.init_client(vector_spec(update_spec)),
+        on_client=on_client,
+        on_server=on_server,
+        wire=wire,
+        squared_error=None if bound is None else squared_error,
+        exact_error=False,
+    )
+
+
+def drive(*, debiased: bool = True) -> UpdateTransform:
+    """One bit a number: the signs of the rotated letter z = R x, times one scale.
+
+    Args:
+      debiased: scale |z|_2^2 / |z|_1, whose projection on x is x itself; else |z|_1 / D, the least error.
+
+    Guarantees: <letter, x> = |x|^2 if debiased (tests/transform/test_rotation.py::test_drive_keeps_the_projection); the
+    least error is below |x|^2 / 2, a contraction, and about (1 - 2 / pi) |x|^2 for many numbers, where the debiased one
+    has (pi / 2 - 1) |x|^2 (::test_drive_has_the_papers_errors). D bits, a scale and a seed (::test_wire_bits). Under
+    uniform rotations the debiased letter would be unbiased; Hadamard's are not uniform and leave a bias that is small
+    for many numbers of one size and large for few or for sparse ones, so none is declared unbiased
+    (::test_drive_is_nearly_unbiased).
+
+    References: Vargaftik, Ben Basat, Portnoy, Mendelson, Ben-Itzhak and Mitzenmacher 2021 (DRIVE), algorithm 1.
+    """
+    validate.one_of("debiased", debiased, (True, False))
+    if not debiased:
+        return rotated(signs(_least_squares, lambda square, size: square / 2))
+    bound = lambda square, size: square * (2 * math.log(2 * size) + 1)  # noqa: E731
+    return rotated(signs(_projecting, bound, nonexpansive=False))
+
+
+def _least_squares(xp, size, peak, mean, square):
+    return peak * mean
+
+
+def _projecting(xp, size, peak, mean, square):
+    return peak * square / xp.maximum(mean, SMALLEST)
+
+
+def _padded(size: int) -> int:
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _flipped(x: Array, flips: Array) -> Array:
+    return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, jnp.uint32) ^ flips, jnp.float32)
+
+
+def _flat(update: PyTree):
+    """The letter as a vector, zeros behind, and the way back."""
+    leaves, structure = jax.tree.flatten(update)
+    sizes = [x.size for x in leaves]
+    vector = jnp.concatenate([x.reshape(-1).astype(jnp.float32) for x in leaves] or [jnp.zeros(0)])
+    vector = jnp.pad(vector, (0, _padded(sum(sizes)) - sum(sizes)))
+
+    def unflatten(vector: Array) -> PyTree:
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        parts = [vector[end - n : end] for end, n in zip(ends, sizes, strict=True)]
+        return structure.unflatten([y.reshape(x.shape).astype(x.dtype) for x, y in zip(leaves, parts, strict=True)])
+
+    return vector, unflatten

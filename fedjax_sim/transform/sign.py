@@ -1,0 +1,173 @@
+"""Compressors that keep signs, exponents or narrower floats of the numbers.
+
+A letter's number is reduced to its sign (`scaled_sign`), to sign and exponent (`natural_compression`), or to a narrower
+float (`cast`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import prng, tree, validate
+from fedjax_sim.transform.chain import stateless
+from fedjax_sim.transform.grid import SCALE_BITS, SMALLEST, largest, leafwise, leaves_of, total, with_clipped_share
+from fedjax_sim.types import Array, PyTree, UpdateTransform, Wire
+
+__all__ = ["cast", "natural_compression", "scaled_sign"]
+
+MANTISSA, EXPONENT = 23, 0x7F800000  # of a float32
+BEST_NORMAL = 2.0**-126
+
+
+def scaled_sign(*, scope: str = "vector") -> UpdateTransform:
+    """Every number becomes plus or minus the mean magnitude: one bit each, biased, the nearest such letter.
+
+    Args:
+      scope: what shares a mean: the whole "vector", or each "leaf".
+
+    Guarantees: error |x|^2 - |x|_1^2 / d exactly, so a contraction by 1 - |x|_1^2 / (d |x|^2) <= 1 - 1/d, and never
+    longer than the letter (tests/transform/test_sign.py::test_sign_contracts_as_declared); a bit a number and a scale
+    (::test_wire_bits). It stalls without `error_feedback`. Zeros become positive, unless all are zero.
+
+    References: Karimireddy, Rebjock, Stich and Jaggi 2019 (EF-signSGD); Seide, Fu, Droppo, Li and Yu 2014.
+
+    >>> import jax, jax.numpy as jnp
+    >>> scaled_sign().on_client(jax.random.key(0), jnp.array([3.0, -1.0, 0.0, 4.0]), (), ())[0].tolist()
+    [2.0, -2.0, 2.0, 2.0]
+    """
+    return signs(lambda xp, size, peak, mean, square: peak * mean, lambda square, size: square / 2, scope)
+
+
+def signs(scale: Callable, after_rotation: Callable, scope: str = "vector", **facts) -> UpdateTransform:
+    """Signs with a scale: (xp, size, peak, mean of |x| / peak, mean of (x / peak)^2) -> scale."""
+    validate.one_of("scope", scope, ("vector", "leaf"))
+
+    def scales(xp, leaves):
+        groups = [leaves] if scope == "vector" else [[x] for x in leaves]
+        found = []
+        for group in groups:
+            size = max(sum(x.size for x in group), 1)
+            peak = functools.reduce(xp.maximum, [largest(xp, x) for x in group], SMALLEST)
+            ratios = [xp.abs(x) * (1 / peak) for x in group]
+            mean, square = (sum(total(xp, f(x)) for x in ratios) * (1 / size) for f in (lambda x: x, xp.square))
+            found += [scale(xp, size, peak, mean, square)] * len(group)
+        return found
+
+    def letter(keys, leaves, zero):
+        return [jnp.where(x < 0, -s, s) + jnp.zeros_like(x) for x, s in zip(leaves, scales(jnp, leaves), strict=True)]
+
+    def squared_error(update):
+        leaves, xp = leaves_of(update)
+        pairs = zip(leaves, scales(xp, leaves), strict=True)
+        return sum((xp.square(xp.abs(x) - s).sum() for x, s in pairs), 0.0)
+
+    def wire(update_spec: PyTree, wire_in: Wire) -> Wire:
+        sizes = [math.prod(x.shape) for x in jax.tree.leaves(update_spec)]
+        return Wire(sum(sizes), sum(sizes), SCALE_BITS * (1 if scope == "vector" else sum(n > 0 for n in sizes)))
+
+    squared_error.after_rotation = after_rotation
+    made = stateless(
+        lambda key, update: leafwise(letter, key, update),
+        wire=wire,
+        squared_error=squared_error,
+        exact_error=True,
+        **({"nonexpansive": True} | facts),
+    )
+    return made
+
+
+def natural_compression() -> UpdateTransform:
+    """Every number becomes one of the two powers of two around it, with itself as the mean: sign and exponent, 9 bits.
+
+    Magnitudes below 2^-126 become 0 or 2^-126; from 2^127 on (2^15 in float16 leaves) that power stands for all.
+
+    Guarantees: unbiased, with error (|x| - a)(2a - |x|) for a <= |x| < 2a exactly, at most |x|^2 / 8, also for the
+    smallest floats (tests/transform/test_sign.py::test_natural_compression_is_unbiased); powers of two stay
+    (::test_powers_of_two_stay); 9 bits a number (::test_wire_bits).
+
+    References: Horvath, Ho, Horvath, Sahu, Canini and Richtarik 2019, section 2.
+
+    >>> import jax, jax.numpy as jnp
+    >>> natural_compression().on_client(jax.random.key(0), jnp.array([-0.5, 0.0, 8.0]), (), ())[0].tolist()
+    [-0.5, 0.0, 8.0]
+    """
+
+    def compressed(key: Array, x: Array, dtype) -> Array:
+        bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+        sign, magnitude = bits & jnp.uint32(1 << 31), bits & jnp.uint32((1 << 31) - 1)
+        draw = prng.dither(key, x.shape) >> (32 - MANTISSA)
+        power = (magnitude + draw) & jnp.uint32(EXPONENT)  # the mantissa's carry is the coin
+        power = jnp.minimum(power, jnp.uint32((jnp.finfo(dtype).maxexp + 126) << MANTISSA))
+        power = jnp.where(magnitude < EXPONENT, power, magnitude)
+        return jax.lax.bitcast_convert_type(sign | power, jnp.float32)
+
+    def letter(key, update):
+        dtypes = [x.dtype for x in jax.tree.leaves(update)]
+        return leafwise(lambda keys, leaves, zero: list(map(compressed, keys, leaves, dtypes)), key, update)
+
+    def squared_error(update):
+        leaves, xp = leaves_of(update)
+        error = 0.0
+        for x in map(xp.abs, leaves):
+            low = xp.ldexp(xp.ones_like(x), xp.frexp(x)[1] - 1)
+            low = xp.where(x < BEST_NORMAL, 0, low)
+            error += ((x - low) * (xp.where(low > 0, 2 * low, BEST_NORMAL) - x)).sum()
+        return error
+
+    def wire(update_spec: PyTree, wire_in: Wire) -> Wire:
+        return Wire(wire_in.values, 9 * wire_in.values, wire_in.side_bits)
+
+    squared_error.after_rotation = lambda square, size: square / 8 + size * BEST_NORMAL**2
+    return stateless(letter, wire=wire, unbiased=True, squared_error=squared_error, exact_error=True)
+
+
+def cast(dtype: str = "bfloat16") -> UpdateTransform:
+    """The nearest number of a narrower float, 16 bits each.
+
+    Args:
+      dtype: "bfloat16", or "float16": past +-65504 its largest number stands for all, and the metric `clipped_share`
+        counts them.
+
+    Raises: ValueError for another dtype.
+
+    Guarantees: the nearest representable number, never infinite for a finite one
+    (tests/transform/test_sign.py::test_cast_is_the_nearest_number); `squared_error` is what it loses
+    (::test_cast_error_is_exact); 16 bits a number (::test_wire_bits).
+
+    References: Kalamkar et al. 2019 (bfloat16).
+
+    >>> import jax, jax.numpy as jnp
+    >>> cast("float16").on_client(jax.random.key(0), jnp.array([0.1, 1e6]), (), ())[0].tolist()
+    [0.0999755859375, 65504.0]
+    """
+    validate.one_of("dtype", dtype, ("bfloat16", "float16"))
+    narrow = jnp.dtype(dtype)
+    largest = float(jnp.finfo(narrow).max)
+
+    def letter(keys, leaves, zero):
+        def nearest(x):  # through its bits: compilers may skip a narrower type on the way back to a wider one
+            x = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
+            return tree.pinned(x.astype(narrow), zero).astype(jnp.float32)
+
+        return list(map(nearest, leaves))
+
+    def squared_error(update):
+        leaves, xp = leaves_of(update)
+        if xp is np:
+            return sum((np.square(np.clip(x, -largest, largest).astype(narrow) - x).sum() for x in leaves), 0.0)
+        zero = tree.hidden_zero([x for x in leaves if x.size] or [jnp.zeros(1)])
+        return sum((xp.square(x - y).sum() for x, y in zip(leaves, letter(None, leaves, zero), strict=True)), 0.0)
+
+    def wire(update_spec: PyTree, wire_in: Wire) -> Wire:
+        return Wire(wire_in.values, min(16 * wire_in.values, wire_in.payload_bits), wire_in.side_bits)
+
+    made = stateless(
+        lambda key, update: leafwise(letter, key, update), wire=wire, squared_error=squared_error, exact_error=True
+    )
+    return with_clipped_share(made, largest) if dtype == "float16" else made

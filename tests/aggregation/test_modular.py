@@ -1,0 +1,83 @@
+"""Sums of integers in a ring."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim import aggregation, transform
+from fedjax_sim.types import Received
+from tests.laws import problems as p
+
+KEY = jax.random.key(0)
+RNG = np.random.default_rng(0)
+
+
+def aggregate(table, letters, weights):
+    """One call at the table with everybody in one chunk."""
+    spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), letters)
+    count = len(weights)
+
+    @jax.jit
+    def run(letters, weights):
+        received = Received(letters, weights, jnp.arange(count), jnp.arange(count))
+        return table.finalize(KEY, None, table.accumulate(KEY, None, table.init(spec, count), received))
+
+    return run(jax.tree.map(jnp.asarray, letters), jnp.asarray(weights, jnp.float32))
+
+
+@pytest.mark.parametrize("bits", [2, 9, 20, 31, 32])
+def test_sums_are_exact(bits):
+    """Against Python's integers modulo 2^bits, letters over the whole of int32, so that partial sums wrap many times.
+
+    Catches a lift that forgets the sign, a sum in float32, and absent or heavy letters counted by their weight.
+    """
+    letters = RNG.integers(-(2**31), 2**31, (30, 8))
+    weights = np.where(np.arange(30) % 3 == 0, 0, 1 + np.arange(30) * 100)
+    half = 2 ** (bits - 1)
+    true = [(int(x) + half) % 2**bits - half for x in letters[weights > 0].sum(0)]
+    found, metrics = aggregate(
+        aggregation.modular_sum(1.0, modulus_bits=bits), {"a": np.int32(letters), "b": np.int32(letters[:, 0])}, weights
+    )
+    assert found["a"].dtype == jnp.float32 and float(metrics["total_weight"]) == 20
+    assert np.asarray(found["a"]).tolist() == np.float32(true).tolist() and float(found["b"]) == np.float32(true[0])
+
+
+def test_small_sums_survive_wrapping():
+    """Partial sums leave the range of 8 bits, the sum does not. Catches sums that saturate."""
+    letters = np.int32([[100], [100], [-120], [100], [-100], [-50]])
+    found, _ = aggregate(aggregation.modular_sum(10.0, modulus_bits=8), letters, np.ones(6))
+    np.testing.assert_allclose(found, [3.0], rtol=1e-6)
+
+
+def test_nothing_received_is_zero():
+    """Catches a lift of zero to something else."""
+    found, metrics = aggregate(aggregation.modular_sum(4.0), np.int32([[7], [9]]), np.zeros(2))
+    assert found.tolist() == [0] and float(metrics["total_weight"]) == 0
+
+
+def test_floats_are_refused():
+    """Catches floats whose bits are summed, at the table and by the composer."""
+    for dtype in (jnp.float32, jnp.uint32, jnp.int8):
+        with pytest.raises(TypeError, match=r"update: expected int32 letters .*discrete_gaussian_mechanism"):
+            aggregation.modular_sum(1.0).init(jax.ShapeDtypeStruct((3,), dtype), 4)
+    with pytest.raises(ValueError, match="transform: expected integers for a modular sum"):
+        p.Federation(aggregator=aggregation.modular_sum(1.0), transform=transform.clip(1.0))
+
+
+def test_facts():
+    """Catches a modulus off by a bit, and a sensitivity of the sum for the mean."""
+    table = aggregation.modular_sum(denominator=8.0, modulus_bits=20)
+    assert (table.modulus, table.sensitivity) == (2**20, 0.125)
+    assert aggregation.modular_sum(1.0).modulus == 2**32
+
+
+@pytest.mark.parametrize("bits", [1, 33, 16.0, True])
+def test_wrong_options_are_refused(bits):
+    """Catches rings that 32 bits do not hold."""
+    with pytest.raises((ValueError, TypeError), match="modulus_bits: expected"):
+        aggregation.modular_sum(1.0, modulus_bits=bits)
+    with pytest.raises(ValueError, match="denominator: expected"):
+        aggregation.modular_sum(0.0)

@@ -1,0 +1,140 @@
+"""The compressed broadcast."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_sim import aggregation, algorithms, client, engine, population, sampling, server, transform
+from fedjax_sim.server import downlink
+from fedjax_sim.transform.chain import wire_of
+from fedjax_sim.types import Noise
+from tests.laws import laws
+from tests.laws import problems as p
+
+KEY = jax.random.key(0)
+SGD, MOMENTUM = server.optimizer(optax.sgd(1.0)), server.optimizer(optax.sgd(0.7, momentum=0.9))
+
+
+def noisy(key, aggregate, state):
+    """A server's step that uses its key."""
+    return MOMENTUM.apply(key, aggregate + 0.01 * jax.random.normal(key, aggregate.shape), state)
+
+
+def test_identity_changes_no_bit():
+    """With nothing left out, the round without it. Catches a replica that is w' + fl(w - w'), which is not w, and a key
+    of the server's that is used up."""
+    inner = MOMENTUM._replace(apply=noisy)
+    plain = p.Federation(server=inner).run(p.COHORT, num_rounds=5)
+    for changes_nothing in (transform.identity(), transform.top_k(1.0)):
+        down = p.Federation(server=downlink(inner, changes_nothing)).run(p.COHORT, num_rounds=5)
+        laws.check_equal_bits(plain[0].server, down[0].server.server, "model")
+        laws.check_equal_bits(plain[0].server.params, down[0].server.replica, "replica")
+        for one, other in zip(plain[1], down[1], strict=True):
+            assert one["update_norm"].tobytes() == other["update_norm"].tobytes()
+
+
+def test_replica_follows_the_model():
+    """Top-2 of each difference, in float64 over rounds. Catches a model that is moved by what was sent, differences to
+    the last model instead of the replica, and clients that train from the model."""
+    room = downlink(server.optimizer(optax.sgd(0.5)), transform.top_k(count=2))
+    params = {"w": jnp.array([1.0, -2.0, 3.0]), "half": jnp.array([0.5, 0.25], jnp.bfloat16)}
+    state = room.init(params)
+    laws.check_equal_bits(room.broadcast(state), params, "first broadcast")
+    model, replica = p.flat(params), p.flat(params)
+    apply = jax.jit(room.apply)
+    rng = np.random.default_rng(0)
+    for _ in range(6):
+        aggregate = {"w": jnp.array(rng.integers(-8, 9, 3) / 4, jnp.float32), "half": jnp.array([0.5, -0.5])}
+        state = apply(KEY, aggregate, state)
+        model = model + 0.5 * p.flat(aggregate)
+        missing = model - replica
+        chosen = np.argsort(-np.abs(missing), kind="stable")[:2]
+        replica[chosen] = model[chosen]
+        np.testing.assert_array_equal(p.flat(room.params(state)), model)
+        np.testing.assert_array_equal(p.flat(room.broadcast(state)), replica)
+    assert room.broadcast(state)["half"].dtype == jnp.bfloat16 and np.abs(model - replica).max() > 0
+
+
+def test_memory_of_the_one_sender():
+    """Error feedback under the downlink keeps its residual in the server's state. Catches a memory that is lost."""
+    room = downlink(SGD, transform.error_feedback(transform.quantize(2)))
+    state = room.init(jnp.array(p.START))
+    state = room.apply(KEY, jnp.array([0.3, -0.1, 0.04]), state)
+    missing = p.flat(room.params(state)) - p.flat(state.replica)
+    np.testing.assert_allclose(p.flat(state.memory), missing, atol=1e-7)
+    assert np.abs(missing).max() > 0
+
+
+def distances(*transforms):
+    """|w - w*| after 400 rounds of everybody's one gradient step, clients training from the replica."""
+    data = population.quadratics(num_clients=8, dimension=12)
+    best = population.quadratic_optimum(np.asarray(data.test["hessian"]), np.asarray(data.test["center"]))
+    away = []
+    for member in transforms:
+        algorithm = algorithms.federated(
+            sampling.full(8),
+            client.local_sgd(population.quadratic_loss, optax.sgd(0.2), num_steps=1),
+            aggregation.mean(),
+            downlink(SGD, member),
+            mesh=None,
+            plan=engine.Plan(4, 8),
+        )
+        state = algorithm.init(KEY, {"w": jnp.zeros(12)}, data.train)
+
+        @jax.jit
+        def run(state, data, algorithm=algorithm):
+            def body(state, key):
+                state, info = algorithm.step(key, state, data)
+                return state, info["downlink_bytes"].number
+
+            return jax.lax.scan(body, state, jax.random.split(KEY, 400))
+
+        state, _ = run(state, data.train)
+        away.append(np.linalg.norm(np.asarray(algorithm.params(state)["w"], np.float64) - best))
+    return away
+
+
+def test_compressed_broadcast_converges():
+    """8 bits, 2 bits, top-2 of 12: the replica's own feedback makes each exact. Catches a replica that drifts."""
+    away = distances(transform.quantize(8), transform.quantize(2), transform.top_k(count=2))
+    assert max(away) < 1e-5
+
+
+def test_bytes_of_the_letter():
+    """Catches a broadcast counted plain, or for who reported instead of who was invited."""
+    room = downlink(SGD, transform.quantize(8))
+    spec = jax.ShapeDtypeStruct((3,), jnp.float32)
+    assert room.wire(spec) == wire_of(transform.quantize(8), spec)
+    _, infos = p.Federation(server=room).run(p.cohort(p.COHORT, reported=np.arange(p.SLOTS) < 4), num_rounds=1)
+    assert infos[0]["downlink_bytes"].total() == p.SLOTS * -(-room.wire(spec).bits // 8)
+    assert infos[0]["uplink_bytes"].total() == 4 * 12
+
+
+def test_bits_do_not_depend_on_devices():
+    """Catches a difference whose rounding another program changes."""
+    room = downlink(MOMENTUM, transform.quantize(3))
+    runs = [p.Federation(server=room, mesh=mesh).run(p.COHORT, num_rounds=3) for mesh in (None, engine.device_mesh())]
+    laws.check_equal_bits(runs[0][0].server, runs[1][0].server, "devices")
+
+
+def test_what_is_refused():
+    """Catches noise on the way down, integers that nobody sums, states that clients would keep, replicas that drift."""
+    noise = Noise("gaussian", "central", 1.0, 1.0)
+    with pytest.raises(ValueError, match="transform: expected a compressor without noise"):
+        downlink(SGD, transform.identity()._replace(noise=noise))
+    with pytest.raises(ValueError, match="transform: expected one that sends numbers"):
+        downlink(SGD, transform.quantize(8, range=1.0, integers=True))
+    with pytest.raises(ValueError, match="transform: expected no state"):
+        downlink(SGD, transform.ef21(transform.top_k(0.5), 3)).init(jnp.zeros(3))
+    with pytest.raises(ValueError, match=r"\|Q\(x\) - x\|\^2"):
+        downlink(SGD, transform.random_k(count=1)).init(jnp.zeros(3))
+    with pytest.raises(ValueError, match="params: expected a broadcast of floats"):
+        downlink(SGD, transform.identity()).init({"w": jnp.zeros(3), "step": jnp.zeros((), jnp.int32)})
+    with pytest.raises(TypeError, match="server: expected a ServerUpdate"):
+        downlink(server.replacement, transform.identity())
+    with pytest.raises(TypeError, match="transform: expected a UpdateTransform"):
+        downlink(SGD, transform.identity)
