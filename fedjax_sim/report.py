@@ -107,7 +107,8 @@ def write_report(run_directory: str | Path) -> Path:
         "<h3>Environment</h3>",
         _table(_flat({k: v for k, v in env.items() if k != "command"})) or _absent("No env.json in this folder."),
     ]
-    others = {k: v for k, v in summary.items() if k not in {key for key, _, _ in TILES} | {"name", "finished", "privacy"}}
+    told = {key for key, _, _ in TILES} | {"name", "finished", "privacy"}
+    others = {key: value for key, value in summary.items() if key not in told}
     if others:
         parts += ["<h3>Other results</h3>", _table(_flat(others))]
     policy = "default-src 'none'; style-src 'unsafe-inline'"

@@ -128,8 +128,8 @@ def test_every_algorithm_builds(name):
 
 NEEDED = {
     "clip_norm": "1.0", "noise_multiplier": "1.0", "cohort_size": "10", "population_size": "40", "value": "0.1",
-    "levels": "4", "initial_clip_norm": "1.0", "quantile_noise": "2.0", "factor": "0.5", "rank": "1", "dtype": "bfloat16",
-    "share": "0.5", "block_size": "8", "num_rounds": "8",
+    "levels": "4", "initial_clip_norm": "1.0", "quantile_noise": "2.0", "factor": "0.5", "rank": "1",
+    "dtype": "bfloat16",    "share": "0.5", "block_size": "8", "num_rounds": "8",
 }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def test_hidden_zero_is_zero(dtype):
     """Catches a double whose upper half is cut off, a sign, and an empty leaf that is asked for its first number."""
     with jax.enable_x64(True):
         for value in (0.1, -0.1, -3.0, 0.0, -0.0, 1e30, float("nan")):
-            if value == value and abs(value) < 100 or dtype in ("float64", "float32", "bfloat16"):
+            if (value == value and abs(value) < 100) or dtype in ("float64", "float32", "bfloat16"):
                 x = jnp.array(value, jnp.float64).astype(dtype)
                 zero = tree.hidden_zero({"a": jnp.zeros((0, 2)), "b": x})
                 assert int(zero) == 0 and zero.dtype == jnp.int32

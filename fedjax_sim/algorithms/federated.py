@@ -226,7 +226,8 @@ def federated(
         peaks = jnp.stack([_peak(x) for x in jax.tree.leaves(update)])
         sound = (peaks < LARGEST).all() & (peaks * weight < LARGEST).all() & (weight >= 0) & (weight < LARGEST)
         sound &= (weight == 0) | (weight >= SMALLEST)
-        sound &= _stays_finite((slot.client, slot.memory), (client_state, memory)) & tree.all_finite((report.metrics, measured))
+        sound &= _stays_finite((slot.client, slot.memory), (client_state, memory))
+        sound &= tree.all_finite((report.metrics, measured))
         known = (slot.id >= 0) & (slot.id < shared.population.size)  # a sampler's fault would pass as an empty client
         arrived = slot.reported & known & sound & (weight > 0)
         dropped = slot.reported & (~known | (~sound & (weight != 0)))

@@ -109,5 +109,5 @@ def test_error_texts():
 
 def test_unequal_clients_are_packed():
     """Catches the inner client's number of steps lost on the way."""
-    inner = client.local_sgd(lambda params, x, key: x, optax.sgd(0.1), num_epochs=1, batch_size=2)
-    assert client.touched_rows(inner, table="a", tokens="b").num_steps is inner.num_steps
+    inner = local_sgd(lambda params, x, key: x, optax.sgd(0.1), num_epochs=1, batch_size=2)
+    assert touched_rows(inner, table="a", tokens="b").num_steps is inner.num_steps

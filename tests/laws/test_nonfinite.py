@@ -54,7 +54,7 @@ def test_a_weight_too_small_to_sum_is_counted():
         report, state = tiny.apply(key, broadcast, state, data)
         return report._replace(weight=report.weight * 1e-36), state
 
-    state, infos = p.Federation(client=tiny._replace(apply=apply)).run(p.COHORT, num_rounds=1)
+    _, infos = p.Federation(client=tiny._replace(apply=apply)).run(p.COHORT, num_rounds=1)
     assert int(infos[0]["dropped_clients"]) == len(p.COHORT) and int(infos[0]["skipped_rounds"]) == 1
 
 

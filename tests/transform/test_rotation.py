@@ -167,9 +167,9 @@ def test_wire_bits():
 
 def test_parts_that_cannot_be_rotated_are_refused():
     """Catches integers of different rotations in one sum, noise that nobody accounts for, and a factory not called."""
-    with pytest.raises(ValueError, match="one that sends floats, got .*signs of their own"):
+    with pytest.raises(ValueError, match=r"one that sends floats, got .*signs of their own"):
         rotated(quantize(range=1.0, integers=True))
-    with pytest.raises(ValueError, match="one without noise, got .*chain"):
+    with pytest.raises(ValueError, match=r"one without noise, got .*chain"):
         rotated(stateless(lambda key, x: x, noise=Noise("gaussian", "local", 1.0, 1.0)))
     with pytest.raises(TypeError, match="transform: expected an UpdateTransform, got 'function'"):
         rotated(quantize)
