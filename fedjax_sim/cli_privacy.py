@@ -163,14 +163,17 @@ def _mechanism(config, settings, population, cohort, rounds, delta, options) -> 
             raise ValueError(
                 "transform: expected a part with noise in the config, got none. See: fedjax-sim list transform"
             )
-        size = built.data.train.size
-        delta = delta or run["delta"] or default_delta(size)
+        delta = run["delta"] if delta is None else delta
+        delta = default_delta(made.num_units) if delta is None else delta
         return {"mechanism": made}, {"rounds": run["rounds"] if rounds is None else rounds, "delta": delta}
     if population is None or cohort is None:
         raise ValueError("--population, --cohort: expected both, got less. Write -N N -m M, or give a config.")
     sizes = {"population_size": population, "cohort_size": int(cohort) if cohort == int(cohort) else cohort}
     given = {name: value for name, value in options.items() if value is not None}
-    return given | sizes, {"rounds": rounds or 1, "delta": default_delta(population) if delta is None else delta}
+    return given | sizes, {
+        "rounds": 1 if rounds is None else rounds,
+        "delta": default_delta(population) if delta is None else delta,
+    }
 
 
 def _say(answer: Callable[[], tuple[str, dict]], as_json: bool) -> None:

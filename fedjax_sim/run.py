@@ -79,7 +79,7 @@ def run(
       client_memory: where per-client state lives: "device", split over the devices; "disk", in `directory`; "auto":
         disk where it would take more than half of a device, and after a resume where it was.
       delta: at which epsilon is stated where a part has noise: in the record of each evaluated round, and with all that
-        it depends on in the summary; by default N^-1.1.
+        it depends on in the summary; by default n^-1.1 of the n clients (or records) that are hidden.
       resume: continue from the newest checkpoint in `directory`.
       allow_previous: if that checkpoint is damaged, continue from the one before, with a warning.
       callbacks: called as callback(round, state, record) where the evaluation is due, after the round is on disk; a
@@ -119,8 +119,7 @@ def run(
         )  # some accelerators round to 10 bits unless told
         stack.enter_context(jax.default_matmul_precision(precision))
         log = distributed.agreed(lambda: Log(directory))
-        words, folder = identity["key"], log.directory
-        spending = distributed.agreed(lambda: Spending(algorithm, params, population, words, delta, folder))
+        spending = distributed.agreed(lambda: Spending(algorithm, params, population, identity, delta, log.directory))
         log.spending = spending
         first = 0
         if directory is not None:

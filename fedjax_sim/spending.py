@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import checkpoint, tree, validate
+from fedjax_sim import checkpoint, distributed, tree, validate
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
 __all__ = ["Spending", "default_delta", "letter_dimension"]
@@ -17,13 +18,13 @@ __all__ = ["Spending", "default_delta", "letter_dimension"]
 FILE = "privacy.json"
 
 
-def default_delta(population_size: int) -> float:
-    """N^-1.1: below 1 / N, as a delta must be to mean anything.
+def default_delta(num_units: int) -> float:
+    """n^-1.1 for n clients (records, where those are hidden): below 1 / n, as a delta must be to mean anything.
 
     >>> f"{default_delta(1_000_000):.2e}"
     '2.51e-07'
     """
-    return min(float(population_size) ** -1.1, 0.1)
+    return min(float(num_units) ** -1.1, 0.1)
 
 
 def letter_dimension(algorithm: Algorithm, params: PyTree, population: Population) -> int:
@@ -47,8 +48,8 @@ class Spending:
 
     Args:
       algorithm, params, population: of the run; what is private is read from the algorithm's parts.
-      key: of the run; another one is another release.
-      delta: in (0, 1); by default `default_delta(population.size)`.
+      identity: of the run, its key in it: with another one, a round that is repeated is another release.
+      delta: in (0, 1); by default `default_delta` of the clients, or records.
       directory: where `privacy.json` goes; None for nowhere.
 
     Guarantees: a killed run never reports less than its rounds spent (tests/test_spending.py::test_a_crash_is_counted);
@@ -60,23 +61,25 @@ class Spending:
         algorithm: Algorithm,
         params: PyTree,
         population: Population,
-        key: list[int],
+        identity: dict,
         delta: float | None,
         directory: Path | None,
     ):
         self.mechanism, self.refused, self.path = None, "", directory and directory / FILE
-        self.stream = json.dumps(key)
+        words = json.dumps(identity, sort_keys=True).encode()
+        self.stream = hashlib.sha256(words).hexdigest()[:16]
         if delta is not None:
             validate.in_range("delta", delta, 0, 1, open_low=True, open_high=True)
         if not any(getattr(part, "noise", None) for part in algorithm.parts.values()):
             return
         from fedjax_sim import privacy  # the desk's libraries take a second
 
-        self.ledger = privacy.Ledger(default_delta(population.size) if delta is None else delta)
         try:
             self.mechanism = privacy.mechanism_of(algorithm, dimension=letter_dimension(algorithm, params, population))
         except (TypeError, ValueError) as error:
             self.refused = str(error)
+            return
+        self.ledger = privacy.Ledger(default_delta(self.mechanism.num_units) if delta is None else delta)
 
     def resume(self, saved: dict[str, Any] | None, first: int) -> None:
         """Takes over what a checkpoint of round `first` and the file hold."""
@@ -84,18 +87,20 @@ class Spending:
             return
         from fedjax_sim.privacy import Ledger
 
-        found = [saved] if saved else []
-        if self.path is not None and self.path.is_file():
-            try:
-                found.append(json.loads(self.path.read_bytes())["ledger"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise checkpoint.CheckpointError(
-                    f"{self.path}: expected a privacy ledger, got a damaged one."
-                ) from error
-        for state in found:
+        for state in filter(None, (saved, distributed.from_first(self._read))):
             self.ledger = self.ledger.merged(Ledger.from_state(state))
         if first and not self.ledger.rounds:
-            self.ledger.enter(self.mechanism, 0, first, stream=self.stream)
+            self.mechanism = None
+            self.refused = f"the first {first} rounds ran without a ledger: nobody knows what they released."
+
+    def _read(self) -> dict[str, Any] | None:
+        """What the file holds."""
+        if self.path is None or not self.path.is_file():
+            return None
+        try:
+            return json.loads(self.path.read_bytes())["ledger"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise checkpoint.CheckpointError(f"{self.path}: expected a privacy ledger, got a damaged one.") from error
 
     def enter(self, start: int, stop: int) -> None:
         """Rounds start, ..., stop - 1 are about to run."""

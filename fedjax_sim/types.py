@@ -164,6 +164,7 @@ class Aggregator(NamedTuple):
     finalize: Callable  # (key, cohort, carry) -> (aggregate, metrics)
     sensitivity: float | None = None  # L2 motion of the aggregate per unit motion of one update; None = unbounded
     modulus: int | None = None  # it sums integers modulo this one; None = it sums numbers
+    weighted: bool = False  # the result depends on the weights that clients report
 
 
 class ServerUpdate(NamedTuple):

@@ -81,3 +81,11 @@ def test_a_pair_is_twice_as_long(job):
     pair = build(load(None, [*few, "sampler.cohort_size=6", "algorithm.name=scaffold"]))
     sizes = [letter_dimension(made.algorithm, made.params, made.data.train) for made in (job, pair)]
     assert 2 * sizes[0] == sizes[1] == 2 * tree.num_values(job.params)
+
+
+def test_rounds_without_a_ledger_have_no_epsilon(job, tmp_path):
+    """Catches a history that a resume makes up: rounds of a run without noise, counted as if they had had it."""
+    plain = build(load(None, [text for text in SMALL if "gaussian" not in text]))
+    train(plain, 2, directory=tmp_path)
+    history = train(job, 3, directory=tmp_path, resume=True)
+    assert "ran without a ledger" in history.summary["privacy"]["refused"] and "epsilon" not in history.records[-1]

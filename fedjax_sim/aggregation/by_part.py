@@ -31,6 +31,8 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
     for name, rule in parts.items():
         if not isinstance(rule, Aggregator):
             validate.fail(f"parts[{name!r}]", "an Aggregator", type(rule).__name__, "Call the factory.", TypeError)
+        if rule.modulus is not None:
+            validate.fail(f"parts[{name!r}]", "a sum of numbers", "a modular sum", "Use it for whole letters.")
 
     def init(update_spec, num_slots):
         if not isinstance(update_spec, dict) or update_spec.keys() != parts.keys():
@@ -50,4 +52,5 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
         return {name: aggregate for name, (aggregate, _) in done.items()}, metrics
 
     bounds = [rule.sensitivity for rule in parts.values()]
-    return Aggregator(init, accumulate, finalize, None if None in bounds else max(bounds))
+    weighted = any(rule.weighted for rule in parts.values())
+    return Aggregator(init, accumulate, finalize, None if None in bounds else max(bounds), weighted=weighted)

@@ -95,7 +95,8 @@ def mean(*, weighting: str = "examples") -> Aggregator:
 
         return jax.tree.map(divided, updates)
 
-    return _weighted_sum(lambda ids, weights: _letter_weights(weighting, weights), finish, None)
+    rule = _weighted_sum(lambda ids, weights: _letter_weights(weighting, weights), finish, None)
+    return rule._replace(weighted=weighting == "examples")
 
 
 def fixed_mean(denominator: float, *, weighting: str = "uniform") -> Aggregator:
@@ -113,7 +114,8 @@ def fixed_mean(denominator: float, *, weighting: str = "uniform") -> Aggregator:
     validate.positive("denominator", denominator)
     _check_weighting(weighting)
     sensitivity = 1 / denominator if weighting == "uniform" else None
-    return _weighted_sum(lambda ids, weights: _letter_weights(weighting, weights), _divided(denominator), sensitivity)
+    rule = _weighted_sum(lambda ids, weights: _letter_weights(weighting, weights), _divided(denominator), sensitivity)
+    return rule._replace(weighted=weighting == "examples")
 
 
 def total(*, weighting: str = "uniform") -> Aggregator:
@@ -149,7 +151,8 @@ def horvitz_thompson(design, total_weight: float) -> Aggregator:
         return fixed_mean(float(probabilities * total_weight), weighting="examples")
     validate.integer("inclusion probabilities", probabilities.size, 1, MAX_CONSTANT, hint="They become a constant.")
     factors = np.float32(1 / (probabilities * total_weight))
-    return _weighted_sum(lambda ids, weights: weights * jnp.asarray(factors)[ids], lambda updates, _: updates, None)
+    rule = _weighted_sum(lambda ids, weights: weights * jnp.asarray(factors)[ids], lambda updates, _: updates, None)
+    return rule._replace(weighted=True)
 
 
 def keep_old(total_weight: float) -> Aggregator:

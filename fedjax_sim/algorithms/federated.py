@@ -23,6 +23,7 @@ from fedjax_sim.types import (
     ClientUpdate,
     Cohort,
     Count,
+    Noise,
     PyTree,
     Received,
     Sampler,
@@ -121,6 +122,12 @@ def _parts(**parts: tuple[Any, type]) -> None:
             validate.fail(name, f"a {kind.__name__}", type(value).__name__, "Call the factory.", TypeError)
 
 
+def _shares(noise: Noise) -> int:
+    """The letters that a distributed noise counts on."""
+    details = noise.details._asdict() if hasattr(noise.details, "_asdict") else noise.details or {}
+    return details.get("cohort_size", 1)
+
+
 def _check_table(sampler: Sampler, transform: UpdateTransform, aggregator: Aggregator) -> None:
     """What the letters are must suit the table."""
     sent, noise = transform.integer_range, transform.noise
@@ -158,6 +165,9 @@ def federated(
         `dropped_clients`. "error": the same, and `run` stops, naming the clients.
       plan: clients vmapped and summed at once; by default fitted to the cache.
       mesh: devices to share the cohort; "all" visible ones by default, None for one.
+
+    With noise in shares on the letters (place "distributed"), a round in which fewer letters arrive than share it is
+    skipped: nothing of it is released.
 
     Returns: an Algorithm. Its info holds `clients_invited`, `clients_reported`, `dropped_clients`, `skipped_rounds`
     (1 where nothing usable arrived: the model is then unchanged), `uplink_bytes`, `downlink_bytes`, `update_norm`, and
@@ -279,13 +289,16 @@ def federated(
         )
         moved = server.apply(stream(key, "server"), tree.pinned(aggregate, zero), state.server)
         usable = (arrived > 0) | transform.releases_when_empty
+        if transform.noise is not None and transform.noise.place == "distributed":
+            usable = arrived >= _shares(transform.noise)  # fewer letters hold less noise: nothing is released
         usable &= tree.all_finite(server.params(moved)) & _stays_finite(state.server, moved)
+        kept = transform.releases_when_empty & tree.all_finite(transform_state)  # what was released was released
         new = FederatedState(
             round=state.round + 1,
             sampler=sampler_state,
             clients=engine.put(clients, ids, client_rows, arrived_slots & usable),
             memory=engine.put(memory, ids, memory_rows, arrived_slots & usable),
-            transform=tree.where(usable, transform_state, state.transform),
+            transform=tree.where(usable | kept, transform_state, state.transform),
             server=tree.where(usable, moved, state.server),
         )
         letter = wire_of(transform, report_spec(broadcast, client.init(broadcast), population))

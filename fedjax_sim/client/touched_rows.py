@@ -44,6 +44,10 @@ def touched_rows(client: ClientUpdate, *, table: str = "embedding/table", tokens
     [0.0, -1.0, 0.0, -1.0, 0.0]
     """
 
+    if client.noise is not None:
+        hint = "Rows that bear no noise would tell which tokens a client holds."
+        fail("client", "a client without noise", client.noise.mechanism, hint)
+
     def init(params: PyTree) -> PyTree:
         state = client.init(params)
         if jax.tree.leaves(state):

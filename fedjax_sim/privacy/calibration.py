@@ -67,6 +67,8 @@ def written_down(
         validate.integer("noise_cohort_size", noise_cohort_size, 1, population_size)
         details = {"noise_cohort_size": noise_cohort_size, "simulated_cohort_size": float(cohort_size)}
         cohort_size = noise_cohort_size
+        if scheme == "truncated_poisson":  # the slots are those of the small cohort
+            scheme, num_slots = "poisson", None
     if scheme == "full":
         cohort_size = population_size
     if scheme == "uniform_without_replacement":

@@ -82,6 +82,9 @@ def calibrate_report(
     std = f"standard deviation {z * made.clip_norm:.6g} with clip norm {made.clip_norm:g}"
     lines = [f"Noise multiplier {z:.5g}: {std}.", explain(found.spent), "", *explain(made).splitlines()[:3],
              f"Event: {event}."]  # fmt: skip
+    if made.detail("clip_units"):
+        grid = made.clip_norm / made.detail("clip_units")
+        lines.append(f"It holds with granularity = {grid:.9g} written out: by default the grid follows the noise.")
     if made.law == "without_replacement" and made.place == "central" and not made.detail("noise_cohort_size"):
         poisson = calibrate(epsilon, delta, rounds, _as_poisson(made)).noise_multiplier
         fields["poisson_noise_multiplier"] = poisson

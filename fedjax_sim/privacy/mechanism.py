@@ -135,6 +135,11 @@ class Mechanism:
             return size, self.detail("rate", 1.0), self.detail("max_batch_size", size)
         return self.population_size, self.rate, self.num_slots
 
+    @property
+    def num_units(self) -> int:
+        """Clients, or the most records that all of them can have."""
+        return self.population_size * (int(self.detail("num_examples", 1)) if self.unit == "record" else 1)
+
     def releases(self, rounds: int) -> int:
         """Gaussian releases that may have seen a unit in so many rounds."""
         validate.integer("rounds", rounds, 0)
@@ -259,6 +264,8 @@ def _adjacencies(made: Mechanism) -> tuple[str, ...]:
         return ("zero_out", "replace_one")
     if made.place == "local":
         return ("replace_one", "zero_out")
+    if made.detail("adaptive") and made.scheme != _FIXED:
+        return ("add_or_remove_one", "replace_one")
     if made.place == "distributed":
         return ("replace_one", "zero_out") if made.scheme == "full" else ("replace_one",)
     return ("replace_one",) if made.scheme == _FIXED else ADJACENCIES
@@ -269,6 +276,8 @@ def _why_not(made: Mechanism) -> str:
         return "A record more or less puts all others into other batches of an epoch. Use Poisson batches."
     if made.kind in CORRELATED:
         return "A client more or less would change the rounds in which the others take part."
+    if made.detail("adaptive") and made.adjacency == "zero_out":
+        return "A letter of zeros is not clipped: its bit in the count of clipped letters moves twice as far."
     if made.place == "local":
         return "Whoever sees the letters sees who sent one."
     if made.place == "distributed" and made.adjacency == "add_or_remove_one":

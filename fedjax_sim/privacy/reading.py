@@ -35,6 +35,9 @@ def mechanism_from(
     if larger is not None and noise.place == "central":
         hint = "No cohort of that size can be drawn from this population, so there is nothing to account for."
         validate.integer("noise_cohort_size", larger, 1, design.population_size, hint=hint)
+        if larger < cohort_size:
+            hint = "It simulates a larger cohort, not a smaller one."
+            validate.fail("noise_cohort_size", f"at least the cohort's {cohort_size:g} clients", larger, hint)
         details["simulated_cohort_size"] = cohort_size
         cohort_size = float(larger)
         if scheme in ("poisson", "truncated_poisson"):
@@ -89,6 +92,9 @@ def mechanism_of(algorithm: Any, *, adjacency: str | None = None, dimension: int
         validate.fail("sampler", "a part with a design", None, "An accountant must know the law of the cohort.")
     if room == "transform" and noise.place != "local":
         _check_table(parts.get("transform"), parts.get("aggregator"), noise)
+    elif room == "transform" and getattr(parts.get("aggregator"), "weighted", False):
+        hint = "The weights that clients report bear no noise: use uniform weighting at the table."
+        validate.fail("aggregator", "one that takes no weights from clients", "one that does", hint)
     return mechanism_from(parts["sampler"].design, noise, adjacency=adjacency, dimension=dimension)
 
 

@@ -90,8 +90,8 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
         )
     else:
         said.append("Idealised numerics: float32 noise of a simulation hardens no deployment (Mironov 2012).")
-    if not (delta < 1 / mechanism.population_size):
-        what = f"delta {delta:g} is not below 1 / N = {1 / mechanism.population_size:g}"
+    if not (delta < 1 / mechanism.num_units):
+        what = f"delta {delta:g} is not below one over the number of {mechanism.unit}s, {1 / mechanism.num_units:g}"
         said.append(f"{what}: a mechanism that publishes one client's data outright could meet it.")
     return tuple(said)
 

@@ -158,9 +158,9 @@ def claim_of(algorithm: Algorithm, *, num_rounds: int = 1, adjacency: str | None
     if design.scheme not in ("full", "poisson", "truncated_poisson"):
         hint = "Pass the claim that you make for it: its law is not that of Poisson sampling."
         validate.fail("sampler", "one that calls clients independently: poisson or full", design.scheme, hint)
-    if num_rounds > 1 and design.scheme != "full":
-        return accounted_claim(mechanism_of(algorithm, adjacency=adjacency), num_rounds)
     moved = 2 if adjacency == "replace_one" else 1
+    if (num_rounds > 1 or moved == 2 or design.scheme == "truncated_poisson") and design.scheme != "full":
+        return accounted_claim(mechanism_of(algorithm, adjacency=adjacency), num_rounds)
     rate = 1.0 if design.scheme == "full" else design.rate
     return gaussian_claim(noise.multiplier / moved, sampling_rate=rate, num_rounds=num_rounds)
 

@@ -138,7 +138,7 @@ def drive(*, debiased: bool = True) -> UpdateTransform:
     if not debiased:
         return rotated(signs(_least_squares, lambda square, size: square / 2))
     bound = lambda square, size: square * (2 * math.log(2 * size) + 1)  # noqa: E731
-    return rotated(signs(_projecting, bound, nonexpansive=False))
+    return rotated(signs(_projecting, bound))
 
 
 def _least_squares(xp, size, peak, mean, square):

@@ -77,7 +77,7 @@ def signs(scale: Callable, after_rotation: Callable, scope: str = "vector", **fa
         wire=wire,
         squared_error=squared_error,
         exact_error=True,
-        **({"nonexpansive": True} | facts),
+        **facts,
     )
     return made
 

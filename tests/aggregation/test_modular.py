@@ -81,3 +81,9 @@ def test_wrong_options_are_refused(bits):
         aggregation.modular_sum(1.0, modulus_bits=bits)
     with pytest.raises(ValueError, match="denominator: expected"):
         aggregation.modular_sum(0.0)
+
+
+def test_parts_of_letters_are_refused():
+    """Catches a ring that `federated` no longer sees, and so never checks."""
+    with pytest.raises(ValueError, match="expected a sum of numbers, got 'a modular sum'"):
+        aggregation.by_part({"a": aggregation.modular_sum(10.0)})

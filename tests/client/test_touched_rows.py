@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim.client import local_sgd, scaffold, touched_rows
+from fedjax_sim.client import local_sgd, private_sgd, scaffold, touched_rows
 from fedjax_sim.models import layers
 from fedjax_sim.types import ClientData
 
@@ -111,3 +111,10 @@ def test_unequal_clients_are_packed():
     """Catches the inner client's number of steps lost on the way."""
     inner = local_sgd(lambda params, x, key: x, optax.sgd(0.1), num_epochs=1, batch_size=2)
     assert touched_rows(inner, table="a", tokens="b").num_steps is inner.num_steps
+
+
+def test_noise_on_some_rows_is_refused():
+    """Catches an update whose rows without noise name the tokens that a client holds."""
+    noisy = private_sgd(lambda params, x, key: x, 1.0, 1.0, 0.1, num_steps=1, batch_size=2, num_examples=4)
+    with pytest.raises(ValueError, match="client: expected a client without noise"):
+        touched_rows(noisy, table="a", tokens="b")

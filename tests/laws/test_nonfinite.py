@@ -62,3 +62,17 @@ def test_integers_do_not_hide_a_broken_client():
     """Catches a NaN that becomes an integer on its way: only what the transform measured still shows it."""
     letters = transform.quantize(4, range=1.0, integers=True)
     laws.nonfinite_clients_are_dropped(np.nan, p.Federation(transform=letters, aggregator=aggregation.fixed_mean(9.0)))
+
+
+def test_missing_shares_of_noise_release_nothing():
+    """Catches a round whose letters hold less noise than its accountant was told."""
+    federation = p.Federation(
+        client=client.local_sgd(p.linear_loss, optax.sgd(p.RATE), num_steps=1),
+        transform=transform.distributed_gaussian(1.0, 1.0, p.SLOTS),
+        aggregator=aggregation.fixed_mean(float(p.SLOTS)),
+    )
+    start = p.flat(federation.algorithm.params(federation.init()))
+    state, infos = federation.run(p.cohort(p.COHORT, reported=np.arange(p.SLOTS) != 4), num_rounds=1)
+    assert int(infos[0]["skipped_rounds"]) == 1 and (p.flat(federation.algorithm.params(state)) == start).all()
+    state, infos = federation.run(p.COHORT, num_rounds=1)
+    assert int(infos[0]["skipped_rounds"]) == 0 and (p.flat(federation.algorithm.params(state)) != start).any()

@@ -243,7 +243,9 @@ def test_the_record_says_what_it_is():
     assert isinstance(spent, PrivacySpent)
     for word in ("delta 1e-05", "10 rounds", "each client", "added or removed", "45 slots", "PLD", "multiplier 1"):
         assert word in str(spent)
-    assert any("not below 1 / N" in sentence for sentence in account(poisson(), 1, 1e-2).assumptions)
+    assert any(
+        "not below one over the number of clients" in sentence for sentence in account(poisson(), 1, 1e-2).assumptions
+    )
     local = account(full(5.0, place="local"), 3, 1e-5)
     assert local.adjacency == "replace_one" and any("amplifies nothing" in x for x in local.assumptions)
 

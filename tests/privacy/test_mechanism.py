@@ -13,7 +13,7 @@ import pytest
 
 from fedjax_sim import aggregation, client, sampling, server, transform
 from fedjax_sim.algorithms import federated
-from fedjax_sim.privacy import Mechanism, account, mechanism_from, mechanism_of
+from fedjax_sim.privacy import Mechanism, account, mechanism_from, mechanism_of, written_down
 from fedjax_sim.types import Noise
 
 N, M = 200, 20
@@ -62,7 +62,10 @@ def test_reads_chains_and_local_noise():
     """Catches noise that is overlooked in a chain, and local noise that a cohort is said to amplify."""
     chained = mechanism_of(parts(change=transform.chain(transform.top_k(0.1), transform.gaussian_mechanism(1.0, 0.8))))
     assert chained.noise_multiplier == 0.8
-    local = mechanism_of(parts(change=transform.local_gaussian(1.0, 3.0), aggregator=aggregation.mean()))
+    noisy, uniform = transform.local_gaussian(1.0, 3.0), aggregation.mean(weighting="uniform")
+    local = mechanism_of(parts(change=noisy, aggregator=uniform))
+    with pytest.raises(ValueError, match="takes no weights from clients"):  # they bear no noise
+        mechanism_of(parts(change=noisy, aggregator=aggregation.mean()))
     assert (local.law, local.moves, local.releases(7)) == ("always", 2, 7)
     in_turn = mechanism_of(parts(sampling.cyclic(N, M), transform.local_gaussian(1.0, 3.0)))
     assert in_turn.releases(25) == 3 and in_turn.releases(10) == 1  # every tenth round
@@ -223,3 +226,21 @@ def test_fingerprints_and_json():
     with pytest.raises(ValueError, match="fields"):
         Mechanism.from_dict({"noise": 1})
     assert written(noise_multiplier=jnp.float32(1.5)).noise_multiplier == 1.5
+
+
+def test_what_a_reviewer_found():
+    """Cohorts that are simulated smaller than they are, slots of another cohort, bits that move twice as far."""
+    smaller = transform.gaussian_mechanism(1.0, 1.0, noise_cohort_size=2)
+    with pytest.raises(ValueError, match="noise_cohort_size: expected at least the cohort's"):
+        mechanism_of(parts(sampling.poisson(1000, 0.05), smaller))
+    sizes = {"population_size": 10_000, "cohort_size": 10, "noise_cohort_size": 1000, "noise_multiplier": 1.0}
+    cut = written_down(scheme="truncated_poisson", num_slots=34, **sizes)
+    assert (cut.scheme, cut.num_slots) == ("poisson", 10_000)
+    adaptive = transform.adaptive_clip(1.0, initial_clip_norm=1.0, quantile_noise=0.6)
+    with pytest.raises(ValueError, match="bit in the count of clipped letters moves twice"):
+        mechanism_of(parts(sampling.poisson(1000, 0.05), adaptive), adjacency="zero_out")
+    record = Mechanism(
+        noise_multiplier=1.0, scheme="full", population_size=100, cohort_size=100, num_slots=100, unit="record",
+        place="local", details={"steps": 1, "sampling": "poisson", "rate": 0.1, "num_examples": 600},
+    )  # fmt: skip
+    assert record.num_units == 60_000

@@ -21,7 +21,7 @@ def test_sign_contracts_as_declared(scope):
     """|x|^2 - |x|_1^2 / d, never above (1 - 1/d) |x|^2, and reached by a single number. Catches a scale by the norm, a
     mean over leaves for one over the letter, and zeros that are left out of the mean."""
     member = scaled_sign(scope=scope)
-    assert not member.unbiased and member.nonexpansive and member.exact_error
+    assert not member.unbiased and not member.nonexpansive and member.exact_error  # narrow leaves round up
     send = jax.jit(lambda letter: member.on_client(KEY, letter, (), ())[0])
     rows = s.letters() | {"one": np.eye(1, 64, 50)[0].astype(np.float32), "tiny": np.full(64, 1e-37, np.float32)}
     for x in rows.values():
