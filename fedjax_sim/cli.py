@@ -259,6 +259,7 @@ def list_parts(
         named = registry.table(table) | registry.wrappers(table) if table else {}
         parts = registry.parts(place) | named
         grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
+        grid.add_column(no_wrap=True)
         for name, part in sorted(parts.items()):
             inside = table and (name in registry.wrappers(table) or (table in registry.CHAINS and name in named))
             shown = f"[{table}.{name}]" if inside else name
