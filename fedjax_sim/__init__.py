@@ -19,8 +19,10 @@ ROOMS = (
     "metrics",
     "models",
     "population",
+    "privacy",
     "sampling",
     "server",
+    "study",
     "transform",
 )
 __all__ = ["Algorithm", "run", *ROOMS]
