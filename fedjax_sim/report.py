@@ -16,6 +16,7 @@ from typing import Any
 from fedjax_sim import plot
 from fedjax_sim.checkpoint import write_atomically
 from fedjax_sim.plot import number
+from fedjax_sim.runlog import SOME_TOTALS
 
 __all__ = ["write_report"]
 
@@ -237,6 +238,8 @@ def _totals(records: Sequence[Mapping], timing: Sequence[Mapping]) -> dict[str, 
 def _tiles(values: Mapping[str, Any]) -> str:
     tiles = []
     for key, label, show in TILES:
+        if key in SOME_TOTALS and key not in values:
+            continue
         kind = "tile main" if key in ("test_accuracy", "test_loss") else "tile"
         tiles.append(f'<div class="{kind}"><b>{escape(show(values.get(key)))}</b><span>{label}</span></div>')
     return f'<div class="tiles">{"".join(tiles)}</div>'

@@ -421,3 +421,13 @@ def test_privacy_is_told(tmp_path, key, expected):
     del summary["privacy"]
     (folder / "summary.json").write_text(json.dumps(summary))
     assert "<h2>Privacy</h2>" not in write_report(folder).read_text()
+
+
+def test_totals_of_some_runs_stand_in_those(tmp_path):
+    """Catches an empty tile about an entropy code in the report of every run that has none."""
+    folder = fake_run(tmp_path / "run", 5)
+    assert "entropy code" not in write_report(folder).read_text()
+    summary = json.loads((folder / "summary.json").read_text()) | {"uplink_coded_bytes": 7_000_000}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    page = write_report(folder).read_text()
+    assert "entropy code" in page and "7 MB" in page

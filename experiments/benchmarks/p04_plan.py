@@ -95,5 +95,6 @@ def plot(axes, result: dict) -> None:
         axes.plot(whole, [i] * len(whole), "x", color=THEIRS, label="one vmap" if not i else None)
     axes.set_yticks(range(len(speeds)), list(speeds))
     axes.axvline(1.0, color="black", linewidth=1, label="automatic")
+    axes.figure.set_size_inches(8, 3.5)
     axes.set_xlabel("speed relative to the automatic plan")
     axes.legend(fontsize=8)
