@@ -83,11 +83,14 @@ class Spending:
 
     def resume(self, saved: dict[str, Any] | None, first: int) -> None:
         """Takes over what a checkpoint of round `first` and the file hold."""
+        found = [state for state in (saved, distributed.from_first(self._read)) if state]
         if self.mechanism is None:
+            if found and not self.refused:
+                self.refused = "earlier rounds of this run had noise, and these have none: no epsilon holds for both."
             return
         from fedjax_sim.privacy import Ledger
 
-        for state in filter(None, (saved, distributed.from_first(self._read))):
+        for state in found:
             self.ledger = self.ledger.merged(Ledger.from_state(state))
         if first and not self.ledger.rounds:
             self.mechanism = None

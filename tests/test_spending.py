@@ -89,3 +89,11 @@ def test_rounds_without_a_ledger_have_no_epsilon(job, tmp_path):
     train(plain, 2, directory=tmp_path)
     history = train(job, 3, directory=tmp_path, resume=True)
     assert "ran without a ledger" in history.summary["privacy"]["refused"] and "epsilon" not in history.records[-1]
+
+
+def test_rounds_whose_noise_is_gone_are_told(job, tmp_path):
+    """Catches a private run that goes on without noise, and whose summary then says nothing of privacy."""
+    train(job, 2, directory=tmp_path)
+    plain = build(load(None, [text for text in SMALL if "gaussian" not in text]))
+    history = train(plain, 3, directory=tmp_path, resume=True)
+    assert "these have none" in history.summary["privacy"]["refused"]
