@@ -309,7 +309,7 @@ legend(left)
 # number of gradient steps the run that talks more often is ahead at first and never far behind, because its clients do
 # not walk far in their own direction (**client drift**). Local steps trade computing for communication. On this easy
 # problem the trade is good up to 20 steps. It is not always: with several local steps FedAvg can settle beside the
-# optimum. On quadratic losses (`population.quadratics`), `population.fedavg_fixed_point` gives the exact place.
+# optimum. On quadratic losses (`population.quadratics`), `theory.fedavg_fixed_point` gives the exact place.
 #
 # ## 5. Your own parts
 #

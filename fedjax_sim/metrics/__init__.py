@@ -1,5 +1,42 @@
 """The desk: numbers about models and populations."""
 
+from fedjax_sim.metrics.distributions import (
+    earth_mover_distance,
+    jensen_shannon_divergence,
+    kullback_leibler_divergence,
+    l1_distance,
+    label_counts,
+    label_heterogeneity,
+    optimum_gap,
+    total_variation,
+)
+from fedjax_sim.metrics.drift import Drift, drift, drift_bias, drift_leading_term
 from fedjax_sim.metrics.evaluation import evaluation, per_client, pooled
+from fedjax_sim.metrics.heterogeneity import (
+    GradientHeterogeneity,
+    GradientMoments,
+    gradient_heterogeneity,
+    gradient_moments,
+)
 
-__all__ = ["evaluation", "per_client", "pooled"]
+__all__ = [
+    "Drift",
+    "GradientHeterogeneity",
+    "GradientMoments",
+    "drift",
+    "drift_bias",
+    "drift_leading_term",
+    "earth_mover_distance",
+    "evaluation",
+    "gradient_heterogeneity",
+    "gradient_moments",
+    "jensen_shannon_divergence",
+    "kullback_leibler_divergence",
+    "l1_distance",
+    "label_counts",
+    "label_heterogeneity",
+    "optimum_gap",
+    "per_client",
+    "pooled",
+    "total_variation",
+]

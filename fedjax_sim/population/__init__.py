@@ -29,17 +29,7 @@ from fedjax_sim.population.population import (
     pooled,
     stored,
 )
-from fedjax_sim.population.quadratic import (
-    fedavg_contraction,
-    fedavg_fixed_point,
-    fedprox_contraction,
-    fedprox_fixed_point,
-    proximal_solution,
-    quadratic_loss,
-    quadratic_optimum,
-    quadratic_population,
-    quadratics,
-)
+from fedjax_sim.population.quadratic import quadratic_loss, quadratic_population, quadratics
 from fedjax_sim.population.shift import feature_shift
 from fedjax_sim.population.store import read_store, write_store
 from fedjax_sim.population.synthetic import linear_teacher, logistic_teacher, mean_estimation, synthetic
@@ -63,10 +53,6 @@ __all__ = [
     "dirichlet",
     "dirichlet_draws",
     "feature_shift",
-    "fedavg_contraction",
-    "fedavg_fixed_point",
-    "fedprox_contraction",
-    "fedprox_fixed_point",
     "from_clients",
     "from_sites",
     "generated",
@@ -81,9 +67,7 @@ __all__ = [
     "mean_estimation",
     "native",
     "pooled",
-    "proximal_solution",
     "quadratic_loss",
-    "quadratic_optimum",
     "quadratic_population",
     "quadratics",
     "quantity_lognormal",

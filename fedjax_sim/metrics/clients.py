@@ -1,0 +1,85 @@
+"""Sums over every client of a population, a few at a time: nothing of size [N, d] is ever held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import tree, validate
+from fedjax_sim.metrics.evaluation import _sums
+from fedjax_sim.types import Array, ClientData, Population, PyTree
+
+__all__ = ["WEIGHTINGS", "chosen", "mean_over_clients", "risk", "sum_over_clients", "weight_of"]
+
+WEIGHTINGS = ("examples", "uniform")
+ROWS = 1024  # examples under one vmap
+VALUES = 1 << 22  # numbers of their gradients
+
+
+def risk(loss_fn: Callable, params: PyTree, data: ClientData) -> tuple[Array, Array]:
+    """(f_i(params), its weight): a client's mean loss over its own examples, called with key None."""
+    total, weight = _sums(loss_fn, params, data)["loss"]
+    return total / jnp.where(weight > 0, weight, 1), weight
+
+
+def weight_of(loss_fn: Callable, params: PyTree, data: ClientData, uniform: Array) -> Array:
+    """What a client counts: its examples, or, where `uniform`, 1 if it has any."""
+    weight = jax.lax.stop_gradient(risk(loss_fn, params, data)[1])
+    return jnp.where(uniform, (weight > 0).astype(weight.dtype), weight)
+
+
+def chosen(population: Population, ids: Any, weighting: str) -> Array:
+    """[n] int32 ids, checked: all of them unless given."""
+    validate.one_of("weighting", weighting, WEIGHTINGS, hint="'examples' counts a client by its examples.")
+    if ids is None:
+        return jnp.arange(population.size, dtype=jnp.int32)
+    ids = np.asarray(ids)
+    fits = ids.ndim == 1 and ids.size and ids.dtype.kind in "iu"
+    if not fits or not ((ids >= 0) & (ids < population.size)).all():
+        validate.fail("ids", f"integers in [0, {population.size})", ids)
+    return jnp.asarray(ids, jnp.int32)
+
+
+def sum_over_clients(each: Callable, like: PyTree, population: Population, ids: Array) -> PyTree:
+    """sum_i each(client i's data), as [..., leaves]; traceable.
+
+    Args:
+      each: ClientData -> pytree of arrays; padding has weight zero, so what it returns must be weighted.
+      like: a pytree as large as what one client computes, for the number of clients at once.
+    """
+    rows = jax.eval_shape(population.client, jnp.int32(0)).mask.shape[0]
+    lanes = max(1, min(ids.size, ROWS // rows, VALUES // max(1, tree.num_values(like))))
+    padding = -ids.size % lanes
+    blocks = jnp.concatenate([ids, jnp.zeros(padding, jnp.int32)]).reshape(-1, lanes)
+    real = (jnp.arange(ids.size + padding) < ids.size).reshape(-1, lanes)
+
+    def one(id, there):
+        data = population.client(id)
+        return each(data._replace(mask=data.mask & there))
+
+    def total(there):
+        return jax.tree.map(lambda x: x.sum(0), jax.vmap(one)(*there))
+
+    def block(carry, batch):
+        totals, lost = carry
+        addends = jax.tree.map(jnp.subtract, total(batch), lost)  # Kahan: 10^5 addends would lose digits
+        new = jax.tree.map(jnp.add, totals, addends)
+        return (new, jax.tree.map(lambda n, t, x: (n - t) - x, new, totals, addends)), None
+
+    zeros = tree.zeros_like(jax.eval_shape(total, (blocks[0], real[0])))
+    return jax.lax.scan(block, (zeros, zeros), (blocks, real))[0][0]
+
+
+def mean_over_clients(each: Callable, like: PyTree, population: Population, ids: Array) -> PyTree:
+    """sum_i w_i x_i / sum_i w_i of `each`(data) -> (w_i, x_i)."""
+
+    def weighted(data):
+        weight, values = each(data)
+        return weight, jax.tree.map(lambda x: jnp.where(weight > 0, weight * x, 0), values)
+
+    weight, sums = sum_over_clients(weighted, like, population, ids)
+    return jax.tree.map(lambda x: x / weight, sums)

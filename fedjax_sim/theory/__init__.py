@@ -1,0 +1,116 @@
+"""The desk of theory: closed forms laid over what the simulator measures. Host code in float64, no model is trained."""
+
+from __future__ import annotations
+
+from fedjax_sim.theory.bounds import FedAvgBound, ProximalDrift, fedavg_bound, fedprox_descent, proximal_drift
+from fedjax_sim.theory.clipping import ClippedMean, best_clip_norm, clipped_mean_error
+from fedjax_sim.theory.coefficients import cohort_coefficients
+from fedjax_sim.theory.cohorts import enumerate_cohorts, joint_inclusion_probability, report_counts
+from fedjax_sim.theory.convergence import (
+    fedavg_contraction,
+    fedavg_fixed_point,
+    fednova_fixed_point,
+    fedprox_contraction,
+    fedprox_fixed_point,
+    proximal_curvature,
+    proximal_solution,
+)
+from fedjax_sim.theory.drift import QuadraticDrift, quadratic_drift
+from fedjax_sim.theory.estimators import DesignVariance, design_variance
+from fedjax_sim.theory.floor import Budget, budget
+from fedjax_sim.theory.moment_budget import MomentBudget, budget_from_moments
+from fedjax_sim.theory.moments import Moments
+from fedjax_sim.theory.noise import local_to_central_ratio, noise_floor, noise_variance
+from fedjax_sim.theory.quadratic import effective_shares, quadratic_optimum
+from fedjax_sim.theory.quantization import (
+    QuantizationError,
+    crossover_cohort_size,
+    expected_squared_error,
+    largest_stable_step,
+    level_distance,
+    qsgd_relative_variance,
+    quantization_error,
+    quantization_floor,
+    random_k_relative_variance,
+    stochastic_relative_variance,
+    top_k_contraction,
+)
+from fedjax_sim.theory.rounding import rounding_variance
+from fedjax_sim.theory.sampling_variance import (
+    cohort_mean_variance,
+    finite_population_correction,
+    horvitz_thompson_variance,
+    noise_to_signal_ratio,
+    population_variance,
+    required_cohort_size,
+)
+from fedjax_sim.theory.sgd import (
+    decaying_step_limit,
+    excess_loss,
+    expected_squared_distance,
+    rounds_until,
+    sgd_contraction,
+    sgd_floor,
+    stationary_covariance,
+)
+
+__all__ = [
+    "Budget",
+    "ClippedMean",
+    "DesignVariance",
+    "FedAvgBound",
+    "MomentBudget",
+    "Moments",
+    "ProximalDrift",
+    "QuadraticDrift",
+    "QuantizationError",
+    "best_clip_norm",
+    "budget",
+    "budget_from_moments",
+    "clipped_mean_error",
+    "cohort_coefficients",
+    "cohort_mean_variance",
+    "crossover_cohort_size",
+    "decaying_step_limit",
+    "design_variance",
+    "effective_shares",
+    "enumerate_cohorts",
+    "excess_loss",
+    "expected_squared_distance",
+    "expected_squared_error",
+    "fedavg_bound",
+    "fedavg_contraction",
+    "fedavg_fixed_point",
+    "fednova_fixed_point",
+    "fedprox_contraction",
+    "fedprox_descent",
+    "fedprox_fixed_point",
+    "finite_population_correction",
+    "horvitz_thompson_variance",
+    "joint_inclusion_probability",
+    "largest_stable_step",
+    "level_distance",
+    "local_to_central_ratio",
+    "noise_floor",
+    "noise_to_signal_ratio",
+    "noise_variance",
+    "population_variance",
+    "proximal_curvature",
+    "proximal_drift",
+    "proximal_solution",
+    "qsgd_relative_variance",
+    "quadratic_drift",
+    "quadratic_optimum",
+    "quantization_error",
+    "quantization_floor",
+    "random_k_relative_variance",
+    "report_counts",
+    "required_cohort_size",
+    "rounding_variance",
+    "rounds_until",
+    "sgd_contraction",
+    "sgd_floor",
+    "stationary_covariance",
+    "stochastic_relative_variance",
+    "top_k_contraction",
+]

@@ -1,0 +1,196 @@
+"""Where FedAvg, FedNova and FedProx come to rest on quadratics, and how fast.
+
+Problems are (hessians, centers, shares) as in `theory.quadratic`. On quadratics all of this is exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.theory.quadratic import (
+    average,
+    local_progress,
+    quadratic_problem,
+    spectral_radius,
+    steps,
+)
+
+__all__ = [
+    "fedavg_contraction",
+    "fedavg_fixed_point",
+    "fednova_fixed_point",
+    "fedprox_contraction",
+    "fedprox_fixed_point",
+    "proximal_curvature",
+    "proximal_solution",
+]
+
+
+def fedavg_fixed_point(
+    hessians: Any, centers: Any, shares: Any = None, *, num_steps: Any, step_size: float
+) -> np.ndarray:
+    """Where FedAvg with K full-batch local steps comes to rest, if it does: w = (sum p_i M_i)^-1 sum p_i M_i a_i.
+
+    M_i = I - (I - eta H_i)^K_i. One step rests at the optimum; infinitely many rest at the average of the centers.
+    Unequal K_i rest near the optimum of another objective, `effective_shares`.
+
+    Args:
+      hessians, centers, shares: see the module.
+      num_steps: K >= 1 local gradient steps, or [N] K_i.
+      step_size: eta > 0 of those steps.
+
+    Returns: [d] float64.
+
+    Guarantees: simulated FedAvg reaches it
+    (tests/theory/test_convergence.py::test_fixed_points_are_where_simulated_rounds_end); with unequal steps
+    (::test_unequal_steps_shift_the_fixed_point).
+
+    References: Karimireddy et al., SCAFFOLD, 2020, section 3; Charles and Konecny, 2021, section 3.
+
+    >>> print(fedavg_fixed_point([1, 10], [0, 1], num_steps=1, step_size=0.01).round(6))
+    [0.909091]
+    >>> print(fedavg_fixed_point([1, 1], [0, 1], num_steps=[1, 10], step_size=0.1).round(6))
+    [0.866901]
+    """
+    hessians, centers, shares = quadratic_problem(hessians, centers, shares)
+    return average(local_progress(hessians, num_steps, step_size), centers, shares)
+
+
+def fedavg_contraction(hessians: Any, centers: Any, shares: Any = None, *, num_steps: Any, step_size: float) -> float:
+    """The factor by which a FedAvg round shortens the distance to its fixed point: rho(sum p_i (I - eta H_i)^K_i).
+
+    Guarantees: above 1 rounds diverge (tests/theory/test_convergence.py::test_contraction_numbers).
+
+    >>> print(round(fedavg_contraction([1, 10], [0, 1], num_steps=2, step_size=0.1), 6))
+    0.405
+    """
+    hessians, _, shares = quadratic_problem(hessians, centers, shares)
+    progress = np.einsum("n,nij->ij", shares, local_progress(hessians, num_steps, step_size))
+    return spectral_radius(np.eye(len(progress)) - progress)
+
+
+def fednova_fixed_point(
+    hessians: Any, centers: Any, shares: Any = None, *, num_steps: Any, step_size: float
+) -> np.ndarray:
+    """Where FedNova comes to rest: as FedAvg, with M_i / K_i. The optimum only as eta K -> 0.
+
+    Normalised averaging takes the shift by unequal K_i away, not the drift of several local steps: for curvature 1,
+    a = (0, 1), K = (1, 10) it rests at 0.394 with eta = 0.1 and tends to 0.5 as eta -> 0.
+
+    Guarantees: tests/theory/test_convergence.py::test_unequal_steps_shift_the_fixed_point; simulated rounds end there
+    (tests/oracles/test_fednova.py::test_fednova_rests_at_the_optimum_for_small_rates).
+
+    References: Wang et al. 2020 (FedNova), section 4.
+
+    >>> print(fednova_fixed_point([1, 1], [0, 1], num_steps=[1, 10], step_size=1e-7).round(6))
+    [0.5]
+    """
+    hessians, centers, shares = quadratic_problem(hessians, centers, shares)
+    each = steps(num_steps, len(shares))
+    return average(local_progress(hessians, each, step_size) / each[:, None, None], centers, shares)
+
+
+def proximal_progress(
+    hessians: np.ndarray, proximal_weight: float, num_steps: Any = None, step_size: float | None = None
+) -> np.ndarray:
+    """(H_i + lambda I)^-1 H_i of exact local solves, or M_i of K steps."""
+    if (num_steps is None) != (step_size is None):
+        validate.fail("num_steps, step_size", "both, or neither for exact solves", (num_steps, step_size))
+    if num_steps is not None:
+        return local_progress(hessians, num_steps, step_size, proximal_weight)
+    validate.in_range("proximal_weight", proximal_weight, 0)
+    shifted = hessians + proximal_weight * np.eye(hessians.shape[-1])
+    if not (np.linalg.cond(shifted) < 1e15).all():
+        validate.fail("proximal_weight", "a number > 0 when a hessian is singular", proximal_weight)
+    return np.linalg.solve(shifted, hessians)
+
+
+def fedprox_fixed_point(
+    hessians: Any,
+    centers: Any,
+    shares: Any = None,
+    *,
+    proximal_weight: float,
+    num_steps: Any = None,
+    step_size: float | None = None,
+) -> np.ndarray:
+    """Where FedProx comes to rest: w = (sum p_i P_i)^-1 sum p_i P_i a_i, P_i = (H_i + lambda I)^-1 H_i.
+
+    Args:
+      hessians, centers, shares: see the module.
+      proximal_weight: lambda >= 0 of the term (lambda / 2) |w - w_t|^2, with the half. At 0 the average of the
+        centers; towards infinity the optimum.
+      num_steps, step_size: of gradient steps on the local objective; exact local solves if left out.
+
+    Returns: [d] float64.
+
+    Guarantees: the numbers of the sweep over lambda (tests/theory/test_convergence.py::test_fedprox_sweep), and of
+    few steps (::test_inexact_fedprox).
+
+    References: Li et al., Federated optimization in heterogeneous networks, 2020, section 3.
+
+    >>> print(fedprox_fixed_point([1, 10], [0, 1], proximal_weight=1.0).round(6))
+    [0.645161]
+    """
+    hessians, centers, shares = quadratic_problem(hessians, centers, shares)
+    return average(proximal_progress(hessians, proximal_weight, num_steps, step_size), centers, shares)
+
+
+def fedprox_contraction(
+    hessians: Any,
+    centers: Any,
+    shares: Any = None,
+    *,
+    proximal_weight: float,
+    num_steps: Any = None,
+    step_size: float | None = None,
+) -> float:
+    """The factor by which a FedProx round shortens the distance to its fixed point: rho(I - sum p_i P_i).
+
+    With exact local solves that is rho(sum p_i lambda (H_i + lambda I)^-1).
+
+    Guarantees: tests/theory/test_convergence.py::test_fedprox_sweep.
+
+    >>> print(round(fedprox_contraction([1, 10], [0, 1], proximal_weight=1.0), 4))
+    0.2955
+    """
+    hessians, _, shares = quadratic_problem(hessians, centers, shares)
+    progress = np.einsum("n,nij->ij", shares, proximal_progress(hessians, proximal_weight, num_steps, step_size))
+    return spectral_radius(np.eye(len(progress)) - progress)
+
+
+def proximal_solution(hessian: Any, linear: Any, anchor: Any, *, proximal_weight: float) -> np.ndarray:
+    """The minimum of 1/2 w^T H w - g^T w + lambda/2 |w - w_t|^2: (H + lambda I)^-1 (g + lambda w_t).
+
+    Args:
+      hessian: [d, d] H, symmetric; linear: [d] g; anchor: [d] w_t, the broadcast model.
+      proximal_weight: lambda >= 0.
+
+    Returns: [d] float64.
+
+    Guarantees: tests/theory/test_convergence.py::test_proximal_solution.
+
+    >>> print(proximal_solution([[3, 1], [1, 2]], [1, -1], [0.5, 0.5], proximal_weight=1.0).round(6))
+    [ 0.454545 -0.318182]
+    """
+    validate.in_range("proximal_weight", proximal_weight, 0)
+    hessian, linear, anchor = (np.asarray(value, np.float64) for value in (hessian, linear, anchor))
+    if hessian.shape != linear.shape * 2 or linear.shape != anchor.shape or linear.ndim != 1:
+        validate.fail("hessian, linear, anchor", "shapes [d, d], [d], [d]", (hessian.shape, linear.shape, anchor.shape))
+    return np.linalg.solve(hessian + proximal_weight * np.eye(len(linear)), linear + proximal_weight * anchor)
+
+
+def proximal_curvature(hessian: Any, *, proximal_weight: float) -> tuple[float, float]:
+    """(mu + lambda, L + lambda): the least and the largest curvature of FedProx's local objective.
+
+    Guarantees: tests/theory/test_convergence.py::test_proximal_solution.
+
+    >>> proximal_curvature([[3, 0], [0, 2]], proximal_weight=1.0)
+    (3.0, 4.0)
+    """
+    validate.in_range("proximal_weight", proximal_weight, 0)
+    values = np.linalg.eigvalsh(np.asarray(hessian, np.float64))
+    return float(values.min() + proximal_weight), float(values.max() + proximal_weight)

@@ -1,0 +1,249 @@
+"""The error floor: where FedAvg with constant steps comes to rest, and which part of the floor is due to what.
+
+On quadratics a round is w' = w + gamma sum_i c_i (-M_i (w - a_i) + n_i + q_i) + z, with c the cohort's random weights
+(`theory.coefficients`), n_i what gradient noise leaves after K local steps, q_i the quantiser's error on a letter and z
+the privacy noise on the aggregate. With e = w - w_inf around the fixed point of the mean, g_i = M_i (w_inf - a_i) and
+B = I - gamma sum_i c_i M_i,
+
+    Sigma = E[B Sigma B^T] + gamma^2 (sum_ij Cov(c)_ij g_i g_j^T + sum_i E[c_i^2] (Q_i + V_i)) + Z.
+
+That equation is linear in its sources, so the covariance is a sum of components, each solved for on its own, exactly:
+cohorts also multiply the error (B is random), which no component leaves out. The excess loss is (tr H Sigma + b^T H b)
+/ 2 with b = w_inf - w* the bias. See `Budget` for what is exact.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.sampling.design import SamplingDesign
+from fedjax_sim.theory.coefficients import cohort_coefficients
+from fedjax_sim.theory.quadratic import (
+    average,
+    covariance_matrix,
+    local_noise,
+    local_progress,
+    quadratic_optimum,
+    quadratic_problem,
+    spectral_radius,
+)
+
+__all__ = ["SOURCES", "Budget", "budget"]
+
+SOURCES = ("client_sampling", "minibatch", "quantization", "privacy_noise")
+MAX_DIMENSION = 40  # the equation has d^2 unknowns
+MAX_ROUNDS = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Budget:
+    """The error floor and its components.
+
+    Exact for quadratic clients with gradient and letter errors that are independent of the model and of each other;
+    `exact` is False where the cohort's ratio is taken to leading order. A uniform quantiser's error, d Delta^2 / 6, is
+    its mean over the position between two levels: a good model while letters spread over a level or more.
+    """
+
+    fixed_point: np.ndarray  # [d] w_inf: the stationary mean
+    optimum: np.ndarray  # [d] w*
+    hessian: np.ndarray  # [d, d] of the global risk
+    losses: dict[str, float]  # excess loss by component: drift, sampling_bias, and SOURCES
+    covariances: dict[str, np.ndarray]  # [d, d] by source
+    contraction: float  # of the mean's distance in a round
+    mean_square_contraction: float  # of the covariance's distance in a round; a floor exists below 1
+    exact: bool
+    mean_map: np.ndarray = dataclasses.field(repr=False)  # [d, d] E B
+    second_map: np.ndarray = dataclasses.field(repr=False)  # [d^2, d^2] X -> E[B X B^T]
+    cross_map: np.ndarray = dataclasses.field(repr=False)  # [d^2, d] E e -> E[B e r^T] + its transpose
+    source: np.ndarray = dataclasses.field(repr=False)  # [d, d] what one round adds
+
+    @property
+    def covariance(self) -> np.ndarray:
+        """[d, d] the stationary covariance."""
+        return sum(self.covariances.values())
+
+    @property
+    def bias(self) -> np.ndarray:
+        """[d] the stationary mean less the optimum."""
+        return self.fixed_point - self.optimum
+
+    @property
+    def total(self) -> float:
+        """The expected excess loss F - F* of the model at rest."""
+        return sum(self.losses.values())
+
+    def _start(self, start: Any) -> np.ndarray:
+        point = np.atleast_1d(np.asarray(start, np.float64))
+        if point.shape != self.optimum.shape or not np.isfinite(point).all():
+            validate.fail("start", f"{len(self.optimum)} finite numbers", point.tolist())
+        return point - self.fixed_point
+
+    def expected_loss(self, num_rounds: int, *, start: Any) -> np.ndarray:
+        """[T + 1] E F(w_t) - F* from the model `start` on: the whole curve down to the floor, not the floor alone.
+
+        Guarantees: tests/theory/test_floor.py::test_expected_path_is_the_enumerated_one.
+        """
+        validate.integer("num_rounds", num_rounds, 0)
+        away = self._start(start)
+        second = np.outer(away, away).reshape(-1)
+        weights, tilt = self.hessian.reshape(-1) / 2, self.hessian @ self.bias
+        rest = self.bias @ tilt / 2
+        losses = np.empty(num_rounds + 1)
+        for t in range(num_rounds + 1):
+            losses[t] = weights @ second + away @ tilt + rest
+            second = self.second_map @ second + self.cross_map @ away + self.source.reshape(-1)
+            away = self.mean_map @ away
+        return losses
+
+    def rounds_to_floor(self, start: Any) -> int:
+        """The first round in which what is left of the start costs no more than the noise: e^T H e <= tr H Sigma.
+
+        Guarantees: holds then, not before (tests/theory/test_floor.py::test_rounds_to_floor).
+        """
+        away, floor = self._start(start), float(np.trace(self.hessian @ self.covariance))
+        if not (floor > 0):
+            validate.fail("budget", "a floor above zero", floor, "Without noise use rounds_until.")
+        for t in range(MAX_ROUNDS):
+            if away @ self.hessian @ away <= floor:
+                return t
+            away = self.mean_map @ away
+        return MAX_ROUNDS
+
+
+def _kronecker(spread: np.ndarray, dimension: int) -> np.ndarray:
+    """[d^2, d^2] X -> sum_ij C_ij M_i X M_j^T from the spread [(a c), (b d)] of the flattened M."""
+    return spread.reshape((dimension,) * 4).transpose(0, 2, 1, 3).reshape(dimension**2, dimension**2)
+
+
+def _radius(matrix: np.ndarray) -> float:
+    """Spectral radius; without a relative error the map is symmetric, for all M_i are."""
+    if np.allclose(matrix, matrix.T, rtol=0, atol=1e-13):
+        return float(np.abs(np.linalg.eigvalsh(matrix)).max())
+    if len(matrix) <= 400:
+        return spectral_radius(matrix)
+    from scipy.sparse.linalg import eigs
+
+    return float(np.abs(eigs(matrix, k=1, which="LM", return_eigenvectors=False, v0=np.ones(len(matrix))))[0])
+
+
+def _per_letter(name: str, covariance: Any, num_clients: int, dimension: int) -> np.ndarray:
+    return np.broadcast_to(covariance_matrix(name, covariance, dimension), (num_clients, dimension, dimension))
+
+
+def _loss(hessian: np.ndarray, away: np.ndarray) -> float:
+    return float(away @ hessian @ away) / 2
+
+
+def budget(
+    hessians: Any,
+    centers: Any,
+    shares: Any = None,
+    *,
+    step_size: float,
+    num_steps: Any = 1,
+    design: SamplingDesign | None = None,
+    denominator: str = "fixed",
+    server_rate: float = 1.0,
+    gradient_noise: Any = 0.0,
+    quantization_variance: Any = 0.0,
+    relative_error: float = 0.0,
+    privacy_variance: Any = 0.0,
+    proximal_weight: float = 0.0,
+) -> Budget:
+    """The error floor of FedAvg (or FedProx) on quadratic clients, component by component.
+
+    Args:
+      hessians, centers, shares: see `theory.quadratic`; d at most 40.
+      step_size: eta > 0 of the local steps. num_steps: K >= 1 of them, or [N] K_i.
+      design: the sampler's `SamplingDesign`; None = everybody in every round.
+      denominator: "fixed" (`fixed_mean`, `horvitz_thompson`, Li's schemes) or "realised" (`mean`).
+      server_rate: gamma > 0.
+      gradient_noise: S, the covariance of one local stochastic gradient, independent over steps: a variance per
+        coordinate, [d, d], or [N, d, d].
+      quantization_variance: V of the error of one letter, in the same forms: Delta^2 / 6 per coordinate for a uniform
+        stochastic quantiser.
+      relative_error: omega >= 0, an unbiased error on each coordinate by itself of variance omega times its square; it
+        multiplies the distance, and moves the limit of stability.
+      privacy_variance: of the noise on the aggregate, (z C / m)^2 per coordinate for `fixed_mean(m)`.
+      proximal_weight: lambda >= 0 of FedProx.
+
+    Returns: a `Budget`.
+
+    Raises: ValueError for wrong input, and for rounds whose mean square diverges.
+
+    Guarantees: the second moment over all cohorts, enumerated (tests/theory/test_floor.py::
+    test_covariance_is_the_enumerated_one); simulated rounds of the real simulator have each component, and their sum
+    (::test_simulated_floors); the numbers of rows F8, Q1, Q5, Q14 (::test_inventory_numbers) and T34
+    (::test_relative_error_moves_the_limit_of_stability).
+
+    References: derived above; for one client Mandt, Hoffman and Blei 2017; Malinovskiy et al. 2020 for fixed points.
+
+    >>> floor = budget([1.0, 10.0], [0.0, 1.0], step_size=0.05, num_steps=5, gradient_noise=1.0)
+    >>> print({name: round(loss, 6) for name, loss in floor.losses.items() if loss})
+    {'drift': 0.026627, 'minibatch': 0.011173}
+    """
+    hessians, centers, shares = quadratic_problem(hessians, centers, shares)
+    num_clients, dimension = centers.shape
+    validate.integer("dimension", dimension, 1, MAX_DIMENSION, hint="Use budget_from_moments for more.")
+    validate.positive("server_rate", server_rate)
+    validate.in_range("relative_error", relative_error, 0)
+    weights = cohort_coefficients(design, shares, denominator=denominator)
+    progress = local_progress(hessians, num_steps, step_size, proximal_weight)
+    flat = progress.reshape(num_clients, -1)
+    # the mean
+    mean_map = np.eye(dimension) - server_rate * np.einsum("n,nij->ij", weights.mean, progress)
+    contraction = spectral_radius(mean_map)
+    hessian, optimum = np.einsum("n,nij->ij", shares, hessians), quadratic_optimum(hessians, centers, shares)
+    fixed_point = average(progress, centers, weights.mean)
+    drifted = average(progress, centers, shares)
+    # what one round adds, by source
+    push = np.einsum("nij,nj->ni", progress, fixed_point - centers)  # g_i
+    minibatch = local_noise(hessians, gradient_noise, num_steps, step_size, proximal_weight)
+    letters = _per_letter("quantization_variance", quantization_variance, num_clients, dimension)
+    squares = np.einsum("ni,ni->ni", push, push) + np.einsum("nii->ni", minibatch)
+    second = server_rate**2 * weights.second
+    sources = {
+        "client_sampling": server_rate**2 * weights.spread(push, push),
+        "minibatch": np.einsum("n,nij->ij", second, minibatch),
+        "quantization": np.einsum("n,nij->ij", second, letters) + np.diag(relative_error * (second @ squares)),
+        "privacy_noise": covariance_matrix("privacy_variance", privacy_variance, dimension),
+    }
+    # what a round does with the covariance that is there
+    second_map = np.kron(mean_map, mean_map) + server_rate**2 * _kronecker(weights.spread(flat, flat), dimension)
+    cross = server_rate**2 * weights.spread(flat, push).reshape((dimension,) * 3).transpose(0, 2, 1)  # [a, b, c]
+    if relative_error:
+        own = relative_error * _kronecker((flat * second[:, None]).T @ flat, dimension)
+        diagonal = np.arange(dimension) * (dimension + 1)
+        second_map[diagonal] += own[diagonal]
+        met = relative_error * np.einsum("n,nac,na->ac", second, progress, push)
+        cross[np.arange(dimension), np.arange(dimension)] += met
+    cross = (cross + cross.transpose(1, 0, 2)).reshape(dimension**2, dimension)
+    radius = _radius(second_map)
+    if not (max(radius, contraction) < 1):
+        validate.fail(
+            "step_size", "a round whose mean square contracts", radius, "Take smaller steps, or more clients."
+        )
+    stacked = np.stack([source.reshape(-1) for source in sources.values()], axis=1)
+    solved = np.linalg.solve(np.eye(dimension**2) - second_map, stacked).T.reshape(-1, dimension, dimension)
+    covariances = dict(zip(sources, solved, strict=True))
+    drift = _loss(hessian, drifted - optimum)
+    losses = {"drift": drift, "sampling_bias": _loss(hessian, fixed_point - optimum) - drift}
+    losses |= {name: float(np.trace(hessian @ covariance)) / 2 for name, covariance in covariances.items()}
+    return Budget(
+        fixed_point=fixed_point,
+        optimum=optimum,
+        hessian=hessian,
+        losses=losses,
+        covariances=covariances,
+        contraction=contraction,
+        mean_square_contraction=radius,
+        exact=weights.exact,
+        mean_map=mean_map,
+        second_map=second_map,
+        cross_map=cross,
+        source=sum(sources.values()),
+    )

@@ -1,0 +1,83 @@
+"""Variance that privacy noise leaves on the released *mean* over m clients, summed over its coordinates.
+
+At multiplier z and clip norm C a coordinate of the mean carries (z C / m)^2 if noise is added once to the sum
+(central), or in shares that add up to that (distributed), and (z C)^2 / m if every client adds its own (local). On the
+*sum* that is O(1) against O(m). These are variances at equal z, not at equal epsilon: local privacy gains nothing from
+sampling.
+"""
+
+from __future__ import annotations
+
+from fedjax_sim import validate
+
+__all__ = ["local_to_central_ratio", "noise_floor", "noise_variance"]
+
+
+def noise_variance(
+    multiplier: float,
+    clip_norm: float,
+    num_clients: int,
+    *,
+    num_values: int = 1,
+    place: str = "central",
+    replace_one: bool = False,
+) -> float:
+    """E |noise on the released mean|^2: d (z C / m)^2 central or distributed, d (z C)^2 / m local.
+
+    Args:
+      multiplier: z >= 0, standard deviation over sensitivity.
+      clip_norm: C > 0.
+      num_clients: m, by which the sum is divided.
+      num_values: d.
+      place: "central", "distributed" (shares that add up to the central noise) or "local".
+      replace_one: the sensitivity of one letter is 2 C (one client's letter replaced by another) instead of C.
+
+    Guarantees: the numbers of rows G7 and G11 with log-log slopes -2 and -1
+    (tests/theory/test_quantization.py::test_noise_of_the_mean), and the real transforms' noise
+    (::test_noise_is_that_of_the_transforms).
+
+    References: Kairouz et al. 2021, section 4; McMahan et al. 2018, algorithm 1 (central).
+
+    >>> noise_variance(1.0, 1.0, 100), noise_variance(1.0, 1.0, 100, place="local")
+    (0.0001, 0.01)
+    """
+    validate.in_range("multiplier", multiplier, 0)
+    validate.positive("clip_norm", clip_norm)
+    validate.integer("num_clients", num_clients)
+    validate.integer("num_values", num_values)
+    validate.one_of("place", place, ("central", "distributed", "local"))
+    validate.one_of("replace_one", replace_one, (True, False))
+    deviation = multiplier * clip_norm * (2 if replace_one else 1)
+    return num_values * (deviation**2 / num_clients if place == "local" else (deviation / num_clients) ** 2)
+
+
+def local_to_central_ratio(num_clients: int, *, replace_one: bool = False) -> int:
+    """How many times the variance of local noise on the mean is that of central: m, or 4 m.
+
+    Args:
+      replace_one: local noise is scaled to a replaced letter (2 C), central noise to an absent one (C).
+
+    >>> local_to_central_ratio(100), local_to_central_ratio(100, replace_one=True)
+    (100, 400)
+    """
+    validate.integer("num_clients", num_clients)
+    validate.one_of("replace_one", replace_one, (True, False))
+    return num_clients * (4 if replace_one else 1)
+
+
+def noise_floor(variance: float, contraction: float) -> float:
+    """What noise of this variance a round adds to E |w - w*|^2 in steady state: variance / (1 - r^2).
+
+    Args:
+      variance: of the released mean, `noise_variance`, >= 0.
+      contraction: r in (-1, 1) of a round.
+
+    Guarantees: a simulated recursion rests there
+    (tests/theory/test_quantization.py::test_floor_of_a_simulated_recursion).
+
+    >>> noise_floor(0.75, 0.5)
+    1.0
+    """
+    validate.in_range("variance", variance, 0)
+    validate.in_range("contraction", contraction, -1, 1, open_low=True, open_high=True)
+    return variance / (1 - contraction**2)

@@ -1,0 +1,172 @@
+"""What every closed form on quadratic clients is made of: f_i(w) = 1/2 (w - a_i)^T H_i (w - a_i).
+
+A problem is (hessians [N, d, d], centers [N, d], shares [N]), or for d = 1 (hessians [N], centers [N]). Shares p_i, the
+weights of the clients in the global risk F = sum_i p_i f_i, default to 1/N. All of it is float64.
+
+A client's local work is linear. With A_i = I - eta (H_i + lambda I), K steps end at
+
+    w_i = w - M_i (w - a_i),    M_i = (I - A_i^K) (H_i + lambda I)^-1 H_i
+
+(lambda = 0: M_i = I - (I - eta H_i)^K), and independent gradient noise of covariance S adds a covariance
+eta^2 sum_{k < K} A_i^k S A_i^k.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim import validate
+
+__all__ = ["effective_shares", "local_noise", "local_progress", "quadratic_optimum", "quadratic_problem"]
+
+
+def quadratic_problem(hessians: Any, centers: Any, shares: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(H [N, d, d], a [N, d], p [N]) in float64, checked.
+
+    Raises: ValueError for other shapes, numbers that are not finite, Hessians that are not symmetric and positive
+      semi-definite, shares that are negative or do not sum to 1.
+
+    >>> [x.shape for x in quadratic_problem([1, 10], [0, 1])]
+    [(2, 1, 1), (2, 1), (2,)]
+    """
+    hessians, centers = np.asarray(hessians, np.float64), np.asarray(centers, np.float64)
+    if hessians.ndim == 1 and centers.ndim == 1:
+        hessians, centers = hessians[:, None, None], centers[:, None]
+    if centers.ndim != 2 or not centers.size or hessians.shape != centers.shape + centers.shape[-1:]:
+        validate.fail("hessians, centers", "shapes [N, d, d] and [N, d]", (hessians.shape, centers.shape))
+    if not (np.isfinite(hessians).all() and np.isfinite(centers).all()):
+        validate.fail("hessians, centers", "finite numbers", "NaN or inf")
+    if not np.allclose(hessians, np.swapaxes(hessians, 1, 2), rtol=1e-6, atol=1e-8):
+        validate.fail("hessians", "symmetric matrices", "an asymmetric one", "Use (H + H^T) / 2.")
+    lowest = np.linalg.eigvalsh(hessians).min()
+    if not (lowest >= -1e-6 * max(1.0, np.abs(hessians).max())):
+        validate.fail("hessians", "no negative eigenvalue", float(lowest), "The risk would have no minimum.")
+    shares = np.full(len(centers), 1 / len(centers)) if shares is None else np.asarray(shares, np.float64)
+    if shares.shape != (len(centers),) or not ((shares >= 0).all() and np.isclose(shares.sum(), 1, rtol=1e-6)):
+        validate.fail("shares", f"{len(centers)} numbers >= 0 that sum to 1", shares.tolist())
+    return hessians, centers, shares
+
+
+def average(matrices: np.ndarray, centers: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """(sum p_i M_i)^-1 sum p_i M_i a_i."""
+    total = np.einsum("n,nij->ij", shares, matrices)
+    if not (np.linalg.cond(total) < 1e15):
+        validate.fail("hessians", "a unique solution", "a singular average", "No client sees one of the directions.")
+    return np.linalg.solve(total, np.einsum("n,nij,nj->i", shares, matrices, centers))
+
+
+def spectral_radius(matrix: np.ndarray) -> float:
+    """Largest magnitude of an eigenvalue."""
+    return float(np.abs(np.linalg.eigvals(matrix)).max())
+
+
+def steps(num_steps: Any, num_clients: int, low: int = 1) -> np.ndarray:
+    """[N] K_i from one integer for all, or one for each client."""
+    if np.ndim(num_steps) == 0:
+        validate.integer("num_steps", num_steps, low)
+        return np.full(num_clients, num_steps)
+    each = np.asarray(num_steps)
+    if each.shape != (num_clients,) or each.dtype.kind not in "iu" or not (each >= low).all():
+        validate.fail("num_steps", f"an integer >= {low}, or {num_clients} of them", each.tolist())
+    return each
+
+
+def quadratic_optimum(hessians: Any, centers: Any, shares: Any = None) -> np.ndarray:
+    """The global optimum w* = (sum p_i H_i)^-1 sum p_i H_i a_i, which is not the average of the centers.
+
+    Guarantees: the gradient of the global risk vanishes there
+    (tests/theory/test_convergence.py::test_optimum_is_stationary).
+
+    >>> print(round(float(quadratic_optimum([1, 10], [0, 1])[0]), 6))
+    0.909091
+    """
+    return average(*quadratic_problem(hessians, centers, shares))
+
+
+def effective_shares(shares: Any, num_steps: Any) -> np.ndarray:
+    """The objective that unequal local work really descends, for small steps: shares in proportion to p_i K_i.
+
+    Weights n_i times a number of steps in proportion to n_i make shares in proportion to n_i^2.
+
+    Args:
+      shares: [N] p_i. num_steps: [N] K_i, or one integer.
+
+    Returns: [N] float64 that sum to 1; the limit of FedAvg's fixed point is their `quadratic_optimum`.
+
+    Guarantees: tests/theory/test_convergence.py::test_unequal_steps_shift_the_fixed_point.
+
+    References: Wang et al. 2020 (FedNova), theorem 1.
+
+    >>> print(effective_shares([10 / 110, 100 / 110], [10, 100]).round(4))  # one epoch, batches of one
+    [0.0099 0.9901]
+    """
+    shares = np.asarray(shares, np.float64)
+    if shares.ndim != 1 or not ((shares >= 0).all() and np.isclose(shares.sum(), 1, rtol=1e-6)):
+        validate.fail("shares", "numbers >= 0 that sum to 1", shares.tolist())
+    weights = shares * steps(num_steps, len(shares))
+    return weights / weights.sum()
+
+
+def local_progress(
+    hessians: np.ndarray, num_steps: Any, step_size: float, proximal_weight: float = 0.0, *, low: int = 1
+) -> np.ndarray:
+    """[N, d, d] M_i: the share of the way to its center that a client goes.
+
+    Args:
+      hessians: [N, d, d]. num_steps: K >= `low`, or [N] of them. step_size: eta > 0 (>= 0 if `low` is 0).
+      proximal_weight: lambda >= 0 of FedProx.
+
+    >>> print(local_progress(np.array([[[1.0]]]), 2, 0.1).round(6))
+    [[[0.19]]]
+    """
+    (validate.in_range if low == 0 else validate.positive)("step_size", step_size, *([0] if low == 0 else []))
+    validate.in_range("proximal_weight", proximal_weight, 0)
+    powers = steps(num_steps, len(hessians), low)[:, None]
+    values, vectors = np.linalg.eigh(hessians)
+    values = np.maximum(values, 0)
+    shifted = values + proximal_weight
+    reach = np.divide(values, shifted, out=np.zeros_like(values), where=shifted > 0)
+    progress = (1 - (1 - step_size * shifted) ** powers) * reach
+    return np.einsum("nia,na,nja->nij", vectors, progress, vectors)
+
+
+def local_noise(
+    hessians: np.ndarray, noise: Any, num_steps: Any, step_size: float, proximal_weight: float = 0.0
+) -> np.ndarray:
+    """[N, d, d] covariance that independent gradient noise leaves in each client's model after its K_i steps.
+
+    Args:
+      hessians: [N, d, d]; num_steps, step_size, proximal_weight: of `local_progress`.
+      noise: S, of one stochastic gradient: a variance per coordinate >= 0, [d, d] for all, or [N, d, d].
+
+    Guarantees: equals the step-by-step recursion (tests/theory/test_convergence.py::test_noise_of_local_steps).
+
+    >>> print(local_noise(np.array([[[1.0]]]), 4.0, 2, 0.1).round(6))
+    [[[0.0724]]]
+    """
+    validate.positive("step_size", step_size)
+    validate.in_range("proximal_weight", proximal_weight, 0)
+    noise = np.broadcast_to(covariance_matrix("noise", noise, hessians.shape[-1]), hessians.shape)
+    powers = steps(num_steps, len(hessians))[:, None, None]
+    values, vectors = np.linalg.eigh(hessians)
+    kept = 1 - step_size * (values + proximal_weight)
+    ratio = kept[:, :, None] * kept[:, None, :]
+    still = np.isclose(ratio, 1, rtol=0, atol=1e-13)
+    total = np.where(still, powers, (1 - ratio**powers) / np.where(still, 1, 1 - ratio))
+    turned = np.einsum("nia,nij,njb->nab", vectors, noise, vectors) * total
+    return step_size**2 * np.einsum("nia,nab,njb->nij", vectors, turned, vectors)
+
+
+def covariance_matrix(name: str, covariance: Any, dimension: int) -> np.ndarray:
+    """A variance per coordinate as v I, or matrices [..., d, d] as they are; checked."""
+    covariance = np.asarray(covariance, np.float64)
+    if covariance.ndim == 0 and np.isfinite(covariance):
+        covariance = covariance * np.eye(dimension)
+    if covariance.shape[-2:] != (dimension, dimension) or not np.isfinite(covariance).all():
+        validate.fail(name, f"a finite variance per coordinate, or [..., {dimension}, {dimension}]", covariance)
+    lowest = np.linalg.eigvalsh((covariance + np.swapaxes(covariance, -1, -2)) / 2).min()
+    if not (lowest >= -1e-9 * max(1e-30, np.abs(covariance).max())):
+        validate.fail(name, "variances >= 0", float(lowest))
+    return covariance

@@ -1,0 +1,307 @@
+"""Errors of compressed letters in closed form: uniform quantisers, QSGD, random-k, top-k, and what they do to a mean.
+
+Two statements are kept apart. Of a *fixed* letter the error of stochastic rounding is sum u (1 - u) Delta^2 at
+positions u between levels, exactly; d Delta^2 / 6 is its average over uniform positions. Without zero among the levels,
+small numbers stand midway and cost Delta^2 / 4 each, 1.5 times that average. A nearest rounding has variance zero given
+the letter; over clients and rounds its error is random and need not average out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_sim import validate
+
+__all__ = [
+    "QuantizationError",
+    "crossover_cohort_size",
+    "expected_squared_error",
+    "largest_stable_step",
+    "level_distance",
+    "qsgd_relative_variance",
+    "quantization_error",
+    "quantization_floor",
+    "random_k_relative_variance",
+    "stochastic_relative_variance",
+    "top_k_contraction",
+]
+
+
+def _check_bits(bits: int, keeps_zeros: bool) -> None:
+    validate.integer("bits", bits, 1, 16)
+    validate.one_of("keeps_zeros", keeps_zeros, (True, False))
+    if keeps_zeros and bits == 1:
+        validate.fail("bits", "at least 2 with keeps_zeros=True", bits, "Two levels leave none for zero.")
+
+
+def level_distance(bits: int, range: float = 1.0, *, keeps_zeros: bool = True) -> float:
+    """Delta on [-s, s]: 2s / (2^b - 2) with zero among 2^b - 1 levels, else the textbook's 2s / (2^b - 1).
+
+    Args:
+      bits: b in [1, 16], at least 2 with zero.
+      range: s > 0.
+      keeps_zeros: as in `transform.quantize`.
+
+    Guarantees: that transform's levels (tests/theory/test_quantization.py::test_levels_are_the_transforms).
+
+    References: Suresh, Yu, Kumar and McMahan 2017, section 2.1 (without zero).
+
+    >>> level_distance(2, keeps_zeros=False), level_distance(2)
+    (0.6666666666666666, 1.0)
+    """
+    _check_bits(bits, keeps_zeros)
+    validate.positive("range", range)
+    return 2 * range / (2**bits - (2 if keeps_zeros else 1))
+
+
+def expected_squared_error(
+    num_values: int, bits: int, range: float = 1.0, *, rounding: str = "stochastic", keeps_zeros: bool = True
+) -> float:
+    """E |Q(x) - x|^2 for uniform positions between levels: d Delta^2 / 6 stochastic, d Delta^2 / 12 nearest.
+
+    The mean of u (1 - u), or of min(u, 1 - u)^2, over u in [0, 1]. Exact for x uniform on [-s, s]^d; for a letter with
+    many numbers far smaller than Delta see `quantization_error`.
+
+    Args:
+      num_values: d.
+      bits, range, keeps_zeros: as in `level_distance`.
+      rounding: "stochastic" or "nearest".
+
+    Guarantees: the values of rows F3 and F5, and the simulated error
+    (tests/theory/test_quantization.py::test_expected_error_of_uniform_letters).
+
+    References: Suresh et al. 2017, section 2 (there with the bound 1/4 for u (1 - u)).
+
+    >>> round(expected_squared_error(1, 4, keeps_zeros=False), 8)
+    0.00296296
+    """
+    validate.integer("num_values", num_values)
+    validate.one_of("rounding", rounding, ("stochastic", "nearest"))
+    delta = level_distance(bits, range, keeps_zeros=keeps_zeros)
+    return num_values * delta**2 / (6 if rounding == "stochastic" else 12)
+
+
+class QuantizationError(NamedTuple):
+    """Of fixed letters, over the rounding's randomness alone; a mean of m such letters has variance / m and this bias.
+
+    >>> error = quantization_error([0.3], 1, range=1.0, keeps_zeros=False)
+    >>> error.bias.tolist(), float(error.squared.round(6))
+    ([0.0], 0.91)
+    """
+
+    bias: np.ndarray  # [..., d] E Q(x) - x
+    variance: np.ndarray  # [..., d] Var Q(x)
+
+    @property
+    def squared(self) -> np.ndarray:
+        """[...] E |Q(x) - x|^2."""
+        return self.of_mean(1)
+
+    def of_mean(self, num_clients: int) -> np.ndarray:
+        """[...] E |mean of Q(x) - x|^2 over m clients with this letter, who round independently."""
+        validate.integer("num_clients", num_clients)
+        return np.square(self.bias).sum(-1) + self.variance.sum(-1) / num_clients
+
+
+def quantization_error(
+    values: Any,
+    bits: int = 8,
+    *,
+    range: float | None = None,
+    levels: int | None = None,
+    rounding: str = "stochastic",
+    keeps_zeros: bool = True,
+) -> QuantizationError:
+    """Bias and variance of each number of fixed letters, exactly: u (1 - u) Delta^2, and what clipping costs.
+
+    Args:
+      values: [..., d] letters; the last axis shares a scale.
+      bits, rounding, keeps_zeros: as in `transform.quantize`.
+      range: s > 0; numbers outside [-s, s] are clipped, which is a bias. None: each letter's largest magnitude, which
+        makes s grow with the letter (bits = 2 with zero is TernGrad).
+      levels: QSGD's s in place of bits: Delta = norm / levels.
+
+    Raises: ValueError, TypeError for arguments out of range or that contradict each other.
+
+    Guarantees: the transforms' declared `squared_error` (tests/theory/test_quantization.py::
+    test_the_transforms_declare_the_same_error), the numbers of rows F4 and F5 (::test_error_of_a_fixed_letter,
+    ::test_stochastic_against_nearest), and simulation (::test_real_letters_have_this_bias_and_variance).
+
+    References: Suresh et al. 2017, section 2; Alistarh et al. 2017, section 3 (QSGD); Wen et al. 2017 (TernGrad).
+
+    >>> quantization_error([0.0, 0.25], 2, range=1.0, rounding="nearest").bias.tolist()
+    [0.0, -0.25]
+    """
+    x = np.asarray(values, np.float64)
+    if x.ndim < 1 or not np.isfinite(x).all():
+        validate.fail("values", "[..., d] finite numbers", values)
+    validate.one_of("rounding", rounding, ("stochastic", "nearest"))
+    if levels is not None:
+        validate.integer("levels", levels, 1, 32767)
+        if range is not None or rounding == "nearest" or not keeps_zeros:
+            validate.fail("levels", "no range, nearest rounding or keeps_zeros=False beside it", levels)
+        delta, offset = np.linalg.norm(x, axis=-1, keepdims=True) / levels, 0.0
+    else:
+        unit, offset = level_distance(bits, keeps_zeros=keeps_zeros), 0.0 if keeps_zeros else 0.5
+        if range is None:
+            delta = np.abs(x).max(-1, keepdims=True, initial=0) * unit
+        else:
+            validate.positive("range", range)
+            delta = np.full((1,) * x.ndim, range * unit)
+    inside = x if range is None else np.clip(x, -range, range)
+    position = np.divide(inside, delta, out=np.zeros_like(x), where=delta > 0) - offset * (delta > 0)
+    if rounding == "nearest":
+        return QuantizationError((np.round(position) + offset * (delta > 0)) * delta - x, np.zeros_like(x))
+    near = np.round(position)
+    part = np.where(np.abs(position - near) < 1e-12 * (1 + np.abs(position)), 0.0, position - np.floor(position))
+    return QuantizationError(inside - x, part * (1 - part) * delta**2)
+
+
+def crossover_cohort_size(position: float) -> float:
+    """Above how many clients stochastic rounding of one number, averaged, beats nearest: max(u, 1-u) / min(u, 1-u).
+
+    Nearest keeps the squared bias min(u, 1-u)^2 Delta^2, stochastic leaves u (1-u) Delta^2 / m. It is 1 midway, and
+    infinite on a level, where nearest costs nothing and stochastic neither.
+
+    Args:
+      position: u in [0, 1] between two levels.
+
+    Guarantees: 2.33 at u = 0.3 (row F5; tests/theory/test_quantization.py::test_stochastic_against_nearest).
+
+    >>> round(crossover_cohort_size(0.3), 2)
+    2.33
+    """
+    validate.in_range("position", position, 0, 1)
+    low, high = sorted((float(position), 1 - float(position)))
+    return high / low if low else math.inf
+
+
+def stochastic_relative_variance(num_values: int, bits: int, *, keeps_zeros: bool = True) -> float:
+    """omega with E |Q(x) - x|^2 <= omega |x|^2, for stochastic rounding within each letter's largest magnitude.
+
+    The largest number stands on a level and the others cost Delta^2 / 4 at most, Delta = s / t, s <= |x|:
+    (d - 1) / (4 t^2) with t = s / Delta. With zero among the levels also u (1 - u) Delta^2 <= Delta |x_i|, so the error
+    is at most Delta |x|_1 <= sqrt(d) |x|^2 / t; for t = 1 (TernGrad) the supremum is (sqrt(d) - 1) / 2.
+
+    Returns: the least of these bounds.
+
+    Guarantees: no letter has more, and TernGrad's is reached
+    (tests/theory/test_quantization.py::test_relative_variances_bound_the_error).
+
+    References: Alistarh et al. 2017, lemma 3.1, for the norm in place of the maximum.
+
+    >>> stochastic_relative_variance(9, 2), stochastic_relative_variance(17, 3)
+    (1.0, 0.4444444444444444)
+    """
+    validate.integer("num_values", num_values)
+    top = 1 / level_distance(bits, keeps_zeros=keeps_zeros)
+    bounds = [(num_values - 1) / (4 * top**2)]
+    if keeps_zeros:
+        bounds.append((math.sqrt(num_values) - 1) / 2 if top == 1 else math.sqrt(num_values) / top)
+    return min(bounds)
+
+
+def qsgd_relative_variance(num_values: int, levels: int) -> float:
+    """omega of QSGD: min(d / s^2, sqrt(d) / s).
+
+    Guarantees: no letter has more (tests/theory/test_quantization.py::test_relative_variances_bound_the_error).
+
+    References: Alistarh et al. 2017, lemma 3.1.
+
+    >>> qsgd_relative_variance(100, 20)
+    0.25
+    """
+    validate.integer("num_values", num_values)
+    validate.integer("levels", levels)
+    return min(num_values / levels**2, math.sqrt(num_values) / levels)
+
+
+def _check_count(num_values: int, count: int) -> None:
+    validate.integer("num_values", num_values)
+    validate.integer("count", count, 1, num_values)
+
+
+def random_k_relative_variance(num_values: int, count: int) -> float:
+    """omega = d/k - 1 of k random numbers of d, times d/k: E |R x - x|^2 = omega |x|^2 exactly, unbiased.
+
+    Guarantees: the transform's declared error (tests/theory/test_quantization.py::test_sparsifiers).
+
+    References: Stich, Cordonnier and Jaggi 2018, section 2; Konecny and Richtarik 2018.
+
+    >>> random_k_relative_variance(4, 2) * (9 + 1 + 0.25 + 4)
+    14.25
+    """
+    _check_count(num_values, count)
+    return num_values / count - 1
+
+
+def top_k_contraction(num_values: int, count: int) -> float:
+    """|x - T x|^2 <= (1 - k/d) |x|^2 for the k largest of d; reached where all magnitudes are equal.
+
+    Guarantees: bounds the transform's error (tests/theory/test_quantization.py::test_sparsifiers).
+
+    References: Stich et al. 2018, definition 2.1.
+
+    >>> top_k_contraction(4, 2) * (9 + 1 + 0.25 + 4)
+    7.125
+    """
+    _check_count(num_values, count)
+    return 1 - count / num_values
+
+
+def largest_stable_step(smoothness: float, relative_variance: float, num_clients: int = 1) -> float:
+    """2 / (L (1 + omega / m)): noise in proportion to the gradient also shortens the stable steps.
+
+    One step w - eta (g + e), E |e|^2 <= omega |g|^2 / m, of a quadratic with curvature L along g multiplies the mean
+    squared distance by (1 - eta L)^2 + eta^2 L^2 omega / m, which is below 1 exactly for smaller steps.
+
+    Args:
+      smoothness: L > 0.
+      relative_variance: omega >= 0 of one client's compressor.
+      num_clients: m whose letters are alike and rounded independently.
+
+    Guarantees: that factor is one there (tests/theory/test_quantization.py::test_multiplicative_noise_limits_the_step).
+
+    References: Alistarh et al. 2017, section 3, for the role of omega.
+
+    >>> largest_stable_step(1.0, 3.0, num_clients=3)
+    1.0
+    """
+    validate.positive("smoothness", smoothness)
+    validate.in_range("relative_variance", relative_variance, 0)
+    validate.integer("num_clients", num_clients)
+    return 2 / (smoothness * (1 + relative_variance / num_clients))
+
+
+def quantization_floor(
+    num_values: int,
+    bits: int,
+    range: float,
+    num_clients: int,
+    contraction: float,
+    *,
+    keeps_zeros: bool = True,
+) -> float:
+    """What stochastic quantisation of m updates adds to E |w - w*|^2 in steady state: d Delta^2 / (6 m) / (1 - r^2).
+
+    A round w <- w* + r (w - w*) + e with E |e|^2 = d Delta^2 / (6 m) has this fixed point.
+
+    Args:
+      num_values, bits, range, keeps_zeros: as in `expected_squared_error`.
+      num_clients: m, who round independently.
+      contraction: r in (-1, 1) of a round, (1 - eta h)^K for K local steps on curvature h.
+
+    Guarantees: a simulated recursion with real letters comes to rest there
+    (tests/theory/test_quantization.py::test_floor_of_a_simulated_recursion); floors differ by (15/3)^2 from 2 to 4 bits
+    and by (255/15)^2 from 4 to 8 without zero among the levels (::test_floors_of_the_inventory).
+
+    >>> round(quantization_floor(1, 2, 1.0, 10, 0.5, keeps_zeros=False), 6)
+    0.009877
+    """
+    validate.integer("num_clients", num_clients)
+    validate.in_range("contraction", contraction, -1, 1, open_low=True, open_high=True)
+    each = expected_squared_error(num_values, bits, range, keeps_zeros=keeps_zeros)
+    return each / num_clients / (1 - contraction**2)

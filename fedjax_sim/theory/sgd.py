@@ -1,0 +1,188 @@
+"""SGD on quadratics: floor and rate of constant steps, decaying steps, local steps, rounds until a target."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.theory.quadratic import (
+    covariance_matrix,
+    local_noise,
+    local_progress,
+    quadratic_problem,
+    spectral_radius,
+)
+
+__all__ = [
+    "decaying_step_limit",
+    "excess_loss",
+    "expected_squared_distance",
+    "rounds_until",
+    "sgd_contraction",
+    "sgd_floor",
+    "stationary_covariance",
+]
+
+
+def sgd_contraction(hessian: Any, *, step_size: float) -> float:
+    """|1 - eta h|, or rho(I - eta H): how fast SGD forgets where it began. Below 1 while eta lambda_max < 2.
+
+    >>> sgd_contraction(2.0, step_size=0.25)
+    0.5
+    """
+    validate.positive("step_size", step_size)
+    hessian = np.atleast_2d(np.asarray(hessian, np.float64))
+    return spectral_radius(np.eye(len(hessian)) - step_size * hessian)
+
+
+def sgd_floor(curvature: Any, noise_variance: Any, *, step_size: float) -> Any:
+    """The stationary variance of SGD with a constant step, eta sigma^2 / (h (2 - eta h)), per eigendirection.
+
+    The loss floor is h/2 times that. From e' = (1 - eta h) e - eta xi: V = (1 - eta h)^2 V + eta^2 sigma^2.
+
+    Args:
+      curvature: h > 0, a number or an array of eigenvalues.
+      noise_variance: sigma^2 >= 0 of a stochastic gradient's coordinate.
+      step_size: eta in (0, 2 / h).
+
+    Guarantees: simulated SGD has this variance
+    (tests/theory/test_convergence.py::test_simulated_sgd_has_the_floor).
+
+    >>> sgd_floor(1.0, 1.0, step_size=0.5)
+    0.3333333333333333
+    """
+    validate.positive("step_size", step_size)
+    curvature, noise_variance = np.asarray(curvature, np.float64), np.asarray(noise_variance, np.float64)
+    if not ((curvature > 0) & (step_size * curvature < 2)).all():
+        validate.fail(
+            "curvature", f"numbers in (0, 2 / step_size = {2 / step_size:g})", curvature.tolist(), "Diverges."
+        )
+    if not ((noise_variance >= 0) & np.isfinite(noise_variance)).all():
+        validate.fail("noise_variance", "finite numbers >= 0", noise_variance.tolist())
+    floor = step_size * noise_variance / (curvature * (2 - step_size * curvature))
+    return float(floor) if floor.ndim == 0 else floor
+
+
+def stationary_covariance(
+    hessians: Any, noise: Any, shares: Any = None, *, step_size: float, num_steps: Any = 1
+) -> np.ndarray:
+    """The covariance at which FedAvg of everybody comes to rest under gradient noise: Sigma = A Sigma A + Q.
+
+    A = sum p_i (I - eta H_i)^K and Q = sum p_i^2 eta^2 sum_{k<K} (I - eta H_i)^k S_i (I - eta H_i)^k, solved as a
+    discrete Lyapunov equation. One client and one step are SGD. For cohorts see `theory.error_floor`.
+
+    Args:
+      hessians: [N, d, d], [N] (d = 1), or one [d, d]. noise: a variance per coordinate, [d, d] or [N, d, d].
+      shares, step_size, num_steps: of `fedavg_fixed_point`.
+
+    Returns: [d, d] float64.
+
+    Raises: ValueError if rounds diverge.
+
+    Guarantees: a scalar gives `sgd_floor`; matrices solve the equation
+    (tests/theory/test_convergence.py::test_stationary_covariance); the simulator has it
+    (::test_simulated_sgd_has_the_floor).
+
+    References: Mandt, Hoffman and Blei 2017, section 3 (in continuous time).
+
+    >>> print(stationary_covariance([[2.0, 0], [0, 1]], 1.0, step_size=0.5))
+    [[0.25       0.        ]
+     [0.         0.33333333]]
+    """
+    from scipy.linalg import solve_discrete_lyapunov
+
+    hessians = np.atleast_1d(np.asarray(hessians, np.float64))
+    if hessians.ndim == 2:
+        hessians = hessians[None]
+    hessians, _, shares = quadratic_problem(hessians, np.zeros(hessians.shape[:2]), shares)
+    added = np.einsum("n,nij->ij", shares**2, local_noise(hessians, noise, num_steps, step_size))
+    progress = np.einsum("n,nij->ij", shares, local_progress(hessians, num_steps, step_size))
+    kept = np.eye(len(progress)) - progress
+    if not (spectral_radius(kept) < 1):
+        validate.fail("step_size", "a round that contracts", spectral_radius(kept), "Take smaller steps.")
+    return solve_discrete_lyapunov(kept, added)
+
+
+def excess_loss(hessian: Any, covariance: Any, bias: Any = 0.0) -> float:
+    """F - F* of a model with this covariance and this distance to the optimum: (tr H Sigma + b^T H b) / 2.
+
+    >>> excess_loss([[2.0]], [[0.25]], [1.0])
+    1.25
+    """
+    hessian = np.atleast_2d(np.asarray(hessian, np.float64))
+    covariance = covariance_matrix("covariance", covariance, len(hessian))
+    bias = np.broadcast_to(np.asarray(bias, np.float64), len(hessian))
+    return float(np.trace(hessian @ covariance) + bias @ hessian @ bias) / 2
+
+
+def expected_squared_distance(curvature: Any, noise_variance: Any, step_sizes: Any, *, start: Any = 0.0) -> np.ndarray:
+    """E (w_t - w*)^2 under any step sizes: v' = (1 - eta_t h)^2 v + eta_t^2 sigma^2, exactly.
+
+    Args:
+      curvature: h, a number or [d] eigenvalues. noise_variance: sigma^2. step_sizes: [T] eta_t >= 0.
+      start: (w_0 - w*)^2 in each direction.
+
+    Returns: [T + 1] (or [T + 1, d]) float64.
+
+    Guarantees: tests/theory/test_convergence.py::test_decaying_steps.
+
+    >>> print(expected_squared_distance(1.0, 1.0, [0.5, 0.25], start=4.0))
+    [4.       1.25     0.765625]
+    """
+    step_sizes = np.asarray(step_sizes, np.float64)
+    if step_sizes.ndim != 1 or not ((step_sizes >= 0) & np.isfinite(step_sizes)).all():
+        validate.fail("step_sizes", "a list of finite numbers >= 0", step_sizes.tolist())
+    curvature, noise_variance, value = np.broadcast_arrays(*map(np.float64, (curvature, noise_variance, start)))
+    path = [value]
+    for step_size in step_sizes:
+        path.append((1 - step_size * curvature) ** 2 * path[-1] + step_size**2 * noise_variance)
+    return np.array(path)
+
+
+def decaying_step_limit(curvature: float, noise_variance: float, *, step_constant: float) -> float:
+    """lim t E (w_t - w*)^2 for steps c / t: c^2 sigma^2 / (2 c h - 1). No floor is left, only this rate.
+
+    Least, sigma^2 / h^2, at c = 1/h. For c h <= 1/2 the start is forgotten more slowly than 1/t, and there is no limit.
+
+    Guarantees: tests/theory/test_convergence.py::test_decaying_steps.
+
+    References: Chung 1954; Nemirovski et al. 2009, section 2.1.
+
+    >>> decaying_step_limit(1.0, 1.0, step_constant=1.0)
+    1.0
+    """
+    validate.positive("curvature", curvature)
+    validate.in_range("noise_variance", noise_variance, 0)
+    hint = "Slower decay of the start than 1/t otherwise."
+    validate.in_range("step_constant", step_constant, 1 / (2 * curvature), open_low=True, hint=hint)
+    return step_constant**2 * noise_variance / (2 * step_constant * curvature - 1)
+
+
+def rounds_until(contraction: float, start: float, target: float) -> int:
+    """The fewest rounds T with start * contraction^T <= target.
+
+    Args:
+      contraction: rate in [0, 1) of what shrinks: rho for a distance, rho^2 for a loss.
+      start: what it is now, >= 0. target: > 0; the floor, for the rounds until the bias of the start equals it.
+
+    Guarantees: true at T and false at T - 1 (tests/theory/test_convergence.py::test_rounds_until).
+
+    >>> rounds_until(0.5, 8.0, 1.0)
+    3
+    """
+    validate.in_range("contraction", contraction, 0, 1, open_high=True)
+    validate.in_range("start", start, 0)
+    validate.positive("target", target)
+    if start <= target:
+        return 0
+    if contraction == 0:
+        return 1
+    rounds = max(1, math.ceil(math.log(target / start) / math.log(contraction)))
+    while rounds > 1 and start * contraction ** (rounds - 1) <= target:
+        rounds -= 1
+    while start * contraction**rounds > target:
+        rounds += 1
+    return rounds
