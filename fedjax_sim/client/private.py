@@ -9,15 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
-from fedjax_sim.client.local_sgd import UNROLLED_STEPS, _own_weight, loss_and_metrics
+from fedjax_sim.client.clipping import GRADIENTS, clipped_sum
+from fedjax_sim.client.local_sgd import UNROLLED_STEPS, _own_weight
 from fedjax_sim.prng import normal, shuffle, stream
-from fedjax_sim.types import Array, ClientData, ClientUpdate, Mean, Noise, PyTree, Report
+from fedjax_sim.types import Array, ClientData, ClientUpdate, Noise, PyTree, Report
 
-__all__ = ["clipped_sum", "private_sgd"]
+__all__ = ["private_sgd"]
 
 OVERFLOW = 1e-9  # chance that a Poisson batch exceeds its slots
-SLACK = 1e-5  # rounding of a norm's sum of squares; clipped gradients stay below the clip norm by it
-BLOCK = 64  # squares summed at once
 SAMPLING = ("poisson", "shuffled")
 
 
@@ -33,6 +32,7 @@ def private_sgd(
     microbatch_size: int | None = None,
     sampling: str = "poisson",
     weighting: str = "uniform",
+    gradients: str = "auto",
 ) -> ClientUpdate:
     """Local SGD whose every step is private for each record: with B examples expected and clipped gradients,
 
@@ -51,12 +51,16 @@ def private_sgd(
       batch_size: B.
       num_examples: n >= B, a public bound of the rows that a client has; a record is in a batch with chance q = B / n.
         Smaller clients draw proportionally smaller batches, so every record of the population counts alike.
-      microbatch_size: per-example gradients held at once; None for a whole batch.
+      microbatch_size: examples whose gradients are taken at once; None for a whole batch.
       sampling: "poisson": every record by itself with chance q, in slots so many that a batch exceeds them with
         probability below 1e-9 (then a uniform choice stays). "shuffled": B at a time without replacement, which
         accountants of Poisson sampling do not cover.
       weighting: "uniform": 1, whatever the client holds, and an empty client sends noise like the others. "examples":
         the number of examples, which then leaves the client in the clear: outside of every guarantee.
+      gradients: how an example's gradient is clipped. "vmap": all of it is held, for each example of a microbatch.
+        "ghost": a kernel that an example meets once, in one product with one vector, as in dense layers, has a gradient
+        that is never formed: its norm follows from two vectors, and the clipped sum is one matmul; refused if another
+        parameter has two axes or more. "auto": ghost norms for such kernels, and the rest is held.
 
     Returns: a stateless ClientUpdate. `noise` has unit "record", place "local" and the multiplier of one step's sum;
     `details` has `sampling` ("poisson", "truncated_poisson" or "shuffled"), `rate` (q), `steps` (K, in a round that the
@@ -70,9 +74,12 @@ def private_sgd(
     by at most C, in 10^4 pairs (::test_neighbouring_records); noise of std z C, fresh for each step and number
     (::test_noise_level); with z = 0 and no clip, `local_sgd` on the same batches (::test_without_privacy_it_is_sgd);
     microbatches change rounding only (::test_microbatches); Poisson inclusion (::test_records_are_drawn_by_poisson);
-    padding rows change nothing (::test_padding).
+    padding rows change nothing (::test_padding). So with ghost norms, which change rounding only
+    (tests/client/test_ghost.py::test_sums_agree, ::test_extremes, ::test_neighbouring_records), and no kernel's
+    gradients are held (::test_no_gradient_is_held).
 
-    References: Abadi et al. 2016, algorithm 1; Mironov, Talwar and Zhang 2019 (Poisson batches).
+    References: Abadi et al. 2016, algorithm 1; Mironov, Talwar and Zhang 2019 (Poisson batches); Li et al. 2022,
+    section 4 (ghost norms).
 
     >>> import jax, jax.numpy as jnp
     >>> client = private_sgd(lambda w, x, key: w * x, 1.0, 0.0, 0.5, num_steps=1, batch_size=2, num_examples=2)
@@ -92,9 +99,12 @@ def private_sgd(
         validate.integer("microbatch_size", microbatch_size)
     validate.one_of("sampling", sampling, SAMPLING)
     validate.one_of("weighting", weighting, ("examples", "uniform"))
+    validate.one_of("gradients", gradients, GRADIENTS)
     rate = batch_size / num_examples
     slots = batch_size if sampling == "shuffled" else _slots(num_examples, rate)
-    total = jax.jit(partial(clipped_sum, loss_fn, clip_norm=clip_norm, microbatch_size=microbatch_size))
+    total = jax.jit(
+        partial(clipped_sum, loss_fn, clip_norm=clip_norm, microbatch_size=microbatch_size, gradients=gradients)
+    )
 
     def batches(key: Array, data: ClientData, zero: Array) -> Callable:
         """(step) -> the step's batch, and nothing of it where the mask is False."""
@@ -156,78 +166,6 @@ def private_sgd(
     }
     noise = Noise("gaussian", "local", noise_multiplier, clip_norm, unit="record", details=details)
     return ClientUpdate(init=lambda params: (), apply=apply, num_steps=num_steps, noise=noise)
-
-
-def clipped_sum(
-    loss_fn: Callable,
-    params: PyTree,
-    batch: ClientData,
-    key: Array,
-    *,
-    clip_norm: float,
-    microbatch_size: int | None = None,
-) -> tuple[PyTree, dict[str, Mean]]:
-    """The sum of the examples' clipped gradients, in float32 at least, and the metrics of these examples.
-
-    Args:
-      batch: examples [b, ...] and their mask; rows where it is False contribute zero.
-      key: of the step; slot i draws from fold_in(key, i).
-      Others as in `private_sgd`.
-
-    Guarantees: as for `private_sgd` (tests/client/test_private.py::test_neighbouring_records).
-    """
-    rows = batch.mask.shape[0]
-    size = rows if microbatch_size is None else min(microbatch_size, rows)
-
-    def one(example, here, slot):
-        def loss(params):
-            single = jax.tree.map(lambda x: x[None], example)
-            return loss_and_metrics(loss_fn, params, single, here[None], jax.random.fold_in(key, slot))
-
-        gradient, means = jax.grad(loss, has_aux=True)(params)
-        gradient = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), gradient)
-        gradient, longer, sound = _clipped(gradient, clip_norm)
-        gradient = jax.tree.map(lambda x: jnp.where(here & sound, x, 0), gradient)
-        weight = here.astype(jnp.float32)
-        means = means | {"clipped_share": Mean(jnp.where(longer, weight, 0), weight)}
-        return gradient, tree.where(sound & tree.all_finite(means), means, tree.zeros_like(means))
-
-    def some(examples, mask, slots):
-        return jax.tree.map(lambda x: x.sum(0), jax.vmap(one)(examples, mask, slots))
-
-    slots = jnp.arange(rows, dtype=jnp.int32)
-    if size == rows:
-        return some(*batch, slots)
-    padding = -rows % size
-
-    def parts(x):
-        return jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)).reshape(-1, size, *x.shape[1:])
-
-    parted = jax.tree.map(parts, (*batch, slots))
-    start = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(some, *jax.tree.map(lambda x: x[0], parted))
-    )
-    return jax.lax.scan(lambda sums, part: (jax.tree.map(jnp.add, sums, some(*part)), None), start, parted)[0]
-
-
-def _clipped(gradient: PyTree, clip_norm: float) -> tuple[PyTree, Array, Array]:
-    """g min(1, C / |g|), whether that cut it, and whether all of it is finite; in units in which squares are."""
-    leaves = jax.tree.leaves(gradient)
-    peak = jnp.stack([jnp.abs(x).max(initial=0) for x in leaves]).max()
-    unit = jnp.where(peak > 2.0**40, 2.0**-80, jnp.where(peak < 2.0**-40, 2.0**40, 1.0))
-    length = jnp.sqrt(sum(_squares(x * unit) for x in leaves))
-    limit = clip_norm * (1 - SLACK)
-    longer = length > limit * unit
-    factor = limit / jnp.where(longer, length, 1)
-    return jax.tree.map(lambda x: jnp.where(longer, x * unit * factor, x), gradient), longer, jnp.isfinite(length)
-
-
-def _squares(x: Array) -> Array:
-    """The sum of squares, at most 64 addends at a time: whatever order a compiler chooses, `SLACK` covers it."""
-    x = x.reshape(-1) ** 2
-    while x.size > BLOCK:
-        x = jnp.pad(x, (0, -x.size % BLOCK)).reshape(-1, BLOCK).sum(1)
-    return x.sum()
 
 
 def _noise(key: Array, like: PyTree, std: float | Array) -> PyTree:

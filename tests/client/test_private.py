@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from fedjax_sim import client, privacy
-from fedjax_sim.client.private import clipped_sum
+from fedjax_sim.client.clipping import clipped_sum
 from fedjax_sim.types import ClientData
 from tests.laws import problems as p
 

@@ -1,0 +1,131 @@
+"""Ghost norms: what an example's gradient of a dense kernel is made of, without that gradient.
+
+A kernel W that an example meets once, in one product x W, has the gradient x (outer) delta, delta being the gradient
+of the product. So |gradient| = |x| |delta|, and a weighted sum over examples is a single matmul of two batches of
+vectors. Kernels are found in the traced program of the loss, so a model may be written in any way: what meets several
+vectors (a recurrence, a convolution), is used twice (tied weights, a penalty) or is hidden in a loop is left out.
+
+References: Goodfellow 2015; Li et al. 2022, section 4; Bu et al. 2022 (layers with and without, side by side).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from fedjax_sim.types import Array
+
+__all__ = ["Product", "products"]
+
+
+class Product(NamedTuple):
+    """The one product in which a kernel is used."""
+
+    axis: int  # the kernel's axis along the vector; the other is along the product
+    tap: jax.ShapeDtypeStruct  # of the product, flat: added to it, its gradient is delta
+
+
+class _Kernel:
+    """Stands for a kernel's value while a program is run."""
+
+    def __init__(self, value: Array, tap: Array | None = None):
+        self.value, self.tap = value, tap
+        self.uses: list[tuple[Product, Array] | None] = []  # None: any use but a product with one vector
+
+
+def products(function: Callable, leaves: Sequence[Array], *args: Any) -> tuple[dict[int, Product], Callable]:
+    """The kernels among `leaves` that `function(leaves, *args)` uses in one product with one vector, and nowhere else.
+
+    Args:
+      function: of arrays in pytrees; what it returns may be any pytree of arrays.
+      leaves: parameters; kernels are those with two axes, in at most 32 bits.
+
+    Returns: position -> `Product`, and `tapped(leaves, taps, *args)`: what the function returns with the arrays `taps`
+    (position -> array) added to these products, and the vectors of each (position -> array).
+
+    Guarantees: values and gradients are the function's own, for dense layers, models with other layers beside them, and
+    kernels that are tied, penalised or met by several vectors (tests/client/test_ghost.py::test_sums_agree,
+    ::test_what_is_no_dense_kernel).
+
+    >>> import jax.numpy as jnp
+    >>> found, tapped = products(lambda w, x: (x @ w[0]).sum() + w[1], [jnp.ones((3, 2)), jnp.ones(())], jnp.ones(3))
+    >>> {i: (product.axis, product.tap.shape) for i, product in found.items()}
+    {0: (0, (2,))}
+    >>> out, vectors = tapped([jnp.ones((3, 2)), jnp.ones(())], {0: jnp.ones(2)}, jnp.ones(3))
+    >>> float(out), vectors[0].tolist()
+    (9.0, [1.0, 1.0, 1.0])
+    """
+    program, shape = jax.make_jaxpr(function, return_shape=True)(leaves, *args)
+    found: dict[int, Product] = {}
+
+    def look(leaves, *args):
+        kernels = [_Kernel(x) for x in leaves]
+        out = _run(program, [*kernels, *jax.tree.leaves(args)])
+        for i, kernel in enumerate(kernels):
+            if len(kernel.uses) == 1 and kernel.uses[0] is not None:
+                found[i] = kernel.uses[0][0]
+        return out
+
+    jax.eval_shape(look, list(leaves), *args)
+
+    def tapped(leaves, taps, *args):
+        given = [_Kernel(x, taps[i]) if i in found else x for i, x in enumerate(leaves)]
+        out = _run(program, [*given, *jax.tree.leaves(args)])
+        return jax.tree.unflatten(jax.tree.structure(shape), out), {i: given[i].uses[0][1] for i in found}
+
+    return found, tapped
+
+
+def _run(program: core.ClosedJaxpr, args: Sequence[Any]) -> list[Array]:
+    """The program, equation by equation; calls that kernels are handed to are written out."""
+    known = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+    known |= dict(zip(program.jaxpr.invars, args, strict=True))
+
+    def read(atom):
+        return atom.val if isinstance(atom, core.Literal) else known[atom]
+
+    for equation in program.jaxpr.eqns:
+        values = [read(atom) for atom in equation.invars]
+        if equation.primitive.name in ("jit", "pjit") and any(isinstance(x, _Kernel) for x in values):
+            out = _run(equation.params["jaxpr"], values)
+        else:
+            out = _step(equation, values)
+        known |= dict(zip(equation.outvars, out, strict=True))
+    return _plain([read(atom) for atom in program.jaxpr.outvars])
+
+
+def _step(equation: core.JaxprEqn, values: list[Any]) -> list[Array]:
+    primitive, plain = equation.primitive, [x.value if isinstance(x, _Kernel) else x for x in values]
+    out = primitive.bind(*plain, **primitive.get_bind_params(equation.params))
+    out = list(out) if primitive.multiple_results else [out]
+    if primitive.name != "dot_general" or isinstance(values[0], _Kernel) == isinstance(values[1], _Kernel):
+        _plain(values)
+        return out
+    side = int(isinstance(values[1], _Kernel))
+    kernel, vector, product = values[side], plain[1 - side], out[0]
+    contracted, batch = equation.params["dimension_numbers"]
+    axes, narrow = contracted[side], jnp.issubdtype(product.dtype, jnp.floating) and product.dtype.itemsize <= 4
+    if (
+        any(batch)
+        or kernel.value.ndim != 2
+        or len(axes) != 1
+        or vector.size != kernel.value.shape[axes[0]]
+        or not narrow
+    ):
+        kernel.uses.append(None)
+        return out
+    tap = jax.ShapeDtypeStruct((product.size,), product.dtype)
+    kernel.uses.append((Product(axes[0], tap), vector.reshape(-1)))
+    return out if kernel.tap is None else [product + kernel.tap.reshape(product.shape)]
+
+
+def _plain(values: Sequence[Any]) -> list[Array]:
+    """The values, kernels among them noted as used otherwise."""
+    for x in values:
+        if isinstance(x, _Kernel):
+            x.uses.append(None)
+    return [x.value if isinstance(x, _Kernel) else x for x in values]
