@@ -24,6 +24,8 @@ def default_delta(num_units: int) -> float:
     >>> f"{default_delta(1_000_000):.2e}"
     '2.51e-07'
     """
+    if not num_units >= 1:
+        validate.fail("clients", "at least one", num_units)
     return min(float(num_units) ** -1.1, 0.1)
 
 
@@ -83,7 +85,7 @@ class Spending:
 
     def resume(self, saved: dict[str, Any] | None, first: int) -> None:
         """Takes over what a checkpoint of round `first` and the file hold."""
-        found = [state for state in (saved, distributed.from_first(self._read)) if state]
+        found = [state for state in (saved, distributed.from_first(self._read)) if state is not None]
         if self.mechanism is None:
             if found and not self.refused:
                 self.refused = "earlier rounds of this run had noise, and these have none: no epsilon holds for both."
@@ -101,7 +103,11 @@ class Spending:
         if self.path is None or not self.path.is_file():
             return None
         try:
-            return json.loads(self.path.read_bytes())["ledger"]
+            from fedjax_sim.privacy import Ledger
+
+            ledger = json.loads(self.path.read_bytes())["ledger"]
+            Ledger.from_state(ledger)  # an empty one would be passed over
+            return ledger
         except (KeyError, TypeError, ValueError) as error:
             raise checkpoint.CheckpointError(f"{self.path}: expected a privacy ledger, got a damaged one.") from error
 

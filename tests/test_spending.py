@@ -41,6 +41,14 @@ def test_epsilon_is_the_accountants(job, tmp_path):
     assert train(job, 1).summary["privacy"]["delta"] == default_delta(60) < 1 / 60
 
 
+def test_nobody_has_no_delta():
+    """Catches 0 ** -1.1 and a complex delta, as a user of --population 0 or -5 met them."""
+    assert default_delta(1) == 0.1
+    for number in (0, -5):
+        with pytest.raises(ValueError, match="clients: expected at least one"):
+            default_delta(number)
+
+
 def test_a_crash_is_counted(job, tmp_path):
     """Killed in round 4 to 6, resumed from round 3 and stopped there: the clients' data went into six rounds."""
     train(job, 3, evaluate_every=3, directory=tmp_path)
@@ -53,9 +61,10 @@ def test_a_crash_is_counted(job, tmp_path):
     assert went_on.records[-1]["epsilon"] < went_on.summary["privacy"]["epsilon"]
     ledger.unlink()  # the checkpoint holds it too
     assert train(job, 5, directory=tmp_path, resume=True).summary["privacy"]["rounds"] == 6
-    ledger.write_text("{")
-    with pytest.raises(CheckpointError, match="privacy ledger"):
-        train(job, 6, directory=tmp_path, resume=True)
+    for damaged in ("{", '{"ledger": {}}', '{"ledger": null}', '{"ledger": []}'):
+        ledger.write_text(damaged)
+        with pytest.raises(CheckpointError, match="privacy ledger"):
+            train(job, 6, directory=tmp_path, resume=True)
 
 
 def test_no_number_where_none_holds():

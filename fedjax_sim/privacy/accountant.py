@@ -1,10 +1,11 @@
 """From mechanisms and rounds to an epsilon that says what it is.
 
-Accountants, each an upper bound; the first that knows the mechanism is used, and named:
+Accountants, each an upper bound; the tightest that knows the mechanism is used, and named:
 
     analytic Gaussian   where nothing is sampled: exact (Balle and Wang 2018)
     PLD                 Gaussian noise on Poisson samples, truncated or not
-    RDP                 fixed-size samples, integer noise, and deltas that are too small for float64 transforms
+    RDP                 fixed-size samples and integer noise; deltas that are too small for float64 transforms, and
+                        losses that are for the grid
 """
 
 from __future__ import annotations
@@ -175,20 +176,18 @@ def _epsilon(parts: tuple[tuple[Mechanism, int], ...], delta: float, accountant:
         return _by_loss(parts, delta)
     if accountant == "rdp":
         for mechanism, _ in parts:
-            if renyi.curve(mechanism) is None:
+            if not renyi.known(mechanism):
                 validate.fail("accountant", "'pld'", "rdp", f"No Renyi bound is known for {describe_rate(mechanism)}.")
         return _by_curve(parts, delta)
     if all(mechanism.kind not in INTEGERS and mechanism.law == "always" for mechanism, _ in parts):
         shift = sum(count * (mechanism.moves / mechanism.noise_multiplier) ** 2 for mechanism, count in parts)
         found = dp.get_epsilon_gaussian(1 / math.sqrt(shift), delta)
         return float(found), "analytic Gaussian", "exact up to float64"
-    known = all(_has_loss(mechanism) for mechanism, _ in parts)
-    if known and not math.isinf((found := _by_loss(parts, delta))[0]):
-        return found
-    if all(renyi.curve(mechanism) is not None for mechanism, _ in parts):
-        return _by_curve(parts, delta)
-    if known:
-        return found
+    bounds = [_by_loss(parts, delta)] if all(_has_loss(mechanism) for mechanism, _ in parts) else []
+    if not bounds or math.isinf(bounds[0][0]) or _too_small(parts, bounds[0][0]):
+        bounds += [_by_curve(parts, delta)] if all(renyi.known(mechanism) for mechanism, _ in parts) else []
+    if bounds:
+        return min(bounds, key=lambda found: found[0])
     first = _by_loss(tuple(part for part in parts if _has_loss(part[0])), delta / 2)
     rest = _by_curve(tuple(part for part in parts if not _has_loss(part[0])), delta / 2)
     return first[0] + rest[0], "PLD and RDP, each at half of delta", first[2] + "; " + rest[2]
@@ -196,6 +195,13 @@ def _epsilon(parts: tuple[tuple[Mechanism, int], ...], delta: float, accountant:
 
 def _has_loss(mechanism: Mechanism) -> bool:
     return mechanism.kind not in INTEGERS and mechanism.law != "without_replacement"
+
+
+def _too_small(parts: tuple, found: float) -> bool:
+    """Whether losses are so small that rounding them to their grid is seen in an epsilon."""
+    grid = next(grid for grid in GRIDS if found > _FINE_ENOUGH[grid] or grid == GRIDS[-1])
+    rates = (mechanism.drawn_from[1] * mechanism.moves / mechanism.noise_multiplier for mechanism, _ in parts)
+    return min(rates) < 10 * grid
 
 
 def _check_pld(mechanism: Mechanism) -> None:

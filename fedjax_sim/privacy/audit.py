@@ -7,8 +7,8 @@ Host code. It knows nothing of the mechanism's insides: `release(key, with_canar
                 Clopper-Pearson bounds: true whatever the law of the scores, but blind below deltas of about 1 / R
     power       the same, against the most power that any test may have under the claim at that false alarm rate
     gaussian    mean shift over standard deviation, mu; an interval on both sides, exact Gaussian trade-off; it holds if
-                scores are Gaussian, or, with subsampling, a mixture of two, and is used only where a chi-square test
-                (level 1e-6) does not refute that
+                scores are Gaussian, or, with subsampling, a mixture of two, and is used only where the claim says that
+                they are, and a chi-square test (level 1e-6) does not refute it
 
 The error 1 - confidence is shared out (Bonferroni): a quarter each to `threshold`, `power`, and the lower and the upper
 end of `gaussian`.
@@ -47,10 +47,16 @@ class Claim:
     Args:
       profile: (epsilons [k] float64) -> deltas [k], not below the truth.
       text: in words.
+      scores: "gaussian" or "mixture" (of two Gaussians, with the canary) where that is the law of the scores under the
+        claim; None: another, so that only witnesses that assume nothing are heard, and nothing is ever confirmed.
     """
 
     profile: Callable
     text: str
+    scores: str | None = None
+
+    def __post_init__(self) -> None:
+        validate.one_of("scores", self.scores, (None, "gaussian", "mixture"))
 
     def epsilon(self, delta: float) -> float:
         """The promised epsilon at `delta`; infinite where the profile never falls so low."""
@@ -95,7 +101,9 @@ def gaussian_claim(noise_multiplier: float, *, sampling_rate: float = 1.0, num_r
     else:
         profile = functools.partial(subsampled_profile, rate=sampling_rate, mu=mu)
     text = f"Gaussian noise {noise_multiplier:g} times what one unit moves, {num_rounds} round(s)"
-    return Claim(profile, text + (f", each unit called with chance {sampling_rate:g}" if sampling_rate < 1 else ""))
+    if sampling_rate == 1:
+        return Claim(profile, text, "gaussian")
+    return Claim(profile, f"{text}, each unit called with chance {sampling_rate:g}", "mixture")
 
 
 def accounted_claim(mechanism: Any, num_rounds: int) -> Claim:
@@ -123,7 +131,8 @@ def accounted_claim(mechanism: Any, num_rounds: int) -> Claim:
     def profile(epsilons):
         return np.array([accountant.get_delta(float(x)) for x in epsilons])
 
-    return Claim(profile, f"the accountant's, for {num_rounds} round(s) of {mechanism.law} cohorts")
+    law = "gaussian" if mechanism.law == "always" else "mixture" if num_rounds * mechanism.moves == 1 else None
+    return Claim(profile, f"the accountant's, for {num_rounds} round(s) of {mechanism.law} cohorts", law)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +205,9 @@ def judge(
     Raises: ValueError for scores that are not finite, too few or of unequal numbers.
 
     Guarantees: a true claim is called violated or loose with probability at most 1 - confidence, and one with 5 % more
-    or less noise is found at 10^5 releases (tests/privacy/test_audit.py::test_error_rates).
+    or less noise is found at 10^5 releases (tests/privacy/test_audit.py::test_error_rates), also where the law of the
+    scores is none of the two that are fitted (::test_scores_of_another_law); an infinite epsilon is never confirmed
+    (::test_claims_of_nothing).
 
     References: Nasr et al. 2023, section 4.3 (Gaussian trade-off from the scores); Jagielski, Ullman and Oprea 2020,
     section 4 (Clopper-Pearson).
@@ -215,7 +226,7 @@ def judge(
     share = (1 - confidence) / 4
     claimed = claim.epsilon(delta)
     estimates = [best_threshold(*samples, delta=delta, error=share)]
-    fitted = parametric(*samples, delta=delta, error=share)
+    fitted = None if claim.scores is None else parametric(*samples, delta=delta, error=share, law=claim.scores)
     estimates += [fitted] if fitted is not None else []
     powerful, rates = power_excess(*samples, claim.power, error=share)
     lower = estimates[-1].lower if fitted is not None else estimates[0].lower
@@ -228,8 +239,11 @@ def judge(
         verdict, reason = "violated", f"epsilon is at least {highest:.4f}, and {claimed:.4f} was claimed"
     elif upper < claimed:
         verdict, reason = "loose", f"epsilon is at most {upper:.4f}, and {claimed:.4f} was claimed"
+    elif math.isinf(claimed):
+        verdict, reason = "inconclusive", "no finite epsilon is claimed, so there is nothing to confirm"
     elif upper - lower <= tolerance * claimed:
-        verdict, reason = "confirmed", f"the interval holds the claim and is {(upper - lower) / claimed:.1%} of it wide"
+        wide = (upper - lower) / claimed if claimed else 0.0
+        verdict, reason = "confirmed", f"the interval holds the claim and is {wide:.1%} of it wide"
     else:
         verdict, reason = "inconclusive", "no bound excludes the claim, and they are too wide to confirm it"
     return Audit(

@@ -90,6 +90,11 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
         )
     else:
         said.append("Idealised numerics: float32 noise of a simulation hardens no deployment (Mironov 2012).")
+    if mechanism.law != "always" and not (delta < (chance := mechanism.drawn_from[1])):
+        said.append(
+            f"delta {delta:g} is not below {chance:g}, the chance that a {mechanism.unit} is drawn: what is published "
+            "once without any noise could meet it."
+        )
     if not (delta < 1 / mechanism.num_units):
         what = f"delta {delta:g} is not below one over the number of {mechanism.unit}s, {1 / mechanism.num_units:g}"
         said.append(f"{what}: a mechanism that publishes one client's data outright could meet it.")

@@ -5,11 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
 from fedjax_sim.types import PyTree, UpdateTransform, Wire
 
-__all__ = ["as_it_comes", "chain", "identity", "plain_wire", "stateless", "wire_of"]
+__all__ = ["Whole", "as_it_comes", "chain", "check_floats", "identity", "plain_wire", "stateless", "wire_of"]
+
+
+class Whole(Wire):
+    """The wire of a letter whose numbers come out of one code together: a few of them cost the code, or plain floats.
+
+    Guarantees: tests/transform/test_low_rank.py::test_wire, tests/transform/test_rotation.py::test_wire_bits.
+    """
+
+
+def check_floats(update: PyTree) -> None:
+    """Raises TypeError for a letter with leaves that are no floats: what a member makes of them would be cut off.
+
+    Guarantees: tests/transform/test_chain.py::test_whole_numbers_are_refused_where_they_would_be_cut.
+    """
+    for x in jax.tree.leaves(update):
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            hint = "What it sends would be cut off to whole numbers: let the client send floats."
+            validate.fail("update", "a letter of floats", f"a leaf of {x.dtype}", hint, TypeError)
 
 
 def plain_wire(update_spec: PyTree) -> Wire:
@@ -95,8 +114,8 @@ def no_error(update: PyTree) -> float:
 def chain(*transforms: UpdateTransform) -> UpdateTransform:
     """Transforms in order at the client, in reverse order at the server; again a transform.
 
-    Each member counts what it does to the letter on the wire. The bound of the chain is that of the last member that
-    has one, provided every later member is nonexpansive. A chain is unbiased if all members are, and its error is known
+    Each member counts what it does to the letter on the wire. The bound of the chain is the least of those that members
+    have, provided every later member is nonexpansive. A chain is unbiased if all members are, and its error is known
     if one member alone makes one. Integers must be the last thing that is made.
 
     Raises: ValueError for two members with noise; for a member that could lengthen a letter behind the clip on which
@@ -136,7 +155,8 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
 
     bound, nonexpansive = None, True
     for member in transforms:
-        bound = member.l2_bound if member.l2_bound is not None else bound if member.nonexpansive else None
+        bounds = (bound if member.nonexpansive else None, member.l2_bound)
+        bound = min((x for x in bounds if x is not None), default=None)
         nonexpansive = nonexpansive and member.nonexpansive
     _check_order(transforms)
     inexact = [member for member in transforms if not _changes_nothing(member)]

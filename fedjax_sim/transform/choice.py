@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import engine, prng, tree, validate
+from fedjax_sim.transform.chain import Whole
 from fedjax_sim.types import Array, PyTree, Wire
 
 __all__ = [
@@ -76,9 +77,12 @@ def _set_bits(size: int, number: int) -> int:
 
 
 def payload(update_spec: PyTree, wire: Wire, values: int) -> Wire:
-    """`values` numbers of a letter, at the width of the widest."""
+    """`values` numbers of a letter, at the width of the widest; of a code of all numbers no more than the code."""
     values = min(values, wire.values)
     width = max((8 * x.dtype.itemsize for x in jax.tree.leaves(update_spec)), default=0)
+    if isinstance(wire, Whole):
+        kind = Wire if values * width < wire.payload_bits else Whole
+        return kind(values, min(values * width, wire.payload_bits), wire.side_bits)
     if wire.payload_bits != 8 * tree.num_bytes(update_spec):  # another member has made them narrower
         width = -(-wire.payload_bits // max(wire.values, 1))
     return Wire(values, min(values * width, wire.payload_bits), wire.side_bits)
@@ -89,7 +93,7 @@ def indexed_wire(update_spec: PyTree, wire: Wire, values: int, chosen: list[tupl
     sent = payload(update_spec, wire, values)
     indices = sum(number * _index_bits(size) for size, number in chosen)
     coded = sent.bits + sum(_set_bits(size, number) for size, number in chosen)
-    return Wire(sent.values, sent.payload_bits, sent.side_bits + indices, coded)
+    return sent._replace(side_bits=sent.side_bits + indices, coded_bits=coded)
 
 
 # ---- which

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
-from fedjax_sim.transform.chain import as_it_comes, plain_wire, stateless
+from fedjax_sim.transform.chain import as_it_comes, check_floats, plain_wire, stateless
 from fedjax_sim.types import Array, Mean, PyTree, UpdateTransform, Wire
 
 __all__ = [
@@ -107,10 +107,12 @@ def personal_clip(factor: float) -> UpdateTransform:
     validate.in_range("factor", factor, 0, 1, open_low=True)
 
     def shorter(key, update):
+        check_floats(update)
         return jax.tree.map(lambda x: (x.astype(_wide(x)) * factor).astype(x.dtype), update)
 
     def squared_error(update):
-        return sum(((1 - factor) ** 2 * (jnp.asarray(x) ** 2).sum() for x in jax.tree.leaves(update)), jnp.float32(0))
+        squares = (jnp.square(jnp.asarray(x).astype(_wide(x))).sum() for x in jax.tree.leaves(update))
+        return sum(((1 - factor) ** 2 * square for square in squares), jnp.float32(0))
 
     return stateless(shorter, wire=as_it_comes, nonexpansive=True, squared_error=squared_error, exact_error=True)
 
@@ -132,6 +134,7 @@ def clipped(
     if not jax.tree.leaves(update):
         none = Mean(jnp.zeros(()), jnp.ones(()))
         return update, {"clipped_letters": none, "letter_norm": none}
+    check_floats(update)
     zero = tree.hidden_zero(jax.random.key_data(key))
     update = tree.settled(update, zero)  # the norm is that of the letter, and neither is computed again for the other
     structure = jax.tree.structure(update)
@@ -144,7 +147,8 @@ def clipped(
         shrink = room / jnp.where(longer, jnp.where(apart, far, near), 1)
         first = jnp.where(apart, FAR, 1.0)
         second = jnp.where(longer, jnp.where(apart, shrink * limit, shrink), 1.0)
-        letter += [_rounded(x, x.astype(_wide(x)) * first * second, longer, narrow) for x in group]
+        scaled = [(x.astype(_wide(x)) * first * second).astype(_wide(x)) for x in group]  # beside a double, all are one
+        letter += [_rounded(x, y, longer, narrow) for x, y in zip(group, scaled, strict=True)]
         over.append(longer.astype(jnp.float32))
         lengths.append(_norm(near, far, limit))
     norm = lengths[0] if len(lengths) == 1 else _norm(*length_over(lengths, limit), limit)

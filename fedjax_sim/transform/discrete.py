@@ -178,7 +178,7 @@ def _mechanism(
 
     def on_client(key, update, state, memory):
         letter, seen = clipped(key, update, clip_norm, narrow=False)
-        letter = jax.tree.map(lambda x: x * (1 / granularity), letter)
+        letter = jax.tree.map(lambda x: (x * (1 / granularity)).astype(jnp.float32), letter)
         letter, tries = _rounded(prng.stream(key, "rounding"), letter, details)
         noise = _drawn(prng.stream(key, "noise"), letter, alias_table(law, std))
         return jax.tree.map(jnp.add, letter, noise), memory, seen | {"rounding_tries": Mean(tries, jnp.float32(1))}

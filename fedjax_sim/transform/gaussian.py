@@ -122,7 +122,7 @@ def adaptive_clip(
     hint = "At or below half the noise multiplier, the noise on the count alone spends the budget."
     low = 0 if isinstance(noise_multiplier, jax.core.Tracer) else noise_multiplier / 2
     validate.in_range("quantile_noise", quantile_noise, low, open_low=True, hint=hint)
-    update_multiplier = (noise_multiplier**-2 - (2 * quantile_noise) ** -2) ** -0.5
+    update_multiplier = noise_multiplier * (1 - (noise_multiplier / quantile_noise / 2) ** 2) ** -0.5
 
     def on_client(key, update, state, memory):
         letter, seen = clipped(key, update, state)
@@ -173,6 +173,7 @@ def local_gaussian(clip_norm: float, noise_multiplier: float) -> UpdateTransform
     >>> local_gaussian(2.0, 0.5).noise.details
     {'sensitivity': 4.0}
     """
+    check_clip_norm(clip_norm)
     _check_multiplier(noise_multiplier)
     noise = Noise("gaussian", "local", noise_multiplier, clip_norm, details={"sensitivity": 2 * clip_norm})
     return _on_each_letter(clip_norm, noise_multiplier * clip_norm, noise)
@@ -201,6 +202,7 @@ def distributed_gaussian(clip_norm: float, noise_multiplier: float, cohort_size:
     >>> distributed_gaussian(1.0, 0.5, 100).noise.details
     {'cohort_size': 100}
     """
+    check_clip_norm(clip_norm)
     _check_multiplier(noise_multiplier)
     validate.integer("cohort_size", cohort_size)
     noise = Noise("gaussian", "distributed", noise_multiplier, clip_norm, details={"cohort_size": cohort_size})

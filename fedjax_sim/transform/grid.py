@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import prng, tree
-from fedjax_sim.transform.chain import stateless
+from fedjax_sim.transform.chain import check_floats, stateless
 from fedjax_sim.types import Array, Mean, PyTree, UpdateTransform, Wire
 
 __all__ = ["Grid", "grid_wire", "largest", "leafwise", "leaves_of", "quantizer", "total", "with_clipped_share"]
@@ -146,6 +146,7 @@ def leafwise(fn, key: Array, update: PyTree) -> PyTree:
 
     Read more than once, before and after: so not computed more than once (`tree.settled`).
     """
+    check_floats(update)
     zero = tree.hidden_zero(jax.random.key_data(key))
     leaves, structure = jax.tree.flatten(tree.settled(update, zero))
     keys = [jax.random.fold_in(key, i) for i in range(len(leaves))]

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import tree, validate
-from fedjax_sim.transform.chain import stateless
-from fedjax_sim.types import Array, PyTree, UpdateTransform, Wire
+from fedjax_sim.transform.chain import Whole, check_floats, stateless
+from fedjax_sim.types import Array, PyTree, UpdateTransform
 
 __all__ = ["low_rank"]
 
@@ -42,7 +42,8 @@ def low_rank(rank: int = 2, *, num_iterations: int = 1) -> UpdateTransform:
       num_iterations: power iterations >= 1; more come closer to the r largest singular values.
 
     Returns: a transform; its wire counts r (rows + columns) numbers of 32 bits (64 for float64) a factored leaf, as the
-    cost of all d numbers, for no other member can use that they have low rank. Quantise before, not behind.
+    cost of all d numbers, for no other member can use that they have low rank: a few of the product's numbers, picked
+    behind, cost plain floats, or the factors. Quantise before, not behind.
 
     Raises: ValueError, TypeError for numbers out of range.
 
@@ -76,6 +77,7 @@ def low_rank(rank: int = 2, *, num_iterations: int = 1) -> UpdateTransform:
         return (product * size).reshape(x.shape).astype(x.dtype)
 
     def letter(key, update):
+        check_floats(update)
         leaves, structure = jax.tree.flatten(update)
         return structure.unflatten([leaf(jax.random.fold_in(key, i), x) for i, x in enumerate(leaves)])
 
@@ -89,6 +91,6 @@ def low_rank(rank: int = 2, *, num_iterations: int = 1) -> UpdateTransform:
 
     def wire(update_spec, sent):
         bits = sum(min(_factors(x.shape, x.dtype, rank), 8 * tree.num_bytes(x)) for x in jax.tree.leaves(update_spec))
-        return Wire(tree.num_values(update_spec), bits, sent.side_bits)
+        return Whole(tree.num_values(update_spec), bits, sent.side_bits)
 
     return stateless(letter, wire=wire, squared_error=error)

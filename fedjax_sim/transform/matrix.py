@@ -8,14 +8,16 @@ so that C (sums + y) is one Gaussian mechanism with noise multiplier z, if one c
 S C_clip: S is the strategy's sensitivity, over the rounds in which a client may take part. Later noise cancels earlier
 noise: the error of a model, a sum over rounds, grows with log T in place of T.
 
-    banded    C Toeplitz with the first b coefficients of (1 - x)^(-1/2): 1, 1/2, 3/8, ...; b - 1 vectors of state
-    tree      C adds up the rounds of every node of a binary tree; floor(log2 T) + 1 vectors of state
+    banded          C Toeplitz with the first b coefficients of (1 - x)^(-1/2): 1, 1/2, 3/8, ...; b - 1 vectors of state
+    optimal_banded  the same with b coefficients that make the error of a run of T rounds least, found by jax-privacy
+    tree            C adds up the rounds of every node of a binary tree; floor(log2 T) + 1 vectors of state
 
 One coefficient, b = 1, is independent noise.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -26,10 +28,18 @@ from fedjax_sim import prng, tree, validate
 from fedjax_sim.transform.clip import clip, clip_metrics
 from fedjax_sim.types import Array, Noise, UpdateTransform
 
-__all__ = ["matrix_mechanism", "prefix_error", "square_root_coefficients", "strategy_sensitivity"]
+__all__ = [
+    "matrix_mechanism",
+    "optimal_coefficients",
+    "prefix_error",
+    "square_root_coefficients",
+    "strategy_sensitivity",
+]
 
-STRATEGIES = ("banded", "tree")
+STRATEGIES = ("banded", "optimal_banded", "tree")
+ERRORS = ("mean", "max")
 MAX_BANDS, MAX_ROUNDS = 4096, 10**6
+MAX_OPTIMAL_BANDS, MAX_OPTIMAL_ROUNDS = 1024, 10**4  # half a minute of optimisation, and 80 MB for each of its arrays
 
 
 def matrix_mechanism(
@@ -40,6 +50,7 @@ def matrix_mechanism(
     strategy: str = "banded",
     bands: int | None = None,
     separation: int | None = None,
+    error: str | None = None,
 ) -> UpdateTransform:
     """Central differential privacy by noise that is correlated over rounds: letters clipped to a norm, y_t on the sum.
 
@@ -52,24 +63,31 @@ def matrix_mechanism(
       clip_norm: C_clip, as in `clip`.
       noise_multiplier: z >= 0, of the WHOLE run: its privacy is that of one Gaussian mechanism with this multiplier.
       num_rounds: T. Later rounds release nothing: the model stays, and the round counts as skipped.
-      strategy: "banded" or "tree".
-      bands: b in [1, min(T, 4096)] of "banded"; default: the least of T, `separation` and 64. State: b - 1 updates.
+      strategy: "banded"; "optimal_banded", which needs the extra `privacy`, a second or more, and T <= 10,000; "tree".
+      bands: b in [1, min(T, 4096)] of "banded", in [1, min(T, `separation`, 1024)] of "optimal_banded"; default: the
+        least of T, `separation` and 64. State: b - 1 updates.
       separation: rounds between two participations of a client, 1 if in every round; None: at most one in the run.
+      error: what "optimal_banded" makes least, of the sums over the first 1, ..., T rounds: the "mean" squared error
+        (default) or the "max", which is the last one's.
 
     Returns: a transform with `noise.mechanism` "banded_toeplitz" or "tree", place "central", the multiplier z, and in
     `details`: `num_rounds` (T), `separation` (T for None), `participations` (k, at most), `sensitivity` (S, in clip
     norms), `bands` (0 for a tree), `noise_std` (of the noise in the sum of all T rounds, in z clip norms).
 
-    Raises: ValueError, TypeError for options out of range; where the aggregate has no bounded sensitivity, when traced.
+    Raises: ValueError, TypeError for options out of range; where the aggregate has no bounded sensitivity, when traced;
+    ImportError without the extra that a strategy needs.
 
     Guarantees: noise has the covariance of C^-1, over rounds, and none over coordinates
     (tests/transform/test_matrix.py::test_noise_has_the_strategys_covariance); no admissible participation is better
     seen than in one Gaussian mechanism of multiplier z, and one is as well (::test_privacy_of_all_participations); one
     band is independent noise (::test_one_band_is_independent_noise); rounds past the last release nothing
-    (::test_rounds_past_the_last).
+    (::test_rounds_past_the_last); factors, sensitivities, errors and streams are jax-privacy's
+    (::test_factors_are_jax_privacys, ::test_streams_are_the_inverse); the same bits on 1, 2 and 8 devices
+    (tests/laws/test_invariance.py::test_noise_on_1_2_8_devices).
 
     References: Kairouz et al. 2021 (DP-FTRL), algorithm 1; Henzinger, Upadhyay and Upadhyay 2023, section 3 (square
-    root); Kalinin and Lampert 2024 (banded square root); Choquette-Choo et al. 2023 (banded matrices, separation).
+    root); Kalinin and Lampert 2024 (banded square root); Choquette-Choo et al. 2023 (banded matrices, separation);
+    McKenna 2024, section 3 (optimal banded Toeplitz).
 
     >>> made = matrix_mechanism(1.0, 2.0, num_rounds=100, bands=4)
     >>> made.noise.mechanism, made.noise.details["participations"], round(made.noise.details["sensitivity"], 4)
@@ -81,15 +99,21 @@ def matrix_mechanism(
     if separation is not None:
         validate.integer("separation", separation, 1, num_rounds)
     apart = num_rounds if separation is None else separation
+    if strategy != "optimal_banded" and error is not None:
+        validate.fail("error", f"None for {strategy!r}", error, "Only 'optimal_banded' has a choice.")
     if strategy == "tree":
         if bands is not None:
             validate.fail("bands", "None for a tree", bands)
         coefficients, levels = None, num_rounds.bit_length()
     else:
-        most = min(num_rounds, MAX_BANDS)
-        bands = min(most, apart, 64) if bands is None else bands
-        validate.integer("bands", bands, 1, most)
-        coefficients = square_root_coefficients(bands)
+        bands = min(num_rounds, apart, 64) if bands is None else bands
+        if strategy == "banded":
+            validate.integer("bands", bands, 1, min(num_rounds, MAX_BANDS))
+            coefficients = square_root_coefficients(bands)
+        else:
+            hint = "It is optimal for bands up to the separation; strategy 'banded' may have more."
+            validate.integer("bands", bands, 1, min(num_rounds, apart, MAX_OPTIMAL_BANDS), hint=hint)
+            coefficients = optimal_coefficients(num_rounds, bands, error="mean" if error is None else error)
     base, moves = clip(clip_norm), strategy_sensitivity(coefficients, num_rounds, apart)
 
     def init(update_spec):
@@ -160,15 +184,59 @@ def square_root_coefficients(bands: int) -> np.ndarray:
     return np.cumprod(np.concatenate([[1.0], (2 * steps - 1) / (2 * steps)]))
 
 
+def optimal_coefficients(num_rounds: int, bands: int, *, error: str = "mean") -> np.ndarray:
+    """[b] float64, the first one 1: the banded Toeplitz strategy of least error over T rounds, found by jax-privacy.
+
+    Error is that of sums over the first t rounds times the sensitivity to one participation, or to any that lie b
+    rounds apart. Coefficients are rounded to five decimals, so that machines agree on them.
+
+    Args:
+      num_rounds: T in [1, 10,000].
+      bands: b in [1, min(T, 1024)].
+      error: "mean" of the squared errors over t, or "max".
+
+    Raises: ImportError without jax-privacy, naming the extra.
+
+    Guarantees: all bands and the "max" give the square root, which is known to be optimal, and no coefficient moved
+    either way gives less (tests/transform/test_matrix.py::test_optimal_coefficients).
+
+    References: McKenna 2024, section 3; Dvijotham et al. 2024 (the square root is optimal).
+
+    >>> optimal_coefficients(10, 1).tolist()
+    [1.0]
+    """
+    hint = "Strategy 'banded' has no such limit."
+    validate.integer("num_rounds", num_rounds, 1, MAX_OPTIMAL_ROUNDS, hint=hint)
+    validate.integer("bands", bands, 1, min(num_rounds, MAX_OPTIMAL_BANDS), hint=hint)
+    validate.one_of("error", error, ERRORS)
+    return np.array(_optimal(num_rounds, bands, error))
+
+
+@functools.lru_cache(maxsize=32)
+def _optimal(num_rounds: int, bands: int, error: str) -> tuple[float, ...]:
+    if bands == 1:
+        return (1.0,)
+    try:
+        from jax_privacy.matrix_factorization import toeplitz
+    except ImportError as missing:
+        hint = "Install the extra: pip install 'fedjax_sim[privacy]'."
+        raise ImportError(f"strategy: expected jax-privacy to be installed. {hint}") from missing
+    reduce = {"mean": jnp.mean, "max": jnp.max}[error]
+    with jax.ensure_compile_time_eval(), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        found = np.float64(toeplitz.optimize_banded_toeplitz(num_rounds, bands, reduction_fn=reduce))
+    return tuple(np.round(found / found[0], 5).tolist())
+
+
 def strategy_sensitivity(coefficients: np.ndarray | None, num_rounds: int, separation: int) -> float:
     """S: the most that a client moves C times the sums, in clip norms; None for coefficients is the tree.
 
     Toeplitz matrices with positive coefficients that do not rise: exact, reached by a client in rounds 0, s, 2s, ...
-    with updates that do not change. Trees: exact for one participation in a full tree; else a bound, by what each
-    level may hold: k participations, of which a node of 2^l rounds sees at most ceil(2^l / s).
+    with updates that do not change; others: a bound, that of the least such coefficients that they do not exceed.
+    Trees: exact for one participation in a full tree; else a bound, by what each level may hold: k participations, of
+    which a node of 2^l rounds sees at most ceil(2^l / s).
 
     Guarantees: no participation pattern moves more (tests/transform/test_matrix.py::
-    test_privacy_of_all_participations).
+    test_privacy_of_all_participations, ::test_other_coefficients_have_a_bound).
 
     References: Kalinin and Lampert 2024, theorem 2; Kairouz et al. 2021, section 4 and appendix D.
 
@@ -179,6 +247,7 @@ def strategy_sensitivity(coefficients: np.ndarray | None, num_rounds: int, separ
     if coefficients is None:
         seen = [min(participations, -(-(2**level) // separation)) for level in range(num_rounds.bit_length())]
         return math.sqrt(participations * sum(seen))
+    coefficients = np.maximum.accumulate(np.abs(coefficients)[::-1])[::-1]
     moved = np.zeros(num_rounds)
     for first in range(0, num_rounds, separation):
         window = moved[first : first + len(coefficients)]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import prng, tree, validate
-from fedjax_sim.transform.chain import plain_wire
+from fedjax_sim.transform.chain import Whole, check_floats, plain_wire
 from fedjax_sim.transform.grid import SMALLEST, leaves_of
 from fedjax_sim.transform.sign import signs
 from fedjax_sim.types import Array, PyTree, UpdateTransform, Wire
@@ -61,7 +61,8 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
       transform: what compresses; it sees one float32 vector of D numbers, the least power of two that holds the letter.
 
     Raises: ValueError for a transform that sends integers (clients rotate by signs of their own, so sums of rotated
-    integers mean nothing) or that adds noise; TypeError for what is no transform.
+    integers mean nothing) or that adds noise; when the letter is known, for one with a memory, such as
+    `error_feedback`: the rotation is another one in each round, so wrap it around. TypeError for what is no transform.
 
     Guarantees: exact up to rounding under `identity` (tests/transform/test_rotation.py::
     test_rotation_back_gives_the_letter); unbiased if the transform is (::test_rotated_compressors_stay_unbiased); the
@@ -83,7 +84,15 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
     def vector_spec(update_spec: PyTree) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((_padded(tree.num_values(update_spec)),), jnp.float32)
 
+    def init_client(update_spec):
+        memory = transform.init_client(vector_spec(update_spec))
+        if jax.tree.leaves(memory) or transform.mirrored:
+            hint = "It would add up coordinates of different rotations: error_feedback(rotated(...))."
+            validate.fail("transform", "one without a memory", "one that remembers letters", hint)
+        return memory
+
     def on_client(key, update, state, memory):
+        check_floats(update)
         zero = tree.hidden_zero(jax.random.key_data(key))
         vector, unflatten = _flat(tree.settled(update, zero))
         flips = (prng.dither(jax.random.fold_in(key, 0), vector.shape) >> 31) << 31
@@ -100,7 +109,7 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
         spec = vector_spec(update_spec)
         sent = transform.wire(spec, plain_wire(spec))
         coded = None if sent.coded_bits is None else sent.coded_bits + SEED_BITS
-        return sent._replace(side_bits=sent.side_bits + SEED_BITS, coded_bits=coded)
+        return Whole(sent.values, sent.payload_bits, sent.side_bits + SEED_BITS, coded)
 
     bound = getattr(transform.squared_error, "after_rotation", None)
 
@@ -110,7 +119,7 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
 
     return transform._replace(
         init=lambda update_spec: transform.init(vector_spec(update_spec)),
-        init_client=lambda update_spec: transform.init_client(vector_spec(update_spec)),
+        init_client=init_client,
         on_client=on_client,
         on_server=on_server,
         wire=wire,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import prng, tree, validate
-from fedjax_sim.transform.chain import stateless
+from fedjax_sim.transform.chain import check_floats, stateless
 from fedjax_sim.transform.grid import SCALE_BITS, SMALLEST, largest, leafwise, leaves_of, total, with_clipped_share
 from fedjax_sim.types import Array, PyTree, UpdateTransform, Wire
 
@@ -103,11 +103,12 @@ def natural_compression() -> UpdateTransform:
         sign, magnitude = bits & jnp.uint32(1 << 31), bits & jnp.uint32((1 << 31) - 1)
         draw = prng.dither(key, x.shape) >> (32 - MANTISSA)
         power = (magnitude + draw) & jnp.uint32(EXPONENT)  # the mantissa's carry is the coin
-        power = jnp.minimum(power, jnp.uint32((jnp.finfo(dtype).maxexp + 126) << MANTISSA))
+        power = jnp.minimum(power, jnp.uint32((min(jnp.finfo(dtype).maxexp, 128) + 126) << MANTISSA))
         power = jnp.where(magnitude < EXPONENT, power, magnitude)
         return jax.lax.bitcast_convert_type(sign | power, jnp.float32)
 
     def letter(key, update):
+        check_floats(update)
         dtypes = [x.dtype for x in jax.tree.leaves(update)]
         return leafwise(lambda keys, leaves, zero: list(map(compressed, keys, leaves, dtypes)), key, update)
 
@@ -165,7 +166,7 @@ def cast(dtype: str = "bfloat16") -> UpdateTransform:
         return sum((xp.square(x - y).sum() for x, y in zip(leaves, letter(None, leaves, zero), strict=True)), 0.0)
 
     def wire(update_spec: PyTree, wire_in: Wire) -> Wire:
-        return Wire(wire_in.values, min(16 * wire_in.values, wire_in.payload_bits), wire_in.side_bits)
+        return wire_in._replace(payload_bits=min(16 * wire_in.values, wire_in.payload_bits), coded_bits=None)
 
     made = stateless(
         lambda key, update: leafwise(letter, key, update), wire=wire, squared_error=squared_error, exact_error=True

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
-from fedjax_sim.transform.chain import stateless
+from fedjax_sim.transform.chain import check_floats, stateless
 from fedjax_sim.transform.choice import (
     amount,
     indexed_wire,
@@ -31,7 +31,7 @@ from fedjax_sim.transform.choice import (
     sizes_of,
     squared,
 )
-from fedjax_sim.types import Mean, UpdateTransform, Wire
+from fedjax_sim.types import Mean, UpdateTransform
 
 __all__ = ["block_k", "random_k", "threshold", "top_k"]
 
@@ -116,6 +116,7 @@ def random_k(
         masks = masks_of(lambda key, x: random_mask(key, x.size, number(x.size)), scope, key, update)
         if not scaled:
             return kept(update, masks)
+        check_floats(update)
         leaves, structure = jax.tree.flatten(update)
         sizes = sizes_of(update, scope) * (len(leaves) if scope == "vector" else 1)
         gains = structure.unflatten([size / max(number(size), 1) if size else 1.0 for size in sizes])
@@ -166,7 +167,7 @@ def threshold(value: float) -> UpdateTransform:
 
     def wire(update_spec, sent):
         bitmap = tree.num_values(update_spec)
-        return Wire(sent.values, sent.payload_bits, sent.side_bits + bitmap)
+        return sent._replace(side_bits=sent.side_bits + bitmap, coded_bits=None)
 
     bare = _deterministic(lambda key, x: jnp.abs(x) >= value, "leaf", wire)
 

@@ -21,10 +21,10 @@ from tests.laws import problems as p
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def digests(num_slots: int, counts: str) -> dict[int, str]:
+def on_devices(what: str, number: int, counts: str) -> dict[int, dict]:
     environment = {k: v for k, v in os.environ.items() if k not in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.laws.devices", str(num_slots), counts],
+        [sys.executable, "-m", "tests.laws.devices", what, str(number), counts],
         cwd=ROOT,
         env=environment | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
         capture_output=True,
@@ -33,7 +33,7 @@ def digests(num_slots: int, counts: str) -> dict[int, str]:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     records = [json.loads(line) for line in done.stdout.splitlines()]
-    return {record["devices"]: record["digest"] for record in records}
+    return {record["devices"]: record for record in records}
 
 
 def test_same_bits_on_1_2_4_8_devices():
@@ -41,9 +41,26 @@ def test_same_bits_on_1_2_4_8_devices():
 
     13 slots on 8 devices leave some devices nothing but padding; an MLP, server momentum, noise by client.
     """
-    found = digests(13, "1,2,4,8")
+    found = on_devices("run", 13, "1,2,4,8")
     assert sorted(found) == [1, 2, 4, 8]
-    assert len(set(found.values())) == 1, found
+    assert len({record["digest"] for record in found.values()}) == 1, found
+
+
+def test_noise_on_1_2_8_devices():
+    """The same bits of central, distributed and correlated noise, in chunks of 4 and 2, and its level at each count.
+
+    2^19 draws each: 1 is accepted, 0.99 and 1.01 of it rejected, by 5 standard deviations; a bfloat16 model too.
+    Catches noise by device or chunk, and state of correlated noise that is shared over devices.
+    """
+    number = 1 << 19
+    found = on_devices("noise", number // 4, "1,2,8")
+    assert sorted(found) == [1, 2, 8]
+    assert len({record["digest"] for record in found.values()}) == 1, found
+    for record in found.values():
+        assert sorted(record["levels"]) == ["bfloat16", "central", "correlated", "shares"]
+        for name, levels in record["levels"].items():
+            true, smaller, larger = ((level - 1) / np.sqrt(2 / number) for level in levels)
+            assert abs(true) < 5 and smaller > 5 and larger < -5, (record["devices"], name, levels)
 
 
 def test_order_of_the_cohort(federation):

@@ -124,6 +124,14 @@ def test_pld_is_never_above_rdp():
                 assert loss <= renyi and account(made, rounds, 1e-6).epsilon == loss
 
 
+def test_much_noise_is_monotone_in_delta():
+    """Catches losses so small that their grid decides: 0.086 at delta 1e-5, 0.057 at 1e-10, and RDP below both."""
+    made = poisson(100.0, 1e-3, size=10**6)
+    found = [account(made, 10**6, delta).epsilon for delta in (1e-3, 1e-5, 1e-9, 1e-10, 1e-30)]
+    assert found == sorted(found) and found[1] == account(made, 10**6, 1e-5, accountant="rdp").epsilon < 0.04
+    assert found[1] > dp.get_epsilon_gaussian(100.0, 1e-5)  # what rounds of 1e-3 each come to by the central limit
+
+
 def test_accountants_agree_on_replacing():
     """Catches T13: of dp-accounting's two, only the PLD accountant doubles what a replaced unit moves."""
     made = full(10.0, adjacency="replace_one")
@@ -246,6 +254,9 @@ def test_the_record_says_what_it_is():
     assert any(
         "not below one over the number of clients" in sentence for sentence in account(poisson(), 1, 1e-2).assumptions
     )
+    trivial = account(poisson(0.02, q=0.0005), 1, 6e-4)  # a client is in a round with a lower chance than delta
+    assert trivial.epsilon == 0 and any("without any noise could meet it" in x for x in trivial.assumptions)
+    assert not any("without any noise" in x for x in account(poisson(), 1, 1e-3).assumptions)
     local = account(full(5.0, place="local"), 3, 1e-5)
     assert local.adjacency == "replace_one" and any("amplifies nothing" in x for x in local.assumptions)
 

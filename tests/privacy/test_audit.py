@@ -183,7 +183,7 @@ def test_bugs_of_other_parts():
     assert lower.verdict == "violated", lower.text()
 
     fixed = algorithm(sampler=sampling.uniform(2, 1))  # a cohort of fixed size under a Poisson claim
-    found = run(fixed, desk.gaussian_claim(Z, sampling_rate=0.5), others="opposite")
+    found = run(fixed, desk.gaussian_claim(Z, sampling_rate=0.5), others="opposite", num_releases=160_000)
     assert found.verdict == "violated", found.text()
 
     one = algorithm(sampler=sampling.full(1))  # the distance 2C under replacement
@@ -318,6 +318,48 @@ def test_error_rates():
     for std, verdict in ((0.95, "violated"), (1.05, "loose")):
         off = [std * rng.normal(size=100_000) + shift for shift in (0, 1)]
         assert desk.judge(*off, claim).verdict == verdict
+
+
+@pytest.mark.parametrize(("rounds", "rate", "adjacency"), [(3, 0.5, None), (2, 0.1, None), (1, 0.5, "replace_one")])
+def test_scores_of_another_law(rounds, rate, adjacency):
+    """Releases of the truth over rounds of Poisson samples: 2,000 of them refute no Gaussian, and every fit was wrong.
+
+    Catches an epsilon fitted to a law that scores do not have: all of these audits called the claim loose.
+    """
+    rng, sizes = np.random.default_rng(2), {"population_size": 100, "cohort_size": 100 * rate, "num_slots": 100}
+    made = desk.Mechanism(noise_multiplier=1.0, scheme="poisson", adjacency=adjacency, **sizes)
+    claim = desk.accounted_claim(made, rounds)
+    assert claim.scores is None
+    for _ in range(4):
+        noise, taken = rng.normal(size=(2, 2000)) * math.sqrt(rounds), rng.binomial(rounds, rate, (2, 2000))
+        found = desk.judge(noise[0] - taken[0] * (made.moves == 2), noise[1] + taken[1], claim)
+        assert found.verdict == "inconclusive", found.text()
+        assert desk.judge(0.3 * noise[0], 0.3 * noise[1] + taken[1], claim).verdict == "violated"
+
+
+def test_few_releases_fit_no_mixture():
+    """Catches intervals from 1,000 releases, with a hundred canaries in all: 9 of 25 called the truth loose."""
+    rng, claim = np.random.default_rng(0), desk.gaussian_claim(1.0, sampling_rate=0.1)
+    for _ in range(10):
+        found = desk.judge(rng.normal(size=1000), rng.normal(size=1000) + rng.binomial(1, 0.1, 1000), claim)
+        assert found.verdict == "inconclusive" and math.isinf(found.upper), found.text()
+
+
+def test_claims_of_nothing():
+    """Catches an infinite epsilon that is confirmed, and a division by a claim of zero."""
+    rng = np.random.default_rng(3)
+    without, with_canary = rng.normal(size=(2, 1000)) * 1e-9
+    found = desk.judge(without, with_canary + 1, desk.gaussian_claim(1e-9))
+    assert math.isinf(found.claimed) and found.verdict == "inconclusive" and "nothing to confirm" in found.reason
+    found = desk.judge(without * 1e12, with_canary * 1e12 + 1, desk.gaussian_claim(1e3), delta=0.5)
+    assert found.claimed == 0 and found.verdict == "confirmed", found.text()
+
+
+def test_figures_are_tried_first(tmp_path):
+    """Catches an audit of a minute that ends in a traceback, for its figure has no place."""
+    for name in ("nowhere/audit.png", "audit.txt", "."):
+        with pytest.raises(ValueError, match="figure: expected a file that"):
+            study.audit_command({"figure": str(tmp_path / name), "num_releases": 10})
 
 
 def test_mixture_interval():

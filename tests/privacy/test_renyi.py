@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Context, Decimal, localcontext
 
 import dp_accounting as dp
 import numpy as np
@@ -18,6 +19,26 @@ def exact(log_mass, shift, orders):
     """Renyi divergences of a law on the integers from itself, shifted."""
     p, q = log_mass[:-shift], log_mass[shift:]
     return np.array([logsumexp(a * p + (1 - a) * q) / (a - 1) for a in orders])
+
+
+@pytest.mark.parametrize(("rate", "z"), [(1e-9, 1e3), (1e-3, 1e6), (0.5, 1e6)])
+def test_tiny_divergences_are_rounded_up(rate, z):
+    """Catches a float64 sum near one that loses them, or makes them negative: an epsilon of zero, for nothing."""
+    size = 10**9
+    made = Mechanism(
+        noise_multiplier=z, scheme="poisson", population_size=size, cohort_size=rate * size, num_slots=size
+    )
+    orders = (2, 60)
+    found = curve(made)
+    with localcontext(Context(prec=60)):
+        q, exponent = Decimal(rate), 1 / Decimal(z) ** 2
+        for order in orders:
+            terms = (math.comb(order, k) * (1 - q) ** (order - k) * q**k * ((k * k - k) * exponent / 2).exp()
+                     for k in range(order + 1))  # fmt: skip
+            truth = sum(terms).ln() / (order - 1)
+            assert Decimal(float(found[ORDERS == order][0])) >= truth
+    assert (found > 0).all() and found[ORDERS == 60] < 1e-9
+    assert account(made, 10, 1e-14).epsilon > 0 and account(made, 1000, 1e-14).epsilon > 0
 
 
 @pytest.mark.parametrize("shift", [1, 3])

@@ -7,7 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.transform import chain, identity, stateless
+from fedjax_sim.transform import (
+    chain,
+    clip,
+    discrete_gaussian_mechanism,
+    drive,
+    identity,
+    low_rank,
+    natural_compression,
+    personal_clip,
+    quantize,
+    random_k,
+    stateless,
+    top_k,
+)
 from fedjax_sim.transform.chain import plain_wire, wire_of
 from fedjax_sim.types import Mean, Noise, UpdateTransform, Wire
 from tests.laws import laws
@@ -97,6 +110,38 @@ def test_plain_wire_counts_every_leaf():
     assert Wire(1, 8, 2, 6).coded == 6 and Wire(1, 8, 2, 60).coded == 10 == Wire(1, 8, 2).coded
 
 
+@pytest.mark.parametrize(
+    "member",
+    [clip(1.0), personal_clip(0.5), quantize(8), natural_compression(), drive(), low_rank(1), random_k(count=2)],
+    ids=["clip", "personal_clip", "quantize", "natural_compression", "drive", "low_rank", "random_k"],
+)
+def test_whole_numbers_are_refused_where_they_would_be_cut(member):
+    """Catches an int32 leaf that comes back as an int32 leaf: everything behind the point cut off, unbiased or not."""
+    update = {"a": jnp.ones(3), "b": jnp.arange(4)}
+    with pytest.raises(TypeError, match="update: expected a letter of floats, got 'a leaf of int32'"):
+        member.on_client(KEY, update, (), ())
+    kept = top_k(count=2).on_client(KEY, update, (), ())[0]  # sends numbers as they are
+    assert kept["b"].tolist() == [0, 0, 2, 3] and kept["b"].dtype == jnp.int32
+
+
+@pytest.mark.parametrize(
+    "member",
+    [clip(1.0), clip(1.0, per="leaf"), natural_compression(), discrete_gaussian_mechanism(1.0, 1.0, 4, bits=20)],
+    ids=["clip", "clip by leaf", "natural_compression", "discrete_gaussian_mechanism"],
+)
+def test_doubles_beside_floats(member):
+    """Catches float32 leaves taken for narrow ones beside a double, constants past 32 bits, and loops of two dtypes."""
+    with jax.enable_x64(True):
+        update = {"a": jnp.full((4, 3), 1.5, jnp.float64), "b": jnp.full(3, -1.5, jnp.float32)}
+        letter, _, _ = jax.jit(lambda key, x: member.on_client(key, x, (), ()))(jax.random.key(0), update)
+        assert all(np.isfinite(np.asarray(x)).all() and np.any(np.asarray(x)) for x in jax.tree.leaves(letter))
+        if member.integer_range is None:
+            assert [str(x.dtype) for x in jax.tree.leaves(letter)] == ["float64", "float32"]
+        if member.l2_bound is not None:
+            norm = np.linalg.norm(np.concatenate([np.float64(x).reshape(-1) for x in jax.tree.leaves(letter)]))
+            assert 0.999 * member.l2_bound < norm <= member.l2_bound
+
+
 def test_facts_of_a_chain():
     """Catches a bound that survives a lengthening member, and one that a nonexpansive member loses."""
     bound = stateless(lambda key, x: x, l2_bound=2.0)
@@ -104,6 +149,7 @@ def test_facts_of_a_chain():
     longer = stateless(lambda key, x: 3 * x)
     assert chain(longer, bound, shrink).l2_bound == 2.0
     assert chain(bound, longer).l2_bound is None
+    assert chain(bound, clip(5.0)).l2_bound == 2.0 and chain(longer, clip(5.0), longer, bound).l2_bound == 2.0
     assert chain().nonexpansive and chain(shrink, shrink).nonexpansive and not chain(shrink, longer).nonexpansive
     release = identity()._replace(releases_when_empty=True)
     assert chain(identity(), release).releases_when_empty and not chain().releases_when_empty

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import aggregation, client, engine, population, sampling, server, transform
+from fedjax_sim import aggregation, client, engine, population, sampling, server, theory, transform
 from fedjax_sim.algorithms import federated
 from fedjax_sim.transform import chain, ef21, error_feedback, identity, quantize, random_k, stateless, top_k
 from fedjax_sim.transform.chain import wire_of
@@ -115,7 +115,7 @@ DATA = population.quadratics(num_clients=CLIENTS, dimension=DIMENSION, heterogen
 
 def optimum():
     hessians, centers = (np.asarray(DATA.test[name]) for name in ("hessian", "center"))
-    return population.quadratic_optimum(hessians, centers)
+    return theory.quadratic_optimum(hessians, centers)
 
 
 def distances(transform, rates, *, cohort_size=CLIENTS, num_rounds=2000):
@@ -263,3 +263,18 @@ def test_population_sizes():
     for wrong, error in ((0, ValueError), (2.0, TypeError), (True, TypeError)):
         with pytest.raises(error, match="population_size: "):
             ef21(top_k(0.1), wrong)
+
+
+@pytest.mark.parametrize("remembers", ["transform", "client"])
+def test_cohorts_with_replacement_are_refused(remembers):
+    """Catches a client drawn twice, whose second letter overwrites what it remembers of the first."""
+    work = client.local_sgd(p.linear_loss, optax.sgd(0.1), num_steps=1)
+    algorithm = federated(
+        sampling.with_replacement(p.NUM_CLIENTS, p.SLOTS),
+        p.counting(work) if remembers == "client" else work,
+        aggregation.mean(),
+        server.optimizer(optax.sgd(1.0)),
+        error_feedback(top_k(0.5)) if remembers == "transform" else None,
+    )
+    with pytest.raises(ValueError, match="sampler: expected a design without replacement, for clients remember"):
+        algorithm.init(jax.random.key(0), p.START, p.ragged())

@@ -257,6 +257,12 @@ def test_adaptive_noise_level():
     assert abs(np.corrcoef(steps[1:], steps[:-1])[0, 1]) < 7 / math.sqrt(20_000)
 
 
+def test_the_least_noise_has_no_overflow():
+    """Catches z ** -2 past the floats: with next to no noise on the update, the count's takes nothing from it."""
+    made = adaptive_clip(1e-200, initial_clip_norm=1.0, quantile_noise=5.0)
+    assert made.noise.details["update_multiplier"] == 1e-200
+
+
 @pytest.mark.parametrize("quantile", [0.3, 0.5, 0.8])
 def test_clip_norm_finds_the_quantile(quantile):
     """Log-normal norms from a start 100 times too low: C settles at their quantile. Catches an update with the wrong
@@ -296,6 +302,8 @@ def test_wires():
         (lambda: gaussian_mechanism(1.0, 1.0, noise_cohort_size=0), "noise_cohort_size"),
         (lambda: local_gaussian(1.0, True), "noise_multiplier"),
         (lambda: local_gaussian(float("inf"), 1.0), "clip_norm"),
+        (lambda: local_gaussian(None, 1.0), "clip_norm: expected"),
+        (lambda: distributed_gaussian("1", 1.0, 2), "clip_norm: expected"),
         (lambda: distributed_gaussian(1.0, 1.0, 1.5), "cohort_size"),
         (lambda: _adaptive(noise_multiplier=0), "noise_multiplier"),
         (lambda: _adaptive(quantile_noise=0.5), "quantile_noise: .*alone spends the budget"),

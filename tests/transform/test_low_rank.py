@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.transform import cast, chain, low_rank, quantize
+from fedjax_sim.transform import block_k, cast, chain, clip, low_rank, quantize, random_k, threshold, top_k
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.types import Wire
 from tests.laws import problems as p
@@ -64,7 +64,8 @@ def test_projection():
 
 
 def test_wire():
-    """Catches factors counted at 16 bits though they are computed in 32, and quantising behind counted as before."""
+    """Catches factors counted at 16 bits though they are computed in 32, and quantising behind counted as before; and
+    numbers of the product, picked behind, at the factors' bits a number: they are plain floats."""
     spec = {"w": jax.ShapeDtypeStruct((30, 20), jnp.float32), "b": jax.ShapeDtypeStruct((20,), jnp.float32)}
     assert wire_of(low_rank(2), spec) == Wire(620, 32 * (2 * 50 + 20))
     half = jax.ShapeDtypeStruct((30, 20), jnp.bfloat16)
@@ -72,6 +73,12 @@ def test_wire():
     assert wire_of(low_rank(20), spec) == Wire(620, 32 * 620)
     assert wire_of(chain(low_rank(2), quantize(8)), spec).payload_bits == 8 * 620
     assert wire_of(chain(cast("bfloat16"), low_rank(2)), spec).bits == 32 * 120
+    for picked in (top_k(count=10), random_k(count=10), block_k(count=10, block_size=1)):
+        assert wire_of(chain(low_rank(2), picked), spec).payload_bits == 32 * 10
+        assert wire_of(chain(low_rank(2), clip(1.0), picked, picked), spec).payload_bits == 32 * 10
+    assert wire_of(chain(low_rank(2), top_k(0.9)), spec).payload_bits == 32 * 120  # the factors say as much
+    assert wire_of(chain(low_rank(2), threshold(1.0)), spec) == Wire(620, 32 * 120, 620)
+    assert wire_of(chain(low_rank(2), quantize(4), top_k(count=10)), spec).payload_bits == 4 * 10
 
 
 @pytest.mark.parametrize("kwargs", [{"rank": 0}, {"rank": 1.0}, {"rank": True}, {"num_iterations": 0}])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +15,33 @@ import pytest
 from scipy import linalg
 
 from fedjax_sim import aggregation, server
-from fedjax_sim.transform import matrix_mechanism
-from fedjax_sim.transform.matrix import prefix_error, square_root_coefficients, strategy_sensitivity
+from fedjax_sim.transform import matrix, matrix_mechanism
+from fedjax_sim.transform.matrix import (
+    optimal_coefficients,
+    prefix_error,
+    square_root_coefficients,
+    strategy_sensitivity,
+)
 from tests.laws import problems as p
 
 KEY = jax.random.key(6)
 T, CLIP, Z, SENSITIVITY = 7, 0.5, 1.5, 0.1
+needs_extra = pytest.mark.skipif(not importlib.util.find_spec("jax_privacy"), reason="needs the extra privacy")
+OPTIMAL = pytest.param("optimal_banded", marks=needs_extra)
+
+
+def coefficients_of(name, rounds=T, bands=3):
+    """What a strategy is made of; None for the tree."""
+    if name == "optimal_banded":
+        return optimal_coefficients(rounds, bands)
+    return square_root_coefficients(bands) if name == "banded" else None
 
 
 def strategy(name, rounds=T, bands=3):
     """C, written down again: a banded Toeplitz matrix, or the rounds of each node where it is complete."""
-    if name == "banded":
+    if name != "tree":
         column = np.zeros(rounds)
-        column[:bands] = square_root_coefficients(bands)
+        column[:bands] = coefficients_of(name, rounds, bands)
         return linalg.toeplitz(column, np.zeros(rounds))
     nodes = np.zeros((rounds, rounds))
     for t in range(1, rounds + 1):
@@ -34,7 +50,7 @@ def strategy(name, rounds=T, bands=3):
 
 
 def made(name, **options):
-    bands = {"bands": 3} if name == "banded" else {}
+    bands = {} if name == "tree" else {"bands": 3}
     return matrix_mechanism(CLIP, Z, num_rounds=T, strategy=name, **(bands | options))
 
 
@@ -62,7 +78,7 @@ class Server:
         self.measured = mechanism.on_client(KEY, {"a": jnp.ones(2)}, (), ())[2]
 
 
-@pytest.mark.parametrize("name", ["banded", "tree"])
+@pytest.mark.parametrize("name", ["banded", OPTIMAL, "tree"])
 def test_noise_has_the_strategys_covariance(name):
     """400,000 numbers in 7 rounds: S^2 (z C s)^2 (C^-1)(C^-1)^T, entries within five deviations (1.2 % of the largest).
 
@@ -75,7 +91,7 @@ def test_noise_has_the_strategys_covariance(name):
     inverse = np.linalg.inv(strategy(name))
     expected, found = inverse @ inverse.T, drawn @ drawn.T / size
     assert np.abs(found - expected).max() < 5 * math.sqrt(2 / size) * expected.max()
-    coefficients = square_root_coefficients(3) if name == "banded" else None
+    coefficients = coefficients_of(name)
     sums = np.cumsum(drawn, 0).std(1)
     np.testing.assert_allclose(sums, prefix_error(coefficients, T), rtol=5 / math.sqrt(2 * size))
     assert abs(np.corrcoef(drawn[3, : size // 2], drawn[3, size // 2 :])[0, 1]) < 5 / math.sqrt(size / 2)
@@ -103,6 +119,106 @@ def test_privacy_of_all_participations(name, bands, separation):
     assert worst <= stated * (1 + 1e-12)
     if name == "banded" or separation == T:
         assert worst >= stated * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("name", ["banded", OPTIMAL, "tree"])
+def test_streams_are_the_inverse(name):
+    """Draws that are the unit vectors come out as C^-1, which times C is the identity. Catches what 400,000 draws miss.
+
+    12 rounds and 5 bands: bands come round more than once, and a tree is not full.
+    """
+    rounds, coefficients = 12, coefficients_of(name, 12, 5)
+
+    @jax.jit
+    def stream(unit_vectors):
+        def one(rows, given):
+            fresh, t = given
+            noise, rows = matrix._tree(fresh, rows, t) if name == "tree" else matrix._banded(fresh, rows, coefficients)
+            return rows, noise
+
+        return jax.lax.scan(one, jnp.zeros((4, rounds)), (unit_vectors, jnp.arange(rounds)))[1]
+
+    inverse = np.asarray(stream(jnp.eye(rounds)))
+    np.testing.assert_allclose(inverse @ strategy(name, rounds, 5), np.eye(rounds), atol=1e-6)
+    if name != "tree" and importlib.util.find_spec("jax_privacy"):
+        from jax_privacy.matrix_factorization import toeplitz
+
+        theirs = toeplitz.inverse_as_streaming_matrix(jnp.float32(coefficients)).materialize(rounds)
+        np.testing.assert_allclose(inverse, theirs, atol=1e-6)
+
+
+@needs_extra
+def test_factors_are_jax_privacys():
+    """Square root, sensitivities and errors of sums against theirs. Catches a formula that agrees with its own test."""
+    from jax_privacy.matrix_factorization import dense, sensitivity, toeplitz
+
+    rounds = 12
+    c = square_root_coefficients(rounds)
+    np.testing.assert_allclose(c, toeplitz.optimal_max_error_strategy_coefs(rounds), rtol=1e-6)
+    for bands in (4, 12):
+        theirs = toeplitz.per_query_error(strategy_coef=jnp.float32(c[:bands]), n=rounds)
+        np.testing.assert_allclose(prefix_error(c[:bands], rounds) ** 2, theirs, rtol=1e-5)
+        C = jnp.float32(strategy("banded", rounds, bands))
+        for apart in (1, 3, 5, 12):
+            ours = strategy_sensitivity(c[:bands], rounds, apart)
+            theirs = toeplitz.minsep_sensitivity_squared(jnp.float32(c[:bands]), apart, n=rounds)
+            assert math.isclose(ours**2, theirs, rel_tol=1e-5)
+            if bands <= apart:
+                assert math.isclose(ours, sensitivity.get_sensitivity_banded(C, apart), rel_tol=1e-5)
+    C = jnp.float32(strategy("tree", 15))
+    assert math.isclose(
+        strategy_sensitivity(None, 15, 15), sensitivity.single_participation_sensitivity(C), rel_tol=1e-6
+    )
+    theirs = dense.per_query_error(strategy_matrix=C)
+    np.testing.assert_allclose(prefix_error(None, 15) ** 2, theirs, rtol=1e-5)
+
+
+@needs_extra
+@pytest.mark.parametrize("error", ["mean", "max"])
+def test_optimal_coefficients(error):
+    """S^2 times the squared error: theirs, below the square root's, and no coefficient 1 % off gives less.
+
+    With all bands, the "max" is least for the square root. Catches the other error, another T, a sensitivity left
+    out, and coefficients that are traced.
+    """
+    rounds, bands = 40, 6
+    reduce = {"mean": np.mean, "max": np.max}[error]
+
+    def loss(c):
+        return strategy_sensitivity(c, rounds, rounds) ** 2 * reduce(prefix_error(c, rounds) ** 2)
+
+    traced = jax.jit(lambda x: x * optimal_coefficients(rounds, bands, error=error))(jnp.ones(bands))
+    best = optimal_coefficients(rounds, bands, error=error)
+    np.testing.assert_allclose(traced, best, rtol=1e-6)
+    assert best[0] == 1 and (np.diff(best) < 0).all() and loss(best) < 0.98 * loss(square_root_coefficients(bands))
+    for moved in itertools.product(range(1, bands), [0.99, 1.01]):
+        other = best.copy()
+        other[moved[0]] *= moved[1]
+        assert loss(other) > loss(best)
+    made = matrix_mechanism(1.0, 1.0, num_rounds=rounds, strategy="optimal_banded", bands=bands, error=error).noise
+    assert made.mechanism == "banded_toeplitz"
+    assert math.isclose(made.details["noise_std"] ** 2, best @ best * prefix_error(best, rounds)[-1] ** 2)
+    if error == "max":
+        np.testing.assert_allclose(optimal_coefficients(8, 8, error="max"), square_root_coefficients(8), atol=2e-5)
+
+
+def test_without_the_extra(monkeypatch):
+    """Catches an error that does not tell what to install."""
+    monkeypatch.setitem(sys.modules, "jax_privacy.matrix_factorization", None)
+    with pytest.raises(ImportError, match=r"strategy: expected jax-privacy.*pip install 'fedjax_sim\[privacy\]'"):
+        matrix_mechanism(1.0, 1.0, num_rounds=11, strategy="optimal_banded")
+
+
+@pytest.mark.parametrize("coefficients", [[1.0, -0.5, 0.25], [1.0, 0.0, 0.0, 1.0], [1.0, 0.2, -0.6]])
+def test_other_coefficients_have_a_bound(coefficients):
+    """Signs and rises: no participations move more than S. Catches the norm of cancelled columns."""
+    C = linalg.toeplitz(np.pad(coefficients, (0, T - len(coefficients))), np.zeros(T))
+    for apart in (1, 2, T):
+        stated = strategy_sensitivity(np.array(coefficients), T, apart)
+        for rounds in itertools.product([-1, 0, 1], repeat=T):
+            times = np.flatnonzero(rounds)
+            if (np.diff(times) >= apart).all():
+                assert np.linalg.norm(C @ rounds) <= stated * (1 + 1e-12)
 
 
 def test_one_band_is_independent_noise():
@@ -150,6 +266,10 @@ def test_square_root():
         ({"bands": True}, "bands: expected"),
         ({"strategy": "tree", "bands": 2}, "bands: expected None for a tree"),
         ({"separation": 8}, "separation: expected"),
+        ({"error": "max"}, "error: expected None for 'banded'"),
+        ({"strategy": "optimal_banded", "bands": 2, "error": "maximum"}, "error: expected"),
+        ({"strategy": "optimal_banded", "bands": 3, "separation": 2}, r"bands: expected .* 2\]"),
+        ({"strategy": "optimal_banded", "num_rounds": 10_001}, r"num_rounds: expected .* 10000\]"),
         ({"noise_multiplier": -1.0}, "noise_multiplier: expected"),
         ({"clip_norm": math.nan}, "clip_norm: expected"),
     ],

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from fedjax_sim.transform import (
+    cast,
     chain,
     drive,
+    ef21,
+    error_feedback,
     identity,
     natural_compression,
     qsgd,
@@ -20,6 +23,7 @@ from fedjax_sim.transform import (
     scaled_sign,
     stateless,
     terngrad,
+    top_k,
 )
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.transform.rotation import hadamard
@@ -154,7 +158,8 @@ def test_drive_is_nearly_unbiased():
 
 
 def test_wire_bits():
-    """D numbers, a scale, a seed; what came in sparse is dense now. Catches d for D, and a seed forgotten."""
+    """D numbers, a scale, a seed; what came in sparse is dense now. Catches d for D, a seed forgotten, and numbers that
+    are picked after the way back at the bits of those before it."""
     spec = {"a": jnp.zeros((8, 6)), "b": jnp.zeros(17)}
     sparse = stateless(lambda key, x: x, wire=lambda spec, wire: Wire(10, 320, 60))
     assert wire_of(drive(), spec) == Wire(128, 128, 32 + 64)
@@ -163,10 +168,13 @@ def test_wire_bits():
     assert wire_of(chain(sparse, drive()), spec) == wire_of(drive(), spec)
     plain = wire_of(qsgd(1), jnp.zeros(128))
     assert wire_of(rotated(qsgd(1)), spec).coded_bits == plain.coded_bits + 64
+    assert wire_of(chain(drive(), top_k(count=2)), spec).payload_bits == 2 * 32
+    assert wire_of(chain(rotated(quantize(4)), cast(), top_k(count=20)), spec).payload_bits == 512 < 20 * 32
 
 
 def test_parts_that_cannot_be_rotated_are_refused():
-    """Catches integers of different rotations in one sum, noise that nobody accounts for, and a factory not called."""
+    """Catches integers of different rotations in one sum, noise that nobody accounts for, a factory not called, and a
+    memory of rotated numbers that is added to those of another rotation."""
     with pytest.raises(ValueError, match=r"one that sends floats, got .*signs of their own"):
         rotated(quantize(range=1.0, integers=True))
     with pytest.raises(ValueError, match=r"one without noise, got .*chain"):
@@ -175,6 +183,10 @@ def test_parts_that_cannot_be_rotated_are_refused():
         rotated(quantize)
     with pytest.raises(ValueError, match="debiased: expected one of True, False"):
         drive(debiased="yes")
+    for wrapped in (error_feedback(top_k(0.5)), ef21(top_k(0.5), 3), chain(error_feedback(top_k(0.5)), identity())):
+        with pytest.raises(ValueError, match=r"one without a memory, got .*error_feedback\(rotated"):
+            rotated(wrapped).init_client(jnp.zeros(5))
+    error_feedback(rotated(top_k(0.5))).init_client(jnp.zeros(5))
 
 
 def test_metrics_of_the_compressor_come_through():
