@@ -23,6 +23,7 @@ ROOMS = (
     "sampling",
     "server",
     "study",
+    "theory",
     "transform",
 )
 __all__ = ["Algorithm", "run", *ROOMS]

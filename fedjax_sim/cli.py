@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedjax_sim.cli_privacy import COMMANDS
+from fedjax_sim import cli_privacy, cli_study, cli_sweep
 from fedjax_sim.environment import environment, prepare, versions
 from fedjax_sim.folders import RUNS, check_fresh, check_unfinished, folder_to_resume, next_folder, rounds_done
 
@@ -19,7 +19,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 WRONG_INPUT = 2
-for _command in COMMANDS:
+for _command in (*cli_privacy.COMMANDS, *cli_study.COMMANDS, *cli_sweep.COMMANDS):
     app.command()(_command)
 
 
@@ -249,13 +249,15 @@ def list_parts(
     rooms = {table: place for table, (place, _) in registry.TABLES.items()} | {place: place for place in registry.ROOMS}
     if room == "run":
         for option, (_, default) in RUN.items():
-            console.print(Text(f"  {option} = {_default(default)}"))
+            console.print(Text(f"  {option} = {registry.shown(default)}"))
         return
     if room is not None and room not in rooms:
         _fail(problem("room", "one of " + ", ".join([*rooms, "run"]), room), WRONG_INPUT)
-    tables = {place: table for table, (place, _) in registry.TABLES.items()}
     for place in registry.ROOMS if room is None else [rooms[room]]:
-        table = tables.get(place)
+        tables = [
+            name for name, (where, _) in registry.TABLES.items() if where == place and room in (None, place, name)
+        ]
+        table = tables[0] if tables else None
         named = registry.table(table) | registry.wrappers(table) if table else {}
         parts = registry.parts(place) | named
         grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
@@ -265,18 +267,12 @@ def list_parts(
             shown = f"[{table}.{name}]" if inside else name
             grid.add_row(Text(shown + "*" if name in named else shown), Text(part.meaning))
             for option, (_, default) in named[name].options.items() if room is not None and name in named else ():
-                grid.add_row("", Text(f"{option} = {_default(default)}", "dim"))
-        console.print(Text(place, "bold") + Text(f"   [{table}] in a config" if table else "", "dim"))
+                grid.add_row("", Text(f"{option} = {registry.shown(default)}", "dim"))
+        console.print(Text(place, "bold") + Text(f"   [{'], ['.join(tables)}] in a config" if table else "", "dim"))
         console.print(grid)
     typer.echo(
         "\n* can be named in a config; `fedjax-sim list ROOM` shows its options, `fedjax-sim list run` those of [run]."
     )
-
-
-def _default(value: Any) -> str:
-    from fedjax_sim.registry import REQUIRED
-
-    return "(required)" if value is REQUIRED else "none" if value is None else json.dumps(value)
 
 
 def _stop(words: str, error: BaseException) -> None:
@@ -345,7 +341,7 @@ def _show(summary: dict[str, Any], report: Path) -> None:
     console.print(grid, highlight=False, markup=False)
     loss, guess = float(summary.get("test_loss", 0)), float(summary.get("baseline_loss", "inf"))
     if not loss <= guess:
-        console.print("The model is no better than guessing: try a lower client_optimizer.learning_rate.", style="red")
+        console.print("The model is no better than guessing: try a lower learning rate.", style="red")
 
 
 def _show_plan(options: dict[str, Any], experiment: Any, found: Any, largest: int | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -93,6 +94,10 @@ def calibrate(
             "scheme": scheme, "num_slots": num_slots, "place": place, "adjacency": adjacency, "clip_norm": clip_norm,
             "noise_cohort_size": noise_cohort_size,
         })  # fmt: skip
+        if table and getattr(given.get("mechanism"), "unit", "client") == "record":
+            raise ValueError(
+                "--table: expected none beside a config that hides records, got one. It compares clients'."
+            )
         return calibrate_report(epsilon=epsilon, **given, **common, accountant=accountant, table=table)
 
     _say(answer, as_json)
@@ -161,13 +166,16 @@ def _mechanism(config, settings, population, cohort, rounds, delta, options) -> 
         made = mechanism_of(built.algorithm, adjacency=options["adjacency"], dimension=dimension)
         if made is None:
             raise ValueError(
-                "transform: expected a part with noise in the config, got none. See: fedjax-sim list transform"
+                "transform: expected a part with noise in the config, got none. See fedjax-sim list transform, and, to "
+                "hide records, algorithm.name = record_private_fedavg."
             )
         delta = run["delta"] if delta is None else delta
         delta = default_delta(made.num_units) if delta is None else delta
         return {"mechanism": made}, {"rounds": run["rounds"] if rounds is None else rounds, "delta": delta}
     if population is None or cohort is None:
         raise ValueError("--population, --cohort: expected both, got less. Write -N N -m M, or give a config.")
+    if not math.isfinite(cohort):
+        raise ValueError(f"--cohort: expected a finite number, got {cohort}.")
     sizes = {"population_size": population, "cohort_size": int(cohort) if cohort == int(cohort) else cohort}
     given = {name: value for name, value in options.items() if value is not None}
     return given | sizes, {

@@ -2,10 +2,11 @@
 
 What a config says is checked here, without JAX; `experiment.build` makes the parts, whose own checks then speak.
 Beside `seed` there are the tables `[data]`, `[model]`, `[sampler]`, `[algorithm]`, `[client_optimizer]`, `[transform]`,
-`[aggregator]` and `[run]`. Each part has a `name` from the closed registry and the options of its factory; a wrapper of
-the sampler is a table inside it, such as `[sampler.with_dropout]`. What letters go through are tables inside
-`[transform]`, in their order: `[transform.quantize]`, then `[transform.gaussian_mechanism]`; what a wrapper wraps is a
-table inside its own, `[transform.error_feedback.top_k]`. TOML knows no null: "none" stands for it.
+`[downlink]`, `[aggregator]` and `[run]`. Each part has a `name` from the closed registry and the options of its
+factory; a wrapper of the sampler is a table inside it, such as `[sampler.with_dropout]`. What letters go through are
+tables inside `[transform]`, in their order: `[transform.quantize]`, then `[transform.gaussian_mechanism]`; what a
+wrapper wraps is a table inside its own, `[transform.error_feedback.top_k]`. What the broadcast goes through stands
+alike inside `[downlink]`. TOML knows no null: "none" stands for it.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ RUN = {
     "chunk": Option(LANES | None, None),  # letters summed at once
     "nonfinite": Option(Literal["drop", "error"], "drop"),
     "delta": Option(float | None, None),  # at which epsilon is stated where a part has noise; none: N^-1.1
+    "variance_probe": Option(integer(2, INT32_MAX) | None, None),  # clients of the variance budget at each evaluation
     "client_memory": Option(Literal["auto", "device", "disk"], "auto"),  # auto: disk where the devices are too small
     "progress": Option(bool, True),
 }
 # They change no bit of a round.
-NO_RESULT = ("rounds", "checkpoint_every", "keep_checkpoints", "devices", "client_memory", "progress")
+NO_RESULT = ("rounds", "checkpoint_every", "keep_checkpoints", "devices", "client_memory", "progress", "variance_probe")
 DEFAULT_PART = {
     "data": "digits",
     "model": "mlp",
@@ -94,7 +96,7 @@ class Config:
 
         Guarantees: tests/test_config.py::test_toml_round_trip.
         """
-        return "\n".join(_toml_lines("", self.tables)).strip() + "\n"
+        return "\n".join(_toml_lines(self.tables)).strip() + "\n"
 
 
 def _inner(tables: Mapping[str, Any], path: str = "") -> Iterable[str]:
@@ -242,8 +244,10 @@ def _members(table: str, path: str, given: Any, problems: list[str]) -> dict[str
     for name, options in given.items():
         if name not in choices | wraps:
             known = [*choices, *wraps]
-            problems.append(problem(f"{path}.{name}", "one of " + ", ".join(known), Words("nothing of that name"),
-                                    nearest(name, known)))  # fmt: skip
+            hint = nearest(name, known) or f"Write the parts as tables: [{path}.NAME]."
+            problems.append(
+                problem(f"{path}.{name}", "one of " + ", ".join(known), Words("nothing of that name"), hint)
+            )
             continue
         inner = {}
         if name in wraps and isinstance(options, dict):
@@ -252,7 +256,7 @@ def _members(table: str, path: str, given: Any, problems: list[str]) -> dict[str
             inner = _members(table, f"{path}.{name}", inner, problems)
             if not inner:
                 hint = f"Write it as a table inside: [{path}.{name}.NAME]."
-                problems.append(problem(f"{path}.{name}", f"a {table} to wrap", Words("none"), hint))
+                problems.append(problem(f"{path}.{name}", "a transform to wrap", Words("none"), hint))
         resolved[name] = _options(f"{path}.{name}", (choices | wraps)[name].options, options, problems) | inner
     return resolved
 
@@ -288,26 +292,11 @@ def _unknown(path: str, key: str, options: Iterable[str]) -> str:
     return problem(path, "one of " + ", ".join(options), Words(f"the unknown key {key!r}"), nearest(key, options))
 
 
-def _toml_lines(path: str, table: Mapping[str, Any]) -> Iterable[str]:
-    options = _all_options(path, table)
-    for key, value in table.items():
-        if value is None and _default(path, key, options[key], table) is None:
-            continue
-        if not isinstance(value, dict):
-            yield f"{key} = {_toml(value)}"
+def _toml_lines(table: Mapping[str, Any], path: str = "") -> Iterable[str]:
+    yield from (f"{key} = {_toml(value)}" for key, value in table.items() if not isinstance(value, dict))
     for key, value in table.items():
         if isinstance(value, dict):
-            inner = f"{path}.{key}" if path else key
-            yield from ("", f"[{inner}]", *_toml_lines(inner, value))
-
-
-def _all_options(path: str, table: Mapping[str, Any]) -> dict[str, Option]:
-    top, _, inner = path.partition(".")
-    if top in registry.CHAINS:
-        return (registry.table(top) | registry.wrappers(top))[path.split(".")[-1]].options if inner else {}
-    if top in registry.TABLES:
-        return registry.wrappers(top)[inner].options if inner else registry.table(top)[table["name"]].options
-    return RUN
+            yield from ("", f"[{path}{key}]", *_toml_lines(value, f"{path}{key}."))
 
 
 def _toml(value: Any) -> str:

@@ -91,7 +91,7 @@ class _Builder:
         self.stop()
         self.check_counted_once(sampler)
         aggregator = self.make("aggregator", design=sampler.design, total_weight=lambda: self.total_weight(data))
-        transform = self.chain("transform", data.train.size)
+        transform, downlink = (self.chain(table, data.train.size) for table in registry.CHAINS)
         self.stop()
         init = (lambda key: {"w": jnp.zeros(data.input_shape)}) if model is None else lambda key: model.init(key)[0]
 
@@ -103,11 +103,13 @@ class _Builder:
                 optimizer=optimizer,
                 aggregator=aggregator,
                 total_weight=lambda: self.total_weight(data) if self.weighs_examples() else None,
+                num_examples=lambda: self.num_examples(data),
                 always={
                     "nonfinite": self.tables["run"]["nonfinite"],
                     "plan": plan,
                     "mesh": mesh,
                     "transform": transform,
+                    "downlink": downlink,
                 },
             )
             self.stop()
@@ -117,12 +119,28 @@ class _Builder:
         algorithm = algorithm_under(plan, mesh)
         root = jax.random.key(self.tables["seed"])
         params = init(stream(root, "init"))
+        if downlink is not None:  # what only the shape of the broadcast tells
+            self.attempt("downlink", {}, lambda: jax.eval_shape(algorithm.parts["server"].init, params))
+            self.stop()
         if given is None and self.tables["run"]["plan"] == "trial":
             trial = partial(fastest, lambda plan: algorithm_under(plan, None), root, params, data.train)
             plan = engine.Plan(*distributed.from_first(trial))
             algorithm = algorithm_under(plan, mesh)
-        judge = evaluation(loss_fn, test=data.test, held_out=data.held_out)
+        judge = self.judge(evaluation(loss_fn, test=data.test, held_out=data.held_out), algorithm, params, data.train)
+        self.stop()
         return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, judge, plan)
+
+    def judge(self, judge: Callable, algorithm: Algorithm, params: PyTree, population: Any) -> Callable:
+        """The evaluation, and the variance budget beside it where one is asked for."""
+        count = self.tables["run"]["variance_probe"]
+        if count is None:
+            return judge
+        from fedjax_sim.study.variance_budget import variance_budget
+
+        options = {"num_clients": min(count, population.size), "seed": self.tables["seed"]}
+        call = partial(variance_budget, algorithm, params, population, **options)
+        budget = self.attempt("run.variance_probe", {}, call)
+        return lambda params: judge(params) | budget(params)
 
     def stop(self) -> None:
         if self.problems:
@@ -139,7 +157,7 @@ class _Builder:
 
         def call():
             given = {key: value for key, value in context.items() if key in part.context | part.options.keys()}
-            lazy = {key: given[key]() for key in ("weights", "total_weight") if key in given}
+            lazy = {key: given[key]() for key in ("num_examples", "total_weight", "weights") if key in given}
             return _factory(part)(**options | given | lazy, **(always or {}) if part.open else {})
 
         return self.attempt(table, part.options, call)
@@ -164,9 +182,9 @@ class _Builder:
             options = {key: value for key, value in options.items() if key not in wrapped}
             context = {"population_size": population_size} if "population_size" in part.context else {}
             if wrapped:
-                context[table] = self.chain(table, population_size, here, wrapped)
+                context["transform"] = self.chain(table, population_size, here, wrapped)
             call = partial(_factory(part), **options, **context)
-            members.append(None if wrapped and context[table] is None else self.attempt(here, part.options, call))
+            members.append(None if wrapped and context["transform"] is None else self.attempt(here, part.options, call))
         if not members or None in members:
             return None
         return members[0] if len(members) == 1 else self.attempt(table, {}, lambda: chain(*members))
@@ -187,6 +205,14 @@ class _Builder:
     def weighs_examples(self) -> bool:
         """Whether clients report their number of examples."""
         return self.tables["algorithm"].get("weighting") != "uniform"
+
+    def num_examples(self, data: FederatedData) -> int:
+        """The config's bound on a client's rows; by default those of the largest client."""
+        given = self.tables["algorithm"]["num_examples"]
+        (rows,) = jax.eval_shape(data.train.client, jax.ShapeDtypeStruct((), jnp.int32)).mask.shape
+        if given is not None:
+            validate.integer("num_examples", given, rows, hint=f"The largest client has {rows} rows.")
+        return rows if given is None else given
 
     def check_counted_once(self, sampler: Sampler) -> None:
         """Clients drawn in proportion to their examples must not be weighed by them again."""
@@ -234,7 +260,8 @@ class _Builder:
             ):
                 raise  # a fault of ours, not of the config
             name = re.match(r"\w*", words)[0]
-            self.problems.append(f"{path}.{words}" if name in options else f"{path}: {words}")
+            other = name == path or (path == "algorithm" and name in registry.TABLES)  # where it all comes together
+            self.problems.append(words if other else f"{path}.{words}" if name in options else f"{path}: {words}")
             return None
 
 

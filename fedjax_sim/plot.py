@@ -19,7 +19,16 @@ import numpy as np
 
 from fedjax_sim.validate import one_of
 
-__all__ = ["client_spread", "label_mix", "learning_curves", "number", "participation", "scaled_bytes", "to_svg"]
+__all__ = [
+    "client_spread",
+    "label_mix",
+    "learning_curves",
+    "number",
+    "participation",
+    "scaled_bytes",
+    "to_svg",
+    "variance_parts",
+]
 
 BLUE, ORANGE, BLACK, GREY, LIGHT, INK = "#0072B2", "#D55E00", "#1a1a1a", "#9aa5b1", "#e6e9ed", "#3a4149"
 WIDTH = 9.6  # inches; a report shows it 1000 px wide
@@ -223,6 +232,35 @@ def participation(records: Sequence[Mapping[str, Any]]) -> Any:
     return figure
 
 
+def variance_parts(records: Sequence[Mapping[str, Any]]) -> Any:
+    """What the variance of a round's aggregate is made of, where it was probed; shares beside it.
+
+    Returns: a matplotlib Figure.
+    """
+    causes = (
+        ("client_sampling", "client sampling", {"color": BLUE, "marker": "o"}),
+        ("minibatch", "minibatches", {"color": ORANGE, "marker": "s", "linestyle": (0, (4, 1.6))}),
+        ("quantization", "quantisation", {"color": GREY, "marker": "D", "linestyle": (0, (1.5, 1.5))}),
+        ("privacy_noise", "privacy noise", {"color": BLACK, "marker": "^", "linestyle": (0, (6, 1.5, 1.5, 1.5))}),
+    )
+    rounds, total = _series(records, "round"), _series(records, "variance_total")
+    with _style():
+        figure, (left, right) = _panels(2, 2.6)
+        for name, label, look in causes:
+            values = _series(records, f"variance_{name}")
+            there = np.isfinite(values)
+            if not (values[there] != 0).any():
+                continue
+            look = {"markersize": 4, "markeredgecolor": "white", "markeredgewidth": 0.5, **look}
+            left.plot(rounds[there], np.where(values > 0, values, np.nan)[there], label=label, **look)
+            right.plot(rounds[there], (100 * values / total)[there], **look)
+        left.set(xlabel="Round", ylabel="Variance of the aggregate")
+        _logarithmic(left, "y")
+        right.set(xlabel="Round", ylabel="Share (%)")
+        _legend(figure, (left, right))
+    return figure
+
+
 def to_svg(figure: Any, prefix: str, description: str) -> str:
     """A figure as an `<svg>` element to stand inside a page: no script, style sheet, link or clashing id.
 
@@ -293,6 +331,27 @@ def _legend(figure: Any, panels: Sequence[Any]) -> None:
             handles.setdefault(name, handle)
     if handles:
         figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=6, columnspacing=1.6)
+
+
+def _logarithmic(axes: Any, which: str = "xy") -> None:
+    """Logarithmic axes ("x", "y" or "xy") whose ticks are plain text: 0.01, 1, 1,000, 10\N{SUPERSCRIPT SEVEN}."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    raised = str.maketrans("-0123456789", "\N{SUPERSCRIPT MINUS}⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+    def text(value: float, _: int) -> str:
+        power = round(math.log10(value))
+        return f"{value:,g}" if -3 <= power < 5 else f"10{str(power).translate(raised)}"
+
+    for name in which:
+        (axes.set_xscale if name == "x" else axes.set_yscale)("log")
+        axis = axes.xaxis if name == "x" else axes.yaxis
+        axis.set_major_locator(LogLocator(10.0, numticks=8))
+        axis.set_major_formatter(FuncFormatter(text))
+        low, high = axis.get_view_interval()
+        few = 0 < low and high / low < 30  # within a decade or so, twos and fives are named as well
+        named = FuncFormatter(lambda v, _: f"{v:g}" if f"{v:e}"[0] in "25" else "")
+        axis.set_minor_formatter(named if few else NullFormatter())
 
 
 def _series(records: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:

@@ -7,12 +7,13 @@ express. Nothing here imports JAX, so a wrong config is refused, and `fedjax-sim
 from __future__ import annotations
 
 import ast
+import json
 from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
-__all__ = ["CHAINS", "CONTEXT", "REQUIRED", "ROOMS", "TABLES", "Option", "Part", "parts", "table", "wrappers"]
+__all__ = ["CHAINS", "CONTEXT", "REQUIRED", "ROOMS", "TABLES", "Option", "Part", "parts", "shown", "table", "wrappers"]
 
 REQUIRED = "required"
 PACKAGE = Path(__file__).parent
@@ -34,9 +35,10 @@ TABLES = {  # table of a config -> its room, and what the room's factories retur
     "algorithm": ("algorithms", "Algorithm"),
     "client_optimizer": ("optimizers", "GradientTransformation"),
     "transform": ("transform", "UpdateTransform"),
+    "downlink": ("transform", "UpdateTransform"),
     "aggregator": ("aggregation", "Aggregator"),
 }
-CHAINS = ("transform",)  # tables whose parts are tables inside them, any number, applied in their order
+CHAINS = ("transform", "downlink")  # tables whose parts are tables inside them, any number, applied in their order
 CONTEXT = frozenset(  # arguments that other parts decide
     (
         "aggregator design input_shape loss_fn num_outputs optimizer population_size sampler total_weight transform "
@@ -51,6 +53,15 @@ class Option(NamedTuple):
 
     kind: Any  # a type, a union of types or list[type]
     default: Any  # REQUIRED if there is none
+
+
+def shown(default: Any) -> str:
+    """A default as a person reads it.
+
+    >>> shown(REQUIRED), shown(None), shown([1.5])
+    ('(required)', 'none', '[1.5]')
+    """
+    return "(required)" if default is REQUIRED else "none" if default is None else json.dumps(default)
 
 
 class Part(NamedTuple):
@@ -90,8 +101,8 @@ def parts(room: str) -> dict[str, Part]:
 def table(name: str) -> dict[str, Part]:
     """What a config's table may name: the factories of its room whose arguments TOML and the other parts can give.
 
-    >>> sorted(table("aggregator"))[:3]
-    ['fixed_mean', 'horvitz_thompson', 'keep_old']
+    >>> {"fixed_mean", "horvitz_thompson", "keep_old"} <= table("aggregator").keys()
+    True
     """
     return {key: part for key, part in _factories(*TABLES[name]).items() if not _wraps(part, name)}
 
@@ -103,7 +114,7 @@ def wrappers(name: str) -> dict[str, Part]:
 
 
 def _wraps(part: Part, name: str) -> bool:
-    return name in part.context
+    return ("transform" if name in CHAINS else name) in part.context
 
 
 def _factories(room: str, noun: str) -> dict[str, Part]:

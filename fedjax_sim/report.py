@@ -15,6 +15,7 @@ from typing import Any
 
 from fedjax_sim import plot
 from fedjax_sim.checkpoint import write_atomically
+from fedjax_sim.pages import absent, figure, page, table
 from fedjax_sim.plot import number
 from fedjax_sim.runlog import SOME_TOTALS
 
@@ -22,37 +23,6 @@ __all__ = ["write_report"]
 
 FILES = ("config.toml", "metrics.jsonl", "timing.jsonl", "summary.json", "env.json", "population.json")
 NOTHING = "\N{EN DASH}"
-STYLE = """
-:root { color-scheme: light; }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1000px; padding: 40px 28px 64px; background: #fff; color: #1d2329;
-  font: 15px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-h1 { margin: 0; font-size: 30px; line-height: 1.2; letter-spacing: -0.01em; overflow-wrap: anywhere; }
-h2 { margin: 44px 0 10px; padding-bottom: 6px; border-bottom: 1px solid #e1e5e9; font-size: 19px; }
-h3 { margin: 22px 0 4px; font-size: 14px; color: #4a545e; font-weight: 600; }
-p { margin: 6px 0; }
-.lead, .muted { color: #5b6670; }
-.muted { font-size: 13px; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 10px; margin: 24px 0 8px; }
-.tile { border: 1px solid #e1e5e9; border-radius: 8px; padding: 12px 14px; }
-.tile b { display: block; font-size: 22px; line-height: 1.25; font-weight: 650; font-variant-numeric: tabular-nums;
-  overflow-wrap: anywhere; }
-.tile span { font-size: 13px; color: #5b6670; }
-.tile.main { background: #f0f6fb; border-color: #c9dfef; }
-.note { margin: 12px 0; padding: 9px 14px; border-left: 4px solid #d55e00; background: #fdf4ee; }
-figure { margin: 8px 0 20px; }
-svg { display: block; width: 100%; height: auto; }
-svg text { font-family: inherit !important; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; }
-td, th { padding: 5px 14px 5px 0; border-bottom: 1px solid #edf0f2; text-align: left; vertical-align: top;
-  overflow-wrap: anywhere; }
-th { width: 30%; font-weight: 500; color: #5b6670; }
-pre { margin: 8px 0; padding: 14px 16px; border: 1px solid #e1e5e9; border-radius: 8px; background: #f8f9fa;
-  font: 13px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
-  white-space: pre-wrap; overflow-wrap: anywhere; }
-@media print { body { padding: 0; font-size: 12px; } h2 { break-after: avoid; }
-  figure, .tile, tr { break-inside: avoid; } * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
-"""
 
 
 def write_report(run_directory: str | Path) -> Path:
@@ -95,36 +65,50 @@ def write_report(run_directory: str | Path) -> Path:
         *_learning(records, timing),
         "<h2>Participation</h2>",
         *(f"<p>{escape(line)}</p>" for line in _left_out(records, summary)),
-        _figure("participation", plot.participation, "Clients and updates left out, by round.", records)
+        figure("participation", plot.participation, "Clients and updates left out, by round.", records)
         if records
         else "",
+        *_variance(records),
         *_privacy(summary.get("privacy")),
         "<h2>Clients</h2>",
         *_clients(records, population),
         "<h2>How to repeat it</h2>",
-        f"<pre>{escape(str(env['command']))}</pre>" if env.get("command") else _absent("The command was not recorded."),
+        f"<pre>{escape(str(env['command']))}</pre>" if env.get("command") else absent("The command was not recorded."),
         "<h3>Resolved configuration</h3>",
         _config(folder / "config.toml"),
         "<h3>Environment</h3>",
-        _table(_flat({k: v for k, v in env.items() if k != "command"})) or _absent("No env.json in this folder."),
+        table(_flat({k: v for k, v in env.items() if k != "command"})) or absent("No env.json in this folder."),
     ]
     told = {key for key, _, _ in TILES} | {"name", "finished", "privacy"}
     others = {key: value for key, value in summary.items() if key not in told}
     if others:
-        parts += ["<h3>Other results</h3>", _table(_flat(others))]
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    page = (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(name)} · fedjax_sim</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(filter(None, parts))
-        + "\n</body>\n</html>\n"
-    )
-    return write_atomically(folder / "report.html", [page.encode("utf-8", errors="replace")])
+        parts += ["<h3>Other results</h3>", table(_flat(others))]
+    html = page(f"{name} · fedjax_sim", parts)
+    return write_atomically(folder / "report.html", [html.encode("utf-8", errors="replace")])
 
 
 # ---- sections
+
+
+def _variance(records: Sequence[Mapping]) -> Iterable[str]:
+    """Which cause made the rounds random, where a probe looked."""
+    seen = [record for record in records if math.isfinite(number(record.get("variance_total")))]
+    if not seen:
+        return
+    yield "<h2>Where the randomness comes from</h2>"
+    yield figure("variance", plot.variance_parts, "Parts of the variance of a round's aggregate.", records)
+    last = seen[-1]
+    parts = [
+        f"{words} {number(last.get(f'variance_{name}')) / number(last['variance_total']):.0%}"
+        for name, words in (("client_sampling", "client sampling"), ("minibatch", "minibatches"),
+                            ("quantization", "quantisation"), ("privacy_noise", "privacy noise"))
+        if number(last.get(f"variance_{name}")) != 0
+    ]  # fmt: skip
+    yield (
+        f"<p>In round {_count(last.get('round'))} the aggregate's variance was {_real(last['variance_total'])}: "
+        f"{escape(', '.join(parts))}. Estimated from some clients that train twice; a small part may come out below "
+        "zero.</p>"
+    )
 
 
 def _privacy(spent: Any) -> Iterable[str]:
@@ -141,17 +125,17 @@ def _privacy(spent: Any) -> Iterable[str]:
 
 def _learning(records: Sequence[Mapping], timing: Sequence[Mapping]) -> Iterable[str]:
     if not records:
-        yield _absent("No round has been recorded.")
+        yield absent("No round has been recorded.")
         return
     if not any("test_loss" in record or "held_out_loss" in record for record in records):
-        yield _absent("No evaluation has been recorded: the curves show the cohorts' training metrics only.")
+        yield absent("No evaluation has been recorded: the curves show the cohorts' training metrics only.")
     axes = [("rounds", "Against rounds"), ("bytes", "Against bytes sent"), ("seconds", "Against wall time")]
     for x, title in axes:
         yield f"<h3>{title}</h3>"
         if x == "seconds" and not timing:
-            yield _absent("No timing.jsonl in this folder.")
+            yield absent("No timing.jsonl in this folder.")
             continue
-        yield _figure(x, plot.learning_curves, f"Loss and accuracy {title.lower()}.", records, x)
+        yield figure(x, plot.learning_curves, f"Loss and accuracy {title.lower()}.", records, x)
     yield (
         '<p class="muted">Train: pooled over the clients of each round&rsquo;s cohort. Held-out: test rows, client by '
         "client; no client trains on them. Test: the central test set. Curves break where a number is not finite.</p>"
@@ -161,15 +145,15 @@ def _learning(records: Sequence[Mapping], timing: Sequence[Mapping]) -> Iterable
 def _clients(records: Sequence[Mapping], population: Mapping) -> Iterable[str]:
     if any(record.get("held_out_loss_quantiles") or record.get("held_out_accuracy_quantiles") for record in records):
         yield "<h3>Spread between clients</h3>"
-        yield _figure("spread", plot.client_spread, "Quantiles over clients of held-out loss and accuracy.", records)
+        yield figure("spread", plot.client_spread, "Quantiles over clients of held-out loss and accuracy.", records)
     else:
-        yield _absent("The spread between clients was not recorded.")
+        yield absent("The spread between clients was not recorded.")
     if not population:
-        yield _absent("No population.json in this folder.")
+        yield absent("No population.json in this folder.")
         return
     if population.get("label_counts"):
         yield "<h3>What some clients hold</h3>"
-        yield _figure("labels", plot.label_mix, "Shares of labels and numbers of examples of some clients.", population)
+        yield figure("labels", plot.label_mix, "Shares of labels and numbers of examples of some clients.", population)
     quantiles = population.get("examples_quantiles")
     quantiles = quantiles if isinstance(quantiles, dict) else {}
     order = [key for key in ("min", "q25", "median", "q75", "max") if key in quantiles]
@@ -180,7 +164,7 @@ def _clients(records: Sequence[Mapping], population: Mapping) -> Iterable[str]:
         ("Examples", _count(population.get("num_examples_total"))),
         ("Examples of a client", ", ".join(f"{key} {_count(quantiles[key])}" for key in order)),
     ]
-    yield _table((key, value) for key, value in rows if value not in ("", NOTHING))
+    yield table((key, value) for key, value in rows if value not in ("", NOTHING))
 
 
 def _left_out(records: Sequence[Mapping], summary: Mapping) -> Iterable[str]:
@@ -245,30 +229,11 @@ def _tiles(values: Mapping[str, Any]) -> str:
     return f'<div class="tiles">{"".join(tiles)}</div>'
 
 
-def _figure(name: str, draw: Any, caption: str, *arguments: Any) -> str:
-    try:
-        picture = plot.to_svg(draw(*arguments), name, caption)
-    except ImportError:
-        return _absent("Figures need matplotlib: pip install fedjax_sim[plot], then write the report again.")
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
-        return f'<p class="note">This figure could not be drawn from the run&rsquo;s files: {escape(str(error))}</p>'
-    return f"<figure>{picture}</figure>"
-
-
-def _table(rows: Iterable[tuple[str, str]]) -> str:
-    cells = "".join(f"<tr><th>{escape(str(key))}</th><td>{escape(str(value))}</td></tr>" for key, value in rows)
-    return f"<table>{cells}</table>" if cells else ""
-
-
-def _absent(words: str) -> str:
-    return f'<p class="muted">{escape(words)}</p>'
-
-
 def _config(path: Path) -> str:
     try:
         return f"<pre>{escape(path.read_text(encoding='utf-8', errors='replace'))}</pre>"
     except OSError:
-        return _absent("No config.toml in this folder.")
+        return absent("No config.toml in this folder.")
 
 
 def _flat(value: Any, prefix: str = "") -> Iterable[tuple[str, str]]:

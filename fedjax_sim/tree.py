@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 
+@jax.custom_jvp
 def pinned(tree: PyTree, zero: Array) -> PyTree:
     """The same values, rounded here and nowhere else.
 
@@ -44,6 +45,11 @@ def pinned(tree: PyTree, zero: Array) -> PyTree:
     return jax.tree.map(leaf, tree)
 
 
+@pinned.defjvp
+def _(primals, tangents):
+    return pinned(*primals), tangents[0]  # the bits that it passes through have no derivative, the values have
+
+
 def hidden_zero(tree: PyTree) -> Array:
     """[] int32, 0, and not provably so: of the first number there is, the least of 0 and its bits without sign.
 
@@ -58,6 +64,7 @@ def hidden_zero(tree: PyTree) -> Array:
     return jnp.minimum(x, 0).astype(jnp.int32)
 
 
+@jax.custom_jvp
 def settled(tree: PyTree, zero: Array) -> PyTree:
     """The same values, computed here once: what uses them neither recomputes them nor changes their rounding.
 
@@ -80,6 +87,11 @@ def settled(tree: PyTree, zero: Array) -> PyTree:
         return turns + 1, jax.tree.map(other, values)
 
     return jax.lax.while_loop(lambda carry: carry[0] < zero, never, (jnp.zeros((), jnp.int32), tree))[1]
+
+
+@settled.defjvp
+def _(primals, tangents):
+    return settled(*primals), tangents[0]
 
 
 def spec(tree: PyTree) -> PyTree:

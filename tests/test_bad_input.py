@@ -101,6 +101,20 @@ WRONG_VALUES = {
         "algorithm.name=fednova client_optimizer.name=adam",
         "client_optimizer: expected no such table with fednova",
     ),
+    "optimiser of DP-SGD": (
+        "algorithm.name=record_private_fedavg client_optimizer.name=sgd",
+        "client_optimizer: expected no such table | algorithm.clip_norm: expected a finite number, got nothing.",
+    ),
+    "epochs of DP-SGD": (
+        "algorithm.name=record_private_fedavg algorithm.num_epochs=1",
+        "the unknown key 'num_epochs'. Did you mean 'num_steps'?",
+    ),
+    "downlink by name": ("downlink.name=quantize", "downlink.name: expected one of | [downlink.NAME]."),
+    "unknown downlink": ("downlink.quantise.bits=8", "downlink.quantise: | Did you mean 'quantize'?"),
+    "downlink that wraps nothing": (
+        "downlink.error_feedback={}",
+        "downlink.error_feedback: expected a transform to wrap",
+    ),
     "steps for fedsgd": ("algorithm.name=fedsgd algorithm.num_steps=5", "algorithm.num_steps: expected one of"),
     "set twice": ("run.rounds=5 run.rounds=6", "run.rounds: expected one --set | set twice"),
     "no equals sign": ("run.rounds", "--set: expected table.option=value, got 'run.rounds'."),
@@ -211,6 +225,29 @@ COMBINATIONS = {
     "looking ahead at rest": (
         "client_optimizer.nesterov=true",
         "client_optimizer.nesterov: expected false without momentum",
+    ),
+    "noise on the way down": (
+        "downlink.gaussian_mechanism.clip_norm=1.0 downlink.gaussian_mechanism.noise_multiplier=1.0",
+        "downlink: expected a compressor without noise, got 'gaussian'. Noise belongs to clients' letters",
+    ),
+    "integers on the way down": (
+        "downlink.quantize.bits=8 downlink.quantize.range=1.0 downlink.quantize.integers=true",
+        "downlink: expected one that sends numbers, got 'integers in | integers=False",
+    ),
+    "bits of the way down": ("downlink.quantize.bits=17", "downlink.quantize.bits: expected an integer in [1, 16]"),
+    "noise at a plain mean": (
+        "transform.gaussian_mechanism.clip_norm=1.0 transform.gaussian_mechanism.noise_multiplier=1.0",
+        "aggregator: expected one whose result a client moves by a bounded amount | fixed_mean(m)",
+    ),
+    "fewer records than clients have": (
+        "algorithm.name=record_private_fedavg algorithm.clip_norm=1.0 algorithm.noise_multiplier=1.0 "
+        "algorithm.num_examples=30",
+        "algorithm.num_examples: expected an integer in [60, 2147483647], got 30. The largest client has 60 rows.",
+    ),
+    "batch of more than all": (
+        "algorithm.name=record_private_fedavg algorithm.clip_norm=1.0 algorithm.noise_multiplier=1.0 "
+        "algorithm.batch_size=61",
+        "algorithm.batch_size: expected an integer in [1, 60], got 61. At most num_examples",
     ),
     "too many devices": ("run.devices=1000", 'run.devices: expected "all" or an integer in [1, | got 1000.'),
 }

@@ -9,6 +9,8 @@ from fedjax_sim import cli, privacy
 
 SMALL = ["data.num_clients=200", "data.held_out_clients=3", "model.hidden=[4]", "algorithm.num_steps=1"]
 SMALL += ["sampler.cohort_size=10", "aggregator.name=fixed_mean", "aggregator.denominator=10"]
+RECORDS = [*SMALL[:-2], "algorithm.name=record_private_fedavg", "algorithm.clip_norm=1.0"]
+RECORDS += ["algorithm.noise_multiplier=2.0", "algorithm.batch_size=15", "downlink.quantize.bits=8"]
 NOISY = [*SMALL, "transform.gaussian_mechanism.clip_norm=1.0", "transform.gaussian_mechanism.noise_multiplier=2.0"]
 
 
@@ -38,6 +40,18 @@ def test_a_config_is_accounted_for():
     assert found["spent"]["epsilon"] == expected.epsilon and found["spent"]["rounds"] == 7
 
 
+def test_records_are_accounted_for():
+    """Catches a config whose records are hidden, and that is told a client's epsilon, or none."""
+    settings = [*RECORDS, "run.rounds=7", "run.delta=1e-4"]
+    found = json.loads(call("account", "--json", settings=settings).stdout)["spent"]
+    everybody = {"scheme": "full", "population_size": 200, "cohort_size": 200, "num_slots": 200, "place": "local"}
+    details = {"sampling": "truncated_poisson", "rate": 0.25, "steps": 1, "num_examples": 60, "max_batch_size": 37}
+    by_hand = privacy.Mechanism(noise_multiplier=2.0, unit="record", details=details, **everybody)
+    assert found["unit"] == "record" and found["epsilon"] == privacy.account(by_hand, 7, 1e-4).as_dict()["epsilon"]
+    again = json.loads(call("calibrate", "-e", str(found["epsilon"]), "--json", settings=settings).stdout)
+    assert again["noise_multiplier"] == pytest.approx(2.0, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     "words, settings, told",
     [
@@ -48,6 +62,8 @@ def test_a_config_is_accounted_for():
         (["account"], SMALL, "expected a part with noise"),
         (["calibrate", "-e", "-1", "-N", "100", "-m", "10"], [], "epsilon: expected"),
         (["calibrate", "-N", "100", "-m", "10", "--scheme", "cyclic"], [], "sampler: expected independent rounds"),
+        (["calibrate", "--table"], RECORDS, "--table: expected none beside a config that hides records"),
+        (["audit"], RECORDS, "expected client-level noise"),
         (["audit", "--rate", "2"], [], "sampling_rate: expected"),
         (["account"], ["transform.nothing.a=1"], "transform.nothing: expected one of"),
     ],

@@ -11,12 +11,14 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_sim import registry
+from fedjax_sim import registry, transform
 from fedjax_sim.config import ConfigError, load
 from fedjax_sim.experiment import build
+from fedjax_sim.transform.chain import wire_of
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 CHAIN = ["transform.error_feedback.top_k.share=0.1", "transform.quantize.bits=4", "data.num_clients=50"]
+DOWN = [text.replace("transform", "downlink") for text in CHAIN]
 SMALL = ["data.num_clients=40", "data.held_out_clients=3", "sampler.cohort_size=10", "model.hidden=[4]"]
 
 
@@ -37,12 +39,22 @@ def test_the_main_job_is_the_default():
     assert load(EXPERIMENTS / "quickstart.toml") == load()
 
 
-@pytest.mark.parametrize("name", ["quickstart", "heart_disease", "shakespeare"])
-def test_experiments_load(name):
+@pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
+def test_experiments_load(path):
     """Fault: a file in experiments/ with an option that is gone, or a data folder of somebody's machine in it."""
-    data = tomllib.loads((EXPERIMENTS / f"{name}.toml").read_text())["data"]
+    data = tomllib.loads(path.read_text())["data"]
     assert "directory" not in data
-    load(EXPERIMENTS / f"{name}.toml", [] if name == "quickstart" else ["data.directory=somewhere"])
+    needs_files = "directory" in registry.table("data")[data["name"]].options
+    load(path, ["data.directory=somewhere"] if needs_files else [])
+
+
+@pytest.mark.parametrize("name", ["compressed_private", "record_private"])
+def test_private_experiments_build(name):
+    """Fault: parts of an experiment that a config may hold, but that refuse each other."""
+    few = ["data.num_clients=50"] if name == "compressed_private" else []
+    experiment = build(load(EXPERIMENTS / f"{name}.toml", few))
+    state = jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
+    jax.eval_shape(experiment.algorithm.step, experiment.key, state, experiment.data.train)
 
 
 ROUND_TRIPS = [
@@ -61,7 +73,7 @@ ROUND_TRIPS = [
 ]
 
 
-@pytest.mark.parametrize("overrides", [*ROUND_TRIPS, CHAIN])
+@pytest.mark.parametrize("overrides", [*ROUND_TRIPS, CHAIN, DOWN])
 def test_toml_round_trip(tmp_path, overrides):
     """Fault: a resolved config whose file means something else: a lost None, a float as integer, a broken quote."""
     config = load(None, overrides)
@@ -122,7 +134,9 @@ def test_identity_leaves_out_what_changes_no_bit():
 @pytest.mark.parametrize("name", sorted(registry.table("algorithm")))
 def test_every_algorithm_builds(name):
     """Fault: a recipe that a config can name but not build."""
-    experiment = build(load(None, [*SMALL, f"algorithm.name={name}"]))
+    part = registry.table("algorithm")[name]
+    required = [f"algorithm.{key}={NEEDED[key]}" for key in part.options if key in ("clip_norm", "noise_multiplier")]
+    experiment = build(load(None, [*SMALL, f"algorithm.name={name}", *required]))
     jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
 
 
@@ -213,6 +227,47 @@ def test_transforms_are_tables_in_their_order():
         "transform.quantize"
     ]
     assert "transform" not in load(None).resolved()
+    down = load(None, [text.replace("transform", "downlink") for text in CHAIN])
+    assert down.resolved()["downlink"] == members and "transform" not in down.resolved()
+    ids = [config.identity() for config in (down, loaded, load(None, CHAIN[2:]), load(None, [*DOWN[1::-1], DOWN[2]]))]
+    assert all(ids[0] != other for other in ids[1:])  # nor another way down
+
+
+@pytest.mark.parametrize(
+    "members, told",
+    [
+        ("ef21.top_k.share=0.5", "downlink: expected no state at the receiver's end"),
+        ("random_k.share=0.1", r"downlink: expected a compressor with E \|Q"),
+        ("error_feedback.top_k.share=0.1", "downlink: expected a compressor without a memory"),
+        ("top_k.count=10000000", "downlink: count: expected at most the letter's"),
+    ],
+)
+def test_what_the_model_tells_of_a_downlink(members, told):
+    """Catches a refusal that comes only once a run has its folder, or without its table."""
+    with pytest.raises(ConfigError, match=told):
+        build(load(None, [*SMALL, f"downlink.{members}"]))
+
+
+def test_the_downlink_is_the_servers():
+    """Catches a downlink that is left out, applied to letters, or built in another order than the file's."""
+    order = ["downlink.top_k.share=0.5", "downlink.quantize.bits=4"]
+    wires = []
+    for settings in ([], order, order[::-1], [*order, "transform.quantize.bits=8"]):
+        experiment = build(load(None, [*SMALL, *settings]))
+        parts, spec = experiment.algorithm.parts, jax.eval_shape(lambda x: x, experiment.params)
+        wires.append(parts["server"].wire and parts["server"].wire(spec))
+        assert ("transform.quantize.bits=8" in settings) == (wire_of(parts["transform"], spec).bits < 32 * 310)
+    by_hand = wire_of(transform.chain(transform.top_k(0.5), transform.quantize(4)), spec)
+    assert wires[0] is None and wires[1] == wires[3] == by_hand != wires[2]
+
+
+def test_records_of_the_largest_client():
+    """Catches a chance of inclusion from another number than the largest client's rows, or than the one given."""
+    private = ["algorithm.name=record_private_fedavg", "algorithm.clip_norm=1.0", "algorithm.noise_multiplier=1.0"]
+    for given, expected in ((None, 60), (75, 75)):
+        settings = private if given is None else [*private, f"algorithm.num_examples={given}"]
+        details = build(load(None, [*SMALL, *settings])).algorithm.parts["client"].noise.details
+        assert (details["num_examples"], details["rate"]) == (expected, 10 / expected)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SCRIPTS = sorted((ROOT / "notebooks").glob("[0-9]*.py"))
-LEAST_PICTURES = {"01_first_federation": 9}
+LEAST_PICTURES = {"01_first_federation": 9, "02_participation": 1, "03_error_floor": 2}
 MOST_BYTES = 600_000
 QUICK_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 MACHINE_PATH = re.compile(r"(?<![\w.:/])/(?:\w[\w.+-]*/)+\w|[A-Za-z]:\\\w|file://")

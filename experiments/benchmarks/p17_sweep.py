@@ -1,6 +1,6 @@
 """A sweep of 1,000 points against the same points one by one.
 
-20 seeds x 50 step sizes on quadratics (10 clients of dimension 10, cohorts of 5, 5 local steps), 200 rounds each and one
+20 seeds x 50 step sizes on quadratics (10 clients of dimension 10, cohorts of 5, 5 local steps), 200 rounds each, one
 evaluation: `study.sweep` over all of them, from nothing to rows, against a loop of `run`, of which a sample spread over
 the grid is timed before and after the sweep. Every sampled point is compared with its row: the numbers must be equal.
 """

@@ -1,6 +1,7 @@
 """The table: many letters -> one."""
 
 from fedjax_sim.aggregation.by_part import by_part
+from fedjax_sim.aggregation.extrapolated import extrapolated
 from fedjax_sim.aggregation.gather import gather
 from fedjax_sim.aggregation.linear import (
     fixed_mean,
@@ -15,6 +16,7 @@ from fedjax_sim.aggregation.modular import modular_sum
 
 __all__ = [
     "by_part",
+    "extrapolated",
     "fixed_mean",
     "gather",
     "horvitz_thompson",

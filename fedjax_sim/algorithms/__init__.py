@@ -1,17 +1,10 @@
 """Wiring: the star composer and the recipes over it."""
 
+from fedjax_sim.algorithms.corrected import feddyn, scaffold
 from fedjax_sim.algorithms.federated import FederatedState, federated
-from fedjax_sim.algorithms.recipes import (
-    fedadagrad,
-    fedadam,
-    fedavg,
-    fedavgm,
-    fednova,
-    fedprox,
-    fedsgd,
-    fedyogi,
-    scaffold,
-)
+from fedjax_sim.algorithms.mime import mime, mime_lite
+from fedjax_sim.algorithms.recipes import fedavg, fednova, fedprox, fedsgd, record_private_fedavg
+from fedjax_sim.algorithms.server_steps import fedadagrad, fedadam, fedavgm, fedexp, fedyogi
 
 __all__ = [
     "FederatedState",
@@ -19,10 +12,15 @@ __all__ = [
     "fedadam",
     "fedavg",
     "fedavgm",
+    "feddyn",
     "federated",
+    "fedexp",
     "fednova",
     "fedprox",
     "fedsgd",
     "fedyogi",
+    "mime",
+    "mime_lite",
+    "record_private_fedavg",
     "scaffold",
 ]

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.engine import exact
 from fedjax_sim.prng import client_keys, stream
+from fedjax_sim.server import downlink as with_downlink
 from fedjax_sim.transform import identity
 from fedjax_sim.transform.chain import plain_wire, wire_of
 from fedjax_sim.types import (
@@ -152,6 +153,7 @@ def federated(
     server: ServerUpdate,
     transform: UpdateTransform | None = None,
     *,
+    downlink: UpdateTransform | None = None,
     nonfinite: str = "drop",
     plan: engine.Plan | None = None,
     mesh: Mesh | str | None = "all",
@@ -160,6 +162,7 @@ def federated(
 
     Args:
       sampler, client, aggregator, server, transform: the rooms' parts; no transform sends letters as they are.
+      downlink: what the broadcast goes through, by `server.downlink`; None sends the model as it is.
       nonfinite: what a NaN, infinite or overflowing update, weight, metric or client state, or a weight that vanishes
         in a sum, does. "drop": the round goes on as if that client had not reported, and counts it in
         `dropped_clients`. "error": the same, and `run` stops, naming the clients.
@@ -174,12 +177,13 @@ def federated(
     the pooled metrics of clients, sampler, transform and aggregator; `uplink_coded_bytes` where an entropy code would
     make letters smaller.
 
-    Raises: ValueError for a modular sum of what is no integer or could wrap, and for noise at a table whose result a
-    client moves without bound.
+    Raises: ValueError for a modular sum of what is no integer or could wrap, for noise at a table whose result a client
+    moves without bound, and for what `server.downlink` refuses.
 
     Guarantees: the same bits for any number of devices, order of the cohort and padding
     (tests/laws/test_invariance.py); a non-finite client equals an absent one bit for bit
-    (tests/laws/test_nonfinite.py); traced once per shape (tests/test_compilation.py).
+    (tests/laws/test_nonfinite.py); traced once per shape (tests/test_compilation.py); `downlink` is the server wrapped
+    by hand (tests/server/test_downlink.py::test_federated_wraps_its_server).
     """
     transform = identity() if transform is None else transform
     _parts(
@@ -189,6 +193,8 @@ def federated(
         server=(server, ServerUpdate),
         transform=(transform, UpdateTransform),
     )
+    if downlink is not None:
+        server = with_downlink(server, downlink)
     validate.one_of("nonfinite", nonfinite, ("drop", "error"))
     _check_table(sampler, transform, aggregator)
     train = jax.jit(client.apply)
@@ -211,11 +217,15 @@ def federated(
         broadcast = server.broadcast(server_state)
         client_state = client.init(broadcast)
         spec = report_spec(broadcast, client_state, population)
+        memory = transform.init_client(spec)
+        if sampler.design.replacement and jax.tree.leaves((client_state, memory)):
+            hint = "A client drawn twice would remember one of its two letters."
+            validate.fail("sampler", "a design without replacement, for clients remember", sampler.design.scheme, hint)
         state = FederatedState(
             round=jnp.zeros((), jnp.int32),
             sampler=sampler.init(),
             clients=engine.store(client_state, population.size, mesh=devices()),
-            memory=engine.store(transform.init_client(spec), population.size, mesh=devices(), name="transform"),
+            memory=engine.store(memory, population.size, mesh=devices(), name="transform"),
             transform=transform.init(spec),
             server=server_state,
         )

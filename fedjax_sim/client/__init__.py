@@ -1,10 +1,23 @@
 """One client's room: written for one client, no batch axis."""
 
+from fedjax_sim.client.dynamic import dynamic
 from fedjax_sim.client.local_sgd import local_sgd, send_model
+from fedjax_sim.client.mime import full_gradient, mime
 from fedjax_sim.client.normalized import normalized
 from fedjax_sim.client.private import private_sgd
 from fedjax_sim.client.proximal import proximal
 from fedjax_sim.client.scaffold import scaffold
 from fedjax_sim.client.touched_rows import touched_rows
 
-__all__ = ["local_sgd", "normalized", "private_sgd", "proximal", "scaffold", "send_model", "touched_rows"]
+__all__ = [
+    "dynamic",
+    "full_gradient",
+    "local_sgd",
+    "mime",
+    "normalized",
+    "private_sgd",
+    "proximal",
+    "scaffold",
+    "send_model",
+    "touched_rows",
+]

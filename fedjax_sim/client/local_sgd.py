@@ -13,7 +13,15 @@ from fedjax_sim import tree, validate
 from fedjax_sim.prng import shuffle, stream
 from fedjax_sim.types import Array, ClientData, ClientUpdate, Mean, PyTree, Report
 
-__all__ = ["Training", "local_sgd", "local_training", "loss_and_metrics", "minibatch_steps", "send_model"]
+__all__ = [
+    "Training",
+    "full_gradient_at",
+    "local_sgd",
+    "local_training",
+    "loss_and_metrics",
+    "minibatch_steps",
+    "send_model",
+]
 
 UNROLLED_STEPS = 8
 
@@ -57,6 +65,18 @@ def _own_weight(loss_fn: Callable, params: PyTree, data: ClientData, key: Array)
     return jnp.where(data.mask, weights, 0).sum(dtype=jnp.float32)
 
 
+def full_gradient_at(loss_fn: Callable, params: PyTree, data: ClientData, key: Array | None):
+    """(gradient of the mean loss over all of a client's examples, metrics); zero without examples."""
+    return jax.grad(lambda p: loss_and_metrics(loss_fn, p, *data, key), has_aux=True)(params)
+
+
+def _own_work(key: Array, straggler_share: float, most: int) -> Array:
+    """[] int32 epochs or steps that a client gets done: a straggler's are uniform in 1..most."""
+    who, amount = jax.random.split(stream(key, "straggler"))
+    part = jax.random.randint(amount, (), 1, most + 1)
+    return jnp.where(jax.random.uniform(who) < straggler_share, part, most)
+
+
 def local_training(
     loss_fn: Callable,
     optimizer: optax.GradientTransformation,
@@ -64,12 +84,16 @@ def local_training(
     num_steps: int | None,
     num_epochs: int | None,
     batch_size: int | None,
+    straggler_share: float = 0.0,
 ) -> Callable:
-    """(key, params, data, correct) -> Training, with `correct(gradients, params) -> gradients` before the optimiser.
+    """(key, params, data, correct, at=None) -> Training; `correct(gradients, params)` comes before the optimiser.
 
     Each epoch visits every example once in a fresh random order; its last batch may be partial and is a step of its
-    own. With `num_steps`, batches continue through as many epochs as that takes.
+    own. With `num_steps`, batches continue through as many epochs as that takes. With `at`, a model, each batch's
+    gradient there is the third argument of `correct`.
     """
+    validate.in_range("straggler_share", straggler_share, 0, 1)
+    stragglers = not (isinstance(straggler_share, (int, float)) and straggler_share == 0)  # it may be traced
     if (num_steps is None) == (num_epochs is None):
         validate.fail("num_steps, num_epochs", "exactly one of the two", (num_steps, num_epochs))
     validate.integer(*(("num_epochs", num_epochs) if num_steps is None else ("num_steps", num_steps)))
@@ -78,14 +102,16 @@ def local_training(
 
     @jax.jit  # traced once, however many steps are written out
     def gradient(params: PyTree, batch: ClientData, key: Array):
-        return jax.grad(lambda p: loss_and_metrics(loss_fn, p, *batch, key), has_aux=True)(params)
+        return full_gradient_at(loss_fn, params, batch, key)
 
-    def train(key: Array, params: PyTree, data: ClientData, correct: Callable) -> Training:
+    def train(key: Array, params: PyTree, data: ClientData, correct: Callable, at: PyTree | None = None) -> Training:
         rows = data.mask.shape[0]
         size = rows if batch_size is None else min(batch_size, rows)
         num_examples = data.mask.sum(dtype=jnp.int32)
         steps_per_epoch = jnp.maximum(-(-num_examples // size), 1)
-        own_steps = num_steps if num_epochs is None else num_epochs * steps_per_epoch
+        work = num_steps if num_epochs is None else num_epochs
+        work = _own_work(key, straggler_share, work) if stragglers else work
+        own_steps = work if num_epochs is None else work * steps_per_epoch
         most_steps = num_steps if num_epochs is None else num_epochs * -(-rows // size)
         zero = tree.hidden_zero(params)
         loss_key, order = stream(key, "loss"), shuffle(key, data.mask, zero)
@@ -99,14 +125,16 @@ def local_training(
 
         def one_step(step, carry, batch):
             params, state, sums = carry
-            gradients, means = gradient(params, batch, jax.random.fold_in(loss_key, step))
-            updates, state = optimizer.update(correct(gradients, params), state, params)
+            step_key = jax.random.fold_in(loss_key, step)
+            gradients, means = gradient(params, batch, step_key)
+            there = () if at is None else (gradient(at, batch, step_key)[0],)
+            updates, state = optimizer.update(correct(gradients, params, *there), state, params)
             return optax.apply_updates(params, updates), state, jax.tree.map(jnp.add, sums, means)
 
         _, means = jax.eval_shape(lambda: loss_and_metrics(loss_fn, params, data.examples, data.mask, loss_key))
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means)
         carry = (params, optimizer.init(params), sums)
-        if (num_epochs is None and num_steps <= UNROLLED_STEPS) or most_steps == 1:
+        if (num_epochs is None and num_steps <= UNROLLED_STEPS and not stragglers) or most_steps == 1:
             batches = jax.vmap(batch, out_axes=None if size == rows else 0)(jnp.arange(most_steps))
             for step in range(most_steps):
                 one = batches if size == rows else jax.tree.map(lambda x, i=step: x[i], batches)
@@ -129,6 +157,7 @@ def local_sgd(
     num_epochs: int | None = None,
     batch_size: int | None = None,
     weighting: str = "examples",
+    straggler_share: float = 0.0,
 ) -> ClientUpdate:
     """Local training with an optax optimiser whose state starts afresh each round.
 
@@ -140,14 +169,19 @@ def local_sgd(
       batch_size: b; None for all examples at each step.
       weighting: the weight that the client reports: "examples" (n, or the sum of its examples' "weight" where the loss
         gives one, such as tokens) or "uniform" (1); 0 without examples.
+      straggler_share: the chance, in [0, 1], that a client does part of its work in a round: a number of epochs (or of
+        steps) uniform in 1..E, drawn afresh for each round and client; may be traced. The work done is sent, as FedProx
+        has it; `sampling.with_dropout` loses it instead.
 
     Returns: a stateless ClientUpdate; update = local params - broadcast params; metrics over the examples met.
 
     Guarantees: matches a NumPy loop on ragged clients with partial batches (tests/oracles/test_fedavg.py); one
     full-batch step of everybody is a centralised step (tests/oracles/test_centralised.py); each epoch visits each
-    example once (tests/client/test_local_sgd.py::test_an_epoch_visits_each_example_once).
+    example once (tests/client/test_local_sgd.py::test_an_epoch_visits_each_example_once); partial work has the law
+    above and stops the same trajectory early (tests/client/test_stragglers.py).
 
-    References: McMahan et al. 2017, algorithm 1 (ClientUpdate).
+    References: McMahan et al. 2017, algorithm 1 (ClientUpdate); Li et al. 2020 (FedProx), section 5.2 (stragglers:
+    there an exact share of each cohort, here each client by a chance of its own).
 
     >>> import jax, jax.numpy as jnp, optax
     >>> from fedjax_sim.types import ClientData
@@ -158,13 +192,20 @@ def local_sgd(
     (1.0, 2.0)
     """
     validate.one_of("weighting", weighting, ("examples", "uniform"))
-    train = local_training(loss_fn, optimizer, num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size)
+    train = local_training(
+        loss_fn,
+        optimizer,
+        num_steps=num_steps,
+        num_epochs=num_epochs,
+        batch_size=batch_size,
+        straggler_share=straggler_share,
+    )
     steps = minibatch_steps(num_steps, num_epochs, batch_size)
     return _client(train, lambda broadcast: lambda gradients, params: gradients, weighting, steps)
 
 
 def minibatch_steps(num_steps: int | None, num_epochs: int | None, batch_size: int | None) -> int | Callable | None:
-    """`ClientUpdate.num_steps` of local training."""
+    """`ClientUpdate.num_steps` of local training; the most that a straggler may take."""
     if batch_size is None or num_epochs is None:
         return None if batch_size is None else num_steps
     return lambda examples: num_epochs * jnp.maximum(-(-examples // batch_size), 1)

@@ -7,6 +7,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim import tree, validate
 from fedjax_sim.client.clipping import GRADIENTS, clipped_sum
@@ -139,7 +140,7 @@ def private_sgd(
         def one_step(step, carry, batch):
             params, sums = carry
             gradient, means = total(params, batch, jax.random.fold_in(loss_key, step))
-            noise = _noise(jax.random.fold_in(noise_key, step), gradient, noise_multiplier * clip_norm)
+            noise = _noise(jax.random.fold_in(noise_key, step), gradient, noise_multiplier * clip_norm, zero)
             gradient = tree.pinned(jax.tree.map(jnp.add, gradient, noise), zero)
             params = jax.tree.map(lambda w, g: w - (learning_rate / batch_size * g).astype(w.dtype), params, gradient)
             return params, jax.tree.map(jnp.add, sums, means)
@@ -168,9 +169,13 @@ def private_sgd(
     return ClientUpdate(init=lambda params: (), apply=apply, num_steps=num_steps, noise=noise)
 
 
-def _noise(key: Array, like: PyTree, std: float | Array) -> PyTree:
+def _noise(key: Array, like: PyTree, std: float | Array, zero: Array) -> PyTree:
+    """One draw for all leaves, behind a wall: XLA:CPU would draw again for each reader of each leaf."""
     leaves, structure = jax.tree.flatten(like)
-    return structure.unflatten([std * normal(jax.random.fold_in(key, i), x.shape) for i, x in enumerate(leaves)])
+    drawn = tree.settled(std * normal(key, (sum(x.size for x in leaves),)), zero)
+    ends = np.cumsum([x.size for x in leaves])
+    parts = [drawn[end - x.size : end].reshape(x.shape) for end, x in zip(ends.tolist(), leaves, strict=True)]
+    return structure.unflatten(parts)
 
 
 def _slots(num_examples: int, rate: float) -> int:

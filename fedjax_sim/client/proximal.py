@@ -23,6 +23,7 @@ def proximal(
     num_epochs: int | None = None,
     batch_size: int | None = None,
     weighting: str = "examples",
+    straggler_share: float = 0.0,
 ) -> ClientUpdate:
     """Local training on f_i(w) + (coefficient / 2) |w - w_t|^2; the convention has the 1/2.
 
@@ -33,11 +34,18 @@ def proximal(
     Guarantees: coefficient 0 gives `local_sgd` bit for bit (tests/client/test_proximal.py::test_zero_is_local_sgd);
     many steps reach the closed-form minimiser on quadratics (::test_reaches_the_closed_form).
 
-    References: Li et al. 2020 (FedProx), equation 2.
+    References: Li et al. 2020 (FedProx), equation 2; section 5.2 for `straggler_share`.
     """
     validate.in_range("coefficient", coefficient, 0)
     validate.one_of("weighting", weighting, ("examples", "uniform"))
-    train = local_training(loss_fn, optimizer, num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size)
+    train = local_training(
+        loss_fn,
+        optimizer,
+        num_steps=num_steps,
+        num_epochs=num_epochs,
+        batch_size=batch_size,
+        straggler_share=straggler_share,
+    )
 
     def correction(broadcast):
         def correct(gradients, params):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import tree, validate
-from fedjax_sim.client.local_sgd import local_training, loss_and_metrics, minibatch_steps
+from fedjax_sim.client.local_sgd import full_gradient_at, local_training, minibatch_steps
 from fedjax_sim.prng import stream
 from fedjax_sim.types import ClientUpdate, Mean, Report
 
@@ -25,6 +25,7 @@ def scaffold(
     num_epochs: int | None = None,
     batch_size: int | None = None,
     weighting: str = "uniform",
+    straggler_share: float = 0.0,
 ) -> ClientUpdate:
     """Local SGD whose gradients are corrected by c - c_i, the server's control variate minus the client's own.
 
@@ -37,7 +38,7 @@ def scaffold(
       learning_rate: the clients' constant rate, positive; may be traced. Option 2 holds for plain SGD alone, so there
         is no optimiser to choose.
       option: 1 or 2, the paper's I and II.
-      num_steps, num_epochs, batch_size: as in `local_sgd`.
+      num_steps, num_epochs, batch_size, straggler_share: as in `local_sgd`.
       weighting: the weight that the client reports: "uniform" (1, the paper's), or "examples", for the minimum of the
         example-weighted loss; see `server.control_variates`.
 
@@ -54,14 +55,13 @@ def scaffold(
     validate.integer("option", option, 1, 2, hint="1 and 2 are the paper's I and II.")
     validate.one_of("weighting", weighting, ("examples", "uniform"))
     train = local_training(
-        loss_fn, optax.sgd(learning_rate), num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size
+        loss_fn,
+        optax.sgd(learning_rate),
+        num_steps=num_steps,
+        num_epochs=num_epochs,
+        batch_size=batch_size,
+        straggler_share=straggler_share,
     )
-
-    def gradient_at(params, key, data):
-        def objective(p):
-            return loss_and_metrics(loss_fn, p, data.examples, data.mask, stream(key, "control"))
-
-        return jax.grad(objective, has_aux=True)(params)[0]
 
     def apply(key, broadcast, own, data):
         start, control = broadcast["params"], broadcast["control"]
@@ -70,7 +70,7 @@ def scaffold(
         present = done.num_examples > 0
         update = tree.subtract(done.params, start)
         if option == 1:
-            new = gradient_at(start, key, data)
+            new = full_gradient_at(loss_fn, start, data, stream(key, "control"))[0]
         else:
             length = jnp.maximum(done.num_steps, 1) * learning_rate
             new = jax.tree.map(lambda s, u: -s - u / length, shift, update)

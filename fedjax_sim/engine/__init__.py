@@ -3,8 +3,8 @@
 from fedjax_sim.engine import exact
 from fedjax_sim.engine.buffer import buffer, fill
 from fedjax_sim.engine.disk import MemoryFileError
-from fedjax_sim.engine.exact import combine, merge
-from fedjax_sim.engine.fold import device_mesh, fold
+from fedjax_sim.engine.exact import combine, differentiable, merge
+from fedjax_sim.engine.fold import device_mesh, fold, one_device
 from fedjax_sim.engine.largest import top_k, top_k_mask
 from fedjax_sim.engine.memory import Disk, Sharded
 from fedjax_sim.engine.plan import Needs, Plan, needs, plan_for, total_memory
@@ -30,6 +30,7 @@ __all__ = [
     "client_memory",
     "combine",
     "device_mesh",
+    "differentiable",
     "exact",
     "fill",
     "fold",
@@ -39,6 +40,7 @@ __all__ = [
     "memory_limit",
     "merge",
     "needs",
+    "one_device",
     "order_statistic",
     "plan_for",
     "put",

@@ -18,8 +18,11 @@ it to the nearest float within 2 units in the last place. Below 2^-126 values co
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import math
+from collections.abc import Iterator
 from functools import partial, reduce
 
 import jax
@@ -35,6 +38,7 @@ __all__ = [
     "ExactSum",
     "add",
     "combine",
+    "differentiable",
     "merge",
     "power_of_two",
     "total",
@@ -51,6 +55,7 @@ MAX_DEVICES = 1 << 10  # before a sum of low words could
 MAX_CHUNK = 1 << 16  # letters added at once
 PENDING = 480  # letters whose digits a low word can take
 UNROLLED = 64  # letters that are added one by one: compilers vectorise that, and not a reduction over rows
+_plain: contextvars.ContextVar = contextvars.ContextVar("plain", default=False)
 PLACES = 8  # devices with a place each in a sum of words; with more, words spread over every bin are less to send
 
 
@@ -78,10 +83,39 @@ def _type(acc: ExactSum):
     return jnp.float64 if len(acc.low) == 4 else jnp.float32
 
 
+@contextlib.contextmanager
+def differentiable() -> Iterator[None]:
+    """Sums over clients are plain float sums inside the block, with derivatives: integers have none.
+
+    They are then rounded as any float sum is, and depend on order. Outside, a derivative through a sum over clients is
+    an error: it would be zero. What is traced inside must not have been traced by `jax.jit` outside.
+
+    Guarantees: tests/engine/test_exact.py::test_derivatives.
+    """
+    token = _plain.set(True)
+    try:
+        yield
+    finally:
+        _plain.reset(token)
+
+
+@jax.custom_jvp
+def _no_derivative(x: Array) -> Array:
+    return x
+
+
+@_no_derivative.defjvp
+def _(primals, tangents):
+    hint = "Trace what you differentiate inside `with engine.differentiable():`, anew; or use study.hypergradient."
+    validate.fail("derivative", "none through an exact sum over clients", "one", hint, TypeError)
+
+
 def zeros(spec: PyTree) -> PyTree:
     """A tree of empty sums for leaves of these shapes; float64 leaves keep four bins, others two."""
 
     def leaf(x):
+        if _plain.get():
+            return jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))
         bins = 4 if x.dtype == jnp.float64 else 2
         words = tuple(jnp.zeros(math.prod(x.shape), jnp.int32) for _ in range(bins))
         lowest = jnp.full(math.prod(x.shape), MIN_BIN, jnp.int32)
@@ -147,7 +181,10 @@ def _digits(value: Array, scale: Array, magic: Array, bins: int) -> list[Array]:
     return digits
 
 
-def _add_leaf(acc: ExactSum, values: Array) -> ExactSum:
+def _add_leaf(acc: ExactSum | Array, values: Array) -> ExactSum | Array:
+    if not _is_sum(acc):
+        return acc + values.astype(acc.dtype).sum(0)
+    values = _no_derivative(values)
     count, dtype = values.shape[0], _type(acc)
     validate.integer("letters added at once", count, 1, MAX_CHUNK)
     many = count > UNROLLED
@@ -297,7 +334,9 @@ def _kept(spread: tuple[Array, Array, Array], like: ExactSum) -> ExactSum:
 def total(acc: PyTree) -> PyTree:
     """The sums as floats (float64 for float64 leaves, else float32); NaN where a poisoned value was added."""
 
-    def leaf(x: ExactSum) -> Array:
+    def leaf(x: ExactSum | Array) -> Array:
+        if not _is_sum(x):
+            return x
         x = _normal(x)
         bins, dtype = len(x.low), _type(x)
         digits = [jnp.zeros_like(x.low[0]) for _ in range(bins + 1)]  # base 2^23, lowest first

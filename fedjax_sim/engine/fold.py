@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import jax
@@ -15,9 +17,20 @@ from fedjax_sim.engine.packing import ALONE, pack
 from fedjax_sim.engine.plan import Plan, plan_for
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["AXIS", "device_mesh", "fold"]
+__all__ = ["AXIS", "device_mesh", "fold", "one_device"]
 
 AXIS = "clients"
+_alone: contextvars.ContextVar = contextvars.ContextVar("alone", default=False)
+
+
+@contextlib.contextmanager
+def one_device() -> Iterator[None]:
+    """`device_mesh()` is None inside the block: whole runs, not the clients of one, are shared out over the devices."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
 
 
 def device_mesh(num_devices: int | None = None) -> Mesh | None:
@@ -25,6 +38,8 @@ def device_mesh(num_devices: int | None = None) -> Mesh | None:
 
     Raises: ValueError where a process would be left without a part.
     """
+    if _alone.get() and num_devices is None:
+        return None
     visible = jax.devices()
     num_devices = len(visible) if num_devices is None else num_devices
     validate.integer("num_devices", num_devices, 1, len(visible), hint="More are needed? Start JAX with more devices.")

@@ -1,5 +1,6 @@
 """The desk: numbers about models and populations."""
 
+from fedjax_sim.metrics.communication import rounds_to_target
 from fedjax_sim.metrics.distributions import (
     earth_mover_distance,
     jensen_shannon_divergence,
@@ -38,5 +39,6 @@ __all__ = [
     "optimum_gap",
     "per_client",
     "pooled",
+    "rounds_to_target",
     "total_variation",
 ]

@@ -2,6 +2,18 @@
 
 from fedjax_sim.server.control_variates import control_variates
 from fedjax_sim.server.downlink import downlink
+from fedjax_sim.server.dynamic import dynamic
 from fedjax_sim.server.optimizer import adaptive, optimizer, replacement, rescaled
+from fedjax_sim.server.statistics import last_two, statistics
 
-__all__ = ["adaptive", "control_variates", "downlink", "optimizer", "replacement", "rescaled"]
+__all__ = [
+    "adaptive",
+    "control_variates",
+    "downlink",
+    "dynamic",
+    "last_two",
+    "optimizer",
+    "replacement",
+    "rescaled",
+    "statistics",
+]

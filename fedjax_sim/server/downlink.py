@@ -19,7 +19,6 @@ class DownlinkState(NamedTuple):
 
     server: PyTree  # of the server underneath
     replica: PyTree  # what every client holds
-    memory: PyTree  # of the transform, whose one sender the server is
 
 
 def downlink(server: ServerUpdate, transform: UpdateTransform) -> ServerUpdate:
@@ -36,52 +35,54 @@ def downlink(server: ServerUpdate, transform: UpdateTransform) -> ServerUpdate:
 
     Args:
       server: any; its model is the one that is evaluated.
-      transform: applied to the difference, leaf by leaf of the broadcast. A memory for clients is kept in this state,
-        for there is one sender.
+      transform: applied to the difference, leaf by leaf of the broadcast; without a memory, for the difference is one.
 
     Returns: a ServerUpdate with `wire`, what each client receives a round.
 
-    Raises: ValueError for a transform with noise, with integers, with a state at its receiver's end (every client would
-    have to keep one), or with an error no less than the difference itself, when the model is known.
+    Raises: ValueError for a transform with noise, with integers, with a memory, with a state at its receiver's end
+    (every client would have to keep one), or with an error no less than the difference itself, when the model is known.
 
     Guarantees: with a transform that changes nothing, the round without it bit for bit
     (tests/server/test_downlink.py::test_identity_changes_no_bit); the replica moves by exactly what was sent, and the
     model is the server's own (test_replica_follows_the_model); rounding to 8 bits converges to the optimum
-    (test_compressed_broadcast_converges); bytes are the letter's (test_bytes_of_the_letter).
+    (test_compressed_broadcast_converges); bytes are the letter's (test_bytes_of_the_letter); a chain is applied in its
+    order (test_chains_keep_their_order).
 
     References: Tang et al. 2019 (DoubleSqueeze); Philippenko and Dieuleveut 2021 (preserved central model);
     Gruntkowska, Tyurin and Richtarik 2023 (EF21-P).
     """
-    for name, value, kind in (("server", server, ServerUpdate), ("transform", transform, UpdateTransform)):
+    for name, value, kind in (("server", server, ServerUpdate), ("downlink", transform, UpdateTransform)):
         if not isinstance(value, kind):
             validate.fail(name, f"a {kind.__name__}", type(value).__name__, "Call the factory.", TypeError)
     if transform.noise is not None:
         hint = "Noise belongs to clients' letters and their sum, which the broadcast only post-processes."
-        validate.fail("transform", "a compressor without noise", transform.noise.mechanism, hint)
+        validate.fail("downlink", "a compressor without noise", transform.noise.mechanism, hint)
     if transform.integer_range is not None:
         hint = "Nothing is summed here: let it send decoded numbers, with integers=False."
-        validate.fail("transform", "one that sends numbers", f"integers in {transform.integer_range}", hint)
+        validate.fail("downlink", "one that sends numbers", f"integers in {transform.integer_range}", hint)
 
     def init(params):
         inner = server.init(params)
         replica = jax.tree.map(jnp.array, server.broadcast(inner))  # not the model's own buffers, which may be donated
         _check(transform, tree.spec(replica))
-        return DownlinkState(inner, replica, transform.init_client(tree.spec(replica)))
+        return DownlinkState(inner, replica)
 
     def apply(key, aggregate, state):
         inner = server.apply(key, aggregate, state.server)
         model, own = server.broadcast(inner), stream(key, "downlink")
         zero = tree.hidden_zero(jax.random.key_data(own))
         wanted = tree.settled(tree.subtract(model, state.replica), zero)
-        letter, memory, measured = transform.on_client(own, wanted, (), state.memory)
-        sent, _, _ = transform.on_server(own, None, letter, (), measured, None)
+        spec = tree.spec(wanted)
+        nothing = transform.init(spec)  # a state without numbers, nested as a chain's
+        letter, _, measured = transform.on_client(own, wanted, nothing, transform.init_client(spec))
+        sent, _, _ = transform.on_server(own, None, letter, nothing, measured, None)
         sent = tree.settled(sent, zero)
 
         def moved(replica, model, x, wanted):
             return jnp.where(x == wanted, model, replica + x.astype(replica.dtype))
 
         replica = jax.tree.map(moved, state.replica, model, sent, wanted)
-        return DownlinkState(inner, replica, memory)
+        return DownlinkState(inner, replica)
 
     def wire(broadcast_spec):
         plain = Wire(tree.num_values(broadcast_spec), 8 * tree.num_bytes(broadcast_spec))
@@ -101,7 +102,10 @@ def _check(transform: UpdateTransform, spec: PyTree) -> None:
         validate.fail("params", "a broadcast of floats", [str(x.dtype) for x in jax.tree.leaves(spec)])
     if jax.tree.leaves(transform.init(spec)):
         hint = "Every client would have to keep it: use a compressor without one."
-        validate.fail("transform", "no state at the receiver's end", "one", hint)
+        validate.fail("downlink", "no state at the receiver's end", "one", hint)
+    if jax.tree.leaves(transform.init_client(spec)):
+        hint = "What the replica lacks is in the next difference already: it would be sent twice."
+        validate.fail("downlink", "a compressor without a memory", "one with it", hint)
     if not transform.exact_error:
         return
     with jax.ensure_compile_time_eval():  # as in transform.error_feedback
@@ -109,4 +113,4 @@ def _check(transform: UpdateTransform, spec: PyTree) -> None:
         error, size = float(transform.squared_error(probe)), 2.0**30 * tree.num_values(spec)
     if size and not error < size:
         hint = "The replica would leave the model: use the unscaled form, such as random_k(scaled=False), or send more."
-        validate.fail("transform", "a compressor with E |Q(x) - x|^2 < |x|^2", f"{error / size:g} |x|^2", hint)
+        validate.fail("downlink", "a compressor with E |Q(x) - x|^2 < |x|^2", f"{error / size:g} |x|^2", hint)

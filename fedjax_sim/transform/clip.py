@@ -135,7 +135,29 @@ def clipped(
         none = Mean(jnp.zeros(()), jnp.ones(()))
         return update, {"clipped_letters": none, "letter_norm": none}
     check_floats(update)
-    zero = tree.hidden_zero(jax.random.key_data(key))
+    traced = clip_norm if isinstance(clip_norm, jax.Array) else None  # a number stays one, with a double's arithmetic
+
+    @jax.custom_jvp
+    def exactly(update, traced, zero):
+        return _clipped(update, clip_norm if traced is None else traced, zero, per, narrow)
+
+    @exactly.defjvp
+    def _(primals, tangents):
+        update, traced, zero = primals
+        letter, measured = exactly(update, traced, zero)
+
+        def plain(update, traced):
+            return _plainly(update, clip_norm if traced is None else traced, per, narrow)
+
+        moved = jax.jvp(plain, (update, traced), tangents[:2])[1]
+        return (letter, measured), (moved, jax.tree.map(jnp.zeros_like, measured))
+
+    return exactly(update, traced, tree.hidden_zero(jax.random.key_data(key)))
+
+
+def _clipped(
+    update: PyTree, clip_norm: float | Array, zero: Array, per: str, narrow: bool
+) -> tuple[PyTree, dict[str, Mean]]:
     update = tree.settled(update, zero)  # the norm is that of the letter, and neither is computed again for the other
     structure = jax.tree.structure(update)
     groups, limit = _groups(update, clip_norm, per)
@@ -158,6 +180,22 @@ def clipped(
         "letter_norm": Mean(jnp.minimum(norm, MOST), one),
     }
     return structure.unflatten(letter), measured
+
+
+def _plainly(update: PyTree, clip_norm: float | Array, per: str, narrow: bool) -> PyTree:
+    """The letter as derivatives see it: what keeps a norm exact at every scale is not smooth."""
+    groups, limit = _groups(update, clip_norm, per)
+    letter = []
+    for group in groups:
+        square = sum(jnp.sum(_wide_value(x) ** 2) for x in group)
+        length = jnp.sqrt(jnp.where(square > 0, square, 1))
+        factor = jnp.where((square > 0) & (length > limit), limit / length, 1)
+        letter += [(_wide_value(x) * factor).astype(x.dtype if narrow else _wide(x)) for x in group]
+    return jax.tree.structure(update).unflatten(letter)
+
+
+def _wide_value(x: Array) -> Array:
+    return x.astype(_wide(x))
 
 
 def clip_metrics(measured: dict[str, Mean]) -> dict[str, Array]:

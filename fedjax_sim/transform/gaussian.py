@@ -13,6 +13,7 @@ and does not harden a deployment (Mironov 2012).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -132,12 +133,14 @@ def adaptive_clip(
         _check_sensitivity(sensitivity)
         _check_mean(sensitivity)
         over, count = measured["clipped_letters"]
-        noise = quantile_noise * prng.normal(prng.stream(key, "quantile"))
-        share = 0.5 + (count / 2 - over + noise) * sensitivity
-        moved = jnp.clip(state * jnp.exp(-learning_rate * (share - target_quantile)), LOW, HIGH)
+        zero = _zero(key)
+        noise = tree.pinned(quantile_noise * tree.settled(prng.normal(prng.stream(key, "quantile")), zero), zero)
+        share = 0.5 + tree.pinned((count / 2 - over + noise) * sensitivity, zero)
+        factor = tree.settled(jnp.exp(-learning_rate * (share - target_quantile)), zero)
+        moved = jnp.clip(state * factor, LOW, HIGH)
         noisy = _with_noise(prng.stream(key, "update"), aggregate, update_multiplier * sensitivity * state)
         metrics = clip_metrics(measured) | {"clip_norm": state}
-        return noisy, tree.pinned(moved, _zero(key)), metrics
+        return noisy, tree.pinned(moved, zero), metrics
 
     details = {"adaptive": True, "update_multiplier": update_multiplier, "quantile_noise": quantile_noise}
     return UpdateTransform(
@@ -227,7 +230,7 @@ def _on_each_letter(clip_norm: float, std: float, noise: Noise) -> UpdateTransfo
 
     def on_client(key, update, state, memory):
         letter, seen = clipped(key, update, clip_norm, narrow=False)
-        letter = _with_noise(key, letter, std)
+        letter = _with_noise(key, letter, std, tree.pinned)  # the engine settles letters
         return jax.tree.map(lambda x, like: x.astype(like.dtype), letter, update), memory, seen
 
     def squared_error(update):
@@ -243,11 +246,14 @@ def _on_each_letter(clip_norm: float, std: float, noise: Noise) -> UpdateTransfo
     )
 
 
-def _with_noise(key: Array, update: PyTree, std: float | Array) -> PyTree:
-    """N(0, std^2) added to each number, in float32 at least; leaf i draws from fold_in(key, i)."""
+def _with_noise(key: Array, update: PyTree, std: float | Array, wall: Callable = tree.settled) -> PyTree:
+    """N(0, std^2) added to each number, in float32 at least; leaf i draws from fold_in(key, i).
+
+    Behind a wall: what a draw is fused with, and so how it is rounded, depends on the rest of the program.
+    """
     leaves, structure = jax.tree.flatten(update)
-    drawn = [prng.normal(jax.random.fold_in(key, i), x.shape) * std for i, x in enumerate(leaves)]
-    drawn = tree.pinned(drawn, _zero(key))  # or the product may be fused into the sum, or not
+    drawn = wall([prng.normal(jax.random.fold_in(key, i), x.shape) for i, x in enumerate(leaves)], _zero(key))
+    drawn = tree.pinned([x * std for x in drawn], _zero(key))  # or the product may be fused into the sum, or not
     return structure.unflatten(
         [x.astype(jnp.promote_types(x.dtype, jnp.float32)) + n for x, n in zip(leaves, drawn, strict=True)]
     )

@@ -134,8 +134,8 @@ def matrix_mechanism(
         zero = tree.hidden_zero(jax.random.key_data(key))
         noisy, after = [], []
         for i, (x, rows) in enumerate(zip(leaves, structure.flatten_up_to(kept), strict=True)):
-            fresh = prng.normal(jax.random.fold_in(key, i), x.shape)
-            noise, rows = _tree(fresh, rows, done) if coefficients is None else _banded(fresh, rows, coefficients)
+            fresh = tree.settled(prng.normal(jax.random.fold_in(key, i), x.shape), zero)
+            noise, rows = _tree(fresh, rows, done) if coefficients is None else _banded(fresh, rows, coefficients, zero)
             noise, rows = tree.pinned((std * noise, rows), zero)  # or a product may be fused into the sum, or not
             x = x.astype(jnp.promote_types(x.dtype, jnp.float32)) + noise
             noisy.append(jnp.where(done < num_rounds, x, jnp.nan))  # the round is then skipped
@@ -155,10 +155,10 @@ def matrix_mechanism(
     return base._replace(init=init, on_server=on_server, releases_when_empty=True, noise=noise)
 
 
-def _banded(fresh: Array, rows: Array, coefficients: np.ndarray) -> tuple[Array, Array]:
+def _banded(fresh: Array, rows: Array, coefficients: np.ndarray, zero: Array) -> tuple[Array, Array]:
     """y_t = z_t - sum_j c_j y_{t-j}, and the last y first."""
     weights = jnp.asarray(coefficients[1:], rows.dtype).reshape(-1, *(1,) * fresh.ndim)
-    noise = fresh - (weights * rows).sum(0)
+    noise = fresh - tree.settled(tree.settled(weights * rows, zero).sum(0), zero)
     return noise, jnp.concatenate([noise[None], rows[:-1]]) if rows.shape[0] else rows
 
 

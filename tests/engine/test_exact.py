@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_sim import engine, tree
 from fedjax_sim.engine import exact
 
 ROWS, WIDTH = 12, 3  # one compiled shape for all examples
@@ -237,3 +238,25 @@ def test_too_many_letters_at_once_are_refused():
         exact.add(zeros, jnp.zeros(exact.MAX_CHUNK + 1))
     most = jnp.full(exact.MAX_CHUNK, 0.49999997, jnp.float32)
     assert float(exact.total(exact.add(zeros, most))) == pytest.approx(0.49999997 * exact.MAX_CHUNK, rel=1e-7)
+
+
+def test_derivatives():
+    """Fault: a derivative through integers, which is zero, given in silence; a float sum that is no sum."""
+
+    def summed(x):
+        carry = exact.zeros(jax.ShapeDtypeStruct((2,), jnp.float32))
+        carry = exact.merge(exact.add(carry, x), exact.add(carry, 2 * x))
+        return exact.total(carry) @ jnp.array([1.0, 10.0])
+
+    x = jnp.arange(6.0).reshape(3, 2)
+    plain = summed(x)
+    for differentiate in (jax.grad(summed), lambda x: jax.jvp(summed, (x,), (x,))):
+        with pytest.raises(TypeError, match="derivative: expected none"):
+            differentiate(x)
+    with engine.differentiable():
+        value, slope = jax.value_and_grad(summed)(x)
+        np.testing.assert_allclose(value, plain)
+        np.testing.assert_allclose(slope, np.tile([3.0, 30.0], (3, 1)))
+        walls = lambda x: jnp.sum(tree.settled(tree.pinned(x**2, jnp.int32(0)), jnp.int32(0)))  # noqa: E731
+        np.testing.assert_allclose(jax.grad(walls)(x), 2 * x)
+    assert float(summed(x)) == float(plain)

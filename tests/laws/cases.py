@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import aggregation, algorithms, client, sampling, server, transform
+from fedjax_sim.algorithms.base import base_optimizer
 from tests.laws import problems as p
 
 ROOMS = {
@@ -21,6 +22,7 @@ TOTAL = float(p.SIZES.sum())
 DESIGN = sampling.uniform(p.NUM_CLIENTS, p.SLOTS).design
 SAMPLER = sampling.uniform(p.NUM_CLIENTS, p.SLOTS)
 WORK = {"num_steps": 2, "batch_size": p.BATCH}
+BASE = base_optimizer("adam")
 RUN = {"plan": p.PLAN, "mesh": None}
 
 
@@ -108,7 +110,10 @@ CASES = {
         "with_replacement": lambda: sampling.with_replacement(p.NUM_CLIENTS, p.SLOTS),
     },
     "client": {
+        "dynamic": lambda: client.dynamic(p.linear_loss, optax.sgd(p.RATE), 0.5, weighting="examples", **WORK),
+        "full_gradient": lambda: client.full_gradient(p.linear_loss),
         "local_sgd": _local,
+        "mime": lambda: client.mime(p.linear_loss, p.RATE, lambda g, s: g + s, weighting="examples", **WORK),
         "normalized": lambda: client.normalized(_local()),
         "private_sgd": lambda: client.private_sgd(
             p.linear_loss, 1.0, 0.5, p.RATE, num_examples=p.ROWS, weighting="examples", **WORK
@@ -149,6 +154,7 @@ CASES = {
     },
     "aggregation": {
         "by_part": _first_of_two,
+        "extrapolated": aggregation.extrapolated,
         "fixed_mean": lambda: aggregation.fixed_mean(5.0),
         "gather": lambda: aggregation.gather(lambda key, updates, weights: updates.max(0)),
         "horvitz_thompson": lambda: aggregation.horvitz_thompson(DESIGN, TOTAL),
@@ -163,15 +169,19 @@ CASES = {
         "adaptive": lambda: server.optimizer(server.adaptive("yogi", 0.1)),
         "control_variates": lambda: server.control_variates(server.optimizer(optax.sgd(1.0))),
         "downlink": lambda: server.downlink(server.optimizer(optax.sgd(1.0)), transform.top_k(count=2)),
+        "dynamic": lambda: server.dynamic(server.optimizer(optax.sgd(1.0)), 0.5),
+        "last_two": lambda: server.last_two(server.optimizer(optax.sgd(1.0))),
         "optimizer": lambda: server.optimizer(optax.sgd(1.0, momentum=0.9)),
         "replacement": server.replacement,
         "rescaled": lambda: server.rescaled(server.optimizer(optax.sgd(1.0))),
+        "statistics": lambda: server.statistics(server.optimizer(optax.sgd(1.0)), *BASE[::2]),
     },
     "algorithms": {
         "fedadagrad": _recipe(algorithms.fedadagrad),
         "fedadam": _recipe(algorithms.fedadam),
         "fedavg": _recipe(algorithms.fedavg),
         "fedavgm": _recipe(algorithms.fedavgm, server_learning_rate=0.3),
+        "feddyn": _recipe(algorithms.feddyn, coefficient=1.0),
         "federated": lambda: algorithms.federated(
             sampling.with_dropout(SAMPLER, 0.2),
             p.counting(_local()),
@@ -180,10 +190,23 @@ CASES = {
             transform.stateless(lambda key, x: x * 0.9),
             **RUN,
         ),
+        "fedexp": _recipe(algorithms.fedexp),
         "fednova": lambda: algorithms.fednova(p.linear_loss, SAMPLER, learning_rate=p.RATE, **WORK, **RUN),
         "fedprox": _recipe(algorithms.fedprox, coefficient=0.5),
         "fedsgd": lambda: algorithms.fedsgd(p.linear_loss, SAMPLER, learning_rate=p.RATE, **RUN),
         "fedyogi": _recipe(algorithms.fedyogi),
+        "mime": lambda: algorithms.mime(p.linear_loss, SAMPLER, learning_rate=0.05, **WORK, **RUN),
+        "mime_lite": lambda: algorithms.mime_lite(p.linear_loss, SAMPLER, learning_rate=0.05, **WORK, **RUN),
+        "record_private_fedavg": lambda: algorithms.record_private_fedavg(
+            p.linear_loss,
+            SAMPLER,
+            clip_norm=1.0,
+            noise_multiplier=0.5,
+            learning_rate=p.RATE,
+            num_examples=p.ROWS,
+            **WORK,
+            **RUN,
+        ),
         "scaffold": lambda: algorithms.scaffold(p.linear_loss, SAMPLER, learning_rate=p.RATE, **WORK, **RUN),
     },
 }

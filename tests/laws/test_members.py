@@ -55,7 +55,8 @@ def test_clients(name):
     """Catches padding rows that reach the update, and an empty client that counts."""
     one = cases.CASES["client"][name]()
     start = jnp.array(p.START)
-    broadcast = {"params": start, "control": jnp.ones(3)} if name == "scaffold" else start
+    pair = {"params": start, "control": jnp.ones(3)}
+    broadcast = {"scaffold": pair, "mime": pair | {"statistics": jnp.ones(3)}}.get(name, start)
     state = one.init(broadcast)
     data = p.ragged()
     apply = jax.jit(lambda data, id: one.apply(KEY, broadcast, state, data.client(id)))
@@ -97,13 +98,16 @@ def test_servers(name):
     aggregate = jax.tree.map(lambda x: x.astype(jnp.float32), params)
     if name == "rescaled":
         aggregate = {"direction": aggregate, "steps": jnp.float32(1)}
-    if name == "control_variates":
-        aggregate = {"params": aggregate, "control": aggregate}
+    others = {"control_variates": "control", "statistics": "gradient"}
+    if name in others:
+        aggregate = {"params": aggregate, others[name]: aggregate}
+    if name == "dynamic":
+        aggregate = {"params": aggregate, "share": jnp.float32(0.5)}
     after = jax.eval_shape(room.apply, KEY, aggregate, state)
     same_structure(state, after)
     same_structure(params, room.params(state))
     sent = room.broadcast(state)
-    same_structure(params, sent["params"] if name == "control_variates" else sent)
+    same_structure(params, sent["params"] if name in others else sent)
 
 
 @pytest.mark.parametrize("name", cases.CASES["algorithms"])
@@ -117,7 +121,7 @@ def test_algorithms(name):
     state = algorithm.init(KEY, jnp.array(p.START), data)
     after, _ = jax.eval_shape(algorithm.step, KEY, state, data)
     same_structure(state, after)
-    same_structure(jnp.array(p.START), algorithm.params(after))
+    same_structure(jnp.array(p.START), jax.eval_shape(algorithm.params, after))
 
     @jax.jit
     def run(keys, state, data):

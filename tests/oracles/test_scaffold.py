@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from fedjax_sim import algorithms, sampling
 from fedjax_sim.engine import Plan
-from fedjax_sim.prng import client_key, shuffle, stream
 from tests.laws import laws
 from tests.laws import problems as p
-from tests.oracles import scalars
+from tests.oracles import paper, scalars
 
-EPOCHS = {"num_epochs": 2, "batch_size": p.BATCH}
+EPOCHS = paper.EPOCHS
 
 
 class Paper:
@@ -27,21 +24,13 @@ class Paper:
         self.x, self.c = p.START.astype(float), np.zeros(p.WIDTH)
         self.own = np.zeros((p.NUM_CLIENTS, p.WIDTH))
 
-    @staticmethod
-    def gradient(w, id, rows):
-        features, targets = p.FEATURES[id][rows].astype(float), p.TARGETS[id][rows].astype(float)
-        return features.T @ (features @ w - targets) / len(rows)
-
     def local(self, key, id):
-        n, y, steps = p.SIZES[id], self.x.copy(), 0
-        order_of = shuffle(client_key(stream(key, "client"), id), jnp.arange(p.ROWS) < n)
-        for epoch in range(EPOCHS["num_epochs"]):
-            order = np.asarray(order_of(jnp.int32(epoch), jnp.arange(p.ROWS)))[:n]
-            for begin in range(0, n, p.BATCH):
-                y -= p.RATE * (self.gradient(y, id, order[begin : begin + p.BATCH]) - self.own[id] + self.c)
-                steps += 1
+        y, steps = self.x.copy(), 0
+        for rows in paper.batches(key, id):
+            y -= p.RATE * (paper.gradient(y, id, rows) - self.own[id] + self.c)
+            steps += 1
         if self.option == 1:
-            new = self.gradient(self.x, id, np.arange(n))
+            new = paper.gradient(self.x, id)
         else:
             new = self.own[id] - self.c + (self.x - y) / (steps * p.RATE)
         return y - self.x, new - self.own[id]
@@ -53,6 +42,9 @@ class Paper:
         self.x = self.x + self.server_rate * np.average(moves, axis=0, weights=shares)
         self.c = self.c + shares @ changes / self.weights.sum()
 
+    def state(self):
+        return self.x, self.c, self.own
+
 
 def library(option, **options):
     def make(sampler, **run):
@@ -62,16 +54,8 @@ def library(option, **options):
     return p.Federation(make=make)
 
 
-def check(paper, federation, lost=()):
-    rng, state = np.random.default_rng(1), None
-    for i in range(6):
-        ids = rng.choice(p.NUM_CLIENTS, p.SLOTS, replace=False).astype(np.int32)
-        there = ~np.isin(np.arange(p.SLOTS), lost)
-        state, _ = federation.run(p.cohort(ids, reported=there), state=state, keys=[i])
-        paper.round(jax.random.fold_in(jax.random.key(1), i), ids[there])
-        found = state.server.server.params, state.server.control, state.clients
-        for ours, theirs in zip(found, (paper.x, paper.c, paper.own), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
+def found(algorithm, state):
+    return state.server.server.params, state.server.control, state.clients
 
 
 @pytest.mark.parametrize("option", [1, 2])
@@ -81,13 +65,13 @@ def test_matches_the_paper(option):
     Catches a wrong sign of the correction, K rate with the planned steps instead of those taken, c divided by the
     cohort's size, memory written for the wrong or absent clients.
     """
-    check(Paper(option, server_rate=0.7), library(option, server_learning_rate=0.7), lost=(2, 5, 7))
+    paper.check(Paper(option, server_rate=0.7), library(option, server_learning_rate=0.7), found, lost=(2, 5, 7))
 
 
 def test_weighs_by_examples():
     """Catches c as a uniform mean where the objective is not."""
     total = float(p.SIZES.sum())
-    check(Paper(2, weights=p.SIZES), library(2, weighting="examples", total_weight=total), lost=(3,))
+    paper.check(Paper(2, weights=p.SIZES), library(2, weighting="examples", total_weight=total), found, lost=(3,))
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])

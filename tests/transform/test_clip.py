@@ -233,3 +233,19 @@ def test_wrong_options_are_refused():
     for factor in (0, 1.5, float("nan")):
         with pytest.raises(ValueError, match="factor: expected"):
             personal_clip(factor)
+
+
+def test_derivative():
+    """Fault: NaN as the derivative of a clipped letter, at zero above all; one of the exact norm's branches followed."""
+    letter, direction = np.array([3.0, -1.0, 0.5]), np.array([1.0, 2.0, 3.0])
+
+    def ends(norm, x):
+        return (clip(norm).on_client(jax.random.key(0), {"w": x}, (), ())[0]["w"] * direction).sum()
+
+    length = np.linalg.norm(letter)
+    unit = letter / length
+    expected = 0.8 / length * (direction - unit * (unit @ direction))
+    np.testing.assert_allclose(jax.grad(ends, 1)(0.8, jnp.array(letter, jnp.float32)), expected, rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(ends)(0.8, jnp.array(letter, jnp.float32)), unit @ direction, rtol=1e-5)
+    for short in (np.zeros(3), 0.1 * letter):
+        np.testing.assert_allclose(jax.grad(ends, 1)(0.8, jnp.array(short, jnp.float32)), direction, rtol=1e-6)

@@ -133,7 +133,10 @@ def test_streams_are_the_inverse(name):
     def stream(unit_vectors):
         def one(rows, given):
             fresh, t = given
-            noise, rows = matrix._tree(fresh, rows, t) if name == "tree" else matrix._banded(fresh, rows, coefficients)
+            if name == "tree":
+                noise, rows = matrix._tree(fresh, rows, t)
+            else:
+                noise, rows = matrix._banded(fresh, rows, coefficients, np.int32(0))
             return rows, noise
 
         return jax.lax.scan(one, jnp.zeros((4, rounds)), (unit_vectors, jnp.arange(rounds)))[1]

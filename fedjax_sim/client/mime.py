@@ -1,0 +1,111 @@
+"""Mime's two letters: the gradient of all examples, and local steps that mimic a centralised optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_sim import tree, validate
+from fedjax_sim.client.local_sgd import _own_weight, full_gradient_at, local_training, minibatch_steps
+from fedjax_sim.prng import stream
+from fedjax_sim.types import ClientUpdate, Mean, Report
+
+__all__ = ["full_gradient", "mime"]
+
+
+def full_gradient(loss_fn: Callable, *, weighting: str = "examples") -> ClientUpdate:
+    """No training: the update is the gradient of the client's mean loss at the server's model, over all its examples.
+
+    Args:
+      weighting: the weight that the client reports, "examples" or "uniform", as in `local_sgd`.
+
+    Guarantees: minus the update of one full-batch step of rate 1
+    (tests/oracles/test_mime.py::test_full_gradient_is_a_step).
+
+    >>> import jax, jax.numpy as jnp
+    >>> from fedjax_sim.types import ClientData
+    >>> data = ClientData(jnp.array([1.0, 3.0, jnp.nan]), jnp.array([True, True, False]))
+    >>> one = full_gradient(lambda w, x, key: (w - x) ** 2 / 2)
+    >>> float(one.apply(jax.random.key(0), jnp.zeros(()), (), data)[0].update)
+    -2.0
+    """
+    validate.one_of("weighting", weighting, ("examples", "uniform"))
+
+    def apply(key, broadcast, state, data):
+        key = stream(key, "loss")
+        gradient, metrics = full_gradient_at(loss_fn, broadcast, data, key)
+        weight = _own_weight(loss_fn, broadcast, data, key)
+        present = data.mask.any()
+        return Report(gradient, jnp.where(present, weight if weighting == "examples" else 1.0, 0.0), metrics), state
+
+    return ClientUpdate(lambda params: (), apply)
+
+
+def mime(
+    loss_fn: Callable,
+    learning_rate: float,
+    direction: Callable,
+    *,
+    lite: bool = False,
+    num_steps: int | None = None,
+    num_epochs: int | None = None,
+    batch_size: int | None = None,
+    weighting: str = "uniform",
+    straggler_share: float = 0.0,
+) -> ClientUpdate:
+    """Local steps y <- y - rate U(g, s) with the server's statistics s of its optimiser, which stay as they are.
+
+    Mime corrects each minibatch's gradient by c, the cohort's mean gradient at the server's model x:
+    g = g_i(y) - g_i(x) + c on one batch and one key. MimeLite (`lite`) takes g = g_i(y).
+
+    Args:
+      learning_rate: positive; may be traced.
+      direction: (gradients, statistics) -> U, shaped like the model.
+      lite: no correction; the letter then also holds the gradient of all examples at x, which Mime's server knows.
+      weighting: the weight that the client reports: "uniform" (1, the paper's) or "examples".
+      Others as in `local_sgd`.
+
+    Returns: a stateless ClientUpdate for a broadcast {"params": x, "statistics": s}, and "control": c but for `lite`.
+    Its update is y - x, for `lite` {"params": y - x, "gradient": the gradient of all examples at x}.
+
+    Guarantees: matches a NumPy transcription of the paper (tests/oracles/test_mime.py::test_matches_the_paper).
+
+    References: Karimireddy et al. 2021 (Mime), algorithm 1.
+    """
+    validate.positive("learning_rate", learning_rate)
+    validate.one_of("lite", lite, (False, True))
+    validate.one_of("weighting", weighting, ("examples", "uniform"))
+    train = local_training(
+        loss_fn,
+        optax.sgd(learning_rate),
+        num_steps=num_steps,
+        num_epochs=num_epochs,
+        batch_size=batch_size,
+        straggler_share=straggler_share,
+    )
+
+    def apply(key, broadcast, state, data):
+        start, statistics = broadcast["params"], broadcast["statistics"]
+
+        def plain(gradients, params):
+            return direction(gradients, statistics)
+
+        def corrected(gradients, params, there):
+            shifted = jax.tree.map(lambda g, before, c: g - before + c, gradients, there, broadcast["control"])
+            return direction(shifted, statistics)
+
+        done = train(key, start, data, plain) if lite else train(key, start, data, corrected, at=start)
+        present = done.num_examples > 0
+        letter = tree.subtract(done.params, start)
+        if lite:
+            gradient, _ = full_gradient_at(loss_fn, start, data, stream(key, "gradient"))
+            letter = {"params": letter, "gradient": gradient}
+        steps = Mean(done.num_steps.astype(jnp.float32), present.astype(jnp.float32))
+        weight = jnp.where(present, done.weight if weighting == "examples" else 1.0, 0.0)
+        return Report(letter, weight, done.metrics | {"local_steps": steps}), state
+
+    steps = None if lite else minibatch_steps(num_steps, num_epochs, batch_size)  # lite reads all examples at once
+    return ClientUpdate(lambda broadcast: (), apply, steps)

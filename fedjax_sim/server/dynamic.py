@@ -1,0 +1,54 @@
+"""FedDyn's server: the mean model, moved by what all clients' regularisers have left over."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+
+from fedjax_sim import tree, validate
+from fedjax_sim.types import PyTree, ServerUpdate
+
+__all__ = ["dynamic"]
+
+
+class DynamicState(NamedTuple):
+    """What the server keeps."""
+
+    server: PyTree  # of the server underneath
+    mean: PyTree  # h, the population's mean of the clients' h_i, shaped like the model
+
+
+def dynamic(server: ServerUpdate, coefficient: float) -> ServerUpdate:
+    """h <- h - coefficient share Delta, then `server` takes the step Delta - h / coefficient; for `client.dynamic`.
+
+    It expects the aggregate {"params": Delta, a mean of the cohort's updates, "share": the cohort's share of the
+    population, by weight}: `aggregation.by_part({"params": mean(), "share": keep_old(W)})`, W the weights of all
+    clients. With weights 1 that is the paper's h <- h - (alpha / N) sum_S (w_i - w_t).
+
+    Args:
+      server: takes the step on the model; `optimizer(optax.sgd(1.0))` is the paper's.
+      coefficient: alpha > 0, the clients' own.
+
+    Guarantees: h stays the weighted mean of all h_i, whoever takes part
+    (tests/oracles/test_feddyn.py::test_the_server_holds_the_mean).
+
+    References: Acar et al. 2021 (FedDyn), algorithm 1.
+    """
+    validate.positive("coefficient", coefficient)
+
+    def init(params):
+        return DynamicState(server.init(params), tree.zeros_like(params))
+
+    def apply(key, aggregate, state):
+        moved, share = aggregate["params"], aggregate["share"]
+        mean = jax.tree.map(lambda h, u: (h - coefficient * share * u).astype(h.dtype), state.mean, moved)
+        step = jax.tree.map(lambda u, h: u - (h / coefficient).astype(u.dtype), moved, mean)
+        return DynamicState(server.apply(key, step, state.server), mean)
+
+    return ServerUpdate(
+        init=init,
+        broadcast=lambda state: server.broadcast(state.server),
+        apply=apply,
+        params=lambda state: server.params(state.server),
+    )

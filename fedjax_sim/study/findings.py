@@ -1,0 +1,130 @@
+"""What a study returns: measured numbers with intervals, the closed form beside each, and how to read them.
+
+A study is one function with keyword options that returns `Findings`; `fedjax-sim study NAME` finds it by its name in
+this room's `__all__`. The intervals of one study hold together: with `CONFIDENCE` all of them contain the truth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_sim import plot, validate
+
+__all__ = ["CONFIDENCE", "KINDS", "Comparison", "Findings", "measured"]
+
+CONFIDENCE = 0.99  # that every interval of a study contains the truth, together (Bonferroni)
+KINDS = ("exact", "leading order", "upper bound")
+
+
+class Comparison(NamedTuple):
+    """One measured number and what theory says of it."""
+
+    conditions: Mapping[str, Any]  # under which it was measured: sampler, cohort size, ...
+    quantity: str
+    measured: float
+    standard_error: float  # of `measured`; 0 for a number without randomness
+    degrees: float = math.inf  # of freedom behind the standard error
+    predicted: float | None = None  # by the closed form; None where there is none
+    kind: str = "exact"  # of the prediction, one of KINDS
+    resolution: float = 0.0  # how far rounding alone may have moved `measured`
+
+
+def measured(
+    conditions: Mapping[str, Any],
+    quantity: str,
+    samples: Any,
+    predicted: float | None = None,
+    *,
+    kind: str = "exact",
+    resolution: float = 0.0,
+) -> Comparison:
+    """The mean of independent samples, beside its prediction.
+
+    Args:
+      samples: [R] numbers, independent and alike; one alone stands for a number without randomness.
+      kind: what the prediction is: "exact", "leading order" or an "upper bound" of the mean.
+      resolution: >= 0, what float32 may have done to the mean.
+
+    Raises: ValueError for NaN or infinite samples: a diverged run has no mean.
+
+    Guarantees: the interval covers the mean as often as it says (tests/study/test_findings.py::test_coverage).
+
+    >>> measured({"cohort_size": 2}, "variance", [1.0, 2.0, 3.0], 2.1).measured
+    2.0
+    """
+    samples = np.asarray(samples, np.float64).reshape(-1)
+    validate.one_of("kind", kind, KINDS)
+    if not samples.size or not np.isfinite(samples).all():
+        lost = int((~np.isfinite(samples)).sum())
+        validate.fail("samples", "finite numbers", f"{lost} of {samples.size} that are not", f"Of {quantity}.")
+    if predicted is not None and not math.isfinite(predicted):
+        validate.fail("predicted", "a finite number", predicted, f"Of {quantity}.")
+    error = float(samples.std(ddof=1)) / math.sqrt(samples.size) if samples.size > 1 else 0.0
+    mean, prediction = float(samples.mean()), None if predicted is None else float(predicted)
+    return Comparison(dict(conditions), quantity, mean, error, max(samples.size - 1, 1), prediction, kind, resolution)
+
+
+class Findings(NamedTuple):
+    """The answer to a study's question."""
+
+    name: str
+    question: str
+    comparisons: Sequence[Comparison]
+    reading: Sequence[str]  # paragraphs in plain words
+    figure: Callable[[], Any]  # draws it: () -> a matplotlib Figure
+    options: Mapping[str, Any]  # that the study ran with, seed included
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict a comparison: its conditions, then quantity, measured, low, high, predicted, kind, ratio, its low
+        and high, and `holds`: whether the interval contains the prediction (None without one).
+
+        The ratio is measured / predicted; 1 where both are zero up to rounding, None where the prediction alone is.
+        """
+        return [self._row(comparison) for comparison in self.comparisons]
+
+    def _row(self, comparison: Comparison) -> dict[str, Any]:
+        mean, predicted = comparison.measured, comparison.predicted
+        half = self._critical(comparison.degrees) * comparison.standard_error + comparison.resolution
+        low, high = mean - half, mean + half
+        row = dict(comparison.conditions) | {"quantity": comparison.quantity}
+        row |= {"measured": mean, "low": low, "high": high}
+        row |= {"predicted": predicted, "kind": comparison.kind, "ratio": None, "ratio_low": None, "ratio_high": None}
+        if predicted and abs(predicted) > comparison.resolution:
+            ratios = mean / predicted, *sorted((low / predicted, high / predicted))
+            row |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratios, strict=True))
+        elif predicted is not None and low <= predicted <= high:
+            row |= {"ratio": 1.0, "ratio_low": 1.0, "ratio_high": 1.0}
+        if predicted is None:
+            return row | {"holds": None}
+        return row | {"holds": low <= predicted and (comparison.kind == "upper bound" or predicted <= high)}
+
+    def _critical(self, degrees: float) -> float:
+        from scipy import stats
+
+        return float(stats.t.isf((1 - CONFIDENCE) / 2 / max(len(self.comparisons), 1), degrees))
+
+    def draw(self) -> Any:
+        """The figure in the house's style.
+
+        Returns: a matplotlib Figure.
+        Raises: ImportError without matplotlib.
+        """
+        with plot._style():
+            return self.figure()
+
+    def verdict(self) -> str:
+        """How many predictions hold, in one sentence.
+
+        >>> def figure(): ...
+        >>> right, wrong = (measured({}, "x", [1.0, 2.0, 3.0], value) for value in (2.1, 90.0))
+        >>> Findings("s", "Is it so?", [right, wrong], [], figure, {}).verdict()
+        '1 of 2 predictions lie within the intervals of what was measured (99 % together); 1 do not.'
+        """
+        holds = [row["holds"] for row in self.rows() if row["holds"] is not None]
+        lost = holds.count(False)
+        words = f"{holds.count(True)} of {len(holds)} predictions lie within the intervals of what was measured"
+        return f"{words} ({100 * CONFIDENCE:g} % together)" + (f"; {lost} do not." if lost else ".")

@@ -1,0 +1,212 @@
+"""Programs that differ in floats only, as one program that takes those floats as arguments.
+
+A hyper-parameter becomes part of a program in ways that nobody can list: rounded, squared, taken from one in Python's
+doubles, tested, turned into a bound. So every value is traced as it would be for itself, and the traces are compared:
+where all agree but for floats written in them, those floats are lifted out, and one compiled program serves every
+value. No part has to know that it is swept over, its checks see real numbers, and what changes shape makes another
+program by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from fedjax_sim.types import PyTree
+
+__all__ = ["Trace", "lifted", "replay", "trace"]
+
+INLINED = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2")
+RULES = ("custom_jvp_call", "custom_vjp_call")  # they hold functions that only a derivative would call
+
+
+class Trace(NamedTuple):
+    """A traced function."""
+
+    kind: Hashable  # equal for two traces that differ in floats only
+    floats: list[np.ndarray]  # those written in it, in their order
+    jaxpr: ClosedJaxpr
+    out: Any  # the structure of what it returns
+
+    def uses(self, name: str) -> bool:
+        """Whether a primitive of that name stands in it."""
+        return f"'{name}'" in str(self.kind)
+
+
+def trace(function: Callable, *args: PyTree) -> tuple[Trace, PyTree]:
+    """A function's trace at arguments (arrays or specs), and the specs of what it returns."""
+    jaxpr, out = jax.make_jaxpr(function, return_shape=True)(*args)
+    floats: list[np.ndarray] = []
+    structure = jax.tree.structure(out)
+    kind = (_kind(*_opened(jaxpr), floats), structure, tuple(map(_aval, jaxpr.in_avals)))
+    return Trace(kind, floats, jaxpr, structure), out
+
+
+def lifted(traces: Sequence[Trace]) -> list[np.ndarray | None]:
+    """Floats of traces of one kind, stacked [n, ...] where they differ; None where all agree, bit for bit."""
+    columns = zip(*(one.floats for one in traces), strict=True)
+    return [None if len({x.tobytes() for x in column}) == 1 else np.stack(column) for column in columns]
+
+
+def replay(traced: Trace, floats: Sequence[jax.Array | None], *args: PyTree) -> PyTree:
+    """The function of a trace with other floats in it (None: its own)."""
+    flat = _replay(*_opened(traced.jaxpr), list(floats), jax.tree.leaves(args))
+    return jax.tree.unflatten(traced.out, flat)
+
+
+def _aval(aval: Any) -> Hashable:
+    return getattr(aval, "shape", ()), str(getattr(aval, "dtype", aval)), bool(getattr(aval, "weak_type", False))
+
+
+def _is_float(x: Any) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _kind(jaxpr: Jaxpr, consts: Sequence[Any], floats: list[np.ndarray]) -> Hashable:
+    """What a jaxpr is but for its floats, which are added to the list: constants first, then equation by equation."""
+    numbers: dict[Any, int] = {}
+
+    def atom(x):
+        if not isinstance(x, Literal):
+            return numbers.setdefault(x, len(numbers))
+        if _is_float(x.aval):
+            floats.append(np.asarray(x.val, x.aval.dtype))
+            return "float", _aval(x.aval)
+        return "literal", _aval(x.aval), np.asarray(x.val).tobytes()
+
+    def const(variable, value):
+        if _is_float(value):
+            floats.append(np.asarray(value))
+            return "float", _aval(variable.aval)
+        if jnp.issubdtype(getattr(value, "dtype", np.int32), jax.dtypes.prng_key):
+            value = jax.random.key_data(value)
+        return _aval(variable.aval), hashlib.sha256(np.ascontiguousarray(value).tobytes()).digest()
+
+    held = tuple(map(const, jaxpr.constvars, consts))
+    for variable in (*jaxpr.constvars, *jaxpr.invars):
+        atom(variable)
+    equations = []
+    for eqn in jaxpr.eqns:
+        own = tuple(map(atom, eqn.invars))
+        given = sorted(eqn.params.items())
+        if eqn.primitive.name in RULES:
+            given = [(name, value) for name, value in given if isinstance(value, (ClosedJaxpr, Jaxpr))]
+        params = tuple((name, _param(value, floats)) for name, value in given)
+        equations.append((eqn.primitive.name, own, params, tuple((atom(v), _aval(v.aval)) for v in eqn.outvars)))
+    return held, tuple(equations), tuple(map(atom, jaxpr.outvars))
+
+
+def _param(value: Any, floats: list[np.ndarray]) -> Hashable:
+    if isinstance(value, (ClosedJaxpr, Jaxpr)):
+        return _kind(*_opened(value), floats)
+    if isinstance(value, (tuple, list)):
+        return tuple(_param(x, floats) for x in value)
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return value
+
+
+def _opened(value: ClosedJaxpr | Jaxpr) -> tuple[Jaxpr, Sequence[Any]]:
+    """(a jaxpr, its constants): two classes in JAX 0.10, one in 0.12."""
+    return getattr(value, "jaxpr", value), getattr(value, "consts", ())
+
+
+def _count(value: Any) -> int:
+    """How many floats `_kind` finds in a parameter."""
+    if isinstance(value, (tuple, list)):
+        return sum(map(_count, value))
+    if not isinstance(value, (ClosedJaxpr, Jaxpr)):
+        return 0
+    jaxpr, consts = _opened(value)
+    count = sum(map(_is_float, consts)) + _literals(jaxpr.outvars)
+    return count + sum(_literals(eqn.invars) + sum(map(_count, eqn.params.values())) for eqn in jaxpr.eqns)
+
+
+def _literals(atoms: Sequence[Any]) -> int:
+    return sum(isinstance(x, Literal) and _is_float(x.aval) for x in atoms)
+
+
+def _replay(jaxpr: Jaxpr, consts: Sequence[Any], floats: list, args: Sequence[Any]) -> list:
+    """A jaxpr's results, with the floats that are given in place of its own."""
+    position = 0
+
+    def next_floats(count: int) -> list:
+        nonlocal position
+        position += count
+        return floats[position - count : position]
+
+    def read(x):
+        if not isinstance(x, Literal):
+            return values[x]
+        if _is_float(x.aval):
+            (given,) = next_floats(1)
+            return x.val if given is None else given
+        return x.val
+
+    given = [next_floats(1)[0] if _is_float(x) else None for x in consts]
+    held = [x if own is None else own for x, own in zip(consts, given, strict=True)]
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*held, *args), strict=True))
+    for eqn in jaxpr.eqns:
+        operands = [read(x) for x in eqn.invars]
+        inner = {name: next_floats(_count(value)) for name, value in sorted(eqn.params.items())}
+        if all(x is None for own in inner.values() for x in own):
+            results = _bound(eqn, operands)
+        else:
+            results = _again(eqn, inner, operands)
+        values.update(zip(eqn.outvars, results, strict=True))
+    return [read(x) for x in jaxpr.outvars]
+
+
+def _bound(eqn: Any, operands: list) -> Sequence:
+    """An equation's results, as it stands."""
+    with eqn.ctx.manager:
+        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    return results if eqn.primitive.multiple_results else [results]
+
+
+def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
+    """An equation whose inner programs get other floats."""
+
+    def inner(program: ClosedJaxpr | Jaxpr, own: list) -> Callable:
+        return lambda *args: _replay(*_opened(program), own, args)
+
+    name, params = eqn.primitive.name, eqn.params
+    if name in INLINED:
+        (body,) = (key for key in ("jaxpr", "call_jaxpr") if key in params)
+        return inner(params[body], floats[body])(*operands)
+    if name == "while":
+        split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        test, turn = (inner(params[key], floats[key]) for key in ("cond_jaxpr", "body_jaxpr"))
+        of_test, of_turn, start = operands[: split[0]], operands[split[0] : split[1]], operands[split[1] :]
+        return jax.lax.while_loop(lambda x: test(*of_test, *x)[0], lambda x: turn(*of_turn, *x), start)
+    if name == "scan":
+        if "ft_in" in params:  # JAX from 0.12
+            count, size, _ = map(len, params["ft_in"].unpack())
+        else:
+            count, size = params["num_consts"], params["num_carry"]
+        shared, start, rows = operands[:count], operands[count : count + size], operands[count + size :]
+        turn = inner(params["jaxpr"], floats["jaxpr"])
+
+        def step(carry, row):
+            out = turn(*shared, *carry, *row)
+            return out[:size], out[size:]
+
+        options = {key: params[key] for key in ("length", "reverse", "unroll")}
+        carry, rows = jax.lax.scan(step, start, rows, **options)
+        return [*carry, *rows]
+    if name == "cond":
+        branches, own = [], floats["branches"]
+        for branch in params["branches"]:
+            size = _count(branch)
+            branches.append(inner(branch, own[:size]))
+            own = own[size:]
+        return jax.lax.switch(operands[0], branches, *operands[1:])
+    raise NotImplementedError(f"a float inside {name!r} cannot be lifted")

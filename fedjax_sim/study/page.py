@@ -1,0 +1,110 @@
+"""What a study leaves behind: rows as JSON and CSV, the figure as PNG and SVG, and a page to read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from fedjax_sim import pages, plot
+from fedjax_sim.checkpoint import write_atomically
+from fedjax_sim.study.findings import CONFIDENCE, Findings
+
+__all__ = ["table", "write_findings"]
+
+TAIL = ("measured", "predicted", "ratio", "interval", "")  # columns of a table after the conditions
+
+
+def table(findings: Findings) -> tuple[list[str], list[list[str]]]:
+    """(columns, rows) of text: conditions, quantity, measured, predicted, ratio and the ratio's interval.
+
+    Conditions that never change are left out; a prediction outside of its interval is marked.
+    """
+    rows = findings.rows()
+    conditions = list(dict.fromkeys(name for row in findings.comparisons for name in row.conditions))
+    shown = [name for name in conditions if len({str(row.get(name)) for row in rows}) > 1]
+    return [name.replace("_", " ") for name in (*shown, "quantity", *TAIL)], [
+        [*(_number(row.get(name)) for name in (*shown, "quantity")), *_judged(row)] for row in rows
+    ]
+
+
+def _judged(row: dict[str, Any]) -> list[str]:
+    predicted, ratio = _number(row["predicted"]), _number(row["ratio"])
+    if row["kind"] == "upper bound":
+        predicted = "≤ " + predicted
+    interval = f"{row['ratio_low']:.4g} … {row['ratio_high']:.4g}" if row["ratio"] is not None else ""
+    if row["predicted"] is None:
+        interval = f"{row['low']:.4g} … {row['high']:.4g}"
+    return [_number(row["measured"]), predicted, ratio, interval, "OUTSIDE" if row["holds"] is False else ""]
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "\N{EN DASH}"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def write_findings(findings: Findings, directory: str | Path) -> Path:
+    """Writes findings.json, table.csv, figure.png, figure.svg and report.html; each file is whole or absent.
+
+    Returns: the page's path.
+
+    Guarantees: every string is escaped, and the page stands alone (tests/study/test_findings.py::test_page).
+    """
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = findings.rows()
+    content = {
+        "name": findings.name,
+        "question": findings.question,
+        "options": dict(findings.options),
+        "confidence": CONFIDENCE,
+        "verdict": findings.verdict(),
+        "reading": list(findings.reading),
+        "rows": rows,
+    }
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False, default=list)
+    write_atomically(folder / "findings.json", [text.encode(), b"\n"])
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(folder / "table.csv", [lines.getvalue().encode()])
+    picture = ""
+    try:
+        with plot._style():
+            figure = findings.draw()
+            for suffix in ("png", "svg"):
+                buffer = io.BytesIO()
+                figure.savefig(buffer, format=suffix, dpi=200, bbox_inches="tight")
+                write_atomically(folder / f"figure.{suffix}", [buffer.getvalue()])
+        picture = f"<figure>{plot.to_svg(figure, 'figure', findings.question)}</figure>"
+    except ImportError as error:
+        picture = pages.absent(f"No figure: {error}.")
+    return write_atomically(folder / "report.html", [_page(findings, picture).encode()])
+
+
+def _page(findings: Findings, picture: str) -> str:
+    columns, rows = table(findings)
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    parts = [
+        f"<h1>{escape(findings.question)}</h1>",
+        f'<p class="lead">Study {escape(findings.name)} · {escape(findings.verdict())}</p>',
+        picture,
+        "<h2>Reading</h2>",
+        *(f"<p>{escape(paragraph)}</p>" for paragraph in findings.reading),
+        "<h2>Measured and predicted</h2>",
+        f'<p class="muted">The ratio is measured / predicted; all intervals hold together with {CONFIDENCE:.0%} '
+        "confidence.</p>",
+        f'<table class="rows"><tr>{head}</tr>{body}</table>',
+        "<h2>How to repeat it</h2>",
+        pages.table((name, json.dumps(value, default=list)) for name, value in findings.options.items()),
+    ]
+    return pages.page(f"{findings.name} · fedjax_sim", parts)

@@ -1,0 +1,364 @@
+"""How many clients must take part? Variance of a round's aggregate, and the loss it ends in, against participation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_sim import aggregation, client, models, plot, population, sampling, server, theory, validate
+from fedjax_sim.algorithms import federated
+from fedjax_sim.prng import stream
+from fedjax_sim.study.findings import Comparison, Findings, measured
+from fedjax_sim.study.moments import population_moments
+from fedjax_sim.study.rounds import independent_runs, squared_distance
+from fedjax_sim.types import Aggregator, Algorithm, Population, Sampler
+
+__all__ = ["participation"]
+
+QUESTION = "How many clients must take part in a round?"
+SIGNAL = 1.0  # |g| of the population's mean
+SPREAD = 2.0  # sigma: the root of the trace of the population's covariance, divisor N
+STEP_SIZE = 0.5  # of the runs to the floor
+FLOOR_ROUNDS = 60  # (1 - STEP_SIZE)^(2 FLOOR_ROUNDS) is nothing beside a floor
+VMAPPED = 1 << 16  # clients that rounds under one vmap have together
+
+
+def participation(
+    *,
+    population_sizes: Sequence[int] = (10, 100, 10_000, 1_000_000),
+    rates: Sequence[float] = (0.001, 0.01, 0.1, 0.5, 0.9, 1.0),
+    largest_cohort: int = 10_000,
+    dimension: int = 8,
+    num_rounds: int = 4000,
+    tolerance: float = 0.05,
+    compare_samplers: bool = True,
+    model_clients: int = 20_000,
+    model_rounds: int = 400,
+    seed: int = 0,
+) -> Findings:
+    """How many clients must take part? Variance and final loss against m/N, with and without the finite population.
+
+    Clients hold vectors u_i (quadratic risks |w - u_i|^2 / 2), correlated with their number of examples; then the
+    digits, whose MLP's updates are summed over all clients once, and measured against cohorts.
+
+    Args:
+      population_sizes: N. rates: m/N; cohorts of more than `largest_cohort` clients are left out.
+      dimension: d of the vectors.
+      num_rounds: independent rounds behind each variance.
+      tolerance: alpha: the standard deviation of the cohort's mean may be alpha |mean|.
+      compare_samplers: whether other samplers and tables are measured too, for 50 to 10,000 clients.
+      model_clients: N of the digits; 0 leaves them out. model_rounds: rounds behind each of their variances.
+      seed: decides everything.
+
+    Returns: `Findings`; variances are traces of covariances.
+
+    Guarantees: every prediction lies in its interval (tests/study/test_participation.py::test_predictions_hold), and a
+    formula without the finite population does not (::test_it_can_tell_a_wrong_formula).
+
+    References: Cochran 1977, chapters 2 and 6; Li et al. 2020 (FedAvg on non-IID data), section 3.3.
+    """
+    for name, given in (("population_sizes", population_sizes), ("rates", rates)):
+        if not len(given):
+            validate.fail(name, "at least one number", list(given))
+    for size in population_sizes:
+        validate.integer("population_sizes", size, 2)
+    for rate in rates:
+        validate.in_range("rates", rate, 0, 1, open_low=True)
+    validate.integer("largest_cohort", largest_cohort)
+    validate.integer("dimension", dimension, 1, 40)
+    validate.integer("num_rounds", num_rounds, 100)
+    validate.positive("tolerance", tolerance)
+    validate.one_of("compare_samplers", compare_samplers, (True, False))
+    validate.integer("model_clients", model_clients, 0)
+    validate.integer("model_rounds", model_rounds, 20)
+    validate.integer("seed", seed, 0)
+    key = jax.random.key(seed)
+    clients = {size: _Clients(size, dimension, seed) for size in sorted(set(population_sizes))}
+    found: list[Comparison] = []
+    for size, field in clients.items():
+        cohorts = sorted({max(1, round(rate * size)) for rate in rates})
+        for cohort in (m for m in cohorts if m <= largest_cohort):
+            found.append(field.variance(key, cohort, sampling.uniform(size, cohort), "mean", num_rounds, "variance"))
+    for size in [size for size in clients if compare_samplers and 50 <= size <= 10_000]:
+        found += clients[size].designs(key, max(5, size // 10 if size <= 100 else size // 100), num_rounds)
+    required = {size: theory.required_cohort_size(size, _ratio(tolerance)) for size in clients}
+    for size, cohort in required.items():
+        if cohort < min(size, largest_cohort):
+            found.append(clients[size].tolerated(key, cohort, tolerance, num_rounds))
+    middle = min(clients, key=lambda size: abs(size - 100))
+    for cohort in sorted({max(1, round(rate * middle)) for rate in rates if rate >= 0.01}):
+        found.append(clients[middle].floor(key, cohort, num_rounds))
+    if model_clients:
+        found += _digits(key, model_clients, model_rounds, seed)
+    options = {
+        "population_sizes": list(population_sizes), "rates": list(rates), "largest_cohort": largest_cohort,
+        "dimension": dimension, "num_rounds": num_rounds, "tolerance": tolerance,
+        "compare_samplers": compare_samplers, "model_clients": model_clients,
+        "model_rounds": model_rounds, "seed": seed,
+    }  # fmt: skip
+    reading = list(_reading(found, required, tolerance))
+    return Findings("participation", QUESTION, found, reading, lambda: _figure(found, clients, tolerance), options)
+
+
+def _ratio(tolerance: float) -> Any:
+    return theory.noise_to_signal_ratio(SPREAD**2, SIGNAL, tolerance)
+
+
+def _loss(params, examples, key):
+    return {"loss": 0.5 * jnp.sum((params["w"][None] - examples["x"]) ** 2, -1)}
+
+
+class _Clients:
+    """N clients with values of mean norm SIGNAL and spread SPREAD, exactly, that grow with the clients' weights."""
+
+    def __init__(self, size: int, dimension: int, seed: int):
+        rng = np.random.default_rng([seed, size])
+        self.size, self.dimension = size, dimension
+        self.weights = np.clip(np.round(np.exp(rng.normal(3.0, 0.7, size))), 1, 200).astype(np.int64)
+        values = rng.normal(size=(size, dimension))
+        values[:, 0] += 0.7 * np.sqrt(dimension) * np.log(self.weights / 20)
+        values -= values.mean(0)
+        values *= SPREAD / np.sqrt((values**2).sum() / size)
+        self.values = (values + SIGNAL / np.sqrt(dimension)).astype(np.float32)
+        self.params = {"w": jnp.zeros(dimension)}
+
+    def population(self, weighted: bool = False) -> Population:
+        counts = self.weights if weighted else np.ones(self.size, np.int64)
+        rows = np.repeat(np.arange(self.size, dtype=np.int32), counts)
+        return population.indexed({"x": self.values}, (rows, np.concatenate([[0], np.cumsum(counts)])))
+
+    def algorithm(
+        self, sampler: Sampler, table: Aggregator, weighted: bool = False, step_size: float = 1.0
+    ) -> Algorithm:
+        weighting = "examples" if weighted else "uniform"
+        work = client.local_sgd(_loss, optax.sgd(step_size), num_steps=1, weighting=weighting)
+        return federated(sampler, work, table, server.optimizer(optax.sgd(1.0)), mesh=None)
+
+    def variance(
+        self,
+        key,
+        cohort: int,
+        sampler: Sampler,
+        estimator: str,
+        num_rounds: int,
+        part: str,
+        table: Aggregator | None = None,
+        weighted: bool = False,
+        **law: Any,
+    ) -> Comparison:
+        """The mean squared distance of the aggregate from its own mean, over independent rounds."""
+        table = aggregation.mean(weighting="uniform") if table is None else table
+        predicted = theory.design_variance(
+            sampler.design, self.values, self.weights if weighted else None, estimator=estimator, **law
+        )
+        conditions = self._conditions(part, cohort, sampler, estimator + (" by examples" if weighted else ""))
+        draws = independent_runs(
+            stream(key, str(conditions)),  # comparisons share no randomness
+            self.algorithm(sampler, table, weighted),
+            self.params,
+            self.population(weighted),
+            num_rounds,
+            evaluation=squared_distance({"w": jnp.asarray(predicted.mean, jnp.float32)}),
+            batch=max(1, min(200, VMAPPED // sampler.num_slots // (16 if weighted else 1))),
+        )
+        kind = "exact" if predicted.exact else "leading order"
+        rounding = 1e-12 * SPREAD**2
+        samples = draws["squared_error"]
+        return measured(conditions, "variance", samples, predicted.variance, kind=kind, resolution=rounding)
+
+    def _conditions(self, part: str, cohort: int, sampler: Sampler, estimator: str) -> dict[str, Any]:
+        scheme = sampler.design.scheme.replace("uniform_without_replacement", "uniform").replace("_", " ")
+        return {"part": part, "population_size": self.size, "cohort_size": cohort, "sampler": scheme,
+                "estimator": estimator.replace("_", " ")}  # fmt: skip
+
+    def designs(self, key, cohort: int, num_rounds: int) -> Iterator[Comparison]:
+        """The samplers and tables side by side, for cohorts of one expected size."""
+        size, total = self.size, float(self.weights.sum())
+        uniform = sampling.uniform(size, cohort)
+        slots = min(size, cohort + math.ceil(8 * math.sqrt(cohort)))  # a padded cohort: truncated, hardly ever
+        poisson = sampling.poisson(size, cohort / size, num_slots=slots)
+        yield self.variance(key, cohort, sampling.with_replacement(size, cohort), "mean", num_rounds, "designs")
+        yield self.variance(key, cohort, poisson, "fixed_mean", num_rounds, "designs", aggregation.fixed_mean(cohort),
+                            denominator=cohort)  # fmt: skip
+        yield self.variance(key, cohort, poisson, "mean", num_rounds, "designs", weighting="uniform")
+        for sampler, estimator, table in (
+            (uniform, "mean", aggregation.mean()),
+            (uniform, "horvitz_thompson", aggregation.horvitz_thompson(uniform.design, total)),
+            (sampling.weighted(self.weights, cohort), "li_scheme_one", aggregation.li_scheme_one()),
+        ):
+            yield self.variance(key, cohort, sampler, estimator, num_rounds, "designs", table, weighted=True)
+
+    def tolerated(self, key, cohort: int, tolerance: float, num_rounds: int) -> Comparison:
+        """The variance at the required cohort size, over what the tolerance allows."""
+        one = self.variance(key, cohort, sampling.uniform(self.size, cohort), "mean", num_rounds, "tolerance")
+        allowed = (tolerance * SIGNAL) ** 2
+        return one._replace(
+            quantity="variance / allowed",
+            measured=one.measured / allowed,
+            standard_error=one.standard_error / allowed,
+            predicted=one.predicted / allowed,
+        )
+
+    def floor(self, key, cohort: int, num_rounds: int) -> Comparison:
+        """The expected excess loss that runs end in, against the budget's closed form."""
+        sampler = sampling.uniform(self.size, cohort)
+        algorithm = self.algorithm(sampler, aggregation.mean(weighting="uniform"), step_size=STEP_SIZE)
+        values = self.values.astype(np.float64)
+        draws = independent_runs(
+            stream(key, f"floor {self.size} {cohort}"),
+            algorithm,
+            self.params,
+            self.population(),
+            max(100, num_rounds // 4),
+            evaluation=squared_distance({"w": jnp.asarray(values.mean(0), jnp.float32)}),
+            rounds=FLOOR_ROUNDS,
+            batch=max(1, min(200, VMAPPED // cohort)),
+        )
+        hessians = np.broadcast_to(np.eye(self.dimension), (self.size, self.dimension, self.dimension))
+        budget = theory.budget(hessians, values, step_size=STEP_SIZE, design=sampler.design, denominator="realised")
+        conditions = self._conditions("final loss", cohort, sampler, "mean")
+        return measured(conditions, "excess loss", draws["squared_error"] / 2, budget.total, resolution=1e-11)
+
+
+def _digits(key, size: int, num_rounds: int, seed: int) -> Iterator[Comparison]:
+    """The digits' MLP: the variance of all clients' updates, counted once, then cohorts against it."""
+    data = population.digits(num_clients=size, seed=seed)
+    model = models.mlp(input_shape=data.input_shape, num_outputs=data.num_outputs)
+    loss_fn = models.supervised(model, models.default_loss(data.task))
+    params = model.init(jax.random.fold_in(key, 2))[0]
+    work = client.local_sgd(loss_fn, optax.sgd(0.1), num_steps=1, weighting="uniform")
+    moments = population_moments(key, work, params, data.train)
+    for cohort in (c for c in (10, 100) if c < size):
+        sampler = sampling.uniform(size, cohort)
+        algorithm = federated(
+            sampler, work, aggregation.mean(weighting="uniform"), server.optimizer(optax.sgd(1.0)), mesh=None
+        )
+        draws = independent_runs(
+            stream(key, f"digits {cohort}"), algorithm, params, data.train, num_rounds,
+            evaluation=squared_distance(jax.tree.map(jnp.add, params, moments.mean)),
+        )  # fmt: skip
+        predicted = theory.cohort_mean_variance(moments.variance, size, cohort)
+        conditions = {"part": "digits MLP", "population_size": size, "cohort_size": cohort, "sampler": "uniform",
+                      "estimator": "mean"}  # fmt: skip
+        yield measured(conditions, "variance", draws["squared_error"], predicted)
+
+
+def _of(found: Sequence[Comparison], part: str) -> list[Comparison]:
+    return [one for one in found if one.conditions["part"] == part]
+
+
+def _reading(found: Sequence[Comparison], required: dict[int, int], tolerance: float) -> Iterator[str]:
+    yield (
+        f"The variance of a cohort's mean is (sigma^2 / m) (N - m) / (N - 1), sigma^2 = {SPREAD**2:g} with divisor N. "
+        "The last factor, the finite population correction, is about 1 - m/N: it depends on the participation rate "
+        "and not on the size of the population. That it is about 1 because N is large is a mistake: at 10 to 15 % "
+        "participation it is 0.90 to 0.85 for any N, and at m = N nothing is left to vary."
+    )
+    sizes = ", ".join(
+        f"{cohort:,} of {size:,} ({cohort / size:.{1 if cohort * 1000 >= size else 3}%})"
+        for size, cohort in required.items()
+    )
+    yield (
+        f"For a standard deviation of at most {tolerance:g} of the mean's length, the least cohorts are {sizes}. "
+        "What a large population saves is not variance at a given m but the rate: the same few clients are a small "
+        "share of many. A small population (cross-silo) must call nearly everybody."
+    )
+    by_table = {(one.conditions["sampler"], one.conditions["estimator"]): one for one in _of(found, "designs")}
+    poisson = [by_table.get(("truncated poisson", name)) for name in ("fixed mean", "mean")]
+    if all(poisson):
+        ratio = poisson[0].measured / poisson[1].measured
+        yield (
+            f"Poisson cohorts divided by their expected size vary {ratio:.2f} times as much as divided by the size "
+            "that came: the number of clients is noise as well. Privacy needs the fixed divisor, and pays for it here."
+        )
+    if by_table:
+        yield (
+            "The mean by examples over a uniform cohort is a ratio estimator: slightly biased for the population's "
+            "weighted mean, and less noisy than the unbiased Horvitz-Thompson estimate wherever updates are far from "
+            "zero, for that one also carries the noise of the weights. Its variance is predicted to first order in 1/m."
+        )
+    if _of(found, "final loss"):
+        yield (
+            f"With a constant step of {STEP_SIZE:g} the runs come to rest at an excess loss of "
+            f"eta / (2 - eta) times half of the variance: the floor falls with participation exactly as the variance "
+            "does, and vanishes at m = N. It is a property of constant steps: with steps that decay as 1/t it vanishes."
+        )
+
+
+def _figure(found: Sequence[Comparison], clients: dict[int, _Clients], tolerance: float) -> Any:
+    from matplotlib.figure import Figure
+
+    rows = Findings("", "", found, (), lambda: None, {})
+    table = dict(zip(map(id, found), rows.rows(), strict=True))
+    figure = Figure(figsize=(plot.WIDTH, 6.2), layout="constrained")
+    (variance, designs), (required, floor) = figure.subplots(2, 2)
+    looks = [(plot.BLUE, "o"), (plot.ORANGE, "s"), (plot.BLACK, "^"), (plot.GREY, "D"), ("#009E73", "v")]
+
+    def points(axes, ones, x: Callable, colour, marker, name=None):
+        shown = [table[id(one)] for one in ones if one.measured > 1e-9]
+        at, middle = [x(row) for row in shown], np.array([row["measured"] for row in shown])
+        errors = [middle - [max(row["low"], 1e-9) for row in shown], [row["high"] for row in shown] - middle]
+        axes.errorbar(at, middle, errors, fmt=marker, color=colour, markersize=5, markeredgecolor="white",
+                      markeredgewidth=0.6, linestyle="none", capsize=2, label=name, zorder=3)  # fmt: skip
+
+    for size, (colour, marker) in zip(clients, looks * 9, strict=False):
+        ones = [one for one in _of(found, "variance") if one.conditions["population_size"] == size]
+        rates = np.geomspace(min(one.conditions["cohort_size"] for one in ones), size * 0.985, 200) / size
+        alone = SPREAD**2 / (rates * size)
+        variance.plot(rates, alone * (1 - rates) * size / (size - 1), color=colour, linewidth=1.3)
+        variance.plot(rates, alone, color=colour, linewidth=0.9, linestyle=(0, (1.5, 1.5)))
+        points(variance, ones, lambda row: row["cohort_size"] / row["population_size"], colour, marker, f"N = {size:,}")
+    for ones, marker in ((_of(found, "digits MLP"), "P"),):
+        if ones:
+            scale = SPREAD**2 / (ones[0].predicted * ones[0].conditions["cohort_size"])
+            scaled = [
+                one._replace(measured=one.measured * scale, standard_error=one.standard_error * scale) for one in ones
+            ]
+            for one, row in zip(scaled, rows._replace(comparisons=scaled).rows(), strict=True):
+                table[id(one)] = row
+            name = "digits MLP, scaled"
+            points(variance, scaled, lambda row: row["cohort_size"] / row["population_size"], plot.INK, marker, name)
+    variance.plot([], [], color=plot.INK, linewidth=1.3, label="theory")
+    variance.plot([], [], color=plot.INK, linewidth=0.9, linestyle=(0, (1.5, 1.5)), label="without the correction")
+    variance.set(xlabel="Participation rate m / N", ylabel="Variance of the cohort's mean")
+    plot._logarithmic(variance)
+    variance.legend(fontsize=7.5, handlelength=1.6)
+
+    shown = _of(found, "designs")
+    for i, one in enumerate(shown):
+        row = table[id(one)]
+        designs.errorbar(row["ratio"], i, xerr=[[row["ratio"] - row["ratio_low"]], [row["ratio_high"] - row["ratio"]]],
+                         fmt="o", color=plot.BLUE, markersize=4.5, capsize=2)  # fmt: skip
+    names = [f"{one.conditions['sampler']}\n{one.conditions['estimator']}, N = {one.conditions['population_size']:,}"
+             for one in shown]  # fmt: skip
+    designs.set_yticks(range(len(shown)), names, fontsize=6.5)
+    designs.axvline(1, color=plot.BLACK, linewidth=0.9)
+    designs.set(xlabel="Variance, measured / predicted", ylim=(len(shown) - 0.4, -0.6))
+    designs.grid(False, axis="y")
+
+    sizes = np.unique(np.geomspace(2, 1e6, 120).astype(int))
+    for alpha, line in ((tolerance / 2, (0, (4, 1.6))), (tolerance, "-"), (tolerance * 2, (0, (1.5, 1.5)))):
+        rates = [100 * theory.required_cohort_size(int(size), _ratio(alpha)) / size for size in sizes]
+        required.plot(sizes, rates, color=plot.BLUE, linestyle=line, label=f"tolerance {alpha:g}")
+    required.set(xlabel="Population size N", ylabel="Participation required (%)", ylim=(0, 103))
+    plot._logarithmic(required, "x")
+    required.legend(fontsize=7.5)
+
+    ones = _of(found, "final loss")
+    if ones:
+        size = ones[0].conditions["population_size"]
+        cohorts = np.geomspace(1, size * 0.985, 200)
+        factor = STEP_SIZE / (2 - STEP_SIZE) / 2 * SPREAD**2
+        floor.plot(cohorts / size, factor / cohorts * (size - cohorts) / (size - 1), color=plot.BLUE, label="theory")
+        points(floor, ones, lambda row: row["cohort_size"] / row["population_size"], plot.BLUE, "o", "measured")
+        floor.set(xlabel=f"Participation rate m / N, N = {size:,}",
+                  ylabel="Excess loss at rest")  # fmt: skip
+        plot._logarithmic(floor)
+        floor.legend(fontsize=7.5)
+    return figure

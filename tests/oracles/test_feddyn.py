@@ -1,0 +1,131 @@
+"""FedDyn against a NumPy transcription of Acar et al. 2021, algorithm 1, and where it comes to rest."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_sim import algorithms, client, engine, sampling
+from fedjax_sim.types import ClientData
+from tests.laws import laws
+from tests.laws import problems as p
+from tests.oracles import paper, scalars
+
+COEFFICIENT = 0.8
+
+
+class Paper:
+    """float64; clients' own vectors are the paper's gradients at their last models."""
+
+    def __init__(self, weights=None):
+        self.weights = np.ones(p.NUM_CLIENTS) if weights is None else np.asarray(weights, float)
+        self.x, self.h = p.START.astype(float), np.zeros(p.WIDTH)
+        self.own = np.zeros((p.NUM_CLIENTS, p.WIDTH))
+
+    def local(self, key, id):
+        y = self.x.copy()
+        for rows in paper.batches(key, id):
+            tilted = paper.gradient(y, id, rows) - self.own[id] + COEFFICIENT * (y - self.x)
+            y = y - p.RATE * tilted
+        return y
+
+    def round(self, key, cohort):
+        models = np.array([self.local(key, id) for id in cohort])
+        shares = self.weights[cohort]
+        self.own[cohort] -= COEFFICIENT * (models - self.x)
+        self.h = self.h - COEFFICIENT * shares @ (models - self.x) / self.weights.sum()
+        self.x = np.average(models, axis=0, weights=shares) - self.h / COEFFICIENT
+
+    def state(self):
+        return self.x, self.h, self.own
+
+
+@functools.cache
+def library(weighting="uniform", plan=p.PLAN, mesh=None):
+    def make(sampler, **run):
+        options = paper.EPOCHS | {"weighting": weighting, "total_weight": float(p.SIZES.sum())}
+        return algorithms.feddyn(
+            p.linear_loss, sampler, optax.sgd(p.RATE), coefficient=COEFFICIENT, nonfinite="error", **options, **run
+        )
+
+    return p.Federation(make=make, plan=plan, mesh=mesh)
+
+
+def found(algorithm, state):
+    return state.server.server.params, state.server.mean, state.clients
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_matches_the_paper(weighting):
+    """w, h and every h_i for partial participation, unequal and partial batches, letters lost on the way.
+
+    Catches a swapped sign of a tilt, h divided by the cohort instead of the population or updated after the model,
+    a proximal pull towards the last local model, memory written for absent clients.
+    """
+    paper.check(Paper(p.SIZES if weighting == "examples" else None), library(weighting), found, lost=(2, 5, 7))
+
+
+def test_the_server_holds_the_mean():
+    """h = sum_i h_i / N under any participation. Catches an h that drifts from what clients keep."""
+    rng, state = np.random.default_rng(2), None
+    for i in range(5):
+        ids = rng.choice(p.NUM_CLIENTS, p.SLOTS, replace=False).astype(np.int32)
+        state, _ = library().run(p.cohort(ids, reported=rng.random(p.SLOTS) < 0.7), state=state, keys=[i])
+    mean = np.asarray(state.clients, float).mean(axis=0)
+    assert np.abs(mean).max() > 0.05
+    np.testing.assert_allclose(state.server.mean, mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_present, num_rounds", [(4, 150), (1, 400)], ids=["everybody", "one of four"])
+def test_reaches_the_optimum(num_present, num_rounds):
+    """Curvatures 1, 2, 4, 10, five full-batch steps: FedDyn rests at the optimum, FedAvg elsewhere.
+
+    Catches an h scaled by the cohort's share twice or never, which rests too, but elsewhere, for one client of four.
+    """
+    curvatures, centers = np.array([1.0, 2.0, 4.0, 10.0]), np.array([0.0, 3.0, -1.0, 1.0])
+    data, optimum = scalars.clients(curvatures, centers, (1,) * 4), curvatures @ centers / curvatures.sum()
+    work = {"num_steps": 5, **scalars.OPTIONS}
+    sampler = sampling.full(4) if num_present == 4 else sampling.uniform(4, num_present)
+    dynamic = algorithms.feddyn(scalars.loss, sampler, optax.sgd(0.03), coefficient=10.0, **work)
+    _, path = scalars.rest(dynamic, data, num_rounds=num_rounds)
+    assert np.abs(np.array(path[-20:]) - optimum).max() < 5e-6
+    if num_present == 4:
+        drifting = algorithms.fedavg(scalars.loss, sampler, optax.sgd(0.03), **work)
+        assert abs(scalars.rest(drifting, data, num_rounds=num_rounds)[0] - optimum) > 0.01
+
+
+def test_without_examples_nothing_moves():
+    """Catches a vector built from the tilt alone."""
+    one = client.dynamic(lambda w, x, key: (w - x) ** 2 / 2, optax.sgd(0.5), 1.0, num_steps=2)
+    data = ClientData(jnp.full(2, jnp.nan), jnp.zeros(2, bool))
+    report, own = one.apply(jax.random.key(0), jnp.float32(1.0), jnp.float32(-0.5), data)
+    assert float(own) == -0.5 and float(report.weight) == 0
+
+
+def test_same_bits():
+    """In any order, chunk, and on two devices; a NaN client equals an absent one. Catches memory written by slot."""
+    laws.order_is_irrelevant(library())
+    laws.nonfinite_clients_are_dropped(federation=library())
+    laws.nothing_received_changes_nothing(library())
+    here = library().run(p.COHORT)
+    laws._compare(here, library(plan=engine.Plan(2, 6), mesh=engine.device_mesh(2)).run(p.COHORT), "devices, chunk")
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"coefficient": 0.0}, "coefficient: expected a finite number > 0"),
+        ({"weighting": "examples"}, "total_weight: expected the sum"),
+        ({"sampler": sampling.with_replacement(4, 2)}, "sampler: expected a design without replacement"),
+    ],
+)
+def test_wrong_input(wrong, words):
+    """Catches a division by zero, a mean over an unknown population, and clients that count twice."""
+    options = {"sampler": sampling.full(4), "num_steps": 2} | wrong
+    with pytest.raises(ValueError, match=words):
+        algorithms.feddyn(p.linear_loss, optimizer=optax.sgd(0.1), **options)

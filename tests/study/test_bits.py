@@ -1,0 +1,96 @@
+"""The study of bits: floors, bytes, two roundings, and compressors with and without a memory."""
+
+import functools
+import importlib
+
+import pytest
+
+from fedjax_sim.study.charts import rows_of
+
+module = importlib.import_module("fedjax_sim.study.bits")  # the room's name is the function
+SMALL = {"bits": (2, 4), "cohort_sizes": (1, 10), "step_sizes": (0.08, 0.02), "num_runs": 600, "num_releases": 1000}
+
+
+@functools.cache
+def findings():
+    return module.bits(**SMALL)
+
+
+def test_predictions_hold():
+    """Fault: levels at another distance, rounding with a bias, clients who round alike, a floor without 1 - r^2."""
+    rows = findings().rows()
+    assert [row for row in rows if row["holds"] is False] == []
+    parts = {row["part"] for row in rows}
+    assert parts >= {
+        "path",
+        "floor",
+        "ratio of floors",
+        "alike, at 0.3",
+        "spread",
+        "near zero",
+        "crossover",
+        "feedback",
+    }
+    assert all(row["ratio_high"] - row["ratio_low"] < 0.4 for row in rows if row["part"] in ("path", "floor"))
+
+
+def test_it_can_tell_a_bit():
+    """Q1. Fault: intervals that hold the floor of another grid or another number of bits too."""
+    (ratio,) = rows_of(findings().comparisons, part="ratio of floors")
+    assert ratio["predicted"] == pytest.approx(25) and not ratio["low"] <= 7**2 <= ratio["high"]
+    (few,) = rows_of(findings().comparisons, part="floor", bits=2, letters="textbook grid")
+    for wrong in ((3 / 2) ** 2, 0.5, 0.25):  # the grid with zero, nearest rounding, a floor without 1 / m
+        assert not few["low"] <= wrong * few["predicted"] <= few["high"]
+
+
+def test_roundings():
+    """F5, T27, T1. Fault: a nearest rounding that averages out, a zero that costs what any number costs."""
+    (crossover,) = [row for row in rows_of(findings().comparisons, part="crossover") if "0.3" in row["letters"]]
+    assert crossover["predicted"] == pytest.approx(7 / 3)
+    nearest = [row["measured"] for row in rows_of(findings().comparisons, part="alike, at 0.3")
+               if row["letters"].startswith("nearest")]  # fmt: skip
+    assert nearest[0] == pytest.approx(nearest[1], rel=1e-4) and len(nearest) == 2
+    spread = {row["cohort_size"]: row["measured"] for row in rows_of(findings().comparisons, part="spread")
+              if row["letters"].startswith("nearest")}  # fmt: skip
+    assert spread[10] < 0.3 * spread[1]
+    small = {
+        row["letters"]: row["measured"] for row in rows_of(findings().comparisons, part="near zero", cohort_size=1)
+    }
+    formula = (2 / 3) ** 2 / 6
+    assert small["stochastic, textbook grid"] == pytest.approx(1.4985 * formula, rel=2e-3)
+    assert small["stochastic, grid with zero"] < 0.15 * formula
+
+
+def test_feedback():
+    """F9. Fault: a memory that is dropped, fed back with the wrong sign, or kept where there should be none."""
+    rest = {(row["letters"], row["step_size"]): row["measured"]
+            for row in rows_of(findings().comparisons, part="feedback")}  # fmt: skip
+    for name in ("top-k", "sign"):
+        assert rest[name, 0.02] > 0.5 * rest[name, 0.08] > 0.05
+        fed = [rest[f"{name}, error feedback", step] for step in (0.08, 0.02)]
+        assert fed[1] < 0.05 * rest[name, 0.02] and fed[1] < 0.25 * fed[0]
+    assert rest["top-k, EF21", 0.08] < 1e-8
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"bits": ()}, "bits: expected"),
+        ({"bits": (4, 2)}, "bits: expected"),
+        ({"bits": (1, 2)}, "bits: expected"),
+        ({"cohort_sizes": (2, 4)}, "cohort_sizes"),
+        ({"step_sizes": (0.02, 0.04)}, "step_sizes: expected"),
+        ({"step_sizes": (1.0,)}, "step_sizes: expected"),
+        ({"num_runs": True}, "num_runs: expected"),
+    ],
+)
+def test_wrong_options(options, words):
+    """Fault: a study that runs for minutes before it finds that it cannot."""
+    with pytest.raises((TypeError, ValueError), match=words):
+        module.bits(**SMALL | options)
+
+
+def test_figure():
+    """Fault: a figure that cannot be drawn from what was found."""
+    figure = findings().figure()
+    assert len(figure.axes) == 4 and all(axes.get_xlabel() and axes.get_ylabel() for axes in figure.axes)

@@ -1,0 +1,66 @@
+"""The error-floor study: its predictions hold, and it would notice a budget with a part left out."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from fedjax_sim.study.error_floor import _Quadratics, _Setting, error_floor
+
+SMALL = {"num_clients": 12, "dimension": 3, "step_sizes": (0.15,), "cohort_sizes": (4,), "num_steps": (2,)}
+SMALL |= {"bits": (4,), "noise_multipliers": (0.01,), "num_runs": 1000, "logistic_clients": 0}
+
+
+@functools.cache
+def findings():
+    return error_floor(**SMALL)
+
+
+def test_predictions_hold():
+    """Fault: a component of the budget, or of the simulator, that is off by more than the intervals."""
+    rows = findings().rows()
+    assert [row for row in rows if row["holds"] is not True] == []
+    assert {row["part"] for row in rows} >= {"each alone", "all together", "step_size", "bits"}
+    assert all(row["ratio_high"] - row["ratio_low"] < 0.4 for row in rows if row["measured"] > 1e-6)
+
+
+def test_it_notices_what_is_left_out():
+    """Fault: a study whose intervals are so wide that a budget without sampling, or without noise, would pass."""
+    problem = _Quadratics(12, 3, 1.0, 0)
+    base = _Setting(0.15, 4, 2, 0.3, 4, 0.01)
+    budget = problem.budget(base)
+    rest = next(row for row in findings().rows() if row["part"] == "step_size")
+    for name in ("client_sampling", "privacy_noise"):
+        assert not rest["low"] <= budget.total - budget.losses[name] <= rest["high"]
+    np.testing.assert_allclose(sum(budget.losses.values()), budget.total)
+
+
+@pytest.mark.slow
+def test_logistic_regression_and_defaults():
+    """Fault: a local quadratic model that is wrong; defaults whose predictions do not hold."""
+    rows = error_floor().rows()
+    assert [row for row in rows if row["holds"] is not True] == []
+    assert sum(row["part"] == "logistic regression" for row in rows) == 3
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"step_sizes": (3.0,)}, "step_sizes: expected"),
+        ({"cohort_sizes": (13,)}, "cohort_sizes: expected"),
+        ({"bits": (1,)}, "bits: expected"),
+        ({"noise_multipliers": (float("nan"),)}, "noise_multipliers: expected"),
+        ({"num_steps": ()}, "num_steps: expected"),
+        ({"num_runs": True}, "num_runs: expected"),
+    ],
+)
+def test_wrong_options(options, words):
+    """Fault: a study that runs for a minute before it finds that it cannot."""
+    with pytest.raises((TypeError, ValueError), match=words):
+        error_floor(**SMALL | options)
+
+
+def test_figure():
+    """Fault: a figure that cannot be drawn from what was found."""
+    figure = findings().figure()
+    assert len(figure.axes) == 4 and all(axes.get_xlabel() for axes in figure.axes)

@@ -1,0 +1,72 @@
+"""The participation study: its predictions hold, and it would notice if they did not."""
+
+import functools
+
+import pytest
+
+from fedjax_sim import theory
+from fedjax_sim.study.participation import participation
+
+SMALL = {"population_sizes": (60,), "rates": (0.5, 1.0), "num_rounds": 1500, "compare_samplers": False}
+SMALL |= {"model_clients": 90, "model_rounds": 60}
+
+
+@functools.cache
+def findings():
+    return participation(**SMALL)
+
+
+def test_predictions_hold():
+    """Fault: any theory, sampler or aggregator that is off by more than the intervals, all of them together at 99 %."""
+    rows = findings().rows()
+    assert [row for row in rows if row["holds"] is not True] == []
+    parts = {row["part"] for row in rows}
+    assert parts == {"variance", "tolerance", "final loss", "digits MLP"}
+    assert all(row["ratio_high"] - row["ratio_low"] < 0.8 for row in rows if row["kind"] != "upper bound")
+
+
+@pytest.mark.slow
+def test_defaults():
+    """Fault: a sampler or a table whose variance is not the predicted one; defaults whose predictions do not hold."""
+    rows = participation().rows()
+    assert [row for row in rows if row["holds"] is not True] == []
+    assert sum(row["part"] == "designs" for row in rows) == 12
+
+
+def test_everybody_leaves_no_variance():
+    """Fault: sampling noise at m = N."""
+    rows = [row for row in findings().rows() if row["cohort_size"] == row["population_size"]]
+    assert len(rows) == 2 and all(row["measured"] < 1e-10 for row in rows)
+
+
+def test_it_can_tell_a_wrong_formula():
+    """Fault: a study that would call 1/m without the finite population right."""
+    rows = findings().rows()
+    half = [row for row in rows if row["part"] == "variance" and row["cohort_size"] * 2 == row["population_size"]]
+    for row in half:
+        wrong = theory.cohort_mean_variance(4.0, row["population_size"], row["cohort_size"], replacement=True)
+        assert not row["low"] <= wrong <= row["high"]
+    assert len(half) == 1
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"population_sizes": ()}, "population_sizes: expected"),
+        ({"rates": (0.0,)}, "rates: expected"),
+        ({"rates": (float("nan"),)}, "rates: expected"),
+        ({"num_rounds": 3}, "num_rounds: expected"),
+        ({"compare_samplers": 2}, "compare_samplers: expected"),
+        ({"model_clients": -1}, "model_clients: expected"),
+    ],
+)
+def test_wrong_options(options, words):
+    """Fault: a study that runs for minutes before it finds that it cannot."""
+    with pytest.raises(ValueError, match=words):
+        participation(**SMALL | options)
+
+
+def test_figure():
+    """Fault: a figure that cannot be drawn from what was found."""
+    figure = findings().figure()
+    assert len(figure.axes) == 4 and all(axes.get_xlabel() for axes in figure.axes)

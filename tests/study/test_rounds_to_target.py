@@ -1,0 +1,78 @@
+"""The study of rounds to a target: exact counts, exact means under noise, and fewer rounds on IID data."""
+
+import functools
+
+import pytest
+
+from fedjax_sim.study.rounds_to_target import rounds_to_target
+
+SMALL = {
+    "num_clients": 6, "dimension": 2, "heterogeneity": 2.0, "step_size": 0.05, "num_steps": (1, 4, 40),
+    "max_rounds": 80, "gradient_noise": 3.0, "batch_sizes": (1, 16), "num_runs": 150, "model_clients": 20,
+    "alphas": (100.0, 0.1), "num_epochs": (1,), "model_batch_sizes": (0, 10), "model_rounds": 90, "model_runs": 2,
+    "model_target": 0.8,
+}  # fmt: skip
+
+
+@functools.cache
+def findings():
+    return rounds_to_target(**SMALL)
+
+
+def rows(part, quantity="rounds to target"):
+    return [row for row in findings().rows() if row["part"] == part and row["quantity"] == quantity]
+
+
+def test_predictions_hold():
+    """Fault: a path, a floor or a count of rounds that is off."""
+    predicted = [row for row in findings().rows() if row["predicted"] is not None]
+    assert [row for row in predicted if row["holds"] is not True] == []
+    assert {row["part"] for row in predicted} == {"one curvature", "one optimum", "heterogeneous", "batches"}
+    assert len(rows("one curvature")) == 3 and len(predicted) > 20
+
+
+def test_it_can_tell_another_round():
+    """Fault: a resolution in which a round more or less would hold as well, or noise that hides 30 % of the loss."""
+    found = findings()
+    for change in (1, -1):
+        wrong = [one._replace(predicted=one.predicted + change) for one in found.comparisons
+                 if one.quantity == "rounds to target" and one.predicted]  # fmt: skip
+        assert wrong and not any(row["holds"] for row in found._replace(comparisons=wrong).rows())
+    noisy = [one for one in found.comparisons if one.conditions["part"] == "batches"]
+    wrong = [one._replace(predicted=1.3 * one.predicted) for one in noisy if one.conditions["batch_size"] == 16]
+    assert wrong and not any(row["holds"] for row in found._replace(comparisons=wrong).rows())
+
+
+def test_drift_ends_what_local_work_saves():
+    """Fault: a study in which more local work always helps: on these clients forty steps never arrive."""
+    assert [row["local_steps"] for row in rows("heterogeneous")] == [1, 4]
+    (late,) = rows("heterogeneous", "loss after the last round / target")
+    assert late["local_steps"] == 40 and late["measured"] > 1
+
+
+def test_rounds_fall_on_iid_digits():
+    """Fault: local work that does nothing: row B9 of the inventory."""
+    iid = {row["local_steps"]: row["measured"] for row in rows("digits MLP") if row["alpha"] == 100.0}
+    assert set(iid) == {1, 4} and iid[4] < 0.6 * iid[1]
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"num_steps": ()}, "num_steps: expected"),
+        ({"target": 1.0}, "target: expected"),
+        ({"step_size": 0.9}, "step_size: expected"),
+        ({"batch_sizes": (0,)}, "batch_sizes: expected"),
+        ({"model_clients": 5}, "model_clients: expected"),
+        ({"learning_rate": float("nan")}, "learning_rate: expected"),
+    ],
+)
+def test_wrong_options(options, words):
+    """Fault: a study that runs for minutes before it finds that it cannot."""
+    with pytest.raises(ValueError, match=words):
+        rounds_to_target(**SMALL | options)
+
+
+def test_figure_and_reading():
+    """Fault: a figure or a reading that cannot be made of what was found."""
+    assert len(findings().figure().axes) == 4 and len(findings().reading) == 4

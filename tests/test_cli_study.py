@@ -1,0 +1,78 @@
+"""`fedjax-sim study`: what a person types, sees and finds in the folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedjax_sim.cli import app
+from fedjax_sim.cli_study import _studies, load_study
+from fedjax_sim.config import ConfigError
+
+STUDIES = Path(__file__).parent.parent / "experiments" / "studies"
+TINY = ["population_sizes=[4]", "rates=[1.0]", "num_rounds=100", "model_clients=0", "compare_samplers=false"]
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, ["study", *map(str, arguments)])
+
+
+def test_a_study_from_the_command_line(tmp_path):
+    """Fault: an answer without its table, verdict, page or figure; a folder that is written over."""
+    settings = [word for setting in TINY for word in ("--set", setting)]
+    result = call("participation", *settings, "--out", tmp_path / "found")
+    assert result.exit_code == 0, result.output
+    assert "predictions lie within" in result.output and "How many clients" in result.output
+    names = {path.name for path in (tmp_path / "found").iterdir()}
+    assert names == {"findings.json", "table.csv", "figure.png", "figure.svg", "report.html"}
+    assert json.loads((tmp_path / "found" / "findings.json").read_text())["options"]["population_sizes"] == [4]
+    again = call("participation", *settings, "--out", tmp_path / "found")
+    assert again.exit_code == 2 and "--out: expected" in again.output
+
+
+def test_the_list():
+    """Fault: a study that nobody finds, an option that is not shown."""
+    result = call()
+    assert result.exit_code == 0
+    for name, part in _studies().items():
+        assert name in result.output
+        assert not part.others, f"{name}: options that a config cannot give"
+        assert all(option in result.output for option in part.options)
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_file_loads(path):
+    """Fault: a file in experiments/studies with an option that is gone."""
+    part, options = load_study(str(path), [])
+    assert part.name == path.stem and options
+
+
+def test_every_study_has_a_file():
+    """Fault: a study without an example to copy."""
+    assert {path.stem for path in STUDIES.glob("*.toml")} == set(_studies())
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["particpation"], "study.name: expected one of"),
+        (["participation", "--set", "seeed=3"], "study.seeed: expected one of"),
+        (["participation", "--set", "seed=yes"], "study.seed: expected an integer"),
+        (["participation", "--set", "num_rounds=nan"], "study.num_rounds: expected an integer"),
+        (["participation", "--set", "num_rounds=7"], "num_rounds: expected"),
+        (["nowhere.toml"], "nowhere.toml: expected a TOML file"),
+    ],
+)
+def test_wrong_input(arguments, words):
+    """Fault: a typing error that runs the study with its defaults, or ends in a traceback."""
+    result = call(*arguments)
+    assert result.exit_code == 2 and words in result.output and "Traceback" not in result.output
+
+
+def test_a_file_of_something_else(tmp_path):
+    """Fault: a run's config taken for a study's."""
+    path = tmp_path / "run.toml"
+    path.write_text('seed = 1\n[data]\nname = "digits"\n')
+    with pytest.raises(ConfigError, match=r"expected one table \[study\]"):
+        load_study(str(path), [])
