@@ -60,9 +60,9 @@ def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
 
     Raises: config.ConfigError with every problem.
 
-    >>> part, options = load_study("participation", ["seed=7"])
+    >>> part, options = load_study("error-floor", ["seed=7"])
     >>> part.name, options["seed"]
-    ('participation', 7)
+    ('error_floor', 7)
     """
     from fedjax_sim.config import ConfigError, _options, _override, _read
     from fedjax_sim.kinds import nearest, problem
@@ -73,8 +73,10 @@ def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
     if not isinstance(given, dict) or document.keys() - {"study"}:
         raise ConfigError([problem(name, "one table [study]", sorted(document))])
     wanted = given.pop("name", None)
+    wanted = wanted.replace("-", "_") if isinstance(wanted, str) else wanted  # error-floor is error_floor
     if wanted not in known:
-        raise ConfigError([problem("study.name", "one of " + ", ".join(known), wanted, nearest(wanted, known))])
+        shown = [name.replace("_", "-") for name in known]
+        raise ConfigError([problem("study.name", "one of " + ", ".join(shown), wanted, nearest(wanted, shown))])
     options = _options("study", known[wanted].options, given, problems, also=("name",))
     if problems:
         raise ConfigError(problems)
@@ -98,7 +100,7 @@ def _list() -> None:
     grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
     grid.add_column(no_wrap=True)
     for name, part in _studies().items():
-        grid.add_row(Text(name, "bold"), Text(part.meaning))
+        grid.add_row(Text(name.replace("_", "-"), "bold"), Text(part.meaning))
         for option, (_, default) in part.options.items():
             grid.add_row("", Text(f"{option} = {registry.shown(default)}", "dim"))
     Console().print(grid)

@@ -36,9 +36,10 @@ def test_the_list():
     result = call()
     assert result.exit_code == 0
     for name, part in _studies().items():
-        assert name in result.output
+        assert name.replace("_", "-") in result.output
         assert not part.others, f"{name}: options that a config cannot give"
         assert all(option in result.output for option in part.options)
+        assert load_study(name.replace("_", "-"), []) == load_study(name, [])
 
 
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.toml")), ids=lambda path: path.stem)

@@ -15,6 +15,7 @@ from fedjax_sim.study.drift import drift
 from fedjax_sim.study.error_floor import error_floor
 from fedjax_sim.study.findings import Comparison, Findings, measured
 from fedjax_sim.study.heterogeneity import heterogeneity
+from fedjax_sim.study.hypergradient import hypergradient
 from fedjax_sim.study.moments import Moments, population_moments
 from fedjax_sim.study.page import write_findings
 from fedjax_sim.study.participation import participation
@@ -24,6 +25,7 @@ from fedjax_sim.study.rounds import independent_runs, squared_distance
 from fedjax_sim.study.rounds_to_target import rounds_to_target
 from fedjax_sim.study.sweep import sweep
 from fedjax_sim.study.sweep_figure import sweep_figure
+from fedjax_sim.study.variance_budget import variance_budget
 
 __all__ = [
     "Comparison",
@@ -42,6 +44,7 @@ __all__ = [
     "drift",
     "error_floor",
     "heterogeneity",
+    "hypergradient",
     "independent_runs",
     "measured",
     "one_run_release",
@@ -52,5 +55,6 @@ __all__ = [
     "squared_distance",
     "sweep",
     "sweep_figure",
+    "variance_budget",
     "write_findings",
 ]

@@ -40,7 +40,7 @@ def central_local(
     dimension: int = 128,
     noise_multiplier: float = 1.0,
     clip_norm: float = 1.0,
-    population_size: int = 100_000,
+    num_clients: int = 100_000,
     epsilon: float = 2.0,
     delta: float = 1e-6,
     num_rounds: int = 100,
@@ -56,7 +56,7 @@ def central_local(
       cohort_sizes: m, rising, at least two.
       dimension: d; more of it makes variances surer.
       noise_multiplier: z. clip_norm: C.
-      population_size: N that cohorts are drawn from, for epsilon.
+      num_clients: N that cohorts are drawn from, for epsilon.
       epsilon, delta, num_rounds: the budget of all rounds together.
       num_releases: independent rounds behind each variance.
       seed: decides everything.
@@ -69,9 +69,9 @@ def central_local(
     References: Kairouz et al. 2021, section 4.4; Duchi, Jordan and Wainwright 2018.
     """
     validate.integer("dimension", dimension, 1, 10_000)
-    validate.integer("population_size", population_size, 2)
+    validate.integer("num_clients", num_clients, 2)
     for size in cohort_sizes:
-        validate.integer("cohort_sizes", size, 2, population_size)
+        validate.integer("cohort_sizes", size, 2, num_clients)
     if len(cohort_sizes) < 2 or list(cohort_sizes) != sorted(set(cohort_sizes)):
         validate.fail("cohort_sizes", "at least two rising numbers", list(cohort_sizes))
     validate.in_range("noise_multiplier", noise_multiplier, 1e-3, 1e3)
@@ -82,7 +82,7 @@ def central_local(
     validate.integer("num_releases", num_releases, 2 * GROUPS)
     validate.integer("seed", seed, 0)
     key, found, draws = jax.random.key(seed), [], {}
-    budget = {"epsilon": epsilon, "delta": delta, "rounds": num_rounds, "population_size": population_size}
+    budget = {"epsilon": epsilon, "delta": delta, "rounds": num_rounds, "population_size": num_clients}
     for size in cohort_sizes:
         noises = [*_equal_multiplier(noise_multiplier, clip_norm, size)]
         if size in (cohort_sizes[0], cohort_sizes[-1]):
@@ -101,7 +101,7 @@ def central_local(
     found += _ratios(draws, cohort_sizes)
     options = {
         "cohort_sizes": list(cohort_sizes), "dimension": dimension, "noise_multiplier": noise_multiplier,
-        "clip_norm": clip_norm, "population_size": population_size, "epsilon": epsilon, "delta": delta,
+        "clip_norm": clip_norm, "num_clients": num_clients, "epsilon": epsilon, "delta": delta,
         "num_rounds": num_rounds, "num_releases": num_releases, "seed": seed,
     }  # fmt: skip
     draw = partial(_figure, cohort_sizes, noise_multiplier, clip_norm, found)
@@ -189,7 +189,7 @@ def _reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[s
     z = {name: row["noise_multiplier"] for name, row in large.items()}
     yield (
         f"One multiplier is not one epsilon. At epsilon {options['epsilon']:g} and delta {options['delta']:g} after "
-        f"{options['num_rounds']:,} rounds with {most:,} of {options['population_size']:,} clients, central noise "
+        f"{options['num_rounds']:,} rounds with {most:,} of {options['num_clients']:,} clients, central noise "
         f"needs z = {z['central, fixed-size']:.3g} (fixed-size cohorts, a replaced client; {z['central, Poisson']:.3g} "
         f"for Poisson ones and an absent client) and local noise {z['local']:.3g}, for a letter is its own release and "
         f"sampling amplifies nothing for who sees it: {factors[1]:,.0f} times the variance, and {factors[0]:,.0f} "

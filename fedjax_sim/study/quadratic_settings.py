@@ -21,6 +21,8 @@ SMALLEST, LARGEST = 0.5, 2.0  # curvatures
 
 
 class Problem(NamedTuple):
+    """Clients f_i = (w - a_i)^T H_i (w - a_i) / 2, alike in their weights."""
+
     hessians: np.ndarray  # [N, d, d] float64
     centers: np.ndarray  # [N, d]
 
@@ -56,6 +58,8 @@ def _copies(parameters: Any, id: Any) -> ClientData:
 
 
 class Base(NamedTuple):
+    """The setting that others differ from in one thing."""
+
     problem: Problem
     num_steps: int
     step_size: float
@@ -63,6 +67,7 @@ class Base(NamedTuple):
 
 
 def quadratic_clients(size: int, dimension: int, heterogeneity: float, seed: int) -> Problem:
+    """Random quadratics of the studies' range of curvatures."""
     data = population.quadratics(
         num_clients=size, dimension=dimension, smallest_curvature=SMALLEST, largest_curvature=LARGEST,
         heterogeneity=heterogeneity, seed=seed,
@@ -116,4 +121,5 @@ def run_settings(make: Callable, settings: Sequence[Setting], rounds: int | None
 
 
 def distance_to(params: Any, target: Any) -> dict[str, Any]:
+    """|w - target|."""
     return {"distance": jnp.sqrt(jnp.sum((params["w"] - target) ** 2))}

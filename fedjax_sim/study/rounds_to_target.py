@@ -203,7 +203,7 @@ def _noisy(
     """With noisy gradients: the mean loss in the round that the budget names, of runs in batches of B."""
     budgets = {b: theory.budget(*problem, step_size=eta, num_steps=k, gradient_noise=v) for b, v in noise.items()}
     paths = {b: one.expected_loss(max_rounds, start=problem.start) for b, one in budgets.items()}
-    goal = share * problem_loss(problem)
+    goal = share * _start_loss(problem)
     rounds = {b: metrics.rounds_to_target(path[1:], goal) for b, path in paths.items()}
     looks = [[int(t) if math.isfinite(t) else max_rounds] for t in rounds.values() for _ in range(num_runs)]
     rows = [(problem, k, eta, math.sqrt(v)) for v in noise.values() for _ in range(num_runs)]
@@ -217,7 +217,7 @@ def _noisy(
         yield measured(conditions, words, seen / goal, paths[b][at] / goal, resolution=1e-4)
 
 
-def problem_loss(problem: Problem) -> float:
+def _start_loss(problem: Problem) -> float:
     """The excess loss of the start."""
     away = problem.start - problem.optimum
     return float(away @ problem.hessians.mean(0) @ away) / 2

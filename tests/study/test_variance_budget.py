@@ -76,7 +76,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+SOME = ("all", "poisson")
+ALL = [name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_the_sum_is_the_variance_of_real_rounds(name):
     """Fault: a sampler's law, a divisor or a letter's factor that is another one than the round's."""
     made = CASES[name]()

@@ -236,7 +236,7 @@ def test_wrong_options_are_refused():
 
 
 def test_derivative():
-    """Fault: NaN as the derivative of a clipped letter, at zero above all; one of the exact norm's branches followed."""
+    """Fault: NaN as the derivative of a clipped letter, at zero above all; a branch of the exact norm followed."""
     letter, direction = np.array([3.0, -1.0, 0.5]), np.array([1.0, 2.0, 3.0])
 
     def ends(norm, x):
