@@ -73,7 +73,7 @@ print({name: round(loss, 5) for name, loss in floor.losses.items() if loss})
 # %%
 small = {"num_clients": 10, "dimension": 2, "step_sizes": (0.1,), "cohort_sizes": (4,), "num_steps": (2,), "bits": (4,)}
 small |= {"noise_multipliers": (0.01,), "num_runs": 200}
-options = (small if FAST else {"num_runs": 1000}) | {"logistic_clients": 0}
+options = (small if FAST else {"num_runs": 1000}) | {"logistic_clients": 0, "model_clients": 0}
 found = study.error_floor(**options)
 print(found.verdict())
 
@@ -119,5 +119,5 @@ steps = 0.6 / (1 + 0.05 * np.arange(2000))
 decaying = theory.expected_squared_distance(1.0, 0.25, steps, start=3.0)
 constant = theory.expected_squared_distance(1.0, 0.25, np.full(2000, 0.1), start=3.0)
 print(f"after 2,000 steps: constant {constant[-1]:.5f}, decaying {decaying[-1]:.5f}")
-first, again = (study.error_floor(**small, logistic_clients=0).rows() for _ in range(2))
+first, again = (study.error_floor(**small, logistic_clients=0, model_clients=0).rows() for _ in range(2))
 print("same bits:", first == again)

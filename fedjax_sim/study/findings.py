@@ -17,7 +17,7 @@ from fedjax_sim import plot, validate
 __all__ = ["CONFIDENCE", "KINDS", "Comparison", "Findings", "measured"]
 
 CONFIDENCE = 0.99  # that every interval of a study contains the truth, together (Bonferroni)
-KINDS = ("exact", "leading order", "upper bound")
+KINDS = ("exact", "leading order", "upper bound", "estimate")  # the last one is shown and not judged
 
 
 class Comparison(NamedTuple):
@@ -46,7 +46,7 @@ def measured(
 
     Args:
       samples: [R] numbers, independent and alike; one alone stands for a number without randomness.
-      kind: what the prediction is: "exact", "leading order" or an "upper bound" of the mean.
+      kind: what the prediction is: "exact", "leading order", an "upper bound" of the mean, or an "estimate".
       resolution: >= 0, what float32 may have done to the mean.
 
     Raises: ValueError for NaN or infinite samples: a diverged run has no mean.
@@ -80,7 +80,7 @@ class Findings(NamedTuple):
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict a comparison: its conditions, then quantity, measured, low, high, predicted, kind, ratio, its low
-        and high, and `holds`: whether the interval contains the prediction (None without one).
+        and high, and `holds`: whether the interval contains the prediction (None without one, and for an estimate).
 
         The ratio is measured / predicted; 1 where both are zero up to rounding, None where the prediction alone is.
         """
@@ -98,7 +98,7 @@ class Findings(NamedTuple):
             row |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratios, strict=True))
         elif predicted is not None and low <= predicted <= high:
             row |= {"ratio": 1.0, "ratio_low": 1.0, "ratio_high": 1.0}
-        if predicted is None:
+        if predicted is None or comparison.kind == "estimate":
             return row | {"holds": None}
         return row | {"holds": low <= predicted and (comparison.kind == "upper bound" or predicted <= high)}
 

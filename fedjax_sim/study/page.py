@@ -33,8 +33,7 @@ def table(findings: Findings) -> tuple[list[str], list[list[str]]]:
 
 def _judged(row: dict[str, Any]) -> list[str]:
     predicted, ratio = _number(row["predicted"]), _number(row["ratio"])
-    if row["kind"] == "upper bound":
-        predicted = "≤ " + predicted
+    predicted = {"upper bound": "≤ ", "estimate": "≈ "}.get(row["kind"], "") + predicted
     interval = f"{row['ratio_low']:.4g} … {row['ratio_high']:.4g}" if row["ratio"] is not None else ""
     if row["predicted"] is None:
         interval = f"{row['low']:.4g} … {row['high']:.4g}"

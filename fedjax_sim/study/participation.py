@@ -52,7 +52,7 @@ def participation(
       dimension: d of the vectors.
       num_rounds: independent rounds behind each variance.
       tolerance: alpha: the standard deviation of the cohort's mean may be alpha |mean|.
-      compare_samplers: whether other samplers and tables are measured too, for 50 to 10,000 clients.
+      compare_samplers: whether other samplers and tables are measured too, for the N nearest to 100 (if 50 at least).
       model_clients: N of the digits; 0 leaves them out. model_rounds: rounds behind each of their variances.
       seed: decides everything.
 
@@ -85,14 +85,14 @@ def participation(
         cohorts = sorted({max(1, round(rate * size)) for rate in rates})
         for cohort in (m for m in cohorts if m <= largest_cohort):
             found.append(field.variance(key, cohort, sampling.uniform(size, cohort), "mean", num_rounds, "variance"))
-    for size in [size for size in clients if compare_samplers and 50 <= size <= 10_000]:
-        found += clients[size].designs(key, max(5, size // 10 if size <= 100 else size // 100), num_rounds)
+    middle = min(clients, key=lambda size: abs(size - 100))
+    if compare_samplers and middle >= 50:
+        found += clients[middle].designs(key, max(5, middle // 10), num_rounds)
     required = {size: theory.required_cohort_size(size, _ratio(tolerance)) for size in clients}
     for size, cohort in required.items():
         if cohort < min(size, largest_cohort):
             found.append(clients[size].tolerated(key, cohort, tolerance, num_rounds))
-    middle = min(clients, key=lambda size: abs(size - 100))
-    for cohort in sorted({max(1, round(rate * middle)) for rate in rates if rate >= 0.01}):
+    for cohort in sorted({max(1, round(rate * middle)) for rate in rates if rate > 0.01}):
         found.append(clients[middle].floor(key, cohort, num_rounds))
     if model_clients:
         found += _digits(key, model_clients, model_rounds, seed)

@@ -50,6 +50,7 @@ def test_coverage():
         ([1.0], 1.0, "exact", True),
         ([1.0], 1.0001, "exact", False),
         ([1.0, 2.0], None, "exact", None),
+        ([1.0, 1.1, 0.9, 1.0], 3.0, "estimate", None),
     ],
 )
 def test_verdicts(samples, predicted, kind, holds):

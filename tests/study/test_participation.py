@@ -30,7 +30,7 @@ def test_defaults():
     """Fault: a sampler or a table whose variance is not the predicted one; defaults whose predictions do not hold."""
     rows = participation().rows()
     assert [row for row in rows if row["holds"] is not True] == []
-    assert sum(row["part"] == "designs" for row in rows) == 12
+    assert sum(row["part"] == "designs" for row in rows) == 6
 
 
 def test_everybody_leaves_no_variance():
