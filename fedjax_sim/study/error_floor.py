@@ -304,9 +304,9 @@ def _reading(problem: _Quadratics, base: _Setting, found: Sequence[Comparison]) 
     if network:
         ratios = ", ".join(f"{one.measured / one.predicted:.2f}" for one in network)
         yield (
-            "A network has no closed form. The same three matrices at a minimum give an estimate of how far rounds with "
-            f"a constant step drive it away; measured over estimated is {ratios}. It is shown and not judged: curvature "
-            "changes along the way."
+            "A network has no closed form. The same three matrices at a minimum give an estimate of how far rounds "
+            f"with a constant step drive it away; measured over estimated is {ratios}. It is shown and not judged: "
+            "curvature changes along the way."
         )
 
 
