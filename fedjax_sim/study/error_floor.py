@@ -108,7 +108,7 @@ def error_floor(
     if model_clients:
         from fedjax_sim.study.model_floor import model_floor
 
-        found += model_floor(stream(key, "model"), model_clients, min(num_runs, 200), seed)
+        found += model_floor(stream(key, "model"), model_clients, min(num_runs, 60), seed)
     options = {
         "num_clients": num_clients, "dimension": dimension, "heterogeneity": heterogeneity,
         "step_sizes": list(step_sizes), "cohort_sizes": list(cohort_sizes), "num_steps": list(num_steps),
