@@ -56,13 +56,14 @@ MAX_CHUNK = 1 << 16  # letters added at once
 PENDING = 480  # letters whose digits a low word can take
 UNROLLED = 64  # letters that are added one by one: compilers vectorise that, and not a reduction over rows
 _plain: contextvars.ContextVar = contextvars.ContextVar("plain", default=False)
+SMALL = 1 << 9  # coordinates of a leaf that shares its sum with others
 PLACES = 8  # devices with a place each in a sum of words; with more, words spread over every bin are less to send
 
 
 @partial(jax.tree_util.register_dataclass, meta_fields=["shape"], data_fields=["top", "low", "base", "high", "pending"])
 @dataclasses.dataclass(frozen=True)
 class ExactSum:
-    """The sum of one leaf over clients; a kept bin, highest first, holds high * 2^20 + low in units of its grid.
+    """A sum over clients at each coordinate; a kept bin, highest first, holds high * 2^20 + low in units of its grid.
 
     Words are flat: XLA:CPU vectorises the last axis of what it writes, and that of a leaf may be short.
     """
@@ -72,7 +73,29 @@ class ExactSum:
     base: Array  # [d] int32: `top` when carries last moved; the high words stand there
     high: tuple[Array, ...]  # [d] int32
     pending: Array  # [] int32 letters since carries last moved
-    shape: tuple[int, ...]  # of the leaf
+    shape: tuple[int, ...]  # of what is summed
+
+
+@partial(jax.tree_util.register_dataclass, meta_fields=["spec", "structure"], data_fields=["parts"])
+@dataclasses.dataclass(frozen=True)
+class ExactSums:
+    """The sums of a tree's leaves. Small leaves share one `ExactSum`: the program is shorter, and compiles sooner.
+
+    Guarantees: each leaf has the bits that it has alone (tests/engine/test_exact.py::test_leaves_that_share_a_sum).
+    """
+
+    parts: tuple[ExactSum | Array, ...]  # one a group, see `_groups`
+    spec: tuple[jax.ShapeDtypeStruct, ...]  # of the leaves
+    structure: jax.tree_util.PyTreeDef
+
+
+def _groups(spec: tuple[jax.ShapeDtypeStruct, ...]) -> list[list[int]]:
+    """Places of the leaves that share a sum."""
+    together: dict = {}
+    for place, x in enumerate(spec):
+        shared = math.prod(x.shape) <= SMALL
+        together.setdefault(jnp.promote_types(x.dtype, jnp.float32) if shared else place, []).append(place)
+    return list(together.values())
 
 
 def _is_sum(x) -> bool:
@@ -110,18 +133,23 @@ def _(primals, tangents):
     validate.fail("derivative", "none through an exact sum over clients", "one", hint, TypeError)
 
 
-def zeros(spec: PyTree) -> PyTree:
-    """A tree of empty sums for leaves of these shapes; float64 leaves keep four bins, others two."""
+def zeros(spec: PyTree) -> ExactSums:
+    """Empty sums for leaves of these shapes; float64 leaves keep four bins, others two."""
 
-    def leaf(x):
+    def part(shape, dtype):
         if _plain.get():
-            return jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))
-        bins = 4 if x.dtype == jnp.float64 else 2
-        words = tuple(jnp.zeros(math.prod(x.shape), jnp.int32) for _ in range(bins))
-        lowest = jnp.full(math.prod(x.shape), MIN_BIN, jnp.int32)
-        return ExactSum(lowest, words, lowest, words, jnp.zeros((), jnp.int32), tuple(x.shape))
+            return jnp.zeros(shape, jnp.promote_types(dtype, jnp.float32))
+        bins, size = 4 if dtype == jnp.float64 else 2, math.prod(shape)
+        words = tuple(jnp.zeros(size, jnp.int32) for _ in range(bins))
+        lowest = jnp.full(size, MIN_BIN, jnp.int32)
+        return ExactSum(lowest, words, lowest, words, jnp.zeros((), jnp.int32), shape)
 
-    return jax.tree.map(leaf, spec)
+    leaves, structure = jax.tree.flatten(spec)
+    leaves = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
+    groups = [[leaves[place] for place in places] for places in _groups(leaves)]
+    shapes = [group[0].shape if len(group) == 1 else (sum(math.prod(x.shape) for x in group),) for group in groups]
+    parts = tuple(part(tuple(shape), group[0].dtype) for shape, group in zip(shapes, groups, strict=True))
+    return ExactSums(parts, leaves, structure)
 
 
 def power_of_two(exponent: Array, dtype) -> Array:
@@ -181,7 +209,7 @@ def _digits(value: Array, scale: Array, magic: Array, bins: int) -> list[Array]:
     return digits
 
 
-def _add_leaf(acc: ExactSum | Array, values: Array) -> ExactSum | Array:
+def _add(acc: ExactSum | Array, values: Array) -> ExactSum | Array:
     if not _is_sum(acc):
         return acc + values.astype(acc.dtype).sum(0)
     values = _no_derivative(values)
@@ -193,7 +221,7 @@ def _add_leaf(acc: ExactSum | Array, values: Array) -> ExactSum | Array:
     elif many:
         blocks = jnp.pad(values, [(0, -count % UNROLLED)] + [(0, 0)] * (values.ndim - 1))
         blocks = blocks.reshape(-1, UNROLLED, *values.shape[1:])
-        return jax.lax.scan(lambda acc, block: (_add_leaf(acc, block), None), acc, blocks)[0]
+        return jax.lax.scan(lambda acc, block: (_add(acc, block), None), acc, blocks)[0]
     else:  # a loop of no or one turn: unlike a condition, it leaves the words where they are
         full = acc.pending + count > PENDING
         acc = jax.lax.while_loop(lambda x: x[0], lambda x: (jnp.zeros_like(x[0]), _normal(x[1])), (full, acc))[1]
@@ -220,7 +248,7 @@ def _add_leaf(acc: ExactSum | Array, values: Array) -> ExactSum | Array:
     return dataclasses.replace(acc, top=top, low=low, pending=acc.pending + count)
 
 
-def add(acc: PyTree, values: PyTree) -> PyTree:
+def add(acc: ExactSums, values: PyTree) -> ExactSums:
     """Adds a chunk of letters, leaves [c, ...], c <= MAX_CHUNK.
 
     Letters are products at most: a sum or a difference that is still to be rounded may be fused into what follows, and
@@ -230,7 +258,14 @@ def add(acc: PyTree, values: PyTree) -> PyTree:
     (tests/engine/test_exact.py::test_any_order_and_chunking_gives_the_same_bits); a value that is not finite makes
     the total NaN, never a wrong number (::test_non_finite_values_poison).
     """
-    return jax.tree.map(_add_leaf, acc, values, is_leaf=_is_sum)
+    leaves, parts = acc.structure.flatten_up_to(values), []
+    for part, places in zip(acc.parts, _groups(acc.spec), strict=True):
+        group = [leaves[place] for place in places]
+        if len(group) > 1:
+            dtype = jnp.result_type(jnp.float32, *group)
+            group = [jnp.concatenate([x.reshape(x.shape[0], -1).astype(dtype) for x in group], axis=1)]
+        parts.append(_add(part, group[0]))
+    return dataclasses.replace(acc, parts=tuple(parts))
 
 
 def merge(a: PyTree, b: PyTree) -> PyTree:
@@ -331,10 +366,10 @@ def _kept(spread: tuple[Array, Array, Array], like: ExactSum) -> ExactSum:
     return _normal(ExactSum(top, kept(low), top, kept(high), like.pending, like.shape))
 
 
-def total(acc: PyTree) -> PyTree:
+def total(acc: ExactSums) -> PyTree:
     """The sums as floats (float64 for float64 leaves, else float32); NaN where a poisoned value was added."""
 
-    def leaf(x: ExactSum | Array) -> Array:
+    def value_of(x: ExactSum | Array) -> Array:
         if not _is_sum(x):
             return x
         x = _normal(x)
@@ -355,4 +390,11 @@ def total(acc: PyTree) -> PyTree:
         value = tree.pinned(jnp.where(x.top == POISONED, jnp.nan, value), jnp.minimum(x.top, 0))
         return value.reshape(x.shape)
 
-    return jax.tree.map(leaf, acc, is_leaf=_is_sum)
+    leaves: list = [None] * len(acc.spec)
+    for part, places in zip(acc.parts, _groups(acc.spec), strict=True):
+        flat, start = value_of(part).reshape(-1), 0
+        for place in places:
+            shape = acc.spec[place].shape
+            leaves[place] = flat[start : start + math.prod(shape)].reshape(shape)
+            start += math.prod(shape)
+    return acc.structure.unflatten(leaves)

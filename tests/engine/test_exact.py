@@ -189,12 +189,31 @@ def test_float64_keeps_four_bins():
         values = np.array([1.0, 2.0**-60, -1.0, 1e-3, 2.0**-70])[:, None]
         acc = exact.add(exact.zeros(jax.ShapeDtypeStruct((1,), jnp.float64)), jnp.array(values))
         reverse = exact.add(exact.zeros(jax.ShapeDtypeStruct((1,), jnp.float64)), jnp.array(values[::-1]))
-        assert len(acc.low) == 4
+        assert len(acc.parts[0].low) == 4
         got = exact.total(acc)
         assert got.dtype == jnp.float64
         truth = sum(Fraction(float(x)) for x in values[:, 0])
         assert abs(Fraction(float(got[0])) - truth) <= Fraction(2.0**-69 * 5)
         assert np.asarray(got).tobytes() == np.asarray(exact.total(reverse)).tobytes()
+
+
+def test_leaves_that_share_a_sum():
+    """Catches a leaf that gets another's coordinates, dtype or bins; large ones stand alone between small ones."""
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        shapes = {"a": (2, 3), "b": (exact.SMALL + 1,), "c": (), "d": (3,), "e": (2,), "f": (0,), "g": (4, 1)}
+        dtypes = {"c": "bfloat16", "d": "float64", "e": "float64"}
+        values = {
+            name: jnp.asarray(rng.normal(size=(5, *shape)) * 10.0 ** rng.integers(-9, 9), dtypes.get(name, "float32"))
+            for name, shape in shapes.items()
+        }
+        spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), values)
+        together = exact.total(exact.add(exact.zeros(spec), values))
+        assert len(exact.zeros(spec).parts) == 3  # float32, float64, and b
+        for name, x in values.items():
+            alone = exact.total(exact.add(exact.zeros(spec[name]), x))
+            assert together[name].shape == spec[name].shape and together[name].dtype == alone.dtype
+            assert np.asarray(together[name]).tobytes() == np.asarray(alone).tobytes(), name
 
 
 def test_low_precision_leaves_are_summed_in_float32():
