@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
-from fedjax_sim.engine.exact import power_of_two
+from fedjax_sim.engine.digits import power_of_two
 from fedjax_sim.types import Array
 
 __all__ = ["median", "order_statistic", "radix_select", "trimmed_mean"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,10 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim import aggregation, client, plot, population, sampling, server, theory, transform, validate
+from fedjax_sim import aggregation, client, population, sampling, server, theory, transform, validate
 from fedjax_sim.algorithms import federated
 from fedjax_sim.prng import normal, stream
+from fedjax_sim.study.error_floor_figure import error_floor_figure
 from fedjax_sim.study.findings import Comparison, Findings, measured
+from fedjax_sim.study.logistic_floor import logistic_floor
+from fedjax_sim.study.model_floor import model_floor
 from fedjax_sim.study.rounds import independent_runs
 from fedjax_sim.theory.quadratic import local_noise, local_progress
 from fedjax_sim.types import Algorithm
@@ -102,12 +106,8 @@ def error_floor(
         for value in values:
             found.append(problem.floor(key, name, value, base._replace(**{name: value}), num_runs))
     if logistic_clients:
-        from fedjax_sim.study.logistic_floor import logistic_floor
-
         found += logistic_floor(stream(key, "logistic"), logistic_clients, min(num_runs, 1000), seed)
     if model_clients:
-        from fedjax_sim.study.model_floor import model_floor
-
         found += model_floor(stream(key, "model"), model_clients, min(num_runs, 60), seed)
     options = {
         "num_clients": num_clients, "dimension": dimension, "heterogeneity": heterogeneity,
@@ -116,7 +116,8 @@ def error_floor(
         "logistic_clients": logistic_clients, "model_clients": model_clients, "seed": seed,
     }  # fmt: skip
     reading = list(_reading(problem, base, found))
-    return Findings("error_floor", QUESTION, found, reading, lambda: _figure(problem, base, found), options)
+    figure = partial(error_floor_figure, found, base, problem.budget, problem.start, num_clients)
+    return Findings("error_floor", QUESTION, found, reading, figure, options)
 
 
 def _check(options: dict[str, Any]) -> None:
@@ -308,67 +309,3 @@ def _reading(problem: _Quadratics, base: _Setting, found: Sequence[Comparison]) 
             f"with a constant step drive it away; measured over estimated is {ratios}. It is shown and not judged: "
             "curvature changes along the way."
         )
-
-
-def _figure(problem: _Quadratics, base: _Setting, found: Sequence[Comparison]) -> Any:
-    from matplotlib.figure import Figure
-
-    rows = Findings("", "", found, (), lambda: None, {}).rows()
-    figure = Figure(figsize=(plot.WIDTH, 6.2), layout="constrained")
-    (path, parts), (trade, bits) = figure.subplots(2, 2)
-
-    def points(axes, part: str, x, name="measured", colour=plot.BLUE, marker="o"):
-        shown = [row for row in rows if row["part"] == part]
-        middle = np.array([row["measured"] for row in shown])
-        errors = [middle - [max(row["low"], 1e-9) for row in shown], [row["high"] for row in shown] - middle]
-        axes.errorbar([x(row) for row in shown], middle, errors, fmt=marker, color=colour, markersize=5, capsize=2,
-                      markeredgecolor="white", markeredgewidth=0.6, label=name, zorder=3)  # fmt: skip
-
-    for eta, line, colour in ((base.step_size, "-", plot.BLUE), (base.step_size / 2, (0, (4, 1.6)), plot.ORANGE)):
-        budget = problem.budget(base._replace(step_size=eta))
-        rest = problem.rounds_to_rest(budget)
-        path.plot(np.arange(rest + 1), budget.expected_loss(rest, start=problem.start), color=colour, linestyle=line,
-                  linewidth=1.3, label=f"theory, step {eta:g}")  # fmt: skip
-        path.axhline(budget.total, color=colour, linewidth=0.7, linestyle=(0, (1, 2)))
-    points(path, "all together", lambda row: row["rounds"])
-    path.set(xlabel="Round", ylabel="Expected excess loss")
-    plot._logarithmic(path, "y")
-    path.legend(fontsize=7.5)
-
-    alone = [row for row in rows if row["part"] == "each alone"]
-    places = np.arange(len(alone))
-    parts.barh(places, [row["predicted"] for row in alone], height=0.6, color=plot.GREY, label="theory")
-    for i, row in enumerate(alone):
-        parts.plot([row["low"], row["high"]], [i, i], color=plot.BLUE, linewidth=1.4)
-        parts.plot([row["measured"]], [i], "o", color=plot.BLUE, markersize=5, markeredgecolor="white",
-                   label="measured" if i == 0 else None)  # fmt: skip
-    parts.set_yticks(places, [row["value"] for row in alone])
-    parts.set(xlabel="Floor with this cause alone", ylim=(len(alone) - 0.4, -0.6))
-    parts.grid(False, axis="y")
-    parts.legend(fontsize=7.5)
-
-    etas = np.geomspace(base.step_size / 4, base.step_size * 3, 24)
-    for cohort, line, colour in zip(sorted({base.cohort_size, problem.size}), ("-", (0, (4, 1.6))),
-                                    (plot.BLUE, plot.BLACK), strict=False):  # fmt: skip
-        budgets = [problem.budget(base._replace(step_size=eta, cohort_size=cohort)) for eta in etas]
-        trade.plot([b.rounds_to_floor(problem.start) for b in budgets], [b.total for b in budgets], color=colour,
-                   linestyle=line, linewidth=1.3, label=f"theory, m = {cohort}")  # fmt: skip
-    points(
-        trade,
-        "step_size",
-        lambda row: problem.budget(base._replace(step_size=row["value"])).rounds_to_floor(problem.start),
-    )
-    trade.set(xlabel="Rounds until the floor", ylabel="Floor: excess loss at rest")
-    plot._logarithmic(trade, "xy")
-    trade.legend(fontsize=7.5)
-
-    grid = np.arange(2, 11)
-    budgets = [problem.budget(base._replace(bits=int(b))) for b in grid]
-    bits.plot(grid, [b.total for b in budgets], color=plot.BLUE, linewidth=1.3, label="theory: all causes")
-    bits.plot(grid, [b.losses["quantization"] for b in budgets], color=plot.ORANGE, linewidth=1.1,
-              linestyle=(0, (4, 1.6)), label="theory: quantisation alone")  # fmt: skip
-    points(bits, "bits", lambda row: row["value"])
-    bits.set(xlabel="Bits a number", ylabel="Floor: excess loss at rest")
-    plot._logarithmic(bits, "y")
-    bits.legend(fontsize=7.5)
-    return figure

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim import aggregation, client, models, plot, population, sampling, server, theory, validate
+from fedjax_sim import aggregation, client, models, population, sampling, server, theory, validate
 from fedjax_sim.algorithms import federated
 from fedjax_sim.prng import stream
 from fedjax_sim.study.findings import Comparison, Findings, measured
 from fedjax_sim.study.moments import population_moments
+from fedjax_sim.study.participation_figure import participation_figure
 from fedjax_sim.study.rounds import independent_runs, squared_distance
 from fedjax_sim.types import Aggregator, Algorithm, Population, Sampler
 
@@ -103,7 +105,8 @@ def participation(
         "model_rounds": model_rounds, "seed": seed,
     }  # fmt: skip
     reading = list(_reading(found, required, tolerance))
-    return Findings("participation", QUESTION, found, reading, lambda: _figure(found, clients, tolerance), options)
+    figure = partial(participation_figure, found, tolerance, signal=SIGNAL, spread=SPREAD, step_size=STEP_SIZE)
+    return Findings("participation", QUESTION, found, reading, figure, options)
 
 
 def _ratio(tolerance: float) -> Any:
@@ -289,76 +292,3 @@ def _reading(found: Sequence[Comparison], required: dict[int, int], tolerance: f
             f"eta / (2 - eta) times half of the variance: the floor falls with participation exactly as the variance "
             "does, and vanishes at m = N. It is a property of constant steps: with steps that decay as 1/t it vanishes."
         )
-
-
-def _figure(found: Sequence[Comparison], clients: dict[int, _Clients], tolerance: float) -> Any:
-    from matplotlib.figure import Figure
-
-    rows = Findings("", "", found, (), lambda: None, {})
-    table = dict(zip(map(id, found), rows.rows(), strict=True))
-    figure = Figure(figsize=(plot.WIDTH, 6.2), layout="constrained")
-    (variance, designs), (required, floor) = figure.subplots(2, 2)
-    looks = [(plot.BLUE, "o"), (plot.ORANGE, "s"), (plot.BLACK, "^"), (plot.GREY, "D"), ("#009E73", "v")]
-
-    def points(axes, ones, x: Callable, colour, marker, name=None):
-        shown = [table[id(one)] for one in ones if one.measured > 1e-9]
-        at, middle = [x(row) for row in shown], np.array([row["measured"] for row in shown])
-        errors = [middle - [max(row["low"], 1e-9) for row in shown], [row["high"] for row in shown] - middle]
-        axes.errorbar(at, middle, errors, fmt=marker, color=colour, markersize=5, markeredgecolor="white",
-                      markeredgewidth=0.6, linestyle="none", capsize=2, label=name, zorder=3)  # fmt: skip
-
-    for size, (colour, marker) in zip(clients, looks * 9, strict=False):
-        ones = [one for one in _of(found, "variance") if one.conditions["population_size"] == size]
-        rates = np.geomspace(min(one.conditions["cohort_size"] for one in ones), size * 0.985, 200) / size
-        alone = SPREAD**2 / (rates * size)
-        variance.plot(rates, alone * (1 - rates) * size / (size - 1), color=colour, linewidth=1.3)
-        variance.plot(rates, alone, color=colour, linewidth=0.9, linestyle=(0, (1.5, 1.5)))
-        points(variance, ones, lambda row: row["cohort_size"] / row["population_size"], colour, marker, f"N = {size:,}")
-    for ones, marker in ((_of(found, "digits MLP"), "P"),):
-        if ones:
-            scale = SPREAD**2 / (ones[0].predicted * ones[0].conditions["cohort_size"])
-            scaled = [
-                one._replace(measured=one.measured * scale, standard_error=one.standard_error * scale) for one in ones
-            ]
-            for one, row in zip(scaled, rows._replace(comparisons=scaled).rows(), strict=True):
-                table[id(one)] = row
-            name = "digits MLP, scaled"
-            points(variance, scaled, lambda row: row["cohort_size"] / row["population_size"], plot.INK, marker, name)
-    variance.plot([], [], color=plot.INK, linewidth=1.3, label="theory")
-    variance.plot([], [], color=plot.INK, linewidth=0.9, linestyle=(0, (1.5, 1.5)), label="without the correction")
-    variance.set(xlabel="Participation rate m / N", ylabel="Variance of the cohort's mean")
-    plot._logarithmic(variance)
-    variance.legend(fontsize=7.5, handlelength=1.6)
-
-    shown = _of(found, "designs")
-    for i, one in enumerate(shown):
-        row = table[id(one)]
-        designs.errorbar(row["ratio"], i, xerr=[[row["ratio"] - row["ratio_low"]], [row["ratio_high"] - row["ratio"]]],
-                         fmt="o", color=plot.BLUE, markersize=4.5, capsize=2)  # fmt: skip
-    names = [f"{one.conditions['sampler']}\n{one.conditions['estimator']}, N = {one.conditions['population_size']:,}"
-             for one in shown]  # fmt: skip
-    designs.set_yticks(range(len(shown)), names, fontsize=6.5)
-    designs.axvline(1, color=plot.BLACK, linewidth=0.9)
-    designs.set(xlabel="Variance, measured / predicted", ylim=(len(shown) - 0.4, -0.6))
-    designs.grid(False, axis="y")
-
-    sizes = np.unique(np.geomspace(2, 1e6, 120).astype(int))
-    for alpha, line in ((tolerance / 2, (0, (4, 1.6))), (tolerance, "-"), (tolerance * 2, (0, (1.5, 1.5)))):
-        rates = [100 * theory.required_cohort_size(int(size), _ratio(alpha)) / size for size in sizes]
-        required.plot(sizes, rates, color=plot.BLUE, linestyle=line, label=f"tolerance {alpha:g}")
-    required.set(xlabel="Population size N", ylabel="Participation required (%)", ylim=(0, 103))
-    plot._logarithmic(required, "x")
-    required.legend(fontsize=7.5)
-
-    ones = _of(found, "final loss")
-    if ones:
-        size = ones[0].conditions["population_size"]
-        cohorts = np.geomspace(1, size * 0.985, 200)
-        factor = STEP_SIZE / (2 - STEP_SIZE) / 2 * SPREAD**2
-        floor.plot(cohorts / size, factor / cohorts * (size - cohorts) / (size - 1), color=plot.BLUE, label="theory")
-        points(floor, ones, lambda row: row["cohort_size"] / row["population_size"], plot.BLUE, "o", "measured")
-        floor.set(xlabel=f"Participation rate m / N, N = {size:,}",
-                  ylabel="Excess loss at rest")  # fmt: skip
-        plot._logarithmic(floor)
-        floor.legend(fontsize=7.5)
-    return figure

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import aggregation, engine, prng, server, types
-from fedjax_sim.engine import exact
+from fedjax_sim.engine import digits, exact
 from tests.engine import test_exact
 from tests.laws import laws
 
@@ -220,7 +220,7 @@ def bins_hold_what_they_say() -> None:
 def bins_that_end_at_the_next_unit(patch):
     """A real one, found while these tests were written: values in the top octave of a bin round up into the next."""
 
-    patch.setattr(exact, "_bin", lambda magnitude: (((magnitude >> 23) + 20) * 357) >> 13)
+    patch.setattr(digits, "_bin", lambda magnitude: (((magnitude >> 23) + 20) * 357) >> 13)
 
 
 @pytest.mark.parametrize("name", sorted(FAULTS))

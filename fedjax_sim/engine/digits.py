@@ -1,0 +1,257 @@
+"""An exact sum of floats in integer words: the same bits for any order, chunk and padding.
+
+A float is cut into integer digits on an absolute grid: bin t covers the magnitudes [2^(23t-148), 2^(23t-125)), and a
+value's digit in a bin is what rounding to that bin's grid, the multiples of 2^(23t-147), leaves; at most 2^22, so that
+digits of some hundred letters fit an int32. Digits are integers, so their sums are associative. Only the top bins below
+the largest magnitude met at a coordinate are kept; when a larger value arrives, the lowest bins fall out. A kept digit
+depends on its value alone, so the kept sums are those that knowing the largest magnitude beforehand would have given
+(Demmel and Nguyen, 2015, reproduce float sums the same way; here digits are integers and sums are two int32 words).
+
+A digit is read off the bits of a float: adding 1.5 * 2^23 to a value in units of the grid rounds it to an integer, and
+leaves that integer in the low bits. A letter costs seven operations a coordinate and touches three words; the high
+words, and carries into them, wait for a few hundred letters.
+
+Error: each value is represented to half a unit of the last kept digit, at most 2^-23 of the largest magnitude met at
+that coordinate for float32 (2 bins) and 2^-69 for float64 (4 bins); the sum of the digits is exact, and `total` rounds
+it to the nearest float within 2 units in the last place. Below 2^-126 values count as zero.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import partial, reduce
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import tree, validate
+from fedjax_sim.types import Array
+
+__all__ = [
+    "MAX_CHUNK",
+    "ExactSum",
+    "add",
+    "empty",
+    "kept",
+    "merge",
+    "merged",
+    "normal",
+    "packed",
+    "power_of_two",
+    "spread_out",
+    "total",
+]
+
+BITS = 23  # of a digit
+LOW_BITS = 20  # of a normal sum's low word
+LOW_MASK = (1 << LOW_BITS) - 1
+MIN_BIN, MAX_BIN = 1, 11  # every exponent of a float32
+POISONED = MAX_BIN + 1  # a value that is not finite, or 2^128 and above, was added: the total is NaN
+MAX_CHUNK = 1 << 16  # letters added at once
+PENDING = 480  # letters whose digits a low word can take
+UNROLLED = 64  # letters that are added one by one: compilers vectorise that, and not a reduction over rows
+
+
+@partial(jax.tree_util.register_dataclass, meta_fields=["shape"], data_fields=["top", "low", "base", "high", "pending"])
+@dataclasses.dataclass(frozen=True)
+class ExactSum:
+    """A sum over clients at each coordinate; a kept bin, highest first, holds high * 2^20 + low in units of its grid.
+
+    Words are flat: XLA:CPU vectorises the last axis of what it writes, and that of a leaf may be short.
+    """
+
+    top: Array  # [d] int32: every magnitude met at this coordinate is below 2^(23 top - 125)
+    low: tuple[Array, ...]  # one per kept bin, [d] int32
+    base: Array  # [d] int32: `top` when carries last moved; the high words stand there
+    high: tuple[Array, ...]  # [d] int32
+    pending: Array  # [] int32 letters since carries last moved
+    shape: tuple[int, ...]  # of what is summed
+
+
+def _type(acc: ExactSum):
+    return jnp.float64 if len(acc.low) == 4 else jnp.float32
+
+
+@jax.custom_jvp
+def _no_derivative(x: Array) -> Array:
+    return x
+
+
+@_no_derivative.defjvp
+def _(primals, tangents):
+    hint = "Trace what you differentiate inside `with engine.differentiable():`, anew; or use study.hypergradient."
+    validate.fail("derivative", "none through an exact sum over clients", "one", hint, TypeError)
+
+
+def empty(shape: tuple[int, ...], dtype) -> ExactSum:
+    """The sum of nothing; float64 keeps four bins, others two."""
+    bins, size = 4 if dtype == jnp.float64 else 2, math.prod(shape)
+    words = tuple(jnp.zeros(size, jnp.int32) for _ in range(bins))
+    lowest = jnp.full(size, MIN_BIN, jnp.int32)
+    return ExactSum(lowest, words, lowest, words, jnp.zeros((), jnp.int32), shape)
+
+
+def power_of_two(exponent: Array, dtype) -> Array:
+    """2^exponent, exactly, for normal float32 (float64) results."""
+    if dtype == jnp.float64:
+        return jax.lax.bitcast_convert_type((exponent.astype(jnp.int64) + 1023) << 52, jnp.float64)
+    return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
+
+
+def _moved(words: tuple[Array, ...], shift: Array) -> tuple[Array, ...]:
+    """Words of bins seen from `shift` bins higher: the lowest fall out."""
+    kept = []
+    for bin in range(len(words)):
+        word = jnp.zeros_like(words[0])
+        for source in range(bin + 1):
+            word = jnp.where(shift == bin - source, words[source], word)
+        kept.append(word)
+    return tuple(kept)
+
+
+def normal(acc: ExactSum) -> ExactSum:
+    """Carries moved out of the low words."""
+    high = _moved(acc.high, acc.top - acc.base)
+    high = tuple(h + (low >> LOW_BITS) for h, low in zip(high, acc.low, strict=True))
+    low = tuple(low & LOW_MASK for low in acc.low)
+    return ExactSum(acc.top, low, acc.top, high, jnp.zeros_like(acc.pending), acc.shape)
+
+
+def _raised(acc: ExactSum, top: Array) -> ExactSum:
+    """A normal sum seen from a higher bin."""
+    shift = top - acc.top
+    return ExactSum(top, _moved(acc.low, shift), top, _moved(acc.high, shift), acc.pending, acc.shape)
+
+
+def _bin(magnitude: Array) -> Array:
+    """The bin of a magnitude given by its bits; POISONED past the largest."""
+    if magnitude.dtype == jnp.int64:
+        exponent = jnp.clip((magnitude >> 52) - 896, 1, 255).astype(jnp.int32)
+    else:
+        exponent = magnitude >> 23
+    return ((exponent + 21) * 357) >> 13  # ceil((exponent - 1) / 23); zero is below every bin
+
+
+def _bits(x: Array) -> Array:
+    return jax.lax.bitcast_convert_type(x, jnp.int64 if x.dtype == jnp.float64 else jnp.int32)
+
+
+def _digits(value: Array, scale: Array, magic: Array, bins: int) -> list[Array]:
+    """A letter's digits in the kept bins."""
+    leading = (None,) * (value.ndim - 1)
+    scale, magic = scale[leading], magic[leading]
+    rest, digits = value * scale, []
+    for _ in range(bins):
+        rounded = rest + magic
+        digits.append((_bits(rounded) - _bits(magic)).astype(jnp.int32))
+        rest = (rest - (rounded - magic)) * 2.0**BITS
+    return digits
+
+
+def add(acc: ExactSum, values: Array) -> ExactSum:
+    """Adds letters [c, ...], c <= MAX_CHUNK."""
+    values = _no_derivative(values)
+    count, dtype = values.shape[0], _type(acc)
+    validate.integer("letters added at once", count, 1, MAX_CHUNK)
+    many = count > UNROLLED
+    if jax.default_backend() != "cpu":  # where a loop may wait for the host, and reductions over rows are fast
+        acc = normal(acc)
+    elif many:
+        blocks = jnp.pad(values, [(0, -count % UNROLLED)] + [(0, 0)] * (values.ndim - 1))
+        blocks = blocks.reshape(-1, UNROLLED, *values.shape[1:])
+        return jax.lax.scan(lambda acc, block: (add(acc, block), None), acc, blocks)[0]
+    else:  # a loop of no or one turn: unlike a condition, it leaves the words where they are
+        full = acc.pending + count > PENDING
+        acc = jax.lax.while_loop(lambda x: x[0], lambda x: (jnp.zeros_like(x[0]), normal(x[1])), (full, acc))[1]
+
+    values = values.reshape(count, -1).astype(dtype)
+    magnitudes = _bits(values)
+    magnitudes &= jnp.iinfo(magnitudes.dtype).max
+    peak = magnitudes.max(0) if many else reduce(jnp.maximum, magnitudes)
+    top = jnp.maximum(acc.top, _bin(peak))
+    magic = jnp.full_like(top, 1.5 * 2.0 ** jnp.finfo(dtype).nmant, dtype)
+    magic = tree.pinned(magic, jnp.minimum(top, 0))  # or a compiler cancels (x + magic) - magic
+    scale = power_of_two(147 - BITS * top, dtype)
+    low, high = _moved(acc.low, top - acc.top), acc.high
+    if many:
+        values = jnp.pad(values, ((0, -count % PENDING), (0, 0))).reshape(-1, PENDING, values.shape[1])
+        digits = [x.sum(1, dtype=jnp.int32) for x in _digits(values, scale, magic, len(low))]
+        high = _moved(high, top - acc.base)
+        high = tuple(x + (digit >> LOW_BITS).sum(0, dtype=jnp.int32) for x, digit in zip(high, digits, strict=True))
+        low = tuple(x + (digit & LOW_MASK).sum(0, dtype=jnp.int32) for x, digit in zip(low, digits, strict=True))
+        return normal(ExactSum(top, low, top, high, acc.pending, acc.shape))
+    for value in values:
+        digits = _digits(value, scale, magic, len(low))
+        low = tuple(x + digit for x, digit in zip(low, digits, strict=True))
+    return dataclasses.replace(acc, top=top, low=low, pending=acc.pending + count)
+
+
+def merge(x: ExactSum, y: ExactSum) -> ExactSum:
+    """The sum of both."""
+    x, y = normal(x), normal(y)
+    top = jnp.maximum(x.top, y.top)
+    words = jax.tree.map(jnp.add, _raised(x, top), _raised(y, top))
+    return normal(dataclasses.replace(words, top=top, base=top))
+
+
+def packed(acc: ExactSum) -> tuple[Array, ...]:
+    """The words of a normal sum, its top in the spare bits of the first."""
+    return (acc.low[0] | (acc.top << LOW_BITS), *acc.low[1:], *acc.high)
+
+
+def merged(words: tuple[Array, ...], number: int, shape: tuple[int, ...]) -> ExactSum:
+    """The sum of the devices' packed words [D, ...]."""
+
+    def part(i: int) -> ExactSum:
+        first, *rest = (x[i] for x in words)
+        top, bins = first >> LOW_BITS, len(words) // 2
+        low = (first & LOW_MASK, *rest[: bins - 1])
+        return ExactSum(top, low, top, tuple(rest[bins - 1 :]), jnp.zeros((), jnp.int32), shape)
+
+    return reduce(merge, map(part, range(number)))
+
+
+def spread_out(acc: ExactSum) -> tuple[Array, Array, Array]:
+    """How many stand at each top, and the words of every bin from POISONED down, [bins, ...]."""
+    bins = len(acc.low)
+    tops = jnp.stack([acc.top == top for top in range(POISONED, 0, -1)]).astype(jnp.int32)
+
+    def everywhere(words):
+        places = range(POISONED, MIN_BIN - bins, -1)
+        return jnp.stack([sum(jnp.where(acc.top - i == bin, w, 0) for i, w in enumerate(words)) for bin in places])
+
+    return tops, everywhere(acc.low), everywhere(acc.high)
+
+
+def kept(spread: tuple[Array, Array, Array], like: ExactSum) -> ExactSum:
+    """The kept bins of sums over every bin."""
+    tops, low, high = spread
+    first = jnp.argmax(tops > 0, axis=0)
+    top = (POISONED - first).astype(jnp.int32)
+
+    def of(words):
+        return tuple(jnp.take_along_axis(words, (first + i)[None], axis=0)[0] for i in range(len(like.low)))
+
+    return normal(ExactSum(top, of(low), top, of(high), like.pending, like.shape))
+
+
+def total(acc: ExactSum) -> Array:
+    """As floats (float64 with four bins, else float32); NaN where a poisoned value was added."""
+    acc = normal(acc)
+    bins, dtype = len(acc.low), _type(acc)
+    digits = [jnp.zeros_like(acc.low[0]) for _ in range(bins + 1)]  # base 2^23, lowest first
+    for bin in range(bins):
+        place = bins - 1 - bin
+        digits[place] += ((acc.high[bin] & 7) << LOW_BITS) | acc.low[bin]
+        digits[place + 1] += acc.high[bin] >> 3
+    for place in range(bins):
+        digits[place + 1] += digits[place] >> BITS
+        digits[place] &= (1 << BITS) - 1
+    value = digits[bins].astype(dtype)
+    for place in reversed(range(bins)):
+        value = value * 2.0**BITS + digits[place].astype(dtype)
+    exponent = BITS * (jnp.minimum(acc.top, MAX_BIN) - bins + 1) - 147  # of the last digit; in two steps, each normal
+    value = value * power_of_two(exponent >> 1, dtype) * power_of_two(exponent - (exponent >> 1), dtype)
+    value = tree.pinned(jnp.where(acc.top == POISONED, jnp.nan, value), jnp.minimum(acc.top, 0))
+    return value.reshape(acc.shape)
