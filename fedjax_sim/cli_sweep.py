@@ -34,6 +34,7 @@ def sweep(
     from fedjax_sim.folders import RUNS, next_folder
     from fedjax_sim.study.sweep_config import load_sweep, run_sweep
 
+    folder = out
     try:
         if resume and out is None:
             raise ConfigError(["--out: expected the folder of the sweep to resume, got none."])
@@ -46,7 +47,8 @@ def sweep(
         cells = found.summary(shown)
         _figure(found, shown, folder)
     except KeyboardInterrupt as error:
-        typer.echo(f"Interrupted. Finished points are safe: add --resume --out {out or folder}.", err=True)
+        safe = f" Finished points are safe: add --resume --out {folder}." if folder else ""
+        typer.echo(f"Interrupted.{safe}", err=True)
         raise typer.Exit(130) from error
     except (ConfigError, TypeError, ValueError) as error:
         if not isinstance(error, ConfigError) and ": expected " not in str(error):

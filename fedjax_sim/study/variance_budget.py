@@ -61,14 +61,22 @@ def variance_budget(
     References: nested analysis of variance (Scheffe 1959, chapter 7); Cochran 1977, section 10.3 (two-stage samples).
     """
     parts = algorithm.parts
-    if not {"sampler", "client", "transform", "aggregator"} <= parts.keys():
+    if not {"sampler", "client", "transform", "aggregator", "server"} <= parts.keys():
         validate.fail("algorithm", "one with the parts of `federated`", sorted(parts))
+    server = parts["server"]
+    sent = jax.eval_shape(lambda params: server.broadcast(server.init(params)), params)
+    if jax.tree.structure(sent) != jax.tree.structure(params):
+        hint = "SCAFFOLD, Mime and others send more: their rounds are not budgeted."
+        validate.fail("algorithm", "one that sends clients the model alone", jax.tree.structure(sent), hint)
     validate.integer("num_clients", num_clients, 2, population.size)
     client, transform, design = parts["client"], parts["transform"], parts["sampler"].design
     validate.one_of("sampler", design.scheme, SCHEMES, hint="Its clients are not drawn alike and at once.")
     by_examples, divisor = _table(parts["aggregator"])
     sensitivity = parts["aggregator"].sensitivity
-    noise = transform.noise  # what a client adds by itself counts with its minibatches
+    noise = transform.noise
+    if client.noise is not None:
+        hint = "Noise in a client's own steps cannot be told from its minibatches."
+        validate.fail("client", "no noise in the local steps", client.noise.mechanism, hint)
     if noise is not None and noise.mechanism not in ("gaussian", "discrete_gaussian", "skellam"):
         validate.fail("transform", "noise that is fresh in each round", noise.mechanism, "Its rounds are correlated.")
     details = {} if noise is None else _details(noise)
@@ -186,17 +194,20 @@ def _letter_factor(design: SamplingDesign, divisor: float | None) -> float:
 
 
 def _table(aggregator: Aggregator) -> tuple[bool, float | None]:
-    """(whether it weighs by the reported weights, its fixed divisor or None), from what it does with two letters."""
-    cohort = Cohort(jnp.arange(2, dtype=jnp.int32), jnp.ones(2, bool), jnp.ones(2, bool))
-    key, ids = jax.random.key(0), jnp.arange(2, dtype=jnp.int32)
+    """(whether it weighs by the reported weights, its fixed divisor or None), from what it does with three letters."""
+    cohort = Cohort(jnp.arange(3, dtype=jnp.int32), jnp.ones(3, bool), jnp.ones(3, bool))
+    key, ids, alike = jax.random.key(0), jnp.arange(3, dtype=jnp.int32), [1.0, 1.0, 1.0]
 
     def of(values, weights):
         received = Received(jnp.array(values), jnp.array(weights), ids, ids)
-        carry = aggregator.init(jax.ShapeDtypeStruct((), jnp.float32), 2)
+        carry = aggregator.init(jax.ShapeDtypeStruct((), jnp.float32), 3)
         return float(aggregator.finalize(key, cohort, aggregator.accumulate(key, cohort, carry, received))[0])
 
-    if aggregator.sensitivity is not None and of([1.0, 1.0], [1.0, 3.0]) == of([1.0, 1.0], [1.0, 1.0]):
-        return False, 2 / of([1.0, 1.0], [1.0, 1.0])
-    if not np.isclose([of([1.0, 1.0], weights) for weights in ([1.0, 1.0], [1.0, 3.0])], 1).all():
+    weighed, unweighed = of(alike, [1.0, 3.0, 1.0]), of(alike, alike)
+    fixed = aggregator.sensitivity is not None and weighed == unweighed
+    linear = np.isclose(of([10.0, -9.0, 2.0], alike), unweighed)  # a median or a stretched mean is not
+    if not linear or not (fixed or np.isclose([weighed, unweighed], 1).all()):
         validate.fail("aggregator", "a mean over the cohort, or fixed_mean", "another one")
-    return not np.isclose(of([0.0, 1.0], [1.0, 3.0]), 0.5), None
+    if fixed:
+        return False, 3 / unweighed
+    return not np.isclose(of([0.0, 1.0, 0.0], [1.0, 3.0, 1.0]), 1 / 3), None

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import aggregation, client, population, sampling, server, transform
+from fedjax_sim import aggregation, algorithms, client, population, sampling, server, transform
 from fedjax_sim.algorithms import federated
 from fedjax_sim.study.rounds import independent_runs, squared_distance
 from fedjax_sim.study.variance_budget import SOURCES, variance_budget
@@ -103,6 +103,11 @@ def test_deterministic_and_fresh():
     assert first == again != other
 
 
+def private():
+    options = {"clip_norm": 1.0, "noise_multiplier": 1.0, "num_steps": 1, "batch_size": 2, "num_examples": ROWS}
+    return algorithms.record_private_fedavg(loss, sampling.uniform(SIZE, COHORT), **options)
+
+
 @pytest.mark.parametrize(
     "make, words",
     [
@@ -113,6 +118,9 @@ def test_deterministic_and_fresh():
             "transform: expected",
         ),
         (lambda: algorithm(member=transform.error_feedback(transform.top_k(0.5))), "letters that depend on the model"),
+        (lambda: algorithm(table=aggregation.extrapolated()), "aggregator: expected a mean"),
+        (lambda: algorithms.mime(loss, sampling.uniform(SIZE, COHORT), num_steps=1), "sends clients the model alone"),
+        (private, "client: expected no noise"),
     ],
 )
 def test_refusals(make, words):
