@@ -56,6 +56,7 @@ def clipped_sum(
         _only_kernels(params, kernels)
     held = {i: x for i, x in enumerate(leaves) if i not in kernels}
     taps = {i: jnp.zeros(kernel.tap.shape, kernel.tap.dtype) for i, kernel in kernels.items()}
+    zero = tree.hidden_zero(params)  # compilers reorder the powers of two that a constant vector is multiplied with
 
     def one(example, here, slot):
         def value(held, taps):
@@ -65,7 +66,7 @@ def clipped_sum(
 
         (gradient, outputs), (means, vectors) = jax.grad(value, argnums=(0, 1), has_aux=True)(held, taps)
         outers = {i: (vectors[i], outputs[i]) for i in kernels}
-        clipped, longer, sound = _clipped(jax.tree.map(_wide, (gradient, outers)), clip_norm)
+        clipped, longer, sound = _clipped(tree.pinned(jax.tree.map(_wide, (gradient, outers)), zero), clip_norm)
         weight = here.astype(jnp.float32)
         means = means | {"clipped_share": Mean(jnp.where(longer, weight, 0), weight)}
         means = tree.where(sound & tree.all_finite(means), means, tree.zeros_like(means))
@@ -125,7 +126,7 @@ def _clipped(parts: tuple[dict, dict], clip_norm: float) -> tuple[tuple[dict, di
 def _scaled(x: Array) -> tuple[Array, Array]:
     """x = y 2^power, exactly, with the largest |y| in [2, 4): its exponent is read off the bits."""
     bits = jax.lax.bitcast_convert_type(jnp.abs(x).max(initial=0), jnp.int32)
-    power = jnp.clip(bits >> 23, 1, 254) - 128
+    power = jnp.where(bits == 0, 0, jnp.clip(bits >> 23, 1, 254) - 128)  # 0 * 2^127, squared, may be folded to NaN
     return x * _power(-power), power
 
 

@@ -13,7 +13,7 @@ from fedjax_sim import tree, validate
 from fedjax_sim.metrics.evaluation import _sums
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
-__all__ = ["WEIGHTINGS", "chosen", "mean_over_clients", "risk", "sum_over_clients", "weight_of"]
+__all__ = ["WEIGHTINGS", "chosen", "mean_over_clients", "risk", "somebody", "sum_over_clients", "weight_of"]
 
 WEIGHTINGS = ("examples", "uniform")
 ROWS = 1024  # examples under one vmap
@@ -74,12 +74,18 @@ def sum_over_clients(each: Callable, like: PyTree, population: Population, ids: 
     return jax.lax.scan(block, (zeros, zeros), (blocks, real))[0][0]
 
 
-def mean_over_clients(each: Callable, like: PyTree, population: Population, ids: Array) -> PyTree:
-    """sum_i w_i x_i / sum_i w_i of `each`(data) -> (w_i, x_i)."""
+def mean_over_clients(each: Callable, like: PyTree, population: Population, ids: Array) -> tuple[PyTree, Array]:
+    """(sum_i w_i x_i / sum_i w_i of `each`(data) -> (w_i, x_i), sum_i w_i)."""
 
     def weighted(data):
         weight, values = each(data)
         return weight, jax.tree.map(lambda x: jnp.where(weight > 0, weight * x, 0), values)
 
     weight, sums = sum_over_clients(weighted, like, population, ids)
-    return jax.tree.map(lambda x: x / weight, sums)
+    return jax.tree.map(lambda x: x / weight, sums), weight
+
+
+def somebody(weight: Array) -> None:
+    """Refuses a total weight of zero."""
+    if not isinstance(weight, jax.core.Tracer) and not float(weight) > 0:
+        validate.fail("population", "a client with examples", 0)

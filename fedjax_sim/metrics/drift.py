@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
-from fedjax_sim.metrics.clients import chosen, mean_over_clients, risk, weight_of
+from fedjax_sim.metrics.clients import chosen, mean_over_clients, risk, somebody, weight_of
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
 __all__ = ["Drift", "drift", "drift_bias", "drift_leading_term"]
@@ -80,9 +80,9 @@ def _drift(loss_fn, params, population, ids, num_steps, step_size, uniform, part
         moved = tree.subtract(slope(end, data), first)
         return weight_of(loss_fn, params, data, uniform), (first, moved, total)
 
-    gradient, bias, pseudo = mean_over_clients(walk, params, population, ids)
+    (gradient, bias, pseudo), weight = mean_over_clients(walk, params, population, ids)
     if not parts:
-        return gradient, bias, pseudo
+        return weight, gradient, bias, pseudo
 
     def split(data):
         """Of one client: M_i grad F, M_i (g_i - grad F), and H_i g_i."""
@@ -98,7 +98,7 @@ def _drift(loss_fn, params, population, ids, num_steps, step_size, uniform, part
         values = moved(gradient), moved(tree.subtract(first, gradient)), leading
         return weight_of(loss_fn, params, data, uniform), values
 
-    return gradient, bias, pseudo, *mean_over_clients(split, params, population, ids)
+    return weight, gradient, bias, pseudo, *mean_over_clients(split, params, population, ids)[0]
 
 
 def _checked(step_size: Any, num_steps: Any) -> tuple[Array, Array]:
@@ -143,7 +143,8 @@ def drift(
     step_size, num_steps = _checked(step_size, num_steps)
     ids = chosen(population, ids, weighting)
     out = _drift(loss_fn, params, population, ids, num_steps, step_size, weighting == "uniform", True)
-    gradient, bias, pseudo, curvature, heterogeneity, leading = out
+    weight, gradient, bias, pseudo, curvature, heterogeneity, leading = out
+    somebody(weight)
     curvature, heterogeneity = _scaled(-1.0, curvature), _scaled(-1.0, heterogeneity)
     return Drift(
         gradient=gradient,
@@ -173,7 +174,9 @@ def drift_bias(
     """
     step_size, num_steps = _checked(step_size, num_steps)
     ids = chosen(population, ids, weighting)
-    return _drift(loss_fn, params, population, ids, num_steps, step_size, weighting == "uniform", False)[1]
+    out = _drift(loss_fn, params, population, ids, num_steps, step_size, weighting == "uniform", False)
+    somebody(out[0])
+    return out[2]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -203,5 +206,6 @@ def drift_leading_term(
     """
     step_size, num_steps = _checked(step_size, num_steps)
     ids = chosen(population, ids, weighting)
-    first = _leading(loss_fn, params, population, ids, weighting == "uniform")
+    first, weight = _leading(loss_fn, params, population, ids, weighting == "uniform")
+    somebody(weight)
     return _scaled(-step_size * num_steps, first)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import tree, validate
-from fedjax_sim.metrics.clients import chosen, mean_over_clients, risk, sum_over_clients, weight_of
+from fedjax_sim.metrics.clients import chosen, mean_over_clients, risk, somebody, sum_over_clients, weight_of
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
 __all__ = ["GradientHeterogeneity", "GradientMoments", "gradient_heterogeneity", "gradient_moments"]
@@ -34,24 +34,26 @@ class GradientHeterogeneity(NamedTuple):
     variance: float  # sum p_i |g_i - grad F|^2: sigma^2 of client sampling
     mean_square: float  # sum p_i |g_i|^2 = variance + gradient_norm^2
     num_clients: int  # with examples
+    weighed_square: float  # sum |p_i g_i|^2
 
     @property
     def b_dissimilarity(self) -> float:
         """B(w) = sqrt(sum p_i |g_i|^2 / |grad F|^2) >= 1 (Li et al. 2020, FedProx, definition 3)."""
-        square = self.gradient_norm**2
-        if square > 0:
-            return math.sqrt(self.mean_square / square)
-        return math.inf if self.variance > 0 else 1.0
+        return math.sqrt(1 + self.noise_to_signal)
 
     @property
     def diversity(self) -> float:
-        """sum_i |p_i g_i|^2 / |sum p_i g_i|^2 for equal shares, 1/N (alike) and up: Yin et al. 2018, definition 1."""
-        return self.b_dissimilarity**2 / self.num_clients
+        """sum_i |p_i g_i|^2 / |sum p_i g_i|^2, at least 1/N (all alike): Yin et al. 2018, definition 1."""
+        if self.gradient_norm > 0:
+            return self.weighed_square / self.gradient_norm**2
+        return math.inf if self.variance > 0 else 1 / self.num_clients
 
     @property
     def noise_to_signal(self) -> float:
         """sigma^2 / |grad F|^2: a cohort drawn with replacement is as noisy as its signal at this size."""
-        return self.b_dissimilarity**2 - 1
+        if self.gradient_norm > 0:
+            return self.variance / self.gradient_norm**2
+        return math.inf if self.variance > 0 else 0.0
 
 
 def _square(x: PyTree) -> Array:
@@ -64,14 +66,15 @@ def _statistics(loss_fn, params, population, ids, uniform):
         weight = weight_of(loss_fn, params, data, uniform)
         return weight, jax.grad(lambda p: risk(loss_fn, p, data)[0])(params)
 
-    gradient = mean_over_clients(slope, params, population, ids)
+    gradient, _ = mean_over_clients(slope, params, population, ids)
 
     def squares(data):
         weight, own = slope(data)
         away = jnp.where(weight > 0, _square(tree.subtract(own, gradient)), 0)
         square = jnp.where(weight > 0, _square(own), 0)
         there = (weight > 0).astype(weight.dtype)
-        return {"n": there, "weight": weight, "away": away, "weighed": weight * away, "square": weight * square}
+        sums = {"n": there, "weight": weight, "away": away, "weighed": weight * away, "square": weight * square}
+        return sums | {"own": weight**2 * square}
 
     sums = sum_over_clients(squares, params, population, ids)
     return gradient, _square(gradient), sums
@@ -103,9 +106,8 @@ def gradient_heterogeneity(
     """
     ids = chosen(population, ids, weighting)
     gradient, square, sums = _statistics(loss_fn, params, population, ids, weighting == "uniform")
+    somebody(sums["weight"])
     square, sums = float(square), {name: float(value) for name, value in sums.items()}
-    if not sums["n"]:
-        validate.fail("population", "a client with examples", 0)
     return GradientHeterogeneity(
         gradient=gradient,
         gradient_norm=math.sqrt(square),
@@ -113,6 +115,7 @@ def gradient_heterogeneity(
         variance=sums["weighed"] / sums["weight"],
         mean_square=sums["square"] / sums["weight"],
         num_clients=int(sums["n"]),
+        weighed_square=sums["own"] / sums["weight"] ** 2,
     )
 
 
@@ -140,7 +143,7 @@ def _moments(loss_fn, params, population, ids, uniform):
         own = slope(flat, data), jax.lax.map(row, jnp.eye(flat.size, dtype=flat.dtype))
         return weight_of(loss_fn, params, data, uniform), own
 
-    gradient, hessian = mean_over_clients(first, like, population, ids)
+    (gradient, hessian), weight = mean_over_clients(first, like, population, ids)
 
     def second(data):
         own = slope(flat, data)
@@ -155,7 +158,7 @@ def _moments(loss_fn, params, population, ids, uniform):
     def one(x, there):
         return ClientData(jax.tree.map(lambda leaf: leaf[None], x), there[None])
 
-    return gradient, hessian, *mean_over_clients(second, like, population, ids)
+    return weight, gradient, hessian, *mean_over_clients(second, like, population, ids)[0]
 
 
 def gradient_moments(
@@ -164,6 +167,7 @@ def gradient_moments(
     """Gradient, Hessian, and the covariances of gradients over clients and over a client's examples.
 
     Args: as for `gradient_heterogeneity`; d at most 4,096, in the order of `jax.flatten_util.ravel_pytree`.
+      `theory.budget_from_moments` takes those of weighting="uniform": of clients with equal shares.
 
     Guarantees: a float64 loop over clients and examples (tests/metrics/test_heterogeneity.py::test_moments_of_a_loop).
 
@@ -175,6 +179,7 @@ def gradient_moments(
     """
     validate.integer("dimension", tree.num_values(params), 1, MAX_DIMENSION, hint="A Hessian has d^2 numbers.")
     ids = chosen(population, ids, weighting)
-    out = _moments(loss_fn, params, population, ids, weighting == "uniform")
+    weight, *out = _moments(loss_fn, params, population, ids, weighting == "uniform")
+    somebody(weight)
     gradient, hessian, clients, examples = (np.asarray(x, np.float64) for x in out)
     return GradientMoments(gradient, (hessian + hessian.T) / 2, clients, examples)

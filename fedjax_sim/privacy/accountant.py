@@ -56,9 +56,9 @@ class PrivacySpent:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON; an infinite epsilon is the word."""
+        """As JSON; an infinite epsilon is "inf", as in every log."""
         fields = dataclasses.asdict(self) | {"assumptions": list(self.assumptions)}
-        return fields | {"epsilon": "infinite" if math.isinf(self.epsilon) else self.epsilon}
+        return fields | {"epsilon": "inf" if math.isinf(self.epsilon) else self.epsilon}
 
 
 def account(mechanism: Mechanism, rounds: int, delta: float, *, accountant: str = "best") -> PrivacySpent:

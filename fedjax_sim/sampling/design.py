@@ -50,6 +50,7 @@ class SamplingDesign:
       response_rates: chances that an invited client reports, one for each wrapper that thins the reports,
         independent of each other; None = varied inside a sweep, so unknown here.
       max_reports: the most reports that count in a round; None = no limit beyond the slots.
+      reports_limited_after: how many of `response_rates` thin the reports before that limit; theirs follows.
 
     Raises: ValueError, TypeError for a value out of range.
 
@@ -68,6 +69,7 @@ class SamplingDesign:
     draw_probabilities: np.ndarray | None = dataclasses.field(default=None, compare=False, repr=False)
     response_rates: tuple[float | None, ...] = ()
     max_reports: int | None = None
+    reports_limited_after: int | None = None
 
     def __post_init__(self) -> None:
         validate.one_of("scheme", self.scheme, _SCHEMES)
@@ -80,8 +82,9 @@ class SamplingDesign:
         for response_rate in self.response_rates:
             if response_rate is not None:
                 validate.in_range("response_rates", response_rate, 0, 1, open_low=True)
-        if self.max_reports is not None:
+        if self.max_reports is not None or self.reports_limited_after is not None:
             validate.integer("max_reports", self.max_reports, 1, self.num_slots)
+            validate.integer("reports_limited_after", self.reports_limited_after, 0, len(self.response_rates) - 1)
         weighted, drawn = self.scheme == "weighted_with_replacement", self.draw_probabilities
         if weighted != (drawn is not None) or (drawn is not None and np.shape(drawn) != (self.population_size,)):
             rule = f"an array of shape ({self.population_size},)" if weighted else "None"

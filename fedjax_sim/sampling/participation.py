@@ -105,5 +105,10 @@ def with_over_invitation(sampler: Sampler, num_reports: int) -> Sampler:
         if arrives is None
         else mean_of_minimum(design.num_slots, arrives, num_reports) / (design.num_slots * arrives)
     )
-    design = dataclasses.replace(design, response_rates=(*design.response_rates, kept), max_reports=num_reports)
+    design = dataclasses.replace(
+        design,
+        response_rates=(*design.response_rates, kept),
+        max_reports=num_reports,
+        reports_limited_after=len(design.response_rates),
+    )
     return sampler._replace(sample=sample, design=design)

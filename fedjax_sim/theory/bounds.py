@@ -153,6 +153,8 @@ class FedAvgBound:
         validate.one_of("scheme", self.scheme, ("full", "I", "II"))
         if self.scheme != "full":
             validate.integer("cohort_size", self.cohort_size)
+        elif self.cohort_size is not None:
+            validate.fail("cohort_size", "None with everybody", self.cohort_size, "Or give a scheme, 'I' or 'II'.")
         if self.scheme == "II":
             validate.integer("num_clients", self.num_clients, self.cohort_size)
 
@@ -188,11 +190,15 @@ class FedAvgBound:
         """kappa / (gamma + T - 1) (2 (B + C) / mu + mu gamma / 2 |w_1 - w*|^2): E F(w_T) - F* is at most that.
 
         Args:
-          num_steps: T >= 1, a multiple of E; local steps in all. start: |w_1 - w*|^2.
+          num_steps: T >= 1, a multiple of E; local steps in all; may be an array. start: |w_1 - w*|^2.
         """
+        steps = np.asarray(num_steps)
+        if steps.dtype.kind not in "iu" or not ((steps >= 1) & (steps % self.num_steps == 0)).all():
+            validate.fail("num_steps", f"positive multiples of the {self.num_steps} local steps", num_steps)
+        validate.in_range("start", start, 0)
         noise = 2 * (self.local_noise + self.sampling_noise) / self.strong_convexity
         first = self.strong_convexity * self.delay / 2 * start
-        return self.condition / (self.delay + np.asarray(num_steps, np.float64) - 1) * (noise + first)
+        return self.condition / (self.delay + steps - 1) * (noise + first)
 
 
 def fedavg_bound(
@@ -224,6 +230,8 @@ def fedavg_bound(
     hessians, centers, shares = quadratic_problem(hessians, centers, shares)
     validate.positive("radius", radius)
     validate.in_range("gradient_noise", gradient_noise, 0)
+    if scheme == "II" and not np.allclose(shares * len(shares), 1):
+        validate.fail("shares", "equal ones with scheme 'II'", shares.tolist(), "Li et al.'s theorem 3 is about them.")
     optimum = quadratic_optimum(hessians, centers, shares)
     away = optimum - centers
     gradients = np.einsum("nij,nj->ni", hessians, away)

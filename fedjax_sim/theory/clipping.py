@@ -75,7 +75,9 @@ def best_clip_norm(updates: Any, *, noise_multiplier: float, cohort_size: int) -
 
     Returns: C in (0, the largest norm]. It depends on the clients' data: a private run must not use it.
 
-    Guarantees: tests/theory/test_clipping.py::test_interior_optimum.
+    Raises: ValueError where every release errs by more than releasing nothing.
+
+    Guarantees: tests/theory/test_clipping.py::test_interior_optimum; however much noise (::test_much_noise).
 
     >>> round(best_clip_norm([1.0, 1.0, 1.0, 10.0], noise_multiplier=1.0, cohort_size=4), 3)
     5.0
@@ -84,16 +86,29 @@ def best_clip_norm(updates: Any, *, noise_multiplier: float, cohort_size: int) -
 
     updates = _checked(updates, cohort_size)
     validate.positive("noise_multiplier", noise_multiplier)
-    largest = float(np.linalg.norm(updates, axis=1).max())
+    norms = np.linalg.norm(updates, axis=1, keepdims=True)
+    largest = float(norms.max())
     if not (largest > 0):
         validate.fail("updates", "one that is not zero", 0.0)
 
+    options = {"noise_multiplier": noise_multiplier, "cohort_size": cohort_size}
+
     def error(logarithm: float) -> float:
-        options = {"noise_multiplier": noise_multiplier, "cohort_size": cohort_size}
         return clipped_mean_error(updates, clip_norm=float(np.exp(logarithm)), **options).total
 
-    grid = np.linspace(np.log(largest) - 12, np.log(largest), 200)
+    # below the least norm every update is C times its direction e_i, and the error is a parabola in C
+    directions = updates / np.where(norms > 0, norms, 1)
+    mean, one = directions.mean(0), clipped_mean_error(directions, clip_norm=1.0, **options)
+    lowest = float(updates.mean(0) @ mean) / float(mean @ mean + one.sampling + one.noise)
+    low, high = np.log(largest) - 12, np.log(largest)
+    low = min(low, np.log(lowest) - 2) if lowest > 0 else low
+    grid = np.linspace(low, high, 200)
     best = int(np.argmin([error(x) for x in grid]))
+    least = float(norms[norms > 0].min())
+    if 0 < lowest < least and grid[best] < np.log(least):
+        return lowest
+    if best == 0:
+        validate.fail("noise_multiplier", "one at which a release is better than none", noise_multiplier)
     low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     found = minimize_scalar(error, bounds=(low, high), method="bounded", options={"xatol": 1e-5})
     return float(np.exp(found.x if found.fun < error(grid[best]) else grid[best]))

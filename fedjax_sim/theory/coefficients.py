@@ -3,15 +3,17 @@
 A round moves the model by server_rate * sum_i c_i u_i over all N clients, with c_i = 0 for whoever is absent. The first
 two moments of c are all that the mean and covariance of the model depend on.
 
-    fixed       c_i = p_i Z_i / E Z_i             `fixed_mean`, `horvitz_thompson`, Li's schemes; unbiased
+    fixed       c_i = p_i Z_i / E Z_i             `horvitz_thompson`, Li's schemes; unbiased
     realised    c_i = p_i Z_i / sum_j p_j Z_j     `mean`: a ratio, unbiased only for equal shares
+    a number    c_i = N p_i Z_i / D               `fixed_mean(D)`: of clients alike, or by examples, D per mean client
 
-Z_i is how often client i reports.
+Z_i is how often client i reports. Where all report alike, `fixed` is the number N E Z = E K.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import numbers
 
 import numpy as np
 
@@ -90,36 +92,59 @@ def _enumerated(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
 
 
 def _linearised(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
-    """c = s + (I - s 1^T) (x - s) to first order, for c = x / sum x and s = E x / sum E x."""
+    """c = x / sum x for s = E x / sum E x: Cov c = (I - s 1^T) Cov x (I - 1 s^T), E c = s - (I - s 1^T) Cov x 1.
+
+    To first order, given the number of reports where all clients are alike; c = 0 where there are none.
+    """
     drawn = design.draw_probabilities if design.draw_probabilities is not None else np.ones(len(shares))
-    means = shares * drawn / (shares @ drawn)
-    v = _fixed(design, means).diagonal
+    s, size = shares * drawn / (shares @ drawn), len(shares)
+    if design.replacement:
+        v, absent = _fixed(design, s).diagonal, (1 - design.response_rate) ** design.num_slots  # at least
+        if not (absent <= 0.01):
+            validate.fail("design", "an empty cohort in at most 1 % of rounds", absent, "No leading order is known.")
+        absent = 0.0
+    else:
+        counts, chances = report_counts(design)
+        some = counts > 0
+        v = s**2 * (chances[some] @ (size * (size - counts[some]) / (counts[some] * max(size - 1.0, 1.0))))
+        absent = float(chances[~some].sum())
+    mean = (1 - absent) * s - v + s * v.sum()
+    if not (mean >= 0).all():
+        validate.fail("design", "more reports", design, "To leading order some of these shares never count.")
     # (I - s 1^T) (diag v + k s s^T) (I - 1 s^T) = diag v - s v^T - v s^T + s s^T sum v, whatever k
-    return Coefficients(means, v, np.stack([means - v, means, v]), np.array([1.0, v.sum() - 1.0, -1.0]), False)
+    scales = np.array([1.0, v.sum() - 1.0 + absent * (1 - absent), -1.0])
+    return Coefficients(mean, v, np.stack([s - v, s, v]), scales, False)
 
 
 def cohort_coefficients(
-    design: SamplingDesign | None, shares: np.ndarray, *, denominator: str = "fixed"
+    design: SamplingDesign | None, shares: np.ndarray, *, denominator: str | float = "fixed"
 ) -> Coefficients:
     """The moments of the clients' weights c_i under a design.
 
     Args:
       design: a sampler's `SamplingDesign`; None = everybody in every round.
       shares: [N] p_i.
-      denominator: "fixed" or "realised".
+      denominator: "fixed", "realised", or a number D > 0: see the module.
 
     Returns: `Coefficients`; `realised` with unequal shares is exact up to 65,536 cohorts, beyond them to leading order.
 
-    Raises: ValueError for another N, and for rounds that depend on each other.
+    Raises: ValueError for another N, for rounds that depend on each other, and for so few reports that the leading
+      order makes no sense.
 
-    Guarantees: the moments over all cohorts (tests/theory/test_floor.py::test_coefficients_are_the_moments_of_cohorts).
+    Guarantees: the moments over all cohorts (tests/theory/test_floor.py::test_coefficients_are_the_moments_of_cohorts),
+    and near them to leading order (::test_the_ratio_to_leading_order, test_the_ratio_with_empty_cohorts).
 
     >>> design = SamplingDesign(scheme="uniform_without_replacement", population_size=4, cohort_size=2, num_slots=2)
     >>> print(cohort_coefficients(design, np.full(4, 0.25)).second)
     [0.125 0.125 0.125 0.125]
     """
-    validate.one_of("denominator", denominator, DENOMINATORS)
+    number = isinstance(denominator, numbers.Real)
+    if number:
+        validate.positive("denominator", denominator)
+    else:
+        validate.one_of("denominator", denominator, DENOMINATORS, hint="Or the number D of fixed_mean(D).")
     if design is None:
+        shares = shares * len(shares) / denominator if number else shares
         return Coefficients(shares, np.zeros(len(shares)), np.zeros((0, len(shares))), np.zeros(0), True)
     if not isinstance(design, SamplingDesign):
         validate.fail("design", "a SamplingDesign or None", design, "A sampler carries it: sampler.design.", TypeError)
@@ -127,6 +152,11 @@ def cohort_coefficients(
         validate.fail("design.population_size", f"the {len(shares)} clients of the problem", design.population_size)
     if not design.independent_rounds:
         validate.fail("design.scheme", "rounds that are independent", design.scheme, "No closed form for cycles.")
+    if number:
+        drawn = 1 / len(shares) if design.draw_probabilities is None else design.draw_probabilities
+        once = design.num_slots * design.response_rate * drawn  # E Z
+        once = once if design.replacement else design.inclusion_probabilities()
+        return _fixed(design, len(shares) / denominator * shares * once)
     if denominator == "fixed":
         return _fixed(design, shares)
     equal = np.ptp(shares) <= 1e-12 * shares.max()

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.sampling.design import SamplingDesign, mean_of_minimum
+from fedjax_sim.sampling.design import SamplingDesign
 
 __all__ = ["MAX_COHORTS", "blocks", "enumerate_cohorts", "joint_inclusion_probability", "num_cohorts", "report_counts"]
 
@@ -89,13 +89,9 @@ def report_counts(design: SamplingDesign) -> tuple[np.ndarray, np.ndarray]:
         law = np.array([size % slots, slots]), np.array([1 / rounds, 1 - 1 / rounds])
     else:
         law = np.array([slots]), np.ones(1)
-    for place in range(len(rates) if design.max_reports is not None else 0):
-        arrives = math.prod(rates[:place], start=1.0)  # before the limit on reports, whose rate follows from them
-        kept = mean_of_minimum(slots, arrives, design.max_reports) / (slots * arrives)
-        if math.isclose(rates[place], kept, rel_tol=1e-12):
-            law = _limited(*_thinned(*law, arrives), design.max_reports)
-            rates = rates[place + 1 :]
-            break
+    if (place := design.reports_limited_after) is not None:
+        law = _limited(*_thinned(*law, math.prod(rates[:place], start=1.0)), design.max_reports)
+        rates = rates[place + 1 :]  # the limit's own rate follows from those before it
     counts, chances = _thinned(*law, math.prod(rates, start=1.0))
     return counts, chances / chances.sum()
 

@@ -16,6 +16,7 @@ from fedjax_sim.theory.quadratic import (
     quadratic_problem,
     spectral_radius,
     steps,
+    symmetric_matrix,
 )
 
 __all__ = [
@@ -192,5 +193,5 @@ def proximal_curvature(hessian: Any, *, proximal_weight: float) -> tuple[float, 
     (3.0, 4.0)
     """
     validate.in_range("proximal_weight", proximal_weight, 0)
-    values = np.linalg.eigvalsh(np.asarray(hessian, np.float64))
+    values = np.linalg.eigvalsh(symmetric_matrix("hessian", hessian))
     return float(values.min() + proximal_weight), float(values.max() + proximal_weight)

@@ -2,20 +2,22 @@
 
 Every linear aggregate of the simulator is A / B with A = sum_i c_i n_i u_i and B a constant, or B = sum_i c_i n_i for
 the mean, where client i reports c_i times. Given the block in turn and the number K of reports, the cohort is a uniform
-subset (`cohorts`), so over a block of M clients
+subset (`cohorts`), so over a block of M clients, with x = sum n_i u_i / M,
 
-    Var A     = (pi - pi_2) sum |n_i u_i|^2 + (pi_2 - pi^2) |sum n_i u_i|^2,    pi = E K/M, pi_2 = E K(K-1)/(M(M-1))
+    Var A     = (pi - pi_2) sum |n_i u_i - x|^2 + Var(K) |x|^2,                 pi = E K/M, pi_2 = E K(K-1)/(M(M-1))
     Var A/B   ~ g sum |z_i|^2 / (sum n_i)^2 + P(K > 0) P(K = 0) |R|^2           R = sum n_i u_i / sum n_i
     E A/B - R ~ -g sum n_i z_i / (sum n_i)^2 - P(K = 0) R                       z_i = n_i (u_i - R)
 
 with g = E [M (M - K) / (K (M - 1)); K > 0]. The last two are exact for equal weights; else they are Cochran's first
 order in 1/K. With replacement, c_i = r_i m_i for m_i multinomial and r_i one response a client:
-Var A = q m sum p|a|^2 + q (1-q) m (m-1) sum p^2 |a|^2 - q^2 m |sum p a|^2 for a_i = n_i u_i and response rate q.
+Var A = q m sum p |a - b|^2 + q (1-q) m ((m-1) sum p^2 |a|^2 + |b|^2) for a_i = n_i u_i, b = sum p a, response rate q.
+Sums are taken about the mean, so that an offset that all values share costs no digits.
 There the ratio's first order leaves out the empty cohort: with few slots and much dropout ask for method="exact".
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,34 +123,39 @@ def design_variance(
     number = num_cohorts(design)  # complains of what is no design
 
     if isinstance(values, Moments):
-        return _from_moments(design, values.checked(), weights, kind, denominator, counts, method)
+        return _from_moments(design, values.checked(), weights, estimator, denominator, counts, method)
     rows, reported = checked(values, weights)
     if len(rows) != design.population_size:
         validate.fail("values", f"one row for each of the {design.population_size} clients", rows.shape)
+    by_examples = reported
     if weighting == "uniform":
         reported = (reported > 0).astype(np.float64)
-    total = Moments.of(rows, reported)
-    target, used = total.ratio(), reported
+    origin = Moments.of(rows, reported).ratio()
+    total, used = Moments.of(rows, reported, origin=origin), reported
+    target = origin + total.ratio()
+    if estimator == "li_scheme_one":  # it draws by examples, and averages alike
+        target = origin + Moments.of(rows, by_examples, origin=origin).ratio()
     factor = _factor(kind, design, total.weight, denominator)
     if kind == "hansen_hurwitz":
         used = reported / _drawn(design, reported)
-    sums = [Moments.of(rows, used, share) for share in _shares(design)] if design.replacement else None
-    found = _closed(design, total if sums is None else sums, rows, used, factor, counts, target)
+    sums = [Moments.of(rows, used, share, origin) for share in _shares(design)] if design.replacement else None
+    found = _closed(design, total if sums is None else sums, rows, used, factor, counts, target, origin)
     if found.exact or method == "leading order" or (method == "auto" and number > _FEW):
         return found
     return _enumerated(design, rows.astype(np.float64), used, factor, target)
 
 
-def _from_moments(design, moments, weights, kind, denominator, counts, method) -> DesignVariance:
+def _from_moments(design, moments, weights, estimator, denominator, counts, method) -> DesignVariance:
     if weights is not None or moments.count != design.population_size or np.ndim(moments.weighted_sum) != 1:
         rule = f"Moments of the {design.population_size} clients, taken with their weights, and weights=None"
         validate.fail("values", rule, (moments.count, weights))
-    if design.scheme in ("cyclic", "weighted_with_replacement") or kind == "hansen_hurwitz":
+    who = estimator in ("hansen_hurwitz", "li_scheme_one")
+    if design.scheme in ("cyclic", "weighted_with_replacement") or who:
         validate.fail("values", "an array", "Moments", "Under this design it matters who is who.")
-    factor = _factor(kind, design, moments.weight, denominator)
+    factor = _factor(_ESTIMATORS[estimator][0], design, moments.weight, denominator)
     size = design.population_size
     sums = [moments.scaled(1 / size), moments.scaled(1 / size**2)] if design.replacement else moments
-    found = _closed(design, sums, None, None, factor, counts, moments.ratio())
+    found = _closed(design, sums, None, None, factor, counts, moments.ratio(), np.zeros(len(moments.weighted_sum)))
     if method == "exact" and not found.exact:
         validate.fail("method", "'auto' or 'leading order'", method, "Moments cannot be enumerated, arrays can.")
     return found
@@ -186,43 +193,45 @@ def _shares(design: SamplingDesign) -> tuple[np.ndarray, np.ndarray]:
     return drawn, np.square(drawn)
 
 
-def _closed(design, sums, rows, weights, factor, counts, target) -> DesignVariance:
+def _closed(design, sums, rows, weights, factor, counts, target, origin) -> DesignVariance:
     if design.replacement:
-        return _with_replacement(design, *sums, factor, target)
+        return _with_replacement(design, *sums, factor, target, origin)
     starts, members = blocks(design)
     in_blocks = sums if len(starts) == 1 and members == design.population_size else None
     if in_blocks is None:
-        in_blocks = _windows(rows, weights, starts, members)
+        in_blocks = _windows(rows, weights, starts, members, origin)
     else:
         in_blocks = Moments(*(np.asarray(field)[None] for field in in_blocks))
     size, (number, chance) = members, counts
     if factor is None:
-        means, variances, exact = _ratio(in_blocks, size, number, chance)
+        means, variances, exact = _ratio(in_blocks, size, number, chance, origin)
     else:
         once = float(chance @ number) / size
         twice = float(chance @ (number * (number - 1.0))) / (size * max(size - 1, 1))
-        sum_squared = np.square(in_blocks.weighted_sum).sum(-1)
-        variances = factor**2 * ((once - twice) * in_blocks.square + (twice - once**2) * sum_squared)
-        means, exact = factor * once * in_blocks.weighted_sum, True
+        spread, whole = in_blocks.spread(origin, size)
+        of_number = float(chance @ np.square(number / size - once))
+        variances = factor**2 * ((once - twice) * spread + of_number * np.square(whole).sum(-1))
+        means, exact = factor * once * whole, True
     mean = means.mean(0)
     between = np.square(means - mean).sum(-1) if len(means) > 1 else 0.0
     return DesignVariance(mean, target, float(np.mean(np.maximum(variances, 0) + between)), exact)
 
 
-def _ratio(sums: Moments, size: int, number: np.ndarray, chance: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
+def _ratio(sums: Moments, size: int, number: np.ndarray, chance: np.ndarray, origin: np.ndarray) -> tuple:
     some = number > 0
     present, absent = float(chance[some].sum()), float(chance[~some].sum())
     spread = chance[some] @ (size * (size - number[some]) / (number[some] * max(size - 1.0, 1.0)))
     squared = np.square(np.where(np.asarray(sums.weight) > 0, sums.weight, 1.0))
-    ratio, (square, cross) = sums.ratio(), sums.residual()
+    (square, cross), there = sums.residual(), np.asarray(sums.weight)[..., None] > 0
+    ratio = np.where(there, origin + sums.ratio(), 0)
     means = present * ratio - spread * cross / squared[:, None]
     variances = spread * square / squared + present * absent * np.square(ratio).sum(-1)
     return means, variances, bool(spread == 0) or sums.equal_weights()
 
 
-def _windows(rows: np.ndarray, weights: np.ndarray, starts: np.ndarray, members: int) -> Moments:
+def _windows(rows: np.ndarray, weights: np.ndarray, starts: np.ndarray, members: int, origin: np.ndarray) -> Moments:
     """Moments of each window of a cyclic order, by running sums."""
-    rows = rows.astype(np.float64)
+    rows = rows.astype(np.float64) - origin
     twice, square = np.square(weights)[:, None], np.square(rows).sum(1, keepdims=True)
     terms = np.concatenate([weights[:, None], twice, twice * square, weights[:, None] * rows, twice * rows], axis=1)
     running = np.cumsum(np.concatenate([np.zeros_like(terms[:1]), terms, terms[:members]]), axis=0)
@@ -232,19 +241,20 @@ def _windows(rows: np.ndarray, weights: np.ndarray, starts: np.ndarray, members:
     )
 
 
-def _with_replacement(design, once: Moments, twice: Moments, factor, target) -> DesignVariance:
+def _with_replacement(design, once: Moments, twice: Moments, factor, target, origin) -> DesignVariance:
     """`once` and `twice` are sums with p and with p^2."""
     slots, q = design.num_slots, design.response_rate
     single, double = q * slots, q * (1 - q) * slots * (slots - 1)
     if factor is not None:
-        sum_squared = float(np.square(once.weighted_sum).sum())
-        variance = factor**2 * (single * once.square + double * twice.square - q**2 * slots * sum_squared)
-        return DesignVariance(factor * single * once.weighted_sum, target, max(float(variance), 0.0), True)
+        spread, whole = once.spread(origin, 1)
+        own = twice.spread(origin, math.inf)[0]  # sum p^2 |a|^2
+        variance = factor**2 * (single * spread + double * own + q * (1 - q) * slots * whole @ whole)
+        return DesignVariance(factor * single * whole, target, max(float(variance), 0.0), True)
     ratio, (square, cross) = once.ratio(), once.residual()
     square_two = twice.square - 2 * ratio @ twice.squared_weighted_sum + twice.squared_weight * ratio @ ratio
     cross_two = twice.squared_weighted_sum - twice.squared_weight * ratio
     squared = (single * once.weight) ** 2
-    mean = ratio - (single * cross + double * cross_two) / squared
+    mean = origin + ratio - (single * cross + double * cross_two) / squared
     equal = abs(once.squared_weight - once.weight**2) <= 1e-12 * once.weight**2  # the p sum to one
     variance = (single * square + double * max(float(square_two), 0.0)) / squared
     return DesignVariance(mean, target, float(variance), bool(equal and q == 1))

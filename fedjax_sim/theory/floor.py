@@ -1,11 +1,11 @@
 """The error floor: where FedAvg with constant steps comes to rest, and which part of the floor is due to what.
 
-On quadratics a round is w' = w + gamma sum_i c_i (-M_i (w - a_i) + n_i + q_i) + z, with c the cohort's random weights
+On quadratics a round is w' = w + gamma (sum_i c_i (-M_i (w - a_i) + n_i + q_i) + z), with c the cohort's random weights
 (`theory.coefficients`), n_i what gradient noise leaves after K local steps, q_i the quantiser's error on a letter and z
 the privacy noise on the aggregate. With e = w - w_inf around the fixed point of the mean, g_i = M_i (w_inf - a_i) and
 B = I - gamma sum_i c_i M_i,
 
-    Sigma = E[B Sigma B^T] + gamma^2 (sum_ij Cov(c)_ij g_i g_j^T + sum_i E[c_i^2] (Q_i + V_i)) + Z.
+    Sigma = E[B Sigma B^T] + gamma^2 (sum_ij Cov(c)_ij g_i g_j^T + sum_i E[c_i^2] (Q_i + V_i) + Z).
 
 That equation is linear in its sources, so the covariance is a sum of components, each solved for on its own, exactly:
 cohorts also multiply the error (B is random), which no component leaves out. The excess loss is (tr H Sigma + b^T H b)
@@ -15,6 +15,7 @@ cohorts also multiply the error (B is random), which no component leaves out. Th
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -99,8 +100,10 @@ class Budget:
             away = self.mean_map @ away
         return losses
 
-    def rounds_to_floor(self, start: Any) -> int:
+    def rounds_to_floor(self, start: Any) -> float:
         """The first round in which what is left of the start costs no more than the noise: e^T H e <= tr H Sigma.
+
+        Returns: an int; math.inf beyond a million.
 
         Guarantees: holds then, not before (tests/theory/test_floor.py::test_rounds_to_floor).
         """
@@ -111,7 +114,7 @@ class Budget:
             if away @ self.hessian @ away <= floor:
                 return t
             away = self.mean_map @ away
-        return MAX_ROUNDS
+        return math.inf
 
 
 def _kronecker(spread: np.ndarray, dimension: int) -> np.ndarray:
@@ -130,10 +133,6 @@ def _radius(matrix: np.ndarray) -> float:
     return float(np.abs(eigs(matrix, k=1, which="LM", return_eigenvectors=False, v0=np.ones(len(matrix))))[0])
 
 
-def _per_letter(name: str, covariance: Any, num_clients: int, dimension: int) -> np.ndarray:
-    return np.broadcast_to(covariance_matrix(name, covariance, dimension), (num_clients, dimension, dimension))
-
-
 def _loss(hessian: np.ndarray, away: np.ndarray) -> float:
     return float(away @ hessian @ away) / 2
 
@@ -146,7 +145,7 @@ def budget(
     step_size: float,
     num_steps: Any = 1,
     design: SamplingDesign | None = None,
-    denominator: str = "fixed",
+    denominator: str | float = "fixed",
     server_rate: float = 1.0,
     gradient_noise: Any = 0.0,
     quantization_variance: Any = 0.0,
@@ -160,7 +159,7 @@ def budget(
       hessians, centers, shares: see `theory.quadratic`; d at most 40.
       step_size: eta > 0 of the local steps. num_steps: K >= 1 of them, or [N] K_i.
       design: the sampler's `SamplingDesign`; None = everybody in every round.
-      denominator: "fixed" (`fixed_mean`, `horvitz_thompson`, Li's schemes) or "realised" (`mean`).
+      denominator: "fixed", "realised" (`mean`) or the number D of a `fixed_mean(D)`: see `theory.coefficients`.
       server_rate: gamma > 0.
       gradient_noise: S, the covariance of one local stochastic gradient, independent over steps: a variance per
         coordinate, [d, d], or [N, d, d].
@@ -168,7 +167,7 @@ def budget(
         stochastic quantiser.
       relative_error: omega >= 0, an unbiased error on each coordinate by itself of variance omega times its square; it
         multiplies the distance, and moves the limit of stability.
-      privacy_variance: of the noise on the aggregate, (z C / m)^2 per coordinate for `fixed_mean(m)`.
+      privacy_variance: of the noise on the aggregate, (z C / m)^2 per coordinate for `fixed_mean(m)`; or [d, d].
       proximal_weight: lambda >= 0 of FedProx.
 
     Returns: a `Budget`.
@@ -203,14 +202,14 @@ def budget(
     # what one round adds, by source
     push = np.einsum("nij,nj->ni", progress, fixed_point - centers)  # g_i
     minibatch = local_noise(hessians, gradient_noise, num_steps, step_size, proximal_weight)
-    letters = _per_letter("quantization_variance", quantization_variance, num_clients, dimension)
+    letters = covariance_matrix("quantization_variance", quantization_variance, dimension, num_clients)
     squares = np.einsum("ni,ni->ni", push, push) + np.einsum("nii->ni", minibatch)
     second = server_rate**2 * weights.second
     sources = {
         "client_sampling": server_rate**2 * weights.spread(push, push),
         "minibatch": np.einsum("n,nij->ij", second, minibatch),
         "quantization": np.einsum("n,nij->ij", second, letters) + np.diag(relative_error * (second @ squares)),
-        "privacy_noise": covariance_matrix("privacy_variance", privacy_variance, dimension),
+        "privacy_noise": server_rate**2 * covariance_matrix("privacy_variance", privacy_variance, dimension),
     }
     # what a round does with the covariance that is there
     second_map = np.kron(mean_map, mean_map) + server_rate**2 * _kronecker(weights.spread(flat, flat), dimension)

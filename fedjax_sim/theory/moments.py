@@ -31,7 +31,7 @@ class Moments(NamedTuple):
     """Sums over clients with updates u_i and weights n_i; those of disjoint clients add up (`merge`).
 
     Fields may have a leading axis of blocks of clients. Squares are of raw values: a variance is exact to about
-    2^-52 |mean|^2 / variance, relatively.
+    2^-52 |mean|^2 / variance, relatively; `design_variance` takes its own sums about the mean.
 
     >>> first, second = Moments.of([[1.0], [2.0]]), Moments.of([[6.0]])
     >>> first.merge(second) == Moments.of([[1.0], [2.0], [6.0]])
@@ -46,12 +46,13 @@ class Moments(NamedTuple):
     square: Any  # sum n_i^2 |u_i|^2
 
     @classmethod
-    def of(cls, values: Any, weights: Any = None, multipliers: Any = None) -> Moments:
+    def of(cls, values: Any, weights: Any = None, multipliers: Any = None, origin: Any = 0.0) -> Moments:
         """Sums over [N] or [N, d] values of any real dtype, in blocks, so that they may lie in a file.
 
         Args:
           weights: n, [N] numbers >= 0; None = 1.
           multipliers: [N] each client's part in every sum; None = 1.
+          origin: [d] what is subtracted from every value.
 
         Raises: ValueError for shapes that do not fit, and for numbers that are not finite.
 
@@ -63,7 +64,7 @@ class Moments(NamedTuple):
         step = max(1, _ROWS // rows.shape[1])
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
-            block = rows[part].astype(np.float64)
+            block = rows[part].astype(np.float64) - origin
             once, twice = shares[part] * weights[part], shares[part] * np.square(weights[part])
             first += once @ block
             second += twice @ block
@@ -110,6 +111,16 @@ class Moments(NamedTuple):
         ratio, squared = self.ratio(), np.asarray(self.squared_weight)
         square = self.square - 2 * (ratio * self.squared_weighted_sum).sum(-1) + squared * np.square(ratio).sum(-1)
         return np.maximum(square, 0), self.squared_weighted_sum - squared[..., None] * ratio
+
+    def spread(self, origin: Any, size: Any) -> tuple[np.ndarray, np.ndarray]:
+        """For x_i = n_i (u_i + origin): (sum |x_i|^2 - |sum x_i|^2 / size, [d] sum x_i)."""
+        weight, first = np.asarray(self.weight), np.asarray(self.weighted_sum)
+        square = self.square - np.square(first).sum(-1) / size
+        cross = self.squared_weighted_sum - (weight / size)[..., None] * first
+        unequal = self.squared_weight - np.square(weight) / size
+        unequal = np.where(unequal > 1e-12 * np.asarray(self.squared_weight), unequal, 0)  # else rounding
+        spread = square + 2 * (cross * origin).sum(-1) + unequal * np.square(origin).sum()
+        return spread, first + weight[..., None] * origin
 
     def equal_weights(self) -> bool:
         """All weights are the same, as far as float64 shows."""

@@ -43,10 +43,16 @@ def quadratic_problem(hessians: Any, centers: Any, shares: Any = None) -> tuple[
     lowest = np.linalg.eigvalsh(hessians).min()
     if not (lowest >= -1e-6 * max(1.0, np.abs(hessians).max())):
         validate.fail("hessians", "no negative eigenvalue", float(lowest), "The risk would have no minimum.")
-    shares = np.full(len(centers), 1 / len(centers)) if shares is None else np.asarray(shares, np.float64)
-    if shares.shape != (len(centers),) or not ((shares >= 0).all() and np.isclose(shares.sum(), 1, rtol=1e-6)):
-        validate.fail("shares", f"{len(centers)} numbers >= 0 that sum to 1", shares.tolist())
-    return hessians, centers, shares
+    shares = np.full(len(centers), 1 / len(centers)) if shares is None else shares
+    return hessians, centers, checked_shares(shares, len(centers))
+
+
+def checked_shares(shares: Any, num_clients: int) -> np.ndarray:
+    """[N] float64."""
+    shares = np.asarray(shares, np.float64)
+    if shares.shape != (num_clients,) or not ((shares >= 0).all() and np.isclose(shares.sum(), 1, rtol=1e-6)):
+        validate.fail("shares", f"{num_clients} numbers >= 0 that sum to 1", shares.tolist())
+    return shares
 
 
 def average(matrices: np.ndarray, centers: np.ndarray, shares: np.ndarray) -> np.ndarray:
@@ -128,7 +134,7 @@ def local_progress(
     values = np.maximum(values, 0)
     shifted = values + proximal_weight
     reach = np.divide(values, shifted, out=np.zeros_like(values), where=shifted > 0)
-    progress = (1 - (1 - step_size * shifted) ** powers) * reach
+    progress = covered(step_size * shifted, powers) * reach
     return np.einsum("nia,na,nja->nij", vectors, progress, vectors)
 
 
@@ -148,24 +154,50 @@ def local_noise(
     """
     validate.positive("step_size", step_size)
     validate.in_range("proximal_weight", proximal_weight, 0)
-    noise = np.broadcast_to(covariance_matrix("noise", noise, hessians.shape[-1]), hessians.shape)
+    noise = covariance_matrix("noise", noise, hessians.shape[-1], len(hessians))
     powers = steps(num_steps, len(hessians))[:, None, None]
     values, vectors = np.linalg.eigh(hessians)
-    kept = 1 - step_size * (values + proximal_weight)
-    ratio = kept[:, :, None] * kept[:, None, :]
-    still = np.isclose(ratio, 1, rtol=0, atol=1e-13)
-    total = np.where(still, powers, (1 - ratio**powers) / np.where(still, 1, 1 - ratio))
+    total = steps_kept(step_size * (np.maximum(values, 0) + proximal_weight), powers)
     turned = np.einsum("nia,nij,njb->nab", vectors, noise, vectors) * total
     return step_size**2 * np.einsum("nia,nab,njb->nij", vectors, turned, vectors)
 
 
-def covariance_matrix(name: str, covariance: Any, dimension: int) -> np.ndarray:
-    """A variance per coordinate as v I, or matrices [..., d, d] as they are; checked."""
+def covered(rate: np.ndarray, powers: Any) -> np.ndarray:
+    """1 - (1 - rate)^powers, elementwise, for tiny rates too."""
+    near = -np.expm1(powers * np.log1p(-np.minimum(rate, 0.5)))
+    return np.where(rate < 0.5, near, 1 - (1 - np.maximum(rate, 0.5)) ** powers)
+
+
+def steps_kept(rate: np.ndarray, powers: Any) -> np.ndarray:
+    """[..., d, d] sum_{k < powers} ((1 - rate_a) (1 - rate_b))^k."""
+    return summed(rate[..., :, None] + rate[..., None, :] - rate[..., :, None] * rate[..., None, :], powers)
+
+
+def summed(lost: np.ndarray, powers: Any) -> np.ndarray:
+    """sum_{k < powers} (1 - lost)^k, elementwise."""
+    return np.where(lost == 0, powers, covered(lost, powers) / np.where(lost == 0, 1, lost))
+
+
+def symmetric_matrix(name: str, matrix: Any) -> np.ndarray:
+    """[d, d] float64 of a number or a symmetric matrix; checked."""
+    matrix = np.asarray(matrix, np.float64)
+    matrix = matrix[None, None] if matrix.ndim == 0 else matrix
+    square = matrix.ndim == 2 and matrix.size and matrix.shape[0] == matrix.shape[1] and np.isfinite(matrix).all()
+    if not square or not np.allclose(matrix, matrix.T, rtol=1e-6, atol=1e-8):
+        validate.fail(name, "a finite number or one symmetric matrix [d, d]", matrix)
+    return matrix
+
+
+def covariance_matrix(name: str, covariance: Any, dimension: int, num_clients: int | None = None) -> np.ndarray:
+    """A variance per coordinate as v I, or [d, d] as it is; with `num_clients`, [N, d, d] of either or of one each."""
     covariance = np.asarray(covariance, np.float64)
     if covariance.ndim == 0 and np.isfinite(covariance):
         covariance = covariance * np.eye(dimension)
-    if covariance.shape[-2:] != (dimension, dimension) or not np.isfinite(covariance).all():
-        validate.fail(name, f"a finite variance per coordinate, or [..., {dimension}, {dimension}]", covariance)
+    whole, each = (dimension, dimension), (num_clients, dimension, dimension)
+    if covariance.shape not in (whole, each) or not np.isfinite(covariance).all():
+        forms = whole if num_clients is None else f"{whole} or {each}"
+        validate.fail(name, f"a finite variance per coordinate, or {forms}", covariance)
+    covariance = covariance if num_clients is None else np.broadcast_to(covariance, each)
     lowest = np.linalg.eigvalsh((covariance + np.swapaxes(covariance, -1, -2)) / 2).min()
     if not (lowest >= -1e-9 * max(1e-30, np.abs(covariance).max())):
         validate.fail(name, "variances >= 0", float(lowest))

@@ -183,6 +183,11 @@ def horvitz_thompson_variance(values: Any, inclusion: Any, joint: Any = None) ->
         return float(((1 - chances) * chances) @ np.square(scaled).sum(1))
     both = np.asarray(joint, np.float64)
     fits = both.shape == 2 * chances.shape and np.allclose(both, both.T) and np.allclose(np.diag(both), chances)
-    if not fits or not ((both >= 0) & (both <= np.minimum.outer(chances, chances) + 1e-9)).all():
-        validate.fail("joint", "a symmetric [N, N] of pi_ij <= min(pi_i, pi_j), pi_i on the diagonal", joint)
-    return float(np.einsum("ij,ij->", both - np.outer(chances, chances), scaled @ scaled.T))
+    least = np.maximum(np.add.outer(chances, chances) - 1, 0)
+    if not fits or not ((both >= least - 1e-9) & (both <= np.minimum.outer(chances, chances) + 1e-9)).all():
+        rule = "a symmetric [N, N] with max(0, pi_i + pi_j - 1) <= pi_ij <= min(pi_i, pi_j), pi_i on the diagonal"
+        validate.fail("joint", rule, joint)
+    variance = float(np.einsum("ij,ij->", both - np.outer(chances, chances), scaled @ scaled.T))
+    if not (variance >= -1e-9 * np.square(scaled).sum()):
+        validate.fail("joint", "probabilities that a law of cohorts can have", joint, "The variance is below zero.")
+    return max(variance, 0.0)

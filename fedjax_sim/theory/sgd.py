@@ -14,6 +14,7 @@ from fedjax_sim.theory.quadratic import (
     local_progress,
     quadratic_problem,
     spectral_radius,
+    symmetric_matrix,
 )
 
 __all__ = [
@@ -34,7 +35,7 @@ def sgd_contraction(hessian: Any, *, step_size: float) -> float:
     0.5
     """
     validate.positive("step_size", step_size)
-    hessian = np.atleast_2d(np.asarray(hessian, np.float64))
+    hessian = symmetric_matrix("hessian", hessian)
     return spectral_radius(np.eye(len(hessian)) - step_size * hessian)
 
 
@@ -72,7 +73,7 @@ def stationary_covariance(
     """The covariance at which FedAvg of everybody comes to rest under gradient noise: Sigma = A Sigma A + Q.
 
     A = sum p_i (I - eta H_i)^K and Q = sum p_i^2 eta^2 sum_{k<K} (I - eta H_i)^k S_i (I - eta H_i)^k, solved as a
-    discrete Lyapunov equation. One client and one step are SGD. For cohorts see `theory.error_floor`.
+    discrete Lyapunov equation. One client and one step are SGD. For cohorts see `theory.budget`.
 
     Args:
       hessians: [N, d, d], [N] (d = 1), or one [d, d]. noise: a variance per coordinate, [d, d] or [N, d, d].
@@ -112,9 +113,12 @@ def excess_loss(hessian: Any, covariance: Any, bias: Any = 0.0) -> float:
     >>> excess_loss([[2.0]], [[0.25]], [1.0])
     1.25
     """
-    hessian = np.atleast_2d(np.asarray(hessian, np.float64))
+    hessian = symmetric_matrix("hessian", hessian)
     covariance = covariance_matrix("covariance", covariance, len(hessian))
-    bias = np.broadcast_to(np.asarray(bias, np.float64), len(hessian))
+    bias = np.asarray(bias, np.float64)
+    if bias.shape not in ((), (1,), (len(hessian),)) or not np.isfinite(bias).all():
+        validate.fail("bias", f"a finite number or {len(hessian)} of them", bias)
+    bias = np.broadcast_to(bias, len(hessian))
     return float(np.trace(hessian @ covariance) + bias @ hessian @ bias) / 2
 
 
@@ -122,7 +126,7 @@ def expected_squared_distance(curvature: Any, noise_variance: Any, step_sizes: A
     """E (w_t - w*)^2 under any step sizes: v' = (1 - eta_t h)^2 v + eta_t^2 sigma^2, exactly.
 
     Args:
-      curvature: h, a number or [d] eigenvalues. noise_variance: sigma^2. step_sizes: [T] eta_t >= 0.
+      curvature: h >= 0, a number or [d] eigenvalues. noise_variance: sigma^2 >= 0. step_sizes: [T] eta_t >= 0.
       start: (w_0 - w*)^2 in each direction.
 
     Returns: [T + 1] (or [T + 1, d]) float64.
@@ -135,7 +139,11 @@ def expected_squared_distance(curvature: Any, noise_variance: Any, step_sizes: A
     step_sizes = np.asarray(step_sizes, np.float64)
     if step_sizes.ndim != 1 or not ((step_sizes >= 0) & np.isfinite(step_sizes)).all():
         validate.fail("step_sizes", "a list of finite numbers >= 0", step_sizes.tolist())
-    curvature, noise_variance, value = np.broadcast_arrays(*map(np.float64, (curvature, noise_variance, start)))
+    given = {"curvature": curvature, "noise_variance": noise_variance, "start": start}
+    for name, values in given.items():
+        if not ((np.float64(values) >= 0) & np.isfinite(np.float64(values))).all():
+            validate.fail(name, "finite numbers >= 0", values)
+    curvature, noise_variance, value = np.broadcast_arrays(*map(np.float64, given.values()))
     path = [value]
     for step_size in step_sizes:
         path.append((1 - step_size * curvature) ** 2 * path[-1] + step_size**2 * noise_variance)
@@ -180,9 +188,13 @@ def rounds_until(contraction: float, start: float, target: float) -> int:
         return 0
     if contraction == 0:
         return 1
-    rounds = max(1, math.ceil(math.log(target / start) / math.log(contraction)))
-    while rounds > 1 and start * contraction ** (rounds - 1) <= target:
+
+    def left(rounds: int) -> float:  # in two halves, for the whole power may be too small for a float
+        return start * contraction ** (rounds // 2) * contraction ** (rounds - rounds // 2)
+
+    rounds = max(1, math.ceil((math.log(target) - math.log(start)) / math.log(contraction)))
+    while rounds > 1 and left(rounds - 1) <= target:
         rounds -= 1
-    while start * contraction**rounds > target:
+    while left(rounds) > target:
         rounds += 1
     return rounds

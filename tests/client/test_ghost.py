@@ -233,6 +233,35 @@ def test_what_is_no_dense_kernel(name):
         total("ghost")
 
 
+@pytest.mark.parametrize("value", [None, 1e-30, 1e-20, 1e20, 1e30])
+def test_constant_deltas(value):
+    """A kernel whose delta the compiler knows, zero behind a frozen layer: the sum is that of `vmap(grad)`, under jit.
+
+    Catches powers of two that are multiplied with each other before they meet the constant: examples that are dropped,
+    or sent longer than the clip norm.
+    """
+
+    @jax.custom_vjp
+    def meets(product):
+        return product.sum(-1)
+
+    meets.defvjp(lambda x: (x.sum(-1), None), lambda _, g: (jnp.full((1, 2), value),))
+
+    def loss(params, x, key):
+        product = x @ params["kernel"]
+        met = jax.lax.stop_gradient(jnp.tanh(product)).sum(-1) if value is None else meets(product)
+        return met + (x * params["bias"]).sum(-1)
+
+    def total(params, data, gradients):
+        return clipped_sum(loss, params, data, KEY, clip_norm=CLIP, gradients=gradients)
+
+    params = {"kernel": jnp.ones((4, 2)), "bias": jnp.ones((1, 4))}
+    data = ClientData(jnp.arange(1.0, 9.0).reshape(2, 4) / 4, jnp.ones(2, bool))
+    ghost, plain = (jax.jit(total, static_argnums=2)(params, data, gradients) for gradients in ("auto", "vmap"))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ghost, plain)
+    assert ghost[1]["loss"].weight == 2
+
+
 def test_no_gradient_is_held():
     """A step of `private_sgd` on a wide model takes less memory than one example's gradients would for the batch.
 

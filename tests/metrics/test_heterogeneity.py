@@ -122,7 +122,10 @@ def by_loop(loss, params, clients):
 
 
 def test_gradients_of_a_loop():
-    """C6, both weightings, a chosen part of the clients, an empty client. Catches shares mixed up with 1/N."""
+    """C6, both weightings, a chosen part of the clients, an empty client. Catches shares mixed up with 1/N.
+
+    Nobody with examples is an error, not NaN.
+    """
     loss, params, clients = logistic()
     own, _ = by_loop(loss, params, clients)
     empty = jax.tree.map(lambda x: x[:0], clients[0])
@@ -138,8 +141,18 @@ def test_gradients_of_a_loop():
         assert found.mean_square == pytest.approx(shares @ (own**2).sum(1), rel=1e-5)
         assert found.b_dissimilarity == pytest.approx(np.sqrt(found.mean_square) / np.linalg.norm(mean), rel=1e-5)
         assert found.noise_to_signal == pytest.approx(shares @ away / (mean @ mean), rel=1e-4)
-    yin = (own**2).sum() / (own.sum(0) ** 2).sum()
-    assert found.diversity == pytest.approx(yin, rel=1e-5)
+        yin = ((shares[:, None] * own) ** 2).sum() / (mean @ mean)
+        assert found.diversity == pytest.approx(yin, rel=1e-5)
+    work = {"step_size": 0.1, "num_steps": 1}
+    for lonely in (
+        lambda **ids: gradient_heterogeneity(loss, params, data, **ids),
+        lambda **ids: gradient_moments(loss, params, data, **ids),
+        lambda **ids: metrics.drift(loss, params, data, **work, **ids),
+        lambda **ids: metrics.drift_bias(loss, params, data, **work, **ids),
+        lambda **ids: metrics.drift_leading_term(loss, params, data, **work, **ids),
+    ):
+        with pytest.raises(ValueError, match="a client with examples"):
+            lonely(ids=[4])
     part = gradient_heterogeneity(loss, params, data, ids=[1, 3])
     mean = np.array([9, 7]) / 16 @ own[[1, 3]]
     assert part.dissimilarity == pytest.approx(((own[[1, 3]] - mean) ** 2).sum(1).mean(), rel=1e-5)
@@ -171,6 +184,9 @@ def test_identical_clients():
     found = gradient_heterogeneity(population.quadratic_loss, {"w": jnp.ones(1)}, data)
     assert found.variance < 1e-5 and found.b_dissimilarity == pytest.approx(1, abs=1e-6)
     assert found.diversity == pytest.approx(1 / 8, abs=1e-6)
+    near = population.quadratic_population(np.ones(2), np.array([1000 - 2.0**-6, 1000 + 2.0**-6]))
+    found = gradient_heterogeneity(population.quadratic_loss, {"w": jnp.zeros(1)}, near)
+    assert found.noise_to_signal == pytest.approx(2.0**-12 / 1e6, rel=1e-6, abs=0) and found.b_dissimilarity >= 1
     opposite = population.quadratic_population(np.ones(2), np.array([-1.0, 1.0]))
     still = gradient_heterogeneity(population.quadratic_loss, {"w": jnp.zeros(1)}, opposite)
     assert still.b_dissimilarity == np.inf and still.dissimilarity == 1

@@ -231,7 +231,7 @@ def test_no_noise_is_no_privacy():
     assert account(poisson(0.03, 0.5, adjacency="replace_one"), 10**7, 1e-5).epsilon == math.inf
     spent = account(poisson(0.0), 0, 1e-5)
     assert spent.epsilon == 0 and spent.accountant == "nothing released"
-    assert account(poisson(0.0), 1, 1e-5).as_dict()["epsilon"] == "infinite"
+    assert account(poisson(0.0), 1, 1e-5).as_dict()["epsilon"] == "inf"
 
 
 def test_bad_input():

@@ -111,6 +111,8 @@ def test_bad_designs():
         ({"rate": 1.5}, "rate: expected"),
         ({"response_rates": (0.5, 1.2)}, "response_rates: expected"),
         ({"max_reports": 7}, "max_reports: expected"),
+        ({"max_reports": 3}, "reports_limited_after: expected"),
+        ({"reports_limited_after": 0}, "max_reports: expected"),
         ({"draw_probabilities": np.ones(20)}, "draw_probabilities: expected None"),
         ({"scheme": "weighted_with_replacement"}, r"draw_probabilities: expected an array of shape \(20,\)"),
     ]:

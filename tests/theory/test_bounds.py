@@ -1,5 +1,6 @@
 """Bounds hold where they must, are tight where they can be, and have the constants of their papers."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -66,6 +67,11 @@ def test_fedprox_descends():
         for size in (2, 10, 1000)
     ]
     assert many == sorted(many) and many[0] < 0 < many[-1]
+    by_hand = 1 / 10 - 0.2 / 10 - 2 * 1.1 * np.sqrt(2) / (9 * 2) - 3 * 2 * 1.1 / 90  # B = 2, every constant another
+    by_hand -= 3 * 1.21 * 4 / (2 * 81) + 3 * 4 * 1.21 * (2 * np.sqrt(8) + 2) / (81 * 4)
+    everything = {"inexactness": 0.1, "negative_curvature": 1.0}
+    found = fedprox_descent(3.0, proximal_weight=10.0, dissimilarity=2.0, cohort_size=4, **everything)
+    assert found == pytest.approx(by_hand, rel=1e-12)
     by_hand = 1 / 10 - np.sqrt(2) / 10 - 1 / 100 - 1 / 200 - (2 * np.sqrt(2) + 2) / 100
     assert fedprox_descent(1.0, proximal_weight=10.0, dissimilarity=1.0, cohort_size=1) == pytest.approx(by_hand)
 
@@ -94,9 +100,11 @@ def test_constants():
     assert two.delay == max(8 * two.condition, 5) and two.step_size(0) == pytest.approx(
         2 / (two.strong_convexity * two.delay)
     )
-    first = two.excess_loss(1, 3.0)  # at T = 1 the start's part is L / 2 |w_1 - w*|^2
-    rest = two.condition / two.delay * 2 * (two.local_noise + two.sampling_noise) / two.strong_convexity
-    assert first - rest == pytest.approx(two.smoothness / 2 * 3.0)
+    every = dataclasses.replace(two, num_steps=1)
+    first = every.excess_loss(1, 3.0)  # at T = 1 the start's part is L / 2 |w_1 - w*|^2
+    rest = every.condition / every.delay * 2 * (every.local_noise + every.sampling_noise) / every.strong_convexity
+    assert first - rest == pytest.approx(every.smoothness / 2 * 3.0)
+    assert two.excess_loss(np.array([5, 10]), 0.0)[1] == two.excess_loss(10, 0.0)
 
 
 @pytest.mark.parametrize("scheme", ["full", "I", "II"])
@@ -136,6 +144,9 @@ def test_fedavg_stays_below(scheme):
     assert measured[800] < 0.5 * measured[200]
 
 
+BOUND = FedAvgBound(1.0, 2.0, 0.5, 0.0, 4.0, num_steps=5)
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -150,6 +161,16 @@ def test_fedavg_stays_below(scheme):
         (lambda: FedAvgBound(1.0, 1.0, 0.0, 0.0, 1.0, num_steps=1, scheme="III"), "scheme"),
         (lambda: FedAvgBound(1.0, 1.0, 0.0, 0.0, 1.0, num_steps=1, scheme="I"), "cohort_size"),
         (lambda: FedAvgBound(1.0, 1.0, 0.0, 0.0, 1.0, 1, 5, 3, scheme="II"), "num_clients"),
+        (lambda: fedavg_bound([1.0, 2.0], [0, 1], radius=1.0, num_steps=2, cohort_size=1), "cohort_size"),
+        (
+            lambda: fedavg_bound([1.0, 2.0], [0, 1], [0.9, 0.1], radius=1.0, num_steps=2, cohort_size=1, scheme="II"),
+            "shares",
+        ),
+        (lambda: BOUND.excess_loss(-15, 1.0), "num_steps"),
+        (lambda: BOUND.excess_loss(12, 1.0), "num_steps"),
+        (lambda: BOUND.excess_loss(10.0, 1.0), "num_steps"),
+        (lambda: BOUND.excess_loss(10, -100.0), "start"),
+        (lambda: BOUND.excess_loss(10, np.nan), "start"),
     ],
 )
 def test_wrong_input(build, message):

@@ -28,6 +28,20 @@ def test_interior_optimum():
     assert best_clip_norm([1.0, 1.0, 1.0, 10.0], noise_multiplier=1.0, cohort_size=4) == pytest.approx(5, rel=1e-4)
 
 
+@pytest.mark.parametrize("noise_multiplier", [1e3, 1e6, 1e9])
+def test_much_noise(noise_multiplier):
+    """Below the least norm the error is a parabola in C, whose minimum is known. Catches a grid with a floor."""
+    options = {"noise_multiplier": noise_multiplier, "cohort_size": 4}
+    directions = UPDATES / np.linalg.norm(UPDATES, axis=1, keepdims=True)
+    mean, sampled = directions.mean(0), 1 / 4 * (8 - 4) / (8 - 1)
+    away = sampled * ((directions - mean) ** 2).sum(1).mean() + 3 * noise_multiplier**2 / 16
+    wanted = UPDATES.mean(0) @ mean / (mean @ mean + away)
+    assert wanted < 0.1 * np.linalg.norm(UPDATES, axis=1).min()
+    assert best_clip_norm(UPDATES, **options) == pytest.approx(wanted, rel=1e-6, abs=0)
+    with pytest.raises(ValueError, match="better than none"):
+        best_clip_norm([-1.0, 1.0], **options | {"cohort_size": 2})
+
+
 def test_everybody_without_noise():
     """Catches sampling variance where everybody is present, and a mean of clipped rows that is not the mean."""
     norms = np.linalg.norm(UPDATES, axis=1, keepdims=True)

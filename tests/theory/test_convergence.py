@@ -183,6 +183,11 @@ def test_noise_of_local_steps():
             np.testing.assert_allclose(found, expected, atol=1e-12)
     still = local_noise(np.zeros((1, 1, 1)), 2.0, 7, 0.1)  # no curvature: a random walk
     assert still[0, 0, 0] == pytest.approx(7 * 0.02)
+    for rate in (1e-15, 1e-17):  # tiny steps: catches 1 - (1 - x)^K
+        assert local_progress(np.ones((1, 1, 1)), 3, rate)[0, 0, 0] == pytest.approx(3 * rate, rel=1e-12, abs=0)
+        assert local_noise(np.ones((1, 1, 1)), 2.0, 3, rate)[0, 0, 0] == pytest.approx(6 * rate**2, rel=1e-12, abs=0)
+    for rate in (0.3, 0.8, 1.0, 2.0, 2.5):
+        assert local_progress(np.ones((1, 1, 1)), 3, rate)[0, 0, 0] == pytest.approx(1 - (1 - rate) ** 3, rel=1e-12)
 
 
 def test_stationary_covariance():
@@ -257,6 +262,7 @@ def test_rounds_until():
     assert rounds_until(0.5, 8.0, 1.0) == 3 and rounds_until(0.5, 8.0, 0.999) == 4
     assert rounds_until(0.1, 1.0, 1e-3) in (3, 4) and rounds_until(0.3, 1.0, 2.0) == 0
     assert rounds_until(0.0, 5.0, 1e-9) == 1
+    assert rounds_until(0.5, 1e300, 1e-300) == 1994  # 600 log2(10) = 1993.2
     for contraction in (0.3, 0.9, 0.999):
         rounds = rounds_until(contraction, 7.0, 0.01)
         assert 7 * contraction**rounds <= 0.01 < 7 * contraction ** (rounds - 1)
@@ -366,6 +372,13 @@ def test_drift_counter_cases():
         (lambda: decaying_step_limit(1.0, 1.0, step_constant=0.5), "step_constant"),
         (lambda: expected_squared_distance(1.0, 1.0, [0.1, np.inf]), "step_sizes"),
         (lambda: rounds_until(1.0, 1.0, 0.1), "contraction"),
+        (lambda: sgd_contraction([1.0, 2.0], step_size=0.1), "hessian"),
+        (lambda: expected_squared_distance(np.nan, 1.0, [0.1]), "curvature"),
+        (lambda: expected_squared_distance(1.0, -1.0, [0.1]), "noise_variance"),
+        (lambda: expected_squared_distance(1.0, 1.0, [0.1], start=-1.0), "start"),
+        (lambda: excess_loss([[1.0]], [[1.0]], np.nan), "bias"),
+        (lambda: excess_loss(np.eye(2), np.eye(2), [1.0, 2.0, 3.0]), "bias"),
+        (lambda: proximal_curvature([[0.0, 1.0], [-1.0, 0.0]], proximal_weight=1.0), "symmetric"),
         (lambda: rounds_until(0.5, 1.0, 0.0), "target"),
         (lambda: quadratic_drift([1.0], [0.0], point=[1.0, 2.0], num_steps=1, step_size=0.1), "point"),
     ],

@@ -39,6 +39,7 @@ def samplers() -> dict:
         plain
         | {f"{name}, dropout": dropped(sampler, 0.3) for name, sampler in plain.items()}
         | {"over-invited, dropout": dropped(over, 0.2)}
+        | {"invited to fit": sampling.with_over_invitation(dropped(sampling.uniform(N, 4), 0.25), 3)}
         | {"cyclic, over-invited": sampling.with_over_invitation(dropped(sampling.cyclic(N, 5), 0.3), 3)}
     )
 
@@ -202,13 +203,34 @@ def test_known_laws():
     weighted = design_variance(sampling.weighted(WEIGHTS, 3).design, UPDATES, WEIGHTS, estimator="li_scheme_one")
     share = WEIGHTS / WEIGHTS.sum()
     assert np.isclose(weighted.variance, share @ np.square(UPDATES - target).sum(1) / 3)
-    assert np.allclose(weighted.mean, target)  # though li_scheme_one's own target is the plain mean
+    assert np.allclose(weighted.target, target) and np.allclose(weighted.bias, 0, atol=1e-9)
     poisson = design_variance(
         sampling.poisson(N, 0.25, num_slots=N).design, UPDATES, WEIGHTS, estimator="horvitz_thompson"
     )
     terms = WEIGHTS[:, None] * UPDATES / WEIGHTS.sum()
     assert np.isclose(poisson.variance, horvitz_thompson_variance(terms, np.full(N, 0.25)))
     assert np.isclose(poisson.mean_squared_error, poisson.variance)
+
+
+def test_an_offset_costs_no_digits():
+    """Values 1e5 + 1e-3 normal: the textbook's variance to 1e-7. Catches differences of raw squares."""
+    values = 1e5 + 1e-3 * np.random.default_rng(1).normal(size=1000)
+    sigma = population_variance(values)
+    designs = {"uniform": sampling.uniform(1000, 10), "drawn": sampling.with_replacement(1000, 10)}
+    wanted = {"uniform": cohort_mean_variance(sigma, 1000, 10), "drawn": sigma / 10}
+    fixed = {"estimator": "fixed_mean", "denominator": 10.0}
+    for name, sampler in designs.items():
+        inverse = "horvitz_thompson" if name == "uniform" else "hansen_hurwitz"
+        for options in ({}, fixed, {"estimator": inverse}):
+            law = design_variance(sampler.design, values, **options)
+            assert law.exact and law.variance == pytest.approx(wanted[name], rel=1e-7, abs=0), (name, options)
+    windows = values.reshape(100, 10).mean(1)
+    law = design_variance(sampling.cyclic(1000, 10).design, values)
+    assert law.variance == pytest.approx(windows.var(), rel=1e-5, abs=0)
+    lone = design_variance(sampling.poisson(1000, 0.001, num_slots=1000).design, values, method="leading order")
+    empty = 0.999**1000
+    assert lone.variance == pytest.approx(empty * (1 - empty) * 1e10, rel=1e-6)
+    assert lone.mean[0] == pytest.approx((1 - empty) * 1e5, rel=1e-6)
 
 
 def test_leading_order_improves_with_the_cohort():
@@ -260,6 +282,7 @@ def test_what_does_not_fit_is_refused():
         ((design, UPDATES), {"estimator": "keep_old", "weighting": "uniform"}, "weighting"),
         ((design, UPDATES), {"method": "guess"}, "method"),
         ((design, Moments.of(UPDATES), WEIGHTS), {}, "weights=None"),
+        ((drawn, Moments.of(UPDATES)), {"estimator": "li_scheme_one"}, "who is who"),
         ((sampling.cyclic(N, 3).design, Moments.of(UPDATES)), {}, "who is who"),
         ((design, Moments.of(UPDATES, WEIGHTS)), {"method": "exact"}, "Moments cannot"),
         ((sampling.weighted([0, 1], 1).design, [1.0, 2.0]), {"estimator": "hansen_hurwitz"}, "left out"),

@@ -23,12 +23,13 @@ HESSIAN = np.array([[2.0, 0.4, 0.1], [0.4, 1.0, -0.2], [0.1, -0.2, 0.5]])
 NOISE = {"quantization_variance": 0.02, "privacy_variance": 0.01, "server_rate": 0.8, "step_size": 0.2, "num_steps": 3}
 
 
+@pytest.mark.parametrize("denominator", ["fixed", 4.0])
 @pytest.mark.parametrize("relative_error", [0.0, 0.7])
 @pytest.mark.parametrize("scheme", [design(6, 2), design(6, 2.4, "poisson", 6), design(6, 3, "with_replacement"), None])
-def test_equal_hessians_are_exact(scheme, relative_error):
+def test_equal_hessians_are_exact(scheme, relative_error, denominator):
     """Every component is `budget`'s. Catches N for N - 1, q / h for q, and letters that are not counted by E c^2."""
     centers = np.random.default_rng(0).normal(size=(6, 3))
-    common = {"relative_error": relative_error, **NOISE}
+    common = {"relative_error": relative_error, "denominator": denominator, **NOISE}
     exact = budget(np.repeat(HESSIAN[None], 6, 0), centers, design=scheme, gradient_noise=0.3, **common)
     gradients = (exact.optimum - centers) @ HESSIAN
     people = {"num_clients": 6} if scheme is None else {"design": scheme}
@@ -39,6 +40,57 @@ def test_equal_hessians_are_exact(scheme, relative_error):
         np.testing.assert_allclose(found.covariances[name], covariance, atol=1e-9, err_msg=name)
         assert found.losses[name] == pytest.approx(exact.losses[name], abs=1e-9)
     assert found.contraction == pytest.approx(exact.contraction) and found.losses["drift"] == 0
+
+
+@pytest.mark.parametrize("scheme", [design(6, 2), design(6, 2.4, "poisson", 6), design(6, 3, "with_replacement")])
+def test_unequal_shares(scheme):
+    """Clients weighed by p_i^2: every component is `budget`'s. Weighed by p_i, as texts do, they are not.
+
+    Catches sum p_i g g^T for sum p_i^2 g g^T, and a cohort's total weight that is taken for constant.
+    """
+    shares, centers = np.array([1, 2, 3, 1, 5, 4]) / 16, np.random.default_rng(0).normal(size=(6, 3))
+    common = {"design": scheme, "relative_error": 0.7, **NOISE}
+    exact = budget(np.repeat(HESSIAN[None], 6, 0), centers, shares, gradient_noise=0.3, **common)
+    gradients = (exact.optimum - centers) @ HESSIAN
+    for weights, right in ((shares**2 / (shares @ shares), True), (shares, False)):
+        clients = (gradients * weights[:, None]).T @ gradients
+        found = budget_from_moments(HESSIAN, shares, client_covariance=clients, minibatch_covariance=0.3, **common)
+        assert np.allclose(found.covariances["client_sampling"], exact.covariances["client_sampling"]) == right
+        if right:
+            for name, covariance in exact.covariances.items():
+                np.testing.assert_allclose(found.covariances[name], covariance, atol=1e-9, err_msg=name)
+
+
+def test_a_ratio_that_is_enumerated():
+    """Draws with replacement and dropout, the mean of who reports. Catches modes that are taken for a diagonal."""
+    scheme = SamplingDesign(
+        scheme="with_replacement", population_size=4, cohort_size=2, num_slots=2, response_rates=(0.7,)
+    )
+    centers = np.random.default_rng(0).normal(size=(4, 3))
+    common = {"design": scheme, "denominator": "realised", **NOISE}
+    exact = budget(np.repeat(HESSIAN[None], 4, 0), centers, gradient_noise=0.3, **common)
+    gradients = (exact.optimum - centers) @ HESSIAN
+    found = budget_from_moments(
+        HESSIAN, client_covariance=gradients.T @ gradients / 4, minibatch_covariance=0.3, **common
+    )
+    for name, covariance in exact.covariances.items():
+        np.testing.assert_allclose(found.covariances[name], covariance, atol=1e-9, err_msg=name)
+
+
+def test_tiny_curvatures_keep_their_noise():
+    """A direction of curvature 1e-17 to 1e-15 is a flat one in ten rounds. Catches 1 - (1 - x)^K for tiny x."""
+
+    def noise(curvature):
+        found = budget_from_moments(
+            np.diag([1.0, curvature]), step_size=0.1, num_steps=5, design=design(10, 2), num_rounds=10,
+            client_covariance=np.eye(2), minibatch_covariance=1.0,
+        )  # fmt: skip
+        return found.covariances["client_sampling"][1, 1], found.covariances["minibatch"][1, 1]
+
+    flat = noise(0.0)
+    assert flat == pytest.approx((10 * (1 / 2) * (8 / 9) * 0.25, 10 * 0.05 / 2))
+    for curvature in (1e-17, 3e-16, 1e-15):
+        assert noise(curvature) == pytest.approx(flat, rel=1e-9)
 
 
 def test_rounds_from_the_optimum():
@@ -56,13 +108,15 @@ def test_rounds_from_the_optimum():
 
 
 def test_limit_of_stability():
-    """T34: eta L (1 + omega / m) < 2. Catches noise that only adds."""
+    """T34: eta L (1 + omega / m) < 2. Catches noise that only adds, and stable rounds that are given up."""
     for m, omega in ((1, 3.0), (4, 3.0)):
         limit = 2 / (1 + omega / m)
         options = {"relative_error": omega, "num_clients": m, "minibatch_covariance": 1.0}
-        assert budget_from_moments([[1.0]], step_size=0.99 * limit, **options).total > 0
-        with pytest.raises(ValueError, match="contracts"):
-            budget_from_moments([[1.0]], step_size=1.01 * limit, **options)
+        found = budget_from_moments([[1.0]], step_size=0.99999 * limit, **options)
+        exact = budget(np.ones(m), np.zeros(m), step_size=0.99999 * limit, relative_error=omega, gradient_noise=1.0)
+        assert found.total == pytest.approx(exact.total, rel=1e-6)
+        with pytest.raises(ValueError, match="mean square contracts"):
+            budget_from_moments([[1.0]], step_size=1.00001 * limit, **options)
 
 
 def test_drift_to_first_order():
@@ -148,6 +202,10 @@ def test_simulated_logistic_regression():
         ({"num_clients": 3, "pseudo_gradient": [1.0, 2.0]}, "pseudo_gradient"),
         ({"num_clients": 3, "relative_error": 1.0, "num_rounds": 3, "minibatch_covariance": 1.0}, "num_rounds"),
         ({"num_clients": 3, "client_covariance": np.eye(2)}, "client_covariance"),
+        ({"num_clients": 3, "privacy_variance": np.ones((3, 3, 3))}, "privacy_variance"),
+        ({"design": sampling.weighted([1, 2, 3], 2).design}, "drawn alike"),
+        ({"num_clients": 3, "shares": [0.5, 0.5]}, "shares"),
+        ({"num_clients": 2, "shares": [0.4, 0.6], "denominator": "realised"}, "shares"),
         ({"num_clients": 0}, "num_clients"),
         ({"num_clients": 3, "num_steps": 0}, "num_steps"),
     ],

@@ -118,6 +118,9 @@ def test_horvitz_thompson_over_all_subsets():
             horvitz_thompson_variance(x, wrong)
     with pytest.raises(ValueError, match="joint"):
         horvitz_thompson_variance(x, chances, np.ones((5, 5)))
+    for high, number in ((0.9, 2), (0.5, 3)):  # two of 0.9 must meet; three of 0.5 that never meet are more than one
+        with pytest.raises(ValueError, match="joint"):
+            horvitz_thompson_variance(np.ones(number), np.full(number, high), high * np.eye(number))
 
 
 def test_joint_inclusion():
@@ -161,6 +164,7 @@ def test_every_cohort_once():
 
 
 COUNTED = {
+    "invited to fit": sampling.with_over_invitation(sampling.with_dropout(sampling.uniform(20, 12), 0.25), 9),
     "dropout": sampling.with_dropout(sampling.uniform(20, 8), 0.25),
     "truncated, twice thinned": sampling.with_dropout(
         sampling.with_dropout(sampling.poisson(20, 0.3, num_slots=7), 0.25), 0.1
@@ -176,7 +180,8 @@ COUNTED = {
 def test_report_counts_are_those_of_the_samplers(name):
     """Frequencies of 20,000 rounds: a true law fails with chance 1e-5, 2 % of mass in a wrong place is seen.
 
-    Catches a limit applied before the dropout or after it.
+    Catches a limit applied before the dropout or after it, and one that is taken for the dropout: of 12 invited 9 are
+    expected, and 9 count.
     """
     sampler, rounds = COUNTED[name], 20_000
 
