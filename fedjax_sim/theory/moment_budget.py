@@ -29,8 +29,8 @@ __all__ = ["MomentBudget", "budget_from_moments"]
 class MomentBudget:
     """The floor of the local quadratic model, to leading order in the step size.
 
-    Exact if all clients share one Hessian and noise does not depend on the model (then it is
-    `budget`'s); what Hessians differ over clients, and higher derivatives, is left out.
+    Exact if all clients share one Hessian and noise does not depend on the model (then it is `budget`'s); what Hessians
+    differ over clients, and higher derivatives, is left out.
     """
 
     bias: np.ndarray  # [d] stationary mean less the optimum
@@ -72,8 +72,8 @@ def budget_from_moments(
 
     Args:
       hessian: [d, d] of F at w*, symmetric, positive semi-definite (flat directions need `num_rounds`).
-      shares: [N] p_i; None = 1/N. Unequal ones need a fixed or numeric denominator, and count clients by p_i^2 / sum
-        p_j^2, not by p_i, in the covariances of clients, minibatches and letters.
+      shares: [N] p_i; None = 1/N. Unequal ones need a fixed or numeric denominator, and clients are then weighed by
+        p_i^2 / sum p_j^2 (not by p_i) in the covariances of clients, minibatches and letters.
       step_size, num_steps, denominator, server_rate: of `budget`.
       design: of the cohort, clients alike; None = all of `num_clients`, every round.
       client_covariance: [d, d] (1/N) sum (g_i - grad F)(g_i - grad F)^T of full-batch gradients at w*
@@ -92,7 +92,7 @@ def budget_from_moments(
       for clients drawn with unequal chances.
 
     Guarantees: `budget`'s components for equal Hessians (tests/theory/test_moment_budget.py::
-    test_equal_hessians_are_exact), shares (::test_unequal_shares); simulated logistic regression
+    test_equal_hessians_are_exact, with unequal shares ::test_unequal_shares); simulated logistic regression
     (::test_simulated_logistic_regression); the limit of T34 (::test_limit_of_stability); the shift
     (::test_drift_to_first_order).
 
@@ -186,6 +186,6 @@ def budget_from_moments(
 def _met_by_letters(gain: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     """[d, d] u -> diag(V (gain * V^T diag(u) V) V^T), by the few eigenvectors that such gains need."""
     strengths, modes = np.linalg.eigh(gain)
-    some = np.abs(strengths) > 1e-17 * np.abs(strengths).max()
+    some = np.abs(strengths) > 1e-15 * np.abs(strengths).max()
     parts = zip(strengths[some], modes.T[some], strict=True)
     return sum(strength * ((vectors * mode) @ vectors.T) ** 2 for strength, mode in parts)

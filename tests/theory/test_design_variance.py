@@ -39,7 +39,7 @@ def samplers() -> dict:
         plain
         | {f"{name}, dropout": dropped(sampler, 0.3) for name, sampler in plain.items()}
         | {"over-invited, dropout": dropped(over, 0.2)}
-        | {"invited to fit": sampling.with_over_invitation(dropped(sampling.uniform(N, 4), 0.25), 3)}
+        | {"invited to fit": sampling.with_over_invitation(dropped(sampling.full(N), 0.5), 4)}
         | {"cyclic, over-invited": sampling.with_over_invitation(dropped(sampling.cyclic(N, 5), 0.3), 3)}
     )
 
