@@ -217,10 +217,14 @@ class _Builder:
     def check_counted_once(self, sampler: Sampler) -> None:
         """Clients drawn in proportion to their examples must not be weighed by them again."""
         table, work = self.tables.get("aggregator", {}), self.tables["algorithm"]
-        twice = sampler.design.scheme == "weighted_with_replacement" and table.get("name") == "mean"
-        if twice and "uniform" not in (table["weighting"], work.get("weighting")):
+        name = table.get("name", "mean")  # without a table of its choice, an algorithm has its own mean
+        twice = sampler.design.scheme == "weighted_with_replacement" and name in ("mean", "extrapolated")
+        if twice and "uniform" not in (table.get("weighting"), work.get("weighting")):
             hint = "It draws clients in proportion to their examples: weighing by examples again counts them twice."
-            self.problems.append(problem("aggregator.name", "li_scheme_one with sampler.weighted", "mean", hint))
+            path, rule, got = "aggregator.name", "li_scheme_one with sampler.weighted", name
+            if not table:
+                path, rule, got = "algorithm.weighting", "'uniform' with sampler.weighted", work["weighting"]
+            self.problems.append(problem(path, rule, got, hint))
 
     def total_weight(self, data: FederatedData) -> float:
         """The sum of the weights that the clients of the whole population report."""

@@ -124,6 +124,11 @@ class Wire(NamedTuple):
         """Of the letter under an entropy code."""
         return self.bits if self.coded_bits is None else min(self.coded_bits, self.bits)
 
+    def with_plain(self, more: Wire) -> Wire:
+        """Of the letter with `more` numbers beside it, sent as they are."""
+        coded = None if self.coded_bits is None else self.coded_bits + more.bits
+        return Wire(self.values + more.values, self.payload_bits + more.bits, self.side_bits, coded)
+
 
 class ClientUpdate(NamedTuple):
     """Local work, written for ONE client; the engine adds the axis."""
@@ -165,6 +170,7 @@ class Aggregator(NamedTuple):
     sensitivity: float | None = None  # L2 motion of the aggregate per unit motion of one update; None = unbounded
     modulus: int | None = None  # it sums integers modulo this one; None = it sums numbers
     weighted: bool = False  # the result depends on the weights that clients report
+    homogeneous: bool = True  # letters in another unit give the result in that unit
 
 
 class ServerUpdate(NamedTuple):

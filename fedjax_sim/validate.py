@@ -9,15 +9,17 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["fail", "fits_in_memory", "in_range", "integer", "nearest", "one_of", "positive"]
+__all__ = ["contraction", "fail", "fits_in_memory", "in_range", "integer", "nearest", "one_of", "positive", "sequence"]
 
 INT32_MAX = 2**31 - 1
+PROBE = 2.0**10  # size of a probe's numbers: large, lest a fixed range make an error look worse than it stays
 
 
 def fail(name: str, rule: str, value: Any, hint: str = "", error: type[Exception] = ValueError) -> None:
@@ -80,7 +82,44 @@ def one_of(name: str, value: Any, options: Iterable[Any], *, hint: str = "") -> 
         fail(name, "one of " + ", ".join(map(repr, options)), value, " ".join(filter(None, (suggestion, hint))))
 
 
+def sequence(name: str, values: Any, *, least: int = 1) -> None:
+    """A list (or tuple, or array) of so many values at least; what they are is checked one by one."""
+    if not isinstance(values, (list, tuple, np.ndarray)):
+        fail(name, "a list of numbers", values, f"Write [{values}] for one alone.", TypeError)
+    if len(values) < least:
+        fail(name, f"at least {'one number' if least == 1 else f'{least} numbers'}", list(values))
+
+
 def fits_in_memory(name: str, num_bytes: int, limit: int, *, hint: str = "") -> None:
     """Refuses an allocation of `num_bytes` above `limit` bytes, with both numbers."""
     if not (num_bytes <= limit):
         fail(name, f"at most {limit:,} bytes", f"{num_bytes:,} bytes", hint, MemoryError)
+
+
+def contraction(name: str, send: Callable, spec: Any, *, hint: str = "") -> None:
+    """A compressor Q with E |Q(x) - x|^2 < |x|^2, tried on equal entries and on normal ones; a traced one passes.
+
+    Args:
+      send: (key, x) -> Q(x), of pytrees like `spec`.
+    """
+    if not any(x.size for x in jax.tree.leaves(spec)):
+        return
+    rng, draws = np.random.default_rng(0), 8
+
+    def probes(x):  # one beside the other
+        return (PROBE * np.stack([np.ones(x.shape), rng.standard_normal(x.shape)])).astype(x.dtype)
+
+    def inner(a, b):
+        pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+        return sum((y.astype(jnp.float32) * x.astype(jnp.float32)).sum() for y, x in pairs)
+
+    def excess(i, both):  # of |Q - x|^2 over |x|^2: |Q|^2 - 2 <Q, x>, which a small Q does not lose to rounding
+        x = jax.tree.map(lambda probe: probe[i % 2], both)
+        sent = send(jax.random.fold_in(jax.random.key(0), i), x)
+        return inner(sent, jax.tree.map(lambda y, x: y - 2 * x.astype(y.dtype), sent, x)) / inner(x, x)
+
+    with jax.ensure_compile_time_eval():
+        tried = jax.jit(lambda both: jax.lax.map(lambda i: excess(i, both), jnp.arange(2 * draws)))
+        more = tried(jax.tree.map(probes, spec))
+    if not isinstance(more, jax.core.Tracer) and not (more := np.asarray(more).reshape(draws, 2).mean(0).max()) < 0:
+        fail(name, "a compressor with E |Q(x) - x|^2 < |x|^2", f"{1 + more:g} |x|^2", hint)

@@ -249,6 +249,22 @@ COMBINATIONS = {
         "algorithm.batch_size=61",
         "algorithm.batch_size: expected an integer in [1, 60], got 61. At most num_examples",
     ),
+    "second moments on the way down": (
+        "algorithm.name=mime_lite algorithm.rule=adam downlink.quantize.bits=8",
+        "downlink: expected none for adam, got 'a compressor'.",
+    ),
+    "counted twice by fedexp": (
+        "algorithm.name=fedexp algorithm.weighting=examples sampler.name=weighted",
+        "algorithm.weighting: expected 'uniform' with sampler.weighted, got 'examples'. | twice",
+    ),
+    "counted twice by mime": (
+        "algorithm.name=mime_lite algorithm.weighting=examples sampler.name=weighted",
+        "algorithm.weighting: expected 'uniform' with sampler.weighted, got 'examples'. | twice",
+    ),
+    "counted twice by a stretched mean": (
+        "aggregator.name=extrapolated sampler.name=weighted",
+        "aggregator.name: expected li_scheme_one with sampler.weighted, got 'extrapolated'. | twice",
+    ),
     "too many devices": ("run.devices=1000", 'run.devices: expected "all" or an integer in [1, | got 1000.'),
 }
 
@@ -335,6 +351,27 @@ CALLS = {
         "exactly one of the two, got (1, 1)",
         lambda _: client.local_sgd(LOSS, optax.sgd(0.1), num_steps=1, num_epochs=1),
     ),
+    "a part of one epoch": (
+        ValueError,
+        "straggler_share: expected 0 with a single epoch or step, got 0.5.",
+        lambda _: client.local_sgd(LOSS, optax.sgd(0.1), num_epochs=1, straggler_share=0.5),
+    ),
+    **{
+        f"another table for {name}": (
+            TypeError,
+            f"aggregator: expected none for {name}, which has its own",
+            lambda _, name=name, given=given: getattr(algorithms, name)(
+                LOSS, sampling.full(4), *given, num_steps=2, aggregator=aggregation.mean()
+            ),
+        )
+        for name, given in {
+            "feddyn": [optax.sgd(0.1)],
+            "fedexp": [optax.sgd(0.1)],
+            "mime": [],
+            "mime_lite": [],
+            "scaffold": [],
+        }.items()
+    },
     "fractional steps": (
         TypeError,
         "num_steps: expected an integer",

@@ -78,6 +78,16 @@ def test_one_of_names_the_nearest():
     assert validate.nearest("zzz", ["abc"]) == ""
 
 
+def test_sequence():
+    """Catches one number, a text or an empty list taken for a list of numbers."""
+    for good in ([1], (0.5, 2), np.ones(3)):
+        validate.sequence("rates", good)
+    validate.sequence("rates", [], least=0)
+    for wrong, error in ((3, TypeError), ("12", TypeError), (None, TypeError), ([], ValueError)):
+        with pytest.raises(error, match="rates: expected"):
+            validate.sequence("rates", wrong)
+
+
 def test_long_values_are_cut():
     """Catches an error that prints a whole data set."""
     with pytest.raises(TypeError) as error:

@@ -53,4 +53,5 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
 
     bounds = [rule.sensitivity for rule in parts.values()]
     weighted = any(rule.weighted for rule in parts.values())
-    return Aggregator(init, accumulate, finalize, None if None in bounds else max(bounds), weighted=weighted)
+    bound, homogeneous = None if None in bounds else max(bounds), all(rule.homogeneous for rule in parts.values())
+    return Aggregator(init, accumulate, finalize, bound, weighted=weighted, homogeneous=homogeneous)

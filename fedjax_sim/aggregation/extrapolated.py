@@ -30,11 +30,11 @@ def extrapolated(*, epsilon: float = 1e-3, weighting: str = "examples") -> Aggre
     """FedExP: the mean update times max(1, mean |u_i|^2 / (2 (|mean u_i|^2 + epsilon))).
 
     Where letters point apart their mean is short, and a longer step is safe; where they agree it is the mean. The table
-    reads the norms off the letters, as they arrive behind any transform, so nothing more is sent. By rounds its steps
-    may swing: see `server.last_two`.
+    reads the norms off the letters, as they arrive behind any transform that sends numbers, so nothing more is sent;
+    `federated` refuses integers, whose unit is not epsilon's. By rounds its steps may swing: see `server.last_two`.
 
     Args:
-      epsilon: positive; a model's scale of squared updates, below which it stops stretching.
+      epsilon: positive, in the unit of squared updates; from mean |u_i|^2 / 2 on, no step is stretched.
       weighting: of both means, "examples" or "uniform", as in `mean`; the paper's is uniform.
 
     Returns: an Aggregator; Info holds `extrapolation`, the factor (the paper's eta_g).
@@ -64,4 +64,4 @@ def extrapolated(*, epsilon: float = 1e-3, weighting: str = "examples") -> Aggre
         stretched = jax.tree.map(lambda x: x * factor.astype(x.dtype), update)
         return stretched, metrics | {"extrapolation": factor}
 
-    return Aggregator(init, accumulate, finalize, weighted=rule.weighted)
+    return Aggregator(init, accumulate, finalize, weighted=rule.weighted, homogeneous=False)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import optax
 
 from fedjax_sim import aggregation, client, server, validate
-from fedjax_sim.algorithms.federated import federated
-from fedjax_sim.types import Algorithm, Sampler
+from fedjax_sim.algorithms.federated import federated, no_aggregator
+from fedjax_sim.types import Aggregator, Algorithm, Sampler
 
 __all__ = ["feddyn", "scaffold"]
 
@@ -21,9 +22,12 @@ def _check_once(sampler: Sampler, hint: str) -> None:
 def _population_weight(sampler: Sampler, weighting: str, total_weight: float | None) -> float:
     """W, the weights of all clients."""
     if weighting == "uniform":
+        if total_weight is not None:
+            validate.fail("total_weight", "none with weighting='uniform'", total_weight, "It is the number of clients.")
         return float(sampler.design.population_size)
     if total_weight is None:
         validate.fail("total_weight", "the sum of all clients' weights", None, "weighting='examples' needs it.")
+    validate.positive("total_weight", total_weight)
     return total_weight
 
 
@@ -50,7 +54,8 @@ def scaffold(
       learning_rate, option: of `client.scaffold`; `server_learning_rate` is the paper's eta_g.
       num_steps, num_epochs, batch_size, straggler_share: as in `client.local_sgd`.
       weighting: "uniform", the paper's, minimises sum_i f_i / N; "examples" minimises sum_i n_i f_i / n.
-      total_weight: W, the sum of the weights that all clients would report; needed for "examples", N for "uniform".
+      total_weight: W, the sum of the weights that all clients would report: for "examples" alone, and taken on trust,
+        for what a client weighs is its loss's affair. Another number moves the point of rest, or diverges.
 
     Guarantees: matches a NumPy transcription of the paper (tests/oracles/test_scaffold.py::test_matches_the_paper);
     rests at the optimum where FedAvg does not (::test_no_client_drift); with all control variates at zero, as in the
@@ -59,6 +64,7 @@ def scaffold(
     References: Karimireddy et al. 2020 (SCAFFOLD), algorithm 1.
     """
     validate.positive("server_learning_rate", server_learning_rate)
+    no_aggregator("scaffold", options)
     _check_once(sampler, "A client drawn twice would move c twice and its own c_i once.")
     work = client.scaffold(
         loss_fn,
@@ -98,7 +104,8 @@ def feddyn(
       optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `straggler_share` as in `client.local_sgd`.
       coefficient: the paper's alpha, about the curvature of the loss: with less of it, steps may swing or diverge.
       weighting: "uniform", the paper's, minimises sum_i f_i / N; "examples" minimises sum_i n_i f_i / n.
-      total_weight: W, the sum of the weights that all clients would report; needed for "examples", N for "uniform".
+      total_weight: W, the sum of the weights that all clients would report: for "examples" alone, and taken on trust,
+        for what a client weighs is its loss's affair. Another number moves the point of rest, or diverges.
 
     Guarantees: matches a NumPy transcription of the paper (tests/oracles/test_feddyn.py::test_matches_the_paper); with
     full-batch steps, however many, it rests at the optimum of heterogeneous quadratics, with everybody present or a
@@ -107,6 +114,7 @@ def feddyn(
 
     References: Acar et al. 2021 (FedDyn), algorithm 1.
     """
+    no_aggregator("feddyn", options)
     _check_once(sampler, "A client drawn twice would move h twice and its own h_i once.")
     work = client.dynamic(
         loss_fn,
@@ -118,7 +126,18 @@ def feddyn(
         weighting=weighting,
         straggler_share=straggler_share,
     )
-    population_sum = aggregation.keep_old(_population_weight(sampler, weighting, total_weight))
-    table = aggregation.by_part({"params": aggregation.mean(), "share": population_sum})
+    table = _both_means(_population_weight(sampler, weighting, total_weight))
     step = server.dynamic(server.optimizer(optax.sgd(1.0)), coefficient)
     return federated(sampler, work, table, step, **options)
+
+
+def _both_means(total_weight: float) -> Aggregator:
+    """The cohort's mean update, and the population's where absent clients count as zero."""
+    rule = aggregation.mean()
+
+    def finalize(key, cohort, carry):
+        update, metrics = rule.finalize(key, cohort, carry)
+        share = metrics["total_weight"] * (1 / total_weight)
+        return {"cohort": update, "population": jax.tree.map(lambda x: x * share.astype(x.dtype), update)}, metrics
+
+    return rule._replace(finalize=finalize)

@@ -123,6 +123,12 @@ def _parts(**parts: tuple[Any, type]) -> None:
             validate.fail(name, f"a {kind.__name__}", type(value).__name__, "Call the factory.", TypeError)
 
 
+def no_aggregator(name: str, options: dict) -> None:
+    """Refuses a table where the algorithm `name` has its own."""
+    if "aggregator" in options:
+        validate.fail("aggregator", f"none for {name}, which has its own", options["aggregator"], error=TypeError)
+
+
 def _shares(noise: Noise) -> int:
     """The letters that a distributed noise counts on."""
     details = noise.details._asdict() if hasattr(noise.details, "_asdict") else noise.details or {}
@@ -140,6 +146,9 @@ def _check_table(sampler: Sampler, transform: UpdateTransform, aggregator: Aggre
         if 2 * most >= aggregator.modulus:
             hint = f"{sampler.num_slots} letters reach {most}: fewer bits, fewer clients or a larger modulus."
             validate.fail("aggregator.modulus", f"more than {2 * most}, or sums would wrap", aggregator.modulus, hint)
+    if sent is not None and not aggregator.homogeneous:
+        hint = "This table compares letters with a number: integers=False, or another table."
+        validate.fail("transform", "one that sends numbers", f"integers in {sent}", hint)
     if noise is not None and noise.place != "local" and aggregator.sensitivity is None:
         hint = "Divide by a number fixed beforehand: aggregation.fixed_mean(m), with uniform weights."
         rule = "one whose result a client moves by a bounded amount, for the transform has noise"
@@ -177,8 +186,9 @@ def federated(
     the pooled metrics of clients, sampler, transform and aggregator; `uplink_coded_bytes` where an entropy code would
     make letters smaller.
 
-    Raises: ValueError for a modular sum of what is no integer or could wrap, for noise at a table whose result a client
-    moves without bound, and for what `server.downlink` refuses.
+    Raises: ValueError for a modular sum of what is no integer or could wrap, for integers at a table whose result is
+    not in their unit, for noise at one whose result a client moves without bound, and for what `server.downlink`
+    refuses.
 
     Guarantees: the same bits for any number of devices, order of the cohort and padding
     (tests/laws/test_invariance.py); a non-finite client equals an absent one bit for bit

@@ -11,7 +11,7 @@ import optax
 
 from fedjax_sim import aggregation, client, server, tree, validate
 from fedjax_sim.algorithms.base import base_optimizer
-from fedjax_sim.algorithms.federated import FederatedState, federated
+from fedjax_sim.algorithms.federated import FederatedState, federated, no_aggregator
 from fedjax_sim.prng import stream
 from fedjax_sim.transform.chain import plain_wire
 from fedjax_sim.types import Algorithm, Count, PyTree, Sampler, ServerUpdate, UpdateTransform
@@ -39,6 +39,7 @@ def mime_lite(
     batch_size: int | None = None,
     weighting: str = "uniform",
     straggler_share: float = 0.0,
+    downlink: UpdateTransform | None = None,
     **options,
 ) -> Algorithm:
     """Local steps use the server's momentum or moments as they stand; those follow the clients' full gradients.
@@ -51,6 +52,7 @@ def mime_lite(
       server_learning_rate: times the mean update; 1 is the paper's.
       num_steps, num_epochs, batch_size, straggler_share: as in `client.local_sgd`.
       weighting: "uniform", the paper's, or "examples".
+      downlink: of model and statistics, as for `federated`; none with "rmsprop" and "adam".
 
     Guarantees: matches a NumPy transcription of the paper (tests/oracles/test_mime.py::test_matches_the_paper); with
     "sgd" it is FedAvg (::test_sgd_without_correction_is_fedavg), and so rests at FedAvg's biased point.
@@ -58,6 +60,10 @@ def mime_lite(
     References: Karimireddy et al. 2021 (Mime), algorithm 1.
     """
     validate.positive("server_learning_rate", server_learning_rate)
+    no_aggregator("mime_lite", options)
+    if downlink is not None and rule in ("rmsprop", "adam"):
+        hint = "Second moments go out with the model, and what a compressor makes of them may be negative."
+        validate.fail("downlink", f"none for {rule}", "a compressor", hint)
     base = base_optimizer(rule, momentum=momentum, second_decay=second_decay, adaptivity=adaptivity)
     work = client.mime(
         loss_fn,
@@ -72,7 +78,7 @@ def mime_lite(
     )
     step = server.statistics(server.optimizer(optax.sgd(server_learning_rate)), base.start, base.track)
     table = aggregation.by_part({"params": aggregation.mean(), "gradient": aggregation.mean()})
-    return federated(sampler, work, table, step, **options)
+    return federated(sampler, work, table, step, downlink=downlink, **options)
 
 
 def mime(
@@ -106,8 +112,9 @@ def mime(
         noise, which no accountant knows here.
       downlink: none: both passes start at the model itself.
 
-    A client whose letter cannot be used in one pass counts in `dropped_clients`. Its gradient stays in c where only its
-    local steps overflow: the others have used it. Without a usable gradient in the first pass the round is skipped.
+    `dropped_clients` is the larger count of both passes: at least so many letters could not be used. A
+    client's gradient stays in c where only its local steps overflow: the others have used it. Without a usable gradient
+    in the first pass the round is skipped.
 
     Guarantees: matches a NumPy transcription of the paper (tests/oracles/test_mime.py::test_matches_the_paper); with
     full-batch steps, however many, and everybody present it rests at the optimum of heterogeneous quadratics where
@@ -118,8 +125,11 @@ def mime(
     References: Karimireddy et al. 2021 (Mime), algorithm 1.
     """
     validate.positive("server_learning_rate", server_learning_rate)
+    no_aggregator("mime", options)
     if downlink is not None:
         validate.fail("downlink", "none for mime", "a compressor", "Both of its passes start at the model itself.")
+    if transform is not None and not isinstance(transform, UpdateTransform):
+        validate.fail("transform", "an UpdateTransform", type(transform).__name__, "Call the factory.", TypeError)
     if transform is not None and transform.noise is not None:
         validate.fail(
             "transform", "one without noise for mime", transform.noise.mechanism, "A client sends two letters."

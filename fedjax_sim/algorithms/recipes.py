@@ -12,7 +12,8 @@ import optax
 
 from fedjax_sim import aggregation, client, server, validate
 from fedjax_sim.algorithms.federated import federated
-from fedjax_sim.types import Aggregator, Algorithm, Sampler
+from fedjax_sim.transform.chain import plain_wire
+from fedjax_sim.types import Aggregator, Algorithm, Sampler, UpdateTransform
 
 __all__ = ["fedavg", "fednova", "fedprox", "fedsgd", "record_private_fedavg"]
 
@@ -125,6 +126,7 @@ def fednova(
     learning_rate: float = 0.1,
     momentum: float = 0.0,
     aggregator: Aggregator | None = None,
+    transform: UpdateTransform | None = None,
     num_steps: int | None = None,
     num_epochs: int | None = None,
     batch_size: int | None = None,
@@ -136,8 +138,10 @@ def fednova(
 
     Args:
       learning_rate, momentum: of the clients' SGD (heavy ball), constant as the normalisation requires.
+      transform: of the direction alone, without noise; the number of steps is sent beside it, as it is.
 
-    Guarantees: the numbers of inventory row B11 (tests/oracles/test_fednova.py).
+    Guarantees: the numbers of inventory row B11 (tests/oracles/test_fednova.py); a clip or a sparsifier leaves the
+    number of steps as it is (::test_steps_are_sent_beside).
 
     References: Wang et al. 2020 (FedNova), equation 4.
     """
@@ -153,7 +157,40 @@ def fednova(
     )
     step = server.rescaled(server.optimizer(optax.sgd(1.0)))
     table = aggregation.mean() if aggregator is None else aggregator
-    return federated(sampler, client.normalized(work, momentum=momentum), table, step, **options)
+    transform = transform and _of_direction(transform)
+    return federated(sampler, client.normalized(work, momentum=momentum), table, step, transform, **options)
+
+
+def _of_direction(transform: UpdateTransform) -> UpdateTransform:
+    """The transform of a letter's direction; what clips or rounds the number of steps would scale everybody's step."""
+    if not isinstance(transform, UpdateTransform):
+        validate.fail("transform", "an UpdateTransform", type(transform).__name__, "Call the factory.", TypeError)
+    if transform.noise is not None:
+        hint = "The number of steps is sent as it is, and tells the number of examples."
+        validate.fail("transform", "one without noise for fednova", transform.noise.mechanism, hint)
+
+    def on_client(key, update, state, memory):
+        letter, memory, measured = transform.on_client(key, update["direction"], state, memory)
+        return update | {"direction": letter}, memory, measured
+
+    def on_server(key, cohort, aggregate, *rest):
+        direction, *others = transform.on_server(key, cohort, aggregate["direction"], *rest)
+        return aggregate | {"direction": direction}, *others
+
+    def wire(update_spec, sent):
+        direction, steps = (plain_wire(update_spec[name]) for name in ("direction", "steps"))
+        return transform.wire(update_spec["direction"], direction).with_plain(steps)
+
+    return transform._replace(
+        init=lambda update_spec: transform.init(update_spec["direction"]),
+        init_client=lambda update_spec: transform.init_client(update_spec["direction"]),
+        on_client=on_client,
+        on_server=on_server,
+        wire=wire,
+        l2_bound=None,
+        squared_error=None,
+        exact_error=False,
+    )
 
 
 def record_private_fedavg(

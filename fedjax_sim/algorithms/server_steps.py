@@ -7,7 +7,7 @@ from collections.abc import Callable
 import optax
 
 from fedjax_sim import aggregation, client, server, validate
-from fedjax_sim.algorithms.federated import federated
+from fedjax_sim.algorithms.federated import federated, no_aggregator
 from fedjax_sim.algorithms.recipes import fedavg
 from fedjax_sim.types import Algorithm, Sampler
 
@@ -109,11 +109,11 @@ def fedexp(
     straggler_share: float = 0.0,
     **options,
 ) -> Algorithm:
-    """FedAvg whose server step stretches as the clients' updates disagree: nothing to tune, nothing more to send.
+    """FedAvg whose server step stretches as the clients' updates disagree, with nothing more to send.
 
     Args:
       optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `straggler_share` as in `client.local_sgd`.
-      epsilon: of `aggregation.extrapolated`.
+      epsilon: of `aggregation.extrapolated`. It is absolute: above the scale of the squared updates, no step stretches.
       average_last: the model that is evaluated is the mean of the last two, as the paper reports it; training is the
         same either way.
       weighting: "uniform", the paper's, or "examples".
@@ -123,6 +123,7 @@ def fedexp(
 
     References: Jhunjhunwala, Wang and Joshi 2023 (FedExP), algorithm 1.
     """
+    no_aggregator("fedexp", options)
     validate.one_of("average_last", average_last, (False, True))
     work = client.local_sgd(
         loss_fn,

@@ -39,7 +39,7 @@ def dynamic(
       Others as in `local_sgd`.
 
     Returns: a ClientUpdate for `server.dynamic`. Its state is h_i, shaped like the model and zero at first; its update
-    is {"params": w_i - w_t, "share": 1}, the second for the share of the population that took part.
+    is w_i - w_t.
 
     Guarantees: matches a NumPy transcription of the paper (tests/oracles/test_feddyn.py::test_matches_the_paper); a
     client without examples keeps its h_i (::test_without_examples_nothing_moves).
@@ -51,7 +51,7 @@ def dynamic(
     >>> client = dynamic(lambda w, x, key: (w - x) ** 2 / 2, optax.sgd(0.5), 1.0, num_steps=50)
     >>> data = ClientData(jnp.array([2.0]), jnp.array([True]))
     >>> report, own = client.apply(jax.random.key(0), jnp.zeros(()), jnp.zeros(()), data)
-    >>> float(report.update["params"]), float(own)  # the gradient of the loss at the new model
+    >>> float(report.update), float(own)  # the gradient of the loss at the new model
     (1.0, -1.0)
     """
     validate.positive("coefficient", coefficient)
@@ -78,7 +78,6 @@ def dynamic(
         new = tree.where(present, jax.tree.map(lambda h, u: h - coefficient * u, own, update), own)
         steps = Mean(done.num_steps.astype(jnp.float32), present.astype(jnp.float32))
         weight = jnp.where(present, done.weight if weighting == "examples" else 1.0, 0.0)
-        letter = {"params": update, "share": jnp.ones(())}
-        return Report(letter, weight, done.metrics | {"local_steps": steps}), new
+        return Report(update, weight, done.metrics | {"local_steps": steps}), new
 
     return ClientUpdate(tree.zeros_like, apply, minibatch_steps(num_steps, num_epochs, batch_size))

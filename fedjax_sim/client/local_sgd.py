@@ -97,6 +97,9 @@ def local_training(
     if (num_steps is None) == (num_epochs is None):
         validate.fail("num_steps, num_epochs", "exactly one of the two", (num_steps, num_epochs))
     validate.integer(*(("num_epochs", num_epochs) if num_steps is None else ("num_steps", num_steps)))
+    if stragglers and 1 in (num_steps, num_epochs):
+        hint = "A part of one is one: give clients more epochs or steps, or leave it out."
+        validate.fail("straggler_share", "0 with a single epoch or step", straggler_share, hint)
     if batch_size is not None:
         validate.integer("batch_size", batch_size, hint="Leave it out for full-batch steps.")
 
@@ -170,8 +173,8 @@ def local_sgd(
       weighting: the weight that the client reports: "examples" (n, or the sum of its examples' "weight" where the loss
         gives one, such as tokens) or "uniform" (1); 0 without examples.
       straggler_share: the chance, in [0, 1], that a client does part of its work in a round: a number of epochs (or of
-        steps) uniform in 1..E, drawn afresh for each round and client; may be traced. The work done is sent, as FedProx
-        has it; `sampling.with_dropout` loses it instead.
+        steps) uniform in 1..E, E > 1, drawn afresh for each round and client; may be traced. The work done is sent, as
+        FedProx has it; `sampling.with_dropout` loses it instead.
 
     Returns: a stateless ClientUpdate; update = local params - broadcast params; metrics over the examples met.
 

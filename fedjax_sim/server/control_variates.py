@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 
 from fedjax_sim import tree
+from fedjax_sim.server.downlink import wire_with_rest
 from fedjax_sim.types import PyTree, ServerUpdate
 
 __all__ = ["control_variates"]
@@ -50,4 +51,5 @@ def control_variates(server: ServerUpdate) -> ServerUpdate:
         broadcast=lambda state: {"params": server.broadcast(state.server), "control": state.control},
         apply=apply,
         params=lambda state: server.params(state.server),
+        wire=wire_with_rest(server),
     )

@@ -20,11 +20,11 @@ class DynamicState(NamedTuple):
 
 
 def dynamic(server: ServerUpdate, coefficient: float) -> ServerUpdate:
-    """h <- h - coefficient share Delta, then `server` takes the step Delta - h / coefficient; for `client.dynamic`.
+    """h <- h - coefficient P, then `server` takes the step Delta - h / coefficient; for `client.dynamic`.
 
-    It expects the aggregate {"params": Delta, a mean of the cohort's updates, "share": the cohort's share of the
-    population, by weight}: `aggregation.by_part({"params": mean(), "share": keep_old(W)})`, W the weights of all
-    clients. With weights 1 that is the paper's h <- h - (alpha / N) sum_S (w_i - w_t).
+    It expects the aggregate {"cohort": Delta, the mean of the cohort's updates, "population": P, their sum over the
+    weights of all clients}; `algorithms.feddyn` makes both from one sum. With weights 1 that is the paper's
+    h <- h - (alpha / N) sum_S (w_i - w_t).
 
     Args:
       server: takes the step on the model; `optimizer(optax.sgd(1.0))` is the paper's.
@@ -41,9 +41,8 @@ def dynamic(server: ServerUpdate, coefficient: float) -> ServerUpdate:
         return DynamicState(server.init(params), tree.zeros_like(params))
 
     def apply(key, aggregate, state):
-        moved, share = aggregate["params"], aggregate["share"]
-        mean = jax.tree.map(lambda h, u: (h - coefficient * share * u).astype(h.dtype), state.mean, moved)
-        step = jax.tree.map(lambda u, h: u - (h / coefficient).astype(u.dtype), moved, mean)
+        mean = jax.tree.map(lambda h, u: (h - coefficient * u).astype(h.dtype), state.mean, aggregate["population"])
+        step = jax.tree.map(lambda u, h: u - (h / coefficient).astype(u.dtype), aggregate["cohort"], mean)
         return DynamicState(server.apply(key, step, state.server), mean)
 
     return ServerUpdate(
@@ -51,4 +50,5 @@ def dynamic(server: ServerUpdate, coefficient: float) -> ServerUpdate:
         broadcast=lambda state: server.broadcast(state.server),
         apply=apply,
         params=lambda state: server.params(state.server),
+        wire=server.wire,
     )

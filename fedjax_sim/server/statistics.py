@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 
+from fedjax_sim.server.downlink import wire_with_rest
 from fedjax_sim.types import PyTree, ServerUpdate
 
 __all__ = ["last_two", "statistics"]
@@ -44,6 +45,7 @@ def statistics(server: ServerUpdate, start: Callable, track: Callable) -> Server
         broadcast=lambda state: {"params": server.broadcast(state.server), "statistics": state.statistics},
         apply=apply,
         params=lambda state: server.params(state.server),
+        wire=wire_with_rest(server),
     )
 
 

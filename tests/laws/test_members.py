@@ -102,7 +102,7 @@ def test_servers(name):
     if name in others:
         aggregate = {"params": aggregate, others[name]: aggregate}
     if name == "dynamic":
-        aggregate = {"params": aggregate, "share": jnp.float32(0.5)}
+        aggregate = {"cohort": aggregate, "population": aggregate}
     after = jax.eval_shape(room.apply, KEY, aggregate, state)
     same_structure(state, after)
     same_structure(params, room.params(state))

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from fedjax_sim import algorithms, client, engine, sampling
+from fedjax_sim.transform import stateless
 from fedjax_sim.types import ClientData
 from tests.laws import laws
 from tests.laws import problems as p
@@ -46,9 +47,10 @@ class Paper:
 
 
 @functools.cache
-def library(weighting="uniform", plan=p.PLAN, mesh=None):
+def library(weighting="uniform", plan=p.PLAN, mesh=None, transform=None):
     def make(sampler, **run):
-        options = paper.EPOCHS | {"weighting": weighting, "total_weight": float(p.SIZES.sum())}
+        options = paper.EPOCHS | {"weighting": weighting} | ({"transform": transform} if transform else {})
+        options |= {"total_weight": float(p.SIZES.sum())} if weighting == "examples" else {}
         return algorithms.feddyn(
             p.linear_loss, sampler, optax.sgd(p.RATE), coefficient=COEFFICIENT, nonfinite="error", **options, **run
         )
@@ -68,6 +70,16 @@ def test_matches_the_paper(weighting):
     a proximal pull towards the last local model, memory written for absent clients.
     """
     paper.check(Paper(p.SIZES if weighting == "examples" else None), library(weighting), found, lost=(2, 5, 7))
+
+
+def test_letters_hold_the_update_alone():
+    """Letters of half length: half of h, and the bytes of a model. Catches a share of the population that is sent with
+    the update, and so clipped, rounded or noised with it."""
+    half = stateless(lambda key, update: jax.tree.map(lambda x: x / 2, update))
+    (whole, (info,)), (less, _) = (library(transform=x).run(p.COHORT, num_rounds=1) for x in (None, half))
+    np.testing.assert_allclose(less.server.mean, whole.server.mean / 2, rtol=1e-6)
+    assert np.abs(whole.server.mean).max() > 0.01
+    assert info["uplink_bytes"].total() == len(p.COHORT) * 4 * p.WIDTH
 
 
 def test_the_server_holds_the_mean():
@@ -121,6 +133,8 @@ def test_same_bits():
     [
         ({"coefficient": 0.0}, "coefficient: expected a finite number > 0"),
         ({"weighting": "examples"}, "total_weight: expected the sum"),
+        ({"weighting": "examples", "total_weight": -3.0}, "total_weight: expected a finite number > 0"),
+        ({"total_weight": 80.0}, "total_weight: expected none with weighting='uniform'"),
         ({"sampler": sampling.with_replacement(4, 2)}, "sampler: expected a design without replacement"),
     ],
 )

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import aggregation, algorithms, engine, population, sampling
+from fedjax_sim import aggregation, algorithms, engine, population, sampling, transform
 from tests.laws import laws
 from tests.laws import problems as p
 from tests.oracles import paper, scalars
@@ -117,6 +117,15 @@ def test_same_bits():
     laws.nothing_received_changes_nothing(library())
     here = library().run(p.COHORT)
     laws._compare(here, library(plan=engine.Plan(2, 6), mesh=engine.device_mesh(2)).run(p.COHORT), "devices, chunk")
+
+
+def test_integers_are_refused():
+    """Catches norms of integers, in whose unit epsilon is next to nothing, and a table of parts that hides one."""
+    integers = transform.quantize(8, range=1.0, integers=True)
+    with pytest.raises(ValueError, match=r"transform: expected one that sends numbers, got 'integers in \(-127, 127\)"):
+        algorithms.fedexp(p.linear_loss, sampling.full(4), optax.sgd(0.1), num_steps=2, transform=integers)
+    assert not aggregation.by_part({"one": aggregation.mean(), "other": aggregation.extrapolated()}).homogeneous
+    assert aggregation.by_part({"one": aggregation.mean()}).homogeneous
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan")])

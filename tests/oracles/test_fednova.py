@@ -8,7 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import algorithms, client, sampling
+from fedjax_sim import algorithms, client, sampling, transform
+from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.types import ClientData
 from tests.oracles import scalars
 
@@ -45,6 +46,30 @@ def test_fednova_rests_at_the_optimum_for_small_rates():
         assert abs(reached - 0.5) < 2 * rate
         mean_steps = 5.5  # tau_eff scales the mean direction: the factor by which a round contracts
         assert abs((path[1] - reached) / (path[0] - reached) - (1 - mean_steps * shares.mean())) < 1e-3
+
+
+def test_steps_are_sent_beside():
+    """Catches a number of steps that a clip shortens or a sparsifier drops, one that is not counted as sent, and noise,
+    under which it would tell the number of examples."""
+
+    def part(member):
+        made = algorithms.fednova(scalars.loss, sampling.full(2), transform=member, **WORK, **scalars.OPTIONS)
+        return made.parts["transform"]
+
+    letter = {"direction": jnp.array([3.0, 4.0]), "steps": jnp.float32(10)}
+    clip, sparse = part(transform.clip(1.0)), part(transform.top_k(count=1))
+    for member, expected in ((clip, [0.6, 0.8]), (sparse, [0.0, 4.0])):
+        state, memory = member.init(letter), member.init_client(letter)
+        sent, _, measured = member.on_client(jax.random.key(0), letter, state, memory)
+        np.testing.assert_allclose(sent["direction"], expected, rtol=1e-4)
+        assert sent["steps"] == 10
+        after, _, _ = member.on_server(jax.random.key(0), None, sent, state, measured, None)
+        assert after["steps"] == 10
+    assert wire_of(sparse, letter).bits == wire_of(transform.top_k(count=1), letter["direction"]).bits + 32
+    with pytest.raises(ValueError, match="transform: expected one without noise for fednova, got 'gaussian'"):
+        part(transform.gaussian_mechanism(1.0, 1.0))
+    with pytest.raises(TypeError, match="transform: expected an UpdateTransform"):
+        part(transform.clip)
 
 
 def test_equal_work_is_fedavg():

@@ -180,9 +180,26 @@ def test_no_usable_gradient():
         ({"downlink": transform.quantize(8)}, "downlink: expected none for mime"),
         ({"transform": transform.local_gaussian(1.0, 1.0)}, "transform: expected one without noise"),
         ({"transform": transform.error_feedback(transform.top_k(0.5))}, "transform: expected one without memory"),
+        ({"transform": "quantize"}, "transform: expected an UpdateTransform, got 'str'"),
     ],
 )
 def test_wrong_input(wrong, words):
     """Catches parts whose promises do not hold for two letters a round."""
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((TypeError, ValueError), match=words):
         algorithms.mime(p.linear_loss, sampling.full(4), num_steps=2, **wrong)
+
+
+@pytest.mark.parametrize("rule", ["adam", "rmsprop", "momentum"])
+def test_second_moments_are_not_compressed(rule):
+    """Catches a v that a compressor makes negative, whose root drops every client from then on."""
+
+    def make():
+        return algorithms.mime_lite(
+            p.linear_loss, sampling.full(4), rule=rule, num_steps=2, downlink=transform.quantize(8)
+        )
+
+    if rule == "momentum":
+        assert make().parts["server"].wire is not None
+    else:
+        with pytest.raises(ValueError, match=f"downlink: expected none for {rule}, got 'a compressor'"):
+            make()

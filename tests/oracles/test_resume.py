@@ -12,7 +12,7 @@ from fedjax_sim.run import run
 from tests.laws import problems as p
 
 KEY, ROUNDS = jax.random.key(3), 5
-WORK = {"num_epochs": 1, "batch_size": p.BATCH, "straggler_share": 0.5}
+WORK = {"num_epochs": 2, "batch_size": p.BATCH, "straggler_share": 0.5}
 
 
 def problem(name):

@@ -77,7 +77,7 @@ def test_weighs_by_examples():
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_control_is_the_mean_of_the_clients(weighting):
     """c = sum_i w_i c_i / W under any participation. Catches c that drifts from what clients subtract."""
-    total, weights = float(p.SIZES.sum()), p.SIZES if weighting == "examples" else np.ones(p.NUM_CLIENTS)
+    total, weights = (float(p.SIZES.sum()), p.SIZES) if weighting == "examples" else (None, np.ones(p.NUM_CLIENTS))
     federation = library(2, weighting=weighting, total_weight=total)
     rng, state = np.random.default_rng(2), None
     for i in range(5):

@@ -133,6 +133,22 @@ def test_bytes_of_the_letter():
     assert infos[0]["uplink_bytes"].total() == 4 * 12
 
 
+def test_servers_around_it_keep_its_bytes():
+    """Catches a compressed broadcast counted plain, or without what is sent beside it."""
+    inner, model = downlink(SGD, transform.quantize(8)), jnp.zeros(100)
+    bits = wire_of(transform.quantize(8), model).bits
+    around = {
+        server.dynamic(inner, 1.0): 0,
+        server.last_two(inner): 0,
+        server.rescaled(inner): 0,
+        server.control_variates(inner): 3200,
+        server.statistics(inner, lambda params: {"first": params, "count": jnp.zeros(())}, lambda g, s: s): 3232,
+    }
+    for room, beside in around.items():
+        assert room.wire(room.broadcast(room.init(model))).bits == bits + beside
+    assert server.control_variates(SGD).wire is None
+
+
 def test_bits_do_not_depend_on_devices():
     """Catches a difference whose rounding another program changes."""
     room = downlink(MOMENTUM, transform.quantize(3))
@@ -151,6 +167,9 @@ def test_what_is_refused():
         downlink(SGD, transform.ef21(transform.top_k(0.5), 3)).init(jnp.zeros(3))
     with pytest.raises(ValueError, match=r"\|Q\(x\) - x\|\^2"):
         downlink(SGD, transform.random_k(count=1)).init(jnp.zeros(3))
+    for few in (transform.quantize(2), transform.rotated(transform.quantize(2))):  # exact on equal entries
+        with pytest.raises(ValueError, match=r"\|Q\(x\) - x\|\^2 < \|x\|\^2, got '[12]\.[0-9]"):
+            downlink(SGD, few).init(jnp.zeros(500))
     with pytest.raises(ValueError, match="params: expected a broadcast of floats"):
         downlink(SGD, transform.identity()).init({"w": jnp.zeros(3), "step": jnp.zeros((), jnp.int32)})
     with pytest.raises(TypeError, match="server: expected a ServerUpdate"):
