@@ -47,7 +47,7 @@ def study(
             raise
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
-    except (MemoryError, OSError) as error:
+    except (ArithmeticError, MemoryError, OSError) as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         raise typer.Exit(1) from error
 

@@ -32,6 +32,7 @@ def sweep(
     from fedjax_sim.checkpoint import CheckpointError, RunLocked
     from fedjax_sim.config import ConfigError
     from fedjax_sim.folders import RUNS, next_folder
+    from fedjax_sim.study.finished import POINTS
     from fedjax_sim.study.sweep_config import load_sweep, run_sweep
 
     folder = out
@@ -47,8 +48,8 @@ def sweep(
         cells = found.summary(shown)
         _figure(found, shown, folder)
     except KeyboardInterrupt as error:
-        safe = f" Finished points are safe: add --resume --out {folder}." if folder else ""
-        typer.echo(f"Interrupted.{safe}", err=True)
+        kept = folder is not None and (folder / POINTS).exists()
+        typer.echo("Interrupted." + f" Finished points are safe: add --resume --out {folder}." * kept, err=True)
         raise typer.Exit(130) from error
     except (ConfigError, TypeError, ValueError) as error:
         if not isinstance(error, ConfigError) and ": expected " not in str(error):

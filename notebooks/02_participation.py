@@ -55,8 +55,9 @@ print(f"closed form:   mean {values.mean():.4f}, variance {theory.cohort_mean_va
 #
 # ## 2. A mistake that is often made
 #
-# "The population is huge, so the correction is about 1." It is not: it is about $1 - m/N$, and depends on the
-# participation **rate** alone. At ten percent it is 0.9, whether there are a hundred clients or a million.
+# "The population is huge, so the correction is about 1." It is not: for a hundred clients and more it is about $1 - m/N$,
+# and depends on the participation **rate**. At ten percent it is 0.9, whether there are a hundred clients or a million.
+# With few clients it is $1 - (m - 1)/(N - 1)$ that counts: one client of ten leaves it at exactly 1.
 
 # %%
 for size in (10, 100, 10_000, 1_000_000):

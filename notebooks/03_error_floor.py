@@ -72,7 +72,7 @@ print({name: round(loss, 5) for name, loss in floor.losses.items() if loss})
 
 # %%
 small = {"num_clients": 10, "dimension": 2, "step_sizes": (0.1,), "cohort_sizes": (4,), "num_steps": (2,), "bits": (4,)}
-small |= {"noise_multipliers": (0.01,), "num_runs": 200}
+small |= {"noise_multipliers": (0.01,), "num_runs": 1000}
 options = (small if FAST else {"num_runs": 1000}) | {"logistic_clients": 0, "model_clients": 0}
 found = study.error_floor(**options)
 print(found.verdict())

@@ -1,5 +1,6 @@
 """`fedjax-sim study`: what a person types, sees and finds in the folder."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from fedjax_sim.cli_study import _studies, load_study
 from fedjax_sim.config import ConfigError
 
 STUDIES = Path(__file__).parent.parent / "experiments" / "studies"
-TINY = ["population_sizes=[4]", "rates=[1.0]", "num_rounds=100", "model_clients=0", "compare_samplers=false"]
+TINY = ["population_sizes=[4]", "rates=[1.0]", "num_rounds=250", "model_clients=0", "compare_samplers=false"]
 
 
 def call(*arguments):
@@ -69,6 +70,29 @@ def test_wrong_input(arguments, words):
     """Fault: a typing error that runs the study with its defaults, or ends in a traceback."""
     result = call(*arguments)
     assert result.exit_code == 2 and words in result.output and "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("error", [FloatingPointError, OverflowError])
+def test_numbers_that_run_away(monkeypatch, error):
+    """Fault: a traceback where the study says what to lower."""
+
+    def diverges(**options):
+        raise error("Lower the step.")
+
+    monkeypatch.setattr(importlib.import_module("fedjax_sim.study.drift"), "drift", diverges)
+    result = call("drift")
+    assert result.exit_code == 1 and f"{error.__name__}: Lower the step." in result.output
+
+
+@pytest.mark.parametrize("name", sorted(_studies()))
+def test_one_number_for_a_list(name):
+    """Fault: "object of type 'int' has no len()"."""
+    part = _studies()[name]
+    lists = [option for option, (_, default) in part.options.items() if isinstance(default, list)]
+    assert lists
+    for option in lists:
+        with pytest.raises(TypeError, match=f"{option}: expected a list"):
+            getattr(importlib.import_module(part.module), part.name)(**{option: 3})
 
 
 def test_a_file_of_something_else(tmp_path):

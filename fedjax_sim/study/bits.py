@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_sim import plot, theory, transform, validate
 from fedjax_sim.prng import stream
 from fedjax_sim.study.charts import DASHED, DOTTED, chart, points, rows_of
-from fedjax_sim.study.findings import Comparison, Findings, measured
+from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
 from fedjax_sim.study.letters import FEEDBACK_ROUNDS, GRIDS, conditions_of, feedback_floors, single_releases
 from fedjax_sim.study.problems import Vectors
 from fedjax_sim.transform.chain import wire_of
@@ -47,7 +47,7 @@ def bits(
     textbook's 2^b levels, so that d Delta^2 / 6 is their error.
 
     Args:
-      bits: b of a number, rising.
+      bits: b of a number, rising and even.
       num_clients: N of the runs to the floor. dimension: d of their letters.
       cohort_sizes: m of single releases: 1, and others for the crossover of the two roundings.
       step_sizes: falling, of runs with top-k and signs.
@@ -79,11 +79,14 @@ def bits(
 
 def _check(options: dict[str, Any]) -> None:
     for name, rising in (("bits", True), ("cohort_sizes", True), ("step_sizes", False)):
+        validate.sequence(name, options[name])
         values = list(options[name])
-        if not values or values != sorted(set(values), reverse=not rising):
+        if values != sorted(set(values), reverse=not rising):
             validate.fail(name, f"{'rising' if rising else 'falling'} numbers", values)
     for value in options["bits"]:
         validate.integer("bits", value, 2, 12)
+        if value % 2:
+            validate.fail("bits", "even numbers", value, "Letters fill whole cells of an even number of bits alone.")
     for value in options["cohort_sizes"]:
         validate.integer("cohort_sizes", value, 1, 10_000)
     validate.integer(
@@ -93,7 +96,7 @@ def _check(options: dict[str, Any]) -> None:
         validate.in_range("step_sizes", value, 0.01, 0.1, hint="Runs have 1,200 rounds, and larger steps may diverge.")
     validate.integer("num_clients", options["num_clients"], 8, 10_000)
     validate.integer("dimension", options["dimension"], 1, 10_000)
-    validate.integer("num_runs", options["num_runs"], 100)
+    validate.integer("num_runs", options["num_runs"], max(100, least_runs(options["dimension"])), hint=FEW)
     validate.integer("num_releases", options["num_releases"], 100)
     validate.integer("seed", options["seed"], 0)
 
@@ -226,7 +229,7 @@ def _figure(field: _Field, bits: Sequence[int], cohorts: Sequence[int], found: S
     bottom = min(field.floor(b) for b in bits)
     by_bytes.set(xlabel="Bytes sent by a client", ylabel="Squared distance from the optimum", ylim=(bottom / 4, 20))
 
-    grid = np.arange(bits[0], bits[-1] + 1).tolist()
+    grid = range(bits[0], bits[-1] + 1, 2)
     by_bits.plot(grid, [field.floor(b) for b in grid], color=plot.BLUE, linewidth=1.3, label="textbook grid: theory")
     by_bits.plot(grid, [field.floor_with_zero(b) for b in grid], color=plot.BLACK, linewidth=1.1, linestyle=DASHED,
                  label="grid with zero: theory")  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_sim import plot, privacy, theory, transform, validate
 from fedjax_sim.prng import stream
 from fedjax_sim.study.charts import DASHED, DOTTED, chart, points, rows_of
-from fedjax_sim.study.findings import Comparison, Findings, measured
+from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
 from fedjax_sim.study.problems import Vectors, side_by_side
 from fedjax_sim.types import Array, UpdateTransform
 
@@ -70,16 +70,17 @@ def central_local(
     """
     validate.integer("dimension", dimension, 1, 10_000)
     validate.integer("num_clients", num_clients, 2)
+    validate.sequence("cohort_sizes", cohort_sizes, least=2)
     for size in cohort_sizes:
         validate.integer("cohort_sizes", size, 2, num_clients)
-    if len(cohort_sizes) < 2 or list(cohort_sizes) != sorted(set(cohort_sizes)):
-        validate.fail("cohort_sizes", "at least two rising numbers", list(cohort_sizes))
+    if list(cohort_sizes) != sorted(set(cohort_sizes)):
+        validate.fail("cohort_sizes", "rising numbers", list(cohort_sizes))
     validate.in_range("noise_multiplier", noise_multiplier, 1e-3, 1e3)
     validate.in_range("clip_norm", clip_norm, 1e-3, 1e3)
     validate.positive("epsilon", epsilon)
     validate.in_range("delta", delta, 0, 1, open_low=True, open_high=True)
     validate.integer("num_rounds", num_rounds)
-    validate.integer("num_releases", num_releases, 2 * GROUPS)
+    validate.integer("num_releases", num_releases, max(2 * GROUPS, least_runs(dimension)), hint=FEW)
     validate.integer("seed", seed, 0)
     key, found, draws = jax.random.key(seed), [], {}
     budget = {"epsilon": epsilon, "delta": delta, "rounds": num_rounds, "population_size": num_clients}

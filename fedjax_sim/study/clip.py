@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_sim import plot, sampling, theory, transform, validate
 from fedjax_sim.prng import stream
 from fedjax_sim.study.charts import DASHED, DOTTED, chart, points, rows_of
-from fedjax_sim.study.findings import Comparison, Findings, measured
+from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
 from fedjax_sim.study.problems import Vectors, side_by_side
 from fedjax_sim.theory.clipping import ClippedMean
 
@@ -49,7 +49,7 @@ def clip(
       noise_multipliers: z; the middle one is held fixed along C, and the best C is sought for each.
       factors: of personal thresholds C_i = factor |u_i|, a study without any epsilon.
       step_size: eta of the runs to the floor.
-      num_rounds: independent rounds behind each error; a sixteenth of them (100 at least) are runs to the floor.
+      num_rounds: independent rounds behind each error; a sixteenth of them (or `least_runs`) are runs to the floor.
       seed: decides everything.
 
     Returns: `Findings`: E |release - mean u_i|^2 by part, and E |w - w*|^2 at rest.
@@ -70,7 +70,7 @@ def clip(
     settings += [(PERSONAL, factor * problem.longest, multiplier, factor) for factor in factors]
     found = list(problem.releases(key, settings, num_rounds))
     found += problem.biases(key, clip_norms)
-    found += problem.floors(key, clip_norms, multiplier, step_size, max(100, num_rounds // 16))
+    found += problem.floors(key, clip_norms, multiplier, step_size, max(100, least_runs(dimension), num_rounds // 16))
     options = {
         "num_clients": num_clients, "dimension": dimension, "spread": spread, "cohort_size": cohort_size,
         "clip_norms": list(clip_norms), "noise_multipliers": list(noise_multipliers), "factors": list(factors),
@@ -83,8 +83,7 @@ def clip(
 
 def _check(options: dict[str, Any]) -> None:
     for name in ("clip_norms", "noise_multipliers", "factors"):
-        if not len(options[name]):
-            validate.fail(name, "at least one number", list(options[name]))
+        validate.sequence(name, options[name])
         for value in options[name]:
             validate.in_range(name, value, 1e-3, 1 if name == "factors" else 1e3)
     validate.integer("num_clients", options["num_clients"], 2, 100_000)
@@ -92,7 +91,7 @@ def _check(options: dict[str, Any]) -> None:
     validate.in_range("spread", options["spread"], 0, 3)
     validate.integer("cohort_size", options["cohort_size"], 2, options["num_clients"])
     validate.in_range("step_size", options["step_size"], 0.2, 1, hint="Runs have 100 rounds to their floor.")
-    validate.integer("num_rounds", options["num_rounds"], 100)
+    validate.integer("num_rounds", options["num_rounds"], max(100, least_runs(options["dimension"])), hint=FEW)
     validate.integer("seed", options["seed"], 0)
 
 

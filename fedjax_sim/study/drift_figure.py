@@ -34,11 +34,12 @@ def drift_reading(base: Base, found: Sequence[Comparison]) -> Iterator[str]:
     others = [one for one in found if one.conditions["part"] == "fixed point" and one.predicted == 0.0
               and one.conditions["algorithm"] != "FedAvg"]  # fmt: skip
     names = ", ".join(dict.fromkeys(one.conditions["algorithm"] for one in others))
-    least, most = (one.conditions["local_steps"] for one in (avg[0], avg[-1]))
+    ends = {one.conditions["local_steps"]: one.measured for one in (avg[0], avg[-1])}
+    shown = " and ".join(f"{distance:.3g} at K = {k}" for k, distance in ends.items())
     yield (
-        "FedAvg of everybody, without any noise, comes to rest away from the optimum if clients take several steps, "
-        f"{avg[0].measured:.2g} at K = {least} and {avg[-1].measured:.3g} at K = {most}: "
-        "at the point where sum p_i M_i (w - a_i) = 0, M_i = I - (I - eta H_i)^K, and no number of rounds helps. One "
+        "FedAvg of everybody, without any noise, comes to rest away from the optimum if clients that differ take "
+        f"several steps, {shown}: at the point where sum p_i M_i (w - a_i) = 0, "
+        "M_i = I - (I - eta H_i)^K, and no number of rounds helps. One "
         "full-batch step of plain SGD is centralised descent and has no bias (with Adam or weight decay in the clients "
         f"that is not so). {names} rest at the optimum for every K and step, at most "
         f"{max(one.measured for one in others):.1g} from it, which is rounding."
@@ -64,22 +65,25 @@ def drift_reading(base: Base, found: Sequence[Comparison]) -> Iterator[str]:
     )
     rest = [_of(found, part, "bias less leading term", local_steps=base.num_steps)
             for part in ("drift bias", "drift bias, half the step")]  # fmt: skip
-    halved = rest[0][0].measured / max(rest[1][0].measured, 1e-12)
-    words = ""
+    halving = words = ""
+    if base.num_steps > 1:
+        halving = (
+            f" Half the step divides the rest by {rest[0][0].measured / max(rest[1][0].measured, 1e-12):.3g} at "
+            f"K = {base.num_steps}; four is its limit for small eta K L, and where eta K L is near 1 the leading term "
+            "says nothing."
+        )
     model = _of(found, "logistic regression", "bias less leading term")
     if model:
         fine = [one for one in model if one.conditions["local_steps"] == model[0].conditions["local_steps"]]
         coarse = [one for one in model if one.conditions["local_steps"] == model[-1].conditions["local_steps"]]
         words = (
-            f" On logistic regression, which has no closed form, the same halving divides it by "
+            f" On logistic regression, which has no closed form, half the step divides the rest by "
             f"{fine[-2].measured / fine[-1].measured:.3g} with {fine[-1].conditions['local_steps']} local step and by "
             f"{coarse[-2].measured / coarse[-1].measured:.3g} with {coarse[-1].conditions['local_steps']}."
         )
     yield (
         "To first order the bias is -eta K sum p_i H_i g_i, with one Hessian-vector product a client: exact for one "
-        f"step on quadratics, and otherwise wrong by O(eta^2). Half the step divides the rest by {halved:.3g} at "
-        f"K = {base.num_steps}; four is its limit for small eta K L, and where eta K L is near 1 the leading term says "
-        f"nothing.{words}"
+        f"step on quadratics, and otherwise wrong by O(eta^2).{halving}{words}"
     )
     rows = _of(found, "unequal steps", "distance to the optimum")
     shown = {(one.conditions["algorithm"], one.conditions["step_size"]): one.measured for one in rows}

@@ -16,7 +16,7 @@ from fedjax_sim import aggregation, client, population, sampling, server, theory
 from fedjax_sim.algorithms import federated
 from fedjax_sim.prng import normal, stream
 from fedjax_sim.study.error_floor_figure import error_floor_figure
-from fedjax_sim.study.findings import Comparison, Findings, measured
+from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
 from fedjax_sim.study.logistic_floor import logistic_floor
 from fedjax_sim.study.model_floor import model_floor
 from fedjax_sim.study.rounds import independent_runs
@@ -35,6 +35,7 @@ NAMES = {
     "privacy_noise": "privacy noise",
 }
 BATCH = 100  # runs under one vmap
+MOST_ROUNDS, LEAST_STEP = 2000, 0.015  # curvatures are 0.5 at least, and 0.9925^2000 is nothing
 
 
 class _Setting(NamedTuple):
@@ -86,7 +87,8 @@ def error_floor(
 
     References: `theory.budget`; Suresh et al. 2017 for the quantiser; Mandt, Hoffman and Blei 2017 for floors of SGD.
     """
-    _check(locals())
+    options = {name: list(value) if isinstance(value, Sequence) else value for name, value in locals().items()}
+    _check(options)
     base = _Setting(*(given[len(given) // 2] for given in (step_sizes, cohort_sizes, num_steps)), 0.3,
                     bits[len(bits) // 2], noise_multipliers[(len(noise_multipliers) - 1) // 2])  # fmt: skip
     problem = _Quadratics(num_clients, dimension, heterogeneity, seed)
@@ -99,22 +101,17 @@ def error_floor(
         "quantization": nothing._replace(bits=base.bits),
         "privacy_noise": nothing._replace(noise_multiplier=base.noise_multiplier),
     }
-    found = list(problem.path(key, base, num_runs))
-    found += [problem.floor(key, "each alone", NAMES[name], setting, num_runs) for name, setting in alone.items()]
+    tried = [("each alone", NAMES[name], setting) for name, setting in alone.items()]
     for name, values in (("step_size", step_sizes), ("cohort_size", cohort_sizes), ("num_steps", num_steps),
                          ("bits", bits), ("noise_multiplier", noise_multipliers)):  # fmt: skip
-        for value in values:
-            found.append(problem.floor(key, name, value, base._replace(**{name: value}), num_runs))
+        tried += [(name, value, base._replace(**{name: value})) for value in values]
+    for *_, setting in tried:
+        problem.rounds_to_rest(setting, problem.budget(setting))  # refuses before anything has run
+    found = [*problem.path(key, base, num_runs), *(problem.floor(key, *one, num_runs) for one in tried)]
     if logistic_clients:
-        found += logistic_floor(stream(key, "logistic"), logistic_clients, min(num_runs, 1000), seed)
+        found += logistic_floor(stream(key, "logistic"), logistic_clients, min(max(num_runs, 500), 1000), seed)
     if model_clients:
         found += model_floor(stream(key, "model"), model_clients, min(num_runs, 60), seed)
-    options = {
-        "num_clients": num_clients, "dimension": dimension, "heterogeneity": heterogeneity,
-        "step_sizes": list(step_sizes), "cohort_sizes": list(cohort_sizes), "num_steps": list(num_steps),
-        "bits": list(bits), "noise_multipliers": list(noise_multipliers), "num_runs": num_runs,
-        "logistic_clients": logistic_clients, "model_clients": model_clients, "seed": seed,
-    }  # fmt: skip
     reading = list(_reading(problem, base, found))
     figure = partial(error_floor_figure, found, base, problem.budget, problem.start, num_clients)
     return Findings("error_floor", QUESTION, found, reading, figure, options)
@@ -122,11 +119,10 @@ def error_floor(
 
 def _check(options: dict[str, Any]) -> None:
     for name in ("step_sizes", "cohort_sizes", "num_steps", "bits", "noise_multipliers"):
-        if not len(options[name]):
-            validate.fail(name, "at least one number", list(options[name]))
+        validate.sequence(name, options[name])
     validate.integer("num_clients", options["num_clients"], 2)
     validate.integer("dimension", options["dimension"], 1, 20)
-    validate.in_range("heterogeneity", options["heterogeneity"], 0)
+    validate.in_range("heterogeneity", options["heterogeneity"], 0, 100)
     for value in options["step_sizes"]:
         validate.in_range("step_sizes", value, 0, 1, open_low=True, hint="Curvatures go up to 1.5.")
     for value in options["cohort_sizes"]:
@@ -136,11 +132,10 @@ def _check(options: dict[str, Any]) -> None:
     for value in options["bits"]:
         validate.integer("bits", value, 2, 16)
     for value in options["noise_multipliers"]:
-        validate.in_range("noise_multipliers", value, 0)
-    validate.integer("num_runs", options["num_runs"], 100)
-    validate.integer("logistic_clients", options["logistic_clients"], 0)
-    if options["model_clients"]:
-        validate.integer("model_clients", options["model_clients"], 20)
+        validate.in_range("noise_multipliers", value, 0, 10)
+    validate.integer("num_runs", options["num_runs"], max(100, least_runs(options["dimension"])), hint=FEW)
+    for name, least in (("logistic_clients", 4), ("model_clients", 20)):
+        validate.integer(name, options[name], least if options[name] else 0, hint="Or 0, to leave it out.")
     validate.integer("seed", options["seed"], 0)
 
 
@@ -237,20 +232,24 @@ class _Quadratics:
             evaluation=excess, rounds=rounds, batch=BATCH,
         )  # fmt: skip
         if seen.get("clipped_share", np.zeros(1)).max() > 0:
-            raise FloatingPointError("Letters left the quantiser's range: take smaller steps or less heterogeneity.")
+            raise FloatingPointError("Letters left the quantiser's range: lower steps, noise or heterogeneity.")
         self.known[setting, rounds[-1]] = seen["excess_loss"]
         return seen["excess_loss"]
 
-    def rounds_to_rest(self, budget: theory.Budget) -> int:
+    def rounds_to_rest(self, setting: _Setting, budget: theory.Budget) -> int:
         """Until what is left of the start's loss is a thousandth of the floor."""
-        path = budget.expected_loss(2000, start=self.start)
+        path = budget.expected_loss(MOST_ROUNDS, start=self.start)
         near = np.abs(path - budget.total) < 1e-3 * budget.total + 1e-9
-        return int(np.argmax(near)) if near.any() else 2000
+        if not near.any():
+            hint = f"From {LEAST_STEP:g} on they are; smaller ones are with more local steps."
+            rule = f"steps that are at rest after {MOST_ROUNDS:,} rounds"
+            validate.fail("step_sizes", rule, setting.step_size, hint)
+        return int(np.argmax(near))
 
     def floor(self, key, part: str, value: Any, setting: _Setting, num_runs: int) -> Comparison:
         budget = self.budget(setting)
         deterministic = setting.cohort_size == self.size and not any(setting[3:])
-        rounds = self.rounds_to_rest(budget)
+        rounds = self.rounds_to_rest(setting, budget)
         losses = self.losses(key, setting, 2 if deterministic else num_runs, (rounds,))[:, -1]
         predicted = float(budget.expected_loss(rounds, start=self.start)[-1])
         conditions = {"part": part, "value": value, "rounds": rounds}
@@ -261,7 +260,7 @@ class _Quadratics:
     def path(self, key, setting: _Setting, num_runs: int) -> Iterator[Comparison]:
         """All causes together, on the way to the floor."""
         budget = self.budget(setting)
-        rest = self.rounds_to_rest(budget)
+        rest = self.rounds_to_rest(setting, budget)
         rounds = tuple(sorted({1, *(max(1, round(rest * share)) for share in (0.05, 0.1, 0.2, 0.35, 0.5)), rest}))
         losses = self.losses(key, setting, num_runs, rounds)
         expected = budget.expected_loss(rest, start=self.start)
@@ -276,8 +275,8 @@ def _reading(problem: _Quadratics, base: _Setting, found: Sequence[Comparison]) 
     yield (
         f"With a constant step a run does not reach the optimum: it comes to rest {budget.total:.3g} above it, after "
         f"about {budget.rounds_to_floor(problem.start)} rounds. The floor is a sum: {parts}. Drift is a bias that no "
-        "averaging over cohorts removes; the others are variances, and fall with the cohort's size: as 1/m, and "
-        "privacy noise as 1/m^2."
+        "averaging over cohorts removes; the others vary. Client sampling falls as (1/m) (N - m) / (N - 1) and "
+        "vanishes at m = N; minibatches and quantisation fall as 1/m, privacy noise as 1/m^2."
     )
     slow, fast = (problem.budget(base._replace(step_size=eta)) for eta in (base.step_size / 2, base.step_size))
     yield (
@@ -290,10 +289,11 @@ def _reading(problem: _Quadratics, base: _Setting, found: Sequence[Comparison]) 
         "cohorts, and say which schedule."
     )
     yield (
-        "Each bit more divides the quantiser's part by about four, since its variance is Delta^2 / 6 a number with "
-        "Delta = 2 s / (2^b - 2) as long as letters spread over a level or more; with fewer bits it depends on where "
-        "they lie, which the prediction knows. An unbiased quantiser whose error grows with the letter (QSGD) also "
-        "lowers the largest stable step: keep eta L (1 + omega / m) < 2."
+        "Each bit more divides the quantiser's part by ((2^(b+1) - 2) / (2^b - 2))^2, about four for many bits and "
+        "more for few, since its variance is Delta^2 / 6 a number with Delta = 2 s / (2^b - 2) as long as letters "
+        "spread over a level or more; with fewer bits it depends on where they lie, which the prediction knows. An "
+        "unbiased quantiser whose error grows with the letter (QSGD) also lowers the largest stable step: keep "
+        "eta L (1 + omega / m) < 2."
     )
     if any(one.conditions["part"] == "logistic regression" for one in found):
         yield (

@@ -14,10 +14,23 @@ import numpy as np
 
 from fedjax_sim import plot, validate
 
-__all__ = ["CONFIDENCE", "KINDS", "Comparison", "Findings", "measured"]
+__all__ = ["CONFIDENCE", "FEW", "KINDS", "Comparison", "Findings", "least_runs", "measured"]
 
 CONFIDENCE = 0.99  # that every interval of a study contains the truth, together (Bonferroni)
 KINDS = ("exact", "leading order", "upper bound", "estimate")  # the last one is shown and not judged
+
+FEW = "A mean of fewer squares is not nearly normal, and its interval misses more often than it says."
+
+
+def least_runs(dimension: int) -> int:
+    """Runs whose mean of |x|^2 over so many numbers is nearly normal: 60 intervals miss in 2 % of the studies at most.
+
+    Guarantees: the worst case, chi-square with one degree of freedom (tests/study/test_findings.py::test_squares).
+
+    >>> least_runs(1), least_runs(8)
+    (2000, 250)
+    """
+    return -(-2000 // dimension)
 
 
 class Comparison(NamedTuple):
@@ -26,7 +39,7 @@ class Comparison(NamedTuple):
     conditions: Mapping[str, Any]  # under which it was measured: sampler, cohort size, ...
     quantity: str
     measured: float
-    standard_error: float  # of `measured`; 0 for a number without randomness
+    standard_error: float  # of `measured`; 0 for a number without randomness, NaN for one without an interval
     degrees: float = math.inf  # of freedom behind the standard error
     predicted: float | None = None  # by the closed form; None where there is none
     kind: str = "exact"  # of the prediction, one of KINDS
@@ -51,7 +64,8 @@ def measured(
 
     Raises: ValueError for NaN or infinite samples: a diverged run has no mean.
 
-    Guarantees: the interval covers the mean as often as it says (tests/study/test_findings.py::test_coverage).
+    Guarantees: the interval covers the mean as often as it says where means are nearly normal
+    (tests/study/test_findings.py::test_coverage), as those of squares are from `least_runs` on (::test_squares).
 
     >>> measured({"cohort_size": 2}, "variance", [1.0, 2.0, 3.0], 2.1).measured
     2.0
@@ -89,10 +103,12 @@ class Findings(NamedTuple):
     def _row(self, comparison: Comparison) -> dict[str, Any]:
         mean, predicted = comparison.measured, comparison.predicted
         half = self._critical(comparison.degrees) * comparison.standard_error + comparison.resolution
-        low, high = mean - half, mean + half
+        low, high = (None, None) if math.isnan(half) else (mean - half, mean + half)
         row = dict(comparison.conditions) | {"quantity": comparison.quantity}
         row |= {"measured": mean, "low": low, "high": high}
         row |= {"predicted": predicted, "kind": comparison.kind, "ratio": None, "ratio_low": None, "ratio_high": None}
+        if low is None:
+            return row | {"holds": None}
         if predicted and abs(predicted) > comparison.resolution:
             ratios = mean / predicted, *sorted((low / predicted, high / predicted))
             row |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratios, strict=True))

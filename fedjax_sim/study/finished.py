@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,11 @@ def check_directory(directory: str | Path | None, resume: bool) -> None:
 
 
 class Finished:
-    """Rows by point, in memory and, given a directory, in its file `points.jsonl`.
+    """Rows by point, in memory and, given a directory, in its file `points.jsonl`, a line each with its CRC-32.
 
     Guarantees: killed at any moment and resumed, the rows are those of a sweep that was not
     (tests/study/test_sweep.py::test_kill_and_resume); another sweep's file is refused with what differs
-    (::test_another_sweep_is_refused).
+    (::test_another_sweep_is_refused), and so is a damaged line (::test_a_flipped_digit_is_refused).
     """
 
     def __init__(self, directory: str | Path | None, identity: dict[str, Any], resume: bool):
@@ -64,7 +65,7 @@ class Finished:
         text = self.path.read_bytes()
         whole = text.rfind(b"\n") + 1
         try:
-            header, *lines = [json.loads(line) for line in text[:whole].splitlines()]
+            header, *lines = [self._checked(i, line) for i, line in enumerate(text[:whole].splitlines(), 1)]
             stored = header["sweep"]
             self.rows = {line["point"]: line["rows"] for line in lines}
         except (KeyError, TypeError, ValueError) as error:
@@ -85,9 +86,17 @@ class Finished:
             with open(self.path, "r+b") as file:
                 file.truncate(whole)
 
+    def _checked(self, number: int, line: bytes) -> dict:
+        value = dict(json.loads(line))
+        if value.pop("crc32") != zlib.crc32(json.dumps(value).encode()):
+            raise checkpoint.CheckpointError(
+                f"{self.path}: line {number} is damaged." + " Take it out: its point is run again." * (number > 1)
+            )
+        return value
+
 
 def _line(value: dict) -> bytes:
-    return json.dumps(value).encode() + b"\n"
+    return json.dumps(value | {"crc32": zlib.crc32(json.dumps(value).encode())}).encode() + b"\n"
 
 
 def _short(value: Any) -> str:

@@ -49,7 +49,10 @@ def combinations_of(grid: Mapping[str, Iterable] | Iterable[Mapping[str, Any]]) 
     found = [
         {_name(name): _value(f"grid[{i}].{name}", point[name]) for name in points[0]} for i, point in enumerate(points)
     ]
-    _distinct("grid", [tuple(map(_typed, point.values())) for point in found], [*map(str, found)])
+    _distinct("grid", [tuple(point.values()) for point in found], [*map(str, found)])
+    for name in points[0]:  # in one word throughout
+        words = [value for _, value in dict.fromkeys((type(point[name]), point[name]) for point in found)]
+        _distinct(f"grid.{name}", words, words)
     return found
 
 
@@ -111,7 +114,7 @@ def _values(name: str, values: Any) -> list:
     found = [_value(f"grid.{name}[{i}]", value) for i, value in enumerate(values)]
     if not found:
         validate.fail(f"grid.{name}", "a value at least", found)
-    _distinct(f"grid.{name}", [*map(_typed, found)], found)
+    _distinct(f"grid.{name}", found, found)
     return found
 
 
@@ -126,11 +129,8 @@ def _value(name: str, value: Any) -> Any:
     return value
 
 
-def _typed(value: Any) -> tuple:
-    return type(value).__name__, value
-
-
 def _distinct(name: str, values: list, shown: list) -> None:
+    """Of values that compare equal, as 1, 1.0 and True do, one alone: rows are found by them."""
     seen = set()
     for value, word in zip(values, shown, strict=True):
         if value in seen:

@@ -87,8 +87,8 @@ def heterogeneity(
 
 
 def _check(options: dict[str, Any]) -> None:
-    if not len(options["spreads"]):
-        validate.fail("spreads", "at least one number", list(options["spreads"]))
+    for name, least in (("spreads", 1), ("alphas", 0), ("synthetic", 0)):
+        validate.sequence(name, options[name], least=least)
     for name in ("spreads", "synthetic"):
         for value in options[name]:
             validate.in_range(name, value, 0, 100)
@@ -100,7 +100,7 @@ def _check(options: dict[str, Any]) -> None:
     ):  # fmt: skip
         validate.integer(name, options[name], low, high)
     validate.integer("seed", options["seed"], 0)
-    validate.positive("learning_rate", options["learning_rate"])
+    validate.in_range("learning_rate", options["learning_rate"], 0, 10, open_low=True)
     if options["num_rounds"] <= options["reference_rounds"]:
         validate.fail("num_rounds", "more than reference_rounds", options["num_rounds"])
 
@@ -267,7 +267,8 @@ def _models(key: Any, name: str, fields: Sequence[_Field], options: dict[str, An
         target = shuffled[:, options["reference_rounds"] - 1].mean()
         counts = np.array([[metrics.rounds_to_target(path, target) for path in side] for side in (own, shuffled)])
         if np.isfinite(counts).all():
-            yield measured(conditions, "slowdown", counts[0] / counts[1])
+            half = float((0.5 / counts[1]).mean())  # of a round: counts are whole
+            yield measured(conditions, "slowdown", counts[0] / counts[1], resolution=half)
         else:
             yield measured(conditions, "loss after the last round / target", own[:, -1] / target)
 
@@ -292,4 +293,4 @@ def _correlations(found: Sequence[Comparison]) -> Iterator[Comparison]:
             rank = stats.spearmanr([known[*field, measure] for field in fields], slow).statistic
             conditions = {"part": f"rank correlation with the slowdown, {name}", "population": f"{len(fields)} of them"}
             if math.isfinite(rank):
-                yield measured(conditions, measure, rank)
+                yield Comparison(conditions, measure, float(rank), math.nan)  # of random slowdowns, without an interval

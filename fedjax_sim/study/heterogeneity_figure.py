@@ -35,11 +35,13 @@ def heterogeneity_reading(options: dict[str, Any], found: Sequence[Comparison]) 
     spread = _of(found, "quadratics", "gradient dissimilarity")
     if len(rounds) > 1:
         (first, least), (last, most) = (list(rounds.items())[i] for i in (0, -1))
+        drifts = most.measured > least.measured
+        why = "the more clients differ, the smaller the step must be for its fixed point to lie below the target"
         yield (
             f"On quadratics rounds have a closed form. With K = {options['num_steps']} and the best constant step, "
             f"a thousandth of the start's loss takes {least.measured:g} rounds at gradient dissimilarity "
-            f"{spread[first].measured:.3g} (at the optimum) and {most.measured:g} at {spread[last].measured:.3g}: the "
-            "more clients differ, the smaller the step must be for its fixed point to lie below the target."
+            f"{spread[first].measured:.3g} (at the optimum) and {most.measured:g} at {spread[last].measured:.3g}"
+            + (f": {why}." if drifts else ". One local step has no drift: how much clients differ changes nothing.")
         )
     for part in FAMILIES:
         slow, lost = _of(found, part, "slowdown"), _of(found, part, "loss after the last round / target")

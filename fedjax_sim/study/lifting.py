@@ -3,8 +3,8 @@
 A hyper-parameter becomes part of a program in ways that nobody can list: rounded, squared, taken from one in Python's
 doubles, tested, turned into a bound. So every value is traced as it would be for itself, and the traces are compared:
 where all agree but for floats written in them, those floats are lifted out, and one compiled program serves every
-value. No part has to know that it is swept over, its checks see real numbers, and what changes shape makes another
-program by itself.
+value, but where XLA would round otherwise without knowing a float (`folding`): it stays. No part has to know that it is
+swept over, its checks see real numbers, and what changes shape makes another program by itself.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from fedjax_sim.study.folding import INLINED, is_float, kept, opened
 from fedjax_sim.types import PyTree
 
 __all__ = ["Trace", "lifted", "replay", "trace"]
 
-INLINED = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2")
 RULES = ("custom_jvp_call", "custom_vjp_call")  # they hold functions that only a derivative would call
 
 
 class Trace(NamedTuple):
     """A traced function."""
 
-    kind: Hashable  # equal for two traces that differ in floats only
+    kind: Hashable  # equal for two traces that differ only in floats that may be lifted
     floats: list[np.ndarray]  # those written in it, in their order
     jaxpr: ClosedJaxpr
     out: Any  # the structure of what it returns
@@ -44,8 +44,9 @@ def trace(function: Callable, *args: PyTree) -> tuple[Trace, PyTree]:
     jaxpr, out = jax.make_jaxpr(function, return_shape=True)(*args)
     floats: list[np.ndarray] = []
     structure = jax.tree.structure(out)
-    kind = (_kind(*_opened(jaxpr), floats), structure, tuple(map(_aval, jaxpr.in_avals)))
-    return Trace(kind, floats, jaxpr, structure), out
+    kind = (_kind(*opened(jaxpr), floats), structure, tuple(map(_aval, jaxpr.in_avals)))
+    known = [(i, floats[i].tobytes()) for i in kept(*opened(jaxpr), floats)]
+    return Trace((*kind, *known), floats, jaxpr, structure), out
 
 
 def lifted(traces: Sequence[Trace]) -> list[np.ndarray | None]:
@@ -56,16 +57,12 @@ def lifted(traces: Sequence[Trace]) -> list[np.ndarray | None]:
 
 def replay(traced: Trace, floats: Sequence[jax.Array | None], *args: PyTree) -> PyTree:
     """The function of a trace with other floats in it (None: its own)."""
-    flat = _replay(*_opened(traced.jaxpr), list(floats), jax.tree.leaves(args))
+    flat = _replay(*opened(traced.jaxpr), list(floats), jax.tree.leaves(args))
     return jax.tree.unflatten(traced.out, flat)
 
 
 def _aval(aval: Any) -> Hashable:
     return getattr(aval, "shape", ()), str(getattr(aval, "dtype", aval)), bool(getattr(aval, "weak_type", False))
-
-
-def _is_float(x: Any) -> bool:
-    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def _kind(jaxpr: Jaxpr, consts: Sequence[Any], floats: list[np.ndarray]) -> Hashable:
@@ -75,13 +72,13 @@ def _kind(jaxpr: Jaxpr, consts: Sequence[Any], floats: list[np.ndarray]) -> Hash
     def atom(x):
         if not isinstance(x, Literal):
             return numbers.setdefault(x, len(numbers))
-        if _is_float(x.aval):
+        if is_float(x.aval):
             floats.append(np.asarray(x.val, x.aval.dtype))
             return "float", _aval(x.aval)
         return "literal", _aval(x.aval), np.asarray(x.val).tobytes()
 
     def const(variable, value):
-        if _is_float(value):
+        if is_float(value):
             floats.append(np.asarray(value))
             return "float", _aval(variable.aval)
         if jnp.issubdtype(getattr(value, "dtype", np.int32), jax.dtypes.prng_key):
@@ -104,7 +101,7 @@ def _kind(jaxpr: Jaxpr, consts: Sequence[Any], floats: list[np.ndarray]) -> Hash
 
 def _param(value: Any, floats: list[np.ndarray]) -> Hashable:
     if isinstance(value, (ClosedJaxpr, Jaxpr)):
-        return _kind(*_opened(value), floats)
+        return _kind(*opened(value), floats)
     if isinstance(value, (tuple, list)):
         return tuple(_param(x, floats) for x in value)
     try:
@@ -114,24 +111,19 @@ def _param(value: Any, floats: list[np.ndarray]) -> Hashable:
     return value
 
 
-def _opened(value: ClosedJaxpr | Jaxpr) -> tuple[Jaxpr, Sequence[Any]]:
-    """(a jaxpr, its constants): two classes in JAX 0.10, one in 0.12."""
-    return getattr(value, "jaxpr", value), getattr(value, "consts", ())
-
-
 def _count(value: Any) -> int:
     """How many floats `_kind` finds in a parameter."""
     if isinstance(value, (tuple, list)):
         return sum(map(_count, value))
     if not isinstance(value, (ClosedJaxpr, Jaxpr)):
         return 0
-    jaxpr, consts = _opened(value)
-    count = sum(map(_is_float, consts)) + _literals(jaxpr.outvars)
+    jaxpr, consts = opened(value)
+    count = sum(map(is_float, consts)) + _literals(jaxpr.outvars)
     return count + sum(_literals(eqn.invars) + sum(map(_count, eqn.params.values())) for eqn in jaxpr.eqns)
 
 
 def _literals(atoms: Sequence[Any]) -> int:
-    return sum(isinstance(x, Literal) and _is_float(x.aval) for x in atoms)
+    return sum(isinstance(x, Literal) and is_float(x.aval) for x in atoms)
 
 
 def _replay(jaxpr: Jaxpr, consts: Sequence[Any], floats: list, args: Sequence[Any]) -> list:
@@ -146,12 +138,12 @@ def _replay(jaxpr: Jaxpr, consts: Sequence[Any], floats: list, args: Sequence[An
     def read(x):
         if not isinstance(x, Literal):
             return values[x]
-        if _is_float(x.aval):
+        if is_float(x.aval):
             (given,) = next_floats(1)
             return x.val if given is None else given
         return x.val
 
-    given = [next_floats(1)[0] if _is_float(x) else None for x in consts]
+    given = [next_floats(1)[0] if is_float(x) else None for x in consts]
     held = [x if own is None else own for x, own in zip(consts, given, strict=True)]
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*held, *args), strict=True))
     for eqn in jaxpr.eqns:
@@ -176,7 +168,7 @@ def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
     """An equation whose inner programs get other floats."""
 
     def inner(program: ClosedJaxpr | Jaxpr, own: list) -> Callable:
-        return lambda *args: _replay(*_opened(program), own, args)
+        return lambda *args: _replay(*opened(program), own, args)
 
     name, params = eqn.primitive.name, eqn.params
     if name in INLINED:

@@ -35,7 +35,9 @@ def _judged(row: dict[str, Any]) -> list[str]:
     predicted, ratio = _number(row["predicted"]), _number(row["ratio"])
     predicted = {"upper bound": "≤ ", "estimate": "≈ "}.get(row["kind"], "") + predicted
     interval = f"{row['ratio_low']:.4g} … {row['ratio_high']:.4g}" if row["ratio"] is not None else ""
-    if row["predicted"] is None:
+    if row["low"] is None:
+        interval = _number(None)
+    elif row["predicted"] is None:
         interval = f"{row['low']:.4g} … {row['high']:.4g}"
     return [_number(row["measured"]), predicted, ratio, interval, "OUTSIDE" if row["holds"] is False else ""]
 

@@ -15,7 +15,7 @@ import optax
 from fedjax_sim import aggregation, client, models, population, sampling, server, theory, validate
 from fedjax_sim.algorithms import federated
 from fedjax_sim.prng import stream
-from fedjax_sim.study.findings import Comparison, Findings, measured
+from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
 from fedjax_sim.study.moments import population_moments
 from fedjax_sim.study.participation_figure import participation_figure
 from fedjax_sim.study.rounds import independent_runs, squared_distance
@@ -66,19 +66,18 @@ def participation(
     References: Cochran 1977, chapters 2 and 6; Li et al. 2020 (FedAvg on non-IID data), section 3.3.
     """
     for name, given in (("population_sizes", population_sizes), ("rates", rates)):
-        if not len(given):
-            validate.fail(name, "at least one number", list(given))
+        validate.sequence(name, given)
     for size in population_sizes:
         validate.integer("population_sizes", size, 2)
     for rate in rates:
         validate.in_range("rates", rate, 0, 1, open_low=True)
     validate.integer("largest_cohort", largest_cohort)
     validate.integer("dimension", dimension, 1, 40)
-    validate.integer("num_rounds", num_rounds, 100)
-    validate.positive("tolerance", tolerance)
+    validate.integer("num_rounds", num_rounds, max(100, least_runs(dimension)), hint=FEW)
+    validate.in_range("tolerance", tolerance, 1e-4, 100)
     validate.one_of("compare_samplers", compare_samplers, (True, False))
     validate.integer("model_clients", model_clients, 0)
-    validate.integer("model_rounds", model_rounds, 20)
+    validate.integer("model_rounds", model_rounds, 50)
     validate.integer("seed", seed, 0)
     key = jax.random.key(seed)
     clients = {size: _Clients(size, dimension, seed) for size in sorted(set(population_sizes))}
@@ -88,13 +87,15 @@ def participation(
         for cohort in (m for m in cohorts if m <= largest_cohort):
             found.append(field.variance(key, cohort, sampling.uniform(size, cohort), "mean", num_rounds, "variance"))
     middle = min(clients, key=lambda size: abs(size - 100))
-    if compare_samplers and middle >= 50:
-        found += clients[middle].designs(key, max(5, middle // 10), num_rounds)
+    cohort = max(5, middle // 10)
+    if compare_samplers and middle >= 50 and cohort <= largest_cohort:
+        found += clients[middle].designs(key, cohort, num_rounds)
     required = {size: theory.required_cohort_size(size, _ratio(tolerance)) for size in clients}
     for size, cohort in required.items():
         if cohort < min(size, largest_cohort):
             found.append(clients[size].tolerated(key, cohort, tolerance, num_rounds))
-    for cohort in sorted({max(1, round(rate * middle)) for rate in rates if rate > 0.01}):
+    cohorts = sorted({max(1, round(rate * middle)) for rate in rates if rate > 0.01})
+    for cohort in (m for m in cohorts if m <= largest_cohort):
         found.append(clients[middle].floor(key, cohort, num_rounds))
     if model_clients:
         found += _digits(key, model_clients, model_rounds, seed)
@@ -218,7 +219,7 @@ class _Clients:
             algorithm,
             self.params,
             self.population(),
-            max(100, num_rounds // 4),
+            max(100, least_runs(self.dimension), num_rounds // 4),
             evaluation=squared_distance({"w": jnp.asarray(values.mean(0), jnp.float32)}),
             rounds=FLOOR_ROUNDS,
             batch=max(1, min(200, VMAPPED // cohort)),
@@ -259,18 +260,21 @@ def _of(found: Sequence[Comparison], part: str) -> list[Comparison]:
 def _reading(found: Sequence[Comparison], required: dict[int, int], tolerance: float) -> Iterator[str]:
     yield (
         f"The variance of a cohort's mean is (sigma^2 / m) (N - m) / (N - 1), sigma^2 = {SPREAD**2:g} with divisor N. "
-        "The last factor, the finite population correction, is about 1 - m/N: it depends on the participation rate "
-        "and not on the size of the population. That it is about 1 because N is large is a mistake: at 10 to 15 % "
-        "participation it is 0.90 to 0.85 for any N, and at m = N nothing is left to vary."
+        "The last factor, the finite population correction, is about 1 - m/N for N of a hundred and more: it depends "
+        "on the participation rate and not on the size of the population. That it is about 1 because N is large is a "
+        "mistake: at 10 to 15 % participation it is 0.9 to 0.85. With few clients it is more, 1 - (m - 1)/(N - 1) and "
+        "so exactly 1 at N = 10, m = 1; at m = N nothing is left to vary."
     )
     sizes = ", ".join(
         f"{cohort:,} of {size:,} ({cohort / size:.{1 if cohort * 1000 >= size else 3}%})"
         for size, cohort in required.items()
     )
+    least = min(required)
     yield (
         f"For a standard deviation of at most {tolerance:g} of the mean's length, the least cohorts are {sizes}. "
         "What a large population saves is not variance at a given m but the rate: the same few clients are a small "
-        "share of many. A small population (cross-silo) must call nearly everybody."
+        "share of many."
+        + (" A small population (cross-silo) must call nearly everybody." if required[least] >= 0.8 * least else "")
     )
     by_table = {(one.conditions["sampler"], one.conditions["estimator"]): one for one in _of(found, "designs")}
     poisson = [by_table.get(("truncated poisson", name)) for name in ("fixed mean", "mean")]

@@ -56,8 +56,10 @@ def _variance(axes, found: Sequence[Comparison], spread: float) -> None:
         points(axes, _above_rounding(rows), _rate, colour, marker, f"N = {size:,}")
     digits = rows_of(found, part="digits MLP")
     if digits:
-        scale = spread**2 / (digits[0]["predicted"] * digits[0]["cohort_size"])
-        points(axes, digits, _rate, plot.INK, "P", f"digits MLP, N = {digits[0]['population_size']:,}, scaled", scale)
+        size, cohort = (digits[0][name] for name in ("population_size", "cohort_size"))
+        correction = theory.finite_population_correction(size, cohort)
+        scale = spread**2 * correction / (digits[0]["predicted"] * cohort)
+        points(axes, digits, _rate, plot.INK, "P", f"digits MLP, N = {size:,}, scaled", scale)
     axes.plot([], [], color=plot.INK, linewidth=1.3, label="theory")
     axes.plot([], [], color=plot.INK, linewidth=0.9, linestyle=DOTTED, label="without the correction")
     axes.set(xlabel="Participation rate m / N", ylabel="Variance of the cohort's mean")

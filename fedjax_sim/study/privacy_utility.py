@@ -29,7 +29,7 @@ from fedjax_sim import (
 from fedjax_sim.algorithms import federated
 from fedjax_sim.prng import stream
 from fedjax_sim.study.charts import DASHED, chart, points, rows_of
-from fedjax_sim.study.findings import Comparison, Findings, measured
+from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
 from fedjax_sim.study.problems import Vectors, side_by_side
 from fedjax_sim.study.rounds import independent_runs
 from fedjax_sim.types import Array
@@ -108,13 +108,12 @@ def _check(options: dict[str, Any]) -> None:
     validate.integer("dimension", options["dimension"], 1, 10_000)
     validate.in_range("clip_norm", options["clip_norm"], 1e-3, 1e3)
     for name in ("noise_multipliers", "epsilons"):
-        if not len(options[name]):
-            validate.fail(name, "at least one number", list(options[name]))
+        validate.sequence(name, options[name])
         for value in options[name]:
             validate.in_range(name, value, 1e-2, 1e3)
     validate.in_range("delta", options["delta"], 0, 1, open_low=True, open_high=True)
-    validate.integer("num_releases", options["num_releases"], 100)
-    validate.integer("num_runs", options["num_runs"], 20)
+    for name in ("num_releases", "num_runs"):
+        validate.integer(name, options[name], max(20, least_runs(options["dimension"])), hint=FEW)
     validate.integer("digits_clients", options["digits_clients"], 0)
     if options["digits_clients"]:
         validate.integer("digits_clients", options["digits_clients"], 100, hint="Or 0, to leave them out.")

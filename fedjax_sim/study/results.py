@@ -78,7 +78,7 @@ class Sweep(NamedTuple):
 
         Args:
           by: a name or names of the grid; all by default. Over the others a seed is averaged first: at one seed points
-            share their random numbers, so seeds alone are independent.
+            share their random numbers, so seeds alone are independent. Each value must stand with the same others.
           round: an evaluated round, by default the last.
           finite_only: average the seeds that stayed finite. By default one that did not makes the mean NaN.
 
@@ -93,9 +93,14 @@ class Sweep(NamedTuple):
             self._known(name, self.names, "by")
         validate.in_range("confidence", confidence, 0, 1, open_low=True, open_high=True)
         table: dict[tuple, dict[int, list[float]]] = {}
+        beside: dict[tuple, set] = {}
         for row in self._at(metric, round):
-            cell = table.setdefault(tuple(row[name] for name in by), {})
-            cell.setdefault(row["seed"], []).append(number(row[metric]))
+            values = tuple(row[name] for name in by)
+            table.setdefault(values, {}).setdefault(row["seed"], []).append(number(row[metric]))
+            beside.setdefault(values, set()).add(self._others(row, by))
+        if len(set(map(frozenset, beside.values()))) > 1:
+            hint = "Means over other values cannot be compared: name more of the grid, or see paired."
+            validate.fail("by", "names whose values all stand with the same values of the others", by, hint)
         found = []
         for values, cell in table.items():
             of_seeds = np.array([np.mean(x) for x in cell.values()])
@@ -113,27 +118,32 @@ class Sweep(NamedTuple):
     def paired(
         self, metric: str, name: str, a: Any, b: Any, *, round: int | None = None, confidence: float = 0.95
     ) -> Paired:
-        """Metric at `name = a` minus metric at `name = b`, seed by seed, over the grid's other values.
+        """Metric at `name = a` minus metric at `name = b`, seed by seed, over the other values at which both stand.
 
         Seeds at which one of the two is not finite are left out, and counted.
 
         Guarantees: as `summary`.
         """
         self._known(name, self.names, "name")
-        sides: dict[Any, dict[int, list[float]]] = {a: {}, b: {}}
+        sides: dict[Any, dict[tuple, float]] = {a: {}, b: {}}  # by seed and the grid's other values
         if len(sides) < 2:
             validate.fail("a, b", "two different values", (a, b))
         validate.in_range("confidence", confidence, 0, 1, open_low=True, open_high=True)
         rows = self._at(metric, round)
         for row in rows:
             if row[name] in sides:
-                sides[row[name]].setdefault(row["seed"], []).append(number(row[metric]))
+                sides[row[name]][row["seed"], self._others(row, (name,))] = number(row[metric])
         for value, seen in sides.items():
             if not seen:
                 there = list(dict.fromkeys(row[name] for row in rows))
                 validate.fail(name, "one of " + ", ".join(map(repr, there)), value)
-        both = [(np.mean(sides[a][seed]), np.mean(sides[b][seed])) for seed in sides[a] if seed in sides[b]]
-        pairs = np.array(both).reshape(-1, 2)
+        both: dict[int, list[tuple[float, float]]] = {}
+        for key in sides[a]:
+            if key in sides[b]:
+                both.setdefault(key[0], []).append((sides[a][key], sides[b][key]))
+        if not both:
+            validate.fail("a, b", "values that stand beside the same values of the others", (a, b))
+        pairs = np.array([np.mean(both[seed], axis=0) for seed in sorted(both)])
         kept = pairs[np.isfinite(pairs).all(axis=1)]
         gaps = kept[:, 0] - kept[:, 1]
         mean, error, low, high = _interval(gaps, confidence)
@@ -162,6 +172,9 @@ class Sweep(NamedTuple):
         names = list(names)
         if name not in names:
             validate.fail(argument, "one of " + ", ".join(names), name, validate.nearest(str(name), names))
+
+    def _others(self, row: Mapping[str, Any], names: Sequence[str]) -> tuple:
+        return tuple(row[name] for name in self.names if name not in names)
 
     def _at(self, metric: str, round: int | None) -> list[Mapping[str, Any]]:
         self._known(metric, [name for name in self._columns() if name not in (*OWN, *self.names)], "metric")

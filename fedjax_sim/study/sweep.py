@@ -49,9 +49,9 @@ def sweep(
 ) -> Sweep:
     """Runs `num_rounds` rounds of every combination of values with every seed.
 
-    Combinations that differ in numbers alone share one compiled program; what changes a shape makes another. The same
-    seed gives every combination the same cohorts, minibatches and noise, so that differences between combinations are
-    paired.
+    Combinations that differ in numbers alone share one compiled program; what changes a shape makes another, and so do
+    numbers that XLA computes otherwise with where it knows them, as exponents, 0 and 1 (`folding`). The same seed gives
+    every combination the same cohorts, minibatches and noise, so that differences between combinations are paired.
 
     Args:
       make: (**values) -> Algorithm, called once for each combination, with the values as they stand in the grid.
@@ -67,7 +67,7 @@ def sweep(
       delta: as for `run`. Where parts have noise a row has the epsilon of that run alone: who tries many runs, and
         publishes the best, spends more.
       directory: where finished points are kept as they come; results then go there too.
-      resume: go on with what `directory` holds.
+      resume: go on with what `directory` holds. Programs, data and what `evaluation` finds at the start must agree.
       progress: a bar.
 
     Returns: a `Sweep`, with a row for each point and evaluated round: seed, values, round, metrics, and
@@ -78,7 +78,7 @@ def sweep(
     Guarantees: the point (s, values) has the bits of `run(key(s), make(**values), params, population, num_rounds)`,
     where a function params is called with fold_in(key(s), 2^31 - 1), model and metrics, for any number of devices
     (tests/study/test_sweep.py::test_a_sweep_is_single_runs); killed and resumed it has the same rows
-    (::test_kill_and_resume).
+    (::test_kill_and_resume), and another sweep's points are refused (::test_a_sweep_resumes_itself_alone).
 
     >>> import optax
     >>> from fedjax_sim import algorithms, population, sampling
@@ -119,8 +119,9 @@ def sweep_points(
     directory: str | Path | None,
     resume: bool,
     progress: bool,
+    identity: Mapping[str, Any] | None = None,
 ) -> Sweep:
-    """`sweep` over given combinations, with the key and the params of each seed."""
+    """`sweep` over given combinations, with the key and the params of each seed; `identity` as for `run`."""
     started = time.perf_counter()
     validate.integer("num_rounds", num_rounds)
     evaluate_every = num_rounds if evaluate_every is None else evaluate_every
@@ -147,7 +148,11 @@ def sweep_points(
             algorithm = make(**values)
             kinds.append(traced(algorithm, one, population))
             epsilons.append(_epsilons(Spending(algorithm, one, population, {}, delta, None), rounds))
+        judged = None
+        if evaluation is not None and directory is not None:
+            judged = as_record(0, evaluation(jax.tree.map(lambda x: x[0], starts)))
         identity = {
+            **(identity or {}), "evaluation": judged,
             "grid": {str(i): values for i, values in enumerate(combinations)}, "seeds": seeds,
             "keys": [jax.random.key_data(key).tolist() for key in keys], "num_rounds": num_rounds,
             "evaluate_every": evaluate_every, "metrics": metrics, "delta": delta, "batch": batch,
@@ -259,12 +264,11 @@ def _digest(values: PyTree) -> str:
 
 
 def _programs(kinds: list[Kind]) -> str:
-    """A digest of what `make` made: its programs and the floats in them."""
+    """A digest of what `make` made: its programs, their constants, and the floats in them."""
     sha, seen = hashlib.sha256(), {}
     for kind in kinds:
         if kind.name not in seen:
-            text = "".join(str(part.jaxpr) for part in (kind.init, kind.step, kind.params))
-            seen[kind.name] = re.sub(r"0x[0-9a-f]+|id=\d+", "", text).encode()
+            seen[kind.name] = re.sub(r"0x[0-9a-f]+|id=\d+", "", repr(kind.name)).encode()
         sha.update(seen[kind.name])
         for part in (kind.init, kind.step, kind.params):
             for x in part.floats:

@@ -84,6 +84,9 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = ()) -> SweepC
         if not found:
             tables["run"]["devices"] = "all"  # points are shared out over them
             configs.append(Config(tables))
+    probe = configs and configs[0].resolved()["run"]["variance_probe"]
+    if probe:
+        problems.append(problem("run.variance_probe", "none in a sweep", probe, "It probes one algorithm."))
     if problems:
         raise ConfigError(problems)
     return SweepConfig(configs, combinations, seeds, metrics, batch)
@@ -125,6 +128,7 @@ def run_sweep(
         [stream(root, "rounds") for root in roots], starts, base.data.train, tables["run"]["rounds"],
         evaluation=base.evaluation, evaluate_every=tables["run"]["evaluate_every"], metrics=loaded.metrics,
         batch=loaded.batch, delta=tables["run"]["delta"], directory=directory, resume=resume, progress=progress,
+        identity={"config": loaded.configs[0].planned(base.plan).identity()},
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,10 @@ def _of(found: Sequence[Comparison], part: str, quantity: str) -> list[Compariso
     return [one for one in found if one.conditions["part"] == part and one.quantity == quantity]
 
 
-def target_reading(options: dict[str, Any], found: Sequence[Comparison]) -> Iterator[str]:
-    """Paragraphs, from the numbers that were found."""
+def target_reading(
+    options: dict[str, Any], found: Sequence[Comparison], floor: Callable[[Comparison], float]
+) -> Iterator[str]:
+    """Paragraphs, from the numbers that were found; `floor` says where a setting rests, in targets."""
     same = _of(found, "one curvature", "rounds to target")
     if len(same) > 1:
         few, many = same[0], same[-1]
@@ -34,24 +36,34 @@ def target_reading(options: dict[str, Any], found: Sequence[Comparison]) -> Iter
         )
     late = _of(found, "heterogeneous", "loss after the last round / target")
     there = _of(found, "heterogeneous", "rounds to target")
-    if late:
-        best = min(there, key=lambda one: one.measured) if there else None
-        fastest = f" The fewest rounds are {best.measured:g}, at K = {best.conditions['local_steps']}." if best else ""
-        yield (
-            "With optima and Hessians that differ, more local work is faster only until its drift is above the target: "
-            f"at step {options['step_size']:g} K = {late[0].conditions['local_steps']} rests at "
-            f"{late[0].measured:.3g} times the target and never gets there.{fastest} That is a property of the "
-            "constant step: with steps that fall over the rounds the floor falls with them."
+    never = [one for one in late if floor(one) > 1]
+    words = ["With optima and Hessians that differ"]
+    if never:
+        words.append(
+            ", more local work is faster only until its drift is above the target: at step "
+            f"{options['step_size']:g} K = {never[0].conditions['local_steps']} comes to rest at {floor(never[0]):.3g} "
+            "times the target and never gets there. That is a property of the constant step: with steps that fall over "
+            "the rounds the floor falls with them."
         )
-    elif there:
-        yield "With optima that differ, drift stays below this target for every K that was tried."
+    else:
+        words.append(" drift stays below this target for every K that was tried.")
+    slow = [str(one.conditions["local_steps"]) for one in late if one not in never]
+    if slow:
+        words.append(f" K = {', '.join(slow)} had too few rounds: not there after {options['max_rounds']}.")
+    if there:
+        best = min(there, key=lambda one: one.measured)
+        words.append(f" The fewest rounds are {best.measured:g}, at K = {best.conditions['local_steps']}.")
+    yield "".join(words)
     batches = [one for one in found if one.conditions["part"] == "batches"]
     if batches:
+        lost = [one for one in batches if one.quantity.startswith("loss after")]
+        slow = [one for one in lost if floor(one) <= 1]
         yield (
             "Noisy gradients add a floor of their own, in proportion to eta / B and divided by how many take part. "
-            + _batches(batches, True, " never have a mean loss below the target, with this step. ")
-            + _batches(batches, False, " do, in the round that the budget names: what is compared is the mean loss of ")
-            + "many runs in that round, or in the last one."
+            + _batches([one for one in lost if one not in slow], "never have a mean loss below the target")
+            + _batches(slow, f"do not have one after {options['max_rounds']} rounds")
+            + _batches([one for one in batches if one not in lost], "do, in the round that the budget names")
+            + "What is compared is the mean loss of many runs in the round that the budget names, or in the last one."
         )
     model = _of(found, "digits MLP", "rounds to target")
     if model:
@@ -66,14 +78,14 @@ def target_reading(options: dict[str, Any], found: Sequence[Comparison]) -> Iter
             f"On the digits' MLP, rounds to a test loss of {options['model_target']:g} against local steps a round: "
             f"{'; '.join(words)}. All at the same learning rate of {options['learning_rate']:g}; McMahan et al. tuned "
             "it for each setting, and have E epochs of batches of B: E n / B steps. There is no closed form here, and "
-            "a setting that is missing did not reach the target. Bytes are rounds times what a round sends, so they "
-            "fall as the rounds do; gradients need not."
+            f"a setting that is missing did not reach the target in {options['model_rounds']} rounds. Bytes are rounds "
+            "times what a round sends, so they fall as the rounds do; gradients need not."
         )
 
 
-def _batches(found: Sequence[Comparison], lost: bool, words: str) -> str:
-    sizes = [str(one.conditions["batch_size"]) for one in found if one.quantity.startswith("loss after") == lost]
-    return f"Batches of {', '.join(sizes)}{words}" if sizes else ""
+def _batches(found: Sequence[Comparison], words: str) -> str:
+    sizes = ", ".join(str(one.conditions["batch_size"]) for one in found)
+    return f"Batches of {sizes} {words}. " if sizes else ""
 
 
 def target_figure(
@@ -105,9 +117,9 @@ def target_figure(
         look = {"color": colour, "markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 3}
         rounds.plot(at, values, marker, **look)
         work.plot(values, values * at, marker, **look)
-        never = [k for k in steps if k not in at]
-        rounds.plot(never, np.full(len(never), steps[-1]), "x", color=colour, markersize=7)
-    rounds.set(xlabel=f"Local steps K (step {eta:g}; x: never)", ylabel=f"Rounds to {share:g} of the loss")
+        missing = [k for k in steps if k not in at]
+        rounds.plot(missing, np.full(len(missing), steps[-1]), "x", color=colour, markersize=7)
+    rounds.set(xlabel=f"Local steps K (step {eta:g}; x: not in {last})", ylabel=f"Rounds to {share:g} of the loss")
     plot._logarithmic(rounds)
     rounds.set_xticks(steps, [str(k) for k in steps])
     rounds.minorticks_off()

@@ -20,7 +20,7 @@ def stacked(trees: list[PyTree]) -> PyTree:
     >>> stacked([(1.0, 2.0), (3.0, 4.0)])[0].tolist()
     [1.0, 3.0]
     """
-    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *trees)
+    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *trees)
 
 
 def traced_runs(make: Callable[..., Algorithm], evaluation: Callable[[PyTree, Any], dict[str, Array]]) -> Callable:

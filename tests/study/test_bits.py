@@ -78,6 +78,7 @@ def test_feedback():
         ({"bits": ()}, "bits: expected"),
         ({"bits": (4, 2)}, "bits: expected"),
         ({"bits": (1, 2)}, "bits: expected"),
+        ({"bits": (2, 3)}, "bits: expected even"),
         ({"cohort_sizes": (2, 4)}, "cohort_sizes"),
         ({"step_sizes": (0.02, 0.04)}, "step_sizes: expected"),
         ({"step_sizes": (1.0,)}, "step_sizes: expected"),

@@ -1,12 +1,16 @@
 """The drift study: its predictions hold, it would notice if they did not, and the counter-cases are there."""
 
 import functools
+import importlib
+import math
 
 import pytest
 
 from fedjax_sim import theory
 from fedjax_sim.study.drift import drift
+from fedjax_sim.study.drift_figure import drift_reading
 from fedjax_sim.study.findings import Findings
+from fedjax_sim.study.quadratic_settings import SMALLEST, Base, quadratic_clients
 
 SMALL = {
     "num_clients": 6, "dimension": 2, "heterogeneities": (0.0, 1.0, 2.0), "step_sizes": (0.05, 0.2),
@@ -55,6 +59,22 @@ def test_corrected_algorithms_reach_the_optimum():
     assert all((row["measured"] > 1e-3) == (row["local_steps"] > 1) for row in away)
 
 
+def test_small_steps_get_their_rounds(monkeypatch):
+    """Fault: control variates that had not come to rest, read as rounding."""
+    module, asked = importlib.import_module("fedjax_sim.study.drift"), []
+    monkeypatch.setattr(module, "run_settings", lambda make, settings, rounds=math.inf: asked.append(rounds) or [])
+    base = Base(quadratic_clients(4, 2, 1.0, 0), 1, 0.005, 1.0)
+    assert not list(module._fixed_points(base, {1.0: base.problem}, [1], [0.005]))
+    assert len(asked) == 6 and all((1 - 0.005 * SMALLEST) ** rounds < 1.1e-8 for rounds in asked[3:])
+
+
+def test_reading_of_one_step():
+    """Fault: what half the step does to a rest that is zero."""
+    base = Base(quadratic_clients(6, 2, 1.0, 0), 1, 0.2, 1.0)
+    text = " ".join(drift_reading(base, findings().comparisons))
+    assert "Half the step divides" not in text and "half the step divides" in text  # the model's is not zero
+
+
 def test_counter_cases():
     """Fault: the textbook claim that drift is there because data are not IID, taken for a law."""
     (bias,) = rows("identical clients", "drift bias")
@@ -85,6 +105,7 @@ def test_leading_term_of_a_model():
     "options, words",
     [
         ({"step_sizes": ()}, "step_sizes: expected"),
+        ({"step_sizes": 0.1}, "step_sizes: expected a list"),
         ({"step_sizes": (0.6,)}, "step_sizes: expected"),
         ({"num_steps": (0,)}, "num_steps: expected"),
         ({"num_clients": 5}, "num_clients: expected an even number"),
@@ -94,7 +115,7 @@ def test_leading_term_of_a_model():
 )
 def test_wrong_options(options, words):
     """Fault: a study that runs for minutes before it finds that it cannot."""
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((TypeError, ValueError), match=words):
         drift(**SMALL | options)
 
 

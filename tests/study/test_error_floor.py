@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 
+from fedjax_sim import theory
 from fedjax_sim.study.error_floor import _Quadratics, _Setting, error_floor
 
 SMALL = {"num_clients": 12, "dimension": 3, "step_sizes": (0.15,), "cohort_sizes": (4,), "num_steps": (2,)}
@@ -35,6 +36,20 @@ def test_it_notices_what_is_left_out():
     np.testing.assert_allclose(sum(budget.losses.values()), budget.total)
 
 
+def test_reading_says_how_parts_fall():
+    """Fault: sampling said to fall as 1/m alone, bits said to divide by four where they do not."""
+    problem, text = _Quadratics(12, 3, 1.0, 0), " ".join(findings().reading)
+    losses = {m: problem.budget(_Setting(0.15, m, 1, 0.3, 0, 0.01)).losses for m in (4, 8, 12)}
+    assert losses[12]["client_sampling"] == pytest.approx(0, abs=1e-12) and "vanishes at m = N" in text
+    for name, wanted, words in (
+        ("client_sampling", (8 / 4) / (4 / 8), "(1/m) (N - m) / (N - 1)"),
+        ("minibatch", 2, "fall as 1/m,"), ("privacy_noise", 4, "privacy noise as 1/m^2"),
+    ):  # fmt: skip
+        assert losses[4][name] / losses[8][name] == pytest.approx(wanted, rel=0.1) and words in text
+    assert (theory.level_distance(3) / theory.level_distance(4)) ** 2 == pytest.approx(((2**4 - 2) / (2**3 - 2)) ** 2)
+    assert "((2^(b+1) - 2) / (2^b - 2))^2" in text
+
+
 @pytest.mark.slow
 def test_logistic_regression_and_defaults():
     """Fault: a local quadratic model that is wrong; defaults whose predictions do not hold."""
@@ -48,6 +63,11 @@ def test_logistic_regression_and_defaults():
     "options, words",
     [
         ({"step_sizes": (3.0,)}, "step_sizes: expected"),
+        ({"step_sizes": (1e-3,)}, "step_sizes: expected steps that are at rest"),
+        ({"logistic_clients": 3}, "logistic_clients: expected"),
+        ({"noise_multipliers": (1e30,)}, "noise_multipliers: expected"),
+        ({"heterogeneity": 1e30}, "heterogeneity: expected"),
+        ({"num_runs": 600}, "num_runs: expected"),
         ({"cohort_sizes": (13,)}, "cohort_sizes: expected"),
         ({"bits": (1,)}, "bits: expected"),
         ({"noise_multipliers": (float("nan"),)}, "noise_multipliers: expected"),

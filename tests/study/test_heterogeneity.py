@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from fedjax_sim import population
-from fedjax_sim.study.heterogeneity import _digits, heterogeneity
+from fedjax_sim.study.findings import Findings, measured
+from fedjax_sim.study.heterogeneity import MEASURES, _correlations, _digits, heterogeneity
+from fedjax_sim.study.heterogeneity_figure import heterogeneity_reading
+from fedjax_sim.study.page import table
 
 SMALL = {
     "spreads": (0.0, 0.5, 2.0), "num_clients": 6, "dimension": 2, "alphas": (0.05, 100.0), "synthetic": (0.5,),
@@ -52,6 +55,28 @@ def test_more_heterogeneity_takes_more_rounds():
     assert own["alpha 0.05"] > 5 * mixed["alpha 0.05"] and own["alpha 100"] < 3 * mixed["alpha 100"]
 
 
+@pytest.mark.parametrize("rounds, differs", [((30, 30), False), ((30, 90), True)])
+def test_reading_follows_the_rounds(rounds, differs):
+    """Fault: a reading that knows what it will find: with one local step spread changes nothing."""
+    found = [one for i, count in enumerate(rounds) for one in (
+        measured({"part": "quadratics", "population": f"spread {i}"}, "rounds to target", count),
+        measured({"part": "quadratics", "population": f"spread {i}"}, "gradient dissimilarity", i))]  # fmt: skip
+    text = " ".join(heterogeneity_reading({"num_steps": 1}, found))
+    assert ("the smaller the step must be" in text) is differs and ("changes nothing" in text) is not differs
+
+
+def test_random_ranks_have_no_interval():
+    """Fault: a rank correlation of random slowdowns, or a count of whole rounds, with an interval of width zero."""
+    found = [measured({"part": "digits MLP", "population": str(i)}, quantity, i**2)
+             for i in range(1, 5) for quantity in (*MEASURES, "slowdown")]  # fmt: skip
+    ranks = Findings("ranks", "", list(_correlations(found)), (), lambda: None, {})
+    assert len(ranks.rows()) == len(MEASURES)
+    assert all(row["measured"] == 1 and row["low"] is row["high"] is row["holds"] is None for row in ranks.rows())
+    assert {line[-2] for line in table(ranks)[1]} == {"\N{EN DASH}"}
+    slow = [one for one in findings().comparisons if one.quantity == "slowdown"]
+    assert slow and all(one.resolution > 0 for one in slow)
+
+
 def test_shuffled_clients_hold_the_same_examples():
     """Fault: a comparison with other examples or sizes, or with clients that were not dealt anew."""
     field = _digits(12, 0.05, 3)
@@ -70,6 +95,7 @@ def test_shuffled_clients_hold_the_same_examples():
         ({"model_clients": 3}, "model_clients: expected"),
         ({"num_rounds": 10}, "num_rounds: expected"),
         ({"num_runs": 1}, "num_runs: expected"),
+        ({"learning_rate": 1e30}, "learning_rate: expected"),
     ],
 )
 def test_wrong_options(options, words):

@@ -5,7 +5,9 @@ import functools
 import pytest
 
 from fedjax_sim import theory
-from fedjax_sim.study.participation import participation
+from fedjax_sim.study.findings import measured
+from fedjax_sim.study.participation import _reading, participation
+from fedjax_sim.study.participation_figure import _variance, participation_figure
 
 SMALL = {"population_sizes": (60,), "rates": (0.5, 1.0), "num_rounds": 1500, "compare_samplers": False}
 SMALL |= {"model_clients": 90, "model_rounds": 60}
@@ -49,13 +51,28 @@ def test_it_can_tell_a_wrong_formula():
     assert len(half) == 1
 
 
+def test_reading_follows_the_numbers():
+    """Fault: nearly everybody where one of ten is enough; a correction of 0.9 for ten clients, where it is 1."""
+    least, most = (" ".join(_reading([], {10: cohort}, 1.0)) for cohort in (1, 10))
+    assert "nearly everybody" not in least and "nearly everybody" in most
+    assert theory.finite_population_correction(10, 1) == 1 and "exactly 1 at N = 10, m = 1" in least
+    assert "any N" not in least
+
+
+def test_no_cohort_is_larger_than_allowed():
+    """Fault: a bound on cohorts that some parts of the study do not know."""
+    options = {"population_sizes": (60,), "rates": (0.5, 1.0), "largest_cohort": 5, "model_clients": 0}
+    assert participation(**options).comparisons == []
+
+
 @pytest.mark.parametrize(
     "options, words",
     [
         ({"population_sizes": ()}, "population_sizes: expected"),
         ({"rates": (0.0,)}, "rates: expected"),
         ({"rates": (float("nan"),)}, "rates: expected"),
-        ({"num_rounds": 3}, "num_rounds: expected"),
+        ({"num_rounds": 249}, "num_rounds: expected"),
+        ({"tolerance": 1e300}, "tolerance: expected"),
         ({"compare_samplers": 2}, "compare_samplers: expected"),
         ({"model_clients": -1}, "model_clients: expected"),
     ],
@@ -70,3 +87,15 @@ def test_figure():
     """Fault: a figure that cannot be drawn from what was found."""
     figure = findings().figure()
     assert len(figure.axes) == 4 and all(axes.get_xlabel() for axes in figure.axes)
+
+
+def test_figure_of_few_cohorts():
+    """Fault: a population without a cohort that breaks the axes; digits on a scale without their correction."""
+    one = {"part": "variance", "population_size": 10, "cohort_size": 9, "sampler": "uniform", "estimator": "mean"}
+    few = [measured(one, "variance", 0.05, 0.05)]
+    assert participation_figure(few, 0.05, signal=1.0, spread=2.0, step_size=0.5).axes[0].containers
+    digits = one | {"part": "digits MLP", "population_size": 40, "cohort_size": 30}
+    (axes,) = participation_figure([], 0.05, signal=1.0, spread=2.0, step_size=0.5).axes[:1]
+    axes.clear()
+    _variance(axes, [measured(digits, "variance", 7.0, 7.0)], 2.0)
+    assert axes.containers[0].lines[0].get_ydata()[0] == pytest.approx(theory.cohort_mean_variance(4.0, 40, 30))

@@ -4,11 +4,13 @@ import functools
 
 import pytest
 
+from fedjax_sim.study.findings import measured
 from fedjax_sim.study.rounds_to_target import rounds_to_target
+from fedjax_sim.study.target_figure import target_reading
 
 SMALL = {
-    "num_clients": 6, "dimension": 2, "heterogeneity": 2.0, "step_size": 0.05, "num_steps": (1, 4, 40),
-    "max_rounds": 80, "gradient_noise": 3.0, "batch_sizes": (1, 16), "num_runs": 150, "model_clients": 20,
+    "num_clients": 6, "dimension": 8, "heterogeneity": 2.0, "step_size": 0.05, "num_steps": (1, 4, 40),
+    "max_rounds": 80, "gradient_noise": 3.0, "batch_sizes": (1, 16), "num_runs": 250, "model_clients": 20,
     "alphas": (100.0, 0.1), "num_epochs": (1,), "model_batch_sizes": (0, 10), "model_rounds": 90, "model_runs": 2,
     "model_target": 0.8,
 }  # fmt: skip
@@ -28,7 +30,8 @@ def test_predictions_hold():
     predicted = [row for row in findings().rows() if row["predicted"] is not None]
     assert [row for row in predicted if row["holds"] is not True] == []
     assert {row["part"] for row in predicted} == {"one curvature", "one optimum", "heterogeneous", "batches"}
-    assert len(rows("one curvature")) == 3 and len(predicted) > 20
+    assert len(rows("one curvature")) == 3 and len(predicted) == 3 * 3 + 2
+    assert {row["quantity"] for row in predicted if "loss" not in row["quantity"]} == {"rounds to target"}
 
 
 def test_it_can_tell_another_round():
@@ -48,12 +51,26 @@ def test_drift_ends_what_local_work_saves():
     assert [row["local_steps"] for row in rows("heterogeneous")] == [1, 4]
     (late,) = rows("heterogeneous", "loss after the last round / target")
     assert late["local_steps"] == 40 and late["measured"] > 1
+    assert any("K = 40 comes to rest at" in paragraph for paragraph in findings().reading)
+
+
+@pytest.mark.parametrize("floor, never", [(0.2, False), (2.0, True)])
+def test_too_few_rounds_are_not_drift(floor, never):
+    """Fault: a setting whose rounds were too few is said never to arrive, or the other way round."""
+    found = [measured({"part": "heterogeneous", "local_steps": 1}, "loss after the last round / target", 59.9),
+             measured({"part": "batches", "batch_size": 4}, "loss after the last round / target", 59.9)]  # fmt: skip
+    drift, noise = target_reading(SMALL, found, lambda one: floor)
+    assert ("never gets there" in drift) is never and ("too few rounds: not there after 80" in drift) is not never
+    assert ("2 times the target" in drift) is never and "59.9" not in drift
+    assert ("never have" in noise) is never and ("not have one after 80" in noise) is not never
+    assert "target. What is compared" in noise or "rounds. What is compared" in noise
 
 
 def test_rounds_fall_on_iid_digits():
     """Fault: local work that does nothing: row B9 of the inventory."""
     iid = {row["local_steps"]: row["measured"] for row in rows("digits MLP") if row["alpha"] == 100.0}
     assert set(iid) == {1, 4} and iid[4] < 0.6 * iid[1]
+    assert all(row["high"] - row["low"] >= 1 for row in rows("digits MLP"))  # whole rounds, if all runs took as many
 
 
 @pytest.mark.parametrize(
@@ -65,6 +82,9 @@ def test_rounds_fall_on_iid_digits():
         ({"batch_sizes": (0,)}, "batch_sizes: expected"),
         ({"model_clients": 5}, "model_clients: expected"),
         ({"learning_rate": float("nan")}, "learning_rate: expected"),
+        ({"learning_rate": 1e30}, "learning_rate: expected"),
+        ({"heterogeneity": 1e30}, "heterogeneity: expected"),
+        ({"num_runs": 249}, "num_runs: expected"),
     ],
 )
 def test_wrong_options(options, words):

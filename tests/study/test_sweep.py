@@ -28,7 +28,8 @@ POINT = {"w": jnp.zeros(3)}
 
 def quadratic(rate, steps=2, **options):
     work = {"num_steps": steps} | options
-    return algorithms.fedavg(population.quadratic_loss, sampling.uniform(8, 4), optax.sgd(rate), **work)
+    client = rate if isinstance(rate, optax.GradientTransformation) else optax.sgd(rate)
+    return algorithms.fedavg(population.quadratic_loss, sampling.uniform(8, 4), client, **work)
 
 
 def adaptive(rate):
@@ -39,11 +40,25 @@ def adaptive(rate):
     )  # fmt: skip
 
 
+def scheduled(rate):
+    """Floats that end up in powers, and quotients by them."""
+    power, exponent = (
+        optax.polynomial_schedule(0.7, 0.01, 2 + rate, 7),
+        optax.cosine_decay_schedule(1, 7, 0, 1 + rate),
+    )
+    return quadratic(optax.adam(power, b1=rate, b2=1 - rate / 7), 4, server_optimizer=optax.sgd(exponent))
+
+
 def case(name):
     """(make, params, population, evaluation) of a model."""
-    if name == "quadratic":
+    if name in ("quadratic", "scheduled"):
         judge = metrics.evaluation(population.quadratic_loss, test=QUADRATICS.test)
-        return adaptive, lambda key: {"w": jax.random.normal(key, (3,))}, QUADRATICS.train, judge
+        return (
+            adaptive if name == "quadratic" else scheduled,
+            lambda key: {"w": jax.random.normal(key, (3,))},
+            QUADRATICS.train,
+            judge,
+        )
     data = population.digits(num_clients=30)
     model = models.linear if name == "logistic" else models.mlp
     options = {"hidden": (12,)} if name == "mlp" else {}
@@ -61,15 +76,16 @@ def case(name):
     return make, lambda key: model.init(key)[0], data.train, metrics.evaluation(loss_fn, test=data.test)
 
 
-@pytest.mark.parametrize("name", ["quadratic", "logistic", "mlp"])
+@pytest.mark.parametrize("name", ["quadratic", "scheduled", "logistic", "mlp"])
 def test_a_sweep_is_single_runs(name):
     """Catches floats that a program rounds otherwise as arguments, other keys, stale evaluations, points mixed up."""
     make, params, people, evaluation = case(name)
     options = {"evaluation": evaluation, "evaluate_every": 3}
-    points = {"grid": {"rate": [0.1, 0.3, 0.23]}, "seeds": [4, 9]}
+    rates = [0.1, 0.23] if name == "scheduled" else [0.1, 0.3, 0.23]  # a power stays in its program
+    points = {"grid": {"rate": rates}, "seeds": [4, 9]}
     found = sweep(make, params, people, 7, **points, **options)
-    assert (found.num_programs, found.exact, len(found.rows)) == (1, True, 18)
-    for rate, seed in [(0.23, 4), (0.1, 9)][: 1 if name == "logistic" else 2]:
+    assert (found.num_programs, found.exact, len(found.rows)) == (2 if name == "scheduled" else 1, True, 6 * len(rates))
+    for rate, seed in [(0.23, 4), (0.1, 9)][: 1 if name in ("logistic", "scheduled") else 2]:
         key = jax.random.key(seed)
         with engine.one_device() if name == "logistic" else contextlib.nullcontext():
             _, history = run(key, make(rate), params(jax.random.fold_in(key, 2**31 - 1)), people, 7, **options)
@@ -182,6 +198,46 @@ def test_another_sweep_is_refused(tmp_path):
         Finished(tmp_path / "none", {}, True)
 
 
+def test_a_sweep_resumes_itself_alone(tmp_path):
+    """Catches integers that a part closes over, and evaluations, that are changed in silence between two halves."""
+
+    def make(table):
+        def loss(params, example, key):
+            return {"loss": population.quadratic_loss(params, example, key)["loss"] * jnp.asarray(table)[0]}
+
+        return lambda rate: algorithms.fedavg(loss, sampling.uniform(8, 4), optax.sgd(rate), num_steps=1)
+
+    def go(table, judge, resume=True):
+        options = {"grid": {"rate": [0.1]}, "evaluation": lambda params: {"judge": judge}, "directory": tmp_path}
+        return sweep(make(np.array([table])), POINT, QUADRATICS.train, 1, resume=resume, **options).rows
+
+    rows = go(1, 1.0, resume=False)
+    assert go(1, 1.0) == rows
+    with pytest.raises(CheckpointError, match=r"another sweep:\n  programs: [^\n]*$"):
+        go(5, 1.0)
+    with pytest.raises(CheckpointError, match=r"another sweep:\n  evaluation.judge: 1.0 in the file, 2.0 now$"):
+        go(1, 2.0)
+
+
+def test_a_flipped_digit_is_refused(tmp_path):
+    """Catches a damaged line that is read as what a point found."""
+    first = Finished(tmp_path, {"a": 1}, False)
+    first.add({0: [{"loss": 0.25}], 1: [{"loss": 0.75}]})
+    full = first.path.read_bytes()
+    for old, new, words in (
+        (b"0.75", b"0.76", "line 3 is damaged. Take it out"),
+        (b'"a": 1', b'"a": 2', "line 1 is damaged.$"),
+    ):
+        first.path.write_bytes(full.replace(old, new))
+        with pytest.raises(CheckpointError, match=words):
+            Finished(tmp_path, {"a": 1}, True)
+    first.path.write_bytes(full + b"3\n")
+    with pytest.raises(CheckpointError, match="lines of a sweep"):
+        Finished(tmp_path, {"a": 1}, True)
+    first.path.write_bytes(b"".join(full.splitlines(keepends=True)[:2]))
+    assert Finished(tmp_path, {"a": 1}, True).rows == {0: [{"loss": 0.25}]}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -189,6 +245,9 @@ def test_another_sweep_is_refused(tmp_path):
         ({"grid": {"rate": []}}, "grid.rate: expected a value at least"),
         ({"grid": {"rate": [0.1, float("nan")]}}, r"grid.rate\[1\]: expected a finite number"),
         ({"grid": {"rate": np.array([0.1, 0.1])}}, "each once"),
+        ({"grid": {"rate": [1, 1.0]}}, "each once"),
+        ({"grid": [{"rate": 1}, {"rate": True}]}, "grid: expected each once"),
+        ({"grid": [{"rate": 1, "steps": 1}, {"rate": True, "steps": 2}]}, "grid.rate: expected each once"),
         ({"grid": {"rate": 0.1}}, "Put it into a list"),
         ({"grid": {"steps": [1]}}, "values for rate"),
         ({"grid": {"rate": [0.1], "seed": [1]}}, "names that rows do not use"),
@@ -256,6 +315,16 @@ def test_summary_and_pairs():
         lost.paired("loss", "rate", 1.0, 1.0)
     with pytest.raises(ValueError, match="Did you mean 'loss'"):
         lost.summary("los")
+    rows = [
+        {"seed": s, "rate": rate, "steps": steps, "round": 1, "loss": 10.0 * steps + s + rate * s}
+        for rate, steps in ((1, 1), (1, 5), (2, 1), (3, 4)) for s in range(3)
+    ]  # fmt: skip
+    found = Sweep(rows, ("rate", "steps"), [0, 1, 2], 1, True)
+    assert found.paired("loss", "rate", 2, 1).difference == 1.0  # of the pairs, steps = 1 alone
+    with pytest.raises(ValueError, match="beside the same values"):
+        found.paired("loss", "rate", 1, 3)
+    with pytest.raises(ValueError, match="stand with the same values"):
+        found.summary("loss", by="rate")
     draws = rng.normal(size=(400, 4))  # 95 % of 400: 380, standard deviation 4.4
     cells = [of_values({(1.0, s): float(x) for s, x in enumerate(row)}).summary("loss")[0] for row in draws]
     assert 362 <= sum(cell["low"] < 0 < cell["high"] for cell in cells) <= 396

@@ -12,6 +12,8 @@ from fedjax_sim.cli import app
 from fedjax_sim.config import ConfigError, load
 from fedjax_sim.experiment import build
 from fedjax_sim.run import run
+from fedjax_sim.study import sweep_config
+from fedjax_sim.study.finished import Finished
 from fedjax_sim.study.results import Sweep
 from fedjax_sim.study.sweep_config import load_sweep
 from fedjax_sim.study.sweep_figure import sweep_figure
@@ -42,6 +44,23 @@ def test_a_config_sweep_is_runs(tmp_path):
     assert CliRunner().invoke(app, arguments).exit_code == 1
     again = CliRunner().invoke(app, [*arguments, "--resume"])
     assert again.exit_code == 0 and (out / "points.jsonl").read_bytes() == before
+    other = CliRunner().invoke(app, [*arguments, "--resume", "--set", "run.lanes=2", "--set", "run.delta=0.01"])
+    assert other.exit_code == 1 and "config.run.delta: None in the file, 0.01 now" in other.output
+    assert "config.run.lanes: " in other.output and (out / "points.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_interrupted(started, tmp_path, monkeypatch):
+    """Catches a promise that points are safe where none was written."""
+
+    def stop(loaded, folder, **options):
+        if started:
+            Finished(folder, {}, False)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep_config, "run_sweep", stop)
+    done = CliRunner().invoke(app, ["sweep", "--out", str(tmp_path), "--set", GRID[0]])
+    assert done.exit_code == 130 and ("add --resume" in done.output) == started
 
 
 def test_the_example_loads():
@@ -63,6 +82,7 @@ def test_the_example_loads():
         ([GRID[0], "sweep.seed=3"], "Did you mean 'seeds'"),
         ([GRID[0], "sweep.seeds=0"], "sweep.seeds"),
         ([GRID[0], "sweep.batch=0"], "sweep.batch"),
+        ([GRID[0], "run.variance_probe=8"], "It probes one algorithm"),
         ([GRID[0], "sweep.metrics=3"], "sweep.metrics"),
         (["sweep=3"], "sweep: expected a table"),
     ],
