@@ -336,9 +336,9 @@ def _show(summary: dict[str, Any], report: Path) -> None:
     if "privacy" in summary:
         spent = summary["privacy"]
         grid.add_row("privacy", spent.get("statement") or f"no epsilon: {spent['refused']}")
-    grid.add_row("report", str(report))
     console = Console(soft_wrap=True)
     console.print(grid, highlight=False, markup=False)
+    console.print(str(report), highlight=False, markup=False)  # in a table a long path would be cut in two
     loss, guess = float(summary.get("test_loss", 0)), float(summary.get("baseline_loss", "inf"))
     if not loss <= guess:
         console.print("The model is no better than guessing: try a lower learning rate.", style="red")

@@ -53,6 +53,7 @@ def study(
 
 
 COMMANDS = (study,)
+WIDE = 200  # columns of text that a table may take
 
 
 def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
@@ -121,7 +122,7 @@ def _show(findings: Any, page: Path) -> None:
         grid.add_row(*(Text(cell, "red" if row[-1] else "") for cell in row))
     console = Console()
     console.print(Text(findings.question, "bold"))
-    console.print(grid)
+    Console(width=max(console.width, WIDE)).print(grid)  # a narrow terminal folds lines, no number loses its end
     for paragraph in findings.reading:
         console.print(Text("\n" + paragraph))
     console.print(Text("\n" + findings.verdict(), "" if "do not" not in findings.verdict() else "red"))

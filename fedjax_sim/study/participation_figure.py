@@ -49,22 +49,27 @@ def _variance(axes, found: Sequence[Comparison], spread: float) -> None:
     sizes = dict.fromkeys(row["population_size"] for row in every)
     for size, (colour, marker) in zip(sizes, LOOKS * (1 + len(sizes)), strict=False):
         rows = [row for row in every if row["population_size"] == size]
-        rates = np.geomspace(min(map(_rate, rows)), max(0.985, min(map(_rate, rows))), 200)
-        alone = spread**2 / (rates * size)
-        axes.plot(rates, alone * (1 - rates) * size / (size - 1), color=colour, linewidth=1.3)
-        axes.plot(rates, alone, color=colour, linewidth=0.9, linestyle=DOTTED)
+        _laws(axes, size, min(map(_rate, rows)), spread, colour)
         points(axes, _above_rounding(rows), _rate, colour, marker, f"N = {size:,}")
     digits = rows_of(found, part="digits MLP")
     if digits:
         size, cohort = (digits[0][name] for name in ("population_size", "cohort_size"))
         correction = theory.finite_population_correction(size, cohort)
         scale = spread**2 * correction / (digits[0]["predicted"] * cohort)
+        _laws(axes, size, min(map(_rate, digits)), spread, plot.INK)
         points(axes, digits, _rate, plot.INK, "P", f"digits MLP, N = {size:,}, scaled", scale)
     axes.plot([], [], color=plot.INK, linewidth=1.3, label="theory")
     axes.plot([], [], color=plot.INK, linewidth=0.9, linestyle=DOTTED, label="without the correction")
     axes.set(xlabel="Participation rate m / N", ylabel="Variance of the cohort's mean")
     plot._logarithmic(axes)
     axes.legend(fontsize=7.5, handlelength=1.6)
+
+
+def _laws(axes, size: int, least: float, spread: float, colour: str) -> None:
+    rates = np.geomspace(least, max(0.985, least), 200)
+    alone = spread**2 / (rates * size)
+    axes.plot(rates, alone * (1 - rates) * size / (size - 1), color=colour, linewidth=1.3)
+    axes.plot(rates, alone, color=colour, linewidth=0.9, linestyle=DOTTED)
 
 
 def _designs(axes, rows: list[dict[str, Any]]) -> None:
