@@ -8,8 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedjax_sim.cli import app
-from fedjax_sim.cli_study import _studies, load_study
+from fedjax_sim.cli_study import _show, _studies, load_study
 from fedjax_sim.config import ConfigError
+from fedjax_sim.study.findings import Findings, measured
+from fedjax_sim.study.page import table
 
 STUDIES = Path(__file__).parent.parent / "experiments" / "studies"
 TINY = ["population_sizes=[4]", "rates=[1.0]", "num_rounds=250", "model_clients=0", "compare_samplers=false"]
@@ -30,6 +32,18 @@ def test_a_study_from_the_command_line(tmp_path):
     assert json.loads((tmp_path / "found" / "findings.json").read_text())["options"]["population_sizes"] == [4]
     again = call("participation", *settings, "--out", tmp_path / "found")
     assert again.exit_code == 2 and "--out: expected" in again.output
+
+
+def test_a_narrow_terminal_cuts_no_number(monkeypatch, capsys):
+    """Fault: the end of a number, of a word or of the page's path that an ellipsis or a line break takes away."""
+    monkeypatch.setenv("COLUMNS", "40")
+    conditions = [{"population_size": size, "estimator": f"mean by examples of {size}"} for size in (1_000_000, 7)]
+    found = [measured(one, "variance", [1.23e-4, 4.56e-5], 3.21e-4) for one in conditions]
+    page = Path("a folder of a long name") / "report.html"
+    _show(Findings("narrow", "Is it cut?", found, (), lambda: None, {}), page)
+    printed = capsys.readouterr().out
+    _, rows = table(Findings("narrow", "", found, (), lambda: None, {}))
+    assert all(cell in printed for row in rows for cell in row) and str(page) in printed
 
 
 def test_the_list():

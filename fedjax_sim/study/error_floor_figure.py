@@ -34,7 +34,7 @@ def error_floor_figure(
     def rounds(setting) -> int:
         return budget(setting).rounds_to_floor(start)
 
-    etas = np.geomspace(base.step_size / 4, base.step_size * 3, 24)
+    etas = np.geomspace(base.step_size / 4, min(base.step_size * 3, 1.0), 24)  # a study's steps end at 1
     looks = (("-", plot.BLUE), (DASHED, plot.BLACK))
     for cohort, (line, colour) in zip(sorted({base.cohort_size, num_clients}), looks, strict=False):
         settings = [base._replace(step_size=eta, cohort_size=cohort) for eta in etas]

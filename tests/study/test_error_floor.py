@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_sim import theory
 from fedjax_sim.study.error_floor import _Quadratics, _Setting, error_floor
+from fedjax_sim.study.error_floor_figure import error_floor_figure
 
 SMALL = {"num_clients": 12, "dimension": 3, "step_sizes": (0.15,), "cohort_sizes": (4,), "num_steps": (2,)}
 SMALL |= {"bits": (4,), "noise_multipliers": (0.01,), "num_runs": 1000, "logistic_clients": 0, "model_clients": 0}
@@ -85,3 +86,9 @@ def test_figure():
     """Fault: a figure that cannot be drawn from what was found."""
     figure = findings().figure()
     assert len(figure.axes) == 4 and all(axes.get_xlabel() for axes in figure.axes)
+
+
+def test_figure_of_the_largest_step():
+    """Fault: a study that runs, and then fails where its figure tries a step that diverges."""
+    problem, base = _Quadratics(12, 3, 1.0, 0), _Setting(1.0, 4, 2, 0.3, 4, 0.01)
+    assert error_floor_figure(findings().comparisons, base, problem.budget, problem.start, 12).axes
