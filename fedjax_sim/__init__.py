@@ -9,7 +9,11 @@ from __future__ import annotations
 import importlib
 import sys
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # a type checker would take `run` for the module of that name
+    from fedjax_sim.run import run
+    from fedjax_sim.types import Algorithm
 
 ROOMS = (
     "aggregation",
@@ -27,6 +31,7 @@ ROOMS = (
     "transform",
 )
 __all__ = ["Algorithm", "run", *ROOMS]
+__version__ = "0.1.0"
 
 
 class _Package(types.ModuleType):

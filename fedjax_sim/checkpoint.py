@@ -16,7 +16,7 @@ import socket
 import struct
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,14 @@ import numpy as np
 from fedjax_sim.types import PyTree
 from fedjax_sim.validate import fail, integer
 
-__all__ = ["CheckpointError", "RunLocked", "latest", "lock", "restore", "save", "write_atomically"]
+__all__ = ["CheckpointError", "RunLocked", "latest", "lock", "newest_meta", "restore", "save", "write_atomically"]
 
 MAGIC = b"FEDJAXCK"
-SCHEMA = 1
+SCHEMA = 2
 PREFIX = struct.Struct("<8sQQ")  # magic, bytes of the whole file, bytes of the header
 DIGEST = hashlib.sha256().digest_size
 NAME = re.compile(r"round_(\d{8,10})\.ckpt")
+TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # what `write_atomically` writes aside
 
 
 class CheckpointError(RuntimeError):
@@ -161,11 +162,14 @@ def restore(path: str | Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
     return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in wanted]), header["meta"]
 
 
-def latest(directory: str | Path, *, allow_previous: bool = False) -> Path | None:
+def latest(
+    directory: str | Path, *, allow_previous: bool = False, check: Callable[[Path, dict], None] | None = None
+) -> Path | None:
     """The newest checkpoint of a folder, verified; None if there is none.
 
     Args:
       allow_previous: if the newest is damaged, fall back to the newest intact one, with a warning.
+      check: (path, meta) -> None, raising CheckpointError where what the checkpoint needs beside itself is damaged.
 
     Raises: CheckpointError if the newest is damaged and falling back was not allowed, or if none is intact.
 
@@ -175,7 +179,9 @@ def latest(directory: str | Path, *, allow_previous: bool = False) -> Path | Non
     damaged: list[str] = []
     for path in _list(Path(directory)):
         try:
-            _read(path)
+            header, _ = _read(path)
+            if check is not None:
+                check(path, header["meta"])
         except CheckpointError as error:
             damaged.append(str(error))
             continue
@@ -191,13 +197,28 @@ def latest(directory: str | Path, *, allow_previous: bool = False) -> Path | Non
     return None
 
 
+def newest_meta(directory: str | Path) -> tuple[Path, dict[str, Any]] | None:
+    """Path and meta of the newest checkpoint whose header can be read; its leaves are not read, and not verified."""
+    for path in _list(Path(directory)):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError, struct.error):
+            with open(path, "rb") as file:
+                _, _, length = PREFIX.unpack(file.read(PREFIX.size))
+                header = json.loads(file.read(min(length, path.stat().st_size)))
+            if header["schema"] == SCHEMA:
+                return path, dict(header["meta"])
+    return None
+
+
 @contextlib.contextmanager
 def lock(directory: str | Path) -> Iterator[None]:
     """Holds a run's folder while the block runs; the kernel lets go when the process ends, however it ends.
 
+    Files that a killed holder was writing aside are removed.
+
     Raises: RunLocked at once if another holder is alive; CheckpointError if the folder cannot be locked.
 
-    Guarantees: two runs never write in one folder (tests/test_checkpoint.py::test_lock_excludes_a_second_run).
+    Guarantees: two runs never write in one folder (tests/test_checkpoint.py::test_lock_excludes_a_second_run); nothing
+    half-written stays (::test_a_lock_cleans_up).
     """
     import fcntl  # POSIX only: everything else in this file works without it
 
@@ -219,6 +240,9 @@ def lock(directory: str | Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # who holds it is a courtesy that a full disk may refuse
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        for leftover in path.parent.glob(".*.tmp"):
+            if TEMPORARY.fullmatch(leftover.name):
+                leftover.unlink(missing_ok=True)
         yield
 
 

@@ -11,15 +11,24 @@ from typing import Annotated, Any
 
 import typer
 
-from fedjax_sim import cli_privacy, cli_study, cli_sweep
+from fedjax_sim import cli_privacy, cli_report, cli_study, cli_sweep
 from fedjax_sim.environment import environment, prepare, versions
-from fedjax_sim.folders import RUNS, check_fresh, check_unfinished, folder_to_resume, next_folder, rounds_done
+from fedjax_sim.folders import (
+    RUNS,
+    check_fresh,
+    check_unfinished,
+    check_written,
+    drop_empty,
+    folder_to_resume,
+    next_folder,
+    rounds_done,
+)
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 WRONG_INPUT = 2
-for _command in (*cli_privacy.COMMANDS, *cli_study.COMMANDS, *cli_sweep.COMMANDS):
+for _command in (*cli_report.COMMANDS, *cli_privacy.COMMANDS, *cli_study.COMMANDS, *cli_sweep.COMMANDS):
     app.command()(_command)
 
 
@@ -55,7 +64,7 @@ def _top(
 def run(
     config: Annotated[
         Path | None,
-        typer.Argument(metavar="[CONFIG.toml]", help="Without one: 100,000 clients over the digits, FedAvg."),
+        typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="Without one: 100,000 clients over the digits, FedAvg."),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -86,6 +95,8 @@ def run(
 
     def read() -> tuple[str | None, dict]:
         folder = folder_to_resume(out) if resume else out
+        if resume and config is None:
+            check_written(folder)
         loaded = load(folder / "config.toml" if resume and config is None else config, settings)
         if resume:
             check_unfinished(folder, loaded.tables["run"]["rounds"])
@@ -115,34 +126,34 @@ def run(
 def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet: bool, command: str) -> None:
     from fedjax_sim import distributed
     from fedjax_sim.checkpoint import CheckpointError, RunLocked, lock
+    from fedjax_sim.cli_report import write_page
     from fedjax_sim.metrics.baseline import constant_baseline
     from fedjax_sim.metrics.describe import describe, digest
     from fedjax_sim.report import write_report
     from fedjax_sim.run import run as train
+    from fedjax_sim.sums import write
 
     tables = loaded.resolved()
     name = f"{tables['data']['name']}-{tables['algorithm']['name']}-{tables['seed']}"
     options = tables["run"]
-    quiet = quiet or not distributed.is_first()
+    quiet, made, files = quiet or not distributed.is_first(), None, {}
 
     def begin() -> str:
-        place = next_folder(RUNS / name) if folder is None else folder
-        place.mkdir(parents=True, exist_ok=True)
+        files["config.toml"] = loaded.to_toml()  # a resumed run may have been given more rounds
         if not start["resume"]:
-            with lock(place):  # nobody else's config is overwritten
-                _write(place / "config.toml", loaded.to_toml())
-                _write(place / "env.json", _json(environment(command)))
-                _write(place / "population.json", _json(describe(experiment.data)))
-        return str(place)
+            files["env.json"] = _json(environment(command))
+            files["population.json"] = _json(describe(experiment.data))
+        return str(next_folder(RUNS / name) if folder is None else folder)
 
     def finish() -> tuple[dict, Path]:
-        _write(folder / "config.toml", loaded.to_toml())  # a resumed run may have been given more rounds
         summary = {"name": name, **history.summary, **constant_baseline(experiment.data.test, experiment.data.task)}
-        _write(folder / "summary.json", _json(summary))
-        return summary, write_report(folder)
+        with lock(folder):
+            write(folder / "summary.json", _json(summary).encode())
+            return summary, write_report(folder)
 
     try:
-        folder = Path(distributed.from_first(begin))
+        given, folder = folder, Path(distributed.from_first(begin))
+        made = folder if given is None and distributed.is_first() else None
         data_sha256 = digest(experiment.data)
         distributed.check_same("data", data_sha256, "Every process must read the same files.")
         if not quiet:
@@ -166,17 +177,20 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
             **start,
             progress=options["progress"] and not quiet,
             identity=loaded.identity() | {"data_sha256": data_sha256},
+            files=files,
         )
         finished = distributed.by_first(finish)
     except KeyboardInterrupt as error:
         kept = rounds_done(folder) if folder else -1
+        drop_empty(made)
         if kept > 0 and distributed.is_first():
-            write_report(folder)
+            write_page(folder)
         again = f"Go on with: fedjax-sim run --resume --out {shlex.quote(str(folder))}"
         _stop(f"Interrupted. {f'Round {kept} is safe. {again}' if kept >= 0 else 'No checkpoint yet.'}", error)
     except (CheckpointError, RunLocked, ArithmeticError, MemoryError, OSError, RuntimeError, ValueError) as error:
+        drop_empty(made)
         if isinstance(error, ArithmeticError) and distributed.is_first():
-            write_report(folder)  # what happened until then
+            write_page(folder)  # what happened until then
         if distributed.lost_peer(error):
             _stop(f"Another process of this job died. Go on with --resume --out {shlex.quote(str(folder))}.", error)
         known = isinstance(error, (FileExistsError, FileNotFoundError))
@@ -202,7 +216,7 @@ def launch(
 
 @app.command()
 def plan(
-    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="As for run.")] = None,
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="As for run.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="As for run.")] = None,
 ) -> None:
     """Show what a run will take: clients at once, memory, time, and the largest cohort that fits. Trains two rounds."""
@@ -293,25 +307,21 @@ def _fail(words: str, code: int) -> None:
 # ---- what a run's folder holds
 
 
-def _write(path: Path, text: str) -> None:
-    from fedjax_sim.checkpoint import write_atomically
-
-    write_atomically(path, [text.encode()])
-
-
 def _json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def _size(value: float) -> str:
+    """Bytes as a person reads them."""
+    from fedjax_sim.plot import scaled_bytes
+
+    unit, name = scaled_bytes(value)
+    return f"{value / unit:.3g} {name}"
 
 
 def _show(summary: dict[str, Any], report: Path) -> None:
     from rich.console import Console
     from rich.table import Table
-
-    from fedjax_sim.plot import scaled_bytes
-
-    def size(value: float) -> str:
-        unit, name = scaled_bytes(value)
-        return f"{value / unit:.3g} {name}"
 
     seconds = max(summary["rounds_seconds"], 1e-9)
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -325,11 +335,13 @@ def _show(summary: dict[str, Any], report: Path) -> None:
                     text + (f"  (guessing: {beside:.4f})" if beside is not None else ""),
                 )
     grid.add_row("rounds", f"{summary['rounds']:,} in {seconds:.1f} s, {summary['rounds'] / seconds:,.1f} a second")
-    grid.add_row("clients trained", f"{summary['clients_trained']:,}, {summary['clients_per_second']:,.0f} a second")
+    visits, distinct = summary["client_visits"], summary.get("distinct_clients")
+    by = "" if distinct is None else f" by {distinct:,} different clients"
+    grid.add_row("client visits", f"{visits:,}{by}, {summary['clients_per_second']:,.0f} a second")
     grid.add_row("compilation", f"{summary['compile_seconds']:.1f} s")
-    grid.add_row("sent up, down", f"{size(summary['uplink_bytes'])}, {size(summary['downlink_bytes'])}")
-    grid.add_row("peak memory", size(summary["peak_memory_bytes"]))
-    grid.add_row("reported", f"{summary['clients_trained']:,} of {summary['clients_invited']:,} invited")
+    grid.add_row("sent up, down", f"{_size(summary['uplink_bytes'])}, {_size(summary['downlink_bytes'])}")
+    grid.add_row("peak memory", _size(summary["peak_memory_bytes"]))
+    grid.add_row("reported", f"{visits:,} of {summary['clients_invited']:,} invited")
     grid.add_row(
         "not finite", f"{summary['dropped_clients']:,} updates dropped, {summary['skipped_rounds']:,} rounds skipped"
     )
@@ -349,18 +361,12 @@ def _show_plan(options: dict[str, Any], experiment: Any, found: Any, largest: in
     from rich.console import Console
     from rich.table import Table
 
-    from fedjax_sim.plot import scaled_bytes
-
-    def size(value: float) -> str:
-        unit, name = scaled_bytes(value)
-        return f"{value / unit:.3g} {name}"
-
     rounds, population = options["rounds"], experiment.data.train.size
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     grid.add_row("clients at once", f"{experiment.plan.lanes} on each of {len(jax.devices())} devices")
-    grid.add_row("population, state", size(found.needs.arguments))
-    grid.add_row("a round's work", size(found.needs.temporary + found.needs.results))
-    grid.add_row("memory", f"{size(found.needs.total)} of {size(found.limit)}")
+    grid.add_row("population, state", _size(found.needs.arguments))
+    grid.add_row("a round's work", _size(found.needs.temporary + found.needs.results))
+    grid.add_row("memory", f"{_size(found.needs.total)} of {_size(found.limit)}")
     if largest is not None:
         grid.add_row("largest cohort", f"{min(largest, population):,}" + (" (all)" if largest >= population else ""))
     grid.add_row("compilation", f"{found.compile_seconds:.1f} s")

@@ -15,7 +15,8 @@ from fedjax_sim.environment import prepare
 __all__ = ["COMMANDS"]
 
 Config = Annotated[
-    Path | None, typer.Argument(metavar="[CONFIG.toml]", help="A run's config, in place of the options below it.")
+    Path | None,
+    typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="A run's config, in place of the options below it."),
 ]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="As for run; implies a config.")]
 Population = Annotated[int | None, typer.Option("--population", "-N", help="Clients.")]

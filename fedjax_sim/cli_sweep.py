@@ -17,7 +17,8 @@ MOST_ROWS = 60
 
 def sweep(
     config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG.toml]", help="A run's config with [sweep] and [sweep.grid].")
+        Path | None,
+        typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="A run's config with [sweep] and [sweep.grid]."),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -31,32 +32,40 @@ def sweep(
     """Run every combination of a grid with every seed, and write rows, table and figure into a folder."""
     from fedjax_sim.checkpoint import CheckpointError, RunLocked
     from fedjax_sim.config import ConfigError
-    from fedjax_sim.folders import RUNS, next_folder
+    from fedjax_sim.folders import RUNS, drop_empty, next_folder
+    from fedjax_sim.kinds import nearest, problem
     from fedjax_sim.study.finished import POINTS
     from fedjax_sim.study.sweep_config import load_sweep, run_sweep
 
-    folder = out
+    folder = made = None
     try:
         if resume and out is None:
             raise ConfigError(["--out: expected the folder of the sweep to resume, got none."])
         loaded = load_sweep(config, settings or [])
+        if metric is not None and loaded.metrics is not None and metric not in loaded.metrics:
+            rule = "one of sweep.metrics, which rows keep: " + ", ".join(loaded.metrics)
+            raise ConfigError([problem("--metric", rule, metric, nearest(metric, loaded.metrics))])
         prepare()
         tables = loaded.configs[0].resolved()
-        folder = out or next_folder(RUNS / f"sweep-{tables['data']['name']}-{tables['algorithm']['name']}")
-        found = run_sweep(loaded, folder, resume=resume, progress=not quiet)
+        made = None if out else next_folder(RUNS / f"sweep-{tables['data']['name']}-{tables['algorithm']['name']}")
+        folder = out or made
+        found = run_sweep(loaded, folder, resume=resume, progress=not quiet, metric=metric)
         shown = metric or _metric(found)
         cells = found.summary(shown)
         _figure(found, shown, folder)
     except KeyboardInterrupt as error:
+        drop_empty(made)
         kept = folder is not None and (folder / POINTS).exists()
         typer.echo("Interrupted." + f" Finished points are safe: add --resume --out {folder}." * kept, err=True)
         raise typer.Exit(130) from error
     except (ConfigError, TypeError, ValueError) as error:
+        drop_empty(made)
         if not isinstance(error, ConfigError) and ": expected " not in str(error):
             raise
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
     except (CheckpointError, MemoryError, OSError, RunLocked) as error:
+        drop_empty(made)
         words = (
             str(error) if isinstance(error, (CheckpointError, FileExistsError, FileNotFoundError, RunLocked)) else ""
         )
@@ -71,8 +80,8 @@ COMMANDS = (sweep,)
 
 def _metric(found: Any) -> str:
     last = next(row for row in found.rows if row["round"] == found.last_round)
-    return next(name for name in ("test_accuracy", "test_loss", "held_out_accuracy", "held_out_loss", "loss", *last)
-                if name in last and name not in ("seed", "round", *found.names))  # fmt: skip
+    first = ("test_accuracy", "test_loss", "held_out_accuracy", "held_out_loss", "local_loss")
+    return next(name for name in (*first, *last) if name in last and name not in ("seed", "round", *found.names))
 
 
 def _figure(found: Any, metric: str, folder: Path) -> None:
@@ -90,6 +99,12 @@ def _figure(found: Any, metric: str, folder: Path) -> None:
         write_atomically(folder / f"sweep.{kind}", [picture.getvalue()])
 
 
+def _number(mean: str, cell: dict[str, Any]) -> str:
+    """A mean over seeds, and half of its interval where there is one."""
+    half = (cell["high"] - cell["low"]) / 2
+    return f"{mean} ± {half:.2g}" if half == half else mean
+
+
 def _show(found: Any, metric: str, cells: list[dict], folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -98,14 +113,16 @@ def _show(found: Any, metric: str, cells: list[dict], folder: Path) -> None:
     grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     short = [name.rpartition(".")[2] for name in found.names]
     names = short if len(set(short)) == len(short) else found.names
-    for name in (*names, "seeds", metric, "95 % interval", "diverged"):
+    for name in (*names, "seeds", metric, "minus the first", "diverged"):
         grid.add_column(name, justify="right", overflow="fold")
-    for cell in cells[:MOST_ROWS]:
-        interval = f"{cell['low']:.4g} to {cell['high']:.4g}" if cell["low"] == cell["low"] else ""
-        words = [*(str(cell[name]) for name in found.names), str(cell["seeds"]), f"{cell['mean']:.5g}", interval]
+    for cell, pair in zip(cells[:MOST_ROWS], [None, *found.differences(metric)], strict=False):
+        words = [*(str(cell[name]) for name in found.names), str(cell["seeds"]), _number(f"{cell['mean']:.5g}", cell)]
+        words.append(_number(f"{pair['difference']:.4g}", pair) if pair is not None and not pair["diverged"] else "")
         grid.add_row(*words, str(cell["diverged"] or ""), style="red" if cell["diverged"] else "")
     console = Console()
     console.print(grid, highlight=False)
+    words = "±: half of a 95 % interval over seeds. Differences are paired: taken seed by seed."
+    console.print(Text(words, "dim"), soft_wrap=True)
     if len(cells) > MOST_ROWS:
         console.print(Text(f"... and {len(cells) - MOST_ROWS} more in results.csv", "dim"))
     if lossy := found.lossy():

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedjax_sim import registry
-from fedjax_sim.kinds import Words, check, integer, nearest, problem, rule
+from fedjax_sim.kinds import Words, check, integer, nearest, number, problem, rule
 from fedjax_sim.registry import REQUIRED, Option, Part
 
 __all__ = ["Config", "ConfigError", "load"]
 
+EXAMPLES = Path(__file__).parent / "examples"  # experiments/ of the repository
 MAX_BYTES = 1 << 20  # of a config file
 INT32_MAX = 2**31 - 1
 
@@ -42,13 +43,15 @@ RUN = {
     "lanes": Option(LANES | None, None),  # clients vmapped at once; none: fitted to the cache
     "chunk": Option(LANES | None, None),  # letters summed at once
     "nonfinite": Option(Literal["drop", "error"], "drop"),
-    "delta": Option(float | None, None),  # at which epsilon is stated where a part has noise; none: N^-1.1
+    "delta": Option(number(0, 1) | None, None),  # at which epsilon is stated where a part has noise; none: N^-1.1
+    "evaluate_train": Option(Literal["all"] | COUNT | None, None),  # clients whose training objective is evaluated
     "variance_probe": Option(integer(2, INT32_MAX) | None, None),  # clients of the variance budget at each evaluation
     "client_memory": Option(Literal["auto", "device", "disk"], "auto"),  # auto: disk where the devices are too small
     "progress": Option(bool, True),
 }
 # They change no bit of a round.
-NO_RESULT = ("rounds", "checkpoint_every", "keep_checkpoints", "devices", "client_memory", "progress", "variance_probe")
+NO_RESULT = tuple("rounds checkpoint_every keep_checkpoints devices client_memory progress".split())
+NO_RESULT += ("evaluate_train", "variance_probe")
 DEFAULT_PART = {
     "data": "digits",
     "model": "mlp",
@@ -112,13 +115,15 @@ def load(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Confi
     """Reads a config file, or the main job without one, and checks all that it says.
 
     Args:
-      path: a TOML file; None for the main job: 100,000 clients over the digits, FedAvg with an MLP.
+      path: a TOML file, or the name of an example, such as "quickstart" or "sweeps/step_sizes"; None for the main
+        job: 100,000 clients over the digits, FedAvg with an MLP.
       overrides: `table.option=value`, the value as in TOML; words need no quotes.
 
     Raises: ConfigError naming every problem as `path.to.field: expected RULE, got VALUE. HINT`.
 
     Guarantees: nothing is imported that runs or compiles (tests/test_config.py::test_wrong_configs_need_no_jax); every
-    problem is named at once (::test_every_problem_at_once).
+    problem is named at once (::test_every_problem_at_once); examples are found by name
+    (tests/test_package.py::test_examples_have_names).
 
     >>> config = load(None, ["sampler.cohort_size=50", "algorithm.name=fedprox"])
     >>> config.resolved()["algorithm"]["coefficient"], config.resolved()["sampler"]
@@ -133,10 +138,13 @@ def load(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Confi
 
 
 def _read(path: Path) -> dict[str, Any]:
+    example = EXAMPLES / f"{path}.toml"
+    path = example if example.is_file() and not path.is_file() else path
     try:
         data = path.read_bytes() if path.stat().st_size <= MAX_BYTES else None
     except OSError as error:
-        raise ConfigError([problem(str(path), "a TOML file", Words(error.strerror or str(error)))]) from error
+        hint = f"Examples have names: {', '.join(sorted(one.stem for one in EXAMPLES.glob('*.toml')))}."
+        raise ConfigError([problem(str(path), "a TOML file", Words(error.strerror or str(error)), hint)]) from error
     if data is None:
         raise ConfigError([problem(str(path), f"at most {MAX_BYTES} bytes", path.stat().st_size)])
     try:
@@ -222,7 +230,7 @@ def _part(table: str, given: Any, problems: list[str]) -> tuple[Part | None, dic
     name = given.get("name", DEFAULT_PART[table])
     if not isinstance(name, str) or name not in choices:
         hint = nearest(name, choices)
-        if name in wraps:
+        if isinstance(name, str) and name in wraps:
             hint = f"{name} wraps a {table}: write the table [{table}.{name}]."
         problems.append(problem(f"{table}.name", "one of " + ", ".join(choices), name, hint))
         return None, {}
@@ -289,7 +297,12 @@ def _default(path: str, key: str, option: Option, given: Mapping[str, Any]) -> A
 
 def _unknown(path: str, key: str, options: Iterable[str]) -> str:
     options = list(options)
-    return problem(path, "one of " + ", ".join(options), Words(f"the unknown key {key!r}"), nearest(key, options))
+    return problem(
+        path,
+        "one of " + ", ".join(options) if options else "no options",
+        Words(f"the unknown key {key!r}"),
+        nearest(key, options),
+    )
 
 
 def _toml_lines(table: Mapping[str, Any], path: str = "") -> Iterable[str]:

@@ -6,21 +6,24 @@ import os
 from pathlib import Path
 from typing import Any
 
-__all__ = ["environment", "prepare", "versions"]
+import fedjax_sim
+
+__all__ = ["environment", "host_threads", "matmul_precision", "numerics", "prepare", "versions"]
 
 MAX_CPU_DEVICES = 8
+HOST_THREADS = 8  # of a pool that `prepare` asks for: at least one for each device
 
 
 def versions(*names: str) -> dict[str, str]:
-    """Installed versions by distribution name."""
+    """Versions by distribution name: our own as the source says it, the others as they are installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {}
     for name in names:
         try:
-            found[name] = version(name)
+            found[name] = fedjax_sim.__version__ if name == "fedjax-sim" else version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"  # run from its source, say
+            found[name] = "not installed"
     return found
 
 
@@ -35,11 +38,10 @@ def environment(command: str) -> dict[str, Any]:
         "versions": versions("fedjax-sim", "jax", "jaxlib", "optax", "flax", "numpy"),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "backend": jax.default_backend(),
         "devices": [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()],
         "processes": jax.process_count(),
         "cpu_count": _cores(),
-        "matmul_precision": str(jax.config.jax_default_matmul_precision),
+        **numerics(),
         "random_generator": str(jax.config.jax_default_prng_impl),
     }
 
@@ -48,23 +50,66 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def host_threads() -> int | None:
+    """Threads in the pool of a CPU backend, part of a result's identity; None where the backend is another.
+
+    XLA:CPU splits products over about a thousand rows, and sums of 10^5 numbers, by the size of its pool, so their last
+    bits depend on it. That is what `NPROC` said when JAX started, else the visible cores; at least one for each device.
+    """
+    import jax
+
+    if jax.default_backend() != "cpu":
+        return None
+    asked = os.environ.get("NPROC", "")
+    return max(int(asked) if asked.isdecimal() else _cores(), jax.local_device_count())
+
+
+def matmul_precision() -> str:
+    """Of products in a run: what JAX was told, else "highest", for some accelerators round to 10 bits unless told."""
+    import jax
+
+    return str(jax.config.jax_default_matmul_precision or "highest")
+
+
+def numerics() -> dict[str, Any]:
+    """What decides draws and last bits beside program, data and versions: part of a run's identity, as JSON.
+
+    Guarantees: a run does not go on under other ones, and a private run's noise is then another
+    (tests/test_fingerprint.py::test_other_numerics_are_another_run).
+    """
+    import jax
+
+    return {
+        "backend": jax.default_backend(),
+        "device_kind": jax.devices()[0].device_kind,
+        "host_threads": host_threads(),
+        "matmul_precision": matmul_precision(),
+        "threefry_partitionable": bool(jax.config.jax_threefry_partitionable),
+    }
+
+
 def prepare(processes_here: int = 1) -> None:
-    """Sets JAX up before its first use: a virtual CPU device per core, full precision, a private compilation cache.
+    """Sets JAX up before its first use.
 
-    Processes on one machine share its cores out, one device each at least. What is set already, by
-    `JAX_NUM_CPU_DEVICES` or `JAX_COMPILATION_CACHE_DIR`, stays. `FEDJAX_SIM_CACHE=off` does without a cache. A cache
-    holds programs that are run as they are: a folder that others may write is not used.
+    A virtual CPU device per core, a thread pool of one size on every machine, full precision, a private compilation
+    cache. Processes on one machine share its cores out, one device each at least. What is set already, by
+    `JAX_NUM_CPU_DEVICES`, `NPROC` or `JAX_COMPILATION_CACHE_DIR`, stays. `FEDJAX_SIM_CACHE=off` does without a cache. A
+    cache holds programs that are run as they are: a folder that others may write is not used.
 
-    Guarantees: tests/test_cli.py::test_compilation_cache_is_private.
+    Guarantees: tests/test_cli.py::test_compilation_cache_is_private; the same bits on one visible core and on two
+    (tests/laws/test_devices.py::test_visible_cores).
     """
     import jax
 
     jax.config.update("jax_default_matmul_precision", "highest")
-    if jax.config.jax_num_cpu_devices < 1:
-        try:
-            jax.config.update("jax_num_cpu_devices", max(1, min(_cores() // processes_here, MAX_CPU_DEVICES)))
-        except RuntimeError:  # JAX is in use already, by whoever called us
-            pass
+    asked = jax.config.jax_num_cpu_devices
+    devices = asked if asked >= 1 else max(1, min(_cores() // processes_here, MAX_CPU_DEVICES))
+    try:
+        jax.config.update("jax_num_cpu_devices", devices + 1)  # a change is refused where JAX is in use already
+        jax.config.update("jax_num_cpu_devices", devices)
+        os.environ.setdefault("NPROC", str(HOST_THREADS))  # read when the backend starts
+    except RuntimeError:
+        pass
     if jax.config.jax_compilation_cache_dir is None and os.environ.get("FEDJAX_SIM_CACHE") != "off":
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder = root / "fedjax_sim" / "xla"

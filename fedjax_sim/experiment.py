@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import distributed, engine, registry, validate
+from fedjax_sim import distributed, engine, registry, tree, validate
 from fedjax_sim.config import Config, ConfigError
 from fedjax_sim.kinds import problem
 from fedjax_sim.metrics import evaluation
@@ -21,11 +21,13 @@ from fedjax_sim.planning import fastest
 from fedjax_sim.population import FederatedData, quadratic_loss
 from fedjax_sim.prng import stream
 from fedjax_sim.registry import Part
+from fedjax_sim.sampling import with_distinct_clients
 from fedjax_sim.transform import chain
-from fedjax_sim.types import Algorithm, Array, PyTree, Sampler
+from fedjax_sim.types import Algorithm, Array, PyTree, Sampler, noisy_parts
 
 __all__ = ["Experiment", "build"]
 
+MOST_COUNTED = 100_000_000  # clients told apart in a log's `distinct_clients`: a bit for each is in every checkpoint
 DRY_CLIENTS = 100  # enough for a data set to check its options when the config is refused anyway
 INPUTS = {"quadratic": "point", "next_token": "tokens"}  # what a task feeds to its model; features otherwise
 
@@ -48,6 +50,10 @@ def build(config: Config) -> Experiment:
     Args:
       config: as `config.load` returns it. Model and rounds draw from streams of `jax.random.key(seed)` named "init" and
         "rounds"; the data set takes the same seed unless it is given its own.
+
+    Where no part has noise, the log counts the different clients that took part (`distinct_clients`). A private run has
+    no such counter, for its checkpoints would list who they were
+    (tests/test_spending.py::test_no_private_run_keeps_who_took_part).
 
     Raises: ConfigError with every problem that the parts report.
 
@@ -89,13 +95,18 @@ class _Builder:
             sampler = self.sampler(population_size=data.train.size, weights=lambda: np.asarray(data.train.sizes))
         model, loss_fn = self.model(data)
         self.stop()
-        self.check_counted_once(sampler)
         aggregator = self.make("aggregator", design=sampler.design, total_weight=lambda: self.total_weight(data))
         transform, downlink = (self.chain(table, data.train.size) for table in registry.CHAINS)
         self.stop()
         init = (lambda key: {"w": jnp.zeros(data.input_shape)}) if model is None else lambda key: model.init(key)[0]
 
         def algorithm_under(plan, mesh):
+            made = made_with(sampler, plan, mesh)
+            if noisy_parts(made.parts) or sampler.design.population_size > MOST_COUNTED:
+                return made  # who took part is a client's secret, and the counter would be in every checkpoint
+            return made_with(with_distinct_clients(sampler), plan, mesh)
+
+        def made_with(sampler, plan, mesh):
             made = self.make(
                 "algorithm",
                 loss_fn=loss_fn,
@@ -115,7 +126,10 @@ class _Builder:
             self.stop()
             return made
 
-        given, plan = plan, plan or engine.plan_for(jax.eval_shape(lambda: init(jax.random.key(0))))
+        spec, most = jax.eval_shape(lambda: init(jax.random.key(0))), engine.total_memory()
+        self.attempt("model", {}, lambda: validate.fits_in_memory("model", tree.num_bytes(spec), most))
+        self.stop()
+        given, plan = plan, plan or engine.plan_for(spec)
         algorithm = algorithm_under(plan, mesh)
         root = jax.random.key(self.tables["seed"])
         params = init(stream(root, "init"))
@@ -126,9 +140,17 @@ class _Builder:
             trial = partial(fastest, lambda plan: algorithm_under(plan, None), root, params, data.train)
             plan = engine.Plan(*distributed.from_first(trial))
             algorithm = algorithm_under(plan, mesh)
-        judge = self.judge(evaluation(loss_fn, test=data.test, held_out=data.held_out), algorithm, params, data.train)
+        judge = self.judge(self.evaluation(loss_fn, data), algorithm, params, data.train)
         self.stop()
         return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, judge, plan)
+
+    def evaluation(self, loss_fn: Callable, data: FederatedData) -> Callable:
+        """On test and held-out data, and on what is trained on where that is asked for."""
+        clients, train = self.tables["run"]["evaluate_train"], {}
+        if clients is not None:
+            some = clients != "all" and clients < data.train.size
+            train = {"train": data.train, "train_clients": clients if some else None, "seed": self.tables["seed"]}
+        return evaluation(loss_fn, test=data.test, held_out=data.held_out, **train)
 
     def judge(self, judge: Callable, algorithm: Algorithm, params: PyTree, population: Any) -> Callable:
         """The evaluation, and the variance budget beside it where one is asked for."""
@@ -213,18 +235,6 @@ class _Builder:
         if given is not None:
             validate.integer("num_examples", given, rows, hint=f"The largest client has {rows} rows.")
         return rows if given is None else given
-
-    def check_counted_once(self, sampler: Sampler) -> None:
-        """Clients drawn in proportion to their examples must not be weighed by them again."""
-        table, work = self.tables.get("aggregator", {}), self.tables["algorithm"]
-        name = table.get("name", "mean")  # without a table of its choice, an algorithm has its own mean
-        twice = sampler.design.scheme == "weighted_with_replacement" and name in ("mean", "extrapolated")
-        if twice and "uniform" not in (table.get("weighting"), work.get("weighting")):
-            hint = "It draws clients in proportion to their examples: weighing by examples again counts them twice."
-            path, rule, got = "aggregator.name", "li_scheme_one with sampler.weighted", name
-            if not table:
-                path, rule, got = "algorithm.weighting", "'uniform' with sampler.weighted", work["weighting"]
-            self.problems.append(problem(path, rule, got, hint))
 
     def total_weight(self, data: FederatedData) -> float:
         """The sum of the weights that the clients of the whole population report."""

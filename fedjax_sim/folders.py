@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 from fedjax_sim.config import ConfigError
 from fedjax_sim.kinds import problem
 
-__all__ = ["RUNS", "check_fresh", "check_unfinished", "folder_to_resume", "next_folder", "rounds_done"]
+__all__ = [
+    "RUNS",
+    "check_fresh",
+    "check_unfinished",
+    "check_written",
+    "drop_empty",
+    "folder_to_resume",
+    "next_folder",
+    "rounds_done",
+]
 
 RUNS = Path("runs")
 
@@ -19,11 +30,13 @@ def rounds_done(folder: Path) -> int:
 
 
 def check_fresh(folder: Path) -> None:
-    """Makes the folder of a new run; refuses one that holds a run."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError([problem("--out", "a folder that can be made", str(folder), f"{error.strerror}.")]) from error
+    """Refuses a folder that holds a run or cannot be made; makes none, for the config may yet be refused."""
+    there = folder.absolute()
+    while not there.exists() and not there.is_symlink():
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        reason = "No permission to write there." if there.is_dir() else f"Not a directory: {there}."
+        raise ConfigError([problem("--out", "a folder that can be made", str(folder), reason)])
     from fedjax_sim.runlog import earlier_run  # and JAX
 
     there = earlier_run(folder)
@@ -47,12 +60,38 @@ def folder_to_resume(out: Path | None) -> Path:
     return out
 
 
+def check_written(folder: Path) -> None:
+    """Refuses a config that is not as the run wrote it."""
+    from fedjax_sim.checkpoint import CheckpointError  # and JAX
+    from fedjax_sim.sums import check
+
+    try:
+        check(folder, ["config.toml"])
+    except CheckpointError as error:
+        raise ConfigError([f"{error} Changes go by --set."]) from error
+
+
 def check_unfinished(folder: Path, rounds: int) -> None:
     """Refuses a run that has all of its rounds."""
     done = rounds_done(folder)
-    if done > rounds or (done == rounds and (folder / "summary.json").exists()):
-        hint = f"{folder} has all of its rounds: nothing to resume."
+    if done > rounds or (done == rounds and _summed_up(folder) == done):
+        hint = f"{folder} has all of its rounds: nothing to resume. Its page: fedjax-sim report {folder}"
         raise ConfigError([problem("run.rounds", f"more than the {done} rounds done", rounds, hint)])
+
+
+def _summed_up(folder: Path) -> int | None:
+    """The rounds that its summary is of; None without one that can be read."""
+    try:
+        return json.loads((folder / "summary.json").read_bytes())["rounds"]
+    except (KeyError, OSError, TypeError, ValueError):
+        return None
+
+
+def drop_empty(folder: Path | None) -> None:
+    """Takes away a folder that was made for a run which was then refused."""
+    if folder is not None and folder.is_dir() and {path.name for path in folder.iterdir()} <= {".lock"}:
+        (folder / ".lock").unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def next_folder(base: Path) -> Path:

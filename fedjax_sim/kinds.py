@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-__all__ = ["Words", "check", "integer", "nearest", "problem", "rule"]
+__all__ = ["Words", "check", "integer", "nearest", "number", "problem", "rule"]
 
 
 def problem(path: str, rule: str, value: Any, hint: str = "") -> str:
@@ -23,6 +23,14 @@ def problem(path: str, rule: str, value: Any, hint: str = "") -> str:
 
 class Words(str):
     """A value that is told, not shown."""
+
+
+LARGEST = 2.0**128 - 2.0**104  # number of float32
+
+
+def number(low: float, high: float) -> Any:
+    """The kind of a number between the two, without them."""
+    return Annotated[float, Field(gt=low, lt=high, description=f"a number in ({low:g}, {high:g})")]
 
 
 def integer(low: int, high: int) -> Any:
@@ -51,7 +59,9 @@ def check(path: str, kind: Any, value: Any, problems: list[str]) -> Any:
         problems.append(problem(path, rule(kind), value, hint or nearest(value, options)))
         return None
     name = path.rsplit(".", 1)[-1]
-    if name.endswith("learning_rate") and not value > 0:
+    if any(isinstance(x, float) and abs(x) > LARGEST for x in (value if isinstance(value, list) else [value])):
+        problems.append(problem(path, rule(kind), value, "float32 holds at most 3.4e+38."))
+    elif name.endswith("learning_rate") and not value > 0:
         problems.append(problem(path, "a finite number > 0", value))
     elif name == "momentum" and not 0 <= value < 1:
         problems.append(problem(path, "a number in [0, 1)", value))

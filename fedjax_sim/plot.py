@@ -30,7 +30,8 @@ __all__ = [
     "variance_parts",
 ]
 
-BLUE, ORANGE, BLACK, GREY, LIGHT, INK = "#0072B2", "#D55E00", "#1a1a1a", "#9aa5b1", "#e6e9ed", "#3a4149"
+BLUE, ORANGE, GREEN, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#1a1a1a", "#9aa5b1"
+LIGHT, INK = "#e6e9ed", "#3a4149"
 WIDTH = 9.6  # inches; a report shows it 1000 px wide
 MOST_POINTS = 400
 MOST_CLIENTS = 40
@@ -94,7 +95,7 @@ def scaled_bytes(value: float) -> tuple[float, str]:
 
 
 def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds") -> Any:
-    """Loss and accuracy of train, test and held-out data.
+    """Loss and accuracy met in local training, and of the server's model on train, test and held-out data.
 
     Args:
       records: one a round; for x="seconds" each carries the cumulative "seconds" of its round.
@@ -113,7 +114,8 @@ def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds") -> 
     else:
         along, label = _series(records, "round"), "Round"
     curves = (
-        ("", "train", {"color": GREY, "linewidth": 1.1}),
+        ("local_", "local", {"color": GREY, "linewidth": 1.1}),
+        ("train_", "train", {"color": GREEN, "linestyle": (0, (1, 1.2)), "marker": "^", "markersize": 3.8}),
         ("held_out_", "held-out", {"color": ORANGE, "linestyle": (0, (4, 1.6)), "marker": "s", "markersize": 3.4}),
         ("test_", "test", {"color": BLUE, "marker": "o", "markersize": 4.2}),
     )

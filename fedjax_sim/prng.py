@@ -14,6 +14,7 @@ from fedjax_sim.types import Array
 
 __all__ = [
     "ROUNDS",
+    "below",
     "client_key",
     "client_keys",
     "counter_bits",
@@ -65,6 +66,47 @@ def client_keys(key: Array, ids: Array) -> Array:
     words = tree.settled(words, tree.hidden_zero(words))  # or XLA:CPU derives the stage's key anew in each step of each
     key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
     return jax.random.key_data(jax.vmap(client_key, (None, 0))(key, ids))
+
+
+def below(key: Array, n: int, shape: tuple[int, ...] = ()) -> Array:
+    """Integers drawn uniformly from [0, n): floor(U n / 2^64) of 64 random bits U each.
+
+    `jax.random.randint` takes 32 bits modulo n, which draws the integers below 2^32 mod n more often than the others:
+    1.0023 times at n = 10^7, 1.5 times at 2 x 10^9.
+
+    Args:
+      key: one key, not used for other draws.
+      n: a Python integer in [1, 2^31 - 1].
+      shape: of the result.
+
+    Returns: int32 of that shape.
+
+    Raises: ValueError, TypeError for another n.
+
+    Guarantees: the product of the 64 bits, exactly (tests/test_prng.py::test_below_is_the_product_of_64_bits), so each
+    integer's probability is 1 / n to a relative n / 2^64 < 2^-33; uniform where 32 bits are not
+    (::test_draws_among_many_are_uniform).
+
+    References: Lemire 2019 (Fast random integer generation in an interval), section 2, without rejection.
+
+    >>> import jax
+    >>> below(jax.random.key(0), 1, (3,)).tolist()
+    [0, 0, 0]
+    """
+    validate.integer("n", n)
+    high, low = jax.random.bits(key, (2, *shape), jnp.uint32)
+    top, rest = _product(high, n)
+    carry = rest + _product(low, n)[0] < rest
+    return (top + carry).astype(jnp.int32)
+
+
+def _product(x: Array, n: int) -> tuple[Array, Array]:
+    """High and low words of the 64-bit product of uint32 `x` and n < 2^32."""
+    left, right = x >> 16, x & 0xFFFF
+    first, last = jnp.uint32(n >> 16), jnp.uint32(n & 0xFFFF)
+    middle = (right * last >> 16) + right * first  # both below 2^32 - 2^16 with what is added: no carry is lost
+    more = (middle & 0xFFFF) + left * last
+    return left * first + (middle >> 16) + (more >> 16), x * jnp.uint32(n)
 
 
 def counter_bits(key: Array, counters: Array) -> Array:

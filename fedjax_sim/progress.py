@@ -36,8 +36,8 @@ def progress_bar(shown: bool, first: int, num_rounds: int) -> Iterator[Callable]
                     quality = f"test loss {float(record['test_loss']):.3f}"
                     quality += "" if accuracy is None else f" ({float(accuracy):.1%})"
                     quality += f" epsilon {float(record['epsilon']):.4g}" if "epsilon" in record else ""
-                elif not quality.startswith("test") and "loss" in record:
-                    quality = f"loss {float(record['loss']):.3f}"
+                elif not quality.startswith("test") and "local_loss" in record:
+                    quality = f"local loss {float(record['local_loss']):.3f}"
             speed = f"{len(records) / seconds:,.1f} rounds/s {clients / seconds:,.0f} clients/s"
             bar.update(task, completed=records[-1]["round"], speed=speed, quality=quality)
 

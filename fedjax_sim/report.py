@@ -13,11 +13,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim import plot
+from fedjax_sim import plot, sums, tree
 from fedjax_sim.checkpoint import write_atomically
 from fedjax_sim.pages import absent, figure, page, table
 from fedjax_sim.plot import number
-from fedjax_sim.runlog import SOME_TOTALS
+from fedjax_sim.runlog import SOME_TOTALS, check_logs, vouched
 
 __all__ = ["write_report"]
 
@@ -33,23 +33,33 @@ def write_report(run_directory: str | Path) -> Path:
         population.json; the page says what is missing.
 
     Returns: the page's path.
-    Raises: FileNotFoundError if the folder holds none of them.
+    Raises: FileNotFoundError if the folder holds none of them; CheckpointError if one is not as the run wrote it.
 
     Guarantees: the same files give the same bytes (tests/test_report.py::test_report_is_deterministic); it is
     self-contained (test_report_is_self_contained) and escapes every string (test_hostile_strings_are_escaped); an
-    unfinished run, a NaN, a torn line or a missing file is said, not fatal (test_degraded_runs_are_reported).
+    unfinished run, a NaN, a torn line or a missing file is said, not fatal (test_degraded_runs_are_reported); a
+    summary of other rounds than the log's is left out (test_a_stale_summary_is_left_out). No number that was changed
+    since the run wrote it is shown (tests/test_sums.py::test_every_changed_byte_is_found,
+    ::test_a_changed_tail_is_not_shown), but for the seconds of rounds after the last checkpoint, which have no sum yet.
     """
     folder = Path(run_directory).resolve()
     if not any((folder / name).is_file() for name in FILES):
         raise FileNotFoundError(
             f"run_directory: expected a folder with {', '.join(FILES)}, got {str(run_directory)!r}."
         )
+    sums.check(folder, ("config.toml", "summary.json", "env.json", "population.json"))
+    check_logs(folder)
     notes: list[str] = []
     summary, env, population = (_json(folder / f"{name}.json", notes) for name in ("summary", "env", "population"))
-    records, timing = (_json_lines(folder / f"{name}.jsonl", notes) for name in ("metrics", "timing"))
+    whole = vouched(folder)
+    records, timing = _json_lines(folder / "metrics.jsonl", notes, whole), _json_lines(folder / "timing.jsonl", notes)
     seconds = {str(line.get("round")): line.get("seconds") for line in timing}
     records = [{**record, "seconds": seconds.get(str(record.get("round")))} for record in records]
     totals = _totals(records, timing)
+    if records and number(summary.get("rounds", totals["rounds"])) != totals["rounds"]:
+        told = f"It is of {_count(summary['rounds'])} rounds, the log of {_count(totals['rounds'])}"
+        notes.append(f"summary.json was left out. {told}: the run went on, or was stopped, after it was written.")
+        summary = {}
     notes = [*_state_of_the_run(summary, records, totals), *notes]
 
     name = str(summary.get("name") or folder.name)
@@ -69,7 +79,7 @@ def write_report(run_directory: str | Path) -> Path:
         if records
         else "",
         *_variance(records),
-        *_privacy(summary.get("privacy")),
+        *_privacy(summary.get("privacy"), {*summary, *population, *(key for record in records for key in record)}),
         "<h2>Clients</h2>",
         *_clients(records, population),
         "<h2>How to repeat it</h2>",
@@ -77,12 +87,12 @@ def write_report(run_directory: str | Path) -> Path:
         "<h3>Resolved configuration</h3>",
         _config(folder / "config.toml"),
         "<h3>Environment</h3>",
-        table(_flat({k: v for k, v in env.items() if k != "command"})) or absent("No env.json in this folder."),
+        table(_rows({k: v for k, v in env.items() if k != "command"})) or absent("No env.json in this folder."),
     ]
     told = {key for key, _, _ in TILES} | {"name", "finished", "privacy"}
     others = {key: value for key, value in summary.items() if key not in told}
     if others:
-        parts += ["<h3>Other results</h3>", table(_flat(others))]
+        parts += ["<h3>Other results</h3>", table(_rows(others))]
     html = page(f"{name} · fedjax_sim", parts)
     return write_atomically(folder / "report.html", [html.encode("utf-8", errors="replace")])
 
@@ -111,8 +121,9 @@ def _variance(records: Sequence[Mapping]) -> Iterable[str]:
     )
 
 
-def _privacy(spent: Any) -> Iterable[str]:
-    """What the clients' privacy cost, in the words of the accountant; nothing for a run without noise."""
+def _privacy(spent: Any, shown: set[str]) -> Iterable[str]:
+    """What the clients' privacy cost, in the words of the accountant, and what is shown outside of it; nothing for a
+    run without noise."""
     if not isinstance(spent, Mapping):
         return
     yield "<h2>Privacy</h2>"
@@ -121,14 +132,18 @@ def _privacy(spent: Any) -> Iterable[str]:
         return
     for line in str(spent.get("explanation", spent.get("statement", ""))).splitlines():
         yield f"<p>{escape(line)}</p>"
+    others = ", ".join(sorted(shown - {"round", "epsilon", "privacy", "name", "finished"}))
+    words = f"This page shows, and no epsilon covers: {others}; and the seed, from which the noise follows."
+    yield f"<p>{escape(words)}</p>"
 
 
 def _learning(records: Sequence[Mapping], timing: Sequence[Mapping]) -> Iterable[str]:
     if not records:
         yield absent("No round has been recorded.")
         return
-    if not any("test_loss" in record or "held_out_loss" in record for record in records):
-        yield absent("No evaluation has been recorded: the curves show the cohorts' training metrics only.")
+    losses = ("train_loss", "test_loss", "held_out_loss")
+    if not any(name in record for record in records for name in losses):
+        yield absent("No evaluation has been recorded: the curves show what cohorts met during local training only.")
     axes = [("rounds", "Against rounds"), ("bytes", "Against bytes sent"), ("seconds", "Against wall time")]
     for x, title in axes:
         yield f"<h3>{title}</h3>"
@@ -137,9 +152,21 @@ def _learning(records: Sequence[Mapping], timing: Sequence[Mapping]) -> Iterable
             continue
         yield figure(x, plot.learning_curves, f"Loss and accuracy {title.lower()}.", records, x)
     yield (
-        '<p class="muted">Train: pooled over the clients of each round&rsquo;s cohort. Held-out: test rows, client by '
-        "client; no client trains on them. Test: the central test set. Curves break where a number is not finite.</p>"
+        '<p class="muted">Local: means over the minibatches that the round&rsquo;s cohort met during local training, '
+        "while its models moved away from the server&rsquo;s; no objective. Train: the training objective at the "
+        f"server&rsquo;s model, {_measured_on(records)}. Held-out: test rows, client by client; no client trains on "
+        "them. Test: the central test set. Round 0 is the model before training. Curves break where a number is not "
+        "finite.</p>"
     )
+
+
+def _measured_on(records: Sequence[Mapping]) -> str:
+    """Whose examples the training objective was measured on."""
+    samples = [record["train_sample_clients"] for record in records if "train_sample_clients" in record]
+    if samples:
+        return f"over a fixed sample of {_count(samples[-1])} clients"
+    measured = any("train_loss" in record for record in records)
+    return "over all clients" if measured else "where it was asked for (run.evaluate_train)"
 
 
 def _clients(records: Sequence[Mapping], population: Mapping) -> Iterable[str]:
@@ -174,17 +201,21 @@ def _left_out(records: Sequence[Mapping], summary: Mapping) -> Iterable[str]:
         yield "The log does not say who took part."
         return
     invited, reported, dropped, skipped = (int(_total(records, name)) for name in names)
+    rounds = sum(record.get("round") != 0 for record in records)
     silent, lines = invited - reported, []
     if dropped:
         lines.append(f"{dropped:,} updates with non-finite numbers were dropped.")
     if skipped:
-        lines.append(f"{skipped:,} of {len(records):,} rounds were skipped: they left the model as it was.")
+        lines.append(f"{skipped:,} of {rounds:,} rounds were skipped: they left the model as it was.")
     if silent > dropped:
         lost = silent - dropped
         lines.append(f"{lost:,} of {invited:,} invitations ({lost / invited:.1%}) brought no report.")
     yield " ".join(lines) or "Nothing was dropped or skipped."
     if invited and not silent:
-        yield f"All {invited:,} invited clients reported."
+        yield f"All {invited:,} invitations brought a report."
+    distinct = next((record["distinct_clients"] for record in reversed(records) if "distinct_clients" in record), None)
+    if distinct is not None:
+        yield f"These were visits: {_count(distinct)} different clients took part."
     for name, total in (("dropped_clients", dropped), ("skipped_rounds", skipped)):
         if name in summary and number(summary[name]) != total:
             yield f"summary.json counts {_count(summary[name])} {name.replace('_', ' ')}, the log {total:,}."
@@ -195,7 +226,8 @@ def _state_of_the_run(summary: Mapping, records: Sequence[Mapping], totals: Mapp
         yield f"This run has not finished: no summary.json. The figures go up to round {_count(totals['rounds'])}."
     elif summary.get("finished") is False:
         yield f"This run stopped before its last round, after round {_count(totals['rounds'])}."
-    for name, words in (("loss", "training"), ("test_loss", "test"), ("held_out_loss", "held-out")):
+    losses = (("local_loss", "local training"), ("train_loss", "training"), ("test_loss", "test"))
+    for name, words in (*losses, ("held_out_loss", "held-out")):
         bad = [record.get("round") for record in records if name in record and not math.isfinite(number(record[name]))]
         if bad:
             yield f"The {words} loss was not finite in {len(bad):,} rounds, first in round {_count(bad[0])}."
@@ -206,13 +238,13 @@ def _totals(records: Sequence[Mapping], timing: Sequence[Mapping]) -> dict[str, 
     totals: dict[str, Any] = {"rounds": records[-1].get("round", len(records)) if records else 0}
     for name in ("test_accuracy", "test_loss"):
         totals[name] = next((record[name] for record in reversed(records) if name in record), None)
-    for total, name in (("clients_trained", "clients_reported"), *((n, n) for n in ("uplink_bytes", "downlink_bytes"))):
+    for total, name in (("client_visits", "clients_reported"), *((n, n) for n in ("uplink_bytes", "downlink_bytes"))):
         if any(name in record for record in records):
             totals[total] = _total(records, name)
     if timing:
         totals["rounds_seconds"] = timing[-1].get("seconds")
-        if number(totals["rounds_seconds"]) > 0 and "clients_trained" in totals:
-            totals["clients_per_second"] = totals["clients_trained"] / number(totals["rounds_seconds"])
+        if number(totals["rounds_seconds"]) > 0 and "client_visits" in totals:
+            totals["clients_per_second"] = totals["client_visits"] / number(totals["rounds_seconds"])
     return totals
 
 
@@ -222,7 +254,7 @@ def _totals(records: Sequence[Mapping], timing: Sequence[Mapping]) -> dict[str, 
 def _tiles(values: Mapping[str, Any]) -> str:
     tiles = []
     for key, label, show in TILES:
-        if key in SOME_TOTALS and key not in values:
+        if key in (*SOME_TOTALS, "distinct_clients") and key not in values:
             continue
         kind = "tile main" if key in ("test_accuracy", "test_loss") else "tile"
         tiles.append(f'<div class="{kind}"><b>{escape(show(values.get(key)))}</b><span>{label}</span></div>')
@@ -236,15 +268,13 @@ def _config(path: Path) -> str:
         return absent("No config.toml in this folder.")
 
 
-def _flat(value: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
+def _rows(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """Nested values as rows with dotted names."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(value, list) and not any(isinstance(item, (dict, list)) for item in value):
-        yield prefix, ", ".join(map(str, value))
-    else:
-        yield prefix, json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
+    for name, value in tree.dotted(values).items():
+        if isinstance(value, list) and not any(isinstance(item, (dict, list)) for item in value):
+            yield name, ", ".join(map(str, value))
+        else:
+            yield name, json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
 
 
 # ---- reading
@@ -263,9 +293,18 @@ def _json(path: Path, notes: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _json_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    found, bad = [], 0
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
+def _json_lines(path: Path, notes: list[str], most: int | None = None) -> list[dict[str, Any]]:
+    """The records of a file, the first `most` lines of it."""
+    found, bad, lines = [], 0, path.read_bytes().splitlines() if path.is_file() else []
+    if most is not None and len(lines) > most:
+        why = "A killed run leaves such lines; so does a change by somebody else."
+        left = (
+            f"Line {most + 1:,} of {path.name} is"
+            if most + 1 == len(lines)
+            else f"{path.name} from line {most + 1:,} on is"
+        )
+        notes.append(f"{left} not as the run wrote it, or has no sum that says so: left out. {why}")
+    for line in lines[:most]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
@@ -333,12 +372,14 @@ TILES = (
     ("test_accuracy", "test accuracy", _percent),
     ("test_loss", "test loss", _real),
     ("rounds", "rounds", _count),
-    ("clients_trained", "clients trained", _count),
-    ("clients_per_second", "clients per second", _count),
+    ("client_visits", "client visits", _count),
+    ("distinct_clients", "different clients took part", _count),
+    ("clients_per_second", "client visits per second", _count),
     ("rounds_seconds", "in rounds", _seconds),
     ("compile_seconds", "in compilation", _seconds),
     ("peak_memory_bytes", "peak memory", _bytes),
     ("uplink_bytes", "sent up by clients", _bytes),
+    ("wasted_bytes", "of them too late to count", _bytes),
     ("uplink_coded_bytes", "the same under an entropy code, at most", _bytes),
     ("downlink_bytes", "sent down to clients", _bytes),
 )

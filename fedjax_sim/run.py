@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import checkpoint, distributed, engine, validate
+from fedjax_sim import checkpoint, distributed, engine, sums, validate
+from fedjax_sim.environment import matmul_precision, numerics
+from fedjax_sim.fingerprint import fingerprint
 from fedjax_sim.planning import check_memory
+from fedjax_sim.population.protocol import check_population
 from fedjax_sim.progress import progress_bar
 from fedjax_sim.runlog import Log, as_record, plain
 from fedjax_sim.spending import Spending
@@ -32,13 +35,17 @@ BLOCK_SECONDS = 0.5  # aim: long enough to hide the host, short enough for a liv
 
 
 class History(NamedTuple):
-    """What happened."""
+    """What happened.
 
-    records: list[dict[str, Any]]  # one a round, as in metrics.jsonl
+    `records` holds one a round, as in metrics.jsonl. Where there is an evaluation the first is that of round 0, the
+    model before training, and holds nothing else.
+    """
+
+    records: list[dict[str, Any]]
     summary: dict[str, Any]  # as in summary.json
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(rounds, values) of a metric, over the rounds that have it."""
+        """(rounds, values) of a metric, over the rounds that have it: an evaluation's begin at round 0."""
         having = [record for record in self.records if name in record]
         if self.records and not having:
             known = sorted({key for record in self.records for key in record})
@@ -65,15 +72,19 @@ def run(
     callbacks: Sequence[Callable] = (),
     progress: bool = False,
     identity: dict | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> tuple[PyTree, History]:
     """Runs `num_rounds` rounds of an algorithm over a population.
 
     Args:
-      key: the one seed; round t uses fold_in(key, t), whatever happened before.
+      key: the one seed; round t uses fold_in(key, t), whatever happened before. Where a part has noise, it is bound to
+        program, start and data first (`fingerprint`): private runs that differ share no cohort and no noise. Keep it
+        secret, and use it for one run.
       algorithm, params, population: what learns, from where, on whom.
       num_rounds: T, counted from the start, also after a resume.
-      evaluation: params -> dict of numbers (`metrics.evaluation(...)`), called every `evaluate_every` rounds and at the
-        end.
+      evaluation: params -> dict of numbers (`metrics.evaluation(...)`), called before the first round, every
+        `evaluate_every` rounds and at the end. What it finds at the start is the record of round 0, which holds nothing
+        else.
       directory: where `metrics.jsonl` (one record a round), `timing.jsonl`, `summary.json` and `checkpoints/` go.
       checkpoint_every: rounds; by default `evaluate_every` when there is a directory.
       client_memory: where per-client state lives: "device", split over the devices; "disk", in `directory`; "auto":
@@ -86,18 +97,27 @@ def run(
         true answer stops the run. They may keep the state.
       progress: a bar with rounds/s, clients/s, loss and the remaining time.
       identity: a JSON-able description of algorithm, data and options. A resume refuses a checkpoint with another one,
-        and shows the difference; of itself it knows the key alone, and the shapes of the state.
+        and shows the difference; of itself it knows the key, the shapes of the state, and what draws and last bits
+        depend on (`environment.numerics`). Noise is safe without it: rounds that another program or other data repeat
+        are another release, and count again.
+      files: texts by name, for `directory`: written once the run has begun or is taken up, and refused no more.
 
     Returns: (state, History).
 
     Raises: FloatingPointError where a part that was told to treats non-finite updates as errors; FileExistsError,
     FileNotFoundError, `checkpoint.CheckpointError`, `checkpoint.RunLocked` for what the directory holds.
 
-    Guarantees: a run killed at any moment and resumed gives the bits of the uninterrupted run, model and log
-    (tests/test_run.py::test_kill_and_resume_gives_the_same_bits); neither evaluation nor checkpoints nor block length
-    change a bit (::test_looking_changes_nothing); the log holds each round once (::test_log_has_every_round_once). All
-    of it with client memory on disk too (tests/test_client_memory.py::test_kill_and_resume_with_memory_on_disk). Rounds
-    are in the privacy ledger before they run (tests/test_spending.py::test_a_crash_is_counted).
+    Guarantees: a run killed at any moment and resumed, on any number of devices, gives the bits of the uninterrupted
+    run, model and log (tests/test_run.py::test_kill_and_resume_gives_the_same_bits); neither evaluation nor checkpoints
+    nor block length change a bit (::test_looking_changes_nothing); the log holds each round once
+    (::test_log_has_every_round_once). All of it with client memory on disk too
+    (tests/test_client_memory.py::test_kill_and_resume_with_memory_on_disk). Rounds are in the privacy ledger before
+    they run (tests/test_spending.py::test_a_crash_is_counted), and what a resume changes draws other noise and counts
+    again (::test_changed_runs_share_nothing). Every file is checked when it is read
+    (tests/test_sums.py::test_every_changed_byte_is_found), and a folder that vanishes stops the run
+    (::test_a_file_that_vanished_is_not_begun_anew). A run that is taken up has no summary and no page until it ends
+    (tests/test_run.py::test_a_summary_is_of_all_rounds), and one that is refused leaves nothing
+    (::test_a_refused_run_leaves_nothing).
     """
     _check(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume)
     _check_kinds(key, algorithm, population, evaluation, callbacks)
@@ -109,31 +129,40 @@ def run(
         init_key = jax.random.fold_in(key, 2**31 - 1)
         state = distributed.agreed(lambda: algorithm.init(init_key, params, population))
     state = jax.tree.map(jnp.array, state)  # own buffers, for blocks are given theirs to reuse
-    identity = json.loads(json.dumps(identity or {})) | {"key": np.asarray(jax.random.key_data(key)).tolist()}
+    own = {"key": np.asarray(jax.random.key_data(key)).tolist()}
+    identity = json.loads(json.dumps(identity or {})) | own | numerics()
     memory_files = [file for file, _ in engine.memory_files(state)]
     checkpoint_every = evaluate_every if checkpoint_every is None else checkpoint_every
     with ExitStack() as stack:
         interrupted = stack.enter_context(_interrupts())
-        precision = (
-            jax.config.jax_default_matmul_precision or "highest"
-        )  # some accelerators round to 10 bits unless told
-        stack.enter_context(jax.default_matmul_precision(precision))
-        log = distributed.agreed(lambda: Log(directory))
-        spending = distributed.agreed(lambda: Spending(algorithm, params, population, identity, delta, log.directory))
+        stack.enter_context(jax.default_matmul_precision(matmul_precision()))
+        log = Log(directory)
+        source = distributed.from_first(lambda: fingerprint(key, algorithm, params, population))
+        spending = distributed.agreed(lambda: Spending(algorithm, params, population, source, delta, log.directory))
         log.spending = spending
         first = 0
-        if directory is not None:
+        if resume:
+            distributed.by_first(log.check_resumable)
             distributed.by_first(lambda: stack.enter_context(checkpoint.lock(directory)))
-            if resume:
-                state, first = log.resume(state, identity, allow_previous)
-                rule = f"at least the {first} rounds done"
-                distributed.agreed(lambda: first > num_rounds and validate.fail("num_rounds", rule, num_rounds))
-            else:
-                log.start()
-                for file in memory_files:
-                    file.create()
-                log.commit(0, state, identity, keep_checkpoints)  # a run stopped before its first commit can go on
-        block, state, population, compile_seconds = _compiled(algorithm, key, state, population)
+            state, first = log.resume(state, identity, allow_previous)
+            rule = f"at least the {first} rounds done"
+            distributed.agreed(lambda: first > num_rounds and validate.fail("num_rounds", rule, num_rounds))
+        elif directory is not None:
+            distributed.by_first(log.check_fresh)
+        block, state, population, compile_seconds = _compiled(algorithm, spending.key(key), state, population)
+        if directory is not None and not resume:  # not before: what is too large leaves no folder
+            distributed.by_first(lambda: stack.enter_context(checkpoint.lock(directory)))
+            log.start()
+            for file in memory_files:
+                file.create()
+            distributed.by_first(spending.start)
+        if directory is not None:
+            distributed.by_first(lambda: _put_files(Path(directory), files or {}))
+        if directory is not None and not resume:
+            log.commit(0, state, identity, keep_checkpoints)  # a run stopped before its first commit can go on
+        judge = partial(_judged, evaluation, algorithm)
+        if first == 0 and (at_start := judge(state, {"round": 0})):
+            log.append([{"round": 0} | at_start], 0.0, time.perf_counter() - started)
         bar = stack.enter_context(progress_bar(progress, first, num_rounds))
         stop, length, round = False, 1, first
         while round < num_rounds and not stop:
@@ -143,17 +172,18 @@ def run(
                 distributed.agreed(partial(spending.enter, round, round + count))
             before = time.perf_counter()
             with _in_their_words(memory_files):
-                state, infos = block(key, state, population, round, count)
+                state, infos = block(state, population, round, count)
                 infos = jax.device_get(distributed.whole(infos))
             seconds = time.perf_counter() - before
             length = max(1, min(2 * count, int(BLOCK_SECONDS * count / max(seconds, 1e-6))))
             records = [as_record(round + i + 1, infos, i) for i in range(count)]
             round += count
+            if spending.mechanism is not None:
+                distributed.agreed(partial(spending.observe, records))
             records, failed = _until_failure(records)
             looking = round % evaluate_every == 0 or round == num_rounds
-            if looking and evaluation is not None and not failed:
-                records[-1] |= _new_names(as_record(round, evaluation(_local(algorithm.params(state)))), records[-1])
             if looking and not failed:
+                records[-1] |= judge(state, records[-1])
                 records[-1] |= {name: plain(value) for name, value in spending.record(round).items()}
             log.append(records, seconds, time.perf_counter() - started)
             bar(records, seconds)
@@ -173,11 +203,18 @@ def run(
                 if directory is not None and stop and not due:
                     log.commit(round, state, identity, keep_checkpoints)
         summary = log.summary(compile_seconds, peak_memory_bytes()) | {"finished": round >= num_rounds}
-        summary |= spending.summary()
+        summary |= spending.summary({name for record in log.records for name in record})
         if directory is not None:
             text, path = json.dumps(summary, indent=2) + "\n", Path(directory) / "summary.json"
-            distributed.by_first(lambda: checkpoint.write_atomically(path, [text.encode()]))
+            distributed.by_first(lambda: sums.write(path, text.encode()))
     return state, History(log.records, summary)
+
+
+def _put_files(directory: Path, files: Mapping[str, str]) -> None:
+    """Those of a run that begins or is taken up; what tells of its end no longer holds."""
+    sums.remove(directory, ["summary.json", "report.html"])
+    for name, text in files.items():
+        sums.write(directory / name, text.encode())
 
 
 @contextmanager
@@ -222,9 +259,7 @@ def _check_kinds(key, algorithm, population, evaluation, callbacks) -> None:
         validate.fail("key", "one random key", key, "Make one: jax.random.key(0).", TypeError)
     if not isinstance(algorithm, Algorithm):
         validate.fail("algorithm", "an Algorithm", type(algorithm).__name__, "Call a recipe or federated().", TypeError)
-    if not isinstance(population, Population):
-        hint = "Of a data set, take its .train." if hasattr(population, "train") else "It needs size and client(id)."
-        validate.fail("population", "a Population", type(population).__name__, hint, TypeError)
+    check_population(population)
     if evaluation is not None and not callable(evaluation):
         validate.fail("evaluation", "a function of params", evaluation, "See metrics.evaluation.", TypeError)
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
@@ -268,7 +303,7 @@ def _compiled(algorithm: Algorithm, key: Array, state: PyTree, population: PyTre
     key, state = jax.device_put(key, key_place), jax.device_put(state, state_place)
     population = jax.device_put(population, population_place)
 
-    def call(_, state, population, first, count):
+    def call(state, population, first, count):
         state, infos = compiled(key, state, population, np.int32(first), np.int32(count))
         return jax.device_put(state, state_place), infos
 
@@ -280,12 +315,13 @@ def _local(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x.addressable_data(0), tree)
 
 
-def _new_names(evaluated: dict, record: dict) -> dict:
-    """An evaluation's values, provided that they hide none of the round's."""
-    for name in evaluated:
-        if name in record and name != "round":
+def _judged(evaluation: Callable | None, algorithm: Algorithm, state: PyTree, record: dict) -> dict:
+    """An evaluation's values for the record, provided that they hide none of what it holds."""
+    values = {} if evaluation is None else evaluation(_local(algorithm.params(state)))
+    for name in values:
+        if name in record:
             validate.fail("evaluation", "names that the round does not use", name, "Put a prefix before it.")
-    return evaluated
+    return {name: plain(value) for name, value in values.items()}
 
 
 def _until_failure(records: list[dict]) -> tuple[list[dict], str]:

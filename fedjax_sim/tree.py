@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import collections
+import hashlib
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from fedjax_sim import validate
 from fedjax_sim.types import Array, PyTree
 
 __all__ = [
     "all_finite",
+    "dotted",
+    "hashed",
     "hidden_zero",
+    "joined",
     "num_bytes",
     "num_values",
     "pinned",
@@ -19,49 +28,91 @@ __all__ = [
     "spec",
     "subtract",
     "take",
+    "unsigned_zeros",
+    "varying",
     "where",
     "zeros_like",
 ]
 
 
-@jax.custom_jvp
 def pinned(tree: PyTree, zero: Array) -> PyTree:
     """The same values, rounded here and nowhere else.
 
     Compilers fuse a product into the addition that follows, or turn a division into a product, and whether they do
     depends on the rest of the program: on the number of devices, for one. XLA:CPU drops `optimization_barrier` before
-    it fuses, so each float passes through its bits instead.
+    it fuses, so -0.0 is added to each float: a product that is fused into that addition is rounded all the same. Floats
+    of 16 bits, whose sums are taken, and may be kept, in more, pass through their bits instead.
 
     Args:
-      zero: int32, 0 at run time but not provably so, such as a counter's minimum with 0; broadcast to each leaf.
+      zero: int32 such as `hidden_zero` reads off, 0 at run time but not provably so; broadcast to each leaf.
+
+    Guarantees: tests/engine/test_rounding.py::test_products_are_not_fused.
     """
 
     def leaf(x):
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            return x
-        bits = {2: jnp.int16, 4: jnp.int32, 8: jnp.int64}[x.dtype.itemsize]
-        return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, bits) ^ zero.astype(bits), x.dtype)
+        if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize == 1:
+            return x  # floats of 8 bits are stored, and computed with as wider ones
+        if x.dtype.itemsize == 2:
+            return _through_bits(x, zero)
+        bits = {4: jnp.int32, 8: jnp.int64}[x.dtype.itemsize]
+        minus_zero = jax.lax.bitcast_convert_type(zero.astype(bits) ^ jnp.iinfo(bits).min, x.dtype)
+        return jax.lax.add(x, jnp.broadcast_to(minus_zero, x.shape))
 
     return jax.tree.map(leaf, tree)
 
 
-@pinned.defjvp
+@jax.custom_jvp
+def _through_bits(x: Array, zero: Array) -> Array:
+    return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, jnp.int16) ^ zero.astype(jnp.int16), x.dtype)
+
+
+@_through_bits.defjvp
 def _(primals, tangents):
-    return pinned(*primals), tangents[0]  # the bits that it passes through have no derivative, the values have
+    return _through_bits(*primals), tangents[0]  # bits have no derivative, the values have
 
 
 def hidden_zero(tree: PyTree) -> Array:
-    """[] int32, 0, and not provably so: of the first number there is, the least of 0 and its bits without sign.
+    """[] int32, 0, and not provably so: read off the first numbers of the first leaves.
 
-    Guarantees: 0 for every value of every dtype (tests/test_tree.py::test_hidden_zero_is_zero).
+    With n their bits, one over the other, bits 0 and 2 of n^2 are never both set, for an odd square is 1 modulo 8. No
+    compiler is known to see that, while each sees that the least of 0 and a number without sign is 0. It does see it of
+    an n that it knows, such as a loop's counter: one leaf at least should come from outside of the program.
+
+    Guarantees: 0 for every value of every dtype (tests/test_tree.py::test_hidden_zero_is_zero); products that are
+    pinned with it are rounded before they are added (tests/engine/test_rounding.py::test_products_are_not_fused).
     """
-    x = next((x.reshape(-1)[0] for x in jax.tree.leaves(tree) if x.size), jnp.zeros((), jnp.int32))
-    if x.dtype == bool:
-        x = x.astype(jnp.int32)
-    else:
-        integer = jnp.dtype(f"int{8 * x.dtype.itemsize}")
-        x = jax.lax.bitcast_convert_type(x, integer) & jnp.iinfo(integer).max
-    return jnp.minimum(x, 0).astype(jnp.int32)
+    bits = jnp.zeros((), jnp.uint32)
+    for x in [x for x in jax.tree.leaves(tree) if x.size][:3]:
+        first, unsigned = x.reshape(-1)[0], jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+        first = first if x.dtype == bool else jax.lax.bitcast_convert_type(first, unsigned)
+        bits ^= first.astype(jnp.uint32)
+    square = bits * bits
+    return ((square >> 2) & square & 1).astype(jnp.int32)
+
+
+def unsigned_zeros(tree: PyTree) -> PyTree:
+    """The same numbers, each zero without its sign, which a compiler may turn: of x + 0, or of a sum of products.
+
+    >>> import jax.numpy as jnp
+    >>> unsigned_zeros(jnp.array([-0.0, 1.0])).tolist()
+    [0.0, 1.0]
+    """
+
+    def leaf(x):
+        x = jnp.asarray(x)
+        return jnp.where(x == 0, jnp.zeros_like(x), x) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    return jax.tree.map(leaf, tree)
+
+
+def varying(tree: PyTree, by: Array) -> PyTree:
+    """The same values, of which `vmap` sees at once that they differ where `by`, a number, does; nothing of it is left
+    in the compiled program.
+
+    A loop whose carry starts equal for all is traced again and again under `vmap`, until no more of the carry turns out
+    to differ; loops inside of loops multiply that.
+    """
+    return jax.tree.map(lambda x: jnp.where(by == by, x, x), tree)
 
 
 @jax.custom_jvp
@@ -97,6 +148,52 @@ def _(primals, tangents):
 def spec(tree: PyTree) -> PyTree:
     """Shapes and dtypes of a pytree's leaves, without their values."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
+
+
+def joined(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The metrics of several parts in one dict; a name that more than one part uses gets the part's name before it.
+
+    Raises: ValueError where names are still the same.
+
+    Guarantees: no metric hides another (tests/laws/test_facts.py::test_no_metric_hides_another).
+
+    >>> joined({"client": {"loss": 1.0, "clipped": 0.5}, "transform": {"clipped": 0.25}})
+    {'loss': 1.0, 'client_clipped': 0.5, 'transform_clipped': 0.25}
+    """
+    users = collections.Counter(name for metrics in parts.values() for name in metrics)
+    whole: dict[str, Any] = {}
+    for part, metrics in parts.items():
+        for name, value in metrics.items():
+            name = f"{part}_{name}" if users[name] > 1 else name
+            if name in whole:
+                validate.fail("metrics", "names that no other part uses", name, "Rename it in the loss or the part.")
+            whole[name] = value
+    return whole
+
+
+def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested tables by their paths.
+
+    >>> dotted({"run": {"rounds": 3}, "seed": 0})
+    {'run.rounds': 3, 'seed': 0}
+    """
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        path = f"{prefix}{name}"
+        found |= dotted(value, path + ".") if isinstance(value, dict) else {path: value}
+    return found
+
+
+def hashed(tree: PyTree) -> Any:
+    """The running SHA-256 of a pytree's arrays: dtypes, shapes, bytes. Less than a second for each gigabyte."""
+    sha = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        if jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        array = np.ascontiguousarray(leaf)
+        sha.update(f"{array.dtype} {array.shape}".encode())
+        sha.update(array.reshape(-1).view(np.uint8))
+    return sha
 
 
 def num_bytes(tree: PyTree) -> int:

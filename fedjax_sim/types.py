@@ -1,11 +1,14 @@
 """The nouns every room shares. Data are pytrees; behaviour is a NamedTuple of pure functions.
 
+Behaviour carries facts. What a part does not say counts as the claim that promises least
+(tests/laws/test_facts.py::test_facts_fail_closed).
+
 Letters: N population, m cohort slots, c slots in a chunk, n examples of a client, T rounds, d model dimension.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -30,6 +33,7 @@ __all__ = [
     "ServerUpdate",
     "UpdateTransform",
     "Wire",
+    "noisy_parts",
 ]
 
 
@@ -42,15 +46,24 @@ class ClientData(NamedTuple):
 
 @runtime_checkable
 class Population(Protocol):
-    """Who exists: a frozen pytree dataclass, passed to a round as an argument."""
+    """Who exists: a frozen pytree dataclass, passed to a round as an argument; `size` is a static field.
+
+    These two members are enough for all that reads populations. A population may have more, used where they are there:
+
+    - `count(id)`: the number of examples, without reading them. Without it a cohort is not sorted by its clients' work,
+      which changes rounding at most.
+    - `capacities`, the rows that classes of clients may have, rising, with `capped(rows)`, itself with room for fewer.
+      Without the two every client is read with all its rows.
+    - `sizes`: [N] examples per client. Without it they are counted in the masks, client by client.
+    - `announce(ids)`: the ids, once somebody has been told that their data are wanted soon.
+
+    Guarantees: tests/population/test_protocol.py::test_size_and_client_are_enough_to_train.
+    """
 
     size: int  # N
 
     def client(self, id: Array) -> ClientData:
-        """Data of one client; pure, traceable, `id` a scalar int32 in [0, size)."""
-
-    # A population may also have `count(id)`, the number of examples without reading them; and, if its clients differ
-    # much, `capacities`, the rows that classes of clients may have, rising, and `capped(rows)`, itself with fewer.
+        """Data of one client, with the same shapes for all; pure, traceable, `id` a scalar int32 in [0, size)."""
 
 
 class Cohort(NamedTuple):
@@ -60,6 +73,7 @@ class Cohort(NamedTuple):
     invited: Array  # [m] bool; False = padding
     reported: Array  # [m] bool; invited and arrived
     metrics: dict[str, Array] = {}  # scalars, e.g. how many clients a truncated sampler left out
+    sent: Array | None = None  # [m] bool; those who sent a message, in time or too late; None = who reported
 
 
 class Mean(NamedTuple):
@@ -102,8 +116,13 @@ class Noise(NamedTuple):
     place: str  # "central": once, on the cohort's sum; "distributed": a share on each letter; "local": on each letter
     multiplier: float  # of the noise that the released sum holds; "local": that one letter holds
     clip_norm: float  # the most that one unit moves what the noise is added to
-    unit: str = "client"  # whose presence is hidden: "client", or "record" of a client's data
+    unit: str  # whose presence is hidden: "client", or "record" of a client's data
     details: Any = None  # what a mechanism's accountant must know beside
+
+
+def noisy_parts(parts: Mapping[str, Any]) -> dict[str, Noise]:
+    """The noise of each of an algorithm's parts that has any, by the part's name."""
+    return {name: noise for name, part in parts.items() if (noise := getattr(part, "noise", None)) is not None}
 
 
 class Wire(NamedTuple):
@@ -137,6 +156,7 @@ class ClientUpdate(NamedTuple):
     apply: Callable  # (key, broadcast, client state, ClientData) -> (Report, client state)
     num_steps: int | Callable | None = None  # of a client that reads minibatches, or (examples) -> steps; else None
     noise: Noise | None = None  # of record-level privacy
+    uniform_weights: bool = False  # every report weighs 1, or 0 for nothing to say, whatever the client holds
 
 
 class UpdateTransform(NamedTuple):
@@ -155,7 +175,7 @@ class UpdateTransform(NamedTuple):
     exact_error: bool = False  # squared_error is the error itself, not a bound
     integer_range: tuple[int, int] | None = None  # on_client sends integers from here to there, in a unit all share
     noise: Noise | None = None  # what the accountant reads
-    mirrored: bool = False  # its two ends keep copies of what is sent: nothing may change that on the way
+    mirrored: bool = True  # its two ends may keep copies of what is sent: nothing may change that on the way
 
 
 class Aggregator(NamedTuple):
@@ -169,8 +189,9 @@ class Aggregator(NamedTuple):
     finalize: Callable  # (key, cohort, carry) -> (aggregate, metrics)
     sensitivity: float | None = None  # L2 motion of the aggregate per unit motion of one update; None = unbounded
     modulus: int | None = None  # it sums integers modulo this one; None = it sums numbers
-    weighted: bool = False  # the result depends on the weights that clients report
-    homogeneous: bool = True  # letters in another unit give the result in that unit
+    weighted: bool = True  # the result may depend on the weights that clients report
+    homogeneous: bool = False  # messages in another unit give the result in that unit
+    design: Any = None  # the SamplingDesign whose unequal chances it corrects for; None = it corrects nothing
 
 
 class ServerUpdate(NamedTuple):
@@ -181,6 +202,11 @@ class ServerUpdate(NamedTuple):
     apply: Callable  # (key, aggregate, state) -> state
     params: Callable  # (state) -> params to evaluate
     wire: Callable | None = None  # (broadcast_spec) -> Wire of what each client receives; None = sent as it is
+    takes: Callable | None = None  # (params_spec) -> what aggregates look like; None = shaped like the params
+
+    def expects(self, params_spec: PyTree) -> PyTree:
+        """Shapes and dtypes of an aggregate, where clients send the model's dtypes."""
+        return params_spec if self.takes is None else self.takes(params_spec)
 
 
 class Algorithm(NamedTuple):

@@ -7,6 +7,7 @@ hyper-parameter, whose range is then its caller's to check.
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable
@@ -15,10 +16,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-__all__ = ["contraction", "fail", "fits_in_memory", "in_range", "integer", "nearest", "one_of", "positive", "sequence"]
+__all__ = [
+    "contraction",
+    "fail",
+    "fits_in_memory",
+    "function",
+    "in_range",
+    "integer",
+    "loss_function",
+    "nearest",
+    "one_of",
+    "optimizer",
+    "positive",
+    "sequence",
+    "steps",
+]
 
 INT32_MAX = 2**31 - 1
+MOST_STEPS = 1 << 24  # of one client in a round: past it float32 cannot count them
+LARGEST, SMALLEST = (float(x) for x in (np.finfo(np.float32).max, np.finfo(np.float32).tiny))
 PROBE = 2.0**10  # size of a probe's numbers: large, lest a fixed range make an error look worse than it stays
 
 
@@ -41,30 +59,81 @@ def _number(name: str, value: Any, rule: str, hint: str) -> bool:
 
 
 def in_range(
-    name: str, value: Any, low: float = -math.inf, high: float = math.inf, *, open_low=False, open_high=False, hint=""
+    name: str,
+    value: Any,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+    hint: str = "",
+    wide: bool = False,
 ) -> None:
-    """A finite real number in the interval from `low` to `high`."""
+    """A real number in the interval from `low` to `high`, that float32 holds; with `wide`, float64 (on the host)."""
     rule = f"a number in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
     if math.isinf(high):
         rule = f"a finite number {'>' if open_low else '>='} {low:g}" if low > -math.inf else "a finite number"
     if not _number(name, value, rule, hint):
         return
-    if not (low <= value <= high) or math.isinf(value) or (open_low and value == low) or (open_high and value == high):
+    if (
+        not (low <= value <= high)
+        or abs(value) == math.inf
+        or (open_low and value == low)
+        or (open_high and value == high)
+    ):
         fail(name, rule, value, hint)
+    if abs(value) > LARGEST and not wide:
+        fail(name, rule, value, f"float32 holds at most 3.4e+38. {hint}".strip())
 
 
-def positive(name: str, value: Any, *, hint: str = "") -> None:
-    """A finite real number above zero."""
-    in_range(name, value, 0, open_low=True, hint=hint)
+def positive(name: str, value: Any, *, hint: str = "", wide: bool = False) -> None:
+    """A real number above zero that float32 holds as such; with `wide`, float64 (on the host)."""
+    in_range(name, value, 0, open_low=True, hint=hint, wide=wide)
+    if not wide and not isinstance(value, jax.core.Tracer) and value < SMALLEST:
+        fail(name, "a finite number > 0", value, f"float32 takes it for 0. {hint}".strip())
 
 
 def integer(name: str, value: Any, low: int = 1, high: int = INT32_MAX, *, hint: str = "") -> None:
-    """A whole number (not a bool) in [low, high]."""
+    """A whole number (not a bool) in [low, high]: Python's, or NumPy's int64, for products of it must not wrap."""
     rule = f"an integer in [{low}, {high}]"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
         fail(name, rule, value, hint, TypeError)
+    if isinstance(value, np.integer) and not isinstance(value, np.int64):
+        fail(name, rule, value, f"Products of NumPy's {value.dtype} may wrap around: write int({name}).", TypeError)
     if not (low <= value <= high):
         fail(name, rule, value, hint)
+
+
+def steps(name: str, value: Any) -> None:
+    """A number of local steps or epochs of a client in a round."""
+    integer(name, value, 1, MOST_STEPS)
+
+
+def function(name: str, value: Any, arguments: str, *, hint: str = "") -> None:
+    """Something that can be called with these arguments, by position."""
+    rule = f"a function ({arguments})"
+    if not callable(value):
+        fail(name, rule, value, hint, TypeError)
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return
+    try:
+        signature.bind(*arguments.split(", "))
+    except TypeError:
+        fail(name, rule, value, f"It takes {signature}. {hint}".strip(), TypeError)
+
+
+def loss_function(value: Any) -> None:
+    """A loss of a model: (params, examples, key) -> one number per example."""
+    hint = "Of a model, make one: models.supervised(model, loss)."
+    function("loss_fn", value, "params, examples, key", hint=hint)
+
+
+def optimizer(name: str, value: Any) -> None:
+    """An optax transformation: a pair of functions `init` and `update`."""
+    if not isinstance(value, optax.GradientTransformation):
+        fail(name, "an optax transformation", value, "Call its factory: optax.sgd(0.1), say.", TypeError)
 
 
 def nearest(word: str, options: Iterable[str]) -> str:

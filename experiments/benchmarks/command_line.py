@@ -82,7 +82,7 @@ def train(
             )  # fmt: skip
         log, first = out / "metrics.jsonl", None
         while process.poll() is None:
-            if first is None and log.is_file() and log.stat().st_size:
+            if first is None and log.is_file() and log.read_bytes().count(b"\n") > 1:  # after the record of round 0
                 first = time.perf_counter() - began
             if time.perf_counter() - began > timeout:
                 process.kill()
@@ -93,6 +93,7 @@ def train(
             words = " ".join(said.split())[-300:].replace(str(ROOT), ".").replace(folder, "OUT")
             raise Unavailable(f"`fedjax-sim {' '.join([*prefix, 'run'])}` ended with {process.returncode}: {words}")
         timing = [json.loads(line) for line in (out / "timing.jsonl").read_text().splitlines()]
+        timing = [line for line in timing if line["round"]]
         return Trained(
             log.read_bytes(), [(line["round"], line["seconds"]) for line in timing],
             json.loads((out / "summary.json").read_text()), first or time.perf_counter() - began,

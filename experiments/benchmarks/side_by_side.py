@@ -59,7 +59,7 @@ def take_turns(
 
 
 def _ends(history: Any) -> dict:
-    return {"last_loss": history.records[-1]["loss"], "summary": history.summary}
+    return {"last_loss": history.records[-1]["local_loss"], "summary": history.summary}
 
 
 def loops(work: Workload, *, rounds: int, lanes: tuple[int, ...], dispatch: bool = True, vmap: bool = True) -> dict:

@@ -191,7 +191,7 @@ def massive(num_clients: int, cohort_size: int, *, rows: int = 20, num_steps: in
     return Massive(made, model.init(jax.random.key(0))[0], data)
 
 
-def rounds_program(algorithm: Any, params: Any, data: Any, num_rounds: int, metric: str = "loss") -> Callable:
+def rounds_program(algorithm: Any, params: Any, data: Any, num_rounds: int, metric: str = "local_loss") -> Callable:
     """The algorithm's rounds in one compiled loop: () -> (state, metric of each round)."""
     key = jax.random.key(5)
     state = jax.jit(algorithm.init)(key, params, data)

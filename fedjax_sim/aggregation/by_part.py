@@ -20,7 +20,8 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
     parts': one update's motion splits between them.
 
     Guarantees: each part gets what its rule alone would give it, bit for bit
-    (tests/aggregation/test_by_part.py::test_each_part_is_alone).
+    (tests/aggregation/test_by_part.py::test_each_part_is_alone); weights made for different samplers are refused
+    (tests/laws/test_facts.py::test_weights_belong_to_the_sampler).
 
     >>> from fedjax_sim import aggregation
     >>> by_part({"model": aggregation.fixed_mean(4.0), "count": aggregation.total()}).sensitivity
@@ -33,6 +34,12 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
             validate.fail(f"parts[{name!r}]", "an Aggregator", type(rule).__name__, "Call the factory.", TypeError)
         if rule.modulus is not None:
             validate.fail(f"parts[{name!r}]", "a sum of numbers", "a modular sum", "Use it for whole letters.")
+    designs = {name: rule.design for name, rule in parts.items() if rule.weighted}
+    design = next(iter(designs.values()), None)
+    for name, other in designs.items():
+        if other != design:
+            hint = "One sampler draws for all parts: either each that takes weights is made for its design, or none."
+            validate.fail(f"parts[{name!r}].design", f"that of the other parts, {design}", other, hint)
 
     def init(update_spec, num_slots):
         if not isinstance(update_spec, dict) or update_spec.keys() != parts.keys():
@@ -54,4 +61,4 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
     bounds = [rule.sensitivity for rule in parts.values()]
     weighted = any(rule.weighted for rule in parts.values())
     bound, homogeneous = None if None in bounds else max(bounds), all(rule.homogeneous for rule in parts.values())
-    return Aggregator(init, accumulate, finalize, bound, weighted=weighted, homogeneous=homogeneous)
+    return Aggregator(init, accumulate, finalize, bound, weighted=weighted, homogeneous=homogeneous, design=design)

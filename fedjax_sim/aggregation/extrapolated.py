@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.aggregation.linear import mean
 from fedjax_sim.types import Aggregator, Array, PyTree
 
@@ -13,16 +13,11 @@ __all__ = ["extrapolated"]
 
 
 def _squared_norms(updates: PyTree, zero: Array) -> Array:
-    """[c] float32 |u|^2 of letters [c, ...], by pairs in a fixed order: rounded alike in any chunk and program."""
+    """[c] float32 |u|^2 of letters [c, ...], rounded alike in any chunk and program."""
     total = jnp.float32(0)
     for x in jax.tree.leaves(updates):
         squares = x.reshape(x.shape[0], -1).astype(jnp.float32)
-        squares = tree.pinned(squares * squares, zero)
-        while squares.shape[1] > 1:
-            half = -(-squares.shape[1] // 2)
-            low, high = squares[:, :half], squares[:, half:]
-            squares = low + jnp.pad(high, ((0, 0), (0, half - high.shape[1])))
-        total = total + squares.sum(axis=1)  # of one column, or none
+        total = total + engine.pairwise_sum(tree.pinned(squares * squares, zero), (1,))
     return total
 
 
@@ -52,7 +47,7 @@ def extrapolated(*, epsilon: float = 1e-3, weighting: str = "examples") -> Aggre
         return rule.init((update_spec, jax.ShapeDtypeStruct((), jnp.float32)), num_slots)
 
     def accumulate(key, cohort, carry, received):
-        squares = _squared_norms(received.updates, tree.hidden_zero(received.slots))
+        squares = _squared_norms(received.updates, tree.hidden_zero(received.updates))
         return rule.accumulate(key, cohort, carry, received._replace(updates=(received.updates, squares)))
 
     def finalize(key, cohort, carry):

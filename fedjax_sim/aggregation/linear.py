@@ -1,8 +1,10 @@
 """Linear aggregators: exact weighted sums of letters, and what they are divided by.
 
 All of them sum with `engine.exact`, so an aggregate has the same bits for any order, chunk, padding and device count.
-A letter counts if its weight is positive. With N clients, weights w_i, W = sum of w_i over the population, pi_i the
-probability that client i reports, and S the reporting cohort, the update applied is
+A letter counts if its weight is positive. Its leaves are floats, or integers of at most 16 bits: float32 would round
+others, which are refused (tests/aggregation/test_linear.py::test_integers_that_would_be_rounded_are_refused). With N
+clients, weights w_i, W = sum of w_i over the population, pi_i the probability that client i reports, and S the
+reporting cohort, the update applied is
 
     mean                sum_S w_i u_i / sum_S w_i       a ratio estimator: biased unless the weights are equal
     fixed_mean(D)       sum_S u_i / D                   D is data-independent: bounded sensitivity
@@ -14,6 +16,7 @@ probability that client i reports, and S the reporting cohort, the update applie
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,10 +48,15 @@ def _letter_weights(weighting: str, weights: Array) -> Array:
     return weights if weighting == "examples" else (weights > 0).astype(weights.dtype)
 
 
-def _weighted_sum(weigh: Callable, finish: Callable, sensitivity: float | None) -> Aggregator:
+def _weighted_sum(weigh: Callable, finish: Callable, sensitivity: float | None, **facts) -> Aggregator:
     """sum_i weigh(ids, weights)_i u_i, exactly, then finish(sum, sum of those weights)."""
 
     def init(update_spec, num_slots):
+        for path, x in jax.tree_util.tree_leaves_with_path(update_spec):
+            if jnp.issubdtype(x.dtype, jnp.integer) and x.dtype.itemsize > 2:
+                hint = "Sums are float32 and would round them: send floats, or declare the integers' range (quantize)."
+                rule = "floats, or integers of at most 16 bits"
+                validate.fail(f"update{jax.tree_util.keystr(path)}", rule, str(x.dtype), hint, TypeError)
         return exact.zeros((update_spec, jax.ShapeDtypeStruct((), jnp.float32)))
 
     def accumulate(key, cohort, carry, received):
@@ -64,7 +72,7 @@ def _weighted_sum(weigh: Callable, finish: Callable, sensitivity: float | None) 
         updates, weight = exact.total(carry)
         return finish(updates, weight), {"total_weight": weight}
 
-    return Aggregator(init, accumulate, finalize, sensitivity)
+    return Aggregator(init, accumulate, finalize, sensitivity, homogeneous=True, **facts)
 
 
 def _divided(denominator: float) -> Callable:
@@ -95,8 +103,8 @@ def mean(*, weighting: str = "examples") -> Aggregator:
 
         return jax.tree.map(divided, updates)
 
-    rule = _weighted_sum(lambda ids, weights: _letter_weights(weighting, weights), finish, None)
-    return rule._replace(weighted=weighting == "examples")
+    by_examples = weighting == "examples"
+    return _weighted_sum(lambda ids, weights: _letter_weights(weighting, weights), finish, None, weighted=by_examples)
 
 
 def fixed_mean(denominator: float, *, weighting: str = "uniform") -> Aggregator:
@@ -113,9 +121,13 @@ def fixed_mean(denominator: float, *, weighting: str = "uniform") -> Aggregator:
     """
     validate.positive("denominator", denominator)
     _check_weighting(weighting)
-    sensitivity = 1 / denominator if weighting == "uniform" else None
-    rule = _weighted_sum(lambda ids, weights: _letter_weights(weighting, weights), _divided(denominator), sensitivity)
-    return rule._replace(weighted=weighting == "examples")
+    bounded = weighting == "uniform"
+    return _weighted_sum(
+        lambda ids, weights: _letter_weights(weighting, weights),
+        _divided(denominator),
+        1 / denominator if bounded else None,
+        weighted=not bounded,
+    )
 
 
 def total(*, weighting: str = "uniform") -> Aggregator:
@@ -126,7 +138,7 @@ def total(*, weighting: str = "uniform") -> Aggregator:
     return fixed_mean(1.0, weighting=weighting)
 
 
-def horvitz_thompson(design, total_weight: float) -> Aggregator:
+def horvitz_thompson(design: Any, total_weight: float) -> Aggregator:
     """The unbiased estimate of the population's weighted mean update: letters weigh w_i / (pi_i W).
 
     Args:
@@ -148,11 +160,12 @@ def horvitz_thompson(design, total_weight: float) -> Aggregator:
         lowest = float(probabilities.min())
         validate.fail("design", "inclusion probabilities > 0", lowest, "Those clients never report.")
     if probabilities.ndim == 0:
-        return fixed_mean(float(probabilities * total_weight), weighting="examples")
+        return fixed_mean(float(probabilities * total_weight), weighting="examples")._replace(design=design)
     validate.integer("inclusion probabilities", probabilities.size, 1, MAX_CONSTANT, hint="They become a constant.")
     factors = np.float32(1 / (probabilities * total_weight))
-    rule = _weighted_sum(lambda ids, weights: weights * jnp.asarray(factors)[ids], lambda updates, _: updates, None)
-    return rule._replace(weighted=True)
+    return _weighted_sum(
+        lambda ids, weights: weights * jnp.asarray(factors)[ids], lambda updates, _: updates, None, design=design
+    )
 
 
 def keep_old(total_weight: float) -> Aggregator:
@@ -176,7 +189,7 @@ def li_scheme_one() -> Aggregator:
     return mean(weighting="uniform")
 
 
-def li_scheme_two(design, total_weight: float) -> Aggregator:
+def li_scheme_two(design: Any, total_weight: float) -> Aggregator:
     """(N/m) sum_S p_i u_i for uniform cohorts without replacement: Horvitz-Thompson at pi = m/N.
 
     This is the update form. The paper averages models; those weights do not sum to one, so that form also rescales the

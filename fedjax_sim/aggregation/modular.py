@@ -67,4 +67,5 @@ def modular_sum(denominator: float, *, modulus_bits: int = 32) -> Aggregator:
         mean = jax.tree.map(lambda x: lifted(x).astype(jnp.float32) * (1 / denominator), carry["sum"])
         return tree.pinned(mean, zero), {"total_weight": carry["letters"].astype(jnp.float32)}
 
-    return Aggregator(init, accumulate, finalize, 1 / denominator, 1 << modulus_bits)
+    modulus = 1 << modulus_bits
+    return Aggregator(init, accumulate, finalize, 1 / denominator, modulus, weighted=False, homogeneous=True)

@@ -11,7 +11,9 @@ import optax
 from jax.sharding import Mesh
 
 from fedjax_sim import engine, tree, validate
+from fedjax_sim.algorithms.compatibility import check_aggregate, check_parts, looks_like_the_model
 from fedjax_sim.engine import exact
+from fedjax_sim.population.protocol import num_rows
 from fedjax_sim.prng import client_keys, stream
 from fedjax_sim.server import downlink as with_downlink
 from fedjax_sim.transform import identity
@@ -106,15 +108,13 @@ def _peak(x: Array) -> Array:
     return x.max(initial=0)
 
 
-def _joined(*metrics: dict) -> dict:
-    """All metrics in one dict; a name that two parts use would hide one of them."""
-    joined = {}
-    for part in metrics:
-        for name in part:
-            if name in joined or name == "round":
-                validate.fail("metrics", "names that no other part uses", name, "Rename it in the loss or the part.")
-        joined |= part
-    return joined
+def _info(own: dict, **parts: dict) -> dict:
+    """The round's own numbers and the metrics of its parts, none of which may bear the name of one of those."""
+    metrics = tree.joined(parts)
+    for name in ("round", *own):
+        if name in metrics:
+            validate.fail("metrics", "names that no other part uses", name, "Rename it in the loss or the part.")
+    return metrics | own
 
 
 def _parts(**parts: tuple[Any, type]) -> None:
@@ -133,26 +133,6 @@ def _shares(noise: Noise) -> int:
     """The letters that a distributed noise counts on."""
     details = noise.details._asdict() if hasattr(noise.details, "_asdict") else noise.details or {}
     return details.get("cohort_size", 1)
-
-
-def _check_table(sampler: Sampler, transform: UpdateTransform, aggregator: Aggregator) -> None:
-    """What the letters are must suit the table."""
-    sent, noise = transform.integer_range, transform.noise
-    if aggregator.modulus is not None:
-        if sent is None:
-            hint = "It sums integers: end the transform with one that sends them, such as quantize(..., integers=True)."
-            validate.fail("transform", "integers for a modular sum", "a transform that sends floats", hint)
-        most = sampler.num_slots * max(abs(x) for x in sent)
-        if 2 * most >= aggregator.modulus:
-            hint = f"{sampler.num_slots} letters reach {most}: fewer bits, fewer clients or a larger modulus."
-            validate.fail("aggregator.modulus", f"more than {2 * most}, or sums would wrap", aggregator.modulus, hint)
-    if sent is not None and not aggregator.homogeneous:
-        hint = "This table compares letters with a number: integers=False, or another table."
-        validate.fail("transform", "one that sends numbers", f"integers in {sent}", hint)
-    if noise is not None and noise.place != "local" and aggregator.sensitivity is None:
-        hint = "Divide by a number fixed beforehand: aggregation.fixed_mean(m), with uniform weights."
-        rule = "one whose result a client moves by a bounded amount, for the transform has noise"
-        validate.fail("aggregator", rule, "one without a sensitivity", hint)
 
 
 def federated(
@@ -174,26 +154,32 @@ def federated(
       downlink: what the broadcast goes through, by `server.downlink`; None sends the model as it is.
       nonfinite: what a NaN, infinite or overflowing update, weight, metric or client state, or a weight that vanishes
         in a sum, does. "drop": the round goes on as if that client had not reported, and counts it in
-        `dropped_clients`. "error": the same, and `run` stops, naming the clients.
+        `dropped_clients`. "error": the same, and `run` stops, naming the clients; refused beside noise, whose secret
+        that would be.
       plan: clients vmapped and summed at once; by default fitted to the cache.
       mesh: devices to share the cohort; "all" visible ones by default, None for one.
 
     With noise in shares on the letters (place "distributed"), a round in which fewer letters arrive than share it is
-    skipped: nothing of it is released.
+    skipped: nothing of it is released but that a letter was missing, which voids the epsilon of a run.
 
     Returns: an Algorithm. Its info holds `clients_invited`, `clients_reported`, `dropped_clients`, `skipped_rounds`
     (1 where nothing usable arrived: the model is then unchanged), `uplink_bytes`, `downlink_bytes`, `update_norm`, and
-    the pooled metrics of clients, sampler, transform and aggregator; `uplink_coded_bytes` where an entropy code would
-    make letters smaller.
+    the pooled metrics of clients, sampler, transform and aggregator, with the part's name before a name that two of
+    them use; `uplink_coded_bytes` where an entropy code would make letters smaller; `wasted_bytes` under
+    over-invitation: those of `uplink_bytes` that came too late to count.
 
     Raises: ValueError for a modular sum of what is no integer or could wrap, for integers at a table whose result is
-    not in their unit, for noise at one whose result a client moves without bound, and for what `server.downlink`
-    refuses.
+    not in their unit, for noise at one whose result a client moves without bound, for clients drawn by unequal chances
+    at one that weighs them too, for "error" beside noise (tests/test_spending.py::test_stopping_is_no_secret), and for
+    what `server.downlink` refuses. `init` refuses updates of other shapes or dtypes than the server takes
+    (tests/laws/test_foreign_updates.py).
 
-    Guarantees: the same bits for any number of devices, order of the cohort and padding
-    (tests/laws/test_invariance.py); a non-finite client equals an absent one bit for bit
-    (tests/laws/test_nonfinite.py); traced once per shape (tests/test_compilation.py); `downlink` is the server wrapped
-    by hand (tests/server/test_downlink.py::test_federated_wraps_its_server).
+    Guarantees: the same bits for any number of devices and order of the cohort (tests/laws/test_devices.py), and any
+    padding under a rule that does not count rows (tests/laws/test_invariance.py); a non-finite client equals an absent
+    one bit for bit (tests/laws/test_nonfinite.py); traced once per shape (tests/test_compilation.py); `downlink` is the
+    server wrapped by hand (tests/server/test_downlink.py::test_federated_wraps_its_server); parts that do not fit are
+    refused by their facts (`algorithms.compatibility`); every byte that was sent is counted
+    (tests/sampling/test_participation.py::test_late_messages_are_counted).
     """
     transform = identity() if transform is None else transform
     _parts(
@@ -206,7 +192,10 @@ def federated(
     if downlink is not None:
         server = with_downlink(server, downlink)
     validate.one_of("nonfinite", nonfinite, ("drop", "error"))
-    _check_table(sampler, transform, aggregator)
+    if nonfinite == "error" and (transform.noise, client.noise) != (None, None):
+        hint = "A run that stops, and names clients, tells what the noise is to hide."
+        validate.fail("nonfinite", "'drop' beside noise", nonfinite, hint)
+    check_parts(sampler, client, transform, aggregator)
     train = jax.jit(client.apply)
 
     def devices():
@@ -239,12 +228,15 @@ def federated(
             transform=transform.init(spec),
             server=server_state,
         )
-        return jax.tree.map(jnp.asarray, state)
+        state = jax.tree.map(jnp.asarray, state)
+        if not looks_like_the_model(spec, server, tree.spec(params)):
+            jax.eval_shape(step, key, state, population)  # what the aggregator makes of it decides
+        return state
 
-    @partial(jax.jit, static_argnames="rows")  # traced once, though its shape is asked for before it runs
-    def each(shared: _Shared, slot: _Slot, rows: int | None = None):
+    def one(shared: _Shared, slot: _Slot, rows: int | None):
         population = shared.population
-        data = (population if rows in (None, population.max_examples) else population.capped(rows)).client(slot.id)
+        whole = rows is None or rows == num_rows(population)
+        data = (population if whole else population.capped(rows)).client(slot.id)
         mask = data.mask & slot.reported  # who will not report need not train
         data = ClientData(tree.where(mask, data.examples, tree.zeros_like(data.examples)), mask)
         client_key, transform_key = (
@@ -252,6 +244,8 @@ def federated(
         )
         report, client_state = train(client_key, shared.broadcast, slot.client, data)
         update, memory, measured = transform.on_client(transform_key, report.update, shared.transform, slot.memory)
+        if aggregator.modulus is None and transform.integer_range is not None:
+            update = jax.tree.map(lambda x: x.astype(jnp.float32), update)  # which holds them all: `check_parts`
         weight = report.weight.astype(jnp.float32)
         peaks = jnp.stack([_peak(x) for x in jax.tree.leaves(update)])
         sound = (peaks < LARGEST).all() & (peaks * weight < LARGEST).all() & (weight >= 0) & (weight < LARGEST)
@@ -262,17 +256,25 @@ def federated(
         arrived = slot.reported & known & sound & (weight > 0)
         dropped = slot.reported & (~known | (~sound & (weight != 0)))
         letter = _Letter(update, weight, (report.metrics, measured), arrived, dropped)
-        return letter, (client_state, memory, arrived, dropped)
+        return letter, (*tree.unsigned_zeros((client_state, memory)), arrived, dropped)
+
+    @partial(jax.jit, static_argnames="rows")  # traced once, though its shape is asked for before it runs
+    def each(shared: _Shared, slot: _Slot, rows: int | None = None):
+        return engine.steady(partial(one, rows=rows))(shared, slot)
 
     def unequal(population, cohort: Cohort) -> dict:
         """What `fold` must know of clients that differ in their work."""
-        classes = getattr(population, "capacities", ()) if client.num_steps is not None else ()
+        classed = client.num_steps is not None and hasattr(population, "capped")
+        classes = getattr(population, "capacities", ()) if classed else ()
         if not hasattr(population, "count") or (len(classes) < 2 and not callable(client.num_steps)):
             return {}
         sizes = jnp.where(cohort.reported, jax.vmap(population.count)(cohort.ids), 0)
-        return {"sizes": sizes, "capacities": classes or (population.max_examples,)}
+        return {"sizes": sizes, "capacities": classes or (num_rows(population),)}
 
-    def accumulate(shared: _Shared, carry, letters: _Letter, slots: _Slot, valid):
+    def accumulate(*args):
+        return engine.steady(gather)(*args)
+
+    def gather(shared: _Shared, carry, letters: _Letter, slots: _Slot, valid):
         table, means, arrived, dropped = carry
         letters = _arrived(letters)
         position = jnp.where(valid, slots.position, sampler.num_slots)
@@ -282,11 +284,12 @@ def federated(
         return table, exact.add(means, letters.means), arrived, dropped + letters.dropped.sum(dtype=jnp.int32)
 
     def step(key, state: FederatedState, population):
-        cohort, sampler_state = sampler.sample(stream(key, "sampling"), state.sampler)
+        cohort, sampler_state = engine.steady(sampler.sample)(stream(key, "sampling"), state.sampler)
         ids = cohort.ids
-        wanted = population.announce(ids) if hasattr(population, "announce") else ids
-        broadcast = server.broadcast(state.server)
-        zero = jnp.minimum(state.round, 0)  # for tree.pinned: rounding must not depend on the number of devices
+        announces = hasattr(population, "announce") and not engine.is_unplaced()
+        wanted = population.announce(ids) if announces else ids
+        broadcast = engine.steady(server.broadcast)(state.server)
+        zero = jnp.zeros((), jnp.int32)
         shared = _Shared(key, broadcast, state.transform, population, cohort)
         positions = jnp.arange(sampler.num_slots, dtype=jnp.int32)
         client_rows, clients = engine.take(state.clients, ids)
@@ -295,51 +298,62 @@ def federated(
         slots = _Slot(positions, wanted, keys, cohort.reported, client_rows, memory_rows)
         letter, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
         carry = (aggregator.init(letter.update, sampler.num_slots), exact.zeros(letter.means), zero, zero)
-        carry = jax.tree.map(lambda x: x + zero.astype(x.dtype), carry)
+        carry = tree.varying(carry, state.round)
         carry, per_slot = engine.fold(
             each, accumulate, shared, carry, slots, plan=plan, mesh=devices(), **unequal(population, cohort)
         )
-        table, means, arrived, dropped = carry
         client_rows, memory_rows, arrived_slots, dropped_slots = per_slot
-
-        aggregate, table_metrics = aggregator.finalize(stream(key, "aggregation"), cohort, table)
-        metrics, measured = exact.total(means)
-        aggregate, transform_state, transform_metrics = transform.on_server(
-            stream(key, "transform_server"), cohort, aggregate, state.transform, measured, aggregator.sensitivity
-        )
-        moved = server.apply(stream(key, "server"), tree.pinned(aggregate, zero), state.server)
-        usable = (arrived > 0) | transform.releases_when_empty
-        if transform.noise is not None and transform.noise.place == "distributed":
-            usable = arrived >= _shares(transform.noise)  # fewer letters hold less noise: nothing is released
-        usable &= tree.all_finite(server.params(moved)) & _stays_finite(state.server, moved)
-        kept = transform.releases_when_empty & tree.all_finite(transform_state)  # what was released was released
+        usable, transform_state, moved, length, found = engine.steady(close)(key, cohort, carry, state)
         new = FederatedState(
             round=state.round + 1,
             sampler=sampler_state,
             clients=engine.put(clients, ids, client_rows, arrived_slots & usable),
             memory=engine.put(memory, ids, memory_rows, arrived_slots & usable),
-            transform=tree.where(usable | kept, transform_state, state.transform),
-            server=tree.where(usable, moved, state.server),
+            transform=transform_state,
+            server=moved,
         )
         letter = wire_of(transform, report_spec(broadcast, client.init(broadcast), population))
         received = (plain_wire if server.wire is None else server.wire)(broadcast)
-        invited, reported = (x.sum(dtype=jnp.int32) for x in (cohort.invited, cohort.reported))
+        uploads = cohort.reported if cohort.sent is None else cohort.sent
+        invited, reported, sent = (x.sum(dtype=jnp.int32) for x in (cohort.invited, cohort.reported, uploads))
         own = {
             "clients_invited": invited,
-            "clients_reported": arrived,
-            "dropped_clients": dropped,
+            "clients_reported": carry[2],
+            "dropped_clients": carry[3],
             "skipped_rounds": (~usable).astype(jnp.int32),
-            "update_norm": optax.tree.norm(tree.subtract(server.params(new.server), server.params(state.server))),
-            "uplink_bytes": Count.of(reported, -(-letter.bits // 8)),
+            "update_norm": length,
+            "uplink_bytes": Count.of(sent, -(-letter.bits // 8)),
             "downlink_bytes": Count.of(invited, -(-received.bits // 8)),
         }
         if letter.coded < letter.bits:
-            own["uplink_coded_bytes"] = Count.of(reported, -(-letter.coded // 8))
+            own["uplink_coded_bytes"] = Count.of(sent, -(-letter.coded // 8))
+        if cohort.sent is not None:
+            own["wasted_bytes"] = Count.of(sent - reported, -(-letter.bits // 8))
         if nonfinite == "error":
             first = jnp.argsort(~dropped_slots, stable=True)[:NAMED_CLIENTS]
             own["error_ids"] = jnp.where(dropped_slots[first], ids[first], -1)
+        return new, _info(own, sampler=cohort.metrics, **found)
+
+    def close(key, cohort: Cohort, carry, state: FederatedState):
+        """What the server makes of what it got: (usable, the transform's state, its own, its step's norm, metrics)."""
+        table, means, arrived, _ = carry
+        aggregate, table_metrics = aggregator.finalize(stream(key, "aggregation"), cohort, table)
+        metrics, measured = exact.total(means)
+        aggregate, transform_state, transform_metrics = transform.on_server(
+            stream(key, "transform_server"), cohort, aggregate, state.transform, measured, aggregator.sensitivity
+        )
+        check_aggregate(aggregate, server, tree.spec(server.params(state.server)))
+        moved = server.apply(stream(key, "server"), aggregate, state.server)
+        usable = (arrived > 0) | transform.releases_when_empty
+        if transform.noise is not None and transform.noise.place == "distributed":
+            usable = arrived >= _shares(transform.noise)  # fewer letters hold less noise: nothing is released
+        usable &= tree.all_finite(server.params(moved)) & _stays_finite(state.server, moved)
+        kept = transform.releases_when_empty & tree.all_finite(transform_state)  # what was released was released
+        moved = tree.where(usable, moved, state.server)
         pooled = {name: mean.total / mean.weight for name, mean in metrics.items()}
-        return new, _joined(pooled, cohort.metrics, table_metrics, transform_metrics, own)
+        length = optax.tree.norm(tree.subtract(server.params(moved), server.params(state.server)))
+        found = {"client": pooled, "aggregator": table_metrics, "transform": transform_metrics}
+        return usable, tree.where(usable | kept, transform_state, state.transform), moved, length, found
 
     parts = {"sampler": sampler, "client": client, "transform": transform, "aggregator": aggregator, "server": server}
     return Algorithm(init, step, lambda state: server.params(state.server), parts)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim import aggregation, client, server, tree, validate
+from fedjax_sim import aggregation, client, engine, server, tree, validate
 from fedjax_sim.algorithms.base import base_optimizer
 from fedjax_sim.algorithms.federated import FederatedState, federated, no_aggregator
 from fedjax_sim.prng import stream
@@ -166,7 +166,7 @@ def mime(
         return jax.tree.map(jnp.asarray, state)
 
     def round(key, state, population):
-        cohort, sampler_state = sampler.sample(stream(key, "sampling"), state.sampler)
+        cohort, sampler_state = engine.steady(sampler.sample)(stream(key, "sampling"), state.sampler)
         zeros = state.server.control
         asking = _ControlState(second.params(state), zeros)
         (asked_memory, memory), (asked_transform, own_transform) = state.memory, state.transform
@@ -222,8 +222,8 @@ def _controlled(inner: ServerUpdate) -> ServerUpdate:
 
 def _both(first: dict, second: dict) -> dict:
     """Info of the round: that of the second pass, with the bytes and losses of both."""
-    info = second | {"gradient_norm": first["update_norm"]}
-    for name in ("uplink_bytes", "downlink_bytes", "uplink_coded_bytes"):
+    info = tree.joined({"client": second, "mime": {"gradient_norm": first["update_norm"]}})
+    for name in ("uplink_bytes", "downlink_bytes", "uplink_coded_bytes", "wasted_bytes"):
         if name in first or name in second:
             info[name] = _sum(first.get(name, first["uplink_bytes"]), second.get(name, second["uplink_bytes"]))
     more = first["dropped_clients"] > second["dropped_clients"]

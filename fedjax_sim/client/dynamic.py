@@ -80,4 +80,5 @@ def dynamic(
         weight = jnp.where(present, done.weight if weighting == "examples" else 1.0, 0.0)
         return Report(update, weight, done.metrics | {"local_steps": steps}), new
 
-    return ClientUpdate(tree.zeros_like, apply, minibatch_steps(num_steps, num_epochs, batch_size))
+    steps = minibatch_steps(num_steps, num_epochs, batch_size)
+    return ClientUpdate(tree.zeros_like, apply, steps, uniform_weights=weighting == "uniform")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import tree, validate
-from fedjax_sim.prng import shuffle, stream
+from fedjax_sim.prng import below, shuffle, stream
 from fedjax_sim.types import Array, ClientData, ClientUpdate, Mean, PyTree, Report
 
 __all__ = [
@@ -30,14 +30,16 @@ class Training(NamedTuple):
     """What local training leaves behind."""
 
     params: PyTree
-    metrics: dict[str, Mean]  # over the examples met while training
+    metrics: dict[str, Mean]  # `local_<metric>`, over the examples met while training
     num_steps: Array  # [] int32 steps really taken
     num_examples: Array  # [] int32
     weight: Array  # [] float32 number of own examples, or the sum of their weights where the loss gives them
 
 
 def loss_and_metrics(loss_fn: Callable, params: PyTree, examples: PyTree, mask: Array, key: Array | None):
-    """The mean loss over the examples where `mask`, and every metric as a `Mean`.
+    """The mean loss over the examples where `mask`, and every metric as a `Mean` named `local_<metric>`.
+
+    Local, for models in training move away from the server's: the mean of such losses over a round is no objective.
 
     Args:
       loss_fn: (params, examples, key) -> losses [b], or a dict of per-example values [b] that holds "loss" and, if
@@ -50,8 +52,8 @@ def loss_and_metrics(loss_fn: Callable, params: PyTree, examples: PyTree, mask: 
         shapes = {name: jnp.shape(x) for name, x in out.items()}
         validate.fail("loss_fn", f"one 'loss' per example, shape {mask.shape}", shapes, "Do not average over examples.")
     weights = jnp.where(mask, out.pop("weight", 1.0), 0.0).astype(jnp.float32)
-    means = {name: Mean((jnp.where(mask, x, 0) * weights).sum(), weights.sum()) for name, x in out.items()}
-    loss = means["loss"]
+    means = {f"local_{name}": Mean((jnp.where(mask, x, 0) * weights).sum(), weights.sum()) for name, x in out.items()}
+    loss = means["local_loss"]
     return loss.total / jnp.where(loss.weight > 0, loss.weight, 1), means
 
 
@@ -73,7 +75,7 @@ def full_gradient_at(loss_fn: Callable, params: PyTree, data: ClientData, key: A
 def _own_work(key: Array, straggler_share: float, most: int) -> Array:
     """[] int32 epochs or steps that a client gets done: a straggler's are uniform in 1..most."""
     who, amount = jax.random.split(stream(key, "straggler"))
-    part = jax.random.randint(amount, (), 1, most + 1)
+    part = 1 + below(amount, most)
     return jnp.where(jax.random.uniform(who) < straggler_share, part, most)
 
 
@@ -92,11 +94,13 @@ def local_training(
     own. With `num_steps`, batches continue through as many epochs as that takes. With `at`, a model, each batch's
     gradient there is the third argument of `correct`.
     """
+    validate.loss_function(loss_fn)
+    validate.optimizer("optimizer", optimizer)
     validate.in_range("straggler_share", straggler_share, 0, 1)
     stragglers = not (isinstance(straggler_share, (int, float)) and straggler_share == 0)  # it may be traced
     if (num_steps is None) == (num_epochs is None):
         validate.fail("num_steps, num_epochs", "exactly one of the two", (num_steps, num_epochs))
-    validate.integer(*(("num_epochs", num_epochs) if num_steps is None else ("num_steps", num_steps)))
+    validate.steps(*(("num_epochs", num_epochs) if num_steps is None else ("num_steps", num_steps)))
     if stragglers and 1 in (num_steps, num_epochs):
         hint = "A part of one is one: give clients more epochs or steps, or leave it out."
         validate.fail("straggler_share", "0 with a single epoch or step", straggler_share, hint)
@@ -116,6 +120,8 @@ def local_training(
         work = _own_work(key, straggler_share, work) if stragglers else work
         own_steps = work if num_epochs is None else work * steps_per_epoch
         most_steps = num_steps if num_epochs is None else num_epochs * -(-rows // size)
+        if most_steps > validate.MOST_STEPS:
+            validate.fail("num_epochs", f"at most {validate.MOST_STEPS} steps", most_steps, "Make larger batches.")
         zero = tree.hidden_zero(params)
         loss_key, order = stream(key, "loss"), shuffle(key, data.mask, zero)
 
@@ -176,7 +182,9 @@ def local_sgd(
         steps) uniform in 1..E, E > 1, drawn afresh for each round and client; may be traced. The work done is sent, as
         FedProx has it; `sampling.with_dropout` loses it instead.
 
-    Returns: a stateless ClientUpdate; update = local params - broadcast params; metrics over the examples met.
+    Returns: a stateless ClientUpdate; update = local params - broadcast params; metrics `local_loss` and
+    `local_<metric>` for each one of the loss, over the minibatches met while the model moved: no objective at any one
+    model, for which see `metrics.evaluation(train=...)`.
 
     Guarantees: matches a NumPy loop on ragged clients with partial batches (tests/oracles/test_fedavg.py); one
     full-batch step of everybody is a centralised step (tests/oracles/test_centralised.py); each epoch visits each
@@ -225,7 +233,7 @@ def _client(train: Callable, correction: Callable, weighting: str, num_steps: in
         update = tree.subtract(done.params, broadcast)
         return Report(update, weight, done.metrics | {"local_steps": steps}), state
 
-    return ClientUpdate(init=lambda params: (), apply=apply, num_steps=num_steps)
+    return ClientUpdate(lambda params: (), apply, num_steps=num_steps, uniform_weights=weighting == "uniform")
 
 
 def send_model(client: ClientUpdate) -> ClientUpdate:

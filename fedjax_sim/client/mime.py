@@ -32,6 +32,7 @@ def full_gradient(loss_fn: Callable, *, weighting: str = "examples") -> ClientUp
     >>> float(one.apply(jax.random.key(0), jnp.zeros(()), (), data)[0].update)
     -2.0
     """
+    validate.loss_function(loss_fn)
     validate.one_of("weighting", weighting, ("examples", "uniform"))
 
     def apply(key, broadcast, state, data):
@@ -41,7 +42,7 @@ def full_gradient(loss_fn: Callable, *, weighting: str = "examples") -> ClientUp
         present = data.mask.any()
         return Report(gradient, jnp.where(present, weight if weighting == "examples" else 1.0, 0.0), metrics), state
 
-    return ClientUpdate(lambda params: (), apply)
+    return ClientUpdate(lambda params: (), apply, uniform_weights=weighting == "uniform")
 
 
 def mime(
@@ -108,4 +109,4 @@ def mime(
         return Report(letter, weight, done.metrics | {"local_steps": steps}), state
 
     steps = None if lite else minibatch_steps(num_steps, num_epochs, batch_size)  # lite reads all examples at once
-    return ClientUpdate(lambda broadcast: (), apply, steps)
+    return ClientUpdate(lambda broadcast: (), apply, steps, uniform_weights=weighting == "uniform")

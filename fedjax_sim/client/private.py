@@ -93,7 +93,8 @@ def private_sgd(
     validate.positive("clip_norm", clip_norm)
     validate.in_range("noise_multiplier", noise_multiplier, 0)
     validate.in_range("learning_rate", learning_rate, 0)
-    validate.integer("num_steps", num_steps)
+    validate.loss_function(loss_fn)
+    validate.steps("num_steps", num_steps)
     validate.integer("num_examples", num_examples)
     validate.integer("batch_size", batch_size, 1, num_examples, hint="At most num_examples: q = B / n.")
     if microbatch_size is not None:
@@ -165,8 +166,9 @@ def private_sgd(
         "num_examples": num_examples,
         "max_batch_size": slots,
     }
-    noise = Noise("gaussian", "local", noise_multiplier, clip_norm, unit="record", details=details)
-    return ClientUpdate(init=lambda params: (), apply=apply, num_steps=num_steps, noise=noise)
+    noise = Noise("gaussian", "local", noise_multiplier, clip_norm, "record", details)
+    alike = weighting == "uniform"
+    return ClientUpdate(lambda params: (), apply, num_steps=num_steps, noise=noise, uniform_weights=alike)
 
 
 def _noise(key: Array, like: PyTree, std: float | Array, zero: Array) -> PyTree:

@@ -81,4 +81,5 @@ def scaffold(
         return Report(letter, weight, done.metrics | {"local_steps": steps}), new
 
     steps = minibatch_steps(num_steps, num_epochs, batch_size) if option == 2 else None  # option 1 reads all examples
-    return ClientUpdate(lambda broadcast: tree.zeros_like(broadcast["params"]), apply, steps)
+    alike = weighting == "uniform"
+    return ClientUpdate(lambda broadcast: tree.zeros_like(broadcast["params"]), apply, steps, uniform_weights=alike)

@@ -4,10 +4,11 @@ from fedjax_sim.engine import exact
 from fedjax_sim.engine.buffer import buffer, fill
 from fedjax_sim.engine.disk import MemoryFileError
 from fedjax_sim.engine.exact import combine, differentiable, merge
-from fedjax_sim.engine.fold import device_mesh, fold, one_device
+from fedjax_sim.engine.fold import device_mesh, fold, is_unplaced, one_device, unplaced
 from fedjax_sim.engine.largest import top_k, top_k_mask
 from fedjax_sim.engine.memory import Disk, Sharded
 from fedjax_sim.engine.plan import Needs, Plan, needs, plan_for, total_memory
+from fedjax_sim.engine.rounding import divide, pairwise_sum, steady
 from fedjax_sim.engine.select import median, order_statistic, trimmed_mean
 from fedjax_sim.engine.store import (
     client_memory,
@@ -31,10 +32,12 @@ __all__ = [
     "combine",
     "device_mesh",
     "differentiable",
+    "divide",
     "exact",
     "fill",
     "fold",
     "gathered",
+    "is_unplaced",
     "median",
     "memory_files",
     "memory_limit",
@@ -42,13 +45,16 @@ __all__ = [
     "needs",
     "one_device",
     "order_statistic",
+    "pairwise_sum",
     "plan_for",
     "put",
     "scattered",
+    "steady",
     "store",
     "take",
     "top_k",
     "top_k_mask",
     "total_memory",
     "trimmed_mean",
+    "unplaced",
 ]

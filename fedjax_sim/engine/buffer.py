@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim import tree
 from fedjax_sim.types import Array, PyTree
 
 __all__ = ["buffer", "fill"]
@@ -24,7 +25,4 @@ def fill(buffer: PyTree, slots: Array, rows: PyTree) -> PyTree:
     (tests/laws/test_aggregators.py::test_carries_of_disjoint_slots_combine).
     """
 
-    def leaf(b, r):
-        return b.at[slots].set(jnp.where(r == 0, jnp.zeros_like(r), r), mode="drop")
-
-    return jax.tree.map(leaf, buffer, rows)
+    return jax.tree.map(lambda b, r: b.at[slots].set(r, mode="drop"), buffer, tree.unsigned_zeros(rows))

@@ -41,6 +41,7 @@ __all__ = [
     "power_of_two",
     "spread_out",
     "total",
+    "without_derivative",
 ]
 
 BITS = 23  # of a digit
@@ -74,14 +75,15 @@ def _type(acc: ExactSum):
 
 
 @jax.custom_jvp
-def _no_derivative(x: Array) -> Array:
+def without_derivative(x: Array) -> Array:
+    """The same number, which may not be differentiated: what follows works on bits, whose derivative would be 0."""
     return x
 
 
-@_no_derivative.defjvp
+@without_derivative.defjvp
 def _(primals, tangents):
     hint = "Trace what you differentiate inside `with engine.differentiable():`, anew; or use study.hypergradient."
-    validate.fail("derivative", "none through an exact sum over clients", "one", hint, TypeError)
+    validate.fail("derivative", "none through a part of a round or an exact sum", "one", hint, TypeError)
 
 
 def empty(shape: tuple[int, ...], dtype) -> ExactSum:
@@ -151,7 +153,7 @@ def _digits(value: Array, scale: Array, magic: Array, bins: int) -> list[Array]:
 
 def add(acc: ExactSum, values: Array) -> ExactSum:
     """Adds letters [c, ...], c <= MAX_CHUNK."""
-    values = _no_derivative(values)
+    values = without_derivative(values)
     count, dtype = values.shape[0], _type(acc)
     validate.integer("letters added at once", count, 1, MAX_CHUNK)
     many = count > UNROLLED

@@ -2,7 +2,8 @@
 
 `NAME.mem` holds a head and then one record for each client: the bytes of its state, exclusive-or'ed with the initial
 state, and a checksum that is never zero. A client never written is a hole, which reads as the initial state and takes
-no disk. Rows are read and written by position instead of through a mapping: mapped pages count as memory of the
+no disk; a bit for each client, kept in every checkpoint, says who was written, for a disk that loses a record leaves
+zeros too. Rows are read and written by position instead of through a mapping: mapped pages count as memory of the
 process, and a full disk would kill it where a write is refused with an error.
 
 Before a row is overwritten for the first time since a commit, its old record goes into the undo journal
@@ -46,7 +47,8 @@ class MemoryFile:
     Guarantees: a row never written reads as the initial state and takes no disk
     (tests/engine/test_disk.py::test_rows_come_back_and_holes_take_no_disk); from any moment it goes back to any commit
     that its journals reach (::test_killed_between_any_two_system_calls); a flipped or missing byte of a row or journal
-    is found when it is read (::test_damage_is_found).
+    is found when it is read (::test_damage_is_found), and so is a record that was lost or put back to zeros
+    (::test_a_lost_record_is_no_hole).
     """
 
     _rows: int | None = None  # file descriptor
@@ -63,6 +65,8 @@ class MemoryFile:
         kinds = json.dumps([[str(x.dtype), list(x.shape)] for x in leaves]).encode()
         self.layout = hashlib.sha256(kinds + self.initial.tobytes()).digest()
         self.version, self.mark = 0, b""
+        self._forget()
+        self.written = np.zeros_like(self._kept)  # a bit for each client that is no hole
         self._arrived = 0  # devices that have written their share of the next version
         self._lock = threading.RLock()
         self._failure: Exception | None = None
@@ -94,6 +98,7 @@ class MemoryFile:
                 last = begin + step >= len(ids) and self._arrived + 1 == shares
                 self._journal_old(version, last, ids[piece].astype(np.int64))
                 self._write_records(ids[piece], self._as_records(ids[piece], [leaf[piece] for leaf in leaves]))
+                _set(self.written, ids[piece])
             self._arrived += 1
             if self._arrived == shares:
                 self._arrived, self.version = 0, version + 1
@@ -123,6 +128,12 @@ class MemoryFile:
     def sync(self, version: int) -> None:
         """Every row on disk; before a checkpoint of `version` is written."""
         self._at(version)
+        try:
+            there = os.path.samestat(os.stat(self.path), os.fstat(self._rows))
+        except FileNotFoundError:
+            there = False
+        if not there:
+            raise MemoryFileError(f"{self.path}: deleted or replaced during the run; its rows cannot be resumed.")
         self._journal.sync()  # batches without a record are not, until here
         os.fsync(self._rows)
 
@@ -134,17 +145,19 @@ class MemoryFile:
             for version in sorted(self._journals())[:-keep]:
                 self._journal_path(version).unlink(missing_ok=True)
 
-    def resume(self, version: int, mark: str) -> None:
+    def resume(self, version: int, mark: str, written: np.ndarray) -> None:
         """Opens the file and takes it back to `version`, one that a kept checkpoint has committed.
 
         Args:
           mark: that of the run's file, from the checkpoint's meta.
+          written: what `written` was, from the checkpoint.
 
         Raises: MemoryFileError where the file or a journal is absent, damaged, too short, or of another run.
         """
         self._open(create=False)
         if self.mark.hex() != mark:
             raise MemoryFileError(f"{self.path}: expected the client memory of this run, got another run's.")
+        self.written = np.array(written, np.uint8)
         chain, before = [], self._place()
         while before[0] >= 0 and (not chain or chain[-1].version > version):
             path = self._journal_path(before[0])
@@ -168,7 +181,7 @@ class MemoryFile:
         os.ftruncate(oldest.file, oldest.end)
         self._forget()
         for batch in oldest.batches():
-            self._keep(batch.ids)
+            _set(self._kept, batch.ids)
         self._set_place()
         os.fsync(self._rows)
         for later in chain[:-1]:
@@ -221,6 +234,12 @@ class MemoryFile:
         for id, record, found in zip(ids.tolist(), records, _checks(records).tolist(), strict=True):
             if found != _sum(id, record) and (found or record.any()):
                 raise MemoryFileError(f"{self.path}: the checksum of client {id} does not match its bytes: damaged.")
+        wrong = ids[(_checks(records) != 0) != _has(self.written, ids)]
+        if len(wrong):
+            raise MemoryFileError(
+                f"{self.path}: the record of client {wrong[0]} was lost, or is one that this run never wrote: damaged. "
+                "Go on from an earlier copy of the run's folder."
+            )
         return records
 
     def _write_records(self, ids: np.ndarray, records: np.ndarray) -> None:
@@ -297,17 +316,23 @@ class MemoryFile:
     def _forget(self) -> None:
         self._kept = np.zeros(-(-self.num_clients // 8), np.uint8)  # a bit for each client in the journal
 
-    def _keep(self, ids: np.ndarray) -> None:
-        np.bitwise_or.at(self._kept, ids >> 3, np.uint8(1) << (ids & 7).astype(np.uint8))
-
     def _journal_old(self, version: int, last: bool, ids: np.ndarray) -> None:
         """Puts what is about to be overwritten into the journal, unless it is there already."""
-        ids = ids[(self._kept[ids >> 3] >> (ids & 7).astype(np.uint8)) & 1 == 0]
+        ids = ids[~_has(self._kept, ids)]
         records = self._records(ids)
         self._journal.append(version, last, ids, _checks(records) != 0, records)
         if len(ids):  # an empty batch is not on disk yet; it counts where it is found behind this place
             self._set_place()
-        self._keep(ids)
+        _set(self._kept, ids)
+
+
+def _has(bits: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """[k] bool of the bits at `ids`."""
+    return (bits[ids >> 3] >> (ids & 7).astype(np.uint8)) & 1 != 0
+
+
+def _set(bits: np.ndarray, ids: np.ndarray) -> None:
+    np.bitwise_or.at(bits, ids >> 3, np.uint8(1) << (ids & 7).astype(np.uint8))
 
 
 def _checks(records: np.ndarray) -> np.ndarray:

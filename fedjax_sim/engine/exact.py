@@ -29,6 +29,7 @@ __all__ = [
     "add",
     "combine",
     "differentiable",
+    "is_differentiable",
     "merge",
     "total",
     "zeros",
@@ -81,6 +82,11 @@ def differentiable() -> Iterator[None]:
         yield
     finally:
         _plain.reset(token)
+
+
+def is_differentiable() -> bool:
+    """Whether this is inside `differentiable()`."""
+    return _plain.get()
 
 
 def zeros(spec: PyTree) -> ExactSums:

@@ -17,10 +17,11 @@ from fedjax_sim.engine.packing import ALONE, pack
 from fedjax_sim.engine.plan import Plan, plan_for
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["AXIS", "device_mesh", "fold", "one_device"]
+__all__ = ["AXIS", "device_mesh", "fold", "is_unplaced", "one_device", "unplaced"]
 
 AXIS = "clients"
 _alone: contextvars.ContextVar = contextvars.ContextVar("alone", default=False)
+_unplaced: contextvars.ContextVar = contextvars.ContextVar("unplaced", default=False)
 
 
 @contextlib.contextmanager
@@ -31,6 +32,26 @@ def one_device() -> Iterator[None]:
         yield
     finally:
         _alone.reset(token)
+
+
+@contextlib.contextmanager
+def unplaced() -> Iterator[None]:
+    """What is traced inside the block is read and never run: one device, whatever the mesh, and memory without limit.
+
+    Guarantees: a round is the same program for any mesh, kind of client memory and number of processes
+    (tests/test_fingerprint.py::test_devices_leave_no_trace).
+    """
+    token = _unplaced.set(True)
+    try:
+        with one_device():
+            yield
+    finally:
+        _unplaced.reset(token)
+
+
+def is_unplaced() -> bool:
+    """Whether this is inside `unplaced`."""
+    return _unplaced.get()
 
 
 def device_mesh(num_devices: int | None = None) -> Mesh | None:
@@ -85,6 +106,7 @@ def fold(
     more than rounding (tests/laws/test_unequal.py).
     """
     num_slots = jax.tree.leaves(slots)[0].shape[0]
+    mesh = None if is_unplaced() else mesh
     num_devices = mesh.size if mesh is not None else 1
     validate.integer("cohort slots", num_slots, 1, exact.MAX_CLIENTS, hint="Exact sums hold that many letters.")
     validate.integer("devices", num_devices, 1, exact.MAX_DEVICES, hint="Exact sums combine that many at once.")
@@ -132,12 +154,11 @@ def fold(
 
         def chunk_step(carry, slots):
             slots, positions, kind = slots
-            zero = jnp.minimum(positions[0, 0], 0)
             if groups == 1:
                 letters, per_slot = jax.lax.switch(kind, branches, jax.tree.map(lambda x: x[0], slots))
             else:
                 letters, per_slot = flat(jax.lax.map(branches[0], slots), 2)
-            letters, per_slot = tree.settled((letters, per_slot), zero)
+            letters, per_slot = tree.settled((letters, per_slot), tree.hidden_zero(letters))
             carry = accumulate(shared, carry, letters, flat(slots, 2), positions.reshape(-1) < num_slots)
             return carry, per_slot
 

@@ -35,10 +35,11 @@ def pack(sizes: Array, capacities: tuple[int, ...], chunk: int, num_devices: int
     a vmapped chunk wastes little (tests/engine/test_packing.py).
     """
     num_slots, classes = sizes.shape[0], len(capacities)
+    slots = jnp.arange(num_slots, dtype=jnp.int32)
     kind = (sizes[:, None] > jnp.array(capacities[:-1], jnp.int32)[None, :]).sum(1, dtype=jnp.int32)
     order = jnp.argsort(-sizes, stable=True).astype(jnp.int32)
     kind = kind[order]
-    turn, seat = np.divmod(np.arange(num_slots), num_devices)
+    turn, seat = np.divmod(np.arange(num_slots, dtype=np.int32), np.int32(num_devices))
     device = np.where(turn % 2, num_devices - 1 - seat, seat)  # 0 1 2 2 1 0 0 1 2: like work for each
     own = (kind[:, None, None] == jnp.arange(classes)[None, None, :]) & (
         jnp.asarray(device)[:, None, None] == jnp.arange(num_devices)[None, :, None]
@@ -52,7 +53,7 @@ def pack(sizes: Array, capacities: tuple[int, ...], chunk: int, num_devices: int
     inside = starts[device, column] + (turn - before[device, column])
     most = -(-num_slots // (num_devices * chunk)) + classes - 1
     place = jnp.zeros(num_slots, jnp.int32).at[order].set(device * (most * chunk) + inside)
-    source = jnp.full(num_devices * most * chunk, num_slots, jnp.int32).at[place].set(jnp.arange(num_slots))
+    source = jnp.full(num_devices * most * chunk, num_slots, jnp.int32).at[place].set(slots)
     row = jnp.arange(most, dtype=jnp.int32)
     later = (row[None, :, None] >= ends[:, None, :]).sum(2, dtype=jnp.int32)
     kinds = jnp.maximum(classes - 1 - later, 0)

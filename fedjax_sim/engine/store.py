@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_sim import tree, validate
 from fedjax_sim.engine.disk import MemoryFile, MemoryFileError
+from fedjax_sim.engine.fold import is_unplaced
 from fedjax_sim.engine.memory import Disk, Sharded, scatter
 from fedjax_sim.types import Array, PyTree
 
@@ -89,6 +90,8 @@ def store(client_state: PyTree, num_clients: int, *, mesh: Mesh | None = None, n
     """
     if not jax.tree.leaves(client_state):
         return client_state
+    if is_unplaced():
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_clients, *jnp.shape(x))), client_state)
     kind, directory = _setting.get()
     shares = 1 if mesh is None else mesh.size
     rows = -(-num_clients // shares)
@@ -169,11 +172,15 @@ def memory_files(state: PyTree) -> list[tuple[MemoryFile, Array]]:
 def gathered(state: PyTree, *, spec: bool = False) -> PyTree:
     """The state with split client memory as plain arrays [N, ...] on the host, the same for any number of devices.
 
+    Of memory on disk: (its version, a bit for each client that was written).
+
     Args:
       spec: NumPy arrays of their shapes and dtypes that take no memory instead, to be restored into.
     """
 
     def one(node):
+        if isinstance(node, Disk):
+            return node.version, node.file.written if spec else node.file.written.copy()
         if not isinstance(node, Sharded):
             return node
         if spec:
@@ -181,13 +188,16 @@ def gathered(state: PyTree, *, spec: bool = False) -> PyTree:
             return jax.tree.map(empty, node.rows)
         return jax.tree.map(lambda x: np.asarray(x)[: node.size], node.rows)
 
-    return jax.tree.map(one, state, is_leaf=lambda x: isinstance(x, Sharded))
+    return jax.tree.map(one, state, is_leaf=lambda x: isinstance(x, (Sharded, Disk)))
 
 
 def scattered(state: PyTree, like: PyTree) -> PyTree:
     """What `gathered` made, with client memory split again as in `like`."""
 
     def one(node, plain):
+        if isinstance(node, Disk):
+            version, node.file.written = plain
+            return dataclasses.replace(node, version=version)
         if not isinstance(node, Sharded):
             return plain
         split = NamedSharding(node.mesh, P(node.mesh.axis_names[0]))
@@ -198,4 +208,4 @@ def scattered(state: PyTree, like: PyTree) -> PyTree:
 
         return dataclasses.replace(node, rows=jax.tree.map(leaf, node.rows, plain))
 
-    return jax.tree.map(one, like, state, is_leaf=lambda x: isinstance(x, Sharded))
+    return jax.tree.map(one, like, state, is_leaf=lambda x: isinstance(x, (Sharded, Disk)))

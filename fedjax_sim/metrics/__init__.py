@@ -12,7 +12,7 @@ from fedjax_sim.metrics.distributions import (
     total_variation,
 )
 from fedjax_sim.metrics.drift import Drift, drift, drift_bias, drift_leading_term
-from fedjax_sim.metrics.evaluation import evaluation, per_client, pooled
+from fedjax_sim.metrics.evaluation import evaluation, objective, per_client, pooled
 from fedjax_sim.metrics.heterogeneity import (
     GradientHeterogeneity,
     GradientMoments,
@@ -36,6 +36,7 @@ __all__ = [
     "l1_distance",
     "label_counts",
     "label_heterogeneity",
+    "objective",
     "optimum_gap",
     "per_client",
     "pooled",

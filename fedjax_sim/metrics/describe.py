@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import jax
 import numpy as np
+
+from fedjax_sim import tree
+from fedjax_sim.population.protocol import sizes_of
 
 __all__ = ["describe", "digest"]
 
@@ -26,7 +28,7 @@ def describe(data: Any) -> dict[str, Any]:
     size = data.train.size
     about: dict[str, Any] = {"name": data.name, "num_clients": size}
     if size <= MAX_VISITED:
-        sizes = np.asarray(data.train.sizes)
+        sizes = np.asarray(sizes_of(data.train))
         marks = np.quantile(sizes, [0, 0.25, 0.5, 0.75, 1])
         about["num_examples_total"] = int(sizes.sum(dtype=np.int64))
         about["examples_quantiles"] = dict(zip(("min", "q25", "median", "q75", "max"), marks.tolist(), strict=True))
@@ -49,11 +51,7 @@ def digest(data: Any) -> str:
 
     Guarantees: tests/test_cli.py::test_other_data_are_refused.
     """
-    sha = hashlib.sha256()
-    for leaf in jax.tree.leaves((data.train, data.test, data.held_out)):
-        array = np.ascontiguousarray(leaf)
-        sha.update(f"{array.dtype} {array.shape}".encode())
-        sha.update(array.reshape(-1).view(np.uint8))
+    sha = tree.hashed((data.train, data.test, data.held_out))
     manifest = getattr(getattr(data.train, "source", None), "opened", None)
     sha.update(repr(manifest[1] if manifest else "").encode())  # a store on the disk: its manifest's hash
     return sha.hexdigest()

@@ -1,23 +1,29 @@
-"""Evaluation of a model: on a central test set, and client by client on held-out clients."""
+"""Evaluation of a model: on a central test set, client by client on held-out clients, and on all that is trained on."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.types import ClientData, Population, PyTree
+from fedjax_sim import validate
+from fedjax_sim.engine import exact
+from fedjax_sim.types import Array, ClientData, Population, PyTree
 
-__all__ = ["QUANTILES", "evaluation", "per_client", "pooled"]
+__all__ = ["QUANTILES", "evaluation", "objective", "per_client", "pooled"]
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 BATCH = 256  # examples, or clients' rows, evaluated at once
+TRAIN_BATCH = 1024  # rows of clients whose sums alone are kept
 
 
 def _sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str, tuple]:
     """(weighted total, weight) of every per-example metric over the valid rows."""
+
+    validate.loss_function(loss_fn)
 
     def masked(x):
         return jnp.where(data.mask.reshape(data.mask.shape + (1,) * (x.ndim - 1)), x, jnp.zeros_like(x))
@@ -61,26 +67,89 @@ def per_client(loss_fn: Callable, params: PyTree, population: Population) -> dic
     return jax.tree.map(lambda x: x.reshape(-1)[: population.size], jax.lax.map(one, ids))
 
 
-def evaluation(loss_fn: Callable, *, test: PyTree | None = None, held_out: Population | None = None) -> Callable:
-    """params -> a record of `test_*` metrics on a central test set and `held_out_*` metrics over held-out clients.
+def objective(loss_fn: Callable, params: PyTree, population: Population, ids: Array | None = None) -> dict[str, Array]:
+    """Means of the per-example metrics over all examples of all clients, or of those in `ids` [n] int32; traceable.
+
+    The loss among them is the global objective, the example-weighted mean of the clients' own. Clients are visited a
+    few at a time and sums alone are kept, exactly: memory does not grow with the population.
+
+    Guarantees: equals a float64 loop over clients, whatever their number, to float32
+    (tests/metrics/test_evaluation.py::test_the_objective_is_that_of_a_loop_over_clients), with losses that are not
+    finite too (::test_losses_that_are_not_finite), in memory that does not grow
+    (::test_memory_of_the_objective_is_flat).
+
+    References: McMahan et al. 2017, section 1, F(w) = sum_i (n_i / n) F_i(w).
+    """
+    rows = jax.eval_shape(population.client, jnp.int32(0)).mask.shape[0]
+    count = population.size if ids is None else len(ids)
+    lanes = max(1, min(count, TRAIN_BATCH // rows))
+
+    def one(place):
+        id = jnp.minimum(place, count - 1)
+        data = population.client(id if ids is None else ids[id])
+        return _sums(loss_fn, params, data._replace(mask=data.mask & (place < count)))
+
+    def block(i, carry):
+        sums, infinite = carry
+        found = jax.vmap(one)(i * lanes + jnp.arange(lanes, dtype=jnp.int32))
+        finite = jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, 0), found)
+        infinite = jax.tree.map(lambda total, x, y: total + (x - y).sum(), infinite, found, finite)
+        return exact.add(sums, finite), infinite
+
+    spec = jax.eval_shape(one, jnp.int32(0))
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)
+    sums, infinite = jax.lax.fori_loop(0, -(-count // lanes), block, (exact.zeros(spec), nothing))
+    sums = jax.tree.map(jnp.add, exact.total(sums), infinite)  # exact sums know finite numbers and NaN only
+    return {name: total / weight for name, (total, weight) in sums.items()}
+
+
+def evaluation(
+    loss_fn: Callable,
+    *,
+    test: PyTree | None = None,
+    held_out: Population | None = None,
+    train: Population | None = None,
+    train_clients: int | None = None,
+    seed: int = 0,
+) -> Callable:
+    """params -> a record of metrics: `test_*` on a central test set, `held_out_*` over held-out clients, and `train_*`
+    over the clients that are trained on.
 
     Args:
       loss_fn: (params, examples, key) -> per-example values; called with key None.
       test: examples, leaves [n, ...].
       held_out: a population; its metrics are pooled over examples, and their spread over clients is given as
         `held_out_<metric>_quantiles` at 5, 25, 50, 75 and 95 %; clients without examples are left out.
+      train: the population of the run: `train_loss` is the global training objective (see `objective`). A look costs as
+        much as one pass over all of its examples.
+      train_clients: a sample of so many clients, in [1, N], in place of all: uniform without replacement, drawn once.
+        The record then says how many, `train_sample_clients`, and `train_*` are the sample's means.
+      seed: of that sample.
 
-    Guarantees: equals a float64 loop over clients (tests/metrics/test_evaluation.py::test_matches_a_loop_over_clients).
+    Guarantees: equals a float64 loop over clients (tests/metrics/test_evaluation.py::test_matches_a_loop_over_clients,
+    ::test_the_objective_is_that_of_a_loop_over_clients).
     """
+    ids = None
+    if train_clients is not None:
+        if train is None:
+            validate.fail("train_clients", "the clients to choose from", None, "Give train, the run's population.")
+        validate.integer("train_clients", train_clients, 1, train.size)
+        ids = jnp.array(sorted(random.Random(seed).sample(range(train.size), train_clients)), jnp.int32)
+
+    validate.loss_function(loss_fn)
 
     @jax.jit
-    def measure(params, test, held_out):
+    def measure(params, test, held_out, train, ids):
         central = {} if test is None else pooled(loss_fn, params, test)
-        return central, {} if held_out is None else per_client(loss_fn, params, held_out)
+        trained = {} if train is None else objective(loss_fn, params, train, ids)
+        return central, {} if held_out is None else per_client(loss_fn, params, held_out), trained
 
     def evaluate(params: PyTree) -> dict:
-        central, clients = jax.device_get(measure(params, test, held_out))
+        central, clients, trained = jax.device_get(measure(params, test, held_out, train, ids))
         record = {f"test_{name}": np.float32(value) for name, value in central.items()}
+        record |= {f"train_{name}": np.float32(value) for name, value in trained.items()}
+        if ids is not None:
+            record["train_sample_clients"] = train_clients
         for name, (totals, weights) in clients.items():
             totals, weights = np.asarray(totals, np.float64), np.asarray(weights, np.float64)
             record[f"held_out_{name}"] = np.float32(totals.sum() / weights.sum() if weights.sum() else np.nan)

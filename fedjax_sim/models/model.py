@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.types import Array, PyTree
-from fedjax_sim.validate import fail
+from fedjax_sim.validate import fail, function
 
 __all__ = ["Model", "from_fn", "per_example", "supervised"]
 
@@ -136,8 +136,7 @@ def supervised(model: Model, loss: Callable, state: PyTree = (), *, frozen_state
             "Wrap functions with from_fn, flax modules with from_linen or from_nnx.",
             TypeError,
         )
-    if not callable(loss):
-        fail("loss", "a function (outputs, targets) -> dict", loss, error=TypeError)
+    function("loss", loss, "outputs, targets", hint="Call its factory: default_loss(task), say.")
     abstract = jax.eval_shape(lambda: model.init(jax.random.key(0))[1])
     if frozen_state is None:
         held = jax.tree_util.tree_leaves_with_path((abstract, state))

@@ -16,6 +16,7 @@ from fedjax_sim.types import Population, PyTree
 __all__ = ["FederatedData", "from_sites"]
 
 TASKS = ("binary", "classification", "next_token", "quadratic", "regression")
+PACKED = (".bz2", ".gz", ".xz", ".zip", ".zst")
 PADDING = -1  # a label that a loss must leave out
 
 
@@ -42,7 +43,7 @@ def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_o
     """One client's (or the test set's) x and y, cast and checked: finite, equally long, labels in range."""
     x, y = np.asarray(examples["x"]), np.asarray(examples["y"])
     for leaf, value in (("x", x), ("y", y)):
-        if value.dtype == object or not (np.issubdtype(value.dtype, np.number) or value.dtype == bool):
+        if value.dtype.kind not in "biuf":
             validate.fail(f"{where}.{leaf}", "numbers in rows of equal length", str(value.dtype), error=TypeError)
         if value.ndim == 0:
             validate.fail(f"{where}.{leaf}", "one row per example", value.item())
@@ -103,6 +104,22 @@ def existing(name: str, path: str, *, folder: bool = True) -> pathlib.Path:
     if not (found.is_dir() if folder else found.is_file()):
         validate.fail(name, f"an existing {'folder' if folder else 'file'}", str(path))
     return found
+
+
+def files_of(folder: pathlib.Path, suffix: str, what: str) -> list[pathlib.Path]:
+    """The files of a folder with this suffix, by name.
+
+    Raises: ValueError without any, and for what would be left out though it looks like one: a link to nowhere, a
+      folder, the suffix in capitals, a compressed file.
+    """
+    paths = sorted(path for path in folder.iterdir() if path.suffix == suffix and path.is_file())
+    alike = (suffix, *(suffix + packed for packed in PACKED))
+    for path in sorted(folder.iterdir()):
+        if path not in paths and path.name.lower().endswith(alike):
+            validate.fail(path.name, f"{what} NAME{suffix}", str(path), "Rename it, unpack it, or take it away.")
+    if not paths:
+        validate.fail("directory", f"a folder with {suffix} files", str(folder))
+    return paths
 
 
 def concatenate(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

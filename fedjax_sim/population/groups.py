@@ -7,8 +7,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedjax_sim import validate
+from fedjax_sim.population.protocol import num_rows, sizes_of
 from fedjax_sim.types import Array, ClientData, Population
 
 __all__ = ["Group", "Grouped", "grouped"]
@@ -29,12 +31,12 @@ class Group:
     @property
     def max_examples(self) -> int:
         """Rows of a member, padding included."""
-        return self.population.max_examples
+        return num_rows(self.population)
 
     @property
     def sizes(self) -> Array:
         """[size] int32 examples per member; 0 beyond the group."""
-        return jnp.where(jnp.arange(self.size) < self.count, self.population.sizes[self.members], 0)
+        return jnp.where(jnp.arange(self.size) < self.count, sizes_of(self.population)[self.members], 0)
 
     def client(self, id: Array) -> ClientData:
         """Data of the group's member number `id`; no valid row where there is none."""
@@ -56,7 +58,7 @@ class Grouped:
     @property
     def max_examples(self) -> int:
         """Rows of a group seen as one client, padding included."""
-        return self.group_size * self.population.max_examples
+        return self.group_size * num_rows(self.population)
 
     @property
     def counts(self) -> Array:
@@ -67,7 +69,7 @@ class Grouped:
     def sizes(self) -> Array:
         """[G] int32 examples per group."""
         group = jnp.repeat(jnp.arange(self.size), self.counts, total_repeat_length=self.members.shape[0])
-        return jax.ops.segment_sum(self.population.sizes[self.members], group, self.size)
+        return jax.ops.segment_sum(sizes_of(self.population)[self.members], group, self.size)
 
     def group(self, id: Array) -> Group:
         """Group `id` as a population of `group_size` clients; traceable, so that groups can be vmapped."""
@@ -83,7 +85,7 @@ class Grouped:
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
 
 
-def grouped(population: Population, group_of_client) -> Grouped:
+def grouped(population: Population, group_of_client: ArrayLike) -> Grouped:
     """Groups of a population's clients.
 
     Args:
@@ -114,6 +116,6 @@ def grouped(population: Population, group_of_client) -> Grouped:
     members = np.argsort(group_of_client, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(counts)])
     group_size = int(counts.max())
-    validate.integer("rows of a group", group_size * population.max_examples, hint="Make smaller groups.")
+    validate.integer("rows of a group", group_size * num_rows(population), hint="Make smaller groups.")
     arrays = jnp.array(members, jnp.int32), jnp.array(offsets, jnp.int32)
     return Grouped(population, *arrays, group_size, len(counts))

@@ -32,6 +32,11 @@ class _Source:
         self.size = len(self.counts)
         self.max_examples = int(self.counts.max())
 
+    @property
+    def fingerprint(self) -> str:
+        """Of all that it reads."""
+        return self.opened.digest
+
     def __eq__(self, other):
         return isinstance(other, _Source) and self.opened[:2] == other.opened[:2]
 

@@ -12,7 +12,7 @@ from fedjax_sim import validate
 from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.population.population import generated
 from fedjax_sim.population.synthetic import _key, _words
-from fedjax_sim.prng import stream
+from fedjax_sim.prng import below, stream
 from fedjax_sim.types import Array, ClientData
 
 __all__ = ["synthetic_images"]
@@ -44,14 +44,15 @@ def synthetic_images(
       test_examples: rows with every class equally often (up to one).
       seed: decides everything.
 
-    Returns: `FederatedData`; x [n, side^2].
+    Returns: `FederatedData`; x [n, side, side], one channel.
 
     Guarantees: pixels, class counts and noise follow this law
-    (tests/population/test_images.py::test_images_follow_their_law).
+    (tests/population/test_images.py::test_images_follow_their_law), and models of images take them
+    (::test_models_of_images_take_them).
 
     >>> data = synthetic_images(num_clients=1_000_000_000, side=4, examples_per_client=3)
     >>> data.train.client(np.int32(999_999_999)).examples["x"].shape, data.input_shape, data.num_outputs
-    ((3, 16), (16,), 10)
+    ((3, 4, 4), (4, 4), 10)
     """
     validate.integer("num_clients", num_clients)
     validate.integer("side", side, 1, 4096)
@@ -63,7 +64,7 @@ def synthetic_images(
     validate.integer("seed", seed, 0)
     rng = np.random.default_rng([seed, 0])
     cells = np.arange(side) * GRID // side
-    prototypes = rng.uniform(size=(num_classes, GRID, GRID))[:, cells][:, :, cells].reshape(num_classes, side * side)
+    prototypes = rng.uniform(size=(num_classes, GRID, GRID))[:, cells][:, :, cells]
     parameters = {
         "prototypes": prototypes.astype(np.float32),
         "noise": np.float32(noise),
@@ -72,15 +73,15 @@ def synthetic_images(
         "seed": _words(seed, 1),
     }
     y = np.arange(test_examples, dtype=np.int32) % num_classes
-    x = np.clip(prototypes[y] + noise * rng.normal(size=(test_examples, side * side)), 0, 1).astype(np.float32)
+    x = np.clip(prototypes[y] + noise * rng.normal(size=(test_examples, side, side)), 0, 1).astype(np.float32)
     train = generated(num_clients, _image_client, parameters)
     test = {"x": x, "y": y}
-    return FederatedData(train, test, None, (side * side,), num_classes, "classification", name="synthetic_images")
+    return FederatedData(train, test, None, (side, side), num_classes, "classification", name="synthetic_images")
 
 
 def _image_client(parameters: Any, id: Array) -> ClientData:
     key, mask, prototypes = _key(parameters, id), jnp.asarray(parameters["mask"]), jnp.asarray(parameters["prototypes"])
     own = jax.random.permutation(stream(key, "classes"), prototypes.shape[0])[: parameters["own"].shape[0]]
-    y = own[jax.random.randint(stream(key, "labels"), mask.shape, 0, own.shape[0])].astype(jnp.int32)
-    blur = jax.random.normal(stream(key, "noise"), (*mask.shape, prototypes.shape[1]))
+    y = own[below(stream(key, "labels"), own.shape[0], mask.shape)].astype(jnp.int32)
+    blur = jax.random.normal(stream(key, "noise"), (*mask.shape, *prototypes.shape[1:]))
     return ClientData({"x": jnp.clip(prototypes[y] + parameters["noise"] * blur, 0, 1), "y": y}, mask)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.population.federated_data import PADDING, FederatedData, check_ids, existing, from_sites
+from fedjax_sim.population.federated_data import PADDING, FederatedData, check_ids, existing, files_of, from_sites
 
 __all__ = ["leaf", "tff_hdf5"]
 
@@ -60,9 +60,7 @@ def _array(place: str, values: Any) -> np.ndarray:
 def _leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
     """user -> {"x", "y"} of every JSON file in the folder, in file order."""
     existing("directory", str(folder))
-    paths = sorted(path for path in folder.iterdir() if path.suffix == ".json" and path.is_file())
-    if not paths:
-        validate.fail("directory", "a folder with .json files", str(folder))
+    paths = files_of(folder, ".json", "a file")
     clients: dict[str, dict[str, np.ndarray]] = {}
     for path in paths:
         place = f"{folder.name}/{path.name}"

@@ -16,6 +16,7 @@ from fedjax_sim import validate
 from fedjax_sim.population.federated_data import TASKS, FederatedData, check_examples, existing
 from fedjax_sim.population.host import host_store
 from fedjax_sim.population.population import pooled
+from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.population.store import read_store, write_store
 from fedjax_sim.types import Population
 
@@ -31,7 +32,7 @@ def write_native(directory: str | os.PathLike, data: FederatedData) -> None:
 
     Args:
       directory: the folder to make; it must not exist.
-      data: its populations must be enumerable: `Stored`, `Indexed`, or `Generated` up to 2^24 clients.
+      data: its populations must be enumerable: up to 2^24 clients.
 
     Raises: FileExistsError for an existing folder.
 
@@ -46,7 +47,7 @@ def write_native(directory: str | os.PathLike, data: FederatedData) -> None:
     try:
         for name, population in (("train", data.train), ("held_out", data.held_out)):
             if population is not None:
-                offsets = np.concatenate([[0], np.cumsum(np.asarray(population.sizes, np.int64))])
+                offsets = np.concatenate([[0], np.cumsum(np.asarray(sizes_of(population), np.int64))])
                 write_store(aside / name, jax.device_get(pooled(population).examples), offsets)
         write_store(aside / "test", data.test, np.array([0, len(jax.tree.leaves(data.test)[0])]))
         info = {"schema": SCHEMA, **{field: getattr(data, field) for field in FIELDS[1:]}}

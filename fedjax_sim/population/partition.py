@@ -11,6 +11,7 @@ import zlib
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedjax_sim import validate
 
@@ -107,7 +108,7 @@ def iid(num_examples: int, num_clients: int, *, seed: int) -> Partition:
     return Partition(generator("iid", seed).permutation(num_examples).astype(np.int32), _offsets(sizes))
 
 
-def dirichlet(labels, num_clients: int, alpha: float, *, min_examples: int = 1, seed: int) -> Partition:
+def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, *, min_examples: int = 1, seed: int) -> Partition:
     """Label skew: every class is cut among the clients in Dirichlet(alpha) proportions.
 
     Clients below the minimum are filled with random examples of the largest clients: one pass, never a retry.
@@ -128,7 +129,7 @@ def dirichlet(labels, num_clients: int, alpha: float, *, min_examples: int = 1, 
     """
     labels, _ = _labels(labels)
     _check(len(labels), num_clients, min_examples)
-    validate.positive("alpha", alpha)
+    validate.in_range("alpha", alpha, 0, open_low=True)
     rng = generator("dirichlet", seed)
     owner = np.empty(len(labels), np.int64)
     by_class = np.argsort(labels, kind="stable")
@@ -148,7 +149,7 @@ def dirichlet(labels, num_clients: int, alpha: float, *, min_examples: int = 1, 
     return _from_owner(owner, num_clients)
 
 
-def shards(labels, num_clients: int, shards_per_client: int = 2, *, seed: int) -> Partition:
+def shards(labels: ArrayLike, num_clients: int, shards_per_client: int = 2, *, seed: int) -> Partition:
     """Label skew: examples sorted by class, cut into equal shards, a few shards dealt to each client.
 
     Args:
@@ -226,7 +227,7 @@ def quantity_lognormal(
     return _by_weight(rng, np.exp(logs - logs.max()), num_examples, min_examples)
 
 
-def by_group(groups) -> Partition:
+def by_group(groups: ArrayLike) -> Partition:
     """The natural partition: one client per distinct id (writer, hospital, user), in sorted order of the ids.
 
     >>> by_group(["b", "a", "b"]).indices.tolist()
@@ -241,7 +242,7 @@ def by_group(groups) -> Partition:
 
 
 def dirichlet_draws(
-    labels, num_clients: int, alpha: float, *, min_examples: int, max_examples: int, seed: int
+    labels: ArrayLike, num_clients: int, alpha: float, *, min_examples: int, max_examples: int, seed: int
 ) -> Partition:
     """Label skew without a partition: each client draws its own label mix, its size, and rows of the shared table.
 
@@ -265,7 +266,7 @@ def dirichlet_draws(
     """
     labels, num_classes = _labels(labels)
     validate.integer("num_clients", num_clients)
-    validate.positive("alpha", alpha)
+    validate.in_range("alpha", alpha, 0, open_low=True)
     validate.integer("min_examples", min_examples)
     validate.integer("max_examples", max_examples, min_examples)
     hint = "Index rows are int32: fewer clients or examples."

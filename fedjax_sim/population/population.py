@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedjax_sim import validate
 from fedjax_sim.population.arrays import capacities, checked_examples, checked_offsets
+from fedjax_sim.population.protocol import check_client, check_population, counted, num_rows, sizes_of, visitable
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
 if TYPE_CHECKING:
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Generated", "Indexed", "Stored", "from_clients", "generated", "indexed", "pooled", "stored"]
 
-ENUMERABLE = 1 << 24  # clients that can be visited one by one
 static = {"static": True}
 
 
@@ -121,17 +122,12 @@ class Generated:
     @property
     def max_examples(self) -> int:
         """Rows that `generate` returns, padding included."""
-        return jax.eval_shape(self.client, jax.ShapeDtypeStruct((), jnp.int32)).mask.shape[0]
+        return num_rows(self)
 
     @property
     def sizes(self) -> Array:
         """[N] int32 examples per client; visits every client, so N is limited to 2^24."""
-        validate.integer("size", self.size, 1, ENUMERABLE, hint="Too many clients to visit one by one.")
-
-        def count(id):
-            return self.client(id).mask.sum(dtype=jnp.int32)
-
-        return jax.lax.map(count, jnp.arange(self.size, dtype=jnp.int32), batch_size=min(self.size, 4096))
+        return counted(self)
 
     def count(self, id: Array) -> Array:
         """Examples of client `id`; the compiler drops what only the examples need."""
@@ -152,7 +148,7 @@ def _limits(offsets: np.ndarray) -> dict[str, Any]:
     return {"max_examples": largest, "size": len(sizes), "capacities": capacities(sizes)}
 
 
-def stored(examples: PyTree, offsets) -> Stored:
+def stored(examples: PyTree, offsets: ArrayLike) -> Stored:
     """Ragged clients in flat arrays; the arrays are copied.
 
     Args:
@@ -252,11 +248,7 @@ def generated(size: int, generate: Callable[[PyTree, Array], ClientData], parame
         data = jax.eval_shape(generate, parameters, jax.ShapeDtypeStruct((), jnp.int32))
     except Exception as error:
         raise ValueError(f"generate: expected a traceable (parameters, id) -> ClientData, got {error}") from error
-    if not isinstance(data, ClientData) or getattr(data.mask, "dtype", None) != jnp.bool_ or data.mask.ndim != 1:
-        validate.fail("generate", "ClientData(examples [n, ...], mask [n] bool)", data, error=TypeError)
-    shapes = [x.shape for x in jax.tree.leaves(data.examples)]
-    if not shapes or any(shape[:1] != data.mask.shape for shape in shapes):
-        validate.fail("generate", f"leaves of {data.mask.shape[0]} rows like the mask", shapes)
+    check_client("generate", data)
     return population
 
 
@@ -278,8 +270,9 @@ def pooled(population: Population, *, limit_bytes: int = 8 << 30) -> ClientData:
     >>> pooled(stored({"y": np.array([5, 6, 7])}, [0, 1, 1, 3])).examples["y"].tolist()
     [5, 6, 7]
     """
-    validate.integer("population.size", population.size, 1, ENUMERABLE, hint="Too many clients to visit one by one.")
-    sizes = np.asarray(population.sizes)
+    check_population(population)
+    visitable(population)
+    sizes = np.asarray(sizes_of(population))
     spec = jax.eval_shape(population.client, jax.ShapeDtypeStruct((), jnp.int32))
     row_bytes = sum(x.dtype.itemsize * int(np.prod(x.shape[1:])) for x in jax.tree.leaves(spec.examples))
     validate.fits_in_memory(
@@ -288,8 +281,9 @@ def pooled(population: Population, *, limit_bytes: int = 8 << 30) -> ClientData:
     chunk = int(np.clip((1 << 25) // max(1, row_bytes * spec.mask.shape[0]), 1, min(population.size, 4096)))
     parts = []
     for start in range(0, population.size, chunk):
-        ids = np.arange(start, start + chunk, dtype=np.int32)  # past the last client: nobody
-        data = jax.device_get(_read(population, ids))
-        parts.append(jax.tree.map(lambda x, mask=data.mask: x[mask], data.examples))
+        ids = np.arange(start, start + chunk, dtype=np.int32)
+        data = jax.device_get(_read(population, np.minimum(ids, population.size - 1)))
+        mask = data.mask & (ids < population.size)[:, None]
+        parts.append(jax.tree.map(lambda x, mask=mask: x[mask], data.examples))
     examples = jax.tree.map(lambda *xs: jnp.array(np.concatenate(xs)), *parts)
     return ClientData(examples, jnp.ones(len(jax.tree.leaves(examples)[0]), bool))

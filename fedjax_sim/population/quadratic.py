@@ -20,13 +20,18 @@ __all__ = ["quadratic_loss", "quadratic_population", "quadratics"]
 
 def _checked(hessians: Any, centers: Any) -> tuple[np.ndarray, np.ndarray]:
     """(H [N, d, d], a [N, d]) in float64: symmetric, positive semi-definite."""
-    hessians, centers = np.asarray(hessians, np.float64), np.asarray(centers, np.float64)
+    hessians, centers = np.asarray(hessians), np.asarray(centers)
+    for values in (hessians, centers):
+        if values.dtype.kind not in "biuf":
+            validate.fail("hessians, centers", "real numbers", str(values.dtype), error=TypeError)
+    hessians, centers = hessians.astype(np.float64), centers.astype(np.float64)
     if hessians.ndim == 1 and centers.ndim == 1:
         hessians, centers = hessians[:, None, None], centers[:, None]
     if centers.ndim != 2 or not len(centers) or hessians.shape != centers.shape + centers.shape[-1:]:
         validate.fail("hessians, centers", "shapes [N, d, d] and [N, d]", (hessians.shape, centers.shape))
-    if not (np.isfinite(hessians).all() and np.isfinite(centers).all()):
-        validate.fail("hessians, centers", "finite numbers", "NaN or inf")
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, and is refused
+        if not all(np.isfinite(values.astype(np.float32)).all() for values in (hessians, centers)):
+            validate.fail("hessians, centers", "finite numbers that float32 holds", "NaN, inf or larger ones")
     if not np.allclose(hessians, np.swapaxes(hessians, 1, 2), rtol=1e-6, atol=1e-8):
         validate.fail("hessians", "symmetric matrices", "an asymmetric one", "Use (H + H^T) / 2.")
     lowest = np.linalg.eigvalsh(hessians).min()
@@ -73,6 +78,8 @@ def quadratic_population(hessians: Any, centers: Any, *, counts: Any = None) -> 
     counts = np.ones(len(centers), np.int64) if counts is None else np.asarray(counts)
     if counts.shape != (len(centers),) or counts.dtype.kind not in "iu" or not (counts >= 1).all():
         validate.fail("counts", f"{len(centers)} integers >= 1", counts.tolist())
+    if (total := sum(map(int, counts))) > validate.INT32_MAX:
+        validate.fail("counts", f"{validate.INT32_MAX} rows at most", total)
     table = {"hessian": hessians.astype(np.float32), "center": centers.astype(np.float32)}
     rows = np.repeat(np.arange(len(centers), dtype=np.int32), counts)
     return indexed(table, (rows, np.concatenate([[0], np.cumsum(counts)])))

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedjax_sim import validate
 from fedjax_sim.population.arrays import checked_examples, checked_offsets
@@ -69,7 +70,7 @@ def _sync(path: pathlib.Path) -> None:
         os.close(handle)
 
 
-def write_store(directory: str | os.PathLike, examples: dict[str, PyTree], offsets) -> None:
+def write_store(directory: str | os.PathLike, examples: dict[str, PyTree], offsets: ArrayLike) -> None:
     """Writes a population that may be larger than memory (leaves may be memory maps).
 
     Args:

@@ -5,11 +5,19 @@ from __future__ import annotations
 import csv
 import math
 import pathlib
+import re
 
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.population.federated_data import FederatedData, existing, from_sites, standardiser, stratified_split
+from fedjax_sim.population.federated_data import (
+    FederatedData,
+    existing,
+    files_of,
+    from_sites,
+    standardiser,
+    stratified_split,
+)
 
 __all__ = ["csv_sites", "heart_disease"]
 
@@ -21,18 +29,16 @@ COLUMNS = (
 QUANTITIES = ("age", "trestbps", "chol", "thalach", "oldpeak", "ca")  # standardised
 ANSWERS = ("sex", "fbs", "exang")  # 0 or 1
 CATEGORIES = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "slope": (1, 2, 3), "thal": (3, 6, 7)}  # one column each
+DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 SOMETIMES_MISSING = ("trestbps", "chol", "fbs", "thalach", "exang", "oldpeak", "ca")  # an indicator column each
 
 
 def _number(place: str, text: str, missing: str | None = None) -> float:
-    """The finite number in a cell; NaN for `missing`."""
+    """The finite number in a cell, in the digits 0 to 9; NaN for `missing`."""
     text = text.strip()
     if missing is not None and text == missing:
         return math.nan
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = float(text) if DECIMAL.fullmatch(text) else math.nan  # float() reads 1_0 as 10, and the digits of others
     if not math.isfinite(value):
         validate.fail(place, "a finite number" + (f" or {missing!r}" if missing else ""), text)
     return value
@@ -136,7 +142,8 @@ def csv_sites(
     """A folder with one numeric CSV per site, each with the same header; site = client.
 
     Args:
-      directory: holds *.csv; clients follow the file names in sorted order, empty lines are skipped.
+      directory: holds *.csv; clients follow the file names in sorted order, empty lines are skipped. What only looks
+        like a site (a link to nowhere, a folder, .CSV, .csv.gz) is refused; other files are left alone.
       label: name of the label column; the others are features, in the header's order.
       task: "classification" (labels 0..C-1), "binary" (0 or 1) or "regression".
       num_classes: C; None for the largest label + 1.
@@ -154,9 +161,7 @@ def csv_sites(
     validate.one_of("task", task, ("binary", "classification", "regression"))
     validate.one_of("standardise", standardise, (True, False))
     validate.integer("seed", seed, 0)
-    paths = sorted(path for path in folder.iterdir() if path.suffix == ".csv" and path.is_file())
-    if not paths:
-        validate.fail("directory", "a folder with .csv files", directory)
+    paths = files_of(folder, ".csv", "a site's table as a file")
     header, tables = None, {}
     for path in paths:
         rows = _rows(path)

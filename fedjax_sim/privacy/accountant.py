@@ -2,7 +2,7 @@
 
 Accountants, each an upper bound; the tightest that knows the mechanism is used, and named:
 
-    analytic Gaussian   where nothing is sampled: exact (Balle and Wang 2018)
+    analytic Gaussian   where nothing is sampled: exact (Balle and Wang 2018); elsewhere, a bound as if nothing were
     PLD                 Gaussian noise on Poisson samples, truncated or not
     RDP                 fixed-size samples and integer noise; deltas that are too small for float64 transforms, and
                         losses that are for the grid
@@ -50,7 +50,8 @@ class PrivacySpent:
     def __str__(self) -> str:
         shown = "infinite" if math.isinf(self.epsilon) else f"{self.epsilon:.5g}"
         return (
-            f"epsilon {shown} at delta {self.delta:g} after {self.rounds:,} rounds, for each {self.unit} "
+            f"epsilon {shown} at delta {self.delta:g} after {self.rounds:,} rounds of one run with a secret "
+            f"seed, for each {self.unit} "
             f"({ADJACENCY_WORDS[self.adjacency]}; {self.sampler}; noise multiplier {self.noise_multiplier:.5g}; "
             f"{self.accountant})"
         )
@@ -73,9 +74,13 @@ def account(mechanism: Mechanism, rounds: int, delta: float, *, accountant: str 
     Raises: ValueError, TypeError for values out of range, and for an accountant that does not know the mechanism.
 
     Guarantees: monotone in every argument (tests/privacy/test_accountant.py::test_monotone_in_every_argument); equal to
-    dp-accounting called by hand (::test_equals_dp_accounting_by_hand), and to the analytic Gaussian where nothing is
-    sampled (::test_analytic_gaussian_without_sampling); PLD is never above RDP (::test_pld_is_never_above_rdp); rounded
-    up (::test_epsilon_is_rounded_up); a Poisson accountant is refused for fixed-size cohorts
+    dp-accounting called by hand (::test_equals_dp_accounting_by_hand) where the accountant is the named one, and to the
+    analytic Gaussian where nothing is sampled (::test_analytic_gaussian_without_sampling), and by default never above
+    that, so that it may be below dp-accounting's for a sample of nearly all (::test_sampling_never_costs). One more
+    client in a Poisson sample cut to its slots moves another one out: there, for add_or_remove_one, nothing sampled
+    means that of two clip norms (::test_what_sampling_costs_where_slots_are_few).
+    PLD is never above RDP (::test_pld_is_never_above_rdp); rounded up
+    (::test_epsilon_is_rounded_up); a Poisson accountant is refused for fixed-size cohorts
     (::test_poisson_accountants_refuse_fixed_size_cohorts).
 
     References: McMahan, Ramage, Talwar and Zhang 2018; Koskela, Jalko and Honkela 2020; Mironov 2017; Balle and Wang
@@ -179,18 +184,32 @@ def _epsilon(parts: tuple[tuple[Mechanism, int], ...], delta: float, accountant:
             if not renyi.known(mechanism):
                 validate.fail("accountant", "'pld'", "rdp", f"No Renyi bound is known for {describe_rate(mechanism)}.")
         return _by_curve(parts, delta)
-    if all(mechanism.kind not in INTEGERS and mechanism.law == "always" for mechanism, _ in parts):
-        shift = sum(count * (mechanism.moves / mechanism.noise_multiplier) ** 2 for mechanism, count in parts)
-        found = dp.get_epsilon_gaussian(1 / math.sqrt(shift), delta)
-        return float(found), "analytic Gaussian", "exact up to float64"
+    gaussian = all(mechanism.kind not in INTEGERS for mechanism, _ in parts)
+    if gaussian and all(mechanism.law == "always" for mechanism, _ in parts):
+        return _unsampled(parts, delta), "analytic Gaussian", "exact up to float64"
     bounds = [_by_loss(parts, delta)] if all(_has_loss(mechanism) for mechanism, _ in parts) else []
     if not bounds or math.isinf(bounds[0][0]) or _too_small(parts, bounds[0][0]):
         bounds += [_by_curve(parts, delta)] if all(renyi.known(mechanism) for mechanism, _ in parts) else []
-    if bounds:
-        return min(bounds, key=lambda found: found[0])
+    if not bounds:
+        bounds.append(_by_both(parts, delta))
+    if gaussian:  # sampling only hides
+        bounds.append(
+            (_unsampled(parts, delta), "analytic Gaussian, as if nothing were sampled", "exact up to float64")
+        )
+    return min(bounds, key=lambda found: found[0])
+
+
+def _by_both(parts: tuple, delta: float) -> tuple[float, str, str]:
+    """Losses and curves, each for its part, at half of delta."""
     first = _by_loss(tuple(part for part in parts if _has_loss(part[0])), delta / 2)
     rest = _by_curve(tuple(part for part in parts if not _has_loss(part[0])), delta / 2)
     return first[0] + rest[0], "PLD and RDP, each at half of delta", first[2] + "; " + rest[2]
+
+
+def _unsampled(parts: tuple, delta: float) -> float:
+    """Of Gaussian mechanisms as if every release saw every unit: exact where it does."""
+    shift = sum(count * (mechanism.moves_unsampled / mechanism.noise_multiplier) ** 2 for mechanism, count in parts)
+    return float(dp.get_epsilon_gaussian(1 / math.sqrt(shift), delta))
 
 
 def _has_loss(mechanism: Mechanism) -> bool:

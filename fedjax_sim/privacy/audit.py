@@ -34,6 +34,7 @@ from fedjax_sim.privacy.scores import (
     power_excess,
     subsampled_profile,
 )
+from fedjax_sim.types import Array
 
 __all__ = ["Audit", "Claim", "accounted_claim", "audit_release", "gaussian_claim", "judge"]
 
@@ -263,7 +264,7 @@ def judge(
 
 
 def audit_release(
-    key,
+    key: Array,
     release: Callable,
     claim: Claim,
     *,

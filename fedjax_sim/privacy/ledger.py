@@ -66,6 +66,11 @@ class Ledger:
         """Entered, counted as releases."""
         return sum(segment.stop - segment.start for segment in self._segments)
 
+    @property
+    def stop(self) -> int:
+        """The round before which all were entered; 0 for none."""
+        return max((segment.stop for segment in self._segments), default=0)
+
     def enter(self, mechanism: Mechanism, start: int, stop: int, *, stream: str = "") -> None:
         """Rounds start, ..., stop - 1 are about to run: enter them, store `state`, then run.
 

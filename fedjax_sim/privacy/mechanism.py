@@ -118,6 +118,12 @@ class Mechanism:
         return 2 if self.adjacency == "replace_one" else 1
 
     @property
+    def moves_unsampled(self) -> int:
+        """The same with everything in its slot. Where slots are too few, one more drawn moves another one out; whose
+        contribution is replaced keeps its slot, and whoever is drawn is drawn as before."""
+        return 2 if self.law == "truncated_poisson" and self.adjacency == "add_or_remove_one" else self.moves
+
+    @property
     def law(self) -> str:
         """How a unit comes into a release: "always", "poisson", "truncated_poisson" or "without_replacement"."""
         if self.unit == "record":

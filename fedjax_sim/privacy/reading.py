@@ -8,6 +8,7 @@ from typing import Any
 from fedjax_sim import validate
 from fedjax_sim.privacy.mechanism import Mechanism
 from fedjax_sim.sampling.design import SamplingDesign
+from fedjax_sim.types import noisy_parts
 
 __all__ = ["mechanism_from", "mechanism_of"]
 
@@ -21,7 +22,7 @@ def mechanism_from(
 
     >>> from fedjax_sim.types import Noise
     >>> design = SamplingDesign(scheme="poisson", population_size=1000, cohort_size=10, num_slots=1000)
-    >>> mechanism_from(design, Noise("gaussian", "central", 1.0, 0.5)).law
+    >>> mechanism_from(design, Noise("gaussian", "central", 1.0, 0.5, "client")).law
     'poisson'
     """
     if not isinstance(design, SamplingDesign):
@@ -80,20 +81,22 @@ def mechanism_of(algorithm: Any, *, adjacency: str | None = None, dimension: int
     composed in the house are read (::test_reads_the_house).
     """
     parts = algorithm if isinstance(algorithm, Mapping) else getattr(algorithm, "parts", {})
-    rooms = ("client", "transform")
-    noisy = [(room, noise) for room in rooms if (noise := getattr(parts.get(room), "noise", None)) is not None]
+    noisy = list(noisy_parts(parts).items())
     if not noisy:
         return None
     if len(noisy) > 1:
         hint = "Each has a unit and an epsilon of its own: leave one out."
         validate.fail("noise", "one part with noise", [room for room, _ in noisy], hint)
     room, noise = noisy[0]
+    if room not in ("client", "transform"):
+        hint = "What it does to the noise, and to whom, is not known: put it into a transform or a client."
+        validate.fail("noise", "in the part client or transform", f"one in {room}", hint)
     if "sampler" not in parts:
         validate.fail("sampler", "a part with a design", None, "An accountant must know the law of the cohort.")
     if room == "transform" and noise.place != "local":
         _check_table(parts.get("transform"), parts.get("aggregator"), noise)
-    elif room == "transform" and getattr(parts.get("aggregator"), "weighted", False):
-        hint = "The weights that clients report bear no noise: use uniform weighting at the table."
+    if room == "transform" and getattr(parts.get("aggregator"), "weighted", True):
+        hint = "The weights that clients report bear no noise: weigh uniformly; an own rule states weighted=False."
         validate.fail("aggregator", "one that takes no weights from clients", "one that does", hint)
     return mechanism_from(parts["sampler"].design, noise, adjacency=adjacency, dimension=dimension)
 

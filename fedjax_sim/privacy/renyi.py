@@ -61,7 +61,8 @@ def curve(mechanism: Mechanism) -> np.ndarray | None:
             found = dp.rdp.RdpAccountant(ORDERS).compose(event).rdp
     if law == "always":
         return found
-    return np.maximum(found, 0) + _ROUNDING * ORDERS / (ORDERS - 1)  # sums of terms near one lose what is below 1e-16
+    found = np.maximum(found, 0) + _ROUNDING * ORDERS / (ORDERS - 1)  # sums of terms near one lose what is below 1e-16
+    return found if mechanism.kind in INTEGERS else np.minimum(found, ORDERS / 2 / z**2)  # sampling only hides
 
 
 def known(mechanism: Mechanism) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedjax_sim.privacy.mechanism import CORRELATED, INTEGERS, Mechanism
 
-__all__ = ["ADJACENCY_WORDS", "assumptions", "describe_rate", "explain"]
+__all__ = ["ADJACENCY_WORDS", "ONE_RUN", "UNCOVERED", "assumptions", "describe_rate", "explain"]
 
 ADJACENCY_WORDS = {
     "add_or_remove_one": "one added or removed",
@@ -19,6 +19,15 @@ _TRUST = {
     "distributed": "Nobody sees less than the sum of all letters: secure aggregation, of letters that all arrive.",
     "local": "Nobody is trusted with data: noise is added before anything leaves the client.",
 }
+ONE_RUN = (
+    "It covers one run with a secret seed, used once: who knows the seed takes the noise away, and configs, commands, "
+    "reports and checkpoints show it; other runs over the same data, and other points of a sweep, add to what is spent."
+)
+UNCOVERED = (
+    "What else a run shows of its clients is not covered: losses and measurements at clients, evaluations of clients "
+    "and their spread, counts of who was invited, reported, was dropped or clipped, norms, bytes, times, variance "
+    "probes, sizes, label mixes and digests of data, and client memory and states of samplers in checkpoints."
+)
 
 
 def describe_rate(made: Mechanism) -> str:
@@ -49,8 +58,8 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
     'The server is trusted: it sees every letter, and adds the noise.'
     """
     said = [_TRUST[mechanism.place]]
-    seen = "Letters and models" if mechanism.place == "local" else "Only models"
-    said.append(f"{seen} are seen by others: losses, norms, counts and times in a log are not covered.")
+    seen = "Letters and models" if mechanism.place == "local" else "Models"
+    said += [ONE_RUN, f"{seen} alone are seen by others. {UNCOVERED}"]
     if mechanism.unit == "record":
         said.append("How many examples a client has is no secret; what it measures beside its letter is not covered.")
     elif mechanism.law in ("poisson", "truncated_poisson", "without_replacement"):
@@ -70,6 +79,7 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
         )
     if mechanism.place == "local":
         said.append("Sampling amplifies nothing against who receives the letters: a client may be in every round.")
+        said.append("That a client sends is no secret, nor that one without examples does not.")
     if (larger := mechanism.detail("noise_cohort_size")) is not None:
         simulated = mechanism.detail("simulated_cohort_size")
         said.append(

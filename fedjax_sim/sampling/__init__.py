@@ -4,6 +4,7 @@ from fedjax_sim.sampling.importance import weighted
 from fedjax_sim.sampling.participation import with_dropout, with_over_invitation
 from fedjax_sim.sampling.poisson import poisson
 from fedjax_sim.sampling.uniform import cyclic, full, uniform, with_replacement
+from fedjax_sim.sampling.visits import with_distinct_clients
 
 __all__ = [
     "cyclic",
@@ -11,6 +12,7 @@ __all__ = [
     "poisson",
     "uniform",
     "weighted",
+    "with_distinct_clients",
     "with_dropout",
     "with_over_invitation",
     "with_replacement",

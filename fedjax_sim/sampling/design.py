@@ -75,7 +75,7 @@ class SamplingDesign:
         validate.one_of("scheme", self.scheme, _SCHEMES)
         validate.integer("population_size", self.population_size)
         validate.integer("num_slots", self.num_slots)
-        validate.positive("cohort_size", self.cohort_size)
+        validate.positive("cohort_size", self.cohort_size, wide=True)
         if self.rate is None:
             object.__setattr__(self, "rate", self.cohort_size / self.population_size)
         validate.in_range("rate", self.rate, 0, math.inf if self.replacement else 1, open_low=True)
@@ -99,6 +99,12 @@ class SamplingDesign:
     def fixed_size(self) -> bool:
         """The number of invited slots is the same in every round."""
         return _SCHEMES[self.scheme][1] and self.cohort_size == self.num_slots
+
+    @property
+    def equal_chances(self) -> bool:
+        """No client is drawn more often than another."""
+        drawn = self.draw_probabilities  # multiples of 2^-32 / N, each within one of its weight
+        return drawn is None or bool(np.ptp(drawn) * self.population_size <= 2.0**-30)
 
     @property
     def independent_rounds(self) -> bool:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.prng import stream
+from fedjax_sim.prng import below, stream
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.types import Array, Cohort, Sampler
 
@@ -60,7 +60,7 @@ def weighted(weights: Any, cohort_size: int) -> Sampler:
         return AliasTable(jnp.array(threshold), jnp.array(alias))
 
     def sample(key, state):
-        columns = jax.random.randint(stream(key, "cohort"), (cohort_size,), 0, size, jnp.int32)
+        columns = below(stream(key, "cohort"), size, (cohort_size,))
         bits = jax.random.bits(stream(key, "alias"), (cohort_size,), jnp.uint32)
         ids = jnp.where(bits < state.threshold[columns], columns, state.alias[columns])
         called = jnp.ones((cohort_size,), bool)

@@ -53,9 +53,11 @@ def with_dropout(sampler: Sampler, rate: float) -> Sampler:
 
     def sample(key, state):
         cohort, state = sampler.sample(key, state)
-        reported = cohort.reported & (_client_bits(stream(key, name), cohort.ids) >= threshold)
+        there = _client_bits(stream(key, name), cohort.ids) >= threshold
+        reported = cohort.reported & there
         dropped = (cohort.reported & ~reported).sum(dtype=jnp.int32) + cohort.metrics.get("dropped", 0)
-        return cohort._replace(reported=reported, metrics={**cohort.metrics, "dropped": dropped}), state
+        sent = None if cohort.sent is None else cohort.sent & there
+        return cohort._replace(reported=reported, sent=sent, metrics={**cohort.metrics, "dropped": dropped}), state
 
     rates = (*sampler.design.response_rates, None if traced else 1 - float(rate))
     design = dataclasses.replace(sampler.design, response_rates=rates)
@@ -65,7 +67,8 @@ def with_dropout(sampler: Sampler, rate: float) -> Sampler:
 def with_over_invitation(sampler: Sampler, num_reports: int) -> Sampler:
     """More are invited than needed: only the first `num_reports` reports count, in a random order of arrival.
 
-    `metrics["discarded"]` counts those that came too late.
+    `metrics["discarded"]` counts those that came too late. They were sent (`Cohort.sent`): their bytes count in
+    `uplink_bytes`, and by themselves in `wasted_bytes`.
 
     Args:
       sampler: one with a fixed number of different clients, e.g. `with_dropout(uniform(N, 130), 0.2)`.
@@ -76,7 +79,8 @@ def with_over_invitation(sampler: Sampler, num_reports: int) -> Sampler:
     Raises: ValueError, TypeError for values out of range or a sampler of another kind.
 
     Guarantees: min(reports, num_reports) count, a uniform choice of those who report, whatever their slots
-    (tests/sampling/test_participation.py::test_over_invitation_keeps_a_uniform_choice).
+    (tests/sampling/test_participation.py::test_over_invitation_keeps_a_uniform_choice); every message that was sent is
+    counted (::test_late_messages_are_counted).
 
     References: Bonawitz et al. 2019, section 2.2.
 
@@ -97,7 +101,8 @@ def with_over_invitation(sampler: Sampler, num_reports: int) -> Sampler:
         order = jax.lax.sort((late, _client_bits(stream(key, "arrival"), cohort.ids), slots), num_keys=2)[2]
         reported = cohort.reported & jnp.zeros_like(cohort.reported).at[order[:num_reports]].set(True)
         discarded = (cohort.reported & ~reported).sum(dtype=jnp.int32)
-        return cohort._replace(reported=reported, metrics={**cohort.metrics, "discarded": discarded}), state
+        metrics = {**cohort.metrics, "discarded": discarded}
+        return cohort._replace(reported=reported, sent=cohort.reported, metrics=metrics), state
 
     arrives = design.response_rate
     kept = (

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.prng import stream
+from fedjax_sim.prng import below, stream
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.sampling.permutation import permute
 from fedjax_sim.types import Array, Cohort, Sampler
@@ -81,8 +81,8 @@ def with_replacement(population_size: int, cohort_size: int) -> Sampler:
 
     Raises: ValueError, TypeError for sizes out of range.
 
-    Guarantees: draws are uniform and independent
-    (tests/sampling/test_uniform.py::test_draws_with_replacement_are_independent).
+    Guarantees: draws are independent (tests/sampling/test_uniform.py::test_draws_with_replacement_are_independent), and
+    uniform to a relative N / 2^64 (tests/test_prng.py::test_draws_among_many_are_uniform).
 
     References: Cochran 1977, section 2.10.
 
@@ -93,8 +93,7 @@ def with_replacement(population_size: int, cohort_size: int) -> Sampler:
     validate.integer("cohort_size", cohort_size)
 
     def sample(key, state):
-        ids = jax.random.randint(stream(key, "cohort"), (cohort_size,), 0, population_size, jnp.int32)
-        return _everyone(ids), state
+        return _everyone(below(stream(key, "cohort"), population_size, (cohort_size,))), state
 
     design = SamplingDesign(
         scheme="with_replacement",

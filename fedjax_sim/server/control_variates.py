@@ -52,4 +52,5 @@ def control_variates(server: ServerUpdate) -> ServerUpdate:
         apply=apply,
         params=lambda state: server.params(state.server),
         wire=wire_with_rest(server),
+        takes=lambda params: {"params": server.expects(params), "control": params},
     )

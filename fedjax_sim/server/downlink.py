@@ -89,6 +89,7 @@ def downlink(server: ServerUpdate, transform: UpdateTransform) -> ServerUpdate:
         apply=apply,
         params=lambda state: server.params(state.server),
         wire=lambda broadcast_spec: transform.wire(broadcast_spec, _plain(broadcast_spec)),
+        takes=server.takes,
     )
 
 

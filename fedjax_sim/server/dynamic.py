@@ -51,4 +51,5 @@ def dynamic(server: ServerUpdate, coefficient: float) -> ServerUpdate:
         apply=apply,
         params=lambda state: server.params(state.server),
         wire=server.wire,
+        takes=lambda params: {"cohort": server.expects(params), "population": params},
     )

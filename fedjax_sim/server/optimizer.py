@@ -30,6 +30,8 @@ def optimizer(transformation: optax.GradientTransformation) -> ServerUpdate:
     References: Reddi et al. 2021 (Adaptive federated optimization), algorithm 1.
     """
 
+    validate.optimizer("server.optimizer", transformation)
+
     def apply(key, aggregate, state):
         gradients = jax.tree.map(lambda x, p: -x.astype(p.dtype), aggregate, state.params)
         updates, inner = transformation.update(gradients, state.optimizer, state.params)
@@ -68,7 +70,12 @@ def rescaled(server: ServerUpdate) -> ServerUpdate:
         update = jax.tree.map(lambda x: x * aggregate["steps"], aggregate["direction"])
         return server.apply(key, update, state)
 
-    return server._replace(apply=apply)
+    def takes(params):
+        wide = [jax.ShapeDtypeStruct(x.shape, jnp.promote_types(x.dtype, jnp.float32)) for x in jax.tree.leaves(params)]
+        direction = jax.tree.structure(params).unflatten(wide)  # divided by a float32
+        return {"direction": server.expects(direction), "steps": jax.ShapeDtypeStruct((), jnp.float32)}
+
+    return server._replace(apply=apply, takes=takes)
 
 
 class AdaptiveState(NamedTuple):

@@ -46,6 +46,7 @@ def statistics(server: ServerUpdate, start: Callable, track: Callable) -> Server
         apply=apply,
         params=lambda state: server.params(state.server),
         wire=wire_with_rest(server),
+        takes=lambda params: {"params": server.expects(params), "gradient": params},
     )
 
 
@@ -76,4 +77,5 @@ def last_two(server: ServerUpdate) -> ServerUpdate:
             lambda new, old: new / 2 + old / 2, server.params(state.server), state.before
         ),
         wire=server.wire,
+        takes=server.takes,
     )

@@ -8,8 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim import checkpoint
-from fedjax_sim.runlog import _flat
+from fedjax_sim import checkpoint, tree
 
 __all__ = ["POINTS", "Finished", "check_directory"]
 
@@ -55,7 +54,8 @@ class Finished:
         """Points that are done."""
         self.rows |= found
         if self.path is not None:
-            with open(self.path, "ab", buffering=0) as file:
+            with open(self.path, "r+b", buffering=0) as file:  # one that was deleted meanwhile is not begun anew
+                file.seek(0, os.SEEK_END)
                 text = memoryview(b"".join(_line({"point": point, "rows": rows}) for point, rows in found.items()))
                 while text:
                     text = text[os.write(file.fileno(), text) :]
@@ -72,7 +72,7 @@ class Finished:
             raise checkpoint.CheckpointError(
                 f"{self.path}: expected lines of a sweep, got others ({error})."
             ) from error
-        stored, given = _flat(stored), _flat(json.loads(json.dumps(identity)))
+        stored, given = tree.dotted(stored), tree.dotted(json.loads(json.dumps(identity)))
         differing = [
             f"  {name}: {_short(stored.get(name, 'absent'))} in the file, {_short(given.get(name, 'absent'))} now"
             for name in sorted(stored.keys() | given.keys())

@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 __all__ = ["INLINED", "is_float", "kept", "opened"]
 
 INLINED = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2")
+OPENED = (*INLINED, "cond", "scan", "while")  # whose inner programs can be replayed with other floats
 MOVING = ("bitcast_convert_type", "broadcast_in_dim", "convert_element_type", "copy", "copy_p", "expand_dims",
           "optimization_barrier", "reshape", "rev", "squeeze", "transpose")  # fmt: skip
 ROUNDED = ("add", "div", "max", "min", "mul", "neg", "sqrt", "sub")  # as IEEE 754 says, whoever computes them
@@ -59,13 +60,15 @@ class _Walk:
 
     def inside(self, eqn: Any, operands: list[_Fact]) -> list[_Fact]:
         """Facts of what the programs in an equation return."""
-        name, params, results = eqn.primitive.name, eqn.params, []
+        name, params, results, first = eqn.primitive.name, eqn.params, [], self.position
         through = name in INLINED or (name == "scan" and params["length"] == 1)  # XLA puts it in the loop's place
         for key, value in sorted(params.items()):
             for program in value if isinstance(value, (tuple, list)) else (value,):
                 if isinstance(program, (ClosedJaxpr, Jaxpr)):
                     entering = operands if through else _entering(name, key, params, operands)
                     results = self.over(*opened(program), entering)
+        if name not in OPENED:
+            self.kept |= set(range(first, self.position))
         return results if through else [_Fact()] * len(results)
 
     def result(self, eqn: Any, operands: list[_Fact]) -> _Fact:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from fedjax_sim import tree
 from fedjax_sim.study.folding import INLINED, is_float, kept, opened
 from fedjax_sim.types import PyTree
 
@@ -178,7 +180,8 @@ def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
         split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         test, turn = (inner(params[key], floats[key]) for key in ("cond_jaxpr", "body_jaxpr"))
         of_test, of_turn, start = operands[: split[0]], operands[split[0] : split[1]], operands[split[1] :]
-        return jax.lax.while_loop(lambda x: test(*of_test, *x)[0], lambda x: turn(*of_turn, *x), start)
+        vmapped = bool(opened(params["cond_jaxpr"])[0].outvars[0].aval.shape)
+        return _loop(partial(test, *of_test), partial(turn, *of_turn), start, vmapped)
     if name == "scan":
         if "ft_in" in params:  # JAX from 0.12
             count, size, _ = map(len, params["ft_in"].unpack())
@@ -202,3 +205,17 @@ def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
             own = own[size:]
         return jax.lax.switch(operands[0], branches, *operands[1:])
     raise NotImplementedError(f"a float inside {name!r} cannot be lifted")
+
+
+def _loop(test: Callable, turn: Callable, start: list, vmapped: bool) -> list:
+    """A loop. A vmapped one, as JAX lowers it, turns while any lane goes on; a lane that has ended keeps its values."""
+
+    def goes_on(values):
+        (going,) = test(*values)
+        return going.any() if vmapped else going
+
+    def step(values):
+        new = turn(*values)
+        return tree.where(test(*values)[0], new, values) if vmapped else new
+
+    return jax.lax.while_loop(goes_on, step, start)

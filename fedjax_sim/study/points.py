@@ -99,6 +99,7 @@ class Points:
 
             nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), info)
             carry = (state, nothing, {name: nothing[name] for name in COUNTED if name in info})
+            carry = tree.varying(carry, words.reshape(-1)[0])
             state, last, counted = jax.lax.fori_loop(0, count, turn, carry)
             return state, last, counted, replay(model, own(floats[2], combination), state)
 
@@ -121,10 +122,12 @@ class Points:
             return jax.lax.fori_loop(0, active, group, out)
 
         def started(points, shared, active):
-            return over(start, active, points, *shared)
+            own, _, *which = points
+            return over(start, active, (own, *which), *shared)
 
         def advanced(points, shared, active, state, first, count):
-            return over(advance, active, (*points[:2], state), *shared, first, count)
+            _, bound, combination, _ = points
+            return over(advance, active, (bound, combination, state), *shared, first, count)
 
         here, split = PartitionSpec(), PartitionSpec(None if self.mesh is None else self.mesh.axis_names[0])
 
@@ -140,7 +143,7 @@ class Points:
         shared = self._put((floats, params, population), here)
         words = np.zeros((self.devices * self.groups, self.batch, *_key_shape(impl)), np.uint32)
         number = np.zeros(words.shape[:2], np.int32)
-        points, zero = self._put((words, number, number), split), np.int32(0)
+        points, zero = self._put((words, words, number, number), split), np.int32(0)
         start_all = compiled(started, (split, here, here), points, shared, zero)
         at_start = start_all(points, shared, zero)  # nothing of it is active
         known = (shared[0], shared[2])
@@ -161,12 +164,13 @@ class Points:
         return self.devices * self.groups * self.batch
 
     def run(
-        self, words: np.ndarray, combination: np.ndarray, seed: np.ndarray, rounds: Sequence[int]
+        self, words: np.ndarray, bound: np.ndarray, combination: np.ndarray, seed: np.ndarray, rounds: Sequence[int]
     ) -> Iterator[tuple]:
         """Runs n <= room points through all rounds.
 
         Args:
-          words: [n, ...] key data; combination, seed: [n] int32, rows of what the program was made with.
+          words, bound: [n, ...] key data, of the seeds and of the rounds.
+          combination, seed: [n] int32, rows of what the program was made with.
           rounds: where to look, ascending.
 
         Yields: at each of them (infos of that round, counts since the last look, params), leaves [n, ...].
@@ -181,7 +185,7 @@ class Points:
             rows[place] = x
             return rows.reshape(self.devices * self.groups, self.batch, *x.shape[1:])
 
-        points = self._put((dealt(words), dealt(combination), dealt(seed)), self._split)
+        points = self._put(tuple(map(dealt, (words, bound, combination, seed))), self._split)
         state, done = self._start(points, np.int32(active)), 0
         for round in rounds:
             state, *seen = self._advance(points, np.int32(active), state, np.int32(done), np.int32(round - done))

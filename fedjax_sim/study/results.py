@@ -143,14 +143,25 @@ class Sweep(NamedTuple):
                 both.setdefault(key[0], []).append((sides[a][key], sides[b][key]))
         if not both:
             validate.fail("a, b", "values that stand beside the same values of the others", (a, b))
-        pairs = np.array([np.mean(both[seed], axis=0) for seed in sorted(both)])
-        kept = pairs[np.isfinite(pairs).all(axis=1)]
-        gaps = kept[:, 0] - kept[:, 1]
-        mean, error, low, high = _interval(gaps, confidence)
-        spread = kept.std(axis=0) if len(kept) else np.zeros(2)
-        correlation = float(np.corrcoef(kept.T)[0, 1]) if (spread > 0).all() and len(kept) > 1 else math.nan
-        p_value, lost = _p_value(mean, error, len(gaps)), len(pairs) - len(gaps)
-        return Paired(metric, mean, error, low, high, p_value, len(gaps), lost, correlation)
+        return _paired(metric, [np.mean(both[seed], axis=0) for seed in sorted(both)], confidence)
+
+    def differences(self, metric: str, *, round: int | None = None, confidence: float = 0.95) -> list[dict[str, Any]]:
+        """Every combination minus the first one, seed by seed: what they share under a seed falls out.
+
+        Returns: for each combination but the first, in their order, its values and the fields of `Paired`.
+
+        Guarantees: as `paired` (tests/study/test_sweep.py::test_differences_are_paired).
+        """
+        validate.in_range("confidence", confidence, 0, 1, open_low=True, open_high=True)
+        table: dict[tuple, dict[int, float]] = {}
+        for row in self._at(metric, round):
+            table.setdefault(self._others(row, ()), {})[row["seed"]] = number(row[metric])
+        (_, first), *others = table.items()
+        return [
+            dict(zip(self.names, values, strict=True))
+            | _paired(metric, [(x, first[seed]) for seed, x in cell.items()], confidence)._asdict()
+            for values, cell in others
+        ]
 
     def write(self, directory: str | Path) -> tuple[Path, Path]:
         """Writes `results.jsonl` and `results.csv`, each wholly or not at all."""
@@ -199,6 +210,18 @@ def _interval(values: np.ndarray, confidence: float) -> tuple[float, float, floa
     error = float(np.std(values, ddof=1) / math.sqrt(count))
     half = float(stats.t.ppf(0.5 + confidence / 2, count - 1)) * error
     return mean, error, mean - half, mean + half
+
+
+def _paired(metric: str, pairs: Sequence[Any], confidence: float) -> Paired:
+    """The mean of a - b over pairs (a, b) of independent seeds."""
+    pairs = np.array(pairs)
+    kept = pairs[np.isfinite(pairs).all(axis=1)]
+    gaps = kept[:, 0] - kept[:, 1]
+    mean, error, low, high = _interval(gaps, confidence)
+    spread = kept.std(axis=0) if len(kept) else np.zeros(2)
+    correlation = float(np.corrcoef(kept.T)[0, 1]) if (spread > 0).all() and len(kept) > 1 else math.nan
+    p_value, lost = _p_value(mean, error, len(gaps)), len(pairs) - len(gaps)
+    return Paired(metric, mean, error, low, high, p_value, len(gaps), lost, correlation)
 
 
 def _p_value(mean: float, error: float, count: int) -> float:

@@ -67,20 +67,21 @@ def independent_runs(
 
     def one(key, state, population, number):
         key = jax.random.fold_in(key, number)
-        info = jax.eval_shape(algorithm.step, key, state, population)[1]
+        step = jax.jit(algorithm.step, inline=True)  # traced once
+        info = jax.eval_shape(step, key, state, population)[1]
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), info)
 
         def segment(carry, bounds):
             def advance(t, carry):
                 state, lost, _ = carry
-                state, info = algorithm.step(jax.random.fold_in(key, t), state, population)
+                state, info = step(jax.random.fold_in(key, t), state, population)
                 return state, lost + info.get("dropped_clients", 0), info
 
-            state, lost, info = jax.lax.fori_loop(*bounds, advance, (*carry, nothing))
+            state, lost, info = jax.lax.fori_loop(*bounds, advance, (*carry, tree.varying(nothing, number)))
             numbers = {name: x for name, x in info.items() if isinstance(x, jax.Array) and x.ndim == 0}
             return (state, lost), numbers | evaluation(algorithm.params(state))
 
-        (_, lost), seen = jax.lax.scan(segment, (state, jnp.int32(0)), segments)
+        (_, lost), seen = jax.lax.scan(segment, tree.varying((state, jnp.int32(0)), number), segments)
         return seen, lost
 
     def some(key, state, population, numbers):

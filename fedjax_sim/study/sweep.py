@@ -16,6 +16,7 @@ import numpy as np
 
 from fedjax_sim import checkpoint, distributed, validate
 from fedjax_sim.environment import versions
+from fedjax_sim.fingerprint import array_digest, bound, is_opaque, is_private, joined, program_digest
 from fedjax_sim.run import _check_kinds, _interrupts
 from fedjax_sim.runlog import as_record, plain
 from fedjax_sim.spending import Spending
@@ -51,7 +52,8 @@ def sweep(
 
     Combinations that differ in numbers alone share one compiled program; what changes a shape makes another, and so do
     numbers that XLA computes otherwise with where it knows them, as exponents, 0 and 1 (`folding`). The same seed gives
-    every combination the same cohorts, minibatches and noise, so that differences between combinations are paired.
+    every combination the same cohorts and minibatches, so that differences between combinations are paired; but where
+    parts have noise, each point draws its own, for shared noise would fall out of their difference.
 
     Args:
       make: (**values) -> Algorithm, called once for each combination, with the values as they stand in the grid.
@@ -64,8 +66,9 @@ def sweep(
       metrics: which metrics rows keep, beside what tells of divergence; by default all.
       batch: points vmapped at once. 1 repeats the bits of `run`; more is faster for small models, and rounds
         otherwise, in the last places.
-      delta: as for `run`. Where parts have noise a row has the epsilon of that run alone: who tries many runs, and
-        publishes the best, spends more.
+      delta: as for `run`. Where parts have noise a row has the epsilon of that run alone. Points share no cohort and no
+        noise, so what several have spent is what `privacy.compose` makes of them; who publishes the best of many runs
+        has spent all of it.
       directory: where finished points are kept as they come; results then go there too.
       resume: go on with what `directory` holds. Programs, data and what `evaluation` finds at the start must agree.
       progress: a bar.
@@ -120,8 +123,12 @@ def sweep_points(
     resume: bool,
     progress: bool,
     identity: Mapping[str, Any] | None = None,
+    needed: str | None = None,
 ) -> Sweep:
-    """`sweep` over given combinations, with the key and the params of each seed; `identity` as for `run`."""
+    """`sweep` over given combinations, with the key and the params of each seed; `identity` as for `run`.
+
+    Without the metric that is `needed` it stops after its first points.
+    """
     started = time.perf_counter()
     validate.integer("num_rounds", num_rounds)
     evaluate_every = num_rounds if evaluate_every is None else evaluate_every
@@ -143,11 +150,12 @@ def sweep_points(
         if directory is not None:
             stack.enter_context(checkpoint.lock(directory))
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), starts)
-        kinds, epsilons = [], []
+        kinds, epsilons, programs = [], [], []
         for values in combinations:
             algorithm = make(**values)
             kinds.append(traced(algorithm, one, population))
-            epsilons.append(_epsilons(Spending(algorithm, one, population, {}, delta, None), rounds))
+            programs.append(program_digest(algorithm, one, population) if is_private(algorithm) else "")
+            epsilons.append(_Epsilons(Spending(algorithm, one, population, programs[-1], delta, None), rounds))
         judged = None
         if evaluation is not None and directory is not None:
             judged = as_record(0, evaluation(jax.tree.map(lambda x: x[0], starts)))
@@ -156,14 +164,15 @@ def sweep_points(
             "grid": {str(i): values for i, values in enumerate(combinations)}, "seeds": seeds,
             "keys": [jax.random.key_data(key).tolist() for key in keys], "num_rounds": num_rounds,
             "evaluate_every": evaluate_every, "metrics": metrics, "delta": delta, "batch": batch,
-            "params": _digest(starts), "population": _digest(population), "programs": _programs(kinds),
+            "params": array_digest(starts), "population": array_digest(population), "programs": _programs(kinds),
             "versions": versions("fedjax-sim", "jax", "jaxlib"),
-        }  # fmt: skip
+        } | ({"private": programs} if any(programs) else {})  # fmt: skip
         finished = Finished(directory, identity, resume)
-        recorded = _Recorded(evaluation, metrics, combinations, seeds, epsilons)
+        recorded = _Recorded(evaluation, metrics, combinations, seeds, epsilons, needed)
         bar = stack.enter_context(_bar(progress, len(combinations) * len(seeds), len(finished.rows)))
         impl = str(jax.random.key_impl(keys[0]))
         words = np.stack([jax.random.key_data(key) for key in keys])
+        bound_words = _bound_words(keys, programs, starts, population)
         groups: dict[Any, list[int]] = {}
         for i, kind in enumerate(kinds):
             groups.setdefault(kind.name, []).append(i)
@@ -183,7 +192,7 @@ def sweep_points(
                 before = time.perf_counter()
                 combination, seed = np.divmod(np.array(now, np.int32), np.int32(len(seeds)))
                 table = np.array([row[i] for i in combination.tolist()], np.int32)
-                looks = program.run(words[seed], table, seed, rounds)
+                looks = program.run(words[seed], bound_words[combination, seed], table, seed, rounds)
                 finished.add(recorded.rows(now, zip(rounds, looks, strict=True)))
                 seconds = time.perf_counter() - before
                 bar(len(now))
@@ -204,8 +213,8 @@ class _Recorded:
     """Rows from what a program shows of its points."""
 
     def __init__(self, evaluation: Callable | None, metrics: Sequence[str] | None, combinations: list, seeds: list,
-                 epsilons: list):  # fmt: skip
-        self.evaluation, self.metrics, self.epsilons = evaluation, metrics, epsilons
+                 epsilons: list, needed: str | None):  # fmt: skip
+        self.evaluation, self.metrics, self.epsilons, self.needed = evaluation, metrics, epsilons, needed
         self.combinations, self.seeds = combinations, seeds
 
     def rows(self, points: list[int], looks: Iterable) -> dict[int, list[dict]]:
@@ -221,7 +230,7 @@ class _Recorded:
                 if self.evaluation is not None:
                     model = jax.tree.map(lambda x, i=i: jnp.array(x[i]), params)
                     record |= self._new(as_record(round, self.evaluation(model)), record)
-                record |= self.epsilons[combination].get(round, {})
+                record |= self.epsilons[combination].record(round, {name: value[i] for name, value in totals.items()})
                 record |= {f"{name}_so_far": int(value[i]) for name, value in totals.items()}
                 values = self.combinations[combination]
                 found[point].append({"seed": self.seeds[seed], **values, "round": round, **self._kept(record, values)})
@@ -238,29 +247,40 @@ class _Recorded:
         for name in values:
             if name in record:
                 validate.fail("grid", "names that no metric has", name, "Give make's argument another name.")
-        if self.metrics is None:
-            return record
-        for name in self.metrics:
+        for name in self.metrics or ():
             if name not in record:
                 validate.fail("metrics", "some of " + ", ".join(record), name, validate.nearest(name, record))
-        return {name: record[name] for name in record if name in self.metrics or name.endswith("_so_far")}
+        kept = {name: x for name, x in record.items()
+                if self.metrics is None or name in self.metrics or name.endswith("_so_far")}  # fmt: skip
+        if self.needed is not None and self.needed not in kept:
+            validate.fail("metric", "one of " + ", ".join(kept), self.needed, validate.nearest(self.needed, kept))
+        return kept
 
 
-def _epsilons(spending: Spending, rounds: Sequence[int]) -> dict[int, dict]:
-    """By round, what a run's record says of its privacy."""
-    if spending.mechanism is None:
-        return {}
-    spending.enter(0, rounds[-1])
-    return {round: {name: plain(value) for name, value in spending.record(round).items()} for round in rounds}
+class _Epsilons:
+    """What a run's records say of its privacy."""
+
+    def __init__(self, spending: Spending, rounds: Sequence[int]):
+        self.spending = spending
+        if is_opaque(spending.source):
+            spending.void = "Nobody can tell programs apart that call the host: points may share their noise."
+        spending.enter(0, rounds[-1])
+        self.by_round = {round: {name: plain(x) for name, x in spending.record(round).items()} for round in rounds}
+
+    def record(self, round: int, counts: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a round, with counts over all until then."""
+        return {} if self.spending.misses(counts) else self.by_round[round]
 
 
-def _digest(values: PyTree) -> str:
-    sha = hashlib.sha256()
-    for leaf in jax.tree.leaves(values):
-        array = np.ascontiguousarray(leaf)
-        sha.update(f"{array.dtype} {array.shape}".encode())
-        sha.update(array.reshape(-1).view(np.uint8))
-    return sha.hexdigest()
+def _bound_words(keys: list[Array], programs: list[str], starts: PyTree, population: PyTree) -> np.ndarray:
+    """[combinations, seeds, ...] key data of the rounds, bound to programs, starts and data as `run` binds them."""
+    data = array_digest(population) if any(programs) else ""
+    found = []
+    for program in programs:
+        own = [joined(program, array_digest(jax.tree.map(lambda x, s=s: x[s], starts)), data, key) if program else ""
+               for s, key in enumerate(keys)]  # fmt: skip
+        found.append([jax.random.key_data(bound(key, source)) for key, source in zip(keys, own, strict=True)])
+    return np.array(found)
 
 
 def _programs(kinds: list[Kind]) -> str:

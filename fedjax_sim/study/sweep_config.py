@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = ()) -> SweepC
     ([{'client_optimizer.learning_rate': 0.1}, {'client_optimizer.learning_rate': 0.2}], [0, 1, 2])
     """
     from fedjax_sim.study.grid import combinations_of, seeds_of
+    from fedjax_sim.tree import dotted
 
     document = {} if path is None else _read(Path(path))
     problems = list(_override(document, overrides))
@@ -51,7 +52,7 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = ()) -> SweepC
         for name in table if name not in OPTIONS
     ]  # fmt: skip
     grid = table.get("grid", {})
-    axes = dict(_flat(grid)) if isinstance(grid, dict) else {}
+    axes = dotted(grid) if isinstance(grid, dict) else {}
     if not axes:
         hint = 'Write [sweep.grid] with "client_optimizer.learning_rate" = [0.1, 0.2], say.'
         problems.append(problem("sweep.grid", "values for an option at least", grid, hint))
@@ -93,9 +94,14 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = ()) -> SweepC
 
 
 def run_sweep(
-    loaded: SweepConfig, directory: str | Path | None, *, resume: bool = False, progress: bool = False
+    loaded: SweepConfig,
+    directory: str | Path | None,
+    *,
+    resume: bool = False,
+    progress: bool = False,
+    metric: str | None = None,
 ) -> Any:
-    """Runs a loaded sweep.
+    """Runs a loaded sweep; without the `metric` that is to be shown it stops after its first points.
 
     Returns: a `Sweep`. Seed s has the bits of `fedjax-sim run` with that seed and the same `data.seed`
     (tests/study/test_sweep_config.py::test_a_config_sweep_is_runs).
@@ -128,20 +134,12 @@ def run_sweep(
         [stream(root, "rounds") for root in roots], starts, base.data.train, tables["run"]["rounds"],
         evaluation=base.evaluation, evaluate_every=tables["run"]["evaluate_every"], metrics=loaded.metrics,
         batch=loaded.batch, delta=tables["run"]["delta"], directory=directory, resume=resume, progress=progress,
-        identity={"config": loaded.configs[0].planned(base.plan).identity()},
+        identity={"config": loaded.configs[0].planned(base.plan).identity()}, needed=metric,
     )  # fmt: skip
 
 
 def _seeded(config: Config, seed: int) -> Config:
     return Config(config.resolved() | {"seed": seed})
-
-
-def _flat(table: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value
 
 
 def _put(document: dict, path: list[str], value: Any, problems: list[str]) -> None:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim import tree
 from fedjax_sim.types import Algorithm, Array, PyTree
 
 __all__ = ["stacked", "traced_runs"]
@@ -53,7 +54,8 @@ def traced_runs(make: Callable[..., Algorithm], evaluation: Callable[[PyTree, An
 
         state = algorithm.init(jax.random.fold_in(key, 2**31 - 1), params, population)
         looks = jnp.concatenate([jnp.zeros(1, rounds.dtype), rounds[:-1]]), rounds
-        (_, lost), seen = jax.lax.scan(segment, (state, jnp.int32(0)), looks)
+        start = tree.varying((state, jnp.int32(0)), jax.random.key_data(key)[0])
+        (_, lost), seen = jax.lax.scan(segment, start, looks)
         return seen, lost
 
     every = jax.jit(jax.vmap(one))

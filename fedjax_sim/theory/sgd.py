@@ -182,8 +182,8 @@ def rounds_until(contraction: float, start: float, target: float) -> int:
     3
     """
     validate.in_range("contraction", contraction, 0, 1, open_high=True)
-    validate.in_range("start", start, 0)
-    validate.positive("target", target)
+    validate.in_range("start", start, 0, wide=True)
+    validate.positive("target", target, wide=True)
     if start <= target:
         return 0
     if contraction == 0:

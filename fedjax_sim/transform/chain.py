@@ -92,7 +92,7 @@ def stateless(
         wire=wire,
         l2_bound=l2_bound,
         nonexpansive=nonexpansive,
-        **facts,
+        **{"mirrored": False} | facts,  # without a state at either end there is no copy
     )
 
 
@@ -116,15 +116,17 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
 
     Each member counts what it does to the letter on the wire. The bound of the chain is the least of those that members
     have, provided every later member is nonexpansive. A chain is unbiased if all members are, and its error is known
-    if one member alone makes one. Integers must be the last thing that is made.
+    if one member alone makes one. Integers must be the last thing that is made. Members' metrics of one name are told
+    apart by the member's place: `member_1_clipped_letters`.
 
     Raises: ValueError for two members with noise; for a member that could lengthen a letter behind the clip on which
     a member's noise relies, or that could change noise that every letter bears; for a member behind integers, or behind
     one that keeps copies of what is sent.
 
     Guarantees: chain() is the identity, chain(a, chain(b, c)) equals chain(a, b, c) up to the shape of its state
-    (tests/transform/test_chain.py::test_chain_is_closed); member i draws from its own stream
-    (::test_members_draw_from_their_own_streams).
+    (tests/transform/test_chain.py::test_chain_is_closed) and the names of colliding metrics; member i draws from its
+    own stream (::test_members_draw_from_their_own_streams); no member's metric hides another's
+    (tests/laws/test_facts.py::test_no_metric_hides_another).
     """
     for i, member in enumerate(transforms):
         if not isinstance(member, UpdateTransform):
@@ -140,13 +142,12 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
         return update, tuple(memories), tuple(measured)
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
-        states, metrics = list(state), {}
+        states, metrics = list(state), [{}] * len(transforms)
         for i, member in reversed(list(enumerate(transforms))):
-            aggregate, states[i], seen = member.on_server(
+            aggregate, states[i], metrics[i] = member.on_server(
                 jax.random.fold_in(key, i), cohort, aggregate, state[i], measured[i], sensitivity
             )
-            metrics |= seen
-        return aggregate, tuple(states), metrics
+        return aggregate, tuple(states), tree.joined({f"member_{i + 1}": seen for i, seen in enumerate(metrics)})
 
     def wire(update_spec, sent):
         for member in transforms:
@@ -191,7 +192,7 @@ def _check_order(transforms: tuple[UpdateTransform, ...]) -> None:
         if member.integer_range is not None:
             validate.fail(f"transforms[{i}]", "integers as the last thing that is made", "a member behind it")
         if member.mirrored and not all(_changes_nothing(later) for later in transforms[i + 1 :]):
-            hint = "Both its ends keep copies of what is sent: wrap the whole chain."
+            hint = "Both its ends may keep copies of what is sent: wrap the whole chain, or state mirrored=False."
             validate.fail(f"transforms[{i}]", "nothing behind it that changes letters", "a member that does", hint)
     for i in noisy:
         for j, later in enumerate(transforms[i + 1 :], i + 1):

@@ -202,7 +202,7 @@ def _mechanism(
         squared_error=squared_error,
         exact_error=False,
         integer_range=(-most, most),
-        noise=Noise(law, "distributed", noise_multiplier, clip_norm, details=details),
+        noise=Noise(law, "distributed", noise_multiplier, clip_norm, "client", details=details),
     )
 
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from fedjax_sim import prng, tree, validate
 from fedjax_sim.transform.chain import plain_wire
 from fedjax_sim.transform.clip import HIGH, LOW, check_clip_norm, clip, clip_metrics, clipped, scaled_wire
-from fedjax_sim.types import Array, Noise, PyTree, UpdateTransform
+from fedjax_sim.types import Array, Noise, PyTree, UpdateTransform, Wire
 
 __all__ = ["adaptive_clip", "distributed_gaussian", "gaussian_mechanism", "local_gaussian"]
 
@@ -74,7 +74,7 @@ def gaussian_mechanism(
         noisy = _with_noise(key, aggregate, noise_multiplier * clip_norm * sensitivity)
         return noisy, state, clip_metrics(measured)
 
-    noise = Noise("gaussian", "central", noise_multiplier, clip_norm, details=details)
+    noise = Noise("gaussian", "central", noise_multiplier, clip_norm, "client", details=details)
     return base._replace(on_server=on_server, releases_when_empty=True, noise=noise)
 
 
@@ -151,7 +151,8 @@ def adaptive_clip(
         wire=_with_a_bit,
         nonexpansive=True,
         releases_when_empty=True,
-        noise=Noise("gaussian", "central", noise_multiplier, initial_clip_norm, details=details),
+        mirrored=False,
+        noise=Noise("gaussian", "central", noise_multiplier, initial_clip_norm, "client", details=details),
     )
 
 
@@ -178,7 +179,7 @@ def local_gaussian(clip_norm: float, noise_multiplier: float) -> UpdateTransform
     """
     check_clip_norm(clip_norm)
     _check_multiplier(noise_multiplier)
-    noise = Noise("gaussian", "local", noise_multiplier, clip_norm, details={"sensitivity": 2 * clip_norm})
+    noise = Noise("gaussian", "local", noise_multiplier, clip_norm, "client", details={"sensitivity": 2 * clip_norm})
     return _on_each_letter(clip_norm, noise_multiplier * clip_norm, noise)
 
 
@@ -208,7 +209,9 @@ def distributed_gaussian(clip_norm: float, noise_multiplier: float, cohort_size:
     check_clip_norm(clip_norm)
     _check_multiplier(noise_multiplier)
     validate.integer("cohort_size", cohort_size)
-    noise = Noise("gaussian", "distributed", noise_multiplier, clip_norm, details={"cohort_size": cohort_size})
+    noise = Noise(
+        "gaussian", "distributed", noise_multiplier, clip_norm, "client", details={"cohort_size": cohort_size}
+    )
     made = _on_each_letter(clip_norm, noise_multiplier * clip_norm / math.sqrt(cohort_size), noise)
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
@@ -238,7 +241,7 @@ def _on_each_letter(clip_norm: float, std: float, noise: Noise) -> UpdateTransfo
 
     return base._replace(
         on_client=on_client,
-        wire=lambda update_spec, wire: plain_wire(update_spec),
+        wire=_as_numbers,
         l2_bound=None,
         nonexpansive=False,
         squared_error=squared_error,
@@ -257,6 +260,15 @@ def _with_noise(key: Array, update: PyTree, std: float | Array, wall: Callable =
     return structure.unflatten(
         [x.astype(jnp.promote_types(x.dtype, jnp.float32)) + n for x, n in zip(leaves, drawn, strict=True)]
     )
+
+
+def _as_numbers(update_spec: PyTree, wire: Wire) -> Wire:
+    """Numbers as they are; 32 bits at least behind a member that coded them: what it decodes is float32."""
+    plain = plain_wire(update_spec)
+    if wire == plain:
+        return plain
+    wide = [8 * x.size * jnp.promote_types(x.dtype, jnp.float32).itemsize for x in jax.tree.leaves(update_spec)]
+    return plain._replace(payload_bits=sum(wide))
 
 
 def _with_a_bit(update_spec: PyTree, wire):

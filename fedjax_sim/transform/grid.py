@@ -142,18 +142,19 @@ def _folded(xp: ModuleType, op, x: Array, axis: int | None) -> Array:
 
 
 def leafwise(fn, key: Array, update: PyTree) -> PyTree:
-    """`fn(keys, float32 leaves, zero)` for one letter, each leaf in its own dtype again if it is still a float.
+    """`fn(keys, float32 leaves, zero)` for one message.
 
-    Read more than once, before and after: so not computed more than once (`tree.settled`).
+    Numbers stay float32, or become a wider leaf's dtype: those of a bfloat16 leaf, decoded into bfloat16, would be
+    rounded to other numbers than the code stands for, and no longer have their mean. Read more than once, before and
+    after: so not computed more than once (`tree.settled`).
     """
     check_floats(update)
     zero = tree.hidden_zero(jax.random.key_data(key))
     leaves, structure = jax.tree.flatten(tree.settled(update, zero))
     keys = [jax.random.fold_in(key, i) for i in range(len(leaves))]
     sent = fn(keys, [x.astype(jnp.float32) for x in leaves], zero)
-    kept = [
-        y.astype(x.dtype) if jnp.issubdtype(y.dtype, jnp.floating) else y for x, y in zip(leaves, sent, strict=True)
-    ]
+    wide = [jnp.promote_types(x.dtype, jnp.float32) for x in leaves]
+    kept = [y.astype(d) if jnp.issubdtype(y.dtype, jnp.floating) else y for y, d in zip(sent, wide, strict=True)]
     return tree.settled(structure.unflatten(kept), zero)
 
 

@@ -151,7 +151,7 @@ def matrix_mechanism(
         "noise_std": moves * float(prefix_error(coefficients, num_rounds)[-1]),
     }
     name = "tree" if strategy == "tree" else "banded_toeplitz"
-    noise = Noise(name, "central", noise_multiplier, clip_norm, details=details)
+    noise = Noise(name, "central", noise_multiplier, clip_norm, "client", details=details)
     return base._replace(init=init, on_server=on_server, releases_when_empty=True, noise=noise)
 
 

@@ -50,7 +50,7 @@ def quantize(
       integers: send int32 in a unit that all clients share, for sums of integers: Delta, or Delta / 2 without zero
         (odd integers). Needs a range. The server multiplies by the unit.
 
-    Returns: a transform whose letters are decoded floats of the leaves' dtypes, or int32.
+    Returns: a transform whose messages are decoded floats, float32 or wider whatever the leaves' dtype, or int32.
 
     Raises: ValueError, TypeError for arguments out of range and for options that contradict each other.
 
@@ -61,7 +61,8 @@ def quantize(
     (::test_number_of_values, ::test_wire_bits). Clients round independently: the error of a mean of m falls as 1/m
     (::test_rounding_is_independent_over_clients). Integers decode to the same letter
     (::test_integers_decode_to_the_letter). Letters that are not finite stay so, as floats or as `clipped_share`
-    (::test_nonfinite_letters_are_seen).
+    (::test_nonfinite_letters_are_seen). Unbiased for leaves of any float type
+    (tests/laws/test_facts.py::test_unbiased_in_every_dtype).
 
     References: Suresh, Yu, Kumar and McMahan 2017, section 2; Konecny et al. 2016.
 

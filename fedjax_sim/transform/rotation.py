@@ -167,7 +167,7 @@ def _flipped(x: Array, flips: Array) -> Array:
 
 
 def _flat(update: PyTree):
-    """The letter as a vector, zeros behind, and the way back."""
+    """The letter as a vector, zeros behind, and the way back, to float32 at least: bfloat16 would round once more."""
     leaves, structure = jax.tree.flatten(update)
     sizes = [x.size for x in leaves]
     vector = jnp.concatenate([x.reshape(-1).astype(jnp.float32) for x in leaves] or [jnp.zeros(0)])
@@ -176,6 +176,7 @@ def _flat(update: PyTree):
     def unflatten(vector: Array) -> PyTree:
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         parts = [vector[end - n : end] for end, n in zip(ends, sizes, strict=True)]
-        return structure.unflatten([y.reshape(x.shape).astype(x.dtype) for x, y in zip(leaves, parts, strict=True)])
+        wide = [y.astype(jnp.promote_types(x.dtype, jnp.float32)) for x, y in zip(leaves, parts, strict=True)]
+        return structure.unflatten([y.reshape(x.shape) for x, y in zip(leaves, wide, strict=True)])
 
     return vector, unflatten

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import prng, tree, validate
-from fedjax_sim.transform.chain import check_floats, stateless
+from fedjax_sim.transform.chain import stateless
 from fedjax_sim.transform.grid import SCALE_BITS, SMALLEST, largest, leafwise, leaves_of, total, with_clipped_share
 from fedjax_sim.types import Array, PyTree, UpdateTransform, Wire
 
@@ -85,7 +85,7 @@ def signs(scale: Callable, after_rotation: Callable, scope: str = "vector", **fa
 def natural_compression() -> UpdateTransform:
     """Every number becomes one of the two powers of two around it, with itself as the mean: sign and exponent, 9 bits.
 
-    Magnitudes below 2^-126 become 0 or 2^-126; from 2^127 on (2^15 in float16 leaves) that power stands for all.
+    Magnitudes below 2^-126 become 0 or 2^-126; from 2^127 on that power stands for all.
 
     Guarantees: unbiased, with error (|x| - a)(2a - |x|) for a <= |x| < 2a exactly, at most |x|^2 / 8, also for the
     smallest floats (tests/transform/test_sign.py::test_natural_compression_is_unbiased); powers of two stay
@@ -98,19 +98,17 @@ def natural_compression() -> UpdateTransform:
     [-0.5, 0.0, 8.0]
     """
 
-    def compressed(key: Array, x: Array, dtype) -> Array:
+    def compressed(key: Array, x: Array) -> Array:
         bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
         sign, magnitude = bits & jnp.uint32(1 << 31), bits & jnp.uint32((1 << 31) - 1)
         draw = prng.dither(key, x.shape) >> (32 - MANTISSA)
         power = (magnitude + draw) & jnp.uint32(EXPONENT)  # the mantissa's carry is the coin
-        power = jnp.minimum(power, jnp.uint32((min(jnp.finfo(dtype).maxexp, 128) + 126) << MANTISSA))
+        power = jnp.minimum(power, jnp.uint32(254 << MANTISSA))
         power = jnp.where(magnitude < EXPONENT, power, magnitude)
         return jax.lax.bitcast_convert_type(sign | power, jnp.float32)
 
     def letter(key, update):
-        check_floats(update)
-        dtypes = [x.dtype for x in jax.tree.leaves(update)]
-        return leafwise(lambda keys, leaves, zero: list(map(compressed, keys, leaves, dtypes)), key, update)
+        return leafwise(lambda keys, leaves, zero: list(map(compressed, keys, leaves)), key, update)
 
     def squared_error(update):
         leaves, xp = leaves_of(update)
@@ -158,6 +156,10 @@ def cast(dtype: str = "bfloat16") -> UpdateTransform:
 
         return list(map(nearest, leaves))
 
+    def sent(key, update):  # a leaf of 16 bits is sent in as many
+        wide = leafwise(letter, key, update)
+        return jax.tree.map(lambda y, x: y.astype(narrow) if x.dtype.itemsize == 2 else y, wide, update)
+
     def squared_error(update):
         leaves, xp = leaves_of(update)
         if xp is np:
@@ -168,7 +170,5 @@ def cast(dtype: str = "bfloat16") -> UpdateTransform:
     def wire(update_spec: PyTree, wire_in: Wire) -> Wire:
         return wire_in._replace(payload_bits=min(16 * wire_in.values, wire_in.payload_bits), coded_bits=None)
 
-    made = stateless(
-        lambda key, update: leafwise(letter, key, update), wire=wire, squared_error=squared_error, exact_error=True
-    )
+    made = stateless(sent, wire=wire, squared_error=squared_error, exact_error=True)
     return with_clipped_share(made, largest) if dtype == "float16" else made

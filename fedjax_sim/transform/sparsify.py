@@ -121,8 +121,8 @@ def random_k(
         sizes = sizes_of(update, scope) * (len(leaves) if scope == "vector" else 1)
         gains = structure.unflatten([size / max(number(size), 1) if size else 1.0 for size in sizes])
 
-        def longer(x, gain):
-            return (x.astype(jnp.promote_types(x.dtype, jnp.float32)) * gain).astype(x.dtype)
+        def longer(x, gain):  # as wide as the server has it: the product, rounded to bfloat16, would have another mean
+            return x.astype(jnp.promote_types(x.dtype, jnp.float32)) * gain
 
         return kept(jax.tree.map(longer, update, gains), masks)
 

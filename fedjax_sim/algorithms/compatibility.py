@@ -1,0 +1,95 @@
+"""Which parts of a round fit together, read from their facts: what is refused here would give a wrong number."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import validate
+from fedjax_sim.types import Aggregator, ClientUpdate, PyTree, Sampler, ServerUpdate, UpdateTransform
+
+__all__ = ["check_aggregate", "check_parts", "looks_like_the_model"]
+
+LARGEST_INTEGER = 2**24  # that float32 holds, with all below it
+
+
+def check_parts(sampler: Sampler, client: ClientUpdate, transform: UpdateTransform, aggregator: Aggregator) -> None:
+    """Raises ValueError where what is sent does not suit the aggregator.
+
+    Guarantees: tests/laws/test_compositions.py; a client drawn for its size is not weighed for it again
+    (tests/laws/test_facts.py::test_nobody_counts_twice); an aggregator made for another sampler is refused
+    (::test_weights_belong_to_the_sampler).
+    """
+    _check_integers(sampler, transform, aggregator)
+    noise, design = transform.noise, sampler.design
+    if noise is not None and noise.place != "local" and aggregator.sensitivity is None:
+        hint = "Divide by a number fixed beforehand: aggregation.fixed_mean(m), with uniform weights."
+        rule = "one whose result a client moves by a bounded amount, for the transform has noise"
+        validate.fail("aggregator", rule, "one without a sensitivity", hint)
+    if aggregator.design is not None and aggregator.design != design:
+        hint = "Its weights are those of other cohorts: pass `sampler.design` of the sampler in all its wrappers."
+        validate.fail("aggregator.design", f"the sampler's, {design}", aggregator.design, hint)
+    known = getattr(design, "equal_chances", None)
+    if not known and aggregator.design is None and aggregator.weighted and not client.uniform_weights:
+        why = "The sampler's design does not say that it draws all alike (`equal_chances`)"
+        hint = (
+            f"{why if known is None else 'The sampler draws some clients more often'}: weighing them by examples too "
+            "counts them twice. Take weighting='uniform', or aggregation.li_scheme_one(); an own part states its "
+            "`weighted`, `uniform_weights`."
+        )
+        validate.fail("aggregator", "one that takes no weights from clients", "one that does", hint)
+
+
+def _check_integers(sampler: Sampler, transform: UpdateTransform, aggregator: Aggregator) -> None:
+    sent = transform.integer_range
+    if aggregator.modulus is not None:
+        if sent is None:
+            hint = "It sums integers: end the transform with one that sends them, such as quantize(..., integers=True)."
+            validate.fail("transform", "integers for a modular sum", "a transform that sends floats", hint)
+        most = sampler.num_slots * max(abs(x) for x in sent)
+        if 2 * most >= aggregator.modulus:
+            hint = f"{sampler.num_slots} letters reach {most}: fewer bits, fewer clients or a larger modulus."
+            validate.fail("aggregator.modulus", f"more than {2 * most}, or sums would wrap", aggregator.modulus, hint)
+    elif sent is not None and max(abs(x) for x in sent) > LARGEST_INTEGER:
+        hint = "Sums are float32: use aggregation.modular_sum, or a coarser grid."
+        validate.fail("transform", f"integers up to {LARGEST_INTEGER} at a sum of floats", sent, hint)
+    if sent is not None and not aggregator.homogeneous:
+        hint = "This table compares letters with a number: integers=False, or another table."
+        validate.fail("transform", "one that sends numbers", f"integers in {sent}", hint)
+
+
+def looks_like_the_model(update: PyTree, server: ServerUpdate, params: PyTree) -> bool:
+    """Whether an update has the shapes of what the server takes; else, what the aggregator makes of it decides.
+
+    Raises: TypeError where only its dtypes are others than the server's or the parameters': bytes would be counted, and
+      the model rounded, by another width.
+
+    Guarantees: tests/laws/test_foreign_updates.py.
+    """
+    likes = [like for like in (server.expects(params), params) if _difference(update, like) is None]
+    for like in likes[:1]:
+        for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(update), jax.tree.leaves(like), strict=True):
+            if x.dtype != y.dtype:
+                name, hint = f"update{jax.tree_util.keystr(path)}", "Cast it in the client."
+                validate.fail(name, f"{y.dtype}, as the server expects", str(x.dtype), hint, TypeError)
+    return _difference(update, server.expects(params)) is None
+
+
+def check_aggregate(aggregate: PyTree, server: ServerUpdate, params: PyTree) -> None:
+    """Raises ValueError for an aggregate of another shape than the server takes: it would be broadcast into the model.
+
+    Guarantees: tests/laws/test_foreign_updates.py.
+    """
+    if (difference := _difference(aggregate, server.expects(params))) is not None:
+        hint = "Send an update shaped like the parameters; a server of another kind says what it takes (`takes`)."
+        validate.fail(*difference, hint)
+
+
+def _difference(update: PyTree, like: PyTree) -> tuple[str, str, str] | None:
+    """(where, what is expected, what there is) of the first difference in structure or shape."""
+    if jax.tree.structure(update) != jax.tree.structure(like):
+        return "update", f"{jax.tree.structure(like)}", str(jax.tree.structure(update))
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(update), jax.tree.leaves(like), strict=True):
+        if jnp.shape(x) != jnp.shape(y):
+            return f"update{jax.tree_util.keystr(path)}", f"shape {jnp.shape(y)}", str(jnp.shape(x))
+    return None

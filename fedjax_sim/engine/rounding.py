@@ -1,0 +1,207 @@
+"""One rounding for all programs: what a compiler may round in more than one way is taken out of its hands.
+
+A round is compiled anew for each number of devices, and a compiler chooses by the program around: A / c becomes
+A (1 / c), a product is fused into the addition that follows, a sum is vectorised. Each choice is a last bit of the
+model. `steady` traces a function and writes such operations so that no choice is left. It reads the traced program, so
+whatever wrote that (a user's loss, an optimiser of optax) is covered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from fedjax_sim import tree
+from fedjax_sim.engine.digits import without_derivative
+from fedjax_sim.engine.exact import is_differentiable
+from fedjax_sim.types import Array, PyTree
+
+__all__ = ["divide", "pairwise_sum", "steady"]
+
+LARGEST_SUM = 1 << 24  # numbers; a longer sum by halves would hold in memory what the compiler never writes down
+ROUNDED = {
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "digamma", "erf", "erf_inv",
+    "erfc", "exp", "exp2", "expm1", "integer_pow", "lgamma", "log", "log1p", "logistic", "mul", "pow", "rsqrt", "sin",
+    "sinh", "sqrt", "square", "tan", "tanh",
+}  # fmt: skip
+
+
+@jax.custom_jvp
+def divide(a: Array, b: Array) -> Array:
+    """a / b, correctly rounded on a CPU in every program: an IEEE division that no compiler turns into a product.
+
+    Both pass through their bits, exclusive-or'ed with a zero that XLA cannot see; a compiler of machine code sees it,
+    and drops it, so it costs nothing.
+
+    Guarantees: NumPy's quotients, by constants and by scalars too; a quotient's derivative
+    (tests/engine/test_rounding.py).
+    """
+    return _divided(a, b)
+
+
+@divide.defjvp
+def _(primals, tangents):
+    quotient = divide(*primals)
+    return quotient, (tangents[0] - quotient * tangents[1]) / primals[1]
+
+
+def _divided(a: Array, b: Array) -> Array:
+    a, b = jnp.broadcast_arrays(a, b)
+    integer = _integer(a.dtype)
+    if integer is None:
+        return jax.lax.div(a, b)
+    bits = [jax.lax.bitcast_convert_type(x, integer) for x in (a, b)]
+    zero = jnp.minimum((bits[0] | bits[1]) & jnp.iinfo(integer).max, 0)
+    return jax.lax.div(*(jax.lax.bitcast_convert_type(x ^ zero, a.dtype) for x in bits))
+
+
+def pairwise_sum(x: Array, axes: Sequence[int]) -> Array:
+    """The sum over axes, one after the other, by halves laid over each other: in an order that no compiler changes.
+
+    Guarantees: the halves are powers of two long, so that zeros behind the numbers change no bit but the sign of a zero
+    (tests/engine/test_rounding.py::test_sums_have_one_order).
+    """
+    narrow, x = x.dtype, x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    for axis in sorted(axes, reverse=True):
+        if x.shape[axis] == 0:
+            x = jnp.zeros((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.dtype)
+        while (size := x.shape[axis]) > 1:
+            half = 1 << (size - 1).bit_length() - 1
+            low, high = (jax.lax.slice_in_dim(x, *ends, axis=axis) for ends in ((0, half), (half, size)))
+            if size < 2 * half:
+                pad = [(0, 2 * half - size if i == axis else 0) for i in range(x.ndim)]
+                high = jnp.pad(high, pad)
+            x = low + high
+        x = x.squeeze(axis)
+    return x.astype(narrow)
+
+
+def steady(function: Callable) -> Callable:
+    """The function, with each division correctly rounded, each product and elementary function rounded where it is, and
+    sums over axes, of up to 2^24 numbers, added in a fixed order (`pairwise_sum`).
+
+    Args:
+      function: of pytrees of arrays, to pytrees of arrays.
+
+    Products of matrices, convolutions, cumulative and longer sums, scattered additions and complex numbers stay the
+    compiler's. Inside `engine.differentiable()`, where the same bits are not promised, the function is called as it is.
+
+    Raises: TypeError for a derivative through it elsewhere, which would be 0.
+
+    Guarantees: tests/engine/test_rounding.py; no division of a round is left to the compiler
+    (tests/laws/test_rounding.py); the law over all rows, on 1, 2, 3 and 8 devices, is tests/laws/test_devices.py
+    (`-m full`).
+
+    >>> import jax, jax.numpy as jnp
+    >>> float(jax.jit(steady(lambda x: x / 49))(jnp.float32(49)))
+    1.0
+    """
+
+    def call(*args: PyTree) -> PyTree:
+        if is_differentiable():
+            return function(*args)
+        program, shape = jax.make_jaxpr(function, return_shape=True)(*args)
+        leaves = [without_derivative(x) if _integer(x.dtype) else x for x in map(jnp.asarray, jax.tree.leaves(args))]
+        return jax.tree.unflatten(jax.tree.structure(shape), _Steady().run(program, leaves))
+
+    return call
+
+
+class _Steady:
+    """Runs programs; those inside of their equations are rewritten, once each."""
+
+    def __init__(self):
+        self.inner = {}
+
+    def run(self, program: core.ClosedJaxpr, args: Sequence[Array]) -> list[Array]:
+        known = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+        known |= dict(zip(program.jaxpr.invars, args, strict=True))
+        zero = tree.hidden_zero(_unknown(args))
+
+        def read(atom):
+            return atom.val if isinstance(atom, core.Literal) else known[atom]
+
+        for equation in program.jaxpr.eqns:
+            out = self.step(equation, [read(atom) for atom in equation.invars], zero)
+            known |= dict(zip(equation.outvars, out, strict=True))
+        return [read(atom) for atom in program.jaxpr.outvars]
+
+    def step(self, equation: core.JaxprEqn, values: list[Array], zero: Array) -> Sequence[Array]:
+        primitive, params = equation.primitive, equation.params
+        with equation.ctx.manager:
+            if self.chooses(equation):
+                if primitive.name == "div":
+                    return [_divided(*values)]
+                if primitive.name == "reduce_sum":
+                    return [pairwise_sum(values[0], params["axes"])]
+            params = {key: self.rewritten(value) for key, value in params.items()}
+            out = primitive.bind(*values, **primitive.get_bind_params(params))
+            out = out if primitive.multiple_results else [out]
+            return tree.pinned(out, zero) if self.chooses(equation) else out
+
+    def chooses(self, equation: core.JaxprEqn) -> bool:
+        """Whether a compiler may round what this computes in more than one way."""
+        name = equation.primitive.name
+        if name == "reduce_sum" and equation.invars[0].aval.size > LARGEST_SUM:
+            return False
+        known = name in ROUNDED or name in ("div", "reduce_sum")
+        return known and _integer(equation.outvars[0].aval.dtype) is not None
+
+    def rewritten(self, value: Any) -> Any:
+        """A parameter of an equation, programs in it rewritten."""
+        if not any(True for _ in _programs(value)):
+            return value
+        if isinstance(value, (tuple, list)):
+            items = [self.rewritten(x) for x in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        if id(value) not in self.inner:
+            program = closed = value if isinstance(value, core.ClosedJaxpr) else core.ClosedJaxpr(value, ())
+            if self.needed(closed.jaxpr):
+                program = jax.make_jaxpr(lambda *args: self.run(closed, args))(*closed.in_avals)
+            self.inner[id(value)] = program, value  # which stays alive, and its id its own
+        program = self.inner[id(value)][0]
+        return program if isinstance(value, core.ClosedJaxpr) else program.jaxpr
+
+    def needed(self, program: core.Jaxpr) -> bool:
+        """Whether there is a choice in a program, or in one that it calls."""
+        inner = (x for equation in program.eqns for value in equation.params.values() for x in _programs(value))
+        return any(map(self.chooses, program.eqns)) or any(map(self.needed, inner))
+
+
+def _programs(value: Any) -> Iterator[core.Jaxpr]:
+    """Those in a parameter of an equation."""
+    if isinstance(value, core.ClosedJaxpr):  # in JAX 0.12 every program is one
+        yield value.jaxpr
+    elif isinstance(value, core.Jaxpr):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for x in value:
+            yield from _programs(x)
+
+
+def _unknown(args: Sequence[Array]) -> list[Array]:
+    """Some of a program's arguments of which the compiler knows nothing: floats first, for a counter is an integer, and
+    the largest, for what a loop starts with may be a constant; where there are none, keys."""
+    traced = [x for x in args if isinstance(x, jax.core.Tracer) and x.size]
+    keys = [jax.random.key_data(x) for x in traced if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
+    known = sorted((x for x in traced if _has_bits(x.dtype)), key=lambda x: (_integer(x.dtype) is None, -x.size))
+    return [x for x in known if _integer(x.dtype)][:3] or (keys + known)[:3]
+
+
+def _has_bits(dtype: Any) -> bool:
+    """Whether a zero can be read off numbers of this dtype, and hidden from the compiler."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.finfo(dtype).bits == 8 * dtype.itemsize
+    whole = jnp.issubdtype(dtype, jnp.integer)
+    return jnp.issubdtype(dtype, bool) or (whole and jnp.iinfo(dtype).bits == 8 * dtype.itemsize)
+
+
+def _integer(dtype: Any) -> Any:
+    """The signed integers as wide as these floats; None for other dtypes."""
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return None
+    return {2: jnp.int16, 4: jnp.int32, 8: jnp.int64}.get(dtype.itemsize)

@@ -1,0 +1,97 @@
+"""What `types.Population` promises, checked, and what follows from `size` and `client(id)` alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.types import Array, ClientData, Population
+
+__all__ = ["check_client", "check_population", "counted", "num_rows", "sizes_of", "visitable"]
+
+ENUMERABLE = 1 << 24  # clients that can be visited one by one
+REGISTER = "Write @jax.tree_util.register_dataclass above it, with size as a static field."
+
+
+def check_population(population: Any) -> None:
+    """Refuses what is no population, before anything compiles.
+
+    Raises: TypeError or ValueError for what has no `size` or `client(id)`, is no pytree of arrays, has a size that is
+      traced or no positive integer, or a client that is no `ClientData` of real numbers.
+
+    Guarantees: tests/population/test_protocol.py::test_what_is_no_population_is_refused.
+    """
+    if not isinstance(population, Population):
+        hint = "Of a data set, take its .train." if hasattr(population, "train") else "It needs size and client(id)."
+        validate.fail("population", "a Population", type(population).__name__, hint, TypeError)
+    for path, leaf in jax.tree.leaves_with_path(population):
+        if leaf is population:
+            validate.fail("population", "a pytree dataclass", type(population).__name__, REGISTER, TypeError)
+        if not isinstance(leaf, jax.Array) and np.asarray(leaf).dtype.kind not in "biufcV":  # V: bfloat16
+            name = "population" + jax.tree_util.keystr(path)
+            validate.fail(name, "an array of numbers", type(leaf).__name__, "Make other fields static.", TypeError)
+
+    def client(population, id):
+        if isinstance(population.size, jax.core.Tracer):
+            validate.fail("population.size", "a static integer", "a leaf of the pytree", REGISTER, TypeError)
+        validate.integer("population.size", population.size)
+        return population.client(id)
+
+    check_client("population.client", jax.eval_shape(client, population, jax.ShapeDtypeStruct((), jnp.int32)))
+
+
+def check_client(name: str, data: Any) -> None:
+    """Refuses specs that are no client's: `ClientData` of a mask [n] bool and leaves [n, ...] of real numbers."""
+    if not isinstance(data, ClientData) or getattr(data.mask, "dtype", None) != jnp.bool_ or data.mask.ndim != 1:
+        validate.fail(name, "ClientData(examples [n, ...], mask [n] bool)", data, error=TypeError)
+    leaves = jax.tree.leaves(data.examples)
+    shapes = [x.shape for x in leaves]
+    if not shapes or any(shape[:1] != data.mask.shape for shape in shapes):
+        validate.fail(name, f"leaves of {data.mask.shape[0]} rows like the mask", shapes)
+    for leaf in leaves:
+        if not any(jnp.issubdtype(leaf.dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating)):
+            hint = "Split complex features into two real ones."
+            validate.fail(name, "examples of bool, integer or float", str(leaf.dtype), hint, TypeError)
+
+
+def num_rows(population: Population) -> int:
+    """Rows of each client's arrays, padding included; nothing is read.
+
+    >>> from fedjax_sim.population import quadratics
+    >>> num_rows(quadratics(max_examples=1).train)
+    1
+    """
+    return jax.eval_shape(population.client, jax.ShapeDtypeStruct((), jnp.int32)).mask.shape[0]
+
+
+def visitable(population: Population) -> None:
+    """Refuses more clients than can be visited one by one."""
+    hint = "Too many clients to visit one by one."
+    validate.integer("population.size", population.size, 1, ENUMERABLE, hint=hint)
+
+
+def counted(population: Population) -> Array:
+    """[N] int32 examples per client, counted in every client's mask.
+
+    Raises: ValueError for more than 2^24 clients.
+    """
+    visitable(population)
+
+    def count(id):
+        return population.client(id).mask.sum(dtype=jnp.int32)
+
+    ids = jnp.arange(population.size, dtype=jnp.int32)
+    return jax.lax.map(count, ids, batch_size=min(population.size, 4096))
+
+
+def sizes_of(population: Population) -> Array:
+    """[N] int32 examples per client: the population's own `sizes`, or else `counted`.
+
+    Guarantees: tests/population/test_protocol.py::test_size_and_client_are_enough_to_look_at.
+    """
+    sizes = getattr(population, "sizes", None)
+    return counted(population) if sizes is None else sizes

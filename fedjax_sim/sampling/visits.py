@@ -1,0 +1,67 @@
+"""How many different clients took part: a visit by the same client counts once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from fedjax_sim.types import Array, PyTree, Sampler
+
+__all__ = ["with_distinct_clients"]
+
+
+class _Visited(NamedTuple):
+    sampler: PyTree
+    bits: Array  # [ceil(N / 32)] uint32, one bit a client
+    count: Array  # [] int32 bits that are set
+
+
+def with_distinct_clients(sampler: Sampler) -> Sampler:
+    """The same cohorts; `metrics["distinct_clients"]` counts the different clients that have reported so far.
+
+    Exactly, by a bit for each of the N clients in the sampler's state, so a checkpoint holds it. Put it outermost: it
+    sees who reports at the end. A client whose update is then dropped for not being finite has reported.
+
+    Args:
+      sampler: any sampler.
+
+    Guarantees: the count is that of a set of ids, with slots that are padding, repeat a client, or do not report, and
+    cohorts are untouched (tests/sampling/test_visits.py::test_it_counts_as_a_set_does_and_cohorts_are_untouched); a
+    resumed run has the same (tests/test_cli.py::test_resume_goes_on_to_the_same_bits).
+
+    >>> import jax
+    >>> from fedjax_sim.sampling.uniform import full
+    >>> counted = with_distinct_clients(full(5))
+    >>> state = counted.init()
+    >>> for round in range(2):
+    ...     cohort, state = counted.sample(jax.random.key(round), state)
+    >>> int(cohort.reported.sum()), int(cohort.metrics["distinct_clients"])
+    (5, 5)
+    """
+    words = -(-sampler.design.population_size // 32)
+
+    def init():
+        return _Visited(sampler.init(), jnp.zeros(words, jnp.uint32), jnp.zeros((), jnp.int32))
+
+    def sample(key, state):
+        cohort, inner = sampler.sample(key, state.sampler)
+        word, bit = cohort.ids >> 5, jnp.uint32(1) << (cohort.ids & 31).astype(jnp.uint32)
+        new = cohort.reported & (state.bits[word] & bit == 0)
+        if sampler.design.replacement:
+            new = _first(cohort.ids, new)
+        bits = state.bits.at[word].add(jnp.where(new, bit, 0))  # each bit once: adding sets it
+        count = state.count + new.sum(dtype=jnp.int32)
+        metrics = {**cohort.metrics, "distinct_clients": count}
+        return cohort._replace(metrics=metrics), _Visited(inner, bits, count)
+
+    return sampler._replace(init=init, sample=sample)
+
+
+def _first(ids: Array, where: Array) -> Array:
+    """`where`, without slots whose id stands in another one of them."""
+    keys = jnp.where(where, ids, -1)
+    order = jnp.argsort(keys)
+    ordered = keys[order]
+    first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
+    return jnp.zeros_like(where).at[order].set(first) & where
