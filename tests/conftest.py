@@ -1,22 +1,84 @@
-"""Two virtual CPU devices, strict rank promotion, one private compilation cache for the whole run."""
+"""Two virtual CPU devices, strict rank promotion, one compilation cache for all runs of the tests on a machine."""
 
 import os
 import pathlib
 
-import jax
 import pytest
 
+from tests import compiled
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+os.environ.setdefault("NPROC", "8")  # threads of XLA:CPU, as the command line has them; last bits depend on them
+# In the environment, for the processes that tests start. Every program is kept: most take less than JAX's threshold.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled.folder()))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
+import jax  # noqa: E402  (reads the environment, unless a plugin imported it before)
+
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update(
+    "jax_persistent_cache_min_compile_time_secs", float(os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"])
+)
+from tests import compiler  # noqa: E402
+
+compiler.install()
 jax.config.update("jax_num_cpu_devices", int(os.environ.get("JAX_NUM_CPU_DEVICES", "2")))
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-CACHE = ROOT / ".pytest_cache" / "xla"  # compiled programs: trusted code, so the folder is the owner's alone
-CACHE.mkdir(parents=True, exist_ok=True)
-CACHE.chmod(0o700)
-jax.config.update("jax_compilation_cache_dir", str(CACHE))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-
+LONGEST = (  # in tests/
+    "test_distributed.py",
+    "laws/test_compositions.py",
+    "laws/test_members.py",
+    "study/test_sweep.py",
+    "test_run.py",
+    "test_client_memory.py",
+    "test_notebooks.py",
+    "privacy/test_audit.py",
+    "faults/test_planted.py",
+    "test_readme.py",
+    "test_cli_study.py",
+    "test_benchmarks.py",
+)
 SHARED_DATA = ROOT.parent / "shared" / "data"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--optimised", action="store_true", help="compile every program as users do")
+
+
+def _optimised(node) -> bool | None:
+    """Whether a test or a file is compiled as users compile; None where nothing says so."""
+    mark = node.get_closest_marker("optimised")
+    if mark is not None and not node.config.getoption("--optimised"):
+        return mark.args != (False,)
+    return True if node.path.parent.name in ("laws", "engine") or node.config.getoption("--optimised") else None
+
+
+def pytest_collection_modifyitems(items):
+    """One compiler after the other, and what takes long before the rest, so that no worker ends alone."""
+    order = {path: place for place, path in enumerate(LONGEST)}
+
+    def place(item):
+        file = item.getparent(pytest.Module)
+        return not _optimised(file), order.get(str(item.path.relative_to(ROOT / "tests")), len(order))
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Chooses the compiler before any fixture of the test compiles; what the command line sets for its process, a test
+    before this one may have set."""
+    jax.config.update("jax_default_matmul_precision", None)
+    optimised = _optimised(item)
+    compiler.choose(bool(optimised), optimised is not None)
+
+
+def pytest_sessionstart(session):
+    """Bounds the cache, in one process."""
+    if not hasattr(session.config, "workerinput") and compiled.root().is_dir():
+        compiled.make_room()
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,7 @@ import ast
 import functools
 import importlib
 import pathlib
-
-import pytest
+from collections.abc import Callable
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fedjax_sim"
@@ -60,9 +59,18 @@ def imports(path: pathlib.Path) -> list[tuple[str, ...]]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=label)
-def test_arrows_point_downward(path):
-    """Catches a room that imports another room, or anything from above."""
+def check_each(check: Callable[[pathlib.Path], None]) -> None:
+    """Runs a check on every file, then tells all that failed: one test a law, not one a file."""
+    wrong = []
+    for path in FILES:
+        try:
+            check(path)
+        except (AssertionError, AttributeError) as error:
+            wrong.append(f"{label(path)}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+def check_arrows(path: pathlib.Path) -> None:
     here = name_of(path)
     for target in imports(path):
         if target[0] != "fedjax_sim":
@@ -80,9 +88,12 @@ def test_arrows_point_downward(path):
             raise AssertionError("types imports jax only")
 
 
-@pytest.mark.parametrize("path", FILES, ids=label)
-def test_nothing_banned(path):
-    """Catches code that runs what it reads, shells, and asserts for users."""
+def test_arrows_point_downward():
+    """Catches a room that imports another room, or anything from above."""
+    check_each(check_arrows)
+
+
+def check_bans(path: pathlib.Path) -> None:
     for target in imports(path):
         assert target[0] not in BANNED_IMPORTS, target
     for node in ast.walk(parsed(path)):
@@ -105,21 +116,27 @@ def test_nothing_banned(path):
         assert not (isinstance(shell, ast.Constant) and shell.value), f"{where}: shell"
 
 
-@pytest.mark.parametrize("path", FILES, ids=label)
-def test_files_are_small(path):
-    """Catches a file that wants to be two."""
-    assert len(path.read_text().splitlines()) <= 400
+def test_nobody_draws_by_modulus():
+    """Catches `jax.random.randint` and `choice`: 32 bits modulo n, biased among many. `prng.below` is exact."""
+    calls = [(path, node.func) for path in FILES for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
+    named = [(label(path), f) for path, f in calls if isinstance(f, ast.Attribute) and f.attr in ("randint", "choice")]
+    assert [(path, f.lineno) for path, f in named if ast.unparse(f.value).endswith("random")] == []
 
 
-def test_the_median_file_is_small():
-    """Catches a house of large rooms: the median of the files that hold code."""
-    lengths = sorted(len(path.read_text().splitlines()) for path in FILES if path.name != "__init__.py")
-    assert lengths[len(lengths) // 2] <= 175
+def test_nothing_banned():
+    """Catches code that runs what it reads, shells, and asserts for users."""
+    check_each(check_bans)
 
 
-@pytest.mark.parametrize("path", FILES, ids=label)
-def test_public_names_are_declared(path):
-    """Catches a module without `__all__`, names that are not there, and public names without a docstring."""
+def test_files_are_small():
+    """Catches a file that wants to be two, and a house of large rooms: the median of the files that hold code."""
+    lengths = {path: len(path.read_text().splitlines()) for path in FILES}
+    assert not {label(path): length for path, length in lengths.items() if length > 400}
+    of_code = sorted(length for path, length in lengths.items() if path.name != "__init__.py")
+    assert of_code[len(of_code) // 2] <= 175
+
+
+def check_names(path: pathlib.Path) -> None:
     tree = parsed(path)
     if path.name == "__main__.py" or not tree.body:
         return
@@ -133,6 +150,11 @@ def test_public_names_are_declared(path):
             assert (value.__doc__ or "").strip(), f"{name}: no docstring"
             if isinstance(value, type):  # NamedTuples and dataclasses are given one that says nothing
                 assert not value.__doc__.startswith(f"{name}("), f"{name}: no docstring"
+
+
+def test_public_names_are_declared():
+    """Catches a module without `__all__`, names that are not there, and public names without a docstring."""
+    check_each(check_names)
 
 
 def test_the_walk_sees_the_arrows():

@@ -7,11 +7,23 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import aggregation, algorithms, client, models, optimizers, population, sampling, server
+from fedjax_sim import (
+    aggregation,
+    algorithms,
+    client,
+    metrics,
+    models,
+    optimizers,
+    population,
+    sampling,
+    server,
+    transform,
+)
 from fedjax_sim.config import ConfigError, load
 from fedjax_sim.engine import Plan
 from fedjax_sim.experiment import build
 from fedjax_sim.run import run
+from fedjax_sim.types import ClientData
 
 COMPILED = []
 PLACING = {"jit(convert_element_type)", "jit(diff)", "jit(stage)"}  # data on their way to a device: milliseconds
@@ -58,6 +70,14 @@ WRONG_VALUES = {
     "NaN": ("data.alpha=nan", "data.alpha: expected a finite number, got nan."),
     "inf": ("client_optimizer.learning_rate=inf", "client_optimizer.learning_rate: expected a finite number, got inf."),
     "minus inf": ("data.alpha=-inf", "data.alpha: expected a finite number, got -inf."),
+    "rate past float32": (
+        "client_optimizer.learning_rate=1e300",
+        "client_optimizer.learning_rate: expected a finite number, got 1e+300. float32 holds at most 3.4e+38.",
+    ),
+    "minus past float32": ("data.alpha=-1e39", "data.alpha: expected a finite number, got -1e+39. float32 holds"),
+    "rate of minus nothing": ("client_optimizer.learning_rate=-0.0", "expected a finite number > 0, got -0.0."),
+    "negative delta": ("run.delta=-0.5", 'run.delta: expected a number in (0, 1) or "none", got -0.5.'),
+    "delta of one": ("run.delta=1.0", 'run.delta: expected a number in (0, 1) or "none", got 1.0.'),
     "zero rate": ("client_optimizer.learning_rate=0", "client_optimizer.learning_rate: expected a finite number > 0"),
     "negative rate": ("client_optimizer.learning_rate=-0.1", "expected a finite number > 0, got -0.1."),
     "momentum of one": ("client_optimizer.momentum=1.0", "client_optimizer.momentum: expected a number in [0, 1)"),
@@ -85,6 +105,8 @@ WRONG_VALUES = {
     "unknown aggregator": ("aggregator.name=maen", "aggregator.name: | Did you mean 'mean'?"),
     "no public factory": ("data.name=__import__", "data.name: expected one of"),
     "name that is no text": ("model.name=3", "model.name: expected one of"),
+    "name that is a list": ("data.name=[1]", "data.name: expected one of | got [1]."),
+    "name that is a table": ("algorithm.name={x=1}", "algorithm.name: expected one of | got {'x': 1}."),
     "option of another part": ("client_optimizer.first_decay=0.9", "client_optimizer.first_decay: expected one of"),
     "required option": ("data.name=shakespeare", "data.directory: expected text, got nothing. | --set data.directory="),
     "both kinds of work": (
@@ -206,6 +228,19 @@ COMBINATIONS = {
         "algorithm.name=fedprox algorithm.coefficient=-1.0",
         "algorithm.coefficient: expected | got -1.0.",
     ),
+    "rate of nothing": (
+        "client_optimizer.learning_rate=1e-300",
+        "client_optimizer.learning_rate: expected a finite number > 0, got 1e-300. float32 takes it for 0.",
+    ),
+    "steps past counting": (
+        "algorithm.num_steps=2147483647",
+        "algorithm.num_steps: expected an integer in [1, 16777216], got 2147483647.",
+    ),
+    "epochs past counting": (
+        "algorithm.num_epochs=2147483647",
+        "algorithm.num_epochs: expected an integer in [1, 16777216], got 2147483647.",
+    ),
+    "model past memory": ("model.hidden=[2000000000]", "model: expected at most | bytes, got '"),
     "unknown weighting": ("algorithm.weighting=example", "algorithm.weighting: | Did you mean 'examples'?"),
     "decay of one": (
         "algorithm.name=fedadam algorithm.first_decay=1.0",
@@ -255,15 +290,15 @@ COMBINATIONS = {
     ),
     "counted twice by fedexp": (
         "algorithm.name=fedexp algorithm.weighting=examples sampler.name=weighted",
-        "algorithm.weighting: expected 'uniform' with sampler.weighted, got 'examples'. | twice",
+        "aggregator: expected one that takes no weights from clients | counts them twice | weighting='uniform'",
     ),
     "counted twice by mime": (
         "algorithm.name=mime_lite algorithm.weighting=examples sampler.name=weighted",
-        "algorithm.weighting: expected 'uniform' with sampler.weighted, got 'examples'. | twice",
+        "aggregator: expected one that takes no weights from clients | counts them twice | weighting='uniform'",
     ),
     "counted twice by a stretched mean": (
         "aggregator.name=extrapolated sampler.name=weighted",
-        "aggregator.name: expected li_scheme_one with sampler.weighted, got 'extrapolated'. | twice",
+        "aggregator: expected one that takes no weights from clients | counts them twice | weighting='uniform'",
     ),
     "too many devices": ("run.devices=1000", 'run.devices: expected "all" or an integer in [1, | got 1000.'),
 }
@@ -401,6 +436,150 @@ CALLS = {
         lambda _: run(None, None, None, None, 1, resume=True),
     ),
 }
+
+
+LINEAR, EVERYBODY = models.linear(input_shape=(2,), num_outputs=1), sampling.full(4)
+MODEL = "loss_fn: expected a function (params, examples, key), got Model(init= | supervised(model, loss)"
+UNCALLED = "expected an optax transformation, got <function sgd | Call its factory"
+CALLS |= {  # behaviour that is none
+    "model as loss": (TypeError, MODEL, lambda _: algorithms.fedavg(LINEAR, EVERYBODY, optax.sgd(0.1), num_steps=1)),
+    "model as loss of fedsgd": (TypeError, MODEL, lambda _: algorithms.fedsgd(LINEAR, EVERYBODY)),
+    "model as loss of a gradient": (TypeError, MODEL, lambda _: client.full_gradient(LINEAR)),
+    "model as loss of mime": (TypeError, MODEL, lambda _: algorithms.mime(LINEAR, EVERYBODY, num_steps=1)),
+    "model as loss of DP-SGD": (
+        TypeError,
+        MODEL,
+        lambda _: algorithms.record_private_fedavg(LINEAR, EVERYBODY, num_examples=3, **PRIVATE),
+    ),
+    "model as loss of an evaluation": (TypeError, MODEL, lambda _: metrics.evaluation(LINEAR, test=ROWS)),
+    "loss without a key": (
+        TypeError,
+        "loss_fn: expected a function (params, examples, key), got <function",
+        lambda _: client.local_sgd(lambda params, examples: 0.0, optax.sgd(0.1), num_steps=1),
+    ),
+    "loss not called": (
+        TypeError,
+        "loss: expected a function (outputs, targets), got <function default_loss",
+        lambda _: models.supervised(LINEAR, models.default_loss),
+    ),
+    "model not called": (
+        TypeError,
+        "model: expected a Model, got 'function'.",
+        lambda _: models.supervised(models.linear, models.squared_error),
+    ),
+    "optimiser not called": (
+        TypeError,
+        f"optimizer: {UNCALLED}",
+        lambda _: algorithms.fedavg(LOSS, EVERYBODY, optax.sgd, num_steps=1),
+    ),
+    "rate as optimiser": (
+        TypeError,
+        "optimizer: expected an optax transformation, got 0.1.",
+        lambda _: algorithms.feddyn(LOSS, EVERYBODY, 0.1, num_steps=1),
+    ),
+    "server's optimiser not called": (
+        TypeError,
+        f"server.optimizer: {UNCALLED}",
+        lambda _: algorithms.fedavg(LOSS, EVERYBODY, optax.sgd(0.1), num_steps=1, server_optimizer=optax.sgd),
+    ),
+    "steps past counting of DP-SGD": (
+        ValueError,
+        "num_steps: expected an integer in [1, 16777216], got 2147483647.",
+        lambda _: algorithms.record_private_fedavg(
+            LOSS, EVERYBODY, num_examples=3, **PRIVATE | {"num_steps": 2**31 - 1}
+        ),
+    ),
+    "epochs past counting of one client": (
+        ValueError,
+        "num_epochs: expected at most 16777216 steps, got 50331648.",
+        lambda _: jax.eval_shape(
+            client.local_sgd(population.quadratic_loss, optax.sgd(0.1), num_epochs=2**24, batch_size=1).apply,
+            jax.eval_shape(lambda: jax.random.key(0)),
+            {"w": np.zeros(1)},
+            (),
+            ClientData({"hessian": np.ones((3, 1, 1)), "center": np.ones((3, 1))}, np.ones(3, bool)),
+        ),
+    ),
+}
+PRIVATE = {"clip_norm": 1.0, "noise_multiplier": 1.0, "num_steps": 1, "batch_size": 2}
+CALLS |= {  # numbers that are none, or none that fit
+    f"rate {rate!r}": (error, f"learning_rate: expected a finite number > 0, got {rate!r}", call)
+    for rate, error in ((np.float64(1e39), ValueError), (1e-46, ValueError), (b"0.1", TypeError), (0.1j, TypeError))
+    for call in [lambda _, rate=rate: optimizers.sgd(learning_rate=rate)]
+}
+CALLS |= {
+    "short integer": (
+        TypeError,
+        "bits: expected an integer in [1, 16], got np.uint8(8). | int(",
+        lambda _: transform.quantize(np.uint8(8)),
+    ),
+    "complex features": (TypeError, ".x: expected numbers | got 'complex128'", lambda _: sites(x=ROWS["x"] * 1j)),
+    "complex labels": (TypeError, ".y: expected numbers | got 'complex128'", lambda _: sites(y=ROWS["y"] * 1j)),
+    "spans of time": (TypeError, "got 'timedelta64[s]'", lambda _: sites(x=np.zeros((3, 2), "m8[s]"))),
+    "bytes": (TypeError, ".x: expected numbers | got '|S1'", lambda _: sites(x=np.full((3, 2), b"1"))),
+    "complex table": (
+        TypeError,
+        "examples['x']: expected an array of bool, integer or float, got 'complex128'",
+        lambda _: population.stored({"x": ROWS["x"] * 1j}, [0, 3]),
+    ),
+    "complex Hessians": (
+        TypeError,
+        "hessians, centers: expected real numbers, got 'complex128'",
+        lambda _: population.quadratic_population([1j], [0.0]),
+    ),
+    "text for Hessians": (
+        TypeError,
+        "hessians, centers: expected real numbers, got '<U1'",
+        lambda _: population.quadratic_population(["a"], [0.0]),
+    ),
+    "copies past int32": (
+        ValueError,
+        "counts: expected 2147483647 rows at most, got 1099511627777",
+        lambda _: population.quadratic_population([1.0] * 2, [0.0] * 2, counts=[1, 2**40]),
+    ),
+}
+
+
+def table(folder, cell="1", name="b.csv", make=None):
+    """A folder of two sites; the second one as given."""
+    (folder / "a.csv").write_text("x,y\n1,0\n2,1\n3,0\n4,1\n")
+    if make is None:
+        (folder / name).write_text(f"x,y\n{cell},0\n2,1\n3,0\n4,1\n")
+    else:
+        make(folder / name)
+    return population.csv_sites(directory=str(folder), label="y")
+
+
+NUMBERS = ("1_0", "\u0661", "\uff11", "0x10", "1e", "inf", "nan", "1d3", "true", "--1", "1e400")
+CALLS |= {
+    f"cell {cell!r}": (ValueError, f"b.csv:2: expected | got {cell!r}", lambda folder, cell=cell: table(folder, cell))
+    for cell in NUMBERS
+} | {
+    f"site named {name}": (
+        ValueError,
+        f"{name}: expected a site's table as a file NAME.csv",
+        lambda folder, name=name: table(folder, name=name),
+    )
+    for name in ("b.CSV", "b.Csv", "b.csv.gz", "b.csv.ZIP", "a.CSV")
+} | {
+    "site that leads nowhere": (
+        ValueError,
+        "b.csv: expected a site's table as a file NAME.csv",
+        lambda folder: table(folder, make=lambda path: path.symlink_to("nowhere")),
+    ),
+    "site that is a folder": (
+        ValueError,
+        "b.csv: expected a site's table as a file NAME.csv",
+        lambda folder: table(folder, make=lambda path: path.mkdir()),
+    ),
+    "JSON that leads nowhere": (
+        ValueError,
+        "more.JSON: expected a file NAME.json",
+        lambda folder: [(folder / "train").mkdir(), (folder / "train" / "more.JSON").symlink_to("nowhere"),
+                        (folder / "test").mkdir(), (folder / "train" / "data.json").write_text(leaf_json()),
+                        population.leaf(directory=str(folder))],
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("error, words, call", CALLS.values(), ids=CALLS)

@@ -18,6 +18,8 @@ import pytest
 from fedjax_sim import checkpoint
 from fedjax_sim.checkpoint import CheckpointError, RunLocked, latest, lock, restore, save
 
+pytestmark = pytest.mark.optimised
+
 SMALL = {"w": np.arange(3, dtype=np.float32)}
 
 
@@ -119,15 +121,15 @@ def test_every_truncation_is_detected(tmp_path):
     [
         b"[]",
         b"{",
-        b'{"schema": 1}',
-        b'{"schema": 2, "leaves": [], "meta": {}}',
+        b'{"schema": 2}',
+        b'{"schema": 3, "leaves": [], "meta": {}}',
         b"[" * 100_000,
-        b'{"schema": 1, "meta": {}, "leaves": [{"path": "[\'w\']", "kind": "float32[3]", "bytes": 99999999999}]}',
-        b'{"schema": 1, "meta": {}, "leaves": [{"path": "[\'w\']", "kind": "float32[3]", "bytes": -12}]}',
-        b'{"schema": 1, "meta": {}, "leaves": [{"path": ["w"], "kind": "float32[3]", "bytes": 12}]}',
-        b'{"schema": 1, "meta": {}, "leaves": [{"path": "[\'w\']", "kind": "float32[3]", "bytes": 8},'
+        b'{"schema": 2, "meta": {}, "leaves": [{"path": "[\'w\']", "kind": "float32[3]", "bytes": 99999999999}]}',
+        b'{"schema": 2, "meta": {}, "leaves": [{"path": "[\'w\']", "kind": "float32[3]", "bytes": -12}]}',
+        b'{"schema": 2, "meta": {}, "leaves": [{"path": ["w"], "kind": "float32[3]", "bytes": 12}]}',
+        b'{"schema": 2, "meta": {}, "leaves": [{"path": "[\'w\']", "kind": "float32[3]", "bytes": 8},'
         b' {"path": "[\'w\']", "kind": "float32[3]", "bytes": 4}]}',
-        b'{"schema": 1, "meta": 3, "leaves": [{"path": "[\'w\']", "kind": "float32[3]", "bytes": 12}]}',
+        b'{"schema": 2, "meta": 3, "leaves": [{"path": "[\'w\']", "kind": "float32[3]", "bytes": 12}]}',
     ],
 )
 def test_a_forged_header_is_an_error_and_no_allocation(tmp_path, header):
@@ -145,7 +147,7 @@ def test_a_forged_key_implementation_is_refused(tmp_path):
     for name in ("rbg", "threefry2x32", "nonsense", None):
         leaves = [{"path": "['k']", **entry, "key": name}]
         path = tmp_path / "round_00000001.ckpt"
-        header = json.dumps({"schema": 1, "leaves": leaves, "meta": {}}).encode()
+        header = json.dumps({"schema": checkpoint.SCHEMA, "leaves": leaves, "meta": {}}).encode()
         path.write_bytes(b"".join(checkpoint._encode(header, [array])))
         with pytest.raises(CheckpointError, match="malformed"):
             restore(path, state)
@@ -314,6 +316,14 @@ def test_leftovers_are_ignored_and_cleaned(tmp_path):
     assert latest(tmp_path) is None
     save(tmp_path, 1, SMALL, {})
     assert not leftover.exists() and latest(tmp_path).name == "round_00000001.ckpt"
+
+
+def test_a_lock_cleans_up(tmp_path):
+    """Fault: what a killed run was writing aside stays for ever; or a user's own file goes with it."""
+    for name in (".privacy.json.123.tmp", ".report.html.4.tmp", ".mine.tmp", "report.html"):
+        (tmp_path / name).write_text("half")
+    with lock(tmp_path):
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", ".mine.tmp", "report.html"]
 
 
 def test_lock_excludes_a_second_run(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from fedjax_sim.config import load
 from fedjax_sim.experiment import build
 from fedjax_sim.population import from_clients
 from fedjax_sim.run import run
+
+pytestmark = pytest.mark.optimised
 
 KEY, NUM_CLIENTS, ROUNDS = jax.random.key(5), 41, 20
 START = {"w": jnp.zeros(3), "b": jnp.zeros(())}
@@ -78,7 +81,10 @@ def test_resume_gives_the_same_bits(parts, reference, tmp_path, kind, stop):
     assert same_bits(everything(state), reference[0]) and history.records == reference[1]
 
 
-@pytest.mark.parametrize("kind, first, then", [("device", "all", None), ("disk", None, "all")])
+DISK = pytest.param("disk", None, "all", marks=pytest.mark.full)  # the killed run below is such a one
+
+
+@pytest.mark.parametrize("kind, first, then", [("device", "all", None), DISK])
 def test_resume_on_another_number_of_devices(parts, reference, tmp_path, first, then, kind):
     """Fault: rows in the order or padding of the devices that wrote them."""
     options = {"directory": tmp_path, "client_memory": kind}
@@ -87,11 +93,19 @@ def test_resume_on_another_number_of_devices(parts, reference, tmp_path, first, 
     assert jax.device_count() > 1 and same_bits(everything(state), reference[0])
 
 
-def test_the_previous_checkpoint_has_its_memory(parts, reference, tmp_path):
+@pytest.fixture(scope="module")
+def fifteen_rounds(parts, tmp_path_factory):
+    """The folder of a run with memory on disk, for copies: what calls the host is compiled anew in every run."""
+    folder = tmp_path_factory.mktemp("disk") / "run"
+    run(KEY, *parts, 15, directory=folder, client_memory="disk", checkpoint_every=4)
+    return folder
+
+
+def test_the_previous_checkpoint_has_its_memory(parts, reference, fifteen_rounds, tmp_path):
     """Fault: a journal dropped while its checkpoint is kept."""
-    options = {"directory": tmp_path, "client_memory": "disk", "checkpoint_every": 4}
-    run(KEY, *parts, 15, **options)
-    newest = checkpoint.latest(tmp_path / "checkpoints")
+    copy = shutil.copytree(fifteen_rounds, tmp_path / "run")
+    options = {"directory": copy, "client_memory": "disk", "checkpoint_every": 4}
+    newest = checkpoint.latest(copy / "checkpoints")
     newest.write_bytes(newest.read_bytes()[:-1])
     with pytest.raises(checkpoint.CheckpointError, match="truncated"):
         run(KEY, *parts, ROUNDS, resume=True, **options)
@@ -100,21 +114,23 @@ def test_the_previous_checkpoint_has_its_memory(parts, reference, tmp_path):
     assert same_bits(everything(state), reference[0]) and history.records == reference[1]
 
 
-def test_what_the_folder_holds_is_respected(parts, tmp_path):
+def test_what_the_folder_holds_is_respected(parts, fifteen_rounds, tmp_path):
     """Fault: memory of another run or kind taken for this one's, a damaged row that trains on."""
-    options = {"directory": tmp_path / "run", "client_memory": "disk"}
-    run(KEY, *parts, 2, **options)
-    run(KEY, *parts, 0, **options | {"directory": tmp_path / "other"})
+    options = {"directory": shutil.copytree(fifteen_rounds, tmp_path / "run"), "client_memory": "disk"}
+    (tmp_path / "other").mkdir()
+    with engine.client_memory("disk", tmp_path / "other"):
+        ((file, _),) = engine.memory_files(parts[0].init(KEY, *parts[1:]))
+    file.create()
     memory, other = (tmp_path / name / "clients.mem" for name in ("run", "other"))
     own = memory.read_bytes()
     with pytest.raises(checkpoint.CheckpointError, match="does not fit this run"):
-        run(KEY, *parts, 4, resume=True, **options | {"client_memory": "device"})
+        run(KEY, *parts, 40, resume=True, **options | {"client_memory": "device"})
     memory.write_bytes(other.read_bytes())
     with pytest.raises(engine.MemoryFileError, match="of this run, got another run's"):
-        run(KEY, *parts, 4, resume=True, **options)
+        run(KEY, *parts, 40, resume=True, **options)
     memory.write_bytes(own[:-100])
     with pytest.raises(engine.MemoryFileError, match=r"expected .* bytes"):
-        run(KEY, *parts, 4, resume=True, **options)
+        run(KEY, *parts, 40, resume=True, **options)
     memory.write_bytes(own[:4096] + bytes(255 - x for x in own[4096:]))
     with pytest.raises(engine.MemoryFileError, match=r"checksum of client \d+ does not match"):
         run(KEY, *parts, 40, resume=True, **options)
@@ -128,35 +144,44 @@ state, history = here.run(
     here.KEY, *here.problem(), 60, directory=sys.argv[1], resume=sys.argv[2] == "resume", client_memory="disk",
     evaluate_every=3, checkpoint_every=7, callbacks=[lambda *a: time.sleep(0.01)],
 )
-print([x.tolist() for x in here.jax.tree.leaves(here.everything(state))])
+print(here.numbers(state))
 """
 
 
-def test_kill_and_resume_with_memory_on_disk(tmp_path):
-    """Fault: rows overwritten whose old values a resume needs. Killed twice, at moments of the clock's choice."""
+def numbers(state):
+    return [x.tolist() for x in jax.tree.leaves(everything(state))]
+
+
+def test_kill_and_resume_with_memory_on_disk(parts, tmp_path):
+    """Fault: rows overwritten whose old values a resume needs, or dealt out by the devices that wrote them.
+
+    Killed twice, at moments of the clock's choice, on another number of devices at each start.
+    """
     code = PROGRAM.format(tests=str(pathlib.Path(__file__).parent))
 
-    def start(directory, mode):
-        return subprocess.Popen([sys.executable, "-c", code, directory, mode], stdout=subprocess.PIPE, text=True)
+    def start(directory, mode, devices):
+        command, env = [sys.executable, "-c", code, directory, mode], os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)}
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
 
-    whole, log = start(tmp_path / "whole", "fresh"), tmp_path / "victim" / "metrics.jsonl"
-    for mode, rounds in (("fresh", 11), ("resume", 29)):
-        victim, deadline = start(tmp_path / "victim", mode), time.monotonic() + 120
+    log = tmp_path / "victim" / "metrics.jsonl"
+    for mode, rounds, devices in (("fresh", 11, 1), ("resume", 29, 3)):
+        victim, deadline = start(tmp_path / "victim", mode, devices), time.monotonic() + 120
         while time.monotonic() < deadline and not (log.exists() and log.read_text().count("\n") >= rounds):
             time.sleep(0.003)
         os.kill(victim.pid, signal.SIGKILL)
         victim.communicate()
         assert rounds <= log.read_text().count("\n") < 60
-    resumed, _ = start(tmp_path / "victim", "resume").communicate()
-    expected, _ = whole.communicate()
-    assert resumed == expected and expected
+    resumed, _ = start(tmp_path / "victim", "resume", 1).communicate()
+    whole, _ = run(KEY, *parts, 60, directory=tmp_path / "whole", client_memory="device")
+    assert jax.device_count() > 1 and resumed == f"{numbers(whole)}\n"
     assert log.read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
 
 
 def test_from_a_config(tmp_path):
     """Fault: an option that is part of a run's identity although it changes no bit; a recipe that no config reaches."""
-    settings = ["data.num_clients=50", "model.name=linear", "sampler.cohort_size=8", "algorithm.name=scaffold"]
-    settings += ["algorithm.num_steps=2", "algorithm.learning_rate=0.2", "run.rounds=3", "algorithm.weighting=examples"]
+    settings = ["data.name=mean_estimation", "data.num_clients=50", "model.name=linear", "sampler.cohort_size=8"]
+    settings += ["algorithm.name=scaffold", "algorithm.num_steps=1", "algorithm.learning_rate=0.2", "run.rounds=3"]
+    settings += ["algorithm.weighting=examples", "run.devices=1"]
     finals = []
     for kind in ("auto", "disk"):
         config = load(None, [*settings, f"run.client_memory={kind}"])

@@ -20,6 +20,7 @@ EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 CHAIN = ["transform.error_feedback.top_k.share=0.1", "transform.quantize.bits=4", "data.num_clients=50"]
 DOWN = [text.replace("transform", "downlink") for text in CHAIN]
 SMALL = ["data.num_clients=40", "data.held_out_clients=3", "sampler.cohort_size=10", "model.hidden=[4]"]
+SMALL += ["run.devices=1"]
 
 
 def test_the_main_job_is_the_default():

@@ -15,12 +15,13 @@ from typer.testing import CliRunner
 from fedjax_sim import checkpoint, cli, distributed
 from fedjax_sim.config import ConfigError
 
+pytestmark = pytest.mark.optimised
+
 ROOT = Path(__file__).parents[1]
 TINY = ["data.num_clients=200", "data.held_out_clients=5", "sampler.cohort_size=20", "model.name=logistic"]
 TINY += ["algorithm.num_steps=1", "run.evaluate_every=4", "run.checkpoint_every=3", "run.progress=false"]
 ENDLESS = "run.rounds=1000000"
 MINUTE = 60
-CACHE = str(ROOT / ".pytest_cache" / "xla")  # as conftest.py
 
 
 def words(*arguments, settings=()):
@@ -43,7 +44,6 @@ def no_cache():
 def started(*arguments, environment=None, **options):
     """A process of the command line; it and all that it started are killed at the end, whatever happens."""
     own = {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1", "FEDJAX_SIM_CACHE": "off"}
-    own |= {"JAX_COMPILATION_CACHE_DIR": CACHE, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3"}
     process = subprocess.Popen(
         [sys.executable, "-m", "fedjax_sim", *words(*arguments, **options)],
         env=os.environ | own | (environment or {}),
@@ -79,7 +79,7 @@ def alive(pid):
         return False
 
 
-def until(condition, seconds=2 * MINUTE):
+def until(condition, seconds=5 * MINUTE):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -88,7 +88,7 @@ def until(condition, seconds=2 * MINUTE):
 
 def rounds_logged(folder):
     path = folder / "metrics.jsonl"
-    return path.read_text().count("\n") if path.exists() else 0
+    return max(0, path.read_text().count("\n") - 1) if path.exists() else 0  # the first is round 0
 
 
 def state_bytes(folder):
@@ -122,6 +122,7 @@ def test_two_processes_give_the_bits_of_one(alone, tmp_path):
     assert said.count("test accuracy") == 1 and "Gloo" not in said, said
 
 
+@pytest.mark.full
 def test_a_run_of_one_process_goes_on_with_two(alone, tmp_path):
     """Fault: a checkpoint that fits the number of processes that wrote it."""
     folder = tmp_path / "run"
@@ -202,6 +203,7 @@ def ends_with(jobs, dead, number):
     assert jobs[1 - dead].returncode not in (0, None), errors
 
 
+@pytest.mark.full
 def test_a_dead_peer_ends_the_others(tmp_path):
     """Fault: a job on a cluster that burns its allocation after one of its processes died."""
     with joined(tmp_path / "run") as jobs:

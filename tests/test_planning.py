@@ -15,6 +15,8 @@ from fedjax_sim import aggregation, algorithms, engine, planning, run, sampling
 from fedjax_sim.cli import app
 from tests.laws import problems as p
 
+pytestmark = pytest.mark.optimised
+
 KEY = jax.random.key(0)
 PARAMS = jnp.array(p.START)
 
@@ -81,8 +83,10 @@ def test_forecast_leaves_the_arguments_usable():
     assert np.isfinite(np.asarray(PARAMS)).all() and population.client(0).mask.any()
 
 
-def test_plan_command():
+def test_plan_command(monkeypatch):
     """As a user: clients at once, memory, cohort, time; a wrong config is refused as by run."""
+    monkeypatch.setattr(planning, "LANES", (1, 4))
+    monkeypatch.setattr(planning, "TRIAL_SECONDS", 0.01)
     small = ["data.name=mean_estimation", "data.num_clients=400", "model.name=linear", "sampler.cohort_size=20"]
     options = [x for s in small for x in ("--set", s)]
     done = CliRunner().invoke(app, ["plan", *options, "--set", "run.plan=trial"])

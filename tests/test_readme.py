@@ -1,22 +1,129 @@
-"""The README's Python runs as printed, in order, and does what the text says."""
+"""README and docs/: their Python runs as printed, their command lines parse, their tables are what the files say."""
 
 import pathlib
 import re
+import shlex
 
-README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
+import jax
+import numpy as np
+import pytest
+import typer
+
+from experiments.front_page import participation_figure, with_speeds
+from fedjax_sim import population, theory
+from fedjax_sim.cli import app
+from fedjax_sim.cli_study import load_study
+from fedjax_sim.config import load
+from fedjax_sim.study.sweep_config import load_sweep
+from tests.test_docs import defined, named_tests
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+GUIDE = ROOT / "docs" / "your_own_data.md"
+
+
+def blocks(path: pathlib.Path, language: str) -> list[str]:
+    """The fenced blocks of a page."""
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
+
+
+def run_blocks(path: pathlib.Path, found: list[str]) -> dict:
+    """Runs the blocks in order; returns their names."""
+    names = {"__name__": path.stem}
+    for i, block in enumerate(found, 1):
+        exec(compile(block, f"{path.name}, block {i}", "exec"), names)
+    return names
 
 
 def test_readme_python_runs():
     """Fault: an example that no longer fits the library, or a new part that does not learn."""
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.S)
-    assert len(blocks) == 3
-    names = {}
-    exec(compile(blocks[0].replace("100_000", "5_000"), "README.md, block 1", "exec"), names)
+    found = blocks(README, "python")
+    assert len(found) == 3
+    names = run_blocks(README, [found[0].replace("100_000", "5_000")])
     assert names["history"].summary["test_accuracy"] > 0.8
-    names = {}
-    for i, block in enumerate(blocks[1:], 2):
-        exec(compile(block, f"README.md, block {i}", "exec"), names)
-    losses = [record["loss"] for record in names["history"].records]
+    names = run_blocks(README, found[1:])
+    losses = [record["local_loss"] for record in names["history"].records]
     assert losses[-1] < 0.75 * losses[0]
-    code = [line for line in blocks[1].splitlines() if line.strip() and not line.startswith(("import", "from"))]
+    code = [line for line in found[1].splitlines() if line.strip() and not line.startswith(("import", "from"))]
     assert len(code) <= 15  # a new model and a new client update in 15 lines
+
+
+def test_your_own_data(tmp_path, monkeypatch):
+    """Fault: a line of the guide that no longer fits the library, rows that it loses on their way to a run."""
+    monkeypatch.chdir(tmp_path)
+    (table,) = blocks(GUIDE, "csv")
+    pathlib.Path("patients.csv").write_text(table)
+    names = run_blocks(GUIDE, blocks(GUIDE, "python"))
+    assert names["train"].size == 3 and names["partition"].sizes.tolist() == [4, 4, 2]
+    record = names["history"].records[-1]
+    assert record["round"] == 20 and record["test_loss"] < 0.2
+    jax.eval_shape(names["other"].init, names["key"])  # the other adapter
+    read = population.native(directory="patients")
+    assert read.train.size == 3 and read.held_out.size == names["data"].held_out.size == 3
+    np.testing.assert_array_equal(read.train.examples["x"], names["data"].train.examples["x"])
+
+
+def parsed(words: list[str]) -> dict:
+    """A command's arguments as the command line reads them; what it would load is loaded, nothing runs."""
+    command = typer.main.get_command(app).commands[words[0]]
+    given = command.make_context(words[0], words[1:]).params
+    config, settings = given.get("config"), given.get("settings") or []
+    if words[0] == "launch":
+        return parsed(list(given["arguments"]))
+    if words[0] == "study":
+        given["name"] is None or load_study(given["name"], settings)
+    elif words[0] == "sweep":
+        load_sweep(config, settings)
+    elif config or settings:
+        given["rounds_asked"] = load(config, settings).resolved()["run"]["rounds"]
+    return given
+
+
+@pytest.mark.parametrize("path", [README, GUIDE], ids=lambda path: path.stem)
+def test_command_lines(path):
+    """Fault: an option, an example or a study that is gone; a --resume of a run that has all of its rounds."""
+    lines = "".join(blocks(path, "bash")).replace("\\\n", " ").splitlines()
+    started, count = {}, 0
+    for words in (shlex.split(line, comments=True) for line in lines):
+        if words[:1] != ["fedjax-sim"]:
+            continue
+        given, count = parsed(words[1:]), count + 1
+        if given.get("resume"):
+            assert given["rounds_asked"] > started[given["out"]], words
+        started[given.get("out")] = given.get("rounds_asked", 100)
+    assert count >= (20 if path is README else 1)
+
+
+def test_speeds_are_the_results():
+    """Fault: a speed in README that nobody measured, or one that is out of date."""
+    text = README.read_text(encoding="utf-8")
+    assert with_speeds(text) == text, "python -m experiments.front_page writes the table"
+    assert with_speeds(text.replace("×", "0×")) == text
+
+
+def test_lines_of_the_figure():
+    """Fault: a line in README's figure that is not the theory of its points."""
+    rows = [
+        {"part": part, "population_size": size, "cohort_size": m, "measured": value, "low": value, "high": value}
+        | {"predicted": value}
+        for part, size in (("variance", 10), ("variance", 1000), ("final loss", 100))
+        for m in (1, size // 2, size)
+        for value in [theory.cohort_mean_variance(3.0, size, m)]
+    ]
+    for axes in participation_figure(rows).axes:
+        for line, row in ((line, row) for line in axes.lines for row in rows if len(line.get_xdata()) == 200):
+            size = row["population_size"]
+            if line.get_linestyle() == "-" and np.isclose(line.get_xdata()[0], 1 / size) and row["measured"]:
+                at = np.interp(row["cohort_size"] / size, line.get_xdata(), line.get_ydata())
+                np.testing.assert_allclose(at, row["predicted"], rtol=5e-3)
+
+
+def test_what_holds_names_tests_that_exist():
+    """Fault: a promise in README whose test was renamed, or a link to a page that is gone."""
+    text = README.read_text(encoding="utf-8")
+    found = named_tests(text)
+    assert len(found) > 25
+    for file, test in found:
+        assert (ROOT / file).is_file() and (test is None or test in defined(file)), (file, test)
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        assert (ROOT / link).is_file(), link

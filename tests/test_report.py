@@ -28,8 +28,8 @@ def fake_run(folder: Path, rounds: int = 100, *, seed: int = 0, clean: bool = Fa
         bad = {} if clean else {"dropped": int(rng.random() < 0.05) * int(rng.integers(1, 4)), "skipped": int(r == 63)}
         record = {
             "round": r,
-            "loss": loss + 0.08 * rng.normal(),
-            "accuracy": 0.93 - 0.8 * math.exp(-r / 25) + 0.015 * rng.normal(),
+            "local_loss": loss + 0.08 * rng.normal(),
+            "local_accuracy": 0.93 - 0.8 * math.exp(-r / 25) + 0.015 * rng.normal(),
             "clients_invited": 100,
             "clients_reported": reported,
             "dropped_clients": bad.get("dropped", 0),
@@ -57,7 +57,7 @@ def fake_run(folder: Path, rounds: int = 100, *, seed: int = 0, clean: bool = Fa
         "test_accuracy": records[-1]["test_accuracy"],
         "test_loss": records[-1]["test_loss"],
         "rounds": rounds,
-        "clients_trained": trained,
+        "client_visits": trained,
         "rounds_seconds": seconds,
         "compile_seconds": 2.47,
         "clients_per_second": trained / seconds,
@@ -250,14 +250,14 @@ def no_evaluation(folder):
 
 
 def not_a_number(folder):
-    edit_records(folder, lambda r: r.update(loss="nan", test_loss="inf") if r["round"] >= 4 else None)
+    edit_records(folder, lambda r: r.update(local_loss="nan", test_loss="inf") if r["round"] >= 4 else None)
     edit_json(folder / "summary.json", test_loss="nan")
-    return "training loss was not finite in 7 rounds, first in round 4", "not a number test loss"
+    return "local training loss was not finite in 7 rounds, first in round 4", "not a number test loss"
 
 
 def never_a_number(folder):
     edit_records(folder, lambda r: {k: "nan" if isinstance(v, float) else v for k, v in r.items()})
-    return ("training loss was not finite in 10 rounds, first in round 1",)
+    return ("local training loss was not finite in 10 rounds, first in round 1",)
 
 
 def only_metrics(folder):
@@ -295,7 +295,9 @@ def nested_too_deep(folder):
 
 def nonsense(folder):
     edit_json(folder / "population.json", label_counts=[[1, 2], [3]], examples_quantiles=3)
-    edit_records(folder, lambda r: r.update(held_out_loss_quantiles=[1, 2], accuracy={"a": 1}, uplink_bytes="many"))
+    edit_records(
+        folder, lambda r: r.update(held_out_loss_quantiles=[1, 2], local_accuracy={"a": 1}, uplink_bytes="many")
+    )
     return ("This figure could not be drawn",)
 
 
@@ -307,12 +309,30 @@ def counts_differ(folder):
 def nothing_lost(folder):
     return (
         "Nothing was dropped or skipped.",
-        "All 1,000 invited clients reported.",
+        "All 1,000 invitations brought a report.",
         "no update dropped, no round skipped",
     )
 
 
-CASES = (unfinished, stopped, no_evaluation, not_a_number, never_a_number, only_metrics, only_config, torn)
+def before_training(folder):
+    edit_records(folder, lambda r: r.update(distinct_clients=60 + r["round"], skipped_rounds=int(r["round"] == 3)))
+    log = folder / "metrics.jsonl"
+    start = {"round": 0, "test_loss": 2.3, "train_loss": 2.4, "train_sample_clients": 50}
+    log.write_text(json.dumps(start) + "\n" + log.read_text())
+    return "1 of 10 rounds were skipped", "70 different clients took part", "over a fixed sample of 50 clients"
+
+
+CASES = (
+    before_training,
+    unfinished,
+    stopped,
+    no_evaluation,
+    not_a_number,
+    never_a_number,
+    only_metrics,
+    only_config,
+    torn,
+)
 CASES += (nested_too_deep, nonsense, counts_differ, nothing_lost)
 
 
@@ -395,13 +415,13 @@ def test_long_runs_stay_small(tmp_path):
 def test_curves_show_the_recorded_numbers():
     """Fault: bytes not accumulated, percent taken for shares, evaluation at the wrong round, NaN drawn as zero."""
     rows = [
-        {"round": r, "loss": 1.0 / r, "accuracy": 0.1 * r, "uplink_bytes": 1e6, "downlink_bytes": 2e6}
+        {"round": r, "local_loss": 1.0 / r, "local_accuracy": 0.1 * r, "uplink_bytes": 1e6, "downlink_bytes": 2e6}
         for r in (1, 2, 3)
     ]
-    rows[1] |= {"test_loss": 0.7, "test_accuracy": 0.25, "loss": "nan"}
+    rows[1] |= {"test_loss": 0.7, "test_accuracy": 0.25, "local_loss": "nan"}
     loss, accuracy = plot.learning_curves(rows, "bytes").axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in accuracy.lines}
-    assert lines["train"] == [[3, 10], [6, 20], [9, pytest.approx(30)]] and lines["test"] == [[6, 25]]
+    assert lines["local"] == [[3, 10], [6, 20], [9, pytest.approx(30)]] and lines["test"] == [[6, 25]]
     assert "(MB)" in accuracy.get_xlabel() and accuracy.get_ylabel() == "Accuracy (%)"
     assert math.isnan(loss.lines[0].get_ydata()[1])
     assert plot.learning_curves(rows, "rounds").axes[0].lines[-1].get_xydata().tolist() == [[2, 0.7]]
@@ -418,9 +438,23 @@ def test_privacy_is_told(tmp_path, key, expected):
     (folder / "summary.json").write_text(json.dumps(summary))
     page = write_report(folder).read_text()
     assert "<h2>Privacy</h2>" in page and expected in page and "<script>" not in page
+    if key == "explanation":  # whatever the page shows beside, it says so there
+        said = page.partition("no epsilon covers: ")[2].partition("</p>")[0]
+        files = [json.loads((folder / f"{name}.json").read_text()) for name in ("summary", "population")]
+        files += map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        missing = {name for held in files for name in held if name not in said}
+        assert missing <= {"round", "epsilon", "privacy", "name", "finished"} and "seed" in said
     del summary["privacy"]
     (folder / "summary.json").write_text(json.dumps(summary))
     assert "<h2>Privacy</h2>" not in write_report(folder).read_text()
+
+
+def test_a_stale_summary_is_left_out(tmp_path):
+    """Catches the epsilon of 5 rounds on the page of a run that went on to 8."""
+    folder = fake_run(tmp_path / "run", 8)
+    edit_json(folder / "summary.json", rounds=5)
+    page, _ = rendered(folder)
+    assert "summary.json was left out. It is of 5 rounds, the log of 8" in page.text and "epsilon 2.31" not in page.text
 
 
 def test_totals_of_some_runs_stand_in_those(tmp_path):

@@ -14,10 +14,13 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import checkpoint, metrics, sampling
+from fedjax_sim import checkpoint, metrics, sampling, sums
 from fedjax_sim.algorithms import fedavg
 from fedjax_sim.population import from_clients
 from fedjax_sim.run import run
+from fedjax_sim.runlog import _same_run, plain
+
+pytestmark = pytest.mark.optimised
 
 NUM_CLIENTS, ROUNDS = 40, 24
 
@@ -62,18 +65,20 @@ def reference(parts):
 
 
 def test_log_has_every_round_once(parts, reference, tmp_path):
-    """Fault: a record doubled at a block's edge, or one lost at the end."""
+    """Fault: a record doubled at a block's edge, one lost at the end, or a start that nothing is compared with."""
     algorithm, params, population, evaluation = parts
     directory = tmp_path / "run"
     run(KEY, algorithm, params, population, ROUNDS, evaluation=evaluation, evaluate_every=5, directory=directory)
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1))
+    assert [line["round"] for line in lines] == list(range(ROUNDS + 1))
     assert lines == reference[1].records
-    assert [line["round"] for line in lines if "held_out_loss" in line] == [5, 10, 15, 20, 24]
+    rounds, _ = reference[1].column("held_out_loss")
+    assert rounds.tolist() == [0, 5, 10, 15, 20, 24] and reference[1].column("local_loss")[0][0] == 1
+    assert lines[0] == {"round": 0} | {name: plain(value) for name, value in evaluation(params).items()}
     summary = json.loads((directory / "summary.json").read_text())
     assert summary["finished"] and summary["rounds"] == ROUNDS
-    assert summary["clients_trained"] == sum(line["clients_reported"] for line in lines)
-    assert summary["uplink_bytes"] == summary["clients_trained"] * 16  # 4 float32 each
+    assert summary["client_visits"] == sum(line.get("clients_reported", 0) for line in lines)
+    assert summary["uplink_bytes"] == summary["client_visits"] * 16  # 4 float32 each
     assert summary["downlink_bytes"] == ROUNDS * 7 * 16
 
 
@@ -96,7 +101,10 @@ def test_another_key_gives_another_run(parts, reference):
     assert not same_bits(algorithm.params(state), algorithm.params(reference[0]))
 
 
-@pytest.mark.parametrize("stop", [1, 5, 13, 23])
+FURTHER = [pytest.param(stop, marks=pytest.mark.full) for stop in (1, 23)]
+
+
+@pytest.mark.parametrize("stop", [5, 13, *FURTHER])
 def test_resume_gives_the_same_bits(parts, reference, tmp_path, stop):
     """Fault: a stream replayed, or a state forgotten, at a resume; rounds past the commit are cut from the log."""
     algorithm, params, population, evaluation = parts
@@ -122,20 +130,21 @@ algorithm, params, population = test_run.problem()
 state, history = test_run.run(
     test_run.KEY, algorithm, params, population, 40, directory=sys.argv[1], resume=sys.argv[2] == "resume",
     evaluate_every=2, checkpoint_every=2, callbacks=[lambda *a: time.sleep(0.02)],
+    evaluation=lambda params: {{"test_b": params["b"]}},
 )
 print([x.tolist() for x in test_run.jax.tree.leaves(state)])
 """
 
 
-def test_kill_and_resume_gives_the_same_bits(tmp_path):
-    """Fault: a checkpoint written in place, a log doubled or lost after a kill -9."""
+def test_kill_and_resume_gives_the_same_bits(parts, tmp_path):
+    """Fault: a checkpoint written in place, a log doubled or lost after a kill -9, bits that depend on the devices."""
     code = PROGRAM.format(tests=str(pathlib.Path(__file__).parent))
 
-    def start(directory, mode):
-        return subprocess.Popen([sys.executable, "-c", code, directory, mode], stdout=subprocess.PIPE, text=True)
+    def start(directory, mode, devices):
+        command, env = [sys.executable, "-c", code, directory, mode], os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)}
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
 
-    whole = start(tmp_path / "whole", "fresh")
-    victim = start(tmp_path / "victim", "fresh")
+    victim = start(tmp_path / "victim", "fresh", 1)
     log = tmp_path / "victim" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (log.exists() and log.read_text().count("\n") >= 9):
@@ -144,9 +153,10 @@ def test_kill_and_resume_gives_the_same_bits(tmp_path):
     victim.communicate()
     killed_at = log.read_text().count("\n")
     assert 9 <= killed_at < 40
-    resumed, _ = start(tmp_path / "victim", "resume").communicate()
-    expected, _ = whole.communicate()
-    assert resumed == expected and expected
+    resumed, _ = start(tmp_path / "victim", "resume", 3).communicate()
+    look = {"evaluate_every": 2, "evaluation": lambda params: {"test_b": params["b"]}}
+    whole, _ = run(KEY, *parts[:3], 40, directory=tmp_path / "whole", **look)
+    assert jax.device_count() > 1 and resumed == f"{[x.tolist() for x in jax.tree.leaves(whole)]}\n"
     assert log.read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
 
 
@@ -156,7 +166,7 @@ def test_what_the_folder_holds_is_respected(parts, tmp_path):
     directory = tmp_path / "run"
     with pytest.raises(FileNotFoundError, match="expected a checkpoint"):
         run(KEY, algorithm, params, population, 2, directory=directory, resume=True)
-    assert not (directory / "metrics.jsonl").exists()
+    assert not directory.exists()
     run(KEY, algorithm, params, population, 2, directory=directory, identity={"data": {"alpha": 0.3}})
     before = (directory / "metrics.jsonl").read_bytes()
     with pytest.raises(FileExistsError, match="folder without a run"):
@@ -173,23 +183,6 @@ def test_what_the_folder_holds_is_respected(parts, tmp_path):
     with pytest.raises(checkpoint.CheckpointError, match="cut or replaced"):
         run(KEY, algorithm, params, population, 4, directory=directory, resume=True,
             identity={"data": {"alpha": 0.3}})  # fmt: skip
-
-
-def test_policy_error_names_the_clients(tmp_path):
-    """Fault: a diverging client that goes unnoticed."""
-    algorithm, params, population = problem(nonfinite="error", learning_rate=1e30)
-    with pytest.raises(FloatingPointError, match=r"round 1: \d+ clients sent non-finite updates, among them \[\d+"):
-        run(KEY, algorithm, params, population, 3, directory=tmp_path / "run")
-    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 1
-
-
-def test_divergence_is_counted_not_swallowed():
-    """Fault: NaN in the model after clients diverge under the policy `drop`."""
-    algorithm, params, population = problem(learning_rate=1e30)
-    state, history = run(KEY, algorithm, params, population, 3)
-    assert same_bits(algorithm.params(state), params)
-    assert history.summary["skipped_rounds"] == 3 and history.summary["dropped_clients"] > 0
-    assert history.records[0]["loss"] == "nan"
 
 
 def test_a_callback_may_stop(parts):
@@ -229,20 +222,6 @@ def test_callbacks_may_keep_states(parts):
     assert float(params["w"].sum()) == 0  # and the caller's parameters are still the caller's
 
 
-def test_names_that_hide_another_are_refused(parts):
-    """Fault: a metric called `round` that rewrites the log, an evaluation that replaces the training loss."""
-    _, params, population, _ = parts
-
-    def named(params, examples, key):
-        return loss_fn(params, examples, key) | {"round": examples["y"]}
-
-    bad = fedavg(named, sampling.full(NUM_CLIENTS), optax.sgd(0.1), num_steps=1)
-    with pytest.raises(ValueError, match="metrics: expected names that no other part uses, got 'round'"):
-        run(KEY, bad, params, population, 1)
-    with pytest.raises(ValueError, match="evaluation: expected names that the round does not use, got 'loss'"):
-        run(KEY, parts[0], params, population, 1, evaluation=lambda params: {"loss": np.float32(1)})
-
-
 def test_a_failed_evaluation_can_be_resumed(parts, reference, tmp_path):
     """Fault: a folder that neither a fresh start nor a resume accepts."""
     algorithm, params, population, evaluation = parts
@@ -253,23 +232,10 @@ def test_a_failed_evaluation_can_be_resumed(parts, reference, tmp_path):
     assert same_bits(state, reference[0]) and history.records == reference[1].records
 
 
-def test_nothing_is_logged_after_the_fatal_round(parts, tmp_path):
-    """Fault: rounds after the one that ended the run, logged as part of it."""
-    _, params, population, _ = parts
-
-    def fails_later(params, examples, key):
-        loss = loss_fn(params, examples, key)["loss"]
-        return jnp.where(params["b"] ** 2 + (params["w"] ** 2).sum() > 1e-5, jnp.nan, 1.0) * loss
-
-    algorithm = fedavg(fails_later, sampling.full(NUM_CLIENTS), optax.sgd(0.002), num_steps=1, nonfinite="error")
-    with pytest.raises(FloatingPointError) as caught:
-        run(KEY, algorithm, params, population, 500, evaluate_every=500, directory=tmp_path / "run")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert f"round {lines[-1]['round']}:" in str(caught.value) and 1 < lines[-1]["round"] < 500
-    assert lines[-1]["dropped_clients"] and not any("error_ids" in line for line in lines)
+SCHEDULED = pytest.param(optax.sgd(optax.linear_schedule(0.1, 0.0, 5)), marks=pytest.mark.full)
 
 
-@pytest.mark.parametrize("optimizer", [optax.adam(0.1), optax.sgd(optax.linear_schedule(0.1, 0.0, 5))])
+@pytest.mark.parametrize("optimizer", [optax.adam(0.1), SCHEDULED], ids=["adam", "schedule"])
 def test_stateful_client_optimisers_run_on_two_devices(parts, optimizer):
     """Fault: an optimiser state that starts from constants, refused or rounded otherwise under a mesh."""
     _, params, population, _ = parts
@@ -303,6 +269,52 @@ def test_wrong_kinds(parts, wrong, words):
         run(**given)
 
 
+def test_a_summary_is_of_all_rounds(parts, tmp_path):
+    """Fault: the summary and the page of a run's first rounds, beside the log of many more that a kill ended; a refused
+    resume that takes them away; a config that does not know of the rounds to come."""
+    algorithm, params, population, _ = parts
+    files = {"config.toml": "rounds = 2\n"}
+    run(KEY, algorithm, params, population, 2, directory=tmp_path, files=files)
+    (tmp_path / "report.html").write_text("after 2 rounds")
+    again = {"directory": tmp_path, "resume": True, "files": {"config.toml": "rounds = 4\n"}, "evaluate_every": 1}
+    with pytest.raises(checkpoint.CheckpointError, match="another run"):
+        run(KEY, algorithm, params, population, 4, identity={"data": 1}, **again)
+    assert (tmp_path / "summary.json").exists() and (tmp_path / "config.toml").read_text() == files["config.toml"]
+
+    def dies(round, state, record):
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run(KEY, algorithm, params, population, 4, callbacks=[dies], **again)
+    assert (tmp_path / "config.toml").read_text() == "rounds = 4\n"
+    assert not {"summary.json", "report.html"} & {path.name for path in tmp_path.iterdir()}
+    sums.check(tmp_path, ["config.toml"])
+    assert "summary.json" not in (tmp_path / "SHA256SUMS").read_text()
+
+
+def test_a_refused_run_leaves_nothing(parts, tmp_path, monkeypatch):
+    """Fault: a folder with a checkpoint of round 0, which `--resume` takes for the newest, of a run that never fits."""
+
+    def refuses(needs):
+        raise MemoryError("too large")
+
+    monkeypatch.setattr(sys.modules["fedjax_sim.run"], "check_memory", refuses)
+    algorithm, params, population, _ = parts
+    with pytest.raises(MemoryError):
+        run(KEY, algorithm, params, population, 2, directory=tmp_path / "run", files={"config.toml": ""})
+    assert not (tmp_path / "run").exists()
+
+
+def test_threads_for_many_devices():
+    """Fault: a hint to set NPROC where the devices have a thread each, so that NPROC cannot help."""
+    for stored, words in (
+        (1, "NPROC=1 and JAX_NUM_CPU_DEVICES=1 or less, for each of the 2 devices"),
+        (9, "NPROC=9 in"),
+    ):
+        with pytest.raises(checkpoint.CheckpointError, match=words):
+            _same_run({"host_threads": stored}, {"host_threads": 2}, pathlib.Path("x"))
+
+
 def test_a_start_that_was_stopped_at_once_can_be_started_again(parts, tmp_path):
     """Fault: a folder with empty files that neither a fresh start nor a resume accepts."""
     algorithm, params, population, _ = parts
@@ -312,6 +324,62 @@ def test_a_start_that_was_stopped_at_once_can_be_started_again(parts, tmp_path):
     assert history.summary["rounds"] == 1
 
 
+quickly = pytest.mark.optimised(False)  # nothing from here on is about bits
+
+
+@quickly
+def test_policy_error_names_the_clients(tmp_path):
+    """Fault: a diverging client that goes unnoticed."""
+    algorithm, params, population = problem(nonfinite="error", learning_rate=1e30)
+    with pytest.raises(FloatingPointError, match=r"round 1: \d+ clients sent non-finite updates, among them \[\d+"):
+        run(KEY, algorithm, params, population, 3, directory=tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 1
+
+
+@quickly
+def test_divergence_is_counted_not_swallowed():
+    """Fault: NaN in the model after clients diverge under the policy `drop`."""
+    algorithm, params, population = problem(learning_rate=1e30)
+    state, history = run(KEY, algorithm, params, population, 3)
+    assert same_bits(algorithm.params(state), params)
+    assert history.summary["skipped_rounds"] == 3 and history.summary["dropped_clients"] > 0
+    assert history.records[0]["local_loss"] == "nan"
+
+
+@quickly
+def test_names_that_hide_another_are_refused(parts):
+    """Fault: a loss's metric called `round` that rewrites the log, an evaluation that replaces what the round says."""
+    _, params, population, _ = parts
+
+    def named(params, examples, key):
+        return loss_fn(params, examples, key) | {"round": examples["y"]}
+
+    algorithm = fedavg(named, sampling.full(NUM_CLIENTS), optax.sgd(0.1), num_steps=1)
+    (record,) = run(KEY, algorithm, params, population, 1)[1].records
+    assert record["round"] == 1 and isinstance(record["local_round"], float)
+    for name in ("round", "local_loss"):
+        with pytest.raises(ValueError, match=f"evaluation: expected names that the round does not use, got '{name}'"):
+            run(KEY, algorithm, params, population, 1, evaluation=lambda params, name=name: {name: np.float32(1)})
+
+
+@quickly
+def test_nothing_is_logged_after_the_fatal_round(parts, tmp_path):
+    """Fault: rounds after the one that ended the run, logged as part of it."""
+    _, params, population, _ = parts
+
+    def fails_later(params, examples, key):
+        loss = loss_fn(params, examples, key)["loss"]
+        return jnp.where(params["b"] ** 2 + (params["w"] ** 2).sum() > 1e-5, jnp.nan, 1.0) * loss
+
+    algorithm = fedavg(fails_later, sampling.full(NUM_CLIENTS), optax.sgd(0.002), num_steps=1, nonfinite="error")
+    with pytest.raises(FloatingPointError) as caught:
+        run(KEY, algorithm, params, population, 500, evaluate_every=500, directory=tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert f"round {lines[-1]['round']}:" in str(caught.value) and 1 < lines[-1]["round"] < 500
+    assert lines[-1]["dropped_clients"] and not any("error_ids" in line for line in lines)
+
+
+@quickly
 def test_matrix_products_are_exact_unless_asked_otherwise(parts):
     """Fault: results that depend on the batch because an accelerator multiplies with 10 bits by default."""
     algorithm, params, population, _ = parts

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import aggregation, sampling
+from fedjax_sim import aggregation, sampling, transform
+from fedjax_sim.algorithms.compatibility import check_parts
 from fedjax_sim.types import Received
 
 RNG = np.random.default_rng(0)
@@ -84,6 +85,7 @@ def test_bfloat16_letters_are_weighted_exactly():
 
 
 @pytest.mark.parametrize("scale", [2.0, 0.25])
+@pytest.mark.optimised
 def test_weights_may_be_scaled(scale):
     """Catches a divisor that does not scale with the weights. Powers of two change no bit; others 1e-6."""
     updates = {"w": jnp.array(RNG.normal(size=(9, 3)), jnp.float32)}
@@ -184,3 +186,18 @@ def test_wrong_input(make, error, message):
     """Catches divisors of zero and estimators for another design."""
     with pytest.raises(error, match=message):
         make()
+
+
+def test_integers_that_would_be_rounded_are_refused():
+    """Catches int32 messages summed as float32: ten of 2^24 + 1 were off by ten. What float32 holds is summed."""
+    for dtype in (jnp.int32, jnp.uint32):
+        for rule in (aggregation.mean(), aggregation.total()):
+            with pytest.raises(TypeError, match=r"update.*\['n'\]: expected floats, or integers of at most 16 bits"):
+                rule.init({"n": jax.ShapeDtypeStruct((2,), dtype)}, 10)
+    whole = aggregate(aggregation.total(), np.full((10, 1), 2**15 - 1, np.int16), np.ones(10))[0]
+    assert whole == 10 * (2**15 - 1)
+    wide = transform.discrete_gaussian_mechanism(1.0, 1.0, 2, granularity=2.0**-9)._replace(
+        integer_range=(0, 2**24 + 1)
+    )
+    with pytest.raises(ValueError, match="transform: expected integers up to 16777216 at a sum of floats"):
+        check_parts(sampling.uniform(4, 2), None, wide, aggregation.fixed_mean(2.0))

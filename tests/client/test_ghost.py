@@ -11,6 +11,7 @@ from fedjax_sim import client, models
 from fedjax_sim.client.clipping import _squares, clipped_sum
 from fedjax_sim.client.ghost import products
 from fedjax_sim.types import ClientData
+from tests.laws import cases
 
 KEY = jax.random.key(4)
 CLIP = 0.5
@@ -88,7 +89,7 @@ def by_hand(params, examples, labels, clip_norm):
     return total
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", cases.rows(MODELS, ["cnn", "noisy"]))
 def test_sums_agree(name):
     """The sum and the metrics are those of `vmap(grad)`, and of float64 by hand, also in microbatches.
 
@@ -106,7 +107,7 @@ def test_sums_agree(name):
 
     @jax.jit
     def sums(params, data):
-        ways = [("vmap", None), ("auto", None)] + [("ghost", 3)] * (name == "perceptron")
+        ways = [("vmap", None), ("auto", None)] + [("ghost", 3)] * (name in ("noisy", "perceptron"))
         return [
             clipped_sum(loss_fn, params, data, KEY, clip_norm=clip_norm, gradients=way, microbatch_size=size)
             for way, size in ways
@@ -131,6 +132,7 @@ def outer(params, examples, key):
     return ((a @ params) * b).sum(-1)
 
 
+@pytest.mark.optimised
 def test_extremes():
     """Both vectors from 1e-38 to 1e38: at most C (1 + 1e-6), as it is where it is short, C where it is long, never NaN.
 
@@ -167,6 +169,7 @@ def test_extremes():
         assert (np.asarray(alone(pairs[0][5] * value, pairs[1][5])) == 0).all()
 
 
+@pytest.mark.optimised
 def test_neighbouring_records():
     """10^4 pairs: a record removed moves the sum by at most C, a record replaced by at most 2 C; both are reached.
 
@@ -215,7 +218,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", cases.rows(OTHERS, ["in a loop", "looked up", "stopped", "tied"]))
 def test_what_is_no_dense_kernel(name):
     """It keeps its own gradient: the sum is that of `vmap(grad)`, and "ghost" is refused with the kernel's name.
 
@@ -233,7 +236,8 @@ def test_what_is_no_dense_kernel(name):
         total("ghost")
 
 
-@pytest.mark.parametrize("value", [None, 1e-30, 1e-20, 1e20, 1e30])
+@pytest.mark.parametrize("value", cases.rows([None, 1e-30, 1e-20, 1e20, 1e30], [None, 1e-30, 1e30]))
+@pytest.mark.optimised
 def test_constant_deltas(value):
     """A kernel whose delta the compiler knows, zero behind a frozen layer: the sum is that of `vmap(grad)`, under jit.
 
@@ -259,9 +263,10 @@ def test_constant_deltas(value):
     data = ClientData(jnp.arange(1.0, 9.0).reshape(2, 4) / 4, jnp.ones(2, bool))
     ghost, plain = (jax.jit(total, static_argnums=2)(params, data, gradients) for gradients in ("auto", "vmap"))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ghost, plain)
-    assert ghost[1]["loss"].weight == 2
+    assert ghost[1]["local_loss"].weight == 2
 
 
+@pytest.mark.optimised
 def test_no_gradient_is_held():
     """A step of `private_sgd` on a wide model takes less memory than one example's gradients would for the batch.
 
@@ -284,6 +289,7 @@ def test_no_gradient_is_held():
     assert scratch("auto") < held / 4 and scratch("vmap") >= held
 
 
+@pytest.mark.optimised
 def test_sums_of_squares_stay_apart():
     """Every reduction in the compiled norm is over at most 32 numbers: its error does not grow with the dimension.
 

@@ -43,7 +43,7 @@ def test_an_epoch_visits_each_example_once(num_examples):
     assert (update[:num_examples] > 0).all()
     assert float(report.weight) == num_examples
     assert float(report.metrics["local_steps"].total) == -(-num_examples // 2)
-    assert float(report.metrics["loss"].weight) == num_examples
+    assert float(report.metrics["local_loss"].weight) == num_examples
 
 
 def test_steps_continue_through_epochs():
@@ -83,7 +83,7 @@ def test_a_loss_may_weigh_its_examples():
     data = ClientData(jnp.array([1.0, 3.0, jnp.nan]), jnp.array([True, True, False]))
     report, _ = one.apply(jax.random.key(0), jnp.float32(1), (), data)
     assert float(report.update) == -10 / 4
-    assert (float(report.metrics["doubled"].total), float(report.metrics["doubled"].weight)) == (20, 4)
+    assert (float(report.metrics["local_doubled"].total), float(report.metrics["local_doubled"].weight)) == (20, 4)
     assert "weight" not in report.metrics
 
 

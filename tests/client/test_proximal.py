@@ -16,6 +16,7 @@ from tests.laws import problems as p
 WORK = {"num_steps": p.STEPS, "batch_size": p.BATCH}
 
 
+@pytest.mark.optimised
 def test_zero_is_local_sgd():
     """Row D3, bit for bit over rounds with shuffled partial batches. Catches another order of keys."""
 

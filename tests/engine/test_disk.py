@@ -34,6 +34,11 @@ def write(file, ids, value):
     file.write(file.version, ids, [np.full((len(ids), 3), value, np.float32), np.full(len(ids), value, np.int32)])
 
 
+def known(file):
+    """What a checkpoint holds of a file, beside its version."""
+    return file.mark.hex(), file.written.copy()
+
+
 def commit(file, keep=2):
     """What a run does, with the checkpoint in between left out."""
     file.sync(file.version)
@@ -57,12 +62,12 @@ def test_pieces(tmp_path, monkeypatch):
     file = made(tmp_path)
     write(file, range(0, 12, 2), 1)
     commit(file)
-    before = read(file)
+    before, then = read(file), known(file)
     write(file, range(11), 2)
     write(file, [], 3)
     assert file.version == 3 and (read(file, range(11)) == 2).all()
     again = made(tmp_path)
-    again.resume(1, file.mark.hex())
+    again.resume(1, *then)
     assert (read(again) == before).all()
 
 
@@ -87,8 +92,8 @@ def test_an_error_on_one_of_two_devices_stops_both(tmp_path):
     """Catches a device that waits for ever in a collective, and rows that look right after an error."""
     with engine.client_memory("disk", tmp_path):
         memory = engine.store(jnp.zeros(2), 6, mesh=engine.device_mesh())
-    memory = engine.put(memory, jnp.arange(6), jnp.ones((6, 2)), jnp.ones(6, bool))
-    with open(tmp_path / "clients.mem", "r+b") as out:
+    memory = jax.block_until_ready(engine.put(memory, jnp.arange(6), jnp.ones((6, 2)), jnp.ones(6, bool)))
+    with open(tmp_path / "clients.mem", "r+b") as out:  # not before the rows are written
         out.seek(disk.START + 1)
         out.write(b"\xff")
     rows, memory = jax.jit(engine.take)(memory, jnp.arange(6))
@@ -106,13 +111,13 @@ def scenario(folder, keep):
     file = made(folder)
     file.create()
     commit(file, keep)
-    yield file.mark, 0, read(file)
+    yield known(file), 0, read(file)
     rng = np.random.default_rng(0)
     for round in range(1, 7):
         write(file, rng.permutation(NUM_CLIENTS)[:5], round)
         if round % 2 == 0:
             file.sync(file.version)
-            yield file.mark, file.version, read(file)  # the checkpoint is written
+            yield known(file), file.version, read(file)  # the checkpoint is written
             file.advance(keep)
 
 
@@ -171,17 +176,17 @@ def test_killed_between_any_two_system_calls(tmp_path, monkeypatch):
                 with monkeypatch.context() as patch:
                     dying(patch, after % 17)
                     try:
-                        made(copy).resume(version, mark.hex())
+                        made(copy).resume(version, *mark)
                     except Died:
                         pass
             file = made(copy)
-            file.resume(version, mark.hex())
+            file.resume(version, *mark)
             assert (read(file) == rows).all(), (after, version)
             write(file, [1, 2], 99)  # and on from there
             assert file.version == version + 1 and (read(file, [1, 2]) == 99).all()
             commit(file)
             again = made(copy)
-            again.resume(version, mark.hex())
+            again.resume(version, *mark)
             assert (read(again) == rows).all(), (after, version)
             shutil.rmtree(copy)
         shutil.rmtree(folder)
@@ -201,11 +206,11 @@ def test_journals_are_kept_like_checkpoints(tmp_path, keep, kept):
     for mark, version, rows in reversed(commits):
         file = made(tmp_path)
         if version in kept:
-            file.resume(version, mark.hex())
+            file.resume(version, *mark)
             assert (read(file) == rows).all()
         else:
             with pytest.raises(MemoryFileError, match=f"lead to version {version}|could not be opened"):
-                file.resume(version, mark.hex())
+                file.resume(version, *mark)
 
 
 def test_damage_is_found(tmp_path):
@@ -216,7 +221,7 @@ def test_damage_is_found(tmp_path):
 
     def outcome():
         file = made(tmp_path)
-        file.resume(version, mark.hex())
+        file.resume(version, *mark)
         return read(file)
 
     originals = {path: path.read_bytes() for path in paths}
@@ -244,19 +249,44 @@ def test_damage_is_found(tmp_path):
 FLIP = bytes(255 - i for i in range(256))
 
 
+def test_a_lost_record_is_no_hole(tmp_path):
+    """Catches a client whose record became zeros and that trains on from the initial state, before and after a resume;
+    and the record of another moment that stands where nobody was written."""
+    file = made(tmp_path)
+    write(file, [3, 4], 5)
+    commit(file)
+    then, place = known(file), disk.START + 3 * file.record_bytes
+    good = (tmp_path / "clients.mem").read_bytes()
+    lost = good[:place] + bytes(file.record_bytes) + good[place + file.record_bytes :]
+    (tmp_path / "clients.mem").write_bytes(lost)
+    for again in (file, made(tmp_path)):
+        if again is not file:
+            again.resume(1, *then)
+        for use in (read, lambda file: write(file, [3], 6)):
+            with pytest.raises(MemoryFileError, match="record of client 3 was lost"):
+                use(again)
+    (tmp_path / "clients.mem").write_bytes(good)
+    again.resume(1, then[0], np.zeros_like(then[1]))
+    with pytest.raises(MemoryFileError, match="client 3 was lost, or is one that this run never wrote"):
+        read(again)
+    (tmp_path / "clients.mem").unlink()
+    with pytest.raises(MemoryFileError, match="deleted or replaced during the run"):
+        file.sync(1)
+
+
 def test_another_file_is_refused(tmp_path):
     """Catches the memory of another run, another population, or of an earlier time."""
     commits = finished(tmp_path)
     mark, version, _ = commits[-1]
     with pytest.raises(MemoryFileError, match="of this run, got another run's"):
-        made(tmp_path).resume(version, "00" * 16)
+        made(tmp_path).resume(version, "00" * 16, mark[1])
     with pytest.raises(MemoryFileError, match="of this algorithm and population"):
-        made(tmp_path, NUM_CLIENTS + 1).resume(version, mark.hex())
+        made(tmp_path, NUM_CLIENTS + 1).resume(version, *mark)
     with pytest.raises(MemoryFileError, match=r"lead to version 8, got those of versions 6 to 6"):
-        made(tmp_path).resume(8, mark.hex())
+        made(tmp_path).resume(8, *mark)
     (tmp_path / "clients.mem").unlink()
     with pytest.raises(MemoryFileError, match="could not be opened"):
-        made(tmp_path).resume(version, mark.hex())
+        made(tmp_path).resume(version, *mark)
 
 
 def test_a_full_disk_is_an_error(tmp_path, monkeypatch):
@@ -264,7 +294,7 @@ def test_a_full_disk_is_an_error(tmp_path, monkeypatch):
     file = made(tmp_path)
     write(file, [1, 2, 3], 1)
     commit(file)
-    rows, real = read(file), os.pwrite
+    rows, then, real = read(file), known(file), os.pwrite
 
     def full(descriptor, data, place):
         if place > 2000 or len(data) > 300:
@@ -276,7 +306,7 @@ def test_a_full_disk_is_an_error(tmp_path, monkeypatch):
         write(file, range(12), 2)
     monkeypatch.undo()
     again = made(tmp_path)
-    again.resume(1, file.mark.hex())
+    again.resume(1, *then)
     assert (read(again) == rows).all()
 
 
@@ -323,6 +353,7 @@ def test_power_is_lost_between_a_commit_and_its_journal(tmp_path, monkeypatch):
     file, durable = made(tmp_path / "run"), {}
     file.create()
     commit(file)
+    at_start = known(file)
 
     def noting(name):
         real = getattr(os, name)
@@ -345,11 +376,11 @@ def test_power_is_lost_between_a_commit_and_its_journal(tmp_path, monkeypatch):
     write(file, [1, 2], 1)
     write(file, [1, 2], 2)  # the journal has their old records: an empty batch
     file.sync(2)
-    for version, value in ((2, 2), (0, 1.5)):
+    for version, value, then in ((2, 2, known(file)), (0, 1.5, at_start)):
         copy = tmp_path / str(version)
         copy.mkdir()
         for name, there in durable.items():
             (copy / name).write_bytes(there)
         again = made(copy)
-        again.resume(version, file.mark.hex())
+        again.resume(version, *then)
         assert read(again, [1])[0, 0] == value

@@ -6,16 +6,21 @@ The laws themselves run unharmed in tests/laws and tests/oracles; here each meet
 from __future__ import annotations
 
 import importlib
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import aggregation, engine, prng, server, types
+from fedjax_sim import aggregation, engine, prng, server, tree, types
 from fedjax_sim.engine import digits, exact
+from tests import test_prng
 from tests.engine import test_exact
-from tests.laws import laws
+from tests.laws import cases, laws, test_facts
+from tests.study import test_sweep_ragged
+
+pytestmark = pytest.mark.optimised(False)  # each law fails, whatever compiles it
 
 wiring = importlib.import_module(
     "fedjax_sim.algorithms.federated"
@@ -25,7 +30,7 @@ FAULTS = {}
 
 
 def fault(law):
-    """Registers a fault and the law that must fail under it."""
+    """Registers a fault and the law that must fail under it; a law's first fault is planted in every run."""
 
     def register(plant):
         FAULTS[plant.__name__] = (plant, law)
@@ -197,7 +202,41 @@ def overflowed_moments_kept(patch):
     patch.setattr(wiring.tree, "all_finite", lambda tree: jnp.asarray(True))
 
 
-@fault(laws.gathered_rows_stand_by_slot)
+@fault(laws.gathered_sums_ignore_the_order)
+def rows_by_slot(patch):
+    """A real one: rows stood where the sampler had put them, and float sums over them followed."""
+    gathering = importlib.import_module("fedjax_sim.aggregation.gather")
+    patch.setattr(gathering, "tree", SimpleNamespace(take=lambda rows, order: rows))
+
+
+@fault(test_prng.test_draws_among_many_are_uniform)
+def clients_drawn_by_modulus(patch):
+    """A real one: 32 random bits modulo N."""
+    uniform = importlib.import_module("fedjax_sim.sampling.uniform")
+    patch.setattr(uniform, "below", lambda key, n, shape: jax.random.randint(key, shape, 0, n, jnp.int32))
+
+
+@fault(test_facts.test_unbiased_in_every_dtype)
+def letters_rounded_to_their_leaves(patch):
+    """A real one: what a quantiser decodes was rounded again, to the model's bfloat16."""
+    grid = importlib.import_module("fedjax_sim.transform.grid")
+    leafwise = grid.leafwise
+
+    def narrowed(fn, key, update):
+        return jax.tree.map(lambda y, x: y.astype(x.dtype), leafwise(fn, key, update), update)
+
+    patch.setattr(grid, "leafwise", narrowed)
+
+
+@fault(test_facts.test_no_metric_hides_another)
+def metrics_that_hide_others(patch):
+    """A real one: the last member of a chain to name a metric had it."""
+    chaining = importlib.import_module("fedjax_sim.transform.chain")
+    hiding = lambda parts: dict(pair for part in parts.values() for pair in part.items())  # noqa: E731
+    patch.setattr(chaining.tree, "joined", hiding)
+
+
+@fault(laws.gathered_rows_stand_by_id)
 def rows_by_arrival(patch):
     fill = engine.fill
     patch.setattr(engine, "fill", lambda buffer, slots, rows: fill(buffer, jnp.arange(slots.shape[0]), rows))
@@ -223,7 +262,15 @@ def bins_that_end_at_the_next_unit(patch):
     patch.setattr(digits, "_bin", lambda magnitude: (((magnitude >> 23) + 20) * 357) >> 13)
 
 
-@pytest.mark.parametrize("name", sorted(FAULTS))
+@fault(test_sweep_ragged.test_lanes_end_one_by_one)
+def lanes_that_end_together(patch):
+    patch.setattr(tree, "where", lambda going, new, old: new)  # a sweep's vmapped loop goes on in every lane
+
+
+FIRST = {law: name for name, (_, law) in reversed(FAULTS.items())}
+
+
+@pytest.mark.parametrize("name", cases.rows(sorted(FAULTS), FIRST.values()))
 def test_planted_fault_is_noticed(name, monkeypatch):
     """The law fails by its own assertion, not by an error of the plant."""
     plant, law = FAULTS[name]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 
 from fedjax_sim import aggregation, algorithms, client, sampling, server, transform
 from fedjax_sim.algorithms.base import base_optimizer
@@ -105,6 +108,7 @@ CASES = {
         "poisson": lambda: sampling.poisson(p.NUM_CLIENTS, 0.3),
         "uniform": lambda: SAMPLER,
         "weighted": lambda: sampling.weighted(p.SIZES, p.SLOTS),
+        "with_distinct_clients": lambda: sampling.with_distinct_clients(SAMPLER),
         "with_dropout": lambda: sampling.with_dropout(SAMPLER, 0.3),
         "with_over_invitation": lambda: sampling.with_over_invitation(SAMPLER, 6),
         "with_replacement": lambda: sampling.with_replacement(p.NUM_CLIENTS, p.SLOTS),
@@ -156,7 +160,7 @@ CASES = {
         "by_part": _first_of_two,
         "extrapolated": aggregation.extrapolated,
         "fixed_mean": lambda: aggregation.fixed_mean(5.0),
-        "gather": lambda: aggregation.gather(lambda key, updates, weights: updates.max(0)),
+        "gather": lambda: aggregation.gather(lambda key, updates, weights: (updates * weights[:, None]).sum(0)),
         "horvitz_thompson": lambda: aggregation.horvitz_thompson(DESIGN, TOTAL),
         "keep_old": lambda: aggregation.keep_old(TOTAL),
         "li_scheme_one": aggregation.li_scheme_one,
@@ -187,7 +191,7 @@ CASES = {
             p.counting(_local()),
             aggregation.mean(),
             server.optimizer(optax.sgd(1.0)),
-            transform.stateless(lambda key, x: x * 0.9),
+            transform.stateless(lambda key, update: jax.tree.map(lambda x: x * 0.9, update)),
             **RUN,
         ),
         "fedexp": _recipe(algorithms.fedexp),
@@ -204,7 +208,7 @@ CASES = {
             noise_multiplier=0.5,
             learning_rate=p.RATE,
             num_examples=p.ROWS,
-            **WORK,
+            **WORK | {"batch_size": WORK["batch_size"] or p.ROWS},
             **RUN,
         ),
         "scaffold": lambda: algorithms.scaffold(p.linear_loss, SAMPLER, learning_rate=p.RATE, **WORK, **RUN),
@@ -215,3 +219,21 @@ CASES = {
 def members(room: str) -> list[str]:
     """The factories of a room: everything public that is no class."""
     return sorted(name for name in ROOMS[room].__all__ if not isinstance(getattr(ROOMS[room], name), type))
+
+
+COMPILED = {  # one row a family, where a law compiles each row; traced laws (`jax.eval_shape`) meet all of them
+    "client": ("full_gradient", "mime", "normalized", "private_sgd", "scaffold", "touched_rows"),
+    "aggregation": ("by_part", "extrapolated", "gather", "horvitz_thompson", "mean", "modular_sum"),
+    "algorithms": ("fedadam", "scaffold"),
+}
+
+
+def rows(names: Iterable[str], compiled: Iterable[str]) -> list:
+    """Parameters of a law that compiles: `compiled` in every run of the tests, the other rows by `pytest -m full`."""
+    assert set(compiled) < set(names), "rows that do not exist, or nothing left for `-m full`"
+    return [name if name in compiled else pytest.param(name, marks=pytest.mark.full) for name in names]
+
+
+def compiled_rows(room: str) -> list:
+    """`rows` of a room."""
+    return rows(sorted(CASES[room]), COMPILED[room])

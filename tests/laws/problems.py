@@ -85,7 +85,8 @@ def counting(work: ClientUpdate) -> ClientUpdate:
 
     def apply(key, broadcast, state, data):
         report, _ = work.apply(key, broadcast, (), data)
-        return report, {"rounds": state["rounds"] + 1, "sum": state["sum"] + jnp.sum(report.update)}
+        total = sum(jnp.sum(x) for x in jax.tree.leaves(report.update))
+        return report, {"rounds": state["rounds"] + 1, "sum": state["sum"] + total}
 
     return ClientUpdate(lambda params: {"rounds": jnp.zeros((), jnp.int32), "sum": jnp.zeros(())}, apply)
 
@@ -104,7 +105,9 @@ class Federation:
                 "aggregator": aggregation.mean(),
                 "server": server.optimizer(optax.sgd(1.0)),
             } | parts
-            self.algorithm = federated(sampler, **parts, nonfinite="error", plan=plan, mesh=mesh)
+            secret = any(getattr(part, "noise", None) for part in parts.values())
+            parts |= {"nonfinite": "drop" if secret else "error"}
+            self.algorithm = federated(sampler, **parts, plan=plan, mesh=mesh)
         self.num_slots = num_slots
         self._step = jax.jit(self.algorithm.step)
 

@@ -29,6 +29,13 @@ class Table:
         self._add = jax.jit(lambda carry, received: member.accumulate(KEY, None, carry, received))
         self.finalize = jax.jit(lambda carry: member.finalize(KEY, None, carry))
 
+    def cohort(self, letters, absent_id):
+        """What becomes of these messages at slots 0, 1, ...; the one that did not arrive bears another client's id."""
+        ids = np.where(WEIGHTS > 0, p.COHORT, absent_id)[letters]
+        slots = jnp.arange(p.SLOTS, dtype=jnp.int32)
+        received = Received(jnp.array(UPDATES[letters]), jnp.array(WEIGHTS[letters]), jnp.array(ids, jnp.int32), slots)
+        return self.finalize(self._add(self.empty, received))
+
     def add(self, carry, slots, updates=UPDATES):
         """The carry with the letters of these slots, at the end of a chunk of padding."""
         slots = np.asarray(slots, int)
@@ -42,7 +49,10 @@ class Table:
         return self._add(carry, received)
 
 
-@pytest.fixture(scope="module", params=sorted(cases.CASES["aggregation"]))
+TWICE = np.array([7, 0, 1, 2, 3, 4, 5, 6, 7, 8])  # messages of a cohort in which one client stands twice
+
+
+@pytest.fixture(scope="module", params=cases.compiled_rows("aggregation"))
 def table(request):
     return Table(request.param)
 
@@ -54,6 +64,15 @@ def test_order_of_arrival_is_irrelevant(table):
     for slots in ([9, 0, 5, 1], [2], [8, 3, 4, 7, 6]):
         carry = table.add(carry, slots)
     laws.check_equal_bits(expected, table.finalize(carry), "order")
+
+
+def test_order_of_the_cohort_is_irrelevant(table):
+    """Catches rows by slot, float sums and keys by slot: any permutation of a cohort, a client drawn twice included,
+    and whatever id stands at a slot without a message."""
+    expected = table.cohort(TWICE, absent_id=9)
+    for seed in range(3):
+        order = np.random.default_rng(seed).permutation(p.SLOTS)
+        laws.check_equal_bits(expected, table.cohort(TWICE[order], absent_id=seed), "order of the cohort")
 
 
 def test_carries_of_disjoint_slots_combine(table):

@@ -34,14 +34,10 @@ def table(member, name):
     return aggregation.modular_sum(denominator=10.0) if integers else aggregation.fixed_mean(10.0)
 
 
-QUICK = {
-    "adaptive_clip", "discrete_gaussian_mechanism", "ef21", "error_feedback", "gaussian_mechanism", "matrix_mechanism",
-    "quantize integers", "quantize, then clip and noise", "rotated", "top_k",
-}  # fmt: skip
-MEANS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MEMBERS]
+COMPILED = {"ef21", "quantize integers"}
 
 
-@pytest.mark.parametrize("name", MEANS)
+@pytest.mark.parametrize("name", cases.rows(MEMBERS, COMPILED))
 def test_a_mean_or_a_reason(name):
     """Catches a part whose letters depend on the device, that makes NaN of a real round, or that the table misreads."""
     member = MEMBERS[name]()

@@ -1,12 +1,15 @@
 """Evaluation pools over examples, whatever the clients' sizes and the padding."""
 
+import random
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_sim import metrics
-from fedjax_sim.population import from_clients
+from fedjax_sim.population import from_clients, generated
+from fedjax_sim.types import ClientData
 
 SIZES = (3, 1, 7, 0, 5)
 
@@ -48,6 +51,57 @@ def test_pooled_is_the_weighted_mean_of_clients(clients):
     np.testing.assert_allclose(record["test_accuracy"], record["held_out_accuracy"], rtol=1e-6)
     unweighted = np.mean([np.mean((c["x"] @ np.asarray(PARAMS) - c["y"]) ** 2) for c in clients if len(c["y"])])
     assert abs(record["test_loss"] - unweighted) > 1e-2
+
+
+def test_the_objective_is_that_of_a_loop_over_clients(clients):
+    """Fault: clients weighed alike, a last block counted twice, padding that counts, a sum that loses digits; a sample
+    with another size than it states, or another one at each look."""
+    many = [client for client in clients * 300 if len(client["y"])] + clients
+    population = from_clients(many)
+    losses = [((c["x"].astype(float) @ np.asarray(PARAMS, float)) - c["y"]) ** 2 for c in many]
+    found = metrics.evaluation(loss_fn, train=population)(PARAMS)
+    np.testing.assert_allclose(found["train_loss"], np.concatenate(losses).mean(), rtol=3e-7)
+    assert set(found) == {"train_loss", "train_accuracy"}
+    ids = np.arange(7, 50, 3)
+    some = jax.jit(lambda p, ids: metrics.objective(loss_fn, p, population, ids))(PARAMS, ids)
+    np.testing.assert_allclose(some["loss"], np.concatenate([losses[i] for i in ids]).mean(), rtol=1e-6)
+    sampled = metrics.evaluation(loss_fn, train=population, train_clients=20, seed=3)
+    record = sampled(PARAMS)
+    assert record == sampled(PARAMS) and record["train_sample_clients"] == 20
+    means = np.array([x.sum() for x in losses]), np.array([len(x) for x in losses])
+    chosen = sorted(random.Random(3).sample(range(len(many)), 20))
+    np.testing.assert_allclose(record["train_loss"], means[0][chosen].sum() / means[1][chosen].sum(), rtol=1e-6)
+    with pytest.raises(ValueError, match="train_clients: expected an integer in"):
+        metrics.evaluation(loss_fn, train=population, train_clients=len(many) + 1)
+    with pytest.raises(ValueError, match="train_clients: expected the clients to choose from"):
+        metrics.evaluation(loss_fn, train_clients=2)
+
+
+@pytest.mark.parametrize("codes, mean", [((7,), np.inf), ((8,), -np.inf), ((7, 8), np.nan), ((9,), np.nan)])
+def test_losses_that_are_not_finite(codes, mean):
+    """Fault: NaN for the mean of losses of which one is infinite, as no float64 loop has it."""
+    codes = np.float32([1.0, 2.0, *codes, 3.0])
+    population = from_clients([{"code": codes[:2]}, {"code": codes[2:]}])
+
+    def loss_fn(params, examples, key):
+        odd = jnp.array([jnp.inf, -jnp.inf, jnp.nan])[jnp.clip(examples["code"].astype(int) - 7, 0, 2)]
+        return {"loss": jnp.where(examples["code"] < 7, examples["code"], odd)}
+
+    np.testing.assert_equal(float(metrics.objective(loss_fn, 1.0, population)["loss"]), mean)
+
+
+def test_memory_of_the_objective_is_flat():
+    """Fault: a number, or an id, for each of a billion clients."""
+
+    def generate(parameters, id):
+        return ClientData({"x": jnp.full((1, 4), parameters), "y": jnp.zeros(1)}, jnp.ones(1, bool))
+
+    def needs(size):
+        clients = generated(size, generate, jnp.float32(1))
+        measure = jax.jit(lambda params, clients: metrics.objective(loss_fn, params, clients))
+        return measure.lower(PARAMS, clients).compile().memory_analysis().temp_size_in_bytes
+
+    assert needs(10**9) <= needs(10**4) + 4096
 
 
 def test_per_example_weights_pool_over_tokens():

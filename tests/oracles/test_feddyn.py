@@ -119,6 +119,8 @@ def test_without_examples_nothing_moves():
     assert float(own) == -0.5 and float(report.weight) == 0
 
 
+@pytest.mark.optimised
+@pytest.mark.full
 def test_same_bits():
     """In any order, chunk, and on two devices; a NaN client equals an absent one. Catches memory written by slot."""
     laws.order_is_irrelevant(library())

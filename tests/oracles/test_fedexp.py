@@ -101,6 +101,7 @@ def test_fewer_rounds_than_fedavg():
     np.testing.assert_allclose(distances[algorithms.fedexp], 2 * (1 - 0.99 / 2) ** rounds, rtol=1e-3)
 
 
+@pytest.mark.optimised
 def test_mean_of_the_last_two():
     """Catches a mean that clients train from, or one of other rounds."""
     averaged, plain = library(), library(average_last=False)
@@ -110,6 +111,8 @@ def test_mean_of_the_last_two():
     np.testing.assert_allclose(averaged.algorithm.params(state), (first + second) / 2, rtol=1e-6)
 
 
+@pytest.mark.optimised
+@pytest.mark.full
 def test_same_bits():
     """In any order and chunk, on two devices; a NaN client equals an absent one. Catches norms that round by chunk."""
     laws.order_is_irrelevant(library())

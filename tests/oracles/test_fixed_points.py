@@ -72,6 +72,7 @@ def test_equal_weights_are_another_objective():
         assert abs(reached - expected) < 1e-6
 
 
+@pytest.mark.optimised
 def test_a_schedule_that_stops_is_fedsgd():
     """Row B8, bit for bit: step sizes (0.1, 0, 0, 0) give one step. Catches schedules that count rounds."""
     work = {"schedule": (lambda step: jnp.where(step == 0, 0.1, 0.0), 4), "one step": (0.1, 1)}

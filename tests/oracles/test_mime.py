@@ -12,7 +12,7 @@ import pytest
 
 from fedjax_sim import algorithms, client, engine, sampling, transform
 from fedjax_sim.algorithms.base import RULES, base_optimizer
-from tests.laws import laws
+from tests.laws import cases, laws
 from tests.laws import problems as p
 from tests.oracles import paper, scalars
 
@@ -108,23 +108,29 @@ def test_rules(rule):
         theirs.track(mean)
 
 
-def test_where_it_rests():
+OPTIMUM, SLOW = 10 / 11, {"learning_rate": 0.05, "num_steps": 5, **scalars.OPTIONS}
+
+
+@pytest.mark.parametrize("rule", cases.rows(["sgd", "momentum"], ["momentum"]))
+def test_where_everybody_rests(rule):
     """Curvatures 1 and 10, five full-batch steps. Mime with everybody: the optimum 10/11, for any base optimiser.
 
-    With one client of two its c is that client's own gradient: it is SGD over clients, and never rests. MimeLite rests
-    where FedAvg does. Catches a correction that vanishes or is taken over one pass too late.
+    Catches a correction that vanishes or is taken over one pass too late.
     """
-    data, optimum, work = scalars.clients(), 10 / 11, {"num_steps": 5, **scalars.OPTIONS}
-    options = {"learning_rate": 0.05, **work}
+    full = algorithms.mime(scalars.loss, sampling.full(2), rule=rule, momentum=0.5, **SLOW)
+    assert abs(scalars.rest(full, scalars.clients(), num_rounds=400)[0] - OPTIMUM) < 2e-6
+
+
+def test_where_it_rests():
+    """With one client of two its c is that client's own gradient: it is SGD over clients, and never rests. MimeLite
+    rests where FedAvg does. Catches a correction that is there although nobody sent one."""
+    data, options = scalars.clients(), SLOW
     everybody, one = sampling.full(2), sampling.uniform(2, 1)
-    for rule in ("sgd", "momentum"):
-        full = algorithms.mime(scalars.loss, everybody, rule=rule, momentum=0.5, **options)
-        assert abs(scalars.rest(full, data, num_rounds=400)[0] - optimum) < 2e-6
     _, path = scalars.rest(algorithms.mime(scalars.loss, one, rule="sgd", **options), data, num_rounds=400)
     assert np.std(path[-100:]) > 0.05
     lite, _ = scalars.rest(algorithms.mime_lite(scalars.loss, everybody, rule="sgd", **options), data, num_rounds=400)
     progress = 1 - (1 - 0.05 * np.array([1.0, 10.0])) ** 5
-    assert abs(lite - progress[1] / progress.sum()) < 2e-6 and abs(lite - optimum) > 0.01
+    assert abs(lite - progress[1] / progress.sum()) < 2e-6 and abs(lite - OPTIMUM) > 0.01
 
 
 def test_sgd_without_correction_is_fedavg():
@@ -146,18 +152,26 @@ def test_full_gradient_is_a_step():
         np.testing.assert_allclose(one.update, -other.update, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(one.update, paper.gradient(p.START.astype(float), id), rtol=1e-5)
         assert float(one.weight) == float(other.weight) == p.SIZES[id]
-        np.testing.assert_allclose(one.metrics["loss"], other.metrics["loss"])
+        np.testing.assert_allclose(one.metrics["local_loss"], other.metrics["local_loss"])
 
 
+@pytest.mark.optimised
 def test_same_bits():
-    """In any order and chunk, on two devices; a NaN client equals an absent one; an empty round changes nothing."""
+    """In any order; a NaN client equals an absent one; an empty round changes nothing."""
     laws.order_is_irrelevant(library())
     laws.nonfinite_clients_are_dropped(federation=library())
     laws.nothing_received_changes_nothing(library())
+
+
+@pytest.mark.full  # Mime's row of tests/laws/test_devices.py runs always
+@pytest.mark.optimised
+def test_same_bits_in_any_chunk():
+    """On two devices, too. Catches a pass whose sums depend on the chunk."""
     there = library().run(p.COHORT)
     laws._compare(there, library(plan=engine.Plan(2, 6), mesh=engine.device_mesh(2)).run(p.COHORT), "devices, chunk")
 
 
+@pytest.mark.optimised
 def test_no_usable_gradient():
     """Gradients past 2^100, a rate so small that local steps are not. Catches a round that goes on with c = 0."""
 

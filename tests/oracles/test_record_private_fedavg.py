@@ -52,7 +52,7 @@ def test_epsilon_by_hand(sampler):
     """dp-accounting on 4 rounds of 3 steps at q = 2/6: sampling of clients amplifies nothing, for each letter is seen.
     Catches steps, rounds or the rate left out, a client's epsilon in place of a record's, and an amplified one."""
     algorithm = make(sampler, noise_multiplier=1.5, batch_size=2, clip_norm=1.0)
-    spending = Spending(algorithm, p.START, p.ragged(), {}, 1e-4, None)
+    spending = Spending(algorithm, p.START, p.ragged(), "", 1e-4, None)
     spending.enter(0, 4)
     slots = algorithm.parts["client"].noise.details["max_batch_size"]
     assert slots == p.ROWS  # a plain Poisson sample

@@ -12,6 +12,8 @@ from jax.sharding import AxisType, PartitionSpec
 
 from fedjax_sim import population as field
 
+pytestmark = pytest.mark.optimised
+
 RNG = np.random.default_rng(0)
 SIZES = RNG.integers(0, 6, 40)
 OFFSETS = np.concatenate([[0], np.cumsum(SIZES)])

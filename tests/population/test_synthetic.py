@@ -8,9 +8,11 @@ from scipy import stats
 
 from fedjax_sim.population.synthetic import linear_teacher, logistic_teacher, mean_estimation, synthetic
 
+client_of = jax.jit(lambda population, id: population.client(id))
+
 
 def rows(population, id):
-    data = population.client(jnp.int32(id))
+    data = client_of(population, np.int32(id))
     return {name: np.asarray(leaf)[np.asarray(data.mask)] for name, leaf in data.examples.items()}
 
 
@@ -25,9 +27,13 @@ def heterogeneous():
     return synthetic(alpha=1.0, beta=1.0, num_clients=200, max_examples=3000, seed=5)
 
 
-def test_synthetic_follows_the_published_recipe(heterogeneous):
+@pytest.fixture(scope="module")
+def clients(heterogeneous):
+    return [joined(heterogeneous, i) for i in range(200)]
+
+
+def test_synthetic_follows_the_published_recipe(clients):
     # Faults: covariance j^-0.6 or j^-2.4, no centres, sizes without the +50, Lognormal(4, 2) with variance for sigma.
-    clients = [joined(heterogeneous, i) for i in range(200)]
     sizes = np.array([len(client["y"]) for client in clients])
     assert sizes.min() >= 50 and sizes.max() <= 3000
     # The median of 50 + floor(e^{4 + 2 z}) is 104; of 200 clients it leaves [74, 170] with p < 1e-4 (binomial).
@@ -48,18 +54,18 @@ def test_synthetic_follows_the_published_recipe(heterogeneous):
     assert low < np.var(centers.mean(axis=1), ddof=1) / (1 + 1 / 60) < high
 
 
-def test_synthetic_labels_are_a_linear_model_of_the_client(heterogeneous):
+def test_synthetic_labels_are_a_linear_model_of_the_client(clients):
     # Fault: labels from another client's model, or shuffled against x. A least-squares one-vs-all fit must beat the
     # majority by far on clients with many examples of several labels.
     from sklearn.linear_model import LogisticRegression
 
     checked = 0
-    for i in range(200):
-        client = joined(heterogeneous, i)
+    for client in clients:
         counts = np.bincount(client["y"], minlength=10)
         if len(client["y"]) > 1000 and counts.max() < 0.7 * len(client["y"]):
-            model = LogisticRegression(C=1e3, max_iter=3000, tol=1e-3).fit(client["x"], client["y"])
-            assert model.score(client["x"], client["y"]) > 0.93
+            x, y = client["x"][:1000], client["y"][:1000]
+            model = LogisticRegression(C=1e3, max_iter=3000, tol=1e-3).fit(x, y)
+            assert model.score(x, y) > 0.93
             checked += 1
         if checked == 2:
             return

@@ -228,7 +228,9 @@ def test_no_noise_is_no_privacy():
     """Catches a finite epsilon without noise, and one for nothing at all."""
     assert account(poisson(0.0), 1, 1e-5).epsilon == math.inf
     assert account(poisson(1e-3), 1000, 1e-5).epsilon > 1e3
-    assert account(poisson(0.03, 0.5, adjacency="replace_one"), 10**7, 1e-5).epsilon == math.inf
+    little = poisson(0.03, 0.5, adjacency="replace_one")
+    assert account(little, 10**7, 1e-5, accountant="pld").epsilon == math.inf  # less than it follows
+    assert account(little, 10**7, 1e-5).epsilon == account(full(0.03, adjacency="replace_one"), 10**7, 1e-5).epsilon
     spent = account(poisson(0.0), 0, 1e-5)
     assert spent.epsilon == 0 and spent.accountant == "nothing released"
     assert account(poisson(0.0), 1, 1e-5).as_dict()["epsilon"] == "inf"
@@ -267,3 +269,43 @@ def test_a_uniform_rate_of_one_is_a_gaussian():
     assert found == pytest.approx(dp.get_epsilon_gaussian(2.0, 1e-5), rel=1e-5)
     twice = poisson_loss(1.0, 2.0, True, 1e-4).epsilon(1e-5)
     assert twice == pytest.approx(dp.get_epsilon_gaussian(1.0, 1e-5), rel=1e-5)
+
+
+def test_what_sampling_costs_where_slots_are_few():
+    """Each adjacency against itself. Catches a bound of two clip norms where a letter becomes nothing and keeps its
+    slot, and one of a single clip norm where one more client moves another one out."""
+    for adjacency, factor in (("replace_one", 1), ("zero_out", 1), ("add_or_remove_one", 2)):
+        everybody = account(full(3.0 / factor, 50, adjacency=adjacency), 20, 1e-4).epsilon
+        for slots, q in ((40, 0.9), (49, 0.99), (49, 1.0)):
+            assert account(poisson(3.0, q, 50, slots, adjacency=adjacency), 20, 1e-4).epsilon <= everybody
+
+
+def test_truncated_zero_out_by_enumeration():
+    """Three clients that are always drawn, two slots, one round: the exact mixture of Gaussians. Catches an epsilon
+    below it where the bound for a letter that becomes nothing is one clip norm."""
+    x, z, delta = np.linspace(-30, 30, 600_001), 1.0, 1e-3
+    seen = 2 / 3  # the slots are a uniform choice of two of three
+    density = lambda mean: np.exp(-((x - mean) ** 2) / (2 * z * z)) / (z * np.sqrt(2 * np.pi))  # noqa: E731
+    found = account(poisson(z, 1.0, 3, 2, adjacency="zero_out"), 1, delta).epsilon
+    there, without = seen * density(1.0) + (1 - seen) * density(0.0), density(0.0)
+    for p, q in ((there, without), (without, there)):
+        assert np.maximum(p - math.exp(found) * q, 0).sum() * (x[1] - x[0]) <= delta
+
+
+def test_sampling_never_costs():
+    """Catches 29.734 for 49 of 50 clients where all 50 are 14.887, and the same of a cohort cut to its slots."""
+    sizes = {"z": 3.0, "size": 50, "adjacency": "replace_one"}
+    everybody = account(full(**sizes), 20, 1e-4).epsilon
+    assert everybody == 14.887
+    for accountant in ("best", "rdp"):
+        found = [account(fixed(m=m, **sizes), 20, 1e-4, accountant=accountant).epsilon for m in (1, 10, 25, 40, 49, 50)]
+        assert found == sorted(found) and found[-1] == account(full(**sizes), 20, 1e-4, accountant=accountant).epsilon
+    assert found[0] < everybody / 20  # and it still hides
+    for slots, q in ((40, 0.9), (49, 0.99)):  # who comes in moves another out
+        assert account(poisson(3.0, q, 50, slots), 20, 1e-4).epsilon <= everybody
+    mixed = compose([(fixed(m=49, **sizes), 10), (poisson(3.0, 0.99, 50, 49, adjacency="replace_one"), 10)], 1e-4)
+    assert mixed.epsilon <= everybody
+    units = {"clip_units": 100.0, "cohort_size": 10, "dimension": 5, "l1_units": 220.0, "l2_units": 101.0}
+    shares = [fixed(m=m, z=3.0, size=50, place="distributed", kind="skellam", details=units) for m in (10, 49, 50)]
+    found = [account(mechanism, 20, 1e-4).epsilon for mechanism in shares]
+    assert found == sorted(found)

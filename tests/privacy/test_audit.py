@@ -99,7 +99,7 @@ def clip_and_noise(bug=0, *, multiplier=Z, key_of_noise=lambda key: key, when_em
         on_server=on_server,
         releases_when_empty=when_empty,
         l2_bound=CLIP,
-        noise=Noise("gaussian", "central", multiplier, CLIP),
+        noise=Noise("gaussian", "central", multiplier, CLIP, "client"),
     )
 
 
@@ -129,6 +129,7 @@ def table(bug=0) -> Aggregator:
         accumulate=accumulate,
         finalize=finalize,
         sensitivity=1 / CLIENTS,
+        weighted=False,
     )
 
 

@@ -5,12 +5,17 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 
+from fedjax_sim import aggregation, population, run, server
+from fedjax_sim.algorithms import federated
 from fedjax_sim.sampling import cyclic, full, poisson, uniform, with_dropout, with_over_invitation, with_replacement
+from fedjax_sim.transform import top_k
+from fedjax_sim.types import ClientData, ClientUpdate, Report
 
-ALPHA = 1e-6
+ALPHA, KEY = 1e-6, jax.random.key(3)
 
 
 def draw(sampler, num_trials=20_000):
@@ -101,6 +106,46 @@ def test_over_invitation_keeps_a_uniform_choice():
 def test_bad_rate(rate):
     with pytest.raises((ValueError, TypeError), match=r"rate: expected a number in \[0, 1\), got"):
         with_dropout(uniform(10, 2), rate)
+
+
+def counting(num_values, sampler, transform=None):
+    """(algorithm, population) of clients that send ones."""
+
+    def one(key, broadcast, state, data):
+        return Report(jnp.ones(num_values), jnp.float32(1), {}), state
+
+    client, step = ClientUpdate(lambda params: (), one), server.optimizer(optax.sgd(1.0))
+    made = federated(sampler, client, aggregation.mean(), step, transform, mesh=None)
+    return made, population.generated(200, lambda parameters, id: ClientData(jnp.zeros(1), jnp.ones(1, bool)), {})
+
+
+def test_totals_of_a_run_with_evaluations():
+    """Fault: a total of what only some records have, for the record of round 0 has no bytes at all."""
+    late = counting(1, with_over_invitation(uniform(200, 130), 100))
+    coded = counting(640, uniform(200, 10), top_k(count=64))
+    found = [
+        run(KEY, made, jnp.zeros(size), data, 2, evaluation=lambda params: {"test_loss": params.sum()})[1]
+        for size, (made, data) in ((1, late), (640, coded))
+    ]
+    assert "test_loss" in found[0].records[0] and "uplink_bytes" not in found[0].records[0]
+    assert [found[0].summary[name] for name in ("uplink_bytes", "wasted_bytes")] == [2 * 520, 2 * 120]
+    assert found[1].summary["uplink_coded_bytes"] == sum(r["uplink_coded_bytes"] for r in found[1].records[1:]) > 0
+
+
+def test_late_messages_are_counted():
+    """Fault: 130 invited, 100 kept, one number each: 400 bytes where 520 were sent. Who drops out sends nothing."""
+    made, data = counting(1, with_over_invitation(uniform(200, 130), 100))
+    info = jax.jit(made.step)(KEY, made.init(KEY, jnp.zeros(1), data), data)[1]
+    assert (info["uplink_bytes"].total(), info["wasted_bytes"].total(), int(info["clients_reported"])) == (
+        520,
+        120,
+        100,
+    )
+
+    inside = with_over_invitation(with_dropout(uniform(200, 130), 0.1), 100).sample(KEY, ())[0]
+    assert inside.sent.sum() == 130 - inside.metrics["dropped"] == 100 + inside.metrics["discarded"] < 130
+    outside = with_dropout(with_over_invitation(uniform(200, 130), 100), 0.5).sample(KEY, ())[0]
+    assert not (outside.reported & ~outside.sent).any() and outside.reported.sum() < outside.sent.sum() < 100
 
 
 def test_bad_over_invitation():

@@ -25,6 +25,7 @@ def path(rule: optax.GradientTransformation):
     return np.array(seen)
 
 
+@pytest.mark.optimised
 def test_sgd_of_rate_one_is_fedavg():
     """Bit for bit. Catches a pseudo-gradient of the wrong sign."""
     room = server.optimizer(optax.sgd(1.0))

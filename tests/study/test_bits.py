@@ -16,6 +16,7 @@ def findings():
     return module.bits(**SMALL)
 
 
+@pytest.mark.full
 def test_predictions_hold():
     """Fault: levels at another distance, rounding with a bias, clients who round alike, a floor without 1 - r^2."""
     rows = findings().rows()
@@ -34,6 +35,7 @@ def test_predictions_hold():
     assert all(row["ratio_high"] - row["ratio_low"] < 0.4 for row in rows if row["part"] in ("path", "floor"))
 
 
+@pytest.mark.full
 def test_it_can_tell_a_bit():
     """Q1. Fault: intervals that hold the floor of another grid or another number of bits too."""
     (ratio,) = rows_of(findings().comparisons, part="ratio of floors")
@@ -43,6 +45,7 @@ def test_it_can_tell_a_bit():
         assert not few["low"] <= wrong * few["predicted"] <= few["high"]
 
 
+@pytest.mark.full
 def test_roundings():
     """F5, T27, T1. Fault: a nearest rounding that averages out, a zero that costs what any number costs."""
     (crossover,) = [row for row in rows_of(findings().comparisons, part="crossover") if "0.3" in row["letters"]]
@@ -61,6 +64,7 @@ def test_roundings():
     assert small["stochastic, grid with zero"] < 0.15 * formula
 
 
+@pytest.mark.full
 def test_feedback():
     """F9. Fault: a memory that is dropped, fed back with the wrong sign, or kept where there should be none."""
     rest = {(row["letters"], row["step_size"]): row["measured"]
@@ -91,6 +95,7 @@ def test_wrong_options(options, words):
         module.bits(**SMALL | options)
 
 
+@pytest.mark.full
 def test_figure():
     """Fault: a figure that cannot be drawn from what was found."""
     figure = findings().figure()

@@ -18,6 +18,7 @@ def findings():
     return module.central_local(**SMALL)
 
 
+@pytest.mark.full
 def test_predictions_hold():
     """Fault: central noise of z C / sqrt(m), shares that do not add up, local noise without its 2 C, clips."""
     rows = findings().rows()
@@ -26,6 +27,7 @@ def test_predictions_hold():
     assert all(row["ratio_high"] - row["ratio_low"] < 0.4 for row in rows)
 
 
+@pytest.mark.full
 def test_it_can_tell_another_power():
     """Fault: slopes so unsure that -1 and -2, or a ratio of m and one of m/2, could not be told apart."""
     slopes = {row["place"]: row for row in rows_of(findings().comparisons, part="slope")}
@@ -36,6 +38,7 @@ def test_it_can_tell_another_power():
         assert not row["low"] <= row["predicted"] * 1.25 <= row["high"]
 
 
+@pytest.mark.full
 def test_equal_epsilon_is_the_desk_of_privacys():
     """Fault: multipliers of another budget or population, a place under another's name."""
     budget = {"epsilon": 2.0, "delta": 1e-6, "rounds": 10, "population_size": 200}
@@ -64,6 +67,7 @@ def test_wrong_options(options, words):
         module.central_local(**SMALL | options)
 
 
+@pytest.mark.full
 def test_figure():
     """Fault: a figure that cannot be drawn from what was found."""
     figure = findings().figure()

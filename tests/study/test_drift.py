@@ -29,6 +29,7 @@ def rows(part, quantity, **conditions):
     return [row for row in found if all(row[name] == value for name, value in conditions.items())]
 
 
+@pytest.mark.full
 def test_predictions_hold():
     """Fault: any closed form, algorithm or drift metric that is off."""
     predicted = [row for row in findings().rows() if row["predicted"] is not None]
@@ -40,6 +41,7 @@ def test_predictions_hold():
     }  # fmt: skip
 
 
+@pytest.mark.full
 def test_it_can_tell_a_wrong_formula():
     """Fault: a resolution so generous that a prediction 5 % off would hold."""
     found = findings()
@@ -49,6 +51,7 @@ def test_it_can_tell_a_wrong_formula():
     assert not any(row["holds"] for row in found._replace(comparisons=wrong).rows())
 
 
+@pytest.mark.full
 def test_corrected_algorithms_reach_the_optimum():
     """Fault: control variates that leave drift in, for some K; a FedAvg without drift would show the test blind."""
     for name in ("SCAFFOLD", "FedDyn", "Mime"):
@@ -68,6 +71,7 @@ def test_small_steps_get_their_rounds(monkeypatch):
     assert len(asked) == 6 and all((1 - 0.005 * SMALLEST) ** rounds < 1.1e-8 for rounds in asked[3:])
 
 
+@pytest.mark.full
 def test_reading_of_one_step():
     """Fault: what half the step does to a rest that is zero."""
     base = Base(quadratic_clients(6, 2, 1.0, 0), 1, 0.2, 1.0)
@@ -75,6 +79,7 @@ def test_reading_of_one_step():
     assert "Half the step divides" not in text and "half the step divides" in text  # the model's is not zero
 
 
+@pytest.mark.full
 def test_counter_cases():
     """Fault: the textbook claim that drift is there because data are not IID, taken for a law."""
     (bias,) = rows("identical clients", "drift bias")
@@ -83,6 +88,7 @@ def test_counter_cases():
     assert bias["measured"] > 0.1 and part["measured"] < 1e-6 and equal["measured"] < 1e-5
 
 
+@pytest.mark.full
 def test_known_numbers():
     """Fault: another convention of the proximal term, of B11's unequal steps, or of Q3's contraction."""
     unequal = rows("unequal steps", "distance to the optimum", algorithm="FedAvg")
@@ -95,6 +101,7 @@ def test_known_numbers():
     assert seen["measured"] == pytest.approx(twice, abs=1e-5)
 
 
+@pytest.mark.full
 def test_leading_term_of_a_model():
     """Fault: a Hessian-vector product that is wrong for a model: the rest would not fall with the step's square."""
     rest = [row["measured"] for row in rows("logistic regression", "bias less leading term", local_steps=1)]
@@ -119,6 +126,7 @@ def test_wrong_options(options, words):
         drift(**SMALL | options)
 
 
+@pytest.mark.full
 def test_figure_and_reading():
     """Fault: a figure or a reading that cannot be made of what was found, without the model too."""
     found = findings()

@@ -27,6 +27,7 @@ def values(part, quantity):
             if row["part"] == part and row["quantity"] == quantity}  # fmt: skip
 
 
+@pytest.mark.full
 def test_predictions_hold():
     """Fault: rounds of the best step, or gaps of optima, that are off."""
     predicted = [row for row in findings().rows() if row["predicted"] is not None]
@@ -34,6 +35,7 @@ def test_predictions_hold():
     assert len(predicted) == 4 + 3
 
 
+@pytest.mark.full
 def test_it_can_tell_another_round():
     """Fault: a resolution in which a round more or less, or a gap 5 % off, would hold as well."""
     found = findings()
@@ -43,6 +45,7 @@ def test_it_can_tell_another_round():
         assert wrong and not any(row["holds"] for row in found._replace(comparisons=wrong).rows())
 
 
+@pytest.mark.full
 def test_more_heterogeneity_takes_more_rounds():
     """Fault: a best step that is not the best, or populations in the wrong order."""
     rounds, spread = values("quadratics", "rounds to target"), values("quadratics", "gradient dissimilarity")
@@ -65,6 +68,7 @@ def test_reading_follows_the_rounds(rounds, differs):
     assert ("the smaller the step must be" in text) is differs and ("changes nothing" in text) is not differs
 
 
+@pytest.mark.full
 def test_random_ranks_have_no_interval():
     """Fault: a rank correlation of random slowdowns, or a count of whole rounds, with an interval of width zero."""
     found = [measured({"part": "digits MLP", "population": str(i)}, quantity, i**2)
@@ -104,6 +108,7 @@ def test_wrong_options(options, words):
         heterogeneity(**SMALL | options)
 
 
+@pytest.mark.full
 def test_figure_and_reading():
     """Fault: a figure or a reading that cannot be made of what was found."""
     assert len(findings().figure().axes) == 4 and len(findings().reading) >= 5

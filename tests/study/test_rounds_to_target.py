@@ -25,6 +25,7 @@ def rows(part, quantity="rounds to target"):
     return [row for row in findings().rows() if row["part"] == part and row["quantity"] == quantity]
 
 
+@pytest.mark.full
 def test_predictions_hold():
     """Fault: a path, a floor or a count of rounds that is off."""
     predicted = [row for row in findings().rows() if row["predicted"] is not None]
@@ -34,6 +35,7 @@ def test_predictions_hold():
     assert {row["quantity"] for row in predicted if "loss" not in row["quantity"]} == {"rounds to target"}
 
 
+@pytest.mark.full
 def test_it_can_tell_another_round():
     """Fault: a resolution in which a round more or less would hold as well, or noise that hides 30 % of the loss."""
     found = findings()
@@ -46,6 +48,7 @@ def test_it_can_tell_another_round():
     assert wrong and not any(row["holds"] for row in found._replace(comparisons=wrong).rows())
 
 
+@pytest.mark.full
 def test_drift_ends_what_local_work_saves():
     """Fault: a study in which more local work always helps: on these clients forty steps never arrive."""
     assert [row["local_steps"] for row in rows("heterogeneous")] == [1, 4]
@@ -66,6 +69,7 @@ def test_too_few_rounds_are_not_drift(floor, never):
     assert "target. What is compared" in noise or "rounds. What is compared" in noise
 
 
+@pytest.mark.full
 def test_rounds_fall_on_iid_digits():
     """Fault: local work that does nothing: row B9 of the inventory."""
     iid = {row["local_steps"]: row["measured"] for row in rows("digits MLP") if row["alpha"] == 100.0}
@@ -93,6 +97,7 @@ def test_wrong_options(options, words):
         rounds_to_target(**SMALL | options)
 
 
+@pytest.mark.full
 def test_figure_and_reading():
     """Fault: a figure or a reading that cannot be made of what was found."""
     assert len(findings().figure().axes) == 4 and len(findings().reading) == 4

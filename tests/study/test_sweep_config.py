@@ -8,6 +8,7 @@ import pathlib
 import pytest
 from typer.testing import CliRunner
 
+from fedjax_sim import cli_sweep
 from fedjax_sim.cli import app
 from fedjax_sim.config import ConfigError, load
 from fedjax_sim.experiment import build
@@ -15,8 +16,10 @@ from fedjax_sim.run import run
 from fedjax_sim.study import sweep_config
 from fedjax_sim.study.finished import Finished
 from fedjax_sim.study.results import Sweep
-from fedjax_sim.study.sweep_config import load_sweep
+from fedjax_sim.study.sweep_config import load_sweep, run_sweep
 from fedjax_sim.study.sweep_figure import sweep_figure
+
+pytestmark = pytest.mark.optimised
 
 BASE = ["seed=3", "data.num_clients=40", "model.name=linear", "sampler.cohort_size=8", "algorithm.name=fedprox",
         "algorithm.num_steps=3", "run.rounds=4", "run.evaluate_every=2"]  # fmt: skip
@@ -38,7 +41,7 @@ def test_a_config_sweep_is_runs(tmp_path):
     _, history = run(*parts, 4, evaluation=made.evaluation, evaluate_every=2)
     for row in rows:
         if (row["seed"], row["client_optimizer.learning_rate"], row["algorithm.coefficient"]) == (8, 0.3, 2.0):
-            record = history.records[row["round"] - 1]
+            record = history.records[row["round"]]  # round 0 comes first
             assert {name: row[name] for name in record} == record
     before = (out / "points.jsonl").read_bytes()
     assert CliRunner().invoke(app, arguments).exit_code == 1
@@ -47,6 +50,16 @@ def test_a_config_sweep_is_runs(tmp_path):
     other = CliRunner().invoke(app, [*arguments, "--resume", "--set", "run.lanes=2", "--set", "run.delta=0.01"])
     assert other.exit_code == 1 and "config.run.delta: None in the file, 0.01 now" in other.output
     assert "config.run.lanes: " in other.output and (out / "points.jsonl").read_bytes() == before
+
+
+def test_a_metric_that_is_not_there_is_told_at_once(monkeypatch, tmp_path):
+    """Catches a typing error that is told after the last of a thousand points."""
+    added = []
+    monkeypatch.setattr(Finished, "add", lambda self, found: added.append(found))
+    loaded = load_sweep(None, [*BASE, GRID[0], "sweep.seeds=1"])
+    with pytest.raises(ValueError, match=r"metric: expected one of .*test_loss.*, got 'test_los'\. Did you mean"):
+        run_sweep(loaded, None, metric="test_los")
+    assert not added
 
 
 @pytest.mark.parametrize("started", [False, True])
@@ -107,3 +120,20 @@ def test_figure():
     assert sorted(names) == ["b = False", "b = True", "diverged"]
     with pytest.raises(ValueError, match="one of"):
         sweep_figure(found, "loss", x="d")
+
+
+def test_differences_are_shown(monkeypatch, capsys, tmp_path):
+    """Catches a table whose wide intervals hide what equal seeds tell apart, and a difference of what diverged."""
+    monkeypatch.setenv("COLUMNS", "80")
+    wide = (0.0, 10.0, 30.0)
+    rows = [
+        {"seed": s, "rate": rate, "round": 1, "loss": "nan" if rate == 0.3 and s == 2 else x + rate + 0.01 * s * rate}
+        for rate in (0.1, 0.2, 0.3) for s, x in enumerate(wide)
+    ]  # fmt: skip
+    found = Sweep(rows, ("rate",), [0, 1, 2], 1, True)
+    cli_sweep._show(found, "loss", found.summary("loss"), tmp_path)
+    head, first, second, third, *_ = capsys.readouterr().out.splitlines()
+    assert head.split() == ["rate", "seeds", "loss", "minus", "the", "first", "diverged"]
+    assert first.split() == ["0.1", "3", "13.434", "±", "38"]
+    assert second.split() == ["0.2", "3", "13.535", "±", "38", "0.101", "±", "0.0025"]
+    assert third.split() == ["0.3", "3", "nan", "1"]

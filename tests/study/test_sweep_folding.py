@@ -10,6 +10,8 @@ from jax import lax
 
 from fedjax_sim.study import lifting
 
+pytestmark = pytest.mark.optimised
+
 VALUES = (0.3, 7.0, 0.9, 2.0, 1.0, 0.0)
 OPERATIONS = {
     "two products": lambda x, y, a: (x * a) * 0.7,

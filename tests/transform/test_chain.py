@@ -42,6 +42,7 @@ def both_ends(name: str) -> UpdateTransform:
             {name: measured[name].total},
         ),
         wire=lambda spec, wire: Wire(wire.values, 7),
+        mirrored=False,
     )
 
 
@@ -88,6 +89,7 @@ def test_members_draw_from_their_own_streams():
     assert np.abs(first - second).min() > 1e-4
 
 
+@pytest.mark.optimised
 def test_identity_changes_no_bit():
     """Catches an identity that rounds or re-keys: the round equals the one under an empty chain."""
     with_identity = p.Federation(transform=identity()).run(p.COHORT)
@@ -169,9 +171,9 @@ def test_errors_of_a_chain():
 def test_orders_that_break_a_promise_are_refused():
     """Catches a letter lengthened behind the clip that noise relies on, two mechanisms, and broken integers."""
     clip = {"nonexpansive": True, "l2_bound": 1.0}
-    central = stateless(lambda key, x: x, **clip, noise=Noise("gaussian", "central", 1.0, 1.0))
-    share = stateless(lambda key, x: x, noise=Noise("gaussian", "distributed", 1.0, 1.0))
-    local = stateless(lambda key, x: x, noise=Noise("gaussian", "local", 1.0, 1.0))
+    central = stateless(lambda key, x: x, **clip, noise=Noise("gaussian", "central", 1.0, 1.0, "client"))
+    share = stateless(lambda key, x: x, noise=Noise("gaussian", "distributed", 1.0, 1.0, "client"))
+    local = stateless(lambda key, x: x, noise=Noise("gaussian", "local", 1.0, 1.0, "client"))
     longer, shrink = stateless(lambda key, x: 3 * x), stateless(lambda key, x: x / 2, nonexpansive=True)
     integers = stateless(lambda key, x: x, integer_range=(-3, 3))
     assert chain(longer, central, shrink).noise is central.noise and chain(central).l2_bound == 1.0

@@ -13,7 +13,7 @@ from fedjax_sim.transform import chain, clip, gaussian_mechanism, personal_clip,
 from fedjax_sim.transform.chain import plain_wire, wire_of
 from fedjax_sim.transform.clip import clip_metrics
 from fedjax_sim.types import Received, Wire
-from tests.laws import laws
+from tests.laws import cases, laws
 from tests.laws import problems as p
 
 KEY = jax.random.key(0)
@@ -30,8 +30,15 @@ def send(member, update, state=(), key=KEY):
     return member.on_client(key, update, state, member.init_client(update))[0]
 
 
-@pytest.mark.parametrize("per", ["vector", "leaf"])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(
+    "dtype, per",
+    [
+        *((jnp.float32, "vector"), (jnp.bfloat16, "vector"), (jnp.float16, "leaf")),
+        *(pytest.param(dtype, "leaf", marks=pytest.mark.full) for dtype in (jnp.float32, jnp.bfloat16)),
+        pytest.param(jnp.float16, "vector", marks=pytest.mark.full),
+    ],
+)
+@pytest.mark.optimised
 def test_no_letter_is_longer_than_the_bound(dtype, per):
     """Catches a bound that rounding breaks (a nearest bfloat16 can be 0.4 % longer), squares that overflow or vanish,
     0 / 0, an empty leaf, and a letter cut far below its bound."""
@@ -61,6 +68,7 @@ def test_no_letter_is_longer_than_the_bound(dtype, per):
     assert longest > limit * (0.9999 if dtype == jnp.float32 else 0.99)
 
 
+@pytest.mark.optimised
 def test_nearest_rounding_would_lengthen():
     """Guards the test above: an update for which the nearest bfloat16 of the clipped letter passes the bound."""
     update = jnp.full(1000, 1.0)
@@ -137,7 +145,8 @@ MECHANISMS = {
 }
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", cases.rows(MECHANISMS, ["behind a longer one", "leaf"]))
+@pytest.mark.optimised
 def test_neighbouring_cohorts(name):
     """10^4 cohorts of 8 over twelve decades, no violation: a client more or less moves the sum by C, another one by
     2 C, and no less at most. Catches a clip after the sum, of each leaf to C, or at the client's own scale."""
@@ -167,6 +176,8 @@ def test_declared_error():
         assert member.exact_error and not member.unbiased
 
 
+@pytest.mark.optimised
+@pytest.mark.full  # test_compositions has a clip on two devices in every run
 def test_devices_and_chunks():
     """Trained letters, clipped by leaf and then as a whole, on one device and on two in other chunks: the same bits.
 
@@ -180,7 +191,7 @@ def test_devices_and_chunks():
         federation = p.Federation(**parts, plan=plan, mesh=mesh)
         outcomes.append(p.outcome(*federation.run(p.COHORT, params=p.mlp_params(), num_rounds=3)))
     laws.check_equal_bits(*outcomes, "devices")
-    assert outcomes[0][1][-1]["clipped_letters"] > 0.2  # of leaves: the server's ends run in reverse
+    assert outcomes[0][1][-1]["member_1_clipped_letters"] > 0.2  # of leaves
 
 
 def test_personal_thresholds_bound_nothing():

@@ -13,7 +13,7 @@ from fedjax_sim.algorithms import federated
 from fedjax_sim.transform import chain, ef21, error_feedback, identity, quantize, random_k, stateless, top_k
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.types import Noise
-from tests.laws import laws
+from tests.laws import cases, laws
 from tests.laws import problems as p
 
 KEY = jax.random.key(0)
@@ -54,7 +54,7 @@ def letters(member, stacked):
     return sent, memory
 
 
-@pytest.mark.parametrize("name", INNER)
+@pytest.mark.parametrize("name", cases.rows(INNER, ["integers", "low_rank", "chain"]))
 def test_sent_and_residual_add_up_to_the_updates(name):
     """In float64, to 2^-22 of the largest |u + e| a round. Catches a residual of u instead of u + e, one that misses
     what rounding to bfloat16 took, and integers that are not decoded."""
@@ -69,6 +69,7 @@ def test_sent_and_residual_add_up_to_the_updates(name):
         assert np.abs(s.sum(0) + residual - u.sum(0)).max() <= len(u) * 2.0**-22 * largest
 
 
+@pytest.mark.optimised
 def test_feedback_over_what_changes_nothing_changes_nothing():
     """Bit for bit. Catches a residual that is not zero."""
     stacked = updates()
@@ -100,6 +101,8 @@ def test_only_reporting_clients_remember():
     ],
     ids=["error_feedback", "ef21"],
 )
+@pytest.mark.full  # a row of tests/laws/test_compositions.py runs always
+@pytest.mark.optimised
 def test_bits_do_not_depend_on_devices(make):
     """Catches a residual, or a step of g, whose rounding another program changes."""
     parts = {"transform": make(), "aggregator": aggregation.fixed_mean(p.NUM_CLIENTS)}
@@ -236,7 +239,7 @@ def test_what_is_refused(wrap):
     """Catches noise taken back by a memory, memories in memories, and residuals that grow for ever, be it for unequal
     entries alone, on which few levels lose more than there is, or with an error of which only a bound is known."""
     spec = jax.ShapeDtypeStruct((100,), jnp.float32)
-    noisy = stateless(lambda key, x: x, noise=Noise("gaussian", "local", 1.0, 1.0))
+    noisy = stateless(lambda key, x: x, noise=Noise("gaussian", "local", 1.0, 1.0, "client"))
     with pytest.raises(ValueError, match="transform: expected a compressor without noise, got 'gaussian'"):
         wrap(noisy)
     for wrong in (None, top_k, "top_k"):

@@ -21,11 +21,12 @@ from fedjax_sim.transform import (
     gaussian_mechanism,
     identity,
     local_gaussian,
+    quantize,
     stateless,
 )
 from fedjax_sim.transform.chain import plain_wire, wire_of
 from fedjax_sim.types import ClientUpdate, Mean, Report, Wire
-from tests.laws import laws
+from tests.laws import cases, laws
 from tests.laws import problems as p
 
 KEY = jax.random.key(0)
@@ -69,6 +70,7 @@ def test_central_noise_level():
     assert member.noise[:4] == ("gaussian", "central", 3.0, 0.5) and member.noise.details is None
 
 
+@pytest.mark.optimised
 def test_noise_is_independent():
     """Correlations over 2^20 pairs stay below 7 standard errors. Catches one key for two leaves, rounds or parts."""
     member = gaussian_mechanism(1.0, 1.0)
@@ -109,17 +111,22 @@ class Rounds:
         return np.stack([x["w"] for x in moved]), moved, done[-1][1][0]
 
 
-@pytest.mark.parametrize("place", ["central", "local"])
-def test_devices_and_chunks(place):
-    """Rounds on one device in chunks of 4 and on two in chunks of 2: the same bits, and noise once, of the level that
-    the mean of 10 letters has, also where none came. Catches noise added by every chunk or device, or twice, and a
-    round whose silence tells that nobody was there."""
+@pytest.mark.optimised
+@pytest.mark.parametrize(
+    "place, meshes",
+    [("central", 1)] + [pytest.param(place, 2, marks=pytest.mark.full) for place in ("central", "local")],
+)
+def test_devices_and_chunks(place, meshes):
+    """Noise once, of the level that the mean of 10 letters has, also where none came; and the same bits on two devices
+    in chunks of 2. Catches noise added by every chunk or device (as tests/laws/test_invariance.py does), or twice, and
+    a round whose silence tells that nobody was there."""
     width = 1 << 18 if place == "central" else 1 << 13
     member = {"central": gaussian_mechanism, "local": local_gaussian}[place](2.0, 1.5)
     one = Rounds(member, width=width)
     expected, models, _ = one.moves(4)
-    _, others, _ = Rounds(member, width=width, plan=engine.Plan(2, 2), mesh=engine.device_mesh(2)).moves(4)
-    laws.check_equal_bits(models, others, "two devices")
+    if meshes == 2:
+        _, others, _ = Rounds(member, width=width, plan=engine.Plan(2, 2), mesh=engine.device_mesh(2)).moves(4)
+        laws.check_equal_bits(models, others, "two devices")
     nobody, _, info = one.moves(4, p.cohort(p.COHORT, reported=False))
     if place == "central":
         check_level(expected, 3 / 10)
@@ -172,6 +179,8 @@ def test_letters_bear_their_noise():
     assert member.l2_bound is None and not member.nonexpansive and not member.releases_when_empty
     aggregate = release(member, jnp.ones(3), sensitivity=None)[0]
     assert aggregate.tolist() == [1, 1, 1]
+    half = jnp.zeros(5, jnp.bfloat16)  # what a quantiser hands on is float32, and so is its sum with the noise
+    assert (wire_of(member, half).bits, wire_of(chain(quantize(), member), half).bits) == (80, 160)
 
 
 def test_shares_add_up():
@@ -264,7 +273,7 @@ def test_the_least_noise_has_no_overflow():
     assert made.noise.details["update_multiplier"] == 1e-200
 
 
-@pytest.mark.parametrize("quantile", [0.3, 0.5, 0.8])
+@pytest.mark.parametrize("quantile", cases.rows([0.3, 0.5, 0.8], [0.3]))
 def test_clip_norm_finds_the_quantile(quantile):
     """Log-normal norms from a start 100 times too low: C settles at their quantile. Catches an update with the wrong
     sign, of the complement's quantile, and a count divided by those who came."""
@@ -327,6 +336,8 @@ NOISY = {
 }
 
 
+@pytest.mark.full  # central, distributed and correlated noise of tests/laws/test_invariance.py runs always
+@pytest.mark.optimised
 @pytest.mark.parametrize("name", NOISY)
 def test_a_models_noise_has_the_same_bits_on_two_devices(name):
     """Fault: a draw that is rounded as the rest of the program has it; small shapes and pytrees do not show it."""

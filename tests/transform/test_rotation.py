@@ -63,7 +63,7 @@ def test_rotation_back_gives_the_letter():
     spy = stateless(lambda key, x: seen.append((x.shape, x.dtype)) or x)
     sent = jax.jit(rotated(spy).on_client)(KEY, letter, (), ())[0]
     for a, b in zip(jax.tree.leaves(letter), jax.tree.leaves(sent), strict=True):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        assert a.shape == b.shape and b.dtype == jnp.float32
         np.testing.assert_allclose(np.float64(a), np.float64(b), atol=1e-6)
     assert seen == [((128,), jnp.float32)]
     for odd in (jnp.zeros(0), jnp.float32(3.0), jnp.zeros(3)):
@@ -123,13 +123,19 @@ def test_rotation_serves_spiky_letters():
 
 
 def test_drive_keeps_the_projection():
-    """<letter, x> = |x|^2 for every draw; in a federation on two devices the same bits as on one."""
+    """<letter, x> = |x|^2 for every draw. Catches a scale that is not the inverse of the projection."""
     member = drive()
     assert not member.unbiased and not member.nonexpansive
     for kind, sent in s.draws(member, 500).items():
         x = s.letters()[kind].astype(np.float64)
         np.testing.assert_allclose(sent @ x, x @ x, rtol=2e-5)
-    one, two = (p.Federation(transform=member, mesh=mesh).run(p.COHORT) for mesh in (None, "all"))
+
+
+@pytest.mark.optimised
+@pytest.mark.full  # test_compositions has a rotation on two devices in every run
+def test_drive_on_two_devices():
+    """Catches a scale whose rounding another program changes."""
+    one, two = (p.Federation(transform=drive(), mesh=mesh).run(p.COHORT) for mesh in (None, "all"))
     laws.check_equal_bits(p.outcome(*one), p.outcome(*two), "devices")
 
 
@@ -178,7 +184,7 @@ def test_parts_that_cannot_be_rotated_are_refused():
     with pytest.raises(ValueError, match=r"one that sends floats, got .*signs of their own"):
         rotated(quantize(range=1.0, integers=True))
     with pytest.raises(ValueError, match=r"one without noise, got .*chain"):
-        rotated(stateless(lambda key, x: x, noise=Noise("gaussian", "local", 1.0, 1.0)))
+        rotated(stateless(lambda key, x: x, noise=Noise("gaussian", "local", 1.0, 1.0, "client")))
     with pytest.raises(TypeError, match="transform: expected an UpdateTransform, got 'function'"):
         rotated(quantize)
     with pytest.raises(ValueError, match="debiased: expected one of True, False"):

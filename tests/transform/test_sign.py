@@ -21,7 +21,7 @@ def test_sign_contracts_as_declared(scope):
     """|x|^2 - |x|_1^2 / d, never above (1 - 1/d) |x|^2, and reached by a single number. Catches a scale by the norm, a
     mean over leaves for one over the letter, and zeros that are left out of the mean."""
     member = scaled_sign(scope=scope)
-    assert not member.unbiased and not member.nonexpansive and member.exact_error  # narrow leaves round up
+    assert not member.unbiased and not member.nonexpansive and member.exact_error
     send = jax.jit(lambda letter: member.on_client(KEY, letter, (), ())[0])
     rows = s.letters() | {"one": np.eye(1, 64, 50)[0].astype(np.float32), "tiny": np.full(64, 1e-37, np.float32)}
     for x in rows.values():
@@ -37,6 +37,7 @@ def test_sign_contracts_as_declared(scope):
     assert not np.isfinite(s.joined(send(s.split(jnp.zeros(64).at[3].set(jnp.nan))))[:48]).any()
 
 
+@pytest.mark.optimised
 def test_natural_compression_is_unbiased():
     """Means and errors of five letters, and of numbers below 2^-126. Catches the exponent rounded to the nearest, a
     coin of fewer bits than the mantissa has, and smallest numbers that vanish."""
@@ -62,8 +63,9 @@ def test_natural_compression_is_unbiased():
     np.testing.assert_allclose((bits & 0x7FFFFFFF > 0).mean(0), [0.25, 0.75], atol=6 * 0.0044)
 
 
+@pytest.mark.optimised
 def test_powers_of_two_stay():
-    """Every exponent of float32; past the last power, that one; NaN and infinity as they are; float16's own limit."""
+    """Every exponent of float32; past the last power, that one; NaN and infinity as they are; no limit of float16."""
     send = jax.jit(lambda letter: natural_compression().on_client(KEY, letter, (), ())[0])
     powers = np.ldexp(np.float32(1), np.arange(-126, 128))
     letter = np.concatenate([powers, -powers, [0.0, -0.0]]).astype(np.float32)
@@ -71,11 +73,11 @@ def test_powers_of_two_stay():
     assert sent.tobytes() == letter.tobytes()
     odd = jnp.array([3e38, -3e38, np.inf, -np.inf, np.nan], jnp.float32)
     np.testing.assert_array_equal(send(odd), np.float32([2.0**127, -(2.0**127), np.inf, -np.inf, np.nan]))
-    half = send(jnp.full(40, 60_000, jnp.float16))
-    assert half.dtype == jnp.float16 and (half == 2**15).all()
+    assert set(send(jnp.full(40, 60_000, jnp.float16)).tolist()) == {2**15, 2**16}
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
+@pytest.mark.optimised
 def test_cast_is_the_nearest_number(name):
     """Against NumPy's own conversion, bit for bit, inside a compiled program too. Catches truncation, infinities past
     the range, small numbers flushed to zero, and a round trip that the compiler removes."""
@@ -87,7 +89,7 @@ def test_cast_is_the_nearest_number(name):
     limit = float(jnp.finfo(narrow).max)
     expected = np.clip(x, -limit, limit).astype(narrow).astype(np.float32)
     assert np.asarray(sent["plain"]).tobytes() == expected.tobytes() != x.tobytes()
-    assert sent["half"].dtype == jnp.bfloat16
+    assert sent["half"].dtype == narrow
     if name == "float16":
         assert measured["clipped_share"].total == (np.abs(x) > limit).sum()
         big = member.on_client(KEY, jnp.array([1e6, -1e30, np.inf, np.nan]), (), ())[0]

@@ -1,0 +1,121 @@
+"""Run as a script: digests of whole logs of one kind's rows, one JSON line a row.
+
+On several numbers of devices; -1 stands for one device with the cohort backwards.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_sim import aggregation, client, engine, models, population, server
+from fedjax_sim.algorithms import federated
+from fedjax_sim.types import Algorithm, Sampler
+from tests.laws import cases, test_compositions
+from tests.laws import problems as p
+
+SAMPLER, FEATURES, CLASSES, ROUNDS = cases.SAMPLER, 64, 10, 5
+WORKS = {  # local work: steps, batch, lanes and chunk (None: the plan's own, a chunk for the whole cohort)
+    "steps": ({"num_steps": 3, "batch_size": 10}, None),
+    "full": ({"num_steps": 2, "batch_size": None}, engine.Plan(2, 4)),
+    "one": ({"num_steps": 1, "batch_size": 7}, engine.Plan(4, 4)),
+}
+
+
+def rows():
+    """Ragged clients of up to 50 rows, whose padding holds NaN."""
+    rng = np.random.default_rng(5)
+    mask = np.arange(50) < rng.integers(11, 51, (p.NUM_CLIENTS, 1))
+    x = np.where(mask[..., None], rng.normal(size=(*mask.shape, FEATURES)), np.nan).astype(np.float32)
+    y = np.where(mask, rng.integers(0, CLASSES, mask.shape), -1).astype(np.int32)
+    return population.generated(p.NUM_CLIENTS, p._read, {"x": jnp.array(x), "y": jnp.array(y), "mask": jnp.array(mask)})
+
+
+def softmax_loss(params, examples, key):
+    """A user's own loss, its parameters one flat array."""
+    scores = examples["x"] @ params.reshape(FEATURES, CLASSES)
+    return optax.softmax_cross_entropy_with_integer_labels(scores, examples["y"])
+
+
+def tanh_loss(params, examples, key):
+    """Another, with a division of its own."""
+    hidden = jnp.tanh(examples["x"] @ params.reshape(FEATURES, CLASSES) / 8.1)
+    wanted = jax.nn.one_hot(examples["y"], CLASSES)
+    return ((hidden - wanted) ** 2).mean(-1) / (0.3 + (hidden**2).mean(-1))
+
+
+def backwards(sampler: Sampler) -> Sampler:
+    """The same cohorts, from the last slot to the first."""
+
+    def sample(key, state):
+        cohort, state = sampler.sample(key, state)
+        return cohort._replace(
+            ids=cohort.ids[::-1], invited=cohort.invited[::-1], reported=cohort.reported[::-1]
+        ), state
+
+    return sampler._replace(sample=sample)
+
+
+def star(sampler=None, **parts) -> Algorithm:
+    sampler = cases.SAMPLER if sampler is None else sampler
+    work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), **cases.WORK)
+    given = {"client": work, "aggregator": aggregation.mean(), "server": server.optimizer(optax.sgd(0.7))} | parts
+    return federated(sampler, **given, **cases.RUN)
+
+
+def algorithm(kind: str, name: str, turn: Callable) -> Algorithm:
+    if kind == "algorithms":
+        return cases.CASES[kind][name]()
+    if kind == "transform":
+        member = test_compositions.MEMBERS[name]()
+        return star(transform=member, aggregator=test_compositions.table(member, name))
+    if kind == "sampling":
+        return star(turn(cases.CASES[kind][name]()), aggregator=aggregation.fixed_mean(7.0))
+    return star(aggregator=cases.CASES[kind][name]())
+
+
+def names(kind: str) -> list[str]:
+    """The rows of a kind; a modular sum stands behind the transforms that send integers."""
+    return sorted(set(test_compositions.MEMBERS if kind == "transform" else cases.CASES[kind]) - {"modular_sum"})
+
+
+def digest(kind: str, name: str, work: str, count: int, loss: str) -> str:
+    """Of the states and logs of some rounds."""
+    options, plan = WORKS[work]
+    cases.WORK.update(options)
+    cases.RUN.update(plan=plan, mesh=engine.device_mesh(abs(count)))
+    turn = backwards if count < 0 else lambda sampler: sampler
+    cases.SAMPLER = turn(SAMPLER)
+    p.ROWS, params = 50, jnp.zeros(FEATURES * CLASSES)
+    p.linear_loss = {"softmax": softmax_loss, "tanh": tanh_loss}.get(loss)
+    if loss == "mlp":
+        model = models.mlp(input_shape=(FEATURES,), num_outputs=CLASSES, hidden=(16,))
+        p.linear_loss, params = (
+            models.supervised(model, models.default_loss("classification")),
+            model.init(jax.random.key(2))[0],
+        )
+    made, data, found = algorithm(kind, name, turn), rows(), []
+    state, step = made.init(jax.random.key(0), params, data), jax.jit(made.step)
+    for i in range(ROUNDS):
+        state, info = step(jax.random.fold_in(jax.random.key(1), i), state, data)
+        found.append(jax.device_get((made.params(state), info)))
+    return p.digest((found, jax.device_get(state)))
+
+
+def main(kind: str, counts: str, losses: str, works: str, *chosen: str) -> None:
+    for name in chosen or names(kind):
+        for loss in losses.split(","):
+            for work in works.split(","):
+                digests = {count: digest(kind, name, work, count, loss) for count in map(int, counts.split(","))}
+                print(json.dumps({"row": name, "loss": loss, "work": work, "digests": digests}), flush=True)
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", 8)
+    main(*sys.argv[1:])

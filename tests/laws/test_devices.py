@@ -1,0 +1,117 @@
+"""The same bits on any devices and visible cores and in any order, for every row, on problems that are no toys."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import optax
+import pytest
+
+from fedjax_sim import aggregation, algorithms, engine, models, population, sampling
+from tests.laws import device_rows
+from tests.laws import problems as p
+
+KEY = jax.random.key(4)
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+EVERY = {
+    ("algorithms", "1,-1,2,3,8", "mlp", "full"),
+    ("algorithms", "1,-1,3", "tanh", "steps"),
+    ("algorithms", "1,2", "softmax", "one"),
+    ("transform", "1,-1,2,3,8", "tanh", "steps"),
+    ("transform", "1,-1,3", "softmax", "full"),
+    ("aggregation", "1,-1,2,3,8", "softmax", "full"),
+    ("aggregation", "1,-1,3", "tanh", "one"),
+    ("sampling", "1,-1,2,3,8", "softmax", "steps"),
+}
+
+
+def python(*arguments: str, **environment: str) -> str:
+    """What a fresh interpreter prints."""
+    known = {k: v for k, v in os.environ.items() if k not in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "NPROC")}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=known | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"} | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def equal_digests(kind: str, *options: str) -> list[str]:
+    """The rows that were run; each has one digest."""
+    found = [json.loads(line) for line in python("-m", "tests.laws.device_rows", kind, *options).splitlines()]
+    differing = [row for row in found if len(set(row["digests"].values())) > 1]
+    assert not differing, differing
+    return [row["row"] for row in found]
+
+
+def test_a_row_of_many_parts():
+    """Two passes, statistics, full batches. Catches a product that is fused into a sum on one device only, and an order
+    of the cohort that counts, which is backwards on three."""
+    assert equal_digests("algorithms", "1,-3", "mlp", "full", "mime") == ["mime"]
+
+
+def with_momentum(loss_fn, mesh):
+    sampler, step = sampling.uniform(30, 6), optax.sgd(0.23, momentum=0.73)
+    parts = {"weighting": "uniform", "aggregator": aggregation.fixed_mean(6.0), "mesh": mesh}
+    return algorithms.fedprox(loss_fn, sampler, step, coefficient=0.23, num_steps=3, batch_size=4, **parts)
+
+
+def with_variates(loss_fn, mesh):
+    return algorithms.scaffold(
+        loss_fn, sampling.uniform(30, 6), learning_rate=0.23, num_epochs=1, batch_size=10, mesh=mesh
+    )
+
+
+@pytest.mark.parametrize("make", [with_momentum, with_variates], ids=["momentum", "variates"])
+def test_pixels_that_are_never_on(make):
+    """A linear model of digits. Catches products that are fused on one device alone, where the fusions around them
+    differ, and signs of zeros in what clients keep."""
+    data = population.digits(num_clients=30)
+    model = models.linear(input_shape=data.input_shape, num_outputs=data.num_outputs)
+    loss_fn, found = models.supervised(model, models.default_loss(data.task)), []
+    for mesh in (None, engine.device_mesh(2)):
+        made = make(loss_fn, mesh)
+        state, step, infos = made.init(KEY, model.init(None)[0], data.train), jax.jit(made.step), []
+        for i in range(3):
+            state, info = step(jax.random.fold_in(KEY, i), state, data.train)
+            infos.append(info)
+        found.append(p.digest(jax.device_get((state, infos))))
+    assert found[0] == found[1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("options", sorted(EVERY), ids=" ".join)
+def test_every_row(options):
+    """Whole logs and states of five rounds. Catches a row whose last bits follow the devices, at odd shapes too."""
+    assert equal_digests(*options) == device_rows.names(options[0])
+
+
+PROBE = """
+import os, sys
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(sys.argv[1])])
+from fedjax_sim.environment import host_threads, prepare
+prepare()
+import jax, jax.numpy as jnp, numpy as np
+x = jnp.asarray(np.random.default_rng(0).normal(size=(4096, 64)), jnp.float32)
+found = jax.jit(lambda x: (x.T @ x, x.sum()))(x)
+print(host_threads(), [np.asarray(y).tobytes().hex()[:4000] for y in found])
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores, to hide one")
+def test_visible_cores():
+    """Long products and sums as `prepare` sets JAX up. Catches a thread pool whose size follows the machine.
+
+    Without it, the last bits of the same two operations differ on one core and on two: the test can fail.
+    """
+    assert python("-c", PROBE, "1") == python("-c", PROBE, "2")
+    one, two = (python("-c", PROBE, cores, NPROC=cores, JAX_NUM_CPU_DEVICES="1") for cores in ("1", "2"))
+    assert one.startswith("1 ") and two.startswith("2 ") and one[2:] != two[2:]

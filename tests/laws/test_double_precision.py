@@ -1,0 +1,61 @@
+"""Under x64 nothing is traced that JAX only warns of today: a FutureWarning is an error."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from fedjax_sim import client, engine, server
+from fedjax_sim.algorithms import federated
+from fedjax_sim.types import Received
+from tests.laws import cases, test_unequal
+from tests.laws import problems as p
+
+pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
+
+
+@pytest.fixture(autouse=True)
+def doubles():
+    with jax.enable_x64(True):
+        yield
+
+
+def test_transforms():
+    """Catches 64-bit indices or values scattered into 32-bit arrays, at any place where a part draws or chooses."""
+    for make in cases.CASES["transform"].values():
+        member = make()
+
+        def both_ends(key, update, member=member):
+            state = member.init(update)
+            letter, _, measured = member.on_client(key, update, state, member.init_client(update))
+            return member.on_server(key, None, letter, state, measured, 0.1)
+
+        jax.eval_shape(both_ends, jax.random.key(0), jax.ShapeDtypeStruct((300,), jnp.float64))
+
+
+def test_samplers_and_aggregators():
+    """Catches the same where clients are drawn, and where messages are summed, sorted or kept."""
+    key = jax.random.key(0)
+    for make in cases.CASES["sampling"].values():
+        sampler = make()
+        jax.eval_shape(sampler.sample, key, sampler.init())
+    for make in cases.CASES["aggregation"].values():
+        rule = make()
+        received = Received(jnp.ones((2, 3), jnp.float32), jnp.ones(2, jnp.float32), *jnp.zeros((2, 2), jnp.int32))
+        carry = rule.init(jax.ShapeDtypeStruct((3,), jnp.float32), p.SLOTS)
+        jax.eval_shape(lambda carry, rule=rule, received=received: rule.accumulate(key, None, carry, received), carry)
+        jax.eval_shape(lambda carry, rule=rule: rule.finalize(key, None, carry), carry)
+
+
+def test_a_packed_round():
+    """Catches int64 slots scattered into an int32 packing."""
+    work = client.local_sgd(p.mlp_loss, optax.sgd(0.1), num_epochs=2, batch_size=16)
+    sampler = p.given(test_unequal.SLOTS, num_clients=test_unequal.SLOTS)
+    rule, step = cases.CASES["aggregation"]["mean"](), server.optimizer(optax.sgd(1.0))
+    made = federated(sampler, work, rule, step, plan=engine.Plan(4, 4), mesh=engine.device_mesh(2))
+    data = test_unequal.data()
+    assert len(data.capacities) > 1
+    key = jax.random.key(0)
+    jax.eval_shape(made.step, key, made.init(key, p.mlp_params(), data), data)

@@ -1,0 +1,107 @@
+"""No division of a row is left to the compiler. What else it could round in two ways, `tests/laws/test_devices.py` and
+`tests/engine/test_rounding.py` look for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.extend import core
+
+from fedjax_sim import aggregation, client, server, transform
+from fedjax_sim.types import ClientUpdate, Report
+from tests.laws import device_rows
+from tests.laws import problems as p
+
+KEY = jax.random.key(0)
+
+
+def inner(value) -> Iterator[core.Jaxpr]:
+    """The programs in a parameter of an equation."""
+    if isinstance(value, core.ClosedJaxpr):
+        yield value.jaxpr
+    elif isinstance(value, core.Jaxpr):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for x in value:
+            yield from inner(x)
+
+
+def divisions(program: core.Jaxpr) -> Iterator[bool]:
+    """For each division of floats, whether both of its numbers come through their bits."""
+    made_by = {x: equation.primitive.name for equation in program.eqns for x in equation.outvars}
+    for equation in program.eqns:
+        if equation.primitive.name == "div" and jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating):
+            yield all(
+                not isinstance(x, core.Literal) and made_by.get(x) == "bitcast_convert_type" for x in equation.invars
+            )
+        for value in equation.params.values():
+            for program in inner(value):
+                yield from divisions(program)
+
+
+def of_a_round(algorithm, data) -> list[bool]:
+    state = jax.eval_shape(lambda: algorithm.init(KEY, jnp.array(p.START), data))
+    return list(divisions(jax.make_jaxpr(algorithm.step)(KEY, state, data).jaxpr))
+
+
+ROWS = [
+    (kind, name) for kind in ("algorithms", "transform", "aggregation", "sampling") for name in device_rows.names(kind)
+]
+
+
+@pytest.mark.parametrize("kind, name", ROWS)
+def test_no_row_divides_bare(kind, name):
+    """Catches A / c that becomes A (1 / c) on one device and not on two: a mean, a norm, a rate, an optimiser's own."""
+    found = of_a_round(device_rows.algorithm(kind, name, lambda sampler: sampler), p.ragged())
+    assert found and all(found), found
+
+
+def divided(x):
+    """x / 27, a third of it in each of a loop, a branch and a call."""
+    x = jax.lax.fori_loop(0, 1, lambda i, x: x / 3, x)
+    return jax.jit(lambda x: x / 3)(jax.lax.cond(x.sum() > 0, lambda x: x / 3, lambda x: x / 3.0, x))
+
+
+def test_nor_does_what_a_user_brings():
+    """Divisions in each of a user's own parts. Catches a part that is run as it was written."""
+    work = client.local_sgd(lambda *args: divided(p.linear_loss(*args)), optax.adam(p.RATE), num_steps=2, batch_size=3)
+    rule = aggregation.gather(lambda key, updates, weights: divided(updates.sum(0)) / weights.sum())
+    step = server.optimizer(optax.sgd(1.0))
+    counts = []
+    for own in ("none", "all"):
+        parts = {"client": work, "aggregator": rule, "server": step}
+        if own == "all":
+            parts["transform"] = transform.stateless(lambda key, x: divided(x))
+            parts["server"] = step._replace(
+                apply=lambda key, aggregate, state: step.apply(key, divided(aggregate), state),
+                broadcast=lambda state: divided(step.broadcast(state)),
+            )
+        found = of_a_round(p.Federation(num_slots=p.SLOTS, **parts).algorithm, p.ragged())
+        assert all(found)
+        counts.append(len(found))
+    assert counts[1] >= counts[0] + 12  # four each in three places
+
+
+def test_the_law_sees_bare_divisions():
+    """Guards the laws above."""
+    program = jax.make_jaxpr(lambda x: (divided(x), x // 2.0))(jnp.ones(3)).jaxpr
+    assert list(divisions(program)).count(False) >= 4
+
+
+def test_clients_keep_zeros_without_their_sign():
+    """Catches -0.0 in a client's memory, which another program makes 0.0: SCAFFOLD's, of pixels that are never on."""
+
+    def apply(key, broadcast, state, data):
+        return Report(jax.tree.map(jnp.ones_like, broadcast), jnp.float32(1), {}), -jnp.abs(state)
+
+    work = ClientUpdate(lambda params: jnp.zeros(3), apply)
+    memory = transform.error_feedback(transform.top_k(count=3))  # nothing is left out: 0 is remembered
+    federation = p.Federation(client=work, transform=memory, aggregator=aggregation.mean())
+    state = federation.run(p.COHORT, num_rounds=1)[0]
+    for x in jax.tree.leaves((state.clients, state.memory)):
+        assert not np.signbit(np.asarray(x)[np.asarray(x) == 0]).any()

@@ -1,0 +1,38 @@
+"""What a wheel holds and says of itself, read from pyproject.toml: no wheel is built."""
+
+from __future__ import annotations
+
+import pathlib
+import tomllib
+
+import fedjax_sim
+from fedjax_sim.config import load
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+EXPERIMENTS = ROOT / "experiments"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_examples_and_types_are_in_the_wheel():
+    """Fault: an experiment or py.typed that an installed package lacks, or benchmarks that it has as packages."""
+    tools = PROJECT["tool"]["setuptools"]
+    found = [path for glob in tools["package-data"]["fedjax_sim"] for path in (ROOT / "fedjax_sim").glob(glob)]
+    configs = {path.relative_to(EXPERIMENTS) for path in EXPERIMENTS.rglob("*.toml")}
+    examples = {path.relative_to(ROOT / "fedjax_sim/examples") for path in found if path.suffix == ".toml"}
+    assert examples == configs and len(configs) > 10
+    assert ROOT / "fedjax_sim/py.typed" in found
+    assert tools["packages"]["find"]["namespaces"] is False and not (EXPERIMENTS / "__init__.py").exists()
+
+
+def test_examples_have_names():
+    """Fault: README's `run quickstart` that works in a checkout only."""
+    for path in EXPERIMENTS.glob("*.toml"):
+        needed = ["data.directory=somewhere"] if path.stem in ("heart_disease", "shakespeare") else []
+        assert load(path.stem, needed) == load(path, needed)
+
+
+def test_one_version():
+    """Fault: two places that name the version, of which one is forgotten."""
+    assert PROJECT["project"]["dynamic"] == ["version"] and "version" not in PROJECT["project"]
+    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "fedjax_sim.__version__"}
+    assert fedjax_sim.__version__.count(".") == 2 and "version" not in (ROOT / "CITATION.cff").read_text().split()

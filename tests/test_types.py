@@ -1,0 +1,80 @@
+"""What a type checker says about the public API: README's programs pass, wrong calls do not, nothing is left open."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pathlib
+import re
+import sys
+
+import pytest
+
+import fedjax_sim
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+WRONG = """
+import jax
+from fedjax_sim import aggregation, algorithms, population, run, sampling, transform
+
+data = population.digits(num_clients=10)
+sampling.uniform("ten", 2)  # type: ignore[arg-type]
+sampling.uniform(10)  # type: ignore[call-arg]
+transform.clip(norm=1.0)  # type: ignore[call-arg]
+transform.chain(aggregation.mean())  # type: ignore[arg-type]
+run(jax.random.key(0), "fedavg", {}, data.train, 5)  # type: ignore[arg-type]
+data.trian  # type: ignore[attr-defined]
+algorithm: str = algorithms.fedsgd(lambda *a: 0.0, sampling.full(10), learning_rate=0.1)  # type: ignore[assignment]
+"""
+
+
+def test_readme_passes_mypy_and_wrong_calls_do_not(tmp_path):
+    """Fault: a signature that refuses README's programs, or one so wide that it accepts an aggregator as a transform.
+
+    A wrong call that mypy accepts is an unused `type: ignore`, which is an error too.
+    """
+    api = pytest.importorskip("mypy.api")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+    programs = {"first.py": blocks[0], "parts.py": "".join(blocks[1:]), "wrong.py": WRONG}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    files = [str(tmp_path / name) for name in programs]
+    options = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "cache")]
+    out, errors, status = api.run([*options, "--python-executable", sys.executable, *files])
+    assert status == 0, out + errors
+
+
+def test_notebooks_call_what_there_is(tmp_path):
+    """Fault: a cell that calls a function, or names an argument, that is gone; a cell's names need no types."""
+    api = pytest.importorskip("mypy.api")
+    options = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "cache")]
+    options += [f"--disable-error-code={code}" for code in ("arg-type", "assignment", "index", "union-attr")]
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("from fedjax_sim import study, theory\nstudy.nothing()\ntheory.budget([1.0], [0.0], steps=3)\n")
+    scripts = sorted(str(path) for path in (ROOT / "notebooks").glob("[0-9]*.py"))
+    for files, errors in ((scripts, 0), ([str(wrong)], 2)):
+        out, said, _ = api.run([*options, "--python-executable", sys.executable, *files])
+        assert len(files) > 0 and out.count("error:") == errors, out + said
+
+
+def public_functions():
+    """(name, function) for everything callable that the public rooms declare."""
+    for room in fedjax_sim.ROOMS:
+        module = importlib.import_module(f"fedjax_sim.{room}")
+        for name in module.__all__:
+            if inspect.isfunction(value := getattr(module, name)):
+                yield f"{room}.{name}", value
+
+
+def test_public_functions_are_annotated():
+    """Fault: an argument or a result without a type, which a checker takes for anything."""
+    found, bare = 0, []
+    for name, function in public_functions():
+        found += 1
+        signature = inspect.signature(function)
+        arguments = (x for x in signature.parameters.values() if x.kind != x.VAR_KEYWORD)
+        open_ends = [x.name for x in arguments if x.annotation is x.empty]
+        open_ends += ["return"] if signature.return_annotation is signature.empty else []
+        bare += [f"{name}: {end}" for end in open_ends]
+    assert found > 200, "the walk itself is broken"
+    assert not bare, "\n".join(bare)
