@@ -160,7 +160,7 @@ plot.learning_curves(base.records)
 # %% [markdown]
 # The grey line is measured by the clients on the examples they train on, while they train. Its loss lies below the
 # test loss from the first round on: within a round a client fits its own few digits quickly, and that is easier than
-# recognising all ten. Train accuracy in a federation says how well clients adapt, not how good the shared model is.
+# recognising all ten. Local accuracy in a federation says how well clients adapt, not how good the shared model is.
 # Judge by the other two, which lie on top of each other: all held-out clients together are much like the test set.
 #
 # An average over clients hides people. `held_out` accuracy, client by client:
@@ -200,13 +200,13 @@ LOOKS = (
 
 
 def accuracy(history):
-    """[T] test accuracy in percent."""
+    """[T + 1] test accuracy in percent, before training and after each round."""
     return 100 * history.column("test_accuracy")[1]
 
 
 def sent(history):
-    """[T] megabytes that all clients together have uploaded."""
-    return np.cumsum(history.column("uplink_bytes")[1]) / 1e6
+    """[T + 1] megabytes that all clients together have uploaded."""
+    return np.cumsum([0, *history.column("uplink_bytes")[1]]) / 1e6
 
 
 def draw(axes, histories, along=None, label="Round", **scale):
@@ -298,7 +298,7 @@ draw(left, steps)
 draw(
     right,
     steps,
-    lambda name, history: np.cumsum(history.column("local_steps")[1]),
+    lambda name, history: np.cumsum([0, *history.column("local_steps")[1]]),
     "Local steps so far, on the path of the model",
     xscale="log",
 )
@@ -340,7 +340,7 @@ def averaged_descent(loss_fn, learning_rate, num_steps):
         _, (path, losses) = jax.lax.scan(one_step, broadcast, length=num_steps)
         update = jax.tree.map(lambda iterates, w: iterates.mean(axis=0) - w, path, broadcast)
         weight = count.astype(jnp.float32)
-        return Report(update, weight, {"loss": Mean(losses[0], weight)}), state
+        return Report(update, weight, {"local_loss": Mean(losses[0], weight)}), state
 
     return ClientUpdate(init=lambda params: (), apply=apply)
 

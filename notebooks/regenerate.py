@@ -1,6 +1,7 @@
 """Executes every percent script of this folder into the notebook beside it: python notebooks/regenerate.py [NAME ...]
 
 The same sources on the same machine give the same file: no timings, no random ids, no versions of the kernel.
+It needs what `pip install -c constraints.txt -e '.[notebooks]'` installs.
 """
 
 from __future__ import annotations
