@@ -46,10 +46,10 @@ def downlink(server: ServerUpdate, transform: UpdateTransform) -> ServerUpdate:
     itself, for equal or for normal entries (a few levels for many numbers).
 
     Guarantees: with a transform that changes nothing, the round without it bit for bit
-    (tests/server/test_downlink.py::test_identity_changes_no_bit); the replica moves by exactly what was sent, and the
-    model is the server's own (test_replica_follows_the_model); rounding to 8 bits converges to the optimum
-    (test_compressed_broadcast_converges); bytes are the letter's (test_bytes_of_the_letter); a chain is applied in its
-    order (test_chains_keep_their_order).
+    (tests/server/test_downlink.py::test_identity_changes_no_bit, ::test_what_comes_through_is_the_models); the replica
+    moves by exactly what was sent, and the model is the server's own (::test_replica_follows_the_model); rounding to 8
+    bits converges to the optimum (::test_compressed_broadcast_converges); bytes are the letter's
+    (::test_bytes_of_the_letter); a chain is applied in its order (::test_chains_keep_their_order).
 
     References: Tang et al. 2019 (DoubleSqueeze); Philippenko and Dieuleveut 2021 (preserved central model);
     Gruntkowska, Tyurin and Richtarik 2023 (EF21-P).

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
+from fedjax_sim.environment import matmul_precision
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
@@ -78,8 +79,7 @@ def hypergradient(
         state, _ = jax.lax.scan(one, state, jnp.arange(num_rounds, dtype=jnp.int32))
         return loss(algorithm.params(state))
 
-    precision = jax.config.jax_default_matmul_precision or "highest"  # as `run`
-    with engine.one_device(), engine.differentiable(), jax.default_matmul_precision(precision):
+    with engine.one_device(), engine.differentiable(), jax.default_matmul_precision(matmul_precision()):
         numbers = {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
         value, slopes = jax.jit(jax.value_and_grad(final))(numbers)
     value, slopes = float(value), {name: float(slope) for name, slope in slopes.items()}

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import checkpoint, distributed, validate
-from fedjax_sim.environment import versions
+from fedjax_sim.environment import matmul_precision, numerics, versions
 from fedjax_sim.fingerprint import array_digest, bound, is_opaque, is_private, joined, program_digest
 from fedjax_sim.run import _check_kinds, _interrupts
 from fedjax_sim.runlog import as_record, plain
@@ -145,8 +145,7 @@ def sweep_points(
     rounds = [*range(evaluate_every, num_rounds, evaluate_every), num_rounds]
     with ExitStack() as stack:
         interrupted = stack.enter_context(_interrupts())
-        precision = jax.config.jax_default_matmul_precision or "highest"  # as `run`
-        stack.enter_context(jax.default_matmul_precision(precision))
+        stack.enter_context(jax.default_matmul_precision(matmul_precision()))
         if directory is not None:
             stack.enter_context(checkpoint.lock(directory))
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), starts)
@@ -165,7 +164,7 @@ def sweep_points(
             "keys": [jax.random.key_data(key).tolist() for key in keys], "num_rounds": num_rounds,
             "evaluate_every": evaluate_every, "metrics": metrics, "delta": delta, "batch": batch,
             "params": array_digest(starts), "population": array_digest(population), "programs": _programs(kinds),
-            "versions": versions("fedjax-sim", "jax", "jaxlib"),
+            "versions": versions("fedjax-sim", "jax", "jaxlib"), **numerics(),
         } | ({"private": programs} if any(programs) else {})  # fmt: skip
         finished = Finished(directory, identity, resume)
         recorded = _Recorded(evaluation, metrics, combinations, seeds, epsilons, needed)

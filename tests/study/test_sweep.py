@@ -205,8 +205,9 @@ def test_another_sweep_is_refused(tmp_path):
         Finished(tmp_path / "none", {}, True)
 
 
-def test_a_sweep_resumes_itself_alone(tmp_path):
-    """Catches integers that a part closes over, and evaluations, that are changed in silence between two halves."""
+def test_a_sweep_resumes_itself_alone(tmp_path, monkeypatch):
+    """Catches integers that a part closes over, evaluations, and sizes of the thread pool, on which last bits depend,
+    that are changed in silence between two halves."""
 
     def make(table):
         def loss(params, example, key):
@@ -224,6 +225,9 @@ def test_a_sweep_resumes_itself_alone(tmp_path):
         go(5, 1.0)
     with pytest.raises(CheckpointError, match=r"another sweep:\n  evaluation.judge: 1.0 in the file, 2.0 now$"):
         go(1, 2.0)
+    monkeypatch.setenv("NPROC", "5")
+    with pytest.raises(CheckpointError, match=r"another sweep:\n  host_threads: 8 in the file, 5 now$"):
+        go(1, 1.0)
 
 
 def test_a_flipped_digit_is_refused(tmp_path):
