@@ -54,7 +54,8 @@ def host_threads() -> int | None:
     """Threads in the pool of a CPU backend, part of a result's identity; None where the backend is another.
 
     XLA:CPU splits products over about a thousand rows, and sums of 10^5 numbers, by the size of its pool, so their last
-    bits depend on it. That is what `NPROC` said when JAX started, else the visible cores; at least one for each device.
+    bits depend on it. That is what `NPROC` says, which JAX reads when it starts, else the visible cores; at least one
+    for each device.
     """
     import jax
 

@@ -319,7 +319,7 @@ def _judged(evaluation: Callable | None, algorithm: Algorithm, state: PyTree, re
     """An evaluation's values for the record, provided that they hide none of what it holds."""
     values = {} if evaluation is None else evaluation(_local(algorithm.params(state)))
     for name in values:
-        if name in record:
+        if name in record or name == "epsilon":
             validate.fail("evaluation", "names that the round does not use", name, "Put a prefix before it.")
     return {name: plain(value) for name, value in values.items()}
 

@@ -1,5 +1,6 @@
 """Two virtual CPU devices, strict rank promotion, one compilation cache for all runs of the tests on a machine."""
 
+import gc
 import os
 import pathlib
 
@@ -27,6 +28,7 @@ jax.config.update("jax_num_cpu_devices", int(os.environ.get("JAX_NUM_CPU_DEVICES
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 LONGEST = (  # in tests/
+    "laws/test_devices.py",
     "test_distributed.py",
     "laws/test_compositions.py",
     "laws/test_members.py",
@@ -73,6 +75,12 @@ def pytest_runtest_setup(item):
     jax.config.update("jax_default_matmul_precision", None)
     optimised = _optimised(item)
     compiler.choose(bool(optimised), optimised is not None)
+
+
+def pytest_collection_finish(session):
+    """A tenth of the time went into looking for garbage among modules that stay."""
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
 
 
 def pytest_sessionstart(session):

@@ -115,6 +115,7 @@ def json_machine() -> dict:
     return {"cores": lambda: len(jax.devices())}
 
 
+@pytest.mark.full
 def test_two_benchmarks_run(tmp_path):
     """Catches a benchmark that no longer fits the library; one in this process, one from the command line."""
     found = harness.load("p6").measure(quick=True)

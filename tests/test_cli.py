@@ -211,6 +211,18 @@ def test_wrong_input_exits_with_two():
     assert not [path for path in Path().rglob("*") if path != Path("runs")]  # nothing is written for a refused config
 
 
+def test_a_refused_run_leaves_no_folder(monkeypatch):
+    """Fault: the empty folder of a run that is refused after its folder has a name."""
+
+    def refuses(needs):
+        raise MemoryError("too large")
+
+    monkeypatch.setattr(sys.modules["fedjax_sim.run"], "check_memory", refuses)
+    result = call("run", *sets(*TINY))
+    assert result.exit_code == 1 and "too large" in result.output
+    assert not [path for path in Path().rglob("*") if path != Path("runs")]
+
+
 def test_runs_are_numbered():
     """Fault: a second default run in the first one's folder."""
     assert [folders.next_folder(Path("runs/a")).name for _ in range(3)] == ["a-001", "a-002", "a-003"]

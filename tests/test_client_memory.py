@@ -152,6 +152,7 @@ def numbers(state):
     return [x.tolist() for x in jax.tree.leaves(everything(state))]
 
 
+@pytest.mark.full
 def test_kill_and_resume_with_memory_on_disk(parts, tmp_path):
     """Fault: rows overwritten whose old values a resume needs, or dealt out by the devices that wrote them.
 

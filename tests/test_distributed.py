@@ -134,6 +134,7 @@ def test_a_run_of_one_process_goes_on_with_two(alone, tmp_path):
     assert_same(folder, alone)
 
 
+@pytest.mark.full
 def test_killing_one_ends_the_other_and_one_goes_on(tmp_path):
     """Fault: a survivor that waits for the dead for ever; a resume on fewer processes with other bits."""
     folder = tmp_path / "run"
@@ -154,6 +155,7 @@ def test_killing_one_ends_the_other_and_one_goes_on(tmp_path):
     assert_same(folder, whole)
 
 
+@pytest.mark.full
 def test_interrupt_is_passed_on(tmp_path):
     """Fault: Ctrl-C that stops the processes in different rounds, so that they wait for one another."""
     folder = tmp_path / "run"

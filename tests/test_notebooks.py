@@ -20,10 +20,6 @@ QUICK_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expen
 MACHINE_PATH = re.compile(r"(?<![\w.:/])/(?:\w[\w.+-]*/)+\w|[A-Za-z]:\\\w|file://")
 
 
-QUICKEST = "02_participation"  # runs by default; what mypy sees of the others, tests/test_types.py looks at
-RUNS = [x if x.stem == QUICKEST else pytest.param(x, marks=pytest.mark.full) for x in SCRIPTS]
-
-
 @pytest.fixture(params=SCRIPTS, ids=lambda script: script.stem)
 def script(request) -> pathlib.Path:
     return request.param
@@ -50,7 +46,7 @@ def test_there_are_notebooks():
     assert {script.stem for script in SCRIPTS} == set(LEAST_PICTURES)
 
 
-@pytest.mark.parametrize("script", RUNS, ids=lambda script: script.stem)
+@pytest.mark.full  # by default tests/test_types.py looks at what they call
 def test_script_runs(script, tmp_path):
     """Fault: the public API moved on and a cell fails, warns of a user's mistake, or loses its bits between devices."""
     pytest.importorskip("matplotlib")

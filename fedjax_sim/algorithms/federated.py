@@ -111,7 +111,7 @@ def _peak(x: Array) -> Array:
 def _info(own: dict, **parts: dict) -> dict:
     """The round's own numbers and the metrics of its parts, none of which may bear the name of one of those."""
     metrics = tree.joined(parts)
-    for name in ("round", *own):
+    for name in ("round", "epsilon", *own):
         if name in metrics:
             validate.fail("metrics", "names that no other part uses", name, "Rename it in the loss or the part.")
     return metrics | own

@@ -51,6 +51,8 @@ def loss_and_metrics(loss_fn: Callable, params: PyTree, examples: PyTree, mask: 
     if "loss" not in out or any(jnp.shape(x) != mask.shape for x in out.values()):
         shapes = {name: jnp.shape(x) for name, x in out.items()}
         validate.fail("loss_fn", f"one 'loss' per example, shape {mask.shape}", shapes, "Do not average over examples.")
+    if "steps" in out:
+        validate.fail("loss_fn", "names other than 'steps', which are the solver's", sorted(out), "Rename it.")
     weights = jnp.where(mask, out.pop("weight", 1.0), 0.0).astype(jnp.float32)
     means = {f"local_{name}": Mean((jnp.where(mask, x, 0) * weights).sum(), weights.sum()) for name, x in out.items()}
     loss = means["local_loss"]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import validate
+from fedjax_sim import tree, validate
 from fedjax_sim.engine import exact
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
@@ -146,18 +146,17 @@ def evaluation(
 
     def evaluate(params: PyTree) -> dict:
         central, clients, trained = jax.device_get(measure(params, test, held_out, train, ids))
-        record = {f"test_{name}": np.float32(value) for name, value in central.items()}
-        record |= {f"train_{name}": np.float32(value) for name, value in trained.items()}
-        if ids is not None:
-            record["train_sample_clients"] = train_clients
+        told = {f"test_{name}": np.float32(value) for name, value in central.items()}
+        told |= {f"train_{name}": np.float32(value) for name, value in trained.items()}
+        sample, quantiles = {} if ids is None else {"train_sample_clients": train_clients}, {}
         for name, (totals, weights) in clients.items():
             totals, weights = np.asarray(totals, np.float64), np.asarray(weights, np.float64)
-            record[f"held_out_{name}"] = np.float32(totals.sum() / weights.sum() if weights.sum() else np.nan)
+            told[f"held_out_{name}"] = np.float32(totals.sum() / weights.sum() if weights.sum() else np.nan)
             present = weights > 0
             if present.any():
                 with np.errstate(invalid="ignore"):  # a diverged model: the quantiles are then nan, and say so
                     spread = np.quantile(totals[present] / weights[present], QUANTILES)
-                record[f"held_out_{name}_quantiles"] = np.float32(spread)
-        return record
+                quantiles[f"held_out_{name}_quantiles"] = np.float32(spread)
+        return tree.joined({"metric": told, "sample": sample, "spread": quantiles})
 
     return evaluate

@@ -61,6 +61,11 @@ class Finished:
                     text = text[os.write(file.fileno(), text) :]
                 os.fsync(file.fileno())
 
+    def drop_empty(self) -> None:
+        """Removes the file where no point is done, so that what was refused can be started again."""
+        if self.path is not None and not self.rows:
+            self.path.unlink(missing_ok=True)
+
     def _read_back(self, identity: dict[str, Any]) -> None:
         text = self.path.read_bytes()
         whole = text.rfind(b"\n") + 1

@@ -167,6 +167,7 @@ def sweep_points(
             "versions": versions("fedjax-sim", "jax", "jaxlib"), **numerics(),
         } | ({"private": programs} if any(programs) else {})  # fmt: skip
         finished = Finished(directory, identity, resume)
+        stack.callback(finished.drop_empty)
         recorded = _Recorded(evaluation, metrics, combinations, seeds, epsilons, needed)
         bar = stack.enter_context(_bar(progress, len(combinations) * len(seeds), len(finished.rows)))
         impl = str(jax.random.key_impl(keys[0]))
@@ -238,7 +239,7 @@ class _Recorded:
     def _new(self, evaluated: dict, record: dict) -> dict:
         del evaluated["round"]
         for name in evaluated:
-            if name in record:
+            if name in record or name == "epsilon":
                 validate.fail("evaluation", "names that the round does not use", name, "Put a prefix before it.")
         return evaluated
 

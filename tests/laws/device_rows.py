@@ -91,7 +91,7 @@ def digest(kind: str, name: str, work: str, count: int, loss: str) -> str:
     cases.WORK.update(options)
     cases.RUN.update(plan=plan, mesh=engine.device_mesh(abs(count)))
     turn = backwards if count < 0 else lambda sampler: sampler
-    cases.SAMPLER = turn(SAMPLER)
+    cases.SAMPLER = SAMPLER if kind == "sampling" else turn(SAMPLER)  # a sampler's row is turned as a whole
     p.ROWS, params = 50, jnp.zeros(FEATURES * CLASSES)
     p.linear_loss = {"softmax": softmax_loss, "tanh": tanh_loss}.get(loss)
     if loss == "mlp":

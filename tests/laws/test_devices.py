@@ -22,6 +22,7 @@ EVERY = {
     ("algorithms", "1,-1,2,3,8", "mlp", "full"),
     ("algorithms", "1,-1,3", "tanh", "steps"),
     ("algorithms", "1,2", "softmax", "one"),
+    ("algorithms", "1,3", "mlp", "steps"),
     ("transform", "1,-1,2,3,8", "tanh", "steps"),
     ("transform", "1,-1,3", "softmax", "full"),
     ("aggregation", "1,-1,2,3,8", "softmax", "full"),

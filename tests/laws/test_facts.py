@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import aggregation, algorithms, client, sampling, transform, tree, types
+from fedjax_sim import aggregation, algorithms, client, metrics, run, sampling, transform, tree, types
 from fedjax_sim.privacy import mechanism_of
 from tests.laws import cases
 from tests.laws import problems as p
@@ -175,3 +175,28 @@ def test_no_metric_hides_another():
         federation = p.Federation(client=work, transform=member)
         _, info = jax.eval_shape(federation.algorithm.step, KEY, federation.init(), p.ragged())
         assert {"client_clipped_share", "transform_clipped_share"} <= info.keys() and "clipped_share" not in info
+
+
+def test_names_that_are_taken():
+    """Catches a loss's own `steps`, `epsilon` or `loss_quantiles` that the number of steps, a run's epsilon or the
+    spread over clients hides."""
+
+    def loss(name):
+        return lambda params, examples, key: {"loss": p.linear_loss(params, examples, key), name: examples["y"]}
+
+    work = client.local_sgd(loss("steps"), optax.sgd(0.1), num_steps=1)
+    with pytest.raises(ValueError, match="names other than 'steps', which are the solver's"):
+        p.Federation(client=work).init()
+
+    def spends(key, broadcast, state, data):
+        return types.Report(broadcast, jnp.ones(()), {"epsilon": types.Mean(jnp.ones(()), jnp.ones(()))}), state
+
+    federation = p.Federation(client=types.ClientUpdate(lambda params: (), spends))
+    with pytest.raises(ValueError, match="metrics: expected names that no other part uses, got 'epsilon'"):
+        federation.run(p.COHORT, num_rounds=1)
+    with pytest.raises(ValueError, match="evaluation: expected names that the round does not use, got 'epsilon'"):
+        run(
+            KEY, p.Federation().algorithm, jnp.array(p.START), p.ragged(), 1, evaluation=lambda params: {"epsilon": 1.0}
+        )
+    found = metrics.evaluation(loss("loss_quantiles"), held_out=p.ragged())(jnp.array(p.START))
+    assert {"metric_held_out_loss_quantiles", "spread_held_out_loss_quantiles"} <= found.keys()

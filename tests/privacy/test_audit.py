@@ -170,6 +170,7 @@ def test_planted_bugs(bug):
     assert found.verdict == expected, found.text()
 
 
+@pytest.mark.full
 def test_bugs_of_other_parts():
     """Bugs of sampler, adjacency and rounds; each beside its correct twin.
 

@@ -20,6 +20,7 @@ CASES = {
     "poisson": sampling.poisson(20, 0.3, num_slots=7),
     "weighted": sampling.weighted(np.arange(20), 6),
     "with_dropout": sampling.with_dropout(sampling.poisson(20, 0.3), 0.25),
+    "with_distinct_clients": sampling.with_distinct_clients(sampling.with_replacement(20, 6)),
     "with_over_invitation": sampling.with_over_invitation(sampling.with_dropout(sampling.uniform(20, 9), 0.25), 6),
 }
 

@@ -26,6 +26,7 @@ def clients():
     return module._Clients(60, 5, 1.0, 12, 0)
 
 
+@pytest.mark.full
 def test_predictions_hold():
     """Fault: noise of z C / sqrt(m), a clip that scales up, a sampler without its finite population, a floor without
     1 / (1 - r^2)."""
@@ -37,6 +38,7 @@ def test_predictions_hold():
     assert len(rows_of(findings().comparisons, part="floor", predicted=None)) == 3  # where letters are clipped
 
 
+@pytest.mark.full
 def test_interior_optimum():
     """Q13. Fault: an error that only rises or only falls along C; ends that are not noise and bias."""
     low, best, high = rows_of(findings().comparisons, part="around the best")
@@ -48,6 +50,7 @@ def test_interior_optimum():
     assert f"C = {theory.best_clip_norm(clients().values, noise_multiplier=1.0, cohort_size=12):.3g}" in reading
 
 
+@pytest.mark.full
 def test_it_notices_what_is_left_out():
     """Fault: intervals so wide that a total without its bias, sampling or noise would be right too."""
     row = next(row for row in rows_of(findings().comparisons, part="clip norm") if row["clip_norm"] == 1.0)
@@ -57,6 +60,7 @@ def test_it_notices_what_is_left_out():
         assert not row["low"] <= parts.total - getattr(parts, name) <= row["high"]
 
 
+@pytest.mark.full
 def test_personal_thresholds_have_no_epsilon():
     """T12. Fault: personal thresholds that look like a mechanism."""
     (row,) = rows_of(findings().comparisons, part=module.PERSONAL)
@@ -81,6 +85,7 @@ def test_wrong_options(options, words):
         module.clip(**SMALL | options)
 
 
+@pytest.mark.full
 def test_figure():
     """Fault: a figure that cannot be drawn from what was found."""
     figure = findings().figure()

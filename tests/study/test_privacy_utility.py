@@ -20,6 +20,7 @@ def findings():
     return module.privacy_utility(**SMALL)
 
 
+@pytest.mark.full
 def test_predictions_hold():
     """Fault: noise of z C / sqrt(m), a floor without 1 / (1 - r^2), letters that were clipped after all."""
     rows = findings().rows()
@@ -28,6 +29,7 @@ def test_predictions_hold():
     assert all(row["ratio_high"] - row["ratio_low"] < 0.3 for row in rows if row["ratio"])
 
 
+@pytest.mark.full
 def test_it_can_tell_another_noise():
     """Fault: intervals so wide that 5 % more noise, or the noise of one client less, would be right too."""
     for row in rows_of(findings().comparisons, quantity="squared error"):
@@ -35,6 +37,7 @@ def test_it_can_tell_another_noise():
             assert not row["low"] <= factor * row["predicted"] <= row["high"]
 
 
+@pytest.mark.full
 def test_epsilons_are_those_of_the_desk():
     """Fault: a multiplier of one round, an epsilon of another delta, a digits' run calibrated without its sampling."""
     desk = {"population_size": 40, "cohort_size": 40, "scheme": "full"}
@@ -49,6 +52,7 @@ def test_epsilons_are_those_of_the_desk():
     assert none["noise_multiplier"] == 0 and none["predicted"] is None and 0 <= none["measured"] <= 1
 
 
+@pytest.mark.full
 def test_floor_is_theorys():
     """Fault: a prediction made from what was measured."""
     row = rows_of(findings().comparisons, part="noise multiplier", quantity="floor")[1]
@@ -71,6 +75,7 @@ def test_wrong_options(options, words):
         module.privacy_utility(**SMALL | options)
 
 
+@pytest.mark.full
 def test_figure():
     """Fault: a figure that cannot be drawn from what was found."""
     figure = findings().figure()

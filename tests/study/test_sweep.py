@@ -78,7 +78,9 @@ def case(name):
     return make, lambda key: model.init(key)[0], data.train, metrics.evaluation(loss_fn, test=data.test)
 
 
-@pytest.mark.parametrize("name", ["quadratic", "scheduled", "logistic", pytest.param("mlp", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "name", ["scheduled", "logistic", *(pytest.param(name, marks=pytest.mark.full) for name in ("quadratic", "mlp"))]
+)
 def test_a_sweep_is_single_runs(name):
     """Catches floats that a program rounds otherwise as arguments, other keys, stale evaluations, points mixed up."""
     make, params, people, evaluation = case(name)

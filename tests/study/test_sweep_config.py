@@ -26,6 +26,7 @@ BASE = ["seed=3", "data.num_clients=40", "model.name=linear", "sampler.cohort_si
 GRID = ["sweep.grid.client_optimizer.learning_rate=[0.1, 0.3]", "sweep.grid.algorithm.coefficient=[0.5, 2.0]"]
 
 
+@pytest.mark.full
 def test_a_config_sweep_is_runs(tmp_path):
     """Catches other data, keys, plans or options than those of `fedjax-sim run`; a resume that computes anew."""
     out, settings = tmp_path / "s", [*BASE, *GRID, "sweep.seeds=[3, 8]"]
@@ -58,7 +59,8 @@ def test_a_metric_that_is_not_there_is_told_at_once(monkeypatch, tmp_path):
     monkeypatch.setattr(Finished, "add", lambda self, found: added.append(found))
     loaded = load_sweep(None, [*BASE, GRID[0], "sweep.seeds=1"])
     with pytest.raises(ValueError, match=r"metric: expected one of .*test_loss.*, got 'test_los'\. Did you mean"):
-        run_sweep(loaded, None, metric="test_los")
+        run_sweep(loaded, tmp_path / "sweep", metric="test_los")
+    assert not [*tmp_path.rglob("points*")]  # it can be started again
     assert not added
 
 
