@@ -1,6 +1,7 @@
 """The command line, as a user meets it: folders, exit codes, words."""
 
 import functools
+import importlib
 import json
 import os
 import shutil
@@ -217,7 +218,7 @@ def test_a_refused_run_leaves_no_folder(monkeypatch):
     def refuses(needs):
         raise MemoryError("too large")
 
-    monkeypatch.setattr(sys.modules["fedjax_sim.run"], "check_memory", refuses)
+    monkeypatch.setattr(importlib.import_module("fedjax_sim.run"), "check_memory", refuses)
     result = call("run", *sets(*TINY))
     assert result.exit_code == 1 and "too large" in result.output
     assert not [path for path in Path().rglob("*") if path != Path("runs")]
