@@ -125,6 +125,7 @@ def counter_bits(key: Array, counters: Array) -> Array:
     return hashed(words[:2] if words.shape[0] == 2 else words[:2] ^ words[2:], counters.astype(jnp.uint32))
 
 
+@functools.partial(jax.jit, inline=True)
 def hashed(words: Array, x: Array) -> Array:
     """uint32 `x` through two murmur finalisers, each with one of the two uint32 `words`: a bijection of 32 bits."""
     for word in (words[0], words[1]):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
+import functools
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ __all__ = [
     "num_bytes",
     "num_values",
     "pinned",
+    "pinning",
     "settled",
     "spec",
     "subtract",
@@ -49,16 +51,27 @@ def pinned(tree: PyTree, zero: Array) -> PyTree:
     Guarantees: tests/engine/test_rounding.py::test_products_are_not_fused.
     """
 
+    return pinning(zero)(tree)
+
+
+def pinning(zero: Array) -> Callable[[PyTree], PyTree]:
+    """`pinned` with this zero, for many values: what it adds to them is made once."""
+
+    @functools.cache
+    def minus_zero(dtype, shape):
+        if shape != zero.shape:
+            return jnp.broadcast_to(minus_zero(dtype, zero.shape), shape)
+        bits = {4: jnp.int32, 8: jnp.int64}[dtype.itemsize]
+        return jax.lax.bitcast_convert_type(zero.astype(bits) ^ jnp.iinfo(bits).min, dtype)
+
     def leaf(x):
         if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize == 1:
             return x  # floats of 8 bits are stored, and computed with as wider ones
         if x.dtype.itemsize == 2:
             return _through_bits(x, zero)
-        bits = {4: jnp.int32, 8: jnp.int64}[x.dtype.itemsize]
-        minus_zero = jax.lax.bitcast_convert_type(zero.astype(bits) ^ jnp.iinfo(bits).min, x.dtype)
-        return jax.lax.add(x, jnp.broadcast_to(minus_zero, x.shape))
+        return jax.lax.add(x, minus_zero(x.dtype, x.shape))
 
-    return jax.tree.map(leaf, tree)
+    return lambda tree: jax.tree.map(leaf, tree)
 
 
 @jax.custom_jvp
@@ -81,8 +94,13 @@ def hidden_zero(tree: PyTree) -> Array:
     Guarantees: 0 for every value of every dtype (tests/test_tree.py::test_hidden_zero_is_zero); products that are
     pinned with it are rounded before they are added (tests/engine/test_rounding.py::test_products_are_not_fused).
     """
+    return _zero([x for x in jax.tree.leaves(tree) if x.size][:3])
+
+
+@functools.partial(jax.jit, inline=True)  # traced once for all rounds of these shapes
+def _zero(leaves: list[Array]) -> Array:
     bits = jnp.zeros((), jnp.uint32)
-    for x in [x for x in jax.tree.leaves(tree) if x.size][:3]:
+    for x in leaves:
         first, unsigned = x.reshape(-1)[0], jnp.dtype(f"uint{8 * x.dtype.itemsize}")
         first = first if x.dtype == bool else jax.lax.bitcast_convert_type(first, unsigned)
         bits ^= first.astype(jnp.uint32)

@@ -8,14 +8,20 @@ tolerance; they are compiled quickly, unless `pytest --optimised` asks for the u
 from __future__ import annotations
 
 import functools
+import itertools
+import threading
 
 import jax
 from jax._src import compiler
+from jax._src.interpreters import mlir
+from jax._src.lib.mlir import ir
 
-__all__ = ["QUICK", "check_bits_may_be_compared", "choose", "install", "known"]
+__all__ = ["QUICK", "alone", "check_bits_may_be_compared", "choose", "install", "known"]
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+PROGRAMS = 256
 _optimised, _on_purpose = True, True
+_programs, _numbers = jax.make_user_context(), itertools.count(2)
 
 
 @functools.cache
@@ -32,7 +38,8 @@ def known() -> dict[str, int | bool]:
 
 
 def install() -> None:
-    """Lets `choose` decide for each compilation of this process."""
+    """Lets `choose` decide for each compilation of this process, and programs share the context they are written in."""
+    mlir.make_ir_context = _Contexts(mlir.make_ir_context)
     original = compiler.get_compile_options
 
     def get_compile_options(*args, **kwargs):
@@ -44,13 +51,33 @@ def install() -> None:
     compiler.get_compile_options = get_compile_options
 
 
+class _Contexts(threading.local):
+    """JAX makes a new context for each program, which takes longer than a small program does; a thread keeps one here
+    for some of them, for a context holds every constant that was written in it. What is compiled while another program
+    is written would be written into that one, and has its own."""
+
+    def __init__(self, make):
+        self.make, self.count, self.context = make, itertools.count(), None
+
+    def __call__(self):
+        if ir.Context.current is not None:
+            return self.make()
+        if next(self.count) % PROGRAMS == 0:
+            self.context = self.make()
+        return self.context
+
+
 def choose(optimised: bool, on_purpose: bool) -> None:
-    """The compiler of the next test; programs that were compiled quickly are forgotten where bits count."""
+    """The compiler of the next test, for which what the other one compiled is not there."""
     global _optimised, _on_purpose
     known()  # asked for here, not within a compilation
-    if optimised and not _optimised:
-        jax.clear_caches()
+    _programs.set_global(int(optimised))
     _optimised, _on_purpose = optimised, on_purpose
+
+
+def alone() -> None:
+    """From here on the test finds no program that was traced before, and leaves none: what it patches may be in one."""
+    _programs.set_global(next(_numbers))
 
 
 def check_bits_may_be_compared() -> None:

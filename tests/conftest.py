@@ -83,6 +83,11 @@ def pytest_collection_finish(session):
     gc.set_threshold(100_000, 20, 100)
 
 
+def pytest_sessionfinish():
+    """pytest would look for garbage five more times."""
+    gc.freeze()
+
+
 def pytest_sessionstart(session):
     """Bounds the cache, in one process."""
     if not hasattr(session.config, "workerinput") and compiled.root().is_dir():

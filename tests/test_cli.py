@@ -341,7 +341,7 @@ def first_norm(weighting, aggregator):
 
 
 @pytest.mark.parametrize("aggregator", ["horvitz_thompson", "keep_old", "li_scheme_two"])
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+@pytest.mark.parametrize("weighting", [pytest.param("examples", marks=pytest.mark.full), "uniform"])
 def test_total_weight_is_that_of_the_reported_weights(aggregator, weighting):
     """Fault: letters that weigh 1 divided by the number of examples: an update 38 times too small."""
     assert first_norm(weighting, aggregator) == pytest.approx(first_norm(weighting, "mean"), rel=1e-5)

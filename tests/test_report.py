@@ -13,6 +13,7 @@ import pytest
 
 from fedjax_sim import plot, report
 from fedjax_sim.report import write_report
+from tests.laws import cases
 
 HOSTILE = "</pre></title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&$\\frac{x$"
 
@@ -336,7 +337,7 @@ CASES = (
 CASES += (nested_too_deep, nonsense, counts_differ, nothing_lost)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases.rows(CASES, CASES[::2]))
 @pytest.mark.filterwarnings("error")
 def test_degraded_runs_are_reported(tmp_path, case):
     """Fault: no report for the run that most needs one, or one that keeps silent about what is missing."""

@@ -11,8 +11,11 @@ import sys
 import pytest
 
 import fedjax_sim
+from tests import compiled
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+OPTIONS = ["--config-file", str(ROOT / "pyproject.toml"), "--python-executable", sys.executable]
+CACHE = compiled.folder().parent  # options are part of what is kept: a folder each
 WRONG = """
 import jax
 from fedjax_sim import aggregation, algorithms, population, run, sampling, transform
@@ -39,21 +42,20 @@ def test_readme_passes_mypy_and_wrong_calls_do_not(tmp_path):
     for name, text in programs.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     files = [str(tmp_path / name) for name in programs]
-    options = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "cache")]
-    out, errors, status = api.run([*options, "--python-executable", sys.executable, *files])
+    out, errors, status = api.run([*OPTIONS, "--cache-dir", str(CACHE / "mypy"), *files])
     assert status == 0, out + errors
 
 
 def test_notebooks_call_what_there_is(tmp_path):
     """Fault: a cell that calls a function, or names an argument, that is gone; a cell's names need no types."""
     api = pytest.importorskip("mypy.api")
-    options = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "cache")]
-    options += [f"--disable-error-code={code}" for code in ("arg-type", "assignment", "index", "union-attr")]
+    options = [f"--disable-error-code={code}" for code in ("arg-type", "assignment", "index", "union-attr")]
+    options += ["--cache-dir", str(CACHE / "mypy-notebooks")]
     wrong = tmp_path / "wrong.py"
     wrong.write_text("from fedjax_sim import study, theory\nstudy.nothing()\ntheory.budget([1.0], [0.0], steps=3)\n")
     scripts = sorted(str(path) for path in (ROOT / "notebooks").glob("[0-9]*.py"))
     for files, errors in ((scripts, 0), ([str(wrong)], 2)):
-        out, said, _ = api.run([*options, "--python-executable", sys.executable, *files])
+        out, said, _ = api.run([*OPTIONS, *options, *files])
         assert len(files) > 0 and out.count("error:") == errors, out + said
 
 

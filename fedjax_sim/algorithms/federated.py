@@ -95,6 +95,7 @@ def _arrived(letters: _Letter) -> _Letter:
     return letters._replace(update=update, weight=weight, means=means)
 
 
+@partial(jax.jit, inline=True)
 def _peak(x: Array) -> Array:
     """[] float32 largest magnitude; NaN where there is one.
 

@@ -112,6 +112,7 @@ def _moved(words: tuple[Array, ...], shift: Array) -> tuple[Array, ...]:
     return tuple(kept)
 
 
+@partial(jax.jit, inline=True)
 def normal(acc: ExactSum) -> ExactSum:
     """Carries moved out of the low words."""
     high = _moved(acc.high, acc.top - acc.base)
@@ -151,6 +152,7 @@ def _digits(value: Array, scale: Array, magic: Array, bins: int) -> list[Array]:
     return digits
 
 
+@partial(jax.jit, inline=True)
 def add(acc: ExactSum, values: Array) -> ExactSum:
     """Adds letters [c, ...], c <= MAX_CHUNK."""
     values = without_derivative(values)
@@ -189,6 +191,7 @@ def add(acc: ExactSum, values: Array) -> ExactSum:
     return dataclasses.replace(acc, top=top, low=low, pending=acc.pending + count)
 
 
+@partial(jax.jit, inline=True)
 def merge(x: ExactSum, y: ExactSum) -> ExactSum:
     """The sum of both."""
     x, y = normal(x), normal(y)
@@ -238,6 +241,7 @@ def kept(spread: tuple[Array, Array, Array], like: ExactSum) -> ExactSum:
     return normal(ExactSum(top, of(low), top, of(high), like.pending, like.shape))
 
 
+@partial(jax.jit, inline=True)
 def total(acc: ExactSum) -> Array:
     """As floats (float64 with four bins, else float32); NaN where a poisoned value was added."""
     acc = normal(acc)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -28,6 +29,7 @@ __all__ = ["Generated", "Indexed", "Stored", "from_clients", "generated", "index
 static = {"static": True}
 
 
+@partial(jax.jit, static_argnames=("size", "max_examples"), inline=True)
 def _span(offsets: Array, id: Array, size: int, max_examples: int) -> tuple[Array, Array]:
     """Rows [n] of client `id` and their mask."""
     known = jnp.clip(id, 0, size - 1)

@@ -15,7 +15,7 @@ import pytest
 
 from fedjax_sim import aggregation, engine, prng, server, tree, types
 from fedjax_sim.engine import digits, exact
-from tests import test_prng
+from tests import compiler, test_prng
 from tests.engine import test_exact
 from tests.laws import cases, laws, test_facts
 from tests.study import test_sweep_ragged
@@ -274,6 +274,7 @@ FIRST = {law: name for name, (_, law) in reversed(FAULTS.items())}
 def test_planted_fault_is_noticed(name, monkeypatch):
     """The law fails by its own assertion, not by an error of the plant."""
     plant, law = FAULTS[name]
+    compiler.alone()
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         law()

@@ -35,19 +35,20 @@ def test_finite_differences(private):
     def made(**values):
         return make(**values, member=transform.gaussian_mechanism(0.8, 0.1) if private else None)
 
-    def ended(**values):
+    @jax.jit
+    def ended(values):
         """After rounds of KEY itself: `run` binds a private run's key to its program, and would draw other noise."""
         algorithm = made(**values)
-        state, step = algorithm.init(KEY, START, DATA.train), jax.jit(algorithm.step)
-        for i in range(ROUNDS):
-            state, _ = step(jax.random.fold_in(KEY, i), state, DATA.train)
-        return float(loss(algorithm.params(state)))
+        keys = jax.vmap(lambda i: jax.random.fold_in(KEY, i))(jnp.arange(ROUNDS))
+        start = algorithm.init(KEY, START, DATA.train)
+        state, _ = jax.lax.scan(lambda state, key: (algorithm.step(key, state, DATA.train)[0], None), start, keys)
+        return loss(algorithm.params(state))
 
     value, slopes = hypergradient(KEY, made, VALUES, START, DATA.train, ROUNDS, loss=loss)
-    np.testing.assert_allclose(value, ended(**VALUES), rtol=1e-5)
+    np.testing.assert_allclose(value, ended(VALUES), rtol=1e-5)
     for name in VALUES:
         step = 1e-3
-        ends = [ended(**VALUES | {name: value}) for value in (VALUES[name] + step, VALUES[name] - step)]
+        ends = [float(ended(VALUES | {name: value})) for value in (VALUES[name] + step, VALUES[name] - step)]
         difference = (ends[0] - ends[1]) / (2 * step)
         assert abs(difference) > 1e-3
         np.testing.assert_allclose(slopes[name], difference, rtol=2e-2, atol=2e-4)

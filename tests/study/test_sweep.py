@@ -79,7 +79,7 @@ def case(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["scheduled", "logistic", *(pytest.param(name, marks=pytest.mark.full) for name in ("quadratic", "mlp"))]
+    "name", ["logistic", *(pytest.param(name, marks=pytest.mark.full) for name in ("scheduled", "quadratic", "mlp"))]
 )
 def test_a_sweep_is_single_runs(name):
     """Catches floats that a program rounds otherwise as arguments, other keys, stale evaluations, points mixed up."""

@@ -87,7 +87,14 @@ def test_contraction():
         assert member.exact_error and member.nonexpansive and not member.unbiased
 
 
-@pytest.mark.parametrize("size, number", [(7, 3), (80, 20), (80, 30)], ids=["pairs", "network", "hashes"])
+@pytest.mark.parametrize(
+    "size, number",
+    [
+        pytest.param(7, 3, id="pairs"),
+        pytest.param(80, 20, id="network", marks=pytest.mark.full),
+        pytest.param(80, 30, id="hashes"),
+    ],
+)
 def test_random_positions_are_uniform(size, number):
     """Chi-squares over entries and over pairs at each distance, within 6 deviations of their mean: a false alarm in
     10^8 runs. 4 % more for a tenth of the entries shifts the first by more than that (checked below)."""
