@@ -54,9 +54,9 @@ def equal_digests(kind: str, *options: str) -> list[str]:
 
 
 def test_a_row_of_many_parts():
-    """Two passes, statistics, full batches. Catches a product that is fused into a sum on one device only, and an order
-    of the cohort that counts, which is backwards on three."""
-    assert equal_digests("algorithms", "1,-3", "mlp", "full", "mime") == ["mime"]
+    """States of clients, two aggregates, full batches. Catches divisions that are left to the compiler, and an order of
+    the cohort that counts, which is backwards on three."""
+    assert equal_digests("algorithms", "1,-3", "mlp", "full", "scaffold") == ["scaffold"]
 
 
 def with_momentum(loss_fn, mesh):
