@@ -83,13 +83,15 @@ def test_forecast_leaves_the_arguments_usable():
     assert np.isfinite(np.asarray(PARAMS)).all() and population.client(0).mask.any()
 
 
-def test_plan_command(monkeypatch):
+@pytest.mark.optimised(False)
+@pytest.mark.parametrize("chosen", ["auto", pytest.param("trial", marks=pytest.mark.full)])
+def test_plan_command(monkeypatch, chosen):
     """As a user: clients at once, memory, cohort, time; a wrong config is refused as by run."""
     monkeypatch.setattr(planning, "LANES", (4,))
     monkeypatch.setattr(planning, "TRIAL_SECONDS", 0.01)
     small = ["data.name=mean_estimation", "data.num_clients=400", "model.name=linear", "sampler.cohort_size=20"]
     options = [x for s in small for x in ("--set", s)]
-    done = CliRunner().invoke(app, ["plan", *options, "--set", "run.plan=trial"])
+    done = CliRunner().invoke(app, ["plan", *options, "--set", f"run.plan={chosen}"])
     assert done.exit_code == 0, done.output
     assert re.search(r"clients at once +\d+ on each of \d", done.output)
     assert re.search(r"largest cohort +400 \(all\)", done.output) and "compilation" in done.output

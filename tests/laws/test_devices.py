@@ -71,10 +71,8 @@ def with_variates(loss_fn, mesh):
     )
 
 
-@pytest.mark.parametrize(
-    "make",
-    [pytest.param(with_momentum, marks=pytest.mark.full, id="momentum"), pytest.param(with_variates, id="variates")],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("make", [with_momentum, with_variates], ids=["momentum", "variates"])
 def test_pixels_that_are_never_on(make):
     """A linear model of digits. Catches products that are fused on one device alone, where the fusions around them
     differ, and signs of zeros in what clients keep."""

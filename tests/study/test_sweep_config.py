@@ -53,6 +53,7 @@ def test_a_config_sweep_is_runs(tmp_path):
     assert "config.run.lanes: " in other.output and (out / "points.jsonl").read_bytes() == before
 
 
+@pytest.mark.optimised(False)
 def test_a_metric_that_is_not_there_is_told_at_once(monkeypatch, tmp_path):
     """Catches a typing error that is told after the last of a thousand points."""
     added = []
