@@ -58,18 +58,20 @@ def pinning(zero: Array) -> Callable[[PyTree], PyTree]:
     """`pinned` with this zero, for many values: what it adds to them is made once."""
 
     @functools.cache
-    def minus_zero(dtype, shape):
-        if shape != zero.shape:
-            return jnp.broadcast_to(minus_zero(dtype, zero.shape), shape)
+    def minus_zero(dtype):
         bits = {4: jnp.int32, 8: jnp.int64}[dtype.itemsize]
         return jax.lax.bitcast_convert_type(zero.astype(bits) ^ jnp.iinfo(bits).min, dtype)
+
+    @functools.cache
+    def minus_zeros(dtype, shape):
+        return jnp.broadcast_to(minus_zero(dtype), shape)
 
     def leaf(x):
         if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize == 1:
             return x  # floats of 8 bits are stored, and computed with as wider ones
         if x.dtype.itemsize == 2:
             return _through_bits(x, zero)
-        return jax.lax.add(x, minus_zero(x.dtype, x.shape))
+        return jax.lax.add(x, minus_zeros(x.dtype, x.shape))
 
     return lambda tree: jax.tree.map(leaf, tree)
 

@@ -52,9 +52,9 @@ def install() -> None:
 
 
 class _Contexts(threading.local):
-    """JAX makes a new context for each program, which takes longer than a small program does; a thread keeps one here
-    for some of them, for a context holds every constant that was written in it. What is compiled while another program
-    is written would be written into that one, and has its own."""
+    """JAX 0.10 makes a new context for each program, which takes longer than a small program does; a thread keeps one
+    here for some of them, for a context holds every constant that was written in it. What is compiled while another
+    program is written would be written into that one, and has its own."""
 
     def __init__(self, make):
         self.make, self.count, self.context = make, itertools.count(), None

@@ -84,7 +84,7 @@ def pytest_collection_finish(session):
 
 
 def pytest_sessionfinish():
-    """pytest would look for garbage five more times."""
+    """pytest would look for garbage once more."""
     gc.freeze()
 
 

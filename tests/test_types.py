@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 import pathlib
@@ -15,7 +16,7 @@ from tests import compiled
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OPTIONS = ["--config-file", str(ROOT / "pyproject.toml"), "--python-executable", sys.executable]
-CACHE = compiled.folder().parent  # options are part of what is kept: a folder each
+CACHE = compiled.folder().parent / hashlib.sha256(bytes(ROOT)).hexdigest()[:8]  # a clone's own
 WRONG = """
 import jax
 from fedjax_sim import aggregation, algorithms, population, run, sampling, transform

@@ -8,8 +8,8 @@ whatever wrote that (a user's loss, an optimiser of optax) is covered.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -50,7 +50,7 @@ def _(primals, tangents):
     return quotient, (tangents[0] - quotient * tangents[1]) / primals[1]
 
 
-@partial(jax.jit, inline=True)
+@functools.partial(jax.jit, inline=True)
 def _divided(a: Array, b: Array) -> Array:
     a, b = jnp.broadcast_arrays(a, b)
     integer = _integer(a.dtype)
@@ -61,8 +61,8 @@ def _divided(a: Array, b: Array) -> Array:
     return jax.lax.div(*(jax.lax.bitcast_convert_type(x ^ zero, a.dtype) for x in bits))
 
 
-@partial(jax.jit, static_argnames="axes", inline=True)
-def pairwise_sum(x: Array, axes: Sequence[int]) -> Array:
+@functools.partial(jax.jit, static_argnames="axes", inline=True)
+def pairwise_sum(x: Array, axes: tuple[int, ...]) -> Array:
     """The sum over axes, one after the other, by halves laid over each other: in an order that no compiler changes.
 
     Guarantees: the halves are powers of two long, so that zeros behind the numbers change no bit but the sign of a zero
@@ -123,17 +123,19 @@ class _Steady:
     def run(self, program: core.ClosedJaxpr, args: Sequence[Array]) -> list[Array]:
         known = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
         known |= dict(zip(program.jaxpr.invars, args, strict=True))
-        pin = tree.pinning(tree.hidden_zero(_unknown(args))) if any(map(self.chooses, program.jaxpr.eqns)) else None
+        chosen = any(map(self.chooses, program.jaxpr.eqns))
+        zero = tree.hidden_zero(_unknown(args)) if chosen else None
+        pinning = functools.cache(lambda context: tree.pinning(zero))  # each adds what was made where it is
 
         def read(atom):
             return atom.val if isinstance(atom, core.Literal) else known[atom]
 
         for equation in program.jaxpr.eqns:
-            out = self.step(equation, [read(atom) for atom in equation.invars], pin)
+            out = self.step(equation, [read(atom) for atom in equation.invars], pinning)
             known |= dict(zip(equation.outvars, out, strict=True))
         return [read(atom) for atom in program.jaxpr.outvars]
 
-    def step(self, equation: core.JaxprEqn, values: list[Array], pin: Callable | None) -> Sequence[Array]:
+    def step(self, equation: core.JaxprEqn, values: list[Array], pinning: Callable) -> Sequence[Array]:
         primitive, params = equation.primitive, equation.params
         with equation.ctx.manager:
             if self.chooses(equation):
@@ -144,7 +146,7 @@ class _Steady:
             params = {key: self.rewritten(value) for key, value in params.items()}
             out = primitive.bind(*values, **primitive.get_bind_params(params))
             out = out if primitive.multiple_results else [out]
-            return pin(out) if self.chooses(equation) else out
+            return pinning(equation.ctx)(out) if self.chooses(equation) else out
 
     def chooses(self, equation: core.JaxprEqn) -> bool:
         """Whether a compiler may round what this computes in more than one way."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fedjax_sim import engine, tree
 from fedjax_sim.engine import exact
+from tests import compiler
 
 ROWS, WIDTH = 12, 3  # one compiled shape for all examples
 SPEC = jax.ShapeDtypeStruct((WIDTH,), jnp.float32)
@@ -171,6 +172,7 @@ def test_many_letters_have_the_bits_of_few(backend, monkeypatch):
         return np.asarray(total(acc)).tobytes()
 
     expected = parts([50] * 22, add)
+    compiler.alone()
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     many = jax.jit(lambda acc, values: exact.add(acc, values))  # compiled for this backend
     assert parts([1100], many) == parts([65, 1035], many) == expected

@@ -163,7 +163,7 @@ def test_same_bits():
     laws.nothing_received_changes_nothing(library())
 
 
-@pytest.mark.full  # Mime's row of tests/laws/test_devices.py runs always
+@pytest.mark.full  # as Mime's rows of tests/laws/test_devices.py
 @pytest.mark.optimised
 def test_same_bits_in_any_chunk():
     """On two devices, too. Catches a pass whose sums depend on the chunk."""

@@ -305,6 +305,7 @@ def test_accounted_claims():
         desk.accounted_claim(desk.mechanism_of(fixed), 1)
 
 
+@pytest.mark.slow
 def test_error_rates():
     """100 audits of the truth at confidence 0.9: at most 20 wrong ones (P < 1e-3 at 10 %); 5 % off is always found.
 

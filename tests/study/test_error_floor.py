@@ -18,6 +18,7 @@ def findings():
     return error_floor(**SMALL)
 
 
+@pytest.mark.full
 def test_predictions_hold():
     """Fault: a component of the budget, or of the simulator, that is off by more than the intervals."""
     rows = findings().rows()
@@ -26,6 +27,7 @@ def test_predictions_hold():
     assert all(row["ratio_high"] - row["ratio_low"] < 0.4 for row in rows if row["measured"] > 1e-6)
 
 
+@pytest.mark.full
 def test_it_notices_what_is_left_out():
     """Fault: a study whose intervals are so wide that a budget without sampling, or without noise, would pass."""
     problem = _Quadratics(12, 3, 1.0, 0)
@@ -37,6 +39,7 @@ def test_it_notices_what_is_left_out():
     np.testing.assert_allclose(sum(budget.losses.values()), budget.total)
 
 
+@pytest.mark.full
 def test_reading_says_how_parts_fall():
     """Fault: sampling said to fall as 1/m alone, bits said to divide by four where they do not."""
     problem, text = _Quadratics(12, 3, 1.0, 0), " ".join(findings().reading)
@@ -82,12 +85,14 @@ def test_wrong_options(options, words):
         error_floor(**SMALL | options)
 
 
+@pytest.mark.full
 def test_figure():
     """Fault: a figure that cannot be drawn from what was found."""
     figure = findings().figure()
     assert len(figure.axes) == 4 and all(axes.get_xlabel() for axes in figure.axes)
 
 
+@pytest.mark.full
 def test_figure_of_the_largest_step():
     """Fault: a study that runs, and then fails where its figure tries a step that diverges."""
     problem, base = _Quadratics(12, 3, 1.0, 0), _Setting(1.0, 4, 2, 0.3, 4, 0.01)

@@ -21,6 +21,7 @@ def found(comparisons, reading=("As predicted.",)):
     return Findings("trial", "Is it <so>?", comparisons, reading, figure, {"seed": 0})
 
 
+@pytest.mark.slow
 def test_coverage():
     """Fault: intervals at half the width, or 99 % each instead of together.
 

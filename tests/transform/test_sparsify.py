@@ -91,8 +91,8 @@ def test_contraction():
     "size, number",
     [
         pytest.param(7, 3, id="pairs"),
-        pytest.param(80, 20, id="network", marks=pytest.mark.full),
-        pytest.param(80, 30, id="hashes"),
+        pytest.param(80, 20, id="network"),
+        pytest.param(80, 30, id="hashes", marks=pytest.mark.full),
     ],
 )
 def test_random_positions_are_uniform(size, number):
