@@ -341,7 +341,7 @@ def _show(summary: dict[str, Any], report: Path) -> None:
     grid.add_row("compilation", f"{summary['compile_seconds']:.1f} s")
     grid.add_row("sent up, down", f"{_size(summary['uplink_bytes'])}, {_size(summary['downlink_bytes'])}")
     grid.add_row("peak memory", _size(summary["peak_memory_bytes"]))
-    grid.add_row("reported", f"{visits:,} of {summary['clients_invited']:,} invited")
+    grid.add_row("reported", f"{visits - summary['dropped_clients']:,} of {summary['clients_invited']:,} invited")
     grid.add_row(
         "not finite", f"{summary['dropped_clients']:,} updates dropped, {summary['skipped_rounds']:,} rounds skipped"
     )

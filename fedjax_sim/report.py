@@ -238,9 +238,11 @@ def _totals(records: Sequence[Mapping], timing: Sequence[Mapping]) -> dict[str, 
     totals: dict[str, Any] = {"rounds": records[-1].get("round", len(records)) if records else 0}
     for name in ("test_accuracy", "test_loss"):
         totals[name] = next((record[name] for record in reversed(records) if name in record), None)
-    for total, name in (("client_visits", "clients_reported"), *((n, n) for n in ("uplink_bytes", "downlink_bytes"))):
+    for name in ("uplink_bytes", "downlink_bytes"):
         if any(name in record for record in records):
-            totals[total] = _total(records, name)
+            totals[name] = _total(records, name)
+    if any("clients_reported" in record for record in records):
+        totals["client_visits"] = _total(records, "clients_reported") + _total(records, "dropped_clients")
     if timing:
         totals["rounds_seconds"] = timing[-1].get("seconds")
         if number(totals["rounds_seconds"]) > 0 and "client_visits" in totals:

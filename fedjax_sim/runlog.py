@@ -222,7 +222,7 @@ class Log:
         for name, instead in SOME_TOTALS.items():
             if any(name in record for record in self.records):
                 totals[name] = sum(record.get(name, record.get(instead, 0)) for record in self.records)
-        visits = totals.pop("clients_reported")
+        visits = totals.pop("clients_reported") + totals["dropped_clients"]  # arrived, finite or not
         losses = ("test_loss", "held_out_loss", "train_loss")
         evaluated = [record for record in self.records if any(name in record for name in losses)]
         last = evaluated[-1] if evaluated else {}

@@ -344,6 +344,8 @@ def test_divergence_is_counted_not_swallowed():
     state, history = run(KEY, algorithm, params, population, 3)
     assert same_bits(algorithm.params(state), params)
     assert history.summary["skipped_rounds"] == 3 and history.summary["dropped_clients"] > 0
+    reported = sum(record.get("clients_reported", 0) for record in history.records)
+    assert history.summary["client_visits"] == reported + history.summary["dropped_clients"]
     assert history.records[0]["local_loss"] == "nan"
 
 
