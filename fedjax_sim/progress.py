@@ -27,7 +27,7 @@ def progress_bar(shown: bool, first: int, num_rounds: int) -> Iterator[Callable]
         task = bar.add_task("rounds", total=num_rounds, completed=first, speed="compiling", quality="")
 
         def move(records: list[dict], seconds: float) -> None:
-            clients = sum(record.get("clients_reported", 0) for record in records)
+            clients = sum(record.get(name, 0) for record in records for name in ("clients_reported", "dropped_clients"))
             seconds = max(seconds, 1e-9)
             quality = bar.tasks[0].fields["quality"]
             for record in records:

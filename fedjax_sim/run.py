@@ -111,7 +111,7 @@ def run(
     run, model and log (tests/test_run.py::test_kill_and_resume_gives_the_same_bits); neither evaluation nor checkpoints
     nor block length change a bit (::test_looking_changes_nothing); the log holds each round once
     (::test_log_has_every_round_once). All of it with client memory on disk too
-    (tests/test_client_memory.py::test_kill_and_resume_with_memory_on_disk). Rounds are in the privacy ledger before
+    (tests/test_client_memory.py::test_resume_gives_the_same_bits). Rounds are in the privacy ledger before
     they run (tests/test_spending.py::test_a_crash_is_counted), and what a resume changes draws other noise and counts
     again (::test_changed_runs_share_nothing). Every file is checked when it is read
     (tests/test_sums.py::test_every_changed_byte_is_found), and a folder that vanishes stops the run

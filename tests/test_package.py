@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import tomllib
 
 import fedjax_sim
@@ -22,6 +23,15 @@ def test_examples_and_types_are_in_the_wheel():
     assert examples == configs and len(configs) > 10
     assert ROOT / "fedjax_sim/py.typed" in found
     assert tools["packages"]["find"]["namespaces"] is False and not (EXPERIMENTS / "__init__.py").exists()
+
+
+def test_what_is_installed_is_used():
+    """Fault: a dependency that every user installs and no module imports."""
+    text = "".join(path.read_text() for path in (ROOT / "fedjax_sim").rglob("*.py"))
+    modules = {"scikit-learn": "sklearn", "dp-accounting": "dp_accounting"}
+    for dependency in PROJECT["project"]["dependencies"]:
+        name = re.split("[>=]", dependency)[0]
+        assert re.search(rf"\b(import|from) {modules.get(name, name)}\b", text) or name == "jaxlib", name
 
 
 def test_examples_have_names():

@@ -51,7 +51,7 @@ def fake_run(folder: Path, rounds: int = 100, *, seed: int = 0, clean: bool = Fa
         timing.append({"round": r, "seconds": seconds, "elapsed_seconds": seconds + 2.5})
     write_lines(folder / "metrics.jsonl", records)
     write_lines(folder / "timing.jsonl", timing)
-    trained = sum(record["clients_reported"] for record in records)
+    trained = sum(record["clients_reported"] + record["dropped_clients"] for record in records)
     summary = {
         "name": "digits, FedAvg, Dirichlet 0.3",
         "finished": True,
@@ -237,7 +237,8 @@ def test_hostile_strings_are_escaped(tmp_path):
 
 def unfinished(folder):
     (folder / "summary.json").unlink()
-    return "This run has not finished", "up to round 10", "sent up by clients"
+    edit_records(folder, lambda r: r | {"clients_reported": 90, "dropped_clients": 4})
+    return "This run has not finished", "up to round 10", "sent up by clients", "940 client visits"
 
 
 def stopped(folder):
@@ -337,7 +338,10 @@ CASES = (
 CASES += (nested_too_deep, nonsense, counts_differ, nothing_lost)
 
 
-@pytest.mark.parametrize("case", cases.rows(CASES, CASES[::2] + (nested_too_deep, counts_differ)))
+SOME = (before_training, unfinished, not_a_number, torn, nonsense, nested_too_deep, counts_differ)
+
+
+@pytest.mark.parametrize("case", cases.rows(CASES, SOME))
 @pytest.mark.filterwarnings("error")
 def test_degraded_runs_are_reported(tmp_path, case):
     """Fault: no report for the run that most needs one, or one that keeps silent about what is missing."""

@@ -9,7 +9,7 @@ import pathlib
 import re
 import sys
 
-import pytest
+from mypy import api
 
 import fedjax_sim
 from tests import compiled
@@ -37,7 +37,6 @@ def test_readme_passes_mypy_and_wrong_calls_do_not(tmp_path):
 
     A wrong call that mypy accepts is an unused `type: ignore`, which is an error too.
     """
-    api = pytest.importorskip("mypy.api")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
     programs = {"first.py": blocks[0], "parts.py": "".join(blocks[1:]), "wrong.py": WRONG}
     for name, text in programs.items():
@@ -49,7 +48,6 @@ def test_readme_passes_mypy_and_wrong_calls_do_not(tmp_path):
 
 def test_notebooks_call_what_there_is(tmp_path):
     """Fault: a cell that calls a function, or names an argument, that is gone; a cell's names need no types."""
-    api = pytest.importorskip("mypy.api")
     options = [f"--disable-error-code={code}" for code in ("arg-type", "assignment", "index", "union-attr")]
     options += ["--cache-dir", str(CACHE / "mypy-notebooks")]
     wrong = tmp_path / "wrong.py"

@@ -66,7 +66,7 @@ def clipped_sum(
 
         (gradient, outputs), (means, vectors) = jax.grad(value, argnums=(0, 1), has_aux=True)(held, taps)
         outers = {i: (vectors[i], outputs[i]) for i in kernels}
-        clipped, longer, sound = _clipped(tree.pinned(jax.tree.map(_wide, (gradient, outers)), zero), clip_norm)
+        clipped, longer, sound = _clipped(tree.pinned(jax.tree.map(_single, (gradient, outers)), zero), clip_norm)
         weight = here.astype(jnp.float32)
         means = means | {"clipped_share": Mean(jnp.where(longer, weight, 0), weight)}
         means = tree.where(sound & tree.all_finite(means), means, tree.zeros_like(means))
@@ -106,7 +106,7 @@ def _clipped(parts: tuple[dict, dict], clip_norm: float) -> tuple[tuple[dict, di
     peaks = [jnp.abs(x).max(initial=0) for x in gradient.values()]
     peaks += [jnp.abs(a).max(initial=0) * jnp.abs(b).max(initial=0) for a, b in outers.values()]
     peak = jnp.stack(peaks).max()
-    shift = jnp.where(peak > 2.0**40, -80, jnp.where(peak < 2.0**-40, 40, 0))
+    shift = jnp.where(peak > 2.0**40, -80, jnp.where(peak < 2.0**-40, 40, 0)).astype(jnp.int32)
     unit = _power(shift)
     scaled = {i: (*_scaled(a), *_scaled(b)) for i, (a, b) in outers.items()}
     squares = [_squares(x * unit) for x in gradient.values()]
@@ -145,9 +145,9 @@ def _squares(x: Array) -> Array:
     return x.sum()
 
 
-def _wide(x: Array) -> Array:
-    """At least float32."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+def _single(x: Array) -> Array:
+    """As float32, whose exponents are read off the bits."""
+    return x.astype(jnp.float32)
 
 
 def _only_kernels(params: PyTree, kernels: dict) -> None:

@@ -43,7 +43,7 @@ def loss_and_metrics(loss_fn: Callable, params: PyTree, examples: PyTree, mask: 
 
     Args:
       loss_fn: (params, examples, key) -> losses [b], or a dict of per-example values [b] that holds "loss" and, if
-        examples count unequally, "weight". key None means evaluation.
+        examples count unequally, "weight", and no "steps", which is taken. key None means evaluation.
       examples: leaves [b, ...]; rows where the mask is False are replaced by zeros before the loss sees them.
     """
     out = loss_fn(params, tree.where(mask, examples, tree.zeros_like(examples)), key)

@@ -125,7 +125,7 @@ class _Steady:
         known |= dict(zip(program.jaxpr.invars, args, strict=True))
         chosen = any(map(self.chooses, program.jaxpr.eqns))
         zero = tree.hidden_zero(_unknown(args)) if chosen else None
-        pinning = functools.cache(lambda context: tree.pinning(zero))  # each adds what was made where it is
+        pinning = functools.cache(lambda context: tree.pinning(zero))  # each in its equation's context
 
         def read(atom):
             return atom.val if isinstance(atom, core.Literal) else known[atom]

@@ -123,7 +123,8 @@ def evaluation(
       train: the population of the run: `train_loss` is the global training objective (see `objective`). A look costs as
         much as one pass over all of its examples.
       train_clients: a sample of so many clients, in [1, N], in place of all: uniform without replacement, drawn once.
-        The record then says how many, `train_sample_clients`, and `train_*` are the sample's means.
+        The record then says how many, `train_sample_clients`, and `train_*` are the sample's means. A metric of the
+        loss that makes one of these names gets `metric_` before it, and what it met `sample_` or `spread_`.
       seed: of that sample.
 
     Guarantees: equals a float64 loop over clients (tests/metrics/test_evaluation.py::test_matches_a_loop_over_clients,

@@ -45,8 +45,8 @@ def hypergradient(
     Raises: ValueError for transforms that round, whose derivative is zero where it is not infinite; FloatingPointError
     where the trajectory or its derivative is not finite.
 
-    Guarantees: central differences of `run` itself (tests/study/test_hypergradient.py::test_finite_differences); on one
-    quadratic client the derivative by hand (::test_by_hand).
+    Guarantees: central differences of the same rounds (tests/study/test_hypergradient.py::test_finite_differences); on
+    one quadratic client the derivative by hand (::test_by_hand).
 
     References: Maclaurin, Duvenaud and Adams 2015 (gradient-based hyper-parameter optimisation through training).
 

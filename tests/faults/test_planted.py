@@ -6,6 +6,7 @@ The laws themselves run unharmed in tests/laws and tests/oracles; here each meet
 from __future__ import annotations
 
 import importlib
+import inspect
 from types import SimpleNamespace
 
 import jax
@@ -13,11 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import aggregation, engine, prng, server, tree, types
-from fedjax_sim.engine import digits, exact
-from tests import compiler, test_prng
-from tests.engine import test_exact
-from tests.laws import cases, laws, test_facts
+from fedjax_sim import aggregation, engine, fingerprint, prng, server, tree, types
+from fedjax_sim.engine import digits, disk, exact
+from fedjax_sim.privacy import accountant
+from tests import compiler, test_prng, test_spending
+from tests.engine import test_disk, test_exact
+from tests.laws import cases, laws, test_facts, test_foreign_updates, test_rounding
+from tests.privacy import test_accountant
+from tests.sampling import test_participation
 from tests.study import test_sweep_ragged
 
 pytestmark = pytest.mark.optimised(False)  # each law fails, whatever compiles it
@@ -29,11 +33,15 @@ training = importlib.import_module("fedjax_sim.client.local_sgd")
 FAULTS = {}
 
 
-def fault(law):
-    """Registers a fault and the law that must fail under it; a law's first fault is planted in every run."""
+LATER = []
+
+
+def fault(law, *, full=False):
+    """Registers a fault and the law that must fail under it; a law's first is planted in every run, unless `full`."""
 
     def register(plant):
         FAULTS[plant.__name__] = (plant, law)
+        LATER.extend([law] * full)
         return plant
 
     return register
@@ -267,17 +275,82 @@ def lanes_that_end_together(patch):
     patch.setattr(tree, "where", lambda going, new, old: new)  # a sweep's vmapped loop goes on in every lane
 
 
-FIRST = {law: name for name, (_, law) in reversed(FAULTS.items())}
+def no_row_divides_bare() -> None:
+    test_rounding.test_no_row_divides_bare("algorithms", "fedavg")
+
+
+@fault(no_row_divides_bare, full=True)
+def a_round_left_to_the_compiler(patch):
+    """A real one: A / c became A (1 / c) in some programs."""
+    patch.setattr(engine, "steady", lambda function: function)
+
+
+@fault(test_facts.test_nobody_counts_twice, full=True)
+def parts_that_nobody_compares(patch):
+    """A real one: clients drawn for their size were weighed for it again."""
+    patch.setattr(wiring, "check_parts", lambda *parts: None)
+
+
+@fault(test_foreign_updates.test_what_the_aggregator_makes_decides, full=True)
+def aggregates_of_any_shape(patch):
+    """A real one: one number for all weights was added to each."""
+    patch.setattr(wiring, "check_aggregate", lambda *shapes: None)
+
+
+@fault(test_facts.test_a_rule_that_says_nothing_is_taken_at_its_worst, full=True)
+def weights_that_are_not_stated(patch):
+    """A real one: `gather` said that it takes no weights, whatever its rule did."""
+    gather = aggregation.gather
+    patch.setattr(aggregation, "gather", lambda *rule, **facts: gather(*rule, **{"weighted": False} | facts))
+
+
+@fault(test_participation.test_late_messages_are_counted, full=True)
+def late_messages_cost_nothing(patch):
+    """A real one: 400 bytes where 520 were sent."""
+    limit = test_participation.with_over_invitation
+
+    def silent(*arguments):
+        sampler = limit(*arguments)
+
+        def sample(key, state):
+            cohort, state = sampler.sample(key, state)
+            return cohort._replace(sent=cohort.reported), state
+
+        return sampler._replace(sample=sample)
+
+    patch.setattr(test_participation, "with_over_invitation", silent)
+
+
+@fault(test_accountant.test_sampling_never_costs, full=True)
+def sampling_that_costs(patch):
+    """A real one: 29.734 for 49 of 50 clients, 14.887 for all."""
+    patch.setattr(accountant, "_epsilon", accountant._epsilon.__wrapped__)  # nothing of this stays in its cache
+    patch.setattr(accountant, "min", lambda bounds, key=None: bounds[0] if key else min(bounds), raising=False)
+
+
+@fault(test_spending.test_changed_runs_share_nothing, full=True)
+def keys_without_their_runs(patch):
+    """A real one: two runs with one seed had one noise."""
+    patch.setattr(fingerprint, "bound", lambda key, stream: key)
+
+
+@fault(test_disk.test_a_lost_record_is_no_hole, full=True)
+def zeros_that_count_as_holes(patch):
+    """A real one: a lost record was the initial state."""
+    patch.setattr(disk, "_has", lambda written, ids: np.zeros(len(ids), bool))
+
+
+FIRST = {law: name for name, (_, law) in reversed(FAULTS.items()) if law not in LATER}
 
 
 @pytest.mark.parametrize("name", cases.rows(sorted(FAULTS), FIRST.values()))
-def test_planted_fault_is_noticed(name, monkeypatch):
+def test_planted_fault_is_noticed(name, monkeypatch, tmp_path):
     """The law fails by its own assertion, not by an error of the plant."""
     plant, law = FAULTS[name]
     compiler.alone()
     plant(monkeypatch)
-    with pytest.raises(AssertionError):
-        law()
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        law(*[tmp_path] * ("tmp_path" in inspect.signature(law).parameters))
 
 
 def test_bins_hold_what_they_say():

@@ -28,6 +28,9 @@ EVERY = {
     ("aggregation", "1,-1,2,3,8", "softmax", "full"),
     ("aggregation", "1,-1,3", "tanh", "one"),
     ("sampling", "1,-1,2,3,8", "softmax", "steps"),
+    ("transform", "1,-3", "mlp", "steps"),
+    ("aggregation", "1,-3", "mlp", "full"),
+    ("sampling", "1,-3", "mlp", "one"),
 }
 
 
@@ -117,3 +120,30 @@ def test_visible_cores():
     assert python("-c", PROBE, "1") == python("-c", PROBE, "2")
     one, two = (python("-c", PROBE, cores, NPROC=cores, JAX_NUM_CPU_DEVICES="1") for cores in ("1", "2"))
     assert one.startswith("1 ") and two.startswith("2 ") and one[2:] != two[2:]
+
+
+COMMAND = """
+import os, sys
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(sys.argv.pop(1))])
+from fedjax_sim.cli import main
+main()
+"""
+LONG = """data.name=logistic_teacher data.dimension=64 data.num_clients=20 data.examples_per_client=2000
+ model.name=linear algorithm.name=fedavg algorithm.num_steps=2 algorithm.batch_size=none
+ client_optimizer.learning_rate=0.23 sampler.cohort_size=6 run.rounds=5 run.evaluate_every=2 run.evaluate_train=all"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores, to hide one")
+def test_long_clients_on_visible_cores(tmp_path):
+    """Whole logs of the command line over 2,000 rows a step, evaluations too, on one core and two, one device to three.
+
+    Catches products past the length where XLA splits them, whose parts follow the cores or the devices.
+    """
+    settings = [x for setting in LONG.split() for x in ("--set", setting)]
+    for cores, devices in (("1", "1"), ("2", "1"), ("2", "3"), ("1", "2")):
+        out = tmp_path / (cores + devices)
+        chosen = [*settings, "--set", f"run.devices={devices}"]
+        python("-c", COMMAND, cores, "run", "--quiet", "--out", str(out), *chosen, JAX_NUM_CPU_DEVICES=devices)
+    logs = {(path / "metrics.jsonl").read_bytes() for path in tmp_path.iterdir()}
+    assert len(logs) == 1 and len(logs.pop().splitlines()) == 6

@@ -49,6 +49,13 @@ def test_samplers_and_aggregators():
         jax.eval_shape(lambda carry, rule=rule: rule.finalize(key, None, carry), carry)
 
 
+@pytest.mark.parametrize("name", cases.CASES["algorithms"])
+def test_rounds(name):
+    """Catches the same in clients, servers and what they remember."""
+    made, key, data = cases.CASES["algorithms"][name](), jax.random.key(0), p.ragged()
+    jax.eval_shape(made.step, key, jax.eval_shape(lambda: made.init(key, jnp.array(p.START), data)), data)
+
+
 def test_a_packed_round():
     """Catches int64 slots scattered into an int32 packing."""
     work = client.local_sgd(p.mlp_loss, optax.sgd(0.1), num_epochs=2, batch_size=16)

@@ -14,7 +14,7 @@ from jax.extend import core
 
 from fedjax_sim import aggregation, client, server, transform
 from fedjax_sim.types import ClientUpdate, Report
-from tests.laws import device_rows
+from tests.laws import cases, device_rows
 from tests.laws import problems as p
 
 KEY = jax.random.key(0)
@@ -49,6 +49,11 @@ def of_a_round(algorithm, data) -> list[bool]:
     return list(divisions(jax.make_jaxpr(algorithm.step)(KEY, state, data).jaxpr))
 
 
+OTHERS = {  # parts that no recipe has
+    "touched_rows": {"client": "touched_rows"},
+    "send_model": {"client": "send_model", "server": "replacement"},
+    "downlink": {"server": "downlink"},
+}
 ROWS = [
     (kind, name) for kind in ("algorithms", "transform", "aggregation", "sampling") for name in device_rows.names(kind)
 ]
@@ -61,6 +66,14 @@ def test_no_row_divides_bare(kind, name):
     assert found and all(found), found
 
 
+@pytest.mark.parametrize("name", OTHERS)
+def test_nor_do_parts_of_no_recipe(name):
+    """Catches the same in clients and servers that are put together by hand."""
+    parts = {kind: cases.CASES[kind][row]() for kind, row in OTHERS[name].items()}
+    found = of_a_round(device_rows.star(**parts), p.ragged())
+    assert found and all(found), found
+
+
 def divided(x):
     """x / 27, a third of it in each of a loop, a branch and a call."""
     x = jax.lax.fori_loop(0, 1, lambda i, x: x / 3, x)
@@ -69,22 +82,33 @@ def divided(x):
 
 def test_nor_does_what_a_user_brings():
     """Divisions in each of a user's own parts. Catches a part that is run as it was written."""
+
+    def sample(key, state):
+        cohort, state = cases.SAMPLER.sample(key, state)
+        return cohort._replace(reported=cohort.reported & (divided(jax.random.uniform(key, (3,))) > -1).all()), state
+
+    def accumulate(key, cohort, carry, received):
+        return rule.accumulate(key, cohort, carry, received._replace(updates=divided(received.updates)))
+
     work = client.local_sgd(lambda *args: divided(p.linear_loss(*args)), optax.adam(p.RATE), num_steps=2, batch_size=3)
     rule = aggregation.gather(lambda key, updates, weights: divided(updates.sum(0)) / weights.sum())
     step = server.optimizer(optax.sgd(1.0))
     counts = []
     for own in ("none", "all"):
-        parts = {"client": work, "aggregator": rule, "server": step}
+        parts, sampler = {"client": work, "aggregator": rule, "server": step}, cases.SAMPLER
         if own == "all":
+            sampler = sampler._replace(sample=sample)
+            parts["aggregator"] = rule._replace(accumulate=accumulate)
+            parts["client"] = work._replace(apply=lambda key, model, *rest: work.apply(key, divided(model), *rest))
             parts["transform"] = transform.stateless(lambda key, x: divided(x))
             parts["server"] = step._replace(
                 apply=lambda key, aggregate, state: step.apply(key, divided(aggregate), state),
                 broadcast=lambda state: divided(step.broadcast(state)),
             )
-        found = of_a_round(p.Federation(num_slots=p.SLOTS, **parts).algorithm, p.ragged())
+        found = of_a_round(device_rows.star(sampler, **parts), p.ragged())
         assert all(found)
         counts.append(len(found))
-    assert counts[1] >= counts[0] + 12  # four each in three places
+    assert counts[1] >= counts[0] + 24  # four each in six places
 
 
 def test_the_law_sees_bare_divisions():

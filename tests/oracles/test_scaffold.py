@@ -103,7 +103,7 @@ def test_control_is_the_mean_of_the_clients(weighting):
 def test_no_client_drift(option, counts, optimum):
     """Quadratics with curvatures 1 and 10, 5 local steps: SCAFFOLD rests at the optimum, FedAvg elsewhere.
 
-    The second case weighs by examples. Catches corrections that vanish, or the minimum of another objective.
+    Counts of 1 and 3 weigh by examples. Catches corrections that vanish, or the minimum of another objective.
     """
     data, work = scalars.clients(counts=counts), {"num_steps": 5, **scalars.OPTIONS}
     weights = {"weighting": "examples", "total_weight": 4.0} if counts == (1, 3) else {}

@@ -251,8 +251,9 @@ def test_the_record_says_what_it_is():
     """Catches an epsilon without adjacency, unit, sampler or accountant beside it."""
     spent = account(poisson(1.0, slots=45), 10, 1e-5)
     assert isinstance(spent, PrivacySpent)
-    for word in ("delta 1e-05", "10 rounds", "each client", "added or removed", "45 slots", "PLD", "multiplier 1"):
-        assert word in str(spent)
+    words = ("delta 1e-05", "10 rounds", "each client", "added or removed", "45 slots", "PLD", "multiplier 1")
+    assert all(word in str(spent) for word in (*words, "secret seed"))
+    assert any("secret seed" in sentence for sentence in spent.assumptions)
     assert any(
         "not below one over the number of clients" in sentence for sentence in account(poisson(), 1, 1e-2).assumptions
     )

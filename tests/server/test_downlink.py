@@ -152,7 +152,7 @@ COMPRESSED = {
 }
 
 
-@pytest.mark.parametrize("name", cases.rows(COMPRESSED, ["2 bits"]))
+@pytest.mark.parametrize("name", cases.rows(COMPRESSED, ["8 bits"]))
 def test_compressed_broadcast_converges(name):
     """The replica's own feedback makes each exact. Catches a replica that drifts."""
     assert distance(COMPRESSED[name]()) < 1e-5

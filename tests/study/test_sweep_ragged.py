@@ -37,6 +37,7 @@ def scaffold(rate, mu):
     return algorithms.scaffold(squares, sampling.uniform(5, 4), **options, **WORK)
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize(
     ("make", "clients"), [(proximal, people(1, 3, 0, 9, 6)), (scaffold, people(1, 70, 0, 9, 6))]
 )  # the second in two classes

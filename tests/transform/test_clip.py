@@ -177,7 +177,7 @@ def test_declared_error():
 
 
 @pytest.mark.optimised
-@pytest.mark.full  # test_compositions has a clip on two devices in every run
+@pytest.mark.full  # as are the clips of tests/laws/test_compositions.py and test_devices.py
 def test_devices_and_chunks():
     """Trained letters, clipped by leaf and then as a whole, on one device and on two in other chunks: the same bits.
 

@@ -101,7 +101,7 @@ def test_only_reporting_clients_remember():
     ],
     ids=["error_feedback", "ef21"],
 )
-@pytest.mark.full  # a row of tests/laws/test_compositions.py runs always
+@pytest.mark.full  # ef21 on two devices runs always, in tests/laws/test_compositions.py
 @pytest.mark.optimised
 def test_bits_do_not_depend_on_devices(make):
     """Catches a residual, or a step of g, whose rounding another program changes."""

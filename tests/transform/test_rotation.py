@@ -28,7 +28,7 @@ from fedjax_sim.transform import (
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.transform.rotation import hadamard
 from fedjax_sim.types import Noise, Wire
-from tests.laws import laws
+from tests.laws import cases, laws
 from tests.laws import problems as p
 from tests.transform import statistics as s
 
@@ -71,10 +71,13 @@ def test_rotation_back_gives_the_letter():
         np.testing.assert_allclose(back, odd, rtol=1e-5)
 
 
-@pytest.mark.parametrize("inner", [quantize(4), qsgd(8), terngrad(), natural_compression()], ids=list("qstn"))
+INNER = {"quantize": quantize(4), "qsgd": qsgd(8), "terngrad": terngrad(), "natural": natural_compression()}
+
+
+@pytest.mark.parametrize("inner", cases.rows(INNER, ["quantize", "terngrad"]))
 def test_rotated_compressors_stay_unbiased(inner):
     """20,000 draws of five letters. Catches padding that takes part of the letter, and a key used twice."""
-    member = rotated(inner)
+    member = rotated(INNER[inner])
     assert member.unbiased and not member.exact_error
     for kind, sent in s.draws(member).items():
         letter = s.letters()[kind].astype(np.float64)
@@ -132,7 +135,7 @@ def test_drive_keeps_the_projection():
 
 
 @pytest.mark.optimised
-@pytest.mark.full  # test_compositions has a rotation on two devices in every run
+@pytest.mark.full  # as are the rotations of tests/laws/test_compositions.py and test_devices.py
 def test_drive_on_two_devices():
     """Catches a scale whose rounding another program changes."""
     one, two = (p.Federation(transform=drive(), mesh=mesh).run(p.COHORT) for mesh in (None, "all"))

@@ -92,7 +92,7 @@ def test_contraction():
     [
         pytest.param(7, 3, id="pairs"),
         pytest.param(80, 20, id="network"),
-        pytest.param(80, 30, id="hashes", marks=pytest.mark.full),
+        pytest.param(80, 30, id="hashes"),
     ],
 )
 def test_random_positions_are_uniform(size, number):
