@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 
 from fedjax_sim import aggregation, client, engine, models, population, server
 from fedjax_sim.algorithms import federated
@@ -96,10 +97,11 @@ def digest(kind: str, name: str, work: str, count: int, loss: str) -> str:
     p.linear_loss = {"softmax": softmax_loss, "tanh": tanh_loss}.get(loss)
     if loss == "mlp":
         model = models.mlp(input_shape=(FEATURES,), num_outputs=CLASSES, hidden=(16,))
-        p.linear_loss, params = (
-            models.supervised(model, models.default_loss("classification")),
-            model.init(jax.random.key(2))[0],
-        )
+        own, params = models.supervised(model, models.default_loss("classification")), model.init(jax.random.key(2))[0]
+        p.linear_loss = own
+        if kind != "algorithms":  # many rows act on one array
+            params, apart = ravel_pytree(params)
+            p.linear_loss = lambda params, *rest: own(apart(params), *rest)
     made, data, found = algorithm(kind, name, turn), rows(), []
     state, step = made.init(jax.random.key(0), params, data), jax.jit(made.step)
     for i in range(ROUNDS):
