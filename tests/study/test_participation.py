@@ -13,7 +13,7 @@ SMALL = {"population_sizes": (60,), "rates": (0.5, 1.0), "num_rounds": 1500, "co
 
 
 @functools.cache
-def findings(model_clients=0):
+def findings(model_clients):
     return participation(**SMALL, model_clients=model_clients, model_rounds=60)
 
 
@@ -37,13 +37,13 @@ def test_defaults():
 
 def test_everybody_leaves_no_variance():
     """Fault: sampling noise at m = N."""
-    rows = [row for row in findings().rows() if row["cohort_size"] == row["population_size"]]
+    rows = [row for row in findings(0).rows() if row["cohort_size"] == row["population_size"]]
     assert len(rows) == 2 and all(row["measured"] < 1e-10 for row in rows)
 
 
 def test_it_can_tell_a_wrong_formula():
     """Fault: a study that would call 1/m without the finite population right."""
-    rows = findings().rows()
+    rows = findings(0).rows()
     half = [row for row in rows if row["part"] == "variance" and row["cohort_size"] * 2 == row["population_size"]]
     for row in half:
         wrong = theory.cohort_mean_variance(4.0, row["population_size"], row["cohort_size"], replacement=True)
@@ -85,7 +85,7 @@ def test_wrong_options(options, words):
 
 def test_figure():
     """Fault: a figure that cannot be drawn from what was found."""
-    figure = findings().figure()
+    figure = findings(0).figure()
     assert len(figure.axes) == 4 and all(axes.get_xlabel() for axes in figure.axes)
 
 
