@@ -207,7 +207,7 @@ def _left_out(records: Sequence[Mapping], summary: Mapping) -> Iterable[str]:
         lines.append(f"{dropped:,} updates with non-finite numbers were dropped.")
     if skipped:
         lines.append(f"{skipped:,} of {rounds:,} rounds were skipped: they left the model as it was.")
-    if silent > dropped:
+    if invited and silent > dropped:
         lost = silent - dropped
         lines.append(f"{lost:,} of {invited:,} invitations ({lost / invited:.1%}) brought no report.")
     yield " ".join(lines) or "Nothing was dropped or skipped."

@@ -297,9 +297,8 @@ def nested_too_deep(folder):
 
 def nonsense(folder):
     edit_json(folder / "population.json", label_counts=[[1, 2], [3]], examples_quantiles=3)
-    edit_records(
-        folder, lambda r: r.update(held_out_loss_quantiles=[1, 2], local_accuracy={"a": 1}, uplink_bytes="many")
-    )
+    counts = {"clients_invited": "nan", "clients_reported": -3, "uplink_bytes": "many"}
+    edit_records(folder, lambda r: r.update(held_out_loss_quantiles=[1, 2], local_accuracy={"a": 1}, **counts))
     return ("This figure could not be drawn",)
 
 

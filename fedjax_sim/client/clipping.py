@@ -155,5 +155,5 @@ def _only_kernels(params: PyTree, kernels: dict) -> None:
     named = enumerate(jax.tree_util.tree_leaves_with_path(params))
     others = [jax.tree_util.keystr(path) for i, (path, x) in named if i not in kernels and x.ndim > 1]
     if others or not kernels:
-        hint = 'Each example must meet a kernel once, in one product with one vector; "auto" holds the other gradients.'
+        hint = "Each example must meet a kernel once, in one product of 32 bits or fewer; 'auto' holds the others."
         validate.fail("gradients", "dense kernels alone for 'ghost'", others or "none", hint)

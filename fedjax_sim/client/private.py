@@ -40,7 +40,8 @@ def private_sgd(
         w <- w - (learning_rate / B) (sum_{i in batch} g_i min(1, C / |g_i|) + N(0, (z C)^2 I)).
 
     A record that is added or removed moves the sum by at most C. The divisor B is fixed: not the batch that was drawn.
-    A gradient that is not finite counts as zero, and its loss not at all, so no record can have the letter dropped.
+    A gradient that is not finite in float32, in which it is clipped, counts as zero, and its loss not at all, so no
+    record can have the letter dropped.
     Numerics are idealised (see `prng.normal`).
 
     Args:

@@ -30,10 +30,7 @@ wiring = importlib.import_module(
     "fedjax_sim.algorithms.federated"
 )  # modules; the rooms export functions of their names
 training = importlib.import_module("fedjax_sim.client.local_sgd")
-FAULTS = {}
-
-
-LATER = []
+FAULTS, LATER = {}, set()
 
 
 def fault(law, *, full=False):
@@ -41,7 +38,7 @@ def fault(law, *, full=False):
 
     def register(plant):
         FAULTS[plant.__name__] = (plant, law)
-        LATER.extend([law] * full)
+        LATER.update({law} if full else ())
         return plant
 
     return register

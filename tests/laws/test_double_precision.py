@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 from fedjax_sim import client, engine, server
 from fedjax_sim.algorithms import federated
-from fedjax_sim.types import Received
+from fedjax_sim.client.clipping import clipped_sum
+from fedjax_sim.types import ClientData, Received
 from tests.laws import cases, test_unequal
 from tests.laws import problems as p
 
@@ -54,6 +56,19 @@ def test_rounds(name):
     """Catches the same in clients, servers and what they remember."""
     made, key, data = cases.CASES["algorithms"][name](), jax.random.key(0), p.ragged()
     jax.eval_shape(made.step, key, jax.eval_shape(lambda: made.init(key, jnp.array(p.START), data)), data)
+
+
+@pytest.mark.parametrize("gradients", ["vmap", "auto"])
+def test_clipped_records(gradients):
+    """Catches a 64-bit gradient that is longer than the clip, or cut without need; it is float32's in the sum."""
+    params = jnp.array([[1.0], [-2.0], [3.0]])
+    x, loss_fn = jnp.array([[1e-3, 2e-3, 0.0], [3.0, 4.0, 0.0], [1e30, 0.0, 1e30]]), lambda w, x, key: (x @ w)[..., 0]
+    assert params.dtype == x.dtype == jnp.float64
+    for i, expected in enumerate((5e-6**0.5, 0.5, 0.5)):
+        data = ClientData(x, jnp.arange(3) == i)
+        found, _ = clipped_sum(loss_fn, params, data, jax.random.key(0), clip_norm=0.5, gradients=gradients)
+        length = np.linalg.norm(np.asarray(found, np.float64))
+        assert found.dtype == jnp.float32 and length < 0.5 and length == pytest.approx(expected, rel=2e-5)
 
 
 def test_a_packed_round():
