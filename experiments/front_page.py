@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from experiments.benchmarks.report import number
-from fedjax_sim import plot
+from fedjax_sim.report import plots
 from fedjax_sim.study.charts import DOTTED, chart, points
 from fedjax_sim.study.findings import Findings
 
@@ -81,16 +81,16 @@ def participation_figure(rows: list[dict[str, Any]]) -> Any:
     Returns: a matplotlib Figure; lines are closed forms, points measurements with intervals that hold together at 99 %.
     """
     figure, (variance, floor) = chart(1, 2)
-    looks = ((plot.BLUE, "o"), (plot.ORANGE, "s"), (plot.BLACK, "^"), ("#009E73", "v"))
+    looks = ((plots.BLUE, "o"), (plots.ORANGE, "s"), (plots.BLACK, "^"), ("#009E73", "v"))
     every = [row for row in rows if row["part"] == "variance"]
     sizes = dict.fromkeys(row["population_size"] for row in every)
     for size, (colour, marker) in zip(sizes, looks, strict=False):
         _law(variance, [row for row in every if row["population_size"] == size], colour, marker, f"N = {size:,}")
-    variance.plot([], [], color=plot.INK, linewidth=0.9, linestyle=DOTTED, label="as if N were infinite")
+    variance.plot([], [], color=plots.INK, linewidth=0.9, linestyle=DOTTED, label="as if N were infinite")
     variance.set(title="Variance of a cohort's mean", xlabel="Participation rate m / N")
     ends = [row for row in rows if row["part"] == "final loss"]
-    _law(floor, ends, plot.BLUE, "o", "simulated")
-    floor.plot([], [], color=plot.BLUE, linewidth=1.3, label="closed form")
+    _law(floor, ends, plots.BLUE, "o", "simulated")
+    floor.plot([], [], color=plots.BLUE, linewidth=1.3, label="closed form")
     floor.set(title=f"Error floor: excess loss at a constant step, N = {ends[0]['population_size']:,}",
               xlabel="Participation rate m / N")  # fmt: skip
     for axes in (variance, floor):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import algorithms, models, population, sampling
-from fedjax_sim.study import hypergradient
+from fedjax_sim.instruments import hypergradient
 
 
 def main(num_rounds: int = 20, num_steps: int = 8) -> list[float]:

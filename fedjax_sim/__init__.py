@@ -1,25 +1,24 @@
 """Federated learning over massive simulated populations: a round is one compiled JAX program.
 
-`Algorithm`, `run`, and the rooms as modules. Everything is imported when it is first used, so that the command line
-answers at once.
+`Algorithm`, `run`, and the subpackages. Everything is imported when it is first used, so that the command line answers
+at once.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
-import types
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # a type checker would take `run` for the module of that name
-    from fedjax_sim.run import run
+if TYPE_CHECKING:
+    from fedjax_sim.running.loop import run
     from fedjax_sim.types import Algorithm
 
-ROOMS = (
+SUBPACKAGES = (
     "aggregation",
     "algorithms",
     "client",
     "engine",
+    "instruments",
     "metrics",
     "models",
     "population",
@@ -27,33 +26,20 @@ ROOMS = (
     "sampling",
     "server",
     "study",
+    "sweeps",
     "theory",
     "transform",
 )
-__all__ = ["Algorithm", "run", *ROOMS]
+HOMES = {"Algorithm": "types", "run": "running.loop"}  # names of other modules
+__all__ = ["Algorithm", "run", *SUBPACKAGES]
 __version__ = "0.1.0"
 
 
-class _Package(types.ModuleType):
-    """This package: its `run` is the function, also after the module of that name is imported."""
-
-    @property
-    def run(self) -> Any:
-        return importlib.import_module("fedjax_sim.run").run
-
-    @run.setter
-    def run(self, module: Any) -> None:
-        """Python sets an imported submodule as an attribute; this one stays in `sys.modules` alone."""
-
-
-sys.modules[__name__].__class__ = _Package
-
-
 def __getattr__(name: str) -> Any:
-    if name in ROOMS:
+    if name in SUBPACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
-    if name == "Algorithm":
-        return importlib.import_module("fedjax_sim.types").Algorithm
+    if name in HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

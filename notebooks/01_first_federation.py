@@ -39,20 +39,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import optax
 
-from fedjax_sim import (
-    aggregation,
-    algorithms,
-    client,
-    engine,
-    metrics,
-    models,
-    plot,
-    population,
-    run,
-    sampling,
-    server,
-    transform,
-)
+from fedjax_sim import aggregation, algorithms, client, engine, metrics, models, population, run, sampling, server, transform
+from fedjax_sim.report import plots
 from fedjax_sim.prng import stream
 from fedjax_sim.types import ClientUpdate, Mean, Report
 
@@ -84,7 +72,7 @@ def label_counts(population, ids):
 print(f"{data.train.size:,} clients train, {data.held_out.size} are held out")
 print(f"{len(data.test['y'])} images in the central test set")
 ids = list(range(12))
-plot.label_mix({"client_ids": ids, "label_names": data.label_names, "label_counts": label_counts(data.train, ids)})
+plots.label_mix({"client_ids": ids, "label_names": data.label_names, "label_counts": label_counts(data.train, ids)})
 
 # %% [markdown]
 # Each bar is a client; each shade is a digit. Nobody here has all ten, and two or three digits make up most of what a
@@ -155,7 +143,7 @@ def fingerprint(params):
 trained, base = train(recipe)
 assembled, _ = train(from_parts)
 print("recipe and parts give the same bits:", fingerprint(trained) == fingerprint(assembled))
-plot.learning_curves(base.records)
+plots.learning_curves(base.records)
 
 # %% [markdown]
 # The grey line is measured by the clients on the examples they train on, while they train. Its loss lies below the
@@ -166,7 +154,7 @@ plot.learning_curves(base.records)
 # An average over clients hides people. `held_out` accuracy, client by client:
 
 # %%
-plot.client_spread(base.records)
+plots.client_spread(base.records)
 
 # %% [markdown]
 # The median client does well early. The lower edge (the worst-served 5 %) comes later and stays well below. If your

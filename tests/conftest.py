@@ -29,17 +29,17 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 LONGEST = (  # in tests/
     "laws/test_devices.py",
-    "test_distributed.py",
+    "running/test_distributed.py",
     "laws/test_compositions.py",
     "laws/test_members.py",
-    "study/test_sweep.py",
-    "test_run.py",
-    "test_client_memory.py",
+    "sweeps/test_sweep.py",
+    "running/test_loop.py",
+    "running/test_client_memory.py",
     "test_notebooks.py",
     "privacy/test_audit.py",
     "faults/test_planted.py",
     "test_readme.py",
-    "test_cli_study.py",
+    "command/test_study.py",
     "test_benchmarks.py",
 )
 SHARED_DATA = ROOT.parent / "shared" / "data"

@@ -1,4 +1,4 @@
-"""The house's arrows, names and bans, read from the source without running it."""
+"""Arrows between subpackages, names and bans, read from the source without running it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,34 @@ import ast
 import functools
 import importlib
 import pathlib
+import re
 from collections.abc import Callable
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fedjax_sim"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-GROUND = {"types", "tree", "prng", "validate"}
-FIELD = {"engine", "population", "models"}
-ROOMS = {"sampling", "client", "transform", "aggregation", "server", "network", "adversary"}
-DESKS = {"privacy", "theory", "metrics"}
-BELOW = GROUND | FIELD | ROOMS | {"algorithms"}
-ALLOWED = {
-    **{name: GROUND for name in GROUND},
-    **{name: GROUND for name in FIELD},
-    **{name: GROUND | FIELD for name in ROOMS},
-    **{name: GROUND | FIELD for name in DESKS},
-    "algorithms": GROUND | FIELD | ROOMS,
-    "checkpoint": GROUND,
-    "plot": GROUND,
-}
+FLOORS = (  # a subpackage imports from its own folder and from lower floors; those of `PARTS` not from each other
+    ("types",),
+    ("validate",),
+    ("tree",),
+    ("prng",),
+    ("engine", "population", "models", "network"),
+    ("sampling", "client", "transform", "aggregation", "server", "adversary"),
+    ("algorithms",),
+    ("running",),
+    ("report",),
+    ("instruments",),
+    ("config",),
+    ("sweeps",),
+    ("study",),
+    ("command",),
+    ("__main__",),
+)
+FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
+PARTS = FLOORS[4] + FLOORS[5]
+ROOTS = {"__init__", "__main__", "types", "tree", "prng", "validate"}  # modules beside the subpackages
+HOST = {"privacy", "theory", "metrics"}  # accounting, closed forms, measures: on types, tree, validate and the design
 BANNED_CALLS = {"eval", "exec", "compile", "__import__"}
 BANNED_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 BANNED_METHODS = {"extractall", "unsafe_load"}
@@ -72,25 +80,45 @@ def check_each(check: Callable[[pathlib.Path], None]) -> None:
 
 def check_arrows(path: pathlib.Path) -> None:
     here = name_of(path)
+    assert here in FLOOR or here in HOST or here == "fedjax_sim", "on no floor"
     for target in imports(path):
         if target[0] != "fedjax_sim":
             continue
         there = target[1] if len(target) > 1 else "fedjax_sim"
-        if here == there:
+        if there in ("fedjax_sim", here) or here == "fedjax_sim":
             continue
-        if here in DESKS and there in ROOMS:
-            assert target[:3] == ("fedjax_sim", "sampling", "design"), f"{here} -> {'.'.join(target)}"
-        elif here in ALLOWED:
-            assert there in ALLOWED[here], f"{here} -> {'.'.join(target)}"
+        arrow = f"{here} -> {'.'.join(target)}"
+        if here in HOST:
+            design = target[:3] == ("fedjax_sim", "sampling", "design")
+            measure = path.name == "evaluation.py" and there == "engine"  # of whole populations, on the device
+            assert there in {"types", "tree", "validate", "prng"} | HOST or design or measure, arrow
+        elif there in HOST:
+            assert FLOOR[here] > FLOOR["algorithms"], arrow
         else:
-            assert there != "cli" or here in ("fedjax_sim", "__main__"), f"{here} -> cli"
-        if here == "types":
-            raise AssertionError("types imports jax only")
+            assert FLOOR[there] < FLOOR[here], arrow
+        assert here != "types", "types imports jax only"
 
 
 def test_arrows_point_downward():
-    """Catches a room that imports another room, or anything from above."""
+    """Catches a subpackage that imports its sibling, or anything from above, and a module that stands loose."""
     check_each(check_arrows)
+    assert {path.stem for path in PACKAGE.glob("*.py")} == ROOTS
+
+
+def test_private_names_stay_at_home():
+    """Catches a name with an underscore that another file imports, or reads off a module."""
+    wrong = []
+    for path in FILES:
+        modules = set()
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("fedjax_sim"):
+                wrong += [f"{label(path)}: {alias.name}" for alias in node.names if alias.name.startswith("_")]
+                modules |= {alias.asname or alias.name for alias in node.names if alias.name.islower()}
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr) and isinstance(node.value, ast.Name):
+                if node.value.id in modules and node.attr not in ("_replace", "_asdict", "_fields"):
+                    wrong.append(f"{label(path)}:{node.lineno}: {node.value.id}.{node.attr}")
+    assert not wrong, wrong
 
 
 def check_bans(path: pathlib.Path) -> None:

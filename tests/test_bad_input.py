@@ -7,22 +7,12 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import (
-    aggregation,
-    algorithms,
-    client,
-    metrics,
-    models,
-    optimizers,
-    population,
-    sampling,
-    server,
-    transform,
-)
-from fedjax_sim.config import ConfigError, load
+from fedjax_sim import aggregation, algorithms, client, metrics, models, population, sampling, server, transform
+from fedjax_sim.client import optimizers
+from fedjax_sim.config.build import build
+from fedjax_sim.config.document import ConfigError, load
 from fedjax_sim.engine import Plan
-from fedjax_sim.experiment import build
-from fedjax_sim.run import run
+from fedjax_sim.running.loop import run
 from fedjax_sim.types import ClientData
 
 COMPILED = []

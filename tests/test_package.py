@@ -7,7 +7,7 @@ import re
 import tomllib
 
 import fedjax_sim
-from fedjax_sim.config import load
+from fedjax_sim.config.document import load
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 EXPERIMENTS = ROOT / "experiments"

@@ -11,10 +11,10 @@ import typer
 
 from experiments.front_page import participation_figure, with_speeds
 from fedjax_sim import population, theory
-from fedjax_sim.cli import app
-from fedjax_sim.cli_study import load_study
-from fedjax_sim.config import load
-from fedjax_sim.study.sweep_config import load_sweep
+from fedjax_sim.command.app import app
+from fedjax_sim.command.study import load_study
+from fedjax_sim.config.document import load
+from fedjax_sim.sweeps.config import load_sweep
 from tests.test_docs import defined, named_tests
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -11,7 +11,7 @@ import pathlib
 import subprocess
 import sys
 
-from fedjax_sim.environment import prepare
+from fedjax_sim.running.environment import prepare
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 

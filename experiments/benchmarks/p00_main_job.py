@@ -52,8 +52,8 @@ def _of(seconds: dict[str, float], start: str) -> float:
 
 def _digits(quick: bool) -> tuple[list[dict], dict]:
     """`fedjax-sim run` as it comes, beside the same mathematics by hand."""
-    from fedjax_sim.config import load
-    from fedjax_sim.experiment import build
+    from fedjax_sim.config.build import build
+    from fedjax_sim.config.document import load
 
     small = ["data.num_clients=400", "sampler.cohort_size=40"] if quick else []
     config = load(None, small)

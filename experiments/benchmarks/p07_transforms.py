@@ -61,8 +61,8 @@ def noise_alone(params, cohort_size: int, repeats: int):
 
 def measure(quick: bool = False) -> dict:
     """Seconds a round with each transform, and its share."""
-    from fedjax_sim.config import load
-    from fedjax_sim.experiment import build
+    from fedjax_sim.config.build import build
+    from fedjax_sim.config.document import load
 
     config = load(None, ["data.num_clients=400", "sampler.cohort_size=40"] if quick else [])
     job, options = build(config), config.resolved()

@@ -76,8 +76,8 @@ def alone(loss_fn, params, data, batch_size: int, rows: int) -> dict:
 
 def measure(quick: bool = False) -> dict:
     """Seconds a round, or a client, each way."""
-    from fedjax_sim.config import load
-    from fedjax_sim.experiment import build
+    from fedjax_sim.config.build import build
+    from fedjax_sim.config.document import load
 
     digits, count = (40, 4) if quick else (200, 10)
     job = build(load(None, [f"data.num_clients={4 * digits}", f"sampler.cohort_size={digits}"]))

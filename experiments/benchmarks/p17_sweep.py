@@ -17,8 +17,8 @@ import optax
 
 from experiments.benchmarks import harness
 from fedjax_sim import algorithms, metrics, population, sampling
-from fedjax_sim.run import run
-from fedjax_sim.study import sweep
+from fedjax_sim.running.loop import run
+from fedjax_sim.sweeps import sweep
 
 SWEPT, LOOPED = "study.sweep, all points", "loop of run, for as many points"
 

@@ -92,7 +92,7 @@ def peak_memory_bytes() -> int:
 
 
 def _serve(module: str, function: str, arguments: dict) -> None:
-    from fedjax_sim.environment import prepare
+    from fedjax_sim.running.environment import prepare
 
     prepare()
     out, sys.stdout = sys.stdout, sys.stderr  # what the work prints does not belong between the answers

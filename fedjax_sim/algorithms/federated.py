@@ -171,8 +171,8 @@ def federated(
 
     Raises: ValueError for a modular sum of what is no integer or could wrap, for integers at a table whose result is
     not in their unit, for noise at one whose result a client moves without bound, for clients drawn by unequal chances
-    at one that weighs them too, for "error" beside noise (tests/test_spending.py::test_stopping_is_no_secret), and for
-    what `server.downlink` refuses. `init` refuses updates of other shapes or dtypes than the server takes
+    at one that weighs them too, for "error" beside noise (tests/running/test_spending.py::test_stopping_is_no_secret),
+    and for what `server.downlink` refuses. `init` refuses updates of other shapes or dtypes than the server takes
     (tests/laws/test_foreign_updates.py).
 
     Guarantees: the same bits for any number of devices and order of the cohort (tests/laws/test_devices.py), and any

@@ -82,7 +82,9 @@ def without_derivative(x: Array) -> Array:
 
 @without_derivative.defjvp
 def _(primals, tangents):
-    hint = "Trace what you differentiate inside `with engine.differentiable():`, anew; or use study.hypergradient."
+    hint = (
+        "Trace what you differentiate inside `with engine.differentiable():`, anew; or use instruments.hypergradient."
+    )
     validate.fail("derivative", "none through a part of a round or an exact sum", "one", hint, TypeError)
 
 

@@ -39,7 +39,7 @@ def unplaced() -> Iterator[None]:
     """What is traced inside the block is read and never run: one device, whatever the mesh, and memory without limit.
 
     Guarantees: a round is the same program for any mesh, kind of client memory and number of processes
-    (tests/test_fingerprint.py::test_devices_leave_no_trace).
+    (tests/running/test_fingerprint.py::test_devices_leave_no_trace).
     """
     token = _unplaced.set(True)
     try:

@@ -28,7 +28,7 @@ def with_distinct_clients(sampler: Sampler) -> Sampler:
 
     Guarantees: the count is that of a set of ids, with slots that are padding, repeat a client, or do not report, and
     cohorts are untouched (tests/sampling/test_visits.py::test_it_counts_as_a_set_does_and_cohorts_are_untouched); a
-    resumed run has the same (tests/test_cli.py::test_resume_goes_on_to_the_same_bits).
+    resumed run has the same (tests/command/test_app.py::test_resume_goes_on_to_the_same_bits).
 
     >>> import jax
     >>> from fedjax_sim.sampling.uniform import full

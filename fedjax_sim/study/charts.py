@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim import plot
+from fedjax_sim.report import plots
 from fedjax_sim.study.findings import Comparison, Findings
 
 __all__ = ["DASHED", "DOTTED", "chart", "points", "rows_of"]
@@ -25,7 +25,7 @@ def chart(rows: int, columns: int) -> tuple[Any, list[Any]]:
     """A figure as wide as a page, and its panels."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(plot.WIDTH, 3.1 * rows), layout="constrained")
+    figure = Figure(figsize=(plots.WIDTH, 3.1 * rows), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 

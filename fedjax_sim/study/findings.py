@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim import plot, validate
+from fedjax_sim import validate
+from fedjax_sim.report import plots
 
 __all__ = ["CONFIDENCE", "FEW", "KINDS", "Comparison", "Findings", "least_runs", "measured"]
 
@@ -129,7 +130,7 @@ class Findings(NamedTuple):
         Returns: a matplotlib Figure.
         Raises: ImportError without matplotlib.
         """
-        with plot._style():
+        with plots._style():
             return self.figure()
 
     def verdict(self) -> str:

@@ -9,8 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim import pages, plot
-from fedjax_sim.checkpoint import write_atomically
+from fedjax_sim.report import html, plots
+from fedjax_sim.running.checkpoint import write_atomically
 from fedjax_sim.study.findings import CONFIDENCE, Findings
 
 __all__ = ["table", "write_findings"]
@@ -79,15 +79,15 @@ def write_findings(findings: Findings, directory: str | Path) -> Path:
     write_atomically(folder / "table.csv", [lines.getvalue().encode()])
     picture = ""
     try:
-        with plot._style():
+        with plots._style():
             figure = findings.draw()
             for suffix in ("png", "svg"):
                 buffer = io.BytesIO()
                 figure.savefig(buffer, format=suffix, dpi=200, bbox_inches="tight")
                 write_atomically(folder / f"figure.{suffix}", [buffer.getvalue()])
-        picture = f"<figure>{plot.to_svg(figure, 'figure', findings.question)}</figure>"
+        picture = f"<figure>{plots.to_svg(figure, 'figure', findings.question)}</figure>"
     except ImportError as error:
-        picture = pages.absent(f"No figure: {error}.")
+        picture = html.absent(f"No figure: {error}.")
     return write_atomically(folder / "report.html", [_page(findings, picture).encode()])
 
 
@@ -106,6 +106,6 @@ def _page(findings: Findings, picture: str) -> str:
         "confidence.</p>",
         f'<table class="rows"><tr>{head}</tr>{body}</table>',
         "<h2>How to repeat it</h2>",
-        pages.table((name, json.dumps(value, default=list)) for name, value in findings.options.items()),
+        html.table((name, json.dumps(value, default=list)) for name, value in findings.options.items()),
     ]
-    return pages.page(f"{findings.name} · fedjax_sim", parts)
+    return html.page(f"{findings.name} · fedjax_sim", parts)

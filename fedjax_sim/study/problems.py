@@ -12,7 +12,7 @@ import optax
 
 from fedjax_sim import aggregation, client, population, sampling, server, transform
 from fedjax_sim.algorithms import federated
-from fedjax_sim.study.rounds import independent_runs
+from fedjax_sim.instruments.runs import independent_runs
 from fedjax_sim.types import Aggregator, Algorithm, Array, Population, Sampler, UpdateTransform
 
 __all__ = ["Vectors", "side_by_side"]

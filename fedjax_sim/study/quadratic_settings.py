@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import population, theory
+from fedjax_sim.instruments.traced_runs import stacked, traced_runs
 from fedjax_sim.study.findings import Comparison, measured
-from fedjax_sim.study.traced_runs import stacked, traced_runs
 from fedjax_sim.types import ClientData, Population
 
 __all__ = ["LARGEST", "Base", "Problem", "Setting", "distance_to", "quadratic_clients", "run_settings", "two_kinds"]

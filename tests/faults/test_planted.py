@@ -14,15 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import aggregation, engine, fingerprint, prng, server, tree, types
+from fedjax_sim import aggregation, engine, prng, server, tree, types
 from fedjax_sim.engine import digits, disk, exact
 from fedjax_sim.privacy import accountant
-from tests import compiler, test_prng, test_spending
+from fedjax_sim.running import fingerprint
+from tests import compiler, test_prng
 from tests.engine import test_disk, test_exact
 from tests.laws import cases, laws, test_facts, test_foreign_updates, test_rounding
 from tests.privacy import test_accountant
+from tests.running import test_spending
 from tests.sampling import test_participation
-from tests.study import test_sweep_ragged
+from tests.sweeps import test_ragged
 
 pytestmark = pytest.mark.optimised(False)  # each law fails, whatever compiles it
 
@@ -267,7 +269,7 @@ def bins_that_end_at_the_next_unit(patch):
     patch.setattr(digits, "_bin", lambda magnitude: (((magnitude >> 23) + 20) * 357) >> 13)
 
 
-@fault(test_sweep_ragged.test_lanes_end_one_by_one)
+@fault(test_ragged.test_lanes_end_one_by_one)
 def lanes_that_end_together(patch):
     patch.setattr(tree, "where", lambda going, new, old: new)  # a sweep's vmapped loop goes on in every lane
 

@@ -102,7 +102,7 @@ def test_every_row(options):
 PROBE = """
 import os, sys
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(sys.argv[1])])
-from fedjax_sim.environment import host_threads, prepare
+from fedjax_sim.running.environment import host_threads, prepare
 prepare()
 import jax, jax.numpy as jnp, numpy as np
 x = jnp.asarray(np.random.default_rng(0).normal(size=(4096, 64)), jnp.float32)
@@ -125,7 +125,7 @@ def test_visible_cores():
 COMMAND = """
 import os, sys
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(sys.argv.pop(1))])
-from fedjax_sim.cli import main
+from fedjax_sim.command.app import main
 main()
 """
 LONG = """data.name=logistic_teacher data.dimension=64 data.num_clients=20 data.examples_per_client=2000

@@ -10,8 +10,8 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from fedjax_sim import algorithms
+from fedjax_sim.running.spending import Spending
 from fedjax_sim.sampling import full, uniform
-from fedjax_sim.spending import Spending
 from tests.laws import problems as p
 
 EVERYBODY = np.full(p.NUM_CLIENTS, p.ROWS)  # clients of equal size: a batch of the divisor's examples

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from fedjax_sim import algorithms, engine, sampling, transform
-from fedjax_sim.run import run
+from fedjax_sim.running.loop import run
 from tests.laws import problems as p
 
 pytestmark = pytest.mark.optimised(False)  # one program, stopped and started again

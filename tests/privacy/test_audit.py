@@ -12,13 +12,13 @@ import optax
 import pytest
 from scipy import integrate, stats
 
-from fedjax_sim import aggregation, sampling, server, study, transform
+from fedjax_sim import aggregation, instruments, sampling, server, transform
 from fedjax_sim import privacy as desk
 from fedjax_sim.algorithms import federated
 from fedjax_sim.engine import Plan
+from fedjax_sim.instruments.audit import SPREAD
 from fedjax_sim.privacy import scores
 from fedjax_sim.prng import normal
-from fedjax_sim.study.audit import SPREAD
 from fedjax_sim.transform.gaussian import adaptive_clip, distributed_gaussian, gaussian_mechanism
 from fedjax_sim.types import Aggregator, ClientUpdate, Noise, UpdateTransform
 
@@ -154,7 +154,7 @@ def scores_of_bugs(num_releases=20_000):
         dirac = jnp.isin(bug, jnp.array([BUGS.index("uniform noise"), BUGS.index("noise cut off at two deviations")]))
         direction = jax.tree.map(lambda x, y: jnp.where(dirac, x, y), DIRAC, SPREAD)
         how = {"others": "opposite", "plan": Plan(lanes=2, chunk=2), "direction": direction}
-        return study.canary_release(parts, **how)(key, with_canary)
+        return instruments.canary_release(parts, **how)(key, with_canary)
 
     over = jax.vmap(jax.vmap(jax.vmap(release, (0, None, None)), (0, 0, None)), (None, None, 0))
     keys = jax.random.split(KEY, (2, num_releases))
@@ -176,7 +176,7 @@ def test_bugs_of_other_parts():
 
     Catches an audit blind to what happens before the letters and between rounds.
     """
-    run = functools.partial(study.audit_algorithm, KEY, num_releases=40_000, chunk=40_000, tolerance=0.2)
+    run = functools.partial(instruments.audit_algorithm, KEY, num_releases=40_000, chunk=40_000, tolerance=0.2)
 
     half = algorithm(sampler=sampling.poisson(2, 0.5))  # the wrong rate
     right = run(half, num_releases=160_000)
@@ -216,7 +216,7 @@ def test_central_mechanism_is_confirmed():
     wrong unit would hide a wrong C. Catches noise that is a little off.
     """
     parts = algorithm(gaussian_mechanism(CLIP, 1.0))
-    found = study.audit_algorithm(KEY, parts, num_releases=400_000, chunk=200_000, confidence=0.999)
+    found = instruments.audit_algorithm(KEY, parts, num_releases=400_000, chunk=200_000, confidence=0.999)
     analytic = 4.377178  # 1e-5 = ndtr(-e + 1/2) - exp(e) ndtr(-e - 1/2), solved by hand
     assert abs(found.claimed - analytic) < 1e-5
     assert found.verdict == "confirmed" and found.lower < analytic < found.upper, found.text()
@@ -232,9 +232,9 @@ def test_shares_of_noise_are_audited():
     """
     parts = algorithm(distributed_gaussian(CLIP, Z, CLIENTS))
     how = {"num_releases": 40_000, "chunk": 40_000, "tolerance": 0.2}
-    assert study.audit_algorithm(KEY, parts, **how).verdict == "confirmed"
+    assert instruments.audit_algorithm(KEY, parts, **how).verdict == "confirmed"
     alone = algorithm(distributed_gaussian(CLIP, Z, 1), sampler=sampling.full(1))
-    assert study.audit_algorithm(KEY, alone, adjacency="add_or_remove_one", **how).verdict == "violated"
+    assert instruments.audit_algorithm(KEY, alone, adjacency="add_or_remove_one", **how).verdict == "violated"
 
 
 def accounted(rate, adjacency):
@@ -247,12 +247,12 @@ def test_claim_follows_the_parts():
     """The rate, rounds, and adjacency reach the claim; what has no closed form is refused. Catches a claim by habit."""
     parts = algorithm(sampler=sampling.poisson(50, 0.2))
     at = functools.partial(desk.gaussian_claim, Z)
-    claimed = study.claim_of(parts).epsilon(1e-5)  # of a truncated cohort: a little more than of a Poisson one
+    claimed = instruments.claim_of(parts).epsilon(1e-5)  # of a truncated cohort: a little more than of a Poisson one
     assert claimed == pytest.approx(at(sampling_rate=0.2).epsilon(1e-5), rel=0.02)
-    swapped = study.claim_of(algorithm(sampler=sampling.poisson(500, 0.1)), adjacency="replace_one").epsilon(1e-5)
+    swapped = instruments.claim_of(algorithm(sampler=sampling.poisson(500, 0.1)), adjacency="replace_one").epsilon(1e-5)
     assert swapped == pytest.approx(accounted(0.1, "replace_one"), rel=0.02)
-    assert study.claim_of(algorithm(), num_rounds=4).epsilon(1e-5) == desk.gaussian_claim(Z / 2).epsilon(1e-5)
-    replaced = study.claim_of(algorithm(), adjacency="replace_one")
+    assert instruments.claim_of(algorithm(), num_rounds=4).epsilon(1e-5) == desk.gaussian_claim(Z / 2).epsilon(1e-5)
+    replaced = instruments.claim_of(algorithm(), adjacency="replace_one")
     assert replaced.epsilon(1e-5) == desk.gaussian_claim(Z / 2).epsilon(1e-5)
     for refused, words in (
         (algorithm(sampler=sampling.uniform(9, 2)), "sampler: expected one that calls clients independently"),
@@ -260,7 +260,7 @@ def test_claim_follows_the_parts():
         (algorithm(adaptive_clip(1.0, initial_clip_norm=1.0, quantile_noise=2.0)), "a clip norm that stays"),
     ):
         with pytest.raises(ValueError, match=words):
-            study.claim_of(refused)
+            instruments.claim_of(refused)
 
 
 def test_claims_are_exact():
@@ -299,7 +299,7 @@ def test_accounted_claims():
         assert 0 <= made.epsilon(1e-5) - closed.epsilon(1e-5) < 2e-3
         at = np.array([1e-4, 0.1])
         assert (made.power(at) >= closed.power(at) - 1e-9).all()
-    assert study.claim_of(parts, num_rounds=4).epsilon(1e-5) > 1.5 * made.epsilon(1e-5)
+    assert instruments.claim_of(parts, num_rounds=4).epsilon(1e-5) > 1.5 * made.epsilon(1e-5)
     with pytest.raises(ValueError, match="mechanism: expected one with a privacy loss distribution"):
         fixed = algorithm(gaussian_mechanism(CLIP, Z), sampler=sampling.uniform(4, 2))
         desk.accounted_claim(desk.mechanism_of(fixed), 1)
@@ -362,7 +362,7 @@ def test_figures_are_tried_first(tmp_path):
     """Catches an audit of a minute that ends in a traceback, for its figure has no place."""
     for name in ("nowhere/audit.png", "audit.txt", "."):
         with pytest.raises(ValueError, match="figure: expected a file that"):
-            study.audit_command({"figure": str(tmp_path / name), "num_releases": 10})
+            instruments.audit_command({"figure": str(tmp_path / name), "num_releases": 10})
 
 
 def test_mixture_interval():
@@ -413,7 +413,7 @@ def test_one_run_of_the_central_mechanism():
 
     def release(z):
         parts = algorithm(gaussian_mechanism(CLIP, z), aggregation.fixed_mean(1000.0), sampling.full(1000))
-        return study.one_run_release(parts)(KEY)
+        return instruments.one_run_release(parts)(KEY)
 
     levels, bounds = (0.5, 1e-3), []
     for z, included, seen in zip(levels, *map(np.asarray, jax.jit(jax.vmap(release))(jnp.array(levels))), strict=True):
@@ -429,15 +429,15 @@ def test_the_command(tmp_path):
     import json
 
     options = {"num_releases": 50_000, "num_canaries": 100, "figure": str(tmp_path / "audit.svg"), "seed": 3}
-    text, record = study.audit_command(options)
+    text, record = instruments.audit_command(options)
     assert text.startswith("confirmed") and record["verdict"] == "confirmed"
     assert json.loads(json.dumps(record, allow_nan=False))["estimates"][0]["upper"] is None
     assert 0 <= record["one_run"]["lower"] < record["claimed"] and "one run: epsilon at least" in text
     assert "Epsilon at delta" in (tmp_path / "audit.svg").read_text()
     with pytest.raises(ValueError, match="Did you mean 'noise_multiplier'"):
-        study.audit_command({"noise_multiplyer": 1.0})
+        instruments.audit_command({"noise_multiplyer": 1.0})
     with pytest.raises(ValueError, match="sampling_rate: expected"):
-        study.audit_command({"sampling_rate": math.nan})
+        instruments.audit_command({"sampling_rate": math.nan})
 
 
 @pytest.mark.parametrize(
@@ -452,10 +452,10 @@ def test_the_command(tmp_path):
         (lambda: desk.judge(np.zeros(2000), np.zeros(2001), desk.gaussian_claim(1.0)), "releases: expected as many"),
         (lambda: desk.judge(*np.zeros((2, 2000)), desk.gaussian_claim(1.0), delta=0.0), "delta: expected"),
         (lambda: desk.judge(*np.zeros((2, 2000)), desk.gaussian_claim(1.0), confidence=1.0), "confidence: expected"),
-        (lambda: study.canary_release(algorithm(), others="louder"), "others: expected one of"),
-        (lambda: study.canary_release(algorithm(), length=-1.0), "length: expected"),
-        (lambda: study.canary_release(algorithm(), adjacency="both"), "adjacency: expected one of"),
-        (lambda: study.one_run_release(algorithm(sampler=sampling.uniform(9, 2))), "sampler: expected"),
+        (lambda: instruments.canary_release(algorithm(), others="louder"), "others: expected one of"),
+        (lambda: instruments.canary_release(algorithm(), length=-1.0), "length: expected"),
+        (lambda: instruments.canary_release(algorithm(), adjacency="both"), "adjacency: expected one of"),
+        (lambda: instruments.one_run_release(algorithm(sampler=sampling.uniform(9, 2))), "sampler: expected"),
         (lambda: desk.one_run_epsilon(5, 6, 1), "num_guesses: expected"),
         (lambda: desk.audit_one_run([True], [math.nan]), "scores: expected"),
     ],

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_sim.study.charts import rows_of
 
-module = importlib.import_module("fedjax_sim.study.bits")  # the room's name is the function
+module = importlib.import_module("fedjax_sim.study.bits.question")  # the room's name is the function
 SMALL = {"bits": (2, 4), "cohort_sizes": (1, 10), "step_sizes": (0.08, 0.02), "num_runs": 600, "num_releases": 1000}
 
 

@@ -9,7 +9,7 @@ import pytest
 from fedjax_sim import privacy
 from fedjax_sim.study.charts import rows_of
 
-module = importlib.import_module("fedjax_sim.study.central_local")  # the room's name is the function
+module = importlib.import_module("fedjax_sim.study.central_local.question")  # the room's name is the function
 SMALL = {"cohort_sizes": (4, 64), "dimension": 64, "num_releases": 100, "num_clients": 200, "num_rounds": 10}
 
 

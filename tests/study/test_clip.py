@@ -9,7 +9,7 @@ import pytest
 from fedjax_sim import theory
 from fedjax_sim.study.charts import rows_of
 
-module = importlib.import_module("fedjax_sim.study.clip")  # the room's name is the function
+module = importlib.import_module("fedjax_sim.study.clip.question")  # the room's name is the function
 SMALL = {
     "num_clients": 60, "dimension": 5, "cohort_size": 12, "clip_norms": (0.2, 1.0, 4.0, 40.0), "factors": (0.1,),
     "noise_multipliers": (1.0,), "num_rounds": 1500,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedjax_sim import theory
-from fedjax_sim.study.error_floor import _Quadratics, _Setting, error_floor
-from fedjax_sim.study.error_floor_figure import error_floor_figure
+from fedjax_sim.study.error_floor.figure import error_floor_figure
+from fedjax_sim.study.error_floor.question import _Quadratics, _Setting, error_floor
 
 SMALL = {"num_clients": 12, "dimension": 3, "step_sizes": (0.15,), "cohort_sizes": (4,), "num_steps": (2,)}
 SMALL |= {"bits": (4,), "noise_multipliers": (0.01,), "num_runs": 1000, "logistic_clients": 0, "model_clients": 0}

@@ -7,8 +7,8 @@ import pytest
 
 from fedjax_sim import population
 from fedjax_sim.study.findings import Findings, measured
-from fedjax_sim.study.heterogeneity import MEASURES, _correlations, _digits, heterogeneity
-from fedjax_sim.study.heterogeneity_figure import heterogeneity_reading
+from fedjax_sim.study.heterogeneity.figure import heterogeneity_reading
+from fedjax_sim.study.heterogeneity.question import MEASURES, _correlations, _digits, heterogeneity
 from fedjax_sim.study.page import table
 
 SMALL = {

@@ -6,8 +6,8 @@ import pytest
 
 from fedjax_sim import theory
 from fedjax_sim.study.findings import measured
-from fedjax_sim.study.participation import _reading, participation
-from fedjax_sim.study.participation_figure import _variance, participation_figure
+from fedjax_sim.study.participation.figure import _variance, participation_figure
+from fedjax_sim.study.participation.question import _reading, participation
 
 SMALL = {"population_sizes": (60,), "rates": (0.5, 1.0), "num_rounds": 1500, "compare_samplers": False}
 

@@ -8,7 +8,7 @@ import pytest
 from fedjax_sim import privacy, theory
 from fedjax_sim.study.charts import rows_of
 
-module = importlib.import_module("fedjax_sim.study.privacy_utility")  # the room's name is the function
+module = importlib.import_module("fedjax_sim.study.privacy_utility.question")  # the room's name is the function
 SMALL = {
     "num_clients": 40, "dimension": 16, "noise_multipliers": (1.0, 2.0), "epsilons": (8.0,), "num_releases": 3000,
     "num_runs": 500, "digits_clients": 100, "digits_rounds": 2, "digits_runs": 2,

@@ -13,7 +13,7 @@ from scipy import stats
 
 from fedjax_sim import aggregation, algorithms, engine, models, population, sampling, server, transform
 from fedjax_sim.algorithms import federated
-from fedjax_sim.run import run
+from fedjax_sim.running.loop import run
 from fedjax_sim.transform import (
     adaptive_clip,
     chain,

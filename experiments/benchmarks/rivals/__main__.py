@@ -6,7 +6,7 @@ import argparse
 import os
 import pathlib
 
-from fedjax_sim.environment import prepare
+from fedjax_sim.running.environment import prepare
 
 RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
 

@@ -1,0 +1,55 @@
+"""The command line, `fedjax-sim`. JAX is imported only once a run's config has been read."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from fedjax_sim.command import parts, plan, privacy, report, run, study, sweep
+from fedjax_sim.running.environment import versions
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.command()(run.run)
+app.command(context_settings={"ignore_unknown_options": True})(run.launch)
+app.command()(plan.plan)
+app.command()(report.report)
+app.command("list")(parts.list_parts)
+for _command in (*privacy.COMMANDS, *study.COMMANDS, *sweep.COMMANDS):
+    app.command()(_command)
+
+
+def main() -> None:
+    """Entry point: exit code 0, 2 for wrong input, 1 for a run that failed, 130 for an interrupted one."""
+    try:
+        app()
+    except Exception as error:  # a fault of ours: the other processes of the job must not wait for this one
+        from fedjax_sim.running import distributed
+
+        if not distributed.several():
+            raise
+        traceback.print_exc()
+        distributed.leave(error)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedjax_sim {versions('fedjax-sim')['fedjax-sim']}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Federated learning over massive simulated populations."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

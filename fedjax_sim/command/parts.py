@@ -1,0 +1,54 @@
+"""`fedjax-sim list`: every part with its meaning and its options."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["list_parts"]
+
+
+def list_parts(
+    room: Annotated[
+        str | None, typer.Argument(help="A room (e.g. sampling) or a table of the config (e.g. sampler).")
+    ] = None,
+) -> None:
+    """Show every part with its meaning; for one room also the options that a config can set."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedjax_sim.config import registry
+    from fedjax_sim.config.document import RUN
+    from fedjax_sim.config.kinds import problem
+
+    console = Console()
+    rooms = {table: place for table, (place, _) in registry.TABLES.items()} | {place: place for place in registry.ROOMS}
+    if room == "run":
+        for option, (_, default) in RUN.items():
+            console.print(Text(f"  {option} = {registry.shown(default)}"))
+        return
+    if room is not None and room not in rooms:
+        typer.echo(problem("room", "one of " + ", ".join([*rooms, "run"]), room), err=True)
+        raise typer.Exit(2)
+    for place in registry.ROOMS if room is None else [rooms[room]]:
+        tables = [
+            name for name, (where, _) in registry.TABLES.items() if where == place and room in (None, place, name)
+        ]
+        table = tables[0] if tables else None
+        named = registry.table(table) | registry.wrappers(table) if table else {}
+        parts = registry.parts(place) | named
+        grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
+        grid.add_column(no_wrap=True)
+        for name, part in sorted(parts.items()):
+            inside = table and (name in registry.wrappers(table) or (table in registry.CHAINS and name in named))
+            shown = f"[{table}.{name}]" if inside else name
+            grid.add_row(Text(shown + "*" if name in named else shown), Text(part.meaning))
+            for option, (_, default) in named[name].options.items() if room is not None and name in named else ():
+                grid.add_row("", Text(f"{option} = {registry.shown(default)}", "dim"))
+        console.print(Text(place, "bold") + Text(f"   [{'], ['.join(tables)}] in a config" if table else "", "dim"))
+        console.print(grid)
+    typer.echo(
+        "\n* can be named in a config; `fedjax-sim list ROOM` shows its options, `fedjax-sim list run` those of [run]."
+    )

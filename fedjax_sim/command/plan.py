@@ -1,0 +1,69 @@
+"""`fedjax-sim plan`: what a run will take, before it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedjax_sim.running.environment import prepare
+
+__all__ = ["plan", "shown_bytes"]
+
+
+def plan(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="As for run.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="As for run.")] = None,
+) -> None:
+    """Show what a run will take: clients at once, memory, time, and the largest cohort that fits. Trains two rounds."""
+    from fedjax_sim.config.document import ConfigError, load
+
+    settings = settings or []
+    try:
+        loaded = load(config, settings)
+        prepare()
+        from fedjax_sim.config.build import build
+        from fedjax_sim.running.planning import forecast, largest_cohort
+
+        experiment = build(loaded)
+        parts = experiment.algorithm, experiment.key, experiment.params, experiment.data.train
+        found = forecast(*parts, client_memory=loaded.resolved()["run"]["client_memory"])
+        cohort = loaded.resolved()["sampler"].get("cohort_size")
+        largest = None
+        if cohort is not None and 2 * cohort <= experiment.data.train.size:
+            others = [setting for setting in settings if not setting.startswith("sampler.cohort_size=")]
+            largest = largest_cohort(lambda size: build(load(config, [*others, f"sampler.cohort_size={size}"])), cohort)
+    except ConfigError as error:
+        typer.echo("\n".join(error.problems), err=True)
+        raise typer.Exit(2) from error
+    except MemoryError as error:
+        typer.echo(f"MemoryError: {error}", err=True)
+        raise typer.Exit(1) from error
+    _show_plan(loaded.resolved()["run"], experiment, found, largest)
+
+
+def shown_bytes(value: float) -> str:
+    """Bytes as a person reads them."""
+    from fedjax_sim.report.plots import scaled_bytes
+
+    unit, name = scaled_bytes(value)
+    return f"{value / unit:.3g} {name}"
+
+
+def _show_plan(options: dict[str, Any], experiment: Any, found: Any, largest: int | None) -> None:
+    import jax
+    from rich.console import Console
+    from rich.table import Table
+
+    rounds, population = options["rounds"], experiment.data.train.size
+    grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    grid.add_row("clients at once", f"{experiment.plan.lanes} on each of {len(jax.devices())} devices")
+    grid.add_row("population, state", shown_bytes(found.needs.arguments))
+    grid.add_row("a round's work", shown_bytes(found.needs.temporary + found.needs.results))
+    grid.add_row("memory", f"{shown_bytes(found.needs.total)} of {shown_bytes(found.limit)}")
+    if largest is not None:
+        grid.add_row("largest cohort", f"{min(largest, population):,}" + (" (all)" if largest >= population else ""))
+    grid.add_row("compilation", f"{found.compile_seconds:.1f} s")
+    grid.add_row("rounds", f"{rounds:,} of {found.round_seconds:.3g} s: {rounds * found.round_seconds:.3g} s")
+    Console(soft_wrap=True).print(grid, highlight=False, markup=False)

@@ -1,0 +1,199 @@
+"""`fedjax-sim account`, `calibrate`, `audit`: what noise is worth, what a budget asks for, whether it is there."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedjax_sim.running.environment import prepare
+
+__all__ = ["COMMANDS"]
+
+Config = Annotated[
+    Path | None,
+    typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="A run's config, in place of the options below it."),
+]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="As for run; implies a config.")]
+Population = Annotated[int | None, typer.Option("--population", "-N", help="Clients.")]
+Cohort = Annotated[float | None, typer.Option("--cohort", "-m", help="Clients in a round; the expected number.")]
+Rounds = Annotated[int | None, typer.Option("--rounds", "-T", help="By default the config's, else 1.")]
+Delta = Annotated[float | None, typer.Option(help="By default N^-1.1.")]
+Scheme = Annotated[str, typer.Option(help="poisson, truncated_poisson, uniform (exactly m) or full.")]
+Slots = Annotated[int | None, typer.Option(help="Most clients of a truncated_poisson cohort.")]
+Place = Annotated[str, typer.Option(help="central, distributed or local noise.")]
+Adjacency = Annotated[str | None, typer.Option(help="add_or_remove_one, replace_one or zero_out.")]
+ClipNorm = Annotated[float, typer.Option(help="Longest letter.")]
+NoiseCohort = Annotated[int | None, typer.Option(help="Account for cohorts of this size, simulated by small ones.")]
+Accountant = Annotated[str, typer.Option(help="best, pld or rdp.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Everything, for a program.")]
+
+
+def account(
+    config: Config = None,
+    settings: Settings = None,
+    population: Population = None,
+    cohort: Cohort = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option("--noise-multiplier", "-z", help="Standard deviation of the noise / clip norm.")
+    ] = None,
+    rounds: Rounds = None,
+    delta: Delta = None,
+    scheme: Scheme = "poisson",
+    num_slots: Slots = None,
+    place: Place = "central",
+    adjacency: Adjacency = None,
+    clip_norm: ClipNorm = 1.0,
+    noise_cohort_size: NoiseCohort = None,
+    accountant: Accountant = "best",
+    as_json: AsJson = False,
+) -> None:
+    """Show the epsilon of a config's rounds, or of a mechanism written down, with all that it assumes."""
+
+    def answer():
+        from fedjax_sim.privacy.commands import account_report
+
+        given, common = _mechanism(config, settings, population, cohort, rounds, delta, {
+            "scheme": scheme, "num_slots": num_slots, "place": place, "adjacency": adjacency, "clip_norm": clip_norm,
+            "noise_cohort_size": noise_cohort_size, "noise_multiplier": noise_multiplier,
+        })  # fmt: skip
+        if "mechanism" not in given and noise_multiplier is None:
+            raise ValueError("--noise-multiplier: expected a number, got nothing. Write -z Z, or give a config.")
+        return account_report(**given, **common, accountant=accountant)
+
+    _say(answer, as_json)
+
+
+def calibrate(
+    config: Config = None,
+    settings: Settings = None,
+    epsilon: Annotated[float, typer.Option("--epsilon", "-e", help="The budget.")] = 1.0,
+    population: Population = None,
+    cohort: Cohort = None,
+    rounds: Rounds = None,
+    delta: Delta = None,
+    scheme: Scheme = "poisson",
+    num_slots: Slots = None,
+    place: Place = "central",
+    adjacency: Adjacency = None,
+    clip_norm: ClipNorm = 1.0,
+    noise_cohort_size: NoiseCohort = None,
+    accountant: Accountant = "best",
+    table: Annotated[bool, typer.Option("--table", help="Central, distributed and local noise side by side.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the least noise multiplier for a budget, never one that overspends."""
+
+    def answer():
+        from fedjax_sim.privacy.commands import calibrate_report
+
+        given, common = _mechanism(config, settings, population, cohort, rounds, delta, {
+            "scheme": scheme, "num_slots": num_slots, "place": place, "adjacency": adjacency, "clip_norm": clip_norm,
+            "noise_cohort_size": noise_cohort_size,
+        })  # fmt: skip
+        if table and getattr(given.get("mechanism"), "unit", "client") == "record":
+            raise ValueError(
+                "--table: expected none beside a config that hides records, got one. It compares clients'."
+            )
+        return calibrate_report(epsilon=epsilon, **given, **common, accountant=accountant, table=table)
+
+    _say(answer, as_json)
+
+
+def audit(
+    config: Config = None,
+    settings: Settings = None,
+    noise_multiplier: Annotated[float, typer.Option("--noise-multiplier", "-z", help="Without a config.")] = 1.0,
+    clip_norm: ClipNorm = 1.0,
+    sampling_rate: Annotated[float, typer.Option("--rate", "-q", help="Poisson; without a config.")] = 1.0,
+    num_rounds: Annotated[int, typer.Option("--rounds", "-T", help="Of each audited run.")] = 1,
+    delta: Annotated[float, typer.Option(help="At which epsilon is bounded.")] = 1e-5,
+    num_releases: Annotated[int, typer.Option("--releases", help="Audited runs, half of them with a canary.")] = 10**6,
+    confidence: Annotated[float, typer.Option(help="Of the interval.")] = 0.99,
+    length: Annotated[float, typer.Option(help="Of the canary's update before it is clipped, in clip norms.")] = 10.0,
+    num_canaries: Annotated[int, typer.Option("--canaries", help="Of one further run; 0 for none.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Decides everything.")] = 0,
+    figure: Annotated[Path | None, typer.Option(help="A picture of the scores: .png, .svg or .pdf.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train with a canary and without, many times, and bound the epsilon that is really there."""
+
+    def answer():
+        prepare()
+        from fedjax_sim.instruments import audit_command
+
+        options = {
+            "num_rounds": num_rounds, "delta": delta, "num_releases": num_releases, "confidence": confidence,
+            "length": length, "seed": seed, "figure": figure and str(figure),
+        }  # fmt: skip
+        if config is not None or settings:
+            return audit_command(options, _experiment(config, settings).algorithm)
+        plain = {"noise_multiplier": noise_multiplier, "clip_norm": clip_norm, "sampling_rate": sampling_rate}
+        return audit_command(options | plain | {"num_canaries": num_canaries})
+
+    _say(answer, as_json)
+
+
+COMMANDS = (account, calibrate, audit)
+
+
+def _experiment(config: Path | None, settings: list[str] | None):
+    from fedjax_sim.config.document import load
+
+    loaded = load(config, settings or [])
+    prepare()
+    from fedjax_sim.config.build import build
+
+    return build(loaded)
+
+
+def _mechanism(config, settings, population, cohort, rounds, delta, options) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the mechanism, as `commands` takes it; rounds and delta)."""
+    from fedjax_sim.running.spending import default_delta
+
+    if config is not None or settings:
+        if population is not None or cohort is not None:
+            raise ValueError("--population, --cohort: expected none beside a config, got one. The config has them.")
+        from fedjax_sim.config.document import load
+        from fedjax_sim.privacy import mechanism_of
+        from fedjax_sim.running.spending import letter_dimension
+
+        built, run = _experiment(config, settings), load(config, settings or []).resolved()["run"]
+        dimension = letter_dimension(built.algorithm, built.params, built.data.train)
+        made = mechanism_of(built.algorithm, adjacency=options["adjacency"], dimension=dimension)
+        if made is None:
+            raise ValueError(
+                "transform: expected a part with noise in the config, got none. See fedjax-sim list transform, and, to "
+                "hide records, algorithm.name = record_private_fedavg."
+            )
+        delta = run["delta"] if delta is None else delta
+        delta = default_delta(made.num_units) if delta is None else delta
+        return {"mechanism": made}, {"rounds": run["rounds"] if rounds is None else rounds, "delta": delta}
+    if population is None or cohort is None:
+        raise ValueError("--population, --cohort: expected both, got less. Write -N N -m M, or give a config.")
+    if not math.isfinite(cohort):
+        raise ValueError(f"--cohort: expected a finite number, got {cohort}.")
+    sizes = {"population_size": population, "cohort_size": int(cohort) if cohort == int(cohort) else cohort}
+    given = {name: value for name, value in options.items() if value is not None}
+    return given | sizes, {
+        "rounds": 1 if rounds is None else rounds,
+        "delta": default_delta(population) if delta is None else delta,
+    }
+
+
+def _say(answer: Callable[[], tuple[str, dict]], as_json: bool) -> None:
+    from fedjax_sim.config.document import ConfigError
+
+    try:
+        text, fields = answer()
+    except (ConfigError, TypeError, ValueError) as error:
+        words = str(error)
+        if not isinstance(error, ConfigError) and ": expected " not in words:
+            raise
+        typer.echo(words, err=True)
+        raise typer.Exit(2) from error
+    typer.echo(json.dumps(fields, indent=2) if as_json else text)

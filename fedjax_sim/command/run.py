@@ -1,0 +1,230 @@
+"""`fedjax-sim run` and `launch`: train, in one process or several."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedjax_sim.command.folders import (
+    RUNS,
+    check_fresh,
+    check_unfinished,
+    check_written,
+    drop_empty,
+    folder_to_resume,
+    next_folder,
+    rounds_done,
+)
+from fedjax_sim.command.plan import shown_bytes
+from fedjax_sim.running.environment import environment, prepare
+
+__all__ = ["launch", "run"]
+
+
+def run(
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="Without one: 100,000 clients over the digits, FedAvg."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="a.b=c", help="Override an option, e.g. run.rounds=5. Repeatable."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder; by default runs/DATA-ALGORITHM-SEED-NUMBER.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out, by default the newest in runs/.")
+    ] = False,
+    allow_previous: Annotated[
+        bool, typer.Option("--allow-previous", help="With --resume: pass over a damaged newest checkpoint.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no table.")] = False,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", envvar="JAX_COORDINATOR_ADDRESS", help="Where process 0 of several is."),
+    ] = None,
+    num_processes: Annotated[int | None, typer.Option(envvar="JAX_NUM_PROCESSES", help="How many there are.")] = None,
+    process_id: Annotated[int | None, typer.Option(envvar="JAX_PROCESS_ID", help="Which this one is.")] = None,
+) -> None:
+    """Train, and write config, metrics, checkpoints, summary and report into a folder."""
+    from fedjax_sim.config.document import Config, ConfigError, load
+    from fedjax_sim.running import distributed
+
+    settings = settings or []
+
+    def read() -> tuple[str | None, dict]:
+        folder = folder_to_resume(out) if resume else out
+        if resume and config is None:
+            check_written(folder)
+        loaded = load(folder / "config.toml" if resume and config is None else config, settings)
+        if resume:
+            check_unfinished(folder, loaded.tables["run"]["rounds"])
+        elif folder is not None:
+            check_fresh(folder)
+        return folder and str(folder), loaded.resolved()
+
+    try:
+        distributed.initialize(coordinator, num_processes, process_id)
+        folder, tables = distributed.from_first(read)
+        folder, loaded = folder and Path(folder), Config(tables)
+        prepare()
+        from fedjax_sim.config.build import build
+
+        experiment = distributed.agreed(lambda: build(loaded))
+        loaded = loaded.planned(experiment.plan)
+    except (ValueError, distributed.PeerFailed) as error:
+        if not isinstance(error, (ConfigError, distributed.PeerFailed)) and ": expected " not in str(error):
+            raise  # a fault of ours, not of the config
+        _stop("" if isinstance(error, distributed.PeerFailed) else str(error), error)
+    except KeyboardInterrupt as error:
+        _stop("Interrupted before the first round.", error)
+    command = shlex.join(
+        ["fedjax-sim", "run", *([str(config)] if config else []), *(x for s in settings for x in ("--set", s))]
+    )
+    _train(loaded, experiment, folder, {"resume": resume, "allow_previous": allow_previous}, quiet, command)
+
+
+def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet: bool, command: str) -> None:
+    from fedjax_sim.command.report import write_page
+    from fedjax_sim.metrics.baseline import constant_baseline
+    from fedjax_sim.population.describe import describe, digest
+    from fedjax_sim.report.page import write_report
+    from fedjax_sim.running import distributed
+    from fedjax_sim.running.checkpoint import CheckpointError, RunLocked, lock
+    from fedjax_sim.running.checksums import write
+    from fedjax_sim.running.loop import run as train
+
+    tables = loaded.resolved()
+    name = f"{tables['data']['name']}-{tables['algorithm']['name']}-{tables['seed']}"
+    options = tables["run"]
+    quiet, made, files = quiet or not distributed.is_first(), None, {}
+
+    def begin() -> str:
+        files["config.toml"] = loaded.to_toml()  # a resumed run may have been given more rounds
+        if not start["resume"]:
+            files["env.json"] = _json(environment(command))
+            files["population.json"] = _json(describe(experiment.data))
+        return str(next_folder(RUNS / name) if folder is None else folder)
+
+    def finish() -> tuple[dict, Path]:
+        summary = {"name": name, **history.summary, **constant_baseline(experiment.data.test, experiment.data.task)}
+        with lock(folder):
+            write(folder / "summary.json", _json(summary).encode())
+            return summary, write_report(folder)
+
+    try:
+        given, folder = folder, Path(distributed.from_first(begin))
+        made = folder if given is None and distributed.is_first() else None
+        data_sha256 = digest(experiment.data)
+        distributed.check_same("data", data_sha256, "Every process must read the same files.")
+        if not quiet:
+            done = f" after the {rounds_done(folder):,} done" if start["resume"] else ""
+            typer.echo(
+                f"{name}: {experiment.data.train.size:,} clients, {options['rounds']:,} rounds{done}, into {folder}"
+            )
+        _, history = train(
+            experiment.key,
+            experiment.algorithm,
+            experiment.params,
+            experiment.data.train,
+            options["rounds"],
+            evaluation=experiment.evaluation,
+            evaluate_every=options["evaluate_every"],
+            directory=folder,
+            checkpoint_every=options["checkpoint_every"],
+            keep_checkpoints=options["keep_checkpoints"],
+            client_memory=options["client_memory"],
+            delta=options["delta"],
+            **start,
+            progress=options["progress"] and not quiet,
+            identity=loaded.identity() | {"data_sha256": data_sha256},
+            files=files,
+        )
+        finished = distributed.by_first(finish)
+    except KeyboardInterrupt as error:
+        kept = rounds_done(folder) if folder else -1
+        drop_empty(made)
+        if kept > 0 and distributed.is_first():
+            write_page(folder)
+        again = f"Go on with: fedjax-sim run --resume --out {shlex.quote(str(folder))}"
+        _stop(f"Interrupted. {f'Round {kept} is safe. {again}' if kept >= 0 else 'No checkpoint yet.'}", error)
+    except (CheckpointError, RunLocked, ArithmeticError, MemoryError, OSError, RuntimeError, ValueError) as error:
+        drop_empty(made)
+        if isinstance(error, ArithmeticError) and distributed.is_first():
+            write_page(folder)  # what happened until then
+        if distributed.lost_peer(error):
+            _stop(f"Another process of this job died. Go on with --resume --out {shlex.quote(str(folder))}.", error)
+        known = isinstance(error, (FileExistsError, FileNotFoundError))
+        if isinstance(error, ValueError) and not known:
+            if ": expected " not in str(error):  # a fault of ours, not of the config
+                raise
+            _stop(str(error), error)
+        _stop(str(error) if known else f"{type(error).__name__}: {error}", error)
+    if not quiet:
+        _show(*finished)
+
+
+def launch(
+    arguments: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="E.g. run --set run.rounds=50.")],
+    processes: Annotated[int, typer.Option("--processes", "-n", min=1, max=1024, help="How many to start.")],
+) -> None:
+    """Run a command in several processes on this machine, e.g. `fedjax-sim launch -n 2 -- run`."""
+    from fedjax_sim.running.launch import launch as start
+
+    raise typer.Exit(start(arguments, processes))
+
+
+def _stop(words: str, error: BaseException) -> None:
+    """Ends the run with the words of an error, told by one process of the job."""
+    from fedjax_sim.running import distributed
+
+    if distributed.speaks(error) and words:
+        typer.echo((f"Process {distributed.index()}: " if distributed.index() else "") + words, err=True)
+    distributed.leave(error)
+    raise typer.Exit(distributed.exit_code(error))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def _show(summary: dict[str, Any], report: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    seconds = max(summary["rounds_seconds"], 1e-9)
+    grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for place in ("test", "held_out"):
+        for metric in ("accuracy", "loss"):
+            if f"{place}_{metric}" in summary:
+                beside = summary.get(f"baseline_{metric}") if place == "test" else None
+                text = f"{float(summary[f'{place}_{metric}']):.4f}"
+                grid.add_row(
+                    f"{place.replace('_', '-')} {metric}",
+                    text + (f"  (guessing: {beside:.4f})" if beside is not None else ""),
+                )
+    grid.add_row("rounds", f"{summary['rounds']:,} in {seconds:.1f} s, {summary['rounds'] / seconds:,.1f} a second")
+    visits, distinct = summary["client_visits"], summary.get("distinct_clients")
+    by = "" if distinct is None else f" by {distinct:,} different clients"
+    grid.add_row("client visits", f"{visits:,}{by}, {summary['clients_per_second']:,.0f} a second")
+    grid.add_row("compilation", f"{summary['compile_seconds']:.1f} s")
+    grid.add_row("sent up, down", f"{shown_bytes(summary['uplink_bytes'])}, {shown_bytes(summary['downlink_bytes'])}")
+    grid.add_row("peak memory", shown_bytes(summary["peak_memory_bytes"]))
+    grid.add_row("reported", f"{visits - summary['dropped_clients']:,} of {summary['clients_invited']:,} invited")
+    grid.add_row(
+        "not finite", f"{summary['dropped_clients']:,} updates dropped, {summary['skipped_rounds']:,} rounds skipped"
+    )
+    if "privacy" in summary:
+        spent = summary["privacy"]
+        grid.add_row("privacy", spent.get("statement") or f"no epsilon: {spent['refused']}")
+    console = Console(soft_wrap=True)
+    console.print(grid, highlight=False, markup=False)
+    console.print(str(report), highlight=False, markup=False)  # in a table a long path would be cut in two
+    loss, guess = float(summary.get("test_loss", 0)), float(summary.get("baseline_loss", "inf"))
+    if not loss <= guess:
+        console.print("The model is no better than guessing: try a lower learning rate.", style="red")

@@ -1,0 +1,129 @@
+"""`fedjax-sim study NAME`: a question, measured, with theory beside it, in one command and one picture."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedjax_sim.running.environment import prepare
+
+__all__ = ["COMMANDS", "load_study"]
+
+
+def study(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME | CONFIG.toml]", help="Without one: which studies there are.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="option=value", help="Override an option. Repeatable.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder; by default runs/study-NAME-NUMBER.")] = None,
+) -> None:
+    """Measure an answer, lay theory beside it, and write table, figure and page into a folder."""
+    from fedjax_sim.config.document import ConfigError
+
+    if name is None:
+        return _list()
+    try:
+        part, options = load_study(name, settings or [])
+        from fedjax_sim.command.folders import RUNS, next_folder
+
+        if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ConfigError([f"--out: expected an empty or a new folder, got {str(out)!r}."])
+        prepare()
+        from rich.console import Console
+
+        with Console(stderr=True).status(part.meaning):
+            findings = getattr(importlib.import_module(part.module), part.name)(**options)
+        folder = out or next_folder(RUNS / f"study-{part.name}")
+        from fedjax_sim.study.page import write_findings
+
+        _show(findings, write_findings(findings, folder))
+    except (ConfigError, TypeError, ValueError) as error:
+        if not isinstance(error, ConfigError) and ": expected " not in str(error):
+            raise
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+    except (ArithmeticError, MemoryError, OSError) as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+COMMANDS = (study,)
+WIDE = 200  # columns of text that a table may take
+
+
+def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
+    """A study and its options, from its name or from a TOML file with a table `[study]`, which has the name too.
+
+    Raises: config.ConfigError with every problem.
+
+    >>> part, options = load_study("error-floor", ["seed=7"])
+    >>> part.name, options["seed"]
+    ('error_floor', 7)
+    """
+    from fedjax_sim.config.document import ConfigError, _options, _override, _read
+    from fedjax_sim.config.kinds import nearest, problem
+
+    document = _read(Path(name)) if name.endswith(".toml") else {"study": {"name": name}}
+    problems = list(_override(document, [f"study.{setting.removeprefix('study.')}" for setting in settings]))
+    known, given = _studies(), document.get("study")
+    if not isinstance(given, dict) or document.keys() - {"study"}:
+        raise ConfigError([problem(name, "one table [study]", sorted(document))])
+    wanted = given.pop("name", None)
+    wanted = wanted.replace("-", "_") if isinstance(wanted, str) else wanted  # error-floor is error_floor
+    if wanted not in known:
+        shown = [name.replace("_", "-") for name in known]
+        raise ConfigError([problem("study.name", "one of " + ", ".join(shown), wanted, nearest(wanted, shown))])
+    options = _options("study", known[wanted].options, given, problems, also=("name",))
+    if problems:
+        raise ConfigError(problems)
+    return known[wanted], options
+
+
+def _studies() -> dict[str, Any]:
+    """The laboratory's functions that answer a question."""
+    from fedjax_sim.config import registry
+
+    return {name: part for name, part in registry.parts("study").items() if part.returns == "Findings"}
+
+
+def _list() -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedjax_sim.config import registry
+
+    grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
+    grid.add_column(no_wrap=True)
+    for name, part in _studies().items():
+        grid.add_row(Text(name.replace("_", "-"), "bold"), Text(part.meaning))
+        for option, (_, default) in part.options.items():
+            grid.add_row("", Text(f"{option} = {registry.shown(default)}", "dim"))
+    Console().print(grid)
+
+
+def _show(findings: Any, page: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedjax_sim.study.page import table
+
+    columns, rows = table(findings)
+    grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in columns:
+        grid.add_column(name, justify="right" if name in ("measured", "predicted", "ratio") else "left")
+    for row in rows:
+        grid.add_row(*(Text(cell, "red" if row[-1] else "") for cell in row))
+    console = Console()
+    console.print(Text(findings.question, "bold"))
+    Console(width=max(console.width, WIDE)).print(grid)  # a narrow terminal folds lines, no number loses its end
+    for paragraph in findings.reading:
+        console.print(Text("\n" + paragraph))
+    console.print(Text("\n" + findings.verdict(), "" if "do not" not in findings.verdict() else "red"))
+    console.print(Text(str(page)), soft_wrap=True)

@@ -1,0 +1,290 @@
+"""From a config to the parts of a run; what a factory refuses is told with its path, before anything compiles."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import engine, tree, validate
+from fedjax_sim.config import registry
+from fedjax_sim.config.document import Config, ConfigError
+from fedjax_sim.config.kinds import problem
+from fedjax_sim.config.registry import Part
+from fedjax_sim.metrics import evaluation
+from fedjax_sim.models import default_loss, supervised
+from fedjax_sim.population import FederatedData, quadratic_loss
+from fedjax_sim.prng import stream
+from fedjax_sim.running import distributed
+from fedjax_sim.running.planning import fastest
+from fedjax_sim.sampling import with_distinct_clients
+from fedjax_sim.transform import chain
+from fedjax_sim.types import Algorithm, Array, PyTree, Sampler, noisy_parts
+
+__all__ = ["Experiment", "build"]
+
+MOST_COUNTED = 100_000_000  # clients told apart in a log's `distinct_clients`: a bit for each is in every checkpoint
+DRY_CLIENTS = 100  # enough for a data set to check its options when the config is refused anyway
+INPUTS = {"quadratic": "point", "next_token": "tokens"}  # what a task feeds to its model; features otherwise
+
+
+class Experiment(NamedTuple):
+    """Everything that `run` takes, from one config."""
+
+    key: Array  # of the rounds
+    algorithm: Algorithm
+    params: PyTree
+    data: FederatedData
+    loss_fn: Callable
+    evaluation: Callable
+    plan: engine.Plan  # part of a result's identity, so a run writes it into its config
+
+
+def build(config: Config) -> Experiment:
+    """The parts that a config names, wired up.
+
+    Args:
+      config: as `config.load` returns it. Model and rounds draw from streams of `jax.random.key(seed)` named "init" and
+        "rounds"; the data set takes the same seed unless it is given its own.
+
+    Where no part has noise, the log counts the different clients that took part (`distinct_clients`). A private run has
+    no such counter, for its checkpoints would list who they were
+    (tests/running/test_spending.py::test_no_private_run_keeps_who_took_part).
+
+    Raises: ConfigError with every problem that the parts report.
+
+    Guarantees: a refused config compiles nothing (tests/test_bad_input.py::test_wrong_combinations).
+
+    >>> from fedjax_sim.config.document import load
+    >>> small = ["data.name=mean_estimation", "data.num_clients=100", "model.name=linear", "sampler.cohort_size=10"]
+    >>> experiment = build(load(None, small))
+    >>> experiment.data.train.size, sorted(experiment.params)
+    (100, ['bias', 'kernel'])
+    """
+    return _Builder(config).experiment()
+
+
+class _Builder:
+    """Makes the parts and collects what they refuse."""
+
+    def __init__(self, config: Config):
+        self.tables = config.resolved()
+        self.parts = {
+            name: registry.table(name)[self.tables[name]["name"]]
+            for name in registry.TABLES
+            if name in self.tables and name not in registry.CHAINS
+        }
+        self.problems: list[str] = []
+
+    def experiment(self) -> Experiment:
+        optimizer = self.make("client_optimizer")
+        plan, mesh = self.plan(), self.mesh()
+        size, sampler = self.tables["data"].get("num_clients"), None
+        if size is not None and "weights" not in self.parts["sampler"].context:
+            sampler = self.sampler(population_size=size)  # refused before the data are there
+            if self.problems:
+                self.make("data", num_clients=min(size, DRY_CLIENTS))
+        self.stop()
+        data = self.make("data")
+        self.stop()
+        if sampler is None or sampler.design.population_size != data.train.size:
+            sampler = self.sampler(population_size=data.train.size, weights=lambda: np.asarray(data.train.sizes))
+        model, loss_fn = self.model(data)
+        self.stop()
+        aggregator = self.make("aggregator", design=sampler.design, total_weight=lambda: self.total_weight(data))
+        transform, downlink = (self.chain(table, data.train.size) for table in registry.CHAINS)
+        self.stop()
+        init = (lambda key: {"w": jnp.zeros(data.input_shape)}) if model is None else lambda key: model.init(key)[0]
+
+        def algorithm_under(plan, mesh):
+            made = made_with(sampler, plan, mesh)
+            if noisy_parts(made.parts) or sampler.design.population_size > MOST_COUNTED:
+                return made  # who took part is a client's secret, and the counter would be in every checkpoint
+            return made_with(with_distinct_clients(sampler), plan, mesh)
+
+        def made_with(sampler, plan, mesh):
+            made = self.make(
+                "algorithm",
+                loss_fn=loss_fn,
+                sampler=sampler,
+                optimizer=optimizer,
+                aggregator=aggregator,
+                total_weight=lambda: self.total_weight(data) if self.weighs_examples() else None,
+                num_examples=lambda: self.num_examples(data),
+                always={
+                    "nonfinite": self.tables["run"]["nonfinite"],
+                    "plan": plan,
+                    "mesh": mesh,
+                    "transform": transform,
+                    "downlink": downlink,
+                },
+            )
+            self.stop()
+            return made
+
+        spec, most = jax.eval_shape(lambda: init(jax.random.key(0))), engine.total_memory()
+        self.attempt("model", {}, lambda: validate.fits_in_memory("model", tree.num_bytes(spec), most))
+        self.stop()
+        given, plan = plan, plan or engine.plan_for(spec)
+        algorithm = algorithm_under(plan, mesh)
+        root = jax.random.key(self.tables["seed"])
+        params = init(stream(root, "init"))
+        if downlink is not None:  # what only the shape of the broadcast tells
+            self.attempt("downlink", {}, lambda: jax.eval_shape(algorithm.parts["server"].init, params))
+            self.stop()
+        if given is None and self.tables["run"]["plan"] == "trial":
+            trial = partial(fastest, lambda plan: algorithm_under(plan, None), root, params, data.train)
+            plan = engine.Plan(*distributed.from_first(trial))
+            algorithm = algorithm_under(plan, mesh)
+        judge = self.judge(self.evaluation(loss_fn, data), algorithm, params, data.train)
+        self.stop()
+        return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, judge, plan)
+
+    def evaluation(self, loss_fn: Callable, data: FederatedData) -> Callable:
+        """On test and held-out data, and on what is trained on where that is asked for."""
+        clients, train = self.tables["run"]["evaluate_train"], {}
+        if clients is not None:
+            some = clients != "all" and clients < data.train.size
+            train = {"train": data.train, "train_clients": clients if some else None, "seed": self.tables["seed"]}
+        return evaluation(loss_fn, test=data.test, held_out=data.held_out, **train)
+
+    def judge(self, judge: Callable, algorithm: Algorithm, params: PyTree, population: Any) -> Callable:
+        """The evaluation, and the variance budget beside it where one is asked for."""
+        count = self.tables["run"]["variance_probe"]
+        if count is None:
+            return judge
+        from fedjax_sim.instruments.variance_budget import variance_budget
+
+        options = {"num_clients": min(count, population.size), "seed": self.tables["seed"]}
+        call = partial(variance_budget, algorithm, params, population, **options)
+        budget = self.attempt("run.variance_probe", {}, call)
+        return lambda params: judge(params) | budget(params)
+
+    def stop(self) -> None:
+        if self.problems:
+            raise ConfigError(self.problems)
+
+    def make(self, table: str, always: dict | None = None, **context: Any) -> Any:
+        """The part that a table names; of the context it gets what it asks for, functions being called for it."""
+        if table not in self.parts:
+            return None
+        part = self.parts[table]
+        options = {key: value for key, value in self.tables[table].items() if key in part.options}
+        if "seed" in part.options:
+            options.setdefault("seed", self.tables["seed"])
+
+        def call():
+            given = {key: value for key, value in context.items() if key in part.context | part.options.keys()}
+            lazy = {key: given[key]() for key in ("num_examples", "total_weight", "weights") if key in given}
+            return _factory(part)(**options | given | lazy, **(always or {}) if part.open else {})
+
+        return self.attempt(table, part.options, call)
+
+    def sampler(self, **context: Any) -> Sampler | None:
+        """The sampler in its wrappers, in the order of the file."""
+        made = self.make("sampler", **context)
+        for name, options in self.tables["sampler"].items():
+            if made is not None and isinstance(options, dict):
+                wrapper = registry.wrappers("sampler")[name]
+                wrap = _factory(wrapper)
+                made = self.attempt(f"sampler.{name}", wrapper.options, lambda w=wrap, s=made, o=options: w(s, **o))
+        return made
+
+    def chain(self, table: str, population_size: int, path: str = "", given: dict | None = None) -> Any:
+        """The parts of a chain in the order of the file; None without any."""
+        path, given = path or table, self.tables.get(table, {}) if given is None else given
+        choices, members = registry.table(table) | registry.wrappers(table), []
+        for name, options in given.items():
+            part, here = choices[name], f"{path}.{name}"
+            wrapped = {key: value for key, value in options.items() if isinstance(value, dict)}
+            options = {key: value for key, value in options.items() if key not in wrapped}
+            context = {"population_size": population_size} if "population_size" in part.context else {}
+            if wrapped:
+                context["transform"] = self.chain(table, population_size, here, wrapped)
+            call = partial(_factory(part), **options, **context)
+            members.append(None if wrapped and context["transform"] is None else self.attempt(here, part.options, call))
+        if not members or None in members:
+            return None
+        return members[0] if len(members) == 1 else self.attempt(table, {}, lambda: chain(*members))
+
+    def model(self, data: FederatedData) -> tuple[Any, Callable | None]:
+        """Model (None for a bare point) and loss for the task of the data."""
+        part, wanted = self.parts["model"], INPUTS.get(data.task, "features")
+        if _inputs(part) != wanted:
+            fitting = [name for name, other in registry.table("model").items() if _inputs(other) == wanted]
+            rule = f"one of {', '.join(fitting)} for the data {data.name!r}"
+            self.problems.append(problem("model.name", rule, part.name, f"Its task is {data.task}."))
+            return None, None
+        if wanted == "point":
+            return None, quadratic_loss
+        made = self.make("model", input_shape=data.input_shape, num_outputs=data.num_outputs)
+        return made, made and self.attempt("model", {}, lambda: supervised(made, default_loss(data.task)))
+
+    def weighs_examples(self) -> bool:
+        """Whether clients report their number of examples."""
+        return self.tables["algorithm"].get("weighting") != "uniform"
+
+    def num_examples(self, data: FederatedData) -> int:
+        """The config's bound on a client's rows; by default those of the largest client."""
+        given = self.tables["algorithm"]["num_examples"]
+        (rows,) = jax.eval_shape(data.train.client, jax.ShapeDtypeStruct((), jnp.int32)).mask.shape
+        if given is not None:
+            validate.integer("num_examples", given, rows, hint=f"The largest client has {rows} rows.")
+        return rows if given is None else given
+
+    def total_weight(self, data: FederatedData) -> float:
+        """The sum of the weights that the clients of the whole population report."""
+        if not self.weighs_examples():
+            return float((np.asarray(data.train.sizes) > 0).sum())
+        if data.task == "next_token":  # weighed by tokens, padding left out
+            if not hasattr(data.train, "examples"):
+                hint = "Weigh clients alike (weighting = 'uniform'), or load the data into memory."
+                validate.fail("total_weight", "tokens that can be counted beforehand", type(data.train).__name__, hint)
+            return float((np.asarray(data.train.examples["y"]) >= 0).sum())
+        return float(np.asarray(data.train.sizes).sum(dtype=np.int64))
+
+    def plan(self) -> engine.Plan | None:
+        run = self.tables["run"]
+        return run["lanes"] and self.attempt("run", run, lambda: engine.Plan.checked(run["lanes"], run["chunk"]))
+
+    def mesh(self) -> Any:
+        devices = self.tables["run"]["devices"]
+        visible = None if devices == "all" else len(jax.devices())
+        if visible is not None and jax.process_count() > 1 and devices != visible:
+            self.problems.append(problem("run.devices", '"all" with several processes', devices, "Each has its part."))
+            return None
+        if visible is not None and devices > visible:
+            rule = f'"all" or an integer in [1, {visible}]'
+            self.problems.append(problem("run.devices", rule, devices, "More are needed? Start JAX with more devices."))
+            return None
+        return devices if visible is None else engine.device_mesh(devices)
+
+    def attempt(self, path: str, options: Any, call: Callable) -> Any:
+        """What `call` returns, or None and a problem under `path`."""
+        try:
+            return call()
+        except (ImportError, MemoryError, OSError, TypeError, ValueError) as error:
+            words = str(error)
+            if not isinstance(error, (ImportError, MemoryError, OSError)) and not (
+                ": expected " in words or path == "data"
+            ):
+                raise  # a fault of ours, not of the config
+            name = re.match(r"\w*", words)[0]
+            other = name == path or (path == "algorithm" and name in registry.TABLES)  # where it all comes together
+            self.problems.append(words if other else f"{path}.{words}" if name in options else f"{path}: {words}")
+            return None
+
+
+def _factory(part: Part) -> Callable:
+    return getattr(importlib.import_module(part.module), part.name)
+
+
+def _inputs(part: Part) -> str:
+    """What a model is fed with."""
+    return "point" if part.name == "point" else "features" if "input_shape" in part.context else "tokens"

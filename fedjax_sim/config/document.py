@@ -1,0 +1,321 @@
+"""A run as a TOML file: every value checked, every default filled, every error at once with its dotted path.
+
+What a config says is checked here, without JAX; `experiment.build` makes the parts, whose own checks then speak.
+Beside `seed` there are the tables `[data]`, `[model]`, `[sampler]`, `[algorithm]`, `[client_optimizer]`, `[transform]`,
+`[downlink]`, `[aggregator]` and `[run]`. Each part has a `name` from the closed registry and the options of its
+factory; a wrapper of the sampler is a table inside it, such as `[sampler.with_dropout]`. What letters go through are
+tables inside `[transform]`, in their order: `[transform.quantize]`, then `[transform.gaussian_mechanism]`; what a
+wrapper wraps is a table inside its own, `[transform.error_feedback.top_k]`. What the broadcast goes through stands
+alike inside `[downlink]`. TOML knows no null: "none" stands for it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from fedjax_sim.config import registry
+from fedjax_sim.config.kinds import Words, check, integer, nearest, number, problem, rule
+from fedjax_sim.config.registry import REQUIRED, Option, Part
+
+__all__ = ["Config", "ConfigError", "load"]
+
+EXAMPLES = Path(__file__).parents[1] / "examples"  # experiments/ of the repository
+MAX_BYTES = 1 << 20  # of a config file
+INT32_MAX = 2**31 - 1
+
+
+COUNT, LANES = integer(1, INT32_MAX), integer(1, 1 << 16)
+SEED = integer(0, INT32_MAX)
+RUN = {
+    "rounds": Option(COUNT, 100),
+    "evaluate_every": Option(COUNT, 10),
+    "checkpoint_every": Option(COUNT | None, None),  # none: as evaluate_every
+    "keep_checkpoints": Option(COUNT, 2),
+    "devices": Option(Literal["all"] | COUNT, "all"),
+    "plan": Option(Literal["auto", "trial"], "auto"),  # trial: the fastest lanes of a short timed trial
+    "lanes": Option(LANES | None, None),  # clients vmapped at once; none: fitted to the cache
+    "chunk": Option(LANES | None, None),  # letters summed at once
+    "nonfinite": Option(Literal["drop", "error"], "drop"),
+    "delta": Option(number(0, 1) | None, None),  # at which epsilon is stated where a part has noise; none: N^-1.1
+    "evaluate_train": Option(Literal["all"] | COUNT | None, None),  # clients whose training objective is evaluated
+    "variance_probe": Option(integer(2, INT32_MAX) | None, None),  # clients of the variance budget at each evaluation
+    "client_memory": Option(Literal["auto", "device", "disk"], "auto"),  # auto: disk where the devices are too small
+    "progress": Option(bool, True),
+}
+# They change no bit of a round.
+NO_RESULT = tuple("rounds checkpoint_every keep_checkpoints devices client_memory progress".split())
+NO_RESULT += ("evaluate_train", "variance_probe")
+DEFAULT_PART = {
+    "data": "digits",
+    "model": "mlp",
+    "sampler": "uniform",
+    "algorithm": "fedavg",
+    "client_optimizer": "sgd",
+    "aggregator": "mean",
+}
+MAIN_JOB = {("sampler", "cohort_size"): 1000, ("algorithm", "num_steps"): 5, ("algorithm", "batch_size"): 10}
+NEEDED_AS = {"client_optimizer": "optimizer", "aggregator": "aggregator"}  # tables that not every algorithm takes
+
+
+class ConfigError(ValueError):
+    """Wrong input: one line per problem."""
+
+    def __init__(self, problems: Iterable[str]):
+        self.problems = list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A checked config; made by `load`."""
+
+    tables: Mapping[str, Any]
+
+    def resolved(self) -> dict[str, Any]:
+        """Every table with every default filled in, a copy. A missing `data.seed` is the config's seed."""
+        return copy.deepcopy(dict(self.tables))
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree with: all but options that change no bit of a round."""
+        tables = self.resolved()
+        tables["run"] = {key: value for key, value in tables["run"].items() if key not in NO_RESULT}
+        return tables | {"order": list(_inner(tables))}
+
+    def planned(self, plan: Any) -> Config:
+        """This config with the lanes and chunk that were chosen for it: they are part of a result's identity."""
+        tables = self.resolved()
+        tables["run"] |= plan._asdict()
+        return Config(tables)
+
+    def to_toml(self) -> str:
+        """TOML that loads back to this config.
+
+        Guarantees: tests/config/test_document.py::test_toml_round_trip.
+        """
+        return "\n".join(_toml_lines(self.tables)).strip() + "\n"
+
+
+def _inner(tables: Mapping[str, Any], path: str = "") -> Iterable[str]:
+    """Paths of the tables inside tables, in their order: it matters, and dicts compare equal in any."""
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            if path:
+                yield f"{path}{key}"
+            yield from _inner(value, f"{path}{key}.")
+
+
+def load(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
+    """Reads a config file, or the main job without one, and checks all that it says.
+
+    Args:
+      path: a TOML file, or the name of an example, such as "quickstart" or "sweeps/step_sizes"; None for the main
+        job: 100,000 clients over the digits, FedAvg with an MLP.
+      overrides: `table.option=value`, the value as in TOML; words need no quotes.
+
+    Raises: ConfigError naming every problem as `path.to.field: expected RULE, got VALUE. HINT`.
+
+    Guarantees: nothing is imported that runs or compiles
+    (tests/config/test_document.py::test_wrong_configs_need_no_jax); every problem is named at once
+    (::test_every_problem_at_once); examples are found by name (tests/test_package.py::test_examples_have_names).
+
+    >>> config = load(None, ["sampler.cohort_size=50", "algorithm.name=fedprox"])
+    >>> config.resolved()["algorithm"]["coefficient"], config.resolved()["sampler"]
+    (0.1, {'name': 'uniform', 'cohort_size': 50})
+    """
+    document = {} if path is None else _read(Path(path))
+    problems = list(_override(document, overrides))
+    tables = _resolve(document, problems)
+    if problems:
+        raise ConfigError(problems)
+    return Config(tables)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    example = EXAMPLES / f"{path}.toml"
+    path = example if example.is_file() and not path.is_file() else path
+    try:
+        data = path.read_bytes() if path.stat().st_size <= MAX_BYTES else None
+    except OSError as error:
+        hint = f"Examples have names: {', '.join(sorted(one.stem for one in EXAMPLES.glob('*.toml')))}."
+        raise ConfigError([problem(str(path), "a TOML file", Words(error.strerror or str(error)), hint)]) from error
+    if data is None:
+        raise ConfigError([problem(str(path), f"at most {MAX_BYTES} bytes", path.stat().st_size)])
+    try:
+        return tomllib.loads(data.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        words = str(error)
+        hint = "A key or table may be given once." if "overwrite" in words or "twice" in words else ""
+        raise ConfigError([problem(str(path), "TOML", Words(words), hint)]) from error
+
+
+def _override(document: dict, overrides: Iterable[str]) -> Iterable[str]:
+    """Puts `a.b=c` into the document; yields problems."""
+    seen = set()
+    for text in overrides:
+        name, equals, value = text.partition("=")
+        keys = [key.strip() for key in name.split(".")]
+        if not equals or not all(re.fullmatch(r"[A-Za-z0-9_-]+", key) for key in keys):
+            yield problem("--set", "table.option=value", text)
+            continue
+        path = ".".join(keys)
+        if path in seen:
+            yield problem(path, "one --set", text, "The same option is set twice.")
+            continue
+        seen.add(path)
+        try:
+            parsed = tomllib.loads(f"value = {value}")
+            if len(parsed) != 1:
+                raise ValueError("more than one value")
+            value = parsed["value"]
+        except (ValueError, RecursionError):
+            value = value.strip()
+            if not value or value[0] in "[{\"'" or "\n" in value:
+                yield problem(path, "a TOML value", value)
+                continue
+        table = document
+        for depth, key in enumerate(keys[:-1], 1):
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                yield problem(".".join(keys[:depth]), "a table", table)
+                break
+        else:
+            table[keys[-1]] = value
+
+
+def _resolve(document: dict, problems: list[str]) -> dict[str, Any]:
+    """The document with defaults filled in; problems are added to the list."""
+    known = ("seed", *registry.TABLES, "run")
+    problems += [_unknown(key, key, known) for key in document if key not in known]
+    tables: dict[str, Any] = {"seed": check("seed", SEED, document.get("seed", 0), problems)}
+    algorithm = None
+    for table in registry.TABLES:
+        given = document.get(table, {})
+        needs = NEEDED_AS.get(table)
+        if needs and algorithm is not None and needs not in algorithm.context:
+            if table in document:
+                hint = "It brings its own; see its options: fedjax-sim list algorithms."
+                problems.append(problem(table, f"no such table with {algorithm.name}", given, hint))
+            continue
+        if table in registry.CHAINS:
+            if members := _members(table, table, given, problems):
+                tables[table] = members
+            continue
+        part, tables[table] = _part(table, given, problems)
+        algorithm = part if table == "algorithm" else algorithm
+    tables["run"] = _options("run", RUN, document.get("run", {}), problems)
+    cohort, clients = tables.get("sampler", {}).get("cohort_size"), tables.get("data", {}).get("num_clients")
+    if isinstance(clients, int) and isinstance(cohort, int) and "cohort_size" not in document.get("sampler", {}):
+        tables["sampler"]["cohort_size"] = min(cohort, max(clients, 1))
+    work, block = tables.get("algorithm", {}), tables["run"]
+    if {"num_steps", "num_epochs"} <= work.keys() and (work["num_steps"] is None) == (work["num_epochs"] is None):
+        got = (work["num_steps"], work["num_epochs"])
+        problems.append(problem("algorithm.num_steps, algorithm.num_epochs", "exactly one of the two", got))
+    if block.get("chunk") is not None and block.get("lanes") is None:
+        problems.append(problem("run.chunk", "run.lanes beside it", block["chunk"], "A chunk is made of whole lanes."))
+    return tables
+
+
+def _part(table: str, given: Any, problems: list[str]) -> tuple[Part | None, dict[str, Any]]:
+    if not isinstance(given, dict):
+        problems.append(problem(table, "a table", given, f'Write {table}.name = "..." for the part alone.'))
+        return None, {}
+    choices, wraps = registry.table(table), registry.wrappers(table)
+    name = given.get("name", DEFAULT_PART[table])
+    if not isinstance(name, str) or name not in choices:
+        hint = nearest(name, choices)
+        if isinstance(name, str) and name in wraps:
+            hint = f"{name} wraps a {table}: write the table [{table}.{name}]."
+        problems.append(problem(f"{table}.name", "one of " + ", ".join(choices), name, hint))
+        return None, {}
+    inner = {key: value for key, value in given.items() if key in wraps}
+    rest = {key: value for key, value in given.items() if key != "name" and key not in wraps}
+    part = choices[name]
+    resolved = {"name": name} | _options(table, part.options, rest, problems, also=("name", *wraps))
+    for key, options in inner.items():
+        resolved[key] = _options(f"{table}.{key}", wraps[key].options, options, problems)
+    return part, resolved
+
+
+def _members(table: str, path: str, given: Any, problems: list[str]) -> dict[str, Any]:
+    """The parts of a chain, in the order of the file; a wrapper's own part is a table inside it."""
+    if not isinstance(given, dict):
+        problems.append(problem(path, "a table", given, f"Write the parts as tables inside it: [{path}.NAME]."))
+        return {}
+    choices, wraps, resolved = registry.table(table), registry.wrappers(table), {}
+    for name, options in given.items():
+        if name not in choices | wraps:
+            known = [*choices, *wraps]
+            hint = nearest(name, known) or f"Write the parts as tables: [{path}.NAME]."
+            problems.append(
+                problem(f"{path}.{name}", "one of " + ", ".join(known), Words("nothing of that name"), hint)
+            )
+            continue
+        inner = {}
+        if name in wraps and isinstance(options, dict):
+            inner = {key: value for key, value in options.items() if isinstance(value, dict)}
+            options = {key: value for key, value in options.items() if key not in inner}
+            inner = _members(table, f"{path}.{name}", inner, problems)
+            if not inner:
+                hint = f"Write it as a table inside: [{path}.{name}.NAME]."
+                problems.append(problem(f"{path}.{name}", "a transform to wrap", Words("none"), hint))
+        resolved[name] = _options(f"{path}.{name}", (choices | wraps)[name].options, options, problems) | inner
+    return resolved
+
+
+def _options(
+    path: str, options: dict[str, Option], given: Any, problems: list[str], also: Iterable[str] = ()
+) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        problems.append(problem(path, "a table", given))
+        return {}
+    problems += [_unknown(f"{path}.{key}", key, [*also, *options]) for key in given if key not in options]
+    resolved = {}
+    for key, option in options.items():
+        if key in given:
+            resolved[key] = check(f"{path}.{key}", option.kind, given[key], problems)
+        elif (default := _default(path, key, option, given)) is not REQUIRED:
+            if (path, key) != ("data", "seed"):
+                resolved[key] = copy.copy(default)
+        else:
+            hint = f"It has no default: write it in [{path}], or --set {path}.{key}=..."
+            problems.append(problem(f"{path}.{key}", rule(option.kind), Words("nothing"), hint))
+    return resolved
+
+
+def _default(path: str, key: str, option: Option, given: Mapping[str, Any]) -> Any:
+    if key == "num_steps" and given.get("num_epochs", "none") not in (None, "none"):
+        return None
+    return MAIN_JOB.get((path, key), option.default) if option.default in (REQUIRED, None) else option.default
+
+
+def _unknown(path: str, key: str, options: Iterable[str]) -> str:
+    options = list(options)
+    return problem(
+        path,
+        "one of " + ", ".join(options) if options else "no options",
+        Words(f"the unknown key {key!r}"),
+        nearest(key, options),
+    )
+
+
+def _toml_lines(table: Mapping[str, Any], path: str = "") -> Iterable[str]:
+    yield from (f"{key} = {_toml(value)}" for key, value in table.items() if not isinstance(value, dict))
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from ("", f"[{path}{key}]", *_toml_lines(value, f"{path}{key}."))
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    words = {None: '"none"', True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else repr(value)

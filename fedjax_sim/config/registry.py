@@ -1,0 +1,208 @@
+"""The closed registry: every part that a config can name, read from the rooms' sources without running them.
+
+A factory named in a room's `__all__` is found by itself; its options are the arguments whose annotations TOML can
+express. Nothing here imports JAX, so a wrong config is refused, and `fedjax-sim list` answers, at once.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from functools import cache
+from pathlib import Path
+from types import NoneType
+from typing import Any, NamedTuple
+
+__all__ = ["CHAINS", "CONTEXT", "REQUIRED", "ROOMS", "TABLES", "Option", "Part", "parts", "shown", "table", "wrappers"]
+
+REQUIRED = "required"
+PACKAGE = Path(__file__).parents[1]
+ROOMS = (
+    "population",
+    "models",
+    "sampling",
+    "client",
+    "client.optimizers",
+    "transform",
+    "aggregation",
+    "server",
+    "algorithms",
+)
+TABLES = {  # table of a config -> its room, and what the room's factories return
+    "data": ("population", "FederatedData"),
+    "model": ("models", "Model"),
+    "sampler": ("sampling", "Sampler"),
+    "algorithm": ("algorithms", "Algorithm"),
+    "client_optimizer": ("client.optimizers", "GradientTransformation"),
+    "transform": ("transform", "UpdateTransform"),
+    "downlink": ("transform", "UpdateTransform"),
+    "aggregator": ("aggregation", "Aggregator"),
+}
+CHAINS = ("transform", "downlink")  # tables whose parts are tables inside them, any number, applied in their order
+CONTEXT = frozenset(  # arguments that other parts decide
+    (
+        "aggregator design input_shape loss_fn num_outputs optimizer population_size sampler total_weight transform "
+        "weights"
+    ).split()
+)
+NAMES = {"bool": bool, "float": float, "int": int, "str": str}
+
+
+class Option(NamedTuple):
+    """An argument that a config may set."""
+
+    kind: Any  # a type, a union of types or list[type]
+    default: Any  # REQUIRED if there is none
+
+
+def shown(default: Any) -> str:
+    """A default as a person reads it.
+
+    >>> shown(REQUIRED), shown(None), shown([1.5])
+    ('(required)', 'none', '[1.5]')
+    """
+    return "(required)" if default is REQUIRED else "none" if default is None else json.dumps(default)
+
+
+class Part(NamedTuple):
+    """A public name of a room."""
+
+    room: str
+    name: str
+    meaning: str  # the first line of its docstring
+    returns: str  # annotation, or ""
+    options: dict[str, Option]
+    context: frozenset[str]  # arguments that other parts decide
+    others: frozenset[str]  # required arguments that neither TOML nor other parts can give
+    open: bool  # takes **options
+    module: str  # where it lives
+
+
+@cache
+def parts(room: str) -> dict[str, Part]:
+    """Every public name of a room, sorted.
+
+    >>> parts("sampling")["uniform"].options
+    {'cohort_size': Option(kind=<class 'int'>, default='required')}
+    """
+    path = PACKAGE.joinpath(*room.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    tree, origin, public = _parse(path), {}, []
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            origin |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
+        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            public = ast.literal_eval(node.value)
+    here = f"fedjax_sim.{room}"
+    return {name: _part(room, name, *origin.get(name, (here, name))) for name in sorted(public)}
+
+
+@cache
+def table(name: str) -> dict[str, Part]:
+    """What a config's table may name: the factories of its room whose arguments TOML and the other parts can give.
+
+    >>> {"fixed_mean", "horvitz_thompson", "keep_old"} <= table("aggregator").keys()
+    True
+    """
+    return {key: part for key, part in _factories(*TABLES[name]).items() if not _wraps(part, name)}
+
+
+@cache
+def wrappers(name: str) -> dict[str, Part]:
+    """Factories that take a part of the same table and give another, e.g. `with_dropout`."""
+    return {key: part for key, part in _factories(*TABLES[name]).items() if _wraps(part, name)}
+
+
+def _wraps(part: Part, name: str) -> bool:
+    return ("transform" if name in CHAINS else name) in part.context
+
+
+def _factories(room: str, noun: str) -> dict[str, Part]:
+    found = {
+        name: part
+        for name, part in parts(room).items()
+        if not part.others and (part.returns.split(".")[-1] == noun or (not part.returns and part.context))
+    }
+    if room == "models":
+        meaning = "The parameter is a point in R^d, for quadratic clients."
+        found["point"] = Part(
+            room, "point", meaning, noun, {}, frozenset(), frozenset(), False, "fedjax_sim.config.build"
+        )
+    for name, part in found.items():  # recipes over fedavg hand their further options to it
+        if part.open and "optimizer" in part.context and "num_steps" not in part.options:
+            base = found["fedavg"]
+            found[name] = part._replace(options=base.options | part.options, context=base.context | part.context)
+    return found
+
+
+@cache
+def _parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _part(room: str, name: str, module: str, original: str) -> Part:
+    path = PACKAGE.joinpath(*module.split(".")[1:])
+    empty = Part(room, name, "", "", {}, frozenset(), frozenset({"not a function"}), False, module)
+    if (path / f"{original}.py").is_file():  # a module handed on as a whole
+        doc = ast.get_docstring(_parse(path / f"{original}.py")) or ""
+        return empty._replace(meaning=doc.split("\n")[0])
+    body = _parse(path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py").body
+    for node in body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == original:
+            if isinstance(node.value, ast.Name):  # an alias
+                return _part(room, name, module, node.value.id)
+        if getattr(node, "name", None) != original:
+            continue
+        part = empty._replace(meaning=(ast.get_docstring(node) or "").split("\n")[0])
+        return _signature(part, node) if isinstance(node, ast.FunctionDef) else part
+    return empty
+
+
+def _signature(part: Part, node: ast.FunctionDef) -> Part:
+    arguments = node.args
+    positional = arguments.posonlyargs + arguments.args
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
+    pairs = [*zip(positional, defaults, strict=True), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    options, context, others = {}, set(), set()
+    for argument, default in pairs:
+        kind = _kind(argument.annotation)
+        if argument.arg in CONTEXT:
+            context.add(argument.arg)
+        elif kind is not None:
+            options[argument.arg] = Option(kind, REQUIRED if default is None else _literal(default))
+        elif default is None:
+            others.add(argument.arg)
+    if arguments.vararg:
+        others.add(arguments.vararg.arg)
+    returns = ast.unparse(node.returns) if node.returns else ""
+    return part._replace(
+        returns=returns,
+        options=options,
+        context=frozenset(context),
+        others=frozenset(others),
+        open=arguments.kwarg is not None,
+    )
+
+
+def _literal(node: ast.expr) -> Any:
+    if isinstance(node, ast.BinOp):  # 2**34
+        powers = {ast.Pow: lambda a, b: a**b, ast.LShift: lambda a, b: a << b, ast.Mult: lambda a, b: a * b}
+        return powers[type(node.op)](_literal(node.left), _literal(node.right))
+    value = ast.literal_eval(node)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _kind(node: ast.expr | None) -> Any:
+    """The type that an annotation names, or None where TOML cannot express it."""
+    match node:
+        case ast.Name(id) if id in NAMES:
+            return NAMES[id]
+        case ast.Constant(None):
+            return NoneType
+        case ast.BinOp(left, ast.BitOr(), right):
+            left, right = _kind(left), _kind(right)
+            return None if left is None or right is None else left | right
+        case ast.Subscript(ast.Name("Sequence" | "list" | "tuple"), inner):
+            inner = _kind(inner.elts[0] if isinstance(inner, ast.Tuple) else inner)
+            return None if inner is None else list[inner]
+    return None

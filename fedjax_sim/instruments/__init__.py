@@ -1,0 +1,29 @@
+"""What measures an algorithm: variance budget, hyper-gradients, audit, independent runs."""
+
+from fedjax_sim.instruments.audit import (
+    audit_algorithm,
+    audit_command,
+    canary_release,
+    claim_of,
+    one_run_release,
+)
+from fedjax_sim.instruments.audit_figure import audit_figure
+from fedjax_sim.instruments.hypergradient import hypergradient
+from fedjax_sim.instruments.moments import Moments, population_moments
+from fedjax_sim.instruments.runs import independent_runs, squared_distance
+from fedjax_sim.instruments.variance_budget import variance_budget
+
+__all__ = [
+    "Moments",
+    "audit_algorithm",
+    "audit_command",
+    "audit_figure",
+    "canary_release",
+    "claim_of",
+    "hypergradient",
+    "independent_runs",
+    "one_run_release",
+    "population_moments",
+    "squared_distance",
+    "variance_budget",
+]

@@ -1,0 +1,310 @@
+"""Audits of a federated algorithm: its real sampler, transform and aggregator, with canaries for clients."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_sim import aggregation, engine, population, sampling, server, validate
+from fedjax_sim.algorithms import federated
+from fedjax_sim.instruments.audit_figure import audit_figure
+from fedjax_sim.privacy.audit import Audit, Claim, accounted_claim, audit_release, gaussian_claim
+from fedjax_sim.privacy.mechanism import ADJACENCIES
+from fedjax_sim.privacy.one_run import audit_one_run
+from fedjax_sim.privacy.reading import mechanism_of
+from fedjax_sim.transform.gaussian import gaussian_mechanism
+from fedjax_sim.types import Algorithm, Array, ClientData, ClientUpdate, Noise, PyTree, Report
+
+__all__ = ["audit_algorithm", "audit_command", "canary_release", "claim_of", "one_run_release"]
+
+SPREAD = {"first": np.full(2, 0.5, np.float32), "second": np.full(2, -0.5, np.float32)}
+OTHERS = {"silent": 0.0, "zero": 0.0, "opposite": -1.0}
+FIGURES = (".png", ".svg", ".pdf")
+
+
+def _sends_its_data() -> ClientUpdate:
+    """A client whose update, and weight, are what it holds."""
+
+    def apply(key, broadcast, state, data):
+        update, weight = jax.tree.map(lambda x: x[0], data.examples)
+        return Report(update, jnp.where(data.mask[0], weight, 0.0), {}), state
+
+    return ClientUpdate(lambda params: (), apply)
+
+
+def _noise(algorithm: Algorithm):
+    """(parts, their noise, the table's sensitivity) of an algorithm that has them all."""
+    parts = algorithm.parts
+    if not {"sampler", "transform", "aggregator"} <= set(parts):
+        validate.fail("algorithm", "one with the parts of `federated`", sorted(parts))
+    noise, sensitivity = getattr(parts["transform"], "noise", None), parts["aggregator"].sensitivity
+    if noise is None or noise.unit != "client" or noise.place == "local":
+        hint = "Audit another release through `privacy.audit_release`, with a function that scores it."
+        validate.fail("algorithm", "client-level noise on what the server sums", noise, hint)
+    if isinstance(noise.details, dict) and noise.details.get("adaptive"):
+        validate.fail("algorithm", "a clip norm that stays", "an adaptive one", "Audit it at a fixed clip norm.")
+    if sensitivity is None:
+        validate.fail("aggregator", "one with a sensitivity", None, "Use aggregation.fixed_mean.")
+    return parts, noise, sensitivity
+
+
+def _plain(parts: Mapping[str, Any], plan: engine.Plan | None) -> Algorithm:
+    """The algorithm with clients that send what they hold, and a server that adds the aggregate to its model."""
+    table = (parts["aggregator"], server.optimizer(optax.sgd(1.0)), parts["transform"])
+    return federated(parts["sampler"], _sends_its_data(), *table, plan=plan, mesh=None)
+
+
+def canary_release(
+    algorithm: Algorithm,
+    *,
+    length: float = 10.0,
+    weight: float = 100.0,
+    others: str | None = None,
+    adjacency: str | None = None,
+    num_rounds: int = 1,
+    direction: PyTree = None,
+    plan: engine.Plan | None = None,
+) -> Callable:
+    """`release(key, with_canary) -> score` of an algorithm's own sampler, transform and aggregator.
+
+    Client 0 is the canary: it sends one direction, `length` times the clip norm long; in round t with the sign (-1)^t,
+    so that noise drawn once and used again cancels. The score is the inner product of the direction and the rounds'
+    aggregates, in units of what one client may move them: its mean rises by 1 in a round that the canary joins, around
+    noise of standard deviation z sqrt(T).
+
+    Args:
+      algorithm: of `federated`, with client-level noise on the sum.
+      length: of the canary's update, over the clip norm; above 1 it tests the clip, below 1 what it must leave alone.
+      weight: that the canary reports; the others report 1.
+      others: what the other clients send: "silent" (nothing, they do not report), "zero" or "opposite" (the clipped
+        canary, negated: the worst case for cohorts of a fixed size). Default: "zero" where each letter bears a share of
+        the noise, else "silent".
+      adjacency: without the canary, client 0 is silent ("add_or_remove_one"), sends zeros ("zero_out") or the opposite
+        ("replace_one"). Default: "zero_out" where each letter bears a share of the noise, else "add_or_remove_one".
+      num_rounds: T, on the same data.
+      direction: pytree of arrays, of norm 1; a Dirac canary is one number in one leaf, and shows noise that is not
+        Gaussian best. Default: two leaves of two numbers each, evenly, of opposite signs, which shows what is done leaf
+        by leaf.
+      plan: as in `federated`.
+
+    Raises: ValueError for an algorithm without such noise, or a table without a sensitivity.
+
+    Guarantees: without a canary the score has mean 0 and standard deviation z, with it mean 1
+    (tests/privacy/test_audit.py::test_central_mechanism_is_confirmed).
+    """
+    parts, noise, sensitivity = _noise(algorithm)
+    others = ("silent" if noise.place == "central" else "zero") if others is None else others
+    validate.positive("length", length)
+    validate.positive("weight", weight)
+    validate.one_of("others", others, OTHERS)
+    adjacency = _adjacency(adjacency, noise)
+    validate.integer("num_rounds", num_rounds)
+    plain, size = _plain(parts, plan), parts["sampler"].design.population_size
+    direction = SPREAD if direction is None else direction
+
+    def generate(world, id):
+        own = jnp.where(world["present"], length, -length if adjacency == "replace_one" else 0.0)
+        scale = jnp.where(id == 0, own, OTHERS[others]) * noise.clip_norm * world["sign"]
+        speaks = jnp.where(id == 0, world["present"] | (adjacency != "add_or_remove_one"), others != "silent")
+        sent = jax.tree.map(lambda x: scale * x, direction), jnp.where(id == 0, weight, 1.0)
+        return ClientData(jax.tree.map(lambda x: x[None], sent), speaks[None])
+
+    def release(key: Array, with_canary: Array) -> Array:
+        def world(sign):
+            return population.generated(size, generate, {"present": with_canary, "sign": sign})
+
+        def one_round(state, t):
+            sign = 1.0 - 2.0 * (t % 2).astype(jnp.float32)
+            before = plain.params(state)
+            state, _ = plain.step(jax.random.fold_in(key, t), state, world(sign))
+            moved = jax.tree.map(lambda x, y, u: jnp.vdot(x - y, u), plain.params(state), before, direction)
+            return state, sign * sum(jax.tree.leaves(moved))
+
+        zeros = jax.tree.map(jnp.zeros_like, direction)
+        state = plain.init(key, zeros, world(jnp.float32(1)))
+        if num_rounds == 1:
+            scores = one_round(state, jnp.int32(0))[1]
+        else:
+            scores = jax.lax.scan(one_round, state, jnp.arange(num_rounds))[1].sum()
+        return scores / (noise.clip_norm * sensitivity)
+
+    return release
+
+
+def _adjacency(adjacency: str | None, noise: Noise) -> str:
+    if adjacency is None:
+        return "add_or_remove_one" if noise.place == "central" else "zero_out"
+    validate.one_of("adjacency", adjacency, ADJACENCIES)
+    return adjacency
+
+
+def claim_of(algorithm: Algorithm, *, num_rounds: int = 1, adjacency: str | None = None) -> Claim:
+    """What an algorithm's own parts promise: `privacy.gaussian_claim`, or the accountant's for sampled cohorts in turn.
+
+    Raises: ValueError for samplers other than Poisson and full ones, and for noise that is not Gaussian.
+
+    Guarantees: the claim of its noise and rate (tests/privacy/test_audit.py::test_claim_follows_the_parts).
+    """
+    parts, noise, _ = _noise(algorithm)
+    design = parts["sampler"].design
+    if noise.mechanism != "gaussian":
+        validate.fail("noise", "a Gaussian mechanism", noise.mechanism, "Build a Claim from its accountant's profile.")
+    adjacency = _adjacency(adjacency, noise)
+    if design.scheme not in ("full", "poisson", "truncated_poisson"):
+        hint = "Pass the claim that you make for it: its law is not that of Poisson sampling."
+        validate.fail("sampler", "one that calls clients independently: poisson or full", design.scheme, hint)
+    moved = 2 if adjacency == "replace_one" else 1
+    if (num_rounds > 1 or moved == 2 or design.scheme == "truncated_poisson") and design.scheme != "full":
+        return accounted_claim(mechanism_of(algorithm, adjacency=adjacency), num_rounds)
+    rate = 1.0 if design.scheme == "full" else design.rate
+    return gaussian_claim(noise.multiplier / moved, sampling_rate=rate, num_rounds=num_rounds)
+
+
+def audit_algorithm(
+    key: Array,
+    algorithm: Algorithm,
+    claim: Claim | None = None,
+    *,
+    num_rounds: int = 1,
+    adjacency: str | None = None,
+    num_releases: int = 1_000_000,
+    chunk: int = 50_000,
+    delta: float = 1e-5,
+    confidence: float = 0.99,
+    tolerance: float = 0.1,
+    **canary,
+) -> Audit:
+    """`privacy.audit_release` of an algorithm's sampler, transform and aggregator.
+
+    Args:
+      claim: by default `claim_of(algorithm)`.
+      num_rounds, adjacency, canary: as in `canary_release`.
+      Others as in `privacy.audit_release`.
+
+    Where cohorts are sampled, scores are a mixture of more than two Gaussians over several rounds, where the canary is
+    replaced or where others send the opposite: then nothing is fitted (`Claim.scores`).
+
+    Guarantees: see `privacy.audit_release`; planted bugs in each part are flagged
+    (tests/privacy/test_audit.py::test_planted_bugs); a true claim over several rounds of sampled cohorts stands
+    (::test_scores_of_another_law).
+    """
+    claim = claim_of(algorithm, num_rounds=num_rounds, adjacency=adjacency) if claim is None else claim
+    mixed = num_rounds > 1 or adjacency == "replace_one" or canary.get("others") == "opposite"
+    if mixed and _noise(algorithm)[0]["sampler"].design.scheme != "full":
+        claim = dataclasses.replace(claim, scores=None)
+    release = canary_release(algorithm, num_rounds=num_rounds, adjacency=adjacency, **canary)
+    how = {"num_releases": num_releases, "chunk": chunk, "delta": delta, "confidence": confidence}
+    return audit_release(key, release, claim, **how, tolerance=tolerance)
+
+
+def one_run_release(algorithm: Algorithm, *, length: float = 10.0) -> Callable:
+    """`release(key) -> (included [m] bool, scores [m])`: one round in which every client is a canary of its own.
+
+    Client i sends a Dirac update, `length` times the clip norm in coordinate i, if its fair coin says so; its score is
+    what the server received there. Feed it to `privacy.audit_one_run`.
+
+    Args:
+      algorithm: with client-level noise on the sum and a sampler that calls everybody; m is its population.
+      length: of the updates, over the clip norm.
+
+    Guarantees: half of the canaries take part, and scores separate by 1 / z
+    (tests/privacy/test_audit.py::test_one_run_of_the_central_mechanism).
+
+    References: Steinke, Nasr and Jagielski 2023, algorithm 1; Andrew et al. 2024 (canaries as clients).
+    """
+    parts, noise, sensitivity = _noise(algorithm)
+    validate.positive("length", length)
+    design, plain = parts["sampler"].design, _plain(parts, None)
+    if design.scheme != "full":
+        validate.fail("sampler", "one that calls every client", design.scheme, "Use sampling.full(num_canaries).")
+    size = design.population_size
+
+    def generate(included, id):
+        own = (jnp.arange(size) == id) * jnp.float32(length * noise.clip_norm)
+        return ClientData((own[None], jnp.ones(1)), included[id][None])
+
+    def release(key: Array) -> tuple[Array, Array]:
+        included = jax.random.bernoulli(jax.random.fold_in(key, 0), 0.5, (size,))
+        world = population.generated(size, generate, included)
+        state = plain.init(key, jnp.zeros(size), world)
+        state, _ = plain.step(jax.random.fold_in(key, 1), state, world)
+        return included, plain.params(state) / (noise.clip_norm * sensitivity)
+
+    return release
+
+
+def audit_command(options: Mapping[str, Any], algorithm: Algorithm | None = None) -> tuple[str, dict]:
+    """`fedjax-sim audit` without its flags: the central Gaussian mechanism, or an algorithm that is there already.
+
+    Args:
+      options: noise_multiplier (1.0), clip_norm (1.0), sampling_rate (1.0), num_rounds (1), delta (1e-5), num_releases
+        (1,000,000), confidence (0.99), length (10.0), num_canaries (1,000: those of a further audit of one run, which
+        needs a rate of 1; 0 = without), seed (0), figure (None, or a path to write one to). The first three and
+        num_canaries only without `algorithm`.
+      algorithm: audited in place of the plain mechanism, with its own sampler.
+
+    Returns: (what a person reads, what a file holds).
+
+    Raises: ValueError for an unknown option or one out of range, and for a figure that cannot be written, before
+    anything is run.
+
+    Guarantees: the default is confirmed (tests/privacy/test_audit.py::test_the_command).
+    """
+    mechanism = {"noise_multiplier": 1.0, "clip_norm": 1.0, "sampling_rate": 1.0, "num_canaries": 1000}
+    judged = {"num_rounds": 1, "length": 10.0, "num_releases": 1_000_000, "delta": 1e-5, "confidence": 0.99}
+    known = (mechanism if algorithm is None else {}) | judged | {"seed": 0, "figure": None}
+    for name in options:
+        validate.one_of("options", name, known)
+    chosen = known | dict(options)
+    validate.integer("seed", chosen["seed"], 0)
+    canaries = chosen.get("num_canaries", 0)
+    validate.integer("num_canaries", canaries, 0, 100_000)
+    if chosen["figure"] is not None:
+        _check_figure(Path(chosen["figure"]))
+    if algorithm is None:
+        validate.in_range("sampling_rate", chosen["sampling_rate"], 0, 1, open_low=True)
+        build = functools.partial(_central, chosen["clip_norm"], chosen["noise_multiplier"])
+        algorithm = build(1, chosen["sampling_rate"])
+        canaries = canaries if chosen["sampling_rate"] == 1 else 0
+    key = jax.random.key(chosen["seed"])
+    found = audit_algorithm(key, algorithm, **{name: chosen[name] for name in judged})
+    text, record = found.text(), found.record()
+    if canaries:
+        included, seen = jax.jit(one_run_release(build(canaries, 1), length=chosen["length"]))(
+            jax.random.fold_in(key, 1)
+        )
+        once = audit_one_run(included, seen, delta=chosen["delta"], confidence=chosen["confidence"])
+        text += f"\n  {once.method}: epsilon at least {once.lower:.4f}; {once.note}"
+        record["one_run"] = {"lower": once.lower, "note": once.note, "num_canaries": canaries}
+    if chosen["figure"] is not None:
+        audit_figure(found).savefig(chosen["figure"])
+    return text, record
+
+
+def _check_figure(path: Path) -> None:
+    if path.suffix not in FIGURES:
+        validate.fail("figure", "a file that ends in " + ", ".join(FIGURES), str(path))
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        validate.fail("figure", "a file that can be written", str(path), f"{error.strerror}.")
+
+
+def _central(clip_norm: float, noise_multiplier: float, num_clients: int, rate: float) -> Algorithm:
+    """The central Gaussian mechanism over clients that call themselves with a chance."""
+    return federated(
+        sampling.full(num_clients) if rate == 1 else sampling.poisson(num_clients, rate),
+        _sends_its_data(),
+        aggregation.fixed_mean(float(num_clients)),
+        server.optimizer(optax.sgd(1.0)),
+        gaussian_mechanism(clip_norm, noise_multiplier),
+        mesh=None,
+    )

@@ -1,0 +1,69 @@
+"""What the clients of a whole population would send from one model: mean and spread, without holding their updates."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_sim import aggregation, sampling, server, tree
+from fedjax_sim.algorithms import federated
+from fedjax_sim.types import Array, ClientUpdate, Mean, Population, PyTree, Sampler
+
+__all__ = ["Moments", "population_moments"]
+
+PILOT = 1000  # clients whose mean update the others are measured from, against cancellation
+
+
+class Moments(NamedTuple):
+    """Of the updates u_i of all N clients; each client counts once."""
+
+    size: int  # N
+    mean: PyTree  # mean update
+    variance: float  # (1/N) sum |u_i - mean|^2: divisor N, summed over coordinates
+
+
+def population_moments(key: Array, client: ClientUpdate, params: PyTree, population: Population) -> Moments:
+    """One round in which everybody takes part, through the engine: memory does not grow with N times d.
+
+    Args:
+      key: of the clients' own randomness; with full local batches nothing depends on it.
+      client: stateless; params: what it is sent.
+
+    Raises: FloatingPointError if a client's update is not finite: the population then has no variance.
+
+    Guarantees: float64 NumPy over all clients' updates (tests/instruments/test_runs.py::test_population_moments).
+    """
+    size = population.size
+    pilot = sampling.uniform(size, min(PILOT, size))
+    center, _ = _pass(key, pilot, client, params, population, tree.zeros_like(params))
+    mean, squared = _pass(key, sampling.full(size), client, params, population, center)
+    return Moments(size, mean, max(squared - _squared_distance(mean, center), 0.0))
+
+
+def _squared_distance(first: PyTree, second: PyTree) -> float:
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    return sum(float(np.sum((np.asarray(x, np.float64) - np.asarray(y, np.float64)) ** 2)) for x, y in pairs)
+
+
+def _pass(
+    key: Array, sampler: Sampler, client: ClientUpdate, params: PyTree, population: Population, center: PyTree
+) -> tuple[PyTree, float]:
+    """(mean update, mean squared distance from the center) of a cohort."""
+
+    def apply(key, broadcast, state, data):
+        report, state = client.apply(key, broadcast, state, data)
+        squared = [jnp.sum(x.astype(jnp.float32) ** 2) for x in jax.tree.leaves(tree.subtract(report.update, center))]
+        return report._replace(metrics={"squared_distance": Mean(sum(squared), jnp.ones(()))}), state
+
+    step = server.optimizer(optax.sgd(1.0))
+    algorithm = federated(sampler, client._replace(apply=apply), aggregation.mean(weighting="uniform"), step)
+    state = algorithm.init(key, params, population)
+    new, info = jax.jit(algorithm.step)(key, state, population)
+    if info["dropped_clients"] or not info["clients_reported"]:
+        lost, there = int(info["dropped_clients"]), int(info["clients_reported"])
+        raise FloatingPointError(f"{lost} updates were not finite and {there} were: lower the learning rate.")
+    return tree.subtract(algorithm.params(new), params), float(info["squared_distance"])

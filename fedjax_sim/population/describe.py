@@ -1,0 +1,57 @@
+"""A population in a few numbers, for the report of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_sim import tree
+from fedjax_sim.population.protocol import sizes_of
+
+__all__ = ["describe", "digest"]
+
+SHOWN_CLIENTS = 24
+MAX_VISITED = 1 << 22  # clients whose sizes are looked at
+
+
+def describe(data: Any) -> dict[str, Any]:
+    """Sizes of all clients and label counts of some, as JSON values.
+
+    Args:
+      data: a `population.FederatedData`.
+
+    Returns: `name`, `num_clients`, `num_examples_total` and `examples_quantiles` (for up to four million clients), and
+      where there are classes `client_ids`, `label_names` and `label_counts` of up to 24 clients spread over the ids.
+    """
+    size = data.train.size
+    about: dict[str, Any] = {"name": data.name, "num_clients": size}
+    if size <= MAX_VISITED:
+        sizes = np.asarray(sizes_of(data.train))
+        marks = np.quantile(sizes, [0, 0.25, 0.5, 0.75, 1])
+        about["num_examples_total"] = int(sizes.sum(dtype=np.int64))
+        about["examples_quantiles"] = dict(zip(("min", "q25", "median", "q75", "max"), marks.tolist(), strict=True))
+    if data.task not in ("binary", "classification"):  # a mix of dozens of characters shows nothing
+        return about
+    ids = np.unique(np.linspace(0, size - 1, SHOWN_CLIENTS).astype(np.int32))
+    num_labels = max(data.num_outputs, 2)
+    draw = jax.jit(lambda population, id: population.client(id))
+    about["client_ids"], about["label_counts"] = ids.tolist(), []
+    about["label_names"] = list(data.label_names or map(str, range(num_labels)))
+    for id in ids:
+        client = jax.device_get(draw(data.train, id))
+        labels = np.asarray(client.examples["y"])[np.asarray(client.mask)].reshape(-1)
+        about["label_counts"].append(np.bincount(labels[labels >= 0], minlength=num_labels).tolist())
+    return about
+
+
+def digest(data: Any) -> str:
+    """SHA-256 of what clients hold and of the test set, so that a run does not go on over other data unnoticed.
+
+    Guarantees: tests/command/test_app.py::test_other_data_are_refused.
+    """
+    sha = tree.hashed((data.train, data.test, data.held_out))
+    manifest = getattr(getattr(data.train, "source", None), "opened", None)
+    sha.update(repr(manifest[1] if manifest else "").encode())  # a store on the disk: its manifest's hash
+    return sha.hexdigest()

@@ -1,0 +1,385 @@
+"""Figures of a run, from its records. Host code; matplotlib is imported when a figure is asked for.
+
+A record is a line of `metrics.jsonl` as a dict; what is absent or not finite leaves a gap. Colours are Okabe and Ito's,
+told apart by the colour-blind; line styles, markers and lightness tell them apart in grey.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+from fedjax_sim.validate import one_of
+
+__all__ = [
+    "client_spread",
+    "label_mix",
+    "learning_curves",
+    "number",
+    "participation",
+    "scaled_bytes",
+    "to_svg",
+    "variance_parts",
+]
+
+BLUE, ORANGE, GREEN, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#1a1a1a", "#9aa5b1"
+LIGHT, INK = "#e6e9ed", "#3a4149"
+WIDTH = 9.6  # inches; a report shows it 1000 px wide
+MOST_POINTS = 400
+MOST_CLIENTS = 40
+STYLE = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#b8c0c8",
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 9.0,
+    "axes.linewidth": 0.8,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 9.5,
+    "axes.titlecolor": INK,
+    "figure.constrained_layout.w_pad": 0.12,
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9.0,
+    "grid.color": LIGHT,
+    "grid.linewidth": 0.7,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "legend.handlelength": 2.2,
+    "lines.linewidth": 1.7,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedjax_sim",
+    "text.color": INK,
+    "text.parse_math": False,  # names of clients and labels are text, never formulas
+    "xtick.color": INK,
+    "xtick.labelsize": 8.5,
+    "xtick.major.size": 0,
+    "ytick.color": INK,
+    "ytick.labelsize": 8.5,
+    "ytick.major.size": 0,
+}
+
+
+def number(value: Any) -> float:
+    """A recorded number; NaN for what is no number. The strings "nan", "inf" and "-inf" are numbers.
+
+    >>> number(3), number("inf"), number(None), number("<b>")
+    (3.0, inf, nan, nan)
+    """
+    if isinstance(value, bool) or not (isinstance(value, (int, float)) or value in ("nan", "inf", "-inf")):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def scaled_bytes(value: float) -> tuple[float, str]:
+    """The decimal unit in which a number of bytes reads well: (bytes in a unit, its name).
+
+    >>> scaled_bytes(2_500_000)
+    (1000000.0, 'MB')
+    """
+    units = ("B", "kB", "MB", "GB", "TB", "PB")
+    power = min(int(math.log10(value) // 3), len(units) - 1) if math.isfinite(value) and value >= 1 else 0
+    return 1000.0**power, units[power]
+
+
+def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds") -> Any:
+    """Loss and accuracy met in local training, and of the server's model on train, test and held-out data.
+
+    Args:
+      records: one a round; for x="seconds" each carries the cumulative "seconds" of its round.
+      x: "rounds", "bytes" (sent so far, up and down) or "seconds" (wall time of rounds without compilation).
+
+    Returns: a matplotlib Figure.
+    Raises: ValueError for another x; ImportError without matplotlib.
+    """
+    one_of("x", x, ("rounds", "bytes", "seconds"))
+    if x == "bytes":
+        sent = np.cumsum(np.nan_to_num(_series(records, "uplink_bytes") + _series(records, "downlink_bytes")))
+        unit, name = scaled_bytes(float(sent[-1]) if len(sent) else 0.0)
+        along, label = sent / unit, f"Sent so far, up and down ({name})"
+    elif x == "seconds":
+        along, label = _series(records, "seconds"), "Wall time of the rounds, without compilation (s)"
+    else:
+        along, label = _series(records, "round"), "Round"
+    curves = (
+        ("local_", "local", {"color": GREY, "linewidth": 1.1}),
+        ("train_", "train", {"color": GREEN, "linestyle": (0, (1, 1.2)), "marker": "^", "markersize": 3.8}),
+        ("held_out_", "held-out", {"color": ORANGE, "linestyle": (0, (4, 1.6)), "marker": "s", "markersize": 3.4}),
+        ("test_", "test", {"color": BLUE, "marker": "o", "markersize": 4.2}),
+    )
+    with _style():
+        figure, panels = _panels(2, 2.75)
+        for axes, metric, factor in zip(panels, ("loss", "accuracy"), (1.0, 100.0), strict=True):
+            for prefix, name, look in curves:
+                at, values, blocks = _thin(along, factor * _series(records, prefix + metric))
+                if len(values):
+                    look = {**look, "marker": ""} if len(values) > 60 else look
+                    shown = f"{name} (mean of {blocks})" if blocks > 1 else name
+                    axes.plot(at, values, label=shown, markeredgecolor="white", markeredgewidth=0.6, **look)
+            axes.set(xlabel=label, ylabel="Loss" if metric == "loss" else "Accuracy (%)")
+            axes.margins(x=0.02)
+        _legend(figure, panels)
+    return figure
+
+
+def client_spread(records: Sequence[Mapping[str, Any]]) -> Any:
+    """How far clients lie apart: quantiles of their held-out loss and accuracy over the rounds.
+
+    Returns: a matplotlib Figure.
+    """
+    with _style():
+        figure, panels = _panels(2, 2.75)
+        for axes, metric, factor in zip(panels, ("loss", "accuracy"), (1.0, 100.0), strict=True):
+            name = f"held_out_{metric}_quantiles"
+            rows = [(number(r.get("round")), *map(number, r[name])) for r in records if _is_row(r.get(name), 5)]
+            rows = rows[:: math.ceil(len(rows) / MOST_POINTS) or 1]
+            rounds, q05, q25, q50, q75, q95 = factor * np.array(rows).reshape(-1, 6).T
+            rounds = rounds / factor
+            axes.fill_between(rounds, q05, q95, color=BLUE, alpha=0.14, linewidth=0, label="5 to 95 % of clients")
+            axes.fill_between(rounds, q25, q75, color=BLUE, alpha=0.32, linewidth=0, label="25 to 75 %")
+            axes.plot(
+                rounds, q50, color=BLUE, label="median client", marker="o" if len(rows) <= 60 else "", markersize=3
+            )
+            axes.set(xlabel="Round", ylabel="Held-out loss" if metric == "loss" else "Held-out accuracy (%)")
+            axes.margins(x=0.02)
+        _legend(figure, panels)
+    return figure
+
+
+def label_mix(population: Mapping[str, Any]) -> Any:
+    """Which labels some clients hold, as shares, and how many examples they have.
+
+    Args:
+      population: "client_ids", "label_names" and "label_counts" (a row of counts for each of those clients).
+
+    Returns: a matplotlib Figure.
+    """
+    rows = [list(map(number, row)) for row in population["label_counts"][:MOST_CLIENTS]]
+    counts = np.nan_to_num(np.array(rows).reshape(len(rows), -1), posinf=0.0, neginf=0.0)
+    clients = [_text(id, 16) for id in population.get("client_ids", range(len(rows)))][: len(rows)]
+    labels = [_text(name, 24) for name in population.get("label_names", range(counts.shape[1]))]
+    totals = counts.sum(axis=1)
+    shares = 100 * counts / np.maximum(totals, 1)[:, None]
+    with _style():
+        import matplotlib
+
+        figure, (left, right) = _panels(2, 0.95 + 0.19 * len(rows), width_ratios=[3.2, 1], sharey=True)
+        colors = matplotlib.colormaps["viridis"](np.linspace(0.02, 0.97, counts.shape[1]))
+        start, at = np.zeros(len(rows)), np.arange(len(rows))
+        for i, color in enumerate(colors):
+            has = shares[:, i] > 0
+            left.barh(
+                at[has], shares[has, i], left=start[has], height=0.78, color=color, edgecolor="white", linewidth=0.4
+            )
+            start += shares[:, i]
+        shown = range(len(labels)) if len(labels) <= 12 else np.unique(np.linspace(0, len(labels) - 1, 8).astype(int))
+        handles = [matplotlib.patches.Patch(color=colors[i], label=labels[i]) for i in shown if i < len(colors)]
+        figure.legend(handles=handles, loc="outside upper left", ncols=12, handlelength=0.9, columnspacing=1.1)
+        right.barh(at, totals, height=0.78, color=GREY)
+        left.set(xlabel="Share of the client's examples (%)", ylabel="Client", xlim=(0, 100), yticks=at)
+        left.set_yticklabels(clients)
+        left.set_ylim(len(rows) - 0.4, -0.6)
+        right.set(xlabel="Examples")
+        for axes in (left, right):
+            axes.grid(False, axis="y")
+    return figure
+
+
+def participation(records: Sequence[Mapping[str, Any]]) -> Any:
+    """Who reported, and what was dropped or skipped, round by round.
+
+    Returns: a matplotlib Figure.
+    """
+    rounds = _series(records, "round")
+    with _style():
+        figure, (left, right) = _panels(2, 2.3)
+        at, invited, blocks = _thin(rounds, _series(records, "clients_invited"))
+        left.step(at, invited, where="mid", color=INK, linewidth=1.1, linestyle=(0, (1.5, 1.5)), label="invited")
+        at, reported, blocks = _thin(rounds, _series(records, "clients_reported"))
+        left.fill_between(at, reported, step="mid", color=BLUE, alpha=0.28, linewidth=0)
+        left.step(at, reported, where="mid", color=BLUE, linewidth=1.1, label="reported")
+        per = f" (mean of {blocks} rounds)" if blocks > 1 else ""
+        left.set(xlabel="Round", ylabel="Clients" + per)
+        at, dropped, _ = _thin(rounds, np.nan_to_num(_series(records, "dropped_clients")))
+        _, skipped, blocks = _thin(rounds, np.nan_to_num(_series(records, "skipped_rounds")))
+        has, lost = dropped > 0, skipped > 0
+        if has.any():
+            right.vlines(at[has], 0, dropped[has], color=ORANGE, linewidth=2.2, label="dropped clients")
+        if lost.any():
+            right.plot(at[lost], np.zeros(lost.sum()), "v", color=BLACK, markersize=5, label="skipped rounds")
+        if not (has.any() or lost.any()):
+            right.text(0.5, 0.5, "no update dropped, no round skipped", transform=right.transAxes, ha="center")
+        right.set(xlabel="Round", ylabel="Updates left out" + per)
+        if np.isfinite(rounds).any():
+            for axes in (left, right):
+                axes.set_xlim(np.nanmin(rounds) - 1, np.nanmax(rounds) + 1)
+        most = float(np.nanmax(np.append(dropped, 1.0)))
+        left.set_ylim(bottom=0, top=1.1 * float(np.nanmax(np.concatenate([invited, reported, [1.0]]))))
+        right.set_ylim(-0.08 * most, 1.1 * most)  # the marks of skipped rounds stand on the zero line
+        for axes in (left, right):
+            axes.yaxis.get_major_locator().set_params(integer=blocks == 1)
+        _legend(figure, (left, right))
+    return figure
+
+
+def variance_parts(records: Sequence[Mapping[str, Any]]) -> Any:
+    """What the variance of a round's aggregate is made of, where it was probed; shares beside it.
+
+    Returns: a matplotlib Figure.
+    """
+    causes = (
+        ("client_sampling", "client sampling", {"color": BLUE, "marker": "o"}),
+        ("minibatch", "minibatches", {"color": ORANGE, "marker": "s", "linestyle": (0, (4, 1.6))}),
+        ("quantization", "quantisation", {"color": GREY, "marker": "D", "linestyle": (0, (1.5, 1.5))}),
+        ("privacy_noise", "privacy noise", {"color": BLACK, "marker": "^", "linestyle": (0, (6, 1.5, 1.5, 1.5))}),
+    )
+    rounds, total = _series(records, "round"), _series(records, "variance_total")
+    with _style():
+        figure, (left, right) = _panels(2, 2.6)
+        for name, label, look in causes:
+            values = _series(records, f"variance_{name}")
+            there = np.isfinite(values)
+            if not (values[there] != 0).any():
+                continue
+            look = {"markersize": 4, "markeredgecolor": "white", "markeredgewidth": 0.5, **look}
+            left.plot(rounds[there], np.where(values > 0, values, np.nan)[there], label=label, **look)
+            right.plot(rounds[there], (100 * values / total)[there], **look)
+        left.set(xlabel="Round", ylabel="Variance of the aggregate")
+        _logarithmic(left, "y")
+        right.set(xlabel="Round", ylabel="Share (%)")
+        _legend(figure, (left, right))
+    return figure
+
+
+def to_svg(figure: Any, prefix: str, description: str) -> str:
+    """A figure as an `<svg>` element to stand inside a page: no script, style sheet, link or clashing id.
+
+    Args:
+      prefix: begins every id; unique within the page.
+      description: read aloud in place of the picture.
+
+    Guarantees: the same figure gives the same text; ids of figures with different prefixes differ
+    (tests/report/test_page.py::test_svg_ids_do_not_collide).
+    """
+    buffer = io.StringIO()
+    with _style(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the page's font has more letters than matplotlib's
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
+    root = ElementTree.fromstring(buffer.getvalue())
+    used = set(re.findall(r'(?:url\(|href=")#([^")]+)', buffer.getvalue()))
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag.endswith("}metadata") or child.tag.endswith("}style"):
+                parent.remove(child)
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        for name, value in list(element.attrib.items()):
+            del element.attrib[name]
+            name = name.rpartition("}")[2]
+            if name == "id":
+                if value not in used:
+                    continue
+                value = f"{prefix}-{value}"
+            elif name == "href":
+                value = f"#{prefix}-{value[1:]}"
+            elif name == "style":
+                value = re.sub(r"font-family: [^;]*;? ?", "", value)  # the page's own font
+            element.set(name, re.sub(r"url\(#", f"url(#{prefix}-", re.sub(r"\s*\n\s*", " ", value).strip()))
+    for name in ("width", "height", "version"):
+        root.attrib.pop(name, None)
+    root.attrib |= {"role": "img", "aria-label": description, "style": "stroke-linejoin:round;stroke-linecap:butt"}
+    return re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode"))
+
+
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+    """The house's look, whatever the user's matplotlibrc says."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("figures need matplotlib: pip install 'fedjax_sim[plot]'") from error
+    private = ("backend", "date.", "interactive", "savefig.directory", "timezone", "tk.", "toolbar", "webagg.")
+    defaults = {k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith(private)}
+    with matplotlib.rc_context({**defaults, **STYLE}):
+        yield
+
+
+def _panels(count: int, height: float, **grid: Any) -> tuple[Any, Any]:
+    """A figure of its own (no pyplot state) with panels side by side."""
+    from matplotlib.figure import Figure
+
+    sharey = grid.pop("sharey", False)
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.subplots(1, count, sharey=sharey, gridspec_kw=grid)
+
+
+def _legend(figure: Any, panels: Sequence[Any]) -> None:
+    """One legend above the panels: a name shared by several panels stands once."""
+    handles = {}
+    for axes in panels:
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(name, handle)
+    if handles:
+        figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=6, columnspacing=1.6)
+
+
+def _logarithmic(axes: Any, which: str = "xy") -> None:
+    """Logarithmic axes ("x", "y" or "xy") whose ticks are plain text: 0.01, 1, 1,000, 10\N{SUPERSCRIPT SEVEN}."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    raised = str.maketrans("-0123456789", "\N{SUPERSCRIPT MINUS}⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+    def text(value: float, _: int) -> str:
+        power = round(math.log10(value))
+        return f"{value:,g}" if -3 <= power < 5 else f"10{str(power).translate(raised)}"
+
+    for name in which:
+        (axes.set_xscale if name == "x" else axes.set_yscale)("log")
+        axis = axes.xaxis if name == "x" else axes.yaxis
+        axis.set_major_locator(LogLocator(10.0, numticks=8))
+        axis.set_major_formatter(FuncFormatter(text))
+        low, high = axis.get_view_interval()
+        few = 0 < low and high / low < 30  # within a decade or so, twos and fives are named as well
+        named = FuncFormatter(lambda v, _: f"{v:g}" if f"{v:e}"[0] in "25" else "")
+        axis.set_minor_formatter(named if few else NullFormatter())
+
+
+def _series(records: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+    values = np.array([number(record.get(name)) for record in records], np.float64)
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """Recorded points, or means of blocks of them so that a long run stays readable; and the length of a block."""
+    if not np.isfinite(y).any():
+        return x[:0], y[:0], 1
+    dense = np.isfinite(y).mean() > 0.5  # a gap in a curve of every round is told; between evaluations it is not
+    keep = np.isfinite(x) & (np.isfinite(y) | dense)
+    x, y = x[keep], y[keep]
+    blocks = max(1, math.ceil(len(x) / MOST_POINTS))
+    if blocks > 1:
+        ends = np.arange(0, len(x), blocks)
+        sizes = np.diff(np.append(ends, len(x)))
+        x, y = (np.add.reduceat(values, ends) / sizes for values in (x, y))
+    return x, y, blocks
+
+
+def _text(value: Any, most: int) -> str:
+    """A name as printable text of at most so many letters."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(value))[:most]
+
+
+def _is_row(value: Any, length: int) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == length

@@ -1,0 +1,186 @@
+"""What a run's folder holds is what was written there: SHA-256 of logs that grow, and of files that are replaced.
+
+A log's sum stands in every checkpoint, beside the number of bytes that it covers. The other files are listed in
+`SHA256SUMS`, in the format of `sha256sum`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fedjax_sim.running.checkpoint import CheckpointError, write_atomically
+
+__all__ = ["GrowingFile", "check", "is_listed", "remove", "write"]
+
+SUMS = "SHA256SUMS"
+LINE = re.compile(r"([0-9a-f]{64})  ([\w.-]+)")
+PIECE_BYTES = 1 << 20
+
+
+class GrowingFile:
+    """A file that a run appends to, and that nobody else touches.
+
+    The sum is of the bytes that were handed over, not of those read back: what a disk made of them is noticed.
+
+    Guarantees: a file that vanished or was changed by somebody else is an error, never begun anew
+    (tests/running/test_checksums.py::test_a_file_that_vanished_is_not_begun_anew).
+    """
+
+    def __init__(self, path: Path):
+        self.path, self.bytes, self._sha = path, 0, hashlib.sha256()
+
+    def create(self) -> None:
+        """Begins an empty file."""
+        self.path.touch()
+
+    def append(self, data: bytes) -> None:
+        """Adds to the end."""
+        file = self._opened(os.O_WRONLY | os.O_APPEND)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(file, view) :]
+        finally:
+            os.close(file)
+        self.bytes += len(data)
+        self._sha.update(data)
+
+    def mark(self) -> dict[str, Any]:
+        """{"bytes", "sha256"} of what is there, on disk when it returns; for a checkpoint's meta."""
+        file = self._opened(os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+        return {"bytes": self.bytes, "sha256": self._sha.hexdigest()}
+
+    def check_there(self) -> None:
+        """Raises CheckpointError unless the file has the length that this run gave it."""
+        os.close(self._opened(os.O_RDONLY))
+
+    def matches(self, mark: dict[str, Any]) -> bool:
+        """Whether the file begins with the bytes of a mark."""
+        return self._summed(mark["bytes"]).hexdigest() == mark["sha256"]
+
+    def go_back(self, mark: dict[str, Any]) -> None:
+        """Cuts off what came after a mark that `matches`, and goes on from there."""
+        self.bytes, self._sha = mark["bytes"], self._summed(mark["bytes"])
+        os.truncate(self.path, self.bytes)
+
+    def _summed(self, count: int) -> Any:
+        """The hash of the first `count` bytes; of fewer where the file is shorter."""
+        sha = hashlib.sha256()
+        try:
+            with open(self.path, "rb") as file:
+                while count and (piece := file.read(min(count, PIECE_BYTES))):
+                    sha.update(piece)
+                    count -= len(piece)
+        except FileNotFoundError:  # as good as empty: no mark of a byte or more matches
+            pass
+        return sha
+
+    def _opened(self, flags: int) -> int:
+        try:
+            file = os.open(self.path, flags)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path}: could not be opened while the run was writing to it ({error.strerror or error}). Was "
+                "its folder deleted or moved? The run has stopped; start it again in a new folder."
+            ) from error
+        if (size := os.fstat(file).st_size) != self.bytes:
+            os.close(file)
+            raise CheckpointError(
+                f"{self.path}: expected the {self.bytes:,} bytes that this run wrote, got {size:,}. Something else "
+                "writes to it, or the folder was replaced: stop that, then resume from the last checkpoint."
+            )
+        return file
+
+
+def write(path: str | Path, data: bytes) -> Path:
+    """Writes a file of a run's folder atomically, its sum listed beforehand.
+
+    Guarantees: killed at any moment, the list fits the file, old or new
+    (tests/running/test_checksums.py::test_killed_while_writing).
+    """
+    path = Path(path)
+    listed = _listed(path.parent)
+    now = [_sum(path.read_bytes())] if path.is_file() else []
+    listed[path.name] = [x for x in listed.get(path.name, []) if x in now] + [_sum(data)]
+    _list(path.parent, listed)
+    return write_atomically(path, [data])
+
+
+def remove(folder: str | Path, names: Iterable[str]) -> None:
+    """Takes files out of a run's folder, and out of its list; those that are not there are passed over.
+
+    Guarantees: tests/running/test_checksums.py::test_killed_while_writing.
+    """
+    folder, gone = Path(folder), set(names)
+    for name in gone:
+        (folder / name).unlink(missing_ok=True)
+    listed = _listed(folder)
+    if gone & listed.keys():
+        _list(folder, {name: digests for name, digests in listed.items() if name not in gone})
+
+
+def is_listed(path: Path) -> bool:
+    """Whether the run wrote such a file, whatever became of it."""
+    return path.name in _listed(path.parent)
+
+
+def check(folder: str | Path, names: Iterable[str], *, needed: bool = False) -> None:
+    """Raises CheckpointError for a file that is not as `write` left it.
+
+    Args:
+      folder, names: which files.
+      needed: whether a file that is missing, or that no sum vouches for, is an error too. Else a folder without a list
+        has no sums to check, and files may be missing.
+
+    Guarantees: tests/running/test_checksums.py::test_every_changed_byte_is_found.
+    """
+    folder = Path(folder)
+    if not needed and not (folder / SUMS).exists():
+        return
+    listed = _listed(folder)
+    for name in names:
+        path = folder / name
+        if needed and not (path.is_file() and name in listed):
+            what = f"{name} in {SUMS}" if path.is_file() else "the file that the run wrote"
+            raise CheckpointError(f"{path}: expected {what}, got none: deleted. Put it back from a copy.")
+        if path.is_file() and _sum(path.read_bytes()) not in listed.get(name, []):
+            raise CheckpointError(
+                f"{path}: expected the file that the run wrote, got one with another SHA-256: damaged or edited. Put "
+                f"it back from a copy; if the change is meant, write its new SHA-256 into {folder / SUMS}."
+            )
+
+
+def _list(folder: Path, listed: dict[str, list[str]]) -> None:
+    lines = [f"{digest}  {name}\n" for name, digests in listed.items() for digest in dict.fromkeys(digests)]
+    write_atomically(folder / SUMS, ["".join(lines).encode()])
+
+
+def _sum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _listed(folder: Path) -> dict[str, list[str]]:
+    """Sums by file name; two where a write was under way."""
+    try:
+        lines = (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return {}
+    listed: dict[str, list[str]] = {}
+    for line in lines:
+        found = LINE.fullmatch(line)
+        if found is None:
+            raise CheckpointError(
+                f"{folder / SUMS}: expected lines of a SHA-256 and a name, got {line[:80]!r}: damaged. Check the "
+                "folder's files by other means, then write it anew: sha256sum NAMES > SHA256SUMS."
+            )
+        listed.setdefault(found[2], []).append(found[1])
+    return listed

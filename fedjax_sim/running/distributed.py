@@ -1,0 +1,367 @@
+"""One job over several processes, on JAX's own runtime: joining, agreeing, and sharing arrays.
+
+Every process runs the same program; process 0 alone reads the config, writes, and speaks. What depends on wall time,
+on files or on signals is decided once and sent to all, or their collectives would no longer meet. With one process
+every function here is its argument.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+__all__ = [
+    "PeerFailed",
+    "agreed",
+    "broadcast",
+    "by_first",
+    "check_same",
+    "everywhere",
+    "exit_code",
+    "from_first",
+    "gathered",
+    "index",
+    "initialize",
+    "is_first",
+    "leave",
+    "lost_peer",
+    "replicated",
+    "several",
+    "speaks",
+    "whole",
+]
+
+T = TypeVar("T")
+HEARTBEAT_SECONDS = 30  # a process that is silent for so long is dead, and the runtime ends the others
+START_SECONDS = 180  # for all processes to come
+SHUTDOWN_SECONDS = 60  # for all to leave; they agree before they do
+SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+LAUNCHED = "FEDJAX_SIM_LAUNCHED"  # set by the launcher: standard input ends when it does
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+class PeerFailed(RuntimeError):
+    """Another process failed at a step that all must pass; that process says why."""
+
+    code = 1  # what this process exits with
+
+
+# ---- joining
+
+
+def initialize(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
+    """Joins the processes of a job; does nothing for a process on its own.
+
+    Call it before JAX is used. Without arguments a SLURM step of several tasks is joined as SLURM describes it. A dead
+    process ends the others within a minute, for a collective would wait for it for ever: go on by a resume.
+
+    Args:
+      coordinator: HOST:PORT where process 0 listens. A loopback host keeps it to this machine, whose cores are then
+        shared out: each process runs on its own.
+      num_processes, process_id: how many, and which of them this one is, from 0.
+
+    Raises: ValueError unless all three are given and fit together.
+
+    Guarantees: tests/running/test_distributed.py::test_a_dead_peer_ends_the_others, ::test_wrong_options_are_refused,
+    ::test_processes_of_a_machine_share_its_cores.
+    """
+    options = {"--coordinator": coordinator, "--num-processes": num_processes, "--process-id": process_id}
+    given = {name: value for name, value in options.items() if value is not None}
+    if given and len(given) < len(options):
+        missing = ", ".join(name for name in options if name not in given)
+        _refuse(", ".join(options), "all three or none", list(given), f"Add {missing}.")
+    if given:
+        if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}", coordinator):
+            _refuse("--coordinator", "HOST:PORT", coordinator)
+        if num_processes < 1:
+            _refuse("--num-processes", "an integer of at least 1", num_processes)
+        if not 0 <= process_id < num_processes:
+            _refuse("--process-id", f"an integer in [0, {num_processes - 1}]", process_id)
+    elif not all(name in os.environ for name in SLURM):
+        return
+    _end_with_the_launcher()
+    if (num_processes or int(os.environ["SLURM_NTASKS"])) == 1:
+        return
+    import jax
+
+    from fedjax_sim.running.environment import prepare
+
+    host, _, port = (coordinator or "").rpartition(":")
+    local = host in LOOPBACK
+    prepare(num_processes if local else 1)
+    if local:
+        _keep_to_own_cores(num_processes, process_id)
+    jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
+    timeouts = {
+        "heartbeat_timeout_seconds": HEARTBEAT_SECONDS,
+        "initialization_timeout": START_SECONDS,
+        "shutdown_timeout_seconds": SHUTDOWN_SECONDS,
+    }
+    if given:
+        jax.distributed.initialize(
+            coordinator,
+            num_processes,
+            process_id,
+            coordinator_bind_address=f"{host}:{port}" if local else None,
+            cluster_detection_method="deactivate",
+            **timeouts,
+        )
+    else:
+        jax.distributed.initialize(cluster_detection_method="slurm", **timeouts)
+    _meet()
+
+
+def _refuse(name: str, rule: str, value: Any, hint: str = "") -> None:
+    from fedjax_sim import validate  # and JAX, which the launcher does without
+
+    validate.fail(name, rule, value, hint)
+
+
+def _keep_to_own_cores(number: int, index: int) -> None:
+    """This process's share of the cores, where the system can hold it there: threads of two take each other's time."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        first, last = (i * len(cores) // number for i in (index, index + 1))
+        os.sched_setaffinity(0, cores[first : max(last, first + 1)])
+
+
+def _end_with_the_launcher() -> None:
+    """A launcher that was killed leaves nobody behind: its end of our standard input closes."""
+    if os.environ.pop(LAUNCHED, None) is None:
+        return
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _meet() -> None:
+    """The first collectives, of processes and of devices; Gloo would greet each on the standard output."""
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from fedjax_sim import engine
+
+    mesh = engine.device_mesh()
+    split, here = NamedSharding(mesh, PartitionSpec(mesh.axis_names)), NamedSharding(mesh, PartitionSpec())
+    sys.stdout.flush()
+    kept, silent = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(silent, 1)
+        gathered(index())
+        ones = jax.make_array_from_process_local_data(split, np.ones(jax.local_device_count(), np.int32))
+        jax.block_until_ready(jax.jit(lambda x: x.sum(), out_shardings=here)(ones))
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(silent)
+
+
+def several() -> bool:
+    """Whether other processes work on this job. Imports and starts nothing."""
+    jax = sys.modules.get("jax")
+    return jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def index() -> int:
+    """Which process this is."""
+    return sys.modules["jax"].process_index() if several() else 0
+
+
+def is_first() -> bool:
+    """Whether this process reads, writes and speaks for the job."""
+    return index() == 0
+
+
+# ---- agreeing
+
+
+def gathered(*numbers: int) -> Any:
+    """[processes, numbers] int32 of every process, the same on all."""
+    import numpy as np
+
+    mine = np.array(numbers, np.int32)
+    if not several():
+        return mine[None]
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, len(numbers))
+
+
+def agreed(call: Callable[[], T]) -> T:
+    """What `call` returns here; where it fails on one process, it fails on all.
+
+    Raises: the error of `call`; PeerFailed where another process has one.
+    """
+    if not several():
+        return call()
+    failure = result = None
+    try:
+        result = call()
+    except BaseException as error:  # an interrupt too is news for the others
+        failure = error
+    codes = gathered(0 if failure is None else exit_code(failure))[:, 0]
+    if codes.any():
+        first = int(codes.nonzero()[0][0])
+        if failure is None:
+            failure = PeerFailed(f"process {first} failed; it says why")
+        failure.told_by = first
+        if isinstance(failure, PeerFailed):
+            failure.code = int(codes[first])
+        raise failure
+    return result
+
+
+def by_first(call: Callable[[], T]) -> T | None:
+    """What `call` returns on process 0, which alone runs it; None on the others.
+
+    Raises: there the error of `call`, elsewhere PeerFailed.
+    """
+    return agreed(lambda: call() if is_first() else None)
+
+
+def from_first(call: Callable[[], T]) -> T:
+    """As `by_first`, but every process gets the result, which must be a JSON value."""
+    if not several():
+        return call()
+    import numpy as np
+
+    value = by_first(call)
+    text = json.dumps(value).encode() if is_first() else b""
+    size = int(gathered(len(text))[0, 0])
+    text = broadcast(np.frombuffer(text.ljust(size), np.uint8) if is_first() else np.zeros(size, np.uint8))
+    return value if is_first() else json.loads(text.tobytes())
+
+
+def check_same(name: str, digest: str, hint: str) -> None:
+    """Refuses processes that differ in what must be the same everywhere; `digest` is in hexadecimal."""
+    words = gathered(*(int(digest[i : i + 7], 16) for i in range(0, len(digest), 7)))
+    others = [i for i, row in enumerate(words) if (row != words[0]).any()]
+    if others:
+        raise everywhere(RuntimeError(f"{name}: expected the same on all processes, got others on {others}. {hint}"))
+
+
+# ---- failing
+
+
+def exit_code(error: BaseException) -> int:
+    """2 for wrong input, 130 for an interrupt, 1 for a run that failed."""
+    if isinstance(error, PeerFailed):
+        return error.code
+    wrong = isinstance(error, (ValueError, TypeError, FileExistsError, FileNotFoundError))
+    return 2 if wrong else 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def everywhere(error: BaseException) -> BaseException:
+    """The error, marked as raised by all processes at the same place: process 0 tells it."""
+    error.told_by = 0
+    return error
+
+
+def speaks(error: BaseException) -> bool:
+    """Whether this process is the one to tell of an error."""
+    return not several() or getattr(error, "told_by", index()) == index()
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether an error says that another process died."""
+    return several() and any(word in str(error) for word in ("Gloo", "NCCL", "coordination service", "heartbeat"))
+
+
+def leave(error: BaseException) -> None:
+    """Ends this process now if it failed alone: the ordinary way out would wait for the others, and they for it."""
+    if several() and not hasattr(error, "told_by"):
+        _exit(exit_code(error))
+
+
+def _exit(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+# ---- arrays
+
+
+def _is_key(leaf: Any) -> bool:
+    import jax
+
+    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def replicated(tree: T) -> T:
+    """Arrays that every process holds alike, as arrays over all devices; global ones stay as they are."""
+    if not several():
+        return tree
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from fedjax_sim import engine
+
+    place = NamedSharding(engine.device_mesh(), PartitionSpec())  # another mesh in one program is refused
+
+    def leaf(x):
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            return x
+        if _is_key(x):
+            return jax.random.wrap_key_data(leaf(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+        return jax.make_array_from_process_local_data(place, np.asarray(x), np.shape(x))
+
+    return jax.tree.map(leaf, tree)
+
+
+def whole(tree: T) -> T:
+    """Arrays over all devices as this process's own; what is spread over processes is gathered, by all of them."""
+    if not several():
+        return tree
+    import jax
+    from jax.experimental import multihost_utils
+
+    def leaf(x):
+        if not isinstance(x, jax.Array) or x.is_fully_addressable:
+            return x
+        if _is_key(x):
+            return jax.random.wrap_key_data(leaf(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+        if x.is_fully_replicated:
+            return x.addressable_data(0)
+        return jax.numpy.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+    return jax.tree.map(leaf, tree)
+
+
+def broadcast(tree: T) -> T:
+    """Process 0's arrays, bit for bit (a sum of floats would lose the sign of zero).
+
+    Elsewhere `tree` says their shapes and dtypes: arrays, or specs.
+    """
+    if not several():
+        return tree
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    def leaf(x):
+        if _is_key(x):
+            return jax.random.wrap_key_data(leaf(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+        spec = isinstance(x, jax.ShapeDtypeStruct)
+        host = np.zeros(x.shape, x.dtype) if spec else np.ascontiguousarray(x)
+        if not host.size:
+            return x
+        sent = multihost_utils.broadcast_one_to_all(host.reshape(-1).view(np.uint8))
+        value = np.asarray(sent).view(host.dtype).reshape(np.shape(x))
+        if not isinstance(x, jax.Array):
+            return value
+        return jax.lax.full_like(x, 0).at[...].set(value) if x.weak_type else jax.numpy.asarray(value)
+
+    return jax.tree.map(leaf, tree)

@@ -1,0 +1,124 @@
+"""Where a run happens: JAX set up before its first use, and what was found there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import fedjax_sim
+
+__all__ = ["environment", "host_threads", "matmul_precision", "numerics", "prepare", "versions"]
+
+MAX_CPU_DEVICES = 8
+HOST_THREADS = 8  # of a pool that `prepare` asks for: at least one for each device
+
+
+def versions(*names: str) -> dict[str, str]:
+    """Versions by distribution name: our own as the source says it, the others as they are installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in names:
+        try:
+            found[name] = fedjax_sim.__version__ if name == "fedjax-sim" else version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def environment(command: str) -> dict[str, Any]:
+    """What `env.json` holds; `command` repeats the run."""
+    import platform
+
+    import jax
+
+    return {
+        "command": command,
+        "versions": versions("fedjax-sim", "jax", "jaxlib", "optax", "flax", "numpy"),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "devices": [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()],
+        "processes": jax.process_count(),
+        "cpu_count": _cores(),
+        **numerics(),
+        "random_generator": str(jax.config.jax_default_prng_impl),
+    }
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def host_threads() -> int | None:
+    """Threads in the pool of a CPU backend, part of a result's identity; None where the backend is another.
+
+    XLA:CPU splits products over about a thousand rows, and sums of 10^5 numbers, by the size of its pool, so their last
+    bits depend on it. That is what `NPROC` says, which JAX reads when it starts, else the visible cores; at least one
+    for each device.
+    """
+    import jax
+
+    if jax.default_backend() != "cpu":
+        return None
+    asked = os.environ.get("NPROC", "")
+    return max(int(asked) if asked.isdecimal() else _cores(), jax.local_device_count())
+
+
+def matmul_precision() -> str:
+    """Of products in a run: what JAX was told, else "highest", for some accelerators round to 10 bits unless told."""
+    import jax
+
+    return str(jax.config.jax_default_matmul_precision or "highest")
+
+
+def numerics() -> dict[str, Any]:
+    """What decides draws and last bits beside program, data and versions: part of a run's identity, as JSON.
+
+    Guarantees: a run does not go on under other ones, and a private run's noise is then another
+    (tests/running/test_fingerprint.py::test_other_numerics_are_another_run).
+    """
+    import jax
+
+    return {
+        "backend": jax.default_backend(),
+        "device_kind": jax.devices()[0].device_kind,
+        "host_threads": host_threads(),
+        "matmul_precision": matmul_precision(),
+        "threefry_partitionable": bool(jax.config.jax_threefry_partitionable),
+    }
+
+
+def prepare(processes_here: int = 1) -> None:
+    """Sets JAX up before its first use.
+
+    A virtual CPU device per core, a thread pool of one size on every machine, full precision, a private compilation
+    cache. Processes on one machine share its cores out, one device each at least. What is set already, by
+    `JAX_NUM_CPU_DEVICES`, `NPROC` or `JAX_COMPILATION_CACHE_DIR`, stays. `FEDJAX_SIM_CACHE=off` does without a cache. A
+    cache holds programs that are run as they are: a folder that others may write is not used.
+
+    Guarantees: tests/command/test_app.py::test_compilation_cache_is_private; the same bits on one visible core and on
+    two (tests/laws/test_devices.py::test_visible_cores).
+    """
+    import jax
+
+    jax.config.update("jax_default_matmul_precision", "highest")
+    asked = jax.config.jax_num_cpu_devices
+    devices = asked if asked >= 1 else max(1, min(_cores() // processes_here, MAX_CPU_DEVICES))
+    try:
+        jax.config.update("jax_num_cpu_devices", devices + 1)  # a change is refused where JAX is in use already
+        jax.config.update("jax_num_cpu_devices", devices)
+        os.environ.setdefault("NPROC", str(HOST_THREADS))  # read when the backend starts
+    except RuntimeError:
+        pass
+    if jax.config.jax_compilation_cache_dir is None and os.environ.get("FEDJAX_SIM_CACHE") != "off":
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = root / "fedjax_sim" / "xla"
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            status = folder.stat()
+        except (OSError, RuntimeError):
+            return
+        if (status.st_mode & 0o077) == 0 and status.st_uid == getattr(os, "getuid", lambda: status.st_uid)():
+            jax.config.update("jax_compilation_cache_dir", str(folder))
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

@@ -1,0 +1,169 @@
+"""What a private run releases beside its seed, as a digest: its program, where it starts, and its data.
+
+A seed addresses the noise of every round. Two programs that share a seed would share the noise, and their difference
+would be free of it; they would share cohorts too, and what one tells of who was there is what hid them in the other
+(tests/running/test_fingerprint.py::test_shared_cohorts_do_not_add). So the key of a private run is bound to a
+fingerprint: what is computed, from where, on what. Equal fingerprints and keys make equal releases, bit for bit, on any
+devices; other ones draw everything anew, and their epsilons add.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+import re
+import types
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from fedjax_sim import engine, tree
+from fedjax_sim.running.environment import matmul_precision, numerics
+from fedjax_sim.types import Algorithm, Array, PyTree, noisy_parts
+
+__all__ = ["array_digest", "bound", "fingerprint", "is_opaque", "is_private", "joined", "program_digest"]
+
+OPAQUE = "?"
+ONLY_LOOKING = ("debug_callback", "debug_print")  # calls of the host that change no number
+WRAPPERS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2")
+
+
+def is_private(algorithm: Algorithm) -> bool:
+    """Whether a part has noise that hides its clients."""
+    return bool(noisy_parts(algorithm.parts))
+
+
+def is_opaque(digest: str) -> bool:
+    """Whether nobody can tell by a fingerprint, or a program's digest, what was computed."""
+    return not digest or digest.endswith(OPAQUE)
+
+
+def fingerprint(key: Array, algorithm: Algorithm, params: PyTree, population: PyTree) -> str:
+    """32 hex digits of all that decides a private run's releases; "" without noise.
+
+    What a program calls on the host cannot be read, but for the library's own reading of stores; what is only printed
+    (`jax.debug.print`) changes no number. The fingerprint of a program that calls the host is of the rest, and ends in
+    a question mark: two such runs may still share their noise, so each needs a seed of its own.
+
+    Args:
+      key, algorithm, params, population: of the run.
+
+    Guarantees: another learning rate, model, mechanism, data set, start or key makes another one
+    (tests/running/test_fingerprint.py::test_what_counts), and what changes the draws or the rounding does: versions,
+    backend, precision, threads, lanes and chunks (::test_other_numerics_are_another_run). It is the same for any
+    devices, client memory and process (::test_devices_leave_no_trace, ::test_processes_agree). Programs that call the
+    host are told apart by what can be read of them (::test_opaque_programs).
+    """
+    if not is_private(algorithm):
+        return ""
+    program = program_digest(algorithm, params, population)
+    return joined(program, array_digest(jax.tree.map(jnp.asarray, params)), array_digest(population), key)
+
+
+def joined(program: str, start: str, data: str, key: Array) -> str:
+    """The fingerprint of digests of a program, its start and its data, and of a key."""
+    words = [program, start, data, str(jax.random.key_impl(key)), array_digest(key)]
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:32] + OPAQUE * is_opaque(program)
+
+
+def bound(key: Array, stream: str) -> Array:
+    """The key of the rounds whose noise is of that stream; the key itself for "".
+
+    >>> key = jax.random.key(0)
+    >>> bound(key, "") is key, bool((bound(key, "a") == bound(key, "b")).all())
+    (True, False)
+    """
+    words = np.frombuffer(hashlib.sha256(stream.encode()).digest()[:16], "<u4") if stream else ()
+    return functools.reduce(lambda key, word: jax.random.fold_in(key, np.uint32(word)), words, key)
+
+
+def array_digest(values: PyTree) -> str:
+    """SHA-256 of a pytree's arrays: dtypes, shapes, bytes. Less than a second for each gigabyte."""
+    return tree.hashed(values).hexdigest()
+
+
+def program_digest(algorithm: Algorithm, params: PyTree, population: PyTree) -> str:
+    """SHA-256 of an algorithm's traced init and step, constants included, and of what compiles them, for another
+    compiler rounds otherwise; with a question mark where something in them cannot be read."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    with engine.unplaced(), jax.default_matmul_precision(matmul_precision()):
+        # lambdas: a trace that is cached would know its devices
+        init, state = jax.make_jaxpr(lambda *args: algorithm.init(*args), return_shape=True)(
+            key, tree.spec(params), population
+        )
+        step = jax.make_jaxpr(lambda *args: algorithm.step(*args))(key, state, population)
+    seen = _Seen({}, [])
+    words = sorted(numerics().items()), jax.__version__, jaxlib.__version__, _digest(init, seen), _digest(step, seen)
+    return hashlib.sha256(repr(words).encode()).hexdigest() + OPAQUE * bool(seen.opaque)
+
+
+class _Seen(NamedTuple):
+    """What was met in a program."""
+
+    digests: dict[int, str]
+    opaque: list[str]  # things whose meaning is not written in them
+
+
+def _digest(program: ClosedJaxpr | Jaxpr, seen: _Seen) -> str:
+    """Of a traced program: names of variables, functions and places in memory leave no trace."""
+    if id(program) in seen.digests:
+        return seen.digests[id(program)]
+    jaxpr, consts = (program.jaxpr, program.consts) if isinstance(program, ClosedJaxpr) else (program, ())
+    sha, numbers = hashlib.sha256(), {}
+
+    def say(*words: Hashable) -> None:
+        sha.update(repr(words).encode())
+
+    def value(x: Any) -> Hashable:
+        if isinstance(x, Literal):
+            return str(x.aval), np.asarray(x.val).tobytes()
+        return str(x.aval), numbers.setdefault(x, len(numbers))
+
+    say(*map(value, (*jaxpr.constvars, *jaxpr.invars)), *map(array_digest, consts))
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in ONLY_LOOKING:
+            continue
+        say(eqn.primitive.name, *map(value, eqn.invars))
+        for name, given in sorted(eqn.params.items()):
+            if eqn.primitive.name not in WRAPPERS or isinstance(given, (ClosedJaxpr, Jaxpr)):
+                say(name, _word(given, seen))
+        say(*map(value, eqn.outvars))
+    say(*map(value, jaxpr.outvars))
+    return seen.digests.setdefault(id(program), sha.hexdigest())
+
+
+def _word(value: Any, seen: _Seen) -> Hashable:
+    """An equation's parameter as something whose text is the same in every process."""
+    again = functools.partial(_word, seen=seen)
+    if isinstance(value, (ClosedJaxpr, Jaxpr)):
+        return _digest(value, seen)
+    if isinstance(value, enum.Enum):
+        return type(value).__name__, value.name
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (np.ndarray, jax.Array)):
+        return array_digest(value)
+    if hasattr(value, "key_shape"):  # a random generator
+        return value.tag
+    if isinstance(value, (tuple, list)):
+        return tuple(map(again, value))
+    if isinstance(value, (set, frozenset)):
+        return tuple(sorted(map(repr, map(again, value))))
+    if isinstance(value, dict):
+        return tuple(sorted((repr(again(name)), again(x)) for name, x in value.items()))
+    if hasattr(value, "callback_func"):
+        return again(value.callback_func)
+    if isinstance(value, functools.partial):
+        return again(value.func), again(value.args), again(value.keywords)
+    if isinstance(value, types.MethodType) and hasattr(value.__self__, "fingerprint"):
+        return value.__qualname__, value.__self__.fingerprint
+    text = re.sub("0x[0-9a-f]+", "", given := repr(value))
+    if callable(value) or text != given:
+        seen.opaque.append(text)
+    return type(value).__name__, text

@@ -1,0 +1,226 @@
+"""The privacy ledger of a run: entered before rounds run, kept beside the log and in every checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import tree, validate
+from fedjax_sim.running import checkpoint, checksums, distributed, fingerprint
+from fedjax_sim.types import Algorithm, Array, Population, PyTree
+
+__all__ = ["Spending", "default_delta", "letter_dimension"]
+
+FILE = "privacy.json"
+MISSING = "a letter was missing that should have brought noise: this is told without any, so no epsilon holds."
+OPAQUE = (
+    "The program calls the host, and what it computes there cannot be read: another program with this seed may share "
+    "its noise, so this holds only where the seed was used for this run alone."
+)
+COVERED = {"round", "epsilon"}  # all else may be computed from more than models
+FIELDS = {"ledger", "stream", "void"}
+
+
+def default_delta(num_units: int) -> float:
+    """n^-1.1 for n clients (records, where those are hidden): below 1 / n, as a delta must be to mean anything.
+
+    >>> f"{default_delta(1_000_000):.2e}"
+    '2.51e-07'
+    """
+    if not num_units >= 1:
+        validate.fail("clients", "at least one", num_units)
+    return min(float(num_units) ** -1.1, 0.1)
+
+
+def letter_dimension(algorithm: Algorithm, params: PyTree, population: Population) -> int:
+    """Numbers in one letter: those of the model, or more where a client sends a pair; nothing is computed."""
+
+    def letter(params, population):
+        client, server = algorithm.parts["client"], algorithm.parts["server"]
+        broadcast = server.broadcast(server.init(params))
+        data = population.client(jnp.zeros((), jnp.int32))
+        return client.apply(jax.random.key(0), broadcast, client.init(broadcast), data)[0].update
+
+    return tree.num_values(jax.eval_shape(letter, params, population))
+
+
+class Spending:
+    """What a run spends of its clients' privacy.
+
+    Rounds are entered, and the entry is on disk, before they run; a resume counts what the file and the checkpoint
+    hold together. Rounds that a killed run repeats are the same release, bit for bit, and count once: the stream of
+    their noise says so, which names every program, start and data set that the model went through, and by which the
+    key is bound. Where noise cannot be accounted for, the run goes on without an epsilon, and `refused` says why.
+
+    Args:
+      algorithm, params, population: of the run; what is private is read from the algorithm's parts.
+      source: the run's `fingerprint`.
+      delta: in (0, 1); by default `default_delta` of the clients, or records.
+      directory: where `privacy.json` goes; None for nowhere.
+
+    Guarantees: whatever is killed, resumed and changed, epsilon is not below that of all rounds that ran, and no two
+    releases share noise (tests/running/test_spending.py::test_no_history_tells_less_than_the_truth,
+    ::test_a_crash_is_counted, ::test_changed_runs_share_nothing); epsilon is that of the accountant by hand
+    (::test_epsilon_is_the_accountants); there is none once a letter with noise was missing
+    (::test_missing_letters_void_it), or after rounds that no ledger saw (::test_what_no_ledger_saw_has_no_epsilon). A
+    ledger that was deleted is an error (::test_a_crash_is_counted), noise where no accountant looks is no epsilon
+    (::test_noise_in_any_part_is_seen), and that of a program which cannot be read says so
+    (::test_programs_that_call_the_host_share_nothing).
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        params: PyTree,
+        population: Population,
+        source: str,
+        delta: float | None,
+        directory: Path | None,
+    ):
+        self.mechanism, self.refused, self.void = None, "", ""
+        self.source = self.stream = source
+        self.path = directory and directory / FILE
+        self.private = fingerprint.is_private(algorithm)
+        if delta is not None:
+            validate.in_range("delta", delta, 0, 1, open_low=True, open_high=True)
+        if not self.private:
+            return
+        from fedjax_sim import privacy  # the desk's libraries take a second
+
+        try:
+            self.mechanism = privacy.mechanism_of(algorithm, dimension=letter_dimension(algorithm, params, population))
+        except (TypeError, ValueError) as error:
+            self.refused = str(error)
+            return
+        self.ledger = privacy.Ledger(default_delta(self.mechanism.num_units) if delta is None else delta)
+
+    def key(self, key: Array) -> Array:
+        """A run's key, bound to what it releases; as it is without noise."""
+        return fingerprint.bound(key, self.stream)
+
+    def start(self) -> None:
+        """Begins the file of a run with noise: from here on it is missed where it is not there."""
+        if self.private:
+            self._write()
+
+    def resume(self, saved: dict[str, Any] | None, first: int) -> None:
+        """Takes over what a checkpoint of round `first` and the file hold."""
+        held = distributed.from_first(self._read)
+        if held is None and saved is not None and saved["ledger"] is not None and self.path is not None:
+            raise checkpoint.CheckpointError(
+                f"{self.path}: expected the privacy ledger of this run, got no file: deleted. Rounds after the last "
+                "checkpoint stand in it alone. Put it back from a copy, or start a new run, whose epsilon adds to that "
+                "of this one."
+            )
+        found = [_checked(state) for state in (saved, held) if state is not None]
+        if not found and not self.private:
+            return
+        earlier = "" if saved is None else saved["stream"]
+        if self.source:  # what learns from here on may be something else
+            same = earlier.rpartition(":")[2] == self.source
+            self.stream = earlier if same else f"{earlier} {first}:{self.source}"
+        self.void = next((state["void"] for state in found if state["void"]), "")
+        if self.void:
+            return
+        if not self.private:
+            return self._end("earlier rounds of this run had noise, and these have none: no epsilon holds for both.")
+        if saved is None or any(state["ledger"] is None for state in found):
+            return self._end(f"the first {first} rounds ran without a ledger: nobody knows what they released.")
+        if self.mechanism is None:
+            return self._end(self.refused)
+        from fedjax_sim.privacy import Ledger
+
+        for state in found:
+            self.ledger = self.ledger.merged(Ledger.from_state(state["ledger"]))
+        if self.ledger.stop > first and fingerprint.is_opaque(self.source):
+            rounds = f"rounds {first + 1} to {self.ledger.stop}"
+            self._end(f"{rounds} ran before, and the program calls the host: nobody knows if they repeat themselves.")
+
+    def _read(self) -> dict[str, Any] | None:
+        """What the file holds."""
+        if self.path is None or not (self.path.is_file() or checksums.is_listed(self.path)):
+            return None
+        checksums.check(self.path.parent, [FILE], needed=True)
+        try:
+            return _checked(json.loads(self.path.read_bytes()))
+        except (TypeError, ValueError, checkpoint.CheckpointError) as error:
+            raise checkpoint.CheckpointError(f"{self.path}: expected a privacy ledger, got a damaged one.") from error
+
+    def enter(self, start: int, stop: int) -> None:
+        """Rounds start, ..., stop - 1 are about to run."""
+        if self.mechanism is not None and not self.void:
+            self.ledger.enter(self.mechanism, start, stop, stream=self.stream)
+            self._write()
+
+    def observe(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """These rounds ran, and nobody has seen them yet."""
+        missing = [record["round"] for record in records if self.misses(record)]
+        if missing and not self.void:
+            self._end(f"in round {missing[0]} {MISSING}")
+
+    def misses(self, counts: Mapping[str, Any]) -> bool:
+        """Whether rounds with these counts lack a letter that should have brought noise; not said is missing."""
+        bringing = {"distributed": "skipped_rounds", "local": "dropped_clients"}
+        name = None if self.mechanism is None else bringing.get(self.mechanism.place)
+        return name is not None and counts.get(name, 1) > 0
+
+    def _end(self, reason: str) -> None:
+        """From here on no epsilon holds, whoever goes on with this run."""
+        self.void = reason
+        self._write()
+
+    def _write(self) -> None:
+        if self.path is not None:
+            checksums.write(self.path, (json.dumps(self.state(), indent=2) + "\n").encode())
+
+    def state(self) -> dict[str, Any] | None:
+        """As JSON, for a checkpoint; None where there never was noise."""
+        if not self.private and not self.void:
+            return None
+        ledger = None if self.mechanism is None else self.ledger.state()
+        return {"ledger": ledger, "stream": self.stream, "void": self.void}
+
+    def record(self, rounds: int) -> dict[str, Array]:
+        """{"epsilon": spent by the first `rounds` rounds}, or nothing."""
+        if self.mechanism is None or self.void:
+            return {}
+        return {"epsilon": self.ledger.spent(through=rounds).epsilon}
+
+    def summary(self, shown: Iterable[str] = ()) -> dict[str, Any]:
+        """What was spent, with all that it depends on, for a run's summary.
+
+        Args:
+          shown: names of all that the run's log shows.
+        """
+        if self.void or self.refused:
+            return {"privacy": {"refused": self.void or self.refused}}
+        if self.mechanism is None or not self.ledger.rounds:
+            return {}
+        from fedjax_sim.privacy import explain
+
+        spent, uncovered = self.ledger.spent(), sorted(set(shown) - COVERED)
+        statement, warning = str(spent), [f"- {OPAQUE}"] * fingerprint.is_opaque(self.source)
+        if warning:
+            statement += "; the program calls the host: a seed for this run alone"
+        lines = [explain(spent), *warning, f"- Not covered, and shown by the log of this run: {', '.join(uncovered)}."]
+        told = {"explanation": "\n".join(lines if uncovered else lines[:-1]), "uncovered": uncovered}
+        return {"privacy": {"statement": statement, **spent.as_dict(), **told}}
+
+
+def _checked(state: Any) -> dict[str, Any]:
+    """The state of a `Spending`, whole."""
+    from fedjax_sim.privacy import Ledger
+
+    if not isinstance(state, dict) or set(state) != FIELDS:
+        raise checkpoint.CheckpointError("expected a privacy ledger of this version of fedjax_sim, got another one.")
+    for name in ("stream", "void"):
+        if not isinstance(state[name], str):
+            validate.fail(name, "a text", state[name], error=TypeError)
+    if state["ledger"] is not None:
+        Ledger.from_state(state["ledger"])
+    return state

@@ -1,0 +1,3 @@
+"""At which norm should updates be clipped? What clipping biases, against the noise that it saves."""
+
+__all__: list[str] = []

@@ -1,0 +1,78 @@
+"""The floor of a small network on the digits, beside the estimate that three matrices at its minimum give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+
+from fedjax_sim import aggregation, client, metrics, models, population, sampling, server, theory
+from fedjax_sim.algorithms import federated
+from fedjax_sim.instruments.runs import independent_runs
+from fedjax_sim.prng import stream
+from fedjax_sim.study.findings import Comparison, measured
+from fedjax_sim.types import Array
+
+__all__ = ["model_floor"]
+
+REGULARISER = 0.02  # half of this times the squared parameters is added: no direction is quite flat
+EXAMPLES, BATCH_SIZE, ROUNDS = 40, 8, 100
+
+
+def model_floor(key: Array, size: int, num_runs: int, seed: int) -> Iterator[Comparison]:
+    """Excess training loss of FedAvg after rounds that start at a minimum, over step sizes and cohorts."""
+    from scipy.optimize import minimize
+
+    data = population.digits(num_clients=size, min_examples=EXAMPLES, max_examples=EXAMPLES, alpha=1.0, seed=seed)
+    model = models.mlp(input_shape=data.input_shape, num_outputs=data.num_outputs, hidden=(6,))
+    plain = models.supervised(model, models.default_loss(data.task))
+
+    def loss_fn(params, examples, key):
+        squares = sum(jnp.sum(x**2) for x in jax.tree.leaves(params))
+        return plain(params, examples, key) | {"loss": plain(params, examples, key)["loss"] + REGULARISER / 2 * squares}
+
+    rows = population.pooled(data.train).examples
+
+    def risk(params):
+        return loss_fn(params, rows, key)["loss"].mean()
+
+    flat, unravel = ravel_pytree(model.init(stream(key, "init"))[0])
+    slope = jax.jit(jax.value_and_grad(lambda x: risk(unravel(x))))
+    options = {"maxiter": 3000, "maxfun": 6000, "ftol": 1e-12, "gtol": 1e-7}
+    found = minimize(
+        lambda x: tuple(np.asarray(v, np.float64) for v in slope(jnp.asarray(x, jnp.float32))),
+        np.asarray(flat, np.float64), jac=True, method="L-BFGS-B", options=options,
+    )  # fmt: skip
+    start, lowest = unravel(jnp.asarray(found.x, jnp.float32)), float(found.fun)
+    moments = metrics.gradient_moments(loss_fn, start, data.train, weighting="uniform")
+    hessian = _above_zero(moments.hessian)  # a saddle's directions count as flat
+    share = (EXAMPLES - BATCH_SIZE) / (BATCH_SIZE * (EXAMPLES - 1))  # of a batch without replacement
+    for step_size, cohort in ((0.05, size // 10), (0.2, size // 10), (0.2, size)):
+        sampler = sampling.uniform(size, cohort)
+        work = client.local_sgd(loss_fn, optax.sgd(step_size), num_steps=1, batch_size=BATCH_SIZE, weighting="uniform")
+        table, step = aggregation.mean(weighting="uniform"), server.optimizer(optax.sgd(1.0))
+        estimate = theory.budget_from_moments(
+            hessian,
+            step_size=step_size,
+            design=sampler.design,
+            client_covariance=_above_zero(moments.client_covariance),
+            minibatch_covariance=share * _above_zero(moments.example_covariance),
+            num_rounds=ROUNDS,
+        )
+        seen = independent_runs(
+            stream(key, f"{step_size} {cohort}"), federated(sampler, work, table, step, mesh=None), start, data.train,
+            num_runs, evaluation=lambda params: {"risk": risk(params)}, rounds=ROUNDS, batch=4,
+        )  # fmt: skip
+        conditions = {"part": "digits MLP", "value": f"step {step_size:g}, m = {cohort}", "rounds": ROUNDS}
+        samples = seen["risk"] - lowest
+        yield measured(conditions, "excess loss", samples, estimate.total, kind="estimate", resolution=2e-6)
+
+
+def _above_zero(matrix: np.ndarray) -> np.ndarray:
+    """The nearest matrix without negative eigenvalues, which float32 sums leave a few of."""
+    values, vectors = np.linalg.eigh(matrix)
+    return (vectors * np.maximum(values, 0)) @ vectors.T

@@ -1,0 +1,108 @@
+"""The figure of `study.participation`: variance, designs, required participation, and the loss at rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim import theory
+from fedjax_sim.report import plots
+from fedjax_sim.study.charts import DASHED, DOTTED, chart, points, rows_of
+from fedjax_sim.study.findings import Comparison
+
+__all__ = ["participation_figure"]
+
+LOOKS = [(plots.BLUE, "o"), (plots.ORANGE, "s"), (plots.BLACK, "^"), (plots.GREY, "D"), ("#009E73", "v")]
+
+
+def participation_figure(
+    found: Sequence[Comparison], tolerance: float, *, signal: float, spread: float, step_size: float
+) -> Any:
+    """Four panels; theory as lines, measurement as points.
+
+    Args:
+      found: what the study compared, with its conditions.
+      tolerance: alpha of the study.
+      signal: |mean| of the clients' values. spread: their sigma. step_size: of the runs to rest.
+
+    Returns: a matplotlib Figure.
+    """
+    figure, (variance, designs, required, floor) = chart(2, 2)
+    _variance(variance, found, spread)
+    _designs(designs, rows_of(found, part="designs"))
+    _required(required, tolerance, signal, spread)
+    _floor(floor, rows_of(found, part="final loss"), spread, step_size)
+    return figure
+
+
+def _rate(row: dict[str, Any]) -> float:
+    return row["cohort_size"] / row["population_size"]
+
+
+def _above_rounding(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["measured"] > 1e-9]
+
+
+def _variance(axes, found: Sequence[Comparison], spread: float) -> None:
+    every = rows_of(found, part="variance")
+    sizes = dict.fromkeys(row["population_size"] for row in every)
+    for size, (colour, marker) in zip(sizes, LOOKS * (1 + len(sizes)), strict=False):
+        rows = [row for row in every if row["population_size"] == size]
+        _laws(axes, size, min(map(_rate, rows)), spread, colour)
+        points(axes, _above_rounding(rows), _rate, colour, marker, f"N = {size:,}")
+    digits = rows_of(found, part="digits MLP")
+    if digits:
+        size, cohort = (digits[0][name] for name in ("population_size", "cohort_size"))
+        correction = theory.finite_population_correction(size, cohort)
+        scale = spread**2 * correction / (digits[0]["predicted"] * cohort)
+        _laws(axes, size, min(map(_rate, digits)), spread, plots.INK)
+        points(axes, digits, _rate, plots.INK, "P", f"digits MLP, N = {size:,}, scaled", scale)
+    axes.plot([], [], color=plots.INK, linewidth=1.3, label="theory")
+    axes.plot([], [], color=plots.INK, linewidth=0.9, linestyle=DOTTED, label="without the correction")
+    axes.set(xlabel="Participation rate m / N", ylabel="Variance of the cohort's mean")
+    plots._logarithmic(axes)
+    axes.legend(fontsize=7.5, handlelength=1.6)
+
+
+def _laws(axes, size: int, least: float, spread: float, colour: str) -> None:
+    rates = np.geomspace(least, max(0.985, least), 200)
+    alone = spread**2 / (rates * size)
+    axes.plot(rates, alone * (1 - rates) * size / (size - 1), color=colour, linewidth=1.3)
+    axes.plot(rates, alone, color=colour, linewidth=0.9, linestyle=DOTTED)
+
+
+def _designs(axes, rows: list[dict[str, Any]]) -> None:
+    for i, row in enumerate(rows):
+        error = [[row["ratio"] - row["ratio_low"]], [row["ratio_high"] - row["ratio"]]]
+        axes.errorbar(row["ratio"], i, xerr=error, fmt="o", color=plots.BLUE, markersize=4.5, capsize=2)
+    names = [f"{row['sampler']}\n{row['estimator']}, N = {row['population_size']:,}" for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=6.5)
+    axes.axvline(1, color=plots.BLACK, linewidth=0.9)
+    axes.set(xlabel="Variance, measured / predicted", ylim=(len(rows) - 0.4, -0.6))
+    axes.grid(False, axis="y")
+
+
+def _required(axes, tolerance: float, signal: float, spread: float) -> None:
+    sizes = np.unique(np.geomspace(2, 1e6, 120).astype(int))
+    for alpha, line in ((tolerance / 2, DASHED), (tolerance, "-"), (tolerance * 2, DOTTED)):
+        ratio = theory.noise_to_signal_ratio(spread**2, signal, alpha)
+        rates = [100 * theory.required_cohort_size(int(size), ratio) / size for size in sizes]
+        axes.plot(sizes, rates, color=plots.BLUE, linestyle=line, label=f"tolerance {alpha:g}")
+    axes.set(xlabel="Population size N", ylabel="Participation required (%)", ylim=(0, 103))
+    plots._logarithmic(axes, "x")
+    axes.legend(fontsize=7.5)
+
+
+def _floor(axes, rows: list[dict[str, Any]], spread: float, step_size: float) -> None:
+    if not rows:
+        return
+    size = rows[0]["population_size"]
+    cohorts = np.geomspace(1, size * 0.985, 200)
+    alone = step_size / (2 - step_size) / 2 * spread**2 / cohorts
+    axes.plot(cohorts / size, alone * (size - cohorts) / (size - 1), color=plots.BLUE, label="theory")
+    points(axes, _above_rounding(rows), _rate, plots.BLUE, "o", "measured")
+    axes.set(xlabel=f"Participation rate m / N, N = {size:,}", ylabel="Excess loss at rest")
+    plots._logarithmic(axes)
+    axes.legend(fontsize=7.5)

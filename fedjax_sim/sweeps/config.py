@@ -1,0 +1,152 @@
+"""A sweep from a config: a run's tables, and `[sweep]` with its seeds and grid."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_sim.config.document import Config, ConfigError, _override, _read, _resolve
+from fedjax_sim.config.kinds import Words, nearest, problem
+
+__all__ = ["SweepConfig", "load_sweep", "run_sweep"]
+
+OPTIONS = ("seeds", "grid", "metrics", "batch")
+SHARED = {"data": "They share the clients", "model": "They share the model", "run": "They share the rounds"}
+
+
+class SweepConfig(NamedTuple):
+    """A checked sweep: its configs, and the values that each has in the grid."""
+
+    configs: list[Config]
+    combinations: list[dict[str, Any]]
+    seeds: list[int]
+    metrics: list[str] | None
+    batch: int
+
+
+def load_sweep(path: str | Path | None, overrides: Iterable[str] = ()) -> SweepConfig:
+    """Reads a config with a table `[sweep]` and checks every combination, without JAX's compiler.
+
+    In `[sweep]`: `seeds`, a number of them or a list (default 5); `[sweep.grid]`, lists of values by their path in the
+    config, `"client_optimizer.learning_rate" = [0.1, 0.2]` or nested tables; `metrics`, names that rows keep; `batch`,
+    points vmapped at once. The seeds vary model and rounds; the data keep the config's seed.
+
+    Raises: ConfigError with every problem.
+
+    >>> loaded = load_sweep(None, ["sweep.grid.client_optimizer.learning_rate=[0.1, 0.2]", "sweep.seeds=3"])
+    >>> loaded.combinations, loaded.seeds
+    ([{'client_optimizer.learning_rate': 0.1}, {'client_optimizer.learning_rate': 0.2}], [0, 1, 2])
+    """
+    from fedjax_sim.sweeps.grid import combinations_of, seeds_of
+    from fedjax_sim.tree import dotted
+
+    document = {} if path is None else _read(Path(path))
+    problems = list(_override(document, overrides))
+    table = document.pop("sweep", {})
+    if not isinstance(table, dict):
+        raise ConfigError([problem("sweep", "a table", table)])
+    problems += [
+        problem(f"sweep.{name}", "one of " + ", ".join(OPTIONS), Words("an unknown key"), nearest(name, OPTIONS))
+        for name in table if name not in OPTIONS
+    ]  # fmt: skip
+    grid = table.get("grid", {})
+    axes = dotted(grid) if isinstance(grid, dict) else {}
+    if not axes:
+        hint = 'Write [sweep.grid] with "client_optimizer.learning_rate" = [0.1, 0.2], say.'
+        problems.append(problem("sweep.grid", "values for an option at least", grid, hint))
+    for name in axes:
+        top = name.partition(".")[0]
+        if top in SHARED:
+            problems.append(problem(f"sweep.grid.{name}", "an option of what learns", Words(f"one of [{top}]"),
+                                    f"{SHARED[top]}: make a sweep for each."))  # fmt: skip
+        elif "." not in name:
+            problems.append(problem(f"sweep.grid.{name}", "a path such as sampler.cohort_size", name))
+    if problems:
+        raise ConfigError(problems)
+    try:
+        combinations, seeds = combinations_of(axes), seeds_of(table.get("seeds", 5))
+    except (TypeError, ValueError) as error:
+        raise ConfigError([f"sweep.{error}"]) from error
+    metrics, batch = table.get("metrics"), table.get("batch", 1)
+    if metrics is not None and not (isinstance(metrics, list) and all(isinstance(name, str) for name in metrics)):
+        problems.append(problem("sweep.metrics", "a list of names", metrics))
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        problems.append(problem("sweep.batch", "an integer >= 1", batch))
+    configs = []
+    for values in combinations:
+        found: list[str] = []
+        given = copy.deepcopy(document)
+        for name, value in values.items():
+            _put(given, name.split("."), value, found)
+        tables = _resolve(given, found) if not found else {}
+        problems += [words for words in found if words not in problems]
+        if not found:
+            tables["run"]["devices"] = "all"  # points are shared out over them
+            configs.append(Config(tables))
+    probe = configs and configs[0].resolved()["run"]["variance_probe"]
+    if probe:
+        problems.append(problem("run.variance_probe", "none in a sweep", probe, "It probes one algorithm."))
+    if problems:
+        raise ConfigError(problems)
+    return SweepConfig(configs, combinations, seeds, metrics, batch)
+
+
+def run_sweep(
+    loaded: SweepConfig,
+    directory: str | Path | None,
+    *,
+    resume: bool = False,
+    progress: bool = False,
+    metric: str | None = None,
+) -> Any:
+    """Runs a loaded sweep; without the `metric` that is to be shown it stops after its first points.
+
+    Returns: a `Sweep`. Seed s has the bits of `fedjax-sim run` with that seed and the same `data.seed`
+    (tests/sweeps/test_config.py::test_a_config_sweep_is_runs).
+    """
+    import jax
+
+    from fedjax_sim.config.build import _Builder, build
+    from fedjax_sim.prng import stream
+    from fedjax_sim.sweeps.finished import check_directory
+    from fedjax_sim.sweeps.sweep import sweep_points
+
+    check_directory(directory, resume)
+    base = build(loaded.configs[0])
+    tables = loaded.configs[0].resolved()
+
+    class Again(_Builder):
+        """Another algorithm over the same data."""
+
+        def make(self, table: str, always: dict | None = None, **context: Any) -> Any:
+            return base.data if table == "data" else super().make(table, always, **context)
+
+    def built(config: Config) -> Any:
+        return Again(config.planned(base.plan)).experiment()
+
+    place = {tuple(values.items()): config for values, config in zip(loaded.combinations, loaded.configs, strict=True)}
+    roots = [jax.random.key(seed) for seed in loaded.seeds]
+    starts = [built(_seeded(loaded.configs[0], seed)).params for seed in loaded.seeds]
+    return sweep_points(
+        lambda **values: built(place[tuple(values.items())]).algorithm, loaded.combinations, loaded.seeds,
+        [stream(root, "rounds") for root in roots], starts, base.data.train, tables["run"]["rounds"],
+        evaluation=base.evaluation, evaluate_every=tables["run"]["evaluate_every"], metrics=loaded.metrics,
+        batch=loaded.batch, delta=tables["run"]["delta"], directory=directory, resume=resume, progress=progress,
+        identity={"config": loaded.configs[0].planned(base.plan).identity()}, needed=metric,
+    )  # fmt: skip
+
+
+def _seeded(config: Config, seed: int) -> Config:
+    return Config(config.resolved() | {"seed": seed})
+
+
+def _put(document: dict, path: list[str], value: Any, problems: list[str]) -> None:
+    *tables, last = path
+    for name in tables:
+        document = document.setdefault(name, {})
+        if not isinstance(document, dict):
+            problems.append(problem(".".join(path), "a path of tables", document))
+            return
+    document[last] = value

@@ -1,0 +1,110 @@
+"""The finished points of a sweep on disk: a line each, appended, so that a sweep killed at any moment can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+from fedjax_sim import tree
+from fedjax_sim.running import checkpoint
+
+__all__ = ["POINTS", "Finished", "check_directory"]
+
+POINTS = "points.jsonl"
+
+
+def check_directory(directory: str | Path | None, resume: bool) -> None:
+    """Refuses a folder with a sweep, or to resume one without.
+
+    Raises: FileExistsError, FileNotFoundError.
+    """
+    path = None if directory is None else Path(directory) / POINTS
+    if path is None:
+        return
+    if resume and not path.exists():
+        raise FileNotFoundError(f"resume: expected {path}, found none. Start without resume.")
+    if not resume and path.exists():
+        raise FileExistsError(
+            f"directory: expected a folder without a sweep, got {path.parent}. Resume it, or choose another."
+        )
+
+
+class Finished:
+    """Rows by point, in memory and, given a directory, in its file `points.jsonl`, a line each with its CRC-32.
+
+    Guarantees: killed at any moment and resumed, the rows are those of a sweep that was not
+    (tests/sweeps/test_sweep.py::test_kill_and_resume); another sweep's file is refused with what differs
+    (::test_another_sweep_is_refused), and so is a damaged line (::test_a_flipped_digit_is_refused).
+    """
+
+    def __init__(self, directory: str | Path | None, identity: dict[str, Any], resume: bool):
+        self.rows: dict[int, list[dict]] = {}
+        self.path = None if directory is None else Path(directory) / POINTS
+        if self.path is None:
+            return
+        check_directory(directory, resume)
+        if resume:
+            self._read_back(identity)
+        else:
+            checkpoint.write_atomically(self.path, [_line({"sweep": identity})])
+
+    def add(self, found: dict[int, list[dict]]) -> None:
+        """Points that are done."""
+        self.rows |= found
+        if self.path is not None:
+            with open(self.path, "r+b", buffering=0) as file:  # one that was deleted meanwhile is not begun anew
+                file.seek(0, os.SEEK_END)
+                text = memoryview(b"".join(_line({"point": point, "rows": rows}) for point, rows in found.items()))
+                while text:
+                    text = text[os.write(file.fileno(), text) :]
+                os.fsync(file.fileno())
+
+    def drop_empty(self) -> None:
+        """Removes the file where no point is done, so that what was refused can be started again."""
+        if self.path is not None and not self.rows:
+            self.path.unlink(missing_ok=True)
+
+    def _read_back(self, identity: dict[str, Any]) -> None:
+        text = self.path.read_bytes()
+        whole = text.rfind(b"\n") + 1
+        try:
+            header, *lines = [self._checked(i, line) for i, line in enumerate(text[:whole].splitlines(), 1)]
+            stored = header["sweep"]
+            self.rows = {line["point"]: line["rows"] for line in lines}
+        except (KeyError, TypeError, ValueError) as error:
+            raise checkpoint.CheckpointError(
+                f"{self.path}: expected lines of a sweep, got others ({error})."
+            ) from error
+        stored, given = tree.dotted(stored), tree.dotted(json.loads(json.dumps(identity)))
+        differing = [
+            f"  {name}: {_short(stored.get(name, 'absent'))} in the file, {_short(given.get(name, 'absent'))} now"
+            for name in sorted(stored.keys() | given.keys())
+            if stored.get(name, "absent") != given.get(name, "absent")
+        ]
+        if differing:
+            raise checkpoint.CheckpointError(
+                f"{self.path}: these are points of another sweep:\n" + "\n".join(differing)
+            )
+        if whole < len(text):  # the line that a kill cut off
+            with open(self.path, "r+b") as file:
+                file.truncate(whole)
+
+    def _checked(self, number: int, line: bytes) -> dict:
+        value = dict(json.loads(line))
+        if value.pop("crc32") != zlib.crc32(json.dumps(value).encode()):
+            raise checkpoint.CheckpointError(
+                f"{self.path}: line {number} is damaged." + " Take it out: its point is run again." * (number > 1)
+            )
+        return value
+
+
+def _line(value: dict) -> bytes:
+    return json.dumps(value | {"crc32": zlib.crc32(json.dumps(value).encode())}).encode() + b"\n"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 160 else text[:157] + "..."

@@ -1,0 +1,138 @@
+"""The points of a sweep: which values, which seeds."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_sim import validate
+
+__all__ = ["combinations_of", "seeds_of"]
+
+MAX_POINTS = 1_000_000
+OWN = ("seed", "round")  # columns that every row has
+KINDS = (bool, int, float, str, type(None))
+
+
+def combinations_of(grid: Mapping[str, Iterable] | Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The combinations of a grid: the product of its axes, or the points that a list names.
+
+    Guarantees: wrong grids are refused (tests/sweeps/test_sweep.py::test_wrong_input).
+
+    >>> combinations_of({"rate": [0.1, 0.2], "steps": [1]})
+    [{'rate': 0.1, 'steps': 1}, {'rate': 0.2, 'steps': 1}]
+    >>> combinations_of([{"rate": 0.1, "steps": 4}, {"rate": 0.4, "steps": 1}])[1]
+    {'rate': 0.4, 'steps': 1}
+    """
+    hint = "Give a dict of names and their values, or a list of dicts, a point each."
+    if isinstance(grid, Mapping):
+        axes = {_name(name): _values(name, values) for name, values in grid.items()}
+        if math.prod(map(len, axes.values())) > MAX_POINTS:
+            validate.fail("grid", f"at most {MAX_POINTS} combinations", math.prod(map(len, axes.values())))
+        return [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
+    if isinstance(grid, str) or not isinstance(grid, Iterable):
+        validate.fail("grid", "values for each name", grid, hint, TypeError)
+    points = list(grid)
+    if not points:
+        validate.fail("grid", "a point at least", points, hint)
+    for i, point in enumerate(points):
+        if not isinstance(point, Mapping):
+            validate.fail(f"grid[{i}]", "a dict of names and values", point, hint, TypeError)
+        if set(point) != set(points[0]):
+            validate.fail(f"grid[{i}]", f"the names of the first point, {sorted(points[0])}", sorted(point))
+    found = [
+        {_name(name): _value(f"grid[{i}].{name}", point[name]) for name in points[0]} for i, point in enumerate(points)
+    ]
+    _distinct("grid", [tuple(point.values()) for point in found], [*map(str, found)])
+    for name in points[0]:  # in one word throughout
+        words = [value for _, value in dict.fromkeys((type(point[name]), point[name]) for point in found)]
+        _distinct(f"grid.{name}", words, words)
+    return found
+
+
+def seeds_of(seeds: int | Sequence[int]) -> list[int]:
+    """S seeds 0..S-1, or the seeds of a list.
+
+    >>> seeds_of(3), seeds_of([7, 5])
+    ([0, 1, 2], [7, 5])
+    """
+    if (
+        isinstance(seeds, (bool, np.bool_))
+        or not isinstance(seeds, (int, np.integer, Iterable))
+        or isinstance(seeds, str)
+    ):
+        validate.fail("seeds", "a number of seeds, or a list of them", seeds, error=TypeError)
+    if isinstance(seeds, (int, np.integer)):
+        validate.integer("seeds", seeds, 1, MAX_POINTS)
+        return list(range(int(seeds)))
+    found = list(seeds)
+    if not found:
+        validate.fail("seeds", "a seed at least", found)
+    for i, seed in enumerate(found):
+        validate.integer(f"seeds[{i}]", seed, 0)
+    found = [int(seed) for seed in found]
+    _distinct("seeds", found, found)
+    return found
+
+
+def check_arguments(make: Callable, point: Mapping[str, Any]) -> None:
+    """Refuses names that `make` does not take, and a grid that leaves out one that it needs."""
+    try:
+        parameters = inspect.signature(make).parameters
+    except (TypeError, ValueError):
+        return
+    named = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for name in point:
+        if name not in named and not takes_all:
+            rule = "one of the names that make takes, " + ", ".join(named) if named else "no name: make takes none"
+            validate.fail("grid", rule, name, validate.nearest(name, named))
+    missing = [name for name in named if parameters[name].default is inspect.Parameter.empty and name not in point]
+    if missing:
+        validate.fail("grid", f"values for {', '.join(missing)}, which make needs", sorted(point))
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str) or not name:
+        validate.fail("grid", "names as text", name, error=TypeError)
+    if name in OWN:
+        validate.fail("grid", "names that rows do not use", name, "Seeds are given as seeds=." * (name == "seed"))
+    return name
+
+
+def _values(name: str, values: Any) -> list:
+    if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
+        validate.fail(f"grid.{name}", "a list of values", values, "One value? Put it into a list.", TypeError)
+    if isinstance(values, (np.ndarray, jax.Array)) and values.ndim != 1:
+        validate.fail(f"grid.{name}", "values along one axis", f"shape {values.shape}")
+    found = [_value(f"grid.{name}[{i}]", value) for i, value in enumerate(values)]
+    if not found:
+        validate.fail(f"grid.{name}", "a value at least", found)
+    _distinct(f"grid.{name}", found, found)
+    return found
+
+
+def _value(name: str, value: Any) -> Any:
+    """A plain Python value: numbers of arrays as they are."""
+    if isinstance(value, (np.ndarray, np.generic, jax.Array)) and np.ndim(value) == 0:
+        value = np.asarray(value).item()
+    if type(value) not in KINDS:
+        validate.fail(name, "a number, a truth value, a text or None", value, "Choose by name inside make.", TypeError)
+    if isinstance(value, float) and not math.isfinite(value):
+        validate.fail(name, "a finite number", value)
+    return value
+
+
+def _distinct(name: str, values: list, shown: list) -> None:
+    """Of values that compare equal, as 1, 1.0 and True do, one alone: rows are found by them."""
+    seen = set()
+    for value, word in zip(values, shown, strict=True):
+        if value in seen:
+            validate.fail(name, "each once", word, "It stands there twice: more trials are more seeds.")
+        seen.add(value)

@@ -1,0 +1,309 @@
+"""A grid over seeds and hyper-parameters as few compiled programs; every point is the run that `run` would make."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.running import checkpoint, distributed
+from fedjax_sim.running.environment import matmul_precision, numerics, versions
+from fedjax_sim.running.fingerprint import array_digest, bound, is_opaque, is_private, joined, program_digest
+from fedjax_sim.running.log import as_record, plain
+from fedjax_sim.running.loop import _check_kinds, _interrupts
+from fedjax_sim.running.spending import Spending
+from fedjax_sim.sweeps.finished import Finished, check_directory
+from fedjax_sim.sweeps.grid import check_arguments, combinations_of, seeds_of
+from fedjax_sim.sweeps.points import INIT, Kind, Points, traced
+from fedjax_sim.sweeps.results import Sweep
+from fedjax_sim.types import Algorithm, Array, Population, PyTree
+
+__all__ = ["sweep"]
+
+BATCH_SECONDS = 2.0  # aim: of points that are committed together
+
+
+def sweep(
+    make: Callable[..., Algorithm],
+    params: PyTree | Callable[[Array], PyTree],
+    population: Population,
+    num_rounds: int,
+    *,
+    grid: Mapping[str, Iterable] | Sequence[Mapping[str, Any]],
+    seeds: int | Sequence[int] = 1,
+    evaluation: Callable | None = None,
+    evaluate_every: int | None = None,
+    metrics: Sequence[str] | None = None,
+    batch: int = 1,
+    delta: float | None = None,
+    directory: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+) -> Sweep:
+    """Runs `num_rounds` rounds of every combination of values with every seed.
+
+    Combinations that differ in numbers alone share one compiled program; what changes a shape makes another, and so do
+    numbers that XLA computes otherwise with where it knows them, as exponents, 0 and 1 (`folding`). The same seed gives
+    every combination the same cohorts and minibatches, so that differences between combinations are paired; but where
+    parts have noise, each point draws its own, for shared noise would fall out of their difference.
+
+    Args:
+      make: (**values) -> Algorithm, called once for each combination, with the values as they stand in the grid.
+      params: where learning starts; or a function of a key, called once for each seed.
+      population, num_rounds, evaluation: as for `run`.
+      grid: values for each name that `make` takes: all combinations of a dict, or the points of a list of dicts.
+        Numbers, truth values, texts and None.
+      seeds: S for seeds 0..S-1, or a list.
+      evaluate_every: rounds between two rows of a point; by default the last round alone has one.
+      metrics: which metrics rows keep, beside what tells of divergence; by default all.
+      batch: points vmapped at once. 1 repeats the bits of `run`; more is faster for small models, and rounds
+        otherwise, in the last places.
+      delta: as for `run`. Where parts have noise a row has the epsilon of that run alone. Points share no cohort and no
+        noise, so what several have spent is what `privacy.compose` makes of them; who publishes the best of many runs
+        has spent all of it.
+      directory: where finished points are kept as they come; results then go there too.
+      resume: go on with what `directory` holds. Programs, data and what `evaluation` finds at the start must agree.
+      progress: a bar.
+
+    Returns: a `Sweep`, with a row for each point and evaluated round: seed, values, round, metrics, and
+      `dropped_clients_so_far` and `skipped_rounds_so_far`, which tell a point that diverged.
+
+    Raises: what `run` raises; `checkpoint.CheckpointError` for a directory of another sweep.
+
+    Guarantees: the point (s, values) has the bits of `run(key(s), make(**values), params, population, num_rounds)`,
+    where a function params is called with fold_in(key(s), 2^31 - 1), model and metrics, for any number of devices
+    (tests/sweeps/test_sweep.py::test_a_sweep_is_single_runs); killed and resumed it has the same rows
+    (::test_kill_and_resume), and another sweep's points are refused (::test_a_sweep_resumes_itself_alone).
+
+    >>> import optax
+    >>> from fedjax_sim import algorithms, population, sampling
+    >>> data = population.quadratics(num_clients=4, dimension=2)
+    >>> def make(rate):
+    ...     return algorithms.fedavg(population.quadratic_loss, sampling.full(4), optax.sgd(rate), num_steps=1)
+    >>> found = sweep(make, {"w": jnp.zeros(2)}, data.train, 3, grid={"rate": [0.1, 0.3]}, seeds=2)
+    >>> len(found.rows), found.num_programs, [row["rate"] for row in found.rows]
+    (4, 1, [0.1, 0.1, 0.3, 0.3])
+    """
+    if not callable(make):
+        validate.fail("make", "a function of the grid's names", make, error=TypeError)
+    combinations, seeds = combinations_of(grid), seeds_of(seeds)
+    check_arguments(make, combinations[0])
+    keys = [jax.random.key(seed) for seed in seeds]
+    starts = [params(jax.random.fold_in(key, INIT)) if callable(params) else params for key in keys]
+    return sweep_points(
+        make, combinations, seeds, keys, starts, population, num_rounds, evaluation=evaluation,
+        evaluate_every=evaluate_every, metrics=metrics, batch=batch, delta=delta, directory=directory, resume=resume,
+        progress=progress,
+    )  # fmt: skip
+
+
+def sweep_points(
+    make: Callable[..., Algorithm],
+    combinations: list[dict[str, Any]],
+    seeds: list[int],
+    keys: list[Array],
+    starts: list[PyTree],
+    population: Population,
+    num_rounds: int,
+    *,
+    evaluation: Callable | None,
+    evaluate_every: int | None,
+    metrics: Sequence[str] | None,
+    batch: int,
+    delta: float | None,
+    directory: str | Path | None,
+    resume: bool,
+    progress: bool,
+    identity: Mapping[str, Any] | None = None,
+    needed: str | None = None,
+) -> Sweep:
+    """`sweep` over given combinations, with the key and the params of each seed; `identity` as for `run`.
+
+    Without the metric that is `needed` it stops after its first points.
+    """
+    started = time.perf_counter()
+    validate.integer("num_rounds", num_rounds)
+    evaluate_every = num_rounds if evaluate_every is None else evaluate_every
+    validate.integer("evaluate_every", evaluate_every)
+    validate.integer("batch", batch)
+    if resume and directory is None:
+        validate.fail("directory", "the folder of the sweep to resume", None)
+    check_directory(directory, resume)
+    if distributed.several():
+        validate.fail("sweep", "one process", jax.process_count(), "Its points are shared out over one's devices.")
+    _check_kinds(keys[0], make(**combinations[0]), population, evaluation, ())
+    population = jax.tree.map(jnp.asarray, population)
+    starts = jax.tree.map(lambda *rows: jnp.stack(rows), *starts)
+    rounds = [*range(evaluate_every, num_rounds, evaluate_every), num_rounds]
+    with ExitStack() as stack:
+        interrupted = stack.enter_context(_interrupts())
+        stack.enter_context(jax.default_matmul_precision(matmul_precision()))
+        if directory is not None:
+            stack.enter_context(checkpoint.lock(directory))
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), starts)
+        kinds, epsilons, programs = [], [], []
+        for values in combinations:
+            algorithm = make(**values)
+            kinds.append(traced(algorithm, one, population))
+            programs.append(program_digest(algorithm, one, population) if is_private(algorithm) else "")
+            epsilons.append(_Epsilons(Spending(algorithm, one, population, programs[-1], delta, None), rounds))
+        judged = None
+        if evaluation is not None and directory is not None:
+            judged = as_record(0, evaluation(jax.tree.map(lambda x: x[0], starts)))
+        identity = {
+            **(identity or {}), "evaluation": judged,
+            "grid": {str(i): values for i, values in enumerate(combinations)}, "seeds": seeds,
+            "keys": [jax.random.key_data(key).tolist() for key in keys], "num_rounds": num_rounds,
+            "evaluate_every": evaluate_every, "metrics": metrics, "delta": delta, "batch": batch,
+            "params": array_digest(starts), "population": array_digest(population), "programs": _programs(kinds),
+            "versions": versions("fedjax-sim", "jax", "jaxlib"), **numerics(),
+        } | ({"private": programs} if any(programs) else {})  # fmt: skip
+        finished = Finished(directory, identity, resume)
+        stack.callback(finished.drop_empty)
+        recorded = _Recorded(evaluation, metrics, combinations, seeds, epsilons, needed)
+        bar = stack.enter_context(_bar(progress, len(combinations) * len(seeds), len(finished.rows)))
+        impl = str(jax.random.key_impl(keys[0]))
+        words = np.stack([jax.random.key_data(key) for key in keys])
+        bound_words = _bound_words(keys, programs, starts, population)
+        groups: dict[Any, list[int]] = {}
+        for i, kind in enumerate(kinds):
+            groups.setdefault(kind.name, []).append(i)
+        compile_seconds = 0.0
+        for members in groups.values():
+            wanted = [i * len(seeds) + s for i in members for s in range(len(seeds))]
+            wanted = [point for point in wanted if point not in finished.rows]
+            if not wanted:
+                continue
+            before = time.perf_counter()
+            program = Points([kinds[i] for i in members], starts, population, impl=impl, batch=batch, most=len(wanted))
+            compile_seconds += time.perf_counter() - before
+            row = {combination: i for i, combination in enumerate(members)}
+            count = min(len(wanted), program.devices * program.batch)
+            while wanted:
+                now, wanted = wanted[:count], wanted[count:]
+                before = time.perf_counter()
+                combination, seed = np.divmod(np.array(now, np.int32), np.int32(len(seeds)))
+                table = np.array([row[i] for i in combination.tolist()], np.int32)
+                looks = program.run(words[seed], bound_words[combination, seed], table, seed, rounds)
+                finished.add(recorded.rows(now, zip(rounds, looks, strict=True)))
+                seconds = time.perf_counter() - before
+                bar(len(now))
+                count = min(program.room, 2 * len(now), max(1, int(BATCH_SECONDS * len(now) / max(seconds, 1e-6))))
+                count = -(-count // (program.devices * program.batch)) * program.devices * program.batch
+                if interrupted:
+                    raise KeyboardInterrupt
+    rows = [row for point in range(len(combinations) * len(seeds)) for row in finished.rows[point]]
+    found = Sweep(
+        rows, tuple(combinations[0]), seeds, len(groups), batch == 1, compile_seconds, time.perf_counter() - started
+    )
+    if directory is not None:
+        found.write(directory)
+    return found
+
+
+class _Recorded:
+    """Rows from what a program shows of its points."""
+
+    def __init__(self, evaluation: Callable | None, metrics: Sequence[str] | None, combinations: list, seeds: list,
+                 epsilons: list, needed: str | None):  # fmt: skip
+        self.evaluation, self.metrics, self.epsilons, self.needed = evaluation, metrics, epsilons, needed
+        self.combinations, self.seeds = combinations, seeds
+
+    def rows(self, points: list[int], looks: Iterable) -> dict[int, list[dict]]:
+        """By point, a row for each look."""
+        found: dict[int, list[dict]] = {point: [] for point in points}
+        totals: dict[str, np.ndarray] = {}
+        for round, (infos, counted, params) in looks:
+            totals = {name: totals.get(name, 0) + value.astype(np.int64) for name, value in counted.items()}
+            for i, point in enumerate(points):
+                combination, seed = divmod(point, len(self.seeds))
+                record = as_record(round, infos, i)
+                del record["round"]
+                if self.evaluation is not None:
+                    model = jax.tree.map(lambda x, i=i: jnp.array(x[i]), params)
+                    record |= self._new(as_record(round, self.evaluation(model)), record)
+                record |= self.epsilons[combination].record(round, {name: value[i] for name, value in totals.items()})
+                record |= {f"{name}_so_far": int(value[i]) for name, value in totals.items()}
+                values = self.combinations[combination]
+                found[point].append({"seed": self.seeds[seed], **values, "round": round, **self._kept(record, values)})
+        return found
+
+    def _new(self, evaluated: dict, record: dict) -> dict:
+        del evaluated["round"]
+        for name in evaluated:
+            if name in record or name == "epsilon":
+                validate.fail("evaluation", "names that the round does not use", name, "Put a prefix before it.")
+        return evaluated
+
+    def _kept(self, record: dict, values: Mapping[str, Any]) -> dict:
+        for name in values:
+            if name in record:
+                validate.fail("grid", "names that no metric has", name, "Give make's argument another name.")
+        for name in self.metrics or ():
+            if name not in record:
+                validate.fail("metrics", "some of " + ", ".join(record), name, validate.nearest(name, record))
+        kept = {name: x for name, x in record.items()
+                if self.metrics is None or name in self.metrics or name.endswith("_so_far")}  # fmt: skip
+        if self.needed is not None and self.needed not in kept:
+            validate.fail("metric", "one of " + ", ".join(kept), self.needed, validate.nearest(self.needed, kept))
+        return kept
+
+
+class _Epsilons:
+    """What a run's records say of its privacy."""
+
+    def __init__(self, spending: Spending, rounds: Sequence[int]):
+        self.spending = spending
+        if is_opaque(spending.source):
+            spending.void = "Nobody can tell programs apart that call the host: points may share their noise."
+        spending.enter(0, rounds[-1])
+        self.by_round = {round: {name: plain(x) for name, x in spending.record(round).items()} for round in rounds}
+
+    def record(self, round: int, counts: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a round, with counts over all until then."""
+        return {} if self.spending.misses(counts) else self.by_round[round]
+
+
+def _bound_words(keys: list[Array], programs: list[str], starts: PyTree, population: PyTree) -> np.ndarray:
+    """[combinations, seeds, ...] key data of the rounds, bound to programs, starts and data as `run` binds them."""
+    data = array_digest(population) if any(programs) else ""
+    found = []
+    for program in programs:
+        own = [joined(program, array_digest(jax.tree.map(lambda x, s=s: x[s], starts)), data, key) if program else ""
+               for s, key in enumerate(keys)]  # fmt: skip
+        found.append([jax.random.key_data(bound(key, source)) for key, source in zip(keys, own, strict=True)])
+    return np.array(found)
+
+
+def _programs(kinds: list[Kind]) -> str:
+    """A digest of what `make` made: its programs, their constants, and the floats in them."""
+    sha, seen = hashlib.sha256(), {}
+    for kind in kinds:
+        if kind.name not in seen:
+            seen[kind.name] = re.sub(r"0x[0-9a-f]+|id=\d+", "", repr(kind.name)).encode()
+        sha.update(seen[kind.name])
+        for part in (kind.init, kind.step, kind.params):
+            for x in part.floats:
+                sha.update(x.tobytes())
+    return sha.hexdigest()
+
+
+@contextmanager
+def _bar(shown: bool, total: int, done: int) -> Iterator[Callable[[int], None]]:
+    if not shown:
+        yield lambda count: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    with Progress(TextColumn("points"), BarColumn(bar_width=12), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
+        task = bar.add_task("points", total=total, completed=done)
+        yield lambda count: bar.advance(task, count)

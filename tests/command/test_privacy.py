@@ -1,0 +1,85 @@
+"""`fedjax-sim account`, `calibrate`, `audit`: what a person reads, and what is refused."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fedjax_sim import privacy
+from fedjax_sim.command import app
+
+SMALL = ["data.num_clients=200", "data.held_out_clients=3", "model.hidden=[4]", "algorithm.num_steps=1"]
+SMALL += ["sampler.cohort_size=10", "aggregator.name=fixed_mean", "aggregator.denominator=10"]
+RECORDS = [*SMALL[:-2], "algorithm.name=record_private_fedavg", "algorithm.clip_norm=1.0"]
+RECORDS += ["algorithm.noise_multiplier=2.0", "algorithm.batch_size=15", "downlink.quantize.bits=8"]
+NOISY = [*SMALL, "transform.gaussian_mechanism.clip_norm=1.0", "transform.gaussian_mechanism.noise_multiplier=2.0"]
+
+
+def call(*words, settings=()):
+    settings = [word for text in settings for word in ("--set", text)]
+    return CliRunner().invoke(app.app, [*words, *settings])
+
+
+def test_account_and_calibrate_agree():
+    """Catches flags that are dropped on their way to the accountant: the calibrated noise spends the budget."""
+    sizes = ["-N", "10000", "-m", "100", "-T", "50", "--delta", "1e-5"]
+    found = json.loads(call("calibrate", "-e", "2", *sizes, "--json").stdout)
+    z = str(found["noise_multiplier"])
+    spent = json.loads(call("account", "-z", z, *sizes, "--json").stdout)["spent"]
+    assert 1.99 < spent["epsilon"] <= 2.0 and spent["rounds"] == 50 and spent["delta"] == 1e-5
+    other = json.loads(call("account", "-z", z, *sizes, "--scheme", "uniform", "--json").stdout)["spent"]
+    assert other["epsilon"] > spent["epsilon"] and other["adjacency"] == "replace_one"
+    text = call("calibrate", "-e", "2", *sizes, "--scheme", "uniform", "--table").stdout
+    assert "With a Poisson sample" in text and "local" in text and "distributed" in text
+
+
+def test_a_config_is_accounted_for():
+    """Catches an epsilon of other rounds or another sampler than the config's."""
+    found = json.loads(call("account", "--json", settings=[*NOISY, "run.rounds=7", "run.delta=1e-4"]).stdout)
+    design = {"scheme": "uniform", "population_size": 200, "cohort_size": 10}
+    expected = privacy.account(privacy.written_down(noise_multiplier=2.0, **design), 7, 1e-4)
+    assert found["spent"]["epsilon"] == expected.epsilon and found["spent"]["rounds"] == 7
+
+
+def test_records_are_accounted_for():
+    """Catches a config whose records are hidden, and that is told a client's epsilon, or none."""
+    settings = [*RECORDS, "run.rounds=7", "run.delta=1e-4"]
+    found = json.loads(call("account", "--json", settings=settings).stdout)["spent"]
+    everybody = {"scheme": "full", "population_size": 200, "cohort_size": 200, "num_slots": 200, "place": "local"}
+    details = {"sampling": "truncated_poisson", "rate": 0.25, "steps": 1, "num_examples": 60, "max_batch_size": 37}
+    by_hand = privacy.Mechanism(noise_multiplier=2.0, unit="record", details=details, **everybody)
+    assert found["unit"] == "record" and found["epsilon"] == privacy.account(by_hand, 7, 1e-4).as_dict()["epsilon"]
+    again = json.loads(call("calibrate", "-e", str(found["epsilon"]), "--json", settings=settings).stdout)
+    assert again["noise_multiplier"] == pytest.approx(2.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "words, settings, told",
+    [
+        (["account", "-N", "100", "-m", "10"], [], "--noise-multiplier: expected a number, got nothing"),
+        (["account"], [], "--population, --cohort: expected both"),
+        (["account", "-N", "10", "-m", "20", "-z", "1"], [], "cohort_size: expected"),
+        (["account", "-N", "10"], NOISY, "expected none beside a config"),
+        (["account"], SMALL, "expected a part with noise"),
+        (["calibrate", "-e", "-1", "-N", "100", "-m", "10"], [], "epsilon: expected"),
+        (["calibrate", "-N", "100", "-m", "10", "--scheme", "cyclic"], [], "sampler: expected independent rounds"),
+        (["calibrate", "--table"], RECORDS, "--table: expected none beside a config that hides records"),
+        (["audit"], RECORDS, "expected client-level noise"),
+        (["audit", "--rate", "2"], [], "sampling_rate: expected"),
+        (["account"], ["transform.nothing.a=1"], "transform.nothing: expected one of"),
+    ],
+)
+def test_wrong_input_is_told(words, settings, told):
+    """Catches tracebacks, and numbers for what means nothing."""
+    result = call(*words, settings=settings)
+    assert result.exit_code == 2 and told in result.output, result.output
+
+
+def test_audit_finds_the_noise(tmp_path):
+    """Catches an audit that does not run from the command line, or loses its figure. Its laws: tests/privacy."""
+    picture = tmp_path / "scores.png"
+    result = call("audit", "--releases", "100000", "--canaries", "0", "--figure", str(picture), "--json")
+    found = json.loads(result.stdout)
+    assert found["verdict"] == "confirmed" and picture.stat().st_size > 1000
+    lower, upper = found["lower"], found["upper"]
+    assert lower <= 4.3772 <= upper

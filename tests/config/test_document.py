@@ -1,0 +1,294 @@
+"""The config: what it reads, fills in and writes, and that it needs no JAX to refuse."""
+
+import importlib
+import inspect
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_sim import transform
+from fedjax_sim.config import registry
+from fedjax_sim.config.build import build
+from fedjax_sim.config.document import ConfigError, load
+from fedjax_sim.transform.chain import wire_of
+from tests.laws import cases
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+CHAIN = ["transform.error_feedback.top_k.share=0.1", "transform.quantize.bits=4", "data.num_clients=50"]
+DOWN = [text.replace("transform", "downlink") for text in CHAIN]
+SMALL = ["data.num_clients=40", "data.held_out_clients=3", "sampler.cohort_size=10", "model.hidden=[4]"]
+SMALL += ["run.devices=1"]
+
+
+def test_the_main_job_is_the_default():
+    """Fault: a quickstart file, or a default, that is not the main job any more."""
+    main = load().resolved()
+    assert main["data"] == {"name": "digits", "num_clients": 100_000, "alpha": 0.3, "min_examples": 20} | {
+        "max_examples": 60,
+        "test_fraction": 0.2,
+        "held_out_clients": 200,
+        "flat": True,
+    }
+    assert main["model"] == {"name": "mlp", "hidden": [128]}
+    assert main["sampler"] == {"name": "uniform", "cohort_size": 1000}
+    assert main["algorithm"]["num_steps"] == 5 and main["algorithm"]["batch_size"] == 10
+    assert main["client_optimizer"]["learning_rate"] == 0.5
+    assert (main["run"]["rounds"], main["run"]["evaluate_every"], main["seed"]) == (100, 10, 0)
+    assert load(EXPERIMENTS / "quickstart.toml") == load()
+
+
+@pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
+def test_experiments_load(path):
+    """Fault: a file in experiments/ with an option that is gone, or a data folder of somebody's machine in it."""
+    data = tomllib.loads(path.read_text())["data"]
+    assert "directory" not in data
+    needs_files = "directory" in registry.table("data")[data["name"]].options
+    load(path, ["data.directory=somewhere"] if needs_files else [])
+
+
+@pytest.mark.parametrize("name", ["compressed_private", "record_private"])
+def test_private_experiments_build(name):
+    """Fault: parts of an experiment that a config may hold, but that refuse each other."""
+    few = ["data.num_clients=50"] if name == "compressed_private" else []
+    experiment = build(load(EXPERIMENTS / f"{name}.toml", few))
+    state = jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
+    jax.eval_shape(experiment.algorithm.step, experiment.key, state, experiment.data.train)
+
+
+ROUND_TRIPS = [
+    [],
+    ["algorithm.num_epochs=2"],
+    ["algorithm.batch_size=none", "run.checkpoint_every=7", "run.devices=1", "run.lanes=4", "run.chunk=8"],
+    ["sampler.with_dropout.rate=0.1", "sampler.with_over_invitation.num_reports=900", "client_optimizer.momentum=0.9"],
+    ["algorithm.name=fednova", "algorithm.learning_rate=1e-05", "model.hidden=[]", "seed=7", "data.seed=3"],
+    ["algorithm.name=fedsgd", "aggregator.name=fixed_mean", "aggregator.denominator=1000"],
+    [
+        "data.name=csv_sites",
+        'data.directory="a \\"b\\" \\\\ \\u007f\\n[run]"',
+        "data.label=größe 🎭",
+        "model.name=linear",
+    ],
+]
+
+
+@pytest.mark.parametrize("overrides", [*ROUND_TRIPS, CHAIN, DOWN])
+def test_toml_round_trip(tmp_path, overrides):
+    """Fault: a resolved config whose file means something else: a lost None, a float as integer, a broken quote."""
+    config = load(None, overrides)
+    (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    again = load(tmp_path / "config.toml")
+    assert again == config and again.to_toml() == config.to_toml()
+
+
+def test_wrappers_keep_their_order(tmp_path):
+    """Fault: dropout after over-invitation, where the file has it before, or the other way round."""
+    texts = ["sampler.with_dropout.rate=0.5", "sampler.with_over_invitation.num_reports=5"]
+    for order in (texts, texts[::-1]):
+        (tmp_path / "config.toml").write_text(load(None, order).to_toml())
+        wrappers = list(load(tmp_path / "config.toml").resolved()["sampler"])[2:]
+        assert wrappers == [text.split(".")[1] for text in order]
+    experiment = build(load(None, [*SMALL, "sampler.with_dropout.rate=0.5"]))
+    state = jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
+    _, info = jax.eval_shape(experiment.algorithm.step, experiment.key, state, experiment.data.train)
+    assert "dropped" in info
+
+
+def test_every_problem_at_once():
+    """Fault: a user who corrects one mistake a run."""
+    wrong = ["run.rounds=0", "sampler.cohort_size=true", "model.name=mpl", "dta.name=digits", "algorithm.num_step=3"]
+    with pytest.raises(ConfigError) as caught:
+        load(None, wrong)
+    assert len(caught.value.problems) == 5
+    with pytest.raises(ConfigError) as caught:
+        build(load(None, ["sampler.cohort_size=0", "data.alpha=-1.0", "client_optimizer.momentum=0.5", "run.lanes=4"]))
+    assert [text.split(":")[0] for text in caught.value.problems] == ["sampler.cohort_size", "data.alpha"]
+
+
+def test_overrides():
+    """Fault: words that need quotes, a number that becomes text, an override that loses to the file."""
+    config = load(EXPERIMENTS / "quickstart.toml", ["run.rounds=5", "data.alpha=1", "run.progress=false"]).resolved()
+    assert config["run"]["rounds"] == 5 and config["run"]["progress"] is False
+    assert config["data"]["alpha"] == 1.0 and isinstance(config["data"]["alpha"], float)
+    spaced = load(None, ["data.name=heart_disease", "data.directory=/a folder/with=signs"])
+    assert spaced.resolved()["data"]["directory"] == "/a folder/with=signs"
+
+
+def test_wrong_configs_need_no_jax():
+    """Fault: seconds of imports before a typing error is told."""
+    code = (
+        "import sys\nfrom fedjax_sim.config.document import ConfigError, load\nimport fedjax_sim.command.app\n"
+        "load()\ntry:\n    load(None, ['run.rounds=0'])\nexcept ConfigError:\n    print('jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=EXPERIMENTS.parent)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_identity_leaves_out_what_changes_no_bit():
+    """Fault: a run that cannot be given more rounds, or one that goes on with another learning rate."""
+    assert load(None, ["run.rounds=5", "run.progress=false"]).identity() == load().identity()
+    assert load(None, ["client_optimizer.learning_rate=0.2"]).identity() != load().identity()
+
+
+@pytest.mark.parametrize("name", sorted(registry.table("algorithm")))
+def test_every_algorithm_builds(name):
+    """Fault: a recipe that a config can name but not build."""
+    part = registry.table("algorithm")[name]
+    required = [f"algorithm.{key}={NEEDED[key]}" for key in part.options if key in ("clip_norm", "noise_multiplier")]
+    experiment = build(load(None, [*SMALL, f"algorithm.name={name}", *required]))
+    jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
+
+
+NEEDED = {
+    "clip_norm": "1.0", "noise_multiplier": "1.0", "cohort_size": "10", "population_size": "40", "value": "0.1",
+    "levels": "4", "initial_clip_norm": "1.0", "quantile_noise": "2.0", "factor": "0.5", "rank": "1",
+    "dtype": "bfloat16",    "share": "0.5", "block_size": "8", "num_rounds": "8",
+}  # fmt: skip
+
+
+SOME = ("clip", "error_feedback", "gaussian_mechanism", "quantize", "rotated", "top_k")
+TRANSFORMS = sorted(registry.table("transform") | registry.wrappers("transform"))
+
+
+@pytest.mark.parametrize("name", cases.rows(TRANSFORMS, SOME))
+def test_every_transform_builds(name):
+    """Fault: a compressor or mechanism that a config can name but not build."""
+    part = (registry.table("transform") | registry.wrappers("transform"))[name]
+    needed = [key for key, option in part.options.items() if option.default is registry.REQUIRED or key == "share"]
+    options = [f"transform.{name}.{key}={NEEDED[key]}" for key in needed]
+    if name in registry.wrappers("transform"):
+        options.append(f"transform.{name}.quantize.bits=4")
+    elif not options:
+        options = [f"transform.{name}={{}}"]
+    table = ["aggregator.name=fixed_mean", "aggregator.denominator=10.0", "algorithm.weighting=uniform"]
+    if name == "ef21":
+        table[1] = "aggregator.denominator=40"
+    if "discrete" in name or "skellam" in name:
+        table = ["aggregator.name=modular_sum", "aggregator.denominator=10.0", "algorithm.weighting=uniform"]
+    experiment = build(load(None, [*SMALL, *options, *table]))
+    state = jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
+    jax.eval_shape(experiment.algorithm.step, experiment.key, state, experiment.data.train)
+
+
+@pytest.mark.parametrize("table", ["sampler", "aggregator", "client_optimizer"])
+def test_every_part_builds(table):
+    """Fault: a factory that is listed but lacks what the config hands over."""
+    given = {"cohort_size": "10", "rate": "0.2", "denominator": "10.0"}
+    for name, part in registry.table(table).items():
+        options = [f"{table}.{key}={value}" for key, value in given.items() if key in part.options]
+        small = [text for text in SMALL if not text.startswith(f"{table}.")]
+        if name == "weighted":
+            options.append("aggregator.name=li_scheme_one")
+        if name == "modular_sum":
+            options += [f"transform.quantize.{text}" for text in ("bits=4", "range=1.0", "integers=true")]
+        build(load(None, [*small, f"{table}.name={name}", *options]))
+
+
+def test_every_task_builds():
+    """Fault: a data set whose model or loss the config cannot find."""
+    for name, model in (("quadratics", "point"), ("synthetic", "logistic"), ("mean_estimation", "linear")):
+        experiment = build(load(None, [f"data.name={name}", f"model.name={model}", "sampler.cohort_size=5"]))
+        assert jax.tree.leaves(experiment.params)
+
+
+def test_registry_holds_what_the_rooms_publish():
+    """Fault: a factory that the registry's reading of the sources misses, or one that is not public."""
+    for room in registry.ROOMS:
+        module = importlib.import_module(f"fedjax_sim.{room}")
+        assert sorted(registry.parts(room)) == sorted(module.__all__)
+        for part in registry.parts(room).values():
+            assert part.meaning, part
+            for key, option in part.options.items():
+                default = inspect.signature(getattr(module, part.name)).parameters[key].default
+                expected = registry.REQUIRED if default is inspect.Parameter.empty else default
+                assert option.default == (list(expected) if isinstance(expected, tuple) else expected), (part.name, key)
+
+
+def test_seed_decides_data_model_and_rounds():
+    """Fault: two seeds that share the model's start or the clients, or one seed that gives two."""
+    one, same, other = (build(load(None, [*SMALL, f"seed={seed}"])) for seed in (1, 1, 2))
+    equal = [
+        [np.array_equal(a, b) for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)]
+        for x, y in ((one.params, same.params), (one.params, other.params))
+    ]
+    assert all(equal[0]) and not equal[1][1]  # a kernel; biases start at zero
+    assert not np.array_equal(one.data.train.indices[:50], other.data.train.indices[:50])
+    assert np.array_equal(one.data.train.indices, same.data.train.indices)
+    assert (one.key == same.key).all() and not (one.key == other.key).any()
+
+
+def test_transforms_are_tables_in_their_order():
+    """Catches a chain that is sorted, a wrapper that loses what it wraps, and options that do not come back."""
+    loaded = load(None, CHAIN)
+    members = loaded.resolved()["transform"]
+    assert list(members) == ["error_feedback", "quantize"]
+    assert members["error_feedback"]["top_k"]["share"] == 0.1 and members["quantize"]["bits"] == 4
+    other = load(None, [CHAIN[1], CHAIN[0], CHAIN[2]])
+    assert list(other.resolved()["transform"]) == ["quantize", "error_feedback"]
+    assert other.identity() != loaded.identity()  # a resume refuses another order
+    assert loaded.identity()["order"] == ["transform.error_feedback", "transform.error_feedback.top_k"] + [
+        "transform.quantize"
+    ]
+    assert "transform" not in load(None).resolved()
+    down = load(None, [text.replace("transform", "downlink") for text in CHAIN])
+    assert down.resolved()["downlink"] == members and "transform" not in down.resolved()
+    ids = [config.identity() for config in (down, loaded, load(None, CHAIN[2:]), load(None, [*DOWN[1::-1], DOWN[2]]))]
+    assert all(ids[0] != other for other in ids[1:])  # nor another way down
+
+
+@pytest.mark.parametrize(
+    "members, told",
+    [
+        ("ef21.top_k.share=0.5", "downlink: expected no state at the receiver's end"),
+        ("random_k.share=0.1", r"downlink: expected a compressor with E \|Q"),
+        ("error_feedback.top_k.share=0.1", "downlink: expected a compressor without a memory"),
+        ("top_k.count=10000000", "downlink: count: expected at most the letter's"),
+    ],
+)
+def test_what_the_model_tells_of_a_downlink(members, told):
+    """Catches a refusal that comes only once a run has its folder, or without its table."""
+    with pytest.raises(ConfigError, match=told):
+        build(load(None, [*SMALL, f"downlink.{members}"]))
+
+
+def test_the_downlink_is_the_servers():
+    """Catches a downlink that is left out, applied to letters, or built in another order than the file's."""
+    order = ["downlink.top_k.share=0.5", "downlink.quantize.bits=4"]
+    wires = []
+    for settings in ([], order, order[::-1], [*order, "transform.quantize.bits=8"]):
+        experiment = build(load(None, [*SMALL, *settings]))
+        parts, spec = experiment.algorithm.parts, jax.eval_shape(lambda x: x, experiment.params)
+        wires.append(parts["server"].wire and parts["server"].wire(spec))
+        assert ("transform.quantize.bits=8" in settings) == (wire_of(parts["transform"], spec).bits < 32 * 310)
+    by_hand = wire_of(transform.chain(transform.top_k(0.5), transform.quantize(4)), spec)
+    assert wires[0] is None and wires[1] == wires[3] == by_hand != wires[2]
+
+
+def test_records_of_the_largest_client():
+    """Catches a chance of inclusion from another number than the largest client's rows, or than the one given."""
+    private = ["algorithm.name=record_private_fedavg", "algorithm.clip_norm=1.0", "algorithm.noise_multiplier=1.0"]
+    for given, expected in ((None, 60), (75, 75)):
+        settings = private if given is None else [*private, f"algorithm.num_examples={given}"]
+        details = build(load(None, [*SMALL, *settings])).algorithm.parts["client"].noise.details
+        assert (details["num_examples"], details["rate"]) == (expected, 10 / expected)
+
+
+@pytest.mark.parametrize(
+    "settings, told",
+    [
+        (["transform.quantise.bits=8"], r"transform.quantise: expected one of .* Did you mean 'quantize'"),
+        (["transform.quantize.bit=8"], r"transform.quantize.bit: expected one of .*unknown key 'bit'"),
+        (["transform.quantize.bits=high"], r"transform.quantize.bits: expected an integer"),
+        (["transform=quantize"], r"transform: expected a table, got 'quantize'. Write the parts as tables inside it"),
+        (["transform.error_feedback={}"], r"transform.error_feedback: expected a transform to wrap, got none"),
+        (["transform.quantize=8"], r"transform.quantize: expected a table"),
+    ],
+)
+def test_wrong_transforms_are_told(settings, told):
+    """Catches a compressor that is left out in silence."""
+    with pytest.raises(ConfigError, match=told):
+        load(None, settings)

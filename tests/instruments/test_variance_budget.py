@@ -1,0 +1,129 @@
+"""The variance budget: each part against what is known of it, their sum against real rounds."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_sim import aggregation, algorithms, client, population, sampling, server, transform
+from fedjax_sim.algorithms import federated
+from fedjax_sim.instruments.runs import independent_runs, squared_distance
+from fedjax_sim.instruments.variance_budget import SOURCES, variance_budget
+
+SIZE, ROWS, BATCH, COHORT, DIMENSION = 30, 6, 2, 6, 3
+RNG = np.random.default_rng(0)
+VALUES = (RNG.normal(size=(SIZE, 1, DIMENSION)) + 0.7 * RNG.normal(size=(SIZE, ROWS, DIMENSION))).astype(np.float32)
+CLIENTS = population.from_clients([{"x": values} for values in VALUES])
+ZERO = {"w": jnp.zeros(DIMENSION)}
+
+
+def loss(params, examples, key):
+    return {"loss": 0.5 * jnp.sum((params["w"][None] - examples["x"]) ** 2, -1)}
+
+
+def algorithm(sampler=None, table=None, member=None, weighting="uniform"):
+    work = client.local_sgd(loss, optax.sgd(1.0), num_steps=1, batch_size=BATCH, weighting=weighting)
+    sampler = sampling.uniform(SIZE, COHORT) if sampler is None else sampler
+    table = aggregation.fixed_mean(COHORT) if table is None else table
+    return federated(sampler, work, table, server.optimizer(optax.sgd(1.0)), member, mesh=None)
+
+
+BOTH = transform.chain(transform.quantize(3, range=6.0), transform.gaussian_mechanism(20.0, 0.02))
+
+
+def estimates(made, count=400, **options):
+    """[count] estimates of each part, at models that differ so little that the truth is the same."""
+    evaluation = variance_budget(made, ZERO, CLIENTS, **{"num_clients": 12} | options)
+    seen = [evaluation({"w": jnp.full(DIMENSION, 1e-4 * i)}) for i in range(count)]
+    return {name: np.array([float(row[f"variance_{name}"]) for row in seen]) for name in (*SOURCES, "total")}
+
+
+@functools.cache
+def found():
+    return estimates(algorithm(member=BOTH))
+
+
+def accepted(samples, truth):
+    """Within 4.5 standard errors (false alarm 1e-5), and these are below 5 % of it."""
+    error = samples.std(ddof=1) / np.sqrt(samples.size)
+    assert error < 0.05 * truth
+    assert abs(samples.mean() - truth) < 4.5 * error, (samples.mean(), truth, error)
+
+
+def test_parts_are_those_of_real_rounds():
+    """Fault: a mean square without its correction, a divisor, minibatches that are counted with clients, noise lost."""
+    means = VALUES.astype(np.float64).mean(1)
+    between = ((means - means.mean(0)) ** 2).sum() / (SIZE - 1)
+    accepted(found()["client_sampling"], between / COHORT * (1 - COHORT / SIZE))
+    within = ((VALUES - means[:, None]) ** 2).sum() / SIZE / (ROWS - 1)
+    accepted(found()["minibatch"], within / BATCH * (1 - BATCH / ROWS) / COHORT)
+    np.testing.assert_allclose(found()["privacy_noise"], DIMENSION * (0.02 * 20 / COHORT) ** 2, rtol=1e-6)
+    for name in SOURCES[:2]:
+        assert found()[name].std() > 0  # other clients at each model
+    total = sum(found()[name] for name in SOURCES)
+    np.testing.assert_allclose(found()["total"], total, rtol=1e-5)
+
+
+CASES = {
+    "all": lambda: algorithm(member=BOTH),
+    "poisson": lambda: algorithm(sampling.poisson(SIZE, COHORT / SIZE)),
+    "realised": lambda: algorithm(sampling.poisson(SIZE, 0.5), aggregation.mean(weighting="uniform")),
+    "replacement": lambda: algorithm(sampling.with_replacement(SIZE, COHORT), aggregation.mean()),
+    "local noise": lambda: algorithm(member=transform.local_gaussian(20.0, 0.01)),
+}
+
+
+SOME = ("all", "poisson")
+ALL = [name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_sum_is_the_variance_of_real_rounds(name):
+    """Fault: a sampler's law, a divisor or a letter's factor that is another one than the round's."""
+    made = CASES[name]()
+    total = (found() if name == "all" else estimates(made, 100))["total"]
+    runs = independent_runs(
+        jax.random.key(5), made, ZERO, CLIENTS, 4000, batch=500,
+        evaluation=lambda params: squared_distance(ZERO)(params) | {f"w{i}": params["w"][i] for i in range(DIMENSION)},
+    )  # fmt: skip
+    rounds = np.stack([runs[f"w{i}"] for i in range(DIMENSION)], 1)
+    squares = ((rounds - rounds.mean(0)) ** 2).sum(1)
+    error = np.hypot(total.std() / np.sqrt(total.size), squares.std() / np.sqrt(squares.size))
+    assert error < 0.05 * squares.mean()
+    assert abs(total.mean() - squares.mean()) < 4.5 * error, (total.mean(), squares.mean(), error)
+
+
+def test_deterministic_and_fresh():
+    """Fault: another estimate after a resume, or the same clients at every model."""
+    evaluation = variance_budget(algorithm(), ZERO, CLIENTS, num_clients=5)
+    first, again, other = (float(evaluation({"w": jnp.full(3, w)})["variance_total"]) for w in (0.1, 0.1, 0.2))
+    assert first == again != other
+
+
+def private():
+    options = {"clip_norm": 1.0, "noise_multiplier": 1.0, "num_steps": 1, "batch_size": 2, "num_examples": ROWS}
+    return algorithms.record_private_fedavg(loss, sampling.uniform(SIZE, COHORT), **options)
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: algorithm(sampling.weighted(np.arange(1, SIZE + 1), COHORT), aggregation.mean()), "sampler: expected"),
+        (lambda: algorithm(table=aggregation.keep_old(99.0)), "aggregator: expected a mean"),
+        (
+            lambda: algorithm(member=transform.adaptive_clip(1.0, initial_clip_norm=1.0, quantile_noise=1.0)),
+            "transform: expected",
+        ),
+        (lambda: algorithm(member=transform.error_feedback(transform.top_k(0.5))), "letters that depend on the model"),
+        (lambda: algorithm(table=aggregation.extrapolated()), "aggregator: expected a mean"),
+        (lambda: algorithms.mime(loss, sampling.uniform(SIZE, COHORT), num_steps=1), "sends clients the model alone"),
+        (private, "client: expected no noise"),
+    ],
+)
+def test_refusals(make, words):
+    """Fault: a budget of something that it cannot tell apart."""
+    with pytest.raises((TypeError, ValueError), match=words):
+        variance_budget(make(), ZERO, CLIENTS, num_clients=5)

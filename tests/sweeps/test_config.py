@@ -1,0 +1,142 @@
+"""`fedjax-sim sweep`: a config's sweep is its runs; what is wrong is told with its path."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from typer.testing import CliRunner
+
+from fedjax_sim.command import sweep
+from fedjax_sim.command.app import app
+from fedjax_sim.config.build import build
+from fedjax_sim.config.document import ConfigError, load
+from fedjax_sim.running.loop import run
+from fedjax_sim.sweeps import config as sweep_config
+from fedjax_sim.sweeps.config import load_sweep, run_sweep
+from fedjax_sim.sweeps.figure import sweep_figure
+from fedjax_sim.sweeps.finished import Finished
+from fedjax_sim.sweeps.results import Sweep
+
+pytestmark = pytest.mark.optimised
+
+BASE = ["seed=3", "data.num_clients=40", "model.name=linear", "sampler.cohort_size=8", "algorithm.name=fedprox",
+        "algorithm.num_steps=3", "run.rounds=4", "run.evaluate_every=2"]  # fmt: skip
+GRID = ["sweep.grid.client_optimizer.learning_rate=[0.1, 0.3]", "sweep.grid.algorithm.coefficient=[0.5, 2.0]"]
+
+
+@pytest.mark.full
+def test_a_config_sweep_is_runs(tmp_path):
+    """Catches other data, keys, plans or options than those of `fedjax-sim run`; a resume that computes anew."""
+    out, settings = tmp_path / "s", [*BASE, *GRID, "sweep.seeds=[3, 8]"]
+    arguments = ["sweep", "--out", str(out), *(word for setting in settings for word in ("--set", setting))]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "8 points in 1 programs" in done.output and "diverged" in done.output
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert len(rows) == 16 and {path.suffix for path in out.glob("sweep.*")} == {".png", ".svg"}
+    choice = ["client_optimizer.learning_rate=0.3", "algorithm.coefficient=2.0"]
+    made = build(load(None, [*BASE[1:], *choice, "seed=8", "data.seed=3"]))
+    parts = made.key, made.algorithm, made.params, made.data.train
+    _, history = run(*parts, 4, evaluation=made.evaluation, evaluate_every=2)
+    for row in rows:
+        if (row["seed"], row["client_optimizer.learning_rate"], row["algorithm.coefficient"]) == (8, 0.3, 2.0):
+            record = history.records[row["round"]]  # round 0 comes first
+            assert {name: row[name] for name in record} == record
+    before = (out / "points.jsonl").read_bytes()
+    assert CliRunner().invoke(app, arguments).exit_code == 1
+    again = CliRunner().invoke(app, [*arguments, "--resume"])
+    assert again.exit_code == 0 and (out / "points.jsonl").read_bytes() == before
+    other = CliRunner().invoke(app, [*arguments, "--resume", "--set", "run.lanes=2", "--set", "run.delta=0.01"])
+    assert other.exit_code == 1 and "config.run.delta: None in the file, 0.01 now" in other.output
+    assert "config.run.lanes: " in other.output and (out / "points.jsonl").read_bytes() == before
+
+
+@pytest.mark.optimised(False)
+def test_a_metric_that_is_not_there_is_told_at_once(monkeypatch, tmp_path):
+    """Catches a typing error that is told after the last of a thousand points."""
+    added = []
+    monkeypatch.setattr(Finished, "add", lambda self, found: added.append(found))
+    loaded = load_sweep(None, [*BASE, GRID[0], "sweep.seeds=1"])
+    with pytest.raises(ValueError, match=r"metric: expected one of .*test_loss.*, got 'test_los'\. Did you mean"):
+        run_sweep(loaded, tmp_path / "sweep", metric="test_los")
+    assert not [*tmp_path.rglob("points*")]  # it can be started again
+    assert not added
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_interrupted(started, tmp_path, monkeypatch):
+    """Catches a promise that points are safe where none was written."""
+
+    def stop(loaded, folder, **options):
+        if started:
+            Finished(folder, {}, False)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep_config, "run_sweep", stop)
+    done = CliRunner().invoke(app, ["sweep", "--out", str(tmp_path), "--set", GRID[0]])
+    assert done.exit_code == 130 and ("add --resume" in done.output) == started
+
+
+def test_the_example_loads():
+    """Catches an example that the options have left behind."""
+    path = pathlib.Path(__file__).resolve().parents[2] / "experiments" / "sweeps" / "step_sizes.toml"
+    assert len(load_sweep(path).configs) == 12
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ([], "sweep.grid: expected values"),
+        (["sweep.grid.client_optimizer.learning_rat=[1.0]"], "client_optimizer.learning_rat"),
+        (["sweep.grid.client_optimizer.learning_rate=0.1"], "Put it into a list"),
+        (["sweep.grid.client_optimizer.learning_rate=[0.1, 0.1]"], "each once"),
+        (["sweep.grid.data.num_clients=[10, 20]"], "They share the clients"),
+        (["sweep.grid.run.rounds=[10, 20]"], "They share the rounds"),
+        (["sweep.grid.seed=[1, 2]"], "a path such as"),
+        ([GRID[0], "sweep.seed=3"], "Did you mean 'seeds'"),
+        ([GRID[0], "sweep.seeds=0"], "sweep.seeds"),
+        ([GRID[0], "sweep.batch=0"], "sweep.batch"),
+        ([GRID[0], "run.variance_probe=8"], "It probes one algorithm"),
+        ([GRID[0], "sweep.metrics=3"], "sweep.metrics"),
+        (["sweep=3"], "sweep: expected a table"),
+    ],
+)
+def test_wrong_sweeps(settings, words):
+    """Catches a config that is passed over in silence; nothing is compiled."""
+    with pytest.raises(ConfigError, match=words.replace("[", r"\[")):
+        load_sweep(None, settings)
+
+
+def test_figure():
+    """Catches a diverged point that the figure hides, and lines that cannot be told apart."""
+    rows = [
+        {"seed": s, "a": a, "b": b, "c": "x", "round": 1, "loss": "nan" if a == 1.0 and s == 1 else a + s}
+        for a in (0.01, 0.1, 1.0) for b in (True, False) for s in range(3)
+    ]  # fmt: skip
+    found = Sweep(rows, ("a", "b", "c"), [0, 1, 2], 1, True)
+    figure = sweep_figure(found, "loss")
+    (panel,) = figure.axes
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert panel.get_xscale() == "log" and panel.get_xlabel() == "a"
+    assert sorted(names) == ["b = False", "b = True", "diverged"]
+    with pytest.raises(ValueError, match="one of"):
+        sweep_figure(found, "loss", x="d")
+
+
+def test_differences_are_shown(monkeypatch, capsys, tmp_path):
+    """Catches a table whose wide intervals hide what equal seeds tell apart, and a difference of what diverged."""
+    monkeypatch.setenv("COLUMNS", "80")
+    wide = (0.0, 10.0, 30.0)
+    rows = [
+        {"seed": s, "rate": rate, "round": 1, "loss": "nan" if rate == 0.3 and s == 2 else x + rate + 0.01 * s * rate}
+        for rate in (0.1, 0.2, 0.3) for s, x in enumerate(wide)
+    ]  # fmt: skip
+    found = Sweep(rows, ("rate",), [0, 1, 2], 1, True)
+    sweep._show(found, "loss", found.summary("loss"), tmp_path)
+    head, first, second, third, *_ = capsys.readouterr().out.splitlines()
+    assert head.split() == ["rate", "seeds", "loss", "minus", "the", "first", "diverged"]
+    assert first.split() == ["0.1", "3", "13.434", "±", "38"]
+    assert second.split() == ["0.2", "3", "13.535", "±", "38", "0.101", "±", "0.0025"]
+    assert third.split() == ["0.3", "3", "nan", "1"]
