@@ -60,7 +60,7 @@ def test_notebooks_call_what_there_is(tmp_path):
 
 def public_functions():
     """(name, function) for everything callable that the public rooms declare."""
-    for room in fedjax_sim.ROOMS:
+    for room in fedjax_sim.SUBPACKAGES:
         module = importlib.import_module(f"fedjax_sim.{room}")
         for name in module.__all__:
             if inspect.isfunction(value := getattr(module, name)):

@@ -1,9 +1,10 @@
-"""Wiring: the star composer and the recipes over it."""
+"""Algorithms: recipes over `federated`, which is a short assembly of the verbs in `algorithms.round`."""
 
 from fedjax_sim.algorithms.corrected import feddyn, scaffold
-from fedjax_sim.algorithms.federated import FederatedState, federated
+from fedjax_sim.algorithms.federated import federated
 from fedjax_sim.algorithms.mime import mime, mime_lite
 from fedjax_sim.algorithms.recipes import fedavg, fednova, fedprox, fedsgd, record_private_fedavg
+from fedjax_sim.algorithms.round import FederatedState
 from fedjax_sim.algorithms.server_steps import fedadagrad, fedadam, fedavgm, fedexp, fedyogi
 
 __all__ = [

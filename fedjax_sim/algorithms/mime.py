@@ -11,17 +11,22 @@ import optax
 
 from fedjax_sim import aggregation, client, engine, server, tree, validate
 from fedjax_sim.algorithms.base import base_optimizer
-from fedjax_sim.algorithms.federated import FederatedState, federated, no_aggregator
+from fedjax_sim.algorithms.federated import federated, no_aggregator
+from fedjax_sim.algorithms.round import (
+    aggregate,
+    close,
+    collect,
+    initial_state,
+    invite,
+    losses,
+    remember,
+    traffic,
+)
 from fedjax_sim.prng import stream
 from fedjax_sim.transform.chain import plain_wire
-from fedjax_sim.types import Algorithm, Count, PyTree, Sampler, ServerUpdate, UpdateTransform
+from fedjax_sim.types import Algorithm, Array, Count, PyTree, Sampler, ServerUpdate, Star, UpdateTransform
 
 __all__ = ["mime", "mime_lite"]
-
-
-class _ControlState(NamedTuple):
-    server: PyTree
-    control: PyTree  # c: the cohort's mean gradient at the model; zero between rounds
 
 
 def mime_lite(
@@ -149,56 +154,48 @@ def mime(
         weighting=weighting,
         straggler_share=straggler_share,
     )
-    step = _controlled(server.statistics(server.optimizer(optax.sgd(server_learning_rate)), base.start, base.track))
-    cohort_is_state = sampler._replace(init=lambda: (), sample=lambda key, cohort: (cohort, cohort))
+    inner = server.statistics(server.optimizer(optax.sgd(server_learning_rate)), base.start, base.track)
+    made = federated(sampler, work, aggregation.mean(), _controlled(inner), transform, **options)
+    second: Star = made.parts
     gradients = client.full_gradient(loss_fn, weighting=weighting)
-    first = federated(cohort_is_state, gradients, aggregation.mean(), _asking(), transform, **options)
-    second = federated(cohort_is_state, work, aggregation.mean(), step, transform, **options)
+    first = second._replace(client=gradients, server=server.replacement())
 
     def init(key, params, population):
-        asked = first.init(key, params, population)
-        state = second.init(key, params, population)
-        state = state._replace(
-            sampler=sampler.init(),
-            memory=(asked.memory, state.memory),
-            transform=(asked.transform, state.transform),
-        )
-        return jax.tree.map(jnp.asarray, state)
+        asked = initial_state(first, params, population)
+        state = made.init(key, params, population)
+        both = {"memory": (asked.memory, state.memory), "transform": (asked.transform, state.transform)}
+        return state._replace(server=state.server.server, **both)
 
-    def round(key, state, population):
-        cohort, sampler_state = engine.steady(sampler.sample)(stream(key, "sampling"), state.sampler)
-        zeros = state.server.control
-        asking = _ControlState(second.params(state), zeros)
+    def mean_gradient(key, cohort, gathered, state):
+        """(Whether there is a usable one, c or zero, its norm, the next state of the first pass's transform.)"""
+        found = aggregate(first, key, cohort, gathered, state)
+        control = jax.tree.map(lambda g, x: g.astype(x.dtype), found.update, state.server)
+        usable = (gathered.num_arrived > 0) & tree.all_finite(control)
+        control = tree.where(usable, control, tree.zeros_like(control))
+        return usable, control, optax.tree.norm(control), tree.where(usable, found.transform, state.transform)
+
+    def step(key, state, population):
+        cohort, sampler_state = invite(second, key, state)
         (asked_memory, memory), (asked_transform, own_transform) = state.memory, state.transform
-        asked = FederatedState(state.round, cohort, (), asked_memory, asked_transform, asking)
-        asked, told = first.step(stream(key, "gradients"), asked, population)
-        unknown = told["skipped_rounds"] > 0  # then no letter of the second pass can be used
-        control = jax.tree.map(lambda c: jnp.where(unknown, jnp.nan, c), asked.server.control)
-        state = state._replace(
-            sampler=cohort, memory=memory, transform=own_transform, server=state.server._replace(control=control)
-        )
-        state, info = second.step(key, state, population)
-        state = state._replace(
-            sampler=sampler_state,
-            memory=(asked.memory, state.memory),
-            transform=(asked.transform, state.transform),
-            server=state.server._replace(control=zeros),
-        )
-        return state, _both(told, info)
+        asking = state._replace(memory=asked_memory, transform=asked_transform, server=inner.params(state.server))
+        asked_key = stream(key, "gradients")
+        asked = collect(first, asked_key, cohort, asking, population)
+        usable, control, norm, asked_transform = engine.steady(mean_gradient)(asked_key, cohort, asked, asking)
+        _, asked_memory = remember(cohort, asked, usable)
+        start = _ControlState(state.server, control)
+        state = state._replace(sampler=sampler_state, memory=memory, transform=own_transform, server=start)
+        answered = collect(second, key, cohort, state, population)
+        state, info = close(second, key, cohort, answered, state, usable=usable)
+        memory, transforms = (asked_memory, state.memory), (asked_transform, state.transform)
+        state = state._replace(memory=memory, transform=transforms, server=state.server.server)
+        return state, _both(info, traffic(cohort, asked), losses(first, cohort, asked), norm, usable)
 
-    return Algorithm(init, round, second.params, second.parts | {"sampler": sampler})
+    return Algorithm(init, step, lambda state: inner.params(state.server), second)
 
 
-def _asking() -> ServerUpdate:
-    """The first pass's server: sends the model and keeps the mean gradient."""
-    return ServerUpdate(
-        init=lambda params: _ControlState(params, tree.zeros_like(params)),
-        broadcast=lambda state: state.server,
-        apply=lambda key, aggregate, state: state._replace(
-            control=jax.tree.map(lambda g, c: g.astype(c.dtype), aggregate, state.control)
-        ),
-        params=lambda state: state.control,
-    )
+class _ControlState(NamedTuple):
+    server: PyTree
+    control: PyTree  # c: the cohort's mean gradient at the model
 
 
 def _controlled(inner: ServerUpdate) -> ServerUpdate:
@@ -220,17 +217,15 @@ def _controlled(inner: ServerUpdate) -> ServerUpdate:
     )
 
 
-def _both(first: dict, second: dict) -> dict:
-    """Info of the round: that of the second pass, with the bytes and losses of both."""
-    info = tree.joined({"client": second, "mime": {"gradient_norm": first["update_norm"]}})
+def _both(info: dict, sent: dict, lost: dict, norm: Array, usable: Array) -> dict:
+    """Info of the round: that of the second pass, with the bytes of both and the larger losses."""
+    info = tree.joined({"client": info, "mime": {"gradient_norm": norm}})
+    info["clients_reported"] = jnp.where(usable, info["clients_reported"], 0)
     for name in ("uplink_bytes", "downlink_bytes", "uplink_coded_bytes", "wasted_bytes"):
-        if name in first or name in second:
-            info[name] = _sum(first.get(name, first["uplink_bytes"]), second.get(name, second["uplink_bytes"]))
-    more = first["dropped_clients"] > second["dropped_clients"]
-    for name in ("dropped_clients", "error_ids"):
-        if name in second:
-            info[name] = jnp.where(more, first[name], second[name])
-    return info
+        if name in sent or name in info:
+            info[name] = _sum(sent.get(name, sent["uplink_bytes"]), info.get(name, info["uplink_bytes"]))
+    more = lost["dropped_clients"] > info["dropped_clients"]
+    return info | {name: jnp.where(more, lost[name], info[name]) for name in lost}
 
 
 def _sum(a: Count, b: Count) -> Count:

@@ -82,13 +82,13 @@ def clipped_sum(
 
     slots = jnp.arange(rows, dtype=jnp.int32)
     if size == rows:
-        return some(*batch, slots)
+        return some(batch.examples, batch.mask, slots)
     padding = -rows % size
 
     def parts(x):
         return jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)).reshape(-1, size, *x.shape[1:])
 
-    parted = jax.tree.map(parts, (*batch, slots))
+    parted = jax.tree.map(parts, (batch.examples, batch.mask, slots))
     start = jax.tree.map(
         lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(some, *jax.tree.map(lambda x: x[0], parted))
     )

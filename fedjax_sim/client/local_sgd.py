@@ -71,7 +71,7 @@ def _own_weight(loss_fn: Callable, params: PyTree, data: ClientData, key: Array)
 
 def full_gradient_at(loss_fn: Callable, params: PyTree, data: ClientData, key: Array | None):
     """(gradient of the mean loss over all of a client's examples, metrics); zero without examples."""
-    return jax.grad(lambda p: loss_and_metrics(loss_fn, p, *data, key), has_aux=True)(params)
+    return jax.grad(lambda p: loss_and_metrics(loss_fn, p, data.examples, data.mask, key), has_aux=True)(params)
 
 
 def _own_work(key: Array, straggler_share: float, most: int) -> Array:

@@ -160,10 +160,10 @@ def _mechanism(config, settings, population, cohort, rounds, delta, options) -> 
             raise ValueError("--population, --cohort: expected none beside a config, got one. The config has them.")
         from fedjax_sim.config.document import load
         from fedjax_sim.privacy import mechanism_of
-        from fedjax_sim.running.spending import letter_dimension
+        from fedjax_sim.running.spending import message_dimension
 
         built, run = _experiment(config, settings), load(config, settings or []).resolved()["run"]
-        dimension = letter_dimension(built.algorithm, built.params, built.data.train)
+        dimension = message_dimension(built.algorithm, built.params, built.data.train)
         made = mechanism_of(built.algorithm, adjacency=options["adjacency"], dimension=dimension)
         if made is None:
             raise ValueError(

@@ -136,7 +136,7 @@ class _Builder:
         root = jax.random.key(self.tables["seed"])
         params = init(stream(root, "init"))
         if downlink is not None:  # what only the shape of the broadcast tells
-            self.attempt("downlink", {}, lambda: jax.eval_shape(algorithm.parts["server"].init, params))
+            self.attempt("downlink", {}, lambda: jax.eval_shape(algorithm.parts.server.init, params))
             self.stop()
         if given is None and self.tables["run"]["plan"] == "trial":
             trial = partial(fastest, lambda plan: algorithm_under(plan, None), root, params, data.train)

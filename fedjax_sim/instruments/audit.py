@@ -21,7 +21,7 @@ from fedjax_sim.privacy.mechanism import ADJACENCIES
 from fedjax_sim.privacy.one_run import audit_one_run
 from fedjax_sim.privacy.reading import mechanism_of
 from fedjax_sim.transform.gaussian import gaussian_mechanism
-from fedjax_sim.types import Algorithm, Array, ClientData, ClientUpdate, Noise, PyTree, Report
+from fedjax_sim.types import Algorithm, Array, ClientData, ClientUpdate, Noise, PyTree, Report, Star
 
 __all__ = ["audit_algorithm", "audit_command", "canary_release", "claim_of", "one_run_release"]
 
@@ -41,11 +41,11 @@ def _sends_its_data() -> ClientUpdate:
 
 
 def _noise(algorithm: Algorithm):
-    """(parts, their noise, the table's sensitivity) of an algorithm that has them all."""
+    """(parts, their noise, the aggregator's sensitivity) of an algorithm that has them all."""
     parts = algorithm.parts
-    if not {"sampler", "transform", "aggregator"} <= set(parts):
-        validate.fail("algorithm", "one with the parts of `federated`", sorted(parts))
-    noise, sensitivity = getattr(parts["transform"], "noise", None), parts["aggregator"].sensitivity
+    if parts is None:
+        validate.fail("algorithm", "one with the parts of `federated`", None)
+    noise, sensitivity = parts.transform.noise, parts.aggregator.sensitivity
     if noise is None or noise.unit != "client" or noise.place == "local":
         hint = "Audit another release through `privacy.audit_release`, with a function that scores it."
         validate.fail("algorithm", "client-level noise on what the server sums", noise, hint)
@@ -56,10 +56,10 @@ def _noise(algorithm: Algorithm):
     return parts, noise, sensitivity
 
 
-def _plain(parts: Mapping[str, Any], plan: engine.Plan | None) -> Algorithm:
+def _plain(parts: Star, plan: engine.Plan | None) -> Algorithm:
     """The algorithm with clients that send what they hold, and a server that adds the aggregate to its model."""
-    table = (parts["aggregator"], server.optimizer(optax.sgd(1.0)), parts["transform"])
-    return federated(parts["sampler"], _sends_its_data(), *table, plan=plan, mesh=None)
+    step = server.optimizer(optax.sgd(1.0))
+    return federated(parts.sampler, _sends_its_data(), parts.aggregator, step, parts.transform, plan=plan, mesh=None)
 
 
 def canary_release(
@@ -107,7 +107,7 @@ def canary_release(
     validate.one_of("others", others, OTHERS)
     adjacency = _adjacency(adjacency, noise)
     validate.integer("num_rounds", num_rounds)
-    plain, size = _plain(parts, plan), parts["sampler"].design.population_size
+    plain, size = _plain(parts, plan), parts.sampler.design.population_size
     direction = SPREAD if direction is None else direction
 
     def generate(world, id):
@@ -154,7 +154,7 @@ def claim_of(algorithm: Algorithm, *, num_rounds: int = 1, adjacency: str | None
     Guarantees: the claim of its noise and rate (tests/privacy/test_audit.py::test_claim_follows_the_parts).
     """
     parts, noise, _ = _noise(algorithm)
-    design = parts["sampler"].design
+    design = parts.sampler.design
     if noise.mechanism != "gaussian":
         validate.fail("noise", "a Gaussian mechanism", noise.mechanism, "Build a Claim from its accountant's profile.")
     adjacency = _adjacency(adjacency, noise)
@@ -198,7 +198,7 @@ def audit_algorithm(
     """
     claim = claim_of(algorithm, num_rounds=num_rounds, adjacency=adjacency) if claim is None else claim
     mixed = num_rounds > 1 or adjacency == "replace_one" or canary.get("others") == "opposite"
-    if mixed and _noise(algorithm)[0]["sampler"].design.scheme != "full":
+    if mixed and _noise(algorithm)[0].sampler.design.scheme != "full":
         claim = dataclasses.replace(claim, scores=None)
     release = canary_release(algorithm, num_rounds=num_rounds, adjacency=adjacency, **canary)
     how = {"num_releases": num_releases, "chunk": chunk, "delta": delta, "confidence": confidence}
@@ -222,7 +222,7 @@ def one_run_release(algorithm: Algorithm, *, length: float = 10.0) -> Callable:
     """
     parts, noise, sensitivity = _noise(algorithm)
     validate.positive("length", length)
-    design, plain = parts["sampler"].design, _plain(parts, None)
+    design, plain = parts.sampler.design, _plain(parts, None)
     if design.scheme != "full":
         validate.fail("sampler", "one that calls every client", design.scheme, "Use sampling.full(num_canaries).")
     size = design.population_size

@@ -91,7 +91,7 @@ def hypergradient(
 
 def _check(algorithm: Algorithm, params: PyTree) -> None:
     for name in ("transform", "server"):
-        part = algorithm.parts.get(name)
+        part = getattr(algorithm.parts, name, None)
         if part is None or part.wire is None:
             continue
         spec = tree.spec(params)

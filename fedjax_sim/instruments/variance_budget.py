@@ -61,18 +61,18 @@ def variance_budget(
     References: nested analysis of variance (Scheffe 1959, chapter 7); Cochran 1977, section 10.3 (two-stage samples).
     """
     parts = algorithm.parts
-    if not {"sampler", "client", "transform", "aggregator", "server"} <= parts.keys():
-        validate.fail("algorithm", "one with the parts of `federated`", sorted(parts))
-    server = parts["server"]
+    if parts is None:
+        validate.fail("algorithm", "one with the parts of `federated`", None)
+    server = parts.server
     sent = jax.eval_shape(lambda params: server.broadcast(server.init(params)), params)
     if jax.tree.structure(sent) != jax.tree.structure(params):
         hint = "SCAFFOLD, Mime and others send more: their rounds are not budgeted."
         validate.fail("algorithm", "one that sends clients the model alone", jax.tree.structure(sent), hint)
     validate.integer("num_clients", num_clients, 2, population.size)
-    client, transform, design = parts["client"], parts["transform"], parts["sampler"].design
+    client, transform, design = parts.client, parts.transform, parts.sampler.design
     validate.one_of("sampler", design.scheme, SCHEMES, hint="Its clients are not drawn alike and at once.")
-    by_examples, divisor = _table(parts["aggregator"])
-    sensitivity = parts["aggregator"].sensitivity
+    by_examples, divisor = _table(parts.aggregator)
+    sensitivity = parts.aggregator.sensitivity
     noise = transform.noise
     if client.noise is not None:
         hint = "Noise in a client's own steps cannot be told from its minibatches."

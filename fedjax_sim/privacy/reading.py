@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fedjax_sim import validate
 from fedjax_sim.privacy.mechanism import Mechanism
 from fedjax_sim.sampling.design import SamplingDesign
-from fedjax_sim.types import noisy_parts
+from fedjax_sim.types import Algorithm, Star, noisy_parts
 
 __all__ = ["mechanism_from", "mechanism_of"]
 
@@ -68,7 +67,7 @@ def mechanism_of(algorithm: Any, *, adjacency: str | None = None, dimension: int
     """The mechanism of an `Algorithm`, read from its parts; None if no part has noise.
 
     Args:
-      algorithm: with `parts`, or those parts: {"sampler", "client", "transform", "aggregator", ...}.
+      algorithm: an `Algorithm`, a `Star`, or some of its parts by name: {"sampler", "client", "transform", ...}.
       adjacency: as in `Mechanism`.
       dimension: d, the numbers in a letter; needed for integer noise only, whose rounding depends on it.
 
@@ -80,7 +79,8 @@ def mechanism_of(algorithm: Any, *, adjacency: str | None = None, dimension: int
     Guarantees: each of these is refused (tests/privacy/test_mechanism.py::test_refusals_of_parts); parts as they are
     composed in the house are read (::test_reads_the_house).
     """
-    parts = algorithm if isinstance(algorithm, Mapping) else getattr(algorithm, "parts", {})
+    star = algorithm.parts if isinstance(algorithm, Algorithm) else algorithm
+    parts = star._asdict() if isinstance(star, Star) else star or {}
     noisy = list(noisy_parts(parts).items())
     if not noisy:
         return None

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
+from fedjax_sim.algorithms.round import message_spec
 from fedjax_sim.running import checkpoint, checksums, distributed, fingerprint
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
-__all__ = ["Spending", "default_delta", "letter_dimension"]
+__all__ = ["Spending", "default_delta", "message_dimension"]
 
 FILE = "privacy.json"
 MISSING = "a letter was missing that should have brought noise: this is told without any, so no epsilon holds."
+UNKNOWN = "The algorithm does not state its parts (`Algorithm.parts`), so nothing is known of its privacy."
 OPAQUE = (
     "The program calls the host, and what it computes there cannot be read: another program with this seed may share "
     "its noise, so this holds only where the seed was used for this run alone."
@@ -37,16 +38,12 @@ def default_delta(num_units: int) -> float:
     return min(float(num_units) ** -1.1, 0.1)
 
 
-def letter_dimension(algorithm: Algorithm, params: PyTree, population: Population) -> int:
-    """Numbers in one letter: those of the model, or more where a client sends a pair; nothing is computed."""
+def message_dimension(algorithm: Algorithm, params: PyTree, population: Population) -> int:
+    """Numbers in one message: those of the model, or more where a client sends a pair; nothing is computed."""
 
-    def letter(params, population):
-        client, server = algorithm.parts["client"], algorithm.parts["server"]
-        broadcast = server.broadcast(server.init(params))
-        data = population.client(jnp.zeros((), jnp.int32))
-        return client.apply(jax.random.key(0), broadcast, client.init(broadcast), data)[0].update
-
-    return tree.num_values(jax.eval_shape(letter, params, population))
+    star = algorithm.parts
+    broadcast = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
+    return tree.num_values(message_spec(star, broadcast, population))
 
 
 class Spending:
@@ -82,7 +79,8 @@ class Spending:
         delta: float | None,
         directory: Path | None,
     ):
-        self.mechanism, self.refused, self.void = None, "", ""
+        self.mechanism, self.void = None, ""
+        self.refused = UNKNOWN if algorithm.parts is None else ""
         self.source = self.stream = source
         self.path = directory and directory / FILE
         self.private = fingerprint.is_private(algorithm)
@@ -93,7 +91,7 @@ class Spending:
         from fedjax_sim import privacy  # the desk's libraries take a second
 
         try:
-            self.mechanism = privacy.mechanism_of(algorithm, dimension=letter_dimension(algorithm, params, population))
+            self.mechanism = privacy.mechanism_of(algorithm, dimension=message_dimension(algorithm, params, population))
         except (TypeError, ValueError) as error:
             self.refused = str(error)
             return

@@ -13,7 +13,7 @@ from fedjax_sim.config.document import ConfigError
 from fedjax_sim.study.findings import Findings, measured
 from fedjax_sim.study.page import table
 
-STUDIES = Path(__file__).parent.parent / "experiments" / "studies"
+STUDIES = Path(__file__).parents[2] / "experiments" / "studies"
 TINY = ["population_sizes=[4]", "rates=[1.0]", "num_rounds=250", "model_clients=0", "compare_samplers=false"]
 
 

@@ -262,8 +262,8 @@ def test_the_downlink_is_the_servers():
     for settings in ([], order, order[::-1], [*order, "transform.quantize.bits=8"]):
         experiment = build(load(None, [*SMALL, *settings]))
         parts, spec = experiment.algorithm.parts, jax.eval_shape(lambda x: x, experiment.params)
-        wires.append(parts["server"].wire and parts["server"].wire(spec))
-        assert ("transform.quantize.bits=8" in settings) == (wire_of(parts["transform"], spec).bits < 32 * 310)
+        wires.append(parts.server.wire and parts.server.wire(spec))
+        assert ("transform.quantize.bits=8" in settings) == (wire_of(parts.transform, spec).bits < 32 * 310)
     by_hand = wire_of(transform.chain(transform.top_k(0.5), transform.quantize(4)), spec)
     assert wires[0] is None and wires[1] == wires[3] == by_hand != wires[2]
 
@@ -273,7 +273,7 @@ def test_records_of_the_largest_client():
     private = ["algorithm.name=record_private_fedavg", "algorithm.clip_norm=1.0", "algorithm.noise_multiplier=1.0"]
     for given, expected in ((None, 60), (75, 75)):
         settings = private if given is None else [*private, f"algorithm.num_examples={given}"]
-        details = build(load(None, [*SMALL, *settings])).algorithm.parts["client"].noise.details
+        details = build(load(None, [*SMALL, *settings])).algorithm.parts.client.noise.details
         assert (details["num_examples"], details["rate"]) == (expected, 10 / expected)
 
 

@@ -54,7 +54,7 @@ def test_steps_are_sent_beside():
 
     def part(member):
         made = algorithms.fednova(scalars.loss, sampling.full(2), transform=member, **WORK, **scalars.OPTIONS)
-        return made.parts["transform"]
+        return made.parts.transform
 
     letter = {"direction": jnp.array([3.0, 4.0]), "steps": jnp.float32(10)}
     clip, sparse = part(transform.clip(1.0)), part(transform.top_k(count=1))

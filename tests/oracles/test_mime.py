@@ -213,7 +213,7 @@ def test_second_moments_are_not_compressed(rule):
         )
 
     if rule == "momentum":
-        assert make().parts["server"].wire is not None
+        assert make().parts.server.wire is not None
     else:
         with pytest.raises(ValueError, match=f"downlink: expected none for {rule}, got 'a compressor'"):
             make()

@@ -1,5 +1,6 @@
 """The privacy ledger of a run: epsilon by the accountant, crashes counted, and no number where none holds."""
 
+import collections
 import copy
 import dataclasses
 import hashlib
@@ -18,8 +19,9 @@ from fedjax_sim.config.document import load
 from fedjax_sim.population import quadratic_loss
 from fedjax_sim.running import checksums
 from fedjax_sim.running.checkpoint import CheckpointError
-from fedjax_sim.running.spending import Spending, default_delta, letter_dimension
+from fedjax_sim.running.spending import Spending, default_delta, message_dimension
 from fedjax_sim.sweeps.sweep import sweep
+from fedjax_sim.types import ServerUpdate
 from tests.running import test_fingerprint as tiny
 
 SMALL = ["data.num_clients=60", "data.held_out_clients=3", "model.name=logistic", "algorithm.num_steps=1"]
@@ -115,7 +117,7 @@ def test_a_pair_is_twice_as_long(job):
     """Catches integer noise accounted for the model's numbers where a letter holds more: rounding depends on them."""
     few = [text for text in SMALL if not text.startswith(("transform", "aggregator", "sampler"))]
     pair = build(load(None, [*few, "sampler.cohort_size=6", "algorithm.name=scaffold"]))
-    sizes = [letter_dimension(made.algorithm, made.params, made.data.train) for made in (job, pair)]
+    sizes = [message_dimension(made.algorithm, made.params, made.data.train) for made in (job, pair)]
     assert 2 * sizes[0] == sizes[1] == 2 * tree.num_values(job.params)
 
 
@@ -190,21 +192,29 @@ def test_programs_that_call_the_host_share_nothing(tmp_path):
 def test_noise_in_any_part_is_seen():
     """Catches noise that only some of the library looks for: an AttributeError, or a private run without a word."""
     sound = tiny.private()
-    noisy = sound.parts["transform"]
-    parts = {**tiny.private(multiplier=None).parts, "mine": noisy}
+    noisy = sound.parts.transform
+    server = collections.namedtuple("Server", [*ServerUpdate._fields, "noise"])(*sound.parts.server, noisy.noise)
+    elsewhere = tiny.private(multiplier=None).parts._replace(server=server)
     for delta in (None, 1e-4):
-        spending = Spending(sound._replace(parts=parts), tiny.START, tiny.people(), "a", delta, None)
+        spending = Spending(sound._replace(parts=elsewhere), tiny.START, tiny.people(), "a", delta, None)
         assert "noise: expected in the part client or transform" in spending.summary()["privacy"]["refused"]
-    parts = {**sound.parts, "aggregator": sound.parts["aggregator"], "mine": noisy}
-    with pytest.raises(ValueError, match="one part with noise"):
-        privacy.mechanism_of(parts)
+    for parts in (sound.parts._replace(server=server), {**sound.parts._asdict(), "mine": noisy}):
+        with pytest.raises(ValueError, match="one part with noise"):
+            privacy.mechanism_of(parts)
+
+
+def test_unknown_parts_are_said():
+    """Catches a summary that says nothing of privacy where nobody knows what the algorithm is made of."""
+    unknown = tiny.private()._replace(parts=None)
+    spending = Spending(unknown, tiny.START, tiny.people(), "", None, None)
+    assert "nothing is known of its privacy" in spending.summary()["privacy"]["refused"]
 
 
 def test_no_private_run_keeps_who_took_part(job):
     """Catches a list of all who took part in every checkpoint, which no epsilon covers."""
     plain = build(load(None, [text for text in SMALL if "gaussian" not in text]))
-    shown = [made.algorithm.parts["sampler"].sample for made in (job, plain)]
-    names = [jax.eval_shape(s, jax.random.key(0), made.algorithm.parts["sampler"].init())[0].metrics.keys()
+    shown = [made.algorithm.parts.sampler.sample for made in (job, plain)]
+    names = [jax.eval_shape(s, jax.random.key(0), made.algorithm.parts.sampler.init())[0].metrics.keys()
              for s, made in zip(shown, (job, plain), strict=True)]  # fmt: skip
     assert "distinct_clients" not in names[0] and "distinct_clients" in names[1]
 
@@ -270,7 +280,7 @@ def test_what_no_ledger_saw_has_no_epsilon(tmp_path):
     """Catches an epsilon that comes back, after rounds whose releases nobody counted: without noise, with noise that no
     accountant knows, before there was a ledger, or run again by a program that nobody can tell from another."""
     people, unknown = tiny.people(), tiny.private()
-    parts = unknown.parts | {"aggregator": aggregation.mean()}
+    parts = unknown.parts._replace(aggregator=aggregation.mean())
     made = {"sound": tiny.private(), "plain": tiny.private(multiplier=None), "unknown": unknown._replace(parts=parts)}
 
     proto = {kind: Spending(algorithm, tiny.START, people, "", 1e-4, None) for kind, algorithm in made.items()}

@@ -110,7 +110,7 @@ def test_federated_wraps_its_server():
     laws.check_equal_bits(ours[0], by_hand[0], "state")
     laws.check_equal_bits(ours[1], by_hand[1], "info")
     spec = jax.ShapeDtypeStruct((3,), jnp.float32)
-    assert by_name.algorithm.parts["server"].wire(spec) == wire_of(member, spec)
+    assert by_name.algorithm.parts.server.wire(spec) == wire_of(member, spec)
 
 
 def test_a_memory_is_refused():

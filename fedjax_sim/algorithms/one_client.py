@@ -1,0 +1,143 @@
+"""One client's part of a round: local work, its end of the transform, and whether the message can be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import tree, validate
+from fedjax_sim.population.protocol import num_rows
+from fedjax_sim.types import Array, ClientData, Cohort, PyTree, Star
+
+__all__ = ["Message", "Shared", "Slot", "client_round", "stays_finite", "usable_rows"]
+
+LARGEST = 2.0**100  # weighted updates at or past this count as non-finite: sums of them could overflow
+SMALLEST = 2.0**-60  # weights between 0 and this too: sums of what they weigh could vanish
+
+
+class Shared(NamedTuple):
+    """What all clients of a round see."""
+
+    key: Array
+    broadcast: PyTree
+    transform: PyTree
+    population: PyTree
+    cohort: Cohort
+    aggregator: PyTree
+
+
+class Slot(NamedTuple):
+    """What one slot of the cohort brings."""
+
+    position: Array
+    id: Array
+    keys: tuple[Array, Array]  # key data of the client's own streams: its work, its transform
+    reported: Array  # False in the engine's padding
+    client: PyTree
+    memory: PyTree
+    work: Array | None  # as `Cohort.work`
+
+
+class Message(NamedTuple):
+    """What one client sent, and whether it can be used."""
+
+    update: PyTree
+    weight: Array
+    means: PyTree  # metrics of the client and measurements of the transform, as Mean
+    arrived: Array
+    dropped: Array
+    counts: dict[str, Array]
+
+
+def stays_finite(old: PyTree, new: PyTree) -> Array:
+    """[] bool: no finite number became NaN or infinite. An overflowed moment would stop all learning unnoticed."""
+    pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
+    checks = [jnp.isfinite(y).all() | ~jnp.isfinite(x).all() for x, y in pairs if jnp.issubdtype(y.dtype, jnp.inexact)]
+    return jnp.stack(checks).all() if checks else jnp.asarray(True)
+
+
+@partial(jax.jit, inline=True)
+def _peak(x: Array) -> Array:
+    """[] float32 largest magnitude; NaN where there is one.
+
+    Halves laid over each other are vector operations on XLA:CPU; a reduction of a few thousand numbers takes as long as
+    that of many.
+    """
+    x = jnp.abs(x.reshape(-1)).astype(jnp.float32)
+    while 64 < x.size <= 1 << 14:
+        half = -(-x.size // 2)
+        x = jnp.maximum(x[:half], x[x.size - half :])
+    return x.max(initial=0)
+
+
+def usable_rows(messages: Message) -> Message:
+    """Messages [c, ...] with zeros in place of those that did not arrive or cannot be used."""
+
+    def kept(x):  # flat: XLA:CPU vectorises the last axis, and that of a leaf may be short
+        flat = x.reshape(x.shape[0], -1)
+        return jnp.where(messages.arrived[:, None], flat, jnp.zeros_like(flat)).reshape(x.shape)
+
+    update, weight, means = jax.tree.map(kept, (messages.update, messages.weight, messages.means))
+    return messages._replace(update=update, weight=weight, means=means)
+
+
+def client_round(star: Star) -> Callable:
+    """(Shared, Slot, rows) -> (Message, (client state, memory, arrived, dropped, loss)), for ONE slot.
+
+    `rows` is how many of a client's rows are read; None for all. The loss is that of the client's report, where the
+    sampler observes losses, else ().
+    """
+    train = jax.jit(star.client.apply)  # traced once, though its shape is asked for before it runs
+
+    def one(shared: Shared, slot: Slot, rows: int | None):
+        population = shared.population
+        whole = rows is None or rows == num_rows(population)
+        data = (population if whole else population.capped(rows)).client(slot.id)
+        mask = data.mask & slot.reported  # who will not report need not train
+        data = ClientData(tree.where(mask, data.examples, tree.zeros_like(data.examples)), mask, slot.work)
+        client_key, transform_key = (
+            jax.random.wrap_key_data(x, impl=jax.random.key_impl(shared.key)) for x in slot.keys
+        )
+        report, client_state = train(client_key, shared.broadcast, slot.client, data)
+        update, memory, measured = star.transform.on_client(transform_key, report.update, shared.transform, slot.memory)
+        if star.aggregator.modulus is None and star.transform.integer_range is not None:
+            update = jax.tree.map(lambda x: x.astype(jnp.float32), update)  # which holds them all: `check_parts`
+        weight = report.weight.astype(jnp.float32)
+        peaks = jnp.stack([_peak(x) for x in jax.tree.leaves(update)])
+        sound = (peaks < LARGEST).all() & (peaks * weight < LARGEST).all() & (weight >= 0) & (weight < LARGEST)
+        sound &= (weight == 0) | (weight >= SMALLEST)
+        sound &= stays_finite((slot.client, slot.memory), (client_state, memory))
+        sound &= tree.all_finite((report.metrics, measured))
+        known = (slot.id >= 0) & (slot.id < shared.population.size)  # a sampler's fault would pass as an empty client
+        arrived = slot.reported & known & sound & (weight > 0)
+        dropped = slot.reported & (~known | (~sound & (weight != 0)))
+        counts = {name: _bytes(x, slot.reported & known, name) for name, x in report.counts.items()}
+        message = Message(update, weight, (report.metrics, measured), arrived, dropped, counts)
+        loss = _loss(report.metrics, arrived) if star.sampler.observe is not None else ()
+        return message, (*tree.unsigned_zeros((client_state, memory)), arrived, dropped, loss)
+
+    return one
+
+
+def _bytes(count: Array, there: Array, name: str) -> Array:
+    """[4] uint32: the bytes of a count, the lowest first. Sums of 2^24 of them fit."""
+    if not jnp.issubdtype(count.dtype, jnp.integer) or jnp.shape(count) or count.dtype.itemsize > 4:
+        hint = "Numbers that are no counts belong into metrics."
+        validate.fail(
+            f"counts[{name!r}]", "a scalar of an integer dtype of at most 32 bits", count.dtype, hint, TypeError
+        )
+    count = jnp.where(there & (count >= 0), count, 0).astype(jnp.uint32)
+    return (count >> jnp.array([0, 8, 16, 24], jnp.uint32)) & 255
+
+
+def _loss(metrics: dict, arrived: Array) -> Array:
+    """[] the client's mean local loss; NaN where nothing arrived, or where it reports none."""
+    loss = metrics.get("local_loss")
+    if loss is None:
+        return jnp.full((), jnp.nan)
+    there = arrived & (loss.weight > 0)
+    return jnp.where(there, loss.total / jnp.where(there, loss.weight, 1), jnp.nan)

@@ -1,0 +1,414 @@
+"""A round's verbs over a `Star`: invite, collect, close; and observe, which replays one round.
+
+    cohort, sampler_state = invite(star, key, state, population)
+    gathered = collect(star, key, cohort, state, population)
+    state, info = close(star, key, cohort, gathered, state._replace(sampler=sampler_state))
+
+is a round of `federated`; other algorithms are other short assemblies of the same verbs
+(tests/algorithms/test_seams.py has FedBuff, D-PSGD and a hierarchy).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_sim import engine, tree, validate
+from fedjax_sim.algorithms.compatibility import check_aggregate
+from fedjax_sim.algorithms.one_client import Message, Shared, Slot, client_round, stays_finite, usable_rows
+from fedjax_sim.engine import exact
+from fedjax_sim.population.protocol import num_rows
+from fedjax_sim.prng import client_keys, stream
+from fedjax_sim.transform.chain import plain_wire, wire_of
+from fedjax_sim.types import (
+    Aggregator,
+    Algorithm,
+    Array,
+    Cohort,
+    Count,
+    Mean,
+    Noise,
+    Observed,
+    Outcome,
+    Population,
+    PyTree,
+    Received,
+    Round,
+    Star,
+    Wire,
+    Work,
+)
+
+__all__ = [
+    "Aggregated",
+    "FederatedState",
+    "Gathered",
+    "aggregate",
+    "close",
+    "collect",
+    "initial_state",
+    "invite",
+    "losses",
+    "message_spec",
+    "observe",
+    "remember",
+    "seen",
+    "traffic",
+    "work_of",
+]
+
+NAMED_CLIENTS = 8  # ids that an error names
+
+
+class FederatedState(NamedTuple):
+    """What the next round needs; one slot for each kind of part."""
+
+    round: Array  # [] int32 rounds so far
+    sampler: PyTree
+    clients: PyTree  # [N, ...] per-client state; () if stateless
+    memory: PyTree  # [N, ...] per-client memory of the transform
+    transform: PyTree
+    server: PyTree
+    aggregator: PyTree = ()
+
+
+class Gathered(NamedTuple):
+    """What a cohort sent, and what its clients want to keep. `close` makes a new state of it."""
+
+    carry: PyTree  # of the aggregator
+    means: PyTree  # exact sums of (the clients' metrics, the transform's measurements)
+    counts: dict[str, Array]  # [4] uint32 sums of the bytes of the clients' own counts
+    arrived: Array  # [m] bool; a usable message came
+    dropped: Array  # [m] bool; a message came that could not be used
+    num_arrived: Array  # [] int32
+    num_dropped: Array  # [] int32
+    clients: tuple[PyTree, PyTree]  # per-client state: where rows go, and the rows [m, ...]
+    memory: tuple[PyTree, PyTree]  # the same of the transform's per-client memory
+    losses: Array | None  # [m] mean local loss, where the sampler observes it
+    broadcast: PyTree
+    up: Wire  # of one message
+    down: Wire  # of one broadcast
+
+
+class Aggregated(NamedTuple):
+    """What the server has read off the messages, before its step."""
+
+    update: PyTree  # the aggregate, behind the server's end of the transform
+    transform: PyTree  # the transform's next state
+    aggregator: PyTree  # the aggregator's next state
+    means: dict[str, Mean]  # the clients' metrics over all messages
+    metrics: dict[str, dict[str, Array]]  # of aggregator and transform, by part
+
+
+def _mesh(star: Star) -> Any:
+    return engine.device_mesh() if star.mesh == "all" else star.mesh
+
+
+def message_spec(star: Star, broadcast: PyTree, population: Population) -> PyTree:
+    """Shapes and dtypes of one client's update, before the transform; nothing is computed."""
+
+    def update(broadcast, population):
+        data = population.client(jnp.zeros((), jnp.int32))
+        state = star.client.init(broadcast)
+        return jax.jit(star.client.apply)(jax.random.key(0), broadcast, state, data)[0].update
+
+    return jax.eval_shape(update, broadcast, population)
+
+
+def initial_state(star: Star, params: PyTree, population: Population) -> FederatedState:
+    """The state before the first round.
+
+    Raises: ValueError where the sampler was made for another population, and for clients that remember while one of
+    them may be drawn twice.
+    """
+    sampler, mesh = star.sampler, _mesh(star)
+    design_size = getattr(sampler.design, "population_size", None)
+    if design_size != population.size:
+        validate.fail("sampler", f"a design for the population's {population.size} clients", design_size)
+    server_state = star.server.init(params)
+    broadcast = star.server.broadcast(server_state)
+    client_state = star.client.init(broadcast)
+    spec = message_spec(star, broadcast, population)
+    memory = star.transform.init_client(spec)
+    if sampler.design.replacement and jax.tree.leaves((client_state, memory)):
+        hint = "A client drawn twice would remember one of its two messages."
+        validate.fail("sampler", "a design without replacement, for clients remember", sampler.design.scheme, hint)
+    state = FederatedState(
+        round=jnp.zeros((), jnp.int32),
+        sampler=sampler.init()
+        if sampler.tell is None
+        else sampler.tell(sampler.init(), work_of(star, params, population)),
+        clients=engine.store(client_state, population.size, mesh=mesh),
+        memory=engine.store(memory, population.size, mesh=mesh, name="transform"),
+        transform=star.transform.init(spec),
+        server=server_state,
+        aggregator=() if star.aggregator.start is None else star.aggregator.start(spec),
+    )
+    return jax.tree.map(jnp.asarray, state)
+
+
+def work_of(star: Star, params: PyTree, population: Population) -> Work:
+    """What a round asks of one client, in bytes, steps and floating-point operations.
+
+    >>> import jax.numpy as jnp, optax
+    >>> from fedjax_sim import algorithms, population, sampling
+    >>> clients, start = population.quadratic_population([1.0] * 4, [0.0, 1.0, 2.0, 3.0]), {"w": jnp.zeros(1)}
+    >>> made = algorithms.fedavg(population.quadratic_loss, sampling.full(4), optax.sgd(0.1), num_steps=3, batch_size=1)
+    >>> work_of(made.parts, start, clients)[:3]
+    (4, 4, 3)
+    """
+    broadcast = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
+    up, down = _wires(star, broadcast, population)
+
+    def local(broadcast, population):
+        data = population.client(jnp.zeros((), jnp.int32))
+        return star.client.apply(jax.random.key(0), broadcast, star.client.init(broadcast), data)
+
+    cost = jax.jit(local).lower(broadcast, population).cost_analysis() or {}
+    return Work(-(-up.bits // 8), -(-down.bits // 8), star.client.num_steps, float(cost.get("flops", 0.0)))
+
+
+def _wires(star: Star, broadcast: PyTree, population: Population) -> tuple[Wire, Wire]:
+    """Of one message, and of one broadcast."""
+    up = wire_of(star.transform, message_spec(star, broadcast, population))
+    return up, (plain_wire if star.server.wire is None else star.server.wire)(broadcast)
+
+
+def invite(star: Star, key: Array, state: FederatedState) -> tuple[Cohort, PyTree]:
+    """The cohort of a round, and the sampler's next state."""
+    return engine.steady(star.sampler.sample)(stream(key, "sampling"), state.sampler)
+
+
+def _unequal(star: Star, population: Population, cohort: Cohort) -> dict:
+    """What `engine.fold` must know of clients that differ in their work."""
+    steps = star.client.num_steps
+    classed = steps is not None and hasattr(population, "capped")
+    classes = getattr(population, "capacities", ()) if classed else ()
+    if not hasattr(population, "count") or (len(classes) < 2 and not callable(steps)):
+        return {}
+    sizes = jnp.where(cohort.reported, jax.vmap(population.count)(cohort.ids), 0)
+    return {"sizes": sizes, "capacities": classes or (num_rows(population),)}
+
+
+def collect(star: Star, key: Array, cohort: Cohort, state: FederatedState, population: Population) -> Gathered:
+    """Trains the cohort from what the server broadcasts, and folds the messages into the aggregator's carry.
+
+    Nothing is kept yet: `close` makes a new state of what was gathered, or `aggregate` and `remember` do by themselves.
+    """
+    one = client_round(star)
+
+    @partial(jax.jit, static_argnames="rows")  # traced once, though its shape is asked for before it runs
+    def each(shared: Shared, slot: Slot, rows: int | None = None):
+        return engine.steady(partial(one, rows=rows))(shared, slot)
+
+    def accumulate(*args):
+        return engine.steady(gather)(*args)
+
+    def gather(shared: Shared, carry, messages: Message, slots: Slot, valid):
+        table, means, arrived, dropped, counts = carry
+        messages = usable_rows(messages)
+        position = jnp.where(valid, slots.position, star.sampler.num_slots)
+        received = Received(messages.update, messages.weight, slots.id, position)
+        round = Round(*shared.cohort, shared.broadcast, shared.aggregator)
+        table = star.aggregator.accumulate(stream(shared.key, "aggregation"), round, table, received)
+        arrived = arrived + messages.arrived.sum(dtype=jnp.int32)
+        counts = jax.tree.map(lambda total, x: total + x.sum(0, dtype=jnp.uint32), counts, messages.counts)
+        return table, exact.add(means, messages.means), arrived, dropped + messages.dropped.sum(dtype=jnp.int32), counts
+
+    ids = cohort.ids
+    announces = hasattr(population, "announce") and not engine.is_unplaced()
+    wanted = population.announce(ids) if announces else ids
+    broadcast = engine.steady(star.server.broadcast)(state.server)
+    zero = jnp.zeros((), jnp.int32)
+    shared = Shared(key, broadcast, state.transform, population, cohort, state.aggregator)
+    positions = jnp.arange(star.sampler.num_slots, dtype=jnp.int32)
+    client_rows, clients = engine.take(state.clients, ids)
+    memory_rows, memory = engine.take(state.memory, ids)
+    keys = tuple(client_keys(stream(key, name), ids) for name in ("client", "transform"))
+    slots = Slot(positions, wanted, keys, cohort.reported, client_rows, memory_rows, cohort.work)
+    message, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
+    counts = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message.counts)
+    carry = (
+        star.aggregator.init(message.update, star.sampler.num_slots),
+        exact.zeros(message.means),
+        zero,
+        zero,
+        counts,
+    )
+    carry = tree.varying(carry, state.round)
+    unequal = _unequal(star, population, cohort)
+    carry, per_slot = engine.fold(each, accumulate, shared, carry, slots, plan=star.plan, mesh=_mesh(star), **unequal)
+    table, means, num_arrived, num_dropped, counts = carry
+    client_rows, memory_rows, arrived, dropped, losses = per_slot
+    return Gathered(
+        table,
+        means,
+        counts,
+        arrived,
+        dropped,
+        num_arrived,
+        num_dropped,
+        (clients, client_rows),
+        (memory, memory_rows),
+        None if star.sampler.observe is None else losses,
+        broadcast,
+        *_wires(star, broadcast, population),
+    )
+
+
+def aggregate(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state: FederatedState) -> Aggregated:
+    """What the messages come to: the aggregator's result behind the server's end of the transform."""
+    rule, round = star.aggregator, Round(*cohort, gathered.broadcast, state.aggregator)
+    update, metrics, *kept = rule.finalize(stream(key, "aggregation"), round, gathered.carry)
+    found, measured = exact.total(gathered.means)
+    update, transform_state, transform_metrics = star.transform.on_server(
+        stream(key, "transform_server"), cohort, update, state.transform, measured, rule.sensitivity
+    )
+    metrics = {"aggregator": metrics, "transform": transform_metrics}
+    return Aggregated(update, transform_state, *(kept or [()]), found, metrics)
+
+
+def _shares(noise: Noise) -> int:
+    """The messages that a distributed noise counts on."""
+    details = noise.details._asdict() if hasattr(noise.details, "_asdict") else noise.details or {}
+    return details.get("cohort_size", 1)
+
+
+def remember(cohort: Cohort, gathered: Gathered, usable: Array | bool = True) -> tuple[PyTree, PyTree]:
+    """Per-client state and memory of all clients, with what those whose messages arrived want to keep, if `usable`."""
+    (clients, client_rows), (memory, memory_rows) = gathered.clients, gathered.memory
+    kept = engine.put(clients, cohort.ids, client_rows, gathered.arrived & usable)
+    return kept, engine.put(memory, cohort.ids, memory_rows, gathered.arrived & usable)
+
+
+def close(
+    star: Star, key: Array, cohort: Cohort, gathered: Gathered, state: FederatedState, *, usable: Array | bool = True
+) -> tuple[FederatedState, dict[str, Any]]:
+    """The server's step on what was gathered, and the round's info.
+
+    Args:
+      usable: False skips the round, as do a round without usable messages and a server step that is not finite: model
+        and memories stay as they are.
+    """
+
+    def stepped(key, cohort, carry, state):
+        table, means, arrived, _ = carry
+        found = aggregate(star, key, cohort, gathered._replace(carry=table, means=means), state)
+        check_aggregate(found.update, star.server, tree.spec(star.server.params(state.server)))
+        moved = star.server.apply(stream(key, "server"), found.update, state.server)
+        released, noise = star.transform.releases_when_empty, star.transform.noise
+        fit = (arrived > 0) | released
+        if noise is not None and noise.place == "distributed":
+            fit = arrived >= _shares(noise)  # fewer messages hold less noise: nothing is released
+        fit = fit if usable is True else fit & usable
+        fit &= tree.all_finite(star.server.params(moved)) & stays_finite(state.server, moved)
+        kept = released & tree.all_finite(found.transform)  # what was released was released
+        moved = tree.where(fit, moved, state.server)
+        pooled = {name: mean.total / mean.weight for name, mean in found.means.items()}
+        length = optax.tree.norm(tree.subtract(star.server.params(moved), star.server.params(state.server)))
+        transform = tree.where(fit | kept, found.transform, state.transform)
+        return fit, transform, moved, length, {"client": pooled} | found.metrics, found.aggregator
+
+    carry = gathered.carry, gathered.means, gathered.num_arrived, gathered.num_dropped
+    fit, transform, server, length, metrics, own = engine.steady(stepped)(key, cohort, carry, state)
+    round, sampler = state.round + 1, state.sampler
+    clients, memory = remember(cohort, gathered, fit)
+    if star.sampler.observe is not None:
+        sampler = star.sampler.observe(sampler, cohort, Outcome(gathered.arrived, gathered.losses))
+    aggregator = tree.where(fit, own, state.aggregator)
+    new = FederatedState(round, sampler, clients, memory, transform, server, aggregator)
+    info = traffic(cohort, gathered) | losses(star, cohort, gathered)
+    info |= {
+        "clients_invited": info["downlink_bytes"].number,
+        "clients_reported": gathered.num_arrived,
+        "skipped_rounds": (~fit).astype(jnp.int32),
+        "update_norm": length,
+    }
+    counts = {name: Count(jnp.ones((), jnp.int32), _words(x)) for name, x in gathered.counts.items()}
+    return new, _info(info, sampler=cohort.metrics, **metrics, counts=counts)
+
+
+def traffic(cohort: Cohort, gathered: Gathered) -> dict[str, Count]:
+    """The bytes of one pass over a cohort: all that were sent, also those that came too late."""
+    uploads = cohort.reported if cohort.sent is None else cohort.sent
+    invited, reported, sent = (x.sum(dtype=jnp.int32) for x in (cohort.invited, cohort.reported, uploads))
+    up, down = gathered.up, gathered.down
+    found = {"uplink_bytes": Count.of(sent, -(-up.bits // 8)), "downlink_bytes": Count.of(invited, -(-down.bits // 8))}
+    if up.coded < up.bits:
+        found["uplink_coded_bytes"] = Count.of(sent, -(-up.coded // 8))
+    if cohort.sent is not None:
+        found["wasted_bytes"] = Count.of(sent - reported, -(-up.bits // 8))
+    return found
+
+
+def losses(star: Star, cohort: Cohort, gathered: Gathered) -> dict[str, Array]:
+    """How many messages could not be used, and whose they were where that is an error."""
+    found = {"dropped_clients": gathered.num_dropped}
+    if star.nonfinite == "error":
+        first = jnp.argsort(~gathered.dropped, stable=True)[:NAMED_CLIENTS]
+        found["error_ids"] = jnp.where(gathered.dropped[first], cohort.ids[first], -1)
+    return found
+
+
+def _words(sums: Array) -> Array:
+    """[2] uint32, high and low, of sums of bytes [4], the lowest first."""
+    high = low = jnp.zeros((), jnp.uint32)
+    for i in range(4):
+        part = sums[i] << 8 * i
+        high += (sums[i] >> 32 - 8 * i if i else jnp.uint32(0)) + (low + part < low)
+        low += part
+    return jnp.stack([high, low])
+
+
+def _info(own: dict, **parts: dict) -> dict:
+    """The round's own numbers and the metrics of its parts, none of which may bear the name of one of those."""
+    metrics = tree.joined(parts)
+    for name in ("round", "epsilon", *own):
+        if name in metrics:
+            validate.fail("metrics", "names that no other part uses", name, "Rename it in the loss or the part.")
+    return metrics | own
+
+
+def observe(algorithm: Algorithm, key: Array, state: PyTree, population: Population) -> Observed:
+    """What the server saw in the round that `algorithm.step(key, state, population)` makes: rounds are pure.
+
+    Args:
+      key: of that round; `run` gives round t the key fold_in(key, t), so replay with that one.
+      state: before the round.
+
+    Returns: `Observed`: the broadcast, the messages as they arrived, their weights, and whose they were. An aggregator
+    that hides single messages from the server (a modular sum) is looked through.
+
+    Raises: ValueError for an algorithm that has no `observe` of its own.
+
+    Guarantees: the mean of the messages is the round's update
+    (tests/algorithms/test_round.py::test_observe_is_the_round).
+    """
+    if algorithm.observe is None:
+        validate.fail(
+            "algorithm", "one that can replay its rounds", None, "Give it `observe`, or build it from a Star."
+        )
+    return algorithm.observe(key, state, population)
+
+
+def seen(star: Star, key: Array, cohort: Cohort, state: FederatedState, population: Population) -> Observed:
+    """`collect`, with every message kept as it arrives."""
+    gathered = collect(star._replace(aggregator=_everything(star)), key, cohort, state, population)
+    rows = gathered.carry
+    return Observed(gathered.broadcast, rows["updates"], rows["weights"], cohort.ids)
+
+
+def _everything(star: Star) -> Aggregator:
+    """An aggregator that holds each slot's message as it is, in whatever dtype it was sent."""
+
+    def init(update_spec, num_slots):
+        return {"updates": engine.buffer(update_spec, num_slots), "weights": jnp.zeros(num_slots, jnp.float32)}
+
+    def accumulate(key, round, carry, received):
+        return engine.fill(carry, received.slots, {"updates": received.updates, "weights": received.weights})
+
+    return star.aggregator._replace(init=init, accumulate=accumulate)
