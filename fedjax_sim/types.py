@@ -200,6 +200,8 @@ class ClientUpdate(NamedTuple):
     num_steps: int | Callable | None = None  # of a client that reads minibatches, or (examples) -> steps; else None
     noise: Noise | None = None  # of record-level privacy
     uniform_weights: bool = False  # every report weighs 1, or 0 for nothing to report, whatever the client holds
+    all_steps: int | Callable | None = None  # steps, or (examples) -> steps, of which it does the part that `data.work`
+    # says; None = it always does all
 
 
 class UpdateTransform(NamedTuple):

@@ -7,11 +7,12 @@ hyper-parameter, whose range is then its caller's to check.
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ __all__ = [
     "in_range",
     "integer",
     "loss_function",
+    "named_arguments",
     "nearest",
     "one_of",
     "optimizer",
@@ -34,6 +36,7 @@ __all__ = [
     "steps",
 ]
 
+P, R = ParamSpec("P"), TypeVar("R")
 INT32_MAX = 2**31 - 1
 MOST_STEPS = 1 << 24  # of one client in a round: past it float32 cannot count them
 LARGEST, SMALLEST = (float(x) for x in (np.finfo(np.float32).max, np.finfo(np.float32).tiny))
@@ -122,6 +125,29 @@ def function(name: str, value: Any, arguments: str, *, hint: str = "") -> None:
         signature.bind(*arguments.split(", "))
     except TypeError:
         fail(name, rule, value, f"It takes {signature}. {hint}".strip(), TypeError)
+
+
+def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, with an error for an argument that it does not have which names the nearest that it has.
+
+    >>> @named_arguments
+    ... def half(*, of: float): return of / 2
+    >>> half(off=1.0)
+    Traceback (most recent call last):
+        ...
+    TypeError: half: expected one of its arguments, got 'off'. Did you mean 'of'?
+    """
+    known = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **options: P.kwargs) -> R:
+        for name in options:
+            if name not in known:
+                hint = nearest(name, known) or f"They are {', '.join(known)}."
+                fail(function.__name__, "one of its arguments", name, hint, TypeError)
+        return function(*args, **options)
+
+    return checked
 
 
 def loss_function(value: Any) -> None:

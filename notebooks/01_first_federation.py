@@ -105,7 +105,7 @@ print(f"d = {sum(x.size for x in jax.tree.leaves(params)):,} parameters")
 # %%
 from_parts = algorithms.federated(
     sampling.uniform(data.train.size, COHORT),
-    client.local_sgd(loss_fn, optax.sgd(0.1), num_steps=5, batch_size=10),
+    client.local_sgd(loss_fn, optax.sgd(0.1), client.work(num_steps=5, batch_size=10)),
     aggregation.mean(),
     server.optimizer(optax.sgd(1.0)),
 )

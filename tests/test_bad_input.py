@@ -374,17 +374,12 @@ CALLS = {
     "steps and epochs": (
         ValueError,
         "exactly one of the two, got (1, 1)",
-        lambda _: client.local_sgd(LOSS, optax.sgd(0.1), num_steps=1, num_epochs=1),
-    ),
-    "a part of one epoch": (
-        ValueError,
-        "straggler_share: expected 0 with a single epoch or step, got 0.5.",
-        lambda _: client.local_sgd(LOSS, optax.sgd(0.1), num_epochs=1, straggler_share=0.5),
+        lambda _: client.local_sgd(LOSS, optax.sgd(0.1), client.work(num_steps=1, num_epochs=1)),
     ),
     **{
-        f"another table for {name}": (
+        f"another aggregator for {name}": (
             TypeError,
-            f"aggregator: expected none for {name}, which has its own",
+            f"{name}: expected one of its arguments, got 'aggregator'",
             lambda _, name=name, given=given: getattr(algorithms, name)(
                 LOSS, sampling.full(4), *given, num_steps=2, aggregator=aggregation.mean()
             ),
@@ -400,7 +395,7 @@ CALLS = {
     "fractional steps": (
         TypeError,
         "num_steps: expected an integer",
-        lambda _: client.local_sgd(LOSS, optax.sgd(0.1), num_steps=1.5),
+        lambda _: client.local_sgd(LOSS, optax.sgd(0.1), client.work(num_steps=1.5)),
     ),
     "part not called": (
         TypeError,
@@ -445,7 +440,7 @@ CALLS |= {  # behaviour that is none
     "loss without a key": (
         TypeError,
         "loss_fn: expected a function (params, examples, key), got <function",
-        lambda _: client.local_sgd(lambda params, examples: 0.0, optax.sgd(0.1), num_steps=1),
+        lambda _: client.local_sgd(lambda params, examples: 0.0, optax.sgd(0.1), client.work(num_steps=1)),
     ),
     "loss not called": (
         TypeError,
@@ -483,7 +478,9 @@ CALLS |= {  # behaviour that is none
         ValueError,
         "num_epochs: expected at most 16777216 steps, got 50331648.",
         lambda _: jax.eval_shape(
-            client.local_sgd(population.quadratic_loss, optax.sgd(0.1), num_epochs=2**24, batch_size=1).apply,
+            client.local_sgd(
+                population.quadratic_loss, optax.sgd(0.1), client.work(num_epochs=2**24, batch_size=1)
+            ).apply,
             jax.eval_shape(lambda: jax.random.key(0)),
             {"w": np.zeros(1)},
             (),

@@ -80,7 +80,7 @@ def test_one_collective_a_round(aggregator, places, monkeypatch):
     sampler, rule = sampling.with_dropout(sampling.uniform(2000, 50), 0.2), cases.CASES["aggregation"][aggregator]()
     algorithm = algorithms.federated(
         sampler,
-        client.local_sgd(p.mlp_loss, optax.sgd(0.05), num_epochs=1, batch_size=p.BATCH),
+        client.local_sgd(p.mlp_loss, optax.sgd(0.05), client.work(num_epochs=1, batch_size=p.BATCH)),
         rule if rule.design is None else aggregation.horvitz_thompson(sampler.design, cases.TOTAL),
         server.optimizer(optax.adam(0.01)),
         plan=p.PLAN,

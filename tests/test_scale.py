@@ -18,7 +18,7 @@ def mean_loss(params, examples, key):
 
 def one_step(sampler, aggregator):
     """One full gradient step of rate 1 from 0: each client sends the mean of what it holds."""
-    work = client.local_sgd(mean_loss, optax.sgd(1.0), num_steps=1, weighting="uniform")
+    work = client.local_sgd(mean_loss, optax.sgd(1.0), client.work(num_steps=1, weighting="uniform"))
     return algorithms.federated(sampler, work, aggregator, server.optimizer(optax.sgd(1.0)))
 
 

@@ -36,7 +36,7 @@ def clients(loss_fn, batch_size: int, rows: int) -> dict:
         )
         for name, (gradients, size) in WAYS.items()
     }  # fmt: skip
-    return made | {PLAIN: client.local_sgd(loss_fn, optax.sgd(RATE), weighting="uniform", **how)}
+    return made | {PLAIN: client.local_sgd(loss_fn, optax.sgd(RATE), client.work(weighting="uniform", **how))}
 
 
 def wide(num_clients: int, rows: int):

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import jax
 import optax
+from jax.sharding import Mesh
 
-from fedjax_sim import aggregation, client, server, validate
-from fedjax_sim.algorithms.federated import federated, no_aggregator
-from fedjax_sim.types import Aggregator, Algorithm, Sampler
+from fedjax_sim import aggregation, client, engine, server, validate
+from fedjax_sim.algorithms.federated import federated
+from fedjax_sim.types import Aggregator, Algorithm, Sampler, UpdateTransform
 
 __all__ = ["feddyn", "scaffold"]
 
@@ -31,6 +32,7 @@ def _population_weight(sampler: Sampler, weighting: str, total_weight: float | N
     return total_weight
 
 
+@validate.named_arguments
 def scaffold(
     loss_fn: Callable,
     sampler: Sampler,
@@ -42,9 +44,13 @@ def scaffold(
     num_epochs: int | None = None,
     batch_size: int | None = None,
     weighting: str = "uniform",
-    straggler_share: float = 0.0,
+    shuffle: bool = True,
     total_weight: float | None = None,
-    **options,
+    transform: UpdateTransform | None = None,
+    downlink: UpdateTransform | None = None,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
 ) -> Algorithm:
     """Stochastic controlled averaging: control variates take the clients' drift out of local training.
 
@@ -52,7 +58,7 @@ def scaffold(
 
     Args:
       learning_rate, option: of `client.scaffold`; `server_learning_rate` is the paper's eta_g.
-      num_steps, num_epochs, batch_size, straggler_share: as in `client.local_sgd`.
+      num_steps, num_epochs, batch_size, shuffle: as in `client.work`.
       weighting: "uniform", the paper's, minimises sum_i f_i / N; "examples" minimises sum_i n_i f_i / n.
       total_weight: W, the sum of the weights that all clients would report: for "examples" alone, and taken on trust,
         for what a client weighs is its loss's affair. Another number moves the point of rest, or diverges.
@@ -64,24 +70,18 @@ def scaffold(
     References: Karimireddy et al. 2020 (SCAFFOLD), algorithm 1.
     """
     validate.positive("server_learning_rate", server_learning_rate)
-    no_aggregator("scaffold", options)
     _check_once(sampler, "A client drawn twice would move c twice and its own c_i once.")
-    work = client.scaffold(
-        loss_fn,
-        learning_rate,
-        option=option,
-        num_steps=num_steps,
-        num_epochs=num_epochs,
-        batch_size=batch_size,
-        weighting=weighting,
-        straggler_share=straggler_share,
+    local = client.work(
+        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
     )
+    work = client.scaffold(loss_fn, learning_rate, local, option=option)
     population_sum = aggregation.keep_old(_population_weight(sampler, weighting, total_weight))
-    table = aggregation.by_part({"params": aggregation.mean(), "control": population_sum})
+    rule = aggregation.by_part({"params": aggregation.mean(), "control": population_sum})
     step = server.control_variates(server.optimizer(optax.sgd(server_learning_rate)))
-    return federated(sampler, work, table, step, **options)
+    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)
 
 
+@validate.named_arguments
 def feddyn(
     loss_fn: Callable,
     sampler: Sampler,
@@ -92,16 +92,20 @@ def feddyn(
     num_epochs: int | None = None,
     batch_size: int | None = None,
     weighting: str = "uniform",
-    straggler_share: float = 0.0,
+    shuffle: bool = True,
     total_weight: float | None = None,
-    **options,
+    transform: UpdateTransform | None = None,
+    downlink: UpdateTransform | None = None,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
 ) -> Algorithm:
     """Dynamic regularisation: each client's objective is tilted until all of them agree on the global minimum.
 
     Every client keeps a vector as large as the model; for many clients see `engine.client_memory`.
 
     Args:
-      optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `straggler_share` as in `client.local_sgd`.
+      optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `shuffle` as in `client.work`.
       coefficient: the paper's alpha, about the curvature of the loss: with less of it, steps may swing or diverge.
       weighting: "uniform", the paper's, minimises sum_i f_i / N; "examples" minimises sum_i n_i f_i / n.
       total_weight: W, the sum of the weights that all clients would report: for "examples" alone, and taken on trust,
@@ -114,21 +118,14 @@ def feddyn(
 
     References: Acar et al. 2021 (FedDyn), algorithm 1.
     """
-    no_aggregator("feddyn", options)
     _check_once(sampler, "A client drawn twice would move h twice and its own h_i once.")
-    work = client.dynamic(
-        loss_fn,
-        optimizer,
-        coefficient,
-        num_steps=num_steps,
-        num_epochs=num_epochs,
-        batch_size=batch_size,
-        weighting=weighting,
-        straggler_share=straggler_share,
+    local = client.work(
+        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
     )
-    table = _both_means(_population_weight(sampler, weighting, total_weight))
+    work = client.dynamic(loss_fn, optimizer, coefficient, local)
+    rule = _both_means(_population_weight(sampler, weighting, total_weight))
     step = server.dynamic(server.optimizer(optax.sgd(1.0)), coefficient)
-    return federated(sampler, work, table, step, **options)
+    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)
 
 
 def _both_means(total_weight: float) -> Aggregator:

@@ -9,7 +9,8 @@ from jax.sharding import Mesh
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.algorithms.compatibility import check_parts, looks_like_the_model
-from fedjax_sim.algorithms.round import close, collect, initial_state, invite, message_spec, seen
+from fedjax_sim.algorithms.costs import message_spec
+from fedjax_sim.algorithms.round import close, collect, initial_state, invite, seen
 from fedjax_sim.server import downlink as with_downlink
 from fedjax_sim.transform import identity
 from fedjax_sim.types import (
@@ -22,7 +23,7 @@ from fedjax_sim.types import (
     UpdateTransform,
 )
 
-__all__ = ["federated", "no_aggregator"]
+__all__ = ["federated"]
 
 
 def _check_kinds(**parts: tuple[Any, type]) -> None:
@@ -31,12 +32,7 @@ def _check_kinds(**parts: tuple[Any, type]) -> None:
             validate.fail(name, f"a {kind.__name__}", type(value).__name__, "Call the factory.", TypeError)
 
 
-def no_aggregator(name: str, options: dict) -> None:
-    """Refuses an aggregator where the algorithm `name` has its own."""
-    if "aggregator" in options:
-        validate.fail("aggregator", f"none for {name}, which has its own", options["aggregator"], error=TypeError)
-
-
+@validate.named_arguments
 def federated(
     sampler: Sampler,
     client: ClientUpdate,

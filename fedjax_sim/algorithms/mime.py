@@ -8,20 +8,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 from fedjax_sim import aggregation, client, engine, server, tree, validate
 from fedjax_sim.algorithms.base import base_optimizer
-from fedjax_sim.algorithms.federated import federated, no_aggregator
-from fedjax_sim.algorithms.round import (
-    aggregate,
-    close,
-    collect,
-    initial_state,
-    invite,
-    losses,
-    remember,
-    traffic,
-)
+from fedjax_sim.algorithms.costs import losses, traffic
+from fedjax_sim.algorithms.federated import federated
+from fedjax_sim.algorithms.round import aggregate, close, collect, initial_state, invite, remember
 from fedjax_sim.prng import stream
 from fedjax_sim.transform.chain import plain_wire
 from fedjax_sim.types import Algorithm, Array, Count, PyTree, Sampler, ServerUpdate, Star, UpdateTransform
@@ -29,6 +22,7 @@ from fedjax_sim.types import Algorithm, Array, Count, PyTree, Sampler, ServerUpd
 __all__ = ["mime", "mime_lite"]
 
 
+@validate.named_arguments
 def mime_lite(
     loss_fn: Callable,
     sampler: Sampler,
@@ -43,9 +37,12 @@ def mime_lite(
     num_epochs: int | None = None,
     batch_size: int | None = None,
     weighting: str = "uniform",
-    straggler_share: float = 0.0,
+    shuffle: bool = True,
+    transform: UpdateTransform | None = None,
     downlink: UpdateTransform | None = None,
-    **options,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
 ) -> Algorithm:
     """Local steps use the server's momentum or moments as they stand; those follow the clients' full gradients.
 
@@ -55,7 +52,7 @@ def mime_lite(
       rule: "sgd", "momentum", "rmsprop" or "adam": the optimiser that is mimicked, see `algorithms.base`.
       learning_rate: of the local steps. momentum, second_decay, adaptivity: of the rule, where it has them.
       server_learning_rate: times the mean update; 1 is the paper's.
-      num_steps, num_epochs, batch_size, straggler_share: as in `client.local_sgd`.
+      num_steps, num_epochs, batch_size, shuffle: as in `client.work`.
       weighting: "uniform", the paper's, or "examples".
       downlink: of model and statistics, as for `federated`; none with "rmsprop" and "adam".
 
@@ -65,27 +62,20 @@ def mime_lite(
     References: Karimireddy et al. 2021 (Mime), algorithm 1.
     """
     validate.positive("server_learning_rate", server_learning_rate)
-    no_aggregator("mime_lite", options)
     if downlink is not None and rule in ("rmsprop", "adam"):
         hint = "Second moments go out with the model, and what a compressor makes of them may be negative."
         validate.fail("downlink", f"none for {rule}", "a compressor", hint)
     base = base_optimizer(rule, momentum=momentum, second_decay=second_decay, adaptivity=adaptivity)
-    work = client.mime(
-        loss_fn,
-        learning_rate,
-        base.direction,
-        lite=True,
-        num_steps=num_steps,
-        num_epochs=num_epochs,
-        batch_size=batch_size,
-        weighting=weighting,
-        straggler_share=straggler_share,
+    local = client.work(
+        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
     )
+    work = client.mime(loss_fn, learning_rate, base.direction, local, lite=True)
     step = server.statistics(server.optimizer(optax.sgd(server_learning_rate)), base.start, base.track)
-    table = aggregation.by_part({"params": aggregation.mean(), "gradient": aggregation.mean()})
-    return federated(sampler, work, table, step, downlink=downlink, **options)
+    rule = aggregation.by_part({"params": aggregation.mean(), "gradient": aggregation.mean()})
+    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)
 
 
+@validate.named_arguments
 def mime(
     loss_fn: Callable,
     sampler: Sampler,
@@ -100,10 +90,11 @@ def mime(
     num_epochs: int | None = None,
     batch_size: int | None = None,
     weighting: str = "uniform",
-    straggler_share: float = 0.0,
+    shuffle: bool = True,
     transform: UpdateTransform | None = None,
-    downlink: UpdateTransform | None = None,
-    **options,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
 ) -> Algorithm:
     """MimeLite whose local gradients are corrected by the cohort's mean gradient, asked for in a pass before.
 
@@ -112,10 +103,9 @@ def mime(
     are counted; Info also holds `gradient_norm`, that of c.
 
     Args:
-      rule, learning_rate, ..., straggler_share: as in `mime_lite`.
+      rule, learning_rate, ..., shuffle: as in `mime_lite`.
       transform: what both letters of a client go through, each by itself; without memory at the clients, and without
         noise, which no accountant knows here.
-      downlink: none: both passes start at the model itself.
 
     `dropped_clients` is the larger count of both passes: at least so many letters could not be used. A
     client's gradient stays in c where only its local steps overflow: the others have used it. Without a usable gradient
@@ -130,9 +120,6 @@ def mime(
     References: Karimireddy et al. 2021 (Mime), algorithm 1.
     """
     validate.positive("server_learning_rate", server_learning_rate)
-    no_aggregator("mime", options)
-    if downlink is not None:
-        validate.fail("downlink", "none for mime", "a compressor", "Both of its passes start at the model itself.")
     if transform is not None and not isinstance(transform, UpdateTransform):
         validate.fail("transform", "an UpdateTransform", type(transform).__name__, "Call the factory.", TypeError)
     if transform is not None and transform.noise is not None:
@@ -144,18 +131,13 @@ def mime(
             "transform", "one without memory at the clients", "one that remembers", "A client sends two letters."
         )
     base = base_optimizer(rule, momentum=momentum, second_decay=second_decay, adaptivity=adaptivity)
-    work = client.mime(
-        loss_fn,
-        learning_rate,
-        base.direction,
-        num_steps=num_steps,
-        num_epochs=num_epochs,
-        batch_size=batch_size,
-        weighting=weighting,
-        straggler_share=straggler_share,
+    local = client.work(
+        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
     )
+    work = client.mime(loss_fn, learning_rate, base.direction, local)
     inner = server.statistics(server.optimizer(optax.sgd(server_learning_rate)), base.start, base.track)
-    made = federated(sampler, work, aggregation.mean(), _controlled(inner), transform, **options)
+    run = {"nonfinite": nonfinite, "plan": plan, "mesh": mesh}
+    made = federated(sampler, work, aggregation.mean(), _controlled(inner), transform, **run)
     second: Star = made.parts
     gradients = client.full_gradient(loss_fn, weighting=weighting)
     first = second._replace(client=gradients, server=server.replacement())
@@ -188,7 +170,8 @@ def mime(
         state, info = close(second, key, cohort, answered, state, usable=usable)
         memory, transforms = (asked_memory, state.memory), (asked_transform, state.transform)
         state = state._replace(memory=memory, transform=transforms, server=state.server.server)
-        return state, _both(info, traffic(cohort, asked), losses(first, cohort, asked), norm, usable)
+        sent, lost = traffic(cohort, asked.up, asked.down), losses(first, cohort, asked.dropped, asked.num_dropped)
+        return state, _both(info, sent, lost, norm, usable)
 
     return Algorithm(init, step, lambda state: inner.params(state.server), second)
 

@@ -1,7 +1,8 @@
-"""Named algorithms: compositions of the rooms' parts, nothing else.
+"""Named algorithms: compositions of parts, nothing else.
 
-Every recipe takes the loss, a sampler and the local work, and returns an `Algorithm`; keywords after those go to
-`federated` (`aggregator`, `transform`, `downlink`, `nonfinite`, `plan`, `mesh`).
+Every recipe takes the loss, a sampler and the local work (`num_steps`, `num_epochs`, `batch_size`, `weighting`,
+`shuffle`, as in `client.work`), and returns an `Algorithm`. `aggregator`, `transform`, `downlink`, `nonfinite`, `plan`
+and `mesh` are those of `federated`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import optax
+from jax.sharding import Mesh
 
-from fedjax_sim import aggregation, client, server, validate
+from fedjax_sim import aggregation, client, engine, server, validate
 from fedjax_sim.algorithms.federated import federated
 from fedjax_sim.transform.chain import plain_wire
 from fedjax_sim.types import Aggregator, Algorithm, Sampler, UpdateTransform
@@ -18,13 +20,18 @@ from fedjax_sim.types import Aggregator, Algorithm, Sampler, UpdateTransform
 __all__ = ["fedavg", "fednova", "fedprox", "fedsgd", "record_private_fedavg"]
 
 
+@validate.named_arguments
 def fedsgd(
     loss_fn: Callable,
     sampler: Sampler,
     *,
     learning_rate: float = 0.1,
     aggregator: Aggregator | None = None,
-    **options,
+    transform: UpdateTransform | None = None,
+    downlink: UpdateTransform | None = None,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
 ) -> Algorithm:
     """One full-batch gradient of each client, averaged by examples; the server takes the step.
 
@@ -33,15 +40,13 @@ def fedsgd(
     References: McMahan et al. 2017, section 2 (FederatedSGD).
     """
     validate.positive("learning_rate", learning_rate)
-    return federated(
-        sampler,
-        client.local_sgd(loss_fn, optax.sgd(1.0), num_steps=1),
-        aggregation.mean() if aggregator is None else aggregator,
-        server.optimizer(optax.sgd(learning_rate)),
-        **options,
-    )
+    work = client.local_sgd(loss_fn, optax.sgd(1.0), client.work(num_steps=1))
+    rule = aggregation.mean() if aggregator is None else aggregator
+    step = server.optimizer(optax.sgd(learning_rate))
+    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)
 
 
+@validate.named_arguments
 def fedavg(
     loss_fn: Callable,
     sampler: Sampler,
@@ -53,14 +58,17 @@ def fedavg(
     num_epochs: int | None = None,
     batch_size: int | None = None,
     weighting: str = "examples",
-    straggler_share: float = 0.0,
-    **options,
+    shuffle: bool = True,
+    transform: UpdateTransform | None = None,
+    downlink: UpdateTransform | None = None,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
 ) -> Algorithm:
     """Federated averaging: local training, then the mean of the local models by examples.
 
     Args:
-      optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `weighting`, `straggler_share` as in
-        `client.local_sgd`.
+      optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `weighting`, `shuffle` as in `client.work`.
       server_optimizer: optax; SGD with rate 1 by default, which replaces the model by the mean of the local models.
 
     Guarantees: matches a NumPy oracle (tests/oracles/test_fedavg.py) and, on quadratics, its closed-form biased fixed
@@ -68,20 +76,16 @@ def fedavg(
 
     References: McMahan et al. 2017, algorithm 1; Reddi et al. 2021, algorithm 1 with a server optimiser.
     """
-    work = client.local_sgd(
-        loss_fn,
-        optimizer,
-        num_steps=num_steps,
-        num_epochs=num_epochs,
-        batch_size=batch_size,
-        weighting=weighting,
-        straggler_share=straggler_share,
+    local = client.work(
+        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
     )
-    table = aggregation.mean() if aggregator is None else aggregator
+    work = client.local_sgd(loss_fn, optimizer, local)
+    rule = aggregation.mean() if aggregator is None else aggregator
     step = server.optimizer(optax.sgd(1.0) if server_optimizer is None else server_optimizer)
-    return federated(sampler, work, table, step, **options)
+    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)
 
 
+@validate.named_arguments
 def fedprox(
     loss_fn: Callable,
     sampler: Sampler,
@@ -93,32 +97,32 @@ def fedprox(
     num_epochs: int | None = None,
     batch_size: int | None = None,
     weighting: str = "examples",
-    straggler_share: float = 0.0,
-    **options,
+    shuffle: bool = True,
+    transform: UpdateTransform | None = None,
+    downlink: UpdateTransform | None = None,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
 ) -> Algorithm:
     """FedAvg with a proximal term (coefficient / 2) |w - w_t|^2 in each local objective.
 
-    Guarantees: coefficient 0 is FedAvg bit for bit (tests/client/test_proximal.py); the fixed points of inventory row
-    D7 (tests/oracles/test_fixed_points.py).
+    Guarantees: coefficient 0 is FedAvg bit for bit (tests/client/test_proximal.py); its closed-form fixed
+    points on quadratics (tests/oracles/test_fixed_points.py).
 
-    References: Li et al. 2020 (FedProx), algorithm 2; `straggler_share` is its section 5.2. The paper samples with
-    replacement in proportion to the data and averages uniformly: pass `sampling.weighted` and
+    References: Li et al. 2020 (FedProx), algorithm 2; its stragglers (section 5.2) are `sampling.with_stragglers`. The
+    paper samples with replacement in proportion to the data and averages uniformly: pass `sampling.weighted` and
     `aggregation.li_scheme_one` for that form.
     """
-    work = client.proximal(
-        loss_fn,
-        optimizer,
-        coefficient,
-        num_steps=num_steps,
-        num_epochs=num_epochs,
-        batch_size=batch_size,
-        weighting=weighting,
-        straggler_share=straggler_share,
+    local = client.work(
+        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
     )
-    table = aggregation.mean() if aggregator is None else aggregator
-    return federated(sampler, work, table, server.optimizer(optax.sgd(1.0)), **options)
+    work = client.proximal(loss_fn, optimizer, coefficient, local)
+    rule = aggregation.mean() if aggregator is None else aggregator
+    step = server.optimizer(optax.sgd(1.0))
+    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)
 
 
+@validate.named_arguments
 def fednova(
     loss_fn: Callable,
     sampler: Sampler,
@@ -126,13 +130,16 @@ def fednova(
     learning_rate: float = 0.1,
     momentum: float = 0.0,
     aggregator: Aggregator | None = None,
-    transform: UpdateTransform | None = None,
     num_steps: int | None = None,
     num_epochs: int | None = None,
     batch_size: int | None = None,
     weighting: str = "examples",
-    straggler_share: float = 0.0,
-    **options,
+    shuffle: bool = True,
+    transform: UpdateTransform | None = None,
+    downlink: UpdateTransform | None = None,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
 ) -> Algorithm:
     """Normalised averaging: unequal numbers of local steps no longer shift the fixed point.
 
@@ -140,29 +147,25 @@ def fednova(
       learning_rate, momentum: of the clients' SGD (heavy ball), constant as the normalisation requires.
       transform: of the direction alone, without noise; the number of steps is sent beside it, as it is.
 
-    Guarantees: the numbers of inventory row B11 (tests/oracles/test_fednova.py); a clip or a sparsifier leaves the
-    number of steps as it is (::test_steps_are_sent_beside).
+    Guarantees: the fixed points of Wang et al. 2020, theorem 1, on quadratics (tests/oracles/test_fednova.py); a clip
+    or a sparsifier leaves the number of steps as it is (::test_steps_are_sent_beside).
 
     References: Wang et al. 2020 (FedNova), equation 4.
     """
     validate.positive("learning_rate", learning_rate)
-    work = client.local_sgd(
-        loss_fn,
-        optax.sgd(learning_rate, momentum=momentum or None),
-        num_steps=num_steps,
-        num_epochs=num_epochs,
-        batch_size=batch_size,
-        weighting=weighting,
-        straggler_share=straggler_share,
+    local = client.work(
+        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
     )
+    work = client.local_sgd(loss_fn, optax.sgd(learning_rate, momentum=momentum or None), local)
+    work = client.normalized(work, momentum=momentum)
     step = server.rescaled(server.optimizer(optax.sgd(1.0)))
-    table = aggregation.mean() if aggregator is None else aggregator
+    rule = aggregation.mean() if aggregator is None else aggregator
     transform = transform and _of_direction(transform)
-    return federated(sampler, client.normalized(work, momentum=momentum), table, step, transform, **options)
+    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)
 
 
 def _of_direction(transform: UpdateTransform) -> UpdateTransform:
-    """The transform of a letter's direction; what clips or rounds the number of steps would scale everybody's step."""
+    """The transform of a message's direction; what clips or rounds the number of steps would scale everybody's step."""
     if not isinstance(transform, UpdateTransform):
         validate.fail("transform", "an UpdateTransform", type(transform).__name__, "Call the factory.", TypeError)
     if transform.noise is not None:
@@ -170,8 +173,8 @@ def _of_direction(transform: UpdateTransform) -> UpdateTransform:
         validate.fail("transform", "one without noise for fednova", transform.noise.mechanism, hint)
 
     def on_client(key, update, state, memory):
-        letter, memory, measured = transform.on_client(key, update["direction"], state, memory)
-        return update | {"direction": letter}, memory, measured
+        direction, memory, measured = transform.on_client(key, update["direction"], state, memory)
+        return update | {"direction": direction}, memory, measured
 
     def on_server(key, cohort, aggregate, *rest):
         direction, *others = transform.on_server(key, cohort, aggregate["direction"], *rest)
@@ -193,6 +196,7 @@ def _of_direction(transform: UpdateTransform) -> UpdateTransform:
     )
 
 
+@validate.named_arguments
 def record_private_fedavg(
     loss_fn: Callable,
     sampler: Sampler,
@@ -208,7 +212,11 @@ def record_private_fedavg(
     weighting: str = "uniform",
     gradients: str = "auto",
     aggregator: Aggregator | None = None,
-    **options,
+    transform: UpdateTransform | None = None,
+    downlink: UpdateTransform | None = None,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
 ) -> Algorithm:
     """FedAvg whose clients train by DP-SGD: each record of theirs is hidden from everybody, the server included.
 
@@ -239,5 +247,6 @@ def record_private_fedavg(
         weighting=weighting,
         gradients=gradients,
     )
-    table = aggregation.mean() if aggregator is None else aggregator
-    return federated(sampler, work, table, server.optimizer(optax.sgd(1.0)), **options)
+    rule = aggregation.mean() if aggregator is None else aggregator
+    step = server.optimizer(optax.sgd(1.0))
+    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)

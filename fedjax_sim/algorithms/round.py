@@ -19,11 +19,11 @@ import optax
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.algorithms.compatibility import check_aggregate
+from fedjax_sim.algorithms.costs import losses, message_spec, traffic, two_words, wires, work_of
 from fedjax_sim.algorithms.one_client import Message, Shared, Slot, client_round, stays_finite, usable_rows
 from fedjax_sim.engine import exact
 from fedjax_sim.population.protocol import num_rows
 from fedjax_sim.prng import client_keys, stream
-from fedjax_sim.transform.chain import plain_wire, wire_of
 from fedjax_sim.types import (
     Aggregator,
     Algorithm,
@@ -40,7 +40,6 @@ from fedjax_sim.types import (
     Round,
     Star,
     Wire,
-    Work,
 )
 
 __all__ = [
@@ -52,16 +51,10 @@ __all__ = [
     "collect",
     "initial_state",
     "invite",
-    "losses",
-    "message_spec",
     "observe",
     "remember",
     "seen",
-    "traffic",
-    "work_of",
 ]
-
-NAMED_CLIENTS = 8  # ids that an error names
 
 
 class FederatedState(NamedTuple):
@@ -108,17 +101,6 @@ def _mesh(star: Star) -> Any:
     return engine.device_mesh() if star.mesh == "all" else star.mesh
 
 
-def message_spec(star: Star, broadcast: PyTree, population: Population) -> PyTree:
-    """Shapes and dtypes of one client's update, before the transform; nothing is computed."""
-
-    def update(broadcast, population):
-        data = population.client(jnp.zeros((), jnp.int32))
-        state = star.client.init(broadcast)
-        return jax.jit(star.client.apply)(jax.random.key(0), broadcast, state, data)[0].update
-
-    return jax.eval_shape(update, broadcast, population)
-
-
 def initial_state(star: Star, params: PyTree, population: Population) -> FederatedState:
     """The state before the first round.
 
@@ -151,33 +133,6 @@ def initial_state(star: Star, params: PyTree, population: Population) -> Federat
     return jax.tree.map(jnp.asarray, state)
 
 
-def work_of(star: Star, params: PyTree, population: Population) -> Work:
-    """What a round asks of one client, in bytes, steps and floating-point operations.
-
-    >>> import jax.numpy as jnp, optax
-    >>> from fedjax_sim import algorithms, population, sampling
-    >>> clients, start = population.quadratic_population([1.0] * 4, [0.0, 1.0, 2.0, 3.0]), {"w": jnp.zeros(1)}
-    >>> made = algorithms.fedavg(population.quadratic_loss, sampling.full(4), optax.sgd(0.1), num_steps=3, batch_size=1)
-    >>> work_of(made.parts, start, clients)[:3]
-    (4, 4, 3)
-    """
-    broadcast = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
-    up, down = _wires(star, broadcast, population)
-
-    def local(broadcast, population):
-        data = population.client(jnp.zeros((), jnp.int32))
-        return star.client.apply(jax.random.key(0), broadcast, star.client.init(broadcast), data)
-
-    cost = jax.jit(local).lower(broadcast, population).cost_analysis() or {}
-    return Work(-(-up.bits // 8), -(-down.bits // 8), star.client.num_steps, float(cost.get("flops", 0.0)))
-
-
-def _wires(star: Star, broadcast: PyTree, population: Population) -> tuple[Wire, Wire]:
-    """Of one message, and of one broadcast."""
-    up = wire_of(star.transform, message_spec(star, broadcast, population))
-    return up, (plain_wire if star.server.wire is None else star.server.wire)(broadcast)
-
-
 def invite(star: Star, key: Array, state: FederatedState) -> tuple[Cohort, PyTree]:
     """The cohort of a round, and the sampler's next state."""
     return engine.steady(star.sampler.sample)(stream(key, "sampling"), state.sampler)
@@ -199,6 +154,11 @@ def collect(star: Star, key: Array, cohort: Cohort, state: FederatedState, popul
 
     Nothing is kept yet: `close` makes a new state of what was gathered, or `aggregate` and `remember` do by themselves.
     """
+    if cohort.work is not None and star.client.all_steps is None:
+        hint = "It would do all of its work, whatever the sampler says; an own client states `all_steps`."
+        validate.fail(
+            "client", "one that can stop early, for the sampler's clients do part of their work", "another", hint
+        )
     one = client_round(star)
 
     @partial(jax.jit, static_argnames="rows")  # traced once, though its shape is asked for before it runs
@@ -256,7 +216,7 @@ def collect(star: Star, key: Array, cohort: Cohort, state: FederatedState, popul
         (memory, memory_rows),
         None if star.sampler.observe is None else losses,
         broadcast,
-        *_wires(star, broadcast, population),
+        *wires(star, broadcast, population),
     )
 
 
@@ -321,47 +281,16 @@ def close(
         sampler = star.sampler.observe(sampler, cohort, Outcome(gathered.arrived, gathered.losses))
     aggregator = tree.where(fit, own, state.aggregator)
     new = FederatedState(round, sampler, clients, memory, transform, server, aggregator)
-    info = traffic(cohort, gathered) | losses(star, cohort, gathered)
+    info = traffic(cohort, gathered.up, gathered.down)
+    info |= losses(star, cohort, gathered.dropped, gathered.num_dropped)
     info |= {
         "clients_invited": info["downlink_bytes"].number,
         "clients_reported": gathered.num_arrived,
         "skipped_rounds": (~fit).astype(jnp.int32),
         "update_norm": length,
     }
-    counts = {name: Count(jnp.ones((), jnp.int32), _words(x)) for name, x in gathered.counts.items()}
+    counts = {name: Count(jnp.ones((), jnp.int32), two_words(x)) for name, x in gathered.counts.items()}
     return new, _info(info, sampler=cohort.metrics, **metrics, counts=counts)
-
-
-def traffic(cohort: Cohort, gathered: Gathered) -> dict[str, Count]:
-    """The bytes of one pass over a cohort: all that were sent, also those that came too late."""
-    uploads = cohort.reported if cohort.sent is None else cohort.sent
-    invited, reported, sent = (x.sum(dtype=jnp.int32) for x in (cohort.invited, cohort.reported, uploads))
-    up, down = gathered.up, gathered.down
-    found = {"uplink_bytes": Count.of(sent, -(-up.bits // 8)), "downlink_bytes": Count.of(invited, -(-down.bits // 8))}
-    if up.coded < up.bits:
-        found["uplink_coded_bytes"] = Count.of(sent, -(-up.coded // 8))
-    if cohort.sent is not None:
-        found["wasted_bytes"] = Count.of(sent - reported, -(-up.bits // 8))
-    return found
-
-
-def losses(star: Star, cohort: Cohort, gathered: Gathered) -> dict[str, Array]:
-    """How many messages could not be used, and whose they were where that is an error."""
-    found = {"dropped_clients": gathered.num_dropped}
-    if star.nonfinite == "error":
-        first = jnp.argsort(~gathered.dropped, stable=True)[:NAMED_CLIENTS]
-        found["error_ids"] = jnp.where(gathered.dropped[first], cohort.ids[first], -1)
-    return found
-
-
-def _words(sums: Array) -> Array:
-    """[2] uint32, high and low, of sums of bytes [4], the lowest first."""
-    high = low = jnp.zeros((), jnp.uint32)
-    for i in range(4):
-        part = sums[i] << 8 * i
-        high += (sums[i] >> 32 - 8 * i if i else jnp.uint32(0)) + (low + part < low)
-        low += part
-    return jnp.stack([high, low])
 
 
 def _info(own: dict, **parts: dict) -> dict:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import optax
+from jax.sharding import Mesh
 
-from fedjax_sim import aggregation, client, server, validate
-from fedjax_sim.algorithms.federated import federated, no_aggregator
+from fedjax_sim import aggregation, client, engine, server, validate
+from fedjax_sim.algorithms.federated import federated
 from fedjax_sim.algorithms.recipes import fedavg
-from fedjax_sim.types import Algorithm, Sampler
+from fedjax_sim.types import Aggregator, Algorithm, Sampler, UpdateTransform
 
 __all__ = ["fedadagrad", "fedadam", "fedavgm", "fedexp", "fedyogi"]
 
 
+@validate.named_arguments
 def fedavgm(
     loss_fn: Callable,
     sampler: Sampler,
@@ -22,7 +24,17 @@ def fedavgm(
     server_learning_rate: float = 1.0,
     momentum: float = 0.9,
     nesterov: bool = False,
-    **options,
+    aggregator: Aggregator | None = None,
+    num_steps: int | None = None,
+    num_epochs: int | None = None,
+    batch_size: int | None = None,
+    weighting: str = "examples",
+    shuffle: bool = True,
+    transform: UpdateTransform | None = None,
+    downlink: UpdateTransform | None = None,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
 ) -> Algorithm:
     """FedAvg with momentum at the server: v <- momentum v + Delta; w <- w + rate v.
 
@@ -33,9 +45,26 @@ def fedavgm(
     validate.positive("server_learning_rate", server_learning_rate)
     validate.in_range("momentum", momentum, 0, 1, open_high=True)
     step = optax.sgd(server_learning_rate, momentum=momentum, nesterov=nesterov)
-    return fedavg(loss_fn, sampler, optimizer, server_optimizer=step, **options)
+    return fedavg(
+        loss_fn,
+        sampler,
+        optimizer,
+        server_optimizer=step,
+        aggregator=aggregator,
+        num_steps=num_steps,
+        num_epochs=num_epochs,
+        batch_size=batch_size,
+        weighting=weighting,
+        shuffle=shuffle,
+        transform=transform,
+        downlink=downlink,
+        nonfinite=nonfinite,
+        plan=plan,
+        mesh=mesh,
+    )
 
 
+@validate.named_arguments
 def fedadagrad(
     loss_fn: Callable,
     sampler: Sampler,
@@ -43,16 +72,43 @@ def fedadagrad(
     *,
     server_learning_rate: float = 0.1,
     adaptivity: float = 1e-3,
-    **options,
+    aggregator: Aggregator | None = None,
+    num_steps: int | None = None,
+    num_epochs: int | None = None,
+    batch_size: int | None = None,
+    weighting: str = "examples",
+    shuffle: bool = True,
+    transform: UpdateTransform | None = None,
+    downlink: UpdateTransform | None = None,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
 ) -> Algorithm:
     """FedAvg with the paper's Adagrad at the server (first decay 0); see `server.adaptive` for how optax's differs.
 
     References: Reddi et al. 2021, algorithm 2.
     """
     step = server.adaptive("adagrad", server_learning_rate, first_decay=0.0, adaptivity=adaptivity)
-    return fedavg(loss_fn, sampler, optimizer, server_optimizer=step, **options)
+    return fedavg(
+        loss_fn,
+        sampler,
+        optimizer,
+        server_optimizer=step,
+        aggregator=aggregator,
+        num_steps=num_steps,
+        num_epochs=num_epochs,
+        batch_size=batch_size,
+        weighting=weighting,
+        shuffle=shuffle,
+        transform=transform,
+        downlink=downlink,
+        nonfinite=nonfinite,
+        plan=plan,
+        mesh=mesh,
+    )
 
 
+@validate.named_arguments
 def fedadam(
     loss_fn: Callable,
     sampler: Sampler,
@@ -62,7 +118,17 @@ def fedadam(
     first_decay: float = 0.9,
     second_decay: float = 0.99,
     adaptivity: float = 1e-3,
-    **options,
+    aggregator: Aggregator | None = None,
+    num_steps: int | None = None,
+    num_epochs: int | None = None,
+    batch_size: int | None = None,
+    weighting: str = "examples",
+    shuffle: bool = True,
+    transform: UpdateTransform | None = None,
+    downlink: UpdateTransform | None = None,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
 ) -> Algorithm:
     """FedAvg with the paper's Adam at the server (no bias correction); see `server.adaptive` for how optax's differs.
 
@@ -71,9 +137,26 @@ def fedadam(
     step = server.adaptive(
         "adam", server_learning_rate, first_decay=first_decay, second_decay=second_decay, adaptivity=adaptivity
     )
-    return fedavg(loss_fn, sampler, optimizer, server_optimizer=step, **options)
+    return fedavg(
+        loss_fn,
+        sampler,
+        optimizer,
+        server_optimizer=step,
+        aggregator=aggregator,
+        num_steps=num_steps,
+        num_epochs=num_epochs,
+        batch_size=batch_size,
+        weighting=weighting,
+        shuffle=shuffle,
+        transform=transform,
+        downlink=downlink,
+        nonfinite=nonfinite,
+        plan=plan,
+        mesh=mesh,
+    )
 
 
+@validate.named_arguments
 def fedyogi(
     loss_fn: Callable,
     sampler: Sampler,
@@ -83,7 +166,17 @@ def fedyogi(
     first_decay: float = 0.9,
     second_decay: float = 0.99,
     adaptivity: float = 1e-3,
-    **options,
+    aggregator: Aggregator | None = None,
+    num_steps: int | None = None,
+    num_epochs: int | None = None,
+    batch_size: int | None = None,
+    weighting: str = "examples",
+    shuffle: bool = True,
+    transform: UpdateTransform | None = None,
+    downlink: UpdateTransform | None = None,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
 ) -> Algorithm:
     """FedAvg with the paper's Yogi at the server; see `server.adaptive` for how optax's differs.
 
@@ -92,9 +185,26 @@ def fedyogi(
     step = server.adaptive(
         "yogi", server_learning_rate, first_decay=first_decay, second_decay=second_decay, adaptivity=adaptivity
     )
-    return fedavg(loss_fn, sampler, optimizer, server_optimizer=step, **options)
+    return fedavg(
+        loss_fn,
+        sampler,
+        optimizer,
+        server_optimizer=step,
+        aggregator=aggregator,
+        num_steps=num_steps,
+        num_epochs=num_epochs,
+        batch_size=batch_size,
+        weighting=weighting,
+        shuffle=shuffle,
+        transform=transform,
+        downlink=downlink,
+        nonfinite=nonfinite,
+        plan=plan,
+        mesh=mesh,
+    )
 
 
+@validate.named_arguments
 def fedexp(
     loss_fn: Callable,
     sampler: Sampler,
@@ -106,13 +216,17 @@ def fedexp(
     num_epochs: int | None = None,
     batch_size: int | None = None,
     weighting: str = "uniform",
-    straggler_share: float = 0.0,
-    **options,
+    shuffle: bool = True,
+    transform: UpdateTransform | None = None,
+    downlink: UpdateTransform | None = None,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
 ) -> Algorithm:
     """FedAvg whose server step stretches as the clients' updates disagree, with nothing more to send.
 
     Args:
-      optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `straggler_share` as in `client.local_sgd`.
+      optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `shuffle` as in `client.work`.
       epsilon: of `aggregation.extrapolated`. It is absolute: above the scale of the squared updates, no step stretches.
       average_last: the model that is evaluated is the mean of the last two, as the paper reports it; training is the
         same either way.
@@ -123,17 +237,12 @@ def fedexp(
 
     References: Jhunjhunwala, Wang and Joshi 2023 (FedExP), algorithm 1.
     """
-    no_aggregator("fedexp", options)
     validate.one_of("average_last", average_last, (False, True))
-    work = client.local_sgd(
-        loss_fn,
-        optimizer,
-        num_steps=num_steps,
-        num_epochs=num_epochs,
-        batch_size=batch_size,
-        weighting=weighting,
-        straggler_share=straggler_share,
+    local = client.work(
+        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
     )
+    work = client.local_sgd(loss_fn, optimizer, local)
+    rule = aggregation.extrapolated(epsilon=epsilon)
     step = server.optimizer(optax.sgd(1.0))
     step = server.last_two(step) if average_last else step
-    return federated(sampler, work, aggregation.extrapolated(epsilon=epsilon), step, **options)
+    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)

@@ -1,4 +1,4 @@
-"""One client's room: written for one client, no batch axis."""
+"""Local work, written for ONE client without a batch axis; `engine` adds it."""
 
 from fedjax_sim.client.dynamic import dynamic
 from fedjax_sim.client.local_sgd import local_sgd, send_model
@@ -8,8 +8,10 @@ from fedjax_sim.client.private import private_sgd
 from fedjax_sim.client.proximal import proximal
 from fedjax_sim.client.scaffold import scaffold
 from fedjax_sim.client.touched_rows import touched_rows
+from fedjax_sim.client.work import LocalWork, work
 
 __all__ = [
+    "LocalWork",
     "dynamic",
     "full_gradient",
     "local_sgd",
@@ -20,4 +22,5 @@ __all__ = [
     "scaffold",
     "send_model",
     "touched_rows",
+    "work",
 ]

@@ -1,4 +1,4 @@
-"""Mime's two letters: the gradient of all examples, and local steps that mimic a centralised optimiser."""
+"""What Mime's clients send: the gradient of all examples, and local steps that mimic a centralised optimiser."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import tree, validate
-from fedjax_sim.client.local_sgd import _own_weight, full_gradient_at, local_training, minibatch_steps
+from fedjax_sim.client.local_sgd import local_training
+from fedjax_sim.client.losses import full_gradient_at, own_weight
+from fedjax_sim.client.work import LocalWork
 from fedjax_sim.prng import stream
-from fedjax_sim.types import ClientUpdate, Mean, Report
+from fedjax_sim.types import ClientUpdate, Report
 
 __all__ = ["full_gradient", "mime"]
 
 
 def full_gradient(loss_fn: Callable, *, weighting: str = "examples") -> ClientUpdate:
-    """No training: the update is the gradient of the client's mean loss at the server's model, over all its examples.
+    """No training: the update is the gradient of the client's mean loss at the server's model, over all its examples,
+    however much local work the client gets done.
 
     Args:
       weighting: the weight that the client reports, "examples" or "uniform", as in `local_sgd`.
@@ -38,24 +41,20 @@ def full_gradient(loss_fn: Callable, *, weighting: str = "examples") -> ClientUp
     def apply(key, broadcast, state, data):
         key = stream(key, "loss")
         gradient, metrics = full_gradient_at(loss_fn, broadcast, data, key)
-        weight = _own_weight(loss_fn, broadcast, data, key)
+        weight = own_weight(loss_fn, broadcast, data, key)
         present = data.mask.any()
         return Report(gradient, jnp.where(present, weight if weighting == "examples" else 1.0, 0.0), metrics), state
 
-    return ClientUpdate(lambda params: (), apply, uniform_weights=weighting == "uniform")
+    return ClientUpdate(lambda params: (), apply, uniform_weights=weighting == "uniform", all_steps=1)
 
 
 def mime(
     loss_fn: Callable,
     learning_rate: float,
     direction: Callable,
+    work: LocalWork,
     *,
     lite: bool = False,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    weighting: str = "uniform",
-    straggler_share: float = 0.0,
 ) -> ClientUpdate:
     """Local steps y <- y - rate U(g, s) with the server's statistics s of its optimiser, which stay as they are.
 
@@ -65,9 +64,8 @@ def mime(
     Args:
       learning_rate: positive; may be traced.
       direction: (gradients, statistics) -> U, shaped like the model.
-      lite: no correction; the letter then also holds the gradient of all examples at x, which Mime's server knows.
-      weighting: the weight that the client reports: "uniform" (1, the paper's) or "examples".
-      Others as in `local_sgd`.
+      work: `client.work(...)`; weighting "uniform", the paper's, unless it says "examples".
+      lite: no correction; the update then also holds the gradient of all examples at x, which Mime's server knows.
 
     Returns: a stateless ClientUpdate for a broadcast {"params": x, "statistics": s}, and "control": c but for `lite`.
     Its update is y - x, for `lite` {"params": y - x, "gradient": the gradient of all examples at x}.
@@ -78,15 +76,7 @@ def mime(
     """
     validate.positive("learning_rate", learning_rate)
     validate.one_of("lite", lite, (False, True))
-    validate.one_of("weighting", weighting, ("examples", "uniform"))
-    train = local_training(
-        loss_fn,
-        optax.sgd(learning_rate),
-        num_steps=num_steps,
-        num_epochs=num_epochs,
-        batch_size=batch_size,
-        straggler_share=straggler_share,
-    )
+    train, by_examples = local_training(loss_fn, optax.sgd(learning_rate), work), work.weighs_examples("uniform")
 
     def apply(key, broadcast, state, data):
         start, statistics = broadcast["params"], broadcast["statistics"]
@@ -99,14 +89,11 @@ def mime(
             return direction(shifted, statistics)
 
         done = train(key, start, data, plain) if lite else train(key, start, data, corrected, at=start)
-        present = done.num_examples > 0
-        letter = tree.subtract(done.params, start)
+        update = tree.subtract(done.params, start)
         if lite:
             gradient, _ = full_gradient_at(loss_fn, start, data, stream(key, "gradient"))
-            letter = {"params": letter, "gradient": gradient}
-        steps = Mean(done.num_steps.astype(jnp.float32), present.astype(jnp.float32))
-        weight = jnp.where(present, done.weight if weighting == "examples" else 1.0, 0.0)
-        return Report(letter, weight, done.metrics | {"local_steps": steps}), state
+            update = {"params": update, "gradient": gradient}
+        return done.report(update, by_examples), state
 
-    steps = None if lite else minibatch_steps(num_steps, num_epochs, batch_size)  # lite reads all examples at once
-    return ClientUpdate(lambda broadcast: (), apply, steps, uniform_weights=weighting == "uniform")
+    steps = None if lite else work.minibatch_steps()  # lite reads all examples at once
+    return ClientUpdate(lambda broadcast: (), apply, steps, uniform_weights=not by_examples, all_steps=work.all_steps())

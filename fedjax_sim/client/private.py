@@ -11,7 +11,8 @@ import numpy as np
 
 from fedjax_sim import tree, validate
 from fedjax_sim.client.clipping import GRADIENTS, clipped_sum
-from fedjax_sim.client.local_sgd import UNROLLED_STEPS, _own_weight
+from fedjax_sim.client.local_sgd import UNROLLED_STEPS
+from fedjax_sim.client.losses import own_weight
 from fedjax_sim.prng import normal, shuffle, stream
 from fedjax_sim.types import Array, ClientData, ClientUpdate, Noise, PyTree, Report
 
@@ -156,7 +157,7 @@ def private_sgd(
         else:
             carry = jax.lax.fori_loop(0, num_steps, lambda step, carry: one_step(step, carry, batch(step)), carry)
         params, metrics = carry
-        weight = jnp.ones(()) if weighting == "uniform" else _own_weight(loss_fn, broadcast, data, loss_key)
+        weight = jnp.ones(()) if weighting == "uniform" else own_weight(loss_fn, broadcast, data, loss_key)
         return Report(tree.subtract(params, broadcast), weight, metrics), state
 
     poisson = "poisson" if slots == num_examples else "truncated_poisson"

@@ -9,24 +9,16 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import tree, validate
-from fedjax_sim.client.local_sgd import full_gradient_at, local_training, minibatch_steps
+from fedjax_sim.client.local_sgd import local_training
+from fedjax_sim.client.losses import full_gradient_at
+from fedjax_sim.client.work import LocalWork
 from fedjax_sim.prng import stream
-from fedjax_sim.types import ClientUpdate, Mean, Report
+from fedjax_sim.types import ClientUpdate
 
 __all__ = ["scaffold"]
 
 
-def scaffold(
-    loss_fn: Callable,
-    learning_rate: float,
-    *,
-    option: int = 2,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    weighting: str = "uniform",
-    straggler_share: float = 0.0,
-) -> ClientUpdate:
+def scaffold(loss_fn: Callable, learning_rate: float, work: LocalWork, *, option: int = 2) -> ClientUpdate:
     """Local SGD whose gradients are corrected by c - c_i, the server's control variate minus the client's own.
 
     From the server's model x: K steps y <- y - rate (g_i(y) - c_i + c), then
@@ -37,10 +29,9 @@ def scaffold(
       loss_fn: as in `local_sgd`.
       learning_rate: the clients' constant rate, positive; may be traced. Option 2 holds for plain SGD alone, so there
         is no optimiser to choose.
-      option: 1 or 2, the paper's I and II.
-      num_steps, num_epochs, batch_size, straggler_share: as in `local_sgd`.
-      weighting: the weight that the client reports: "uniform" (1, the paper's), or "examples", for the minimum of the
+      work: `client.work(...)`; weighting "uniform", the paper's, unless it says "examples", for the minimum of the
         example-weighted loss; see `server.control_variates`.
+      option: 1 or 2, the paper's I and II.
 
     Returns: a ClientUpdate for a broadcast {"params": x, "control": c}, as `server.control_variates` sends it. Its
     state is c_i, shaped like the model and zero at first; its update is {"params": y - x, "control": c_i+ - c_i}.
@@ -53,33 +44,23 @@ def scaffold(
     """
     validate.positive("learning_rate", learning_rate)
     validate.integer("option", option, 1, 2, hint="1 and 2 are the paper's I and II.")
-    validate.one_of("weighting", weighting, ("examples", "uniform"))
-    train = local_training(
-        loss_fn,
-        optax.sgd(learning_rate),
-        num_steps=num_steps,
-        num_epochs=num_epochs,
-        batch_size=batch_size,
-        straggler_share=straggler_share,
-    )
+    train, by_examples = local_training(loss_fn, optax.sgd(learning_rate), work), work.weighs_examples("uniform")
 
     def apply(key, broadcast, own, data):
         start, control = broadcast["params"], broadcast["control"]
         shift = tree.subtract(control, own)
         done = train(key, start, data, lambda gradients, params: jax.tree.map(jnp.add, gradients, shift))
-        present = done.num_examples > 0
         update = tree.subtract(done.params, start)
         if option == 1:
             new = full_gradient_at(loss_fn, start, data, stream(key, "control"))[0]
         else:
             length = jnp.maximum(done.num_steps, 1) * learning_rate
             new = jax.tree.map(lambda s, u: -s - u / length, shift, update)
-        new = tree.where(present, new, own)
-        steps = Mean(done.num_steps.astype(jnp.float32), present.astype(jnp.float32))
-        weight = jnp.where(present, done.weight if weighting == "examples" else 1.0, 0.0)
-        letter = {"params": update, "control": tree.subtract(new, own)}
-        return Report(letter, weight, done.metrics | {"local_steps": steps}), new
+        new = tree.where(done.num_examples > 0, new, own)
+        return done.report({"params": update, "control": tree.subtract(new, own)}, by_examples), new
 
-    steps = minibatch_steps(num_steps, num_epochs, batch_size) if option == 2 else None  # option 1 reads all examples
-    alike = weighting == "uniform"
-    return ClientUpdate(lambda broadcast: tree.zeros_like(broadcast["params"]), apply, steps, uniform_weights=alike)
+    def init(broadcast):
+        return tree.zeros_like(broadcast["params"])
+
+    steps = work.minibatch_steps() if option == 2 else None  # option 1 reads all examples
+    return ClientUpdate(init, apply, steps, uniform_weights=not by_examples, all_steps=work.all_steps())

@@ -10,11 +10,11 @@ __all__ = ["list_parts"]
 
 
 def list_parts(
-    room: Annotated[
-        str | None, typer.Argument(help="A room (e.g. sampling) or a table of the config (e.g. sampler).")
+    which: Annotated[
+        str | None, typer.Argument(help="A subpackage (e.g. sampling) or a table of the config (e.g. sampler).")
     ] = None,
 ) -> None:
-    """Show every part with its meaning; for one room also the options that a config can set."""
+    """Show every part with its meaning; for one subpackage also the options that a config can set."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -24,17 +24,18 @@ def list_parts(
     from fedjax_sim.config.kinds import problem
 
     console = Console()
-    rooms = {table: place for table, (place, _) in registry.TABLES.items()} | {place: place for place in registry.ROOMS}
-    if room == "run":
+    known = {table: place for table, (place, _) in registry.TABLES.items()}
+    known |= {place: place for place in registry.SUBPACKAGES}
+    if which == "run":
         for option, (_, default) in RUN.items():
             console.print(Text(f"  {option} = {registry.shown(default)}"))
         return
-    if room is not None and room not in rooms:
-        typer.echo(problem("room", "one of " + ", ".join([*rooms, "run"]), room), err=True)
+    if which is not None and which not in known:
+        typer.echo(problem("which", "one of " + ", ".join([*known, "run"]), which), err=True)
         raise typer.Exit(2)
-    for place in registry.ROOMS if room is None else [rooms[room]]:
+    for place in registry.SUBPACKAGES if which is None else [known[which]]:
         tables = [
-            name for name, (where, _) in registry.TABLES.items() if where == place and room in (None, place, name)
+            name for name, (where, _) in registry.TABLES.items() if where == place and which in (None, place, name)
         ]
         table = tables[0] if tables else None
         named = registry.table(table) | registry.wrappers(table) if table else {}
@@ -45,10 +46,10 @@ def list_parts(
             inside = table and (name in registry.wrappers(table) or (table in registry.CHAINS and name in named))
             shown = f"[{table}.{name}]" if inside else name
             grid.add_row(Text(shown + "*" if name in named else shown), Text(part.meaning))
-            for option, (_, default) in named[name].options.items() if room is not None and name in named else ():
+            for option, (_, default) in named[name].options.items() if which is not None and name in named else ():
                 grid.add_row("", Text(f"{option} = {registry.shown(default)}", "dim"))
         console.print(Text(place, "bold") + Text(f"   [{'], ['.join(tables)}] in a config" if table else "", "dim"))
         console.print(grid)
     typer.echo(
-        "\n* can be named in a config; `fedjax-sim list ROOM` shows its options, `fedjax-sim list run` those of [run]."
+        "\n* can be named in a config; `fedjax-sim list NAME` shows its options, `fedjax-sim list run` those of [run]."
     )

@@ -65,11 +65,11 @@ def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
     >>> part.name, options["seed"]
     ('error_floor', 7)
     """
-    from fedjax_sim.config.document import ConfigError, _options, _override, _read
+    from fedjax_sim.config.document import ConfigError, check_options, override, read_document
     from fedjax_sim.config.kinds import nearest, problem
 
-    document = _read(Path(name)) if name.endswith(".toml") else {"study": {"name": name}}
-    problems = list(_override(document, [f"study.{setting.removeprefix('study.')}" for setting in settings]))
+    document = read_document(Path(name)) if name.endswith(".toml") else {"study": {"name": name}}
+    problems = list(override(document, [f"study.{setting.removeprefix('study.')}" for setting in settings]))
     known, given = _studies(), document.get("study")
     if not isinstance(given, dict) or document.keys() - {"study"}:
         raise ConfigError([problem(name, "one table [study]", sorted(document))])
@@ -78,7 +78,7 @@ def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
     if wanted not in known:
         shown = [name.replace("_", "-") for name in known]
         raise ConfigError([problem("study.name", "one of " + ", ".join(shown), wanted, nearest(wanted, shown))])
-    options = _options("study", known[wanted].options, given, problems, also=("name",))
+    options = check_options("study", known[wanted].options, given, problems, also=("name",))
     if problems:
         raise ConfigError(problems)
     return known[wanted], options

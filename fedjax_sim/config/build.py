@@ -25,9 +25,9 @@ from fedjax_sim.running import distributed
 from fedjax_sim.running.planning import fastest
 from fedjax_sim.sampling import with_distinct_clients
 from fedjax_sim.transform import chain
-from fedjax_sim.types import Algorithm, Array, PyTree, Sampler, noisy_parts
+from fedjax_sim.types import Algorithm, Array, PyTree, noisy_parts
 
-__all__ = ["Experiment", "build"]
+__all__ = ["Builder", "Experiment", "build"]
 
 MOST_COUNTED = 100_000_000  # clients told apart in a log's `distinct_clients`: a bit for each is in every checkpoint
 DRY_CLIENTS = 100  # enough for a data set to check its options when the config is refused anyway
@@ -67,11 +67,11 @@ def build(config: Config) -> Experiment:
     >>> experiment.data.train.size, sorted(experiment.params)
     (100, ['bias', 'kernel'])
     """
-    return _Builder(config).experiment()
+    return Builder(config).experiment()
 
 
-class _Builder:
-    """Makes the parts and collects what they refuse."""
+class Builder:
+    """Makes the parts that a config names, and collects what they refuse."""
 
     def __init__(self, config: Config):
         self.tables = config.resolved()
@@ -83,68 +83,70 @@ class _Builder:
         self.problems: list[str] = []
 
     def experiment(self) -> Experiment:
-        optimizer = self.make("client_optimizer")
-        plan, mesh = self.plan(), self.mesh()
+        """Everything that a run takes.
+
+        Raises: ConfigError with every problem so far, as soon as one keeps the next part from being made.
+        """
+        given, mesh = self.plan(), self.mesh()
         size, sampler = self.tables["data"].get("num_clients"), None
-        if size is not None and "weights" not in self.parts["sampler"].context:
-            sampler = self.sampler(population_size=size)  # refused before the data are there
+        if size is not None and "sampler" in self.parts and "weights" not in self.parts["sampler"].values:
+            sampler = self.wrapped("sampler", population_size=size)  # refused before the data are there
             if self.problems:
                 self.make("data", num_clients=min(size, DRY_CLIENTS))
         self.stop()
-        data = self.make("data")
+        data = self.wrapped("data")
         self.stop()
-        if sampler is None or sampler.design.population_size != data.train.size:
-            sampler = self.sampler(population_size=data.train.size, weights=lambda: np.asarray(data.train.sizes))
+        population = data.train
+        if "sampler" in self.parts and (sampler is None or sampler.design.population_size != population.size):
+            sampler = self.wrapped(
+                "sampler", population_size=population.size, weights=lambda: np.asarray(population.sizes)
+            )
         model, loss_fn = self.model(data)
         self.stop()
-        aggregator = self.make("aggregator", design=sampler.design, total_weight=lambda: self.total_weight(data))
-        transform, downlink = (self.chain(table, data.train.size) for table in registry.CHAINS)
+        made = {"sampler": sampler, "client_optimizer": self.make("client_optimizer")}
+        made |= {table: self.chain(table, population.size) for table in registry.CHAINS}
+        design = None if sampler is None else sampler.design
+        made["aggregator"] = self.wrapped("aggregator", design=design, total_weight=lambda: self.total_weight(data))
         self.stop()
         init = (lambda key: {"w": jnp.zeros(data.input_shape)}) if model is None else lambda key: model.init(key)[0]
-
-        def algorithm_under(plan, mesh):
-            made = made_with(sampler, plan, mesh)
-            if noisy_parts(made.parts) or sampler.design.population_size > MOST_COUNTED:
-                return made  # who took part is a client's secret, and the counter would be in every checkpoint
-            return made_with(with_distinct_clients(sampler), plan, mesh)
-
-        def made_with(sampler, plan, mesh):
-            made = self.make(
-                "algorithm",
-                loss_fn=loss_fn,
-                sampler=sampler,
-                optimizer=optimizer,
-                aggregator=aggregator,
-                total_weight=lambda: self.total_weight(data) if self.weighs_examples() else None,
-                num_examples=lambda: self.num_examples(data),
-                always={
-                    "nonfinite": self.tables["run"]["nonfinite"],
-                    "plan": plan,
-                    "mesh": mesh,
-                    "transform": transform,
-                    "downlink": downlink,
-                },
-            )
-            self.stop()
-            return made
-
         spec, most = jax.eval_shape(lambda: init(jax.random.key(0))), engine.total_memory()
         self.attempt("model", {}, lambda: validate.fits_in_memory("model", tree.num_bytes(spec), most))
         self.stop()
-        given, plan = plan, plan or engine.plan_for(spec)
-        algorithm = algorithm_under(plan, mesh)
+        under = partial(self.algorithm_under, made, loss_fn, data)
+        plan = given or engine.plan_for(spec)
+        algorithm = under(plan, mesh)
         root = jax.random.key(self.tables["seed"])
         params = init(stream(root, "init"))
-        if downlink is not None:  # what only the shape of the broadcast tells
+        if made["downlink"] is not None:  # what only the shape of the broadcast shows
             self.attempt("downlink", {}, lambda: jax.eval_shape(algorithm.parts.server.init, params))
             self.stop()
         if given is None and self.tables["run"]["plan"] == "trial":
-            trial = partial(fastest, lambda plan: algorithm_under(plan, None), root, params, data.train)
+            trial = partial(fastest, lambda plan: under(plan, None), root, params, population)
             plan = engine.Plan(*distributed.from_first(trial))
-            algorithm = algorithm_under(plan, mesh)
-        judge = self.judge(self.evaluation(loss_fn, data), algorithm, params, data.train)
+            algorithm = under(plan, mesh)
+        judge = self.judge(self.evaluation(loss_fn, data), algorithm, params, population)
         self.stop()
         return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, judge, plan)
+
+    def algorithm_under(
+        self, made: dict[str, Any], loss_fn: Callable | None, data: FederatedData, plan: engine.Plan, mesh: Any
+    ) -> Algorithm:
+        """The algorithm of the parts that were made, under a plan; where it may, its log counts distinct clients.
+
+        Who took part is a client's secret where a part has noise, and the counter would be in every checkpoint.
+        """
+        part = self.parts["algorithm"]
+        wired = {argument: made[table] for table in made if (argument := registry.takes(part, table)) is not None}
+        wired |= {"loss_fn": loss_fn, "plan": plan, "mesh": mesh, "nonfinite": self.tables["run"]["nonfinite"]}
+        wired["total_weight"] = lambda: self.total_weight(data) if self.weighs_examples() else None
+        wired["num_examples"] = lambda: self.num_examples(data)
+        algorithm = self.make("algorithm", **wired)
+        self.stop()
+        sampler = made["sampler"]
+        if sampler is None or noisy_parts(algorithm.parts) or sampler.design.population_size > MOST_COUNTED:
+            return algorithm
+        wired[registry.takes(part, "sampler")] = with_distinct_clients(sampler)
+        return self.make("algorithm", **wired)
 
     def evaluation(self, loss_fn: Callable, data: FederatedData) -> Callable:
         """On test and held-out data, and on what is trained on where that is asked for."""
@@ -170,30 +172,32 @@ class _Builder:
         if self.problems:
             raise ConfigError(self.problems)
 
-    def make(self, table: str, always: dict | None = None, **context: Any) -> Any:
-        """The part that a table names; of the context it gets what it asks for, functions being called for it."""
+    def make(self, table: str, **given: Any) -> Any:
+        """The part that a table names; of what is given it gets what it takes, functions being called for it."""
         if table not in self.parts:
             return None
         part = self.parts[table]
         options = {key: value for key, value in self.tables[table].items() if key in part.options}
         if "seed" in part.options:
             options.setdefault("seed", self.tables["seed"])
+        taken = part.parts.keys() | part.values | part.options.keys()
 
         def call():
-            given = {key: value for key, value in context.items() if key in part.context | part.options.keys()}
-            lazy = {key: given[key]() for key in ("num_examples", "total_weight", "weights") if key in given}
-            return _factory(part)(**options | given | lazy, **(always or {}) if part.open else {})
+            known = {key: value for key, value in given.items() if key in taken}
+            lazy = {key: known[key]() for key in ("num_examples", "total_weight", "weights") if key in known}
+            return _factory(part)(**options | known | lazy)
 
         return self.attempt(table, part.options, call)
 
-    def sampler(self, **context: Any) -> Sampler | None:
-        """The sampler in its wrappers, in the order of the file."""
-        made = self.make("sampler", **context)
-        for name, options in self.tables["sampler"].items():
-            if made is not None and isinstance(options, dict):
-                wrapper = registry.wrappers("sampler")[name]
-                wrap = _factory(wrapper)
-                made = self.attempt(f"sampler.{name}", wrapper.options, lambda w=wrap, s=made, o=options: w(s, **o))
+    def wrapped(self, table: str, **given: Any) -> Any:
+        """The part that a table names, in its wrappers, in the order of the file."""
+        made, wrappers = self.make(table, **given), registry.wrappers(table)
+        for name, options in self.tables.get(table, {}).items():
+            if made is not None and name in wrappers and isinstance(options, dict):
+                part = wrappers[name]
+                known = {key: given[key] for key in part.values & given.keys()} | {registry.takes(part, table): made}
+                call = partial(_factory(part), **options | known)
+                made = self.attempt(f"{table}.{name}", part.options, call)
         return made
 
     def chain(self, table: str, population_size: int, path: str = "", given: dict | None = None) -> Any:
@@ -204,11 +208,11 @@ class _Builder:
             part, here = choices[name], f"{path}.{name}"
             wrapped = {key: value for key, value in options.items() if isinstance(value, dict)}
             options = {key: value for key, value in options.items() if key not in wrapped}
-            context = {"population_size": population_size} if "population_size" in part.context else {}
+            known = {"population_size": population_size} if "population_size" in part.values else {}
             if wrapped:
-                context["transform"] = self.chain(table, population_size, here, wrapped)
-            call = partial(_factory(part), **options, **context)
-            members.append(None if wrapped and context["transform"] is None else self.attempt(here, part.options, call))
+                known["transform"] = self.chain(table, population_size, here, wrapped)
+            call = partial(_factory(part), **options, **known)
+            members.append(None if wrapped and known["transform"] is None else self.attempt(here, part.options, call))
         if not members or None in members:
             return None
         return members[0] if len(members) == 1 else self.attempt(table, {}, lambda: chain(*members))
@@ -287,4 +291,4 @@ def _factory(part: Part) -> Callable:
 
 def _inputs(part: Part) -> str:
     """What a model is fed with."""
-    return "point" if part.name == "point" else "features" if "input_shape" in part.context else "tokens"
+    return "point" if part.name == "point" else "features" if "input_shape" in part.values else "tokens"

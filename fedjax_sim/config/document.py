@@ -24,7 +24,7 @@ from fedjax_sim.config import registry
 from fedjax_sim.config.kinds import Words, check, integer, nearest, number, problem, rule
 from fedjax_sim.config.registry import REQUIRED, Option, Part
 
-__all__ = ["Config", "ConfigError", "load"]
+__all__ = ["Config", "ConfigError", "check_options", "load", "override", "read_document", "resolve"]
 
 EXAMPLES = Path(__file__).parents[1] / "examples"  # experiments/ of the repository
 MAX_BYTES = 1 << 20  # of a config file
@@ -61,7 +61,7 @@ DEFAULT_PART = {
     "aggregator": "mean",
 }
 MAIN_JOB = {("sampler", "cohort_size"): 1000, ("algorithm", "num_steps"): 5, ("algorithm", "batch_size"): 10}
-NEEDED_AS = {"client_optimizer": "optimizer", "aggregator": "aggregator"}  # tables that not every algorithm takes
+OWN = ("data", "model", "algorithm")  # tables that every config has; of the others the algorithm says which it takes
 
 
 class ConfigError(ValueError):
@@ -129,15 +129,19 @@ def load(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Confi
     >>> config.resolved()["algorithm"]["coefficient"], config.resolved()["sampler"]
     (0.1, {'name': 'uniform', 'cohort_size': 50})
     """
-    document = {} if path is None else _read(Path(path))
-    problems = list(_override(document, overrides))
-    tables = _resolve(document, problems)
+    document = {} if path is None else read_document(Path(path))
+    problems = list(override(document, overrides))
+    tables = resolve(document, problems)
     if problems:
         raise ConfigError(problems)
     return Config(tables)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_document(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file, or of an example by its name.
+
+    Raises: ConfigError.
+    """
     example = EXAMPLES / f"{path}.toml"
     path = example if example.is_file() and not path.is_file() else path
     try:
@@ -155,8 +159,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError([problem(str(path), "TOML", Words(words), hint)]) from error
 
 
-def _override(document: dict, overrides: Iterable[str]) -> Iterable[str]:
-    """Puts `a.b=c` into the document; yields problems."""
+def override(document: dict, overrides: Iterable[str]) -> Iterable[str]:
+    """Puts each `a.b=c` into the document, and yields problems."""
     seen = set()
     for text in overrides:
         name, equals, value = text.partition("=")
@@ -189,18 +193,17 @@ def _override(document: dict, overrides: Iterable[str]) -> Iterable[str]:
             table[keys[-1]] = value
 
 
-def _resolve(document: dict, problems: list[str]) -> dict[str, Any]:
+def resolve(document: dict, problems: list[str]) -> dict[str, Any]:
     """The document with defaults filled in; problems are added to the list."""
     known = ("seed", *registry.TABLES, "run")
     problems += [_unknown(key, key, known) for key in document if key not in known]
     tables: dict[str, Any] = {"seed": check("seed", SEED, document.get("seed", 0), problems)}
     algorithm = None
-    for table in registry.TABLES:
+    for table in sorted(registry.TABLES, key=lambda table: table not in OWN):
         given = document.get(table, {})
-        needs = NEEDED_AS.get(table)
-        if needs and algorithm is not None and needs not in algorithm.context:
+        if table not in OWN and algorithm is not None and registry.takes(algorithm, table) is None:
             if table in document:
-                hint = "It brings its own; see its options: fedjax-sim list algorithms."
+                hint = "It has its own or needs none; see its options: fedjax-sim list algorithm."
                 problems.append(problem(table, f"no such table with {algorithm.name}", given, hint))
             continue
         if table in registry.CHAINS:
@@ -209,7 +212,8 @@ def _resolve(document: dict, problems: list[str]) -> dict[str, Any]:
             continue
         part, tables[table] = _part(table, given, problems)
         algorithm = part if table == "algorithm" else algorithm
-    tables["run"] = _options("run", RUN, document.get("run", {}), problems)
+    tables = {name: tables[name] for name in ("seed", *registry.TABLES) if name in tables}
+    tables["run"] = check_options("run", RUN, document.get("run", {}), problems)
     cohort, clients = tables.get("sampler", {}).get("cohort_size"), tables.get("data", {}).get("num_clients")
     if isinstance(clients, int) and isinstance(cohort, int) and "cohort_size" not in document.get("sampler", {}):
         tables["sampler"]["cohort_size"] = min(cohort, max(clients, 1))
@@ -234,12 +238,12 @@ def _part(table: str, given: Any, problems: list[str]) -> tuple[Part | None, dic
             hint = f"{name} wraps a {table}: write the table [{table}.{name}]."
         problems.append(problem(f"{table}.name", "one of " + ", ".join(choices), name, hint))
         return None, {}
-    inner = {key: value for key, value in given.items() if key in wraps}
+    inner = {key: value for key, value in given.items() if key in wraps}  # in the order of the file
     rest = {key: value for key, value in given.items() if key != "name" and key not in wraps}
     part = choices[name]
-    resolved = {"name": name} | _options(table, part.options, rest, problems, also=("name", *wraps))
+    resolved = {"name": name} | check_options(table, part.options, rest, problems, also=("name", *wraps))
     for key, options in inner.items():
-        resolved[key] = _options(f"{table}.{key}", wraps[key].options, options, problems)
+        resolved[key] = check_options(f"{table}.{key}", wraps[key].options, options, problems)
     return part, resolved
 
 
@@ -265,13 +269,18 @@ def _members(table: str, path: str, given: Any, problems: list[str]) -> dict[str
             if not inner:
                 hint = f"Write it as a table inside: [{path}.{name}.NAME]."
                 problems.append(problem(f"{path}.{name}", "a transform to wrap", Words("none"), hint))
-        resolved[name] = _options(f"{path}.{name}", (choices | wraps)[name].options, options, problems) | inner
+        resolved[name] = check_options(f"{path}.{name}", (choices | wraps)[name].options, options, problems) | inner
     return resolved
 
 
-def _options(
+def check_options(
     path: str, options: dict[str, Option], given: Any, problems: list[str], also: Iterable[str] = ()
 ) -> dict[str, Any]:
+    """The options of the table `path`, with defaults filled in; problems, with unknown names, are added to the list.
+
+    Args:
+      also: names that the table may hold beside.
+    """
     if not isinstance(given, dict):
         problems.append(problem(path, "a table", given))
         return {}

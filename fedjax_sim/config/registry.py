@@ -1,7 +1,8 @@
-"""The closed registry: every part that a config can name, read from the rooms' sources without running them.
+"""The closed registry: every part that a config can name, read from the subpackages' sources without running them.
 
-A factory named in a room's `__all__` is found by itself; its options are the arguments whose annotations TOML can
-express. Nothing here imports JAX, so a wrong config is refused, and `fedjax-sim list` answers, at once.
+A factory named in a subpackage's `__all__` is found by itself; its options are the arguments whose annotations TOML can
+express, and an argument annotated as a part (a `Sampler`, an `Aggregator`, ...) takes what the config's table of that
+part makes. Nothing here imports JAX, so a wrong config is refused, and `fedjax-sim list` answers, at once.
 """
 
 from __future__ import annotations
@@ -13,11 +14,24 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
-__all__ = ["CHAINS", "CONTEXT", "REQUIRED", "ROOMS", "TABLES", "Option", "Part", "parts", "shown", "table", "wrappers"]
+__all__ = [
+    "CHAINS",
+    "REQUIRED",
+    "SUBPACKAGES",
+    "TABLES",
+    "VALUES",
+    "Option",
+    "Part",
+    "parts",
+    "shown",
+    "table",
+    "takes",
+    "wrappers",
+]
 
 REQUIRED = "required"
 PACKAGE = Path(__file__).parents[1]
-ROOMS = (
+SUBPACKAGES = (
     "population",
     "models",
     "sampling",
@@ -28,7 +42,7 @@ ROOMS = (
     "server",
     "algorithms",
 )
-TABLES = {  # table of a config -> its room, and what the room's factories return
+TABLES = {  # table of a config -> its subpackage, and the part that its factories return
     "data": ("population", "FederatedData"),
     "model": ("models", "Model"),
     "sampler": ("sampling", "Sampler"),
@@ -39,11 +53,10 @@ TABLES = {  # table of a config -> its room, and what the room's factories retur
     "aggregator": ("aggregation", "Aggregator"),
 }
 CHAINS = ("transform", "downlink")  # tables whose parts are tables inside them, any number, applied in their order
-CONTEXT = frozenset(  # arguments that other parts decide
-    (
-        "aggregator design input_shape loss_fn num_outputs optimizer population_size sampler total_weight transform "
-        "weights"
-    ).split()
+WRAPPED = ("data", "sampler", "aggregator", *CHAINS)  # tables whose parts may be wrapped by others of the same kind
+NOUNS = {noun for _, noun in TABLES.values()}
+VALUES = frozenset(  # arguments that the data, the sampler or [run] decide
+    "design input_shape loss_fn mesh nonfinite num_outputs plan population_size total_weight weights".split()
 )
 NAMES = {"bool": bool, "float": float, "int": int, "str": str}
 
@@ -64,28 +77,35 @@ def shown(default: Any) -> str:
     return "(required)" if default is REQUIRED else "none" if default is None else json.dumps(default)
 
 
-class Part(NamedTuple):
-    """A public name of a room."""
+class Argument(NamedTuple):
+    """An argument that takes a part."""
 
-    room: str
+    noun: str  # the part's type, such as "Sampler"
+    required: bool
+
+
+class Part(NamedTuple):
+    """A public name of a subpackage."""
+
+    subpackage: str
     name: str
     meaning: str  # the first line of its docstring
     returns: str  # annotation, or ""
     options: dict[str, Option]
-    context: frozenset[str]  # arguments that other parts decide
+    parts: dict[str, Argument]  # arguments that take other parts, by their annotation
+    values: frozenset[str]  # arguments that other parts decide, of `VALUES`
     others: frozenset[str]  # required arguments that neither TOML nor other parts can give
-    open: bool  # takes **options
     module: str  # where it lives
 
 
 @cache
-def parts(room: str) -> dict[str, Part]:
-    """Every public name of a room, sorted.
+def parts(subpackage: str) -> dict[str, Part]:
+    """Every public name of a subpackage, sorted.
 
     >>> parts("sampling")["uniform"].options
     {'cohort_size': Option(kind=<class 'int'>, default='required')}
     """
-    path = PACKAGE.joinpath(*room.split("."))
+    path = PACKAGE.joinpath(*subpackage.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     tree, origin, public = _parse(path), {}, []
     for node in tree.body:
@@ -93,13 +113,13 @@ def parts(room: str) -> dict[str, Part]:
             origin |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
         elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
             public = ast.literal_eval(node.value)
-    here = f"fedjax_sim.{room}"
-    return {name: _part(room, name, *origin.get(name, (here, name))) for name in sorted(public)}
+    here = f"fedjax_sim.{subpackage}"
+    return {name: _part(subpackage, name, *origin.get(name, (here, name))) for name in sorted(public)}
 
 
 @cache
 def table(name: str) -> dict[str, Part]:
-    """What a config's table may name: the factories of its room whose arguments TOML and the other parts can give.
+    """What a config's table may name: the factories whose arguments TOML and the other parts can give.
 
     >>> {"fixed_mean", "horvitz_thompson", "keep_old"} <= table("aggregator").keys()
     True
@@ -110,28 +130,39 @@ def table(name: str) -> dict[str, Part]:
 @cache
 def wrappers(name: str) -> dict[str, Part]:
     """Factories that take a part of the same table and give another, e.g. `with_dropout`."""
+    if name not in WRAPPED:
+        return {}
     return {key: part for key, part in _factories(*TABLES[name]).items() if _wraps(part, name)}
 
 
+def takes(part: Part, name: str) -> str | None:
+    """The argument of a factory that takes what the table `name` makes: the one of that name, or the one that it must
+    be given; None if it takes none.
+
+    >>> takes(table("algorithm")["fedavg"], "client_optimizer"), takes(table("algorithm")["scaffold"], "aggregator")
+    ('optimizer', None)
+    """
+    fitting = {key: argument for key, argument in part.parts.items() if argument.noun == TABLES[name][1]}
+    if name in fitting:
+        return name
+    return next((key for key, argument in fitting.items() if argument.required and key not in TABLES), None)
+
+
 def _wraps(part: Part, name: str) -> bool:
-    return ("transform" if name in CHAINS else name) in part.context
+    return any(argument.noun == TABLES[name][1] and argument.required for argument in part.parts.values())
 
 
-def _factories(room: str, noun: str) -> dict[str, Part]:
+def _factories(subpackage: str, noun: str) -> dict[str, Part]:
     found = {
         name: part
-        for name, part in parts(room).items()
-        if not part.others and (part.returns.split(".")[-1] == noun or (not part.returns and part.context))
+        for name, part in parts(subpackage).items()
+        if not part.others and part.returns.split(".")[-1] == noun
     }
-    if room == "models":
+    if subpackage == "models":
         meaning = "The parameter is a point in R^d, for quadratic clients."
         found["point"] = Part(
-            room, "point", meaning, noun, {}, frozenset(), frozenset(), False, "fedjax_sim.config.build"
+            subpackage, "point", meaning, noun, {}, {}, frozenset(), frozenset(), "fedjax_sim.config.build"
         )
-    for name, part in found.items():  # recipes over fedavg hand their further options to it
-        if part.open and "optimizer" in part.context and "num_steps" not in part.options:
-            base = found["fedavg"]
-            found[name] = part._replace(options=base.options | part.options, context=base.context | part.context)
     return found
 
 
@@ -140,9 +171,9 @@ def _parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _part(room: str, name: str, module: str, original: str) -> Part:
+def _part(subpackage: str, name: str, module: str, original: str) -> Part:
     path = PACKAGE.joinpath(*module.split(".")[1:])
-    empty = Part(room, name, "", "", {}, frozenset(), frozenset({"not a function"}), False, module)
+    empty = Part(subpackage, name, "", "", {}, {}, frozenset(), frozenset({"not a function"}), module)
     if (path / f"{original}.py").is_file():  # a module handed on as a whole
         doc = ast.get_docstring(_parse(path / f"{original}.py")) or ""
         return empty._replace(meaning=doc.split("\n")[0])
@@ -150,7 +181,7 @@ def _part(room: str, name: str, module: str, original: str) -> Part:
     for node in body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == original:
             if isinstance(node.value, ast.Name):  # an alias
-                return _part(room, name, module, node.value.id)
+                return _part(subpackage, name, module, node.value.id)
         if getattr(node, "name", None) != original:
             continue
         part = empty._replace(meaning=(ast.get_docstring(node) or "").split("\n")[0])
@@ -163,25 +194,31 @@ def _signature(part: Part, node: ast.FunctionDef) -> Part:
     positional = arguments.posonlyargs + arguments.args
     defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
     pairs = [*zip(positional, defaults, strict=True), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
-    options, context, others = {}, set(), set()
+    options, parts, values, others = {}, {}, set(), set()
     for argument, default in pairs:
-        kind = _kind(argument.annotation)
-        if argument.arg in CONTEXT:
-            context.add(argument.arg)
+        kind, noun = _kind(argument.annotation), _noun(argument.annotation)
+        if argument.arg in VALUES:
+            values.add(argument.arg)
+        elif noun is not None:
+            parts[argument.arg] = Argument(noun, default is None)
         elif kind is not None:
             options[argument.arg] = Option(kind, REQUIRED if default is None else _literal(default))
         elif default is None:
             others.add(argument.arg)
-    if arguments.vararg:
-        others.add(arguments.vararg.arg)
+    others |= {extra.arg for extra in (arguments.vararg, arguments.kwarg) if extra}
     returns = ast.unparse(node.returns) if node.returns else ""
-    return part._replace(
-        returns=returns,
-        options=options,
-        context=frozenset(context),
-        others=frozenset(others),
-        open=arguments.kwarg is not None,
-    )
+    values, others = frozenset(values), frozenset(others)
+    return part._replace(returns=returns, options=options, parts=parts, values=values, others=others)
+
+
+def _noun(node: ast.expr | None) -> str | None:
+    """The part that an annotation names, `Sampler` or `Sampler | None`; None for another one."""
+    match node:
+        case ast.BinOp(left, ast.BitOr(), ast.Constant(None)):
+            return _noun(left)
+        case ast.Attribute(attr=name) | ast.Name(name) if name in NOUNS:
+            return name
+    return None
 
 
 def _literal(node: ast.expr) -> Any:

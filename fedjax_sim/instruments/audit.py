@@ -37,7 +37,7 @@ def _sends_its_data() -> ClientUpdate:
         update, weight = jax.tree.map(lambda x: x[0], data.examples)
         return Report(update, jnp.where(data.mask[0], weight, 0.0), {}), state
 
-    return ClientUpdate(lambda params: (), apply)
+    return ClientUpdate(lambda params: (), apply, all_steps=1)  # however much work a sampler leaves it
 
 
 def _noise(algorithm: Algorithm):

@@ -29,7 +29,7 @@ from fedjax_sim.running.progress import progress_bar
 from fedjax_sim.running.spending import Spending
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
-__all__ = ["History", "run"]
+__all__ = ["History", "check_kinds", "interrupts", "run"]
 
 MAX_BLOCK = 256  # rounds between two looks of the host
 BLOCK_SECONDS = 0.5  # aim: long enough to hide the host, short enough for a lively progress bar
@@ -121,7 +121,7 @@ def run(
     (::test_a_refused_run_leaves_nothing).
     """
     _check(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume)
-    _check_kinds(key, algorithm, population, evaluation, callbacks)
+    check_kinds(key, algorithm, population, evaluation, callbacks)
     started = time.perf_counter()
     population = jax.tree.map(jnp.asarray, population)
     if resume and client_memory == "auto" and any(Path(directory).glob("*.mem")):
@@ -135,7 +135,7 @@ def run(
     memory_files = [file for file, _ in engine.memory_files(state)]
     checkpoint_every = evaluate_every if checkpoint_every is None else checkpoint_every
     with ExitStack() as stack:
-        interrupted = stack.enter_context(_interrupts())
+        interrupted = stack.enter_context(interrupts())
         stack.enter_context(jax.default_matmul_precision(matmul_precision()))
         log = Log(directory)
         source = distributed.from_first(lambda: fingerprint(key, algorithm, params, population))
@@ -232,7 +232,7 @@ def _in_their_words(memory_files: list) -> Iterator[None]:
 
 
 @contextmanager
-def _interrupts() -> Iterator[list]:
+def interrupts() -> Iterator[list]:
     """A list that the first Ctrl-C fills, so that a run stops between two blocks; the second one stops it at once.
 
     An exception raised right away would be lost where it met Python code that runs under compiled code.
@@ -255,7 +255,8 @@ def _interrupts() -> Iterator[list]:
         signal.signal(signal.SIGINT, before)
 
 
-def _check_kinds(key, algorithm, population, evaluation, callbacks) -> None:
+def check_kinds(key: Any, algorithm: Any, population: Any, evaluation: Any, callbacks: Any) -> None:
+    """Raises TypeError for arguments of `run` that are of another kind than it takes."""
     if not isinstance(key, jax.Array) or key.ndim != (not jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
         validate.fail("key", "one random key", key, "Make one: jax.random.key(0).", TypeError)
     if not isinstance(algorithm, Algorithm):

@@ -13,10 +13,10 @@ from fedjax_sim.prng import client_key, stream
 from fedjax_sim.sampling.design import mean_of_minimum
 from fedjax_sim.types import Array, Sampler
 
-__all__ = ["with_dropout", "with_over_invitation"]
+__all__ = ["client_bits", "with_dropout", "with_over_invitation"]
 
 
-def _client_bits(key: Array, ids: Array) -> Array:
+def client_bits(key: Array, ids: Array) -> Array:
     """32 random bits of each client, by its id: the same in whatever slot it stands."""
     return jax.vmap(lambda id: jax.random.bits(client_key(key, id), (), jnp.uint32))(ids)
 
@@ -51,17 +51,16 @@ def with_dropout(sampler: Sampler, rate: float) -> Sampler:
     # The largest product is 2^32 - 1: a float32 rate below 1 is at most 1 - 2^-24.
     threshold = (rate * 2.0**32).astype(jnp.uint32) if traced else np.uint32(min(int(rate * 2.0**32), 2**32 - 1))
 
-    def sample(key, state):
-        cohort, state = sampler.sample(key, state)
-        there = _client_bits(stream(key, name), cohort.ids) >= threshold
+    def thinned(key, cohort):
+        there = client_bits(stream(key, name), cohort.ids) >= threshold
         reported = cohort.reported & there
         dropped = (cohort.reported & ~reported).sum(dtype=jnp.int32) + cohort.metrics.get("dropped", 0)
         sent = None if cohort.sent is None else cohort.sent & there
-        return cohort._replace(reported=reported, sent=sent, metrics={**cohort.metrics, "dropped": dropped}), state
+        return cohort._replace(reported=reported, sent=sent, metrics={**cohort.metrics, "dropped": dropped})
 
     rates = (*sampler.design.response_rates, None if traced else 1 - float(rate))
     design = dataclasses.replace(sampler.design, response_rates=rates)
-    return sampler._replace(sample=sample, design=design)
+    return sampler.then(thinned, design)
 
 
 def with_over_invitation(sampler: Sampler, num_reports: int) -> Sampler:
@@ -94,15 +93,14 @@ def with_over_invitation(sampler: Sampler, num_reports: int) -> Sampler:
         validate.fail("sampler", rule, design.scheme, "Use uniform, full, or cyclic in order.")
     validate.integer("num_reports", num_reports, 1, sampler.num_slots)
 
-    def sample(key, state):
-        cohort, state = sampler.sample(key, state)
+    def limited(key, cohort):
         late = (~cohort.reported).astype(jnp.uint32)
         slots = jnp.arange(sampler.num_slots, dtype=jnp.int32)
-        order = jax.lax.sort((late, _client_bits(stream(key, "arrival"), cohort.ids), slots), num_keys=2)[2]
+        order = jax.lax.sort((late, client_bits(stream(key, "arrival"), cohort.ids), slots), num_keys=2)[2]
         reported = cohort.reported & jnp.zeros_like(cohort.reported).at[order[:num_reports]].set(True)
         discarded = (cohort.reported & ~reported).sum(dtype=jnp.int32)
         metrics = {**cohort.metrics, "discarded": discarded}
-        return cohort._replace(reported=reported, sent=cohort.reported, metrics=metrics), state
+        return cohort._replace(reported=reported, sent=cohort.reported, metrics=metrics)
 
     arrives = design.response_rate
     kept = (
@@ -116,4 +114,4 @@ def with_over_invitation(sampler: Sampler, num_reports: int) -> Sampler:
         max_reports=num_reports,
         reports_limited_after=len(design.response_rates),
     )
-    return sampler._replace(sample=sample, design=design)
+    return sampler.then(limited, design)

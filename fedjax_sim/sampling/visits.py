@@ -55,7 +55,13 @@ def with_distinct_clients(sampler: Sampler) -> Sampler:
         metrics = {**cohort.metrics, "distinct_clients": count}
         return cohort._replace(metrics=metrics), _Visited(inner, bits, count)
 
-    return sampler._replace(init=init, sample=sample)
+    def tell(state, work):
+        return state._replace(sampler=sampler.tell(state.sampler, work))
+
+    def observe(state, cohort, outcome):
+        return state._replace(sampler=sampler.observe(state.sampler, cohort, outcome))
+
+    return sampler._replace(init=init, sample=sample, tell=sampler.tell and tell, observe=sampler.observe and observe)
 
 
 def _first(ids: Array, where: Array) -> Array:

@@ -50,7 +50,7 @@ class Vectors:
         """One local step, the letters, their sum over the cohort's size (all clients by default)."""
         sampler = sampling.full(self.size) if sampler is None else sampler
         table = aggregation.fixed_mean(sampler.num_slots) if table is None else table
-        work = client.local_sgd(_loss, optax.sgd(step_size), num_steps=1, weighting="uniform")
+        work = client.local_sgd(_loss, optax.sgd(step_size), client.work(num_steps=1, weighting="uniform"))
         letters = transform.identity() if letters is None else letters
         return federated(sampler, work, table, server.optimizer(optax.sgd(1.0)), transform=letters, mesh=None)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_sim.config.document import Config, ConfigError, _override, _read, _resolve
+from fedjax_sim.config.document import Config, ConfigError, override, read_document, resolve
 from fedjax_sim.config.kinds import Words, nearest, problem
 
 __all__ = ["SweepConfig", "load_sweep", "run_sweep"]
@@ -42,8 +42,8 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = ()) -> SweepC
     from fedjax_sim.sweeps.grid import combinations_of, seeds_of
     from fedjax_sim.tree import dotted
 
-    document = {} if path is None else _read(Path(path))
-    problems = list(_override(document, overrides))
+    document = {} if path is None else read_document(Path(path))
+    problems = list(override(document, overrides))
     table = document.pop("sweep", {})
     if not isinstance(table, dict):
         raise ConfigError([problem("sweep", "a table", table)])
@@ -80,7 +80,7 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = ()) -> SweepC
         given = copy.deepcopy(document)
         for name, value in values.items():
             _put(given, name.split("."), value, found)
-        tables = _resolve(given, found) if not found else {}
+        tables = resolve(given, found) if not found else {}
         problems += [words for words in found if words not in problems]
         if not found:
             tables["run"]["devices"] = "all"  # points are shared out over them
@@ -108,7 +108,7 @@ def run_sweep(
     """
     import jax
 
-    from fedjax_sim.config.build import _Builder, build
+    from fedjax_sim.config.build import Builder, build
     from fedjax_sim.prng import stream
     from fedjax_sim.sweeps.finished import check_directory
     from fedjax_sim.sweeps.sweep import sweep_points
@@ -117,11 +117,11 @@ def run_sweep(
     base = build(loaded.configs[0])
     tables = loaded.configs[0].resolved()
 
-    class Again(_Builder):
+    class Again(Builder):
         """Another algorithm over the same data."""
 
-        def make(self, table: str, always: dict | None = None, **context: Any) -> Any:
-            return base.data if table == "data" else super().make(table, always, **context)
+        def wrapped(self, table: str, **given: Any) -> Any:
+            return base.data if table == "data" else super().wrapped(table, **given)
 
     def built(config: Config) -> Any:
         return Again(config.planned(base.plan)).experiment()

@@ -19,7 +19,7 @@ from fedjax_sim.running import checkpoint, distributed
 from fedjax_sim.running.environment import matmul_precision, numerics, versions
 from fedjax_sim.running.fingerprint import array_digest, bound, is_opaque, is_private, joined, program_digest
 from fedjax_sim.running.log import as_record, plain
-from fedjax_sim.running.loop import _check_kinds, _interrupts
+from fedjax_sim.running.loop import check_kinds, interrupts
 from fedjax_sim.running.spending import Spending
 from fedjax_sim.sweeps.finished import Finished, check_directory
 from fedjax_sim.sweeps.grid import check_arguments, combinations_of, seeds_of
@@ -140,12 +140,12 @@ def sweep_points(
     check_directory(directory, resume)
     if distributed.several():
         validate.fail("sweep", "one process", jax.process_count(), "Its points are shared out over one's devices.")
-    _check_kinds(keys[0], make(**combinations[0]), population, evaluation, ())
+    check_kinds(keys[0], make(**combinations[0]), population, evaluation, ())
     population = jax.tree.map(jnp.asarray, population)
     starts = jax.tree.map(lambda *rows: jnp.stack(rows), *starts)
     rounds = [*range(evaluate_every, num_rounds, evaluate_every), num_rounds]
     with ExitStack() as stack:
-        interrupted = stack.enter_context(_interrupts())
+        interrupted = stack.enter_context(interrupts())
         stack.enter_context(jax.default_matmul_precision(matmul_precision()))
         if directory is not None:
             stack.enter_context(checkpoint.lock(directory))

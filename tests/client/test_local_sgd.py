@@ -26,7 +26,7 @@ def visited(num_examples: int, *, batch_size, seed=0, **work) -> np.ndarray:
     one_hot = np.eye(ROWS, dtype=np.float32)
     one_hot[num_examples:] = np.nan
     data = ClientData({"one_hot": jnp.array(one_hot), "weight": jnp.ones(ROWS)}, jnp.arange(ROWS) < num_examples)
-    one = client.local_sgd(visits, optax.sgd(1.0), batch_size=batch_size, **work)
+    one = client.local_sgd(visits, optax.sgd(1.0), client.work(batch_size=batch_size, **work))
     report, _ = jax.jit(one.apply)(jax.random.key(seed), jnp.zeros(ROWS), (), data)
     return np.asarray(report.update), report
 
@@ -79,7 +79,7 @@ def test_a_loss_may_weigh_its_examples():
     def weighted(params, x, key):
         return {"loss": params * x, "weight": x, "doubled": 2 * x}
 
-    one = client.local_sgd(weighted, optax.sgd(1.0), num_steps=1)
+    one = client.local_sgd(weighted, optax.sgd(1.0), client.work(num_steps=1))
     data = ClientData(jnp.array([1.0, 3.0, jnp.nan]), jnp.array([True, True, False]))
     report, _ = one.apply(jax.random.key(0), jnp.float32(1), (), data)
     assert float(report.update) == -10 / 4
@@ -90,7 +90,7 @@ def test_a_loss_may_weigh_its_examples():
 @pytest.mark.parametrize("mean_loss", [lambda w, x, key: jnp.mean(w * x), lambda w, x, key: {"accuracy": w * x}])
 def test_losses_are_per_example(mean_loss):
     """Catches a loss averaged by the user: padding could not be taken out of it."""
-    one = client.local_sgd(mean_loss, optax.sgd(1.0), num_steps=1)
+    one = client.local_sgd(mean_loss, optax.sgd(1.0), client.work(num_steps=1))
     data = ClientData(jnp.ones(3), jnp.ones(3, bool))
     with pytest.raises(ValueError, match=r"loss_fn: expected one 'loss' per example, shape \(3,\)"):
         one.apply(jax.random.key(0), jnp.float32(1), (), data)
@@ -98,7 +98,7 @@ def test_losses_are_per_example(mean_loss):
 
 def test_model_and_update_forms_agree_only_for_weights_that_sum_to_one():
     """Row A10, to 1e-6, and different for partial weights. Catches a model form that adds to the old model."""
-    work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), num_steps=2)
+    work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=2))
     model = {"client": client.send_model(work), "server": server.replacement()}
     agree = p.Federation(**model).run(p.COHORT, num_rounds=1)[0].server
     update = p.Federation(client=work).params(p.COHORT, num_rounds=1)
@@ -123,11 +123,10 @@ def test_model_and_update_forms_agree_only_for_weights_that_sum_to_one():
         ({"num_steps": 1, "weighting": "uniforms"}, ValueError, "weighting: .*Did you mean 'uniform'"),
     ],
 )
-@pytest.mark.parametrize("make", [client.local_sgd, lambda *a, **k: client.proximal(*a, 0.1, **k)])
-def test_wrong_input(make, work, error, message):
+def test_wrong_input(work, error, message):
     """Catches work that means nothing, before anything compiles."""
     with pytest.raises(error, match=message):
-        make(p.linear_loss, optax.sgd(0.1), **work)
+        client.local_sgd(p.linear_loss, optax.sgd(0.1), client.work(**work))
 
 
 def test_a_client_weighs_as_much_as_its_examples():

@@ -15,7 +15,7 @@ from tests.laws import problems as p
 
 def test_divides_by_the_steps_taken():
     """Catches the steps of the largest client for all: client 3 has one example, client 2 six."""
-    work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), num_epochs=2, batch_size=p.BATCH)
+    work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_epochs=2, batch_size=p.BATCH))
     wrapped = client.normalized(work)
     data = p.ragged()
     both = jax.jit(
@@ -43,7 +43,7 @@ def test_divides_by_the_steps_taken():
 def test_wrong_facts(facts, message):
     """Catches norms that diverge."""
     with pytest.raises(ValueError, match=message):
-        client.normalized(client.local_sgd(p.linear_loss, optax.sgd(0.1), num_steps=1), **facts)
+        client.normalized(client.local_sgd(p.linear_loss, optax.sgd(0.1), client.work(num_steps=1)), **facts)
 
 
 def test_momentum_weighs_early_gradients_more():

@@ -151,13 +151,13 @@ def test_without_privacy_it_is_sgd(num_steps):
     Catches a wrong divisor, batches that overlap within an epoch, and a gradient taken at stale parameters.
     """
     how = {"num_steps": num_steps, "batch_size": 2}
-    plain = client.local_sgd(p.linear_loss, optax.sgd(0.1), **how)
+    plain = client.local_sgd(p.linear_loss, optax.sgd(0.1), client.work(**how))
     data = rows()
     private = work(clip_norm=1e6, sampling="shuffled", **how)
     np.testing.assert_allclose(update(private, data), update(plain, data), atol=1e-6)
     if num_steps == 5:
         return
-    whole = client.local_sgd(p.linear_loss, optax.sgd(0.1), num_steps=3)
+    whole = client.local_sgd(p.linear_loss, optax.sgd(0.1), client.work(num_steps=3))
     np.testing.assert_allclose(update(work(clip_norm=1e6, batch_size=6), data), update(whole, data), atol=1e-6)
 
 

@@ -40,7 +40,7 @@ def test_reaches_the_closed_form(coefficient, expected):
     def loss(w, x, key):
         return x * (w @ hessian @ w / 2 - linear @ w)
 
-    one = client.proximal(loss, optax.sgd(0.08), coefficient, num_steps=400)
+    one = client.proximal(loss, optax.sgd(0.08), coefficient, client.work(num_steps=400))
     data = ClientData(jnp.ones(1), jnp.ones(1, bool))
     report, _ = jax.jit(one.apply)(jax.random.key(0), jnp.full(2, 0.5), (), data)
     np.testing.assert_allclose(0.5 + np.asarray(report.update), expected, atol=2e-6)
@@ -50,4 +50,4 @@ def test_reaches_the_closed_form(coefficient, expected):
 def test_wrong_coefficient(coefficient):
     """Catches a term that pushes away."""
     with pytest.raises(ValueError, match="coefficient: expected a finite number >= 0"):
-        client.proximal(p.linear_loss, optax.sgd(0.1), coefficient, num_steps=1)
+        client.proximal(p.linear_loss, optax.sgd(0.1), coefficient, client.work(num_steps=1))

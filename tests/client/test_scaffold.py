@@ -24,7 +24,7 @@ def test_by_hand(option):
 
     Gradients met: 1 and 0.125, mean 0.5625 (option 2); at the server's model: 1 (option 1). Catches a swapped sign.
     """
-    one = client.scaffold(loss, 0.5, option=option, num_steps=2)
+    one = client.scaffold(loss, 0.5, client.work(num_steps=2), option=option)
     report, own = one.apply(
         jax.random.key(0), BROADCAST, jnp.float32(-0.5), ClientData(jnp.zeros(1), jnp.ones(1, bool))
     )
@@ -36,7 +36,7 @@ def test_by_hand(option):
 @pytest.mark.parametrize("option", [1, 2])
 def test_without_examples_nothing_moves(option):
     """Catches a control variate built from no gradient at all."""
-    one = client.scaffold(loss, 0.5, option=option, num_steps=2)
+    one = client.scaffold(loss, 0.5, client.work(num_steps=2), option=option)
     data = ClientData(jnp.full(2, jnp.nan), jnp.zeros(2, bool))
     report, own = one.apply(jax.random.key(0), BROADCAST, jnp.float32(-0.5), data)
     assert float(own) == -0.5 and float(report.weight) == 0 and float(report.update["control"]) == 0
@@ -65,6 +65,8 @@ def test_wrong_input(wrong, words):
 def test_unequal_clients_are_packed():
     """Catches a solver that does not say how many steps it takes: a cohort would wait for its largest client."""
     work = {"num_epochs": 2, "batch_size": 3}
-    made = client.scaffold(p.linear_loss, 0.1, option=2, **work)
+    made = client.scaffold(p.linear_loss, 0.1, client.work(**work), option=2)
     assert [int(made.num_steps(n)) for n in (1, 3, 4)] == [2, 2, 4]
-    assert client.scaffold(p.linear_loss, 0.1, option=1, **work).num_steps is None  # it reads all examples at once
+    assert (
+        client.scaffold(p.linear_loss, 0.1, client.work(**work), option=1).num_steps is None
+    )  # it reads all examples at once

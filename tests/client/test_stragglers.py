@@ -8,8 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import algorithms, client
-from fedjax_sim.prng import below, client_key, stream
+from fedjax_sim import algorithms, client, sampling
+from fedjax_sim.prng import client_key, stream
+from fedjax_sim.types import ClientData
 from tests.laws import laws
 from tests.laws import problems as p
 from tests.oracles import paper
@@ -19,46 +20,55 @@ WORK = {"num_epochs": EPOCHS, "batch_size": p.BATCH}
 
 
 def local(**options):
-    return client.local_sgd(p.linear_loss, optax.sgd(p.RATE), **WORK, **options)
+    return client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(**(options or WORK)))
 
 
-def test_law_of_partial_work():
-    """100,000 rounds of a client with three batches an epoch: chi-square over E = 1..4, and the share as a chance.
+def applied(work, share=None, seed=0, id=0):
+    """The report of one client that gets this share of its work done."""
+    data = p.ragged().client(jnp.int32(id))
+    data = ClientData(data.examples, data.mask, None if share is None else jnp.asarray(share))
+    return work.apply(jax.random.key(seed), jnp.array(p.START), (), data)[0]
 
-    Accepts the true law with an error of 1e-6 a side and rejects a share 5 % off. Catches work drawn from 0 or up to
-    E - 1, steps in place of epochs, a draw that all rounds share.
-    """
-    data = p.ragged().client(jnp.int32(0))
-    work = local(straggler_share=SHARE)
 
-    @jax.jit
-    def steps(keys):
-        return jax.vmap(lambda key: work.apply(key, jnp.array(p.START), (), data)[0].metrics["local_steps"].total)(keys)
+@pytest.mark.parametrize("share, steps", [(1e-9, 1), (1 / 12, 1), (0.5, 6), (0.51, 7), (1.0, 12), (5, 5), (99, 12)])
+def test_shares_and_numbers_of_steps(share, steps):
+    """A client of three batches an epoch. Catches shares of epochs, work rounded down to none, more than is planned."""
+    assert int(applied(local(), share).metrics["local_steps"].total) == steps
 
-    number = 100_000
-    taken = np.asarray(steps(jax.random.split(jax.random.key(5), number)))
-    assert set(taken.tolist()) == {3.0, 6.0, 9.0, 12.0}
-    counts = np.array([(taken == 3 * k).sum() for k in range(1, EPOCHS + 1)])
 
-    def chi_square(share):
-        expected = number * np.array([share / EPOCHS] * (EPOCHS - 1) + [1 - share + share / EPOCHS])
-        return ((counts - expected) ** 2 / expected).sum()
+def test_no_stragglers():
+    """Catches work that changes by being told of: all of it is what is done without a word."""
+    for work in (local(), local(num_steps=3)):
+        np.testing.assert_allclose(applied(work, 1.0).update, applied(work).update, rtol=1e-6)
 
-    limit = 30.66  # chi-square with 3 degrees of freedom: 1e-6
-    assert chi_square(SHARE) < limit
-    assert chi_square(1.05 * SHARE) > limit and chi_square(0.95 * SHARE) > limit
+
+def test_who_cannot_stop_is_refused():
+    """Catches a sampler's stragglers who do all of their work, unnoticed."""
+    sampler = sampling.with_stragglers(sampling.full(p.NUM_CLIENTS), 0.5)
+    work = {"clip_norm": 1.0, "noise_multiplier": 0.0, "num_steps": 2, "batch_size": 2, "num_examples": p.ROWS}
+    made = algorithms.record_private_fedavg(p.linear_loss, sampler, **work)
+    state = made.init(jax.random.key(0), jnp.array(p.START), p.ragged())
+    with pytest.raises(ValueError, match="client: expected one that can stop early"):
+        jax.eval_shape(made.step, jax.random.key(0), state, p.ragged())
+    too_many = sampling.with_local_steps(sampling.full(p.NUM_CLIENTS), [1, 9])
+    made = algorithms.fedavg(p.linear_loss, too_many, optax.sgd(0.1), num_steps=8)
+    with pytest.raises(ValueError, match="steps: expected at most 8 local steps, got 9"):
+        made.init(jax.random.key(0), jnp.array(p.START), p.ragged())
 
 
 def steps_of(key, id):
-    """What the library drew for client `id` in the round of `key`, in epochs."""
-    key = client_key(stream(key, "client"), id)
-    who, amount = jax.random.split(stream(key, "straggler"))
-    part = 1 + int(below(amount, EPOCHS))
-    return part if float(jax.random.uniform(who)) < SHARE else EPOCHS
+    """What the library drew for client `id` in the round of `key`: a share of its steps."""
+    key = stream(key, "sampling")
+    who, part = (
+        int(jax.random.bits(client_key(stream(key, f"straggler {what}"), id), (), jnp.uint32)) >> 8
+        for what in ("who", "part")
+    )
+    most = EPOCHS * -(-int(p.SIZES[id]) // p.BATCH)
+    return int(np.ceil((part + 1) / 2**24 * most)) if who / 2**24 < SHARE else most
 
 
 class Paper:
-    """FedProx or FedNova in float64, each client with as many epochs as it was drawn."""
+    """FedProx or FedNova in float64, each client with as many steps as it was drawn."""
 
     def __init__(self, coefficient=0.0, normalized=False):
         self.coefficient, self.normalized, self.w = coefficient, normalized, p.START.astype(float)
@@ -66,7 +76,7 @@ class Paper:
     def round(self, key, cohort):
         updates, steps = [], []
         for id in cohort:
-            w, chosen = self.w.copy(), list(paper.batches(key, id, steps_of(key, id)))
+            w, chosen = self.w.copy(), list(paper.batches(key, id, EPOCHS))[: steps_of(key, id)]
             for rows in chosen:
                 w = w - p.RATE * (paper.gradient(w, id, rows) + self.coefficient * (w - self.w))
             updates.append((w - self.w) / (len(chosen) if self.normalized else 1))
@@ -88,33 +98,19 @@ def test_partial_work_is_kept(name):
             options = {"optimizer": optax.sgd(p.RATE), "coefficient": 0.5}
         else:
             options = {"learning_rate": p.RATE}
-        return getattr(algorithms, name)(p.linear_loss, sampler, **options, straggler_share=SHARE, **WORK, **run)
+        late = sampling.with_stragglers(sampler, SHARE)
+        return getattr(algorithms, name)(p.linear_loss, late, **options, **WORK, **run)
 
     transcribed = Paper(0.5) if name == "fedprox" else Paper(normalized=True)
     paper.check(transcribed, p.Federation(make=make), lambda algorithm, state: [algorithm.params(state)], lost=(1,))
 
 
-def test_steps_too():
-    """With `num_steps` the unit is a step, in a short loop that would else be written out; nobody late: the same model.
-
-    Catches steps that are written out and so cannot stop.
-    """
-    data, start = p.ragged().client(jnp.int32(2)), jnp.array(p.START)
-
-    def applied(share, num_steps):
-        work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), num_steps=num_steps, straggler_share=share)
-        return jax.jit(lambda key: work.apply(key, start, (), data)[0])
-
-    whole, swept, late = applied(0.0, 3), applied(jnp.float32(0), 3), applied(1.0, 3)
-    fixed = {k: applied(0.0, k) for k in (1, 2)} | {3: whole}
-    np.testing.assert_allclose(swept(jax.random.key(0)).update, whole(jax.random.key(0)).update, rtol=1e-6)
-    seen = set()
-    for seed in range(12):
-        report = late(jax.random.key(seed))
-        steps = int(report.metrics["local_steps"].total)
-        seen.add(steps)
-        np.testing.assert_allclose(report.update, fixed[steps](jax.random.key(seed)).update, rtol=1e-5)
-    assert seen == {1, 2, 3}
+def test_the_same_trajectory():
+    """With `num_steps`, in a short loop that would else be written out. Catches steps that cannot stop."""
+    for steps in (1, 2, 3):
+        stopped, fixed = applied(local(num_steps=3), steps, id=2), applied(local(num_steps=steps), id=2)
+        np.testing.assert_allclose(stopped.update, fixed.update, rtol=1e-5)
+        assert int(stopped.metrics["local_steps"].total) == steps
 
 
 @pytest.mark.optimised
@@ -122,7 +118,8 @@ def test_draws_belong_to_the_client():
     """Catches draws by slot: the same bits in any order of the cohort."""
 
     def make(sampler, **run):
-        return algorithms.fedavg(p.linear_loss, sampler, optax.sgd(p.RATE), straggler_share=SHARE, **WORK, **run)
+        late = sampling.with_stragglers(sampler, SHARE)
+        return algorithms.fedavg(p.linear_loss, late, optax.sgd(p.RATE), **WORK, **run)
 
     laws.order_is_irrelevant(p.Federation(make=make))
 
@@ -130,5 +127,5 @@ def test_draws_belong_to_the_client():
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), True])
 def test_wrong_share(share):
     """Catches a percentage where a share is meant."""
-    with pytest.raises((TypeError, ValueError), match="straggler_share: expected a number in"):
-        local(straggler_share=share)
+    with pytest.raises((TypeError, ValueError), match="share: expected a number in"):
+        sampling.with_stragglers(sampling.full(4), share)

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim.client import local_sgd, private_sgd, scaffold, touched_rows
+from fedjax_sim.client import local_sgd, private_sgd, scaffold, touched_rows, work
 from fedjax_sim.models import layers
 from fedjax_sim.types import ClientData
 
@@ -23,7 +23,7 @@ def loss_fn(params, examples, key):
 
 
 def clients(optimizer, **options):
-    dense = local_sgd(loss_fn, optimizer, num_steps=3, batch_size=2)
+    dense = local_sgd(loss_fn, optimizer, work(num_steps=3, batch_size=2))
     return dense, touched_rows(dense, **options)
 
 
@@ -84,7 +84,7 @@ def test_steps_do_not_see_the_vocabulary():
         seen.append(params["embedding"]["table"].shape[0])
         return loss_fn(params, examples, key)
 
-    apply(touched_rows(local_sgd(watched, optax.sgd(0.3), num_steps=12, batch_size=2)), data=data())
+    apply(touched_rows(local_sgd(watched, optax.sgd(0.3), work(num_steps=12, batch_size=2))), data=data())
     assert set(seen) == {data().examples["x"].size}
 
 
@@ -103,13 +103,13 @@ def test_error_texts():
     with pytest.raises(TypeError, match="tokens: expected the name of integers among the examples, got 'text'"):
         apply(clients(optax.sgd(0.3), tokens="text")[1], data=data())
     with pytest.raises(ValueError, match="client: expected a client without state"):
-        stateful = scaffold(loss_fn, 0.1, num_steps=1)
+        stateful = scaffold(loss_fn, 0.1, work(num_steps=1))
         touched_rows(stateful).init({"params": PARAMS, "control": PARAMS})
 
 
 def test_unequal_clients_are_packed():
     """Catches the inner client's number of steps lost on the way."""
-    inner = local_sgd(lambda params, x, key: x, optax.sgd(0.1), num_epochs=1, batch_size=2)
+    inner = local_sgd(lambda params, x, key: x, optax.sgd(0.1), work(num_epochs=1, batch_size=2))
     assert touched_rows(inner, table="a", tokens="b").num_steps is inner.num_steps
 
 

@@ -19,7 +19,7 @@ def make(rate, coefficient=0.3, server_rate=1.0, member=None):
     from fedjax_sim import client, server
     from fedjax_sim.algorithms import federated
 
-    work = client.proximal(quadratic_loss, optax.sgd(rate), coefficient, num_steps=3)
+    work = client.proximal(quadratic_loss, optax.sgd(rate), coefficient, client.work(num_steps=3))
     step = server.optimizer(optax.sgd(server_rate, momentum=0.3))
     return federated(sampling.uniform(6, 3), work, aggregation.fixed_mean(3.0), step, member)
 

@@ -26,7 +26,7 @@ def loss(params, examples, key):
     return {"loss": 0.5 * jnp.sum((params["w"][None] - examples["x"]) ** 2, -1)}
 
 
-WORK = client.local_sgd(loss, optax.sgd(0.5), num_steps=2, weighting="uniform")
+WORK = client.local_sgd(loss, optax.sgd(0.5), client.work(num_steps=2, weighting="uniform"))
 ALGORITHM = federated(
     sampling.uniform(SIZE, COHORT), WORK, aggregation.mean(), server.optimizer(optax.sgd(1.0)), mesh=None
 )
@@ -73,7 +73,7 @@ def test_updates_that_are_not_finite_are_told():
         infinite = jnp.where(examples["x"][:, 0] == VALUES[4, 0], jnp.inf, 1)
         return {"loss": loss(params, examples, key)["loss"] * infinite}
 
-    work = client.local_sgd(broken, optax.sgd(0.5), num_steps=1, weighting="uniform")
+    work = client.local_sgd(broken, optax.sgd(0.5), client.work(num_steps=1, weighting="uniform"))
     with pytest.raises(FloatingPointError, match="not finite"):
         population_moments(jax.random.key(0), work, PARAMS, clients())
     lost = federated(sampling.full(SIZE), work, aggregation.mean(), server.optimizer(optax.sgd(1.0)), mesh=None)

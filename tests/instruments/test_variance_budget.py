@@ -25,7 +25,7 @@ def loss(params, examples, key):
 
 
 def algorithm(sampler=None, table=None, member=None, weighting="uniform"):
-    work = client.local_sgd(loss, optax.sgd(1.0), num_steps=1, batch_size=BATCH, weighting=weighting)
+    work = client.local_sgd(loss, optax.sgd(1.0), client.work(num_steps=1, batch_size=BATCH, weighting=weighting))
     sampler = sampling.uniform(SIZE, COHORT) if sampler is None else sampler
     table = aggregation.fixed_mean(COHORT) if table is None else table
     return federated(sampler, work, table, server.optimizer(optax.sgd(1.0)), member, mesh=None)

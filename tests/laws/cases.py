@@ -30,7 +30,7 @@ RUN = {"plan": p.PLAN, "mesh": None}
 
 
 def _local():
-    return client.local_sgd(p.linear_loss, optax.sgd(p.RATE), **WORK)
+    return client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(**WORK))
 
 
 def _touched():
@@ -39,7 +39,9 @@ def _touched():
     def loss(params, examples, key):
         return (examples["x"].sum(1) * params["table"][examples["token"], 0] - examples["y"]) ** 2 / 2
 
-    work = client.touched_rows(client.local_sgd(loss, optax.sgd(p.RATE), **WORK), table="table", tokens="token")
+    work = client.touched_rows(
+        client.local_sgd(loss, optax.sgd(p.RATE), client.work(**WORK)), table="table", tokens="token"
+    )
 
     def apply(key, broadcast, state, data):
         table = jnp.concatenate([broadcast, jnp.zeros(100)])[:, None]
@@ -110,20 +112,26 @@ CASES = {
         "weighted": lambda: sampling.weighted(p.SIZES, p.SLOTS),
         "with_distinct_clients": lambda: sampling.with_distinct_clients(SAMPLER),
         "with_dropout": lambda: sampling.with_dropout(SAMPLER, 0.3),
+        "with_local_steps": lambda: sampling.with_local_steps(SAMPLER, [1, 2, 2]),
         "with_over_invitation": lambda: sampling.with_over_invitation(SAMPLER, 6),
         "with_replacement": lambda: sampling.with_replacement(p.NUM_CLIENTS, p.SLOTS),
+        "with_stragglers": lambda: sampling.with_stragglers(SAMPLER, 0.5),
     },
     "client": {
-        "dynamic": lambda: client.dynamic(p.linear_loss, optax.sgd(p.RATE), 0.5, weighting="examples", **WORK),
+        "dynamic": lambda: client.dynamic(
+            p.linear_loss, optax.sgd(p.RATE), 0.5, client.work(weighting="examples", **WORK)
+        ),
         "full_gradient": lambda: client.full_gradient(p.linear_loss),
         "local_sgd": _local,
-        "mime": lambda: client.mime(p.linear_loss, p.RATE, lambda g, s: g + s, weighting="examples", **WORK),
+        "mime": lambda: client.mime(
+            p.linear_loss, p.RATE, lambda g, s: g + s, client.work(weighting="examples", **WORK)
+        ),
         "normalized": lambda: client.normalized(_local()),
         "private_sgd": lambda: client.private_sgd(
             p.linear_loss, 1.0, 0.5, p.RATE, num_examples=p.ROWS, weighting="examples", **WORK
         ),
-        "proximal": lambda: client.proximal(p.linear_loss, optax.sgd(p.RATE), 0.1, **WORK),
-        "scaffold": lambda: client.scaffold(p.linear_loss, p.RATE, weighting="examples", **WORK),
+        "proximal": lambda: client.proximal(p.linear_loss, optax.sgd(p.RATE), 0.1, client.work(**WORK)),
+        "scaffold": lambda: client.scaffold(p.linear_loss, p.RATE, client.work(weighting="examples", **WORK)),
         "send_model": lambda: client.send_model(_local()),
         "touched_rows": _touched,
     },
@@ -217,8 +225,10 @@ CASES = {
 
 
 def members(room: str) -> list[str]:
-    """The factories of a room: everything public that is no class."""
-    return sorted(name for name in ROOMS[room].__all__ if not isinstance(getattr(ROOMS[room], name), type))
+    """The factories of a subpackage: everything public that is no class, but for the record of local work."""
+    return sorted(
+        name for name in ROOMS[room].__all__ if not isinstance(getattr(ROOMS[room], name), type) and name != "work"
+    )
 
 
 COMPILED = {  # one row a family, where a law compiles each row; traced laws (`jax.eval_shape`) meet all of them

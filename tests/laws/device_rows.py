@@ -65,7 +65,7 @@ def backwards(sampler: Sampler) -> Sampler:
 
 def star(sampler=None, **parts) -> Algorithm:
     sampler = cases.SAMPLER if sampler is None else sampler
-    work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), **cases.WORK)
+    work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(**cases.WORK))
     given = {"client": work, "aggregator": aggregation.mean(), "server": server.optimizer(optax.sgd(0.7))} | parts
     return federated(sampler, **given, **cases.RUN)
 

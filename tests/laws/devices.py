@@ -24,7 +24,7 @@ def main(device_counts, num_slots: int) -> None:
         return jax.tree.map(lambda x: x + 0.01 * jax.random.normal(key, x.shape), update)
 
     for count in device_counts:
-        work = client.local_sgd(p.mlp_loss, optax.sgd(p.RATE), num_epochs=1, batch_size=p.BATCH)
+        work = client.local_sgd(p.mlp_loss, optax.sgd(p.RATE), client.work(num_epochs=1, batch_size=p.BATCH))
         federation = p.Federation(
             num_slots=num_slots,
             plan=engine.Plan(lanes=4, chunk=8),

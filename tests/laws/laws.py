@@ -81,7 +81,7 @@ def matches_the_numpy_oracle(*, epochs: int | None = None) -> None:
     """Ragged, example-weighted FedAvg with shuffled and partial batches, to 1e-5."""
     parts = {}
     if epochs is not None:
-        work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), num_epochs=epochs, batch_size=p.BATCH)
+        work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_epochs=epochs, batch_size=p.BATCH))
         parts = {"client": p.counting(work)}
     state, infos = p.Federation(**parts).run(p.COHORT, num_rounds=2)
     w = p.START.astype(np.float64)

@@ -99,7 +99,7 @@ class Federation:
         if make is not None:
             self.algorithm = make(sampler, plan=plan, mesh=mesh)
         else:
-            work = client.local_sgd(linear_loss, optax.sgd(RATE), num_steps=STEPS, batch_size=BATCH)
+            work = client.local_sgd(linear_loss, optax.sgd(RATE), client.work(num_steps=STEPS, batch_size=BATCH))
             parts = {
                 "client": counting(work),
                 "aggregator": aggregation.mean(),

@@ -22,7 +22,7 @@ MEMBERS = cases.CASES["transform"] | {
         transform.chain(transform.top_k(0.5), transform.quantize(4))
     ),
 }
-WORK = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), num_steps=1)
+WORK = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=1))
 NEEDS_A_BOUND = [name for name, make in MEMBERS.items() if make().noise and make().noise.place != "local"]
 
 

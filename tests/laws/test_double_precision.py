@@ -73,7 +73,7 @@ def test_clipped_records(gradients):
 
 def test_a_packed_round():
     """Catches int64 slots scattered into an int32 packing."""
-    work = client.local_sgd(p.mlp_loss, optax.sgd(0.1), num_epochs=2, batch_size=16)
+    work = client.local_sgd(p.mlp_loss, optax.sgd(0.1), client.work(num_epochs=2, batch_size=16))
     sampler = p.given(test_unequal.SLOTS, num_clients=test_unequal.SLOTS)
     rule, step = cases.CASES["aggregation"]["mean"](), server.optimizer(optax.sgd(1.0))
     made = federated(sampler, work, rule, step, plan=engine.Plan(4, 4), mesh=engine.device_mesh(2))

@@ -184,7 +184,7 @@ def test_names_that_are_taken():
     def loss(name):
         return lambda params, examples, key: {"loss": p.linear_loss(params, examples, key), name: examples["y"]}
 
-    work = client.local_sgd(loss("steps"), optax.sgd(0.1), num_steps=1)
+    work = client.local_sgd(loss("steps"), optax.sgd(0.1), client.work(num_steps=1))
     with pytest.raises(ValueError, match="names other than 'steps', which are the solver's"):
         p.Federation(client=work).init()
 

@@ -106,7 +106,7 @@ def test_duplicated_clients_keep_the_mean(federation):
 
 def test_weights_may_be_doubled(federation):
     """Catches a divisor that does not follow the weights."""
-    work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), num_steps=p.STEPS, batch_size=p.BATCH)
+    work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=p.STEPS, batch_size=p.BATCH))
 
     def apply(*args):
         report, state = work.apply(*args)

@@ -49,7 +49,7 @@ def test_a_client_who_does_not_exist_is_counted(federation):
 
 def test_a_weight_too_small_to_sum_is_counted():
     """Catches a round whose weighted updates vanish in the sum, though every client reported."""
-    tiny = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), num_steps=1)
+    tiny = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=1))
 
     def apply(key, broadcast, state, data):
         report, state = tiny.apply(key, broadcast, state, data)
@@ -68,7 +68,7 @@ def test_integers_do_not_hide_a_broken_client():
 def test_missing_shares_of_noise_release_nothing():
     """Catches a round whose letters hold less noise than its accountant was told."""
     federation = p.Federation(
-        client=client.local_sgd(p.linear_loss, optax.sgd(p.RATE), num_steps=1),
+        client=client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=1)),
         transform=transform.distributed_gaussian(1.0, 1.0, p.SLOTS),
         aggregator=aggregation.fixed_mean(float(p.SLOTS)),
     )

@@ -50,7 +50,7 @@ def test_memory_of_a_round_is_flat_in_the_cohort():
     def temporary(num_slots):
         algorithm = algorithms.federated(
             sampling.uniform(4096, num_slots),
-            client.local_sgd(loss, optax.sgd(0.1), num_steps=2),
+            client.local_sgd(loss, optax.sgd(0.1), client.work(num_steps=2)),
             aggregation.mean(),
             server.optimizer(optax.sgd(1.0)),
             plan=engine.Plan(4, 8),

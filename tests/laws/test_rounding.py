@@ -90,7 +90,9 @@ def test_nor_does_what_a_user_brings():
     def accumulate(key, cohort, carry, received):
         return rule.accumulate(key, cohort, carry, received._replace(updates=divided(received.updates)))
 
-    work = client.local_sgd(lambda *args: divided(p.linear_loss(*args)), optax.adam(p.RATE), num_steps=2, batch_size=3)
+    work = client.local_sgd(
+        lambda *args: divided(p.linear_loss(*args)), optax.adam(p.RATE), client.work(num_steps=2, batch_size=3)
+    )
     rule = aggregation.gather(lambda key, updates, weights: divided(updates.sum(0)) / weights.sum())
     step = server.optimizer(optax.sgd(1.0))
     counts = []

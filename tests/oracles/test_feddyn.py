@@ -113,7 +113,7 @@ def test_reaches_the_optimum(num_present, num_rounds):
 
 def test_without_examples_nothing_moves():
     """Catches a vector built from the tilt alone."""
-    one = client.dynamic(lambda w, x, key: (w - x) ** 2 / 2, optax.sgd(0.5), 1.0, num_steps=2)
+    one = client.dynamic(lambda w, x, key: (w - x) ** 2 / 2, optax.sgd(0.5), 1.0, client.work(num_steps=2))
     data = ClientData(jnp.full(2, jnp.nan), jnp.zeros(2, bool))
     report, own = one.apply(jax.random.key(0), jnp.float32(1.0), jnp.float32(-0.5), data)
     assert float(own) == -0.5 and float(report.weight) == 0

@@ -91,9 +91,11 @@ def test_effective_steps_weigh_constant_gradients(momentum, shrinkage):
     data = ClientData(jnp.ones(2), jnp.ones(2, bool))
     options = {"num_steps": steps}
     if shrinkage:
-        work = client.proximal(lambda w, x, key: -w * x, optax.sgd(rate), shrinkage / rate, **options)
+        work = client.proximal(lambda w, x, key: -w * x, optax.sgd(rate), shrinkage / rate, client.work(**options))
     else:
-        work = client.local_sgd(lambda w, x, key: -w * x, optax.sgd(rate, momentum=momentum or None), **options)
+        work = client.local_sgd(
+            lambda w, x, key: -w * x, optax.sgd(rate, momentum=momentum or None), client.work(**options)
+        )
     wrapped = client.normalized(work, momentum=momentum, shrinkage=shrinkage)
     report, _ = jax.jit(wrapped.apply)(jax.random.key(0), jnp.float32(0), (), data)
     moved = work.apply(jax.random.key(0), jnp.float32(0), (), data)[0].update

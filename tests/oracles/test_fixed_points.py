@@ -79,6 +79,6 @@ def test_a_schedule_that_stops_is_fedsgd():
     updates = {}
     data = ClientData({"h": jnp.array([1.0, 3.0]), "a": jnp.array([0.5, 2.0])}, jnp.ones(2, bool))
     for name, (rate, num_steps) in work.items():
-        one = client.local_sgd(scalars.loss, optax.sgd(rate), num_steps=num_steps)
+        one = client.local_sgd(scalars.loss, optax.sgd(rate), client.work(num_steps=num_steps))
         updates[name] = jax.jit(one.apply)(jax.random.key(0), jnp.float32(0.3), (), data)[0].update
     assert updates["schedule"].tobytes() == updates["one step"].tobytes() and updates["one step"] != 0

@@ -145,7 +145,10 @@ def test_sgd_without_correction_is_fedavg():
 
 def test_full_gradient_is_a_step():
     """Catches a mean over padding rows, or a sum."""
-    gradient, step = client.full_gradient(p.linear_loss), client.local_sgd(p.linear_loss, optax.sgd(1.0), num_steps=1)
+    gradient, step = (
+        client.full_gradient(p.linear_loss),
+        client.local_sgd(p.linear_loss, optax.sgd(1.0), client.work(num_steps=1)),
+    )
     for id in (0, 3):
         data, start = p.ragged().client(jnp.int32(id)), jnp.array(p.START)
         one, other = (work.apply(jax.random.key(0), start, (), data)[0] for work in (gradient, step))

@@ -14,11 +14,12 @@ from tests.laws import problems as p
 pytestmark = pytest.mark.optimised(False)  # one program, stopped and started again
 
 KEY, ROUNDS = jax.random.key(3), 5
-WORK = {"num_epochs": 2, "batch_size": p.BATCH, "straggler_share": 0.5}
+WORK = {"num_epochs": 2, "batch_size": p.BATCH}
 
 
 def problem(name):
     sampler = sampling.with_dropout(sampling.cyclic(p.NUM_CLIENTS, 8), 0.2)  # a sampler with a state
+    sampler = sampling.with_stragglers(sampler, 0.5)
     if name == "feddyn":
         made = algorithms.feddyn(p.linear_loss, sampler, optax.sgd(p.RATE), coefficient=1.0, **WORK)
     else:

@@ -23,7 +23,7 @@ def parts(sampler=None, change=None, aggregator=None, own=None):
     """The parts of a federation with central noise, some of them exchanged."""
     return {
         "sampler": sampling.poisson(N, M / N) if sampler is None else sampler,
-        "client": own or client.local_sgd(lambda w, x, key: (w * x).sum(), optax.sgd(0.1), num_steps=1),
+        "client": own or client.local_sgd(lambda w, x, key: (w * x).sum(), optax.sgd(0.1), client.work(num_steps=1)),
         "transform": transform.gaussian_mechanism(0.5, 1.2) if change is None else change,
         "aggregator": aggregator or aggregation.fixed_mean(M),
         "server": server.optimizer(optax.sgd(1.0)),

@@ -125,7 +125,7 @@ def distance(member):
     best = theory.quadratic_optimum(np.asarray(data.test["hessian"]), np.asarray(data.test["center"]))
     algorithm = algorithms.federated(
         sampling.full(8),
-        client.local_sgd(population.quadratic_loss, optax.sgd(0.2), num_steps=1),
+        client.local_sgd(population.quadratic_loss, optax.sgd(0.2), client.work(num_steps=1)),
         aggregation.mean(),
         downlink(SGD, member),
         mesh=None,

@@ -13,7 +13,8 @@ from fedjax_sim.running.loop import run
 from fedjax_sim.sweeps import lifting
 from fedjax_sim.sweeps.sweep import sweep
 
-WORK = {"straggler_share": 0.4, "mesh": None}
+WORK = {"mesh": None}
+LATE = sampling.with_stragglers(sampling.uniform(5, 4), 0.4)
 
 
 def people(*sizes):
@@ -28,13 +29,13 @@ def squares(params, examples, key):
 def proximal(rate, mu):
     """Epochs of stragglers, by the client's rate and mu."""
     work = {"num_epochs": 2, "batch_size": 4, "coefficient": mu}
-    return algorithms.fedprox(squares, sampling.uniform(5, 4), optax.sgd(rate), **work, **WORK)
+    return algorithms.fedprox(squares, LATE, optax.sgd(rate), **work, **WORK)
 
 
 def scaffold(rate, mu):
     """Steps, partly done, by SCAFFOLD's own rate and its server's."""
     options = {"num_steps": 3, "learning_rate": rate, "server_learning_rate": mu}
-    return algorithms.scaffold(squares, sampling.uniform(5, 4), **options, **WORK)
+    return algorithms.scaffold(squares, LATE, **options, **WORK)
 
 
 @pytest.mark.optimised

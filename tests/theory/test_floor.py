@@ -279,7 +279,7 @@ def simulated(parts, counts, budgeted, *, num_rounds=420, num_seeds=1024, burn_i
     sampler, loss, table, letters, num_steps, rate = parts
     algorithm = algorithms.federated(
         sampler,
-        client.local_sgd(loss, optax.sgd(0.1), num_steps=num_steps),
+        client.local_sgd(loss, optax.sgd(0.1), client.work(num_steps=num_steps)),
         table,
         server.optimizer(optax.sgd(rate)),
         **({"transform": letters} if letters is not None else {}),
@@ -340,7 +340,7 @@ def test_privacy_noise_passes_the_server():
     predicted = budget(hessians, centers, step_size=0.1, server_rate=0.7, privacy_variance=released)
     data = population.quadratic_population(hessians, centers)
     algorithm = algorithms.federated(
-        sampling.full(4), client.local_sgd(population.quadratic_loss, optax.sgd(0.1), num_steps=1),
+        sampling.full(4), client.local_sgd(population.quadratic_loss, optax.sgd(0.1), client.work(num_steps=1)),
         aggregation.fixed_mean(4.0), server.optimizer(optax.sgd(0.7)),
         transform=transform.gaussian_mechanism(CLIP, 0.005), plan=Plan(4, 4), mesh=None,
     )  # fmt: skip

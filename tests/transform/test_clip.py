@@ -185,7 +185,7 @@ def test_devices_and_chunks():
     """
     outcomes = []
     for plan, mesh in ((p.PLAN, None), (engine.Plan(2, 2), engine.device_mesh(2))):
-        work = client.local_sgd(p.mlp_loss, optax.sgd(p.RATE), num_epochs=1, batch_size=p.BATCH)
+        work = client.local_sgd(p.mlp_loss, optax.sgd(p.RATE), client.work(num_epochs=1, batch_size=p.BATCH))
         twice = chain(clip(0.1, per="leaf"), clip(0.02))
         parts = {"client": work, "transform": twice, "aggregator": aggregation.fixed_mean(10.0)}
         federation = p.Federation(**parts, plan=plan, mesh=mesh)

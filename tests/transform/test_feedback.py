@@ -130,7 +130,9 @@ def distances(transform, rates, *, cohort_size=CLIENTS, num_rounds=2000):
         def one(rate):
             algorithm = federated(
                 sampler,
-                client.local_sgd(population.quadratic_loss, optax.sgd(1.0), num_steps=1, weighting="uniform"),
+                client.local_sgd(
+                    population.quadratic_loss, optax.sgd(1.0), client.work(num_steps=1, weighting="uniform")
+                ),
                 aggregation.fixed_mean(CLIENTS),
                 server.optimizer(optax.sgd(rate)),
                 transform,
@@ -272,7 +274,7 @@ def test_population_sizes():
 @pytest.mark.parametrize("remembers", ["transform", "client"])
 def test_cohorts_with_replacement_are_refused(remembers):
     """Catches a client drawn twice, whose second letter overwrites what it remembers of the first."""
-    work = client.local_sgd(p.linear_loss, optax.sgd(0.1), num_steps=1)
+    work = client.local_sgd(p.linear_loss, optax.sgd(0.1), client.work(num_steps=1))
     algorithm = federated(
         sampling.with_replacement(p.NUM_CLIENTS, p.SLOTS),
         p.counting(work) if remembers == "client" else work,

@@ -72,7 +72,7 @@ def _solutions(base: Base, weights: Sequence[float]) -> Iterator[Comparison]:
 
     @jax.jit
     def solve(start, clients, eta, weight):
-        work = client.proximal(population.quadratic_loss, optax.sgd(eta), weight, num_steps=SOLVE_STEPS)
+        work = client.proximal(population.quadratic_loss, optax.sgd(eta), weight, client.work(num_steps=SOLVE_STEPS))
 
         def one(id):
             return work.apply(jax.random.key(0), start, (), clients.client(id))[0].update["w"] + start["w"]

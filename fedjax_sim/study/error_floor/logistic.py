@@ -51,7 +51,9 @@ def logistic_floor(key: Array, size: int, num_runs: int, seed: int) -> Iterator[
     half_hessian = jnp.asarray(hessian / 2, jnp.float32)
     for step_size, cohort in ((0.1, size // 4), (0.2, size // 4), (0.2, size)):
         sampler = sampling.uniform(size, cohort)
-        work = client.local_sgd(_loss, optax.sgd(step_size), num_steps=1, batch_size=BATCH_SIZE, weighting="uniform")
+        work = client.local_sgd(
+            _loss, optax.sgd(step_size), client.work(num_steps=1, batch_size=BATCH_SIZE, weighting="uniform")
+        )
         table, step = aggregation.mean(weighting="uniform"), server.optimizer(optax.sgd(1.0))
         floor = theory.budget_from_moments(hessian, step_size=step_size, design=sampler.design, **moments)
         rounds = int(np.ceil(6 / (step_size * np.linalg.eigvalsh(hessian)[0])))

@@ -53,7 +53,9 @@ def model_floor(key: Array, size: int, num_runs: int, seed: int) -> Iterator[Com
     share = (EXAMPLES - BATCH_SIZE) / (BATCH_SIZE * (EXAMPLES - 1))  # of a batch without replacement
     for step_size, cohort in ((0.05, size // 10), (0.2, size // 10), (0.2, size)):
         sampler = sampling.uniform(size, cohort)
-        work = client.local_sgd(loss_fn, optax.sgd(step_size), num_steps=1, batch_size=BATCH_SIZE, weighting="uniform")
+        work = client.local_sgd(
+            loss_fn, optax.sgd(step_size), client.work(num_steps=1, batch_size=BATCH_SIZE, weighting="uniform")
+        )
         table, step = aggregation.mean(weighting="uniform"), server.optimizer(optax.sgd(1.0))
         estimate = theory.budget_from_moments(
             hessian,

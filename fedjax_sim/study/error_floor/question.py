@@ -180,8 +180,7 @@ class _Quadratics:
             client.local_sgd(
                 _noisy_loss(setting.gradient_noise),
                 optax.sgd(setting.step_size),
-                num_steps=setting.num_steps,
-                weighting="uniform",
+                client.work(num_steps=setting.num_steps, weighting="uniform"),
             ),
             aggregation.fixed_mean(setting.cohort_size),
             server.optimizer(optax.sgd(1.0)),

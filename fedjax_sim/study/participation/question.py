@@ -141,7 +141,7 @@ class _Clients:
         self, sampler: Sampler, table: Aggregator, weighted: bool = False, step_size: float = 1.0
     ) -> Algorithm:
         weighting = "examples" if weighted else "uniform"
-        work = client.local_sgd(_loss, optax.sgd(step_size), num_steps=1, weighting=weighting)
+        work = client.local_sgd(_loss, optax.sgd(step_size), client.work(num_steps=1, weighting=weighting))
         return federated(sampler, work, table, server.optimizer(optax.sgd(1.0)), mesh=None)
 
     def variance(
@@ -236,7 +236,7 @@ def _digits(key, size: int, num_rounds: int, seed: int) -> Iterator[Comparison]:
     model = models.mlp(input_shape=data.input_shape, num_outputs=data.num_outputs)
     loss_fn = models.supervised(model, models.default_loss(data.task))
     params = model.init(jax.random.fold_in(key, 2))[0]
-    work = client.local_sgd(loss_fn, optax.sgd(0.1), num_steps=1, weighting="uniform")
+    work = client.local_sgd(loss_fn, optax.sgd(0.1), client.work(num_steps=1, weighting="uniform"))
     moments = population_moments(key, work, params, data.train)
     for cohort in (c for c in (10, 100) if c < size):
         sampler = sampling.uniform(size, cohort)

@@ -164,7 +164,7 @@ def _digits(
     loss_fn = models.supervised(model, models.default_loss(data.task))
     cohort = size / 10
     sampler = sampling.poisson(size, 0.1, num_slots=min(size, math.ceil(cohort + 6 * math.sqrt(cohort))))
-    work = client.local_sgd(loss_fn, optax.sgd(0.5), num_steps=3, batch_size=10, weighting="uniform")
+    work = client.local_sgd(loss_fn, optax.sgd(0.5), client.work(num_steps=3, batch_size=10, weighting="uniform"))
     table, step = aggregation.fixed_mean(cohort), server.optimizer(optax.sgd(1.0))
 
     def make(multiplier):

@@ -1,0 +1,82 @@
+"""What a round costs and loses: bytes, steps and operations of its clients, and messages that could not be used."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.transform.chain import plain_wire, wire_of
+from fedjax_sim.types import Array, Cohort, Count, Population, PyTree, Star, Wire, Work
+
+__all__ = ["losses", "message_spec", "traffic", "two_words", "wires", "work_of"]
+
+NAMED_CLIENTS = 8  # ids that an error names
+
+
+def message_spec(star: Star, broadcast: PyTree, population: Population) -> PyTree:
+    """Shapes and dtypes of one client's update, before the transform; nothing is computed."""
+
+    def update(broadcast, population):
+        data = population.client(jnp.zeros((), jnp.int32))
+        state = star.client.init(broadcast)
+        return jax.jit(star.client.apply)(jax.random.key(0), broadcast, state, data)[0].update
+
+    return jax.eval_shape(update, broadcast, population)
+
+
+def wires(star: Star, broadcast: PyTree, population: Population) -> tuple[Wire, Wire]:
+    """Of one message, and of one broadcast."""
+    up = wire_of(star.transform, message_spec(star, broadcast, population))
+    return up, (plain_wire if star.server.wire is None else star.server.wire)(broadcast)
+
+
+def work_of(star: Star, params: PyTree, population: Population) -> Work:
+    """What a round asks of one client, in bytes, steps and floating-point operations.
+
+    >>> import jax.numpy as jnp, optax
+    >>> from fedjax_sim import algorithms, population, sampling
+    >>> clients, start = population.quadratic_population([1.0] * 4, [0.0, 1.0, 2.0, 3.0]), {"w": jnp.zeros(1)}
+    >>> made = algorithms.fedavg(population.quadratic_loss, sampling.full(4), optax.sgd(0.1), num_steps=3, batch_size=1)
+    >>> work_of(made.parts, start, clients)[:3]
+    (4, 4, 3)
+    """
+    broadcast = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
+    up, down = wires(star, broadcast, population)
+
+    def local(broadcast, population):
+        data = population.client(jnp.zeros((), jnp.int32))
+        return star.client.apply(jax.random.key(0), broadcast, star.client.init(broadcast), data)
+
+    cost = jax.jit(local).lower(broadcast, population).cost_analysis() or {}
+    return Work(-(-up.bits // 8), -(-down.bits // 8), star.client.all_steps, float(cost.get("flops", 0.0)))
+
+
+def traffic(cohort: Cohort, up: Wire, down: Wire) -> dict[str, Count]:
+    """The bytes of one pass over a cohort: all that were sent, also those that came too late."""
+    uploads = cohort.reported if cohort.sent is None else cohort.sent
+    invited, reported, sent = (x.sum(dtype=jnp.int32) for x in (cohort.invited, cohort.reported, uploads))
+    found = {"uplink_bytes": Count.of(sent, -(-up.bits // 8)), "downlink_bytes": Count.of(invited, -(-down.bits // 8))}
+    if up.coded < up.bits:
+        found["uplink_coded_bytes"] = Count.of(sent, -(-up.coded // 8))
+    if cohort.sent is not None:
+        found["wasted_bytes"] = Count.of(sent - reported, -(-up.bits // 8))
+    return found
+
+
+def losses(star: Star, cohort: Cohort, dropped: Array, num_dropped: Array) -> dict[str, Array]:
+    """How many messages could not be used, and whose they were where that is an error."""
+    found = {"dropped_clients": num_dropped}
+    if star.nonfinite == "error":
+        first = jnp.argsort(~dropped, stable=True)[:NAMED_CLIENTS]
+        found["error_ids"] = jnp.where(dropped[first], cohort.ids[first], -1)
+    return found
+
+
+def two_words(sums: Array) -> Array:
+    """[2] uint32, high and low, of sums of bytes [4], the lowest first."""
+    high = low = jnp.zeros((), jnp.uint32)
+    for i in range(4):
+        part = sums[i] << 8 * i
+        high += (sums[i] >> 32 - 8 * i if i else jnp.uint32(0)) + (low + part < low)
+        low += part
+    return jnp.stack([high, low])

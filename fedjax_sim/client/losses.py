@@ -1,0 +1,51 @@
+"""A client's mean loss, its gradient and its weight, over examples of which some are padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import tree, validate
+from fedjax_sim.types import Array, ClientData, Mean, PyTree
+
+__all__ = ["full_gradient_at", "loss_and_metrics", "own_weight"]
+
+
+def loss_and_metrics(loss_fn: Callable, params: PyTree, examples: PyTree, mask: Array, key: Array | None):
+    """The mean loss over the examples where `mask`, and every metric as a `Mean` named `local_<metric>`.
+
+    Local, for models in training move away from the server's: the mean of such losses over a round is no objective.
+
+    Args:
+      loss_fn: (params, examples, key) -> losses [b], or a dict of per-example values [b] that holds "loss" and, if
+        examples count unequally, "weight", and no "steps", which is taken. key None means evaluation.
+      examples: leaves [b, ...]; rows where the mask is False are replaced by zeros before the loss sees them.
+    """
+    out = loss_fn(params, tree.where(mask, examples, tree.zeros_like(examples)), key)
+    out = dict(out) if isinstance(out, dict) else {"loss": out}
+    if "loss" not in out or any(jnp.shape(x) != mask.shape for x in out.values()):
+        shapes = {name: jnp.shape(x) for name, x in out.items()}
+        validate.fail("loss_fn", f"one 'loss' per example, shape {mask.shape}", shapes, "Do not average over examples.")
+    if "steps" in out:
+        validate.fail("loss_fn", "names other than 'steps', which are the solver's", sorted(out), "Rename it.")
+    weights = jnp.where(mask, out.pop("weight", 1.0), 0.0).astype(jnp.float32)
+    means = {f"local_{name}": Mean((jnp.where(mask, x, 0) * weights).sum(), weights.sum()) for name, x in out.items()}
+    loss = means["local_loss"]
+    return loss.total / jnp.where(loss.weight > 0, loss.weight, 1), means
+
+
+def own_weight(loss_fn: Callable, params: PyTree, data: ClientData, key: Array) -> Array:
+    """The sum of the weights of a client's own examples; 1 each unless the loss gives a "weight"."""
+    examples = tree.where(data.mask, data.examples, tree.zeros_like(data.examples))
+    given = jax.eval_shape(loss_fn, params, examples, key)
+    if not isinstance(given, dict) or "weight" not in given:
+        return data.mask.sum(dtype=jnp.float32)
+    weights = loss_fn(params, examples, None)["weight"]  # the compiler drops what only the loss needs
+    return jnp.where(data.mask, weights, 0).sum(dtype=jnp.float32)
+
+
+def full_gradient_at(loss_fn: Callable, params: PyTree, data: ClientData, key: Array | None):
+    """(gradient of the mean loss over all of a client's examples, metrics); zero without examples."""
+    return jax.grad(lambda p: loss_and_metrics(loss_fn, p, data.examples, data.mask, key), has_aux=True)(params)

@@ -1,0 +1,100 @@
+"""Wrappers: how much of its local work each client of a cohort gets done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.prng import stream
+from fedjax_sim.sampling.participation import client_bits
+from fedjax_sim.types import Sampler, Work
+
+__all__ = ["with_local_steps", "with_stragglers"]
+
+
+def with_stragglers(sampler: Sampler, share: float) -> Sampler:
+    """Some clients get only part of their local work done, and send what they have.
+
+    A client is a straggler in a round with probability `share`, by itself; a straggler's part of its local steps is
+    uniform in (0, 1], rounded up to whole steps: of K steps it does 1, ..., K, all alike. `with_dropout` loses the work
+    of a client instead. Stragglers of several wrappers do the smaller part.
+
+    Args:
+      sampler: any sampler.
+      share: in [0, 1]; may be traced, so that a sweep can vary it.
+
+    Returns: a sampler of the same cohorts with `Cohort.work`; refused by clients that cannot stop early.
+
+    Raises: ValueError, TypeError for a share out of range.
+
+    Guarantees: that law, independent of slots and cohort (tests/sampling/test_work.py::test_law_of_stragglers); share 0
+    is the sampler without the wrapper, to rounding (tests/client/test_stragglers.py::test_no_stragglers).
+
+    References: Li et al. 2020 (FedProx), section 5.2; there an exact share of each cohort, here a chance.
+
+    >>> import jax
+    >>> from fedjax_sim.sampling.uniform import uniform
+    >>> late = with_stragglers(uniform(100, 4), 1.0)
+    >>> cohort, _ = late.sample(jax.random.key(0), late.init())
+    >>> cohort.work.shape, bool((cohort.work > 0).all()), bool((cohort.work <= 1).all())
+    ((4,), True, True)
+    """
+    validate.in_range("share", share, 0, 1, hint="It is a client's chance to be a straggler.")
+
+    def slowed(key, cohort):
+        if cohort.work is not None and jnp.issubdtype(cohort.work.dtype, jnp.integer):
+            hint = "Its clients' numbers of steps are fixed: put with_stragglers inside, or leave one of the two out."
+            validate.fail("sampler", "one that does not fix its clients' steps", "with_local_steps", hint)
+        before = jnp.ones(cohort.ids.shape) if cohort.work is None else cohort.work
+        name = "straggler" if cohort.work is None else "another straggler"
+        who, part = (client_bits(stream(key, f"{name} {what}"), cohort.ids) >> 8 for what in ("who", "part"))
+        part = (part + 1).astype(jnp.float32) * jnp.float32(2.0**-24)
+        late = who.astype(jnp.float32) * jnp.float32(2.0**-24) < share
+        return cohort._replace(work=jnp.where(late, jnp.minimum(part, before), before))
+
+    return sampler.then(slowed)
+
+
+def with_local_steps(sampler: Sampler, steps: Sequence[int]) -> Sampler:
+    """Clients take different numbers of local steps, the same in every round: client i takes `steps[i % len(steps)]`.
+
+    Args:
+      sampler: any sampler.
+      steps: K_i, each in [1, K] of the local work's `num_steps`: a list for all clients, or a pattern that repeats.
+
+    Returns: a sampler of the same cohorts with `Cohort.work`; refused by clients that cannot stop early.
+
+    Raises: ValueError, TypeError for numbers out of range, at `init` of the algorithm for more than its `num_steps`.
+
+    Guarantees: each client takes its number (tests/sampling/test_work.py::test_local_steps_are_taken).
+
+    References: Wang et al. 2020 (FedNova), section 3, on clients with K_i local steps.
+
+    >>> import jax
+    >>> from fedjax_sim.sampling.uniform import full
+    >>> unequal = with_local_steps(full(4), [1, 5])
+    >>> unequal.sample(jax.random.key(0), ())[0].work.tolist()
+    [1, 5, 1, 5]
+    """
+    validate.sequence("steps", steps)
+    for i, number in enumerate(steps):
+        validate.steps(f"steps[{i}]", number)
+    if len(steps) > sampler.design.population_size:
+        validate.fail("steps", f"at most {sampler.design.population_size} numbers, one a client", len(steps))
+    table = np.asarray(steps, np.int32)
+
+    def told(state, work: Work):
+        if isinstance(work.steps, int) and work.steps < table.max():
+            hint = "The local work's num_steps is the most that a client may take: raise it."
+            validate.fail("steps", f"at most {work.steps} local steps", int(table.max()), hint)
+        return state if sampler.tell is None else sampler.tell(state, work)
+
+    def fixed(key, cohort):
+        if cohort.work is not None:
+            validate.fail("sampler", "one whose clients do all of their work", "another wrapper of work")
+        return cohort._replace(work=jnp.asarray(table)[cohort.ids % len(table)])
+
+    return sampler.then(fixed)._replace(tell=told)
