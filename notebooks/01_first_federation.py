@@ -393,7 +393,7 @@ def hostile(key, update):
     return jax.tree.map(lambda x: attack * x, update)
 
 
-def coordinate_median(key, updates, weights):
+def coordinate_median(key, updates, weights, ids):
     def leaf(x):
         arrived = (weights > 0).reshape(-1, *(1,) * (x.ndim - 1))
         return jnp.nan_to_num(jnp.nanmedian(jnp.where(arrived, x, jnp.nan), axis=0))  # nobody: no update

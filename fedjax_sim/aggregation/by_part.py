@@ -1,4 +1,4 @@
-"""Another rule for each part of a letter."""
+"""Another rule for each part of an update."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
         if not isinstance(rule, Aggregator):
             validate.fail(f"parts[{name!r}]", "an Aggregator", type(rule).__name__, "Call the factory.", TypeError)
         if rule.modulus is not None:
-            validate.fail(f"parts[{name!r}]", "a sum of numbers", "a modular sum", "Use it for whole letters.")
+            validate.fail(f"parts[{name!r}]", "a sum of numbers", "a modular sum", "Use it for whole updates.")
     designs = {name: rule.design for name, rule in parts.items() if rule.weighted}
     design = next(iter(designs.values()), None)
     for name, other in designs.items():
@@ -41,24 +41,35 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
             hint = "One sampler draws for all parts: either each that takes weights is made for its design, or none."
             validate.fail(f"parts[{name!r}].design", f"that of the other parts, {design}", other, hint)
 
+    stateful = any(rule.start is not None for rule in parts.values())
+
     def init(update_spec, num_slots):
         if not isinstance(update_spec, dict) or update_spec.keys() != parts.keys():
             got = sorted(update_spec) if isinstance(update_spec, dict) else type(update_spec).__name__
             validate.fail("update", f"a dict of {', '.join(sorted(parts))}", got)
         return {name: rule.init(update_spec[name], num_slots) for name, rule in parts.items()}
 
-    def accumulate(key, cohort, carry, received):
+    def own(round, name):  # the part's view of the round: its own state
+        return round._replace(state=round.state[name]) if stateful else round
+
+    def accumulate(key, round, carry, received):
         def one(name, rule):
-            return rule.accumulate(key, cohort, carry[name], received._replace(updates=received.updates[name]))
+            mine = received._replace(updates=received.updates[name])
+            return rule.accumulate(key, own(round, name), carry[name], mine)
 
         return {name: one(name, rule) for name, rule in parts.items()}
 
-    def finalize(key, cohort, carry):
-        done = {name: rule.finalize(key, cohort, carry[name]) for name, rule in parts.items()}
-        metrics = {f"{name}_{metric}": x for name, (_, found) in done.items() for metric, x in found.items()}
-        return {name: aggregate for name, (aggregate, _) in done.items()}, metrics
+    def start(update_spec):
+        return {name: () if rule.start is None else rule.start(update_spec[name]) for name, rule in parts.items()}
+
+    def finalize(key, round, carry):
+        done = {name: rule.finalize(key, own(round, name), carry[name]) for name, rule in parts.items()}
+        metrics = {f"{name}_{metric}": x for name, found in done.items() for metric, x in found[1].items()}
+        states = {name: found[2] if len(found) > 2 else () for name, found in done.items()}
+        return {name: found[0] for name, found in done.items()}, metrics, *([states] if stateful else [])
 
     bounds = [rule.sensitivity for rule in parts.values()]
     weighted = any(rule.weighted for rule in parts.values())
     bound, homogeneous = None if None in bounds else max(bounds), all(rule.homogeneous for rule in parts.values())
-    return Aggregator(init, accumulate, finalize, bound, weighted=weighted, homogeneous=homogeneous, design=design)
+    facts = {"weighted": weighted, "homogeneous": homogeneous, "design": design, "start": start if stateful else None}
+    return Aggregator(init, accumulate, finalize, bound, **facts)

@@ -1,4 +1,4 @@
-"""Rules that must see every letter of the cohort at once."""
+"""Rules that must see every message of the cohort at once."""
 
 from __future__ import annotations
 
@@ -7,33 +7,47 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, tree
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.types import Aggregator
 
 __all__ = ["gather"]
 
 
 def gather(
-    rule: Callable, *, sensitivity: float | None = None, weighted: bool = True, homogeneous: bool = False
+    rule: Callable,
+    *,
+    start: Callable | None = None,
+    sensitivity: float | None = None,
+    weighted: bool = True,
+    homogeneous: bool = False,
 ) -> Aggregator:
-    """An aggregator from `rule(key, updates, weights) -> update`.
+    """An aggregator from `rule(key, updates, weights, ids) -> update`.
 
     Args:
-      rule: pure; updates have leaves [m, ...], weights are [m], 0 where nothing arrived (those rows are zero). Rows
-        stand by client id, those without a message last, so float sums over them do not depend on the cohort's order.
+      rule: pure; updates have leaves [m, ...], weights are [m], 0 where nothing arrived (those rows are zero), ids are
+        [m] int32, -1 where nothing arrived. Rows are sorted by client id, those without a message last, so float sums
+        over them do not depend on the cohort's order. With `start` the rule is `rule(key, updates, weights, ids, round)
+        -> (update, state)`, where `round` is a `types.Round`: the broadcast model, and the state before.
+      start: (update_spec) -> the rule's state before the first round; () for a rule that only looks at the model.
       sensitivity: L2 motion of the result per unit motion of one update, if bounded.
       weighted: False states that the result depends on who has a weight above 0 and on nothing else of the weights.
       homogeneous: True states that messages in another unit give the result in that unit, as for a median.
 
+    Raises: TypeError for a rule that does not take these arguments.
+
     Guarantees: the same bits whatever the order of the cohort, a client drawn twice included
     (tests/laws/test_aggregators.py::test_order_of_the_cohort_is_irrelevant), and whatever the chunk and devices
-    (::test_carries_of_disjoint_slots_combine).
+    (::test_carries_of_disjoint_slots_combine); a rule sees its own state and the model
+    (tests/aggregation/test_gather.py::test_a_rule_with_memory).
 
     >>> import jax, jax.numpy as jnp
-    >>> largest = gather(lambda key, updates, weights: jax.tree.map(lambda x: x.max(0), updates))
+    >>> largest = gather(lambda key, updates, weights, ids: jax.tree.map(lambda x: x.max(0), updates))
     >>> largest.init(jax.ShapeDtypeStruct((2,), jnp.float32), 3)["updates"].shape
     (3, 2)
     """
+
+    names = "key, updates, weights, ids" + (", round" if start else "")
+    validate.function("rule", rule, names, hint="Rules that need no ids take them all the same.")
 
     def init(update_spec, num_slots):
         return {
@@ -46,11 +60,17 @@ def gather(
         rows = {"updates": received.updates, "weights": received.weights, "ids": received.ids}
         return engine.fill(carry, received.slots, rows)
 
-    def finalize(key, cohort, carry):
+    def finalize(key, round, carry):
         absent, ids = carry["weights"] == 0, carry["ids"]
         slots = jnp.arange(ids.shape[0], dtype=jnp.int32)
         order = jax.lax.sort((absent, jnp.where(absent, 0, ids), slots), num_keys=2)[2]
         updates, weights = tree.take((carry["updates"], carry["weights"]), order)
-        return rule(key, updates, weights), {"total_weight": weights.sum()}
+        ids = jnp.where(absent, -1, ids)[order]
+        metrics = {"total_weight": weights.sum()}
+        if start is None:
+            return rule(key, updates, weights, ids), metrics
+        update, state = rule(key, updates, weights, ids, round)
+        return update, metrics, state
 
-    return Aggregator(init, accumulate, finalize, sensitivity, weighted=weighted, homogeneous=homogeneous)
+    facts = {"weighted": weighted, "homogeneous": homogeneous, "start": start}
+    return Aggregator(init, accumulate, finalize, sensitivity, **facts)

@@ -14,7 +14,7 @@ from fedjax_sim import aggregation, client, engine, server, tree, validate
 from fedjax_sim.algorithms.base import base_optimizer
 from fedjax_sim.algorithms.costs import losses, traffic
 from fedjax_sim.algorithms.federated import federated
-from fedjax_sim.algorithms.round import aggregate, close, collect, initial_state, invite, remember
+from fedjax_sim.algorithms.round import aggregate, close, collect, initial_state, invite, remember, seen
 from fedjax_sim.prng import stream
 from fedjax_sim.transform.chain import plain_wire
 from fedjax_sim.types import Algorithm, Array, Count, PyTree, Sampler, ServerUpdate, Star, UpdateTransform
@@ -156,16 +156,30 @@ def mime(
         control = tree.where(usable, control, tree.zeros_like(control))
         return usable, control, optax.tree.norm(control), tree.where(usable, found.transform, state.transform)
 
+    def ask(key, cohort, state, population):
+        """The first pass; and the state in which the second one starts."""
+        (asked_memory, memory), (asked_transform, transform) = state.memory, state.transform
+        asking = state._replace(memory=asked_memory, transform=asked_transform, server=inner.params(state.server))
+        asked = collect(first, key, cohort, asking, population)
+        usable, control, norm, asked_transform = engine.steady(mean_gradient)(key, cohort, asked, asking)
+        start = _ControlState(state.server, control)
+        return asked, asked_transform, usable, norm, state._replace(memory=memory, transform=transform, server=start)
+
+    def observe(key, state, population):
+        """What both passes sent, by name; the weights are those of the second."""
+        cohort, _ = invite(second, key, state)
+        *_, start = ask(stream(key, "gradients"), cohort, state, population)
+        asking = state._replace(memory=state.memory[0], transform=state.transform[0], server=inner.params(state.server))
+        asked = seen(first, stream(key, "gradients"), cohort, asking, population)
+        answered = seen(second, key, cohort, start, population)
+        sent = {"gradient": asked.broadcast, "update": answered.broadcast}
+        return answered._replace(broadcast=sent, messages={"gradient": asked.messages, "update": answered.messages})
+
     def step(key, state, population):
         cohort, sampler_state = invite(second, key, state)
-        (asked_memory, memory), (asked_transform, own_transform) = state.memory, state.transform
-        asking = state._replace(memory=asked_memory, transform=asked_transform, server=inner.params(state.server))
-        asked_key = stream(key, "gradients")
-        asked = collect(first, asked_key, cohort, asking, population)
-        usable, control, norm, asked_transform = engine.steady(mean_gradient)(asked_key, cohort, asked, asking)
+        asked, asked_transform, usable, norm, start = ask(stream(key, "gradients"), cohort, state, population)
         _, asked_memory = remember(cohort, asked, usable)
-        start = _ControlState(state.server, control)
-        state = state._replace(sampler=sampler_state, memory=memory, transform=own_transform, server=start)
+        state = start._replace(sampler=sampler_state)
         answered = collect(second, key, cohort, state, population)
         state, info = close(second, key, cohort, answered, state, usable=usable)
         memory, transforms = (asked_memory, state.memory), (asked_transform, state.transform)
@@ -173,7 +187,7 @@ def mime(
         sent, lost = traffic(cohort, asked.up, asked.down), losses(first, cohort, asked.dropped, asked.num_dropped)
         return state, _both(info, sent, lost, norm, usable)
 
-    return Algorithm(init, step, lambda state: inner.params(state.server), second)
+    return Algorithm(init, step, lambda state: inner.params(state.server), second, observe)
 
 
 class _ControlState(NamedTuple):

@@ -31,6 +31,7 @@ from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
 __all__ = ["History", "check_kinds", "interrupts", "run"]
 
+MAX_INFO = 4096  # numbers in an entry of info
 MAX_BLOCK = 256  # rounds between two looks of the host
 BLOCK_SECONDS = 0.5  # aim: long enough to hide the host, short enough for a lively progress bar
 
@@ -278,6 +279,15 @@ def _check(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, direc
         validate.fail("directory", "the run directory to resume", None)
 
 
+def _check_info(info: Mapping[str, Any]) -> None:
+    """Refuses what is no number to log: a log holds a row a round."""
+    for name, value in info.items():
+        size = max((x.size for x in jax.tree.leaves(value)), default=0)
+        if size > MAX_INFO:
+            hint = "A log is of scalars. What a server saw is got by replaying the round: algorithms.round.observe."
+            validate.fail(f"info[{name!r}]", f"at most {MAX_INFO:,} numbers", f"{size:,} numbers", hint)
+
+
 def _compiled(algorithm: Algorithm, key: Array, state: PyTree, population: PyTree):
     """The block program with its arguments where it wants them, and the seconds that compiling took."""
 
@@ -285,6 +295,7 @@ def _compiled(algorithm: Algorithm, key: Array, state: PyTree, population: PyTre
 
     def block(key, state, population, first, count):
         _, info = jax.eval_shape(step, key, state, population)
+        _check_info(info)
         infos = jax.tree.map(lambda x: jnp.zeros((MAX_BLOCK, *x.shape), x.dtype), info)
 
         def one_round(i, carry):

@@ -168,7 +168,7 @@ CASES = {
         "by_part": _first_of_two,
         "extrapolated": aggregation.extrapolated,
         "fixed_mean": lambda: aggregation.fixed_mean(5.0),
-        "gather": lambda: aggregation.gather(lambda key, updates, weights: (updates * weights[:, None]).sum(0)),
+        "gather": lambda: aggregation.gather(lambda key, updates, weights, ids: (updates * weights[:, None]).sum(0)),
         "horvitz_thompson": lambda: aggregation.horvitz_thompson(DESIGN, TOTAL),
         "keep_old": lambda: aggregation.keep_old(TOTAL),
         "li_scheme_one": aggregation.li_scheme_one,

@@ -200,11 +200,11 @@ def one_step_of_everybody_is_centralised(num_rounds: int = 50) -> None:
 def gathered_rows_stand_by_id() -> None:
     """A rule that sees every message gets them by client id, whatever the chunk."""
 
-    def first(key, updates, weights):
+    def first(key, updates, weights, ids):
         return jnp.where(weights[2] > 0, updates[2], 0.0) + 0.001 * (updates * jnp.arange(1.0, 11)[:, None]).sum(0)
 
     chunk_is_irrelevant(aggregator=aggregation.gather(first))
-    alone = p.Federation(aggregator=aggregation.gather(lambda key, updates, weights: updates[2])).params(
+    alone = p.Federation(aggregator=aggregation.gather(lambda key, updates, weights, ids: updates[2])).params(
         p.COHORT, num_rounds=1
     )
     third = int(np.sort(p.COHORT)[2])
@@ -218,7 +218,7 @@ def gathered_sums_ignore_the_order() -> None:
     Running sums: the aggregator's own `sum` has one order of halves, which some permutations leave alone.
     """
 
-    def rule(key, updates, weights):
+    def rule(key, updates, weights, ids):
         return jnp.cumsum(updates * weights[:, None], axis=0)[-1] / weights.sum()
 
     order_is_irrelevant(p.Federation(aggregator=aggregation.gather(rule)))

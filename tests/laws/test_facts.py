@@ -71,7 +71,7 @@ def test_facts_fail_closed(part):
 
 
 def gathered(**facts):
-    return aggregation.gather(lambda key, updates, weights: updates.mean(0), **facts)
+    return aggregation.gather(lambda key, updates, weights, ids: updates.mean(0), **facts)
 
 
 def test_a_rule_that_says_nothing_is_taken_at_its_worst():

@@ -60,10 +60,10 @@ def test_what_the_aggregator_makes_decides():
     mean = cases.CASES["server"]["optimizer"]()
     wide = {"kernel": jax.ShapeDtypeStruct((2, 4, 5), jnp.float32), "bias": PARAMS["bias"]}
 
-    def halves(key, updates, weights):
+    def halves(key, updates, weights, ids):
         return {"kernel": updates["kernel"].mean((0, 1)), "bias": updates["bias"].mean(0)}
 
-    def number(key, updates, weights):
+    def number(key, updates, weights, ids):
         return jax.tree.map(jnp.mean, updates)
 
     start(mean, wide, aggregation.gather(halves))

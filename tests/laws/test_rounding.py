@@ -93,7 +93,7 @@ def test_nor_does_what_a_user_brings():
     work = client.local_sgd(
         lambda *args: divided(p.linear_loss(*args)), optax.adam(p.RATE), client.work(num_steps=2, batch_size=3)
     )
-    rule = aggregation.gather(lambda key, updates, weights: divided(updates.sum(0)) / weights.sum())
+    rule = aggregation.gather(lambda key, updates, weights, ids: divided(updates.sum(0)) / weights.sum())
     step = server.optimizer(optax.sgd(1.0))
     counts = []
     for own in ("none", "all"):

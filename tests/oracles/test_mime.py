@@ -194,7 +194,7 @@ def test_no_usable_gradient():
     [
         ({"rule": "adma"}, "rule: expected one of .* Did you mean 'adam'"),
         ({"momentum": 1.0}, "momentum: expected"),
-        ({"downlink": transform.quantize(8)}, "downlink: expected none for mime"),
+        ({"downlink": transform.quantize(8)}, "mime: expected one of its arguments, got .downlink."),
         ({"transform": transform.local_gaussian(1.0, 1.0)}, "transform: expected one without noise"),
         ({"transform": transform.error_feedback(transform.top_k(0.5))}, "transform: expected one without memory"),
         ({"transform": "quantize"}, "transform: expected an UpdateTransform, got 'str'"),

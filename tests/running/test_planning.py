@@ -24,7 +24,7 @@ PARAMS = jnp.array(p.START)
 
 def algorithm(num_slots: int, rule=None, plan=p.PLAN):
     """FedSGD; `gather` keeps a buffer [m, d], so its memory must grow with the cohort."""
-    aggregator = aggregation.gather(lambda key, updates, weights: updates.mean(0)) if rule else aggregation.mean()
+    aggregator = aggregation.gather(lambda key, updates, weights, ids: updates.mean(0)) if rule else aggregation.mean()
     sampler = sampling.uniform(p.NUM_CLIENTS, num_slots)
     return algorithms.fedsgd(p.linear_loss, sampler, learning_rate=0.1, aggregator=aggregator, plan=plan, mesh=None)
 
