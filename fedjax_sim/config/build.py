@@ -124,7 +124,7 @@ class Builder:
             trial = partial(fastest, lambda plan: under(plan, None), root, params, population)
             plan = engine.Plan(*distributed.from_first(trial))
             algorithm = under(plan, mesh)
-        judge = self.judge(self.evaluation(loss_fn, data), algorithm, params, population)
+        judge = self.judge(self.evaluation(loss_fn, data, algorithm), algorithm, params, population)
         self.stop()
         return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, judge, plan)
 
@@ -148,13 +148,14 @@ class Builder:
         wired[registry.takes(part, "sampler")] = with_distinct_clients(sampler)
         return self.make("algorithm", **wired)
 
-    def evaluation(self, loss_fn: Callable, data: FederatedData) -> Callable:
-        """On test and held-out data, and on what is trained on where that is asked for."""
+    def evaluation(self, loss_fn: Callable, data: FederatedData, algorithm: Algorithm) -> Callable:
+        """On test and held-out data, on rows that clients keep, and on what is trained on where that is asked for."""
         clients, train = self.tables["run"]["evaluate_train"], {}
         if clients is not None:
             some = clients != "all" and clients < data.train.size
             train = {"train": data.train, "train_clients": clients if some else None, "seed": self.tables["seed"]}
-        return evaluation(loss_fn, test=data.test, held_out=data.held_out, **train)
+        own = {} if data.local_test is None else {"local_test": data.local_test, "personal": algorithm.personal}
+        return evaluation(loss_fn, test=data.test, held_out=data.held_out, **own, **train)
 
     def judge(self, judge: Callable, algorithm: Algorithm, params: PyTree, population: Any) -> Callable:
         """The evaluation, and the variance budget beside it where one is asked for."""

@@ -13,7 +13,7 @@ from fedjax_sim import tree, validate
 from fedjax_sim.engine import exact
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
-__all__ = ["QUANTILES", "evaluation", "objective", "per_client", "pooled"]
+__all__ = ["QUANTILES", "evaluation", "objective", "per_client", "per_owner", "pooled"]
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 BATCH = 256  # examples, or clients' rows, evaluated at once
@@ -67,6 +67,22 @@ def per_client(loss_fn: Callable, params: PyTree, population: Population) -> dic
     return jax.tree.map(lambda x: x.reshape(-1)[: population.size], jax.lax.map(one, ids))
 
 
+def per_owner(
+    loss_fn: Callable, personal: Callable, state: PyTree, population: Population
+) -> dict[str, tuple[Array, Array]]:
+    """As `per_client`, but each client is judged by its own model, of `Algorithm.personal`; traceable."""
+    rows = jax.eval_shape(population.client, jnp.int32(0)).mask.shape[0]
+    lanes = max(1, min(population.size, BATCH // rows))
+    blocks = -(-population.size // lanes)
+    ids = jnp.minimum(jnp.arange(blocks * lanes, dtype=jnp.int32), population.size - 1).reshape(blocks, lanes)
+
+    def block(ids):
+        one = jax.vmap(lambda params, id: _sums(loss_fn, params, population.client(id)))
+        return one(personal(state, ids), ids)
+
+    return jax.tree.map(lambda x: x.reshape(-1)[: population.size], jax.lax.map(block, ids))
+
+
 def objective(loss_fn: Callable, params: PyTree, population: Population, ids: Array | None = None) -> dict[str, Array]:
     """Means of the per-example metrics over all examples of all clients, or of those in `ids` [n] int32; traceable.
 
@@ -111,9 +127,11 @@ def evaluation(
     train: Population | None = None,
     train_clients: int | None = None,
     seed: int = 0,
+    local_test: Population | None = None,
+    personal: Callable | None = None,
 ) -> Callable:
     """params -> a record of metrics: `test_*` on a central test set, `held_out_*` over held-out clients, and `train_*`
-    over the clients that are trained on.
+    over the clients that are trained on; with personal models, (params, state) -> the same and `personal_*`.
 
     Args:
       loss_fn: (params, examples, key) -> per-example values; called with key None.
@@ -126,9 +144,13 @@ def evaluation(
         The record then says how many, `train_sample_clients`, and `train_*` are the sample's means. A metric of the
         loss that makes one of these names gets `metric_` before it, and what it met `sample_` or `spread_`.
       seed: of that sample.
+      local_test: the clients of the run with rows that they keep from training (`FederatedData.local_test`): the global
+        model is judged on them as `local_test_*`, pooled and by quantiles over clients.
+      personal: `Algorithm.personal`; each client's own model is then judged on its own rows, as `personal_*`.
 
     Guarantees: equals a float64 loop over clients (tests/metrics/test_evaluation.py::test_matches_a_loop_over_clients,
-    ::test_the_objective_is_that_of_a_loop_over_clients).
+    ::test_the_objective_is_that_of_a_loop_over_clients); a personal model meets its owner's rows
+    (::test_personal_models_are_judged_by_their_owners_rows).
     """
     ids = None
     if train_clients is not None:
@@ -139,25 +161,37 @@ def evaluation(
 
     validate.loss_function(loss_fn)
 
+    if personal is not None and local_test is None:
+        hint = "Give local_test: rows that clients keep from training (population.with_local_test)."
+        validate.fail("personal", "rows to judge personal models by", None, hint)
+
     @jax.jit
-    def measure(params, test, held_out, train, ids):
+    def measure(params, state, test, held_out, train, ids, local_test):
         central = {} if test is None else pooled(loss_fn, params, test)
         trained = {} if train is None else objective(loss_fn, params, train, ids)
-        return central, {} if held_out is None else per_client(loss_fn, params, held_out), trained
+        clients = {
+            "held_out": {} if held_out is None else per_client(loss_fn, params, held_out),
+            "local_test": {} if local_test is None else per_client(loss_fn, params, local_test),
+            "personal": {} if personal is None else per_owner(loss_fn, personal, state, local_test),
+        }
+        return central, clients, trained
 
-    def evaluate(params: PyTree) -> dict:
-        central, clients, trained = jax.device_get(measure(params, test, held_out, train, ids))
-        told = {f"test_{name}": np.float32(value) for name, value in central.items()}
-        told |= {f"train_{name}": np.float32(value) for name, value in trained.items()}
+    def evaluated(params: PyTree, state: PyTree) -> dict:
+        central, clients, trained = jax.device_get(measure(params, state, test, held_out, train, ids, local_test))
+        values = {f"test_{name}": np.float32(value) for name, value in central.items()}
+        values |= {f"train_{name}": np.float32(value) for name, value in trained.items()}
         sample, quantiles = {} if ids is None else {"train_sample_clients": train_clients}, {}
-        for name, (totals, weights) in clients.items():
-            totals, weights = np.asarray(totals, np.float64), np.asarray(weights, np.float64)
-            told[f"held_out_{name}"] = np.float32(totals.sum() / weights.sum() if weights.sum() else np.nan)
-            present = weights > 0
-            if present.any():
-                with np.errstate(invalid="ignore"):  # a diverged model: the quantiles are then nan, and say so
-                    spread = np.quantile(totals[present] / weights[present], QUANTILES)
-                quantiles[f"held_out_{name}_quantiles"] = np.float32(spread)
-        return tree.joined({"metric": told, "sample": sample, "spread": quantiles})
+        for who, metrics in clients.items():
+            for name, (totals, weights) in metrics.items():
+                totals, weights = np.asarray(totals, np.float64), np.asarray(weights, np.float64)
+                values[f"{who}_{name}"] = np.float32(totals.sum() / weights.sum() if weights.sum() else np.nan)
+                present = weights > 0
+                if present.any():
+                    with np.errstate(invalid="ignore"):  # a diverged model: the quantiles are then nan, and say so
+                        spread = np.quantile(totals[present] / weights[present], QUANTILES)
+                    quantiles[f"{who}_{name}_quantiles"] = np.float32(spread)
+        return tree.joined({"metric": values, "sample": sample, "spread": quantiles})
 
-    return evaluate
+    if personal is None:
+        return lambda params: evaluated(params, ())
+    return lambda params, state: evaluated(params, state)

@@ -8,6 +8,7 @@ from fedjax_sim.population.groups import Group, Grouped, grouped
 from fedjax_sim.population.host import Host, host_store
 from fedjax_sim.population.images import synthetic_images
 from fedjax_sim.population.loaders import leaf, tff_hdf5
+from fedjax_sim.population.local_test import with_local_test
 from fedjax_sim.population.native_data import native, write_native
 from fedjax_sim.population.partition import (
     Partition,
@@ -79,6 +80,7 @@ __all__ = [
     "synthetic",
     "synthetic_images",
     "tff_hdf5",
+    "with_local_test",
     "write_native",
     "write_store",
 ]

@@ -37,6 +37,7 @@ class FederatedData(NamedTuple):
     label_names: tuple[str, ...] | None = None  # what outputs 0, 1, ... mean
     vocabulary: tuple[str, ...] | None = None  # what tokens 0, 1, ... mean
     name: str = ""
+    local_test: Population | None = None  # the clients of `train`, by id, with rows of theirs that nobody trains on
 
 
 def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_outputs: int) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import resource
 import signal
@@ -29,7 +30,7 @@ from fedjax_sim.running.progress import progress_bar
 from fedjax_sim.running.spending import Spending
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
-__all__ = ["History", "check_kinds", "interrupts", "run"]
+__all__ = ["History", "check_kinds", "interrupts", "num_arguments", "run"]
 
 MAX_INFO = 4096  # numbers in an entry of info
 MAX_BLOCK = 256  # rounds between two looks of the host
@@ -84,9 +85,9 @@ def run(
         secret, and use it for one run.
       algorithm, params, population: what learns, from where, on whom.
       num_rounds: T, counted from the start, also after a resume.
-      evaluation: params -> dict of numbers (`metrics.evaluation(...)`), called before the first round, every
-        `evaluate_every` rounds and at the end. What it finds at the start is the record of round 0, which holds nothing
-        else.
+      evaluation: params -> dict of numbers (`metrics.evaluation(...)`), or (params, state) -> one, called before the
+        first round, every `evaluate_every` rounds and at the end. What it finds at the start is the record of round 0,
+        which holds nothing else.
       directory: where `metrics.jsonl` (one record a round), `timing.jsonl`, `summary.json` and `checkpoints/` go.
       checkpoint_every: rounds; by default `evaluate_every` when there is a directory.
       client_memory: where per-client state lives: "device", split over the devices; "disk", in `directory`; "auto":
@@ -330,11 +331,27 @@ def _local(tree: PyTree) -> PyTree:
 
 def _judged(evaluation: Callable | None, algorithm: Algorithm, state: PyTree, record: dict) -> dict:
     """An evaluation's values for the record, provided that they hide none of what it holds."""
-    values = {} if evaluation is None else evaluation(_local(algorithm.params(state)))
+    values = {}
+    if evaluation is not None:
+        sees_state = num_arguments(evaluation) == 2
+        if sees_state and distributed.several():
+            hint = "The clients' memories are spread over them: evaluate params alone, or in one process."
+            validate.fail("evaluation", "one of params, with several processes", "one of (params, state)", hint)
+        values = evaluation(_local(algorithm.params(state)), *([state] if sees_state else []))
     for name in values:
         if name in record or name == "epsilon":
             validate.fail("evaluation", "names that the round does not use", name, "Put a prefix before it.")
     return {name: plain(value) for name, value in values.items()}
+
+
+def num_arguments(evaluation: Callable) -> int:
+    """1 for an evaluation of params, 2 for one of (params, state)."""
+    try:
+        parameters = inspect.signature(evaluation).parameters.values()
+    except (TypeError, ValueError):  # some built-in functions have none
+        return 1
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return 2 if sum(x.kind in kinds and x.default is x.empty for x in parameters) == 2 else 1
 
 
 def _until_failure(records: list[dict]) -> tuple[list[dict], str]:

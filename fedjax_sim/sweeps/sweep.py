@@ -19,7 +19,7 @@ from fedjax_sim.running import checkpoint, distributed
 from fedjax_sim.running.environment import matmul_precision, numerics, versions
 from fedjax_sim.running.fingerprint import array_digest, bound, is_opaque, is_private, joined, program_digest
 from fedjax_sim.running.log import as_record, plain
-from fedjax_sim.running.loop import check_kinds, interrupts
+from fedjax_sim.running.loop import check_kinds, interrupts, num_arguments
 from fedjax_sim.running.spending import Spending
 from fedjax_sim.sweeps.finished import Finished, check_directory
 from fedjax_sim.sweeps.grid import check_arguments, combinations_of, seeds_of
@@ -141,6 +141,9 @@ def sweep_points(
     if distributed.several():
         validate.fail("sweep", "one process", jax.process_count(), "Its points are shared out over one's devices.")
     check_kinds(keys[0], make(**combinations[0]), population, evaluation, ())
+    if evaluation is not None and num_arguments(evaluation) == 2:
+        hint = "Its points share one model's shape: leave personal models out, or use run."
+        validate.fail("evaluation", "one of params, in a sweep", "one of (params, state)", hint)
     population = jax.tree.map(jnp.asarray, population)
     starts = jax.tree.map(lambda *rows: jnp.stack(rows), *starts)
     rounds = [*range(evaluate_every, num_rounds, evaluate_every), num_rounds]

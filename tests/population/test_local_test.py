@@ -1,0 +1,88 @@
+"""Rows that clients keep from training, and personal models judged by them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim import algorithms, metrics, population, run, sampling
+from fedjax_sim.config.build import build
+from fedjax_sim.config.document import ConfigError, load
+from tests.laws import problems as p
+
+
+def split(fraction=0.3, seed=0):
+    whole = population.mean_estimation(num_clients=p.NUM_CLIENTS)._replace(train=p.ragged())
+    return whole, population.with_local_test(whole, fraction=fraction, seed=seed)
+
+
+def rows(people, id):
+    return set(np.flatnonzero(np.asarray(people.client(jnp.int32(id)).mask)).tolist())
+
+
+def test_rows_are_split():
+    """Catches a row in both, a row lost, padding taken for one, the same rows at every client or seed."""
+    (whole, data), (_, other) = split(), split(seed=1)
+    chosen, differing = set(), 0
+    for id in range(p.NUM_CLIENTS):
+        train, test = rows(data.train, id), rows(data.local_test, id)
+        assert not train & test and train | test == rows(whole.train, id)
+        assert len(test) == int(0.3 * p.SIZES[id])
+        chosen.add(tuple(sorted(test)))
+        differing += test != rows(other.local_test, id)
+    assert len(chosen) > p.NUM_CLIENTS // 2 and differing > p.NUM_CLIENTS // 4
+
+
+def test_counts():
+    """Catches sizes of the rows that were there before."""
+    _, data = split()
+    for people in (data.train, data.local_test):
+        real = [len(rows(people, id)) for id in range(p.NUM_CLIENTS)]
+        assert np.asarray(people.sizes).tolist() == real
+        assert [int(people.count(jnp.int32(id))) for id in range(p.NUM_CLIENTS)] == real
+
+
+def test_personal_models_are_judged_by_their_owners_rows():
+    """Client i's own model is i / 10 everywhere. Catches models or rows of another client, and rows trained on."""
+    _, data = split()
+
+    def personal(state, ids):
+        return jnp.full((*ids.shape, len(p.START)), 1.0) * (state * ids[:, None] / 10)
+
+    judge = metrics.evaluation(p.linear_loss, local_test=data.local_test, personal=personal)
+    found, totals, weights = judge(jnp.array(p.START), jnp.float32(1)), 0.0, 0.0
+    for id in range(p.NUM_CLIENTS):
+        one = data.local_test.client(jnp.int32(id))
+        here = np.asarray(one.mask)
+        examples = jax.tree.map(lambda x, here=here: x[here], one.examples)
+        totals += float(p.linear_loss(jnp.full(len(p.START), id / 10), examples, None).sum())
+        weights += here.sum()
+    np.testing.assert_allclose(found["personal_loss"], totals / weights, rtol=1e-5)
+    assert found["local_test_loss"] != found["personal_loss"] and len(found["personal_loss_quantiles"]) == 5
+    with pytest.raises(ValueError, match="personal: expected rows to judge personal models by"):
+        metrics.evaluation(p.linear_loss, personal=personal)
+
+
+def test_a_run_evaluates_personal_models():
+    """Catches an evaluation that is called without the state, or with that of another round."""
+    _, data = split()
+    made = algorithms.scaffold(p.linear_loss, sampling.full(p.NUM_CLIENTS), num_steps=1, learning_rate=0.01, mesh=None)
+    made = made._replace(personal=lambda state, ids: made.params(state)[None] * jnp.ones((len(ids), 1)))
+    judge = metrics.evaluation(p.linear_loss, local_test=data.local_test, personal=made.personal)
+    _, history = run(jax.random.key(0), made, jnp.array(p.START), data.train, 2, evaluation=judge, evaluate_every=1)
+    for name in ("loss", "loss_quantiles"):  # everybody's own model is the global one
+        own, shared = (np.stack([r[f"{who}_{name}"] for r in history.records]) for who in ("personal", "local_test"))
+        np.testing.assert_allclose(own, shared, rtol=1e-6)
+    assert len(set(history.column("personal_loss")[1])) == 3
+
+
+def test_a_config_may_keep_rows():
+    """Catches a wrapper of the data that a config cannot name."""
+    small = ["data.name=mean_estimation", "data.num_clients=50", "model.name=linear", "sampler.cohort_size=10"]
+    made = build(load(None, [*small, "data.with_local_test.fraction=0.4"]))
+    assert made.data.local_test.size == made.data.train.size == 50
+    assert "local_test_loss" in made.evaluation(made.params)
+    with pytest.raises(ConfigError, match=r"data\.with_local_test\.fraction: expected a number in"):
+        build(load(None, [*small, "data.with_local_test.fraction=1.0"]))
