@@ -112,7 +112,7 @@ CASES = {
         "weighted": lambda: sampling.weighted(p.SIZES, p.SLOTS),
         "with_distinct_clients": lambda: sampling.with_distinct_clients(SAMPLER),
         "with_dropout": lambda: sampling.with_dropout(SAMPLER, 0.3),
-        "with_local_steps": lambda: sampling.with_local_steps(SAMPLER, [1, 2, 2]),
+        "with_local_steps": lambda: sampling.with_local_steps(SAMPLER, [1, WORK["num_steps"]]),
         "with_over_invitation": lambda: sampling.with_over_invitation(SAMPLER, 6),
         "with_replacement": lambda: sampling.with_replacement(p.NUM_CLIENTS, p.SLOTS),
         "with_stragglers": lambda: sampling.with_stragglers(SAMPLER, 0.5),
