@@ -7,11 +7,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from fedjax_sim import aggregation, sampling, server, tree
-from fedjax_sim.algorithms import federated
-from fedjax_sim.types import Array, ClientUpdate, Mean, Population, PyTree, Sampler
+from fedjax_sim import aggregation, sampling, server, transform, tree
+from fedjax_sim.algorithms.round import aggregate, collect, initial_state, invite
+from fedjax_sim.types import Array, ClientUpdate, Mean, Population, PyTree, Sampler, Star
 
 __all__ = ["Moments", "population_moments"]
 
@@ -59,11 +58,17 @@ def _pass(
         squared = [jnp.sum(x.astype(jnp.float32) ** 2) for x in jax.tree.leaves(tree.subtract(report.update, center))]
         return report._replace(metrics={"squared_distance": Mean(sum(squared), jnp.ones(()))}), state
 
-    step = server.optimizer(optax.sgd(1.0))
-    algorithm = federated(sampler, client._replace(apply=apply), aggregation.mean(weighting="uniform"), step)
-    state = algorithm.init(key, params, population)
-    new, info = jax.jit(algorithm.step)(key, state, population)
-    if info["dropped_clients"] or not info["clients_reported"]:
-        lost, there = int(info["dropped_clients"]), int(info["clients_reported"])
+    rule, step = aggregation.mean(weighting="uniform"), server.replacement()
+    star = Star(sampler, client._replace(apply=apply), rule, step, transform.identity())
+
+    @jax.jit
+    def mean_update(state, population):
+        cohort, _ = invite(star, key, state)
+        gathered = collect(star, key, cohort, state, population)
+        return aggregate(star, key, cohort, gathered, state), gathered.num_arrived, gathered.num_dropped
+
+    found, there, lost = jax.device_get(mean_update(initial_state(star, params, population), population))
+    if lost or not there:
         raise FloatingPointError(f"{lost} updates were not finite and {there} were: lower the learning rate.")
-    return tree.subtract(algorithm.params(new), params), float(info["squared_distance"])
+    squared = found.means["squared_distance"]
+    return found.update, float(squared.total / squared.weight)

@@ -10,27 +10,53 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import theory, tree, validate
-from fedjax_sim.prng import client_key, stream
+from fedjax_sim import aggregation, sampling, server, theory, transform, tree, validate
+from fedjax_sim.algorithms.round import aggregate, collect, initial_state, invite
+from fedjax_sim.prng import stream
 from fedjax_sim.sampling.design import SamplingDesign
-from fedjax_sim.types import Aggregator, Algorithm, Array, ClientData, Cohort, Noise, Population, PyTree, Received
+from fedjax_sim.types import (
+    Aggregator,
+    Algorithm,
+    Array,
+    ClientUpdate,
+    Mean,
+    Noise,
+    Population,
+    PyTree,
+    Received,
+    Report,
+    Round,
+    Star,
+)
 
 __all__ = ["SOURCES", "variance_budget"]
 
 SOURCES = ("client_sampling", "minibatch", "quantization", "privacy_noise")
 SCHEMES = ("uniform_without_replacement", "with_replacement", "poisson", "truncated_poisson", "full")
+FRESH = ("gaussian", "discrete_gaussian", "skellam")  # noise that is drawn anew in each round
+
+
+class _Law(NamedTuple):
+    """What turns variances of a client's message into those of the aggregate."""
+
+    design: SamplingDesign
+    by_examples: bool
+    divisor: float | None  # of a fixed mean
+    sensitivity: float | None
+    noise: Noise | None
+    num_clients: int  # probed
 
 
 class _Sums(NamedTuple):
-    """Over the probed clients; w_i is the weight a client reports, l_i the mean of its letters less the center."""
+    """Over the probed clients; w_i is the weight a client reports, u_i the mean of its messages less the center."""
 
-    weight: Array  # sum w
-    squared_weight: Array  # sum w^2
-    letter: PyTree  # sum w l
-    weighted_letter: PyTree  # sum w^2 l
-    square: Array  # sum w^2 |l|^2
-    minibatch: Array  # sum w^2 (variance of a letter by its minibatches)
-    compression: Array  # sum w^2 (variance of a letter by the transform's own randomness)
+    weight: float  # sum w
+    squared_weight: float  # sum w^2
+    message: np.ndarray  # [d] sum w u
+    weighted_message: np.ndarray  # [d] sum w^2 u
+    square: float  # sum w^2 |u|^2
+    minibatch: float  # sum w^2 (variance of a message by its minibatches)
+    compression: float  # sum w^2 (variance of a message by the transform's own randomness)
 
 
 def variance_budget(
@@ -60,118 +86,148 @@ def variance_budget(
 
     References: nested analysis of variance (Scheffe 1959, chapter 7); Cochran 1977, section 10.3 (two-stage samples).
     """
-    parts = algorithm.parts
-    if parts is None:
+    star, law = _checked(algorithm, params, population, num_clients)
+    probe = sampling.uniform(population.size, num_clients)
+
+    @jax.jit
+    def sums(key: Array, params: PyTree, center: PyTree, population: Population) -> tuple[PyTree, dict[str, Mean]]:
+        parts = (_probing(star, law, center), aggregation.total(), server.replacement(), transform.identity())
+        probed = Star(probe, *parts, star.plan, star.mesh)
+        state = initial_state(probed, params, population)
+        cohort, _ = invite(probed, key, state)
+        found = aggregate(probed, key, cohort, collect(probed, key, cohort, state, population), state)
+        return found.update, found.means
+
+    def evaluation(params: PyTree) -> dict[str, Array]:
+        words = zlib.crc32(b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(params)))
+        key = jax.random.fold_in(jax.random.key(seed), words)  # other clients at another model; the same after a resume
+        zeros = tree.zeros_like(params)
+        pilot, means = sums(stream(key, "pilot"), params, zeros, population)  # against cancellation
+        weight = jnp.where(means["weight"].total > 0, means["weight"].total, 1)
+        center = jax.tree.map(lambda x: x / weight, pilot["message"])
+        vectors, means = jax.device_get(sums(key, params, center, population))
+        flat = {name: _flat(value) for name, value in vectors.items()}
+        found = _Sums(**flat, **{name: float(mean.total) for name, mean in means.items()})
+        return {f"variance_{name}": jnp.float32(value) for name, value in _parts(law, _flat(center), found).items()}
+
+    return evaluation
+
+
+def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_clients: int) -> tuple[Star, _Law]:
+    """The algorithm's parts and their law; refuses what cannot be told apart."""
+    star = algorithm.parts
+    if star is None:
         validate.fail("algorithm", "one with the parts of `federated`", None)
-    server = parts.server
-    sent = jax.eval_shape(lambda params: server.broadcast(server.init(params)), params)
+    client, change, design, noise = star.client, star.transform, star.sampler.design, star.transform.noise
+    sent = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
     if jax.tree.structure(sent) != jax.tree.structure(params):
         hint = "SCAFFOLD, Mime and others send more: their rounds are not budgeted."
         validate.fail("algorithm", "one that sends clients the model alone", jax.tree.structure(sent), hint)
     validate.integer("num_clients", num_clients, 2, population.size)
-    client, transform, design = parts.client, parts.transform, parts.sampler.design
     validate.one_of("sampler", design.scheme, SCHEMES, hint="Its clients are not drawn alike and at once.")
-    by_examples, divisor = _table(parts.aggregator)
-    sensitivity = parts.aggregator.sensitivity
-    noise = transform.noise
+    cohort, _ = jax.eval_shape(star.sampler.sample, jax.random.key(0), star.sampler.init())
+    if cohort.work is not None:
+        hint = "How much work a client gets done is a cause of its own, which is not told apart from its minibatches."
+        validate.fail("sampler", "one whose clients do all of their work", "partial work", hint)
+    by_examples, divisor = _law_of(star.aggregator)
     if client.noise is not None:
         hint = "Noise in a client's own steps cannot be told from its minibatches."
         validate.fail("client", "no noise in the local steps", client.noise.mechanism, hint)
-    if noise is not None and noise.mechanism not in ("gaussian", "discrete_gaussian", "skellam"):
+    if noise is not None and noise.mechanism not in FRESH:
         validate.fail("transform", "noise that is fresh in each round", noise.mechanism, "Its rounds are correlated.")
-    details = {} if noise is None else _details(noise)
-    if details.get("adaptive"):
+    if noise is not None and _details(noise).get("adaptive"):
         validate.fail("transform", "a clip norm that stays", "an adaptive one", "Its noise changes.")
     spec = tree.spec(params)
-    kept = jax.eval_shape(client.init, params), transform.init(spec), transform.init_client(spec)
+    kept = jax.eval_shape(client.init, params), change.init(spec), change.init_client(spec)
     if jax.tree.leaves(kept):
         hint = "What is remembered is not known here: budget a run whose parts keep nothing."
-        validate.fail("algorithm", "letters that depend on the model alone", "memory", hint)
-    if transform.integer_range is not None:
-        validate.fail("transform", "letters of numbers", "integers of a modular sum", "Budget the plain transform.")
+        validate.fail("algorithm", "messages that depend on the model alone", "memory", hint)
+    if change.integer_range is not None:
+        validate.fail("transform", "messages of numbers", "integers of a modular sum", "Budget the plain transform.")
+    return star, _Law(design, by_examples, divisor, star.aggregator.sensitivity, noise, num_clients)
 
-    def letters(key: Array, params: PyTree, data: ClientData) -> tuple[PyTree, Array]:
-        """[2, 2, ...] letters, by minibatch and by the transform's draw; and the client's weight."""
+
+def _probing(star: Star, law: _Law, center: PyTree) -> ClientUpdate:
+    """A client that trains twice, sends each result twice through the transform, and reports sums and differences."""
+    client, change = star.client, star.transform
+
+    def messages(key, params, data):
+        """[2, 2, ...] by minibatch and by the transform's draw; and the client's weight."""
         spec = tree.spec(params)
-        nothing = transform.init(spec), transform.init_client(spec)
+        nothing = change.init(spec), change.init_client(spec)
 
         def trained(work_key):
             report, _ = client.apply(work_key, params, client.init(params), data)
-            sent = jax.vmap(lambda k: transform.on_client(k, report.update, *nothing)[0])
+            sent = jax.vmap(lambda k: change.on_client(k, report.update, *nothing)[0])
             return sent(jax.random.split(stream(work_key, "transform"), 2)), report.weight.astype(jnp.float32)
 
         sent, weights = jax.vmap(trained)(jax.random.split(key, 2))
         return jax.tree.map(lambda x: x.astype(jnp.float32), sent), weights[0]
 
-    @jax.jit
-    def probed(key: Array, params: PyTree, population: Population) -> tuple[PyTree, _Sums]:
-        ids = jax.random.permutation(stream(key, "probe"), population.size)[:num_clients].astype(jnp.int32)
+    def apply(key, params, state, data):
+        sent, weight = messages(key, params, data)
+        weight = weight if law.by_examples else (weight > 0).astype(jnp.float32)
+        sent = jax.tree.map(lambda x, c: x - c[None, None], sent, center)
+        by_batch = jax.tree.map(lambda x: x.mean(1), sent)
+        message = jax.tree.map(lambda x: x.mean(0), by_batch)
+        drawn = _squares(jax.tree.map(lambda x: x[:, 0] - x[:, 1], sent)) / 4
+        batch = _squares(jax.tree.map(lambda x: x[0] - x[1], by_batch)) / 2 - drawn / 2
+        squared, there = weight**2, (weight > 0).astype(jnp.float32)
+        scalars = {
+            "weight": weight,
+            "squared_weight": squared,
+            "square": squared * _squares(message),
+            "minibatch": squared * batch,
+            "compression": squared * drawn,
+        }
+        vectors = {
+            "message": jax.tree.map(lambda x: weight * x, message),
+            "weighted_message": jax.tree.map(lambda x: squared * x, message),
+        }
+        return Report(vectors, there, {name: Mean(x, there) for name, x in scalars.items()}), state
 
-        def of(id):
-            return letters(client_key(stream(key, "work"), id), params, population.client(id))
+    return ClientUpdate(lambda params: (), apply)
 
-        center = jax.tree.map(lambda x: x.mean((0, 1)), of(ids[0])[0])  # against cancellation
 
-        def add(sums, id):
-            sent, weight = of(id)
-            weight = weight if by_examples else (weight > 0).astype(jnp.float32)
-            sent = jax.tree.map(lambda x, c: x - c[None, None], sent, center)
-            by_batch = jax.tree.map(lambda x: x.mean(1), sent)
-            letter = jax.tree.map(lambda x: x.mean(0), by_batch)
-            drawn = _squares(jax.tree.map(lambda x: x[:, 0] - x[:, 1], sent)) / 4
-            batch = _squares(jax.tree.map(lambda x: x[0] - x[1], by_batch)) / 2 - drawn / 2
-            squared = weight**2
-            new = _Sums(
-                weight,
-                squared,
-                jax.tree.map(lambda x: weight * x, letter),
-                jax.tree.map(lambda x: squared * x, letter),
-                squared * _squares(letter),
-                squared * batch,
-                squared * drawn,
-            )
-            return jax.tree.map(jnp.add, sums, new), None
+def _parts(law: _Law, center: np.ndarray, sums: _Sums) -> dict[str, float]:
+    """The variance of the aggregate by cause, and their sum."""
+    noise, design = law.noise, law.design
+    weight = sums.weight / law.num_clients
+    ratio = sums.message / sums.weight
+    away = sums.square - 2 * ratio @ sums.weighted_message + ratio @ ratio * sums.squared_weight
+    scale = 1 / (law.num_clients * weight**2)
+    batch, drawn = sums.minibatch * scale, sums.compression * scale
+    between = away / (law.num_clients - 1) / weight**2 - batch / 2 - drawn / 4  # S^2, divisor N - 1
+    mean, size, dimension = center + ratio, design.population_size, len(ratio)
+    own = (between * (1 - law.num_clients / size) + batch / 2 + drawn / 4) / law.num_clients  # variance of that mean
+    promised = 0.0 if noise is None else (noise.multiplier * noise.clip_norm) ** 2 * dimension
+    details = {} if noise is None else _details(noise)
+    per_message = promised / details.get("cohort_size", 1) if noise is not None and noise.place != "central" else 0.0
+    drawn -= per_message  # it is the transform's, but no compression
+    factor = _message_factor(design, law.divisor)
+    estimator = {"estimator": "mean"}
+    if law.divisor is not None:
+        estimator = {"estimator": "fixed_mean", "denominator": law.divisor}
 
-        scalar, zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, center)
-        start = _Sums(scalar, scalar, zeros, zeros, scalar, scalar, scalar)
-        return center, jax.lax.scan(add, start, ids)[0]
+    def sampling_variance(variance: float, mean: np.ndarray) -> float:
+        moments = theory.Moments.from_mean_and_variance(size, mean, abs(variance))
+        found = theory.design_variance(design, moments, **estimator).variance
+        return found if variance >= 0 else 2 * sampling_variance(0.0, mean) - found  # it is linear
 
-    def evaluation(params: PyTree) -> dict[str, Array]:
-        words = zlib.crc32(b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(params)))
-        key = jax.random.fold_in(jax.random.key(seed), words)  # other clients at another model; the same after a resume
-        center, sums = jax.device_get(probed(key, params, population))
-        return {f"variance_{name}": jnp.float32(value) for name, value in _parts(center, sums).items()}
+    variance = between * (size - 1) / size
+    sampled = sampling_variance(variance, mean)
+    if mean.any():  # the square of an estimated mean is too large by the variance of the estimate
+        sampled -= (sampled - sampling_variance(variance, 0 * mean)) * own / (mean @ mean)
+    released = per_message * factor
+    if noise is not None and noise.place == "central":
+        moved = 1 / details["noise_cohort_size"] if "noise_cohort_size" in details else law.sensitivity
+        released = promised * moved**2
+    values = (sampled, batch * factor, drawn * factor, released)
+    return dict(zip(SOURCES, values, strict=True)) | {"total": sum(values)}
 
-    def _parts(center: PyTree, sums: _Sums) -> dict[str, float]:
-        flat = [np.concatenate([np.ravel(x).astype(np.float64) for x in jax.tree.leaves(part)])
-                for part in (center, sums.letter, sums.weighted_letter)]  # fmt: skip
-        weight = float(sums.weight) / num_clients
-        ratio = flat[1] / sums.weight
-        away = float(sums.square - 2 * ratio @ flat[2] + ratio @ ratio * sums.squared_weight)
-        scale = 1 / (num_clients * weight**2)
-        batch, drawn = float(sums.minibatch) * scale, float(sums.compression) * scale
-        between = away / (num_clients - 1) / weight**2 - batch / 2 - drawn / 4  # S^2, divisor N - 1
-        mean, size, dimension = flat[0] + ratio, design.population_size, len(ratio)
-        promised = 0.0 if noise is None else (noise.multiplier * noise.clip_norm) ** 2 * dimension
-        per_letter = promised / details.get("cohort_size", 1) if noise is not None and noise.place != "central" else 0.0
-        drawn -= per_letter  # it is the transform's, but no compression
-        letter_factor = _letter_factor(design, divisor)
-        law = {"estimator": "mean"} if divisor is None else {"estimator": "fixed_mean", "denominator": divisor}
 
-        def sampling(variance: float) -> float:
-            moments = theory.Moments.from_mean_and_variance(size, mean, max(variance, 0.0))
-            return theory.design_variance(design, moments, **law).variance
-
-        variance = between * (size - 1) / size
-        sampled = sampling(variance) if variance >= 0 else 2 * sampling(0.0) - sampling(-variance)
-        released = per_letter * letter_factor
-        if noise is not None and noise.place == "central":
-            moved = 1 / details["noise_cohort_size"] if "noise_cohort_size" in details else sensitivity
-            released = promised * moved**2
-        values = (sampled, batch * letter_factor, drawn * letter_factor, released)
-        return dict(zip(SOURCES, values, strict=True)) | {"total": sum(values)}
-
-    return evaluation
+def _flat(values: PyTree) -> np.ndarray:
+    return np.concatenate([np.ravel(x).astype(np.float64) for x in jax.tree.leaves(values)])
 
 
 def _squares(values: PyTree) -> Array:
@@ -182,9 +238,9 @@ def _details(noise: Noise) -> dict:
     return noise.details._asdict() if hasattr(noise.details, "_asdict") else noise.details or {}
 
 
-def _letter_factor(design: SamplingDesign, divisor: float | None) -> float:
-    """E sum c_i^2: what the own variance of one letter is multiplied by."""
-    if design.replacement:  # a client drawn twice sends one letter twice
+def _message_factor(design: SamplingDesign, divisor: float | None) -> float:
+    """E sum c_i^2: what the own variance of one message is multiplied by."""
+    if design.replacement:  # a client drawn twice sends one message twice
         size, slots = design.population_size, design.num_slots
         return (1 / slots * (1 - 1 / size) + 1 / size) * (1 if divisor is None else (slots / divisor) ** 2)
     counts, chances = (np.asarray(x, np.float64) for x in theory.report_counts(design))
@@ -193,15 +249,15 @@ def _letter_factor(design: SamplingDesign, divisor: float | None) -> float:
     return float(chances[some] @ squares)
 
 
-def _table(aggregator: Aggregator) -> tuple[bool, float | None]:
-    """(whether it weighs by the reported weights, its fixed divisor or None), from what it does with three letters."""
-    cohort = Cohort(jnp.arange(3, dtype=jnp.int32), jnp.ones(3, bool), jnp.ones(3, bool))
+def _law_of(aggregator: Aggregator) -> tuple[bool, float | None]:
+    """(whether it weighs by the reported weights, its fixed divisor or None), from what it does with three messages."""
+    round = Round(jnp.arange(3, dtype=jnp.int32), jnp.ones(3, bool), jnp.ones(3, bool))
     key, ids, alike = jax.random.key(0), jnp.arange(3, dtype=jnp.int32), [1.0, 1.0, 1.0]
 
     def of(values, weights):
         received = Received(jnp.array(values), jnp.array(weights), ids, ids)
         carry = aggregator.init(jax.ShapeDtypeStruct((), jnp.float32), 3)
-        return float(aggregator.finalize(key, cohort, aggregator.accumulate(key, cohort, carry, received))[0])
+        return float(aggregator.finalize(key, round, aggregator.accumulate(key, round, carry, received))[0])
 
     weighed, unweighed = of(alike, [1.0, 3.0, 1.0]), of(alike, alike)
     fixed = aggregator.sensitivity is not None and weighed == unweighed

@@ -24,11 +24,11 @@ def loss(params, examples, key):
     return {"loss": 0.5 * jnp.sum((params["w"][None] - examples["x"]) ** 2, -1)}
 
 
-def algorithm(sampler=None, table=None, member=None, weighting="uniform"):
+def algorithm(sampler=None, rule=None, member=None, weighting="uniform"):
     work = client.local_sgd(loss, optax.sgd(1.0), client.work(num_steps=1, batch_size=BATCH, weighting=weighting))
     sampler = sampling.uniform(SIZE, COHORT) if sampler is None else sampler
-    table = aggregation.fixed_mean(COHORT) if table is None else table
-    return federated(sampler, work, table, server.optimizer(optax.sgd(1.0)), member, mesh=None)
+    rule = aggregation.fixed_mean(COHORT) if rule is None else rule
+    return federated(sampler, work, rule, server.optimizer(optax.sgd(1.0)), member, mesh=None)
 
 
 BOTH = transform.chain(transform.quantize(3, range=6.0), transform.gaussian_mechanism(20.0, 0.02))
@@ -112,13 +112,13 @@ def private():
     "make, words",
     [
         (lambda: algorithm(sampling.weighted(np.arange(1, SIZE + 1), COHORT), aggregation.mean()), "sampler: expected"),
-        (lambda: algorithm(table=aggregation.keep_old(99.0)), "aggregator: expected a mean"),
+        (lambda: algorithm(rule=aggregation.keep_old(99.0)), "aggregator: expected a mean"),
         (
             lambda: algorithm(member=transform.adaptive_clip(1.0, initial_clip_norm=1.0, quantile_noise=1.0)),
             "transform: expected",
         ),
-        (lambda: algorithm(member=transform.error_feedback(transform.top_k(0.5))), "letters that depend on the model"),
-        (lambda: algorithm(table=aggregation.extrapolated()), "aggregator: expected a mean"),
+        (lambda: algorithm(member=transform.error_feedback(transform.top_k(0.5))), "messages that depend on the model"),
+        (lambda: algorithm(rule=aggregation.extrapolated()), "aggregator: expected a mean"),
         (lambda: algorithms.mime(loss, sampling.uniform(SIZE, COHORT), num_steps=1), "sends clients the model alone"),
         (private, "client: expected no noise"),
     ],
