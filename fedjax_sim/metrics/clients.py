@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import tree, validate
-from fedjax_sim.metrics.evaluation import _sums
+from fedjax_sim.metrics.evaluation import metric_sums
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
 __all__ = ["WEIGHTINGS", "chosen", "mean_over_clients", "risk", "somebody", "sum_over_clients", "weight_of"]
@@ -22,7 +22,7 @@ VALUES = 1 << 22  # numbers of their gradients
 
 def risk(loss_fn: Callable, params: PyTree, data: ClientData) -> tuple[Array, Array]:
     """(f_i(params), its weight): a client's mean loss over its own examples, called with key None."""
-    total, weight = _sums(loss_fn, params, data)["loss"]
+    total, weight = metric_sums(loss_fn, params, data)["loss"]
     return total / jnp.where(weight > 0, weight, 1), weight
 
 

@@ -13,16 +13,19 @@ from fedjax_sim import tree, validate
 from fedjax_sim.engine import exact
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
-__all__ = ["QUANTILES", "evaluation", "objective", "per_client", "pooled"]
+__all__ = ["QUANTILES", "evaluation", "metric_sums", "objective", "per_client", "pooled"]
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 BATCH = 256  # examples, or clients' rows, evaluated at once
 TRAIN_BATCH = 1024  # rows of clients whose sums alone are kept
 
 
-def _sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str, tuple]:
-    """(weighted total, weight) of every per-example metric over the valid rows."""
+def metric_sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str, tuple]:
+    """{metric: (weighted total, total weight)} of one client's valid rows, by the name of each per-example metric.
 
+    Rows are weighted by the loss function's "weight" if it returns one, otherwise alike. The loss function is called
+    with key None, which asks for its evaluation mode.
+    """
     validate.loss_function(loss_fn)
 
     def masked(x):
@@ -53,7 +56,7 @@ def pooled(loss_fn: Callable, params: PyTree, examples: PyTree) -> dict[str, jax
         return x.reshape(-1, size, *x.shape[1:])
 
     data = ClientData(jax.tree.map(batches, examples), batches(jnp.ones(rows, bool)))
-    sums = jax.lax.map(lambda batch: _sums(loss_fn, params, batch), data)
+    sums = jax.lax.map(lambda batch: metric_sums(loss_fn, params, batch), data)
     return {name: total.sum() / weight.sum() for name, (total, weight) in sums.items()}
 
 
@@ -63,7 +66,7 @@ def per_client(loss_fn: Callable, params: PyTree, population: Population) -> dic
     lanes = max(1, min(population.size, BATCH // rows))
     blocks = -(-population.size // lanes)
     ids = jnp.minimum(jnp.arange(blocks * lanes, dtype=jnp.int32), population.size - 1).reshape(blocks, lanes)
-    one = jax.vmap(lambda id: _sums(loss_fn, params, population.client(id)))
+    one = jax.vmap(lambda id: metric_sums(loss_fn, params, population.client(id)))
     return jax.tree.map(lambda x: x.reshape(-1)[: population.size], jax.lax.map(one, ids))
 
 
@@ -87,7 +90,7 @@ def objective(loss_fn: Callable, params: PyTree, population: Population, ids: Ar
     def one(place):
         id = jnp.minimum(place, count - 1)
         data = population.client(id if ids is None else ids[id])
-        return _sums(loss_fn, params, data._replace(mask=data.mask & (place < count)))
+        return metric_sums(loss_fn, params, data._replace(mask=data.mask & (place < count)))
 
     def block(i, carry):
         sums, infinite = carry
