@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from fedjax_sim.report import plots
+from fedjax_sim.report import axes
 
 __all__ = ["absent", "figure", "page", "table"]
 
@@ -61,7 +61,7 @@ def page(title: str, parts: Iterable[str]) -> str:
 def figure(name: str, draw: Any, caption: str, *arguments: Any) -> str:
     """The picture that `draw(*arguments)` gives, or why there is none; `name` is unique in the page."""
     try:
-        picture = plots.to_svg(draw(*arguments), name, caption)
+        picture = axes.to_svg(draw(*arguments), name, caption)
     except ImportError:
         return absent("Figures need matplotlib: pip install fedjax_sim[plot], then write the report again.")
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:

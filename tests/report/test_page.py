@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_sim.report import page, plots
+from fedjax_sim.report import axes, plots
 from fedjax_sim.report.page import write_report
 from tests.laws import cases
 
@@ -381,7 +381,7 @@ def test_importing_the_report_does_not_import_matplotlib():
 def test_an_interrupted_report_keeps_the_old_one(tmp_path, monkeypatch):
     """Fault: a report written in place."""
     folder = fake_run(tmp_path / "run", rounds=2)
-    monkeypatch.setattr(page.plot, "to_svg", lambda *_: "<svg></svg>")
+    monkeypatch.setattr(axes, "to_svg", lambda *_: "<svg></svg>")
     before = write_report(folder).read_bytes()
     edit_json(folder / "summary.json", name="another")
 
