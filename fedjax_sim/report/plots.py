@@ -25,6 +25,7 @@ from fedjax_sim.report.axes import (
     style,
     to_svg,
 )
+from fedjax_sim.report.numbers import number, scaled_bytes
 from fedjax_sim.validate import one_of
 
 __all__ = [  # with the parts of `axes` that figures of studies, sweeps and audits are drawn with
@@ -50,31 +51,6 @@ __all__ = [  # with the parts of `axes` that figures of studies, sweeps and audi
 
 MOST_POINTS = 400
 MOST_CLIENTS = 40
-
-
-def number(value: Any) -> float:
-    """A recorded number; NaN for what is no number. The strings "nan", "inf" and "-inf" are numbers.
-
-    >>> number(3), number("inf"), number(None), number("<b>")
-    (3.0, inf, nan, nan)
-    """
-    if isinstance(value, bool) or not (isinstance(value, (int, float)) or value in ("nan", "inf", "-inf")):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
-def scaled_bytes(value: float) -> tuple[float, str]:
-    """The decimal unit in which a number of bytes reads well: (bytes in a unit, its name).
-
-    >>> scaled_bytes(2_500_000)
-    (1000000.0, 'MB')
-    """
-    units = ("B", "kB", "MB", "GB", "TB", "PB")
-    power = min(int(math.log10(value) // 3), len(units) - 1) if math.isfinite(value) and value >= 1 else 0
-    return 1000.0**power, units[power]
 
 
 def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds") -> Any:
