@@ -1,4 +1,4 @@
-"""What every figure is drawn with: colours, a style of its own, panels, a legend, and the way into a page as SVG.
+"""What all figures share: colours, style, panels, legend, logarithmic axes, and the conversion to SVG.
 
 Host code; matplotlib is imported when a figure is drawn. Colours are Okabe and Ito's, told apart by the colour-blind;
 line styles, markers and lightness tell them apart in grey.
@@ -69,7 +69,7 @@ STYLE = {
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """The house's look, whatever the user's matplotlibrc says."""
+    """The figures' style, whatever the user's matplotlibrc sets."""
     try:
         import matplotlib
     except ImportError as error:
@@ -81,7 +81,7 @@ def style() -> Iterator[None]:
 
 
 def panels(count: int, height: float, **grid: Any) -> tuple[Any, Any]:
-    """A figure of its own (no pyplot state) with panels side by side."""
+    """(figure, axes) of `count` panels side by side; no pyplot state is touched."""
     from matplotlib.figure import Figure
 
     sharey = grid.pop("sharey", False)
@@ -90,7 +90,7 @@ def panels(count: int, height: float, **grid: Any) -> tuple[Any, Any]:
 
 
 def legend(figure: Any, panels: Sequence[Any]) -> None:
-    """One legend above the panels: a name shared by several panels stands once."""
+    """One legend above the panels, in which a label that several panels share appears once."""
     handles = {}
     for axes in panels:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -121,7 +121,7 @@ def logarithmic(axes: Any, which: str = "xy") -> None:
 
 
 def to_svg(figure: Any, prefix: str, description: str) -> str:
-    """A figure as an `<svg>` element to stand inside a page: no script, style sheet, link or clashing id.
+    """A figure as an `<svg>` element for a page: without script, style sheet and links, and with ids of its own.
 
     Args:
       prefix: begins every id; unique within the page.
@@ -132,7 +132,7 @@ def to_svg(figure: Any, prefix: str, description: str) -> str:
     """
     buffer = io.StringIO()
     with style(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # the page's font has more letters than matplotlib's
+        warnings.filterwarnings("ignore", "Glyph")  # the page's font has more glyphs than matplotlib's
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
     root = ElementTree.fromstring(buffer.getvalue())
     used = set(re.findall(r'(?:url\(|href=")#([^")]+)', buffer.getvalue()))

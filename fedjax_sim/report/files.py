@@ -28,7 +28,7 @@ def read_json(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def read_lines(path: Path, notes: list[str], most: int | None = None) -> list[dict[str, Any]]:
-    """The JSON objects of a file's first `most` lines (None: of all); what is left out is said in `notes`."""
+    """The JSON objects of a file's first `most` lines (None: of all); what is left out is reported in `notes`."""
     found, bad, lines = [], 0, path.read_bytes().splitlines() if path.is_file() else []
     if most is not None and len(lines) > most:
         why = "A killed run leaves such lines; so does a change by somebody else."
@@ -37,7 +37,7 @@ def read_lines(path: Path, notes: list[str], most: int | None = None) -> list[di
             if most + 1 == len(lines)
             else f"{path.name} from line {most + 1:,} on is"
         )
-        notes.append(f"{left} not as the run wrote it, or has no sum that says so: left out. {why}")
+        notes.append(f"{left} not as the run wrote it, or has no checksum that confirms it: left out. {why}")
     for line in lines[:most]:
         try:
             value = json.loads(line)

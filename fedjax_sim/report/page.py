@@ -39,10 +39,11 @@ def write_report(run_directory: str | Path) -> Path:
 
     Guarantees: the same files give the same bytes (tests/report/test_page.py::test_report_is_deterministic); it is
     self-contained (test_report_is_self_contained) and escapes every string (test_hostile_strings_are_escaped); an
-    unfinished run, a NaN, a torn line or a missing file is said, not fatal (test_degraded_runs_are_reported); a
-    summary of other rounds than the log's is left out (test_a_stale_summary_is_left_out). No number that was changed
-    since the run wrote it is shown (tests/running/test_checksums.py::test_every_changed_byte_is_found,
-    ::test_a_changed_tail_is_not_shown), but for the seconds of rounds after the last checkpoint, which have no sum yet.
+    unfinished run, a NaN, a torn line or a missing file is reported, not fatal (test_degraded_runs_are_reported); a
+    summary.json whose rounds are not the log's is left out (test_a_stale_summary_is_left_out). No number that was
+    changed since the run wrote it is shown (tests/running/test_checksums.py::test_every_changed_byte_is_found,
+    ::test_a_changed_tail_is_not_shown), except the seconds of rounds after the last checkpoint: they have no checksum
+    yet.
     """
     folder = Path(run_directory).resolve()
     if not any((folder / name).is_file() for name in FILES):
@@ -59,8 +60,8 @@ def write_report(run_directory: str | Path) -> Path:
     records = [{**record, "seconds": seconds.get(str(record.get("round")))} for record in records]
     totals = headline_totals(records, timing)
     if records and number(summary.get("rounds", totals["rounds"])) != totals["rounds"]:
-        told = f"It is of {count(summary['rounds'])} rounds, the log of {count(totals['rounds'])}"
-        notes.append(f"summary.json was left out. {told}: the run went on, or was stopped, after it was written.")
+        both = f"It covers {count(summary['rounds'])} rounds, the log {count(totals['rounds'])}"
+        notes.append(f"summary.json was left out. {both}: the run went on, or was stopped, after it was written.")
         summary = {}
     notes = [*sections.state_of_the_run(summary, records, totals), *notes]
 
@@ -93,8 +94,8 @@ def write_report(run_directory: str | Path) -> Path:
         "<h3>Environment</h3>",
         table(_rows({k: v for k, v in env.items() if k != "command"})) or absent("No env.json in this folder."),
     ]
-    told = {key for key, _, _ in TILES} | {"name", "finished", "privacy"}
-    others = {key: value for key, value in summary.items() if key not in told}
+    shown = {key for key, _, _ in TILES} | {"name", "finished", "privacy"}
+    others = {key: value for key, value in summary.items() if key not in shown}
     if others:
         parts += ["<h3>Other results</h3>", table(_rows(others))]
     html = page(f"{name} · fedjax_sim", parts)

@@ -1,4 +1,4 @@
-"""Figures of a run, from its records. Host code; matplotlib is imported when a figure is asked for.
+"""Figures of a run, from its records. Host code; matplotlib is imported when a figure is drawn.
 
 A record is a line of `metrics.jsonl` as a dict; what is absent or not finite leaves a gap.
 """
@@ -94,7 +94,7 @@ def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds") -> 
 
 
 def client_spread(records: Sequence[Mapping[str, Any]]) -> Any:
-    """How far clients lie apart: quantiles of their held-out loss and accuracy over the rounds.
+    """The spread between clients: quantiles of their held-out loss and accuracy, over the rounds.
 
     Returns: a matplotlib Figure.
     """
@@ -157,7 +157,7 @@ def label_mix(population: Mapping[str, Any]) -> Any:
 
 
 def participation(records: Sequence[Mapping[str, Any]]) -> Any:
-    """Who reported, and what was dropped or skipped, round by round.
+    """Round by round: clients invited, clients that reported, updates dropped and rounds skipped.
 
     Returns: a matplotlib Figure.
     """
@@ -194,7 +194,7 @@ def participation(records: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def variance_parts(records: Sequence[Mapping[str, Any]]) -> Any:
-    """What the variance of a round's aggregate is made of, where it was probed; shares beside it.
+    """The parts of the variance of a round's aggregate, in rounds with a variance probe, and their shares of it.
 
     Returns: a matplotlib Figure.
     """
@@ -228,10 +228,10 @@ def _series(records: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
 
 
 def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """Recorded points, or means of blocks of them so that a long run stays readable; and the length of a block."""
+    """(x, y, block length): the recorded points, or, of a long run, the means of blocks of them."""
     if not np.isfinite(y).any():
         return x[:0], y[:0], 1
-    dense = np.isfinite(y).mean() > 0.5  # a gap in a curve of every round is told; between evaluations it is not
+    dense = np.isfinite(y).mean() > 0.5  # a curve of every round shows its gaps; one of evaluations does not
     keep = np.isfinite(x) & (np.isfinite(y) | dense)
     x, y = x[keep], y[keep]
     blocks = max(1, math.ceil(len(x) / MOST_POINTS))
@@ -243,8 +243,8 @@ def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def _text(value: Any, most: int) -> str:
-    """A name as printable text of at most so many letters."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(value))[:most]
+    """A name as printable text of at most so many characters."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))[:most]
 
 
 def _is_row(value: Any, length: int) -> bool:

@@ -49,10 +49,10 @@ def learning(records: Sequence[Mapping], timing: Sequence[Mapping]) -> Iterable[
         yield figure(x, plots.learning_curves, f"Loss and accuracy {title.lower()}.", records, x)
     yield (
         '<p class="muted">Local: means over the minibatches that the round&rsquo;s cohort met during local training, '
-        "while its models moved away from the server&rsquo;s; no objective. Train: the training objective at the "
-        f"server&rsquo;s model, {_measured_on(records)}. Held-out: test rows, client by client; no client trains on "
-        "them. Test: the central test set. Round 0 is the model before training. Curves break where a number is not "
-        "finite.</p>"
+        "while its models moved away from the server&rsquo;s: not the value of an objective at one model. Train: the "
+        f"training objective at the server&rsquo;s model, {_measured_on(records)}. Held-out: test rows, client by "
+        "client; no client trains on them. Test: the central test set. Round 0 is the model before training. Curves "
+        "break where a number is not finite.</p>"
     )
 
 
@@ -69,7 +69,7 @@ def left_out(records: Sequence[Mapping], summary: Mapping) -> Iterable[str]:
     """Which updates were dropped, which rounds skipped, and how many invitations brought no report."""
     names = ("clients_invited", "clients_reported", "dropped_clients", "skipped_rounds")
     if not any(name in record for record in records for name in names):
-        yield "The log does not say who took part."
+        yield "The log does not record who took part."
         return
     invited, reported, dropped, skipped = (int(total_of(records, name)) for name in names)
     rounds = sum(record.get("round") != 0 for record in records)
@@ -101,8 +101,8 @@ def variance(records: Sequence[Mapping]) -> Iterable[str]:
     yield figure("variance", plots.variance_parts, "Parts of the variance of a round's aggregate.", records)
     last = seen[-1]
     parts = [
-        f"{words} {number(last.get(f'variance_{name}')) / number(last['variance_total']):.0%}"
-        for name, words in (("client_sampling", "client sampling"), ("minibatch", "minibatches"),
+        f"{label} {number(last.get(f'variance_{name}')) / number(last['variance_total']):.0%}"
+        for name, label in (("client_sampling", "client sampling"), ("minibatch", "minibatches"),
                             ("quantization", "quantisation"), ("privacy_noise", "privacy noise"))
         if number(last.get(f"variance_{name}")) != 0
     ]  # fmt: skip
