@@ -17,16 +17,14 @@ is added to delta (`IntegerNoise.sum_error`).
 
 from __future__ import annotations
 
-import functools
 import math
-from decimal import Context, Decimal, localcontext
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_sim import prng, tree, validate
+from fedjax_sim.transform.alias import TAIL, alias_table, draw_integers, tail_of
 from fedjax_sim.transform.clip import check_clip_norm, clip, clip_metrics, clipped, length_over, slack
 from fedjax_sim.transform.gaussian import check_cohort
 from fedjax_sim.types import Array, Mean, Noise, PyTree, UpdateTransform, Wire
@@ -34,7 +32,6 @@ from fedjax_sim.types import Array, Mean, Noise, PyTree, UpdateTransform, Wire
 __all__ = ["IntegerNoise", "discrete_gaussian_mechanism", "skellam_mechanism"]
 
 TRIES = 32  # of the rounding
-TAIL = 67 * math.log(2)  # -log of a one-sided tail
 MAX_CELLS = 1 << 15
 MAX_STD = 1024.0  # of the noise of one letter, where the granularity is chosen here
 MAX_UNITS = 2.0**20  # in a clip norm: float32 holds a few bits behind the point
@@ -168,10 +165,10 @@ def _mechanism(
         granularity = _finest(clip_norm, noise_multiplier, cohort_size, bits)
     units, std = clip_norm / granularity, noise_multiplier * clip_norm / granularity / math.sqrt(cohort_size)
     hint = f"A letter's noise is {std:.3g} grid units and the clip norm {units:.3g}: choose another granularity."
-    if not (std >= 0.5 and units <= MAX_UNITS and 2 * _tail(law, std) + 1 <= MAX_CELLS):
+    if not (std >= 0.5 and units <= MAX_UNITS and 2 * tail_of(law, std) + 1 <= MAX_CELLS):
         rule = "a grid with noise of 0.5 to about 1,600 units on a letter and at most 2^20 units in the clip norm"
         validate.fail("granularity", rule, granularity, hint)
-    tail = _tail(law, std)
+    tail = tail_of(law, std)
     details = IntegerNoise(granularity, cohort_size, units, std, beta, 2.0**-63, tail)
     most = math.floor(units) + 1 + tail
     base = clip(clip_norm)
@@ -180,7 +177,7 @@ def _mechanism(
         letter, seen = clipped(key, update, clip_norm, narrow=False)
         letter = jax.tree.map(lambda x: (x * (1 / granularity)).astype(jnp.float32), letter)
         letter, tries = _rounded(prng.stream(key, "rounding"), letter, details)
-        noise = _drawn(prng.stream(key, "noise"), letter, alias_table(law, std))
+        noise = draw_integers(prng.stream(key, "noise"), letter, alias_table(law, std))
         return jax.tree.map(jnp.add, letter, noise), memory, seen | {"rounding_tries": Mean(tries, jnp.float32(1))}
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
@@ -238,73 +235,3 @@ def _rounded(key: Array, letter: PyTree, noise: IntegerNoise) -> tuple[PyTree, A
     tries, done, tried = jax.lax.while_loop(unfinished, again, start)
     kept = [jnp.where(done, new, jnp.trunc(x)).astype(jnp.int32) for new, x in zip(tried, leaves, strict=True)]
     return structure.unflatten(kept), tries.astype(jnp.float32)
-
-
-def _drawn(key: Array, like: PyTree, cells: np.ndarray) -> PyTree:
-    """Integers from an alias table [3, 2^k], centred; leaf i draws from fold_in(key, i)."""
-    high, low, alias = (jnp.asarray(x) for x in cells)
-    number = cells.shape[1]
-
-    def draw(key, shape):
-        words = jax.random.bits(prng.fast(key), (3, *shape), jnp.uint32)
-        cell, first, second = tree.settled(words, tree.hidden_zero(jax.random.key_data(key)))  # not drawn for each use
-        cell = (cell >> (32 - (number.bit_length() - 1))).astype(jnp.int32)
-        here = high[cell]
-        stays = (first < here) | ((first == here) & (second < low[cell]))
-        return jnp.where(stays, cell, alias[cell].astype(jnp.int32)) - number // 2
-
-    leaves, structure = jax.tree.flatten(like)
-    return structure.unflatten([draw(jax.random.fold_in(key, i), x.shape) for i, x in enumerate(leaves)])
-
-
-def _tail(law: str, std: float) -> int:
-    """K with P(|X| > K) <= 2^-66: sub-Gaussian (Canonne et al. 2020), or by Bernstein's inequality for Skellam."""
-    share = TAIL / 3 if law == "skellam" else 0
-    return math.ceil(share + math.sqrt(share**2 + 2 * TAIL * std**2))
-
-
-def _masses(law: str, std: float) -> list[Decimal]:
-    """Unnormalised masses of 0, ..., K, to some 50 digits: exp(-k^2 / 2 std^2), or the Bessel function I_k(std^2)."""
-    tail, variance = _tail(law, std), Decimal(std) * Decimal(std)
-    if law == "discrete_gaussian":
-        ratio, step, masses = (-1 / (2 * variance)).exp(), (-1 / variance).exp(), [Decimal(1)]
-        for _ in range(tail):
-            masses.append(masses[-1] * ratio)
-            ratio *= step
-        return masses
-    above, here, masses = Decimal(0), Decimal(1), {}
-    for k in range(2 * tail + 20, 0, -1):  # Miller's recurrence: downwards, the solution that decays wins
-        above, here = here, above + 2 * k / variance * here
-        masses[k - 1] = here
-    return [masses[k] for k in range(tail + 1)]
-
-
-@functools.lru_cache(maxsize=8)
-def alias_table(law: str, std: float) -> np.ndarray:
-    """An alias table, [3, 2^k] uint32: 64 bits of what a cell keeps for its own integer, and whose the rest is.
-
-    Cell j stands for the integer j - 2^(k-1). References: Walker 1977; Vose 1991.
-    """
-    with localcontext(Context(prec=60)):
-        half = _masses(law, std)
-        tail = len(half) - 1
-        number = 1 << max(1, (2 * tail).bit_length())
-        scale = number * 2**64 / (2 * sum(half) - half[0])
-        masses = [0] * number
-        for k, mass in enumerate(half):
-            masses[number // 2 + k] = masses[number // 2 - k] = int(mass * scale)
-    full = 2**64
-    masses[number // 2] += number * full - sum(masses)
-    alias, kept = list(range(number)), masses
-    small = [j for j in range(number) if kept[j] < full]
-    large = [j for j in range(number) if kept[j] > full]
-    while small and large:
-        j, source = small.pop(), large[-1]
-        alias[j] = source
-        kept[source] -= full - kept[j]
-        if kept[source] <= full:
-            large.pop()
-            if kept[source] < full:
-                small.append(source)
-    kept = [0 if x == full else x for x in kept]  # a full cell is its own alias
-    return np.array([[x >> 32 for x in kept], [x & 0xFFFFFFFF for x in kept], alias], np.uint32)

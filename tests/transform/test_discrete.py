@@ -15,6 +15,7 @@ from scipy import stats
 
 from fedjax_sim import aggregation, engine, prng
 from fedjax_sim.transform import chain, discrete_gaussian_mechanism, identity, skellam_mechanism
+from fedjax_sim.transform.alias import alias_table, draw_integers, tail_of
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.transform.discrete import IntegerNoise
 from fedjax_sim.types import Received, Wire
@@ -57,9 +58,9 @@ def test_draws_follow_their_law(law, std):
 
     Catches a table off by one cell, an alias that loses its own share, and words used twice.
     """
-    table = discrete.alias_table(law, std)
-    draws = np.asarray(jax.jit(lambda key: discrete._drawn(key, jnp.zeros(1 << 20), table))(KEY))
-    assert draws.dtype == np.int32 and np.abs(draws).max() <= discrete._tail(law, std)
+    table = alias_table(law, std)
+    draws = np.asarray(jax.jit(lambda key: draw_integers(key, jnp.zeros(1 << 20), table))(KEY))
+    assert draws.dtype == np.int32 and np.abs(draws).max() <= tail_of(law, std)
     assert chi_square(draws, law, std) > 1e-7
     assert chi_square(draws, law, 1.01 * std) < 1e-7 and chi_square(draws, law, 0.99 * std) < 1e-7
     x = draws.astype(np.float64)
@@ -84,7 +85,7 @@ def exact_masses(law: str, std: Fraction, reach: int) -> list[Decimal]:
 @pytest.mark.parametrize("law", MAKE)
 def test_tables_are_exact(law, std):
     """Total variation from 50 digits of the law is within the stated 2^-63. Catches float64 masses and cut tails."""
-    high, low, alias = (row.tolist() for row in discrete.alias_table(law, float(std)))
+    high, low, alias = (row.tolist() for row in alias_table(law, float(std)))
     number, masses = len(alias), [0] * len(alias)
     for j in range(number):
         kept = (high[j] << 32) | low[j]
@@ -147,8 +148,8 @@ def test_no_rounded_letter_passes_its_bound(units):
         def rounded(key, row):
             update = {"a": row, "b": row[:1].astype(jnp.bfloat16)}
             letter, _, _ = member.on_client(key, update, (), ())
-            drawn = discrete._drawn(
-                prng.stream(key, "noise"), letter, discrete.alias_table("skellam", member.noise.details.letter_std)
+            drawn = draw_integers(
+                prng.stream(key, "noise"), letter, alias_table("skellam", member.noise.details.letter_std)
             )
             return jax.tree.map(jnp.subtract, letter, drawn), letter
 
@@ -185,7 +186,7 @@ def test_modular_sums_decode_exactly(law):
     @jax.vmap
     def drawn(key):
         letter = jnp.zeros(width, jnp.int32)
-        return discrete._drawn(prng.stream(key, "noise"), letter, discrete.alias_table(law, known.letter_std))
+        return draw_integers(prng.stream(key, "noise"), letter, alias_table(law, known.letter_std))
 
     keys = jax.random.split(KEY, size)
     letters = jax.jit(jax.vmap(lambda key, scale: member.on_client(key, jnp.ones(width) * scale, (), ())[0]))(
