@@ -1,4 +1,4 @@
-"""Evaluation of a model: on a central test set, client by client on held-out clients, and on all that is trained on."""
+"""Evaluation of a model: on a central test set, client by client on held-out data, and on the training clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["QUANTILES", "evaluation", "metric_sums", "objective", "per_client", 
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 BATCH = 256  # examples, or clients' rows, evaluated at once
-TRAIN_BATCH = 1024  # rows of clients whose sums alone are kept
+TRAIN_BATCH = 1024  # rows of clients at once, of which only sums are kept
 
 
 def metric_sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str, tuple]:
@@ -73,8 +73,8 @@ def per_client(loss_fn: Callable, params: PyTree, population: Population) -> dic
 def objective(loss_fn: Callable, params: PyTree, population: Population, ids: Array | None = None) -> dict[str, Array]:
     """Means of the per-example metrics over all examples of all clients, or of those in `ids` [n] int32; traceable.
 
-    The loss among them is the global objective, the example-weighted mean of the clients' own. Clients are visited a
-    few at a time and sums alone are kept, exactly: memory does not grow with the population.
+    The mean of the loss is the global objective, the example-weighted mean of the clients' own. Clients are visited a
+    few at a time and only exact sums are kept: memory does not grow with the population.
 
     Guarantees: equals a float64 loop over clients, whatever their number, to float32
     (tests/metrics/test_evaluation.py::test_the_objective_is_that_of_a_loop_over_clients), with losses that are not
@@ -123,11 +123,11 @@ def evaluation(
       test: examples, leaves [n, ...].
       held_out: a population; its metrics are pooled over examples, and their spread over clients is given as
         `held_out_<metric>_quantiles` at 5, 25, 50, 75 and 95 %; clients without examples are left out.
-      train: the population of the run: `train_loss` is the global training objective (see `objective`). A look costs as
-        much as one pass over all of its examples.
+      train: the population of the run: `train_loss` is the global training objective (see `objective`). An evaluation
+        costs one pass over all of its examples.
       train_clients: a sample of so many clients, in [1, N], in place of all: uniform without replacement, drawn once.
-        The record then says how many, `train_sample_clients`, and `train_*` are the sample's means. A metric of the
-        loss that makes one of these names gets `metric_` before it, and what it met `sample_` or `spread_`.
+        The record then has their number, `train_sample_clients`, and `train_*` are the sample's means. Where a metric
+        of the loss would take one of these names, it gets the prefix `metric_`, and the other `sample_` or `spread_`.
       seed: of that sample.
 
     Guarantees: equals a float64 loop over clients (tests/metrics/test_evaluation.py::test_matches_a_loop_over_clients,
@@ -150,17 +150,17 @@ def evaluation(
 
     def evaluate(params: PyTree) -> dict:
         central, clients, trained = jax.device_get(measure(params, test, held_out, train, ids))
-        told = {f"test_{name}": np.float32(value) for name, value in central.items()}
-        told |= {f"train_{name}": np.float32(value) for name, value in trained.items()}
+        found = {f"test_{name}": np.float32(value) for name, value in central.items()}
+        found |= {f"train_{name}": np.float32(value) for name, value in trained.items()}
         sample, quantiles = {} if ids is None else {"train_sample_clients": train_clients}, {}
         for name, (totals, weights) in clients.items():
             totals, weights = np.asarray(totals, np.float64), np.asarray(weights, np.float64)
-            told[f"held_out_{name}"] = np.float32(totals.sum() / weights.sum() if weights.sum() else np.nan)
+            found[f"held_out_{name}"] = np.float32(totals.sum() / weights.sum() if weights.sum() else np.nan)
             present = weights > 0
             if present.any():
-                with np.errstate(invalid="ignore"):  # a diverged model: the quantiles are then nan, and say so
+                with np.errstate(invalid="ignore"):  # a diverged model: the quantiles are then nan
                     spread = np.quantile(totals[present] / weights[present], QUANTILES)
                 quantiles[f"held_out_{name}_quantiles"] = np.float32(spread)
-        return tree.joined({"metric": told, "sample": sample, "spread": quantiles})
+        return tree.joined({"metric": found, "sample": sample, "spread": quantiles})
 
     return evaluate
