@@ -74,8 +74,8 @@ def earth_mover_distance(first: Any, second: Any, positions: Any) -> Any:
     Args:
       first, second: [..., L] probabilities. positions: [L] finite positions of the support, in any order.
 
-    Guarantees: equal to scipy's (tests/metrics/test_heterogeneity.py::test_earth_mover_distance_is_scipys); two examples
-    by hand (::test_worked_example, test_gap_is_not_the_distance).
+    Guarantees: equal to scipy's (tests/metrics/test_heterogeneity.py::test_earth_mover_distance_is_scipys); two
+    examples by hand (::test_worked_example, test_gap_is_not_the_distance).
 
     >>> round(earth_mover_distance([0.2, 0.5, 0.3], [0.5, 0.3, 0.2], [0, 1, 2]), 12)
     0.4

@@ -120,7 +120,7 @@ def gradient_heterogeneity(
 
 
 class GradientMoments(NamedTuple):
-    """Gradient, Hessian and gradients' covariances at one model, as `theory.budget_from_moments` reads them; float64."""
+    """Gradient, Hessian and gradients' covariances at one model, as `theory.budget_from_moments` reads them."""
 
     gradient: np.ndarray  # [d] grad F
     hessian: np.ndarray  # [d, d] of F

@@ -1,4 +1,4 @@
-"""The desk of privacy: what a mechanism is, what it has spent, what noise a budget asks for. Host code."""
+"""Privacy accounting: what a mechanism is, what it spends, what noise a budget needs, and audits. Host code."""
 
 from fedjax_sim.privacy.accountant import PrivacySpent, account, compose
 from fedjax_sim.privacy.audit import Audit, audit_release, judge

@@ -1,14 +1,14 @@
 """An audit: is a mechanism as private as it claims? Judged from scores of many releases, half of them with a canary.
 
-Host code. It knows nothing of the mechanism's insides: `release(key, with_canary) -> score` runs it once (see
-`study.audit` for a federated algorithm's). Three witnesses look at the two samples of scores:
+Host code. The mechanism is a black box: `release(key, with_canary) -> score` runs it once (`instruments.audit` makes
+one for a federated algorithm). Three tests look at the two samples of scores:
 
     threshold   counts of alarms at one threshold, chosen on one half of the releases and counted on the other, with
-                Clopper-Pearson bounds: true whatever the law of the scores, but blind below deltas of about 1 / R
+                Clopper-Pearson bounds: true whatever the law of the scores, but of no use below deltas of about 1 / R
     power       the same, against the most power that any test may have under the claim at that false alarm rate
     gaussian    mean shift over standard deviation, mu; an interval on both sides, exact Gaussian trade-off; it holds if
-                scores are Gaussian, or, with subsampling, a mixture of two, and is used only where the claim says that
-                they are, and a chi-square test (level 1e-6) does not refute it
+                scores are Gaussian, or, with subsampling, a mixture of two, and is used only where the claim states so
+                and a chi-square test (level 1e-6) does not refute it
 
 The error 1 - confidence is shared out (Bonferroni): a quarter each to `threshold`, `power`, and the lower and the upper
 end of `gaussian`.
@@ -32,7 +32,7 @@ __all__ = ["Audit", "audit_release", "judge"]
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """What an audit found.
+    """The result of an audit.
 
     verdict: "confirmed": the interval holds the claim and is at most `tolerance` of it wide; "violated": a lower bound
     lies above the claim; "loose": the upper bound lies below it, so more noise is added than is accounted for;
@@ -68,7 +68,7 @@ class Audit:
         return plain(record)
 
     def text(self) -> str:
-        """The findings in words."""
+        """The result as text of several lines."""
         lines = [
             f"{self.verdict}: {self.reason}",
             f"claim: {self.claim}; epsilon {self.claimed:.4f} at delta {self.delta:g}",
@@ -88,10 +88,11 @@ def judge(
     confidence: float = 0.99,
     tolerance: float = 0.1,
 ) -> Audit:
-    """The verdict from scores that are there already.
+    """The verdict on a claim, from scores of releases.
 
     Args:
-      without, with_canary: [R] scores of independent releases, R >= 1,000; in no order that a score decides.
+      without, with_canary: [R] scores of independent releases, R >= 1,000, in an order that does not depend on the
+        scores.
       claim: what is promised.
       delta: in (0, 1).
       confidence: of the whole verdict: with this probability no statement is wrong.
@@ -99,9 +100,9 @@ def judge(
 
     Raises: ValueError for scores that are not finite, too few or of unequal numbers.
 
-    Guarantees: a true claim is called violated or loose with probability at most 1 - confidence, and one with 5 % more
-    or less noise is found at 10^5 releases (tests/privacy/test_audit.py::test_error_rates), also where the law of the
-    scores is none of the two that are fitted (::test_scores_of_another_law); an infinite epsilon is never confirmed
+    Guarantees: a true claim is judged violated or loose with probability at most 1 - confidence, and 5 % more or less
+    noise than claimed is found at 10^5 releases (tests/privacy/test_audit.py::test_error_rates), also where the law of
+    the scores is none of the two that are fitted (::test_scores_of_another_law); an infinite epsilon is never confirmed
     (::test_claims_of_nothing).
 
     References: Nasr et al. 2023, section 4.3 (Gaussian trade-off from the scores); Jagielski, Ullman and Oprea 2020,
@@ -111,7 +112,7 @@ def judge(
     for name, x in zip(("without", "with_canary"), samples, strict=True):
         if x.ndim != 1 or not np.isfinite(x).all():
             validate.fail(name, "a vector of finite scores", f"shape {x.shape}, {(~np.isfinite(x)).sum()} not finite")
-        validate.integer(f"releases {name}", x.size, 1000, hint="Fewer say nothing.")
+        validate.integer(f"releases {name}", x.size, 1000, hint="Fewer show nothing.")
     if samples[0].size != samples[1].size:
         validate.fail("releases", "as many with the canary as without", tuple(x.size for x in samples))
     validate.in_range("delta", delta, 0, 1, open_low=True, open_high=True)
@@ -177,7 +178,7 @@ def audit_release(
       chunk: releases that are run at once, which bounds the memory.
       Others as in `judge`.
 
-    Guarantees: of the central Gaussian mechanism at z = 1 the interval at delta = 1e-5 holds the analytic value and is
+    Guarantees: for the central Gaussian mechanism at z = 1 the interval at delta = 1e-5 holds the analytic value and is
     at most 4 % wide (tests/privacy/test_audit.py::test_central_mechanism_is_confirmed); planted bugs are flagged
     (::test_planted_bugs).
 

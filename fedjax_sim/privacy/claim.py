@@ -1,4 +1,4 @@
-"""Claims of privacy that an audit puts to the test: a privacy profile, in closed form or from the accountant."""
+"""The claims that an audit tests: privacy profiles, in closed form or from the accountant."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Claim:
 
     Args:
       profile: (epsilons [k] float64) -> deltas [k], not below the truth.
-      text: in words.
+      text: what a report calls it.
       scores: "gaussian" or "mixture" (of two Gaussians, with the canary) where that is the law of the scores under the
-        claim; None: another, so that only witnesses that assume nothing are heard, and nothing is ever confirmed.
+        claim. None: it is another, so that only tests that assume no law are used, and nothing is ever confirmed.
     """
 
     profile: Callable
@@ -53,7 +53,7 @@ class Claim:
 
 
 def gaussian_claim(noise_multiplier: float, *, sampling_rate: float = 1.0, num_rounds: int = 1) -> Claim:
-    """The exact claim of the Gaussian mechanism: one round with Poisson sampling, or rounds with everybody.
+    """The exact claim of the Gaussian mechanism: one round with Poisson sampling, or several with everybody.
 
     Args:
       noise_multiplier: z > 0, noise over what one unit moves.
@@ -81,18 +81,18 @@ def gaussian_claim(noise_multiplier: float, *, sampling_rate: float = 1.0, num_r
     text = f"Gaussian noise {noise_multiplier:g} times what one unit moves, {num_rounds} round(s)"
     if sampling_rate == 1:
         return Claim(profile, text, "gaussian")
-    return Claim(profile, f"{text}, each unit called with chance {sampling_rate:g}", "mixture")
+    return Claim(profile, f"{text}, each unit sampled with probability {sampling_rate:g}", "mixture")
 
 
 def accounted_claim(mechanism: Any, num_rounds: int) -> Claim:
-    """What the accountant promises for so many rounds of a mechanism: `gaussian_claim` where no closed form is known.
+    """The accountant's claim for so many rounds of a mechanism, for those that `gaussian_claim` has no closed form for.
 
     Args:
       mechanism: a `Mechanism`, as from `mechanism_of`; of those with a privacy loss distribution.
 
     Raises: ValueError for a mechanism without one, such as cohorts of a fixed size.
 
-    Guarantees: the closed form where there is one, up to the grid of losses and never below it
+    Guarantees: where there is a closed form, equal to it up to the grid of losses and never below it
     (tests/privacy/test_audit.py::test_accounted_claims).
     """
     import dp_accounting as dp

@@ -1,4 +1,4 @@
-"""What two samples of scores, with a canary and without, say about epsilon."""
+"""Bounds on epsilon from two samples of scores, with a canary and without."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FEW = 5000  # releases that are too few for the curvature of a mixture's likelih
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """One witness's bounds on epsilon."""
+    """The bounds of one test on epsilon."""
 
     method: str
     lower: float
@@ -105,7 +105,7 @@ def _alarms(samples: Sequence[np.ndarray], thresholds: np.ndarray) -> np.ndarray
 
 
 def _halves(without: np.ndarray, with_canary: np.ndarray):
-    """The halves of both samples, and thresholds that the first one suggests: dense in the tails."""
+    """(first halves, second halves, thresholds): thresholds are quantiles of the first halves, dense in the tails."""
     first, second = ([x[i::2] for x in (without, with_canary)] for i in range(2))
     tail = np.geomspace(1 / first[0].size, 0.5, THRESHOLDS // 4)
     levels = np.concatenate([tail, 1 - tail])
@@ -137,7 +137,7 @@ def best_threshold(without: np.ndarray, with_canary: np.ndarray, *, delta: float
 
 
 def power_excess(without, with_canary, power: Callable, *, error: float) -> tuple[float, tuple[float, float, float]]:
-    """By how much a test surely beats the claim's `power(false alarm rate)`; positive = the claim is false.
+    """By how much a test exceeds the power that the claim allows, at least; if positive, the claim is false.
 
     Returns: the excess, and (false alarm rate at most, power at least, power allowed).
     """
@@ -158,8 +158,8 @@ def parametric(
 ) -> Estimate | None:
     """Both bounds of epsilon if scores are Gaussian, or a mixture of two where the canary takes part at times.
 
-    Each end is wrong with probability `error`. None where the test of fit refutes the law, and for Gaussian scores the
-    mixture too; few releases refute neither, so a law must be known.
+    Each end is wrong with probability `error`. None where a test of fit refutes the law; refuted Gaussians are tried as
+    a mixture first. A few releases refute nothing, so the law must be known beforehand.
 
     References: Dong, Roth and Su 2022, section 2.3; Nasr et al. 2023, section 4.3.
     """
@@ -192,7 +192,7 @@ def _gaussian(without, with_canary, delta, error) -> Estimate | None:
 
 
 def _mixture(without, with_canary, delta, error) -> Estimate | None:
-    """Maximum likelihood over cells; the interval from the curvature, by the delta method."""
+    """Maximum likelihood on binned scores; the interval is from the likelihood's curvature, by the delta method."""
     from scipy import optimize, special, stats
 
     mean, deviation = without.mean(), without.std()
