@@ -13,7 +13,7 @@ from fedjax_sim import tree, validate
 from fedjax_sim.metrics.evaluation import metric_sums
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
-__all__ = ["WEIGHTINGS", "chosen", "mean_over_clients", "risk", "somebody", "sum_over_clients", "weight_of"]
+__all__ = ["WEIGHTINGS", "check_weight", "chosen", "mean_over_clients", "risk", "sum_over_clients", "weight_of"]
 
 WEIGHTINGS = ("examples", "uniform")
 ROWS = 1024  # examples under one vmap, at most
@@ -85,7 +85,7 @@ def mean_over_clients(each: Callable, like: PyTree, population: Population, ids:
     return jax.tree.map(lambda x: x / weight, sums), weight
 
 
-def somebody(weight: Array) -> None:
+def check_weight(weight: Array) -> None:
     """Raises ValueError for a total weight of zero: nobody has examples. Traced weights are not checked."""
     if not isinstance(weight, jax.core.Tracer) and not float(weight) > 0:
         validate.fail("population", "a client with examples", 0)

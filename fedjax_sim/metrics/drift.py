@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
-from fedjax_sim.metrics.clients import chosen, mean_over_clients, risk, somebody, weight_of
+from fedjax_sim.metrics.clients import check_weight, chosen, mean_over_clients, risk, weight_of
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
 __all__ = ["Drift", "drift", "drift_bias", "drift_leading_term"]
@@ -69,7 +69,7 @@ def _drift(loss_fn, params, population, ids, num_steps, step_size, uniform, part
         return jax.grad(lambda q: risk(loss_fn, q, data)[0])(p)
 
     def walk(data):
-        """Of one client: g_i, grad f_i(w_i) - g_i, and the sum of the gradients met."""
+        """Of one client: g_i, grad f_i(w_i) - g_i, and the sum of the gradients of its K steps."""
         first = slope(params, data)
 
         def step(_, carry):
@@ -145,7 +145,7 @@ def drift(
     ids = chosen(population, ids, weighting)
     out = _drift(loss_fn, params, population, ids, num_steps, step_size, weighting == "uniform", True)
     weight, gradient, bias, pseudo, curvature, heterogeneity, leading = out
-    somebody(weight)
+    check_weight(weight)
     curvature, heterogeneity = _scaled(-1.0, curvature), _scaled(-1.0, heterogeneity)
     return Drift(
         gradient=gradient,
@@ -176,7 +176,7 @@ def drift_bias(
     step_size, num_steps = _checked(step_size, num_steps)
     ids = chosen(population, ids, weighting)
     out = _drift(loss_fn, params, population, ids, num_steps, step_size, weighting == "uniform", False)
-    somebody(out[0])
+    check_weight(out[0])
     return out[2]
 
 
@@ -208,5 +208,5 @@ def drift_leading_term(
     step_size, num_steps = _checked(step_size, num_steps)
     ids = chosen(population, ids, weighting)
     first, weight = _leading(loss_fn, params, population, ids, weighting == "uniform")
-    somebody(weight)
+    check_weight(weight)
     return _scaled(-step_size * num_steps, first)

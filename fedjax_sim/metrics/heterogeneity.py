@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import tree, validate
-from fedjax_sim.metrics.clients import chosen, mean_over_clients, risk, somebody, sum_over_clients, weight_of
+from fedjax_sim.metrics.clients import check_weight, chosen, mean_over_clients, risk, sum_over_clients, weight_of
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
 __all__ = ["GradientHeterogeneity", "GradientMoments", "gradient_heterogeneity", "gradient_moments"]
@@ -106,7 +106,7 @@ def gradient_heterogeneity(
     """
     ids = chosen(population, ids, weighting)
     gradient, square, sums = _statistics(loss_fn, params, population, ids, weighting == "uniform")
-    somebody(sums["weight"])
+    check_weight(sums["weight"])
     square, sums = float(square), {name: float(value) for name, value in sums.items()}
     return GradientHeterogeneity(
         gradient=gradient,
@@ -181,6 +181,6 @@ def gradient_moments(
     validate.integer("dimension", tree.num_values(params), 1, MAX_DIMENSION, hint="A Hessian has d^2 numbers.")
     ids = chosen(population, ids, weighting)
     weight, *out = _moments(loss_fn, params, population, ids, weighting == "uniform")
-    somebody(weight)
+    check_weight(weight)
     gradient, hessian, clients, examples = (np.asarray(x, np.float64) for x in out)
     return GradientMoments(gradient, (hessian + hessian.T) / 2, clients, examples)

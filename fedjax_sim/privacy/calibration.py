@@ -22,7 +22,7 @@ LEAST, MOST = 1e-2, 1e6  # multipliers that are searched
 
 
 class Calibrated(NamedTuple):
-    """A noise multiplier, and what it spends: never more than was asked for."""
+    """A noise multiplier, and what it spends: never more than the budget."""
 
     noise_multiplier: float
     spent: PrivacySpent

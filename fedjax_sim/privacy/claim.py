@@ -45,7 +45,7 @@ class Claim:
         return np.asarray(self.profile(GRID), np.float64)
 
     def power(self, false_alarms: np.ndarray) -> np.ndarray:
-        """The most power that a test of these false alarm rates may have; from a grid of epsilons, so never too low."""
+        """The most power that a test of these false alarm rates may have; rounded up by the grid of epsilons."""
         alarms = np.asarray(false_alarms, np.float64)[..., None]
         one = np.exp(GRID) * alarms + self._deltas
         other = 1 - np.exp(-GRID) * (1 - self._deltas - alarms)

@@ -1,4 +1,4 @@
-"""One mechanism = sampling design + weighting + clip + noise: what an accountant accounts for, or a reason why not.
+"""A mechanism = sampling design + weighting + clip + noise: what an accountant accounts for, or the reason why not.
 
 What is read beside the facts of `types`, in `Noise.details`, a dict, or the NamedTuple of `transform.discrete`:
 
@@ -187,8 +187,8 @@ class Mechanism:
     def event(self, rounds: int):
         """dp-accounting's event of so many rounds, to check by hand; None for noise in integers: it has none.
 
-        For `PLDAccountant`, which knows by itself that replacing moves a sum by two clip norms; a fixed-size sample has
-        an event for `RdpAccountant` only, which does not, so its Gaussian has half the noise multiplier.
+        It is for `PLDAccountant`, which itself allows for the two clip norms by which replacing moves a sum. That of a
+        fixed-size sample is for `RdpAccountant`, which does not, so its Gaussian has half the noise multiplier.
         """
         import dp_accounting as dp
 

@@ -53,7 +53,7 @@ def gaussian_profile(epsilon: np.ndarray, mu: float) -> np.ndarray:
 def subsampled_profile(epsilon: np.ndarray, rate: float, mu: float) -> np.ndarray:
     """delta(epsilon) of N(0, 1) against the mixture (1 - rate) N(0, 1) + rate N(mu, 1), the worse of both directions.
 
-    Both are a Neyman-Pearson test's, for the likelihood ratio rises with the score.
+    The likelihood ratio rises with the score, so the best tests are thresholds (Neyman and Pearson), in closed form.
     """
     from scipy import special
 
@@ -96,7 +96,8 @@ def clopper_pearson(count: np.ndarray, number: int, error: float) -> tuple[np.nd
 def _alarms(samples: Sequence[np.ndarray], thresholds: np.ndarray) -> np.ndarray:
     """[4, k, 2]: false and true alarms of four kinds of tests at thresholds [k].
 
-    The canary raises the score, or lowers it; it is taken to be absent unless alarmed, or present.
+    An alarm is raised by scores above the threshold, or by the others; it stands for the canary's presence, or for its
+    absence.
     """
     ranks = [np.searchsorted(np.sort(x), thresholds, side="right") for x in samples]
     above = [x.size - rank for x, rank in zip(samples, ranks, strict=True)]

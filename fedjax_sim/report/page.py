@@ -32,7 +32,7 @@ def write_report(run_directory: str | Path) -> Path:
 
     Args:
       run_directory: folder with any of config.toml, metrics.jsonl, timing.jsonl, summary.json, env.json and
-        population.json; the page says what is missing.
+        population.json; the page reports what is missing.
 
     Returns: the page's path.
     Raises: FileNotFoundError if the folder holds none of them; CheckpointError if one is not as the run wrote it.

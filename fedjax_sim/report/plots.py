@@ -54,7 +54,7 @@ MOST_CLIENTS = 40
 
 
 def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds") -> Any:
-    """Loss and accuracy met in local training, and of the server's model on train, test and held-out data.
+    """Loss and accuracy during local training, and of the server's model on training, test and held-out data.
 
     Args:
       records: one a round; for x="seconds" each carries the cumulative "seconds" of its round.
@@ -186,7 +186,7 @@ def participation(records: Sequence[Mapping[str, Any]]) -> Any:
                 axes.set_xlim(np.nanmin(rounds) - 1, np.nanmax(rounds) + 1)
         most = float(np.nanmax(np.append(dropped, 1.0)))
         left.set_ylim(bottom=0, top=1.1 * float(np.nanmax(np.concatenate([invited, reported, [1.0]]))))
-        right.set_ylim(-0.08 * most, 1.1 * most)  # the marks of skipped rounds stand on the zero line
+        right.set_ylim(-0.08 * most, 1.1 * most)  # the markers of skipped rounds are on the zero line
         for axes in (left, right):
             axes.yaxis.get_major_locator().set_params(integer=blocks == 1)
         legend(figure, (left, right))

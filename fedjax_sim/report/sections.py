@@ -134,7 +134,7 @@ def privacy(spent: Any, shown: set[str]) -> Iterable[str]:
 
 
 def clients(records: Sequence[Mapping], population: Mapping) -> Iterable[str]:
-    """How far clients lie apart, what some of them hold, and the population's sizes."""
+    """The spread between clients, the labels that some of them hold, and the population's sizes."""
     if any(record.get("held_out_loss_quantiles") or record.get("held_out_accuracy_quantiles") for record in records):
         yield "<h3>Spread between clients</h3>"
         yield figure("spread", plots.client_spread, "Quantiles over clients of held-out loss and accuracy.", records)

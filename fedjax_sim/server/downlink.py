@@ -94,7 +94,10 @@ def downlink(server: ServerUpdate, transform: UpdateTransform) -> ServerUpdate:
 
 
 def wire_with_rest(server: ServerUpdate) -> Callable | None:
-    """`ServerUpdate.wire` of {"params": what `server` sends} with other entries, sent as they are."""
+    """The `wire` of a server that broadcasts {"params": what `server` does} and other entries, sent as they are.
+
+    None if `server` compresses nothing.
+    """
     if server.wire is None:
         return None
 

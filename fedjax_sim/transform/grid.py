@@ -96,10 +96,10 @@ class Grid(NamedTuple):
         return found
 
     def rotated_error(self, squared_norm: Array, size: int) -> Array:
-        """The most that E |output - z|^2 can be for z of `size` numbers with random signs under a Hadamard matrix.
+        """A bound on E |output - z|^2 for z = H D x, with random signs D, a Hadamard matrix H and |x|^2 = squared_norm.
 
-        Each z_i has a sub-Gaussian tail of variance proxy v = |z|^2 / size, so E max over n of z_i^2 is at most
-        2 v (ln(2 n) + 1), and clipping at s costs 4 v exp(-s^2 / 2v) a number at most.
+        Each z_i has a sub-Gaussian tail of variance proxy v = |z|^2 / size, so E max over n of z_i^2 is at most 2 v
+        (ln(2 n) + 1), and clipping at s costs 4 v exp(-s^2 / 2v) a number at most.
         """
         xp = leaves_of(squared_norm)[1]
         if self.by_norm:

@@ -188,8 +188,9 @@ def square_root_coefficients(bands: int) -> np.ndarray:
 def optimal_coefficients(num_rounds: int, bands: int, *, error: str = "mean") -> np.ndarray:
     """[b] float64, the first one 1: the banded Toeplitz strategy of least error over T rounds, found by jax-privacy.
 
-    Error is that of sums over the first t rounds times the sensitivity to one participation, or to any that lie b
-    rounds apart. Coefficients are rounded to five decimals, so that machines agree on them.
+    The error is that of the sums over the first t rounds, times the sensitivity to one participation; participations at
+    least b rounds apart multiply that by a constant. Coefficients are rounded to five decimals, so that machines agree
+    on them.
 
     Args:
       num_rounds: T in [1, 10,000].
@@ -231,13 +232,13 @@ def _optimal(num_rounds: int, bands: int, error: str) -> tuple[float, ...]:
 def strategy_sensitivity(coefficients: np.ndarray | None, num_rounds: int, separation: int) -> float:
     """S: the most that a client moves C times the sums, in clip norms; None for coefficients is the tree.
 
-    Toeplitz matrices with positive coefficients that do not rise: exact, reached by a client in rounds 0, s, 2s, ...
-    with updates that do not change; others: a bound, that of the least such coefficients that they do not exceed.
-    Trees: exact for one participation in a full tree; else a bound, by what each level may hold: k participations, of
-    which a node of 2^l rounds sees at most ceil(2^l / s).
+    Toeplitz matrices with positive, non-increasing coefficients: exact, reached by a client that takes part in rounds
+    0, s, 2s, ... with the same update. Others: a bound, the S of the smallest non-increasing coefficients that are at
+    least as large in magnitude. Trees: exact for one participation in a full tree; otherwise a bound, the sum of what
+    each level may hold: k participations, of which a node of 2^l rounds sees at most ceil(2^l / s).
 
-    Guarantees: no participation pattern moves more (tests/transform/test_matrix.py::
-    test_privacy_of_all_participations, ::test_other_coefficients_have_a_bound).
+    Guarantees: no participation pattern moves more (tests/transform/test_matrix.py::test_privacy_of_all_participations,
+    ::test_other_coefficients_have_a_bound).
 
     References: Kalinin and Lampert 2024, theorem 2; Kairouz et al. 2021, section 4 and appendix D.
 

@@ -94,7 +94,7 @@ def random_k(
       scaled: times d/k, which makes it unbiased. False sends entries as they are: biased, but a contraction, which is
         what `error_feedback` needs (it refuses the scaled form of half of the entries or fewer).
 
-    Returns: a transform that sends k numbers and the 64 bits of a seed, from which both ends know where they stand.
+    Returns: a transform that sends k numbers and a seed of 64 bits, from which both ends derive the k positions.
 
     Raises: as `top_k`.
 
