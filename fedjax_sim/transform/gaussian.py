@@ -182,7 +182,7 @@ def local_gaussian(clip_norm: float, noise_multiplier: float) -> UpdateTransform
     check_clip_norm(clip_norm)
     _check_multiplier(noise_multiplier)
     noise = Noise("gaussian", "local", noise_multiplier, clip_norm, "client", details={"sensitivity": 2 * clip_norm})
-    return _on_each_letter(clip_norm, noise_multiplier * clip_norm, noise)
+    return _on_each_message(clip_norm, noise_multiplier * clip_norm, noise)
 
 
 def distributed_gaussian(clip_norm: float, noise_multiplier: float, cohort_size: int) -> UpdateTransform:
@@ -214,7 +214,7 @@ def distributed_gaussian(clip_norm: float, noise_multiplier: float, cohort_size:
     noise = Noise(
         "gaussian", "distributed", noise_multiplier, clip_norm, "client", details={"cohort_size": cohort_size}
     )
-    made = _on_each_letter(clip_norm, noise_multiplier * clip_norm / math.sqrt(cohort_size), noise)
+    made = _on_each_message(clip_norm, noise_multiplier * clip_norm / math.sqrt(cohort_size), noise)
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
         check_cohort(cohort, cohort_size)
@@ -230,7 +230,7 @@ def check_cohort(cohort, cohort_size: int) -> None:
         validate.fail("cohort_size", f"at most the {cohort.ids.shape[0]} slots of the sampler", cohort_size, hint)
 
 
-def _on_each_letter(clip_norm: float, std: float, noise: Noise) -> UpdateTransform:
+def _on_each_message(clip_norm: float, std: float, noise: Noise) -> UpdateTransform:
     base = clip(clip_norm)
 
     def on_client(key, update, state, memory):
