@@ -16,7 +16,8 @@ import optax
 from fedjax_sim import aggregation, engine, population, sampling, server, validate
 from fedjax_sim.algorithms import federated
 from fedjax_sim.instruments.audit_figure import audit_figure
-from fedjax_sim.privacy.audit import Audit, Claim, accounted_claim, audit_release, gaussian_claim
+from fedjax_sim.privacy.audit import Audit, audit_release
+from fedjax_sim.privacy.claim import Claim, accounted_claim, gaussian_claim
 from fedjax_sim.privacy.mechanism import ADJACENCIES
 from fedjax_sim.privacy.one_run import audit_one_run
 from fedjax_sim.privacy.reading import mechanism_of

@@ -19,8 +19,8 @@ def audit_figure(found: Audit) -> Any:
     Returns: a matplotlib Figure.
     Raises: ImportError without matplotlib.
     """
-    with plots._style():
-        figure, (left, right) = plots._panels(2, 2.9, width_ratios=[1.5, 1])
+    with plots.style():
+        figure, (left, right) = plots.panels(2, 2.9, width_ratios=[1.5, 1])
         edges = np.linspace(*np.quantile(np.concatenate([found.without, found.with_canary]), [1e-4, 1 - 1e-4]), 81)
         if not edges[0] < edges[-1]:
             edges = edges[0] + np.linspace(-0.5, 0.5, 81)
@@ -47,5 +47,5 @@ def audit_figure(found: Audit) -> Any:
         right.set(xlabel=f"Epsilon at delta = {found.delta:g}", xlim=(0, most), ylim=(len(found.estimates) - 0.4, -0.6))
         right.set_yticks(range(len(found.estimates)), [e.method for e in found.estimates])
         left.set_title(f"{found.verdict.capitalize()}: {found.reason}", wrap=True)
-        plots._legend(figure, (left, right))
+        plots.legend(figure, (left, right))
     return figure

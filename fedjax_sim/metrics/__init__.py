@@ -1,4 +1,4 @@
-"""The desk: numbers about models and populations."""
+"""Measures of models and populations: evaluation, label and gradient heterogeneity, client drift, communication."""
 
 from fedjax_sim.metrics.communication import rounds_to_target
 from fedjax_sim.metrics.distributions import (

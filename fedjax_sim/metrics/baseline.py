@@ -1,4 +1,4 @@
-"""What guessing reaches: the constant prediction that any model must beat."""
+"""The constant prediction, which any model must beat."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["constant_baseline"]
 
 
 def constant_baseline(test: Any, task: str) -> dict[str, float]:
-    """The best constant prediction on a test set, in hindsight: a bar that no constant learned elsewhere can pass.
+    """The best constant prediction on a test set, chosen on that set: no constant learned elsewhere does better.
 
     Args:
       test: examples with integer labels "y" (-1 marks padding) or real targets "y" [n, k].

@@ -1,4 +1,4 @@
-"""Sums over every client of a population, a few at a time: nothing of size [N, d] is ever held."""
+"""Sums over the clients of a population, a few at a time: nothing of size [N, d] is ever held."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import tree, validate
-from fedjax_sim.metrics.evaluation import _sums
+from fedjax_sim.metrics.evaluation import metric_sums
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
-__all__ = ["WEIGHTINGS", "chosen", "mean_over_clients", "risk", "somebody", "sum_over_clients", "weight_of"]
+__all__ = ["WEIGHTINGS", "check_weight", "chosen", "mean_over_clients", "risk", "sum_over_clients", "weight_of"]
 
 WEIGHTINGS = ("examples", "uniform")
-ROWS = 1024  # examples under one vmap
-VALUES = 1 << 22  # numbers of their gradients
+ROWS = 1024  # examples under one vmap, at most
+VALUES = 1 << 22  # numbers in their gradients, at most
 
 
 def risk(loss_fn: Callable, params: PyTree, data: ClientData) -> tuple[Array, Array]:
-    """(f_i(params), its weight): a client's mean loss over its own examples, called with key None."""
-    total, weight = _sums(loss_fn, params, data)["loss"]
+    """(f_i(params), its weight): a client's mean loss over its own examples, and their number or total weight."""
+    total, weight = metric_sums(loss_fn, params, data)["loss"]
     return total / jnp.where(weight > 0, weight, 1), weight
 
 
 def weight_of(loss_fn: Callable, params: PyTree, data: ClientData, uniform: Array) -> Array:
-    """What a client counts: its examples, or, where `uniform`, 1 if it has any."""
+    """A client's weight in a mean: its examples, or, where `uniform`, 1 if it has any."""
     weight = jax.lax.stop_gradient(risk(loss_fn, params, data)[1])
     return jnp.where(uniform, (weight > 0).astype(weight.dtype), weight)
 
 
 def chosen(population: Population, ids: Any, weighting: str) -> Array:
-    """[n] int32 ids, checked: all of them unless given."""
+    """[n] int32 ids, checked; None stands for all clients. Checks `weighting` too."""
     validate.one_of("weighting", weighting, WEIGHTINGS, hint="'examples' counts a client by its examples.")
     if ids is None:
         return jnp.arange(population.size, dtype=jnp.int32)
@@ -48,8 +48,8 @@ def sum_over_clients(each: Callable, like: PyTree, population: Population, ids: 
     """sum_i each(client i's data), as [..., leaves]; traceable.
 
     Args:
-      each: ClientData -> pytree of arrays; padding has weight zero, so what it returns must be weighted.
-      like: a pytree as large as what one client computes, for the number of clients at once.
+      each: ClientData -> pytree of arrays; padding has weight zero, so it must return weighted values.
+      like: a pytree as large as what one client computes, which bounds the number of clients at once.
     """
     rows = jax.eval_shape(population.client, jnp.int32(0)).mask.shape[0]
     lanes = max(1, min(ids.size, ROWS // rows, VALUES // max(1, tree.num_values(like))))
@@ -75,7 +75,7 @@ def sum_over_clients(each: Callable, like: PyTree, population: Population, ids: 
 
 
 def mean_over_clients(each: Callable, like: PyTree, population: Population, ids: Array) -> tuple[PyTree, Array]:
-    """(sum_i w_i x_i / sum_i w_i of `each`(data) -> (w_i, x_i), sum_i w_i)."""
+    """(sum_i w_i x_i / sum_i w_i, sum_i w_i), where `each`(client i's data) returns (w_i, x_i)."""
 
     def weighted(data):
         weight, values = each(data)
@@ -85,7 +85,7 @@ def mean_over_clients(each: Callable, like: PyTree, population: Population, ids:
     return jax.tree.map(lambda x: x / weight, sums), weight
 
 
-def somebody(weight: Array) -> None:
-    """Refuses a total weight of zero."""
+def check_weight(weight: Array) -> None:
+    """Raises ValueError for a total weight of zero: nobody has examples. Traced weights are not checked."""
     if not isinstance(weight, jax.core.Tracer) and not float(weight) > 0:
         validate.fail("population", "a client with examples", 0)

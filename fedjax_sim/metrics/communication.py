@@ -20,14 +20,13 @@ def rounds_to_target(
 
     Args:
       values: [T] the metric after each of `rounds`; NaN where it was not evaluated.
-      target: it has reached when it is at most that, or at least that if `rising`.
+      target: reached by values of at most this, or of at least this if `rising`.
       rounds: [T] rising round numbers; 1, 2, ..., T by default.
       rising: True for accuracies.
-      interpolate: read off the line between the evaluations around the crossing, of the best value so far.
+      interpolate: linearly between the two evaluations around the crossing, of the best value so far.
 
-    Guarantees: the first one, not a later one, and no crossing that NaN hides
-    (tests/metrics/test_communication.py::test_first_crossing); the same for 1 - x (::test_directions); interpolation
-    (::test_interpolation).
+    Guarantees: the first crossing, and none at a NaN (tests/metrics/test_communication.py::test_first_crossing); the
+    same for 1 - x (::test_directions); interpolation (::test_interpolation).
 
     References: McMahan et al. 2017, section 3 (best value so far, linear interpolation).
 

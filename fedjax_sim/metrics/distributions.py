@@ -1,4 +1,4 @@
-"""Distances between distributions of labels, float64 NumPy, and what they say of a classification population."""
+"""Distances between label distributions, in float64 NumPy, and the label heterogeneity of a population."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def total_variation(first: Any, second: Any) -> Any:
 
 
 def l1_distance(first: Any, second: Any) -> Any:
-    """sum |p - q| = 2 TV: what Zhao et al. 2018 call the earth mover's distance, though it knows no positions.
+    """sum |p - q| = 2 TV: what Zhao et al. 2018 call the earth mover's distance, though it uses no positions.
 
     >>> round(l1_distance([0.2, 0.5, 0.3], [0.5, 0.3, 0.2]), 12)
     0.6
@@ -72,10 +72,10 @@ def earth_mover_distance(first: Any, second: Any, positions: Any) -> Any:
     At least the difference of the means, and equal to it if one distribution dominates the other.
 
     Args:
-      first, second: [..., L] probabilities. positions: [L] finite places of the support, in any order.
+      first, second: [..., L] probabilities. positions: [L] finite positions of the support, in any order.
 
-    Guarantees: scipy's (tests/metrics/test_heterogeneity.py::test_earth_mover_distance_is_scipys); rows C11 and C12
-    (::test_worked_example, test_gap_is_not_the_distance).
+    Guarantees: equal to scipy's (tests/metrics/test_heterogeneity.py::test_earth_mover_distance_is_scipys); two
+    examples by hand (::test_worked_example, test_gap_is_not_the_distance).
 
     >>> round(earth_mover_distance([0.2, 0.5, 0.3], [0.5, 0.3, 0.2], [0, 1, 2]), 12)
     0.4
@@ -133,7 +133,7 @@ def label_counts(population: Population, *, num_labels: int, label: str = "y") -
       population: of examples with an integer leaf `label`, [n] or [n, ...]; negative labels are padding.
       num_labels: L; labels at or past it are an error.
 
-    Guarantees: a loop over clients (tests/metrics/test_heterogeneity.py::test_label_counts).
+    Guarantees: equal to a loop over clients (tests/metrics/test_heterogeneity.py::test_label_counts).
     """
     validate.integer("num_labels", num_labels)
     rows = jax.eval_shape(population.client, jnp.int32(0))
@@ -156,7 +156,7 @@ def label_counts(population: Population, *, num_labels: int, label: str = "y") -
     parts = []
     size = max(1, min(population.size, CLIENTS, (1 << 22) // max(1, rows.mask.shape[0])))
     for start in range(0, population.size, size):
-        ids = np.arange(start, start + size, dtype=np.int32)  # past the last client: nobody
+        ids = np.arange(start, start + size, dtype=np.int32)  # ids past the last client are cut off below
         parts.append(np.asarray(count(population, ids)))
     counts = np.concatenate(parts)[: population.size].astype(np.int64)
     if counts[:, num_labels].any():
@@ -169,11 +169,11 @@ def label_heterogeneity(counts: Any, *, positions: Any = None) -> dict[str, floa
 
     Args:
       counts: [N, L] labels of each client, `label_counts`; clients without any are left out.
-      positions: [L] places of ordered labels, for the earth mover's distance.
+      positions: [L] positions of ordered labels, for the earth mover's distance.
 
     Returns: means of total_variation, l1_distance, kullback_leibler, jensen_shannon (the weighted mean of
-      KL(p_i || pooled) is the mutual information of client and label), entropy and labels_per_client (its exponential:
-      how many labels a client has in effect), and earth_mover_distance if there are positions.
+      KL(p_i || pooled) is the mutual information of client and label), entropy and labels_per_client (its
+      exponential: the effective number of labels of a client), and earth_mover_distance if there are positions.
 
     Guarantees: 0 for equal clients, ln 2 of mutual information for two clients with a label each
     (tests/metrics/test_heterogeneity.py::test_label_heterogeneity).

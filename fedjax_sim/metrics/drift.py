@@ -1,15 +1,16 @@
-"""Client drift of any model and loss: what K local steps do to the gradient that the server believes in.
+"""Client drift of any model and loss: the bias that K local steps give to the gradient that the server receives.
 
 From w each client takes K full-batch steps of eta to w_i. With g_i = grad f_i(w), H_i its Hessian there and
 M_i = I - (I - eta H_i)^K,
 
     bias = sum p_i grad f_i(w_i) - grad F(w)
          = - sum p_i M_i grad F  -  sum p_i M_i (g_i - grad F)  +  remainder
-           curvature                heterogeneity                  what Hessians change on the way
+           curvature                heterogeneity                  Hessians that change along the steps
 
-The first part identical clients have too; the second is minus the covariance over clients of local work and gradient,
--eta K Cov_i(H_i, g_i) to first order; the third vanishes on quadratics, where `theory.quadratic_drift` is the closed
-form. Hessian-vector products are gradients of <grad f, v>, so that layers that refuse forward mode are measured too.
+The first part is there for identical clients too. The second is minus the covariance over clients of local work and
+gradient, to first order -eta K Cov_i(H_i, g_i). The third vanishes on quadratics, where `theory.quadratic_drift` is the
+closed form. Hessian-vector products are computed as gradients of <grad f, v>, which also works for layers that have no
+forward mode.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
-from fedjax_sim.metrics.clients import chosen, mean_over_clients, risk, somebody, weight_of
+from fedjax_sim.metrics.clients import check_weight, chosen, mean_over_clients, risk, weight_of
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
 __all__ = ["Drift", "drift", "drift_bias", "drift_leading_term"]
 
 
 class Drift(NamedTuple):
-    """What K local steps from one model do; every field is a pytree like the params.
+    """The effect of K local steps from one model; every field is a pytree like the params.
 
     bias = end_point_gradient - gradient = curvature + heterogeneity + remainder.
     """
 
     gradient: PyTree  # grad F(w)
-    end_point_gradient: PyTree  # sum p_i grad f_i(w_i): met at the end of local work
-    pseudo_gradient: PyTree  # (w - w_next) / eta = sum p_i sum_k grad f_i(w_i^k): what the server really receives
+    end_point_gradient: PyTree  # sum p_i grad f_i(w_i): at the end of local work
+    pseudo_gradient: PyTree  # (w - w_next) / eta = sum p_i sum_k grad f_i(w_i^k): what the server receives
     bias: PyTree
     curvature: PyTree
     heterogeneity: PyTree
@@ -68,7 +69,7 @@ def _drift(loss_fn, params, population, ids, num_steps, step_size, uniform, part
         return jax.grad(lambda q: risk(loss_fn, q, data)[0])(p)
 
     def walk(data):
-        """Of one client: g_i, grad f_i(w_i) - g_i, and the sum of the gradients met."""
+        """Of one client: g_i, grad f_i(w_i) - g_i, and the sum of the gradients of its K steps."""
         first = slope(params, data)
 
         def step(_, carry):
@@ -128,9 +129,9 @@ def drift(
 
     Returns: a `Drift`. It costs about 4 K gradients of each client.
 
-    Guarantees: the closed form on quadratics, part by part (tests/metrics/test_drift.py::test_closed_form); parts sum
-    to the bias and the remainder is of second order (::test_logistic_remainders); any layer, recurrent ones too
-    (::test_layers_without_forward_mode); the pseudo-gradient is the round's (::test_pseudo_gradient_is_the_rounds).
+    Guarantees: equal to the closed form on quadratics, part by part (tests/metrics/test_drift.py::test_closed_form);
+    parts sum to the bias and the remainder is of second order (::test_logistic_remainders); any layer, recurrent ones
+    too (::test_layers_without_forward_mode); the pseudo-gradient is the round's (::test_pseudo_gradient_is_the_rounds).
 
     References: Karimireddy et al. 2020 (SCAFFOLD), section 3.
 
@@ -144,7 +145,7 @@ def drift(
     ids = chosen(population, ids, weighting)
     out = _drift(loss_fn, params, population, ids, num_steps, step_size, weighting == "uniform", True)
     weight, gradient, bias, pseudo, curvature, heterogeneity, leading = out
-    somebody(weight)
+    check_weight(weight)
     curvature, heterogeneity = _scaled(-1.0, curvature), _scaled(-1.0, heterogeneity)
     return Drift(
         gradient=gradient,
@@ -170,12 +171,12 @@ def drift_bias(
 ) -> PyTree:
     """sum p_i grad f_i(w_i) - grad F(w) after K local steps: `drift`'s bias alone, at a quarter of its cost.
 
-    Guarantees: none without steps (tests/metrics/test_drift.py::test_no_steps_no_drift).
+    Guarantees: zero without steps (tests/metrics/test_drift.py::test_no_steps_no_drift).
     """
     step_size, num_steps = _checked(step_size, num_steps)
     ids = chosen(population, ids, weighting)
     out = _drift(loss_fn, params, population, ids, num_steps, step_size, weighting == "uniform", False)
-    somebody(out[0])
+    check_weight(out[0])
     return out[2]
 
 
@@ -200,12 +201,12 @@ def drift_leading_term(
 ) -> PyTree:
     """-eta K sum p_i H_i g_i, the drift bias to first order in eta: one Hessian-vector product a client.
 
-    Exact for one step on quadratics; otherwise the rest falls with eta^2.
+    Exact for one step on quadratics; otherwise the error falls with eta^2.
 
     Guarantees: tests/metrics/test_drift.py::test_logistic_remainders, test_closed_form.
     """
     step_size, num_steps = _checked(step_size, num_steps)
     ids = chosen(population, ids, weighting)
     first, weight = _leading(loss_fn, params, population, ids, weighting == "uniform")
-    somebody(weight)
+    check_weight(weight)
     return _scaled(-step_size * num_steps, first)

@@ -1,4 +1,4 @@
-"""Evaluation of a model: on a central test set, client by client on held-out clients, and on all that is trained on."""
+"""Evaluation of a model: on a central test set, client by client on held-out data, and on the training clients."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from fedjax_sim import tree, validate
 from fedjax_sim.engine import exact
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
-__all__ = ["QUANTILES", "evaluation", "objective", "per_client", "per_owner", "pooled"]
+__all__ = ["QUANTILES", "evaluation", "metric_sums", "objective", "per_client", "per_owner", "pooled"]
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 BATCH = 256  # examples, or clients' rows, evaluated at once
-TRAIN_BATCH = 1024  # rows of clients whose sums alone are kept
+TRAIN_BATCH = 1024  # rows of clients at once, of which only sums are kept
 
 
-def _sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str, tuple]:
-    """(weighted total, weight) of every per-example metric over the valid rows."""
+def metricmetric_sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str, tuple]:
+    """{metric: (weighted total, total weight)} of one client's valid rows, by the name of each per-example metric.
 
+    Rows are weighted by the loss function's "weight" if it returns one, otherwise alike. The loss function is called
+    with key None, which asks for its evaluation mode.
+    """
     validate.loss_function(loss_fn)
 
     def masked(x):
@@ -53,7 +56,7 @@ def pooled(loss_fn: Callable, params: PyTree, examples: PyTree) -> dict[str, jax
         return x.reshape(-1, size, *x.shape[1:])
 
     data = ClientData(jax.tree.map(batches, examples), batches(jnp.ones(rows, bool)))
-    sums = jax.lax.map(lambda batch: _sums(loss_fn, params, batch), data)
+    sums = jax.lax.map(lambda batch: metricmetric_sums(loss_fn, params, batch), data)
     return {name: total.sum() / weight.sum() for name, (total, weight) in sums.items()}
 
 
@@ -63,7 +66,7 @@ def per_client(loss_fn: Callable, params: PyTree, population: Population) -> dic
     lanes = max(1, min(population.size, BATCH // rows))
     blocks = -(-population.size // lanes)
     ids = jnp.minimum(jnp.arange(blocks * lanes, dtype=jnp.int32), population.size - 1).reshape(blocks, lanes)
-    one = jax.vmap(lambda id: _sums(loss_fn, params, population.client(id)))
+    one = jax.vmap(lambda id: metricmetric_sums(loss_fn, params, population.client(id)))
     return jax.tree.map(lambda x: x.reshape(-1)[: population.size], jax.lax.map(one, ids))
 
 
@@ -77,7 +80,7 @@ def per_owner(
     ids = jnp.minimum(jnp.arange(blocks * lanes, dtype=jnp.int32), population.size - 1).reshape(blocks, lanes)
 
     def block(ids):
-        one = jax.vmap(lambda params, id: _sums(loss_fn, params, population.client(id)))
+        one = jax.vmap(lambda params, id: metric_sums(loss_fn, params, population.client(id)))
         return one(personal(state, ids), ids)
 
     return jax.tree.map(lambda x: x.reshape(-1)[: population.size], jax.lax.map(block, ids))
@@ -86,8 +89,8 @@ def per_owner(
 def objective(loss_fn: Callable, params: PyTree, population: Population, ids: Array | None = None) -> dict[str, Array]:
     """Means of the per-example metrics over all examples of all clients, or of those in `ids` [n] int32; traceable.
 
-    The loss among them is the global objective, the example-weighted mean of the clients' own. Clients are visited a
-    few at a time and sums alone are kept, exactly: memory does not grow with the population.
+    The mean of the loss is the global objective, the example-weighted mean of the clients' own. Clients are visited a
+    few at a time and only exact sums are kept: memory does not grow with the population.
 
     Guarantees: equals a float64 loop over clients, whatever their number, to float32
     (tests/metrics/test_evaluation.py::test_the_objective_is_that_of_a_loop_over_clients), with losses that are not
@@ -103,7 +106,7 @@ def objective(loss_fn: Callable, params: PyTree, population: Population, ids: Ar
     def one(place):
         id = jnp.minimum(place, count - 1)
         data = population.client(id if ids is None else ids[id])
-        return _sums(loss_fn, params, data._replace(mask=data.mask & (place < count)))
+        return metricmetric_sums(loss_fn, params, data._replace(mask=data.mask & (place < count)))
 
     def block(i, carry):
         sums, infinite = carry
@@ -138,11 +141,11 @@ def evaluation(
       test: examples, leaves [n, ...].
       held_out: a population; its metrics are pooled over examples, and their spread over clients is given as
         `held_out_<metric>_quantiles` at 5, 25, 50, 75 and 95 %; clients without examples are left out.
-      train: the population of the run: `train_loss` is the global training objective (see `objective`). A look costs as
-        much as one pass over all of its examples.
+      train: the population of the run: `train_loss` is the global training objective (see `objective`). An evaluation
+        costs one pass over all of its examples.
       train_clients: a sample of so many clients, in [1, N], in place of all: uniform without replacement, drawn once.
-        The record then says how many, `train_sample_clients`, and `train_*` are the sample's means. A metric of the
-        loss that makes one of these names gets `metric_` before it, and what it met `sample_` or `spread_`.
+        The record then has their number, `train_sample_clients`, and `train_*` are the sample's means. Where a metric
+        of the loss would take one of these names, it gets the prefix `metric_`, and the other `sample_` or `spread_`.
       seed: of that sample.
       local_test: the clients of the run with rows that they keep from training (`FederatedData.local_test`): the global
         model is judged on them as `local_test_*`, pooled and by quantiles over clients.

@@ -1,7 +1,7 @@
 """How much clients' gradients differ at one model: dissimilarity, variance, diversity, for any population and loss.
 
-With g_i = grad f_i(w), shares p_i and grad F = sum p_i g_i, in two passes over the clients: first grad F, then the
-squares, so that a small variance is no difference of large numbers, and nothing of size [N, d] is held.
+With g_i = grad f_i(w), shares p_i and grad F = sum p_i g_i. Two passes over the clients, first for grad F, then for the
+squares: so a small variance is no difference of large numbers, and nothing of size [N, d] is held.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import tree, validate
-from fedjax_sim.metrics.clients import chosen, mean_over_clients, risk, somebody, sum_over_clients, weight_of
+from fedjax_sim.metrics.clients import check_weight, chosen, mean_over_clients, risk, sum_over_clients, weight_of
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
 __all__ = ["GradientHeterogeneity", "GradientMoments", "gradient_heterogeneity", "gradient_moments"]
@@ -26,11 +26,11 @@ MAX_DIMENSION = 4096  # of matrices [d, d]
 
 
 class GradientHeterogeneity(NamedTuple):
-    """What clients' gradients have in common, and what not."""
+    """How alike the clients' gradients are at one model."""
 
     gradient: PyTree  # grad F(w)
     gradient_norm: float  # |grad F|
-    dissimilarity: float  # (1/N) sum |g_i - grad F|^2, clients alike: the FedProx code's "gradient difference"
+    dissimilarity: float  # (1/N) sum |g_i - grad F|^2, unweighted: the FedProx code's "gradient difference"
     variance: float  # sum p_i |g_i - grad F|^2: sigma^2 of client sampling
     mean_square: float  # sum p_i |g_i|^2 = variance + gradient_norm^2
     num_clients: int  # with examples
@@ -43,14 +43,14 @@ class GradientHeterogeneity(NamedTuple):
 
     @property
     def diversity(self) -> float:
-        """sum_i |p_i g_i|^2 / |sum p_i g_i|^2, at least 1/N (all alike): Yin et al. 2018, definition 1."""
+        """sum_i |p_i g_i|^2 / |sum p_i g_i|^2, at least 1/N (all equal): Yin et al. 2018, definition 1."""
         if self.gradient_norm > 0:
             return self.weighed_square / self.gradient_norm**2
         return math.inf if self.variance > 0 else 1 / self.num_clients
 
     @property
     def noise_to_signal(self) -> float:
-        """sigma^2 / |grad F|^2: a cohort drawn with replacement is as noisy as its signal at this size."""
+        """sigma^2 / |grad F|^2: for a cohort of this size, drawn with replacement, the noise equals the signal."""
         if self.gradient_norm > 0:
             return self.variance / self.gradient_norm**2
         return math.inf if self.variance > 0 else 0.0
@@ -93,8 +93,8 @@ def gradient_heterogeneity(
 
     Returns: `GradientHeterogeneity`, of Python floats but for the gradient.
 
-    Guarantees: a float64 loop over clients (tests/metrics/test_heterogeneity.py::test_gradients_of_a_loop); the FedProx
-    authors' definition (::test_dissimilarity_is_the_fedprox_codes); 10^5 clients (::test_many_clients).
+    Guarantees: equal to a float64 loop over clients (tests/metrics/test_heterogeneity.py::test_gradients_of_a_loop);
+    the FedProx authors' definition (::test_dissimilarity_is_the_fedprox_codes); 10^5 clients (::test_many_clients).
 
     References: Li et al. 2020 (FedProx), definition 3 and section 5.3.3; Yin et al. 2018, definition 1.
 
@@ -106,7 +106,7 @@ def gradient_heterogeneity(
     """
     ids = chosen(population, ids, weighting)
     gradient, square, sums = _statistics(loss_fn, params, population, ids, weighting == "uniform")
-    somebody(sums["weight"])
+    check_weight(sums["weight"])
     square, sums = float(square), {name: float(value) for name, value in sums.items()}
     return GradientHeterogeneity(
         gradient=gradient,
@@ -120,7 +120,7 @@ def gradient_heterogeneity(
 
 
 class GradientMoments(NamedTuple):
-    """The local quadratic model of a federation at one model, what `theory.budget_from_moments` reads; float64."""
+    """Gradient, Hessian and gradients' covariances at one model, as `theory.budget_from_moments` reads them."""
 
     gradient: np.ndarray  # [d] grad F
     hessian: np.ndarray  # [d, d] of F
@@ -169,7 +169,8 @@ def gradient_moments(
     Args: as for `gradient_heterogeneity`; d at most 4,096, in the order of `jax.flatten_util.ravel_pytree`.
       `theory.budget_from_moments` takes those of weighting="uniform": of clients with equal shares.
 
-    Guarantees: a float64 loop over clients and examples (tests/metrics/test_heterogeneity.py::test_moments_of_a_loop).
+    Guarantees: equal to a float64 loop over clients and examples
+    (tests/metrics/test_heterogeneity.py::test_moments_of_a_loop).
 
     >>> from fedjax_sim.population import quadratic_loss, quadratic_population
     >>> population = quadratic_population([1.0, 3.0], [0.0, 4.0])
@@ -180,6 +181,6 @@ def gradient_moments(
     validate.integer("dimension", tree.num_values(params), 1, MAX_DIMENSION, hint="A Hessian has d^2 numbers.")
     ids = chosen(population, ids, weighting)
     weight, *out = _moments(loss_fn, params, population, ids, weighting == "uniform")
-    somebody(weight)
+    check_weight(weight)
     gradient, hessian, clients, examples = (np.asarray(x, np.float64) for x in out)
     return GradientMoments(gradient, (hessian + hessian.T) / 2, clients, examples)

@@ -1,8 +1,9 @@
-"""The desk of privacy: what a mechanism is, what it has spent, what noise a budget asks for. Host code."""
+"""Privacy accounting: what a mechanism is, what it spends, what noise a budget needs, and audits. Host code."""
 
 from fedjax_sim.privacy.accountant import PrivacySpent, account, compose
-from fedjax_sim.privacy.audit import Audit, Claim, accounted_claim, audit_release, gaussian_claim, judge
+from fedjax_sim.privacy.audit import Audit, audit_release, judge
 from fedjax_sim.privacy.calibration import Calibrated, calibrate, compare, comparison_table, written_down
+from fedjax_sim.privacy.claim import Claim, accounted_claim, gaussian_claim
 from fedjax_sim.privacy.ledger import Ledger
 from fedjax_sim.privacy.mechanism import Mechanism
 from fedjax_sim.privacy.one_run import audit_one_run, one_run_epsilon

@@ -1,8 +1,8 @@
-"""From mechanisms and rounds to an epsilon that says what it is.
+"""The epsilon of a mechanism over rounds, with all that it depends on.
 
-Accountants, each an upper bound; the tightest that knows the mechanism is used, and named:
+Accountants, each an upper bound; the tightest that knows the mechanism is used, and named in the result:
 
-    analytic Gaussian   where nothing is sampled: exact (Balle and Wang 2018); elsewhere, a bound as if nothing were
+    analytic Gaussian   where nothing is sampled: exact (Balle and Wang 2018); elsewhere a bound, as if nothing were
     PLD                 Gaussian noise on Poisson samples, truncated or not
     RDP                 fixed-size samples and integer noise; deltas that are too small for float64 transforms, and
                         losses that are for the grid
@@ -34,7 +34,7 @@ _FINE_ENOUGH = {1e-2: 200.0, 1e-3: 20.0, 1e-4: 0.0}  # of grids: the epsilon fro
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacySpent:
-    """An epsilon, and all that it depends on. It is rounded up to five digits."""
+    """An epsilon, rounded up to five digits, and all that it depends on."""
 
     epsilon: float
     delta: float
@@ -63,7 +63,7 @@ class PrivacySpent:
 
 
 def account(mechanism: Mechanism, rounds: int, delta: float, *, accountant: str = "best") -> PrivacySpent:
-    """What so many rounds of a mechanism have spent.
+    """The epsilon that so many rounds of a mechanism have spent.
 
     Args:
       mechanism: from `mechanism_of`, `mechanism_from`, or a `Mechanism` written down.
@@ -73,15 +73,14 @@ def account(mechanism: Mechanism, rounds: int, delta: float, *, accountant: str 
 
     Raises: ValueError, TypeError for values out of range, and for an accountant that does not know the mechanism.
 
-    Guarantees: monotone in every argument (tests/privacy/test_accountant.py::test_monotone_in_every_argument); equal to
-    dp-accounting called by hand (::test_equals_dp_accounting_by_hand) where the accountant is the named one, and to the
-    analytic Gaussian where nothing is sampled (::test_analytic_gaussian_without_sampling), and by default never above
-    that, so that it may be below dp-accounting's for a sample of nearly all (::test_sampling_never_costs). One more
-    client in a Poisson sample cut to its slots moves another one out: there, for add_or_remove_one, nothing sampled
-    means that of two clip norms (::test_what_sampling_costs_where_slots_are_few).
-    PLD is never above RDP (::test_pld_is_never_above_rdp); rounded up
-    (::test_epsilon_is_rounded_up); a Poisson accountant is refused for fixed-size cohorts
-    (::test_poisson_accountants_refuse_fixed_size_cohorts).
+    Guarantees: monotone in every argument (tests/privacy/test_accountant.py::test_monotone_in_every_argument). With a
+    named accountant, equal to dp-accounting's (::test_equals_dp_accounting_by_hand). With "best", equal to the analytic
+    Gaussian where nothing is sampled (::test_analytic_gaussian_without_sampling) and never above it where something is,
+    so that it may be below dp-accounting's for a sample of nearly all (::test_sampling_never_costs). For a Poisson
+    sample that is cut to its slots and add_or_remove_one, that bound is for two clip norms, as a client that is added
+    takes another one's slot (::test_what_sampling_costs_where_slots_are_few). PLD is never above RDP
+    (::test_pld_is_never_above_rdp); epsilon is rounded up (::test_epsilon_is_rounded_up); a Poisson accountant is
+    refused for fixed-size cohorts (::test_poisson_accountants_refuse_fixed_size_cohorts).
 
     References: McMahan, Ramage, Talwar and Zhang 2018; Koskela, Jalko and Honkela 2020; Mironov 2017; Balle and Wang
     2018.
@@ -94,9 +93,9 @@ def account(mechanism: Mechanism, rounds: int, delta: float, *, accountant: str 
 
 
 def compose(segments: Sequence[tuple[Mechanism, int]], delta: float, *, accountant: str = "best") -> PrivacySpent:
-    """What several mechanisms have spent together, one after the other, each for its rounds.
+    """The epsilon that several mechanisms have spent together, one after the other, each for its rounds.
 
-    Where one has no PLD and another no RDP bound, delta is split in halves and the two epsilons are added.
+    Where one has no PLD and another no RDP bound, each kind gets half of delta and the two epsilons are added.
 
     Raises: ValueError for mechanisms with different units or adjacencies: no epsilon holds for both.
 
@@ -136,7 +135,7 @@ def compose(segments: Sequence[tuple[Mechanism, int]], delta: float, *, accounta
 
 
 def round_up(number: float, digits: int = 5) -> float:
-    """The least number with so many significant digits that is not below `number`, but for errors of float64.
+    """The least number with so many significant digits that is not below `number`, up to errors of float64.
 
     >>> round_up(1.999963), round_up(0.0), round_up(math.inf)
     (2.0, 0.0, inf)
@@ -155,7 +154,7 @@ def _table_error(mechanism: Mechanism) -> float:
 
 
 def _within(parts: tuple, delta: float, error: float, accountant: str) -> tuple[float, str, str]:
-    """Epsilon at delta, less what noise that is off its law by `error` in all adds: (1 + e^epsilon) error."""
+    """Epsilon at what is left of delta if noise is off its law by `error` in all, which costs (1 + e^epsilon) error."""
     found, name, numerics = _epsilon(parts, delta, accountant)
     for _ in range(50 if error else 0):
         if math.isinf(found) or not ((1 + math.exp(found)) * error < delta):
@@ -192,7 +191,7 @@ def _epsilon(parts: tuple[tuple[Mechanism, int], ...], delta: float, accountant:
         bounds += [_by_curve(parts, delta)] if all(renyi.known(mechanism) for mechanism, _ in parts) else []
     if not bounds:
         bounds.append(_by_both(parts, delta))
-    if gaussian:  # sampling only hides
+    if gaussian:  # sampling never costs privacy
         bounds.append(
             (_unsampled(parts, delta), "analytic Gaussian, as if nothing were sampled", "exact up to float64")
         )
@@ -200,14 +199,14 @@ def _epsilon(parts: tuple[tuple[Mechanism, int], ...], delta: float, accountant:
 
 
 def _by_both(parts: tuple, delta: float) -> tuple[float, str, str]:
-    """Losses and curves, each for its part, at half of delta."""
+    """Two epsilons added, each at half of delta: by PLD for the mechanisms that have one, by RDP for the others."""
     first = _by_loss(tuple(part for part in parts if _has_loss(part[0])), delta / 2)
     rest = _by_curve(tuple(part for part in parts if not _has_loss(part[0])), delta / 2)
     return first[0] + rest[0], "PLD and RDP, each at half of delta", first[2] + "; " + rest[2]
 
 
 def _unsampled(parts: tuple, delta: float) -> float:
-    """Of Gaussian mechanisms as if every release saw every unit: exact where it does."""
+    """Epsilon of Gaussian mechanisms as if every release saw every unit; exact where it does."""
     shift = sum(count * (mechanism.moves_unsampled / mechanism.noise_multiplier) ** 2 for mechanism, count in parts)
     return float(dp.get_epsilon_gaussian(1 / math.sqrt(shift), delta))
 
@@ -217,7 +216,7 @@ def _has_loss(mechanism: Mechanism) -> bool:
 
 
 def _too_small(parts: tuple, found: float) -> bool:
-    """Whether losses are so small that rounding them to their grid is seen in an epsilon."""
+    """Whether losses are so small that rounding them to their grid shows in epsilon."""
     grid = next(grid for grid in GRIDS if found > _FINE_ENOUGH[grid] or grid == GRIDS[-1])
     rates = (mechanism.drawn_from[1] * mechanism.moves / mechanism.noise_multiplier for mechanism, _ in parts)
     return min(rates) < 10 * grid
@@ -256,7 +255,7 @@ def _by_loss(parts: tuple, delta: float) -> tuple[float, str, str]:
 
 
 def _scale(mechanism: Mechanism, count: int) -> float:
-    """Standard deviation over what a unit moves: of one release, or of all together where nothing is sampled."""
+    """The noise's standard deviation over what a unit moves: of one release, or of all where nothing is sampled."""
     z = mechanism.noise_multiplier / mechanism.moves
     return z / math.sqrt(count) if mechanism.law == "always" else z
 

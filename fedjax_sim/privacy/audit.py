@@ -1,14 +1,14 @@
 """An audit: is a mechanism as private as it claims? Judged from scores of many releases, half of them with a canary.
 
-Host code. It knows nothing of the mechanism's insides: `release(key, with_canary) -> score` runs it once (see
-`study.audit` for a federated algorithm's). Three witnesses look at the two samples of scores:
+Host code. The mechanism is a black box: `release(key, with_canary) -> score` runs it once (`instruments.audit` makes
+one for a federated algorithm). Three tests look at the two samples of scores:
 
     threshold   counts of alarms at one threshold, chosen on one half of the releases and counted on the other, with
-                Clopper-Pearson bounds: true whatever the law of the scores, but blind below deltas of about 1 / R
+                Clopper-Pearson bounds: true whatever the law of the scores, but of no use below deltas of about 1 / R
     power       the same, against the most power that any test may have under the claim at that false alarm rate
     gaussian    mean shift over standard deviation, mu; an interval on both sides, exact Gaussian trade-off; it holds if
-                scores are Gaussian, or, with subsampling, a mixture of two, and is used only where the claim says that
-                they are, and a chi-square test (level 1e-6) does not refute it
+                scores are Gaussian, or, with subsampling, a mixture of two, and is used only where the claim states so
+                and a chi-square test (level 1e-6) does not refute it
 
 The error 1 - confidence is shared out (Bonferroni): a quarter each to `threshold`, `power`, and the lower and the upper
 end of `gaussian`.
@@ -17,128 +17,22 @@ end of `gaussian`.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.privacy.scores import (
-    Estimate,
-    best_threshold,
-    epsilon_at,
-    gaussian_profile,
-    parametric,
-    power_excess,
-    subsampled_profile,
-)
+from fedjax_sim.privacy.claim import Claim
+from fedjax_sim.privacy.scores import Estimate, best_threshold, parametric, power_excess
 from fedjax_sim.types import Array
 
-__all__ = ["Audit", "Claim", "accounted_claim", "audit_release", "gaussian_claim", "judge"]
-
-GRID = np.concatenate([np.linspace(0, 10, 2001), np.linspace(10, 60, 501)[1:]])  # epsilons at which a claim is read
-
-
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """What a mechanism promises: its privacy profile, for a unit added or removed.
-
-    Args:
-      profile: (epsilons [k] float64) -> deltas [k], not below the truth.
-      text: in words.
-      scores: "gaussian" or "mixture" (of two Gaussians, with the canary) where that is the law of the scores under the
-        claim; None: another, so that only witnesses that assume nothing are heard, and nothing is ever confirmed.
-    """
-
-    profile: Callable
-    text: str
-    scores: str | None = None
-
-    def __post_init__(self) -> None:
-        validate.one_of("scores", self.scores, (None, "gaussian", "mixture"))
-
-    def epsilon(self, delta: float) -> float:
-        """The promised epsilon at `delta`; infinite where the profile never falls so low."""
-        return epsilon_at(self.profile, delta)
-
-    @functools.cached_property
-    def _deltas(self) -> np.ndarray:
-        return np.asarray(self.profile(GRID), np.float64)
-
-    def power(self, false_alarms: np.ndarray) -> np.ndarray:
-        """The most power that a test of these false alarm rates may have; from a grid of epsilons, so never too low."""
-        alarms = np.asarray(false_alarms, np.float64)[..., None]
-        one = np.exp(GRID) * alarms + self._deltas
-        other = 1 - np.exp(-GRID) * (1 - self._deltas - alarms)
-        return np.clip(np.minimum(one, other).min(-1), 0, 1)
-
-
-def gaussian_claim(noise_multiplier: float, *, sampling_rate: float = 1.0, num_rounds: int = 1) -> Claim:
-    """The exact claim of the Gaussian mechanism: one round with Poisson sampling, or rounds with everybody.
-
-    Args:
-      noise_multiplier: z > 0, noise over what one unit moves.
-      sampling_rate: q in (0, 1].
-      num_rounds: T; more than one only at q = 1 (otherwise `accounted_claim`).
-
-    Guarantees: equals the integral of the two densities (tests/privacy/test_audit.py::test_claims_are_exact).
-
-    References: Balle and Wang 2018, theorem 8; Dong, Roth and Su 2022, corollary 3.3 and section 4.
-
-    >>> round(gaussian_claim(1.0).epsilon(1e-5), 4)
-    4.3772
-    """
-    validate.positive("noise_multiplier", noise_multiplier)
-    validate.in_range("sampling_rate", sampling_rate, 0, 1, open_low=True)
-    validate.integer("num_rounds", num_rounds)
-    if num_rounds > 1 and sampling_rate < 1:
-        hint = "No closed form is known: accounted_claim(mechanism, num_rounds)."
-        validate.fail("num_rounds", "1 with a sampling rate below 1", num_rounds, hint)
-    mu = math.sqrt(num_rounds) / noise_multiplier
-    if sampling_rate == 1:
-        profile = functools.partial(gaussian_profile, mu=mu)
-    else:
-        profile = functools.partial(subsampled_profile, rate=sampling_rate, mu=mu)
-    text = f"Gaussian noise {noise_multiplier:g} times what one unit moves, {num_rounds} round(s)"
-    if sampling_rate == 1:
-        return Claim(profile, text, "gaussian")
-    return Claim(profile, f"{text}, each unit called with chance {sampling_rate:g}", "mixture")
-
-
-def accounted_claim(mechanism: Any, num_rounds: int) -> Claim:
-    """What the accountant promises for so many rounds of a mechanism: `gaussian_claim` where no closed form is known.
-
-    Args:
-      mechanism: a `Mechanism`, as from `mechanism_of`; of those with a privacy loss distribution.
-
-    Raises: ValueError for a mechanism without one, such as cohorts of a fixed size.
-
-    Guarantees: the closed form where there is one, up to the grid of losses and never below it
-    (tests/privacy/test_audit.py::test_accounted_claims).
-    """
-    import dp_accounting as dp
-
-    validate.integer("num_rounds", num_rounds)
-    kinds = dp.NeighboringRelation
-    accountant = dp.pld.PLDAccountant(kinds.REPLACE_ONE if mechanism.moves == 2 else kinds.ADD_OR_REMOVE_ONE, 1e-3)
-    event = mechanism.event(num_rounds)
-    if event is None or not accountant.supports(event):
-        hint = "Build a Claim from a bound of your own."
-        validate.fail("mechanism", "one with a privacy loss distribution", mechanism.law, hint)
-    accountant.compose(event)
-
-    def profile(epsilons):
-        return np.array([accountant.get_delta(float(x)) for x in epsilons])
-
-    law = "gaussian" if mechanism.law == "always" else "mixture" if num_rounds * mechanism.moves == 1 else None
-    return Claim(profile, f"the accountant's, for {num_rounds} round(s) of {mechanism.law} cohorts", law)
+__all__ = ["Audit", "audit_release", "judge"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """What an audit found.
+    """The result of an audit.
 
     verdict: "confirmed": the interval holds the claim and is at most `tolerance` of it wide; "violated": a lower bound
     lies above the claim; "loose": the upper bound lies below it, so more noise is added than is accounted for;
@@ -174,7 +68,7 @@ class Audit:
         return plain(record)
 
     def text(self) -> str:
-        """The findings in words."""
+        """The result as text of several lines."""
         lines = [
             f"{self.verdict}: {self.reason}",
             f"claim: {self.claim}; epsilon {self.claimed:.4f} at delta {self.delta:g}",
@@ -194,10 +88,11 @@ def judge(
     confidence: float = 0.99,
     tolerance: float = 0.1,
 ) -> Audit:
-    """The verdict from scores that are there already.
+    """The verdict on a claim, from scores of releases.
 
     Args:
-      without, with_canary: [R] scores of independent releases, R >= 1,000; in no order that a score decides.
+      without, with_canary: [R] scores of independent releases, R >= 1,000, in an order that does not depend on the
+        scores.
       claim: what is promised.
       delta: in (0, 1).
       confidence: of the whole verdict: with this probability no statement is wrong.
@@ -205,9 +100,9 @@ def judge(
 
     Raises: ValueError for scores that are not finite, too few or of unequal numbers.
 
-    Guarantees: a true claim is called violated or loose with probability at most 1 - confidence, and one with 5 % more
-    or less noise is found at 10^5 releases (tests/privacy/test_audit.py::test_error_rates), also where the law of the
-    scores is none of the two that are fitted (::test_scores_of_another_law); an infinite epsilon is never confirmed
+    Guarantees: a true claim is judged violated or loose with probability at most 1 - confidence, and 5 % more or less
+    noise than claimed is found at 10^5 releases (tests/privacy/test_audit.py::test_error_rates), also where the law of
+    the scores is none of the two that are fitted (::test_scores_of_another_law); an infinite epsilon is never confirmed
     (::test_claims_of_nothing).
 
     References: Nasr et al. 2023, section 4.3 (Gaussian trade-off from the scores); Jagielski, Ullman and Oprea 2020,
@@ -217,7 +112,7 @@ def judge(
     for name, x in zip(("without", "with_canary"), samples, strict=True):
         if x.ndim != 1 or not np.isfinite(x).all():
             validate.fail(name, "a vector of finite scores", f"shape {x.shape}, {(~np.isfinite(x)).sum()} not finite")
-        validate.integer(f"releases {name}", x.size, 1000, hint="Fewer say nothing.")
+        validate.integer(f"releases {name}", x.size, 1000, hint="Fewer show nothing.")
     if samples[0].size != samples[1].size:
         validate.fail("releases", "as many with the canary as without", tuple(x.size for x in samples))
     validate.in_range("delta", delta, 0, 1, open_low=True, open_high=True)
@@ -283,11 +178,12 @@ def audit_release(
       chunk: releases that are run at once, which bounds the memory.
       Others as in `judge`.
 
-    Guarantees: of the central Gaussian mechanism at z = 1 the interval at delta = 1e-5 holds the analytic value and is
+    Guarantees: for the central Gaussian mechanism at z = 1 the interval at delta = 1e-5 holds the analytic value and is
     at most 4 % wide (tests/privacy/test_audit.py::test_central_mechanism_is_confirmed); planted bugs are flagged
     (::test_planted_bugs).
 
     >>> import jax
+    >>> from fedjax_sim.privacy import gaussian_claim
     >>> def release(key, with_canary):
     ...     return jax.random.normal(key) + with_canary
     >>> found = audit_release(jax.random.key(0), release, gaussian_claim(2.0), num_releases=5_000)

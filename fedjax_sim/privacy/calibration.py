@@ -1,4 +1,4 @@
-"""From a budget (epsilon, delta) to the noise, and what the same budget costs in three places of trust."""
+"""From a budget (epsilon, delta) to the noise, and what the same budget costs with noise in three places."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedjax_sim.privacy.mechanism import Mechanism
 
 __all__ = ["SCHEMES", "Calibrated", "Row", "calibrate", "compare", "comparison_table", "written_down"]
 
-SCHEMES = {  # names of samplers stand for their schemes
+SCHEMES = {  # names of samplers, and the schemes they have
     "uniform": "uniform_without_replacement",
     "fixed": "uniform_without_replacement",
 }
@@ -22,7 +22,7 @@ LEAST, MOST = 1e-2, 1e6  # multipliers that are searched
 
 
 class Calibrated(NamedTuple):
-    """A noise multiplier, and what it spends: never more than was asked for."""
+    """A noise multiplier, and what it spends: never more than the budget."""
 
     noise_multiplier: float
     spent: PrivacySpent
@@ -158,14 +158,14 @@ def _least(epsilon_of: Callable[[float], float], epsilon: float) -> float:
 
 
 class Row(NamedTuple):
-    """One place of trust in the table of `compare`."""
+    """One row of `compare`: where the noise is added, who must be trusted, and how much noise that takes."""
 
     place: str
     trust: str  # in whom
     adjacency: str
     accountant: str
-    noise_multiplier: float  # standard deviation over the clip norm: of the sum, or of one letter
-    letter_std: float  # on each letter before it is summed
+    noise_multiplier: float  # standard deviation over the clip norm: of the sum, or of one message
+    letter_std: float  # on each message before it is summed
     mean_std: float  # on each coordinate of the mean over the cohort
     epsilon: float
 
@@ -176,12 +176,13 @@ def compare(
     """Central, distributed and local noise at the same (epsilon, delta), for cohorts of m in a population of N.
 
     With noise multiplier z and clip norm C, the standard deviation on each coordinate of the mean is z C / m for
-    central noise and for shares that add up, and z C / sqrt(m) for noise on each letter (variances in 1/m^2 and 1/m).
-    Local noise has to hide one letter among all possible ones (two clip norms), and sampling does not amplify it.
-    Central noise is given for a Poisson sample too, whose accountant is tighter and whose neighbours differ by one
-    clip norm; shares of noise need a fixed number of letters.
+    central noise and for shares that add up, and z C / sqrt(m) for noise on each message (variances in 1/m^2 and 1/m).
+    Local noise has to hide one message among all possible ones (two clip norms), and sampling does not amplify it.
+    Central noise is given for a Poisson sample too, whose accountant is tighter and whose neighbours differ by one clip
+    norm; shares of noise need a fixed number of messages.
 
-    Guarantees: the formulas, ratio m at equal multipliers (tests/privacy/test_calibration.py::test_comparison).
+    Guarantees: these formulas, with a ratio of m at equal multipliers
+    (tests/privacy/test_calibration.py::test_comparison).
 
     References: Kairouz et al. 2021, section 4.4.
     """
@@ -191,24 +192,24 @@ def compare(
     for place, scheme, trust in (
         ("central", "poisson", "the server, and secret Poisson sampling"),
         ("central", "uniform", "the server, and secret sampling of m clients"),
-        ("distributed", "uniform", "secure aggregation, m letters that all arrive, secret sampling"),
+        ("distributed", "uniform", "secure aggregation, m messages that all arrive, secret sampling"),
         ("local", "poisson", "nobody"),
     ):
         found = calibrate(epsilon, delta, rounds, place=place, scheme=scheme, **sizes)
         z, spent = found.noise_multiplier, found.spent
-        letter = {"central": 0.0, "distributed": z * clip_norm / math.sqrt(m), "local": z * clip_norm}[place]
+        on_message = {"central": 0.0, "distributed": z * clip_norm / math.sqrt(m), "local": z * clip_norm}[place]
         mean = z * clip_norm / (math.sqrt(m) if place == "local" else m)
         name = f"{place}, {'Poisson' if scheme == 'poisson' else 'fixed-size'}" if place == "central" else place
-        rows.append(Row(name, trust, spent.adjacency, spent.accountant, z, letter, mean, spent.epsilon))
+        rows.append(Row(name, trust, spent.adjacency, spent.accountant, z, on_message, mean, spent.epsilon))
     return rows
 
 
 def comparison_table(rows: list[Row]) -> str:
-    """The rows of `compare`, as text."""
+    """The rows of `compare` as a text table."""
     head = (
         "noise",
         "noise multiplier",
-        "std on a letter",
+        "std on a message",
         "std on the mean",
         "times central",
         "neighbours",

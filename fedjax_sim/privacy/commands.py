@@ -1,4 +1,4 @@
-"""What `fedjax-sim account` and `fedjax-sim calibrate` say: text for a person, a dict for a program."""
+"""What `fedjax-sim account` and `fedjax-sim calibrate` print: text, and the same as a dict for programs."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def calibrate_report(
     mechanism: Mechanism | None = None,
     **options: Any,
 ) -> Answer:
-    """The noise multiplier that a budget asks for, explained; with `table`, what it costs in three places of trust.
+    """The noise multiplier that a budget needs, explained; with `table`, what it costs with noise in three places.
 
     Args:
       mechanism: of a config, whose noise is sought; or the options of `written_down`, but for noise_multiplier.
 
     Raises: as `calibrate` and `written_down`.
 
-    Guarantees: answers for a million clients within 20 s, otherwise for fixed-size cohorts, and says why
+    Guarantees: answers for a million clients within 20 s; for fixed-size cohorts it states why they need more noise
     (tests/privacy/test_commands.py::test_a_million_clients).
 
     >>> answer = calibrate_report(epsilon=1.0, delta=1e-5, rounds=1, population_size=9, cohort_size=9, scheme="full")

@@ -1,4 +1,4 @@
-"""A ledger of what a run has spent, which a crash cannot make say less than the truth.
+"""A ledger of what a run has spent, which under-reports nothing even if the run crashes.
 
 Rounds are entered before they run. A run that dies and goes on from an older checkpoint repeats rounds that were
 entered; with the same mechanism and stream of noise they are the same release, bit for bit, and count once. With
@@ -63,12 +63,12 @@ class Ledger:
 
     @property
     def rounds(self) -> int:
-        """Entered, counted as releases."""
+        """The number of rounds entered; those that were released twice count twice."""
         return sum(segment.stop - segment.start for segment in self._segments)
 
     @property
     def stop(self) -> int:
-        """The round before which all were entered; 0 for none."""
+        """One past the last round entered; 0 if none was."""
         return max((segment.stop for segment in self._segments), default=0)
 
     def enter(self, mechanism: Mechanism, start: int, stop: int, *, stream: str = "") -> None:
@@ -118,7 +118,7 @@ class Ledger:
         """From JSON, every field of which is checked."""
         wanted = {"version", "delta", "segments"}
         if not isinstance(state, Mapping) or set(state) != wanted or state["version"] != VERSION:
-            validate.fail("ledger", f"a table of version {VERSION} with {sorted(wanted)}", state)
+            validate.fail("ledger", f"an object of version {VERSION} with {sorted(wanted)}", state)
         if not isinstance(state["segments"], list):
             validate.fail("ledger.segments", "a list", state["segments"], error=TypeError)
         return cls(state["delta"], tuple(_segment(fields) for fields in state["segments"]))
@@ -126,7 +126,7 @@ class Ledger:
     def merged(self, other: Ledger) -> Ledger:
         """With another copy of the same run's ledger, such as an older checkpoint's: the one that holds more.
 
-        Where they are not the one the beginning of the other, what only one of them has is counted as well.
+        Where neither is the beginning of the other, what only one of them has is counted as well.
 
         Raises: ValueError for ledgers at different deltas.
         """
@@ -146,7 +146,7 @@ class Ledger:
 def _segment(fields: Any) -> _Segment:
     wanted = {"mechanism", "fingerprint", "stream", "start", "stop"}
     if not isinstance(fields, Mapping) or set(fields) != wanted:
-        validate.fail("ledger.segments", f"tables with {sorted(wanted)}", fields)
+        validate.fail("ledger.segments", f"objects with {sorted(wanted)}", fields)
     mechanism = Mechanism.from_dict(fields["mechanism"])
     if mechanism.fingerprint != fields["fingerprint"]:
         hint = "The mechanism was changed in the file, or by another version of fedjax_sim."
@@ -154,7 +154,7 @@ def _segment(fields: Any) -> _Segment:
     validate.integer("ledger.start", fields["start"], 0, MAX_ROUNDS)
     validate.integer("ledger.stop", fields["stop"], fields["start"] + 1, MAX_ROUNDS)
     if not isinstance(fields["stream"], str):
-        validate.fail("ledger.stream", "a word", fields["stream"], error=TypeError)
+        validate.fail("ledger.stream", "a string", fields["stream"], error=TypeError)
     return _Segment(mechanism, fields["stream"], fields["start"], fields["stop"])
 
 

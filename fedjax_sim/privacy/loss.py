@@ -24,7 +24,7 @@ FLOOR = 1e-16  # of delta, kept back in each round for the errors of float64
 _TAIL = math.exp(-50)  # mass beyond the grid counts as infinite loss
 _TRUNCATED = 1e-15  # mass cut when rounds are composed, as infinite loss
 _LARGEST = 600.0  # losses beyond it count as infinite: their exponential is no float64
-_MOST_LOSSES = 1 << 23  # more count as infinite: there is no privacy to speak of
+_MOST_LOSSES = 1 << 23  # more count as infinite: there is next to no privacy
 
 
 class _Half(NamedTuple):
@@ -42,11 +42,11 @@ class PrivacyLoss(NamedTuple):
     halves: tuple[_Half, ...]
 
     def repeated(self, rounds: int) -> PrivacyLoss:
-        """Of so many adaptive repetitions."""
+        """The loss of so many adaptive repetitions."""
         return self if rounds == 1 else PrivacyLoss(self.grid, tuple(_repeated(half, rounds) for half in self.halves))
 
     def with_other(self, other: PrivacyLoss) -> PrivacyLoss:
-        """Of both mechanisms, one after the other, on the same grid."""
+        """The loss of both mechanisms, one after the other, on the same grid."""
         pairs = zip(_both(self.halves), _both(other.halves), strict=True)
         return PrivacyLoss(self.grid, tuple(_joined(a, b) for a, b in pairs))
 
@@ -80,8 +80,8 @@ def truncated_loss(
 ) -> PrivacyLoss:
     """One round on a Poisson sample of which a uniform choice of `num_slots` is kept.
 
-    A unit that comes into a full cohort moves another one out: with the chance of a full cohort, the sum moves by up to
-    two clip norms.
+    A unit that enters a full cohort takes another one's slot: with the probability of a full cohort, the sum moves by
+    up to two clip norms.
 
     Guarantees: equals dp-accounting's event (tests/privacy/test_accountant.py::test_equals_dp_accounting_by_hand);
     never below the untruncated one (::test_truncated_is_never_below_poisson).
@@ -90,9 +90,9 @@ def truncated_loss(
     full = float(stats.binom.sf(num_slots - 1, population_size - 1, rate))
     if full < 1e-18:  # as infinite loss
         return PrivacyLoss(grid, tuple(half._replace(infinite=half.infinite + full) for half in plain.halves))
-    called = stats.binom.sf(num_slots, population_size, rate) * num_slots / full / population_size
+    sampled = stats.binom.sf(num_slots, population_size, rate) * num_slots / full / population_size
     tail = min(1e-3, max(_TAIL, 1e-17 / full))
-    other = _replaced(min(1.0, float(called)), multiplier / 2, grid, tail)
+    other = _replaced(min(1.0, float(sampled)), multiplier / 2, grid, tail)
     return PrivacyLoss(grid, tuple(_mixed(other, half, full) for half in plain.halves))
 
 

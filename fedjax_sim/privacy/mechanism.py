@@ -1,13 +1,13 @@
-"""One mechanism = sampling design + weighting + clip + noise: what an accountant accounts for, or a reason why not.
+"""A mechanism = sampling design + weighting + clip + noise: what an accountant accounts for, or the reason why not.
 
 What is read beside the facts of `types`, in `Noise.details`, a dict, or the NamedTuple of `transform.discrete`:
 
     noise_cohort_size   central: M, the noise of the mean is that of a cohort of M clients
-    adaptive            central: the clip norm follows the letters, and the noise the clip norm
-    cohort_size         distributed: the fewest letters that the shares of noise count on
+    adaptive            central: the clip norm follows the updates' norms, and the noise follows the clip norm
+    cohort_size         distributed: the fewest messages that the shares of noise count on
     clip_units          integers: c, the clip norm in units of the grid
-    dimension           integers: d, the numbers in a letter
-    l2_units, l1_units  integers: the most that a rounded letter's norm, and its magnitudes together, are
+    dimension           integers: d, the numbers in an update
+    l2_units, l1_units  integers: the most that a rounded update's norm, and the sum of its magnitudes, can be
     table_error         integers: total variation between a drawn integer and its law
     separation          correlated over rounds: rounds between two participations of a client, at least
     num_rounds          correlated: T of the whole run, to which the noise multiplier belongs
@@ -44,17 +44,17 @@ class Mechanism:
     """What is released in a round, as far as privacy depends on it; plain numbers, so it can be stored and compared.
 
     Args:
-      noise_multiplier: standard deviation of the noise over the clip norm: of the released sum, of one letter
+      noise_multiplier: standard deviation of the noise over the clip norm: of the released sum, of one message
         ("local"), or of one step of a client ("record").
       scheme: law of the cohort, a scheme of `SamplingDesign`.
       population_size, cohort_size, num_slots: N, the expected number invited, the most that can be.
       place: "central", "distributed" or "local".
       kind: "gaussian"; "banded_toeplitz" or "tree", correlated over rounds; "discrete_gaussian" or "skellam", integers.
       unit: "client" or "record".
-      adjacency: "add_or_remove_one" (the sum moves by a clip norm), "zero_out" (a unit's letter becomes zero: the same)
-        or "replace_one" (two clip norms); None: what suits the scheme.
+      adjacency: "add_or_remove_one" (the sum moves by a clip norm), "zero_out" (a unit's contribution becomes zero: the
+        same) or "replace_one" (two clip norms); None: what suits the scheme.
       clip_norm: C.
-      details: see the module; numbers and words only.
+      details: see the module; numbers and strings only.
 
     Raises: ValueError, TypeError for a mechanism that no accountant here accounts for, with the reason.
 
@@ -80,7 +80,7 @@ class Mechanism:
     details: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        hint = "A sweep varies it, so it is known inside only: read the mechanism outside of the sweep."
+        hint = "A sweep varies it, so it has no value here: read the mechanism outside of the sweep."
         for name in ("noise_multiplier", "clip_norm"):
             value = getattr(self, name)
             validate.in_range(name, value)
@@ -119,13 +119,13 @@ class Mechanism:
 
     @property
     def moves_unsampled(self) -> int:
-        """The same with everything in its slot. Where slots are too few, one more drawn moves another one out; whose
-        contribution is replaced keeps its slot, and whoever is drawn is drawn as before."""
+        """`moves` if nothing were sampled. Where slots are too few, a unit that is added takes another one's slot; one
+        whose contribution is replaced keeps its own, and the others are drawn as before."""
         return 2 if self.law == "truncated_poisson" and self.adjacency == "add_or_remove_one" else self.moves
 
     @property
     def law(self) -> str:
-        """How a unit comes into a release: "always", "poisson", "truncated_poisson" or "without_replacement"."""
+        """How units are drawn for a release: "always", "poisson", "truncated_poisson" or "without_replacement"."""
         if self.unit == "record":
             sampling = self.detail("sampling")
             return "always" if sampling == "shuffled" or self.detail("rate") == 1 else sampling
@@ -147,16 +147,16 @@ class Mechanism:
         return self.population_size * (int(self.detail("num_examples", 1)) if self.unit == "record" else 1)
 
     def releases(self, rounds: int) -> int:
-        """Gaussian releases that may have seen a unit in so many rounds."""
+        """The number of Gaussian releases in so many rounds that may depend on a unit."""
         validate.integer("rounds", rounds, 0)
         if self.kind in CORRELATED:
             return min(rounds, 1)  # all rounds together are one Gaussian mechanism
         if self.place == "local" and self.scheme == "cyclic":
-            rounds = -(-rounds * int(self.num_slots) // self.population_size)  # letters of one client
+            rounds = -(-rounds * int(self.num_slots) // self.population_size)  # messages of one client
         elif self.place == "local" and self.scheme == "shuffled_cyclic":
             rounds = min(
                 rounds, -(-rounds // -(-self.population_size // self.num_slots)) + 1
-            )  # a pass may be under way
+            )  # the current pass may have begun before
         return rounds * int(self.detail("steps", 1))
 
     def detail(self, name: str, default: Any = None) -> Any:
@@ -176,7 +176,7 @@ class Mechanism:
         """From JSON; every field is checked again."""
         known = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(fields, Mapping) or not set(fields) <= known:
-            validate.fail("mechanism", "a table with the fields " + ", ".join(sorted(known)), fields)
+            validate.fail("mechanism", "an object with the fields " + ", ".join(sorted(known)), fields)
         return cls(**fields)
 
     @property
@@ -187,8 +187,8 @@ class Mechanism:
     def event(self, rounds: int):
         """dp-accounting's event of so many rounds, to check by hand; None for noise in integers: it has none.
 
-        For `PLDAccountant`, which knows by itself that replacing moves a sum by two clip norms; a fixed-size sample has
-        an event for `RdpAccountant` only, which does not, so its Gaussian has half the noise multiplier.
+        It is for `PLDAccountant`, which itself allows for the two clip norms by which replacing moves a sum. That of a
+        fixed-size sample is for `RdpAccountant`, which does not, so its Gaussian has half the noise multiplier.
         """
         import dp_accounting as dp
 
@@ -230,20 +230,20 @@ def _check_scheme(made: Mechanism) -> None:
         hint = "Who comes next depends on who came before, so sampling amplifies nothing: use poisson, uniform or full."
         validate.fail("sampler", "independent rounds", made.scheme, hint)
     if made.place == "distributed":
-        hint = "A letter that is missing takes its share of the noise along: use uniform or full, without dropout."
+        hint = "A missing message takes its share of the noise along: use uniform or full, without dropout."
         if made.scheme not in (_FIXED, "full") or made.thinned:
-            validate.fail("sampler", "as many letters in every round as have a share of the noise", made.scheme, hint)
+            validate.fail("sampler", "as many messages in every round as have a share of the noise", made.scheme, hint)
         counted = made.detail("cohort_size", made.num_slots)
         if counted > made.num_slots:
-            validate.fail("noise.details.cohort_size", f"at most {made.num_slots} letters", counted, hint)
+            validate.fail("noise.details.cohort_size", f"at most {made.num_slots} messages", counted, hint)
     if made.kind in INTEGERS:
         if made.place != "distributed" or made.unit != "client":
-            validate.fail("place", f"'distributed' for {made.kind} noise", made.place, "It comes in shares on letters.")
+            validate.fail("place", f"'distributed' for {made.kind} noise", made.place, "Messages carry shares of it.")
         for name in ("clip_units", "cohort_size", "dimension", "l1_units", "l2_units"):
             validate.positive(name, made.detail(name), hint="Integer noise is accounted for in units of its grid.")
     if made.unit == "record":
         if made.detail("steps") is None or made.detail("sampling") not in ("poisson", "truncated_poisson", "shuffled"):
-            hint = "How often a step may see one record is needed, as client.private_sgd tells it."
+            hint = "How often a step may see one record is needed, as client.private_sgd states it."
             validate.fail("noise.details", "a dict with `steps`, `sampling` and `rate`", dict(made.details), hint)
         validate.integer("steps", made.detail("steps"))
         validate.in_range("rate", made.detail("rate"), 0, 1, open_low=True)
@@ -254,11 +254,11 @@ def _check_scheme(made: Mechanism) -> None:
 
 def _check_separation(made: Mechanism) -> None:
     for name in ("num_rounds", "separation", "participations"):
-        validate.integer(name, made.detail(name), hint="As transform.matrix_mechanism tells it.")
+        validate.integer(name, made.detail(name), hint="As transform.matrix_mechanism states it.")
     in_turn = made.scheme == "cyclic"
     apart = made.population_size // made.num_slots if in_turn else 1
     if not (min(made.detail("separation"), made.detail("num_rounds")) <= apart):
-        hint = f"The sampler may call a client again after {apart} round{'s' if apart > 1 else ''}."
+        hint = f"The sampler may invite a client again after {apart} round{'s' if apart > 1 else ''}."
         validate.fail("separation", f"at most {apart}, or the sampler cyclic in order", made.detail("separation"), hint)
 
 
@@ -283,12 +283,12 @@ def _why_not(made: Mechanism) -> str:
     if made.kind in CORRELATED:
         return "A client more or less would change the rounds in which the others take part."
     if made.detail("adaptive") and made.adjacency == "zero_out":
-        return "A letter of zeros is not clipped: its bit in the count of clipped letters moves twice as far."
+        return "A message of zeros is not clipped: its bit in the count of clipped updates moves twice as far."
     if made.place == "local":
-        return "Whoever sees the letters sees who sent one."
+        return "Whoever sees the messages sees who sent one."
     if made.place == "distributed" and made.adjacency == "add_or_remove_one":
-        return "A client that is not there brings no share of the noise either."
+        return "A client that is absent adds no share of the noise either."
     return (
-        "A cohort of fixed size is no Poisson sample: without a client, another one stands in its slot, and the sum "
+        "A cohort of fixed size is no Poisson sample: without a client, another one takes its slot, and the sum "
         "moves by two clip norms. Account for replace_one, or sample with sampling.poisson."
     )

@@ -1,4 +1,4 @@
-"""An audit of one run: many canaries, each put in or left out by a coin, and guesses which."""
+"""An audit of one run: many canaries, each put in or left out by a fair coin, and guesses of these coins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["audit_one_run", "one_run_epsilon"]
 def one_run_epsilon(
     num_canaries: int, num_guesses: int, num_correct: int, *, delta: float = 1e-5, confidence: float = 0.99
 ) -> float:
-    """A lower bound of epsilon from guesses which of many canaries took part in ONE run.
+    """A lower bound of epsilon from guesses of which of many canaries took part in ONE run.
 
     Each of m canaries was put in or left out by its own fair coin; the auditor guessed r of the coins, v rightly.
 
@@ -67,7 +67,7 @@ def audit_one_run(
     confidence: float = 0.99,
     guessed: Sequence[float] = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
 ) -> Estimate:
-    """The best one-run bound: the highest scores are guessed in, the lowest out, the rest not at all.
+    """The best one-run bound: canaries with the highest scores are guessed in, with the lowest out, others not at all.
 
     Args:
       included: [m] bool, the canaries' fair coins.

@@ -1,4 +1,4 @@
-"""Reads a mechanism from the parts of an algorithm, and refuses what no accountant accounts for."""
+"""Reads a mechanism from the parts of an algorithm, and refuses what no accountant here can account for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["mechanism_from", "mechanism_of"]
 def mechanism_from(
     design: SamplingDesign, noise: Any, *, adjacency: str | None = None, dimension: int | None = None
 ) -> Mechanism:
-    """The mechanism of a sampling design and a part's `Noise`; integer noise needs the dimension of a letter.
+    """The mechanism of a sampling design and a part's `Noise`; integer noise needs the dimension of an update.
 
     Raises: ValueError, TypeError where there is no accountant for it, with the reason.
 
@@ -69,15 +69,15 @@ def mechanism_of(algorithm: Any, *, adjacency: str | None = None, dimension: int
     Args:
       algorithm: an `Algorithm`, a `Star`, or some of its parts by name: {"sampler", "client", "transform", ...}.
       adjacency: as in `Mechanism`.
-      dimension: d, the numbers in a letter; needed for integer noise only, whose rounding depends on it.
+      dimension: d, the numbers in an update; needed for integer noise only, whose rounding depends on it.
 
     Raises: ValueError, TypeError with the reason where noise is there, but its privacy cannot be accounted for: an
-    aggregate that a client moves without bound (example weights, a divisor of the realised cohort), letters longer than
-    the noise's clip norm, rounds without letters that release no noise, two parts with noise, and what `Mechanism`
-    refuses.
+    aggregate that a client moves without bound (example weights, a divisor of the realised cohort), messages longer
+    than the noise's clip norm, rounds without messages that release no noise, two parts with noise, and what
+    `Mechanism` refuses.
 
-    Guarantees: each of these is refused (tests/privacy/test_mechanism.py::test_refusals_of_parts); parts as they are
-    composed in the house are read (::test_reads_the_house).
+    Guarantees: each of these is refused (tests/privacy/test_mechanism.py::test_refusals_of_parts); parts as this
+    package composes them are read (::test_reads_the_parts).
     """
     star = algorithm.parts if isinstance(algorithm, Algorithm) else algorithm
     parts = star._asdict() if isinstance(star, Star) else star or {}
@@ -86,28 +86,28 @@ def mechanism_of(algorithm: Any, *, adjacency: str | None = None, dimension: int
         return None
     if len(noisy) > 1:
         hint = "Each has a unit and an epsilon of its own: leave one out."
-        validate.fail("noise", "one part with noise", [room for room, _ in noisy], hint)
-    room, noise = noisy[0]
-    if room not in ("client", "transform"):
+        validate.fail("noise", "one part with noise", [part for part, _ in noisy], hint)
+    part, noise = noisy[0]
+    if part not in ("client", "transform"):
         hint = "What it does to the noise, and to whom, is not known: put it into a transform or a client."
-        validate.fail("noise", "in the part client or transform", f"one in {room}", hint)
+        validate.fail("noise", "in the part client or transform", f"one in {part}", hint)
     if "sampler" not in parts:
         validate.fail("sampler", "a part with a design", None, "An accountant must know the law of the cohort.")
-    if room == "transform" and noise.place != "local":
-        _check_table(parts.get("transform"), parts.get("aggregator"), noise)
-    if room == "transform" and getattr(parts.get("aggregator"), "weighted", True):
-        hint = "The weights that clients report bear no noise: weigh uniformly; an own rule states weighted=False."
+    if part == "transform" and noise.place != "local":
+        _check_aggregator(parts.get("transform"), parts.get("aggregator"), noise)
+    if part == "transform" and getattr(parts.get("aggregator"), "weighted", True):
+        hint = "The weights that clients report bear no noise: weigh uniformly; your own rule states weighted=False."
         validate.fail("aggregator", "one that takes no weights from clients", "one that does", hint)
     return mechanism_from(parts["sampler"].design, noise, adjacency=adjacency, dimension=dimension)
 
 
 def _details(noise: Any, dimension: int | None) -> dict[str, Any]:
-    """Numbers and words only."""
+    """A noise's details as plain numbers and strings; integer noise has its norms worked out for the dimension."""
     details = noise.details or {}
     if hasattr(details, "rounded_norm"):
-        hint = "What rounding adds to a letter's length depends on it: pass dimension=d."
+        hint = "What rounding adds to an update's norm depends on it: pass dimension=d."
         if dimension is None:
-            validate.fail("dimension", "the numbers in a letter", None, hint)
+            validate.fail("dimension", "the numbers in an update", None, hint)
         validate.integer("dimension", dimension)
         return {
             "clip_units": float(details.clip_units),
@@ -121,7 +121,7 @@ def _details(noise: Any, dimension: int | None) -> dict[str, Any]:
     return {name: value for name, value in details.items() if isinstance(value, (int, float, str))}
 
 
-def _check_table(transform: Any, aggregator: Any, noise: Any) -> None:
+def _check_aggregator(transform: Any, aggregator: Any, noise: Any) -> None:
     if getattr(aggregator, "sensitivity", None) is None:
         hint = (
             "Weights or a divisor that depend on data (example counts, the realised cohort) let one client move it "
@@ -131,11 +131,11 @@ def _check_table(transform: Any, aggregator: Any, noise: Any) -> None:
     if noise.place != "central":
         return
     if not transform.releases_when_empty:
-        hint = "A round without letters would release no noise, and so tell that nobody was there."
+        hint = "A round without messages would release no noise, and so show that nobody was there."
         validate.fail("transform.releases_when_empty", "True", transform.releases_when_empty, hint)
     if (noise.details or {}).get("adaptive"):
         return
     bound = transform.l2_bound
     if bound is None or not (bound <= noise.clip_norm * (1 + 1e-6)):
-        hint = "The noise is scaled to that norm: a longer letter is less private than it says. Clip last."
+        hint = "The noise is scaled to that norm: a longer message is less private than stated. Clip last."
         validate.fail("transform.l2_bound", f"at most the clip norm {noise.clip_norm:g} of the noise", bound, hint)

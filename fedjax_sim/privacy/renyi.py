@@ -1,4 +1,4 @@
-"""Renyi divergences of one release at a fixed list of orders, for what has no privacy loss distribution here.
+"""Renyi divergences of one release at a fixed list of orders, for mechanisms that `loss` has no distribution for.
 
 dp-accounting's curves where it has one. Noise in integers, with Delta_1 and Delta_2 the most that a unit moves a sum of
 integers by, and the noise's variance s^2 (all in units of the grid):
@@ -9,7 +9,7 @@ integers by, and the noise's variance s^2 (all in units of the grid):
     Skellam                                   a/2 D^2 + the least of ((2a-1) Delta_2^2 + 6 Delta_1) / (4 s^4)  and
                                               3 Delta_1 / (2 s^2)
 
-and, on a fixed-size sample without replacement, the bound for a mechanism of which only the curve is known.
+On a fixed-size sample without replacement, the bound is that for any mechanism with a known curve.
 
 References: Kairouz, Liu and Steinke 2021, proposition 14; Agarwal, Kairouz and Liu 2021, theorem 3.5; Wang, Balle and
 Kasiviswanathan 2019, theorem 9; Mironov, Talwar and Zhang 2019.
@@ -62,11 +62,11 @@ def curve(mechanism: Mechanism) -> np.ndarray | None:
     if law == "always":
         return found
     found = np.maximum(found, 0) + _ROUNDING * ORDERS / (ORDERS - 1)  # sums of terms near one lose what is below 1e-16
-    return found if mechanism.kind in INTEGERS else np.minimum(found, ORDERS / 2 / z**2)  # sampling only hides
+    return found if mechanism.kind in INTEGERS else np.minimum(found, ORDERS / 2 / z**2)  # sampling never costs privacy
 
 
 def known(mechanism: Mechanism) -> bool:
-    """Whether `curve` has a bound; it takes a second where this takes none."""
+    """Whether `curve` has a bound, without its second of computation."""
     return mechanism.law != "truncated_poisson" and not (mechanism.law == "poisson" and mechanism.moves == 2)
 
 
@@ -88,7 +88,7 @@ def epsilon(total: np.ndarray, delta: float) -> tuple[float, float]:
 def discrete_gaussian_curve(
     orders: np.ndarray, *, l2: float, l1: float, letter_std: float, num_letters: int, dimension: int
 ) -> np.ndarray:
-    """Of the sum of `num_letters` discrete Gaussians in each of d numbers; lengths in units of the grid.
+    """The curve of a sum of `num_letters` discrete Gaussians in each of d numbers; lengths in units of the grid.
 
     Guarantees: never below the exact divergence in one dimension
     (tests/privacy/test_renyi.py::test_integer_curves_bound_the_exact_divergence).
@@ -106,7 +106,7 @@ def discrete_gaussian_curve(
 
 
 def skellam_curve(orders: np.ndarray, *, l2: float, l1: float, variance: float) -> np.ndarray:
-    """Of Skellam noise of a variance in each number; lengths in units of the grid. Stated for whole orders above 1.
+    """The curve of Skellam noise with this variance in each number; lengths in units of the grid; whole orders above 1.
 
     Guarantees: as `discrete_gaussian_curve`.
     """
@@ -121,8 +121,9 @@ def sampled_curve(unsampled: np.ndarray, rate: float) -> np.ndarray:
       unsampled: [A + 1], entry a for order a; entries 0 and 1 are not read.
       rate: m / N.
 
-    Guarantees: between the whole's and none (tests/privacy/test_renyi.py::test_sampling_amplifies), and not below
-    dp-accounting's own bound for the Gaussian (::test_sampled_curve_is_the_general_bound).
+    Guarantees: above zero and below the divergences of the whole
+    (tests/privacy/test_renyi.py::test_sampling_amplifies), and not below dp-accounting's own bound for the Gaussian
+    (::test_sampled_curve_is_the_general_bound).
     """
     orders = np.arange(2, unsampled.size)
     out = unsampled.astype(np.float64).copy()

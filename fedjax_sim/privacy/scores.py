@@ -1,4 +1,4 @@
-"""What two samples of scores, with a canary and without, say about epsilon."""
+"""Bounds on epsilon from two samples of scores, with a canary and without."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FEW = 5000  # releases that are too few for the curvature of a mixture's likelih
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """One witness's bounds on epsilon."""
+    """The bounds of one test on epsilon."""
 
     method: str
     lower: float
@@ -53,7 +53,7 @@ def gaussian_profile(epsilon: np.ndarray, mu: float) -> np.ndarray:
 def subsampled_profile(epsilon: np.ndarray, rate: float, mu: float) -> np.ndarray:
     """delta(epsilon) of N(0, 1) against the mixture (1 - rate) N(0, 1) + rate N(mu, 1), the worse of both directions.
 
-    Both are a Neyman-Pearson test's, for the likelihood ratio rises with the score.
+    The likelihood ratio rises with the score, so the best tests are thresholds (Neyman and Pearson), in closed form.
     """
     from scipy import special
 
@@ -96,7 +96,8 @@ def clopper_pearson(count: np.ndarray, number: int, error: float) -> tuple[np.nd
 def _alarms(samples: Sequence[np.ndarray], thresholds: np.ndarray) -> np.ndarray:
     """[4, k, 2]: false and true alarms of four kinds of tests at thresholds [k].
 
-    The canary raises the score, or lowers it; it is taken to be absent unless alarmed, or present.
+    An alarm is raised by scores above the threshold, or by the others; it stands for the canary's presence, or for its
+    absence.
     """
     ranks = [np.searchsorted(np.sort(x), thresholds, side="right") for x in samples]
     above = [x.size - rank for x, rank in zip(samples, ranks, strict=True)]
@@ -105,7 +106,7 @@ def _alarms(samples: Sequence[np.ndarray], thresholds: np.ndarray) -> np.ndarray
 
 
 def _halves(without: np.ndarray, with_canary: np.ndarray):
-    """The halves of both samples, and thresholds that the first one suggests: dense in the tails."""
+    """(first halves, second halves, thresholds): thresholds are quantiles of the first halves, dense in the tails."""
     first, second = ([x[i::2] for x in (without, with_canary)] for i in range(2))
     tail = np.geomspace(1 / first[0].size, 0.5, THRESHOLDS // 4)
     levels = np.concatenate([tail, 1 - tail])
@@ -137,7 +138,7 @@ def best_threshold(without: np.ndarray, with_canary: np.ndarray, *, delta: float
 
 
 def power_excess(without, with_canary, power: Callable, *, error: float) -> tuple[float, tuple[float, float, float]]:
-    """By how much a test surely beats the claim's `power(false alarm rate)`; positive = the claim is false.
+    """By how much a test exceeds the power that the claim allows, at least; if positive, the claim is false.
 
     Returns: the excess, and (false alarm rate at most, power at least, power allowed).
     """
@@ -158,8 +159,8 @@ def parametric(
 ) -> Estimate | None:
     """Both bounds of epsilon if scores are Gaussian, or a mixture of two where the canary takes part at times.
 
-    Each end is wrong with probability `error`. None where the test of fit refutes the law, and for Gaussian scores the
-    mixture too; few releases refute neither, so a law must be known.
+    Each end is wrong with probability `error`. None where a test of fit refutes the law; refuted Gaussians are tried as
+    a mixture first. A few releases refute nothing, so the law must be known beforehand.
 
     References: Dong, Roth and Su 2022, section 2.3; Nasr et al. 2023, section 4.3.
     """
@@ -192,7 +193,7 @@ def _gaussian(without, with_canary, delta, error) -> Estimate | None:
 
 
 def _mixture(without, with_canary, delta, error) -> Estimate | None:
-    """Maximum likelihood over cells; the interval from the curvature, by the delta method."""
+    """Maximum likelihood on binned scores; the interval is from the likelihood's curvature, by the delta method."""
     from scipy import optimize, special, stats
 
     mean, deviation = without.mean(), without.std()

@@ -1,4 +1,4 @@
-"""What a privacy guarantee assumes and means, in words."""
+"""What a privacy guarantee assumes and means, as sentences."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ ADJACENCY_WORDS = {
     "zero_out": "one's contribution replaced by nothing",
 }
 _TRUST = {
-    "central": "The server is trusted: it sees every letter, and adds the noise.",
-    "distributed": "Nobody sees less than the sum of all letters: secure aggregation, of letters that all arrive.",
+    "central": "The server is trusted: it sees every message, and adds the noise.",
+    "distributed": "Nobody sees less than the sum of all messages: secure aggregation, of messages that all arrive.",
     "local": "Nobody is trusted with data: noise is added before anything leaves the client.",
 }
 ONE_RUN = (
-    "It covers one run with a secret seed, used once: who knows the seed takes the noise away, and configs, commands, "
-    "reports and checkpoints show it; other runs over the same data, and other points of a sweep, add to what is spent."
+    "It covers one run with a secret seed, used once: whoever knows the seed can remove the noise, and configs, "
+    "commands, reports and checkpoints show it; other runs over the same data, and other points of a sweep, add to "
+    "what is spent."
 )
 UNCOVERED = (
     "What else a run shows of its clients is not covered: losses and measurements at clients, evaluations of clients "
@@ -31,7 +32,7 @@ UNCOVERED = (
 
 
 def describe_rate(made: Mechanism) -> str:
-    """The law of the cohort in words."""
+    """The law of the cohort, as a phrase."""
     size = f"{made.cohort_size:,.6g} of {made.population_size:,} clients"
     if made.unit == "record":
         steps, seen = made.detail("steps"), f"with probability {made.drawn_from[1]:.6g}"
@@ -41,7 +42,7 @@ def describe_rate(made: Mechanism) -> str:
         times, apart = made.detail("participations"), made.detail("separation")
         return f"a client at most {times:,} times, {apart:,} rounds apart or more; being sampled amplifies nothing"
     if made.place == "local":
-        return "every letter by itself; who is invited amplifies nothing"
+        return "every message by itself; sampling amplifies nothing"
     return {
         "full": f"all {made.population_size:,} clients in every round",
         "poisson": f"Poisson, {size} expected (q = {made.rate:.6g})",
@@ -55,64 +56,64 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
 
     >>> made = Mechanism(noise_multiplier=1.0, scheme="full", population_size=10, cohort_size=10, num_slots=10)
     >>> assumptions(made, 1e-5)[0]
-    'The server is trusted: it sees every letter, and adds the noise.'
+    'The server is trusted: it sees every message, and adds the noise.'
     """
-    said = [_TRUST[mechanism.place]]
-    seen = "Letters and models" if mechanism.place == "local" else "Models"
-    said += [ONE_RUN, f"{seen} alone are seen by others. {UNCOVERED}"]
+    found = [_TRUST[mechanism.place]]
+    seen = "Messages and models" if mechanism.place == "local" else "Models"
+    found += [ONE_RUN, f"{seen} alone are seen by others. {UNCOVERED}"]
     if mechanism.unit == "record":
-        said.append("How many examples a client has is no secret; what it measures beside its letter is not covered.")
+        found.append("How many examples a client has is no secret; what it measures beside its message is not covered.")
     elif mechanism.law in ("poisson", "truncated_poisson", "without_replacement"):
-        said.append("Who is invited stays secret, and is drawn afresh in each round, whatever the data.")
+        found.append("Who is invited stays secret, and is drawn afresh in each round, whatever the data.")
     if mechanism.law == "truncated_poisson":
         slots = f"Of more than {mechanism.drawn_from[2]:,} drawn {mechanism.unit}s a uniform choice is kept"
-        said.append(f"{slots}: who is crowded out is accounted for, not added to delta.")
+        found.append(f"{slots}: that one may take another's slot is accounted for, not added to delta.")
     if mechanism.law == "without_replacement":
-        said.append(
+        found.append(
             "Cohorts of fixed size are no Poisson samples: one client more means another one less, so neighbours "
             "differ by two clip norms, and only a looser bound (Wang et al. 2019) is known."
         )
     if mechanism.thinned:
-        said.append(
+        found.append(
             "Who drops out does so whatever others hold. A sample of a sample is the same with a lower rate, so the "
             "epsilon of all those invited still holds; nothing is gained from dropouts."
         )
     if mechanism.place == "local":
-        said.append("Sampling amplifies nothing against who receives the letters: a client may be in every round.")
-        said.append("That a client sends is no secret, nor that one without examples does not.")
+        found.append("Sampling amplifies nothing against whoever receives messages: a client may be in every round.")
+        found.append("That a client sends is no secret, nor that one without examples does not.")
     if (larger := mechanism.detail("noise_cohort_size")) is not None:
         simulated = mechanism.detail("simulated_cohort_size")
-        said.append(
+        found.append(
             f"It holds for cohorts of {larger:,} clients only, whose noise is simulated, and NOT for the cohorts of "
             f"{simulated:,.6g} that this run draws."
         )
     if mechanism.detail("adaptive"):
-        said.append("The clip norm follows a noisy quantile; the noise multiplier is that of both releases together.")
+        found.append("The clip norm follows a noisy quantile; the noise multiplier is that of both releases together.")
     if mechanism.kind in CORRELATED:
-        said.append(
+        found.append(
             f"Noise is correlated over the {mechanism.detail('num_rounds'):,} rounds of the run, which are one "
             "Gaussian mechanism: all of it is charged with the first round. Later rounds release nothing."
         )
     if mechanism.kind in INTEGERS:
-        said.append(
-            f"Noise in integers, accounted for at the longest rounded letter, {mechanism.detail('l2_units'):.6g} units "
+        found.append(
+            f"Noise in integers, accounted for at the longest rounded update, {mechanism.detail('l2_units'):.6g} units "
             f"of the grid in {mechanism.detail('dimension'):,} numbers; the tables' error is taken from delta."
         )
     else:
-        said.append("Idealised numerics: float32 noise of a simulation hardens no deployment (Mironov 2012).")
+        found.append("Idealised numerics: float32 noise of a simulation hardens no deployment (Mironov 2012).")
     if mechanism.law != "always" and not (delta < (chance := mechanism.drawn_from[1])):
-        said.append(
+        found.append(
             f"delta {delta:g} is not below {chance:g}, the chance that a {mechanism.unit} is drawn: what is published "
             "once without any noise could meet it."
         )
     if not (delta < 1 / mechanism.num_units):
         what = f"delta {delta:g} is not below one over the number of {mechanism.unit}s, {1 / mechanism.num_units:g}"
-        said.append(f"{what}: a mechanism that publishes one client's data outright could meet it.")
-    return tuple(said)
+        found.append(f"{what}: a mechanism that publishes one client's data outright could meet it.")
+    return tuple(found)
 
 
 def explain(subject: Any) -> str:
-    """A mechanism, or what was spent, in plain words and several lines.
+    """A mechanism, or what was spent, explained in several lines.
 
     Args:
       subject: a `Mechanism` or a `PrivacySpent`.
@@ -122,13 +123,13 @@ def explain(subject: Any) -> str:
 
     >>> made = Mechanism(noise_multiplier=1.0, scheme="full", population_size=10, cohort_size=10, num_slots=10)
     >>> print(explain(made).splitlines()[0])
-    Gaussian noise with a standard deviation of 1 clip norms (1) in the sum of the letters, by the server.
+    Gaussian noise with a standard deviation of 1 clip norms (1) in the sum of the messages, by the server.
     """
     if isinstance(subject, Mechanism):
         where = {
-            "central": "in the sum of the letters, by the server",
-            "distributed": "in the sum of the letters, a share by each client",
-            "local": "in every letter, by its client",
+            "central": "in the sum of the messages, by the server",
+            "distributed": "in the sum of the messages, a share by each client",
+            "local": "in every message, by its client",
         }[subject.place]
         if subject.unit == "record":
             where = "in every step of a client, on the sum of its examples' gradients"

@@ -1,4 +1,4 @@
-"""Pieces of a page that stands alone: no script, nothing loaded, every string escaped."""
+"""Pieces of a self-contained page: no script, nothing loaded, every string escaped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from fedjax_sim.report import plots
+from fedjax_sim.report import axes
 
 __all__ = ["absent", "figure", "page", "table"]
 
@@ -46,7 +46,7 @@ pre { margin: 8px 0; padding: 14px 16px; border: 1px solid #e1e5e9; border-radiu
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """A self-contained page: the house's style, the parts one after the other, nothing that loads or runs."""
+    """A self-contained page: one style sheet, the parts one after the other, nothing that loads or runs."""
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -59,9 +59,9 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def figure(name: str, draw: Any, caption: str, *arguments: Any) -> str:
-    """The picture that `draw(*arguments)` gives, or why there is none; `name` is unique in the page."""
+    """The figure that `draw(*arguments)` returns, as SVG, or a note why there is none; `name` is unique in the page."""
     try:
-        picture = plots.to_svg(draw(*arguments), name, caption)
+        picture = axes.to_svg(draw(*arguments), name, caption)
     except ImportError:
         return absent("Figures need matplotlib: pip install fedjax_sim[plot], then write the report again.")
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
@@ -70,11 +70,11 @@ def figure(name: str, draw: Any, caption: str, *arguments: Any) -> str:
 
 
 def table(rows: Iterable[tuple[str, str]]) -> str:
-    """Names and values, escaped."""
+    """A table of names and values, escaped; "" without rows."""
     cells = "".join(f"<tr><th>{escape(str(key))}</th><td>{escape(str(value))}</td></tr>" for key, value in rows)
     return f"<table>{cells}</table>" if cells else ""
 
 
 def absent(words: str) -> str:
-    """What is not there, escaped."""
+    """A muted line about something that is missing, escaped."""
     return f'<p class="muted">{escape(words)}</p>'

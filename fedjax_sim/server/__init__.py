@@ -1,4 +1,4 @@
-"""The server's room."""
+"""What the server does with the aggregate of a round: its step on the model, and what it broadcasts."""
 
 from fedjax_sim.server.control_variates import control_variates
 from fedjax_sim.server.downlink import downlink

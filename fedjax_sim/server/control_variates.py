@@ -14,21 +14,23 @@ __all__ = ["control_variates"]
 
 
 class ControlState(NamedTuple):
-    """What the server keeps."""
+    """The server's state."""
 
     server: PyTree  # of the server underneath
     control: PyTree  # c, shaped like the model
 
 
 def control_variates(server: ServerUpdate) -> ServerUpdate:
-    """A server that also sends out c = sum_i w_i c_i / W and keeps it up to date; compose with `client.scaffold`.
+    """A server that also broadcasts c = sum_i w_i c_i / W and updates it every round; for `client.scaffold`.
 
     It expects the aggregate {"params": a mean of the cohort's model updates, "control": sum_S w_i (c_i+ - c_i) / W},
     with W the weights of the whole population: `aggregation.by_part({"params": mean(), "control": keep_old(W)})`. With
-    weights 1 the second is the paper's (|S| / N) times the mean over the cohort. At rest every corrected gradient is
-    zero only where c is, so the weights in c decide whose minimum is reached, not those of the model updates: uniform
-    weights the minimum of sum_i f_i / N, examples that of sum_i n_i f_i / n. Dividing c's part by the cohort's weights
-    instead, or by a cohort size that dropout shrinks, would make c another thing than the clients' mean.
+    weights 1 the second is the paper's (|S| / N) times the mean over the cohort.
+
+    At a fixed point every c_i is its client's gradient and every corrected gradient equals c, so c = 0. The weights in
+    c therefore decide which objective is minimised, not those of the model updates: uniform weights sum_i f_i / N,
+    examples sum_i n_i f_i / n. Dividing c's part by the cohort's weights instead, or by a cohort size that dropout
+    shrinks, would make c something else than the clients' mean.
 
     Args:
       server: takes the step on the model, such as `optimizer(optax.sgd(1.0))`; its rate is the paper's eta_g.

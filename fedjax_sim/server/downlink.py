@@ -1,4 +1,4 @@
-"""The way down: clients train from a replica of the model that compressed differences keep up to date."""
+"""Compressed broadcasts: clients train from a replica of the model that compressed differences keep up to date."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["downlink"]
 
 
 class DownlinkState(NamedTuple):
-    """What the server keeps."""
+    """The server's state."""
 
     server: PyTree  # of the server underneath
     replica: PyTree  # what every client holds
@@ -26,30 +26,30 @@ class DownlinkState(NamedTuple):
 def downlink(server: ServerUpdate, transform: UpdateTransform) -> ServerUpdate:
     """A server whose broadcast is compressed: clients hold a replica w', moved by Q(w - w') after every server step.
 
-    The model w itself stays exact at the server; what the replica still lacks is in the next difference, so it is its
-    own error feedback. An entry whose difference comes through unrounded becomes the model's, to the last bit, for
-    sending the number itself costs the same. Everything that `server` broadcasts goes this way, and all clients start
-    from the initial broadcast.
+    The model w itself stays exact at the server. What the replica still lacks is part of the next difference, so the
+    replica is its own error feedback. An entry whose difference comes through unrounded becomes exactly the model's, as
+    sending the number itself would cost the same. Everything that `server` broadcasts is compressed so, and all clients
+    start from the initial broadcast.
 
-    Every round's letter is taken to reach everybody who may be invited later: who missed one could not use the next.
-    A round counts the bytes of one letter for each client invited. Where clients that were away must be served, the
-    letters they missed, or the whole model, cost on top.
+    It is assumed that every round's message reaches everybody who may be invited later, for a client that missed one
+    could not use the next. A round counts the bytes of one message for each client invited. If clients that were away
+    must be served too, the messages they missed, or the whole model, cost extra.
 
     Args:
       server: any; its model is the one that is evaluated.
-      transform: applied to the difference, leaf by leaf of the broadcast; without a memory, for the difference is one.
+      transform: applied to the difference, leaf by leaf of the broadcast; without a memory, as the difference is one.
 
     Returns: a ServerUpdate with `wire`, what each client receives a round.
 
-    Raises: ValueError for a transform with noise, with integers, with a memory, with a state at its receiver's end
-    (every client would have to keep one), or, when the model is known, with an error no less than the difference
-    itself, for equal or for normal entries (a few levels for many numbers).
+    Raises: ValueError for a transform with noise, with integers, with a memory, with a state at the receiver (every
+    client would have to keep one), or, when the model is known, with an error no less than the difference itself, for
+    equal or for normal entries (a few levels for many numbers).
 
-    Guarantees: with a transform that changes nothing, the round without it bit for bit
+    Guarantees: with a transform that changes nothing, bit for bit the round without it
     (tests/server/test_downlink.py::test_identity_changes_no_bit, ::test_what_comes_through_is_the_models); the replica
     moves by exactly what was sent, and the model is the server's own (::test_replica_follows_the_model); rounding to 8
-    bits converges to the optimum (::test_compressed_broadcast_converges); bytes are the letter's
-    (::test_bytes_of_the_letter); a chain is applied in its order (::test_chains_keep_their_order).
+    bits converges to the optimum (::test_compressed_broadcast_converges); the bytes are the message's
+    (::test_bytes_of_the_message); a chain is applied in its order (::test_chains_keep_their_order).
 
     References: Tang et al. 2019 (DoubleSqueeze); Philippenko and Dieuleveut 2021 (preserved central model);
     Gruntkowska, Tyurin and Richtarik 2023 (EF21-P).
@@ -58,7 +58,7 @@ def downlink(server: ServerUpdate, transform: UpdateTransform) -> ServerUpdate:
         if not isinstance(value, kind):
             validate.fail(name, f"a {kind.__name__}", type(value).__name__, "Call the factory.", TypeError)
     if transform.noise is not None:
-        hint = "Noise belongs to clients' letters and their sum, which the broadcast only post-processes."
+        hint = "Noise belongs to clients' messages and their sum; the broadcast only post-processes that."
         validate.fail("downlink", "a compressor without noise", transform.noise.mechanism, hint)
     if transform.integer_range is not None:
         hint = "Nothing is summed here: let it send decoded numbers, with integers=False."
@@ -94,7 +94,10 @@ def downlink(server: ServerUpdate, transform: UpdateTransform) -> ServerUpdate:
 
 
 def wire_with_rest(server: ServerUpdate) -> Callable | None:
-    """`ServerUpdate.wire` of {"params": what `server` sends} with other entries, sent as they are."""
+    """The `wire` of a server that broadcasts {"params": what `server` does} and other entries, sent as they are.
+
+    None if `server` compresses nothing.
+    """
     if server.wire is None:
         return None
 
@@ -114,17 +117,17 @@ def _check(transform: UpdateTransform, spec: PyTree) -> None:
         validate.fail("params", "a broadcast of floats", [str(x.dtype) for x in jax.tree.leaves(spec)])
     if jax.tree.leaves(transform.init(spec)):
         hint = "Every client would have to keep it: use a compressor without one."
-        validate.fail("downlink", "no state at the receiver's end", "one", hint)
+        validate.fail("downlink", "no state at the receiver", "one", hint)
     if jax.tree.leaves(transform.init_client(spec)):
         hint = "What the replica lacks is in the next difference already: it would be sent twice."
         validate.fail("downlink", "a compressor without a memory", "one with it", hint)
-    hint = "The replica would leave the model: use the unscaled form, such as random_k(scaled=False), or send more."
+    hint = "The replica would diverge from it: use the unscaled form, such as random_k(scaled=False), or send more."
     validate.contraction("downlink", partial(_sent, transform), spec, hint=hint)
 
 
 def _sent(transform: UpdateTransform, key: Array, wanted: PyTree) -> PyTree:
-    """What arrives of a difference."""
+    """The difference as clients decode it."""
     spec = tree.spec(wanted)
     nothing = transform.init(spec)  # a state without numbers, nested as a chain's
-    letter, _, measured = transform.on_client(key, wanted, nothing, transform.init_client(spec))
-    return transform.on_server(key, None, letter, nothing, measured, None)[0]
+    message, _, measured = transform.on_client(key, wanted, nothing, transform.init_client(spec))
+    return transform.on_server(key, None, message, nothing, measured, None)[0]

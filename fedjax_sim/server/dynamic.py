@@ -1,4 +1,4 @@
-"""FedDyn's server: the mean model, moved by what all clients' regularisers have left over."""
+"""FedDyn's server: a step by the mean update, corrected by what all clients' updates have added up to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["dynamic"]
 
 
 class DynamicState(NamedTuple):
-    """What the server keeps."""
+    """The server's state."""
 
     server: PyTree  # of the server underneath
     mean: PyTree  # h, the population's mean of the clients' h_i, shaped like the model

@@ -15,7 +15,7 @@ __all__ = ["adaptive", "optimizer", "replacement", "rescaled"]
 
 
 class ServerState(NamedTuple):
-    """What the server keeps."""
+    """The server's state."""
 
     params: PyTree
     optimizer: PyTree

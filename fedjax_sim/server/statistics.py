@@ -1,4 +1,4 @@
-"""Servers that keep something beside the model: statistics of an optimiser, or the iterate before."""
+"""Servers with a state beside the model: statistics of an optimiser, or the previous iterate."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["last_two", "statistics"]
 
 
 class StatisticsState(NamedTuple):
-    """What the server keeps."""
+    """The server's state."""
 
     server: PyTree  # of the server underneath
     statistics: PyTree  # s, such as moments of the gradient
 
 
 def statistics(server: ServerUpdate, start: Callable, track: Callable) -> ServerUpdate:
-    """A server that also sends out the statistics of an optimiser, brought up to date once a round; for `client.mime`.
+    """A server that also broadcasts the statistics of an optimiser, updated once a round; for `client.mime`.
 
     It expects the aggregate {"params": a mean of the cohort's updates, "gradient": that of their gradients at the
     server's model}, and broadcasts {"params", "statistics"}.
@@ -51,7 +51,7 @@ def statistics(server: ServerUpdate, start: Callable, track: Callable) -> Server
 
 
 class LastTwoState(NamedTuple):
-    """What the server keeps."""
+    """The server's state."""
 
     server: PyTree  # of the server underneath
     before: PyTree  # its model a round ago
@@ -60,7 +60,7 @@ class LastTwoState(NamedTuple):
 def last_two(server: ServerUpdate) -> ServerUpdate:
     """The model that is evaluated is the mean of the last two; clients still get the last one.
 
-    Adaptive steps make the iterate swing about its path; the mean of two takes most of that out.
+    Adaptive steps make the iterate oscillate from round to round; the mean of two removes most of that.
 
     Guarantees: the trajectory is that of `server`, bit for bit
     (tests/oracles/test_fedexp.py::test_mean_of_the_last_two).

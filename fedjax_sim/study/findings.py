@@ -130,7 +130,7 @@ class Findings(NamedTuple):
         Returns: a matplotlib Figure.
         Raises: ImportError without matplotlib.
         """
-        with plots._style():
+        with plots.style():
             return self.figure()
 
     def verdict(self) -> str:

@@ -79,7 +79,7 @@ def write_findings(findings: Findings, directory: str | Path) -> Path:
     write_atomically(folder / "table.csv", [lines.getvalue().encode()])
     picture = ""
     try:
-        with plots._style():
+        with plots.style():
             figure = findings.draw()
             for suffix in ("png", "svg"):
                 buffer = io.BytesIO()

@@ -50,8 +50,8 @@ def sweep_figure(found: Sweep, metric: str, *, x: str | None = None, round: int 
     if len(lines) > len(LOOKS):
         hint = "Choose another x, or draw parts of the sweep."
         validate.fail("x", f"an axis that leaves at most {len(LOOKS)} lines", x, hint)
-    with plots._style():
-        figure, panel = plots._panels(1, 3.2)
+    with plots.style():
+        figure, panel = plots.panels(1, 3.2)
         values = axes_of[x]
         numeric = _numeric(values)
         for i, (look, (key, line)) in enumerate(zip(LOOKS, lines.items(), strict=False)):
@@ -79,7 +79,7 @@ def sweep_figure(found: Sweep, metric: str, *, x: str | None = None, round: int 
         seeds = f"{len(found.seeds)} seeds, {confidence:.0%} intervals" if len(found.seeds) > 1 else "one seed"
         panel.set(xlabel=x, ylabel=f"{metric} after {when} rounds")
         panel.set_title(seeds)
-        plots._legend(figure, (panel,))
+        plots.legend(figure, (panel,))
     return figure
 
 

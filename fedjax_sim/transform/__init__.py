@@ -1,4 +1,4 @@
-"""The letter: both ends of what an update goes through."""
+"""Transforms of a client's update into the message that is sent, and what the server does with their aggregate."""
 
 from fedjax_sim.transform.chain import chain, identity, stateless
 from fedjax_sim.transform.clip import clip, personal_clip

@@ -1,4 +1,4 @@
-"""Transforms of a letter: identity, a user's own function, and their composition."""
+"""Transforms of an update: identity, a user's own function, and their composition."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ __all__ = ["Whole", "as_it_comes", "chain", "check_floats", "identity", "plain_w
 
 
 class Whole(Wire):
-    """The wire of a letter whose numbers come out of one code together: a few of them cost the code, or plain floats.
+    """The wire of a message whose numbers are all decoded from one code, such as the two factors of a matrix.
+
+    A later member that sends only some of these numbers pays for the whole code or for them as plain floats, whichever
+    is less: no part of the code gives just those numbers.
 
     Guarantees: tests/transform/test_low_rank.py::test_wire, tests/transform/test_rotation.py::test_wire_bits.
     """
 
 
 def check_floats(update: PyTree) -> None:
-    """Raises TypeError for a letter with leaves that are no floats: what a member makes of them would be cut off.
+    """Raises TypeError for an update with integer leaves: what a member returns would be truncated to their dtype.
 
     Guarantees: tests/transform/test_chain.py::test_whole_numbers_are_refused_where_they_would_be_cut.
     """
     for x in jax.tree.leaves(update):
         if not jnp.issubdtype(x.dtype, jnp.floating):
-            hint = "What it sends would be cut off to whole numbers: let the client send floats."
-            validate.fail("update", "a letter of floats", f"a leaf of {x.dtype}", hint, TypeError)
+            hint = "Its message would be truncated to whole numbers: let the client send floats."
+            validate.fail("update", "leaves of floats", f"a leaf of {x.dtype}", hint, TypeError)
 
 
 def plain_wire(update_spec: PyTree) -> Wire:
@@ -52,7 +55,7 @@ def as_it_comes(update_spec: PyTree, wire: Wire) -> Wire:
 
 
 def wire_of(transform: UpdateTransform, update_spec: PyTree) -> Wire:
-    """What one letter costs under a transform.
+    """What one message costs under a transform.
 
     Guarantees: the members of a chain count in turn (tests/transform/test_chain.py::test_plain_wire_counts_every_leaf).
     """
@@ -72,7 +75,7 @@ def stateless(
     Args:
       fn: pure; the key is the client's own in this round.
       wire: (update_spec, Wire of what comes in) -> Wire of what goes out.
-      l2_bound, nonexpansive: facts about `fn`'s output that later parts may rely on; state only what holds always.
+      l2_bound, nonexpansive: facts about `fn`'s output that later parts rely on; state only what always holds.
       facts: further fields of `UpdateTransform`, such as `unbiased` and `squared_error`.
 
     Guarantees: clients' keys are independent of chunk, order and devices (tests/laws/test_invariance.py).
@@ -92,15 +95,14 @@ def stateless(
         wire=wire,
         l2_bound=l2_bound,
         nonexpansive=nonexpansive,
-        **{"mirrored": False} | facts,  # without a state at either end there is no copy
+        **{"mirrored": False} | facts,  # neither end keeps a state, so neither keeps a copy of what is sent
     )
 
 
 def identity() -> UpdateTransform:
-    """Letters travel as they are, at their dtype's width.
+    """Updates are sent as they are, at their dtype's width.
 
-    Guarantees: bit for bit the round without a transform
-    (tests/transform/test_chain.py::test_identity_changes_no_bit).
+    Guarantees: bit for bit the round without a transform (tests/transform/test_chain.py::test_identity_changes_no_bit).
     """
     exact = {"unbiased": True, "squared_error": no_error, "exact_error": True}
     return stateless(lambda key, update: update, nonexpansive=True, **exact)
@@ -114,14 +116,14 @@ def no_error(update: PyTree) -> float:
 def chain(*transforms: UpdateTransform) -> UpdateTransform:
     """Transforms in order at the client, in reverse order at the server; again a transform.
 
-    Each member counts what it does to the letter on the wire. The bound of the chain is the least of those that members
-    have, provided every later member is nonexpansive. A chain is unbiased if all members are, and its error is known
-    if one member alone makes one. Integers must be the last thing that is made. Members' metrics of one name are told
-    apart by the member's place: `member_1_clipped_letters`.
+    Members turn the wire of what they receive into that of what they send, one after the other. The chain's bound is
+    the least bound of a member after which all are nonexpansive. A chain is unbiased if all members are, and its error
+    is known if at most one member makes an error. Only the last member may send integers. Metrics of the same name are
+    told apart by the member's place: `member_1_clipped_letters`.
 
-    Raises: ValueError for two members with noise; for a member that could lengthen a letter behind the clip on which
-    a member's noise relies, or that could change noise that every letter bears; for a member behind integers, or behind
-    one that keeps copies of what is sent.
+    Raises: ValueError for two members with noise; for a member that may lengthen an update after the clip on which
+    another member's noise relies, or that comes after noise that adds up over messages; for a member after one that
+    sends integers; for one that changes messages after one that keeps copies of what is sent.
 
     Guarantees: chain() is the identity, chain(a, chain(b, c)) equals chain(a, b, c) up to the shape of its state
     (tests/transform/test_chain.py::test_chain_is_closed) and the names of colliding metrics; member i draws from its
@@ -190,17 +192,17 @@ def _check_order(transforms: tuple[UpdateTransform, ...]) -> None:
         validate.fail("transforms", "one member with noise", len(noisy), "One accountant accounts for one mechanism.")
     for i, member in enumerate(transforms[:-1]):
         if member.integer_range is not None:
-            validate.fail(f"transforms[{i}]", "integers as the last thing that is made", "a member behind it")
+            validate.fail(f"transforms[{i}]", "integers from the last member only", "a member after it")
         if member.mirrored and not all(_changes_nothing(later) for later in transforms[i + 1 :]):
             hint = "Both its ends may keep copies of what is sent: wrap the whole chain, or state mirrored=False."
-            validate.fail(f"transforms[{i}]", "nothing behind it that changes letters", "a member that does", hint)
+            validate.fail(f"transforms[{i}]", "nothing after it that changes messages", "a member that does", hint)
     for i in noisy:
         for j, later in enumerate(transforms[i + 1 :], i + 1):
             if transforms[i].noise.place == "central" and not later.nonexpansive:
                 hint = (
-                    "It could lengthen a letter behind the clip that the noise relies on: put it before the mechanism, "
-                    "whose clip then bounds what is really sent."
+                    "It could lengthen an update after the clip that the noise relies on: put it before the "
+                    "mechanism, whose clip then bounds what is really sent."
                 )
-                validate.fail(f"transforms[{j}]", "a member that never lengthens a letter", "one that may", hint)
+                validate.fail(f"transforms[{j}]", "a member that never lengthens an update", "one that may", hint)
             if transforms[i].noise.place == "distributed":
-                validate.fail(f"transforms[{j}]", "nothing behind noise that adds up over letters", "a member")
+                validate.fail(f"transforms[{j}]", "nothing after noise that adds up over messages", "a member")

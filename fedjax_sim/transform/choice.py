@@ -1,6 +1,6 @@
-"""Which entries of a letter are sent, and what they cost: what the sparse members share.
+"""Which entries of an update are sent, and what they cost: shared by the sparse transforms.
 
-Entries are chosen from the letter taken as one vector (scope "vector") or from each leaf (scope "leaf").
+Entries are chosen from the whole update as one vector (scope "vector") or from each leaf by itself (scope "leaf").
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PAIRED = 64  # entries up to which random positions come from comparing all pair
 
 
 def amount(share: float | None, count: int | None, scope: str, what: str) -> Callable[[int], int]:
-    """size -> how many of so many entries (or blocks) are sent."""
+    """A function size -> how many of so many entries (or blocks) are sent, from exactly one of a share and a count."""
     if (share is None) == (count is None):
         validate.fail("share, count", "exactly one of the two", (share, count))
     validate.one_of("scope", scope, ("vector", "leaf"))
@@ -51,14 +51,14 @@ def amount(share: float | None, count: int | None, scope: str, what: str) -> Cal
         if count is None:
             return math.ceil(Fraction(repr(float(share))) * size)
         if count > size and scope == "vector":
-            validate.fail("count", f"at most the letter's {size} {what}", count)
+            validate.fail("count", f"at most the update's {size} {what}", count)
         return min(count, size)
 
     return number
 
 
 def sizes_of(update: PyTree, scope: str) -> list[int]:
-    """Entries of each thing that is chosen from."""
+    """Numbers of entries to choose from: of the whole update, or of each leaf."""
     sizes = [math.prod(jnp.shape(x)) for x in jax.tree.leaves(update)]
     return [sum(sizes)] if scope == "vector" else sizes
 
@@ -68,7 +68,7 @@ def _index_bits(size: int) -> int:
 
 
 def _set_bits(size: int, number: int) -> int:
-    """ceil(log2 C(size, number)); past 2,000 of a set at most two bits more."""
+    """Bits of a set: ceil(log2 C(size, number)) up to 2,000 members, beyond that at most two bits more."""
     number = min(number, size - number)
     if number <= 2000:
         return (math.comb(size, number) - 1).bit_length()
@@ -77,7 +77,7 @@ def _set_bits(size: int, number: int) -> int:
 
 
 def payload(update_spec: PyTree, wire: Wire, values: int) -> Wire:
-    """`values` numbers of a letter, at the width of the widest; of a code of all numbers no more than the code."""
+    """The wire of `values` numbers of an update, each as wide as its widest leaf; of a `Whole`, at most its code."""
     values = min(values, wire.values)
     width = max((8 * x.dtype.itemsize for x in jax.tree.leaves(update_spec)), default=0)
     if isinstance(wire, Whole):
@@ -89,7 +89,11 @@ def payload(update_spec: PyTree, wire: Wire, values: int) -> Wire:
 
 
 def indexed_wire(update_spec: PyTree, wire: Wire, values: int, chosen: list[tuple[int, int]]) -> Wire:
-    """Numbers and, for each (size, number) of `chosen`, as many indices; as a set under the entropy code."""
+    """The wire of `values` numbers and their indices: for each (size, number) of `chosen`, `number` places among
+    `size`.
+
+    Under the entropy code the places are a set, whose order costs nothing.
+    """
     sent = payload(update_spec, wire, values)
     indices = sum(number * _index_bits(size) for size, number in chosen)
     coded = sent.bits + sum(_set_bits(size, number) for size, number in chosen)
@@ -100,7 +104,7 @@ def indexed_wire(update_spec: PyTree, wire: Wire, values: int, chosen: list[tupl
 
 
 def masks_of(choose: Callable, scope: str, key: Array | None, update: PyTree) -> PyTree:
-    """Where the entries that are sent stand; `choose(key, vector) -> [d] bool`, at least one entry long."""
+    """True for the entries that are sent. `choose(key, vector [d]) -> [d] bool` is called for d >= 1 only."""
     leaves, structure = jax.tree.flatten(update)
     wide = [jnp.ravel(x).astype(jnp.promote_types(jnp.result_type(x), jnp.float32)) for x in leaves]
     if scope == "leaf":
@@ -114,17 +118,20 @@ def masks_of(choose: Callable, scope: str, key: Array | None, update: PyTree) ->
 
 
 def settled_by(key: Array, update: PyTree) -> PyTree:
-    """An update that is read twice, once to choose and once to send."""
+    """The update, materialised once: it is read twice, to choose entries and to send them, in the same bits."""
     return tree.settled(update, tree.hidden_zero(jax.random.key_data(key)))
 
 
 def kept(update: PyTree, masks: PyTree) -> PyTree:
-    """Zeros where no mask is True, but for entries that are not finite: a broken letter must be seen (x - x is NaN)."""
+    """The update with zeros where a mask is False, and NaN where such an entry is not finite (x - x).
+
+    Zeros there would hide a broken update from the engine, which drops it.
+    """
     return jax.tree.map(lambda x, mask: jnp.where(mask, x, x - x), update, masks)
 
 
 def squared(update: PyTree, masks: PyTree | None = None) -> Array:
-    """Sum of the squares of the entries where no mask is True, in float64 for NumPy arrays."""
+    """Sum of the squares of the entries whose mask is False (None: of all), in float64 for NumPy arrays."""
     leaves, total = jax.tree.leaves(update), 0.0
     for x, mask in zip(leaves, [False] * len(leaves) if masks is None else jax.tree.leaves(masks), strict=True):
         library = np if isinstance(x, np.ndarray) else jnp
@@ -134,7 +141,7 @@ def squared(update: PyTree, masks: PyTree | None = None) -> Array:
 
 
 def random_mask(key: Array, size: int, number: int) -> Array:
-    """[size] bool with `number` True, every set alike."""
+    """[size] bool with `number` True, every such set equally likely."""
     if size <= PAIRED or 4 * number > size:  # distinct counters have distinct hashes: no ties
         bits = prng.counter_bits(key, jnp.arange(size, dtype=jnp.uint32))
         if size > PAIRED:
@@ -148,7 +155,7 @@ def random_mask(key: Array, size: int, number: int) -> Array:
 
 
 def largest_mask(x: Array, number: int) -> Array:
-    """Where the `number` largest magnitudes stand; among equal ones those of lowest index."""
-    if jax.default_backend() == "cpu" and number > 64 + x.size // 100:  # where the two roads cross, measured
+    """True for the `number` largest magnitudes; among equal ones for those of lowest index."""
+    if jax.default_backend() == "cpu" and number > 64 + x.size // 100:  # measured: the mask is faster
         return engine.top_k_mask(x, number)
     return jnp.zeros(x.size, bool).at[engine.top_k(x, number)[1]].set(True, unique_indices=True)

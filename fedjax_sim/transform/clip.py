@@ -1,11 +1,11 @@
-"""Clipping: no letter is longer than a norm, whatever arrives and in whatever dtype it is sent.
+"""Clipping: no message is longer than a norm, whatever the update holds and in whatever dtype it is sent.
 
-    g' = g min(1, C / |g|)        |g| over all leaves: shorter letters stay as they are, nothing is scaled up to C
+    g' = g min(1, C / |g|)        |g| over all leaves: shorter updates stay as they are, nothing is scaled up to C
 
-Norms are sums of squares in float32, by pairs in a fixed order so that their rounding has a bound and depends on no
-compiler, in two scales so that nothing overflows, and the limit lies below C by that bound (about 2e-6 C): the letter
-that is sent, rounded, is no longer than C. Narrow leaves (bfloat16, float16) of a clipped letter are rounded towards
-zero.
+Norms are sums of squares in float32. They are added by pairs in a fixed order, so that their rounding error has a bound
+and does not depend on the compiler, and in two scales, so that nothing overflows. The limit lies below C by that bound
+(about 2e-6 C), so that the message, after all rounding, is no longer than C. Narrow leaves (bfloat16, float16) of a
+clipped update are rounded towards zero.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ MOST = 1e30  # of a norm that is reported
 
 
 def clip(clip_norm: float, *, per: str = "vector") -> UpdateTransform:
-    """Letters no longer than a norm C: g min(1, C / |g|).
+    """Updates clipped to a norm C: g min(1, C / |g|).
 
     Args:
       clip_norm: C in [1e-9, 1e9].
-      per: "vector": by the norm of the whole letter. "leaf": each of the L leaves that hold numbers by its own norm, to
-        C / sqrt(L), so that the whole letter is again no longer than C.
+      per: "vector": by the norm of the whole update. "leaf": each of the L leaves that hold numbers by its own norm, to
+        C / sqrt(L), so that the whole update is again no longer than C.
 
-    Returns: a transform with `l2_bound` C. Info: `clipped_letters`, the share of letters (or leaves) that were cut, and
-    `letter_norm`, the mean norm before. Both are the clients' own numbers, reported and never used: not private.
+    Returns: a transform with `l2_bound` C. Info: `clipped_letters`, the share of updates (or leaves) that were clipped,
+    and `letter_norm`, the mean norm before. Both are means of what clients measure, without noise: not private.
 
     Guarantees: no output is longer than C in the dtype that is sent, zeros stay zeros, and nothing from 1e-38 to 1e38
-    overflows (tests/transform/test_clip.py::test_no_letter_is_longer_than_the_bound); shorter letters do not change by
-    a bit, longer ones keep their direction (::test_hand_computed); one client more or less moves a sum by at most C
+    overflows (tests/transform/test_clip.py::test_no_message_is_longer_than_the_bound); shorter updates keep every bit,
+    longer ones their direction (::test_hand_computed); one client more or less moves a sum by at most C
     (::test_neighbouring_cohorts); the same bits for any chunk and devices (::test_devices_and_chunks); `squared_error`
     is exact to 1e-5 C^2 (::test_declared_error).
 
     References: Abadi et al. 2016, algorithm 1; McMahan et al. 2018, section 2.3 (flat and per-layer clipping).
 
     >>> import jax, jax.numpy as jnp
-    >>> letter, _, measured = clip(1.0).on_client(jax.random.key(0), jnp.array([3.0, 4.0]), (), ())
-    >>> [round(float(x), 4) for x in letter], float(measured["letter_norm"].total)
+    >>> message, _, measured = clip(1.0).on_client(jax.random.key(0), jnp.array([3.0, 4.0]), (), ())
+    >>> [round(float(x), 4) for x in message], float(measured["letter_norm"].total)
     ([0.6, 0.8], 5.0)
     """
     check_clip_norm(clip_norm)
     validate.one_of("per", per, PER)
 
     def on_client(key, update, state, memory):
-        letter, seen = clipped(key, update, clip_norm, per=per)
-        return letter, memory, seen
+        message, seen = clipped(key, update, clip_norm, per=per)
+        return message, memory, seen
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
         return aggregate, state, clip_metrics(measured)
@@ -88,16 +88,16 @@ def clip(clip_norm: float, *, per: str = "vector") -> UpdateTransform:
 
 
 def personal_clip(factor: float) -> UpdateTransform:
-    """Every letter clipped to its own threshold C_i = factor |g_i|: scaled by the factor. A study only, NEVER private.
+    """Every update clipped to its own threshold C_i = factor |g_i|, which scales it by the factor. NEVER private.
 
-    A threshold that follows the data bounds nothing: the sensitivity is factor times the longest letter that any
-    possible client could send, and the lengths themselves leak. So it declares no bound and no noise, and no epsilon
-    may be reported for what is built on it.
+    It is there for studies. A threshold that follows the data bounds nothing: the sensitivity is factor times the
+    longest update that any possible client could have, and the norms themselves leak. So it declares no bound and no
+    noise, and no epsilon may be reported for what is built on it.
 
     Args:
       factor: in (0, 1].
 
-    Guarantees: keeps every direction and the same share of every letter, and declares nothing that an accountant could
+    Guarantees: keeps every direction and the same share of every update, and declares nothing that an accountant could
     use (tests/transform/test_clip.py::test_personal_thresholds_bound_nothing).
 
     >>> import jax, jax.numpy as jnp
@@ -119,23 +119,24 @@ def personal_clip(factor: float) -> UpdateTransform:
 
 def check_clip_norm(clip_norm: float, name: str = "clip_norm") -> None:
     """Raises unless a clip norm is a number in [1e-9, 1e9]."""
-    validate.in_range(name, clip_norm, LOW, HIGH, hint="It is the longest letter that may be sent.")
+    validate.in_range(name, clip_norm, LOW, HIGH, hint="It is the norm of the longest update that may be sent.")
 
 
 def clipped(
     key: Array, update: PyTree, clip_norm: float | Array, *, per: str = "vector", narrow: bool = True
 ) -> tuple[PyTree, dict[str, Mean]]:
-    """(letter, measured): an update clipped to a norm, which may be traced.
+    """(message, measured): an update clipped to a norm, which may be traced.
 
     Args:
       key: the client's; no randomness comes from it.
-      narrow: give back the leaves' dtypes; else at least float32, for what follows in the same part.
+      narrow: return the leaves' dtypes; otherwise at least float32, for what the same transform does next.
     """
     if not jax.tree.leaves(update):
         none = Mean(jnp.zeros(()), jnp.ones(()))
         return update, {"clipped_letters": none, "letter_norm": none}
     check_floats(update)
-    traced = clip_norm if isinstance(clip_norm, jax.Array) else None  # a number stays one, with a double's arithmetic
+    # a Python number is not traced: it is computed with in double precision
+    traced = clip_norm if isinstance(clip_norm, jax.Array) else None
 
     @jax.custom_jvp
     def exactly(update, traced, zero):
@@ -144,13 +145,13 @@ def clipped(
     @exactly.defjvp
     def _(primals, tangents):
         update, traced, zero = primals
-        letter, measured = exactly(update, traced, zero)
+        message, measured = exactly(update, traced, zero)
 
         def plain(update, traced):
             return _plainly(update, clip_norm if traced is None else traced, per, narrow)
 
         moved = jax.jvp(plain, (update, traced), tangents[:2])[1]
-        return (letter, measured), (moved, jax.tree.map(jnp.zeros_like, measured))
+        return (message, measured), (moved, jax.tree.map(jnp.zeros_like, measured))
 
     return exactly(update, traced, tree.hidden_zero(jax.random.key_data(key)))
 
@@ -158,10 +159,10 @@ def clipped(
 def _clipped(
     update: PyTree, clip_norm: float | Array, zero: Array, per: str, narrow: bool
 ) -> tuple[PyTree, dict[str, Mean]]:
-    update = tree.settled(update, zero)  # the norm is that of the letter, and neither is computed again for the other
+    update = tree.settled(update, zero)  # computed once: the norm and the scaled numbers are of the same bits
     structure = jax.tree.structure(update)
     groups, limit = _groups(update, clip_norm, per)
-    letter, over, lengths = [], [], []
+    message, over, lengths = [], [], []
     for group in groups:
         near, far = tree.settled(length_over(group, limit), zero)
         room = 1 - slack(group)
@@ -169,8 +170,9 @@ def _clipped(
         shrink = room / jnp.where(longer, jnp.where(apart, far, near), 1)
         first = jnp.where(apart, FAR, 1.0)
         second = jnp.where(longer, jnp.where(apart, shrink * limit, shrink), 1.0)
-        scaled = [(x.astype(_wide(x)) * first * second).astype(_wide(x)) for x in group]  # beside a double, all are one
-        letter += [_rounded(x, y, longer, narrow) for x, y in zip(group, scaled, strict=True)]
+        # the factors are float64 where any leaf is, hence the second astype
+        scaled = [(x.astype(_wide(x)) * first * second).astype(_wide(x)) for x in group]
+        message += [_rounded(x, y, longer, narrow) for x, y in zip(group, scaled, strict=True)]
         over.append(longer.astype(jnp.float32))
         lengths.append(_norm(near, far, limit))
     norm = lengths[0] if len(lengths) == 1 else _norm(*length_over(lengths, limit), limit)
@@ -179,19 +181,19 @@ def _clipped(
         "clipped_letters": Mean(sum(over), jnp.float32(len(over))),
         "letter_norm": Mean(jnp.minimum(norm, MOST), one),
     }
-    return structure.unflatten(letter), measured
+    return structure.unflatten(message), measured
 
 
 def _plainly(update: PyTree, clip_norm: float | Array, per: str, narrow: bool) -> PyTree:
-    """The letter as derivatives see it: what keeps a norm exact at every scale is not smooth."""
+    """The clipped update for derivatives, in plain arithmetic: the two scales of the exact norm are not smooth."""
     groups, limit = _groups(update, clip_norm, per)
-    letter = []
+    message = []
     for group in groups:
         square = sum(jnp.sum(_wide_value(x) ** 2) for x in group)
         length = jnp.sqrt(jnp.where(square > 0, square, 1))
         factor = jnp.where((square > 0) & (length > limit), limit / length, 1)
-        letter += [(_wide_value(x) * factor).astype(x.dtype if narrow else _wide(x)) for x in group]
-    return jax.tree.structure(update).unflatten(letter)
+        message += [(_wide_value(x) * factor).astype(x.dtype if narrow else _wide(x)) for x in group]
+    return jax.tree.structure(update).unflatten(message)
 
 
 def _wide_value(x: Array) -> Array:
@@ -229,7 +231,7 @@ def _wide(x: Array):
 
 
 def _squares(x: Array, factor: float | Array, zero: Array) -> Array:
-    """The sum of (x factor)^2 by pairs, in an order that depends on no compiler: a norm decides every number's bits."""
+    """The sum of (x factor)^2 by pairs, in an order that no compiler changes: every number's bits depend on a norm."""
     x = x.reshape(-1).astype(_wide(x)) * factor
     x = tree.pinned(x * x, zero)
     while x.size > 1:
@@ -243,7 +245,7 @@ def _squares(x: Array, factor: float | Array, zero: Array) -> Array:
 
 
 def length_over(leaves: list[Array], limit: float | Array) -> tuple[Array, Array]:
-    """(norm / limit, infinite past 2^63; norm times 2^-80, 0 for short letters), both within `slack`."""
+    """(norm / limit, infinite past 2^63; norm times 2^-80, which is 0 for short updates), both within `slack`."""
     leaves = [x for x in leaves if x.size] or [jnp.zeros(1)]
     zero = tree.hidden_zero(leaves)
     scale = tree.pinned(jnp.float32(FAR), zero)  # or (x c)(x c) may become x x (c c), and c c zero
@@ -256,13 +258,13 @@ def _norm(near: Array, far: Array, limit: float | Array) -> Array:
 
 
 def slack(leaves: list[Array], others: int = 16) -> float:
-    """At most this share of a norm is lost or won by rounding: of sums of squares, and of a few other operations."""
+    """The largest relative error of a norm: rounding in its sum of squares, and in `others` further operations."""
     levels = 1 + max(math.log2(max(x.size, 2)) for x in leaves)
     return (levels / 2 + len(leaves) / 2 + others) * 2.0**-24
 
 
 def _rounded(x: Array, wide: Array, changed: Array, narrow: bool) -> Array:
-    """The letter's numbers in the leaf's dtype: towards zero where they changed."""
+    """The clipped numbers in the leaf's dtype, rounded towards zero where clipping changed them."""
     if not narrow or x.dtype == wide.dtype:
         return wide
     info = jnp.finfo(x.dtype)

@@ -1,32 +1,26 @@
-"""Noise in integers, for sums that only secure aggregation sees: what is sent, summed and accounted is exact.
+"""Integer noise, for sums that only secure aggregation sees: messages, sums and accounting are exact.
 
-A letter is clipped to a norm C, divided by the granularity gamma, rounded at random to integers and given a share of
-integer noise; `modular_sum` adds them, and the server multiplies the sum by gamma. Rounding may lengthen a letter, so
-it is repeated until its norm is at most, in units of gamma and with c = C / gamma in d dimensions,
+An update is clipped to a norm C, divided by the granularity gamma, rounded at random to integers and given a share of
+integer noise (`alias`); `modular_sum` adds the messages, and the server multiplies the sum by gamma. Rounding may
+lengthen an update, so it is repeated until the norm is at most, in units of gamma and with c = C / gamma in d
+dimensions,
 
     D(d) = min(c + sqrt(d), sqrt(c^2 + d/4 + sqrt(2 log(1/beta)) (c + sqrt(d)/2))),
 
 which each try meets with probability 1 - beta at least; after 32 misses it is rounded towards zero, which lengthens
-nothing. So D(d) always holds, and is what an accountant must set against the noise.
-
-Noise is drawn by Walker's alias method from a table of 2^k cells, with k random bits for the cell and 64 for what is in
-it. The table's masses are multiples of 2^-(64+k), made on the host with 60 decimal digits; together with the tail that
-it leaves out, a drawn integer is within 2^-63 of its law in total variation. That distance, times numbers and letters,
-is added to delta (`IntegerNoise.sum_error`).
+nothing. So D(d) always holds, and it is D(d), not c, that an accountant must set against the noise.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from decimal import Context, Decimal, localcontext
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_sim import prng, tree, validate
+from fedjax_sim.transform.alias import TAIL, alias_table, draw_integers, tail_of
 from fedjax_sim.transform.clip import check_clip_norm, clip, clip_metrics, clipped, length_over, slack
 from fedjax_sim.transform.gaussian import check_cohort
 from fedjax_sim.types import Array, Mean, Noise, PyTree, UpdateTransform, Wire
@@ -34,41 +28,40 @@ from fedjax_sim.types import Array, Mean, Noise, PyTree, UpdateTransform, Wire
 __all__ = ["IntegerNoise", "discrete_gaussian_mechanism", "skellam_mechanism"]
 
 TRIES = 32  # of the rounding
-TAIL = 67 * math.log(2)  # -log of a one-sided tail
 MAX_CELLS = 1 << 15
-MAX_STD = 1024.0  # of the noise of one letter, where the granularity is chosen here
-MAX_UNITS = 2.0**20  # in a clip norm: float32 holds a few bits behind the point
+MAX_STD = 1024.0  # of the noise of one message, where the granularity is chosen here
+MAX_UNITS = 2.0**20  # in a clip norm: float32 then still has a few bits for the fraction
 
 
 class IntegerNoise(NamedTuple):
     """What an accountant must know of integer noise. Lengths are in grid units, each `granularity` long."""
 
     granularity: float  # gamma, length of one grid unit in the update's units
-    cohort_size: int  # letters whose shares of the noise add up to the multiplier
+    cohort_size: int  # messages whose shares of the noise add up to the multiplier
     clip_units: float  # c = clip norm / gamma, before rounding
-    letter_std: float  # of one letter's share: the discrete Gaussian's sigma, the square root of Skellam's variance
+    letter_std: float  # of one message's share: the discrete Gaussian's sigma, the square root of Skellam's variance
     beta: float  # of the conditional rounding
     table_error: float  # total variation between one drawn integer and its law, at most
     tail: int  # no drawn integer is larger
 
     @property
     def sum_std(self) -> float:
-        """Of the noise in the sum of `cohort_size` letters, in grid units."""
+        """Of the noise in the sum of `cohort_size` messages, in grid units."""
         return self.letter_std * math.sqrt(self.cohort_size)
 
     def rounded_norm(self, dimension: int) -> float:
-        """D(d): no letter of d numbers is longer, in grid units, before its noise."""
+        """D(d): no message of d numbers is longer, in grid units, before its noise."""
         c, root = self.clip_units, math.sqrt(dimension)
         likely = c * c + dimension / 4 + math.sqrt(2 * math.log(1 / self.beta)) * (c + root / 2)
         return min(c + root, math.sqrt(likely))
 
     def rounded_l1(self, dimension: int) -> float:
-        """No letter's magnitudes add up to more, in grid units: they are integers."""
+        """The most that a message's magnitudes add up to, in grid units: integers, so no more than their squares do."""
         norm = self.rounded_norm(dimension)
         return min(math.sqrt(dimension) * norm, norm * norm)
 
     def multiplier(self, dimension: int) -> float:
-        """Noise of the sum over what one letter of d numbers moves it by: below the noise multiplier that was asked."""
+        """The sum's noise over what one message of d numbers moves it by: below the noise multiplier asked for."""
         return self.sum_std / self.rounded_norm(dimension)
 
     def sum_error(self, dimension: int, num_letters: int | None = None) -> float:
@@ -85,17 +78,18 @@ def discrete_gaussian_mechanism(
     bits: int = 32,
     beta: float = 0.6065,
 ) -> UpdateTransform:
-    """Distributed discrete Gaussian: integer letters, each with a share of discrete Gaussian noise.
+    """Distributed discrete Gaussian: integer messages, each with a share of discrete Gaussian noise.
 
-    The sum of m letters holds noise of std z C in the update's units; it is not exactly a discrete Gaussian, but as
-    close to one as the reference's theorem 11 says. See `distributed_gaussian` for rounds with fewer letters.
+    The sum of m messages holds noise of std z C in the update's units; it is not exactly a discrete Gaussian, but as
+    close to one as the reference's theorem 11 states. See `distributed_gaussian` for rounds with fewer messages.
 
     Args:
       clip_norm: C in [1e-9, 1e9].
-      noise_multiplier: z > 0, against C; against what a rounded letter can weigh, `noise.details.multiplier(d)`.
-      cohort_size: m, the letters that the noise relies on.
-      granularity: gamma > 0; by default the finest for which twice as many letters fit the modulus, a letter's noise
-        is at most 1,024 units and C at most 2^20.
+      noise_multiplier: z > 0, relative to C; relative to the norm that a rounded update may have it is
+        `noise.details.multiplier(d)`.
+      cohort_size: m, the number of messages that the noise relies on.
+      granularity: gamma > 0; by default the finest for which twice as many messages fit the modulus, a message's noise
+        has a std of at most 1,024 units and C is at most 2^20 units.
       bits: of the modulus, and of each number on the wire.
       beta: in (0, 1); each try to round fails with at most this probability. The default is about e^(-1/2).
 
@@ -103,10 +97,10 @@ def discrete_gaussian_mechanism(
 
     Raises: ValueError for a noise that no table holds, or that is too small for its grid; for too few bits.
 
-    Guarantees: rounded letters are no longer than D(d), and conditional rounding is what sees to it
+    Guarantees: rounded updates are no longer than D(d), which plain rounding would not ensure
     (tests/transform/test_discrete.py::test_rounding_cannot_lengthen); drawn integers follow the law
     (::test_draws_follow_their_law) and the table is within its stated error (::test_tables_are_exact); modular sums
-    decode to the sum of the rounded letters and their noise, exactly (::test_modular_sums_decode_exactly).
+    decode to the sum of the rounded updates and their noise, exactly (::test_modular_sums_decode_exactly).
 
     References: Kairouz, Liu and Steinke 2021, algorithm 1 and theorem 11; Canonne, Kamath and Steinke 2020.
 
@@ -127,11 +121,11 @@ def skellam_mechanism(
     bits: int = 32,
     beta: float = 0.6065,
 ) -> UpdateTransform:
-    """Distributed Skellam: integer letters, each with a share of Skellam noise, the difference of two Poissons.
+    """Distributed Skellam: integer messages, each with a share of Skellam noise, the difference of two Poissons.
 
-    Sums of Skellam variables are Skellam, so the sum of m letters holds it exactly, of std z C in the update's units;
-    one draw from a table of the difference's law takes the place of two Poissons. Arguments, result, errors and
-    guarantees are those of `discrete_gaussian_mechanism`.
+    Sums of Skellam variables are Skellam, so the sum of m messages holds it exactly, of std z C in the update's units;
+    one draw from a table of that law takes the place of two Poisson draws. Arguments, result, errors and guarantees are
+    those of `discrete_gaussian_mechanism`.
 
     Guarantees: tests/transform/test_discrete.py::test_rounding_cannot_lengthen, ::test_draws_follow_their_law,
     ::test_tables_are_exact, ::test_modular_sums_decode_exactly.
@@ -161,27 +155,27 @@ def _check(**given) -> None:
 def _mechanism(
     law: str, *, clip_norm: float, noise_multiplier: float, cohort_size: int, granularity: float | None, bits: int, beta
 ) -> UpdateTransform:
-    """What both have in common, for a law of `_masses`."""
+    """Both mechanisms, which differ in the law of the noise only."""
     numbers = {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier, "cohort_size": cohort_size}
     _check(**numbers, granularity=granularity, bits=bits, beta=beta)
     if granularity is None:
         granularity = _finest(clip_norm, noise_multiplier, cohort_size, bits)
     units, std = clip_norm / granularity, noise_multiplier * clip_norm / granularity / math.sqrt(cohort_size)
-    hint = f"A letter's noise is {std:.3g} grid units and the clip norm {units:.3g}: choose another granularity."
-    if not (std >= 0.5 and units <= MAX_UNITS and 2 * _tail(law, std) + 1 <= MAX_CELLS):
-        rule = "a grid with noise of 0.5 to about 1,600 units on a letter and at most 2^20 units in the clip norm"
+    hint = f"A message's noise is {std:.3g} grid units and the clip norm {units:.3g}: choose another granularity."
+    if not (std >= 0.5 and units <= MAX_UNITS and 2 * tail_of(law, std) + 1 <= MAX_CELLS):
+        rule = "a grid with noise of 0.5 to about 1,600 units on a message and at most 2^20 units in the clip norm"
         validate.fail("granularity", rule, granularity, hint)
-    tail = _tail(law, std)
+    tail = tail_of(law, std)
     details = IntegerNoise(granularity, cohort_size, units, std, beta, 2.0**-63, tail)
     most = math.floor(units) + 1 + tail
     base = clip(clip_norm)
 
     def on_client(key, update, state, memory):
-        letter, seen = clipped(key, update, clip_norm, narrow=False)
-        letter = jax.tree.map(lambda x: (x * (1 / granularity)).astype(jnp.float32), letter)
-        letter, tries = _rounded(prng.stream(key, "rounding"), letter, details)
-        noise = _drawn(prng.stream(key, "noise"), letter, alias_table(law, std))
-        return jax.tree.map(jnp.add, letter, noise), memory, seen | {"rounding_tries": Mean(tries, jnp.float32(1))}
+        message, seen = clipped(key, update, clip_norm, narrow=False)
+        message = jax.tree.map(lambda x: (x * (1 / granularity)).astype(jnp.float32), message)
+        message, tries = _rounded(prng.stream(key, "rounding"), message, details)
+        noise = draw_integers(prng.stream(key, "noise"), message, alias_table(law, std))
+        return jax.tree.map(jnp.add, message, noise), memory, seen | {"rounding_tries": Mean(tries, jnp.float32(1))}
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
         check_cohort(cohort, cohort_size)
@@ -207,21 +201,21 @@ def _mechanism(
 
 
 def _finest(clip_norm: float, noise_multiplier: float, cohort_size: int, bits: int) -> float:
-    """The granularity for which twice the cohort fits the modulus, and the noise its table."""
-    room = 2 ** (bits - 2) / cohort_size - 2 * TAIL / 3 - 3  # units that a letter may have
-    std = noise_multiplier / math.sqrt(cohort_size)  # of a letter, in clip norms
+    """The finest granularity for which twice the cohort fits the modulus, and the noise its table."""
+    room = 2 ** (bits - 2) / cohort_size - 2 * TAIL / 3 - 3  # units that an update may have
+    std = noise_multiplier / math.sqrt(cohort_size)  # of a message, in clip norms
     if not (room > 1 + math.sqrt(2 * TAIL) * std):
-        hint = f"{cohort_size} letters and their noise need more bits, or an own granularity."
+        hint = f"{cohort_size} messages and their noise need more bits, or a granularity of your own."
         validate.fail("bits", "a modulus that twice the cohort fits", bits, hint)
     return clip_norm * max((1 + math.sqrt(2 * TAIL) * std) / room, std / MAX_STD, 1 / MAX_UNITS)
 
 
-def _rounded(key: Array, letter: PyTree, noise: IntegerNoise) -> tuple[PyTree, Array]:
-    """(int32 letter no longer than D(d), tries): rounded at random until it is; towards zero after 32 misses."""
-    leaves, structure = jax.tree.flatten(letter)
+def _rounded(key: Array, message: PyTree, noise: IntegerNoise) -> tuple[PyTree, Array]:
+    """(int32 message no longer than D(d), tries): rounded at random until it is; towards zero after 32 misses."""
+    leaves, structure = jax.tree.flatten(message)
     filled = [x for x in leaves if x.size]
     if not filled:
-        return jax.tree.map(lambda x: x.astype(jnp.int32), letter), jnp.float32(0)
+        return jax.tree.map(lambda x: x.astype(jnp.int32), message), jnp.float32(0)
     leaves = tree.pinned(leaves, tree.hidden_zero(jax.random.key_data(key)))
     limit, room = noise.rounded_norm(sum(x.size for x in leaves)), 1 - slack(filled, 4)
 
@@ -238,73 +232,3 @@ def _rounded(key: Array, letter: PyTree, noise: IntegerNoise) -> tuple[PyTree, A
     tries, done, tried = jax.lax.while_loop(unfinished, again, start)
     kept = [jnp.where(done, new, jnp.trunc(x)).astype(jnp.int32) for new, x in zip(tried, leaves, strict=True)]
     return structure.unflatten(kept), tries.astype(jnp.float32)
-
-
-def _drawn(key: Array, like: PyTree, cells: np.ndarray) -> PyTree:
-    """Integers from an alias table [3, 2^k], centred; leaf i draws from fold_in(key, i)."""
-    high, low, alias = (jnp.asarray(x) for x in cells)
-    number = cells.shape[1]
-
-    def draw(key, shape):
-        words = jax.random.bits(prng.fast(key), (3, *shape), jnp.uint32)
-        cell, first, second = tree.settled(words, tree.hidden_zero(jax.random.key_data(key)))  # not drawn for each use
-        cell = (cell >> (32 - (number.bit_length() - 1))).astype(jnp.int32)
-        here = high[cell]
-        stays = (first < here) | ((first == here) & (second < low[cell]))
-        return jnp.where(stays, cell, alias[cell].astype(jnp.int32)) - number // 2
-
-    leaves, structure = jax.tree.flatten(like)
-    return structure.unflatten([draw(jax.random.fold_in(key, i), x.shape) for i, x in enumerate(leaves)])
-
-
-def _tail(law: str, std: float) -> int:
-    """K with P(|X| > K) <= 2^-66: sub-Gaussian (Canonne et al. 2020), or by Bernstein's inequality for Skellam."""
-    share = TAIL / 3 if law == "skellam" else 0
-    return math.ceil(share + math.sqrt(share**2 + 2 * TAIL * std**2))
-
-
-def _masses(law: str, std: float) -> list[Decimal]:
-    """Unnormalised masses of 0, ..., K, to some 50 digits: exp(-k^2 / 2 std^2), or the Bessel function I_k(std^2)."""
-    tail, variance = _tail(law, std), Decimal(std) * Decimal(std)
-    if law == "discrete_gaussian":
-        ratio, step, masses = (-1 / (2 * variance)).exp(), (-1 / variance).exp(), [Decimal(1)]
-        for _ in range(tail):
-            masses.append(masses[-1] * ratio)
-            ratio *= step
-        return masses
-    above, here, masses = Decimal(0), Decimal(1), {}
-    for k in range(2 * tail + 20, 0, -1):  # Miller's recurrence: downwards, the solution that decays wins
-        above, here = here, above + 2 * k / variance * here
-        masses[k - 1] = here
-    return [masses[k] for k in range(tail + 1)]
-
-
-@functools.lru_cache(maxsize=8)
-def alias_table(law: str, std: float) -> np.ndarray:
-    """An alias table, [3, 2^k] uint32: 64 bits of what a cell keeps for its own integer, and whose the rest is.
-
-    Cell j stands for the integer j - 2^(k-1). References: Walker 1977; Vose 1991.
-    """
-    with localcontext(Context(prec=60)):
-        half = _masses(law, std)
-        tail = len(half) - 1
-        number = 1 << max(1, (2 * tail).bit_length())
-        scale = number * 2**64 / (2 * sum(half) - half[0])
-        masses = [0] * number
-        for k, mass in enumerate(half):
-            masses[number // 2 + k] = masses[number // 2 - k] = int(mass * scale)
-    full = 2**64
-    masses[number // 2] += number * full - sum(masses)
-    alias, kept = list(range(number)), masses
-    small = [j for j in range(number) if kept[j] < full]
-    large = [j for j in range(number) if kept[j] > full]
-    while small and large:
-        j, source = small.pop(), large[-1]
-        alias[j] = source
-        kept[source] -= full - kept[j]
-        if kept[source] <= full:
-            large.pop()
-            if kept[source] < full:
-                small.append(source)
-    kept = [0 if x == full else x for x in kept]  # a full cell is its own alias
-    return np.array([[x >> 32 for x in kept], [x & 0xFFFFFFFF for x in kept], alias], np.uint32)

@@ -1,10 +1,10 @@
 """Compressors with a memory of what they left out: error feedback and EF21.
 
-Both keep one letter's worth of numbers for each client, [N, d] in all, of which a round reads and writes the cohort's
-rows (`engine.client_memory` says where they lie). A client that is not heard keeps its memory as it was.
-Both wrap a whole chain, `error_feedback(chain(top_k(0.01), quantize(8)))`: what a member behind them loses, they would
-not see. Both want a contraction, E |C(x) - x|^2 < |x|^2: what fails that for equal or for normal entries is refused.
-And they want cohorts drawn without replacement, for a client has one memory.
+Both keep as many numbers for each client as its update has, [N, d] in all, of which a round reads and writes the
+cohort's rows (`engine.client_memory`: where they are stored). A client that does not report keeps its memory as it was.
+Both wrap a whole chain, `error_feedback(chain(top_k(0.01), quantize(8)))`: what a member after them loses would not
+enter the memory. Both need a contraction, E |C(x) - x|^2 < |x|^2, and refuse a compressor that is none for equal or for
+normal entries. Both need cohorts drawn without replacement, as a client has one memory.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def _check(transform: UpdateTransform) -> None:
     if not isinstance(transform, UpdateTransform):
         validate.fail("transform", "an UpdateTransform", transform, "Call the factory.", TypeError)
     if transform.noise is not None:
-        hint = "The memory would take the noise back in later rounds: put the mechanism behind, with chain."
+        hint = "The memory would take the noise back in later rounds: put the mechanism after it, with chain."
         validate.fail("transform", "a compressor without noise", transform.noise.mechanism, hint)
 
 
 def _memory(transform: UpdateTransform, update_spec: PyTree) -> Memory:
-    """An empty memory; refuses what has one already, and what would lengthen it for ever."""
+    """A memory of zeros. Refuses a transform that has such a memory already, or under which this one would grow."""
     inner = transform.init_client(update_spec)
     if any(isinstance(x, Memory) for x in jax.tree.leaves(inner, is_leaf=lambda x: isinstance(x, Memory))):
         hint = "The outer memory would undo the inner one's work: wrap once, around the whole chain."
@@ -63,17 +63,17 @@ def _memory(transform: UpdateTransform, update_spec: PyTree) -> Memory:
 
 
 def _sent(transform: UpdateTransform, key: Array, wanted: PyTree, update: PyTree, state: Any, memory: Any):
-    """(the letter, the numbers that it stands for, the inner memory, measured) for `wanted`, in the update's dtypes."""
+    """(message, the numbers that it decodes to, inner memory, measured) for `wanted`, in the update's dtypes."""
     narrow = jax.tree.map(lambda x, u: x.astype(u.dtype), wanted, update)
-    letter, memory, measured = transform.on_client(key, narrow, state, memory)
-    decoded = letter
-    if transform.integer_range is not None:  # decoding is linear, so the server's end serves one letter too
-        decoded, _, _ = transform.on_server(key, None, letter, state, measured, None)
-    return letter, decoded, memory, measured
+    message, memory, measured = transform.on_client(key, narrow, state, memory)
+    decoded = message
+    if transform.integer_range is not None:  # decoding is linear, so the server's end decodes one message too
+        decoded, _, _ = transform.on_server(key, None, message, state, measured, None)
+    return message, decoded, memory, measured
 
 
-def _settled(key: Array, x: PyTree) -> PyTree:
-    """Sums and differences that are kept as well as sent round once, and alike in every program."""
+def _computed_once(key: Array, x: PyTree) -> PyTree:
+    """Sums and differences that are kept as well as sent: materialised once, in the same bits in every program."""
     return tree.settled(x, tree.hidden_zero(jax.random.key_data(key)))
 
 
@@ -84,11 +84,11 @@ def error_feedback(transform: UpdateTransform) -> UpdateTransform:
       transform: a contraction, biased or not, with a memory of its own or not, a chain, or one that sends integers
         (then e is a difference to their decoded value).
 
-    Returns: a transform of the same wire and bound on its letters. It is biased in each round; over rounds a client's
-    letters add up to its updates, up to the last e.
+    Returns: a transform of the same wire and the same bound on its messages. It is biased in each round; over rounds a
+    client's messages add up to its updates, up to the last e.
 
-    Raises: ValueError for a transform with noise; and, when the letter's shape is known, for one that has such a memory
-    already, or whose error is no less than the letter itself, for equal or for normal entries (a scaled random_k of
+    Raises: ValueError for a transform with noise; and, when the update's shape is known, for one that has such a memory
+    already, or whose error is no less than the update itself, for equal or for normal entries (a scaled random_k of
     half the entries or fewer, a few levels for many numbers).
 
     Guarantees: what was sent plus e is the sum of the updates, to 2^-22 of the largest of them a round
@@ -109,9 +109,9 @@ def error_feedback(transform: UpdateTransform) -> UpdateTransform:
     _check(transform)
 
     def on_client(key, update, state, memory):
-        wanted = _settled(key, jax.tree.map(jnp.add, memory.numbers, update))
-        letter, decoded, inner, measured = _sent(transform, key, wanted, update, state, memory.inner)
-        return letter, Memory(_settled(key, jax.tree.map(jnp.subtract, wanted, decoded)), inner), measured
+        wanted = _computed_once(key, jax.tree.map(jnp.add, memory.numbers, update))
+        message, decoded, inner, measured = _sent(transform, key, wanted, update, state, memory.inner)
+        return message, Memory(_computed_once(key, jax.tree.map(jnp.subtract, wanted, decoded)), inner), measured
 
     return transform._replace(
         init_client=lambda update_spec: _memory(transform, update_spec),
@@ -126,10 +126,11 @@ def error_feedback(transform: UpdateTransform) -> UpdateTransform:
 def ef21(transform: UpdateTransform, population_size: int) -> UpdateTransform:
     """EF21: client i sends C(u_i - g_i) and keeps g_i <- g_i + C(u_i - g_i); the server applies g, the mean of all g_i.
 
-    What is compressed vanishes as the updates settle, so a constant step converges where updates of single clients do
-    not vanish. Clients that do not report keep their g_i, and their last g_i stays in g (EF21-PP): g moves by the sum
-    of the cohort's letters over N, which is what `aggregation.fixed_mean(population_size)` hands over. Any other table
-    is refused: a mean over the cohort would move g by N/m times too much, and by another factor in each round.
+    What is compressed, u_i - g_i, vanishes as the updates converge; so a constant step size converges even where single
+    clients' updates do not vanish. Clients that do not report keep their g_i, and their last g_i stays in g (EF21-PP):
+    g moves by the sum of the cohort's messages over N, the aggregate of `aggregation.fixed_mean(population_size)`. Any
+    other aggregator is refused: a mean over the cohort would move g by N/m times too much, and by another factor in
+    each round.
 
     Args:
       transform: a contraction, as for `error_feedback`.
@@ -137,13 +138,13 @@ def ef21(transform: UpdateTransform, population_size: int) -> UpdateTransform:
 
     Returns: a transform whose server end gives g in place of the aggregate; its g_i and g start at zero.
 
-    Raises: as `error_feedback`; ValueError when the first round is built with a table other than
+    Raises: as `error_feedback`; ValueError when the first round is built with an aggregator other than
     `fixed_mean(population_size)`.
 
-    Guarantees: g is the mean of all g_i, whoever reported (tests/transform/test_feedback.py::
-    test_ef21_keeps_the_mean_of_the_memories); with the same updates in every round g_i rests at u_i
-    (test_ef21_rests_at_the_updates); it reaches the optimum of quadratics by full and partial participation
-    (test_ef21_reaches_the_optimum).
+    Guarantees: g is the mean of all g_i, whoever reported
+    (tests/transform/test_feedback.py::test_ef21_keeps_the_mean_of_the_memories); with the same updates in every round
+    g_i converges to u_i (test_ef21_converges_to_the_updates); it reaches the optimum of quadratics by full and partial
+    participation (test_ef21_reaches_the_optimum).
 
     References: Richtarik, Sokolov and Fatkhullin 2021, algorithm 2; Fatkhullin et al. 2021 (EF21 with bells and
     whistles), algorithm 4 (partial participation).
@@ -152,14 +153,14 @@ def ef21(transform: UpdateTransform, population_size: int) -> UpdateTransform:
     validate.integer("population_size", population_size)
 
     def on_client(key, update, state, memory):
-        wanted = _settled(key, jax.tree.map(lambda u, g: u - g, update, memory.numbers))
-        letter, decoded, inner, measured = _sent(transform, key, wanted, update, state.inner, memory.inner)
-        return letter, Memory(_settled(key, jax.tree.map(jnp.add, memory.numbers, decoded)), inner), measured
+        wanted = _computed_once(key, jax.tree.map(lambda u, g: u - g, update, memory.numbers))
+        message, decoded, inner, measured = _sent(transform, key, wanted, update, state.inner, memory.inner)
+        return message, Memory(_computed_once(key, jax.tree.map(jnp.add, memory.numbers, decoded)), inner), measured
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
         if cohort is not None and not (sensitivity and math.isclose(sensitivity * population_size, 1, rel_tol=1e-6)):
             got = "one without a sensitivity" if not sensitivity else f"one that divides by {1 / sensitivity:g}"
-            hint = "Letters are steps of g, the mean over all clients."
+            hint = "Messages are steps of g, the mean over all clients."
             validate.fail("aggregator", f"aggregation.fixed_mean({population_size}), as ef21 needs", got, hint)
         aggregate, inner, metrics = transform.on_server(
             prng.stream(key, "ef21"), cohort, aggregate, state.inner, measured, sensitivity

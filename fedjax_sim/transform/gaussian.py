@@ -1,12 +1,12 @@
 """Gaussian noise for the privacy of a whole client: a clip at the client, and noise in one of three places.
 
-    place          who is trusted                          std of the noise       in the mean of m letters
+    place          who is trusted                          std of the noise       in the mean of m updates
     central        the server: noise once, on the sum      z C on the sum         z C / m
     distributed    secure aggregation: shares add up       z C / sqrt(m) each     z C / m
-    local          nobody                                  z C on each letter     z C / sqrt(m)
+    local          nobody                                  z C on each update     z C / sqrt(m)
 
 C is the clip norm, z the noise multiplier. Adding or removing a client moves the sum by at most C; replacing one moves
-it, or a single letter, by up to 2 C. Numerics are idealised: float32 noise from JAX's generator simulates a mechanism
+it, or a single message, by up to 2 C. Numerics are idealised: float32 noise from JAX's generator simulates a mechanism
 and does not harden a deployment (Mironov 2012).
 """
 
@@ -31,23 +31,23 @@ WARNING = "The noise is that of a cohort of noise_cohort_size clients: an epsilo
 def gaussian_mechanism(
     clip_norm: float, noise_multiplier: float, *, noise_cohort_size: int | None = None
 ) -> UpdateTransform:
-    """Central differential privacy: letters clipped to a norm C, and N(0, (z C)^2) added once to their sum.
+    """Central differential privacy: updates clipped to a norm C, and N(0, (z C)^2) added once to their sum.
 
     The noise on the aggregate is z C times the aggregator's sensitivity, such as z C / m under `fixed_mean(m)`. It is
-    drawn after the sum over chunks and devices, also in a round without letters: whether there is noise must not
-    depend on data. The server sees letters without noise, and is trusted.
+    drawn after the sum over chunks and devices, also in a round without messages: whether there is noise must not
+    depend on data. The server sees messages without noise, and is trusted.
 
     Args:
       clip_norm: C in [1e-9, 1e9].
       noise_multiplier: z >= 0; 0 is no privacy.
-      noise_cohort_size: M, to learn at a small cohort what a large one would give: the mean's noise is z C / M.
-        WARNING: every epsilon then holds for cohorts of M clients only, not for the simulated run. It asks for a mean
-        over the cohort, `fixed_mean(m)` with m <= M; `noise.details` has M and the warning.
+      noise_cohort_size: M, to simulate with a small cohort the noise of a large one: the mean's noise is z C / M.
+        WARNING: every epsilon then holds for cohorts of M clients only, not for the simulated run. It needs a mean over
+        the cohort, `fixed_mean(m)` with m <= M; `noise.details` has M and the warning.
 
     Raises: ValueError where the aggregate has no bounded sensitivity, when traced.
 
-    Guarantees: the noise's std is neither 1 % more nor less, whatever chunk, devices and dtype, and independent over
-    coordinates and rounds (tests/transform/test_gaussian.py::test_central_noise_level,
+    Guarantees: the noise's std is within 1 % of this for every chunk, number of devices and dtype, and its draws are
+    independent over coordinates and rounds (tests/transform/test_gaussian.py::test_central_noise_level,
     ::test_noise_is_independent); the same bits for one device and two (::test_devices_and_chunks); one client moves the
     aggregate by at most C times the sensitivity (tests/transform/test_clip.py::test_neighbouring_cohorts); variance in
     the mean falls as 1/m^2 (tests/transform/test_gaussian.py::test_central_against_local).
@@ -86,26 +86,28 @@ def adaptive_clip(
     target_quantile: float = 0.5,
     learning_rate: float = 0.2,
 ) -> UpdateTransform:
-    """Central differential privacy with a clip norm that follows a private quantile of the letters' norms.
+    """Central differential privacy with a clip norm that follows a private quantile of the updates' norms.
 
-    Each letter carries one more bit: b_i = 1 if |g_i| <= C. With m = 1 / sensitivity,
+    Each message carries one more bit: b_i = 1 if |g_i| <= C. With m = 1 / sensitivity,
 
         b = 1/2 + (sum_i (b_i - 1/2) + N(0, quantile_noise^2)) / m,   C <- C exp(-learning_rate (b - target_quantile))
 
-    and the letters' sum gets z_update C of noise with z_update = (z^-2 - (2 quantile_noise)^-2)^(-1/2) > z, so that
-    both together are as private as one Gaussian mechanism of multiplier z. C is the server's state, within [1e-9, 1e9].
+    and the sum of the clipped updates gets noise of std z_update C, where z_update^-2 = z^-2 - (2 quantile_noise)^-2:
+    both together are as private as one Gaussian mechanism of multiplier z < z_update. C is the server's state, within
+    [1e-9, 1e9].
 
     Args:
       noise_multiplier: z in (0, 2 quantile_noise), of both releases together.
       initial_clip_norm: C of the first round; a low one rises by a factor of up to exp(learning_rate) a round.
       quantile_noise: std of the noise on the count; the paper takes m / 20.
-      target_quantile: share of letters that should not be clipped, in [0, 1].
+      target_quantile: share of updates that should not be clipped, in [0, 1].
 
-    Returns: a transform for a mean over the cohort, `fixed_mean(m)`. Its `noise` has the multiplier z; there,
-    `clip_norm` is only the first, for the noise follows C, and `details` has `adaptive`, `update_multiplier` and
+    Returns: a transform for a mean over the cohort, `fixed_mean(m)`. Its `noise` has the multiplier z; its `clip_norm`
+    is only that of the first round, as the noise follows C, and its `details` have `adaptive`, `update_multiplier` and
     `quantile_noise`. Info: `clip_norm` of the round, and what `clip` reports, which is not private.
 
-    Raises: ValueError for a count whose noise alone spends the budget; for an aggregate that is no mean, when traced.
+    Raises: ValueError for a count whose noise alone spends the budget; for an aggregate that is not a mean, when
+    traced.
 
     Guarantees: C converges to the quantile (tests/transform/test_gaussian.py::test_clip_norm_finds_the_quantile); both
     noises have the stated level (::test_adaptive_noise_level).
@@ -126,8 +128,8 @@ def adaptive_clip(
     update_multiplier = noise_multiplier * (1 - (noise_multiplier / quantile_noise / 2) ** 2) ** -0.5
 
     def on_client(key, update, state, memory):
-        letter, seen = clipped(key, update, state)
-        return letter, memory, seen
+        message, seen = clipped(key, update, state)
+        return message, memory, seen
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
         _check_sensitivity(sensitivity)
@@ -157,20 +159,20 @@ def adaptive_clip(
 
 
 def local_gaussian(clip_norm: float, noise_multiplier: float) -> UpdateTransform:
-    """Local differential privacy: every letter clipped to a norm C, with its own N(0, (z C)^2) before it is sent.
+    """Local differential privacy: every update clipped to a norm C, with its own N(0, (z C)^2) added before it is sent.
 
-    Nobody needs to be trusted, and nobody's cohort helps: each letter is a release of its own. Replacing a client's
-    data moves its letter by up to 2 C, so the multiplier that an accountant uses is z / 2 (`noise.details` has the
-    sensitivity 2 C), and sampling amplifies nothing against who sees the letter. In the mean of m letters the variance
-    is (z C)^2 / m, m times that of central noise at the same z.
+    Nobody needs to be trusted, and a larger cohort hides nobody better: each message is a release of its own. Replacing
+    a client's data moves its message by up to 2 C, so the multiplier that an accountant uses is z / 2 (`noise.details`
+    has the sensitivity 2 C), and sampling amplifies nothing against whoever sees the messages. In the mean of m
+    messages the variance is (z C)^2 / m, m times that of central noise at the same z.
 
     Args:
       clip_norm: C in [1e-9, 1e9].
       noise_multiplier: z >= 0, in clip norms; 0 is no privacy.
 
-    Guarantees: what reaches the table has the noise, of std z C (tests/transform/test_gaussian.py::
-    test_letters_bear_their_noise); clients' noises are independent: variance in the mean falls as 1/m
-    (::test_central_against_local); `squared_error` is exact (::test_letters_bear_their_noise).
+    Guarantees: every message that reaches the aggregator holds noise of std z C
+    (tests/transform/test_gaussian.py::test_messages_bear_their_noise); clients' noise is independent: the variance in
+    the mean falls as 1/m (::test_central_against_local); `squared_error` is exact (::test_messages_bear_their_noise).
 
     References: Kasiviswanathan et al. 2011; Duchi, Jordan and Wainwright 2018.
 
@@ -180,25 +182,25 @@ def local_gaussian(clip_norm: float, noise_multiplier: float) -> UpdateTransform
     check_clip_norm(clip_norm)
     _check_multiplier(noise_multiplier)
     noise = Noise("gaussian", "local", noise_multiplier, clip_norm, "client", details={"sensitivity": 2 * clip_norm})
-    return _on_each_letter(clip_norm, noise_multiplier * clip_norm, noise)
+    return _on_each_message(clip_norm, noise_multiplier * clip_norm, noise)
 
 
 def distributed_gaussian(clip_norm: float, noise_multiplier: float, cohort_size: int) -> UpdateTransform:
-    """Distributed differential privacy: every letter clipped to a norm C, with a share N(0, (z C)^2 / m) of the noise.
+    """Distributed differential privacy: every update clipped to a norm C, with a share N(0, (z C)^2 / m) of the noise.
 
-    The sum of m letters holds N(0, (z C)^2), as with central noise, if nobody sees less than that sum: it needs secure
-    aggregation. If only r < m letters arrive, the sum holds less, z sqrt(r / m) in place of z: choose as m the fewest
-    that are relied on, not those invited, and as the aggregate's divisor what is expected. Rounds with fewer must not
-    be released, or be accounted at their own level.
+    The sum of m messages holds N(0, (z C)^2), as with central noise, provided that nobody sees less than that sum: it
+    needs secure aggregation. If only r < m messages arrive, the sum holds less noise, z sqrt(r / m) in place of z: let
+    m be the fewest that are relied on, not those invited, and the aggregate's divisor the number expected. Rounds with
+    fewer messages must not be released, or be accounted for at their own level.
 
     Args:
       clip_norm: C in [1e-9, 1e9].
-      noise_multiplier: z >= 0, of the noise in the sum of `cohort_size` letters.
-      cohort_size: m, the letters that the noise relies on; `noise.details` has it.
+      noise_multiplier: z >= 0, of the noise in the sum of `cohort_size` messages.
+      cohort_size: m, the number of messages that the noise relies on; `noise.details` has it.
 
     Raises: ValueError for more than the sampler has slots, when traced.
 
-    Guarantees: the sum of m letters has the noise of the central mechanism, with fewer letters less
+    Guarantees: the sum of m messages has the noise of the central mechanism, and with fewer messages less noise
     (tests/transform/test_gaussian.py::test_shares_add_up).
 
     References: Dwork et al. 2006 (Our data, ourselves); Kairouz, Liu and Steinke 2021, section 1.
@@ -212,7 +214,7 @@ def distributed_gaussian(clip_norm: float, noise_multiplier: float, cohort_size:
     noise = Noise(
         "gaussian", "distributed", noise_multiplier, clip_norm, "client", details={"cohort_size": cohort_size}
     )
-    made = _on_each_letter(clip_norm, noise_multiplier * clip_norm / math.sqrt(cohort_size), noise)
+    made = _on_each_message(clip_norm, noise_multiplier * clip_norm / math.sqrt(cohort_size), noise)
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
         check_cohort(cohort, cohort_size)
@@ -222,19 +224,19 @@ def distributed_gaussian(clip_norm: float, noise_multiplier: float, cohort_size:
 
 
 def check_cohort(cohort, cohort_size: int) -> None:
-    """Raises if a cohort can never have the letters that shares of noise count on."""
+    """Raises if a cohort can never send as many messages as the shares of noise count on."""
     if cohort is not None and cohort.ids.shape[0] < cohort_size:
-        hint = "Never so many letters arrive: their shares of the noise would not add up to it."
+        hint = "The sampler never invites so many: their shares would not add up to the noise."
         validate.fail("cohort_size", f"at most the {cohort.ids.shape[0]} slots of the sampler", cohort_size, hint)
 
 
-def _on_each_letter(clip_norm: float, std: float, noise: Noise) -> UpdateTransform:
+def _on_each_message(clip_norm: float, std: float, noise: Noise) -> UpdateTransform:
     base = clip(clip_norm)
 
     def on_client(key, update, state, memory):
-        letter, seen = clipped(key, update, clip_norm, narrow=False)
-        letter = _with_noise(key, letter, std, tree.pinned)  # the engine settles letters
-        return jax.tree.map(lambda x, like: x.astype(like.dtype), letter, update), memory, seen
+        message, seen = clipped(key, update, clip_norm, narrow=False)
+        message = _with_noise(key, message, std, tree.pinned)  # the engine materialises messages
+        return jax.tree.map(lambda x, like: x.astype(like.dtype), message, update), memory, seen
 
     def squared_error(update):
         return base.squared_error(update) + tree.num_values(update) * std**2
@@ -249,21 +251,21 @@ def _on_each_letter(clip_norm: float, std: float, noise: Noise) -> UpdateTransfo
     )
 
 
-def _with_noise(key: Array, update: PyTree, std: float | Array, wall: Callable = tree.settled) -> PyTree:
+def _with_noise(key: Array, update: PyTree, std: float | Array, rounded_once: Callable = tree.settled) -> PyTree:
     """N(0, std^2) added to each number, in float32 at least; leaf i draws from fold_in(key, i).
 
-    Behind a wall: what a draw is fused with, and so how it is rounded, depends on the rest of the program.
+    Draws pass through `rounded_once`: else the rest of the program decides what they are fused with, and so rounded.
     """
     leaves, structure = jax.tree.flatten(update)
-    drawn = wall([prng.normal(jax.random.fold_in(key, i), x.shape) for i, x in enumerate(leaves)], _zero(key))
-    drawn = tree.pinned([x * std for x in drawn], _zero(key))  # or the product may be fused into the sum, or not
+    drawn = rounded_once([prng.normal(jax.random.fold_in(key, i), x.shape) for i, x in enumerate(leaves)], _zero(key))
+    drawn = tree.pinned([x * std for x in drawn], _zero(key))  # otherwise some programs fuse the product into the sum
     return structure.unflatten(
         [x.astype(jnp.promote_types(x.dtype, jnp.float32)) + n for x, n in zip(leaves, drawn, strict=True)]
     )
 
 
 def _as_numbers(update_spec: PyTree, wire: Wire) -> Wire:
-    """Numbers as they are; 32 bits at least behind a member that coded them: what it decodes is float32."""
+    """Numbers at their dtype's width; at least 32 bits after a member that coded them, as it decodes to float32."""
     plain = plain_wire(update_spec)
     if wire == plain:
         return plain

@@ -1,7 +1,7 @@
-"""Evenly spaced levels, a scale for each leaf, block or whole letter: what the uniform quantisers share.
+"""Evenly spaced levels, with a scale for each leaf, block or whole update: shared by the uniform quantisers.
 
-A number in units of the levels' distance is rounded to a neighbouring level, at random (with the number as its mean) or
-to the nearest.
+A number, in units of the distance between levels, is rounded to one of the two levels around it: at random, with the
+number as its mean, or to the nearest.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["Grid", "grid_wire", "largest", "leafwise", "leaves_of", "quantizer",
 
 SCALE_BITS = 32
 SMALLEST, LARGEST = 1e-30, 2.0**125  # of a scale: smaller ones count as the first, larger ones as not finite
-MARGIN = 2.0**-19  # of the range: no quotient passes the last level, whatever rounds
-SNAP = 2.0**-21  # a quotient that is nearer to a level, relative to itself, stands on it
+MARGIN = 2.0**-19  # of the range, left free: rounding then takes no quotient past the last level
+SNAP = 2.0**-21  # a quotient at most this far from a level, relative to its size, counts as on it
 
 
 class Grid(NamedTuple):
-    """Levels (k + offset) * unit, of magnitude at most top * unit, and what the unit is made of."""
+    """Levels (k + offset) * unit, of magnitude at most top * unit, and the rule that sets the unit."""
 
     top: float
     offset: float = 0.0
@@ -39,14 +39,14 @@ class Grid(NamedTuple):
     nearest: bool = False
 
     def grouped(self, xp: ModuleType, x: Array) -> Array:
-        """The leaf as it is, or as rows of blocks, zeros behind."""
+        """The leaf as it is, or as rows of one block each, padded with zeros."""
         if self.scope != "block":
             return x
         padded = xp.pad(x.reshape(-1), (0, -x.size % self.block_size))
         return padded.reshape(-1, self.block_size)
 
     def units(self, xp: ModuleType, groups: list[Array]) -> list[Array]:
-        """The levels' distance for each leaf's numbers."""
+        """The distance between levels, for each leaf's numbers."""
         if self.fixed is not None:
             return [self.fixed / self.top] * len(groups)
         together = self.scope == "vector" and len(groups) > 1
@@ -54,7 +54,7 @@ class Grid(NamedTuple):
         scales = [largest(xp, x, axis) for x in groups]
         if together:
             scales = [functools.reduce(xp.maximum, scales)] * len(groups)
-        if self.by_norm:  # of numbers up to one: squares neither overflow nor vanish
+        if self.by_norm:  # of numbers divided by the largest: squares neither overflow nor vanish
             peaks = [xp.maximum(scale, SMALLEST) for scale in scales]
             squares = [total(xp, xp.square(x / peak), axis) for x, peak in zip(groups, peaks, strict=True)]
             squares = [sum(squares)] * len(groups) if together else squares
@@ -63,7 +63,7 @@ class Grid(NamedTuple):
         return [scale / (self.top * (1 - MARGIN)) for scale in bounded]
 
     def sizes(self, leaf_sizes: list[int]) -> list[int]:
-        """How many numbers share each of a letter's scales."""
+        """How many numbers share each of a message's scales."""
         if self.scope == "vector":
             return [sum(leaf_sizes)]
         if self.scope == "leaf":
@@ -71,7 +71,7 @@ class Grid(NamedTuple):
         return [min(self.block_size, n - start) for n in leaf_sizes for start in range(0, n, self.block_size)]
 
     def steps(self, key: Array, x: Array, unit: Array) -> Array:
-        """Float integers k: numbers go to the levels (k + offset) * unit."""
+        """Float integers k: the numbers are rounded to the levels (k + offset) * unit."""
         if self.fixed is None:
             y = x * (1 / unit) - self.offset if self.offset else x * (1 / unit)
         else:
@@ -96,10 +96,10 @@ class Grid(NamedTuple):
         return found
 
     def rotated_error(self, squared_norm: Array, size: int) -> Array:
-        """The most that E |output - z|^2 can be for z of `size` numbers with random signs under a Hadamard matrix.
+        """A bound on E |output - z|^2 for z = H D x, with random signs D, a Hadamard matrix H and |x|^2 = squared_norm.
 
-        Each z_i has a sub-Gaussian tail of variance proxy v = |z|^2 / size, so E max over n of z_i^2 is at most
-        2 v (ln(2 n) + 1), and clipping at s costs 4 v exp(-s^2 / 2v) a number at most.
+        Each z_i has a sub-Gaussian tail of variance proxy v = |z|^2 / size, so E max over n of z_i^2 is at most 2 v
+        (ln(2 n) + 1), and clipping at s costs 4 v exp(-s^2 / 2v) a number at most.
         """
         xp = leaves_of(squared_norm)[1]
         if self.by_norm:
@@ -113,7 +113,7 @@ class Grid(NamedTuple):
 
 
 def leaves_of(update: PyTree) -> tuple[list[Array], ModuleType]:
-    """Leaves, and what computes with them: NumPy keeps float64, where JAX would not."""
+    """(leaves, the library to compute with): NumPy for NumPy leaves, as JAX would round float64 to float32."""
     leaves = jax.tree.leaves(update)
     if all(isinstance(x, np.ndarray | np.generic | float | int) for x in leaves):
         return [np.asarray(x) for x in leaves], np
@@ -131,7 +131,8 @@ def total(xp: ModuleType, x: Array, axis: int | None = None) -> Array:
 
 
 def _folded(xp: ModuleType, op, x: Array, axis: int | None) -> Array:
-    """Halves laid over each other, down to a few numbers: vector operations, where XLA:CPU reduces one by one."""
+    """The halves of x combined by `op` until 64 numbers are left: vector operations, where XLA:CPU would take one by
+    one."""
     if axis is not None:
         return x
     x = x.reshape(-1)
@@ -142,11 +143,10 @@ def _folded(xp: ModuleType, op, x: Array, axis: int | None) -> Array:
 
 
 def leafwise(fn, key: Array, update: PyTree) -> PyTree:
-    """`fn(keys, float32 leaves, zero)` for one message.
+    """The message `fn(keys, float32 leaves, zero)` of one update, with a key for each leaf.
 
-    Numbers stay float32, or become a wider leaf's dtype: those of a bfloat16 leaf, decoded into bfloat16, would be
-    rounded to other numbers than the code stands for, and no longer have their mean. Read more than once, before and
-    after: so not computed more than once (`tree.settled`).
+    Its numbers are float32, or a wider leaf's dtype: decoded into bfloat16, they would be rounded away from the levels
+    and lose their mean. Update and message are materialised once (`tree.settled`), as both are read more than once.
     """
     check_floats(update)
     zero = tree.hidden_zero(jax.random.key_data(key))
@@ -159,17 +159,17 @@ def leafwise(fn, key: Array, update: PyTree) -> PyTree:
 
 
 def with_clipped_share(transform: UpdateTransform, limit: Any) -> UpdateTransform:
-    """The same transform, which measures the share of numbers past +-limit: `clipped_share` of the server's metrics.
+    """The same transform, with the share of numbers beyond +-limit as the metric `clipped_share`.
 
-    A letter that is not finite measures NaN.
+    An update that is not finite makes it NaN.
     """
 
     def on_client(key, update, state, memory):
-        letter, memory, _ = transform.on_client(key, update, state, memory)
+        message, memory, _ = transform.on_client(key, update, state, memory)
         leaves = leaves_of(update)[0]
         past = sum(total(jnp, (jnp.abs(x) > limit).astype(jnp.float32)) for x in leaves)
         past = jnp.where(tree.all_finite(leaves), past, jnp.nan)
-        return letter, memory, {"clipped_share": Mean(past, jnp.float32(tree.num_values(leaves)))}
+        return message, memory, {"clipped_share": Mean(past, jnp.float32(tree.num_values(leaves)))}
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
         aggregate, state, _ = transform.on_server(key, cohort, aggregate, state, {}, sensitivity)
@@ -180,9 +180,9 @@ def with_clipped_share(transform: UpdateTransform, limit: Any) -> UpdateTransfor
 
 
 def quantizer(grid: Grid, wire, *, integers: bool = False) -> UpdateTransform:
-    """The transform that puts letters on a grid."""
+    """The transform that rounds updates to the levels of a grid; its messages are these levels, or integers."""
 
-    def letter(keys, leaves, zero):
+    def message(keys, leaves, zero):
         groups = [grid.grouped(jnp, x) for x in leaves]
         sent = []
         for key, leaf, x, unit in zip(keys, leaves, groups, grid.units(jnp, groups), strict=True):
@@ -200,7 +200,7 @@ def quantizer(grid: Grid, wire, *, integers: bool = False) -> UpdateTransform:
     error.after_rotation = grid.rotated_error
     most = round(2 * grid.top) if grid.offset else round(grid.top)
     made = stateless(
-        lambda key, update: leafwise(letter, key, update),
+        lambda key, update: leafwise(message, key, update),
         wire=wire,
         unbiased=grid.fixed is None and not grid.nearest,
         squared_error=error,
@@ -218,7 +218,10 @@ def quantizer(grid: Grid, wire, *, integers: bool = False) -> UpdateTransform:
 
 
 def grid_wire(grid: Grid, bits: int, coded=None):
-    """`bits` a number and the scales; a grid without zero sends every number, another what comes in."""
+    """The wire of `bits` a number, and of the scales.
+
+    A grid with zero among its levels sends only the numbers that come in, as zeros stay zeros; another sends all.
+    """
 
     def wire(update_spec: PyTree, wire_in: Wire) -> Wire:
         leaf_sizes = [math.prod(x.shape) for x in jax.tree.leaves(update_spec)]

@@ -21,42 +21,44 @@ def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _factors(shape: tuple[int, ...], dtype, rank: int) -> int:
-    """Bits of a leaf's two factors, at 32 a number at least."""
+    """Bits of a leaf's two factors, at least 32 a number."""
     return 8 * rank * sum(_sides(shape)) * jnp.promote_types(dtype, jnp.float32).itemsize
 
 
 def _factored(shape: tuple[int, ...], dtype, rank: int) -> bool:
-    """Whether they cost less than the leaf."""
+    """Whether the two factors cost less than the leaf itself."""
     return _factors(shape, dtype, rank) < 8 * math.prod(shape) * jnp.dtype(dtype).itemsize
 
 
 def low_rank(rank: int = 2, *, num_iterations: int = 1) -> UpdateTransform:
     """PowerSGD's compressor for one client: a matrix M [rows, columns] travels as P [rows, r] and M^T P [columns, r].
 
-    P is an orthonormal basis of what r columns reach in power iterations from a random start, drawn from the client's
-    key, so no memory is needed; `error_feedback(low_rank(...))` adds the paper's. A leaf of more axes is a matrix with
-    its last one as columns; vectors, and matrices whose factors would be no smaller, travel as they are.
+    P is an orthonormal basis of what power iterations make of r random columns. These are drawn from the client's key
+    in every round, where the paper starts from the last round's, so no memory is needed;
+    `error_feedback(low_rank(...))` adds the paper's memory of what was left out. A leaf of more than two axes is a
+    matrix with the last axis as its columns; vectors, and matrices whose factors would be no smaller, are sent as they
+    are.
 
     Args:
       rank: r >= 1.
       num_iterations: power iterations >= 1; more come closer to the r largest singular values.
 
-    Returns: a transform; its wire counts r (rows + columns) numbers of 32 bits (64 for float64) a factored leaf, as the
-    cost of all d numbers, for no other member can use that they have low rank: a few of the product's numbers, picked
-    behind, cost plain floats, or the factors. Quantise before, not behind.
+    Returns: a transform; its wire counts r (rows + columns) numbers of 32 bits (64 for float64) for a factored leaf. A
+    later member of a chain sees the product, not the factors, so it cannot make them smaller: numbers that it picks
+    from the product cost plain floats, or as much as the factors (`chain.Whole`). Quantise before, not after.
 
     Raises: ValueError, TypeError for numbers out of range.
 
-    Guarantees: matrices of rank at most r come through to rounding, and with many iterations the error is that of the
-    truncated singular value decomposition (tests/transform/test_low_rank.py::test_best_approximation); a projection:
-    no longer than M, with error at most |M|^2 (test_projection); exact bits (test_wire).
+    Guarantees: matrices of rank at most r come through up to rounding, and with many iterations the error is that of
+    the truncated singular value decomposition (tests/transform/test_low_rank.py::test_best_approximation); a
+    projection: no longer than M, with error at most |M|^2 (test_projection); exact bits (test_wire).
 
-    References: Vogels, Karimireddy and Jaggi 2019 (PowerSGD), algorithm 1, without its averaging inside.
+    References: Vogels, Karimireddy and Jaggi 2019 (PowerSGD), algorithm 1, without the averaging inside it.
 
     >>> import jax, jax.numpy as jnp
     >>> matrix = jnp.outer(jnp.arange(1.0, 9.0), jnp.arange(1.0, 7.0))
-    >>> letter = low_rank(1).on_client(jax.random.key(0), matrix, (), ())[0]
-    >>> bool(jnp.abs(letter - matrix).max() < 1e-4)
+    >>> message = low_rank(1).on_client(jax.random.key(0), matrix, (), ())[0]
+    >>> bool(jnp.abs(message - matrix).max() < 1e-4)
     True
     """
     validate.integer("rank", rank)
@@ -76,7 +78,7 @@ def low_rank(rank: int = 2, *, num_iterations: int = 1) -> UpdateTransform:
             product = left @ basis.T
         return (product * size).reshape(x.shape).astype(x.dtype)
 
-    def letter(key, update):
+    def message(key, update):
         check_floats(update)
         leaves, structure = jax.tree.flatten(update)
         return structure.unflatten([leaf(jax.random.fold_in(key, i), x) for i, x in enumerate(leaves)])
@@ -93,4 +95,4 @@ def low_rank(rank: int = 2, *, num_iterations: int = 1) -> UpdateTransform:
         bits = sum(min(_factors(x.shape, x.dtype, rank), 8 * tree.num_bytes(x)) for x in jax.tree.leaves(update_spec))
         return Whole(tree.num_values(update_spec), bits, sent.side_bits)
 
-    return stateless(letter, wire=wire, squared_error=error)
+    return stateless(message, wire=wire, squared_error=error)

@@ -52,12 +52,13 @@ def matrix_mechanism(
     separation: int | None = None,
     error: str | None = None,
 ) -> UpdateTransform:
-    """Central differential privacy by noise that is correlated over rounds: letters clipped to a norm, y_t on the sum.
+    """Central differential privacy by noise that is correlated over rounds: clipped updates, with y_t added to their
+    sum.
 
-    Nothing is amplified by sampling, so no sampler must be trusted to be random; but who takes part, and when, must be
-    bounded: a client at most once every `separation` rounds, by the sampler's doing and whatever a client does.
-    `sampling.cyclic` over N clients with m slots, not shuffled, has a separation of floor(N / m). A round skipped
-    because the model overflowed is not released, and leaves one round less between those around it.
+    Sampling amplifies nothing, so no sampler must be trusted to be random; but participation must be bounded: the
+    sampler calls a client at most once every `separation` rounds, whatever clients do. `sampling.cyclic` over N clients
+    with m slots, not shuffled, has a separation of floor(N / m). A round skipped because the model overflowed is not
+    released, and leaves one round less between those around it.
 
     Args:
       clip_norm: C_clip, as in `clip`.
@@ -78,11 +79,11 @@ def matrix_mechanism(
     ImportError without the extra that a strategy needs.
 
     Guarantees: noise has the covariance of C^-1, over rounds, and none over coordinates
-    (tests/transform/test_matrix.py::test_noise_has_the_strategys_covariance); no admissible participation is better
-    seen than in one Gaussian mechanism of multiplier z, and one is as well (::test_privacy_of_all_participations); one
-    band is independent noise (::test_one_band_is_independent_noise); rounds past the last release nothing
-    (::test_rounds_past_the_last); factors, sensitivities, errors and streams are jax-privacy's
-    (::test_factors_are_jax_privacys, ::test_streams_are_the_inverse); the same bits on 1, 2 and 8 devices
+    (tests/transform/test_matrix.py::test_noise_has_the_strategys_covariance); no admissible participation is more
+    visible than under one Gaussian mechanism of multiplier z, and one is as visible
+    (::test_privacy_of_all_participations); one band is independent noise (::test_one_band_is_independent_noise); rounds
+    past the last release nothing (::test_rounds_past_the_last); factors, sensitivities, errors and streams are
+    jax-privacy's (::test_factors_are_jax_privacys, ::test_streams_are_the_inverse); the same bits on 1, 2 and 8 devices
     (tests/laws/test_invariance.py::test_noise_on_1_2_8_devices).
 
     References: Kairouz et al. 2021 (DP-FTRL), algorithm 1; Henzinger, Upadhyay and Upadhyay 2023, section 3 (square
@@ -136,9 +137,9 @@ def matrix_mechanism(
         for i, (x, rows) in enumerate(zip(leaves, structure.flatten_up_to(kept), strict=True)):
             fresh = tree.settled(prng.normal(jax.random.fold_in(key, i), x.shape), zero)
             noise, rows = _tree(fresh, rows, done) if coefficients is None else _banded(fresh, rows, coefficients, zero)
-            noise, rows = tree.pinned((std * noise, rows), zero)  # or a product may be fused into the sum, or not
+            noise, rows = tree.pinned((std * noise, rows), zero)  # otherwise some programs fuse a product into the sum
             x = x.astype(jnp.promote_types(x.dtype, jnp.float32)) + noise
-            noisy.append(jnp.where(done < num_rounds, x, jnp.nan))  # the round is then skipped
+            noisy.append(jnp.where(done < num_rounds, x, jnp.nan))  # NaN: the engine skips the round
             after.append(rows)
         return structure.unflatten(noisy), (done + 1, structure.unflatten(after)), clip_metrics(measured)
 
@@ -156,14 +157,14 @@ def matrix_mechanism(
 
 
 def _banded(fresh: Array, rows: Array, coefficients: np.ndarray, zero: Array) -> tuple[Array, Array]:
-    """y_t = z_t - sum_j c_j y_{t-j}, and the last y first."""
+    """(y_t = z_t - sum_j c_j y_{t-j}, the last b - 1 of y, newest first)."""
     weights = jnp.asarray(coefficients[1:], rows.dtype).reshape(-1, *(1,) * fresh.ndim)
     noise = fresh - tree.settled(tree.settled(weights * rows, zero).sum(0), zero)
     return noise, jnp.concatenate([noise[None], rows[:-1]]) if rows.shape[0] else rows
 
 
 def _tree(fresh: Array, rows: Array, done: Array) -> tuple[Array, Array]:
-    """The new node's noise less that of the nodes that it takes in; row l holds the open node of 2^l rounds."""
+    """(noise of the new node less that of the nodes it merges, rows); row l holds the unmerged node of 2^l rounds."""
     level = jax.lax.population_count(done & ~(done + 1))  # the zeros at the end of done + 1
     levels = jnp.arange(rows.shape[0]).reshape(-1, *(1,) * fresh.ndim)
     noise = fresh - jnp.where(levels < level, rows, 0).sum(0)
@@ -187,8 +188,9 @@ def square_root_coefficients(bands: int) -> np.ndarray:
 def optimal_coefficients(num_rounds: int, bands: int, *, error: str = "mean") -> np.ndarray:
     """[b] float64, the first one 1: the banded Toeplitz strategy of least error over T rounds, found by jax-privacy.
 
-    Error is that of sums over the first t rounds times the sensitivity to one participation, or to any that lie b
-    rounds apart. Coefficients are rounded to five decimals, so that machines agree on them.
+    The error is that of the sums over the first t rounds, times the sensitivity to one participation; participations at
+    least b rounds apart multiply that by a constant. Coefficients are rounded to five decimals, so that machines agree
+    on them.
 
     Args:
       num_rounds: T in [1, 10,000].
@@ -230,13 +232,13 @@ def _optimal(num_rounds: int, bands: int, error: str) -> tuple[float, ...]:
 def strategy_sensitivity(coefficients: np.ndarray | None, num_rounds: int, separation: int) -> float:
     """S: the most that a client moves C times the sums, in clip norms; None for coefficients is the tree.
 
-    Toeplitz matrices with positive coefficients that do not rise: exact, reached by a client in rounds 0, s, 2s, ...
-    with updates that do not change; others: a bound, that of the least such coefficients that they do not exceed.
-    Trees: exact for one participation in a full tree; else a bound, by what each level may hold: k participations, of
-    which a node of 2^l rounds sees at most ceil(2^l / s).
+    Toeplitz matrices with positive, non-increasing coefficients: exact, reached by a client that takes part in rounds
+    0, s, 2s, ... with the same update. Others: a bound, the S of the smallest non-increasing coefficients that are at
+    least as large in magnitude. Trees: exact for one participation in a full tree; otherwise a bound, the sum of what
+    each level may hold: k participations, of which a node of 2^l rounds sees at most ceil(2^l / s).
 
-    Guarantees: no participation pattern moves more (tests/transform/test_matrix.py::
-    test_privacy_of_all_participations, ::test_other_coefficients_have_a_bound).
+    Guarantees: no participation pattern moves more (tests/transform/test_matrix.py::test_privacy_of_all_participations,
+    ::test_other_coefficients_have_a_bound).
 
     References: Kalinin and Lampert 2024, theorem 2; Kairouz et al. 2021, section 4 and appendix D.
 

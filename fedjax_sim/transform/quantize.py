@@ -1,6 +1,6 @@
-"""Uniform quantisers: letters on evenly spaced levels (see `grid`).
+"""Uniform quantisers: updates rounded to evenly spaced levels (see `grid`).
 
-They differ in what the levels' distance is made of: a fixed range, the largest magnitude (`quantize`, `terngrad`) or
+They differ in what sets the distance between levels: a fixed range, the largest magnitude (`quantize`, `terngrad`) or
 the norm (`qsgd`).
 """
 
@@ -40,15 +40,15 @@ def quantize(
     Args:
       bits: in [1, 16]; at least 2 if zeros are kept.
       range: s > 0; numbers outside [-s, s] are clipped, and their share is the metric `clipped_share`. None: s is the
-        largest magnitude of a letter's `scope`, sent in 32 bits (scales below 1e-30 count as 1e-30).
+        largest magnitude in an update's `scope`, sent in 32 bits (scales below 1e-30 count as 1e-30).
       scope: which numbers share a scale: each "leaf", the whole "vector", or a "block" of `block_size` numbers of a
         leaf.
       block_size: numbers of a block.
       rounding: "stochastic" (to one of the two levels around a number, with that number as the mean) or "nearest".
       keeps_zeros: 2^b - 1 levels at the multiples of s / (2^(b-1) - 1), zero among them; else the textbook's 2^b levels
         at -s + k Delta, Delta = 2s / (2^b - 1), where a zero costs Delta^2 / 4.
-      integers: send int32 in a unit that all clients share, for sums of integers: Delta, or Delta / 2 without zero
-        (odd integers). Needs a range. The server multiplies by the unit.
+      integers: send int32 in a unit that all clients share, for sums of integers: Delta, or Delta / 2 without zero (odd
+        integers). Needs a range. The server multiplies by the unit.
 
     Returns: a transform whose messages are decoded floats, float32 or wider whatever the leaves' dtype, or int32.
 
@@ -59,16 +59,16 @@ def quantize(
     (tests/transform/test_quantize.py::test_mean_and_error_match_the_declared_ones); with a fixed range it is declared
     biased, as numbers may lie outside (::test_clipped_share). At most 2^bits values and exact wire bits
     (::test_number_of_values, ::test_wire_bits). Clients round independently: the error of a mean of m falls as 1/m
-    (::test_rounding_is_independent_over_clients). Integers decode to the same letter
-    (::test_integers_decode_to_the_letter). Letters that are not finite stay so, as floats or as `clipped_share`
-    (::test_nonfinite_letters_are_seen). Unbiased for leaves of any float type
+    (::test_rounding_is_independent_over_clients). Integers decode to the same numbers
+    (::test_integers_decode_to_the_message). Updates that are not finite stay so, as floats or as `clipped_share`
+    (::test_nonfinite_updates_are_seen). Unbiased for leaves of any float type
     (tests/laws/test_facts.py::test_unbiased_in_every_dtype).
 
     References: Suresh, Yu, Kumar and McMahan 2017, section 2; Konecny et al. 2016.
 
     >>> import jax, jax.numpy as jnp
-    >>> letter, _, measured = quantize(3, range=3.0).on_client(jax.random.key(0), jnp.array([-9.0, 0.0, 2.0]), (), ())
-    >>> letter.tolist(), float(measured["clipped_share"].total)
+    >>> message, _, measured = quantize(3, range=3.0).on_client(jax.random.key(0), jnp.array([-9.0, 0.0, 2.0]), (), ())
+    >>> message.tolist(), float(measured["clipped_share"].total)
     ([-3.0, 0.0, 2.0], 1.0)
     """
     validate.integer("bits", bits, 1, 16)
@@ -121,10 +121,10 @@ def qsgd(levels: int, *, scope: str = "vector", block_size: int | None = None) -
 
     Raises: ValueError, TypeError for arguments out of range.
 
-    Guarantees: unbiased with the exact error (tests/transform/test_quantize.py::
-    test_mean_and_error_match_the_declared_ones), at most min(n / s^2, sqrt(n) / s) |x|^2 over n numbers
-    (::test_qsgd_error_is_below_the_papers_bound). `coded_bits` bounds the expected length under Elias gamma codes,
-    dense or sparse, for any letter (::test_qsgd_coded_bits_bound_a_real_code).
+    Guarantees: unbiased with the exact error
+    (tests/transform/test_quantize.py::test_mean_and_error_match_the_declared_ones), at most min(n / s^2, sqrt(n) / s)
+    |x|^2 over n numbers (::test_qsgd_error_is_below_the_papers_bound). `coded_bits` bounds the expected length under
+    Elias gamma codes, dense or sparse, for any update (::test_qsgd_coded_bits_bound_a_real_code).
 
     References: Alistarh, Grubic, Li, Tomioka and Vojnovic 2017 (QSGD), section 3, theorem 3.2 (there with Elias omega
     codes and a term o(1)).

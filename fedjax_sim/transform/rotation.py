@@ -1,7 +1,8 @@
-"""Rotation before a compressor: a letter's numbers become alike, so that few levels, or signs alone, serve them well.
+"""Rotation before a compressor: an update's numbers become of similar size, so that few levels, or only signs, do.
 
-The rotation is a Hadamard matrix after random signs, of the whole letter as one vector, padded to a power of two. Every
-client draws its own signs, which the server can draw too; the letter is turned back at once.
+The rotation is random signs, then a Hadamard matrix, applied to the whole update as one vector, which is padded to a
+power of two. Every client draws its own signs from a seed that the server has too. The simulation rotates each message
+back at the client, where it is still by itself; a real server would do that on arrival.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def hadamard(x: Array) -> Array:
     [1.0, 0.0, 0.0, 1.0]
     """
     size, done = x.size, 1
-    while done < size:  # two stages at once take two thirds of the time, four at once more
+    while done < size:  # two stages at once take two thirds of the time; four at once take longer
         ways = min(4, size // done)
         parts = x.reshape(-1, ways, done)
         x = jnp.stack(_butterfly([parts[:, i] for i in range(ways)]), axis=1)
@@ -55,20 +56,20 @@ def _butterfly(parts: list[Array]) -> list[Array]:
 
 
 def rotated(transform: UpdateTransform) -> UpdateTransform:
-    """A randomised Hadamard rotation of the letter, a transform of the rotated vector, and the rotation back.
+    """A randomised Hadamard rotation of the update, a transform of the rotated vector, and the rotation back.
 
     Args:
-      transform: what compresses; it sees one float32 vector of D numbers, the least power of two that holds the letter.
+      transform: what compresses; it sees one float32 vector of D numbers, the least power of two that holds the update.
 
     Raises: ValueError for a transform that sends integers (clients rotate by signs of their own, so sums of rotated
-    integers mean nothing) or that adds noise; when the letter is known, for one with a memory, such as
-    `error_feedback`: the rotation is another one in each round, so wrap it around. TypeError for what is no transform.
+    integers mean nothing) or that adds noise; when the update's shape is known, for one with a memory, as every round
+    has another rotation: `error_feedback(rotated(...))` has its memory outside. TypeError for what is no transform.
 
-    Guarantees: exact up to rounding under `identity` (tests/transform/test_rotation.py::
-    test_rotation_back_gives_the_letter); unbiased if the transform is (::test_rotated_compressors_stay_unbiased); the
-    declared error bounds the real one (::test_declared_bounds_hold_for_hard_letters) and falls from d to ln d for
-    letters with few large numbers (::test_rotation_serves_spiky_letters); D numbers and a seed of 64 bits
-    (::test_wire_bits).
+    Guarantees: exact up to rounding under `identity`
+    (tests/transform/test_rotation.py::test_rotation_back_gives_the_update); unbiased if the transform is
+    (::test_rotated_compressors_stay_unbiased); the declared error bounds the real one
+    (::test_declared_bounds_hold_for_hard_updates) and falls from d to ln d for updates with few large numbers
+    (::test_rotation_serves_spiky_updates); D numbers and a seed of 64 bits (::test_wire_bits).
 
     References: Suresh, Yu, Kumar and McMahan 2017, section 3; Ailon and Chazelle 2009.
     """
@@ -78,7 +79,7 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
         hint = "Clients rotate by signs of their own, so their integers do not add up: integers=False, or no rotation."
         validate.fail("transform", "one that sends floats", "one that sends integers", hint)
     if transform.noise is not None:
-        hint = "Noise is as good without: chain(rotated(...), mechanism)."
+        hint = "Noise gains nothing from a rotation: chain(rotated(...), mechanism)."
         validate.fail("transform", "one without noise", "one with noise", hint)
 
     def vector_spec(update_spec: PyTree) -> jax.ShapeDtypeStruct:
@@ -88,7 +89,7 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
         memory = transform.init_client(vector_spec(update_spec))
         if jax.tree.leaves(memory) or transform.mirrored:
             hint = "It would add up coordinates of different rotations: error_feedback(rotated(...))."
-            validate.fail("transform", "one without a memory", "one that remembers letters", hint)
+            validate.fail("transform", "one without a memory", "one that remembers messages", hint)
         return memory
 
     def on_client(key, update, state, memory):
@@ -97,8 +98,8 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
         vector, unflatten = _flat(tree.settled(update, zero))
         flips = (prng.dither(jax.random.fold_in(key, 0), vector.shape) >> 31) << 31
         turned = tree.settled(hadamard(_flipped(vector, flips)), zero)
-        letter, memory, measured = transform.on_client(jax.random.fold_in(key, 1), turned, state, memory)
-        back = _flipped(hadamard(tree.settled(letter, zero)), flips)
+        message, memory, measured = transform.on_client(jax.random.fold_in(key, 1), turned, state, memory)
+        back = _flipped(hadamard(tree.settled(message, zero)), flips)
         return tree.settled(unflatten(back), zero), memory, measured
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
@@ -129,16 +130,17 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
 
 
 def drive(*, debiased: bool = True) -> UpdateTransform:
-    """One bit a number: the signs of the rotated letter z = R x, times one scale.
+    """One bit a number: the signs of the rotated update z = R x, times one scale.
 
     Args:
-      debiased: scale |z|_2^2 / |z|_1, whose projection on x is x itself; else |z|_1 / D, the least error.
+      debiased: scale |z|_2^2 / |z|_1, with which the message's projection on x is x itself; else |z|_1 / D, that of the
+        least error.
 
-    Guarantees: <letter, x> = |x|^2 if debiased (tests/transform/test_rotation.py::test_drive_keeps_the_projection); the
-    least error is below |x|^2 / 2, a contraction, and about (1 - 2 / pi) |x|^2 for many numbers, where the debiased one
-    has (pi / 2 - 1) |x|^2 (::test_drive_has_the_papers_errors). D bits, a scale and a seed (::test_wire_bits). Under
-    uniform rotations the debiased letter would be unbiased; Hadamard's are not uniform and leave a bias that is small
-    for many numbers of one size and large for few or for sparse ones, so none is declared unbiased
+    Guarantees: <message, x> = |x|^2 if debiased (tests/transform/test_rotation.py::test_drive_keeps_the_projection);
+    the least error is below |x|^2 / 2, a contraction, and about (1 - 2 / pi) |x|^2 for many numbers, where the debiased
+    one has (pi / 2 - 1) |x|^2 (::test_drive_has_the_papers_errors). D bits, a scale and a seed (::test_wire_bits).
+    Under uniform rotations the debiased message would be unbiased; Hadamard's are not uniform and leave a bias that is
+    small for many numbers of one size and large for few or for sparse ones, so neither is declared unbiased
     (::test_drive_is_nearly_unbiased).
 
     References: Vargaftik, Ben Basat, Portnoy, Mendelson, Ben-Itzhak and Mitzenmacher 2021 (DRIVE), algorithm 1.
@@ -167,7 +169,10 @@ def _flipped(x: Array, flips: Array) -> Array:
 
 
 def _flat(update: PyTree):
-    """The letter as a vector, zeros behind, and the way back, to float32 at least: bfloat16 would round once more."""
+    """(the update as one vector padded with zeros, the function that makes leaves of such a vector).
+
+    These leaves are float32 at least: bfloat16 would round once more.
+    """
     leaves, structure = jax.tree.flatten(update)
     sizes = [x.size for x in leaves]
     vector = jnp.concatenate([x.reshape(-1).astype(jnp.float32) for x in leaves] or [jnp.zeros(0)])

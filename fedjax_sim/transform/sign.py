@@ -1,8 +1,5 @@
-"""Compressors that keep signs, exponents or narrower floats of the numbers.
-
-A letter's number is reduced to its sign (`scaled_sign`), to sign and exponent (`natural_compression`), or to a narrower
-float (`cast`).
-"""
+"""Compressors of single numbers: to a sign (`scaled_sign`), to sign and exponent (`natural_compression`), or to a
+narrower float (`cast`)."""
 
 from __future__ import annotations
 
@@ -22,17 +19,17 @@ from fedjax_sim.types import Array, PyTree, UpdateTransform, Wire
 __all__ = ["cast", "natural_compression", "scaled_sign"]
 
 MANTISSA, EXPONENT = 23, 0x7F800000  # of a float32
-BEST_NORMAL = 2.0**-126
+LEAST_NORMAL = 2.0**-126  # the smallest normal float32
 
 
 def scaled_sign(*, scope: str = "vector") -> UpdateTransform:
-    """Every number becomes plus or minus the mean magnitude: one bit each, biased, the nearest such letter.
+    """Every number becomes plus or minus the mean magnitude: one bit each, biased, the nearest such message.
 
     Args:
       scope: what shares a mean: the whole "vector", or each "leaf".
 
     Guarantees: error |x|^2 - |x|_1^2 / d exactly, so a contraction by 1 - |x|_1^2 / (d |x|^2) <= 1 - 1/d, and never
-    longer than the letter (tests/transform/test_sign.py::test_sign_contracts_as_declared); a bit a number and a scale
+    longer than the update (tests/transform/test_sign.py::test_sign_contracts_as_declared); a bit a number and a scale
     (::test_wire_bits). It stalls without `error_feedback`. Zeros become positive, unless all are zero.
 
     References: Karimireddy, Rebjock, Stich and Jaggi 2019 (EF-signSGD); Seide, Fu, Droppo, Li and Yu 2014.
@@ -45,7 +42,13 @@ def scaled_sign(*, scope: str = "vector") -> UpdateTransform:
 
 
 def signs(scale: Callable, after_rotation: Callable, scope: str = "vector", **facts) -> UpdateTransform:
-    """Signs with a scale: (xp, size, peak, mean of |x| / peak, mean of (x / peak)^2) -> scale."""
+    """Signs times a scale, which `scale` computes from what shares it.
+
+    Args:
+      scale: (xp, size, peak, mean of |x| / peak, mean of (x / peak)^2) -> the scale; xp is NumPy or jax.numpy.
+      after_rotation: (|x|^2, size) -> a bound on the squared error after a rotation, for `rotated`.
+      scope: what shares a scale: the whole "vector", or each "leaf".
+    """
     validate.one_of("scope", scope, ("vector", "leaf"))
 
     def scales(xp, leaves):
@@ -59,7 +62,7 @@ def signs(scale: Callable, after_rotation: Callable, scope: str = "vector", **fa
             found += [scale(xp, size, peak, mean, square)] * len(group)
         return found
 
-    def letter(keys, leaves, zero):
+    def message(keys, leaves, zero):
         return [jnp.where(x < 0, -s, s) + jnp.zeros_like(x) for x, s in zip(leaves, scales(jnp, leaves), strict=True)]
 
     def squared_error(update):
@@ -73,7 +76,7 @@ def signs(scale: Callable, after_rotation: Callable, scope: str = "vector", **fa
 
     squared_error.after_rotation = after_rotation
     made = stateless(
-        lambda key, update: leafwise(letter, key, update),
+        lambda key, update: leafwise(message, key, update),
         wire=wire,
         squared_error=squared_error,
         exact_error=True,
@@ -85,7 +88,7 @@ def signs(scale: Callable, after_rotation: Callable, scope: str = "vector", **fa
 def natural_compression() -> UpdateTransform:
     """Every number becomes one of the two powers of two around it, with itself as the mean: sign and exponent, 9 bits.
 
-    Magnitudes below 2^-126 become 0 or 2^-126; from 2^127 on that power stands for all.
+    Magnitudes below 2^-126 become 0 or 2^-126; above 2^127 every number becomes that power.
 
     Guarantees: unbiased, with error (|x| - a)(2a - |x|) for a <= |x| < 2a exactly, at most |x|^2 / 8, also for the
     smallest floats (tests/transform/test_sign.py::test_natural_compression_is_unbiased); powers of two stay
@@ -107,7 +110,7 @@ def natural_compression() -> UpdateTransform:
         power = jnp.where(magnitude < EXPONENT, power, magnitude)
         return jax.lax.bitcast_convert_type(sign | power, jnp.float32)
 
-    def letter(key, update):
+    def message(key, update):
         return leafwise(lambda keys, leaves, zero: list(map(compressed, keys, leaves)), key, update)
 
     def squared_error(update):
@@ -115,23 +118,23 @@ def natural_compression() -> UpdateTransform:
         error = 0.0
         for x in map(xp.abs, leaves):
             low = xp.ldexp(xp.ones_like(x), xp.frexp(x)[1] - 1)
-            low = xp.where(x < BEST_NORMAL, 0, low)
-            error += ((x - low) * (xp.where(low > 0, 2 * low, BEST_NORMAL) - x)).sum()
+            low = xp.where(x < LEAST_NORMAL, 0, low)
+            error += ((x - low) * (xp.where(low > 0, 2 * low, LEAST_NORMAL) - x)).sum()
         return error
 
     def wire(update_spec: PyTree, wire_in: Wire) -> Wire:
         return Wire(wire_in.values, 9 * wire_in.values, wire_in.side_bits)
 
-    squared_error.after_rotation = lambda square, size: square / 8 + size * BEST_NORMAL**2
-    return stateless(letter, wire=wire, unbiased=True, squared_error=squared_error, exact_error=True)
+    squared_error.after_rotation = lambda square, size: square / 8 + size * LEAST_NORMAL**2
+    return stateless(message, wire=wire, unbiased=True, squared_error=squared_error, exact_error=True)
 
 
 def cast(dtype: str = "bfloat16") -> UpdateTransform:
     """The nearest number of a narrower float, 16 bits each.
 
     Args:
-      dtype: "bfloat16", or "float16": past +-65504 its largest number stands for all, and the metric `clipped_share`
-        counts them.
+      dtype: "bfloat16", or "float16": numbers beyond +-65504 become that number, and the metric `clipped_share` has
+        their share.
 
     Raises: ValueError for another dtype.
 
@@ -149,15 +152,15 @@ def cast(dtype: str = "bfloat16") -> UpdateTransform:
     narrow = jnp.dtype(dtype)
     largest = float(jnp.finfo(narrow).max)
 
-    def letter(keys, leaves, zero):
-        def nearest(x):  # through its bits: compilers may skip a narrower type on the way back to a wider one
+    def message(keys, leaves, zero):
+        def nearest(x):  # `pinned`: compilers may skip the narrower type on the way back to a wider one
             x = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
             return tree.pinned(x.astype(narrow), zero).astype(jnp.float32)
 
         return list(map(nearest, leaves))
 
     def sent(key, update):  # a leaf of 16 bits is sent in as many
-        wide = leafwise(letter, key, update)
+        wide = leafwise(message, key, update)
         return jax.tree.map(lambda y, x: y.astype(narrow) if x.dtype.itemsize == 2 else y, wide, update)
 
     def squared_error(update):
@@ -165,7 +168,7 @@ def cast(dtype: str = "bfloat16") -> UpdateTransform:
         if xp is np:
             return sum((np.square(np.clip(x, -largest, largest).astype(narrow) - x).sum() for x in leaves), 0.0)
         zero = tree.hidden_zero([x for x in leaves if x.size] or [jnp.zeros(1)])
-        return sum((xp.square(x - y).sum() for x, y in zip(leaves, letter(None, leaves, zero), strict=True)), 0.0)
+        return sum((xp.square(x - y).sum() for x, y in zip(leaves, message(None, leaves, zero), strict=True)), 0.0)
 
     def wire(update_spec: PyTree, wire_in: Wire) -> Wire:
         return wire_in._replace(payload_bits=min(16 * wire_in.values, wire_in.payload_bits), coded_bits=None)

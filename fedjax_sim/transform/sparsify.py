@@ -1,7 +1,7 @@
-"""Letters of a few numbers: the largest ones, random ones, those above a threshold, whole blocks.
+"""Messages of a few numbers: the largest ones, random ones, those above a threshold, whole blocks.
 
-Each member chooses entries of the letter, taken as one vector (scope "vector") or leaf by leaf (scope "leaf"), and
-sends them as they are; the rest arrives as zero. A letter that is not finite stays so, wherever its NaN stands.
+Each transform chooses entries of the update, taken as one vector (scope "vector") or leaf by leaf (scope "leaf"), and
+sends them as they are; the others arrive as zero. An update that is not finite stays so, even if its NaN is not sent.
 With d entries to choose from, k of them sent:
 
     top_k        the k largest magnitudes       |x - T x|^2 <= (1 - k/d) |x|^2    biased
@@ -35,20 +35,20 @@ from fedjax_sim.types import Mean, UpdateTransform
 
 __all__ = ["block_k", "random_k", "threshold", "top_k"]
 
-SEED_BITS = 64  # that both ends draw the same positions from
+SEED_BITS = 64  # of the seed from which both ends draw the same positions
 
 
 def _deterministic(choose: Callable, scope: str, wire: Callable) -> UpdateTransform:
     """A member whose choice needs no key."""
 
-    def letter(key, update):
+    def message(key, update):
         update = settled_by(key, update)
         return kept(update, masks_of(choose, scope, None, update))
 
     def error(update):
         return squared(update, masks_of(choose, scope, None, update))
 
-    return stateless(letter, wire=wire, nonexpansive=True, squared_error=error, exact_error=True)
+    return stateless(message, wire=wire, nonexpansive=True, squared_error=error, exact_error=True)
 
 
 def top_k(share: float | None = None, *, count: int | None = None, scope: str = "vector") -> UpdateTransform:
@@ -57,15 +57,15 @@ def top_k(share: float | None = None, *, count: int | None = None, scope: str = 
     Args:
       share: of the entries, in (0, 1], rounded up: k = ceil(share d). Or
       count: k >= 1 itself, exactly one of the two; a leaf of fewer entries is sent whole.
-      scope: "vector" chooses over the whole letter, "leaf" in each leaf (k of each).
+      scope: "vector" chooses over the whole update, "leaf" in each leaf (k of each).
 
     Returns: a transform that sends k numbers with k ceil(log2 d) bits of indices (as a set: ceil(log2 C(d, k))).
 
-    Raises: ValueError, TypeError for a share or count out of range, or both; for a count above a letter's d (when the
-    letter is known).
+    Raises: ValueError, TypeError for a share or count out of range, or both; for a count above the update's d (when its
+    shape is known).
 
-    Guarantees: the numbers of row F6, and exactly k entries unchanged whatever the ties
-    (tests/transform/test_sparsify.py::test_numbers_of_row_f6, test_largest_entries_survive_unchanged); error at most
+    Guarantees: exactly k entries unchanged, whatever the ties, and the errors of four numbers by hand
+    (tests/transform/test_sparsify.py::test_largest_entries_survive_unchanged, test_errors_by_hand); error at most
     (1 - k/d) |x|^2 (test_contraction); exact bits (test_wire_is_counted_exactly). Biased: wrap it in `error_feedback`
     where that matters (tests/transform/test_feedback.py::test_feedback_converges_where_the_bare_compressor_stalls).
 
@@ -94,7 +94,7 @@ def random_k(
       scaled: times d/k, which makes it unbiased. False sends entries as they are: biased, but a contraction, which is
         what `error_feedback` needs (it refuses the scaled form of half of the entries or fewer).
 
-    Returns: a transform that sends k numbers and the 64 bits of a seed, from which both ends know where they stand.
+    Returns: a transform that sends k numbers and a seed of 64 bits, from which both ends derive the k positions.
 
     Raises: as `top_k`.
 
@@ -112,7 +112,7 @@ def random_k(
     number = amount(share, count, scope, "entries")
     validate.one_of("scaled", scaled, (True, False))
 
-    def letter(key, update):
+    def message(key, update):
         masks = masks_of(lambda key, x: random_mask(key, x.size, number(x.size)), scope, key, update)
         if not scaled:
             return kept(update, masks)
@@ -121,7 +121,7 @@ def random_k(
         sizes = sizes_of(update, scope) * (len(leaves) if scope == "vector" else 1)
         gains = structure.unflatten([size / max(number(size), 1) if size else 1.0 for size in sizes])
 
-        def longer(x, gain):  # as wide as the server has it: the product, rounded to bfloat16, would have another mean
+        def longer(x, gain):  # float32 at least: rounded to bfloat16, the product would have another mean
             return x.astype(jnp.promote_types(x.dtype, jnp.float32)) * gain
 
         return kept(jax.tree.map(longer, update, gains), masks)
@@ -140,17 +140,17 @@ def random_k(
         return sent._replace(side_bits=sent.side_bits + SEED_BITS)
 
     facts = {"unbiased": scaled, "nonexpansive": not scaled, "squared_error": error, "exact_error": True}
-    return stateless(letter, wire=wire, **facts)
+    return stateless(message, wire=wire, **facts)
 
 
 def threshold(value: float) -> UpdateTransform:
-    """The entries of at least a magnitude, as they are; how many, the letter decides.
+    """The entries of at least a given magnitude, as they are; how many these are depends on the update.
 
     Args:
-      value: > 0, in the letter's own unit.
+      value: > 0, in the update's own unit.
 
-    Returns: a transform whose wire counts the worst case, all d numbers and a bit for each that says whether it is
-    sent; the mean number that really was, over the round's clients, is its metric `sent_values`.
+    Returns: a transform whose wire counts the worst case: all d numbers, and a bit for each that tells whether it is
+    sent. The number that is really sent, a mean over the round's clients, is its metric `sent_values`.
 
     Raises: ValueError, TypeError for a value that is not positive and finite.
 
@@ -192,8 +192,8 @@ def block_k(
 
     Args:
       share: of the blocks, in (0, 1], rounded up. Or count: k >= 1 blocks; exactly one of the two.
-      block_size: entries of a block; the last of a letter (or leaf) may be shorter.
-      scope: "vector" cuts the whole letter into blocks, "leaf" each leaf.
+      block_size: entries of a block; the last one of an update (or leaf) may be shorter.
+      scope: "vector" cuts the whole update into blocks, "leaf" each leaf.
 
     Returns: a transform that sends at most k block_size numbers and k ceil(log2 blocks) bits of indices.
 

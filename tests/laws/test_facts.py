@@ -90,7 +90,7 @@ def test_a_rule_that_says_nothing_is_taken_at_its_worst():
         p.Federation(transform=integers, aggregator=gathered())
     p.Federation(transform=integers, aggregator=gathered(homogeneous=True))
     by_hand = types.UpdateTransform(*transform.identity()[:5])
-    with pytest.raises(ValueError, match="nothing behind it that changes letters"):
+    with pytest.raises(ValueError, match="nothing after it that changes messages"):
         transform.chain(by_hand, transform.clip(1.0))
 
 

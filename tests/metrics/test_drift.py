@@ -49,7 +49,8 @@ def test_closed_form(num_steps):
 
 
 def test_scalar_numbers_and_chosen_clients():
-    """C5 with p by counts; `ids` are a population of their own. Catches padding lanes that count."""
+    """The scalar example by hand, with p by counts; `ids` are a population of their own. Catches padding lanes that
+    count."""
     data = population.quadratic_population([1.0, 1, 1, 9], [0.0, 2, 7, 50], counts=[2, 3, 5, 4])
     params = {"w": jnp.ones(1)}
     for num_steps, expected in ((1, 0.31), (5, 1.269481)):
@@ -60,7 +61,7 @@ def test_scalar_numbers_and_chosen_clients():
 
 
 def test_no_steps_no_drift():
-    """C3. Catches a first step that is always taken."""
+    """Catches a first step that is always taken."""
     params = {"w": jnp.ones(3)}
     for work in ({"num_steps": 0, "step_size": 0.1}, {"num_steps": 3, "step_size": 0.0}):
         assert not np.any(drift_bias(population.quadratic_loss, params, quadratic(), **work)["w"])
@@ -78,7 +79,7 @@ def logistic():
 
 
 def test_logistic_remainders():
-    """C4: bias less its leading term is O(eta^2), a quarter for half the step; so is the split's remainder."""
+    """The bias less its leading term is O(eta^2), a quarter for half the step; so is the split's remainder."""
     loss, params, data = logistic()
     params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(1), x.shape), params)
     rest, remainders = [], []
@@ -112,7 +113,8 @@ def test_layers_without_forward_mode():
 
 
 def test_pseudo_gradient_is_the_rounds():
-    """T6: (w - w_next) / eta of a round of FedAvg, and not the gradient at the end points."""
+    """It is (w - w_next) / eta of a round of FedAvg, not the gradient at the end points. Catches one taken for the
+    other."""
     params = {"w": jnp.array([0.7, -1.2, 0.4])}
     algorithm = algorithms.fedavg(
         population.quadratic_loss, sampling.full(4), optax.sgd(0.1), num_steps=4, plan=Plan(4, 4), mesh=None

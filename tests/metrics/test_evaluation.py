@@ -43,7 +43,8 @@ def test_matches_a_loop_over_clients(clients):
 
 
 def test_pooled_is_the_weighted_mean_of_clients(clients):
-    """Inventory B1; fault: an unweighted mean over clients, or over batches (more than one batch here)."""
+    """McMahan et al. 2017, section 1. Fault: an unweighted mean over clients, or over batches (more than one batch
+    here)."""
     many = clients * 60
     together = jax.tree.map(lambda *x: np.concatenate(x), *many)
     record = metrics.evaluation(loss_fn, test=together, held_out=from_clients(many))(PARAMS)

@@ -24,7 +24,8 @@ FIRST, SECOND = [0.2, 0.5, 0.3], [0.5, 0.3, 0.2]
 
 
 def test_worked_example():
-    """C8, C9, C11, to 1e-12. Catches TV without its half, W1 without positions, KL turned round."""
+    """Numbers by hand, to 1e-12; L1 is the "EMD" of Zhao et al. 2018. Catches TV without its half, W1 without
+    positions, KL with its arguments swapped."""
     positions = [0, 1, 2]
     assert np.dot(FIRST, positions) == pytest.approx(1.1) and np.dot(SECOND, positions) == pytest.approx(0.7)
     assert optimum_gap(FIRST, SECOND, positions) == pytest.approx(0.4, abs=1e-12)
@@ -37,7 +38,7 @@ def test_worked_example():
 
 
 def test_gap_is_not_the_distance():
-    """C12. Catches W1 computed as a difference of means."""
+    """Catches W1 computed as a difference of means."""
     first, second, positions = [0.5, 0, 0.5], [0, 1, 0], [0, 1, 2]
     assert optimum_gap(first, second, positions) == 0
     assert earth_mover_distance(first, second, positions) == 1 and total_variation(first, second) == 1
@@ -59,7 +60,7 @@ def test_distances_are_distances():
 
 
 def test_earth_mover_distance_is_scipys():
-    """C10, on random supports in any order. Catches positions that are not sorted together with the masses."""
+    """On random supports in any order. Catches positions that are not sorted together with the masses."""
     rng = np.random.default_rng(1)
     for _ in range(20):
         positions, first, second = rng.normal(size=6), rng.dirichlet(np.ones(6)), rng.dirichlet(np.ones(6))
@@ -122,7 +123,7 @@ def by_loop(loss, params, clients):
 
 
 def test_gradients_of_a_loop():
-    """C6, both weightings, a chosen part of the clients, an empty client. Catches shares mixed up with 1/N.
+    """Both weightings, a chosen part of the clients, an empty client. Catches shares mixed up with 1/N.
 
     Nobody with examples is an error, not NaN.
     """

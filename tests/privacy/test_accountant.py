@@ -88,7 +88,7 @@ def test_analytic_gaussian_without_sampling():
 
 @pytest.mark.parametrize(("z", "q"), [(1.0, 1.0), (0.7, 0.2), (3.0, 0.01)])
 def test_one_round_is_the_hockey_stick_divergence(z, q):
-    """Catches a wrong definition: delta is the larger integral of (p - e^epsilon q)+, here by quadrature (row G1)."""
+    """Catches a wrong definition: delta is the larger integral of (p - e^epsilon q)+, here by quadrature."""
     x = np.linspace(-12 * z - 1, 12 * z + 2, 400_001)
     without, with_it = stats.norm.pdf(x, 0, z), q * stats.norm.pdf(x, 1, z) + (1 - q) * stats.norm.pdf(x, 0, z)
     for delta in (1e-3, 1e-5):
@@ -133,7 +133,7 @@ def test_much_noise_is_monotone_in_delta():
 
 
 def test_accountants_agree_on_replacing():
-    """Catches T13: of dp-accounting's two, only the PLD accountant doubles what a replaced unit moves."""
+    """Catches a factor 2: of dp-accounting's two, only the PLD accountant doubles what a replaced unit moves."""
     made = full(10.0, adjacency="replace_one")
     loss = account(made, 10, 1e-6, accountant="pld").epsilon
     renyi = account(made, 10, 1e-6, accountant="rdp").epsilon
@@ -145,7 +145,8 @@ def test_accountants_agree_on_replacing():
 
 
 def test_poisson_accountants_refuse_fixed_size_cohorts():
-    """Catches T14, and shows its size: the fixed-size epsilon is more than ten times that of the Poisson sample."""
+    """Catches Poisson accounting of fixed-size cohorts, whose epsilon is more than ten times that of the Poisson
+    sample."""
     with pytest.raises(ValueError, match="Poisson samples"):
         account(fixed(), 10, 1e-5, accountant="pld")
     with pytest.raises(ValueError, match="no Poisson sample"):
@@ -247,7 +248,7 @@ def test_bad_input():
         account(poisson(), 1, 1e-5, accountant="gdp")
 
 
-def test_the_record_says_what_it_is():
+def test_the_statement_is_complete():
     """Catches an epsilon without adjacency, unit, sampler or accountant beside it."""
     spent = account(poisson(1.0, slots=45), 10, 1e-5)
     assert isinstance(spent, PrivacySpent)
@@ -273,7 +274,7 @@ def test_a_uniform_rate_of_one_is_a_gaussian():
 
 
 def test_what_sampling_costs_where_slots_are_few():
-    """Each adjacency against itself. Catches a bound of two clip norms where a letter becomes nothing and keeps its
+    """Each adjacency against itself. Catches a bound of two clip norms where a contribution becomes zero and keeps its
     slot, and one of a single clip norm where one more client moves another one out."""
     for adjacency, factor in (("replace_one", 1), ("zero_out", 1), ("add_or_remove_one", 2)):
         everybody = account(full(3.0 / factor, 50, adjacency=adjacency), 20, 1e-4).epsilon
@@ -283,7 +284,7 @@ def test_what_sampling_costs_where_slots_are_few():
 
 def test_truncated_zero_out_by_enumeration():
     """Three clients that are always drawn, two slots, one round: the exact mixture of Gaussians. Catches an epsilon
-    below it where the bound for a letter that becomes nothing is one clip norm."""
+    below it where the bound for a contribution that becomes zero is one clip norm."""
     x, z, delta = np.linspace(-30, 30, 600_001), 1.0, 1e-3
     seen = 2 / 3  # the slots are a uniform choice of two of three
     density = lambda mean: np.exp(-((x - mean) ** 2) / (2 * z * z)) / (z * np.sqrt(2 * np.pi))  # noqa: E731

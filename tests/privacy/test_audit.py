@@ -12,8 +12,7 @@ import optax
 import pytest
 from scipy import integrate, stats
 
-from fedjax_sim import aggregation, instruments, sampling, server, transform
-from fedjax_sim import privacy as desk
+from fedjax_sim import aggregation, instruments, privacy, sampling, server, transform
 from fedjax_sim.algorithms import federated
 from fedjax_sim.engine import Plan
 from fedjax_sim.instruments.audit import SPREAD
@@ -103,7 +102,7 @@ def clip_and_noise(bug=0, *, multiplier=Z, key_of_noise=lambda key: key, when_em
     )
 
 
-def table(bug=0) -> Aggregator:
+def aggregator_of(bug=0) -> Aggregator:
     """fixed_mean, or one with a bug."""
     is_bug = {name: jnp.equal(bug, i) for i, name in enumerate(BUGS)}
     rule = aggregation.fixed_mean(float(CLIENTS), weighting="examples")
@@ -115,9 +114,9 @@ def table(bug=0) -> Aggregator:
 
         leaves, structure = jax.tree.flatten(received.updates)
         draws = [deviation * normal(jax.random.fold_in(here, i), x.shape[1:]) for i, x in enumerate(leaves)]
-        letters = structure.unflatten([x.at[-1].add(draw) for x, draw in zip(leaves, draws, strict=True)])
+        updates = structure.unflatten([x.at[-1].add(draw) for x, draw in zip(leaves, draws, strict=True)])
         count = carry[1] + (received.weights > 0).sum(dtype=jnp.int32)
-        return rule.accumulate(key, cohort, carry[0], received._replace(updates=letters, weights=weights)), count
+        return rule.accumulate(key, cohort, carry[0], received._replace(updates=updates, weights=weights)), count
 
     def finalize(key, cohort, carry):
         aggregate, metrics = rule.finalize(key, cohort, carry[0])
@@ -150,7 +149,7 @@ def scores_of_bugs(num_releases=20_000):
     """[bugs, 2, R] in one program."""
 
     def release(key, with_canary, bug):
-        parts = algorithm(clip_and_noise(bug), table(bug))
+        parts = algorithm(clip_and_noise(bug), aggregator_of(bug))
         dirac = jnp.isin(bug, jnp.array([BUGS.index("uniform noise"), BUGS.index("noise cut off at two deviations")]))
         direction = jax.tree.map(lambda x, y: jnp.where(dirac, x, y), DIRAC, SPREAD)
         how = {"others": "opposite", "plan": Plan(lanes=2, chunk=2), "direction": direction}
@@ -164,7 +163,7 @@ def scores_of_bugs(num_releases=20_000):
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs(bug):
     """Every bug is flagged, and the mechanism without one is confirmed. Catches an audit that sees nothing."""
-    found = desk.judge(*scores_of_bugs()[BUGS.index(bug)], desk.gaussian_claim(Z))
+    found = privacy.judge(*scores_of_bugs()[BUGS.index(bug)], privacy.gaussian_claim(Z))
     loose = ("noise twice", "noise on the mean", "noise multiplier squared", "noise for each chunk")
     expected = "confirmed" if bug == "none" else "loose" if bug in loose else "violated"
     assert found.verdict == expected, found.text()
@@ -174,24 +173,24 @@ def test_planted_bugs(bug):
 def test_bugs_of_other_parts():
     """Bugs of sampler, adjacency and rounds; each beside its correct twin.
 
-    Catches an audit blind to what happens before the letters and between rounds.
+    Catches an audit blind to what happens before the messages are sent and between rounds.
     """
     run = functools.partial(instruments.audit_algorithm, KEY, num_releases=40_000, chunk=40_000, tolerance=0.2)
 
     half = algorithm(sampler=sampling.poisson(2, 0.5))  # the wrong rate
     right = run(half, num_releases=160_000)
     assert right.verdict == "confirmed" and right.estimates[-1].method == "mixture", right.text()
-    lower = desk.judge(right.without, right.with_canary, desk.gaussian_claim(Z, sampling_rate=0.25))
+    lower = privacy.judge(right.without, right.with_canary, privacy.gaussian_claim(Z, sampling_rate=0.25))
     assert lower.verdict == "violated", lower.text()
 
     fixed = algorithm(sampler=sampling.uniform(2, 1))  # a cohort of fixed size under a Poisson claim
-    found = run(fixed, desk.gaussian_claim(Z, sampling_rate=0.5), others="opposite", num_releases=160_000)
+    found = run(fixed, privacy.gaussian_claim(Z, sampling_rate=0.5), others="opposite", num_releases=160_000)
     assert found.verdict == "violated", found.text()
 
     one = algorithm(sampler=sampling.full(1))  # the distance 2C under replacement
-    assert run(one, desk.gaussian_claim(Z), adjacency="replace_one").verdict == "violated"
+    assert run(one, privacy.gaussian_claim(Z), adjacency="replace_one").verdict == "violated"
 
-    silent = algorithm(clip_and_noise(when_empty=False), sampler=sampling.full(1))  # no letters, no noise
+    silent = algorithm(clip_and_noise(when_empty=False), sampler=sampling.full(1))  # no messages, no noise
     assert run(silent).verdict == "violated"
 
     stuck = algorithm(clip_and_noise(key_of_noise=lambda key: jax.random.key(5)))  # the same draw in every round
@@ -205,8 +204,8 @@ def test_bugs_of_other_parts():
 
     short = {"length": 0.5}
     lengthened = algorithm(clip_and_noise()._replace(on_client=scaled))
-    assert run(lengthened, desk.gaussian_claim(2 * Z), **short).verdict == "violated"
-    assert run(algorithm(), desk.gaussian_claim(2 * Z), **short).verdict in ("confirmed", "inconclusive")
+    assert run(lengthened, privacy.gaussian_claim(2 * Z), **short).verdict == "violated"
+    assert run(algorithm(), privacy.gaussian_claim(2 * Z), **short).verdict in ("confirmed", "inconclusive")
 
 
 def test_central_mechanism_is_confirmed():
@@ -226,9 +225,9 @@ def test_central_mechanism_is_confirmed():
 
 
 def test_shares_of_noise_are_audited():
-    """Each letter with its share: confirmed where the canary sends zeros, and violated where its share is missing too.
+    """Each message with its share: confirmed where the canary sends zeros, and violated where its share is missing too.
 
-    Catches an audit that takes a client who is not there for one who has nothing to say.
+    Catches an audit that takes an absent client for one that sends zeros.
     """
     parts = algorithm(distributed_gaussian(CLIP, Z, CLIENTS))
     how = {"num_releases": 40_000, "chunk": 40_000, "tolerance": 0.2}
@@ -239,21 +238,21 @@ def test_shares_of_noise_are_audited():
 
 def accounted(rate, adjacency):
     sizes = {"population_size": 500, "cohort_size": 500 * rate, "num_slots": 500}
-    made = desk.Mechanism(noise_multiplier=Z, scheme="poisson", adjacency=adjacency, **sizes)
-    return desk.account(made, 1, 1e-5).epsilon
+    made = privacy.Mechanism(noise_multiplier=Z, scheme="poisson", adjacency=adjacency, **sizes)
+    return privacy.account(made, 1, 1e-5).epsilon
 
 
 def test_claim_follows_the_parts():
     """The rate, rounds, and adjacency reach the claim; what has no closed form is refused. Catches a claim by habit."""
     parts = algorithm(sampler=sampling.poisson(50, 0.2))
-    at = functools.partial(desk.gaussian_claim, Z)
+    at = functools.partial(privacy.gaussian_claim, Z)
     claimed = instruments.claim_of(parts).epsilon(1e-5)  # of a truncated cohort: a little more than of a Poisson one
     assert claimed == pytest.approx(at(sampling_rate=0.2).epsilon(1e-5), rel=0.02)
     swapped = instruments.claim_of(algorithm(sampler=sampling.poisson(500, 0.1)), adjacency="replace_one").epsilon(1e-5)
     assert swapped == pytest.approx(accounted(0.1, "replace_one"), rel=0.02)
-    assert instruments.claim_of(algorithm(), num_rounds=4).epsilon(1e-5) == desk.gaussian_claim(Z / 2).epsilon(1e-5)
+    assert instruments.claim_of(algorithm(), num_rounds=4).epsilon(1e-5) == privacy.gaussian_claim(Z / 2).epsilon(1e-5)
     replaced = instruments.claim_of(algorithm(), adjacency="replace_one")
-    assert replaced.epsilon(1e-5) == desk.gaussian_claim(Z / 2).epsilon(1e-5)
+    assert replaced.epsilon(1e-5) == privacy.gaussian_claim(Z / 2).epsilon(1e-5)
     for refused, words in (
         (algorithm(sampler=sampling.uniform(9, 2)), "sampler: expected one that calls clients independently"),
         (algorithm(transform.identity()), "algorithm: expected client-level noise"),
@@ -267,7 +266,7 @@ def test_claims_are_exact():
     """Profiles against integrals of the densities, both ways; power against exact tests. Catches a lost direction."""
     epsilons = np.array([0.0, 0.3, 1.0, 2.0])
     for mu, rate in ((0.7, 1.0), (1.0, 0.1), (2.0, 0.5)):
-        claim = desk.gaussian_claim(1 / mu, sampling_rate=rate)
+        claim = privacy.gaussian_claim(1 / mu, sampling_rate=rate)
 
         def mixed(x, mu=mu, rate=rate):
             return (1 - rate) * stats.norm.pdf(x) + rate * stats.norm.pdf(x - mu)
@@ -290,19 +289,19 @@ def test_accounted_claims():
     Catches the two directions of removal taken for one, and a rate lost between rounds.
     """
     for rate, adjacency, closed in (
-        (1.0, "replace_one", desk.gaussian_claim(Z / 2)),
-        (0.25, "add_or_remove_one", desk.gaussian_claim(Z, sampling_rate=0.25)),
+        (1.0, "replace_one", privacy.gaussian_claim(Z / 2)),
+        (0.25, "add_or_remove_one", privacy.gaussian_claim(Z, sampling_rate=0.25)),
     ):
         parts = algorithm(gaussian_mechanism(CLIP, Z), sampler=sampling.poisson(4, rate, num_slots=4))
-        mechanism = desk.mechanism_of(parts, adjacency=adjacency)
-        made = desk.accounted_claim(mechanism, 1)
+        mechanism = privacy.mechanism_of(parts, adjacency=adjacency)
+        made = privacy.accounted_claim(mechanism, 1)
         assert 0 <= made.epsilon(1e-5) - closed.epsilon(1e-5) < 2e-3
         at = np.array([1e-4, 0.1])
         assert (made.power(at) >= closed.power(at) - 1e-9).all()
     assert instruments.claim_of(parts, num_rounds=4).epsilon(1e-5) > 1.5 * made.epsilon(1e-5)
     with pytest.raises(ValueError, match="mechanism: expected one with a privacy loss distribution"):
         fixed = algorithm(gaussian_mechanism(CLIP, Z), sampler=sampling.uniform(4, 2))
-        desk.accounted_claim(desk.mechanism_of(fixed), 1)
+        privacy.accounted_claim(privacy.mechanism_of(fixed), 1)
 
 
 @pytest.mark.slow
@@ -313,38 +312,38 @@ def test_error_rates():
     one side sold as two, and thresholds chosen on the releases that they are counted on.
     """
     rng = np.random.default_rng(0)
-    claim, wrong = desk.gaussian_claim(1.0), 0
+    claim, wrong = privacy.gaussian_claim(1.0), 0
     for _ in range(100):
-        found = desk.judge(rng.normal(size=2000), rng.normal(size=2000) + 1, claim, confidence=0.9)
+        found = privacy.judge(rng.normal(size=2000), rng.normal(size=2000) + 1, claim, confidence=0.9)
         wrong += found.verdict in ("violated", "loose")
     assert wrong <= 20
     for std, verdict in ((0.95, "violated"), (1.05, "loose")):
         off = [std * rng.normal(size=100_000) + shift for shift in (0, 1)]
-        assert desk.judge(*off, claim).verdict == verdict
+        assert privacy.judge(*off, claim).verdict == verdict
 
 
 @pytest.mark.parametrize(("rounds", "rate", "adjacency"), [(3, 0.5, None), (2, 0.1, None), (1, 0.5, "replace_one")])
 def test_scores_of_another_law(rounds, rate, adjacency):
     """Releases of the truth over rounds of Poisson samples: 2,000 of them refute no Gaussian, and every fit was wrong.
 
-    Catches an epsilon fitted to a law that scores do not have: all of these audits called the claim loose.
+    Catches an epsilon fitted to a law that scores do not have: all of these audits judged the claim loose.
     """
     rng, sizes = np.random.default_rng(2), {"population_size": 100, "cohort_size": 100 * rate, "num_slots": 100}
-    made = desk.Mechanism(noise_multiplier=1.0, scheme="poisson", adjacency=adjacency, **sizes)
-    claim = desk.accounted_claim(made, rounds)
+    made = privacy.Mechanism(noise_multiplier=1.0, scheme="poisson", adjacency=adjacency, **sizes)
+    claim = privacy.accounted_claim(made, rounds)
     assert claim.scores is None
     for _ in range(4):
         noise, taken = rng.normal(size=(2, 2000)) * math.sqrt(rounds), rng.binomial(rounds, rate, (2, 2000))
-        found = desk.judge(noise[0] - taken[0] * (made.moves == 2), noise[1] + taken[1], claim)
+        found = privacy.judge(noise[0] - taken[0] * (made.moves == 2), noise[1] + taken[1], claim)
         assert found.verdict == "inconclusive", found.text()
-        assert desk.judge(0.3 * noise[0], 0.3 * noise[1] + taken[1], claim).verdict == "violated"
+        assert privacy.judge(0.3 * noise[0], 0.3 * noise[1] + taken[1], claim).verdict == "violated"
 
 
 def test_few_releases_fit_no_mixture():
-    """Catches intervals from 1,000 releases, with a hundred canaries in all: 9 of 25 called the truth loose."""
-    rng, claim = np.random.default_rng(0), desk.gaussian_claim(1.0, sampling_rate=0.1)
+    """Catches intervals from 1,000 releases, with a hundred canaries in all: 9 of 25 judged the truth loose."""
+    rng, claim = np.random.default_rng(0), privacy.gaussian_claim(1.0, sampling_rate=0.1)
     for _ in range(10):
-        found = desk.judge(rng.normal(size=1000), rng.normal(size=1000) + rng.binomial(1, 0.1, 1000), claim)
+        found = privacy.judge(rng.normal(size=1000), rng.normal(size=1000) + rng.binomial(1, 0.1, 1000), claim)
         assert found.verdict == "inconclusive" and math.isinf(found.upper), found.text()
 
 
@@ -352,9 +351,9 @@ def test_claims_of_nothing():
     """Catches an infinite epsilon that is confirmed, and a division by a claim of zero."""
     rng = np.random.default_rng(3)
     without, with_canary = rng.normal(size=(2, 1000)) * 1e-9
-    found = desk.judge(without, with_canary + 1, desk.gaussian_claim(1e-9))
+    found = privacy.judge(without, with_canary + 1, privacy.gaussian_claim(1e-9))
     assert math.isinf(found.claimed) and found.verdict == "inconclusive" and "nothing to confirm" in found.reason
-    found = desk.judge(without * 1e12, with_canary * 1e12 + 1, desk.gaussian_claim(1e3), delta=0.5)
+    found = privacy.judge(without * 1e12, with_canary * 1e12 + 1, privacy.gaussian_claim(1e3), delta=0.5)
     assert found.claimed == 0 and found.verdict == "confirmed", found.text()
 
 
@@ -371,7 +370,7 @@ def test_mixture_interval():
     Catches a curvature of the wrong scale.
     """
     rng = np.random.default_rng(1)
-    epsilon, misses = desk.gaussian_claim(0.8, sampling_rate=0.4).epsilon(1e-5), 0
+    epsilon, misses = privacy.gaussian_claim(0.8, sampling_rate=0.4).epsilon(1e-5), 0
     for _ in range(60):
         without, with_canary = 0.8 * rng.normal(size=(2, 20_000))
         found = scores.parametric(without, with_canary + (rng.random(20_000) < 0.4), delta=1e-5, error=0.05)
@@ -395,13 +394,13 @@ def test_one_run_bound():
     """
     rng, right = np.random.default_rng(2), 1 / (1 + math.exp(-2.0))
     correct = rng.binomial(2000, right, 300)
-    bound = {v: desk.one_run_epsilon(2000, 2000, int(v), delta=0.0, confidence=0.95) for v in np.unique(correct)}
+    bound = {v: privacy.one_run_epsilon(2000, 2000, int(v), delta=0.0, confidence=0.95) for v in np.unique(correct)}
     bounds = np.array([bound[v] for v in correct])
     assert (bounds > 2).sum() <= 27 and np.median(bounds) > 1.7
-    assert desk.one_run_epsilon(2000, 2000, 1000) == 0 and desk.one_run_epsilon(10, 0, 0) == 0
-    high = desk.one_run_epsilon(2000, 200, 195, delta=1e-6)
-    assert 0 < desk.one_run_epsilon(2000, 200, 195, delta=1e-4) < high
-    exact = desk.one_run_epsilon(50, 50, 50, delta=0.0, confidence=0.95)  # right^50 = 0.05
+    assert privacy.one_run_epsilon(2000, 2000, 1000) == 0 and privacy.one_run_epsilon(10, 0, 0) == 0
+    high = privacy.one_run_epsilon(2000, 200, 195, delta=1e-6)
+    assert 0 < privacy.one_run_epsilon(2000, 200, 195, delta=1e-4) < high
+    exact = privacy.one_run_epsilon(50, 50, 50, delta=0.0, confidence=0.95)  # right^50 = 0.05
     assert abs(exact - math.log(0.05 ** (1 / 50) / (1 - 0.05 ** (1 / 50)))) < 1e-6
 
 
@@ -420,8 +419,8 @@ def test_one_run_of_the_central_mechanism():
         assert 400 < included.sum() < 600
         assert abs(seen[included].mean() - 1) < 5 * z / math.sqrt(400) and abs(seen[~included].mean()) < 5 * z / 20
         assert abs(np.std(seen - included) / z - 1) < 0.12
-        bounds.append(desk.audit_one_run(included, seen, confidence=0.95).lower)
-    assert 1.5 < bounds[0] < desk.gaussian_claim(0.5).epsilon(1e-5) and bounds[1] > 4
+        bounds.append(privacy.audit_one_run(included, seen, confidence=0.95).lower)
+    assert 1.5 < bounds[0] < privacy.gaussian_claim(0.5).epsilon(1e-5) and bounds[1] > 4
 
 
 def test_the_command(tmp_path):
@@ -440,24 +439,36 @@ def test_the_command(tmp_path):
         instruments.audit_command({"sampling_rate": math.nan})
 
 
+CLAIM = privacy.gaussian_claim(1.0)
+
+
 @pytest.mark.parametrize(
     "call, words",
     [
-        (lambda: desk.gaussian_claim(0.0), "noise_multiplier: expected"),
-        (lambda: desk.gaussian_claim(math.nan), "noise_multiplier: expected"),
-        (lambda: desk.gaussian_claim(1.0, sampling_rate=0.0), "sampling_rate: expected"),
-        (lambda: desk.gaussian_claim(1.0, sampling_rate=0.1, num_rounds=2), "num_rounds: expected 1"),
-        (lambda: desk.judge(np.zeros(10), np.zeros(10), desk.gaussian_claim(1.0)), "releases without: expected"),
-        (lambda: desk.judge(np.full(2000, np.nan), np.zeros(2000), desk.gaussian_claim(1.0)), "without: expected"),
-        (lambda: desk.judge(np.zeros(2000), np.zeros(2001), desk.gaussian_claim(1.0)), "releases: expected as many"),
-        (lambda: desk.judge(*np.zeros((2, 2000)), desk.gaussian_claim(1.0), delta=0.0), "delta: expected"),
-        (lambda: desk.judge(*np.zeros((2, 2000)), desk.gaussian_claim(1.0), confidence=1.0), "confidence: expected"),
+        (lambda: privacy.gaussian_claim(0.0), "noise_multiplier: expected"),
+        (lambda: privacy.gaussian_claim(math.nan), "noise_multiplier: expected"),
+        (lambda: privacy.gaussian_claim(1.0, sampling_rate=0.0), "sampling_rate: expected"),
+        (lambda: privacy.gaussian_claim(1.0, sampling_rate=0.1, num_rounds=2), "num_rounds: expected 1"),
+        (lambda: privacy.judge(np.zeros(10), np.zeros(10), CLAIM), "releases without: expected"),
+        (
+            lambda: privacy.judge(np.full(2000, np.nan), np.zeros(2000), CLAIM),
+            "without: expected",
+        ),
+        (
+            lambda: privacy.judge(np.zeros(2000), np.zeros(2001), CLAIM),
+            "releases: expected as many",
+        ),
+        (lambda: privacy.judge(*np.zeros((2, 2000)), CLAIM, delta=0.0), "delta: expected"),
+        (
+            lambda: privacy.judge(*np.zeros((2, 2000)), CLAIM, confidence=1.0),
+            "confidence: expected",
+        ),
         (lambda: instruments.canary_release(algorithm(), others="louder"), "others: expected one of"),
         (lambda: instruments.canary_release(algorithm(), length=-1.0), "length: expected"),
         (lambda: instruments.canary_release(algorithm(), adjacency="both"), "adjacency: expected one of"),
         (lambda: instruments.one_run_release(algorithm(sampler=sampling.uniform(9, 2))), "sampler: expected"),
-        (lambda: desk.one_run_epsilon(5, 6, 1), "num_guesses: expected"),
-        (lambda: desk.audit_one_run([True], [math.nan]), "scores: expected"),
+        (lambda: privacy.one_run_epsilon(5, 6, 1), "num_guesses: expected"),
+        (lambda: privacy.audit_one_run([True], [math.nan]), "scores: expected"),
     ],
 )
 def test_wrong_input(call, words):

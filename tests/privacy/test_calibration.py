@@ -12,7 +12,7 @@ MILLION = {"population_size": 10**6, "cohort_size": 1000}
 
 
 def test_known_multipliers():
-    """Catches a loose or a wrong accountant: row G9."""
+    """Catches a loose or a wrong accountant: multipliers that dp-accounting's PLD gives."""
     for size, cohort, rounds, epsilon, delta, known in (
         (10**6, 1000, 1000, 2, 1e-6, 0.60701),
         (10**4, 100, 500, 4, 1e-5, 0.67629),
@@ -23,12 +23,12 @@ def test_known_multipliers():
 
 
 def test_analytic_gaussian_not_the_textbook_formula():
-    """Catches T15: 3.73 at epsilon 1 and delta 1e-5, where sqrt(2 log(1.25/delta))/epsilon says 4.84."""
+    """3.73 (Balle and Wang 2018) at epsilon 1 and delta 1e-5, where sqrt(2 log(1.25/delta))/epsilon says 4.84."""
     found = calibrate(1.0, 1e-5, 1, scheme="full", **MILLION).noise_multiplier
     assert found == pytest.approx(3.7306, abs=2e-4)
     assert math.sqrt(2 * math.log(1.25 / 1e-5)) == pytest.approx(4.84, abs=0.01)
     replaced = calibrate(1.0, 1e-5, 1, scheme="full", adjacency="replace_one", **MILLION).noise_multiplier
-    assert replaced == pytest.approx(2 * found, rel=1e-4)  # T13
+    assert replaced == pytest.approx(2 * found, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_monotone():
     assert calibrate(1.0, 1e-5, 50, population_size=1100, cohort_size=20).noise_multiplier < base
 
 
-def test_noise_cohort_size_is_said():
-    """Catches an epsilon that does not say that it holds for another cohort."""
+def test_noise_cohort_size_is_stated():
+    """Catches an epsilon that does not state that it holds for another cohort."""
     spent = calibrate(2.0, 1e-6, 10, noise_cohort_size=5000, **MILLION).spent
     assert any("5,000 clients only" in sentence and "NOT" in sentence for sentence in spent.assumptions)
     assert "5,000 of 1,000,000" in spent.sampler
@@ -76,7 +76,7 @@ def test_comparison():
     m, rounds, c = 100, 10, 0.5
     central, counted, shares, local = compare(1.0, 1e-6, rounds, population_size=10_000, cohort_size=m, clip_norm=c)
     assert central.mean_std == pytest.approx(central.noise_multiplier * c / m)
-    assert counted.noise_multiplier == shares.noise_multiplier > 1.5 * central.noise_multiplier  # T14
+    assert counted.noise_multiplier == shares.noise_multiplier > 1.5 * central.noise_multiplier
     assert (counted.accountant, counted.adjacency) == ("RDP", "replace_one")
     assert shares.letter_std * math.sqrt(m) / m == pytest.approx(shares.mean_std)
     assert local.letter_std == pytest.approx(local.noise_multiplier * c)

@@ -1,4 +1,4 @@
-"""What the commands say."""
+"""What the commands print."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def test_a_million_clients():
         "print(c(epsilon=2, delta=1e-6, rounds=1000, population_size=10**6, cohort_size=1000).text)"
     )
     start = time.perf_counter()
-    said = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     ).stdout
     assert time.perf_counter() - start < 20
-    assert said.startswith("Noise multiplier 0.60701") and "PoissonSampledDpEvent" in said
+    assert printed.startswith("Noise multiplier 0.60701") and "PoissonSampledDpEvent" in printed
     fixed = calibrate_report(epsilon=2, delta=1e-6, rounds=1000, scheme="uniform", **MILLION)
     assert fixed.fields["noise_multiplier"] > 1.2 and fixed.fields["poisson_noise_multiplier"] < 0.6071
     assert "fixed size" in fixed.text and "0.60701" in fixed.text

@@ -1,4 +1,4 @@
-"""A ledger that crashes cannot make say less than the truth."""
+"""A ledger that never under-reports, whatever crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mechanism is read from the parts of the house, or refused with the reason."""
+"""A mechanism is read from an algorithm's parts, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def written(noise_multiplier=1.0, **changes):
     return Mechanism(**(given | changes))
 
 
-def test_reads_the_house():
+def test_reads_the_parts():
     """Catches a fact that is read from the wrong part: rate, slots, noise, clip."""
     found = mechanism_of(federated(**parts()))
     assert (found.law, found.rate, found.noise_multiplier, found.clip_norm) == ("truncated_poisson", M / N, 1.2, 0.5)
@@ -59,7 +59,7 @@ def test_reads_the_house():
 
 
 def test_reads_chains_and_local_noise():
-    """Catches noise that is overlooked in a chain, and local noise that a cohort is said to amplify."""
+    """Catches noise that is overlooked in a chain, and local noise that a cohort is taken to amplify."""
     chained = mechanism_of(parts(change=transform.chain(transform.top_k(0.1), transform.gaussian_mechanism(1.0, 0.8))))
     assert chained.noise_multiplier == 0.8
     noisy, uniform = transform.local_gaussian(1.0, 3.0), aggregation.mean(weighting="uniform")
@@ -90,7 +90,7 @@ def test_noise_cohort_size_is_accounted_for_at_that_size():
 
 
 def test_shares_of_noise_are_read():
-    """Catches lengths of letters before rounding, and integer noise without the dimension on which that depends."""
+    """Catches norms of updates before rounding, and integer noise without the dimension on which that depends."""
     made = transform.discrete_gaussian_mechanism(1.0, 1.0, M, granularity=0.05)
     own = parts(sampling.uniform(N, M), made)
     found = mechanism_of(own, dimension=100)
@@ -162,7 +162,7 @@ def test_refusals_of_parts():
             parts(sampling.with_dropout(sampling.uniform(N, M), 0.1), transform.distributed_gaussian(1.0, 1.0, M)),
             "share of the noise",
         ),
-        (parts(sampling.uniform(N, M), transform.distributed_gaussian(1.0, 1.0, M + 1)), "at most 20 letters"),
+        (parts(sampling.uniform(N, M), transform.distributed_gaussian(1.0, 1.0, M + 1)), "at most 20 messages"),
     ):
         with pytest.raises(ValueError, match=message):
             mechanism_of(wrong)
@@ -176,7 +176,7 @@ def test_refusals_of_parts():
 
 
 def test_refusals():
-    """Catches T13 and T14: an adjacency that the sampling does not have, and values out of range."""
+    """Catches an adjacency that the sampling does not have, and values out of range."""
     fixed = {"scheme": "uniform_without_replacement", "num_slots": M}
     for changes, message in (
         ({**fixed, "adjacency": "add_or_remove_one"}, "no Poisson sample"),
@@ -228,7 +228,7 @@ def test_fingerprints_and_json():
     assert written(noise_multiplier=jnp.float32(1.5)).noise_multiplier == 1.5
 
 
-def test_what_a_reviewer_found():
+def test_cases_that_were_wrong_once():
     """Cohorts that are simulated smaller than they are, slots of another cohort, bits that move twice as far."""
     smaller = transform.gaussian_mechanism(1.0, 1.0, noise_cohort_size=2)
     with pytest.raises(ValueError, match="noise_cohort_size: expected at least the cohort's"):
@@ -237,7 +237,7 @@ def test_what_a_reviewer_found():
     cut = written_down(scheme="truncated_poisson", num_slots=34, **sizes)
     assert (cut.scheme, cut.num_slots) == ("poisson", 10_000)
     adaptive = transform.adaptive_clip(1.0, initial_clip_norm=1.0, quantile_noise=0.6)
-    with pytest.raises(ValueError, match="bit in the count of clipped letters moves twice"):
+    with pytest.raises(ValueError, match="bit in the count of clipped updates moves twice"):
         mechanism_of(parts(sampling.poisson(1000, 0.05), adaptive), adjacency="zero_out")
     record = Mechanism(
         noise_multiplier=1.0, scheme="full", population_size=100, cohort_size=100, num_slots=100, unit="record",

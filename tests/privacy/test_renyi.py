@@ -64,8 +64,8 @@ def test_integer_curves_bound_the_exact_divergence(shift):
         assert (bound >= truth * (1 - 1e-9)).all() and (std < 6 or (bound <= truth * 1.3).all())
 
 
-def test_tau_counts_every_letter():
-    """Catches a sum over letters that stops early, or a share of the noise in place of the sum's."""
+def test_tau_counts_every_message():
+    """Catches a sum over messages that stops early, or a share of the noise in place of the sum's."""
     few = discrete_gaussian_curve(np.array([2.0]), l2=1.0, l1=1.0, letter_std=0.5, num_letters=10_000, dimension=100)
     many = discrete_gaussian_curve(np.array([2.0]), l2=1.0, l1=1.0, letter_std=0.5, num_letters=40_000, dimension=100)
     plain = 1 / (0.25 * 10_000)

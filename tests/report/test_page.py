@@ -1,4 +1,4 @@
-"""The report says what happened, runs nothing, refers to nothing outside itself, and survives any run's files."""
+"""The report shows what happened, runs nothing, refers to nothing outside itself, and survives any run's files."""
 
 import builtins
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_sim.report import page, plots
+from fedjax_sim.report import axes, plots
 from fedjax_sim.report.page import write_report
 from tests.laws import cases
 
@@ -173,7 +173,7 @@ def test_report_is_self_contained(whole):
     assert "default-src 'none'" in text
 
 
-def test_report_says_what_a_person_wants(whole):
+def test_report_shows_what_a_person_wants(whole):
     """Fault: a headline figure left out, in the wrong unit, or rounded into another number."""
     text = whole[0].text
     for words in (
@@ -279,7 +279,7 @@ def only_config(folder):
     for path in folder.iterdir():
         if path.name != "config.toml":
             path.unlink()
-    return "No round has been recorded", "concentration = 0.3", "The log does not say who took part"
+    return "No round has been recorded", "concentration = 0.3", "The log does not record who took part"
 
 
 def torn(folder):
@@ -343,7 +343,7 @@ SOME = (before_training, unfinished, not_a_number, torn, nonsense, nested_too_de
 @pytest.mark.parametrize("case", cases.rows(CASES, SOME))
 @pytest.mark.filterwarnings("error")
 def test_degraded_runs_are_reported(tmp_path, case):
-    """Fault: no report for the run that most needs one, or one that keeps silent about what is missing."""
+    """Fault: no report for the run that most needs one, or one that does not report what is missing."""
     folder = fake_run(tmp_path / "run", rounds=10, clean=True)
     words = case(folder)
     page, _ = rendered(folder)
@@ -381,7 +381,7 @@ def test_importing_the_report_does_not_import_matplotlib():
 def test_an_interrupted_report_keeps_the_old_one(tmp_path, monkeypatch):
     """Fault: a report written in place."""
     folder = fake_run(tmp_path / "run", rounds=2)
-    monkeypatch.setattr(page.plots, "to_svg", lambda *_: "<svg></svg>")
+    monkeypatch.setattr(axes, "to_svg", lambda *_: "<svg></svg>")
     before = write_report(folder).read_bytes()
     edit_json(folder / "summary.json", name="another")
 
@@ -434,20 +434,20 @@ def test_curves_show_the_recorded_numbers():
 
 
 @pytest.mark.parametrize("key, expected", [("explanation", "at most 7.4 times"), ("refused", "no epsilon holds")])
-def test_privacy_is_told(tmp_path, key, expected):
-    """Catches an epsilon that stands in a file only, and noise without an accountant that looks like privacy."""
+def test_privacy_is_reported(tmp_path, key, expected):
+    """Catches an epsilon that is in a file only, and noise without an accountant that looks like privacy."""
     folder = fake_run(tmp_path / "run", 5)
     summary = json.loads((folder / "summary.json").read_text())
     summary["privacy"] = {"statement": "epsilon 2", key: f"at most 7.4 times\n{HOSTILE}"}
     (folder / "summary.json").write_text(json.dumps(summary))
     page = write_report(folder).read_text()
     assert "<h2>Privacy</h2>" in page and expected in page and "<script>" not in page
-    if key == "explanation":  # whatever the page shows beside, it says so there
-        said = page.partition("no epsilon covers: ")[2].partition("</p>")[0]
+    if key == "explanation":  # that line names whatever else the page shows
+        named = page.partition("no epsilon covers: ")[2].partition("</p>")[0]
         files = [json.loads((folder / f"{name}.json").read_text()) for name in ("summary", "population")]
         files += map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-        missing = {name for held in files for name in held if name not in said}
-        assert missing <= {"round", "epsilon", "privacy", "name", "finished"} and "seed" in said
+        missing = {name for held in files for name in held if name not in named}
+        assert missing <= {"round", "epsilon", "privacy", "name", "finished"} and "seed" in named
     del summary["privacy"]
     (folder / "summary.json").write_text(json.dumps(summary))
     assert "<h2>Privacy</h2>" not in write_report(folder).read_text()
@@ -458,10 +458,10 @@ def test_a_stale_summary_is_left_out(tmp_path):
     folder = fake_run(tmp_path / "run", 8)
     edit_json(folder / "summary.json", rounds=5)
     page, _ = rendered(folder)
-    assert "summary.json was left out. It is of 5 rounds, the log of 8" in page.text and "epsilon 2.31" not in page.text
+    assert "summary.json was left out. It covers 5 rounds, the log 8" in page.text and "epsilon 2.31" not in page.text
 
 
-def test_totals_of_some_runs_stand_in_those(tmp_path):
+def test_totals_of_some_runs_are_shown_in_those(tmp_path):
     """Catches an empty tile about an entropy code in the report of every run that has none."""
     folder = fake_run(tmp_path / "run", 5)
     assert "entropy code" not in write_report(folder).read_text()

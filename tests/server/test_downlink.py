@@ -27,7 +27,7 @@ def noisy(key, aggregate, state):
 
 
 def drawn(key, broadcast, state, data):
-    """A letter whose sign is the broadcast's last bit: no program rounds it otherwise, and it is soon compiled."""
+    """A message whose sign is the broadcast's last bit: no program rounds it otherwise, and it compiles quickly."""
     last = jax.lax.bitcast_convert_type(broadcast, jnp.uint32) % 2
     return Report(jnp.where(last == 1, -1, 1) * jax.random.uniform(key, broadcast.shape), jnp.float32(1), {}), state
 
@@ -42,10 +42,10 @@ def test_what_comes_through_is_the_models():
     rng = np.random.default_rng(0)
     old, new = np.float32(rng.normal(size=100)), np.float32(1e-3 * rng.normal(size=100))
     assert (old + (new - old) != new).any()
-    room = downlink(
+    made = downlink(
         SGD._replace(apply=lambda key, aggregate, state: state._replace(params=aggregate)), transform.identity()
     )
-    laws.check_equal_bits(room.broadcast(room.apply(KEY, new, room.init(old))), new, "replica")
+    laws.check_equal_bits(made.broadcast(made.apply(KEY, new, made.init(old))), new, "replica")
 
 
 @pytest.mark.optimised
@@ -65,12 +65,12 @@ def test_identity_changes_no_bit(name):
 def test_replica_follows_the_model():
     """Top-2 of each difference, in float64 over rounds. Catches a model that is moved by what was sent, differences to
     the last model instead of the replica, and clients that train from the model."""
-    room = downlink(server.optimizer(optax.sgd(0.5)), transform.top_k(count=2))
+    made = downlink(server.optimizer(optax.sgd(0.5)), transform.top_k(count=2))
     params = {"w": jnp.array([1.0, -2.0, 3.0]), "half": jnp.array([0.5, 0.25], jnp.bfloat16)}
-    state = room.init(params)
-    laws.check_equal_bits(room.broadcast(state), params, "first broadcast")
+    state = made.init(params)
+    laws.check_equal_bits(made.broadcast(state), params, "first broadcast")
     model, replica = p.flat(params), p.flat(params)
-    apply = jax.jit(room.apply)
+    apply = jax.jit(made.apply)
     rng = np.random.default_rng(0)
     for _ in range(6):
         aggregate = {"w": jnp.array(rng.integers(-8, 9, 3) / 4, jnp.float32), "half": jnp.array([0.5, -0.5])}
@@ -79,21 +79,21 @@ def test_replica_follows_the_model():
         missing = model - replica
         chosen = np.argsort(-np.abs(missing), kind="stable")[:2]
         replica[chosen] = model[chosen]
-        np.testing.assert_array_equal(p.flat(room.params(state)), model)
-        np.testing.assert_array_equal(p.flat(room.broadcast(state)), replica)
-    assert room.broadcast(state)["half"].dtype == jnp.bfloat16 and np.abs(model - replica).max() > 0
+        np.testing.assert_array_equal(p.flat(made.params(state)), model)
+        np.testing.assert_array_equal(p.flat(made.broadcast(state)), replica)
+    assert made.broadcast(state)["half"].dtype == jnp.bfloat16 and np.abs(model - replica).max() > 0
 
 
 def test_chains_keep_their_order():
     """Two entries of four at 15 levels, and their bytes. Catches a chain that is applied backwards, or whose empty
     state is handed on as no state at all."""
     sparse, coarse = transform.top_k(count=2), transform.quantize(4, rounding="nearest")
-    room = downlink(SGD, transform.chain(sparse, coarse))
-    state = room.apply(KEY, jnp.array([8.0, -0.5, 4.0, 1.0]), room.init(jnp.zeros(4)))
+    made = downlink(SGD, transform.chain(sparse, coarse))
+    state = made.apply(KEY, jnp.array([8.0, -0.5, 4.0, 1.0]), made.init(jnp.zeros(4)))
     np.testing.assert_allclose(p.flat(state.replica), [8, 0, 4, 0], atol=8 / 14 + 1e-6)
     assert (p.flat(state.replica) != 0).tolist() == [True, False, True, False]
     spec = jax.ShapeDtypeStruct((4,), jnp.float32)
-    assert room.wire(spec).bits == wire_of(transform.chain(sparse, coarse), spec).bits < wire_of(sparse, spec).bits
+    assert made.wire(spec).bits == wire_of(transform.chain(sparse, coarse), spec).bits < wire_of(sparse, spec).bits
 
 
 @functools.cache
@@ -158,13 +158,13 @@ def test_compressed_broadcast_converges(name):
     assert distance(COMPRESSED[name]()) < 1e-5
 
 
-def test_bytes_of_the_letter():
+def test_bytes_of_the_message():
     """Catches a broadcast counted plain, or for who reported instead of who was invited."""
-    room = downlink(SGD, transform.quantize(3))
+    made = downlink(SGD, transform.quantize(3))
     spec = jax.ShapeDtypeStruct((3,), jnp.float32)
-    assert room.wire(spec) == wire_of(transform.quantize(3), spec)
+    assert made.wire(spec) == wire_of(transform.quantize(3), spec)
     _, infos = by_its_name().run(p.cohort(p.COHORT, reported=np.arange(p.SLOTS) < 4), num_rounds=1)
-    assert infos[0]["downlink_bytes"].total() == p.SLOTS * -(-room.wire(spec).bits // 8)
+    assert infos[0]["downlink_bytes"].total() == p.SLOTS * -(-made.wire(spec).bits // 8)
     assert infos[0]["uplink_bytes"].total() == 4 * 12
 
 
@@ -179,16 +179,16 @@ def test_servers_around_it_keep_its_bytes():
         server.control_variates(inner): 3200,
         server.statistics(inner, lambda params: {"first": params, "count": jnp.zeros(())}, lambda g, s: s): 3232,
     }
-    for room, beside in around.items():
-        assert room.wire(room.broadcast(room.init(model))).bits == bits + beside
+    for made, beside in around.items():
+        assert made.wire(made.broadcast(made.init(model))).bits == bits + beside
     assert server.control_variates(SGD).wire is None
 
 
 @pytest.mark.optimised
 def test_bits_do_not_depend_on_devices():
     """Catches a difference whose rounding another program changes."""
-    room = downlink(MOMENTUM, transform.quantize(3))
-    rounds = [p.Federation(client=WORK, server=room, mesh=mesh) for mesh in (None, engine.device_mesh())]
+    made = downlink(MOMENTUM, transform.quantize(3))
+    rounds = [p.Federation(client=WORK, server=made, mesh=mesh) for mesh in (None, engine.device_mesh())]
     runs = [federation.run(p.COHORT, num_rounds=3) for federation in rounds]
     laws.check_equal_bits(runs[0][0].server, runs[1][0].server, "devices")
 

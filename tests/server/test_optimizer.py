@@ -16,22 +16,22 @@ START = np.array([1.0, -2.0, 0.5, 0.0], np.float32)
 
 def path(rule: optax.GradientTransformation):
     """Parameters after each of the updates."""
-    room = server.optimizer(rule)
-    apply = jax.jit(room.apply)
-    state, seen = room.init({"w": jnp.array(START)}), []
+    made = server.optimizer(rule)
+    apply = jax.jit(made.apply)
+    state, seen = made.init({"w": jnp.array(START)}), []
     for update in UPDATES:
         state = apply(jax.random.key(0), {"w": jnp.array(update)}, state)
-        seen.append(np.asarray(room.params(state)["w"], np.float64))
+        seen.append(np.asarray(made.params(state)["w"], np.float64))
     return np.array(seen)
 
 
 @pytest.mark.optimised
 def test_sgd_of_rate_one_is_fedavg():
     """Bit for bit. Catches a pseudo-gradient of the wrong sign."""
-    room = server.optimizer(optax.sgd(1.0))
-    state = room.apply(jax.random.key(0), {"w": jnp.array(UPDATES[0])}, room.init({"w": jnp.array(START)}))
-    assert np.asarray(room.params(state)["w"]).tobytes() == (START + UPDATES[0]).tobytes()
-    assert np.asarray(room.broadcast(state)["w"]).tobytes() == (START + UPDATES[0]).tobytes()
+    made = server.optimizer(optax.sgd(1.0))
+    state = made.apply(jax.random.key(0), {"w": jnp.array(UPDATES[0])}, made.init({"w": jnp.array(START)}))
+    assert np.asarray(made.params(state)["w"]).tobytes() == (START + UPDATES[0]).tobytes()
+    assert np.asarray(made.broadcast(state)["w"]).tobytes() == (START + UPDATES[0]).tobytes()
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -67,18 +67,18 @@ def test_adaptive_rules_match_the_paper(rule):
 
 def test_replacement_takes_the_aggregate():
     """Catches a model that is added to the old one; the model keeps its dtype."""
-    room = server.replacement()
-    new = room.apply(jax.random.key(0), {"w": jnp.array([3.0])}, room.init({"w": jnp.array([1.0], jnp.bfloat16)}))
-    assert room.params(new)["w"].tolist() == [3.0] and room.params(new)["w"].dtype == jnp.bfloat16
+    made = server.replacement()
+    new = made.apply(jax.random.key(0), {"w": jnp.array([3.0])}, made.init({"w": jnp.array([1.0], jnp.bfloat16)}))
+    assert made.params(new)["w"].tolist() == [3.0] and made.params(new)["w"].dtype == jnp.bfloat16
 
 
 def test_rescaled_multiplies_direction_by_steps():
     """Catches steps that are ignored."""
-    room = server.rescaled(server.optimizer(optax.sgd(1.0)))
-    state = room.apply(
-        jax.random.key(0), {"direction": jnp.array([2.0]), "steps": jnp.float32(3)}, room.init(jnp.array([1.0]))
+    made = server.rescaled(server.optimizer(optax.sgd(1.0)))
+    state = made.apply(
+        jax.random.key(0), {"direction": jnp.array([2.0]), "steps": jnp.float32(3)}, made.init(jnp.array([1.0]))
     )
-    assert room.params(state).tolist() == [7.0]
+    assert made.params(state).tolist() == [7.0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Letters drawn many times, against what a transform declares of them."""
+"""Messages drawn many times, against what a transform declares of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 TRIALS = 20_000
 
 
-def letters() -> dict[str, np.ndarray]:
+def updates() -> dict[str, np.ndarray]:
     """Uniform, Gaussian, sparse, on the grid of quarters, and partly out of [-1, 1]."""
     rng = np.random.default_rng(5)
     sparse = np.zeros(64)
@@ -27,20 +27,20 @@ def letters() -> dict[str, np.ndarray]:
 
 
 def split(rows):
-    """[..., 64] as a letter of two leaves."""
+    """[..., 64] as an update of two leaves."""
     return {"matrix": rows[..., :48].reshape(*rows.shape[:-1], 8, 6), "vector": rows[..., 48:]}
 
 
-def joined(letter) -> np.ndarray:
+def joined(message) -> np.ndarray:
     """The inverse of `split`."""
-    matrix, vector = (np.asarray(letter[name], np.float64) for name in ("matrix", "vector"))
+    matrix, vector = (np.asarray(message[name], np.float64) for name in ("matrix", "vector"))
     return np.concatenate([matrix.reshape(*vector.shape[:-1], 48), vector], axis=-1)
 
 
 @functools.lru_cache(maxsize=4)
 def draws(transform, trials: int = TRIALS) -> dict[str, np.ndarray]:
-    """[trials, 64] letters as they arrive, for each input."""
-    rows = letters()
+    """[trials, 64] messages as they arrive, for each update."""
+    rows = updates()
 
     @jax.jit
     def all_draws(keys, rows):
@@ -63,8 +63,8 @@ def check_mean(sent: np.ndarray, expected: np.ndarray) -> None:
     assert (np.abs(sent.mean(0) - expected) <= limit).all()
 
 
-def check_error(sent: np.ndarray, letter: np.ndarray, declared: float, slack: float = 2e-5) -> None:
+def check_error(sent: np.ndarray, update: np.ndarray, declared: float, slack: float = 2e-5) -> None:
     """The mean squared error of draws [trials, d] is the declared one: six deviations, and float32's rounding."""
-    errors = np.square(sent - letter).sum(-1)
+    errors = np.square(sent - update).sum(-1)
     limit = 6 * errors.std() / np.sqrt(len(errors)) + slack * declared + 1e-12
     assert abs(errors.mean() - declared) <= limit, (errors.mean(), declared, limit)

@@ -49,9 +49,9 @@ def both_ends(name: str) -> UpdateTransform:
 def run(transform):
     update = jnp.ones(3)
     memory, state = transform.init_client(SPEC), transform.init(SPEC)
-    letter, memory, measured = transform.on_client(KEY, update, state, memory)
-    aggregate, state, metrics = transform.on_server(KEY, None, letter, state, measured, None)
-    return letter, aggregate, metrics, jax.tree.leaves((state, memory))
+    message, memory, measured = transform.on_client(KEY, update, state, memory)
+    aggregate, state, metrics = transform.on_server(KEY, None, message, state, measured, None)
+    return message, aggregate, metrics, jax.tree.leaves((state, memory))
 
 
 def test_chain_is_closed():
@@ -61,8 +61,8 @@ def test_chain_is_closed():
         one, other = run(nested), run(plain)
         for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
             assert np.asarray(x).tolist() == np.asarray(y).tolist()
-    letter, aggregate, metrics, _ = run(chain(a, b))
-    assert letter.tolist() == [4] * 3 and aggregate.tolist() == [6] * 3
+    message, aggregate, metrics, _ = run(chain(a, b))
+    assert message.tolist() == [4] * 3 and aggregate.tolist() == [6] * 3
     assert metrics == {"a": 3, "b": 6}
     assert run(chain())[0].tolist() == [1] * 3
 
@@ -118,9 +118,9 @@ def test_plain_wire_counts_every_leaf():
     ids=["clip", "personal_clip", "quantize", "natural_compression", "drive", "low_rank", "random_k"],
 )
 def test_whole_numbers_are_refused_where_they_would_be_cut(member):
-    """Catches an int32 leaf that comes back as an int32 leaf: everything behind the point cut off, unbiased or not."""
+    """Catches an int32 leaf that comes back as an int32 leaf: every fraction cut off, unbiased or not."""
     update = {"a": jnp.ones(3), "b": jnp.arange(4)}
-    with pytest.raises(TypeError, match="update: expected a letter of floats, got 'a leaf of int32'"):
+    with pytest.raises(TypeError, match="update: expected leaves of floats, got 'a leaf of int32'"):
         member.on_client(KEY, update, (), ())
     kept = top_k(count=2).on_client(KEY, update, (), ())[0]  # sends numbers as they are
     assert kept["b"].tolist() == [0, 0, 2, 3] and kept["b"].dtype == jnp.int32
@@ -135,12 +135,12 @@ def test_doubles_beside_floats(member):
     """Catches float32 leaves taken for narrow ones beside a double, constants past 32 bits, and loops of two dtypes."""
     with jax.enable_x64(True):
         update = {"a": jnp.full((4, 3), 1.5, jnp.float64), "b": jnp.full(3, -1.5, jnp.float32)}
-        letter, _, _ = jax.jit(lambda key, x: member.on_client(key, x, (), ()))(jax.random.key(0), update)
-        assert all(np.isfinite(np.asarray(x)).all() and np.any(np.asarray(x)) for x in jax.tree.leaves(letter))
+        message, _, _ = jax.jit(lambda key, x: member.on_client(key, x, (), ()))(jax.random.key(0), update)
+        assert all(np.isfinite(np.asarray(x)).all() and np.any(np.asarray(x)) for x in jax.tree.leaves(message))
         if member.integer_range is None:
-            assert [str(x.dtype) for x in jax.tree.leaves(letter)] == ["float64", "float32"]
+            assert [str(x.dtype) for x in jax.tree.leaves(message)] == ["float64", "float32"]
         if member.l2_bound is not None:
-            norm = np.linalg.norm(np.concatenate([np.float64(x).reshape(-1) for x in jax.tree.leaves(letter)]))
+            norm = np.linalg.norm(np.concatenate([np.float64(x).reshape(-1) for x in jax.tree.leaves(message)]))
             assert 0.999 * member.l2_bound < norm <= member.l2_bound
 
 
@@ -169,7 +169,7 @@ def test_errors_of_a_chain():
 
 
 def test_orders_that_break_a_promise_are_refused():
-    """Catches a letter lengthened behind the clip that noise relies on, two mechanisms, and broken integers."""
+    """Catches an update lengthened after the clip that noise relies on, two mechanisms, and broken integers."""
     clip = {"nonexpansive": True, "l2_bound": 1.0}
     central = stateless(lambda key, x: x, **clip, noise=Noise("gaussian", "central", 1.0, 1.0, "client"))
     share = stateless(lambda key, x: x, noise=Noise("gaussian", "distributed", 1.0, 1.0, "client"))
@@ -180,11 +180,11 @@ def test_orders_that_break_a_promise_are_refused():
     assert chain(shrink, integers).integer_range == (-3, 3) and chain(local, longer).noise is local.noise
     with pytest.raises(ValueError, match=r"transforms\[1\]: expected a member that never lengthens .* put it before"):
         chain(central, longer)
-    with pytest.raises(ValueError, match=r"transforms\[1\]: expected nothing behind noise"):
+    with pytest.raises(ValueError, match=r"transforms\[1\]: expected nothing after noise"):
         chain(share, shrink)
     with pytest.raises(ValueError, match="one member with noise, got 2"):
         chain(central, shrink, local)
-    with pytest.raises(ValueError, match="integers as the last thing"):
+    with pytest.raises(ValueError, match="integers from the last member only"):
         chain(integers, shrink)
     mirrored = stateless(lambda key, x: x, mirrored=True)
     assert chain(longer, mirrored, identity()).mirrored

@@ -21,9 +21,9 @@ SPEC = {"a": jax.ShapeDtypeStruct((4,), jnp.float32), "b": jax.ShapeDtypeStruct(
 RNG = np.random.default_rng(0)
 
 
-def norm(letter) -> float:
+def norm(values) -> float:
     """In float64, over all leaves."""
-    return float(np.sqrt(sum((np.asarray(x, np.float64) ** 2).sum() for x in jax.tree.leaves(letter))))
+    return float(np.sqrt(sum((np.asarray(x, np.float64) ** 2).sum() for x in jax.tree.leaves(values))))
 
 
 def send(member, update, state=(), key=KEY):
@@ -39,9 +39,9 @@ def send(member, update, state=(), key=KEY):
     ],
 )
 @pytest.mark.optimised
-def test_no_letter_is_longer_than_the_bound(dtype, per):
-    """Catches a bound that rounding breaks (a nearest bfloat16 can be 0.4 % longer), squares that overflow or vanish,
-    0 / 0, an empty leaf, and a letter cut far below its bound."""
+def test_no_message_is_longer_than_the_bound(dtype, per):
+    """Catches a bound that rounding breaks (a nearest bfloat16 can be 0.4 % longer), squares that overflow or vanish, 0
+    / 0, an empty leaf, and a message cut far below its bound."""
     limit = 0.7
     shapes = {"a": (700, 3), "b": (), "c": (0, 2), "d": (129,)}
     member = clip(limit, per=per)
@@ -57,9 +57,9 @@ def test_no_letter_is_longer_than_the_bound(dtype, per):
                 update = {k: jnp.asarray(np.float32(scale * x)).astype(dtype) for k, x in draw.items()}
             if not all(np.isfinite(np.float32(x)).all() for x in update.values()):
                 continue
-            letter, measured = act(update)
-            before, after = norm(update), norm(letter)
-            assert all(letter[k].dtype == dtype and letter[k].shape == shapes[k] for k in shapes)
+            message, measured = act(update)
+            before, after = norm(update), norm(message)
+            assert all(message[k].dtype == dtype and message[k].shape == shapes[k] for k in shapes)
             assert np.isfinite(after) and after <= limit and after <= before
             assert np.isfinite(float(clip_metrics(measured)["letter_norm"]))
             if per == "vector" and dtype == jnp.float32 and before > 1e-30:
@@ -70,7 +70,7 @@ def test_no_letter_is_longer_than_the_bound(dtype, per):
 
 @pytest.mark.optimised
 def test_nearest_rounding_would_lengthen():
-    """Guards the test above: an update for which the nearest bfloat16 of the clipped letter passes the bound."""
+    """Guards the test above: an update for which the nearest bfloat16 of the clipped one is longer than the bound."""
     update = jnp.full(1000, 1.0)
     naive = (update * (1 / norm(update))).astype(jnp.bfloat16)
     assert norm(naive) > 1.0005
@@ -78,10 +78,10 @@ def test_nearest_rounding_would_lengthen():
 
 
 def test_hand_computed():
-    """(3, 4). Catches "scale to C", which lengthens short letters, and a norm of one leaf alone."""
+    """(3, 4). Catches "scale to C", which lengthens short updates, and a norm of one leaf alone."""
     update = {"a": jnp.array([3.0]), "b": jnp.float32(4)}
-    letter = send(clip(1.0), update)
-    np.testing.assert_allclose([letter["a"][0], letter["b"]], [0.6, 0.8], rtol=2e-5)
+    message = send(clip(1.0), update)
+    np.testing.assert_allclose([message["a"][0], message["b"]], [0.6, 0.8], rtol=2e-5)
     for limit in (5.001, 10.0, 1e9):
         same = send(clip(limit), update)
         assert float(same["a"][0]) == 3 and float(same["b"]) == 4
@@ -109,7 +109,7 @@ def test_matches_an_independent_implementation():
 
 def distances(member, state=(), cohorts: int = 10_000, size: int = 8):
     """How far the sum of a cohort moves, in clip norms 1, when one client leaves, and when it is replaced."""
-    table = aggregation.fixed_mean(1.0)
+    aggregator = aggregation.fixed_mean(1.0)
     scale = 10.0 ** RNG.uniform(-6, 6, (cohorts, size + 1, 1))
     update = np.float32(RNG.normal(size=(cohorts, size + 1, 5)) * scale)
     update[:, 1] = np.where(np.arange(cohorts)[:, None] % 2, -update[:, 0], update[:, 1])  # replaced by its opposite
@@ -118,12 +118,12 @@ def distances(member, state=(), cohorts: int = 10_000, size: int = 8):
     @jax.jit
     @jax.vmap
     def sums(updates):
-        letters = jax.vmap(lambda update: send(member, update, state))(updates)
+        messages = jax.vmap(lambda update: send(member, update, state))(updates)
 
         def total(weights):
-            received = Received(letters, weights, jnp.arange(size + 1), jnp.arange(size + 1))
-            carry = table.accumulate(KEY, None, table.init(SPEC, size + 1), received)
-            aggregate = table.finalize(KEY, None, carry)[0]
+            received = Received(messages, weights, jnp.arange(size + 1), jnp.arange(size + 1))
+            carry = aggregator.accumulate(KEY, None, aggregator.init(SPEC, size + 1), received)
+            aggregate = aggregator.finalize(KEY, None, carry)[0]
             return jnp.concatenate([aggregate["a"], aggregate["b"][None]])
 
         out, other = (jnp.ones(size + 1).at[i].set(0) for i in (0, 1))
@@ -137,7 +137,7 @@ MECHANISMS = {
     "clip": lambda: (clip(1.0), ()),
     "leaf": lambda: (clip(1.0, per="leaf"), ()),
     "gaussian_mechanism": lambda: (gaussian_mechanism(1.0, 1.0), ()),
-    "behind a longer one": lambda: (
+    "after a longer one": lambda: (
         chain(stateless(lambda key, x: jax.tree.map(lambda y: 3 * y, x)), clip(1.0)),
         ((),) * 2,
     ),
@@ -145,7 +145,7 @@ MECHANISMS = {
 }
 
 
-@pytest.mark.parametrize("name", cases.rows(MECHANISMS, ["behind a longer one", "leaf"]))
+@pytest.mark.parametrize("name", cases.rows(MECHANISMS, ["after a longer one", "leaf"]))
 @pytest.mark.optimised
 def test_neighbouring_cohorts(name):
     """10^4 cohorts of 8 over twelve decades, no violation: a client more or less moves the sum by C, another one by
@@ -164,12 +164,12 @@ def test_neighbours_reject_faults():
 
 
 def test_declared_error():
-    """Catches an error that forgets the other leaves, or is there for short letters."""
+    """Catches an error that forgets the other leaves, or is there for short updates."""
     for per, limit in (("vector", 2.0), ("leaf", 2.0), ("vector", 50.0)):
         member = clip(limit, per=per)
         update = {"a": jnp.asarray(RNG.normal(size=30), jnp.float32), "b": jnp.float32(0.5)}
-        letter = send(member, update)
-        real = norm(jax.tree.map(jnp.subtract, update, letter)) ** 2
+        message = send(member, update)
+        real = norm(jax.tree.map(jnp.subtract, update, message)) ** 2
         np.testing.assert_allclose(jax.jit(member.squared_error)(update), real, rtol=1e-4, atol=1e-5 * limit**2)
         as_numpy = jax.tree.map(lambda x: np.asarray(x, np.float64), update)
         np.testing.assert_allclose(member.squared_error(as_numpy), real, rtol=1e-4, atol=1e-5 * limit**2)
@@ -179,9 +179,9 @@ def test_declared_error():
 @pytest.mark.optimised
 @pytest.mark.full  # as are the clips of tests/laws/test_compositions.py and test_devices.py
 def test_devices_and_chunks():
-    """Trained letters, clipped by leaf and then as a whole, on one device and on two in other chunks: the same bits.
+    """Trained updates, clipped by leaf and then as a whole, on one device and on two in other chunks: the same bits.
 
-    Catches a norm whose last bit depends on how a compiler sums; every number of the letter would bear it.
+    Catches a norm whose last bit depends on how a compiler sums: it would change every number of the message.
     """
     outcomes = []
     for plan, mesh in ((p.PLAN, None), (engine.Plan(2, 2), engine.device_mesh(2))):
@@ -195,20 +195,20 @@ def test_devices_and_chunks():
 
 
 def test_personal_thresholds_bound_nothing():
-    """Catches a study that an accountant could mistake for a mechanism (INVENTORY G10, T12)."""
+    """Catches a study that an accountant could mistake for a mechanism (the threshold follows the data)."""
     member, update = personal_clip(0.25), {"a": jnp.array([3.0, -4.0]), "b": jnp.array([1e6], jnp.bfloat16)}
-    letter = send(member, update)
-    assert letter["a"].tolist() == [0.75, -1] and letter["b"].dtype == jnp.bfloat16
+    message = send(member, update)
+    assert message["a"].tolist() == [0.75, -1] and message["b"].dtype == jnp.bfloat16
     assert member.l2_bound is None and member.noise is None and member.nonexpansive and not member.unbiased
     np.testing.assert_allclose(member.squared_error({"a": jnp.array([3.0, 4.0])}), 0.75**2 * 25, rtol=1e-6)
 
 
-def test_non_finite_letters_stay_so():
+def test_non_finite_updates_stay_so():
     """Catches a NaN or infinity that clipping turns into a number, which would hide it from the round."""
     for bad in (np.nan, np.inf, -np.inf):
         for dtype in (jnp.float32, jnp.bfloat16):
-            letter = send(clip(1.0), jnp.array([1.0, bad, 2.0], dtype))
-            assert not np.isfinite(np.float32(letter)).all()
+            message = send(clip(1.0), jnp.array([1.0, bad, 2.0], dtype))
+            assert not np.isfinite(np.float32(message)).all()
 
 
 def test_clip_norms_may_be_swept():
@@ -238,7 +238,7 @@ def test_wrong_norms_are_refused(value):
 
 
 def test_wrong_options_are_refused():
-    """Catches thresholds above the letter, and misspelt groups."""
+    """Catches factors above one, and misspelt groups."""
     with pytest.raises(ValueError, match="per: expected one of 'vector', 'leaf'"):
         clip(1.0, per="leaves")
     for factor in (0, 1.5, float("nan")):
@@ -247,16 +247,16 @@ def test_wrong_options_are_refused():
 
 
 def test_derivative():
-    """Fault: NaN as the derivative of a clipped letter, at zero above all; a branch of the exact norm followed."""
-    letter, direction = np.array([3.0, -1.0, 0.5]), np.array([1.0, 2.0, 3.0])
+    """Fault: NaN as the derivative of a clipped update, at zero above all; a branch of the exact norm followed."""
+    update, direction = np.array([3.0, -1.0, 0.5]), np.array([1.0, 2.0, 3.0])
 
     def ends(norm, x):
         return (clip(norm).on_client(jax.random.key(0), {"w": x}, (), ())[0]["w"] * direction).sum()
 
-    length = np.linalg.norm(letter)
-    unit = letter / length
+    length = np.linalg.norm(update)
+    unit = update / length
     expected = 0.8 / length * (direction - unit * (unit @ direction))
-    np.testing.assert_allclose(jax.grad(ends, 1)(0.8, jnp.array(letter, jnp.float32)), expected, rtol=1e-5)
-    np.testing.assert_allclose(jax.grad(ends)(0.8, jnp.array(letter, jnp.float32)), unit @ direction, rtol=1e-5)
-    for short in (np.zeros(3), 0.1 * letter):
+    np.testing.assert_allclose(jax.grad(ends, 1)(0.8, jnp.array(update, jnp.float32)), expected, rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(ends)(0.8, jnp.array(update, jnp.float32)), unit @ direction, rtol=1e-5)
+    for short in (np.zeros(3), 0.1 * update):
         np.testing.assert_allclose(jax.grad(ends, 1)(0.8, jnp.array(short, jnp.float32)), direction, rtol=1e-6)

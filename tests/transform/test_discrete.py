@@ -15,6 +15,7 @@ from scipy import stats
 
 from fedjax_sim import aggregation, engine, prng
 from fedjax_sim.transform import chain, discrete_gaussian_mechanism, identity, skellam_mechanism
+from fedjax_sim.transform.alias import alias_table, draw_integers, tail_of
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.transform.discrete import IntegerNoise
 from fedjax_sim.types import Received, Wire
@@ -57,9 +58,9 @@ def test_draws_follow_their_law(law, std):
 
     Catches a table off by one cell, an alias that loses its own share, and words used twice.
     """
-    table = discrete.alias_table(law, std)
-    draws = np.asarray(jax.jit(lambda key: discrete._drawn(key, jnp.zeros(1 << 20), table))(KEY))
-    assert draws.dtype == np.int32 and np.abs(draws).max() <= discrete._tail(law, std)
+    table = alias_table(law, std)
+    draws = np.asarray(jax.jit(lambda key: draw_integers(key, jnp.zeros(1 << 20), table))(KEY))
+    assert draws.dtype == np.int32 and np.abs(draws).max() <= tail_of(law, std)
     assert chi_square(draws, law, std) > 1e-7
     assert chi_square(draws, law, 1.01 * std) < 1e-7 and chi_square(draws, law, 0.99 * std) < 1e-7
     x = draws.astype(np.float64)
@@ -84,7 +85,7 @@ def exact_masses(law: str, std: Fraction, reach: int) -> list[Decimal]:
 @pytest.mark.parametrize("law", MAKE)
 def test_tables_are_exact(law, std):
     """Total variation from 50 digits of the law is within the stated 2^-63. Catches float64 masses and cut tails."""
-    high, low, alias = (row.tolist() for row in discrete.alias_table(law, float(std)))
+    high, low, alias = (row.tolist() for row in alias_table(law, float(std)))
     number, masses = len(alias), [0] * len(alias)
     for j in range(number):
         kept = (high[j] << 32) | low[j]
@@ -106,21 +107,21 @@ def details(*, units: float, beta: float = 0.6065) -> IntegerNoise:
 
 
 def test_rounding_cannot_lengthen():
-    """10^4 letters. Plain rounding makes a letter of norm 16 one of 22.6 (T19), and passes D(d) in 2 % of the draws;
-    conditional rounding never does, and its mean is still the letter. Catches a bound that is only likely."""
+    """10^4 messages. Plain rounding takes an update from norm 16 to 22.6, and past D(d) in 2 % of the draws;
+    conditional rounding never does, and its mean is still the update. Catches a bound that is only likely."""
     d = 1024
-    noise, letter = details(units=16.0), jnp.full(d, 0.5)  # every fraction 1/2: the longest
+    noise, update = details(units=16.0), jnp.full(d, 0.5)  # every fraction 1/2: the longest
     bound = noise.rounded_norm(d)
     assert bound == math.sqrt(256 + 256 + math.sqrt(2 * math.log(1 / 0.6065)) * 32)
     keys = jax.random.split(KEY, 10_000)
-    plain = np.asarray(jax.jit(jax.vmap(lambda key: jnp.sum(prng.stochastic_round(key, letter))))(keys))
+    plain = np.asarray(jax.jit(jax.vmap(lambda key: jnp.sum(prng.stochastic_round(key, update))))(keys))
     assert np.sqrt(plain).min() > 1.2 * 16
     assert 0.005 < (np.sqrt(plain) > bound).mean() < 0.06
 
     @jax.jit
     @jax.vmap
     def conditional(key):
-        rounded, tries = discrete._rounded(key, {"a": letter[:1000], "b": letter[1000:]}, noise)
+        rounded, tries = discrete._rounded(key, {"a": update[:1000], "b": update[1000:]}, noise)
         return jnp.concatenate([rounded["a"], rounded["b"]]), tries
 
     rounded, tries = (np.asarray(x) for x in conditional(keys))
@@ -131,8 +132,8 @@ def test_rounding_cannot_lengthen():
 
 
 @pytest.mark.parametrize("units", cases.rows([0.3, 5.0, 1000.0], [0.3]))
-def test_no_rounded_letter_passes_its_bound(units):
-    """Letters of every kind and many dimensions, clipped and rounded by the whole mechanism, its noise taken off.
+def test_no_rounded_message_passes_its_bound(units):
+    """Updates of every kind and many dimensions, clipped and rounded by the whole mechanism, its noise taken off.
 
     Catches a bound that forgets a leaf, a clip in other units, and bfloat16 leaves.
     """
@@ -146,33 +147,33 @@ def test_no_rounded_letter_passes_its_bound(units):
         @jax.vmap
         def rounded(key, row):
             update = {"a": row, "b": row[:1].astype(jnp.bfloat16)}
-            letter, _, _ = member.on_client(key, update, (), ())
-            drawn = discrete._drawn(
-                prng.stream(key, "noise"), letter, discrete.alias_table("skellam", member.noise.details.letter_std)
+            message, _, _ = member.on_client(key, update, (), ())
+            drawn = draw_integers(
+                prng.stream(key, "noise"), message, alias_table("skellam", member.noise.details.letter_std)
             )
-            return jax.tree.map(jnp.subtract, letter, drawn), letter
+            return jax.tree.map(jnp.subtract, message, drawn), message
 
-        found, letters = rounded(jax.random.split(KEY, len(rows)), rows)
+        found, messages = rounded(jax.random.split(KEY, len(rows)), rows)
         assert found["a"].dtype == jnp.int32
         found = np.concatenate([np.asarray(found["a"], np.int64), np.asarray(found["b"], np.int64)], axis=1)
         assert np.sqrt((found**2).sum(1)).max() <= member.noise.details.rounded_norm(d + 1)
         assert np.abs(found).sum(1).max() <= member.noise.details.rounded_l1(d + 1)
         assert not found[-2:].any()
         most = member.integer_range[1]
-        assert all(np.abs(np.asarray(x, np.int64)).max() <= most for x in letters.values())
+        assert all(np.abs(np.asarray(x, np.int64)).max() <= most for x in messages.values())
 
 
 def test_rounding_falls_back_towards_zero():
-    """Catches a letter that is sent although no try met its bound."""
+    """Catches a message that is sent although no try met its bound."""
     noise = details(units=16.0)._replace(clip_units=0.1, beta=0.999)
-    letter = jnp.array([1.5, -2.5, 0.5, 3.0] * 20)
-    rounded, tries = jax.jit(lambda: discrete._rounded(KEY, letter, noise))()
+    update = jnp.array([1.5, -2.5, 0.5, 3.0] * 20)
+    rounded, tries = jax.jit(lambda: discrete._rounded(KEY, update, noise))()
     assert tries == discrete.TRIES and rounded.tolist() == [1, -2, 0, 3] * 20
 
 
 @pytest.mark.parametrize("law", MAKE)
 def test_modular_sums_decode_exactly(law):
-    """The sum modulo 2^bits of 16 letters is the sum of what each rounded to, and of its noise: to the unit (G12).
+    """The sum modulo 2^bits of 16 messages is the sum of what each rounded to, and of its noise, to the unit.
 
     And the noise in the decoded sum has std z C. Catches a sign lost in the ring, and noise in another unit.
     """
@@ -184,25 +185,26 @@ def test_modular_sums_decode_exactly(law):
     @jax.jit
     @jax.vmap
     def drawn(key):
-        letter = jnp.zeros(width, jnp.int32)
-        return discrete._drawn(prng.stream(key, "noise"), letter, discrete.alias_table(law, known.letter_std))
+        message = jnp.zeros(width, jnp.int32)
+        return draw_integers(prng.stream(key, "noise"), message, alias_table(law, known.letter_std))
 
     keys = jax.random.split(KEY, size)
-    letters = jax.jit(jax.vmap(lambda key, scale: member.on_client(key, jnp.ones(width) * scale, (), ())[0]))(
+    messages = jax.jit(jax.vmap(lambda key, scale: member.on_client(key, jnp.ones(width) * scale, (), ())[0]))(
         keys, scale[:, 0]
     )
     noise = drawn(keys)
-    table = aggregation.modular_sum(1.0, modulus_bits=16)
-    carry = table.init(jax.ShapeDtypeStruct((width,), jnp.int32), size)
+    aggregator = aggregation.modular_sum(1.0, modulus_bits=16)
+    carry = aggregator.init(jax.ShapeDtypeStruct((width,), jnp.int32), size)
     here = jnp.arange(size)
-    carry = jax.jit(lambda x: table.accumulate(KEY, None, carry, Received(x, jnp.ones(size), here, here)))(letters)
-    total, _ = table.finalize(KEY, None, carry)
-    letters, noise = np.asarray(letters, np.int64), np.asarray(noise, np.int64)
-    rounded = letters - noise
+    one = jnp.ones(size)
+    carry = jax.jit(lambda x: aggregator.accumulate(KEY, None, carry, Received(x, one, here, here)))(messages)
+    total, _ = aggregator.finalize(KEY, None, carry)
+    messages, noise = np.asarray(messages, np.int64), np.asarray(noise, np.int64)
+    rounded = messages - noise
     assert np.abs(rounded).max() <= 1 + clip_norm / known.granularity / math.sqrt(width)
     assert np.asarray(total, np.int64).tolist() == (rounded.sum(0) + noise.sum(0)).tolist()
     decoded, _, metrics = member.on_server(KEY, None, total, (), _measured(), 1.0)
-    np.testing.assert_allclose(decoded, letters.sum(0) * known.granularity, rtol=1e-6)
+    np.testing.assert_allclose(decoded, messages.sum(0) * known.granularity, rtol=1e-6)
     assert metrics["rounding_tries"] == 1
     more = np.concatenate([np.asarray(drawn(jax.random.split(jax.random.key(i), size))).sum(0) for i in range(32)])
     check_level(more * known.granularity, 6.0)
@@ -222,7 +224,7 @@ def details_member():
 def test_rounds_under_a_modular_sum(devices):
     """A federation: the same bits on one device and two; a modulus that could wrap, and too few slots, are refused.
 
-    Catches integers that the engine takes for floats, and letters decoded twice.
+    Catches integers that the engine takes for floats, and messages decoded twice.
     """
     member = discrete_gaussian_mechanism(50.0, 1e-4, 10, granularity=1e-3)
     parts = {"transform": chain(identity(), member), "aggregator": aggregation.modular_sum(10.0)}

@@ -28,26 +28,26 @@ INNER = {
 
 
 def updates(num_rounds=40):
-    """Letters [rounds, ...] of a matrix, a scalar and a bfloat16 vector."""
+    """Updates [rounds, ...] of a matrix, a scalar and a bfloat16 vector."""
     rng = np.random.default_rng(0)
     shapes = {"a": (6, 5), "b": (), "c": (7,)}
     stacked = {name: jnp.array(rng.normal(size=(num_rounds, *s)), jnp.float32) for name, s in shapes.items()}
     return stacked | {"c": stacked["c"].astype(jnp.bfloat16)}
 
 
-def letters(member, stacked):
-    """(the numbers that each round's letter stands for, the last memory) of one client."""
+def messages(member, stacked):
+    """(the numbers that each round's message decodes to, the last memory) of one client."""
     spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stacked)
     state = member.init(spec)
 
     def body(memory, slice):
         i, update = slice
         key = jax.random.fold_in(KEY, i)
-        letter, memory, measured = member.on_client(key, update, state, memory)
+        message, memory, measured = member.on_client(key, update, state, memory)
         if member.integer_range is not None:
-            assert all(jnp.issubdtype(x.dtype, jnp.integer) for x in jax.tree.leaves(letter))
-            letter, _, _ = member.on_server(key, None, letter, state, measured, None)
-        return memory, letter
+            assert all(jnp.issubdtype(x.dtype, jnp.integer) for x in jax.tree.leaves(message))
+            message, _, _ = member.on_server(key, None, message, state, measured, None)
+        return memory, message
 
     rounds = jnp.arange(len(stacked["b"]))
     memory, sent = jax.jit(lambda: jax.lax.scan(body, member.init_client(spec), (rounds, stacked)))()
@@ -59,7 +59,7 @@ def test_sent_and_residual_add_up_to_the_updates(name):
     """In float64, to 2^-22 of the largest |u + e| a round. Catches a residual of u instead of u + e, one that misses
     what rounding to bfloat16 took, and integers that are not decoded."""
     stacked = updates()
-    sent, memory = letters(error_feedback(INNER[name]()), stacked)
+    sent, memory = messages(error_feedback(INNER[name]()), stacked)
     assert np.abs(p.flat(memory)).max() > 0.01  # or the law would be empty
     for leaf in stacked:
         u, s = (np.asarray(x[leaf], np.float64) for x in (stacked, sent))
@@ -73,13 +73,13 @@ def test_sent_and_residual_add_up_to_the_updates(name):
 def test_feedback_over_what_changes_nothing_changes_nothing():
     """Bit for bit. Catches a residual that is not zero."""
     stacked = updates()
-    sent, memory = letters(error_feedback(identity()), stacked)
-    laws.check_equal_bits(sent, stacked, "letters")
+    sent, memory = messages(error_feedback(identity()), stacked)
+    laws.check_equal_bits(sent, stacked, "messages")
     assert not p.flat(memory).any()
 
 
 def test_only_reporting_clients_remember():
-    """Catches a residual written for who did not report, for padding, or for a letter that was dropped."""
+    """Catches a residual written for who did not report, for padding, or for a message that was dropped."""
     federation = p.Federation(transform=error_feedback(top_k(count=1)))
     there = np.arange(p.SLOTS) % 3 > 0
     spoiled = int(p.COHORT[1])
@@ -154,8 +154,9 @@ def distances(transform, rates, *, cohort_size=CLIENTS, num_rounds=2000):
 
 
 def test_feedback_converges_where_the_bare_compressor_stalls():
-    """Top-1 of 12 rests far from the optimum at any rate; with error feedback as near as the rate (and so the residual)
-    is small; without compression at it. Catches a residual that is dropped, or fed back with the wrong sign."""
+    """Top-1 of 12 stays far from the optimum at any rate; with error feedback it comes as near as the rate (and so the
+    residual) is small; without compression it reaches it. Catches a residual that is dropped, or fed back with the
+    wrong sign."""
     bare = distances(top_k(count=1), [0.1, 0.05])
     fed = distances(error_feedback(top_k(count=1)), [0.1, 0.05, 0.01])
     assert distances(identity(), [0.1]) < 1e-5
@@ -165,8 +166,9 @@ def test_feedback_converges_where_the_bare_compressor_stalls():
 
 
 def test_ef21_reaches_the_optimum():
-    """By full and by partial participation, at a constant rate, where error feedback hovers. Catches g divided by the
-    cohort's size, memories of absent clients that are dropped from g, and a g that starts anew each round."""
+    """By full and by partial participation, at a constant rate, where error feedback has an error floor. Catches g
+    divided by the cohort's size, memories of absent clients that are dropped from g, and a g that starts anew each
+    round."""
     assert distances(ef21(top_k(count=1), CLIENTS), [0.03]) < 1e-4
     assert distances(ef21(chain(top_k(count=4), quantize(8)), CLIENTS), [0.03], cohort_size=4) < 1e-4
 
@@ -176,7 +178,7 @@ def test_ef21_reaches_the_optimum():
 
 def test_ef21_keeps_the_mean_of_the_memories():
     """Whoever reported, to rounding; the model moves by g. Catches absent clients counted as zeros, and a g that a
-    dropped letter moved."""
+    dropped message moved."""
     member = ef21(top_k(count=1), p.NUM_CLIENTS)
     federation = p.Federation(transform=member, aggregator=aggregation.fixed_mean(p.NUM_CLIENTS))
     data = p.ragged(spoil={5: np.inf})
@@ -193,21 +195,21 @@ def test_ef21_keeps_the_mean_of_the_memories():
         state = jax.tree.map(jnp.asarray, state)
 
 
-def test_ef21_rests_at_the_updates():
-    """With equal updates the memory becomes them, top-1 in as many rounds as there are entries, and letters vanish."""
+def test_ef21_converges_to_the_updates():
+    """With equal updates the memory becomes them, top-1 in as many rounds as there are entries, and messages vanish."""
     update = {"a": jnp.array([3.0, -1.0, 0.5]), "b": jnp.float32(2.0)}
     member = ef21(top_k(count=1), 1)
     state, memory = member.init(update), member.init_client(update)
     for i in range(5):
-        letter, memory, measured = member.on_client(KEY, update, state, memory)
-        g, state, _ = member.on_server(KEY, None, letter, state, measured, None)
-        assert (np.abs(p.flat(letter)) > 0).sum() == (i < 4)
+        message, memory, measured = member.on_client(KEY, update, state, memory)
+        g, state, _ = member.on_server(KEY, None, message, state, measured, None)
+        assert (np.abs(p.flat(message)) > 0).sum() == (i < 4)
     for x in (memory.numbers, g, state.mean):
         assert p.flat(x).tolist() == [3.0, -1.0, 0.5, 2.0]
 
 
 @pytest.mark.parametrize(
-    "table, got",
+    "aggregator, got",
     [
         (aggregation.mean(), "without a sensitivity"),
         (aggregation.fixed_mean(10), "divides by 10"),
@@ -215,9 +217,9 @@ def test_ef21_rests_at_the_updates():
         (aggregation.total(), "divides by 1"),
     ],
 )
-def test_ef21_refuses_other_tables(table, got):
+def test_ef21_refuses_other_aggregators(aggregator, got):
     """Catches g moved N/m times too much, in silence."""
-    federation = p.Federation(transform=ef21(top_k(count=1), p.NUM_CLIENTS), aggregator=table)
+    federation = p.Federation(transform=ef21(top_k(count=1), p.NUM_CLIENTS), aggregator=aggregator)
     with pytest.raises(ValueError, match=rf"aggregator: expected aggregation.fixed_mean\(24\).*{got}"):
         federation.run(p.COHORT)
 
@@ -273,7 +275,7 @@ def test_population_sizes():
 
 @pytest.mark.parametrize("remembers", ["transform", "client"])
 def test_cohorts_with_replacement_are_refused(remembers):
-    """Catches a client drawn twice, whose second letter overwrites what it remembers of the first."""
+    """Catches a client drawn twice, whose second message overwrites what it remembers of the first."""
     work = client.local_sgd(p.linear_loss, optax.sgd(0.1), client.work(num_steps=1))
     algorithm = federated(
         sampling.with_replacement(p.NUM_CLIENTS, p.SLOTS),

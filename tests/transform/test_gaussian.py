@@ -82,8 +82,8 @@ def test_noise_is_independent():
     for x, y in ((a, b), (a, later), (a[1:], a[:-1]), (a[1024:], a[:-1024]), (np.abs(a[1:]), np.abs(a[:-1]))):
         assert abs(np.corrcoef(x, y)[0, 1]) < 7 / math.sqrt(MANY)
     local = jax.vmap(lambda key: local_gaussian(1.0, 1.0).on_client(key, jnp.zeros(1 << 17), (), ())[0])
-    letters = np.asarray(local(jax.random.split(KEY, 8)), np.float64)
-    assert np.abs(np.corrcoef(letters) - np.eye(8)).max() < 7 / math.sqrt(1 << 17)
+    messages = np.asarray(local(jax.random.split(KEY, 8)), np.float64)
+    assert np.abs(np.corrcoef(messages) - np.eye(8)).max() < 7 / math.sqrt(1 << 17)
 
 
 def still(width: int) -> tuple[ClientUpdate, dict]:
@@ -117,9 +117,9 @@ class Rounds:
     [("central", 1)] + [pytest.param(place, 2, marks=pytest.mark.full) for place in ("central", "local")],
 )
 def test_devices_and_chunks(place, meshes):
-    """Noise once, of the level that the mean of 10 letters has, also where none came; and the same bits on two devices
+    """Noise once, of the level that the mean of 10 messages has, also where none came; and the same bits on two devices
     in chunks of 2. Catches noise added by every chunk or device (as tests/laws/test_invariance.py does), or twice, and
-    a round whose silence tells that nobody was there."""
+    a round without noise, which would show that nobody was there."""
     width = 1 << 18 if place == "central" else 1 << 13
     member = {"central": gaussian_mechanism, "local": local_gaussian}[place](2.0, 1.5)
     one = Rounds(member, width=width)
@@ -138,9 +138,9 @@ def test_devices_and_chunks(place, meshes):
 
 
 def test_central_against_local():
-    """Variance in the mean of m letters: slopes -2.00 and -1.00 in m, ratio m at equal z C (INVENTORY G7, T16).
+    """Variance in the mean of m messages: slopes -2.00 and -1.00 in m, ratio m at equal z C (Kairouz et al. 2021).
 
-    2,000 coordinates give each variance to 3 % and the slopes to 0.006. Catches a divisor sqrt(m), noise per letter
+    2,000 coordinates give each variance to 3 % and the slopes to 0.006. Catches a divisor sqrt(m), noise per message
     called central, and clients who share their noise.
     """
     sizes, width = np.array([10, 100, 1000, 10_000]), 2000
@@ -165,15 +165,15 @@ def test_central_against_local():
     np.testing.assert_allclose(central[1], 1e-4, rtol=0.1)
 
 
-def test_letters_bear_their_noise():
-    """What reaches the table is noised already, in every leaf and dtype. Catches noise left to the server (G8)."""
+def test_messages_bear_their_noise():
+    """A message holds its noise before it is sent, in every leaf and dtype. Catches noise left to the server."""
     member = local_gaussian(0.5, 3.0)
     update = {"a": jnp.full(MANY, 1.0), "b": jnp.zeros(1 << 16, jnp.bfloat16)}
-    letter = jax.jit(lambda update: member.on_client(KEY, update, (), ())[0])(update)
+    message = jax.jit(lambda update: member.on_client(KEY, update, (), ())[0])(update)
     clipped = 0.5 / math.sqrt(MANY)
-    check_level(np.asarray(letter["a"], np.float64) - clipped, 1.5)
-    assert letter["b"].dtype == jnp.bfloat16 and abs(level(np.float32(letter["b"]), 1.5)) < 6
-    real = sum(((np.float64(letter[k]) - np.float64(update[k])) ** 2).sum() for k in update)
+    check_level(np.asarray(message["a"], np.float64) - clipped, 1.5)
+    assert message["b"].dtype == jnp.bfloat16 and abs(level(np.float32(message["b"]), 1.5)) < 6
+    real = sum(((np.float64(message[k]) - np.float64(update[k])) ** 2).sum() for k in update)
     np.testing.assert_allclose(member.squared_error(update), real, rtol=5e-3)
     assert member.noise[:4] == ("gaussian", "local", 3.0, 0.5) and member.noise.details == {"sensitivity": 1.0}
     assert member.l2_bound is None and not member.nonexpansive and not member.releases_when_empty
@@ -184,11 +184,11 @@ def test_letters_bear_their_noise():
 
 
 def test_shares_add_up():
-    """The sum of m letters has std z C; of half as many, sqrt(1/2) of it. Catches shares of 1/m, or of the slots."""
+    """The sum of m messages has std z C; of half as many, sqrt(1/2) of it. Catches shares of 1/m, or of the slots."""
     size, width = 16, 1 << 16
     member = distributed_gaussian(0.5, 4.0, size)
-    letters = jax.jit(jax.vmap(lambda key: member.on_client(key, jnp.zeros(width), (), ())[0]))
-    rows = np.asarray(letters(jax.random.split(KEY, 16 * size)), np.float64).reshape(16, size, width)
+    messages = jax.jit(jax.vmap(lambda key: member.on_client(key, jnp.zeros(width), (), ())[0]))
+    rows = np.asarray(messages(jax.random.split(KEY, 16 * size)), np.float64).reshape(16, size, width)
     check_level(rows.sum(1), 2.0)
     check_level(rows[:, : size // 2].sum(1), 2 * math.sqrt(0.5))
     assert member.noise[:4] == ("gaussian", "distributed", 4.0, 0.5)
@@ -223,11 +223,11 @@ def test_noise_needs_a_sensitivity():
 
 
 def test_the_illegal_order_is_refused():
-    """Catches a quantiser behind the clip that the noise relies on: rounding lengthens (T19)."""
+    """Catches a quantiser after the clip that the noise relies on: rounding lengthens."""
     longer = stateless(lambda key, x: jax.tree.map(jnp.ceil, x), unbiased=True)
     with pytest.raises(ValueError, match=r"transforms\[1\]: expected a member that never lengthens.*before the mech"):
         chain(gaussian_mechanism(1.0, 1.0), longer)
-    with pytest.raises(ValueError, match="nothing behind noise that adds up"):
+    with pytest.raises(ValueError, match="nothing after noise that adds up"):
         chain(distributed_gaussian(1.0, 1.0, 5), identity())
     assert chain(longer, gaussian_mechanism(1.0, 1.0)).noise.place == "central"
     with pytest.raises(ValueError, match="one member with noise"):
@@ -261,7 +261,7 @@ def test_adaptive_noise_level():
         return jnp.log(after / 0.3)
 
     steps = np.asarray(jax.jit(jax.vmap(log_step))(jax.random.split(KEY, 20_000)), np.float64)
-    share = 0.5 - steps / 0.2  # of letters below the norm: 7 of 10, with noise 1.25 / 10
+    share = 0.5 - steps / 0.2  # of updates below the norm: 7 of 10, with noise 1.25 / 10
     np.testing.assert_allclose(share.mean(), 0.7, atol=6 * 0.125 / math.sqrt(20_000))
     assert abs(level(share - 0.7, 0.125)) < 6
     assert abs(np.corrcoef(steps[1:], steps[:-1])[0, 1]) < 7 / math.sqrt(20_000)
@@ -275,7 +275,7 @@ def test_the_least_noise_has_no_overflow():
 
 @pytest.mark.parametrize("quantile", cases.rows([0.3, 0.5, 0.8], [0.3]))
 def test_clip_norm_finds_the_quantile(quantile):
-    """Log-normal norms from a start 100 times too low: C settles at their quantile. Catches an update with the wrong
+    """Log-normal norms from a start 100 times too low: C converges to their quantile. Catches an update with the wrong
     sign, of the complement's quantile, and a count divided by those who came."""
     member = _adaptive(target_quantile=quantile, initial_clip_norm=0.01)
     m = 100

@@ -47,15 +47,15 @@ def test_projection():
         "none": jnp.zeros((0, 5)),
     }
     member = low_rank(2)
-    letter = sent(member, update)
+    message = sent(member, update)
     for name in ("bias", "scalar", "small", "zero", "none"):
-        assert np.asarray(letter[name]).tolist() == np.asarray(update[name]).tolist()
-    assert np.linalg.matrix_rank(np.asarray(letter["kernel"]).reshape(72, 16), tol=1e-4) == 2
-    assert letter["half"].dtype == jnp.bfloat16 and letter["kernel"].shape == kernel.shape
-    again = sent(member, letter)
-    np.testing.assert_allclose(again["kernel"], letter["kernel"], atol=1e-5)
+        assert np.asarray(message[name]).tolist() == np.asarray(update[name]).tolist()
+    assert np.linalg.matrix_rank(np.asarray(message["kernel"]).reshape(72, 16), tol=1e-4) == 2
+    assert message["half"].dtype == jnp.bfloat16 and message["kernel"].shape == kernel.shape
+    again = sent(member, message)
+    np.testing.assert_allclose(again["kernel"], message["kernel"], atol=1e-5)
     for name in ("kernel", "half"):
-        u, x = p.flat(update[name]), p.flat(letter[name])
+        u, x = p.flat(update[name]), p.flat(message[name])
         assert np.linalg.norm(x) <= np.linalg.norm(u) * (1 + 1e-2 * (name == "half") + 1e-6)
         assert 0 < ((x - u) ** 2).sum() <= float(member.squared_error({"w": np.asarray(update[name], np.float32)}))
     assert not member.unbiased and not member.exact_error
@@ -64,8 +64,8 @@ def test_projection():
 
 
 def test_wire():
-    """Catches factors counted at 16 bits though they are computed in 32, and quantising behind counted as before; and
-    numbers of the product, picked behind, at the factors' bits a number: they are plain floats."""
+    """Catches factors counted at 16 bits though they are computed in 32, and quantising after it counted as before it;
+    and numbers picked from the product, at the factors' bits a number: they are plain floats."""
     spec = {"w": jax.ShapeDtypeStruct((30, 20), jnp.float32), "b": jax.ShapeDtypeStruct((20,), jnp.float32)}
     assert wire_of(low_rank(2), spec) == Wire(620, 32 * (2 * 50 + 20))
     half = jax.ShapeDtypeStruct((30, 20), jnp.bfloat16)
@@ -76,7 +76,7 @@ def test_wire():
     for picked in (top_k(count=10), random_k(count=10), block_k(count=10, block_size=1)):
         assert wire_of(chain(low_rank(2), picked), spec).payload_bits == 32 * 10
         assert wire_of(chain(low_rank(2), clip(1.0), picked, picked), spec).payload_bits == 32 * 10
-    assert wire_of(chain(low_rank(2), top_k(0.9)), spec).payload_bits == 32 * 120  # the factors say as much
+    assert wire_of(chain(low_rank(2), top_k(0.9)), spec).payload_bits == 32 * 120  # the factors cost less
     assert wire_of(chain(low_rank(2), threshold(1.0)), spec) == Wire(620, 32 * 120, 620)
     assert wire_of(chain(low_rank(2), quantize(4), top_k(count=10)), spec).payload_bits == 4 * 10
 

@@ -104,8 +104,8 @@ def test_noise_has_the_strategys_covariance(name):
 def test_privacy_of_all_participations(name, bands, separation):
     """Every set of rounds apart enough, with every sign: |C u| <= S. For bands, or one participation, one reaches it.
 
-    |C u| / (S z) is the Gaussian mu with which the whole run tells of u. Catches a sensitivity of one column for
-    clients that come again.
+    |C u| / (S z) is the mu of the Gaussian mechanism that the whole run is for u. Catches a sensitivity of one column
+    for clients that come again.
     """
     C = strategy(name, bands=bands)
     worst = 0.0
@@ -206,7 +206,7 @@ def test_optimal_coefficients(error):
 
 
 def test_without_the_extra(monkeypatch):
-    """Catches an error that does not tell what to install."""
+    """Catches an error that does not name what to install."""
     monkeypatch.setitem(sys.modules, "jax_privacy.matrix_factorization", None)
     with pytest.raises(ImportError, match=r"strategy: expected jax-privacy.*pip install 'fedjax_sim\[privacy\]'"):
         matrix_mechanism(1.0, 1.0, num_rounds=11, strategy="optimal_banded")
@@ -284,7 +284,7 @@ def test_wrong_input(wrong, words):
         matrix_mechanism(options.pop("clip_norm"), options.pop("noise_multiplier"), **options)
 
 
-def test_a_table_without_a_bound():
+def test_an_aggregator_without_a_bound():
     """Catches noise scaled to nothing."""
     mechanism = Server(made("banded"))
     zeros = jnp.zeros(2)

@@ -41,14 +41,14 @@ CLIPPED = quantize(6, range=0.05, keeps_zeros=False)
 
 @pytest.fixture(scope="module")
 def federation():
-    """Letters without zero among the levels, often clipped; compiled once."""
+    """Messages without zero among the levels, often clipped; compiled once."""
     return p.Federation(transform=CLIPPED)
 
 
-def drawn(member, letter, trials: int) -> np.ndarray:
-    """[trials, ...] draws of one letter."""
-    one = jax.vmap(lambda key, letter: member.on_client(key, letter, (), ())[0], (0, None))
-    return jax.jit(one)(jax.random.split(KEY, trials), letter)
+def drawn(member, update, trials: int) -> np.ndarray:
+    """[trials, ...] messages of one update."""
+    one = jax.vmap(lambda key, update: member.on_client(key, update, (), ())[0], (0, None))
+    return jax.jit(one)(jax.random.split(KEY, trials), update)
 
 
 def range_of(name: str) -> float:
@@ -57,40 +57,40 @@ def range_of(name: str) -> float:
 
 @pytest.mark.parametrize("name", cases.rows(MEMBERS, SOME))
 def test_mean_and_error_match_the_declared_ones(name):
-    """20,000 draws of five letters. Catches the formula for uniform numbers taken for all, clipping left out of the
+    """20,000 draws of five updates. Catches the formula for uniform numbers taken for all, clipping left out of the
     error, padding of blocks counted as numbers, a norm taken for a maximum."""
     member = MEMBERS[name]
     assert member.exact_error and member.unbiased == ("nearest" not in name and range_of(name) == math.inf)
     error = jax.jit(member.squared_error)
     for kind, sent in s.draws(member).items():
-        letter = s.letters()[kind].astype(np.float64)
+        update = s.updates()[kind].astype(np.float64)
         if "nearest" not in name:
-            s.check_mean(sent, np.clip(letter, -range_of(name), range_of(name)))
-        declared = member.squared_error(s.split(letter))
+            s.check_mean(sent, np.clip(update, -range_of(name), range_of(name)))
+        declared = member.squared_error(s.split(update))
         assert isinstance(declared, np.float64)
-        s.check_error(sent, letter, declared)
-        single = error(s.split(jnp.float32(letter)))
+        s.check_error(sent, update, declared)
+        single = error(s.split(jnp.float32(update)))
         assert single == pytest.approx(declared, rel=1e-4 if name != "sixteen bits" else 0.1, abs=1e-9)
 
 
 def test_the_checks_reject_wrong_quantisers():
     """The power of the test above: nearest for stochastic, an error 3 % off, a level that is 1 % too far."""
-    letter = s.letters()["uniform"].astype(np.float64)
+    update = s.updates()["uniform"].astype(np.float64)
     right, nearest = s.draws(MEMBERS["textbook"])["uniform"], s.draws(quantize(3, rounding="nearest"))["uniform"]
-    declared = MEMBERS["textbook"].squared_error(s.split(letter))
-    s.check_error(right, letter, declared)
+    declared = MEMBERS["textbook"].squared_error(s.split(update))
+    s.check_error(right, update, declared)
     for wrong in (0.97, 1.03):
         with pytest.raises(AssertionError):
-            s.check_error(right, letter, wrong * declared)
+            s.check_error(right, update, wrong * declared)
     for sent in (nearest, right * 1.01):
         with pytest.raises(AssertionError):
-            s.check_mean(sent, letter)
+            s.check_mean(sent, update)
 
 
 @pytest.mark.parametrize("keeps_zeros", [True, False])
 def test_numbers_on_the_grid_stay(keeps_zeros):
-    """Row F2: levels of an odd range, which floats cannot hold exactly, 50 draws each. Catches a quotient that lands
-    beside its level and now and then a level away, and levels past the range."""
+    """Levels of an odd range, which floats cannot hold exactly, 50 draws each. Catches a quotient that lands beside its
+    level and now and then a level away, and levels past the range."""
     for bits in (1 + keeps_zeros, 3, 8, 16):
         offset = 0.0 if keeps_zeros else 0.5
         top = 2 ** (bits - 1) - 1 + offset
@@ -102,7 +102,8 @@ def test_numbers_on_the_grid_stay(keeps_zeros):
 
 
 def test_textbook_error_of_uniform_numbers():
-    """Row F3: 2 / (3 (2^b - 1)^2) a coordinate at s = 1. Catches 2^b in place of 2^b - 1, and Delta / 2 for Delta."""
+    """2 / (3 (2^b - 1)^2) a coordinate at s = 1 (Suresh et al. 2017, section 2). Catches 2^b in place of 2^b - 1, and
+    Delta / 2 for Delta."""
     x = np.random.default_rng(0).uniform(-1, 1, 1_000_000).astype(np.float32)
     for bits, expected in ((1, 0.666667), (2, 0.0740741), (4, 0.00296296), (8, 1.02525e-5)):
         member = quantize(bits, range=1.0, keeps_zeros=False)
@@ -113,7 +114,7 @@ def test_textbook_error_of_uniform_numbers():
 
 
 def test_error_of_fixed_numbers():
-    """Row F4, in float64, and trap T1: without zero among the levels, small numbers cost 1.5 of the formula."""
+    """By hand, in float64. Without zero among the levels, small numbers cost 1.5 times that of uniform ones."""
     x = np.array([-1, -0.9, -0.5, -0.2, 0, 0.123, 0.7, 1])
     assert quantize(3, range=1.0, keeps_zeros=False).squared_error(x) == pytest.approx(0.0765036531, abs=1e-9)
     small = np.random.default_rng(1).normal(size=200_000) * 0.01
@@ -125,8 +126,8 @@ def test_error_of_fixed_numbers():
 
 
 def test_nearest_against_stochastic():
-    """Row F5, at .3 between 0 and 1: bias -.3 without variance, against variance .21 without bias; a mean over m
-    clients errs by .09 or .21 / m. Catches a nearest rounding that uses its key."""
+    """At .3 between 0 and 1: bias -.3 without variance, against variance .21 without bias; a mean over m clients errs
+    by .09 or .21 / m. Catches a nearest rounding that uses its key."""
     x = np.array([-0.2])  # .3 on {0, 1}, moved to {-.5, .5}
     nearest, stochastic = (quantize(1, range=0.5, keeps_zeros=False, rounding=r) for r in ("nearest", "stochastic"))
     fixed, loose = (np.asarray(drawn(t, jnp.float32(x), 100_000)) for t in (nearest, stochastic))
@@ -137,7 +138,7 @@ def test_nearest_against_stochastic():
 
 
 def test_number_of_values():
-    """Row F1: at most 2^b values, or one less with zero; the range's ends are among them."""
+    """At most 2^b values (Suresh et al. 2017, section 2), or one less with zero; the range's ends are among them."""
     x = jnp.concatenate([jnp.linspace(-1, 1, 20_001), jnp.zeros(1)])
     for bits, keeps_zeros, limit in (
         (1, False, None),
@@ -153,8 +154,8 @@ def test_number_of_values():
 
 
 def test_wire_bits():
-    """Rows F7: d b + 32 a scale, exactly. Catches a zero-preserving grid behind sparsification that pays for all d, one
-    without zero that does not, and indices paid by who sends every number."""
+    """d b + 32 a scale, exactly. Catches a zero-preserving grid after sparsification that pays for all d, one without
+    zero that does not, and indices paid by who sends every number."""
     spec = {"a": jnp.zeros((8, 6)), "b": jnp.zeros(16), "none": jnp.zeros((0, 3))}
     sparse = stateless(lambda key, x: x, wire=lambda spec, wire: Wire(10, 320, 60))
     for member, bits, side in (
@@ -175,7 +176,7 @@ def test_wire_bits():
 
 
 def test_rounding_is_independent_over_clients():
-    """The error of the mean over m clients with one letter falls as 1 / m, keys made as a round makes them.
+    """The error of the mean over m clients with one update falls as 1 / m, keys made as a round makes them.
 
     m = 400, d = 4,000: the ratio has a relative deviation of 2 % at most, so 12 % is six; a dither that clients share
     leaves a ratio of m, and a correlation of 0.001 between any two clients 1.4.
@@ -190,12 +191,12 @@ def test_rounding_is_independent_over_clients():
 
 
 @pytest.mark.parametrize("keeps_zeros", [True, False])
-def test_integers_decode_to_the_letter(keeps_zeros):
+def test_integers_decode_to_the_message(keeps_zeros):
     """The same key, as floats and as integers, alone and through a federation. Catches an offset that decoding adds
     once where a sum holds it m times, and a unit off by two."""
     options = {"range": 2.0, "keeps_zeros": keeps_zeros}
     plain, whole = quantize(6, **options), quantize(6, integers=True, **options)
-    x = s.split(jnp.float32(s.letters()["out of range"]))
+    x = s.split(jnp.float32(s.updates()["out of range"]))
     floats = plain.on_client(KEY, x, (), ())[0]
     sent, _, measured = whole.on_client(KEY, x, (), ())
     low, high = whole.integer_range
@@ -210,7 +211,7 @@ def test_integers_decode_to_the_letter(keeps_zeros):
 
 
 def test_federations_of_floats_and_integers(federation):
-    """Letters of an odd grid, two rounds. Catches a unit that the server forgets, or applies to each letter."""
+    """Messages of an odd grid, two rounds. Catches a unit that the server forgets, or applies to each message."""
     whole = p.Federation(transform=quantize(6, range=0.05, keeps_zeros=False, integers=True))
     (one, infos), (other, same) = federation.run(p.COHORT), whole.run(p.COHORT)
     np.testing.assert_allclose(one.server.params, other.server.params, rtol=1e-6)
@@ -219,7 +220,7 @@ def test_federations_of_floats_and_integers(federation):
 
 
 def test_clipped_share(federation):
-    """Trap T2: clipping is counted over a cohort, and the part is declared biased. Catches a mean of means."""
+    """Clipping is counted over a cohort, and the transform is declared biased. Catches a mean of means."""
     share = federation.run(p.COHORT, num_rounds=1)[1][0]["clipped_share"]
     assert 0 < share < 1 and share * p.SLOTS * 3 == pytest.approx(round(float(share) * p.SLOTS * 3), abs=1e-3)
     member = quantize(range=1.0)
@@ -231,8 +232,8 @@ def test_clipped_share(federation):
 
 @pytest.mark.optimised
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_nonfinite_letters_are_seen(value, federation):
-    """Catches clipping, or a cast to integers, that makes a broken letter look sound."""
+def test_nonfinite_updates_are_seen(value, federation):
+    """Catches clipping, or a cast to integers, that makes a broken update look sound."""
     x = jnp.array([0.5, value, 0.1])
     for member in (quantize(), quantize(range=1.0), quantize(4, scope="vector"), qsgd(4), terngrad()):
         assert not np.isfinite(member.on_client(KEY, x, (), ())[0]).all()
@@ -242,20 +243,20 @@ def test_nonfinite_letters_are_seen(value, federation):
 
 
 @pytest.mark.parametrize("name", ["default", "range", "vector", "block", "qsgd in buckets"])
-def test_extreme_and_odd_letters(name):
-    """Zeros stay zeros, tiny and huge letters stay finite, empty leaves, scalars and bfloat16 leaves keep their shapes.
+def test_extreme_and_odd_updates(name):
+    """Zeros stay zeros, tiny and huge updates stay finite, empty leaves, scalars and bfloat16 leaves keep their shapes.
     Catches 0 / 0, squares that overflow, a padded block that grows a leaf."""
     member = MEMBERS[name]
-    send = jax.jit(lambda letter: member.on_client(KEY, letter, (), ())[0])
+    send = jax.jit(lambda update: member.on_client(KEY, update, (), ())[0])
     for scale in (0.0, 1e-38, 1e18):
-        letter = {
+        update = {
             "empty": jnp.zeros((0, 2)),
             "scalar": jnp.float32(scale),
             "half": jnp.full(5, scale, jnp.bfloat16),
             "zeros": jnp.zeros((3, 1)),
         }
-        sent = send(letter)
-        for leaf, x in zip(jax.tree.leaves(letter), jax.tree.leaves(sent), strict=True):
+        sent = send(update)
+        for leaf, x in zip(jax.tree.leaves(update), jax.tree.leaves(sent), strict=True):
             assert (x.shape, x.dtype) == (leaf.shape, jnp.float32) and np.isfinite(np.float64(x)).all()
         assert name in ("vector", "block") or (np.asarray(sent["zeros"]) == 0).all()
     assert member.on_client(KEY, {}, (), ())[0] == {}
@@ -263,15 +264,15 @@ def test_extreme_and_odd_letters(name):
 
 def test_qsgd_error_is_below_the_papers_bound():
     """min(n / s^2, sqrt(n) / s) |x|^2, nearly reached by equal numbers below one level. Catches a max-norm scale."""
-    for levels, kind in itertools.product((1, 4, 30), s.letters()):
-        x = s.letters()[kind].astype(np.float64)
+    for levels, kind in itertools.product((1, 4, 30), s.updates()):
+        x = s.updates()[kind].astype(np.float64)
         assert qsgd(levels).squared_error(x) <= min(64 / levels**2, 8 / levels) * (x @ x) * (1 + 1e-5)
     equal = np.ones(64)
     assert qsgd(1).squared_error(equal) == pytest.approx(7 * 64, rel=1e-5)
 
 
 def test_qsgd_coded_bits_bound_a_real_code():
-    """Letters written in gamma codes, dense and sparse: the mean length stays below the declared one, and reaches 60 %
+    """Messages written in gamma codes, dense and sparse: the mean length stays below the declared one, and reaches 60 %
     of it. Catches a bound that forgets signs, distances or the norm."""
 
     def gamma(k):
@@ -287,12 +288,12 @@ def test_qsgd_coded_bits_bound_a_real_code():
     n, rng = 1024, np.random.default_rng(2)
     for levels in (1, 4, 32, 255):
         best, member = 0.0, qsgd(levels)
-        letters = np.stack([rng.normal(size=n), np.ones(n), rng.standard_t(1, size=n), np.eye(1, n)[0]])
+        updates = np.stack([rng.normal(size=n), np.ones(n), rng.standard_t(1, size=n), np.eye(1, n)[0]])
         draw = jax.vmap(lambda key, x, member=member: member.on_client(key, x, (), ())[0])
         sent = jax.jit(jax.vmap(draw, (None, 0)))(
-            jax.random.split(KEY, 20), jnp.float32(np.tile(letters[:, None], (1, 20, 1)))
+            jax.random.split(KEY, 20), jnp.float32(np.tile(updates[:, None], (1, 20, 1)))
         )
-        norms = np.linalg.norm(letters, axis=1)[:, None, None] / levels
+        norms = np.linalg.norm(updates, axis=1)[:, None, None] / levels
         for integers in np.round(np.asarray(sent) / norms):
             bits = np.mean([length(row) for row in integers])
             coded = wire_of(member, jnp.zeros(n)).coded_bits

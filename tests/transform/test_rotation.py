@@ -52,17 +52,17 @@ def test_hadamard_equals_sylvesters_matrix(size):
     np.testing.assert_allclose(turn(jnp.asarray(turned)), x, atol=1e-6)
 
 
-def test_rotation_back_gives_the_letter():
+def test_rotation_back_gives_the_update():
     """Leaves of several shapes and dtypes, padding from 64 + 5 to 128. Catches signs that differ on the way back,
     leaves cut at the wrong places, and padding that comes back."""
-    letter = s.split(jnp.asarray(s.letters()["gaussian"])) | {
+    update = s.split(jnp.asarray(s.updates()["gaussian"])) | {
         "half": jnp.ones((5, 1), jnp.bfloat16),
         "none": jnp.zeros(0),
     }
     seen = []
     spy = stateless(lambda key, x: seen.append((x.shape, x.dtype)) or x)
-    sent = jax.jit(rotated(spy).on_client)(KEY, letter, (), ())[0]
-    for a, b in zip(jax.tree.leaves(letter), jax.tree.leaves(sent), strict=True):
+    sent = jax.jit(rotated(spy).on_client)(KEY, update, (), ())[0]
+    for a, b in zip(jax.tree.leaves(update), jax.tree.leaves(sent), strict=True):
         assert a.shape == b.shape and b.dtype == jnp.float32
         np.testing.assert_allclose(np.float64(a), np.float64(b), atol=1e-6)
     assert seen == [((128,), jnp.float32)]
@@ -76,13 +76,13 @@ INNER = {"quantize": quantize(4), "qsgd": qsgd(8), "terngrad": terngrad(), "natu
 
 @pytest.mark.parametrize("inner", cases.rows(INNER, ["quantize", "terngrad"]))
 def test_rotated_compressors_stay_unbiased(inner):
-    """20,000 draws of five letters. Catches padding that takes part of the letter, and a key used twice."""
+    """20,000 draws of five updates. Catches padding that takes part of the update, and a key used twice."""
     member = rotated(INNER[inner])
     assert member.unbiased and not member.exact_error
     for kind, sent in s.draws(member).items():
-        letter = s.letters()[kind].astype(np.float64)
-        s.check_mean(sent, letter)
-        assert np.square(sent - letter).sum(-1).mean() <= member.squared_error(s.split(letter))
+        update = s.updates()[kind].astype(np.float64)
+        s.check_mean(sent, update)
+        assert np.square(sent - update).sum(-1).mean() <= member.squared_error(s.split(update))
 
 
 HARD = {
@@ -100,8 +100,8 @@ HARD = {
      quantize(3, scope="block", block_size=16, keeps_zeros=False), scaled_sign(), natural_compression()],
     ids=["two bits", "nearest", "range", "qsgd", "terngrad", "block", "sign", "natural"],
 )  # fmt: skip
-def test_declared_bounds_hold_for_hard_letters(inner):
-    """Letters of one, two, equal and falling numbers. Catches a bound made for numbers that are alike before."""
+def test_declared_bounds_hold_for_hard_updates(inner):
+    """Updates of one, two, equal and falling numbers. Catches a bound made for numbers that are alike before."""
     member = rotated(inner)
     rows = jnp.float32(np.stack(list(HARD.values())))
     one = jax.vmap(jax.vmap(lambda key, x: member.on_client(key, x, (), ())[0], (0, None)), (None, 0))
@@ -114,8 +114,8 @@ def test_declared_bounds_hold_for_hard_letters(inner):
         assert compiled(jnp.float32(x)) == pytest.approx(bound, rel=1e-4, abs=1e-30)
 
 
-def test_rotation_serves_spiky_letters():
-    """A letter of one large and 4,095 small numbers at three bits: rotated, a twentieth of the error, or less."""
+def test_rotation_serves_spiky_updates():
+    """An update of one large and 4,095 small numbers at three bits: rotated, a twentieth of the error, or less."""
     x = np.random.default_rng(3).normal(size=4096)
     x[7] = 64
     plain, turned = quantize(3), rotated(quantize(3))
@@ -126,11 +126,11 @@ def test_rotation_serves_spiky_letters():
 
 
 def test_drive_keeps_the_projection():
-    """<letter, x> = |x|^2 for every draw. Catches a scale that is not the inverse of the projection."""
+    """<message, x> = |x|^2 for every draw. Catches a scale that is not the inverse of the projection."""
     member = drive()
     assert not member.unbiased and not member.nonexpansive
     for kind, sent in s.draws(member, 500).items():
-        x = s.letters()[kind].astype(np.float64)
+        x = s.updates()[kind].astype(np.float64)
         np.testing.assert_allclose(sent @ x, x @ x, rtol=2e-5)
 
 
@@ -155,8 +155,8 @@ def test_drive_has_the_papers_errors():
 
 
 def test_drive_is_nearly_unbiased():
-    """The mean of 4,000 draws at d = 1,024 is the letter within 1.3 of chance; two numbers of unequal size show why
-    it is not declared: Hadamard's rotation leaves (5, 0) of (2, 1), times |x|^2 / 5 / 2."""
+    """The mean of 4,000 draws at d = 1,024 is the update within 1.3 of chance; two numbers of unequal size show why it
+    is not declared: Hadamard's rotation leaves (5, 0) of (2, 1), times |x|^2 / 5 / 2."""
     x = np.random.default_rng(2).normal(size=1024)
     send = jax.jit(jax.vmap(lambda key, x: drive().on_client(key, x, (), ())[0], (0, None)))
     sent = np.asarray(send(jax.random.split(KEY, 4000), jnp.float32(x)), np.float64)

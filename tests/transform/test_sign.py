@@ -19,11 +19,11 @@ KEY = jax.random.key(0)
 @pytest.mark.parametrize("scope", ["vector", "leaf"])
 def test_sign_contracts_as_declared(scope):
     """|x|^2 - |x|_1^2 / d, never above (1 - 1/d) |x|^2, and reached by a single number. Catches a scale by the norm, a
-    mean over leaves for one over the letter, and zeros that are left out of the mean."""
+    mean over leaves for one over the update, and zeros that are left out of the mean."""
     member = scaled_sign(scope=scope)
     assert not member.unbiased and not member.nonexpansive and member.exact_error
-    send = jax.jit(lambda letter: member.on_client(KEY, letter, (), ())[0])
-    rows = s.letters() | {"one": np.eye(1, 64, 50)[0].astype(np.float32), "tiny": np.full(64, 1e-37, np.float32)}
+    send = jax.jit(lambda update: member.on_client(KEY, update, (), ())[0])
+    rows = s.updates() | {"one": np.eye(1, 64, 50)[0].astype(np.float32), "tiny": np.full(64, 1e-37, np.float32)}
     for x in rows.values():
         sent = s.joined(send(s.split(jnp.asarray(x))))
         x = x.astype(np.float64)
@@ -39,21 +39,21 @@ def test_sign_contracts_as_declared(scope):
 
 @pytest.mark.optimised
 def test_natural_compression_is_unbiased():
-    """Means and errors of five letters, and of numbers below 2^-126. Catches the exponent rounded to the nearest, a
+    """Means and errors of five updates, and of numbers below 2^-126. Catches the exponent rounded to the nearest, a
     coin of fewer bits than the mantissa has, and smallest numbers that vanish."""
     member = natural_compression()
     assert member.unbiased and member.exact_error
     error = jax.jit(member.squared_error)
     for kind, sent in s.draws(member).items():
-        letter = s.letters()[kind].astype(np.float64)
-        s.check_mean(sent, letter)
-        declared = member.squared_error(s.split(letter))
-        s.check_error(sent, letter, declared)
-        assert declared <= letter @ letter / 8
-        assert error(s.split(jnp.float32(letter))) == pytest.approx(declared, rel=1e-5)
-    wrong = member.squared_error(s.split(letter)) * 1.03
+        update = s.updates()[kind].astype(np.float64)
+        s.check_mean(sent, update)
+        declared = member.squared_error(s.split(update))
+        s.check_error(sent, update, declared)
+        assert declared <= update @ update / 8
+        assert error(s.split(jnp.float32(update))) == pytest.approx(declared, rel=1e-5)
+    wrong = member.squared_error(s.split(update)) * 1.03
     with pytest.raises(AssertionError):
-        s.check_error(sent, letter, wrong)
+        s.check_error(sent, update, wrong)
     assert member.squared_error(np.array([1.5])) == 0.25  # the worst: 1.5^2 / 9, below 1 / 8
     assert member.squared_error(np.array([4 / 3])) == pytest.approx((4 / 3) ** 2 / 8)
     tiny = np.frombuffer(np.uint32([0x00200000, 0x80600000]).tobytes(), np.float32)  # a quarter, -3/4 of 2^-126
@@ -66,11 +66,11 @@ def test_natural_compression_is_unbiased():
 @pytest.mark.optimised
 def test_powers_of_two_stay():
     """Every exponent of float32; past the last power, that one; NaN and infinity as they are; no limit of float16."""
-    send = jax.jit(lambda letter: natural_compression().on_client(KEY, letter, (), ())[0])
+    send = jax.jit(lambda update: natural_compression().on_client(KEY, update, (), ())[0])
     powers = np.ldexp(np.float32(1), np.arange(-126, 128))
-    letter = np.concatenate([powers, -powers, [0.0, -0.0]]).astype(np.float32)
-    sent = np.asarray(send(jnp.asarray(letter)))
-    assert sent.tobytes() == letter.tobytes()
+    update = np.concatenate([powers, -powers, [0.0, -0.0]]).astype(np.float32)
+    sent = np.asarray(send(jnp.asarray(update)))
+    assert sent.tobytes() == update.tobytes()
     odd = jnp.array([3e38, -3e38, np.inf, -np.inf, np.nan], jnp.float32)
     np.testing.assert_array_equal(send(odd), np.float32([2.0**127, -(2.0**127), np.inf, -np.inf, np.nan]))
     assert set(send(jnp.full(40, 60_000, jnp.float16)).tolist()) == {2**15, 2**16}
@@ -84,8 +84,8 @@ def test_cast_is_the_nearest_number(name):
     member, narrow = cast(name), np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else np.float16)
     rng = np.random.default_rng(4)
     x = (rng.normal(size=5000) * 10.0 ** rng.uniform(-9, 4, 5000)).astype(np.float32)
-    letter = {"plain": jnp.asarray(x), "empty": jnp.zeros(0), "half": jnp.ones(3, jnp.bfloat16)}
-    sent, _, measured = jax.jit(member.on_client)(KEY, letter, (), ())
+    update = {"plain": jnp.asarray(x), "empty": jnp.zeros(0), "half": jnp.ones(3, jnp.bfloat16)}
+    sent, _, measured = jax.jit(member.on_client)(KEY, update, (), ())
     limit = float(jnp.finfo(narrow).max)
     expected = np.clip(x, -limit, limit).astype(narrow).astype(np.float32)
     assert np.asarray(sent["plain"]).tobytes() == expected.tobytes() != x.tobytes()
@@ -98,9 +98,9 @@ def test_cast_is_the_nearest_number(name):
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 def test_cast_error_is_exact(name):
-    """Of float32 and of float64 letters, compiled. Catches the error of a conversion that a compiler skipped: zero."""
+    """Of float32 and of float64 updates, compiled. Catches the error of a conversion that a compiler skipped: zero."""
     member = cast(name)
-    x = s.letters()["gaussian"]
+    x = s.updates()["gaussian"]
     sent = s.joined(member.on_client(KEY, s.split(jnp.asarray(x)), (), ())[0])
     expected = np.square(sent - x.astype(np.float64)).sum()
     assert expected > 0 and not member.unbiased

@@ -1,4 +1,4 @@
-"""Sparse letters against NumPy, their laws and their bits."""
+"""Sparse messages against NumPy, their laws and their bits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedjax_sim.types import Mean, Wire
 from tests.laws import problems as p
 
 KEY = jax.random.key(0)
-ROW = np.array([3.0, -1.0, 0.5, 2.0])  # inventory row F6
+NUMBERS = np.array([3.0, -1.0, 0.5, 2.0])
 SCOPES = ["vector", "leaf"]
 
 
@@ -30,26 +30,27 @@ def mixed(rng):
     return {"a": draw(3, 0), "b": draw(), "c": draw(5, 13).astype(jnp.bfloat16), "d": draw(150) * jnp.float32(-0.5)}
 
 
-def test_numbers_of_row_f6():
+def test_errors_by_hand():
     """Catches magnitudes compared with their signs, and a variance of d/k instead of d/k - 1."""
-    letter = np.asarray(sent(top_k(count=2), jnp.array(ROW, jnp.float32)))
-    assert letter.tolist() == [3, 0, 0, 2] == np.asarray(sent(top_k(0.5), jnp.array(ROW, jnp.float32))).tolist()
-    assert ((letter - ROW) ** 2).sum() == top_k(count=2).squared_error(ROW) == 1.25 <= 7.125 == (ROW**2).sum() / 2
-    assert random_k(count=2).squared_error(ROW) == 14.25
-    assert random_k(count=2, scaled=False).squared_error(ROW) == 7.125
-    exact = ROW + 1e-9  # float64 in, float64 out
+    message = np.asarray(sent(top_k(count=2), jnp.array(NUMBERS, jnp.float32)))
+    assert message.tolist() == [3, 0, 0, 2] == np.asarray(sent(top_k(0.5), jnp.array(NUMBERS, jnp.float32))).tolist()
+    error = ((message - NUMBERS) ** 2).sum()
+    assert error == top_k(count=2).squared_error(NUMBERS) == 1.25 <= 7.125 == (NUMBERS**2).sum() / 2
+    assert random_k(count=2).squared_error(NUMBERS) == 14.25
+    assert random_k(count=2, scaled=False).squared_error(NUMBERS) == 7.125
+    exact = NUMBERS + 1e-9  # float64 in, float64 out
     assert top_k(count=2).squared_error(exact) == ((exact**2)[[1, 2]]).sum()
 
 
 @pytest.mark.parametrize("count", [1, 3, 60])
 @pytest.mark.parametrize("scope", SCOPES)
 def test_largest_entries_survive_unchanged(scope, count):
-    """A stable argsort of -|x|, over the letter and over each leaf, by either road of the engine, one client at a time
-    and vmapped. Catches ties broken at random, dtypes lost, and leaves that are compared with the wrong ones."""
+    """A stable argsort of -|x|, over the update and over each leaf, by either algorithm of the engine, one client at a
+    time and vmapped. Catches ties broken at random, dtypes lost, and leaves that are compared with the wrong ones."""
     updates = [mixed(np.random.default_rng(seed)) for seed in range(4)]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *updates)
     member = top_k(count=count, scope=scope)
-    letters = jax.jit(jax.vmap(lambda update: sent(member, update)))(stacked)
+    messages = jax.jit(jax.vmap(lambda update: sent(member, update)))(stacked)
     for i, update in enumerate(updates):
         leaves = [np.asarray(x, np.float64).reshape(-1) for x in jax.tree.leaves(update)]
         groups = [np.concatenate(leaves)] if scope == "vector" else leaves
@@ -59,13 +60,13 @@ def test_largest_entries_survive_unchanged(scope, count):
             best = np.argsort(-np.abs(x), kind="stable")[:count]
             y[best] = x[best]
             expected.append(y)
-        got = jax.tree.map(lambda x, i=i: x[i], letters)
+        got = jax.tree.map(lambda x, i=i: x[i], messages)
         assert np.concatenate(expected).tolist() == p.flat(got).tolist()
         assert [x.dtype for x in jax.tree.leaves(got)] == [x.dtype for x in jax.tree.leaves(update)]
 
 
 def test_contraction():
-    """|x - T x|^2 <= (1 - k/d) |x|^2 for Gaussian, sparse, heavy and constant letters, where it is an equality; the
+    """|x - T x|^2 <= (1 - k/d) |x|^2 for Gaussian, sparse, heavy and constant updates, where it is an equality; the
     declared error is the error itself. Catches k rounded down."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(5, 96)).astype(np.float32)
@@ -75,11 +76,11 @@ def test_contraction():
     x[4] *= 1e-18
     for member, kept in ((top_k(0.11), 11 / 96), (block_k(0.3, block_size=8), 4 / 12), (block_k(count=5), 1.0)):
         if kept == 1.0:
-            with pytest.raises(ValueError, match=r"count: expected at most the letter's 2 blocks, got 5"):
+            with pytest.raises(ValueError, match=r"count: expected at most the update's 2 blocks, got 5"):
                 sent(member, jnp.array(x[0]))
             continue
-        letters = np.asarray(jax.jit(jax.vmap(lambda u, member=member: sent(member, u)))(x), np.float64)
-        errors, squares = ((letters - x) ** 2).sum(1), (x.astype(np.float64) ** 2).sum(1)
+        messages = np.asarray(jax.jit(jax.vmap(lambda u, member=member: sent(member, u)))(x), np.float64)
+        errors, squares = ((messages - x) ** 2).sum(1), (x.astype(np.float64) ** 2).sum(1)
         assert (errors <= (1 - kept) * squares * (1 + 1e-6)).all()
         assert np.isclose(errors[2], (1 - kept) * squares[2], rtol=1e-6)
         declared = [float(member.squared_error(u.astype(np.float64))) for u in x]
@@ -123,50 +124,50 @@ def test_random_positions_are_uniform(size, number):
 
 def test_random_k_is_unbiased_with_its_variance():
     """k = 1 of 4, 120,000 draws, 6 deviations (1.2 %): accepts 3 |x|^2 and rejects 4 |x|^2. Catches a missing d/k, and
-    a scale of the letter where the leaf's is meant."""
-    update = {"a": jnp.array(ROW[:1], jnp.float32), "b": jnp.array(ROW[1:], jnp.float32)}
+    a scale of the update where the leaf's is meant."""
+    update = {"a": jnp.array(NUMBERS[:1], jnp.float32), "b": jnp.array(NUMBERS[1:], jnp.float32)}
     keys = jax.random.split(KEY, 120_000)
     for member in (random_k(count=1), random_k(count=1, scope="leaf"), random_k(0.25, scaled=False)):
-        letters = jax.jit(jax.vmap(lambda key, member=member: sent(member, update, key)))(keys)
-        letters = np.concatenate([letters["a"], letters["b"]], axis=1).astype(np.float64)
-        errors = ((letters - ROW) ** 2).sum(1)
-        declared = float(member.squared_error({"a": ROW[:1], "b": ROW[1:]}))
+        messages = jax.jit(jax.vmap(lambda key, member=member: sent(member, update, key)))(keys)
+        messages = np.concatenate([messages["a"], messages["b"]], axis=1).astype(np.float64)
+        errors = ((messages - NUMBERS) ** 2).sum(1)
+        declared = float(member.squared_error({"a": NUMBERS[:1], "b": NUMBERS[1:]}))
         assert abs(errors.mean() - declared) < 6 * errors.std() / math.sqrt(len(keys)) < 0.02 * declared
-        off = np.abs(letters.mean(0) - ROW) / (letters.std(0) / math.sqrt(len(keys)) + 1e-9)
+        off = np.abs(messages.mean(0) - NUMBERS) / (messages.std(0) / math.sqrt(len(keys)) + 1e-9)
         assert member.unbiased == (off < 6).all() and member.exact_error
         assert member.nonexpansive != member.unbiased
-    assert float(random_k(count=1).squared_error(ROW)) == 3 * 14.25
+    assert float(random_k(count=1).squared_error(NUMBERS)) == 3 * 14.25
 
 
 def test_clients_choose_independently():
-    """The error of a mean of m letters falls as 1/m: 14.25 / 16, to 4 %; and so do leaves, which agree in one of ten.
+    """The error of a mean of m messages falls as 1/m: 14.25 / 16, to 4 %; and so do leaves, which agree in one of ten.
     Catches one key for a whole cohort, or for all leaves."""
     keys = jax.vmap(lambda id: jax.random.fold_in(KEY, id))(jnp.arange(16 * 6000))
     member = random_k(count=2)
-    letters = jax.jit(jax.vmap(lambda key: sent(member, jnp.array(ROW, jnp.float32), key)))(keys)
-    means = np.asarray(letters, np.float64).reshape(6000, 16, 4).mean(1)
-    assert abs(((means - ROW) ** 2).sum(1).mean() / (14.25 / 16) - 1) < 0.04
+    messages = jax.jit(jax.vmap(lambda key: sent(member, jnp.array(NUMBERS, jnp.float32), key)))(keys)
+    means = np.asarray(messages, np.float64).reshape(6000, 16, 4).mean(1)
+    assert abs(((means - NUMBERS) ** 2).sum(1).mean() / (14.25 / 16) - 1) < 0.04
     leaves = {"a": jnp.ones(10), "b": jnp.ones(10)}
     member = random_k(count=1, scope="leaf")
-    letters = jax.jit(jax.vmap(lambda key: sent(member, leaves, key)))(keys[:10_000])
-    same = np.asarray((letters["a"] == letters["b"]).all(1))
+    messages = jax.jit(jax.vmap(lambda key: sent(member, leaves, key)))(keys[:10_000])
+    same = np.asarray((messages["a"] == messages["b"]).all(1))
     assert abs(same.mean() - 0.1) < 6 * 0.003
 
 
 def test_threshold_sends_and_counts():
-    """Catches > for >=, and a metric that counts slots instead of letters that arrived."""
+    """Catches > for >=, and a metric that counts slots instead of messages that arrived."""
     member = threshold(0.5)
     update = {"w": jnp.array([0.5, -0.5, 0.49999, 3.0, 0.0]), "b": jnp.array([0.5], jnp.bfloat16)}
-    letter, _, measured = member.on_client(KEY, update, (), ())
-    assert letter["w"].tolist() == [0.5, -0.5, 0, 3, 0] and letter["b"].tolist() == [0.5]
+    message, _, measured = member.on_client(KEY, update, (), ())
+    assert message["w"].tolist() == [0.5, -0.5, 0, 3, 0] and message["b"].tolist() == [0.5]
     assert measured["sent_values"] == Mean(4, 1)
     pooled = {"sent_values": Mean(jnp.float32(12), jnp.float32(3))}
-    assert float(member.on_server(KEY, None, letter, (), pooled, None)[2]["sent_values"]) == 4
+    assert float(member.on_server(KEY, None, message, (), pooled, None)[2]["sent_values"]) == 4
     assert np.isclose(float(member.squared_error(update)), 0.49999**2)
     reported = np.arange(p.SLOTS) < 7
     _, infos = p.Federation(transform=threshold(0.2)).run(p.cohort(p.COHORT, reported=reported), num_rounds=1)
     work = infos[0]["sent_values"] * 7
-    assert 0 < work < 21 and abs(work - np.round(work)) < 1e-4  # letters that arrived, not slots
+    assert 0 < work < 21 and abs(work - np.round(work)) < 1e-4  # messages that arrived, not slots
 
 
 def test_blocks_of_largest_norm_survive():
@@ -175,10 +176,10 @@ def test_blocks_of_largest_norm_survive():
     member = block_k(count=2, block_size=5)
     for scale in (1e-38, 1e-20, 1.0, 1e20, 1e30):
         x = (scale * rng.normal(size=23)).astype(np.float32)
-        letter = np.asarray(sent(member, jnp.array(x)))
+        message = np.asarray(sent(member, jnp.array(x)))
         norms = np.add.reduceat(np.float64(x) ** 2, np.arange(0, 23, 5))
         chosen = np.repeat(np.isin(np.arange(5), np.argsort(-norms, kind="stable")[:2]), 5)[:23]
-        assert letter.tolist() == np.where(chosen, x, 0).tolist()
+        assert message.tolist() == np.where(chosen, x, 0).tolist()
     assert np.asarray(sent(member, jnp.zeros(23))).tolist() == [0] * 23
 
 
@@ -228,16 +229,16 @@ MEMBERS = {
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_broken_letters_are_seen(name):
+def test_broken_updates_are_seen(name):
     """NaN and infinity at every place. Catches a client whose NaN is among what is not sent, and who then counts."""
 
     def finite(update):
         return tree.all_finite(sent(MEMBERS[name], update))
 
-    letters = {"w": jnp.tile(jnp.arange(1.0, 7.0), (12, 1)), "b": jnp.ones((12, 1), jnp.bfloat16)}
+    updates = {"w": jnp.tile(jnp.arange(1.0, 7.0), (12, 1)), "b": jnp.ones((12, 1), jnp.bfloat16)}
     place = jnp.arange(6)
-    letters["w"] = letters["w"].at[place, place].set(jnp.nan).at[place + 6, place].set(-jnp.inf)
-    assert not np.asarray(jax.jit(jax.vmap(finite))(letters)).any()
+    updates["w"] = updates["w"].at[place, place].set(jnp.nan).at[place + 6, place].set(-jnp.inf)
+    assert not np.asarray(jax.jit(jax.vmap(finite))(updates)).any()
     assert bool(finite({"w": jnp.arange(6.0), "b": jnp.ones(1, jnp.bfloat16)}))
 
 
@@ -264,11 +265,11 @@ def test_wrong_amounts(make, kwargs, error, name):
 
 
 def test_other_wrong_arguments():
-    """Catches a count past the letter, thresholds that mean nothing, blocks of no entries."""
+    """Catches a count past the update, thresholds that mean nothing, blocks of no entries."""
     for make in (top_k, random_k):
-        with pytest.raises(ValueError, match="count: expected at most the letter's 4 entries, got 5"):
+        with pytest.raises(ValueError, match="count: expected at most the update's 4 entries, got 5"):
             sent(make(count=5), jnp.ones(4))
-        with pytest.raises(ValueError, match="count: expected at most the letter's 4 entries, got 5"):
+        with pytest.raises(ValueError, match="count: expected at most the update's 4 entries, got 5"):
             wire_of(make(count=5), jnp.ones(4))
         assert np.asarray(sent(make(count=5, scope="leaf"), jnp.ones(4))).tolist() == [1] * 4
     for value in (0.0, -1.0, float("nan"), float("inf")):

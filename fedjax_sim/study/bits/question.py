@@ -262,6 +262,6 @@ def _figure(field: _Field, bits: Sequence[int], cohorts: Sequence[int], found: S
                       label=name + (f" (below {LEAST:g})" if floors[-1] < LEAST else ""))  # fmt: skip
     feedback.set(xlabel="Step size", ylabel="Squared distance at rest (measured)")
     for axes in panels:
-        plots._logarithmic(axes, "y" if axes is by_bits else "xy")
+        plots.logarithmic(axes, "y" if axes is by_bits else "xy")
         axes.legend(fontsize=7.5)
     return figure

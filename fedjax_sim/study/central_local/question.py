@@ -246,7 +246,7 @@ def _figure(sizes: Sequence[int], multiplier: float, clip_norm: float, found: Se
     multipliers.set(title="What equal epsilon asks for", ylabel="Calibrated noise multiplier z")
     for axes in panels:
         axes.set(xlabel="Cohort size m", xlim=(sizes[0] / 2, sizes[-1] * 2))
-        plots._logarithmic(axes)
+        plots.logarithmic(axes)
         axes.legend(
             fontsize=7.5, loc="best" if axes is ratio else "center left" if axes is multipliers else "lower left"
         )

@@ -242,6 +242,6 @@ def _figure(
     for axes in panels:
         error = "Squared distance at rest" if axes is floor else "Squared error of the mean"
         axes.set(xlabel="Longest letter C (median norms)", ylabel=error)
-        plots._logarithmic(axes)
+        plots.logarithmic(axes)
         axes.legend(fontsize=7.5)
     return figure

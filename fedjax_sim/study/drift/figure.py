@@ -165,7 +165,7 @@ def drift_figure(base: Base, found: Sequence[Comparison], steps: Sequence[int], 
     parts.annotate("length of the gradient", (grid[0], length), xytext=(0, 2), textcoords="offset points", fontsize=7)
     parts.set(xlabel=f"Local steps K (step {base.step_size:g})",
               ylabel="Length, at the start")  # fmt: skip
-    plots._logarithmic(parts)
+    plots.logarithmic(parts)
     parts.set_xticks(steps, [str(k) for k in steps])
     parts.minorticks_off()
     parts.legend(fontsize=7.5)
@@ -188,5 +188,5 @@ def drift_figure(base: Base, found: Sequence[Comparison], steps: Sequence[int], 
         model.legend(fontsize=7.5)
     model.set(xlabel="Step size, logistic regression on digits",
               ylabel="(bias \N{MINUS SIGN} leading term) / bias")  # fmt: skip
-    plots._logarithmic(model)
+    plots.logarithmic(model)
     return figure

@@ -44,7 +44,7 @@ def error_floor_figure(
     steps = rows_of(found, part="step_size")
     points(trade, steps, lambda row: rounds(base._replace(step_size=row["value"])), plots.BLUE, "o", "measured")
     trade.set(xlabel="Rounds until the floor", ylabel="Floor: excess loss at rest")
-    plots._logarithmic(trade, "xy")
+    plots.logarithmic(trade, "xy")
     trade.legend(fontsize=7.5)
 
     grid = np.arange(2, 11)
@@ -54,7 +54,7 @@ def error_floor_figure(
               label="theory: quantisation alone")  # fmt: skip
     points(bits, rows_of(found, part="bits"), "value", plots.BLUE, "o", "measured")
     bits.set(xlabel="Bits a number", ylabel="Floor: excess loss at rest")
-    plots._logarithmic(bits, "y")
+    plots.logarithmic(bits, "y")
     bits.legend(fontsize=7.5)
     return figure
 
@@ -69,7 +69,7 @@ def _path(axes, rows: list[dict[str, Any]], base, budget, start) -> None:
         axes.axhline(one.total, color=colour, linewidth=0.7, linestyle=DOTTED)
     points(axes, rows, "rounds", plots.BLUE, "o", "measured")
     axes.set(xlabel="Round", ylabel="Expected excess loss")
-    plots._logarithmic(axes, "y")
+    plots.logarithmic(axes, "y")
     axes.legend(fontsize=7.5)
 
 

@@ -103,7 +103,7 @@ def heterogeneity_figure(found: Sequence[Comparison], *, spreads: Sequence[float
             alike[0], color=plots.GREY, linewidth=0.9, linestyle=(0, (4, 1.6)), label="clients with one optimum"
         )
     rounds.set(xlabel="Gradient dissimilarity, quadratics", ylabel="Rounds to the target")
-    plots._logarithmic(rounds)
+    plots.logarithmic(rounds)
     rounds.legend(fontsize=7.5)
 
     measures = {"total variation": 1.0, "jensen shannon": 1 / np.log(2), "earth mover distance": 1 / 9}
@@ -115,7 +115,7 @@ def heterogeneity_figure(found: Sequence[Comparison], *, spreads: Sequence[float
                     linewidth=1.0, label=title, **look)  # fmt: skip
     labels.set(xlabel="Dirichlet alpha of the digits", ylabel="From the pooled labels")
     if _of(found, "digits MLP", "total variation"):
-        plots._logarithmic(labels, "x")
+        plots.logarithmic(labels, "x")
         labels.legend(fontsize=7.5)
 
     for part, (_, colour, marker) in zip(FAMILIES, LOOKS, strict=False):
@@ -131,7 +131,7 @@ def heterogeneity_figure(found: Sequence[Comparison], *, spreads: Sequence[float
     slow.axhline(1, color=plots.GREY, linewidth=0.8)
     slow.set(xlabel="Gradient dissimilarity at the first model", ylabel="Slowdown")
     if slow.containers:
-        plots._logarithmic(slow, "x")
+        plots.logarithmic(slow, "x")
         slow.set_ylim(0)
         slow.legend(fontsize=7.5, loc="upper left")
 

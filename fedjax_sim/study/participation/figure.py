@@ -62,7 +62,7 @@ def _variance(axes, found: Sequence[Comparison], spread: float) -> None:
     axes.plot([], [], color=plots.INK, linewidth=1.3, label="theory")
     axes.plot([], [], color=plots.INK, linewidth=0.9, linestyle=DOTTED, label="without the correction")
     axes.set(xlabel="Participation rate m / N", ylabel="Variance of the cohort's mean")
-    plots._logarithmic(axes)
+    plots.logarithmic(axes)
     axes.legend(fontsize=7.5, handlelength=1.6)
 
 
@@ -91,7 +91,7 @@ def _required(axes, tolerance: float, signal: float, spread: float) -> None:
         rates = [100 * theory.required_cohort_size(int(size), ratio) / size for size in sizes]
         axes.plot(sizes, rates, color=plots.BLUE, linestyle=line, label=f"tolerance {alpha:g}")
     axes.set(xlabel="Population size N", ylabel="Participation required (%)", ylim=(0, 103))
-    plots._logarithmic(axes, "x")
+    plots.logarithmic(axes, "x")
     axes.legend(fontsize=7.5)
 
 
@@ -104,5 +104,5 @@ def _floor(axes, rows: list[dict[str, Any]], spread: float, step_size: float) ->
     axes.plot(cohorts / size, alone * (size - cohorts) / (size - 1), color=plots.BLUE, label="theory")
     points(axes, _above_rounding(rows), _rate, plots.BLUE, "o", "measured")
     axes.set(xlabel=f"Participation rate m / N, N = {size:,}", ylabel="Excess loss at rest")
-    plots._logarithmic(axes)
+    plots.logarithmic(axes)
     axes.legend(fontsize=7.5)

@@ -243,7 +243,7 @@ def _figure(desk: dict[str, Any], options: dict[str, Any], found: Sequence[Compa
         title="The same, by what it spends", xlabel=f"Epsilon of {NUM_ROUNDS} rounds", ylabel="Squared error"
     )
     for axes in (by_multiplier, floor, by_epsilon):
-        plots._logarithmic(axes)
+        plots.logarithmic(axes)
         axes.legend(fontsize=7.5)
     shown = rows_of(found, part="digits MLP", quantity="test accuracy")
     if shown:
@@ -251,7 +251,7 @@ def _figure(desk: dict[str, Any], options: dict[str, Any], found: Sequence[Compa
         points(digits, shown[1:], "epsilon", plots.BLUE, "o", "measured")
         digits.set(title="Digits, MLP", xlabel=f"Epsilon of {options['digits_rounds']} rounds", ylabel="Test accuracy",
                    ylim=(0, 1.02))  # fmt: skip
-        plots._logarithmic(digits, "x")
+        plots.logarithmic(digits, "x")
         digits.legend(fontsize=7.5, loc="lower right")
     else:
         digits.set_visible(False)

@@ -121,12 +121,12 @@ def target_figure(
         missing = [k for k in steps if k not in at]
         rounds.plot(missing, np.full(len(missing), steps[-1]), "x", color=colour, markersize=7)
     rounds.set(xlabel=f"Local steps K (step {eta:g}; x: not in {last})", ylabel=f"Rounds to {share:g} of the loss")
-    plots._logarithmic(rounds)
+    plots.logarithmic(rounds)
     rounds.set_xticks(steps, [str(k) for k in steps])
     rounds.minorticks_off()
     rounds.legend(fontsize=7.5)
     work.set(xlabel="Rounds to the target", ylabel="Local steps to the target")
-    plots._logarithmic(work, "x")
+    plots.logarithmic(work, "x")
     work.legend(fontsize=7.5)
 
     problem = problems["heterogeneous"]
@@ -142,7 +142,7 @@ def target_figure(
             paths.errorbar(at, row["measured"], spread, fmt=marker, color=colour, **LOOK)
     paths.axhline(1, color=plots.INK, linewidth=0.8)
     paths.set(xlabel=f"Round, K = {middle}", ylabel="Expected loss / target")
-    plots._logarithmic(paths)
+    plots.logarithmic(paths)
     paths.legend(fontsize=7.5)
 
     shown = [row for row in rows if row["part"] == "digits MLP" and row["quantity"] == "rounds to target"]
@@ -157,6 +157,6 @@ def target_figure(
         )
     digits.set(xlabel="Local steps E n / B, digits MLP", ylabel=f"Rounds to test loss {options['model_target']:g}")
     if shown:
-        plots._logarithmic(digits)
+        plots.logarithmic(digits)
         digits.legend(fontsize=7.5)
     return figure

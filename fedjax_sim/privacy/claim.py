@@ -1,0 +1,113 @@
+"""The claims that an audit tests: privacy profiles, in closed form or from the accountant."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.privacy.scores import epsilon_at, gaussian_profile, subsampled_profile
+
+__all__ = ["Claim", "accounted_claim", "gaussian_claim"]
+
+GRID = np.concatenate([np.linspace(0, 10, 2001), np.linspace(10, 60, 501)[1:]])  # epsilons at which a claim is read
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What a mechanism promises: its privacy profile, for a unit added or removed.
+
+    Args:
+      profile: (epsilons [k] float64) -> deltas [k], not below the truth.
+      text: what a report calls it.
+      scores: "gaussian" or "mixture" (of two Gaussians, with the canary) where that is the law of the scores under the
+        claim. None: it is another, so that only tests that assume no law are used, and nothing is ever confirmed.
+    """
+
+    profile: Callable
+    text: str
+    scores: str | None = None
+
+    def __post_init__(self) -> None:
+        validate.one_of("scores", self.scores, (None, "gaussian", "mixture"))
+
+    def epsilon(self, delta: float) -> float:
+        """The promised epsilon at `delta`; infinite where the profile never falls so low."""
+        return epsilon_at(self.profile, delta)
+
+    @functools.cached_property
+    def _deltas(self) -> np.ndarray:
+        return np.asarray(self.profile(GRID), np.float64)
+
+    def power(self, false_alarms: np.ndarray) -> np.ndarray:
+        """The most power that a test of these false alarm rates may have; rounded up by the grid of epsilons."""
+        alarms = np.asarray(false_alarms, np.float64)[..., None]
+        one = np.exp(GRID) * alarms + self._deltas
+        other = 1 - np.exp(-GRID) * (1 - self._deltas - alarms)
+        return np.clip(np.minimum(one, other).min(-1), 0, 1)
+
+
+def gaussian_claim(noise_multiplier: float, *, sampling_rate: float = 1.0, num_rounds: int = 1) -> Claim:
+    """The exact claim of the Gaussian mechanism: one round with Poisson sampling, or several with everybody.
+
+    Args:
+      noise_multiplier: z > 0, noise over what one unit moves.
+      sampling_rate: q in (0, 1].
+      num_rounds: T; more than one only at q = 1 (otherwise `accounted_claim`).
+
+    Guarantees: equals the integral of the two densities (tests/privacy/test_audit.py::test_claims_are_exact).
+
+    References: Balle and Wang 2018, theorem 8; Dong, Roth and Su 2022, corollary 3.3 and section 4.
+
+    >>> round(gaussian_claim(1.0).epsilon(1e-5), 4)
+    4.3772
+    """
+    validate.positive("noise_multiplier", noise_multiplier)
+    validate.in_range("sampling_rate", sampling_rate, 0, 1, open_low=True)
+    validate.integer("num_rounds", num_rounds)
+    if num_rounds > 1 and sampling_rate < 1:
+        hint = "No closed form is known: accounted_claim(mechanism, num_rounds)."
+        validate.fail("num_rounds", "1 with a sampling rate below 1", num_rounds, hint)
+    mu = math.sqrt(num_rounds) / noise_multiplier
+    if sampling_rate == 1:
+        profile = functools.partial(gaussian_profile, mu=mu)
+    else:
+        profile = functools.partial(subsampled_profile, rate=sampling_rate, mu=mu)
+    text = f"Gaussian noise {noise_multiplier:g} times what one unit moves, {num_rounds} round(s)"
+    if sampling_rate == 1:
+        return Claim(profile, text, "gaussian")
+    return Claim(profile, f"{text}, each unit sampled with probability {sampling_rate:g}", "mixture")
+
+
+def accounted_claim(mechanism: Any, num_rounds: int) -> Claim:
+    """The accountant's claim for so many rounds of a mechanism, for those that `gaussian_claim` has no closed form for.
+
+    Args:
+      mechanism: a `Mechanism`, as from `mechanism_of`; of those with a privacy loss distribution.
+
+    Raises: ValueError for a mechanism without one, such as cohorts of a fixed size.
+
+    Guarantees: where there is a closed form, equal to it up to the grid of losses and never below it
+    (tests/privacy/test_audit.py::test_accounted_claims).
+    """
+    import dp_accounting as dp
+
+    validate.integer("num_rounds", num_rounds)
+    kinds = dp.NeighboringRelation
+    accountant = dp.pld.PLDAccountant(kinds.REPLACE_ONE if mechanism.moves == 2 else kinds.ADD_OR_REMOVE_ONE, 1e-3)
+    event = mechanism.event(num_rounds)
+    if event is None or not accountant.supports(event):
+        hint = "Build a Claim from a bound of your own."
+        validate.fail("mechanism", "one with a privacy loss distribution", mechanism.law, hint)
+    accountant.compose(event)
+
+    def profile(epsilons):
+        return np.array([accountant.get_delta(float(x)) for x in epsilons])
+
+    law = "gaussian" if mechanism.law == "always" else "mixture" if num_rounds * mechanism.moves == 1 else None
+    return Claim(profile, f"the accountant's, for {num_rounds} round(s) of {mechanism.law} cohorts", law)

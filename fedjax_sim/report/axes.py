@@ -1,0 +1,160 @@
+"""What all figures share: colours, style, panels, legend, logarithmic axes, and the conversion to SVG.
+
+Host code; matplotlib is imported when a figure is drawn. Colours are Okabe and Ito's, told apart by the colour-blind;
+line styles, markers and lightness tell them apart in grey.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+__all__ = [
+    "BLACK",
+    "BLUE",
+    "GREEN",
+    "GREY",
+    "INK",
+    "ORANGE",
+    "WIDTH",
+    "legend",
+    "logarithmic",
+    "panels",
+    "style",
+    "to_svg",
+]
+
+BLUE, ORANGE, GREEN, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#1a1a1a", "#9aa5b1"
+LIGHT, INK = "#e6e9ed", "#3a4149"
+WIDTH = 9.6  # inches; a report shows it 1000 px wide
+STYLE = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#b8c0c8",
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 9.0,
+    "axes.linewidth": 0.8,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 9.5,
+    "axes.titlecolor": INK,
+    "figure.constrained_layout.w_pad": 0.12,
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9.0,
+    "grid.color": LIGHT,
+    "grid.linewidth": 0.7,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "legend.handlelength": 2.2,
+    "lines.linewidth": 1.7,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedjax_sim",
+    "text.color": INK,
+    "text.parse_math": False,  # names of clients and labels are text, never formulas
+    "xtick.color": INK,
+    "xtick.labelsize": 8.5,
+    "xtick.major.size": 0,
+    "ytick.color": INK,
+    "ytick.labelsize": 8.5,
+    "ytick.major.size": 0,
+}
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """The figures' style, whatever the user's matplotlibrc sets."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("figures need matplotlib: pip install 'fedjax_sim[plot]'") from error
+    private = ("backend", "date.", "interactive", "savefig.directory", "timezone", "tk.", "toolbar", "webagg.")
+    defaults = {k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith(private)}
+    with matplotlib.rc_context({**defaults, **STYLE}):
+        yield
+
+
+def panels(count: int, height: float, **grid: Any) -> tuple[Any, Any]:
+    """(figure, axes) of `count` panels side by side; no pyplot state is touched."""
+    from matplotlib.figure import Figure
+
+    sharey = grid.pop("sharey", False)
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.subplots(1, count, sharey=sharey, gridspec_kw=grid)
+
+
+def legend(figure: Any, panels: Sequence[Any]) -> None:
+    """One legend above the panels, in which a label that several panels share appears once."""
+    handles = {}
+    for axes in panels:
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(name, handle)
+    if handles:
+        figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=6, columnspacing=1.6)
+
+
+def logarithmic(axes: Any, which: str = "xy") -> None:
+    """Logarithmic axes ("x", "y" or "xy") whose ticks are plain text: 0.01, 1, 1,000, 10\N{SUPERSCRIPT SEVEN}."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    raised = str.maketrans("-0123456789", "\N{SUPERSCRIPT MINUS}⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+    def text(value: float, _: int) -> str:
+        power = round(math.log10(value))
+        return f"{value:,g}" if -3 <= power < 5 else f"10{str(power).translate(raised)}"
+
+    for name in which:
+        (axes.set_xscale if name == "x" else axes.set_yscale)("log")
+        axis = axes.xaxis if name == "x" else axes.yaxis
+        axis.set_major_locator(LogLocator(10.0, numticks=8))
+        axis.set_major_formatter(FuncFormatter(text))
+        low, high = axis.get_view_interval()
+        few = 0 < low and high / low < 30  # within a decade or so, twos and fives are named as well
+        named = FuncFormatter(lambda v, _: f"{v:g}" if f"{v:e}"[0] in "25" else "")
+        axis.set_minor_formatter(named if few else NullFormatter())
+
+
+def to_svg(figure: Any, prefix: str, description: str) -> str:
+    """A figure as an `<svg>` element for a page: without script, style sheet and links, and with ids of its own.
+
+    Args:
+      prefix: begins every id; unique within the page.
+      description: read aloud in place of the picture.
+
+    Guarantees: the same figure gives the same text; ids of figures with different prefixes differ
+    (tests/report/test_page.py::test_svg_ids_do_not_collide).
+    """
+    buffer = io.StringIO()
+    with style(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the page's font has more glyphs than matplotlib's
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
+    root = ElementTree.fromstring(buffer.getvalue())
+    used = set(re.findall(r'(?:url\(|href=")#([^")]+)', buffer.getvalue()))
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag.endswith("}metadata") or child.tag.endswith("}style"):
+                parent.remove(child)
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        for name, value in list(element.attrib.items()):
+            del element.attrib[name]
+            name = name.rpartition("}")[2]
+            if name == "id":
+                if value not in used:
+                    continue
+                value = f"{prefix}-{value}"
+            elif name == "href":
+                value = f"#{prefix}-{value[1:]}"
+            elif name == "style":
+                value = re.sub(r"font-family: [^;]*;? ?", "", value)  # the page's own font
+            element.set(name, re.sub(r"url\(#", f"url(#{prefix}-", re.sub(r"\s*\n\s*", " ", value).strip()))
+    for name in ("width", "height", "version"):
+        root.attrib.pop(name, None)
+    root.attrib |= {"role": "img", "aria-label": description, "style": "stroke-linejoin:round;stroke-linecap:butt"}
+    return re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode"))

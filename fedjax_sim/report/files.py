@@ -1,0 +1,74 @@
+"""Reads a run's files as far as they can be read, and adds up its log."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_sim.report.numbers import number
+
+__all__ = ["headline_totals", "read_json", "read_lines", "total_of"]
+
+
+def read_json(path: Path, notes: list[str]) -> dict[str, Any]:
+    """The JSON object in a file; {} where there is none, with a line in `notes` if the file is there."""
+    try:
+        value = json.loads(path.read_bytes())
+        if isinstance(value, dict):
+            return value
+        notes.append(f"{path.name} holds no object: it was left out.")
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, RecursionError):
+        notes.append(f"{path.name} could not be read: it was left out.")
+    return {}
+
+
+def read_lines(path: Path, notes: list[str], most: int | None = None) -> list[dict[str, Any]]:
+    """The JSON objects of a file's first `most` lines (None: of all); what is left out is reported in `notes`."""
+    found, bad, lines = [], 0, path.read_bytes().splitlines() if path.is_file() else []
+    if most is not None and len(lines) > most:
+        why = "A killed run leaves such lines; so does a change by somebody else."
+        left = (
+            f"Line {most + 1:,} of {path.name} is"
+            if most + 1 == len(lines)
+            else f"{path.name} from line {most + 1:,} on is"
+        )
+        notes.append(f"{left} not as the run wrote it, or has no checksum that confirms it: left out. {why}")
+    for line in lines[:most]:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            found.append(value)
+        else:
+            bad += bool(line.strip())
+    if bad:
+        notes.append(f"{bad:,} lines of {path.name} could not be read (a torn last line means a killed run): left out.")
+    return found
+
+
+def total_of(records: Sequence[Mapping], name: str) -> float:
+    """The sum of a metric over the records in which it is a finite number."""
+    return sum(value for record in records if math.isfinite(value := number(record.get(name))))
+
+
+def headline_totals(records: Sequence[Mapping], timing: Sequence[Mapping]) -> dict[str, Any]:
+    """The headline figures that the log alone gives, for a run without summary.json."""
+    totals: dict[str, Any] = {"rounds": records[-1].get("round", len(records)) if records else 0}
+    for name in ("test_accuracy", "test_loss"):
+        totals[name] = next((record[name] for record in reversed(records) if name in record), None)
+    for name in ("uplink_bytes", "downlink_bytes"):
+        if any(name in record for record in records):
+            totals[name] = total_of(records, name)
+    if any("clients_reported" in record for record in records):
+        totals["client_visits"] = total_of(records, "clients_reported") + total_of(records, "dropped_clients")
+    if timing:
+        totals["rounds_seconds"] = timing[-1].get("seconds")
+        if number(totals["rounds_seconds"]) > 0 and "client_visits" in totals:
+            totals["clients_per_second"] = totals["client_visits"] / number(totals["rounds_seconds"])
+    return totals

@@ -1,0 +1,95 @@
+"""Recorded values as numbers, and as the text that a report shows for them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+__all__ = ["NOTHING", "count", "number", "percent", "real", "scaled_bytes", "seconds", "size"]
+
+NOTHING = "\N{EN DASH}"
+
+
+def number(value: Any) -> float:
+    """A recorded number; NaN for what is no number. The strings "nan", "inf" and "-inf" are numbers.
+
+    >>> number(3), number("inf"), number(None), number("<b>")
+    (3.0, inf, nan, nan)
+    """
+    if isinstance(value, bool) or not (isinstance(value, (int, float)) or value in ("nan", "inf", "-inf")):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def scaled_bytes(value: float) -> tuple[float, str]:
+    """The decimal unit in which a number of bytes reads well: (bytes in a unit, its name).
+
+    >>> scaled_bytes(2_500_000)
+    (1000000.0, 'MB')
+    """
+    units = ("B", "kB", "MB", "GB", "TB", "PB")
+    power = min(int(math.log10(value) // 3), len(units) - 1) if math.isfinite(value) and value >= 1 else 0
+    return 1000.0**power, units[power]
+
+
+def _plain(value: Any) -> float | str:
+    """A finite number, or the text that is shown in place of one."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, (str, bool, dict, list)) and value not in ("nan", "inf", "-inf"):
+        return str(value)
+    value = number(value)
+    return value if math.isfinite(value) else "not a number" if math.isnan(value) else "infinite"
+
+
+def count(value: Any) -> str:
+    """A whole number with separators; a fraction below 100 in three digits.
+
+    >>> count(12345), count(2.5), count("nan"), count(None)
+    ('12,345', '2.5', 'not a number', '–')
+    """
+    value = _plain(value)
+    return (
+        value if isinstance(value, str) else f"{value:,.0f}" if value == int(value) or value > 99 else f"{value:,.3g}"
+    )
+
+
+def real(value: Any) -> str:
+    """Four significant digits."""
+    value = _plain(value)
+    return value if isinstance(value, str) else f"{value:,.4g}"
+
+
+def percent(value: Any) -> str:
+    """A share as a percentage with two decimals."""
+    value = _plain(value)
+    return value if isinstance(value, str) else f"{100 * value:.2f} %"
+
+
+def size(value: Any) -> str:
+    """A number of bytes in the decimal unit that suits it.
+
+    >>> size(2_500_000)
+    '2.5 MB'
+    """
+    value = _plain(value)
+    if isinstance(value, str):
+        return value
+    unit, name = scaled_bytes(value)
+    return f"{value / unit:.3g} {name}" if value < 999.5 * unit else f"{value / unit:,.0f} {name}"
+
+
+def seconds(value: Any) -> str:
+    """A duration: in seconds below two minutes, in minutes below two hours, else in hours and minutes.
+
+    >>> seconds(90.0), seconds(3600), seconds(8000)
+    ('90 s', '60 min', '2 h 13 min')
+    """
+    value = _plain(value)
+    if isinstance(value, str) or value < 120:
+        return value if isinstance(value, str) else f"{value:.3g} s"
+    minutes = round(value / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60:,} h {minutes % 60} min"

@@ -1,0 +1,159 @@
+"""The sections of a run's page, in the order of the page.
+
+`state_of_the_run` and `left_out` yield plain text, which the page escapes; the others yield HTML in which every string
+from a file is escaped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from fedjax_sim.report import plots
+from fedjax_sim.report.files import total_of
+from fedjax_sim.report.html import absent, figure, table
+from fedjax_sim.report.numbers import NOTHING, count, number, real
+
+__all__ = ["clients", "learning", "left_out", "privacy", "state_of_the_run", "variance"]
+
+
+def state_of_the_run(summary: Mapping, records: Sequence[Mapping], totals: Mapping) -> Iterable[str]:
+    """Whether the run has not finished, or a loss was not finite."""
+    if not summary:
+        yield f"This run has not finished: no summary.json. The figures go up to round {count(totals['rounds'])}."
+    elif summary.get("finished") is False:
+        yield f"This run stopped before its last round, after round {count(totals['rounds'])}."
+    losses = (("local_loss", "local training"), ("train_loss", "training"), ("test_loss", "test"))
+    for name, words in (*losses, ("held_out_loss", "held-out")):
+        bad = [record.get("round") for record in records if name in record and not math.isfinite(number(record[name]))]
+        if bad:
+            yield f"The {words} loss was not finite in {len(bad):,} rounds, first in round {count(bad[0])}."
+
+
+def learning(records: Sequence[Mapping], timing: Sequence[Mapping]) -> Iterable[str]:
+    """Loss and accuracy against rounds, bytes and seconds, and what each curve was measured on."""
+    if not records:
+        yield absent("No round has been recorded.")
+        return
+    losses = ("train_loss", "test_loss", "held_out_loss")
+    if not any(name in record for record in records for name in losses):
+        yield absent("No evaluation has been recorded: the curves show what cohorts met during local training only.")
+    axes = [("rounds", "Against rounds"), ("bytes", "Against bytes sent"), ("seconds", "Against wall time")]
+    for x, title in axes:
+        yield f"<h3>{title}</h3>"
+        if x == "seconds" and not timing:
+            yield absent("No timing.jsonl in this folder.")
+            continue
+        yield figure(x, plots.learning_curves, f"Loss and accuracy {title.lower()}.", records, x)
+    yield (
+        '<p class="muted">Local: means over the minibatches that the round&rsquo;s cohort met during local training, '
+        "while its models moved away from the server&rsquo;s: not the value of an objective at one model. Train: the "
+        f"training objective at the server&rsquo;s model, {_measured_on(records)}. Held-out: test rows, client by "
+        "client; no client trains on them. Test: the central test set. Round 0 is the model before training. Curves "
+        "break where a number is not finite.</p>"
+    )
+
+
+def _measured_on(records: Sequence[Mapping]) -> str:
+    """Whose examples the training objective was measured on."""
+    samples = [record["train_sample_clients"] for record in records if "train_sample_clients" in record]
+    if samples:
+        return f"over a fixed sample of {count(samples[-1])} clients"
+    measured = any("train_loss" in record for record in records)
+    return "over all clients" if measured else "where it was asked for (run.evaluate_train)"
+
+
+def left_out(records: Sequence[Mapping], summary: Mapping) -> Iterable[str]:
+    """Which updates were dropped, which rounds skipped, and how many invitations brought no report."""
+    names = ("clients_invited", "clients_reported", "dropped_clients", "skipped_rounds")
+    if not any(name in record for record in records for name in names):
+        yield "The log does not record who took part."
+        return
+    invited, reported, dropped, skipped = (int(total_of(records, name)) for name in names)
+    rounds = sum(record.get("round") != 0 for record in records)
+    silent, lines = invited - reported, []
+    if dropped:
+        lines.append(f"{dropped:,} updates with non-finite numbers were dropped.")
+    if skipped:
+        lines.append(f"{skipped:,} of {rounds:,} rounds were skipped: they left the model as it was.")
+    if invited and silent > dropped:
+        lost = silent - dropped
+        lines.append(f"{lost:,} of {invited:,} invitations ({lost / invited:.1%}) brought no report.")
+    yield " ".join(lines) or "Nothing was dropped or skipped."
+    if invited and not silent:
+        yield f"All {invited:,} invitations brought a report."
+    distinct = next((record["distinct_clients"] for record in reversed(records) if "distinct_clients" in record), None)
+    if distinct is not None:
+        yield f"These were visits: {count(distinct)} different clients took part."
+    for name, total in (("dropped_clients", dropped), ("skipped_rounds", skipped)):
+        if name in summary and number(summary[name]) != total:
+            yield f"summary.json counts {count(summary[name])} {name.replace('_', ' ')}, the log {total:,}."
+
+
+def variance(records: Sequence[Mapping]) -> Iterable[str]:
+    """The parts of the aggregate's variance, for a run whose log has a variance probe; otherwise nothing."""
+    seen = [record for record in records if math.isfinite(number(record.get("variance_total")))]
+    if not seen:
+        return
+    yield "<h2>Where the randomness comes from</h2>"
+    yield figure("variance", plots.variance_parts, "Parts of the variance of a round's aggregate.", records)
+    last = seen[-1]
+    parts = [
+        f"{label} {number(last.get(f'variance_{name}')) / number(last['variance_total']):.0%}"
+        for name, label in (("client_sampling", "client sampling"), ("minibatch", "minibatches"),
+                            ("quantization", "quantisation"), ("privacy_noise", "privacy noise"))
+        if number(last.get(f"variance_{name}")) != 0
+    ]  # fmt: skip
+    yield (
+        f"<p>In round {count(last.get('round'))} the aggregate's variance was {real(last['variance_total'])}: "
+        f"{escape(', '.join(parts))}. Estimated from some clients that train twice; a small part may come out below "
+        "zero.</p>"
+    )
+
+
+def privacy(spent: Any, shown: set[str]) -> Iterable[str]:
+    """What the run has spent, as the accountant states it, and what the page shows that no epsilon covers.
+
+    Args:
+      spent: "privacy" of summary.json; None for a run without noise, which has no such section.
+      shown: the names of everything that the page shows.
+    """
+    if not isinstance(spent, Mapping):
+        return
+    yield "<h2>Privacy</h2>"
+    if "refused" in spent:
+        yield f"<p>There was noise, but no epsilon holds for it. {escape(str(spent['refused']))}</p>"
+        return
+    for line in str(spent.get("explanation", spent.get("statement", ""))).splitlines():
+        yield f"<p>{escape(line)}</p>"
+    others = ", ".join(sorted(shown - {"round", "epsilon", "privacy", "name", "finished"}))
+    words = f"This page shows, and no epsilon covers: {others}; and the seed, from which the noise follows."
+    yield f"<p>{escape(words)}</p>"
+
+
+def clients(records: Sequence[Mapping], population: Mapping) -> Iterable[str]:
+    """The spread between clients, the labels that some of them hold, and the population's sizes."""
+    if any(record.get("held_out_loss_quantiles") or record.get("held_out_accuracy_quantiles") for record in records):
+        yield "<h3>Spread between clients</h3>"
+        yield figure("spread", plots.client_spread, "Quantiles over clients of held-out loss and accuracy.", records)
+    else:
+        yield absent("The spread between clients was not recorded.")
+    if not population:
+        yield absent("No population.json in this folder.")
+        return
+    if population.get("label_counts"):
+        yield "<h3>What some clients hold</h3>"
+        yield figure("labels", plots.label_mix, "Shares of labels and numbers of examples of some clients.", population)
+    quantiles = population.get("examples_quantiles")
+    quantiles = quantiles if isinstance(quantiles, dict) else {}
+    order = [key for key in ("min", "q25", "median", "q75", "max") if key in quantiles]
+    yield "<h3>Population</h3>"
+    rows = [
+        ("Name", str(population.get("name", ""))),
+        ("Clients", count(population.get("num_clients"))),
+        ("Examples", count(population.get("num_examples_total"))),
+        ("Examples of a client", ", ".join(f"{key} {count(quantiles[key])}" for key in order)),
+    ]
+    yield table((key, value) for key, value in rows if value not in ("", NOTHING))
