@@ -35,9 +35,9 @@ def touched_rows(client: ClientUpdate, *, table: str = "embedding/table", tokens
     of as many rows as the client has tokens (tests/client/test_touched_rows.py::test_steps_do_not_see_the_vocabulary).
 
     >>> import jax, optax
-    >>> from fedjax_sim.client import local_sgd
+    >>> from fedjax_sim.client import local_sgd, work
     >>> loss = lambda params, examples, key: params["embedding"]["table"][examples["x"]].sum((1, 2))
-    >>> client = touched_rows(local_sgd(loss, optax.sgd(1.0), num_steps=1))
+    >>> client = touched_rows(local_sgd(loss, optax.sgd(1.0), work(num_steps=1)))
     >>> data = ClientData({"x": jnp.array([[3, 1]])}, jnp.array([True]))
     >>> report, _ = client.apply(jax.random.key(0), {"embedding": {"table": jnp.zeros((5, 1))}}, (), data)
     >>> report.update["embedding"]["table"].ravel().tolist()

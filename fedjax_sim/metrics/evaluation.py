@@ -20,7 +20,7 @@ BATCH = 256  # examples, or clients' rows, evaluated at once
 TRAIN_BATCH = 1024  # rows of clients at once, of which only sums are kept
 
 
-def metricmetric_sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str, tuple]:
+def metric_sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str, tuple]:
     """{metric: (weighted total, total weight)} of one client's valid rows, by the name of each per-example metric.
 
     Rows are weighted by the loss function's "weight" if it returns one, otherwise alike. The loss function is called
@@ -56,7 +56,7 @@ def pooled(loss_fn: Callable, params: PyTree, examples: PyTree) -> dict[str, jax
         return x.reshape(-1, size, *x.shape[1:])
 
     data = ClientData(jax.tree.map(batches, examples), batches(jnp.ones(rows, bool)))
-    sums = jax.lax.map(lambda batch: metricmetric_sums(loss_fn, params, batch), data)
+    sums = jax.lax.map(lambda batch: metric_sums(loss_fn, params, batch), data)
     return {name: total.sum() / weight.sum() for name, (total, weight) in sums.items()}
 
 
@@ -66,7 +66,7 @@ def per_client(loss_fn: Callable, params: PyTree, population: Population) -> dic
     lanes = max(1, min(population.size, BATCH // rows))
     blocks = -(-population.size // lanes)
     ids = jnp.minimum(jnp.arange(blocks * lanes, dtype=jnp.int32), population.size - 1).reshape(blocks, lanes)
-    one = jax.vmap(lambda id: metricmetric_sums(loss_fn, params, population.client(id)))
+    one = jax.vmap(lambda id: metric_sums(loss_fn, params, population.client(id)))
     return jax.tree.map(lambda x: x.reshape(-1)[: population.size], jax.lax.map(one, ids))
 
 
@@ -106,7 +106,7 @@ def objective(loss_fn: Callable, params: PyTree, population: Population, ids: Ar
     def one(place):
         id = jnp.minimum(place, count - 1)
         data = population.client(id if ids is None else ids[id])
-        return metricmetric_sums(loss_fn, params, data._replace(mask=data.mask & (place < count)))
+        return metric_sums(loss_fn, params, data._replace(mask=data.mask & (place < count)))
 
     def block(i, carry):
         sums, infinite = carry
@@ -153,7 +153,7 @@ def evaluation(
 
     Guarantees: equals a float64 loop over clients (tests/metrics/test_evaluation.py::test_matches_a_loop_over_clients,
     ::test_the_objective_is_that_of_a_loop_over_clients); a personal model meets its owner's rows
-    (::test_personal_models_are_judged_by_their_owners_rows).
+    (tests/population/test_local_test.py::test_personal_models_are_judged_by_their_owners_rows).
     """
     ids = None
     if train_clients is not None:

@@ -72,8 +72,8 @@ def with_local_test(data: FederatedData, *, fraction: float = 0.2, seed: int = 0
     Guarantees: train and test share no row, and together are the client's examples
     (tests/population/test_local_test.py::test_rows_are_split); counts are those of the masks (::test_counts).
 
-    >>> from fedjax_sim.population import mean_estimation
-    >>> data = with_local_test(mean_estimation(num_clients=10, examples_per_client=20))
+    >>> from fedjax_sim.population import synthetic_images
+    >>> data = with_local_test(synthetic_images(num_clients=10, examples_per_client=20))
     >>> int(data.train.count(3)), int(data.local_test.count(3))
     (16, 4)
     """

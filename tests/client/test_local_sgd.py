@@ -56,6 +56,25 @@ def test_steps_continue_through_epochs():
     assert len(orders) > 1  # the odd one out changes with the key
 
 
+@pytest.mark.parametrize("mask", [[1, 1, 1, 1, 1, 0, 0], [0, 1, 1, 0, 1, 1, 1]])
+def test_stored_order(mask):
+    """Three steps of 2 of 5 examples and a fourth of the next epoch. Catches a shuffle, and padding that takes a place."""
+    mask = np.array(mask, bool)
+    data = ClientData({"one_hot": jnp.eye(ROWS), "weight": jnp.ones(ROWS)}, jnp.array(mask))
+    rows = np.flatnonzero(mask)
+    for steps, met in enumerate(([0, 1], [2, 3], [4], [0, 1]), 1):
+        work = client.work(num_steps=steps, batch_size=2, shuffle=False)
+        one, before = (
+            client.local_sgd(visits, optax.sgd(1.0), work._replace(num_steps=k)) if k else None
+            for k in (steps, steps - 1)
+        )
+        update, last = (
+            np.zeros(ROWS) if o is None else o.apply(jax.random.key(0), jnp.zeros(ROWS), (), data)[0].update
+            for o in (one, before)
+        )
+        assert np.flatnonzero(np.asarray(update) - np.asarray(last)).tolist() == rows[met].tolist()
+
+
 def test_full_batches_and_large_batches():
     """Catches a batch larger than the client: it is the full batch."""
     for size in (None, ROWS, 100):
