@@ -58,7 +58,7 @@ def test_steps_continue_through_epochs():
 
 @pytest.mark.parametrize("mask", [[1, 1, 1, 1, 1, 0, 0], [0, 1, 1, 0, 1, 1, 1]])
 def test_stored_order(mask):
-    """Three steps of 2 of 5 examples and a fourth of the next epoch. Catches a shuffle, and padding that takes a place."""
+    """Three steps of 2 of 5 examples, a fourth of the next epoch. Catches a shuffle, and padding that takes a place."""
     mask = np.array(mask, bool)
     data = ClientData({"one_hot": jnp.eye(ROWS), "weight": jnp.ones(ROWS)}, jnp.array(mask))
     rows = np.flatnonzero(mask)
