@@ -17,13 +17,16 @@ from fedjax_sim import validate
 
 __all__ = [
     "Partition",
+    "apportioned",
     "by_group",
     "dirichlet",
     "dirichlet_draws",
+    "generator",
     "iid",
     "quantity_lognormal",
     "quantity_power_law",
     "shards",
+    "with_minimum",
 ]
 
 
@@ -40,7 +43,7 @@ class Partition(NamedTuple):
 
 
 def generator(name: str, seed: int) -> np.random.Generator:
-    """Streams of two partitioners, and of two seeds, share nothing."""
+    """The random generator of the partitioner `name`: independent of those of other partitioners and other seeds."""
     validate.integer("seed", seed, 0, 2**63 - 1)
     return np.random.default_rng([zlib.crc32(name.encode()), int(seed)])
 
@@ -74,8 +77,12 @@ def _from_owner(owner: np.ndarray, num_clients: int) -> Partition:
     return Partition(indices, _offsets(np.bincount(owner, minlength=num_clients)))
 
 
-def _lifted(sizes: np.ndarray, minimum: int) -> np.ndarray:
-    """Sizes of the same sum, none below `minimum`: what is missing comes off the largest, down to one level."""
+def with_minimum(sizes: np.ndarray, minimum: int) -> np.ndarray:
+    """Sizes of the same sum, none below `minimum`: what is missing comes off the largest, which are cut to one level.
+
+    >>> with_minimum(np.array([0, 2, 10]), 2).tolist()
+    [2, 2, 8]
+    """
     missing = int(np.maximum(minimum - sizes, 0).sum())
     if missing == 0:
         return sizes
@@ -88,8 +95,12 @@ def _lifted(sizes: np.ndarray, minimum: int) -> np.ndarray:
     return np.maximum(lowered, minimum)
 
 
-def _apportioned(weights: np.ndarray, total: int) -> np.ndarray:
-    """Integers in proportion to weights that add up to `total`: largest remainders."""
+def apportioned(weights: np.ndarray, total: int) -> np.ndarray:
+    """Integers in proportion to `weights` that add up to `total`, by the method of largest remainders.
+
+    >>> apportioned(np.array([1.0, 1.0, 2.0]), 7).tolist()
+    [2, 2, 3]
+    """
     shares = weights * (total / weights.sum())
     sizes = np.floor(shares).astype(np.int64)
     sizes[np.argsort(sizes - shares, kind="stable")[: total - int(sizes.sum())]] += 1
@@ -139,7 +150,7 @@ def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, *, min_examples
         cuts = np.rint(np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
         owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
     sizes = np.bincount(owner, minlength=num_clients)
-    change = _lifted(sizes, min_examples) - sizes
+    change = with_minimum(sizes, min_examples) - sizes
     if change.any():
         rows = rng.permutation(len(owner))
         rows = rows[np.argsort(owner[rows], kind="stable")]  # by owner, in random order
@@ -176,7 +187,7 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int = 2, *, s
 
 
 def _by_weight(rng, weights: np.ndarray, num_examples: int, min_examples: int) -> Partition:
-    sizes = _lifted(_apportioned(weights, num_examples), min_examples)
+    sizes = with_minimum(apportioned(weights, num_examples), min_examples)
     return Partition(rng.permutation(num_examples).astype(np.int32), _offsets(sizes))
 
 

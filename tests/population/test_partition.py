@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_sim import population as field
-from fedjax_sim.population.partition import _apportioned, _lifted
+from fedjax_sim.population.partition import apportioned, with_minimum
 
 LABELS = np.random.default_rng(1).integers(0, 10, 4000)
 
@@ -56,7 +56,7 @@ def test_dirichlet_always_ends_and_meets_its_minimum(labels, num_clients, alpha,
 def test_lifting_keeps_the_sum_and_takes_from_the_largest(sizes, data):
     sizes = np.array(sizes)
     minimum = data.draw(st.integers(0, int(sizes.sum()) // len(sizes)))
-    lifted = _lifted(sizes, minimum)
+    lifted = with_minimum(sizes, minimum)
     assert lifted.sum() == sizes.sum() and lifted.min() >= minimum
     gave = lifted < sizes
     kept = ~gave & (sizes >= minimum)
@@ -67,7 +67,7 @@ def test_lifting_keeps_the_sum_and_takes_from_the_largest(sizes, data):
 
 def test_apportionment_adds_up():
     weights = np.random.default_rng(0).random(101)
-    sizes = _apportioned(weights, 1234)
+    sizes = apportioned(weights, 1234)
     assert sizes.sum() == 1234 and (np.abs(sizes - 1234 * weights / weights.sum()) < 1).all()
 
 

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from fedjax_sim import algorithms, metrics, population, run, sampling
-from fedjax_sim.metrics.describe import describe
+from fedjax_sim.population.describe import describe
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.types import ClientData
 from tests.laws import problems as p
