@@ -110,9 +110,9 @@ class Disk:
         shares = 1 if self.mesh is None else self.mesh.size
 
         def each(version, ids):
-            specs = [jax.ShapeDtypeStruct((*ids.shape, *spec.shape), spec.dtype) for spec in self.file.specs]
+            specs = [jax.ShapeDtypeStruct((*ids.shape, *spec.shape), spec.dtype) for spec in self.file.format.specs]
             *leaves, version = _call(self._read, [*specs, version], version, ids)
-            return self.file.structure.unflatten(leaves), version
+            return self.file.format.structure.unflatten(leaves), version
 
         rows, version = self._shared(each, 1)(self.version, _padded(jnp.asarray(ids), shares, -1))
         return jax.tree.map(lambda x: x[: ids.shape[0]], rows), dataclasses.replace(self, version=version)

@@ -202,7 +202,7 @@ def finished(folder, keep=2):
 def test_journals_are_kept_like_checkpoints(tmp_path, keep, kept):
     """Catches a checkpoint that is kept and cannot be gone back to, and journals that pile up."""
     commits = finished(tmp_path, keep)
-    assert sorted(made(tmp_path)._journals()) == kept
+    assert sorted(made(tmp_path).journals()) == kept
     for mark, version, rows in reversed(commits):
         file = made(tmp_path)
         if version in kept:
@@ -217,7 +217,7 @@ def test_damage_is_found(tmp_path):
     """Every byte of head and journals flipped, every file cut; a flipped row. Catches a wrong row that looks right."""
     commits = finished(tmp_path)
     mark, version, rows = commits[-2]
-    paths = [tmp_path / "clients.mem", *made(tmp_path)._journals().values()]
+    paths = [tmp_path / "clients.mem", *made(tmp_path).journals().values()]
 
     def outcome():
         file = made(tmp_path)
@@ -255,9 +255,9 @@ def test_a_lost_record_is_no_hole(tmp_path):
     file = made(tmp_path)
     write(file, [3, 4], 5)
     commit(file)
-    then, place = known(file), disk.START + 3 * file.record_bytes
+    then, place = known(file), disk.START + 3 * file.format.record_bytes
     good = (tmp_path / "clients.mem").read_bytes()
-    lost = good[:place] + bytes(file.record_bytes) + good[place + file.record_bytes :]
+    lost = good[:place] + bytes(file.format.record_bytes) + good[place + file.format.record_bytes :]
     (tmp_path / "clients.mem").write_bytes(lost)
     for again in (file, made(tmp_path)):
         if again is not file:
