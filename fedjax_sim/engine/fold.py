@@ -31,7 +31,7 @@ _unplaced: contextvars.ContextVar = contextvars.ContextVar("unplaced", default=F
 
 @contextlib.contextmanager
 def one_device() -> Iterator[None]:
-    """`device_mesh()` is None inside the block: whole runs, not the clients of one, are shared out over the devices."""
+    """Inside the block `device_mesh()` is None: devices share out whole runs, and not the clients of one run."""
     token = _alone.set(True)
     try:
         yield
@@ -41,7 +41,8 @@ def one_device() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unplaced() -> Iterator[None]:
-    """What is traced inside the block is read and never run: one device, whatever the mesh, and memory without limit.
+    """For programs that are traced only to be read: inside the block they are for one device, whatever the mesh, and
+    client memory is a plain array of any size.
 
     Guarantees: a round is the same program for any mesh, kind of client memory and number of processes
     (tests/running/test_fingerprint.py::test_devices_leave_no_trace).
@@ -62,7 +63,7 @@ def is_unplaced() -> bool:
 def device_mesh(num_devices: int | None = None) -> Mesh | None:
     """A mesh over the first `num_devices` visible devices (default: all, of all processes); None for a single device.
 
-    Raises: ValueError where a process would be left without a part.
+    Raises: ValueError for more devices than there are, or where a process would be left without one of them.
     """
     if _alone.get() and num_devices is None:
         return None

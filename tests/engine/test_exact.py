@@ -159,7 +159,7 @@ def test_many_clients_in_one_chunk(count):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "other"])
-def test_many_letters_have_the_bits_of_few(backend, monkeypatch):
+def test_many_messages_have_the_bits_of_few(backend, monkeypatch):
     """Catches a block, padding or carry of its own: on CPU blocks one after the other, elsewhere one reduction."""
     values = np.random.default_rng(0).standard_normal((1100, 3)).astype(np.float32)
     values *= 10.0 ** np.random.default_rng(1).integers(-9, 9, (1100, 1)).astype(np.float32)
@@ -257,10 +257,10 @@ def test_devices_combine_to_the_bits_of_one(places, monkeypatch):
     assert float(jax.jit(alone)(jnp.ones(4))) == 4
 
 
-def test_too_many_letters_at_once_are_refused():
+def test_too_many_messages_at_once_are_refused():
     """Fault: a chunk whose low words overflow, a wrong sum without a word."""
     zeros = exact.zeros(jax.ShapeDtypeStruct((), jnp.float32))
-    with pytest.raises(ValueError, match="letters added at once: expected an integer in"):
+    with pytest.raises(ValueError, match="messages added at once: expected an integer in"):
         exact.add(zeros, jnp.zeros(exact.MAX_CHUNK + 1))
     most = jnp.full(exact.MAX_CHUNK, 0.49999997, jnp.float32)
     assert float(total(add(zeros, most))) == pytest.approx(0.49999997 * exact.MAX_CHUNK, rel=1e-7)
