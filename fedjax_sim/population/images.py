@@ -1,4 +1,4 @@
-"""Images of any size without a download: class prototypes under noise, a few classes at each client."""
+"""Synthetic images of any size: class prototypes under noise, with a few classes at each client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedjax_sim.types import Array, ClientData
 
 __all__ = ["synthetic_images"]
 
-GRID = 7  # a prototype is this many random levels a side, enlarged
+GRID = 7  # a prototype is a square of GRID x GRID random levels, enlarged
 
 
 def synthetic_images(

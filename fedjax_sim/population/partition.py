@@ -1,8 +1,8 @@
-"""Who holds which rows of a table: seeded partitioners at the desk (NumPy), as index rows for `population.indexed`.
+"""Which client holds which rows of a table: seeded partitioners in NumPy, whose results `population.indexed` takes.
 
-`iid`, `dirichlet`, `shards`, `quantity_power_law`, `quantity_lognormal` and `by_group` deal every row to one client,
-once (tests/population/test_partition.py::test_partitioners_lose_and_duplicate_nothing). `dirichlet_draws` does not:
-its clients may share rows.
+`iid`, `dirichlet`, `shards`, `quantity_power_law`, `quantity_lognormal` and `by_group` give every row to exactly one
+client (tests/population/test_partition.py::test_partitioners_lose_and_duplicate_nothing). With `dirichlet_draws`
+clients may share rows.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _offsets(sizes: np.ndarray) -> np.ndarray:
 
 
 def _from_owner(owner: np.ndarray, num_clients: int) -> Partition:
-    """The partition in which example j belongs to client owner[j]."""
+    """The partition in which example j belongs to client owner[j]; rows of a client stay in order."""
     indices = np.argsort(owner, kind="stable").astype(np.int32)
     return Partition(indices, _offsets(np.bincount(owner, minlength=num_clients)))
 
@@ -128,7 +128,7 @@ def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, *, min_examples
       labels: [examples] integer classes.
       num_clients: N.
       alpha: concentration > 0; towards 0 a class has one owner, towards infinity the split is even.
-      min_examples: what every client holds at least; at most examples / N.
+      min_examples: the least number of examples of a client; at most examples / N.
       seed: of the partition.
     Raises: ValueError for an infeasible minimum.
     Guarantees: before the minimum acts, a client's share of a class has mean 1/N and variance
@@ -167,7 +167,7 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int = 2, *, s
       labels: [examples] integer classes.
       num_clients: N.
       shards_per_client: shards of equal size (to one example) that each client is dealt.
-      seed: of the order within a class and of the deal.
+      seed: of the order within a class, and of who gets which shards.
     References: McMahan et al. 2017, section 3 (200 shards, 2 for each of 100 clients).
 
     >>> shards([0, 0, 1, 1, 2, 2], 3, 1, seed=0).sizes.tolist()
@@ -197,10 +197,10 @@ def quantity_power_law(
     """Size skew: sizes in proportion to draws of density proportional to s^-exponent on [1, inf); labels stay IID.
 
     Args:
-      num_examples, num_clients: what is dealt, to whom.
-      exponent: > 1; nearer 1 is heavier.
-      min_examples: what every client holds at least; the largest pay for it.
-      seed: of sizes and deal.
+      num_examples, num_clients: of the whole partition.
+      exponent: > 1; nearer to 1 the tail is heavier.
+      min_examples: the least number of examples of a client; what is missing is taken from the largest clients.
+      seed: of the sizes, and of who holds which rows.
     Guarantees: log(size / smallest) is exponential with mean 1/(exponent - 1), up to rounding
       (tests/population/test_partition.py::test_quantity_laws).
     References: Li et al. 2020 (FedProx), section 5.1.
@@ -221,10 +221,10 @@ def quantity_lognormal(
     """Size skew: sizes in proportion to lognormal draws; labels stay IID.
 
     Args:
-      num_examples, num_clients: what is dealt, to whom.
+      num_examples, num_clients: of the whole partition.
       sigma: standard deviation of the log size, >= 0.
-      min_examples: what every client holds at least; the largest pay for it.
-      seed: of sizes and deal.
+      min_examples: the least number of examples of a client; what is missing is taken from the largest clients.
+      seed: of the sizes, and of who holds which rows.
     Guarantees: log sizes have standard deviation sigma, up to rounding
       (tests/population/test_partition.py::test_quantity_laws).
 
@@ -255,7 +255,7 @@ def by_group(groups: ArrayLike) -> Partition:
 def dirichlet_draws(
     labels: ArrayLike, num_clients: int, alpha: float, *, min_examples: int, max_examples: int, seed: int
 ) -> Partition:
-    """Label skew without a partition: each client draws its own label mix, its size, and rows of the shared table.
+    """Label skew without a partition: each client draws its own label shares, its size, and rows of one shared table.
 
     Client i draws p ~ Dirichlet(alpha, ..., alpha) over the K classes present, n uniform in
     {min_examples, ..., max_examples}, and n rows with replacement: a class from p, then a row of that class. Rows may
@@ -263,7 +263,7 @@ def dirichlet_draws(
 
     Args:
       labels: [rows] integer classes of the table.
-      num_clients: N; any number, the table does not limit it.
+      num_clients: N; may exceed the number of rows.
       alpha: concentration > 0 per class.
       min_examples, max_examples: bounds of n, at least 1.
       seed: of everything.

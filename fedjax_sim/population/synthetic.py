@@ -1,4 +1,4 @@
-"""Data sets drawn from a law that is written down: the answer is known, and a client can be a function of its id."""
+"""Synthetic data sets from a stated law: the optimum is known, and most are functions of a client's id."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def synthetic(
 
 
 def _paired(parameters: Any, id: Array, draw: Any) -> Array:
-    """A client's deviation: clients 2k and 2k+1 hold +z and -z, an odd last one 0: the sum is zero exactly."""
+    """A client's deviation, which sums to exactly zero over the population: clients 2k and 2k + 1 have +z and -z, and
+    an unpaired last client 0."""
     deviation = draw(stream(generated_client_key(parameters, id // 2), "deviation"))
     lonely = (id == parameters["size"] - 1) & (parameters["size"] % 2 == 1)
     return jnp.where(lonely, 0.0, jnp.where(id % 2 == 0, 1.0, -1.0)) * deviation
@@ -163,7 +164,7 @@ def linear_teacher(
     test_examples: int = 1_000,
     seed: int = 0,
 ) -> FederatedData:
-    """Linear regression whose answer is known: y = x . (w + s_i) + noise, x ~ N(0, I).
+    """Linear regression with a known optimum: y = x . (w + s_i) + noise, x ~ N(0, I).
 
     A client is a pure function of its id: 10^9 of them cost nothing.
 
@@ -238,14 +239,14 @@ def mean_estimation(
     values: str = "gaussian",
     seed: int = 0,
 ) -> FederatedData:
-    """The smallest cross-device task with a known answer: each client holds one value, a regression on the input 1.
+    """The smallest cross-device task with a known optimum: each client holds one value, a regression on the input 1.
 
-    Clients 2k and 2k + 1 hold mean + z_k and mean - z_k, an odd last one the mean: the finite population's mean is
-    exact, not only its expectation. Sampling clients uniformly sees nothing of the pairing beyond that.
+    Clients 2k and 2k + 1 hold mean + z_k and mean - z_k, and an unpaired last client the mean. So the mean of this
+    finite population is exactly `mean`, not only in expectation.
 
     Args:
       num_clients: N up to 2^31 - 1. dimension: d coordinates of a value.
-      mean: every coordinate of the answer.
+      mean: every coordinate of the optimum.
       spread: standard deviation >= 0 of a coordinate over the clients.
       values: "gaussian", or "two_point": every coordinate is mean + spread or mean - spread, so that for even N the
         population variance is spread^2 exactly and values are bounded.
