@@ -79,7 +79,7 @@ def test_memory_is_flat_in_the_cohort():
 
 
 def test_device_mesh_counts():
-    """Catches a request for devices that are not there being cut down in silence."""
+    """Catches a request for more devices than there are that silently gets fewer."""
     assert engine.device_mesh(1) is None
     assert engine.device_mesh().size == len(jax.devices())
     for wrong, error in ((0, ValueError), (len(jax.devices()) + 1, ValueError), (True, TypeError), (1.0, TypeError)):

@@ -69,7 +69,7 @@ def test_many_messages():
 
 
 def test_double_precision():
-    """Catches a select that settles four bytes of eight."""
+    """Catches a select that finds four bytes of eight."""
     with jax.enable_x64(True):
         x = np.random.default_rng(1).standard_normal((10, 8))
         x[2] = np.nextafter(x[1], 9)

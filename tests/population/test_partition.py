@@ -53,16 +53,16 @@ def test_dirichlet_always_ends_and_meets_its_minimum(labels, num_clients, alpha,
 
 @settings(max_examples=60, deadline=None)
 @given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12), data=st.data())
-def test_lifting_keeps_the_sum_and_takes_from_the_largest(sizes, data):
+def test_a_minimum_keeps_the_sum_and_takes_from_the_largest(sizes, data):
     sizes = np.array(sizes)
     minimum = data.draw(st.integers(0, int(sizes.sum()) // len(sizes)))
-    lifted = with_minimum(sizes, minimum)
-    assert lifted.sum() == sizes.sum() and lifted.min() >= minimum
-    gave = lifted < sizes
+    found = with_minimum(sizes, minimum)
+    assert found.sum() == sizes.sum() and found.min() >= minimum
+    gave = found < sizes
     kept = ~gave & (sizes >= minimum)
     if gave.any():
-        assert lifted[gave].max() - lifted[gave].min() <= 1  # down to one level
-        assert not kept.any() or sizes[kept].max() <= lifted[gave].min() + 1
+        assert found[gave].max() - found[gave].min() <= 1  # down to one level
+        assert not kept.any() or sizes[kept].max() <= found[gave].min() + 1
 
 
 def test_apportionment_adds_up():
