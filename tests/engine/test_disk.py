@@ -125,7 +125,7 @@ CALLS = ("pwrite", "fsync", "fdatasync", "ftruncate", "open")
 
 
 def dying(monkeypatch, after, calls=CALLS):
-    """Lets `after` system calls pass. The next one writes half of its bytes, if it writes, and then the process dies."""
+    """Lets `after` system calls pass. The next one writes half of its bytes, if it writes, and the process dies."""
     count = [0]
 
     def patch(name):
