@@ -17,7 +17,7 @@
 # invites a few clients (the **cohort**), sends them the model, lets each train on its own data, and averages the
 # **updates** that come back. Nobody sends data.
 #
-# This notebook simulates such a federation on handwritten digits, first step by step, then as a small laboratory:
+# This notebook simulates such a federation on handwritten digits, first step by step, then in small experiments:
 #
 # 1. a population of clients, and what they hold
 # 2. a model, and a federated algorithm from its four parts
@@ -57,7 +57,7 @@ NUM_CLIENTS, COHORT, ROUNDS, HIDDEN = (200, 20, 3, ()) if FAST else (5000, 50, 3
 # a few kinds of digit, as one person's photographs show the same few friends (Hsu, Qi and Brown, 2019).
 #
 # Two further sets come with it. `test` is a central set of images that no client has. `held_out` are clients made of
-# those test images: they never train, so they say how the model serves people who were not there.
+# those test images: they never train, so they show how well the model serves people who did not take part.
 
 # %%
 data = population.digits(num_clients=NUM_CLIENTS, alpha=0.3, seed=0)
@@ -77,7 +77,7 @@ plots.label_mix({"client_ids": ids, "label_names": data.label_names, "label_coun
 # %% [markdown]
 # Each bar is a client; each shade is a digit. Nobody here has all ten, and two or three digits make up most of what a
 # client holds: trained alone, it would hardly learn the others. That is the difficulty (**heterogeneity**, or *non-IID
-# data*) and also the point: together they have seen everything.
+# data*) and also the reason to train together: together the clients hold every digit.
 #
 # ## 2. Model, loss, algorithm
 #
@@ -93,7 +93,7 @@ params, _ = model.init(stream(key, "init"))
 print(f"d = {sum(x.size for x in jax.tree.leaves(params)):,} parameters")
 
 # %% [markdown]
-# A federated algorithm is four answers:
+# A federated algorithm answers four questions:
 #
 # | question | part | here |
 # |---|---|---|
@@ -149,7 +149,7 @@ plots.learning_curves(base.records)
 # The grey line is measured by the clients on the examples they train on, while they train. Its loss lies below the
 # test loss from the first round on: within a round a client fits its own few digits quickly, and that is easier than
 # recognising all ten. Local accuracy in a federation says how well clients adapt, not how good the shared model is.
-# Judge by the other two, which lie on top of each other: all held-out clients together are much like the test set.
+# Judge by the other two curves, which coincide: all held-out clients together are much like the test set.
 #
 # An average over clients hides people. `held_out` accuracy, client by client:
 
@@ -228,11 +228,12 @@ draw(right, cohorts, lambda name, history: sent(history), "Uploaded by all clien
 legend(left)
 
 # %% [markdown]
-# **What one sees.** The tiny cohort jitters: a mean over five clients who know a few digits each is a rough
-# estimate of the mean over everybody, and a round can undo what the last one learned. Ten times more clients remove
-# most of that. Ten times more again change little: the noise is gone, and what remains is the speed of the method
-# itself. On the right are the same runs by cost: each tenfold cohort pays about ten times for the same height. A cohort
-# is large enough when its curve is smooth; beyond that it buys little but traffic (or privacy, which is another story).
+# **What one sees.** The curve of the tiny cohort is noisy: a mean over five clients who hold a few digits each is a
+# rough estimate of the mean over all clients, and a round can undo what the last one learned. Ten times more clients
+# remove most of that. Ten times more again change little: the noise is gone, and what remains is the speed of the
+# method itself. On the right are the same runs by cost: a cohort ten times as large uploads about ten times as much for
+# the same accuracy. A cohort is large enough when its curve is smooth; a larger one gives little but traffic (or
+# privacy, which is another topic).
 #
 # ### How different are the clients?
 #
@@ -266,7 +267,7 @@ right.yaxis.set_tick_params(labelleft=True)
 # **What one sees.** Left: skew costs speed and adds noise. Clients pull in different directions, so that much of their
 # work cancels in the mean, and which fifty were invited matters more. Right: thin lines hold 90 % of the clients, thick
 # lines the middle half, the mark is the median. The medians are within a few points of each other, and yet with strong
-# skew the clients lie far apart: someone whose few digits are the hard ones has nothing easy to make up for them. Two
+# skew the clients lie far apart: a client whose few digits are the hard ones has no easy ones to make up for them. Two
 # federations can have nearly the same mean and serve people very differently.
 #
 # ### How long should a client train?
@@ -293,20 +294,21 @@ draw(
 legend(left)
 
 # %% [markdown]
-# **What one sees.** By rounds (left) more local work wins, by far. By steps (right) the order turns: after the same
-# number of gradient steps the run that talks more often is ahead at first and never far behind, because its clients do
-# not walk far in their own direction (**client drift**). Local steps trade computing for communication. On this easy
-# problem the trade is good up to 20 steps. It is not always: with several local steps FedAvg can settle beside the
-# optimum. On quadratic losses (`population.quadratics`), `theory.fedavg_fixed_point` gives the exact place.
+# **What one sees.** By rounds (left) more local work is better, by far. By steps (right) the order is reversed: after
+# the same number of gradient steps the run that communicates more often is ahead at first and never far behind, because
+# its clients do not move far towards their own optima (**client drift**). Local steps trade computing for
+# communication. On this easy problem the trade is good up to 20 steps. It is not always: with several local steps
+# FedAvg can converge to a point beside the optimum. On quadratic losses (`population.quadratics`),
+# `theory.fedavg_fixed_point` computes this fixed point exactly.
 #
 # ## 5. Your own parts
 #
-# Research changes one part and keeps the others. Each is a pure function written for one client or one table; the
-# engine adds cohorts, chunks and devices. You never write `vmap`.
+# Research changes one part and keeps the others. Each part is a few pure functions, written for one client or one
+# aggregator; the engine adds cohorts, chunks and devices. You never write `vmap`.
 #
 # ### A local solver
 #
-# A client update says what **one** client does with the model it receives. Here: full-batch gradient descent that
+# A client update defines what **one** client does with the model it receives. Here: full-batch gradient descent that
 # sends the *average* of the models on its path rather than the last. `data.mask` marks the real rows.
 
 
@@ -345,13 +347,13 @@ legend(axes)
 # %% [markdown]
 # **What one sees.** The new client learns. The mean of ten iterates lies about where step 5.5 does, so ten of its
 # steps move the model about as far as five of the old ones: a new idea that costs twice the computing for the same
-# curve. Most ideas end like this; it is good to learn it in half a minute.
+# curve. Most ideas end like this; here it took half a minute to find out.
 #
 # ### A compressor, and a client that cannot be trusted
 #
-# `transform.stateless` makes a transform from `fn(key, update)`: what happens to one letter on its way. This one
-# rounds each coordinate at random, up or down, to one of 15 levels, so that the mean stays right; `wire` says what
-# a letter costs.
+# `transform.stateless` makes a transform from `fn(key, update)`, which maps one client's update to the message it
+# sends. This one rounds each coordinate at random, up or down, to one of 15 levels, so that the mean stays right;
+# `wire` gives the size of a message.
 
 
 # %%
@@ -372,19 +374,19 @@ def federation(**parts):
 
 _, compressed = train(federation(transform=transform.stateless(four_bits, wire=four_bits_size)))
 figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3), sharey=True)
-letters = {"4 bits a coordinate": compressed, "32 bits (section 3)": base}
-draw(left, letters)
-draw(right, letters, lambda name, history: sent(history), "Uploaded by all clients so far (MB)", xscale="log")
+messages = {"4 bits a coordinate": compressed, "32 bits (section 3)": base}
+draw(left, messages)
+draw(right, messages, lambda name, history: sent(history), "Uploaded by all clients so far (MB)", xscale="log")
 legend(left)
 
 # %% [markdown]
 # **What one sees.** Round by round nearly the same curve, at an eighth of the bytes: the rounding errors of fifty
 # clients are independent and mostly cancel in the mean.
 #
-# Now the trouble. Let each letter, with a chance of 20 %, be replaced by five times its opposite, and let the server
-# answer with the median of each coordinate instead of the mean. `aggregation.gather` makes an aggregator from
-# `rule(key, updates, weights)`, which sees all letters at once: `updates` has leaves `[m, ...]`, and where nothing
-# arrived the weight is 0.
+# Now an attack. Let each message, with a probability of 20 %, be replaced by minus five times itself, and let the
+# server defend the model with the median of each coordinate instead of the mean. `aggregation.gather` makes an
+# aggregator from `rule(key, updates, weights)`, which sees all messages at once: `updates` has leaves `[m, ...]`, and
+# the weight is 0 where nothing arrived.
 
 
 # %%
@@ -396,7 +398,7 @@ def hostile(key, update):
 def coordinate_median(key, updates, weights, ids):
     def leaf(x):
         arrived = (weights > 0).reshape(-1, *(1,) * (x.ndim - 1))
-        return jnp.nan_to_num(jnp.nanmedian(jnp.where(arrived, x, jnp.nan), axis=0))  # nobody: no update
+        return jnp.nan_to_num(jnp.nanmedian(jnp.where(arrived, x, jnp.nan), axis=0))  # no message: no update
 
     return jax.tree.map(leaf, updates)
 
@@ -413,17 +415,17 @@ draw(axes, attacked)
 legend(axes, loc="center left", bbox_to_anchor=(1, 0.5))
 
 # %% [markdown]
-# **What one sees.** A fifth of the letters is enough to destroy the mean: on average 0.8 − 0.2 · 5 is negative, so the
-# model walks uphill. The median survives. It has a price, seen in the honest run: where clients differ, most of them
-# agree on "no change" for what only a few know, and the median listens to most. Robustness and heterogeneity pull
-# against each other; a paper on one should measure the other.
+# **What one sees.** A fifth of the messages is enough to destroy the mean: its expected factor 0.8 − 0.2 · 5 is
+# negative, so the model moves uphill. The median withstands the attack. It has a price, seen in the honest run: where
+# clients differ, the updates of most are near zero for what only a few clients hold, and the median follows the
+# majority. Robustness and heterogeneity conflict; a paper on one should measure the other.
 #
 # ## 6. The same bits elsewhere
 #
 # Floating-point sums depend on their order, so on most systems another number of devices gives another model, and the
-# difference grows with the rounds. Here letters are summed exactly, and neither the number of devices nor the order of
-# the clients changes a bit. A `Plan` says how many clients are simulated side by side (`lanes`) and how many letters
-# are summed at once (`chunk`); it is fixed here, for it is part of a result's identity:
+# difference grows with the rounds. Here messages are summed exactly, and neither the number of devices nor the order of
+# the clients changes a bit. A `Plan` holds how many clients are simulated at once (`lanes`) and how many messages are
+# summed at once (`chunk`). It is fixed here, because results depend on it:
 
 # %%
 prints = []
@@ -435,15 +437,15 @@ for devices in (None, "all"):
 print("one device and all devices give the same bits:", prints[0] == prints[1])
 
 # %% [markdown]
-# What one device found can be checked on eight of its kind, bit by bit. (Other `lanes`, and another kind of processor, may
-# change the last bits: they change how one client's own arithmetic is compiled.)
+# A result of one device can be checked bit by bit on eight of its kind. (Other `lanes`, and another kind of processor,
+# may change the last bits: they change how one client's own arithmetic is compiled.)
 #
 # ## Where to go from here
 #
 # * **One seed is no result.** Repeat with `jax.random.key(1)`, `key(2)`, ... before you believe a small difference;
 #   the curves above move by a few points from seed to seed, and the tiny cohort's by ten.
-# * Other data: `population.csv_sites` and `population.leaf` read your files, `population.digits_partition` deals out
-#   every image once, `population.generated` makes clients from their ids, a billion if you like.
+# * Other data: `population.csv_sites` and `population.leaf` read your files, `population.digits_partition` gives every
+#   image to one client, `population.generated` makes clients from their ids, a billion if you like.
 # * Other algorithms: `algorithms.fedprox`, `fednova`, `fedadam`, ...; each docstring cites its paper and names the
 #   tests of what it guarantees.
 # * Who takes part: `sampling` has Poisson, weighted and cyclic cohorts, and wrappers for clients who drop out.

@@ -13,14 +13,14 @@
 # %% [markdown]
 # # How many clients must take part?
 #
-# A round asks some of the clients and averages what they send. Who is asked is random, so the average is random too.
-# This notebook lays three things over each other: what **enumeration** of all cohorts says, what the **closed form**
-# says, and what the **simulator** does.
+# A round invites some of the clients and averages what they send. The cohort is random, so the average is random too.
+# This notebook compares its variance from three sources: **enumeration** of all cohorts, a **closed form**, and the
+# **simulator**.
 #
 # 1. five clients, all cohorts, by hand
 # 2. the finite population correction, and a mistake that is often made with it
 # 3. the study: measured variances with intervals, theory as lines
-# 4. how many clients a tolerance asks for
+# 4. how many clients a tolerance requires
 # 5. weights: why the mean by examples is biased
 #
 # You need to know what a variance is; [the first notebook](01_first_federation.ipynb) shows how a federation is built.
@@ -55,9 +55,9 @@ print(f"closed form:   mean {values.mean():.4f}, variance {theory.cohort_mean_va
 #
 # ## 2. A mistake that is often made
 #
-# "The population is huge, so the correction is about 1." It is not: for a hundred clients and more it is about $1 - m/N$,
-# and depends on the participation **rate**. At ten percent it is 0.9, whether there are a hundred clients or a million.
-# With few clients it is $1 - (m - 1)/(N - 1)$ that counts: one client of ten leaves it at exactly 1.
+# "The population is huge, so the correction is about 1." It is not: for a hundred clients and more it is about
+# $1 - m/N$, and depends on the participation **rate**. At ten percent it is 0.9, whether there are a hundred clients or
+# a million. With few clients the exact $1 - (m - 1)/(N - 1)$ matters: with one client of ten it is exactly 1.
 
 # %%
 for size in (10, 100, 10_000, 1_000_000):
@@ -66,12 +66,12 @@ for size in (10, 100, 10_000, 1_000_000):
 
 # %% [markdown]
 # What saves a cross-device federation is not the correction but the absolute size of the cohort: a thousand clients are
-# many, and a small share of a million.
+# enough, and a small share of a million.
 #
 # ## 3. The study
 #
-# `study.participation` runs real rounds of the simulator, thousands of them under one `vmap`, and compares the spread of
-# their aggregates with the closed form of that sampler and that aggregator. The intervals hold together with 99 %.
+# `study.participation` runs real rounds of the simulator, thousands of them under one `vmap`, and compares the variance
+# of their aggregates with the closed form of that sampler and that aggregator. All intervals together hold with 99 %.
 
 # %%
 small = {"population_sizes": (10,), "rates": (0.5, 1.0), "num_rounds": 300, "compare_samplers": False}
@@ -96,7 +96,7 @@ for paragraph in found.reading:
     print(paragraph, end="\n\n")
 
 # %% [markdown]
-# ## 4. How many clients a tolerance asks for
+# ## 4. How many clients a tolerance requires
 #
 # Say the standard deviation of the cohort's mean may be at most $\alpha$ times the length of the mean. With
 # $r = \sigma^2 / (\alpha \|g\|)^2$ the smallest cohort is $\lceil rN / (N - 1 + r) \rceil$, an exact integer.
@@ -111,9 +111,9 @@ for size in (10, 100, 10_000, 1_000_000):
 #
 # ## 5. Weights
 #
-# Clients hold different numbers of examples, and the usual average weighs by them **within the cohort**. That is a ratio
-# of two random sums, and its mean is not the population's weighted mean. Two clients show it: one with a single example
-# and the value 0, one with nine and the value 1.
+# Clients hold different numbers of examples, and the usual average weighs by them **within the cohort**. That is a
+# ratio of two random sums, and its mean is not the population's weighted mean. Two clients show it: one with a single
+# example and the value 0, one with nine and the value 1.
 
 # %%
 one_of_two = sampling.uniform(2, 1).design
@@ -125,7 +125,7 @@ for estimator in ("mean", "horvitz_thompson"):
 # Horvitz and Thompson's estimate is unbiased, and pays with variance. Neither is right for every purpose: say which one
 # you use.
 #
-# Nothing here depends on luck: the seed decides everything.
+# The seed decides every random number, so a study can be repeated bit for bit.
 
 # %%
 first, again = (study.participation(**small, model_clients=0).rows() for _ in range(2))

@@ -11,11 +11,11 @@
 # ---
 
 # %% [markdown]
-# # Where does training come to rest?
+# # Where does training converge to?
 #
-# With a constant step size, federated training does not reach the optimum. It comes to rest around a point beside it, and
-# keeps moving there. The loss that is left is the **error floor**. It is a sum of parts, and each part has a cause that
-# you can turn down, at a price.
+# With a constant step size, federated training does not reach the optimum. Its mean converges to a fixed point beside
+# it, around which the model keeps fluctuating. The excess loss that is left is the **error floor**. It is a sum of
+# parts, and each part has a cause that can be reduced, at a price.
 #
 # 1. one number and one client: the floor by hand
 # 2. the budget: drift, client sampling, minibatches, quantisation, privacy noise
@@ -38,8 +38,8 @@ FAST = os.environ.get("FEDJAX_SIM_NOTEBOOK_FAST") == "1"  # the tests run small 
 # %% [markdown]
 # ## 1. The floor by hand
 #
-# Gradient descent on $h w^2 / 2$ with noisy gradients, $w \leftarrow w - \eta (h w + \xi)$. The variance of $w$ settles
-# where what a step forgets equals what it adds: $\eta \sigma^2 / (h (2 - \eta h))$. Simulate it.
+# Gradient descent on $h w^2 / 2$ with noisy gradients, $w \leftarrow w - \eta (h w + \xi)$. The variance of $w$
+# converges to the value at which a step removes as much as it adds: $\eta \sigma^2 / (h (2 - \eta h))$. Simulate it.
 
 # %%
 rng = np.random.default_rng(0)
@@ -52,13 +52,13 @@ print(f"simulated variance {w.var():.4f}, closed form {theory.sgd_floor(curvatur
 # %% [markdown]
 # ## 2. The budget
 #
-# Clients with quadratic risks $f_i(w) = \frac12 (w - a_i)^T H_i (w - a_i)$ have everything in closed form. `theory.budget`
-# solves the round's second moment exactly and says what each cause adds. Here are two clients in one dimension that each
-# take five local steps.
+# For clients with quadratic risks $f_i(w) = \frac12 (w - a_i)^T H_i (w - a_i)$ there is a closed form. `theory.budget`
+# solves the equation of the stationary second moment exactly, and gives the part of each cause. Here are two clients in
+# one dimension that each take five local steps.
 
 # %%
 floor = theory.budget([1.0, 10.0], [0.0, 1.0], step_size=0.05, num_steps=5, gradient_noise=1.0)
-print(f"optimum {floor.optimum[0]:.4f}, but FedAvg rests around {floor.fixed_point[0]:.4f}")
+print(f"optimum {floor.optimum[0]:.4f}, fixed point of FedAvg {floor.fixed_point[0]:.4f}")
 print({name: round(loss, 5) for name, loss in floor.losses.items() if loss})
 
 # %% [markdown]
@@ -67,8 +67,8 @@ print({name: round(loss, 5) for name, loss in floor.losses.items() if loss})
 #
 # ## 3. The study
 #
-# `study.error_floor` runs the simulator to its floor, thousands of times under one `vmap`, with each cause alone and all
-# of them together, and lays the budget over it.
+# `study.error_floor` runs the simulator to its floor, thousands of times under one `vmap`, with each cause alone and
+# with all of them together, and compares the loss with the budget.
 
 # %%
 small = {"num_clients": 10, "dimension": 2, "step_sizes": (0.1,), "cohort_sizes": (4,), "num_steps": (2,), "bits": (4,)}
@@ -92,8 +92,8 @@ for paragraph in found.reading:
 # %% [markdown]
 # ## 4. Speed against the floor
 #
-# A larger step arrives sooner and rests higher. The budget knows the whole expected path, so the trade can be drawn
-# without a simulation.
+# A larger step reaches its floor sooner, and its floor is higher. The budget has the whole expected path in closed
+# form, so the trade-off can be drawn without a simulation.
 
 # %%
 rng = np.random.default_rng(1)

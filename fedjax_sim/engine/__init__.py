@@ -1,4 +1,7 @@
-"""The engine room: how many clients are simulated at once, never what they do."""
+"""The engine: how many clients are simulated at once, on which devices, and how their messages are summed exactly.
+
+What a client or a server does is not known here.
+"""
 
 from fedjax_sim.engine import exact
 from fedjax_sim.engine.buffer import buffer, fill

@@ -1,4 +1,4 @@
-"""A fixed buffer of every letter of a cohort, filled by slot, for rules that must see all of them."""
+"""A buffer of fixed size for every message of a cohort, filled by slot: for aggregators that must see all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def buffer(spec: PyTree, num_slots: int) -> PyTree:
 def fill(buffer: PyTree, slots: Array, rows: PyTree) -> PyTree:
     """The buffer with `rows` [c, ...] at `slots`; slots at or past m (the engine's padding) are dropped.
 
-    A zero is stored without its sign: a sum over devices would take it away.
+    Zeros are stored without a sign: a sum over devices would turn -0.0 into 0.0, and one device would not.
 
     Guarantees: buffers filled from disjoint slots add to the buffer of their union
     (tests/laws/test_aggregators.py::test_carries_of_disjoint_slots_combine).

@@ -1,15 +1,16 @@
 """An exact sum of floats in integer words: the same bits for any order, chunk and padding.
 
-A float is cut into integer digits on an absolute grid: bin t covers the magnitudes [2^(23t-148), 2^(23t-125)), and a
-value's digit in a bin is what rounding to that bin's grid, the multiples of 2^(23t-147), leaves; at most 2^22, so that
-digits of some hundred letters fit an int32. Digits are integers, so their sums are associative. Only the top bins below
-the largest magnitude met at a coordinate are kept; when a larger value arrives, the lowest bins fall out. A kept digit
-depends on its value alone, so the kept sums are those that knowing the largest magnitude beforehand would have given
-(Demmel and Nguyen, 2015, reproduce float sums the same way; here digits are integers and sums are two int32 words).
+A float is cut into integer digits on an absolute grid. Bin t covers the magnitudes [2^(23t-148), 2^(23t-125)); a
+value's digit in a bin is the value, less its digits in higher bins, rounded to a multiple of 2^(23t-147) and counted in
+that unit. A digit is at most 2^22, so the digits of some hundred messages fit an int32. Digits are integers, so their
+sums are associative. Only the top bins below the largest magnitude met at a coordinate are kept; when a larger value
+arrives, the lowest bins are dropped. A kept digit depends on its value alone, so the kept sums are those that knowing
+the largest magnitude beforehand would have given (Demmel and Nguyen, 2015, reproduce float sums the same way; here
+digits are integers and a sum is two int32 words).
 
 A digit is read off the bits of a float: adding 1.5 * 2^23 to a value in units of the grid rounds it to an integer, and
-leaves that integer in the low bits. A letter costs seven operations a coordinate and touches three words; the high
-words, and carries into them, wait for a few hundred letters.
+leaves that integer in the low bits. A message costs seven operations a coordinate and touches three words; the high
+words, and the carries into them, are touched once in a few hundred messages.
 
 Error: each value is represented to half a unit of the last kept digit, at most 2^-23 of the largest magnitude met at
 that coordinate for float32 (2 bins) and 2^-69 for float64 (4 bins); the sum of the digits is exact, and `total` rounds
@@ -49,15 +50,15 @@ LOW_BITS = 20  # of a normal sum's low word
 LOW_MASK = (1 << LOW_BITS) - 1
 MIN_BIN, MAX_BIN = 1, 11  # every exponent of a float32
 POISONED = MAX_BIN + 1  # a value that is not finite, or 2^128 and above, was added: the total is NaN
-MAX_CHUNK = 1 << 16  # letters added at once
-PENDING = 480  # letters whose digits a low word can take
-UNROLLED = 64  # letters that are added one by one: compilers vectorise that, and not a reduction over rows
+MAX_CHUNK = 1 << 16  # messages added at once
+PENDING = 480  # messages whose digits a low word can take
+UNROLLED = 64  # messages that are added one by one: compilers vectorise that, but no reduction over rows
 
 
 @partial(jax.tree_util.register_dataclass, meta_fields=["shape"], data_fields=["top", "low", "base", "high", "pending"])
 @dataclasses.dataclass(frozen=True)
 class ExactSum:
-    """A sum over clients at each coordinate; a kept bin, highest first, holds high * 2^20 + low in units of its grid.
+    """A sum over clients at each coordinate. A kept bin, highest first, holds high * 2^20 + low in units of its grid.
 
     Words are flat: XLA:CPU vectorises the last axis of what it writes, and that of a leaf may be short.
     """
@@ -66,7 +67,7 @@ class ExactSum:
     low: tuple[Array, ...]  # one per kept bin, [d] int32
     base: Array  # [d] int32: `top` when carries last moved; the high words stand there
     high: tuple[Array, ...]  # [d] int32
-    pending: Array  # [] int32 letters since carries last moved
+    pending: Array  # [] int32 messages since carries last moved
     shape: tuple[int, ...]  # of what is summed
 
 
@@ -76,7 +77,7 @@ def _type(acc: ExactSum):
 
 @jax.custom_jvp
 def without_derivative(x: Array) -> Array:
-    """The same number, which may not be differentiated: what follows works on bits, whose derivative would be 0."""
+    """The same number; a derivative through it is an error, since what follows works on bits, whose derivative is 0."""
     return x
 
 
@@ -104,7 +105,7 @@ def power_of_two(exponent: Array, dtype) -> Array:
 
 
 def _moved(words: tuple[Array, ...], shift: Array) -> tuple[Array, ...]:
-    """Words of bins seen from `shift` bins higher: the lowest fall out."""
+    """The kept bins' words when these start `shift` bins higher: zeros come in at the top, the lowest are dropped."""
     kept = []
     for bin in range(len(words)):
         word = jnp.zeros_like(words[0])
@@ -124,7 +125,7 @@ def normal(acc: ExactSum) -> ExactSum:
 
 
 def _raised(acc: ExactSum, top: Array) -> ExactSum:
-    """A normal sum seen from a higher bin."""
+    """A normal sum whose kept bins start at a higher one."""
     shift = top - acc.top
     return ExactSum(top, _moved(acc.low, shift), top, _moved(acc.high, shift), acc.pending, acc.shape)
 
@@ -143,7 +144,7 @@ def _bits(x: Array) -> Array:
 
 
 def _digits(value: Array, scale: Array, magic: Array, bins: int) -> list[Array]:
-    """A letter's digits in the kept bins."""
+    """A message's digits in the kept bins."""
     leading = (None,) * (value.ndim - 1)
     scale, magic = scale[leading], magic[leading]
     rest, digits = value * scale, []
@@ -156,10 +157,10 @@ def _digits(value: Array, scale: Array, magic: Array, bins: int) -> list[Array]:
 
 @partial(jax.jit, inline=True)
 def add(acc: ExactSum, values: Array) -> ExactSum:
-    """Adds letters [c, ...], c <= MAX_CHUNK."""
+    """Adds messages [c, ...], c <= MAX_CHUNK."""
     values = without_derivative(values)
     count, dtype = values.shape[0], _type(acc)
-    validate.integer("letters added at once", count, 1, MAX_CHUNK)
+    validate.integer("messages added at once", count, 1, MAX_CHUNK)
     many = count > UNROLLED
     if jax.default_backend() != "cpu":  # where a loop may wait for the host, and reductions over rows are fast
         acc = normal(acc)
@@ -167,7 +168,7 @@ def add(acc: ExactSum, values: Array) -> ExactSum:
         blocks = jnp.pad(values, [(0, -count % UNROLLED)] + [(0, 0)] * (values.ndim - 1))
         blocks = blocks.reshape(-1, UNROLLED, *values.shape[1:])
         return jax.lax.scan(lambda acc, block: (add(acc, block), None), acc, blocks)[0]
-    else:  # a loop of no or one turn: unlike a condition, it leaves the words where they are
+    else:  # a loop of at most one turn: unlike a condition, it leaves the words where they are in memory
         full = acc.pending + count > PENDING
         acc = jax.lax.while_loop(lambda x: x[0], lambda x: (jnp.zeros_like(x[0]), normal(x[1])), (full, acc))[1]
 
@@ -220,7 +221,10 @@ def merged(words: tuple[Array, ...], number: int, shape: tuple[int, ...]) -> Exa
 
 
 def spread_out(acc: ExactSum) -> tuple[Array, Array, Array]:
-    """How many stand at each top, and the words of every bin from POISONED down, [bins, ...]."""
+    """A normal sum as arrays that add up over devices, with a place for every bin there is, [bins, ...].
+
+    Returns: (1 at the top bin of each coordinate, low words, high words), bins from POISONED down.
+    """
     bins = len(acc.low)
     tops = jnp.stack([acc.top == top for top in range(POISONED, 0, -1)]).astype(jnp.int32)
 
@@ -232,7 +236,7 @@ def spread_out(acc: ExactSum) -> tuple[Array, Array, Array]:
 
 
 def kept(spread: tuple[Array, Array, Array], like: ExactSum) -> ExactSum:
-    """The kept bins of sums over every bin."""
+    """The sum whose kept bins are the top ones of `spread`, a sum of `spread_out`s."""
     tops, low, high = spread
     first = jnp.argmax(tops > 0, axis=0)
     top = (POISONED - first).astype(jnp.int32)
@@ -245,7 +249,7 @@ def kept(spread: tuple[Array, Array, Array], like: ExactSum) -> ExactSum:
 
 @partial(jax.jit, inline=True)
 def total(acc: ExactSum) -> Array:
-    """As floats (float64 with four bins, else float32); NaN where a poisoned value was added."""
+    """The sum as floats (float64 with four bins, else float32); NaN where a value was added that is not finite."""
     acc = normal(acc)
     bins, dtype = len(acc.low), _type(acc)
     digits = [jnp.zeros_like(acc.low[0]) for _ in range(bins + 1)]  # base 2^23, lowest first

@@ -1,6 +1,6 @@
-"""Sums over clients that do not depend on order, chunk, padding or device count.
+"""Sums over clients that do not depend on order, chunk, padding or the number of devices.
 
-`engine.digits` says how one such sum works, and its error.
+`engine.digits` explains how one such sum works, and bounds its error. Here are the sums of a pytree, and over devices.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 MAX_CLIENTS = 1 << 26  # before a high word could overflow
 MAX_DEVICES = 1 << 10  # before a sum of low words could
 SMALL = 1 << 9  # coordinates of a leaf that shares its sum with others
-PLACES = 8  # devices with a place each in a sum of words; with more, words spread over every bin are less to send
+PLACES = 8  # devices with a place each in a sum of words; for more, words spread over all bins are less to send
 _plain: contextvars.ContextVar = contextvars.ContextVar("plain", default=False)
 
 
@@ -56,7 +56,7 @@ class ExactSums:
 
 
 def _groups(spec: tuple[jax.ShapeDtypeStruct, ...]) -> list[list[int]]:
-    """Places of the leaves that share a sum."""
+    """For each sum, the indices of the leaves that share it."""
     together: dict = {}
     for place, x in enumerate(spec):
         shared = math.prod(x.shape) <= SMALL
@@ -72,8 +72,9 @@ def _is_sum(x) -> bool:
 def differentiable() -> Iterator[None]:
     """Sums over clients are plain float sums inside the block, with derivatives: integers have none.
 
-    They are then rounded as any float sum is, and depend on order. Outside, a derivative through a sum over clients is
-    an error: it would be zero. What is traced inside must not have been traced by `jax.jit` outside.
+    They are then rounded as any float sum is, and depend on order. Outside of the block, a derivative through a sum
+    over clients is an error: it would be zero. A function that `jax.jit` has traced outside keeps its integer sums
+    inside.
 
     Guarantees: tests/engine/test_exact.py::test_derivatives.
     """
@@ -106,10 +107,11 @@ def zeros(spec: PyTree) -> ExactSums:
 
 
 def add(acc: ExactSums, values: PyTree) -> ExactSums:
-    """Adds a chunk of letters, leaves [c, ...], c <= MAX_CHUNK.
+    """Adds a chunk of messages, leaves [c, ...], c <= MAX_CHUNK.
 
-    Letters are products at most: a sum or a difference that is still to be rounded may be fused into what follows, and
-    then rounds otherwise in another program. `tree.settled` rounds it; `engine.fold` hands over settled letters.
+    Messages must be computed once (`tree.settled`), as those that `engine.fold` hands over are: a sum or a difference
+    that is still to be computed may be fused into the addition here, and then be rounded otherwise in another program.
+    A product may be: it is rounded alike in every program.
 
     Guarantees: any order, chunking or padding with zeros gives the same bits
     (tests/engine/test_exact.py::test_any_order_and_chunking_gives_the_same_bits); a value that is not finite makes
@@ -118,7 +120,7 @@ def add(acc: ExactSums, values: PyTree) -> ExactSums:
     leaves, parts = acc.structure.flatten_up_to(values), []
     for x, like in zip(leaves, acc.spec, strict=True):
         if x.shape[1:] != like.shape:
-            validate.fail("values", f"letters of shape {like.shape}", x.shape[1:])
+            validate.fail("values", f"messages of shape {like.shape}", x.shape[1:])
     for part, places in zip(acc.parts, _groups(acc.spec), strict=True):
         group = [leaves[place] for place in places]
         if len(group) > 1:
@@ -130,15 +132,16 @@ def add(acc: ExactSums, values: PyTree) -> ExactSums:
 
 
 def merge(a: PyTree, b: PyTree) -> PyTree:
-    """The sum of the union of two disjoint sets of letters; leaves that are no exact sums are added."""
+    """The sum over the union of two disjoint sets of messages, from the sums of both; other leaves are added."""
     return jax.tree.map(lambda x, y: digits.merge(x, y) if _is_sum(x) else x + y, a, b, is_leaf=_is_sum)
 
 
 def combine(carry: PyTree, axis: str) -> PyTree:
     """`merge` over the devices of a mesh axis (at most 1,024), in one collective: a sum of integers.
 
-    Up to eight devices each have their own place in what is summed, and the parts are merged afterwards; more spread
-    their words over all bins. Leaves that are no exact sums are summed as they are.
+    Words of two devices may stand for different bins, so they cannot simply be added. Up to eight devices each write
+    their words to a place of their own, and merge all after the collective; more devices spread their words over all
+    bins. Leaves that are no exact sums are summed as they are.
 
     Guarantees: one collective, whatever the number of leaves (tests/test_compilation.py::test_one_collective_a_round);
     both ways give the bits of one device (tests/engine/test_exact.py::test_devices_combine_to_the_bits_of_one).
@@ -168,7 +171,7 @@ def combine(carry: PyTree, axis: str) -> PyTree:
 
 
 def _unpacked(flat: Array, like: PyTree) -> PyTree:
-    """The devices' words [D, ...] from [D, all of them]."""
+    """The devices' words, leaves [D, ...] as in `like`, from one array [D, total]."""
     leaves, structure = jax.tree.flatten(like)
     parts, start = [], 0
     for x in leaves:

@@ -1,4 +1,8 @@
-"""The fold over cohort slots: the only place that knows about lanes, chunks, devices and hosts."""
+"""The fold over cohort slots: the only place that knows about lanes, chunks, devices and hosts.
+
+Slots are laid out in chunks of `groups` times `lanes`. The clients of a group are vmapped, the messages of a chunk are
+summed at once, and the chunks of a device follow each other in a scan.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +31,7 @@ _unplaced: contextvars.ContextVar = contextvars.ContextVar("unplaced", default=F
 
 @contextlib.contextmanager
 def one_device() -> Iterator[None]:
-    """`device_mesh()` is None inside the block: whole runs, not the clients of one, are shared out over the devices."""
+    """Inside the block `device_mesh()` is None: devices share out whole runs, and not the clients of one run."""
     token = _alone.set(True)
     try:
         yield
@@ -36,7 +41,8 @@ def one_device() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unplaced() -> Iterator[None]:
-    """What is traced inside the block is read and never run: one device, whatever the mesh, and memory without limit.
+    """For programs that are traced only to be read: inside the block they are for one device, whatever the mesh, and
+    client memory is a plain array of any size.
 
     Guarantees: a round is the same program for any mesh, kind of client memory and number of processes
     (tests/running/test_fingerprint.py::test_devices_leave_no_trace).
@@ -57,7 +63,7 @@ def is_unplaced() -> bool:
 def device_mesh(num_devices: int | None = None) -> Mesh | None:
     """A mesh over the first `num_devices` visible devices (default: all, of all processes); None for a single device.
 
-    Raises: ValueError where a process would be left without a part.
+    Raises: ValueError for more devices than there are, or where a process would be left without one of them.
     """
     if _alone.get() and num_devices is None:
         return None
@@ -72,6 +78,71 @@ def device_mesh(num_devices: int | None = None) -> Mesh | None:
     return jax.make_mesh((num_devices,), (AXIS,), devices=visible[:num_devices], axis_types=(AxisType.Auto,))
 
 
+class _Layout(NamedTuple):
+    """Which slot stands at which place. The chunks of the first device come first, then those of the second, ..."""
+
+    source: Array  # [chunks, groups, lanes] int32: the slot at each place, num_slots or more at an empty one
+    kind: Array  # [chunks] int32: the size class of a chunk
+    place: Array | slice  # of the flat places, those of the slots in their order
+    padding: int  # empty slots behind the slots, which the empty places read
+    packed: bool  # whether slots are packed by size, else they stand in their order
+
+
+def _layout(
+    num_slots: int, num_devices: int, groups: int, lanes: int, sizes: Array | None, capacities: tuple[int, ...]
+) -> _Layout:
+    """Slots over devices: packed by size if sizes are given, with one group to a chunk, else in their order."""
+    if sizes is not None:
+        source, kind, place = pack(sizes, capacities, lanes, num_devices)
+        return _Layout(source.reshape(-1, 1, lanes), kind.reshape(-1), place, 1, True)
+    chunks = num_devices * -(-num_slots // (num_devices * groups * lanes))
+    source = jnp.arange(chunks * groups * lanes, dtype=jnp.int32).reshape(chunks, groups, lanes)
+    return _Layout(source, jnp.zeros(chunks, jnp.int32), slice(num_slots), source.size - num_slots, False)
+
+
+def _laid_out(x: Array, layout: _Layout) -> Array:
+    """Slots [m, ...] at their places, [chunks, groups, lanes, ...]."""
+    x = jnp.concatenate([x, jnp.zeros((layout.padding, *x.shape[1:]), x.dtype)]) if layout.padding else x
+    return x[layout.source] if layout.packed else x.reshape(*layout.source.shape, *x.shape[1:])
+
+
+def _flat(leaves: PyTree, axes: int) -> PyTree:
+    """The first axes of each leaf as one."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[axes:]), leaves)
+
+
+def _run_group(each: Callable, alone: bool, shared: PyTree, group: PyTree) -> tuple[PyTree, PyTree]:
+    """`each` of the slots of a group [lanes, ...]: together, or one after the other if `alone`."""
+    lanes = jax.tree.leaves(group)[0].shape[0]
+    if lanes == 1:  # without a batch axis: even one of length one would turn matmuls into slower batched ones
+        one = jax.tree.map(lambda x: x[0], group)
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], each(shared, one))
+    if alone:
+        return jax.lax.map(partial(each, shared), group)
+    return jax.vmap(each, in_axes=(None, 0))(shared, group)
+
+
+def _chunk_step(branches: list[Callable], accumulate: Callable, num_slots: int, shared: PyTree) -> Callable:
+    """The scan's step: a chunk's messages are made, computed once, and accumulated.
+
+    Args:
+      branches: for each size class, (shared, group [lanes, ...]) -> (messages, per_slot) [lanes, ...].
+    """
+    branches = [partial(branch, shared) for branch in branches]
+
+    def step(carry, chunk):
+        slots, positions, kind = chunk
+        if positions.shape[0] == 1:
+            messages, per_slot = jax.lax.switch(kind, branches, jax.tree.map(lambda x: x[0], slots))
+        else:
+            messages, per_slot = _flat(jax.lax.map(branches[0], slots), 2)
+        messages, per_slot = tree.settled((messages, per_slot), tree.hidden_zero(messages))
+        carry = accumulate(shared, carry, messages, _flat(slots, 2), positions.reshape(-1) < num_slots)
+        return carry, per_slot
+
+    return step
+
+
 def fold(
     each: Callable,
     accumulate: Callable,
@@ -84,18 +155,19 @@ def fold(
     sizes: Array | None = None,
     capacities: tuple[int, ...] = (),
 ) -> tuple[PyTree, PyTree]:
-    """Runs `each` for every slot and gathers the letters into one carry.
+    """Runs `each` for every slot and accumulates the messages into one carry.
 
     Args:
-      each: (shared, slot) -> (letter, per_slot), for ONE slot.
-      accumulate: (shared, carry, letters [c, ...], slots [c, ...], valid [c] bool) -> carry. Slots that are not
+      each: (shared, slot) -> (message, per_slot), for ONE slot.
+      accumulate: (shared, carry, messages [c, ...], slots [c, ...], valid [c] bool) -> carry. Slots that are not
         valid are the engine's padding and must leave the carry as it is.
       shared: what every client sees (broadcast, population, keys); an argument, never a closure.
       carry: the empty carry, all zeros.
       slots: pytree of [m, ...].
-      plan: clients vmapped at once and letters summed at once; by default fitted to the cache.
+      plan: clients vmapped at once and messages summed at once; by default fitted to the cache.
       mesh: devices that share the slots; None for one device.
-      sizes: [m] int32, for slots of unequal work: like goes with like (see `packing.pack`), whatever their order.
+      sizes: [m] int32, rows of each slot's client, where their work differs: a chunk then holds clients of one size
+        class (see `packing.pack`), whatever the order of the slots.
       capacities: with `sizes`, rows of the classes; `each` is then (shared, slot, rows), traced once per class.
 
     Returns: (carry over all slots, per_slot [m, ...]).
@@ -108,68 +180,29 @@ def fold(
     num_slots = jax.tree.leaves(slots)[0].shape[0]
     mesh = None if is_unplaced() else mesh
     num_devices = mesh.size if mesh is not None else 1
-    validate.integer("cohort slots", num_slots, 1, exact.MAX_CLIENTS, hint="Exact sums hold that many letters.")
+    validate.integer("cohort slots", num_slots, 1, exact.MAX_CLIENTS, hint="Exact sums hold that many messages.")
     validate.integer("devices", num_devices, 1, exact.MAX_DEVICES, hint="Exact sums combine that many at once.")
     kinds = [partial(each, rows=rows) for rows in capacities] if sizes is not None else [each]
     if plan is None:
         plan = plan_for(jax.eval_shape(kinds[-1], shared, jax.tree.map(lambda x: x[0], slots))[0])
-    # Neither may depend on the number of devices: compilers round differently in another loop.
+    # Lanes and groups may not depend on the number of devices: compilers round differently in another loop.
     lanes = min(plan.lanes, num_slots)
     groups = min(max(plan.chunk // lanes, 1), -(-num_slots // lanes))  # of lanes in a chunk
-    chunk = lanes * groups
-    validate.integer("plan.chunk", chunk, 1, exact.MAX_CHUNK, hint="An exact sum adds that many letters at once.")
-    if sizes is not None:
-        groups, chunk = 1, lanes
-        source, kind, place = pack(sizes, capacities, lanes, num_devices)
-        source, kind = source.reshape(-1, groups, lanes), kind.reshape(-1)
-        padding = 1
-    else:
-        chunks = -(-num_slots // (num_devices * chunk))
-        padding = num_devices * chunks * chunk - num_slots
-        source = jnp.arange(num_slots + padding, dtype=jnp.int32).reshape(num_devices * chunks, groups, lanes)
-        kind = jnp.zeros(num_devices * chunks, jnp.int32)
+    validate.integer("plan.chunk", lanes * groups, 1, exact.MAX_CHUNK, hint="An exact sum adds that many at once.")
+    layout = _layout(num_slots, num_devices, groups, lanes, sizes, capacities)
+    slots = jax.tree.map(lambda x: _laid_out(x, layout), slots)
+    branches = [partial(_run_group, each, len(kinds) > 1 and capacities[i] > ALONE) for i, each in enumerate(kinds)]
 
-    def blocks(x: Array) -> Array:
-        x = jnp.concatenate([x, jnp.zeros((padding, *x.shape[1:]), x.dtype)]) if padding else x
-        return x[source] if sizes is not None else x.reshape(*source.shape, *x.shape[1:])
+    def work(shared, carry, chunks):
+        return jax.lax.scan(_chunk_step(branches, accumulate, num_slots, shared), carry, chunks)
 
-    def flat(leaves: PyTree, axes: int) -> PyTree:
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[axes:]), leaves)
-
-    slots = jax.tree.map(blocks, slots)
-
-    def work(shared, carry, slots):
-        def vmapped(each, group, alone):
-            if alone or lanes == 1:  # a batch axis of one would still turn matmuls into slower batched ones
-                if lanes > 1:
-                    return jax.lax.map(partial(each, shared), group)
-                one = jax.tree.map(lambda x: x[0], group)
-                return jax.tree.map(lambda x: jnp.asarray(x)[None], each(shared, one))
-            return jax.vmap(each, in_axes=(None, 0))(shared, group)
-
-        branches = [
-            partial(vmapped, each, alone=bool(capacities) and capacities[i] > ALONE and len(kinds) > 1)
-            for i, each in enumerate(kinds)
-        ]
-
-        def chunk_step(carry, slots):
-            slots, positions, kind = slots
-            if groups == 1:
-                letters, per_slot = jax.lax.switch(kind, branches, jax.tree.map(lambda x: x[0], slots))
-            else:
-                letters, per_slot = flat(jax.lax.map(branches[0], slots), 2)
-            letters, per_slot = tree.settled((letters, per_slot), tree.hidden_zero(letters))
-            carry = accumulate(shared, carry, letters, flat(slots, 2), positions.reshape(-1) < num_slots)
-            return carry, per_slot
-
-        return jax.lax.scan(chunk_step, carry, slots)
-
-    def on_device(shared, carry, slots):
-        carry, per_slot = work(shared, carry, slots)
+    def on_device(shared, carry, chunks):
+        carry, per_slot = work(shared, carry, chunks)
         return exact.combine(carry, AXIS), per_slot
 
+    chunks = slots, layout.source, layout.kind
     if mesh is None:
-        carry, per_slot = work(shared, carry, (slots, source, kind))
+        carry, per_slot = work(shared, carry, chunks)
     else:
         here, split = PartitionSpec(), PartitionSpec(AXIS)
         # Checked replication would sum gradients with respect to shared values over devices (a client's gradient is its
@@ -177,7 +210,6 @@ def fold(
         specs = {"in_specs": (here, here, split), "out_specs": (here, split), "check_vma": False}
         sharded = jax.shard_map(on_device, mesh=mesh, **specs)
         # Else the partitioner would split what made the slots, the sampling, and gather its parts again.
-        slots, source, kind = jax.lax.with_sharding_constraint((slots, source, kind), NamedSharding(mesh, here))
-        carry, per_slot = sharded(shared, carry, (slots, source, kind))
-    there = slice(num_slots) if sizes is None else place
-    return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[there], per_slot)
+        chunks = jax.lax.with_sharding_constraint(chunks, NamedSharding(mesh, here))
+        carry, per_slot = sharded(shared, carry, chunks)
+    return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[layout.place], per_slot)

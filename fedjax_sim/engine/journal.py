@@ -1,4 +1,8 @@
-"""The undo journal of client memory on disk: old records, hashed and on disk before they are overwritten."""
+"""The undo journal of client memory on disk: old records, written and synced before they are overwritten.
+
+A journal belongs to a version, that of a commit, and follows the journal of the commit before. It is a head and batches
+of old records, each with its SHA-256.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +29,16 @@ class MemoryFileError(RuntimeError):
 
 
 class Batch(NamedTuple):
-    """Old records, as they were put down at once."""
+    """Old records that were appended at once."""
 
-    reached: int  # the version that the write ended, or broke off
+    reached: int  # the version after the write; the one before it where more of its batches were to follow
     ids: np.ndarray  # [k] int64
     records: np.ndarray  # [k, record bytes] uint8; zeros for holes
     end: int  # byte where it ends
 
 
 class Journal:
-    """Old records of the rows overwritten since a version, in the order of writing."""
+    """The old records of the rows that were overwritten since a version, in the order of writing."""
 
     def __init__(self, path: Path, file: int, version: int, before: tuple[int, int], record_bytes: int):
         self.path, self.file, self.version, self.before = path, file, version, before
@@ -43,7 +47,7 @@ class Journal:
 
     @classmethod
     def create(cls, path: Path, mark: bytes, version: int, before: tuple[int, int], record_bytes: int) -> Journal:
-        """An empty journal, on disk with its name; `before` is (version, bytes) of the one it follows."""
+        """An empty journal, synced with its directory entry; `before` is (version, bytes) of the one before."""
         path.unlink(missing_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         head = HEAD.pack(MAGIC, mark, version, *before)
@@ -56,9 +60,10 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, mark: bytes, version: int, used: int, record_bytes: int) -> Journal:
-        """The journal of a version, every hash checked.
+        """Opens the journal of a version and checks every hash.
 
-        What follows its `used` bytes was being written when the run stopped: whole batches count, a torn one does not.
+        The first `used` bytes must be whole. Behind them are batches that were being written when the run stopped:
+        whole ones count, and the first that is not ends the journal.
         """
         try:
             file = os.open(path, os.O_RDWR)
@@ -81,7 +86,10 @@ class Journal:
         return journal
 
     def append(self, version: int, last: bool, ids: np.ndarray, there: np.ndarray, records: np.ndarray) -> None:
-        """Old records [k, ...] of `ids`, those that are no holes where `there`; on disk when it returns."""
+        """Appends the old records [k, ...] of `ids`, holes except where `there`; if k > 0, synced when it returns.
+
+        `version` is the one that the write starts from, `last` whether this is the write's last batch.
+        """
         head = BATCH.pack(version, last, len(ids), int(there.sum()))
         parts = [head, ids.tobytes(), there.astype(np.uint8).tobytes(), records[there].tobytes()]
         batch = b"".join(parts)
@@ -91,7 +99,7 @@ class Journal:
         self.reached, self.end = version + last, self.end + len(batch) + DIGEST
 
     def batches(self, end: int | None = None) -> Iterator[Batch]:
-        """The batches up to a byte, as long as they are whole."""
+        """The batches up to a byte, or up to the first that is not whole."""
         place, end = START, self.end if end is None else end
         while place + BATCH.size <= end:
             version, last, count, there = BATCH.unpack(os.pread(self.file, BATCH.size, place))
@@ -110,11 +118,11 @@ class Journal:
             yield Batch(version + last, ids, records, place)
 
     def sync(self) -> None:
-        """On disk, with its length, when it returns."""
+        """Returns when the journal's bytes and length are on the disk."""
         getattr(os, "fdatasync", os.fsync)(self.file)
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
         os.close(self.file)
 
 
@@ -127,7 +135,7 @@ def read_at(file: int, count: int, place: int) -> memoryview:
 
 
 def write_at(file: int, data: Any, place: int) -> None:
-    """All of it: a full disk raises OSError and is never taken for success."""
+    """Writes all of `data` at byte `place`; raises OSError when the disk is full, after a short write too."""
     view = memoryview(data).cast("B")
     while view:
         done = os.pwrite(file, view, place)

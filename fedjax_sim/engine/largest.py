@@ -1,4 +1,4 @@
-"""The largest entries of a vector: a threshold by radix select, then a compaction.
+"""The largest entries of a vector: a threshold by radix select, then the indices of the entries that reach it.
 
 References: Alabi, Blanchard, Gordon and Steinbach 2012 (radix select for the k-th largest).
 """
@@ -45,7 +45,7 @@ def _vector(x: Array, k: int) -> tuple[Array, int]:
 
 
 def top_k_mask(x: Array, k: int) -> Array:
-    """Where the k entries of largest magnitude stand; among equal ones those of lowest index.
+    """A mask of the k entries of largest magnitude; among equal ones those of lowest index.
 
     Args:
       x: [d] floats or integers, finite.
@@ -79,8 +79,8 @@ def top_k_mask(x: Array, k: int) -> Array:
 def top_k(x: Array, k: int) -> tuple[Array, Array]:
     """(values, indices) of the k entries of largest magnitude, in order of index; among equal ones the lowest indices.
 
-    A threshold by radix select and a compaction of the mask; `lax.top_k` where it is faster: on accelerators, and on
-    CPU for few floats of at most 32 bits (k <= 4,000 or d / 200).
+    By `top_k_mask` and the indices of its True entries; by `lax.top_k` where it is faster: on accelerators, and on CPU
+    for few floats of at most 32 bits (k <= 4,000 or d / 200).
 
     Args:
       x: [d] floats or integers, finite.
@@ -90,7 +90,7 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
 
     Raises: ValueError, TypeError for x that is no vector and k out of range.
 
-    Guarantees: a stable argsort of -|x| chooses the same entries, in every dtype and on every road
+    Guarantees: a stable argsort of -|x| chooses the same entries, in every dtype and by either way
     (tests/engine/test_select.py::test_top_k_equals_a_stable_sort).
 
     >>> import jax.numpy as jnp
@@ -109,7 +109,8 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
 
 
 def _places(mask: Array, k: int) -> Array:
-    """Indices of the k True entries: per output its word of 32 flags, then a bisection of that word by popcounts."""
+    """Indices of the k True entries. Flags are packed into words of 32; each output looks up its word, and then bisects
+    the word by population counts."""
     flags = jnp.concatenate([mask, jnp.zeros(-mask.size % 32, bool)]).reshape(-1, 32)
     words = (flags.astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)[None]).sum(1, dtype=jnp.uint32)
     sizes = jax.lax.population_count(words).astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Client memory that is no plain array: split over devices (`Sharded`) or in a file (`Disk`), as `store` makes it."""
+"""The kinds of client memory that are no plain arrays: rows split over devices (`Sharded`) or in a file (`Disk`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scatter(memory: PyTree, ids: Array, rows: PyTree, where: Array) -> PyTree:
 
 
 def _padded(x: Array, shares: int, value) -> Array:
-    """`x` [m, ...] with rows of `value` behind, up to equal shares."""
+    """`x` [m, ...] with rows of `value` behind, so that `shares` divides its length."""
     extra = -x.shape[0] % shares
     return jnp.concatenate([x, jnp.full((extra, *x.shape[1:]), value, x.dtype)]) if extra else x
 
@@ -48,7 +48,7 @@ class Sharded:
     size: int = dataclasses.field(metadata=static)  # N
 
     def take(self, ids: Array) -> tuple[PyTree, Sharded]:
-        """See `engine.take`: each device gives the rows that it has, and gets those of its slots."""
+        """See `engine.take`: each device sends the rows that it holds, and receives those of its slots."""
         axis = self.mesh.axis_names[0]
 
         def each(memory, ids):
@@ -65,7 +65,7 @@ class Sharded:
         return jax.tree.map(lambda x: x[: ids.shape[0]], rows), self
 
     def put(self, ids: Array, rows: PyTree, where: Array) -> Sharded:
-        """See `engine.put`: each device keeps what is its own."""
+        """See `engine.put`: each device writes the rows of the clients that it holds."""
         axis = self.mesh.axis_names[0]
 
         def each(memory, ids, rows, where):
@@ -94,9 +94,9 @@ def _from_bits(x: Array, dtype) -> Array:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Disk:
-    """Rows in a file. It has one timeline: once written, the state before can no longer go on."""
+    """Rows in a file. A state from before the last write can no longer be used: its rows are overwritten."""
 
-    version: Array  # [] int32 writes so far; reads and writes follow one another through it
+    version: Array  # [] int32 writes so far; each read and write takes it and gives it on, which orders them
     file: MemoryFile = dataclasses.field(metadata=static)
     mesh: Mesh | None = dataclasses.field(metadata=static)
 
@@ -110,9 +110,9 @@ class Disk:
         shares = 1 if self.mesh is None else self.mesh.size
 
         def each(version, ids):
-            specs = [jax.ShapeDtypeStruct((*ids.shape, *spec.shape), spec.dtype) for spec in self.file.specs]
+            specs = [jax.ShapeDtypeStruct((*ids.shape, *spec.shape), spec.dtype) for spec in self.file.format.specs]
             *leaves, version = _call(self._read, [*specs, version], version, ids)
-            return self.file.structure.unflatten(leaves), version
+            return self.file.format.structure.unflatten(leaves), version
 
         rows, version = self._shared(each, 1)(self.version, _padded(jnp.asarray(ids), shares, -1))
         return jax.tree.map(lambda x: x[: ids.shape[0]], rows), dataclasses.replace(self, version=version)
@@ -131,7 +131,8 @@ class Disk:
         return dataclasses.replace(self, version=version)
 
     def _shared(self, each: Callable, num_split: int) -> Callable:
-        """`each` on every device's slots; its version is the devices' least, so all have done their share."""
+        """`each` on every device's slots. The version is the minimum over devices, so it waits for all of them, and is
+        -1 after an error on any."""
         if self.mesh is None:
             return each
         axis = self.mesh.axis_names[0]
@@ -156,7 +157,8 @@ class Disk:
         out[0][...] = -1 if self.file.failed else version + 1
 
     def _done(self, function: Callable, *arguments) -> bool:
-        """Whether it worked. One device of several must not raise: the others would wait for it in a collective."""
+        """Calls the function; False after an error here or before. One device of several must not raise the error: the
+        others would wait for it in a collective. `run` raises it afterwards (`MemoryFile.check`)."""
         try:
             self.file.check()
             function(*arguments)
@@ -168,10 +170,10 @@ class Disk:
 
 
 def _call(function: Callable, results: list, *arguments: Array) -> list[Array]:
-    """`function(out, *arguments)` on the host's view of the buffers, once and in the order of the data.
+    """Calls `function(out, *arguments)` on the host with NumPy views, exactly once, when its arguments are computed.
 
-    On CPU the buffers themselves: JAX copies larger arguments of its other callbacks to a device first, and XLA:CPU
-    hangs when two devices wait for that.
+    On CPU it gets the buffers themselves: JAX copies larger arguments of its other callbacks to a device first, and
+    XLA:CPU hangs when two devices wait for that.
     """
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results]
     if jax.default_backend() == "cpu":

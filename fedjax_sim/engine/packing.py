@@ -1,4 +1,4 @@
-"""Who goes with whom: clients of like size share a chunk, and every device gets like work."""
+"""Unequal clients: those of like size share a chunk, and every device gets about the same work."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedjax_sim.types import Array
 
 __all__ = ["ALONE", "Packing", "pack"]
 
-ALONE = 256  # clients with more rows go one after the other: the longest of a chunk would hold up the others
+ALONE = 256  # clients with more rows are not vmapped but follow one another: the longest would hold up the others
 
 
 class Packing(NamedTuple):
-    """Where slots stand: D devices, k chunks each, c places in a chunk."""
+    """Where slots stand: on D devices with k chunks each, of c places."""
 
     source: Array  # [D, k, c] int32: the slot at each place, or m in an empty one
     kind: Array  # [D, k] int32: the class of a chunk
@@ -23,11 +23,11 @@ class Packing(NamedTuple):
 
 
 def pack(sizes: Array, capacities: tuple[int, ...], chunk: int, num_devices: int) -> Packing:
-    """Slots by falling size, dealt to and fro over the devices; a chunk holds one class.
+    """Sorts the slots by falling size and deals them to and fro over the devices, in chunks of one size class each.
 
     Args:
       sizes: [m] int32, rows of each slot's client; 0 for slots without work.
-      capacities: rows of each class, rising.
+      capacities: the largest number of rows in each class, rising.
       chunk: c.
       num_devices: D.
 

@@ -1,4 +1,4 @@
-"""How many clients are simulated at once, by a model of the cache that repeats a run's bits; what a program needs."""
+"""How many clients are simulated at once, from a fixed model of the cache; how much memory a compiled program needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_LANES = 4096
 
 
 class Plan(NamedTuple):
-    """Clients vmapped at once, and letters summed at once. Part of a result's identity: rounding may depend on both."""
+    """Clients vmapped at once, and messages summed at once. Rounding may depend on both: they belong to a result."""
 
     lanes: int
     chunk: int
@@ -36,16 +36,17 @@ class Plan(NamedTuple):
         return cls(lanes, chunk)
 
 
-def plan_for(letter: PyTree) -> Plan:
-    """The plan for clients whose letters have these leaves (arrays or specs).
+def plan_for(message: PyTree) -> Plan:
+    """The plan for clients whose messages have these leaves (arrays or specs).
 
-    A client keeps about four copies of its letter alive (weights, gradient, optimiser, letter). Dense layers whose
-    weights differ by client are bandwidth-bound, so as many clients go together as fit the cache, and no more.
+    A client keeps about four copies of its message alive (weights, gradient, optimiser, message). Dense layers whose
+    weights differ by client are bound by memory bandwidth, so as many clients are vmapped as fit the cache, and no
+    more. The model of the cache is fixed, so that another machine of the same kind repeats the bits.
     """
-    letter_bytes = max(tree.num_bytes(tree.spec(letter)), 1)
+    message_bytes = max(tree.num_bytes(tree.spec(message)), 1)
     cpu = jax.default_backend() == "cpu"
     cache = CPU_CACHE_BYTES if cpu else ACCELERATOR_CACHE_BYTES
-    lanes = max(1, min(cache // (4 * letter_bytes), MAX_CPU_LANES if cpu else MAX_LANES))
+    lanes = max(1, min(cache // (4 * message_bytes), MAX_CPU_LANES if cpu else MAX_LANES))
     lanes = 1 << (lanes.bit_length() - 1)
     return Plan(lanes, lanes)
 
@@ -63,7 +64,8 @@ class Needs(NamedTuple):
 
 
 def needs(compiled: jax.stages.Compiled) -> Needs:
-    """What the compiler allots to a program. Devices of a CPU each hold a copy of what is not split."""
+    """The memory that the compiler allots to a program on all devices of this process. Devices of a CPU are counted one
+    by one too: each holds a copy of what is not split."""
     found = compiled.memory_analysis()
     devices = max(1, sum(device.process_index == jax.process_index() for device in _devices(compiled)))
     results = max(found.output_size_in_bytes - found.alias_size_in_bytes, 0)
@@ -76,7 +78,7 @@ def _devices(compiled: jax.stages.Compiled) -> list:
 
 
 def total_memory() -> int:
-    """Bytes of this process's devices; for a CPU, of the machine or of the limit that it was given."""
+    """Bytes of memory of this process's devices; on a CPU the machine's, or the control group's limit if smaller."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"] * jax.local_device_count()

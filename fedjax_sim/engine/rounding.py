@@ -1,9 +1,10 @@
-"""One rounding for all programs: what a compiler may round in more than one way is taken out of its hands.
+"""One rounding for all programs: operations that compilers round in more than one way, written so that there is one.
 
-A round is compiled anew for each number of devices, and a compiler chooses by the program around: A / c becomes
-A (1 / c), a product is fused into the addition that follows, a sum is vectorised. Each choice is a last bit of the
-model. `steady` traces a function and writes such operations so that no choice is left. It reads the traced program, so
-whatever wrote that (a user's loss, an optimiser of optax) is covered.
+A round is compiled anew for each number of devices, and a compiler decides by the surrounding program whether A / c
+becomes A (1 / c), whether a product is fused into the addition that follows, and in which order a sum is vectorised.
+Each decision can change the last bit of the model. `steady` traces a function and rewrites such operations so that
+nothing is left to decide. It works on the traced program, so it covers whatever was called there: a user's loss, an
+optimiser of optax.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fedjax_sim.types import Array, PyTree
 
 __all__ = ["divide", "pairwise_sum", "steady"]
 
-LARGEST_SUM = 1 << 24  # numbers; a longer sum by halves would hold in memory what the compiler never writes down
+LARGEST_SUM = 1 << 24  # numbers; a longer sum by halves would hold addends in memory that the compiler never stores
 ROUNDED = {
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "digamma", "erf", "erf_inv",
     "erfc", "exp", "exp2", "expm1", "integer_pow", "lgamma", "log", "log1p", "logistic", "mul", "pow", "rsqrt", "sin",
@@ -35,8 +36,8 @@ ROUNDED = {
 def divide(a: Array, b: Array) -> Array:
     """a / b, correctly rounded on a CPU in every program: an IEEE division that no compiler turns into a product.
 
-    Both pass through their bits, exclusive-or'ed with a zero that XLA cannot see; a compiler of machine code sees it,
-    and drops it, so it costs nothing.
+    The bits of both are exclusive-or'ed with a zero that XLA does not recognise, so that it knows neither operand. LLVM
+    does recognise it, and drops it, so it costs nothing.
 
     Guarantees: NumPy's quotients, by constants and by scalars too; a quotient's derivative
     (tests/engine/test_rounding.py).
@@ -63,7 +64,8 @@ def _divided(a: Array, b: Array) -> Array:
 
 @functools.partial(jax.jit, static_argnames="axes", inline=True)
 def pairwise_sum(x: Array, axes: tuple[int, ...]) -> Array:
-    """The sum over axes, one after the other, by halves laid over each other: in an order that no compiler changes.
+    """The sum over axes, one axis after the other, in an order that no compiler changes: halves are added until one
+    number is left.
 
     Guarantees: the halves are powers of two long, so that zeros behind the numbers change no bit but the sign of a zero
     (tests/engine/test_rounding.py::test_sums_have_one_order).
@@ -84,14 +86,15 @@ def pairwise_sum(x: Array, axes: tuple[int, ...]) -> Array:
 
 
 def steady(function: Callable) -> Callable:
-    """The function, with each division correctly rounded, each product and elementary function rounded where it is, and
-    sums over axes, of up to 2^24 numbers, added in a fixed order (`pairwise_sum`).
+    """The same function with the same rounding in every program: divisions are correctly rounded, products and
+    elementary functions are rounded where they stand, and sums over axes of up to 2^24 numbers have a fixed order
+    (`pairwise_sum`).
 
     Args:
       function: of pytrees of arrays, to pytrees of arrays.
 
-    Products of matrices, convolutions, cumulative and longer sums, scattered additions and complex numbers stay the
-    compiler's. Inside `engine.differentiable()`, where the same bits are not promised, the function is called as it is.
+    Products of matrices, convolutions, cumulative and longer sums, scattered additions and complex numbers are left to
+    the compiler. Inside `engine.differentiable()`, where equal bits are not promised, the function is called as it is.
 
     Raises: TypeError for a derivative through it elsewhere, which would be 0.
 
@@ -115,7 +118,8 @@ def steady(function: Callable) -> Callable:
 
 
 class _Steady:
-    """Runs programs; those inside of their equations are rewritten, once each."""
+    """Evaluates traced programs with their operations rewritten. A program inside of an equation (a loop's body, a
+    called function) is rewritten once, however often it is met."""
 
     def __init__(self):
         self.inner = {}
@@ -157,7 +161,7 @@ class _Steady:
         return known and _integer(equation.outvars[0].aval.dtype) is not None
 
     def rewritten(self, value: Any) -> Any:
-        """A parameter of an equation, programs in it rewritten."""
+        """A parameter of an equation, with the programs in it rewritten."""
         if not any(True for _ in _programs(value)):
             return value
         if isinstance(value, (tuple, list)):
@@ -172,13 +176,13 @@ class _Steady:
         return program if isinstance(value, core.ClosedJaxpr) else program.jaxpr
 
     def needed(self, program: core.Jaxpr) -> bool:
-        """Whether there is a choice in a program, or in one that it calls."""
+        """Whether a program, or one that it calls, has an operation to rewrite."""
         inner = (x for equation in program.eqns for value in equation.params.values() for x in _programs(value))
         return any(map(self.chooses, program.eqns)) or any(map(self.needed, inner))
 
 
 def _programs(value: Any) -> Iterator[core.Jaxpr]:
-    """Those in a parameter of an equation."""
+    """The programs in a parameter of an equation."""
     if isinstance(value, core.ClosedJaxpr):  # in JAX 0.12 every program is one
         yield value.jaxpr
     elif isinstance(value, core.Jaxpr):
@@ -189,8 +193,8 @@ def _programs(value: Any) -> Iterator[core.Jaxpr]:
 
 
 def _unknown(args: Sequence[Array]) -> list[Array]:
-    """Some of a program's arguments of which the compiler knows nothing: floats first, for a counter is an integer, and
-    the largest, for what a loop starts with may be a constant; where there are none, keys."""
+    """Up to three of a program's arguments to read a hidden zero off, of which the compiler must know nothing: floats,
+    since integers may be loop counters, and the largest, since a loop may start from small constants; else keys."""
     traced = [x for x in args if isinstance(x, jax.core.Tracer) and x.size]
     keys = [jax.random.key_data(x) for x in traced if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
     known = sorted((x for x in traced if _has_bits(x.dtype)), key=lambda x: (_integer(x.dtype) is None, -x.size))

@@ -1,14 +1,15 @@
 """Exact order statistics over clients by radix select: no sort, and no float comparison.
 
-A float's bits, taken as an integer after flipping those of negative numbers, order as the floats do: -inf, ..., -0.0,
-+0.0, ..., inf. The wanted integer is found from its highest bit down: a bit is set if no more than `rank` letters lie
-below what that gives. Bits are settled a byte at a time: letters that differ in a higher byte are first replaced by
-0xFF (their number below is taken off the rank), so that each counting pass reads one byte a letter and adds bytes (up
-to 255 letters a group), 64 at a time with AVX-512. Columns go in blocks that stay in the L2 cache. Every step is
-integer arithmetic on counts, so that the order of the letters cannot change a bit of the result.
+The bits of a float, taken as an integer after flipping those of negative numbers, order as the floats do: -inf, ...,
+-0.0, +0.0, ..., inf. The integer of the wanted rank is found from its highest bit down: a bit is set if no more than
+`rank` messages lie below the integer that this gives. Bits are found a byte at a time: messages that differ in a higher
+byte are first replaced by 0xFF (and the number of those that lie below is taken off the rank), so that each counting
+pass reads one byte a message and adds bytes (up to 255 messages a group), 64 at a time with AVX-512. Columns go in
+blocks that stay in the L2 cache. Every step is integer arithmetic on counts, so the order of the messages cannot change
+a bit of the result.
 
-Letters are finite by contract. Infinities order at the ends and NaNs beyond them, by their sign; letters that are not
-valid may hold anything.
+Valid messages have to be finite. If they are not, infinities order at the ends and NaNs beyond them, by their sign.
+Messages that are not valid may hold anything.
 
 References: Knuth 1998, The Art of Computer Programming 3, section 5.2.5 (radix exchange); Alabi, Blanchard, Gordon and
 Steinbach 2012 (radix select on GPUs).
@@ -30,8 +31,8 @@ from fedjax_sim.types import Array
 __all__ = ["median", "order_statistic", "radix_select", "trimmed_mean"]
 
 UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
-_GROUP = 250  # letters that a byte can count
-_BLOCK_BYTES = 1 << 21  # letters x columns of a block, about what an L2 cache holds; the best of 2^16 ... 2^22 measured
+_GROUP = 250  # messages that a byte can count
+_BLOCK_BYTES = 1 << 21  # messages x columns of a block, about an L2 cache; the best of 2^16 ... 2^22 measured
 
 
 # ---- ordered integers
@@ -67,7 +68,7 @@ def radix_select(keys: Array, rank: Array, pool: Callable) -> tuple[Array, Array
     """(the key of this rank, number of equal keys that rank before it).
 
     Args:
-      keys: [m, B] unsigned integers; padding and absent letters are the largest integer.
+      keys: [m, B] unsigned integers; padding and absent messages are the largest integer.
       rank: [r, B], or [1, 1] with a pool over everything.
       pool: counts [g, r, B] -> [r, B] or [1, 1].
     """
@@ -75,21 +76,21 @@ def radix_select(keys: Array, rank: Array, pool: Callable) -> tuple[Array, Array
     keys = _grouped(keys, (1 << bits) - 1)
 
     def of_rank(rank):
-        def below(letters, value):
-            return pool((letters < value[None, None]).sum(1, dtype=jnp.uint8).astype(jnp.int32))
+        def below(messages, value):
+            return pool((messages < value[None, None]).sum(1, dtype=jnp.uint8).astype(jnp.int32))
 
         found = jnp.zeros(rank.shape, keys.dtype)
         for shift in range(bits - 8, -1, -8):
-            letters = (keys >> shift).astype(jnp.uint8)
+            messages = (keys >> shift).astype(jnp.uint8)
             if shift < bits - 8:
-                letters = jnp.where((keys >> (shift + 8)) == found[None, None], letters, jnp.uint8(255))
+                messages = jnp.where((keys >> (shift + 8)) == found[None, None], messages, jnp.uint8(255))
 
-            def settle(i, byte, letters=letters, rank=rank):
+            def decide(i, byte, messages=messages, rank=rank):
                 higher = byte | (jnp.uint8(128) >> i.astype(jnp.uint8))
-                return jnp.where(below(letters, higher) <= rank, higher, byte)
+                return jnp.where(below(messages, higher) <= rank, higher, byte)
 
-            byte = jax.lax.fori_loop(0, 8, settle, jnp.zeros(rank.shape, jnp.uint8))
-            rank = rank - below(letters, byte)
+            byte = jax.lax.fori_loop(0, 8, decide, jnp.zeros(rank.shape, jnp.uint8))
+            rank = rank - below(messages, byte)
             found = (found << (8 if bits > 8 else 0)) | byte.astype(keys.dtype)
         return found, rank
 
@@ -122,16 +123,16 @@ def _checked(values: Array, valid: Array | None) -> tuple[Array, Array]:
     values = jnp.asarray(values)
     if values.ndim < 1 or values.shape[0] < 1 or not jnp.issubdtype(values.dtype, jnp.floating):
         validate.fail(
-            "values", "floats with a leading axis of at least one letter", values, "Cast integers to float32."
+            "values", "floats with a leading axis of at least one message", values, "Cast integers to float32."
         )
     valid = jnp.ones(values.shape[0], bool) if valid is None else jnp.asarray(valid)
     if valid.shape != values.shape[:1] or valid.dtype != bool:
-        validate.fail("valid", f"[{values.shape[0]}] booleans, one a letter", valid)
+        validate.fail("valid", f"[{values.shape[0]}] booleans, one a message", valid)
     return values.reshape(values.shape[0], -1), valid
 
 
 def _rows(x: Array, shape: tuple[int, ...], name: str) -> Array:
-    """Integers [] or like one letter, as [1, d] int32."""
+    """Integers [] or like one message, as [1, d] int32."""
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.integer) or x.shape not in ((), shape):
         validate.fail(name, f"integers of shape () or {shape}", x)
@@ -139,19 +140,19 @@ def _rows(x: Array, shape: tuple[int, ...], name: str) -> Array:
 
 
 def order_statistic(values: Array, rank: Array | int, valid: Array | None = None) -> Array:
-    """The letter value of rank `rank` (0 the smallest) among the valid letters, coordinate by coordinate.
+    """The value of rank `rank` (0 the smallest) among the valid messages, coordinate by coordinate.
 
     Args:
       values: [m, ...] float16, bfloat16, float32 or float64, finite where valid.
-      rank: [] or [...] integers, traced or not; outside [0, number of valid letters) gives NaN.
-      valid: [m] bool, the letters that arrived; all by default.
+      rank: [] or [...] integers, traced or not; outside [0, number of valid messages) gives NaN.
+      valid: [m] bool, the messages that arrived; all by default.
 
     Returns: [...] values that occur in `values`, bit for bit (-0.0 ranks below +0.0).
 
     Raises: ValueError for values that are no floats, and ranks or masks of another shape.
 
     Guarantees: equals a stable sort for every rank, with ties, zeros of both signs, subnormal numbers and infinities
-    (tests/engine/test_select.py::test_order_statistics_equal_numpy); no bit depends on the order of the letters, on
+    (tests/engine/test_select.py::test_order_statistics_equal_numpy); no bit depends on the order of the messages, on
     absent ones or on the number of columns (::test_order_padding_and_blocks_change_no_bit).
 
     >>> import jax.numpy as jnp
@@ -169,7 +170,7 @@ def order_statistic(values: Array, rank: Array | int, valid: Array | None = None
 
 
 def _exponent(x: Array) -> Array:
-    """int32 e with |x| < 2^(e+1), not below -90 (float64: -900), where smaller letters lose digits."""
+    """int32 e with |x| < 2^(e+1), but at least -90 (float64: -900): smaller values lose digits."""
     if x.dtype == jnp.float64:
         bits = jax.lax.bitcast_convert_type(x, jnp.int64)
         return jnp.maximum(((bits >> 52) & 2047).astype(jnp.int32) - 1023, -900)
@@ -181,16 +182,16 @@ def _units(x: Array, scale: Array) -> Array:
 
 
 def median(values: Array, valid: Array | None = None) -> Array:
-    """The coordinate-wise median of the valid letters; the mean of the two middle ones when their number is even.
+    """The coordinate-wise median of the valid messages; the mean of the two middle ones when their number is even.
 
     Args:
       values: [m, ...] floats, finite where valid.
-      valid: [m] bool, the letters that arrived; all by default.
+      valid: [m] bool, the messages that arrived; all by default.
 
-    Returns: [...]; NaN without a valid letter.
+    Returns: [...]; NaN without a valid message.
 
-    Guarantees: `numpy.median` of the valid letters, and finite where the sum of the two middle ones is not
-    (tests/engine/test_select.py::test_median_equals_numpy); no bit depends on the order of the letters
+    Guarantees: `numpy.median` of the valid messages, and finite where the sum of the two middle ones is not
+    (tests/engine/test_select.py::test_median_equals_numpy); no bit depends on the order of the messages
     (::test_order_padding_and_blocks_change_no_bit).
 
     >>> import jax.numpy as jnp
@@ -217,21 +218,21 @@ def median(values: Array, valid: Array | None = None) -> Array:
 
 
 def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None) -> Array:
-    """The coordinate-wise mean of the valid letters without the `trim` smallest and the `trim` largest.
+    """The coordinate-wise mean of the valid messages without the `trim` smallest and the `trim` largest.
 
-    Letters strictly between the two selected order statistics are summed as integers, in units of 2^-28 (float64:
-    2^-60) of the larger one's power of two; of letters equal to one, as many copies count as lie inside the cut.
+    Values strictly between the two selected order statistics are summed as integers, in units of 2^-28 (float64: 2^-60)
+    of the larger one's power of two; of values equal to one of the two, as many copies count as lie inside the cut.
 
     Args:
       values: [m, ...] floats, finite where kept, m <= 65,536.
-      trim: [] or [...] integers >= 0: letters taken off at each end.
-      valid: [m] bool, the letters that arrived; all by default.
+      trim: [] or [...] integers >= 0: messages taken off at each end.
+      valid: [m] bool, the messages that arrived; all by default.
 
-    Returns: [...] in the dtype of `values`; NaN where no letter, or an infinite one, is left.
+    Returns: [...] in the dtype of `values`; NaN where no message, or an infinite one, is left.
 
-    Guarantees: two units in the last place and 2^-28 of the largest kept letter from the mean of the sorted letters,
-    at most, ties at the cut included (tests/engine/test_select.py::test_trimmed_mean_equals_numpy); no bit depends on
-    the order of the letters (::test_order_padding_and_blocks_change_no_bit).
+    Guarantees: at most two units in the last place and 2^-28 of the largest kept value from the mean of the sorted
+    ones, ties at the cut included (tests/engine/test_select.py::test_trimmed_mean_equals_numpy); no bit depends on the
+    order of the messages (::test_order_padding_and_blocks_change_no_bit).
 
     References: Yin, Chen, Ramchandran and Bartlett 2018, definition 2.
 
@@ -241,11 +242,11 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None) -
     """
     flat, valid = _checked(values, valid)
     shape = jnp.shape(values)[1:]
-    validate.integer("letters", flat.shape[0], 1, 1 << 16)
+    validate.integer("messages", flat.shape[0], 1, 1 << 16)
     count = valid.sum(dtype=jnp.int32)
     double = flat.dtype == jnp.float64
     wide, digits = (jnp.float64, 60) if double else (jnp.float32, 28)
-    half = digits // 2  # so that a sum of half-words of 2^16 letters fits
+    half = digits // 2  # so that a sum of half-words of 2^16 messages fits
 
     def of_block(block, trim):
         keys = _keys(block)
@@ -258,14 +259,14 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None) -
         ends = _floats(low, block.dtype).astype(wide), _floats(high, block.dtype).astype(wide)
         exponent = jnp.maximum(*(_exponent(end) for end in ends))
         units = functools.partial(_units, scale=power_of_two(digits - 1 - exponent, wide))
-        letters = units(jnp.where(inside, block, jnp.zeros((), block.dtype)).astype(wide))
+        messages = units(jnp.where(inside, block, jnp.zeros((), block.dtype)).astype(wide))
         low_units, high_units = units(ends[0]), units(ends[1])
 
         def word(part):
             return (
-                part(letters).sum(0, dtype=letters.dtype, keepdims=True)
-                + part(low_units) * copies_low.astype(letters.dtype)
-                + part(high_units) * jnp.where(low == high, 0, copies_high).astype(letters.dtype)
+                part(messages).sum(0, dtype=messages.dtype, keepdims=True)
+                + part(low_units) * copies_low.astype(messages.dtype)
+                + part(high_units) * jnp.where(low == high, 0, copies_high).astype(messages.dtype)
             )
 
         upper, lower = word(lambda x: x >> half), word(lambda x: x & ((1 << half) - 1))

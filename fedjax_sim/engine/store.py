@@ -1,8 +1,8 @@
 """Per-client memory of the whole population: on the device, split over devices, or in a file on disk.
 
-A round takes the rows of its cohort and puts them back; the rest stays where it is. On one device the memory is a
-pytree of arrays [N, ...], on several each holds N / D rows (`Sharded`), and `Disk` keeps them in a `MemoryFile`. Which
-one changes no bit of a result.
+A round takes the rows of its cohort and puts them back; the other rows are not moved. On one device the memory is a
+pytree of arrays [N, ...]; with D devices each holds N / D rows (`Sharded`); `Disk` keeps them in a `MemoryFile`. The
+kind changes no bit of a result.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _setting: contextvars.ContextVar = contextvars.ContextVar("client_memory", defau
 
 @contextlib.contextmanager
 def client_memory(kind: str = "auto", directory: str | os.PathLike | None = None) -> Iterator[None]:
-    """Where the client memory goes that an `Algorithm.init` makes inside the block; `run` opens one around it.
+    """Sets where an `Algorithm.init` that is called inside the block keeps client memory; `run` opens such a block.
 
     Args:
-      kind: "device"; "disk", as a sparse file `clients.mem` in `directory`; or "auto": disk where the devices are too
-        small and there is a directory.
+      kind: "device"; "disk", a sparse file `clients.mem` in `directory`; or "auto": on disk if the devices have too
+        little memory and there is a directory.
 
     Guarantees: the kind changes no bit (tests/engine/test_store.py::test_every_kind_gives_the_same_bits).
     """
@@ -75,8 +75,8 @@ def store(client_state: PyTree, num_clients: int, *, mesh: Mesh | None = None, n
     """The memory of `num_clients` clients who all start from `client_state`, of the kind that `client_memory` says.
 
     Args:
-      mesh: devices that share the rows; the one of the rounds.
-      name: of the file.
+      mesh: devices that share the rows, the same as those of the rounds.
+      name: of the file, without its ending.
 
     Raises: MemoryError with the byte count where it would not fit.
 
@@ -114,7 +114,7 @@ def store(client_state: PyTree, num_clients: int, *, mesh: Mesh | None = None, n
     def fill(state):
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (rows * shares, *jnp.shape(x))), state)
 
-    # NumPy: what every process has alike may go into a program over all of them.
+    # As NumPy arrays, which every process has alike: those may enter a program over all processes.
     client_state = jax.tree.map(lambda x: x if isinstance(x, jax.core.Tracer) else np.asarray(x), client_state)
     split = NamedSharding(mesh, P(mesh.axis_names[0]))
     return Sharded(jax.jit(fill, out_shardings=split)(client_state), mesh, num_clients)
@@ -132,7 +132,7 @@ def _file(path: Path, client_state: PyTree, num_clients: int) -> MemoryFile:
 def take(memory: PyTree, ids: Array) -> tuple[PyTree, PyTree]:
     """(rows `ids` [m, ...], the memory to `put` them back into); ids must be in range.
 
-    Only the cohort's rows move. On disk the second result orders the write behind this read, so it must be used.
+    Only the cohort's rows are moved. The second result must be used: on disk it makes the write wait for this read.
     """
     return memory.take(ids) if isinstance(memory, (Sharded, Disk)) else (tree.take(memory, ids), memory)
 
@@ -140,7 +140,7 @@ def take(memory: PyTree, ids: Array) -> tuple[PyTree, PyTree]:
 def put(memory: PyTree, ids: Array, rows: PyTree, where: Array) -> PyTree:
     """The memory with `rows` [m, ...] written at `ids` where `where`; other rows as they were.
 
-    Of several slots with one id the last writes.
+    Of several slots with the same id the last one is written.
 
     Guarantees: padding and lost clients never write, even with another client's id
     (tests/engine/test_store.py::test_put_leaves_absent_clients_alone); an id twice in a cohort has one outcome
@@ -155,7 +155,7 @@ def put(memory: PyTree, ids: Array, rows: PyTree, where: Array) -> PyTree:
 
 
 def _last(ids: Array, where: Array) -> Array:
-    """`where`, without slots whose id comes again in a later one."""
+    """`where`, without slots whose id comes again in a later slot that writes."""
     keys = jnp.where(where, ids, -1)
     order = jnp.argsort(keys, stable=True)
     ordered = keys[order]
@@ -164,18 +164,19 @@ def _last(ids: Array, where: Array) -> Array:
 
 
 def memory_files(state: PyTree) -> list[tuple[MemoryFile, Array]]:
-    """The files that a state keeps client memory in, each with the version that the state is of."""
+    """The files in which a state keeps client memory, each with the version to which the state belongs."""
     nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Disk))
     return [(node.file, node.version) for node in nodes if isinstance(node, Disk)]
 
 
 def gathered(state: PyTree, *, spec: bool = False) -> PyTree:
-    """The state with split client memory as plain arrays [N, ...] on the host, the same for any number of devices.
+    """The state as a checkpoint keeps it, the same for any number of devices.
 
-    Of memory on disk: (its version, a bit for each client that was written).
+    Client memory that is split over devices becomes plain arrays [N, ...] on the host, and memory on disk
+    (its version, a bit for each client: whether it was written).
 
     Args:
-      spec: NumPy arrays of their shapes and dtypes that take no memory instead, to be restored into.
+      spec: True for arrays of the same shapes and dtypes that take no memory, to be filled from a checkpoint.
     """
 
     def one(node):
@@ -192,7 +193,7 @@ def gathered(state: PyTree, *, spec: bool = False) -> PyTree:
 
 
 def scattered(state: PyTree, like: PyTree) -> PyTree:
-    """What `gathered` made, with client memory split again as in `like`."""
+    """The inverse of `gathered`: the state with client memory split, or on disk, as in `like`."""
 
     def one(node, plain):
         if isinstance(node, Disk):

@@ -1,4 +1,4 @@
-"""Models, losses, and the contract between them: `Model`, `supervised`, `partition`."""
+"""Models and losses; `supervised` joins one of each, `partition` splits a model's parameters."""
 
 from fedjax_sim.models import cells, layers
 from fedjax_sim.models.adapters import from_linen, from_nnx

@@ -16,7 +16,7 @@ from fedjax_sim.validate import fail
 
 __all__ = ["from_linen", "from_nnx"]
 
-# What modules call the switch between training and evaluation, and its value in training.
+# Names that modules use for the switch between training and evaluation, with its value in training.
 SWITCHES = {
     "deterministic": False,
     "is_training": True,
@@ -32,7 +32,7 @@ def _switches(call: Callable, train: bool) -> dict[str, bool]:
 
 def _needs_key(key: Array | None, train: bool) -> None:
     if train and key is None:
-        fail("key", "a key when train=True", key, "Dropout and its kin draw from it.", TypeError)
+        fail("key", "a key when train=True", key, "Dropout and other noise draw from it.", TypeError)
 
 
 def from_linen(module: Any, example_input: PyTree, *, rngs: Sequence[str] = ("dropout",)) -> Model:
@@ -155,7 +155,7 @@ def from_nnx(constructor: Callable, *, rngs: Sequence[str] = ("dropout",)) -> Mo
 
 
 def _seeded(generators: PyTree, key: Array) -> PyTree:
-    """Random generators a module holds, each with a key of its own path and a count of zero."""
+    """The random generators that a module holds, each with a key derived from its path, and its count at zero."""
 
     def seed(path: tuple, leaf: jax.ShapeDtypeStruct) -> Array:
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):

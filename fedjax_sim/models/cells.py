@@ -1,7 +1,7 @@
-"""Recurrent layers whose weight gradients are one matrix product after the scan, not one a step.
+"""Recurrent layers whose weight gradients are one matrix product after the backward scan, instead of one a step.
 
-The backward scan keeps the gates' gradients [L, n, gates] only; what does not depend on the later steps is formed
-before it for all steps at once. Forward mode (`jax.jvp`) does not reach through them; any order of `jax.grad` does.
+The backward scan computes the gates' gradients [L, n, gates] only. What does not depend on later steps is computed
+before it, for all steps at once. `jax.grad` of any order works; `jax.jvp` (forward mode) does not.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["gru_layer", "init_gru", "init_lstm", "lstm_layer"]
 
 
 def _gates(key: Array, num_inputs: int, hidden: int, num_gates: int) -> Array:
-    """Kernels of all gates side by side, each Glorot-uniform by its own fans."""
+    """Kernels of all gates side by side, each Glorot-uniform for its own numbers of inputs and outputs."""
     limit = (6 / (num_inputs + hidden)) ** 0.5
     return jax.random.uniform(key, (num_inputs, num_gates * hidden), minval=-limit, maxval=limit)
 
 
 def _over_time(scanned, params: Params, x: Array, *weights: Array) -> Array:
-    """x [n, L, num_inputs] through its share of all gates, then the scan over L; [n, L, hidden]."""
+    """The states [n, L, hidden] for x [n, L, num_inputs]: the inputs' part of all gates at once, then the scan."""
     return jnp.swapaxes(scanned(*weights, jnp.swapaxes(dense(params, x), 0, 1)), 0, 1)
 
 

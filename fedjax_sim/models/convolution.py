@@ -19,9 +19,11 @@ def native(x: Array, kernel: Array, stride: int, pads: Pads) -> Array:
 
 
 def im2col(x: Array, kernel: Array, stride: int, pads: Pads) -> Array:
-    """What each output pixel sees, kh * kw * in numbers from slices and one concatenation, times the kernel.
+    """A convolution as one matmul: the kh * kw * in inputs of each output pixel, from slices and one concatenation,
+    times the kernel.
 
-    Its gradient is written by hand: reverse mode only. For `jax.jvp` and Hessian-vector products by it use `native`.
+    Its gradient is written by hand and has reverse mode only. For `jax.jvp`, and Hessian-vector products by it, use
+    `native`.
     """
     kh, kw, num_inputs, num_outputs = kernel.shape
     x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
@@ -36,8 +38,8 @@ def im2col(x: Array, kernel: Array, stride: int, pads: Pads) -> Array:
 def _product(columns: Array, kernel: Array) -> Array:
     """columns [n, pixels, k] @ kernel [k, out], whose gradient with respect to the kernel is (g^T columns)^T.
 
-    XLA:CPU multiplies a tall matrix's transpose with another at half the speed of the other way around, and would fold
-    this form back into that one if the sum over images did not stand between product and transposition.
+    XLA:CPU computes columns^T g, with the tall matrix transposed, at half the speed of (g^T columns)^T. It would
+    rewrite this form into that one, if the sum over images did not stand between the product and the transposition.
     """
     n, pixels, k = columns.shape
     return (columns.reshape(n * pixels, k) @ kernel).reshape(n, pixels, -1)

@@ -36,7 +36,7 @@ def _rows(x: Array, input_shape: tuple[int, ...]) -> Array:
 
 
 def linear(*, input_shape: Sequence[int], num_outputs: int) -> Model:
-    """x W + b, from zero: softmax or logistic regression under a cross entropy, least squares under `squared_error`.
+    """The model x W + b: softmax or logistic regression with a cross entropy, least squares with `squared_error`.
 
     Args:
       input_shape: shape of one example; flattened.
@@ -119,7 +119,7 @@ def cnn(
     hidden: Sequence[int] = (),
     method: str = "auto",
 ) -> Model:
-    """Convolutional network: per entry of `channels` a convolution and ReLU, with 2 x 2 max pools; then dense layers.
+    """Convolutional network: a convolution and ReLU for each entry of `channels`, 2 x 2 max pools, then dense layers.
 
     Args:
       input_shape: (height, width) or (height, width, channels) of one image.
@@ -127,7 +127,7 @@ def cnn(
       channels: output channels of each convolution.
       kernel_size: side of the square kernels.
       padding: "SAME" keeps height and width, "VALID" takes kernel_size - 1 from them at each convolution.
-      pool_every: convolutions before each pool; divides their number.
+      pool_every: number of convolutions before each pool; must divide the number of convolutions.
       hidden: widths of the dense hidden layers.
       method: how convolutions are computed: "auto", "im2col" or "native"; see `layers.convolution`.
 
@@ -177,7 +177,7 @@ def cnn(
         x = _rows(x, shape).reshape(x.shape[0], *shape[:2], depth)
         for i in range(len(channels)):
             x = convolution(params[f"conv_{i}"], x, padding=padding, method=method)
-            # The largest before the ReLU is the largest after it, and a quarter of the work.
+            # Pooling first gives the same numbers, and leaves a quarter of the ReLU's work.
             x = jax.nn.relu(max_pool(x) if (i + 1) % pool_every == 0 else x)
         return _head(params, x.reshape(x.shape[0], -1), len(hidden))
 

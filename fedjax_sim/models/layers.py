@@ -1,8 +1,9 @@
 """Layers that stay fast when every client has its own weights, as functions over plain dicts.
 
-Under `vmap` over clients each of them becomes batched matmuls and element-wise work: XLA:CPU runs the gradient of its
-own convolution 50 times slower than the same layer as slices + concat + matmul. Inputs are cast to the dtype of the
-parameters, without scaling. Weights that feed a ReLU start He-normal, others Glorot-uniform; biases at zero.
+Under `vmap` over clients each of them becomes batched matmuls and element-wise operations: XLA:CPU computes the
+gradient of its own convolution 50 times slower than that of the same layer as slices, concatenation and matmul. Inputs
+are cast to the dtype of the parameters, without scaling. Weights that feed a ReLU start He-normal, others
+Glorot-uniform; biases start at zero.
 
 References: Glorot and Bengio 2010; He et al. 2015; Chellapilla, Puri and Simard 2006 (im2col).
 """
@@ -71,9 +72,10 @@ def convolution(params: Params, x: Array, *, stride: int = 1, padding: str = "SA
       x: images, channels last.
       stride: step in both directions, >= 1.
       padding: "SAME" or "VALID".
-      method: "im2col" (slices + concat + matmul: holds kh * kw copies of the input), "native" (XLA's own, a grouped
-        convolution once clients are vmapped) or "auto": im2col, since clients have own weights. On CPU that is
-        measured; on GPU it avoids a grouped convolution with a group for each client, and is not measured.
+      method: "im2col" (slices, concatenation and matmul: holds kh * kw copies of the input), "native" (XLA's own, which
+        becomes a grouped convolution when clients are vmapped) or "auto", which is im2col, since clients have their own
+        weights. On CPU im2col was measured to be faster; on GPU it avoids a convolution with a group for each client,
+        but was not measured.
 
     Returns: [n, height', width', out].
 
@@ -100,7 +102,8 @@ def convolution(params: Params, x: Array, *, stride: int = 1, padding: str = "SA
 
 
 def max_pool(x: Array, *, size: int = 2) -> Array:
-    """Largest value of each size x size window of x [n, height, width, channels]; a rest at the border is cut off.
+    """Largest value of each size x size window of x [n, height, width, channels]; rows and columns that fill no window
+    are left out.
 
     Guarantees: equals flax.linen.max_pool (tests/models/test_layers.py::test_max_pool_equals_linen); where several
     entries are largest, they share the gradient equally.
@@ -123,7 +126,7 @@ def init_embedding(key: Array, vocabulary: int, features: int) -> Params:
 
 
 def embedding(params: Params, tokens: Array) -> Array:
-    """Rows of the table for integer tokens [...]; token -1 (padding) gives zeros, any other outside it gives NaN.
+    """Rows of the table for integer tokens [...]: zeros for token -1 (padding), NaN for any other without a row.
 
     Guarantees: padding reads and trains no row, unknown tokens are never clamped to one
     (tests/models/test_layers.py::test_embedding_padding_and_unknown_tokens).

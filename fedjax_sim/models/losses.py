@@ -1,6 +1,6 @@
 """Losses `(outputs, targets) -> dict` of per-example values, stable for any finite outputs.
 
-A target outside its range gives a NaN loss, never a plausible number: nothing can be raised from traced code.
+A target outside its range gives a NaN loss instead of a plausible number, since traced code cannot raise an error.
 """
 
 from __future__ import annotations

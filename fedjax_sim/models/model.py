@@ -1,4 +1,4 @@
-"""The contract of a model, and how a model and a loss become the `loss_fn` that clients differentiate."""
+"""What a model is, and how a model and a loss become the `loss_fn` that clients differentiate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Model(NamedTuple):
 
 
 def accepts(function: Callable, name: str) -> bool:
-    """True if `function` itself names the parameter; **kwargs would hand it to who knows whom."""
+    """True if `function` names the parameter itself; `**kwargs` do not count, for nobody knows what becomes of them."""
     return name in inspect.signature(function).parameters
 
 
@@ -63,8 +63,8 @@ def per_example(out: Array | Mapping[str, Array], num_examples: int | None = Non
     """What a loss function returned, as a dict of per-example values.
 
     Args:
-      out: [n] losses, or a dict of [n] arrays that holds "loss"; "weight" is each example's weight in pooled
-        metrics (default 1), all other entries are metrics.
+      out: [n] losses, or a dict of [n] arrays that holds "loss". "weight" is each example's weight in averages over
+        examples (default 1); all other entries are metrics.
       num_examples: n, if known.
 
     Returns: the dict.
@@ -102,22 +102,22 @@ def per_example(out: Array | Mapping[str, Array], num_examples: int | None = Non
 
 
 def supervised(model: Model, loss: Callable, state: PyTree = (), *, frozen_state: PyTree | None = None) -> Callable:
-    """Glues a model and a loss: `loss_fn(params, examples, key) -> dict` of per-example values.
+    """Joins a model and a loss into `loss_fn(params, examples, key) -> dict` of per-example values.
 
     Args:
       model: the model.
       loss: `(outputs, targets) -> dict` of [n] values, or an array [n]; see `models.losses`.
       state: the model's state as `init` returned it; must be empty.
-      frozen_state: for a model with state: the state to use always, in evaluation mode (`train=False`: batch
-        statistics are not updated and dropout is off).
+      frozen_state: for a model with state, the state to use always. The model then always runs in evaluation mode
+        (`train=False`: batch statistics are not updated and dropout is off).
 
     Returns: `loss_fn`, with examples `{"x": [n, ...], "y": [n, ...]}`; key None means evaluation.
 
     Raises: ValueError: the model has state and no `frozen_state` is given.
 
     Guarantees: equals the model and the loss written out by hand, training exactly when a key is given
-    (tests/models/test_model.py::test_supervised_trains_iff_a_key_is_given); a model with running statistics cannot
-    slip in (tests/models/test_model.py::test_supervised_refuses_state_unless_frozen).
+    (tests/models/test_model.py::test_supervised_trains_iff_a_key_is_given); a model with running statistics is refused
+    (tests/models/test_model.py::test_supervised_refuses_state_unless_frozen).
 
     >>> import jax, jax.numpy as jnp
     >>> from fedjax_sim.models import linear, softmax_cross_entropy

@@ -1,4 +1,4 @@
-"""Splits parameters into two parts by path: personal and shared, frozen and trained."""
+"""Splits parameters into two parts by path, such as personal and shared, or frozen and trained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def partition(params: PyTree, predicate: Callable[[str], bool] | Sequence[str]) 
 
     Args:
       params: nested dicts; anything else in them is a leaf.
-      predicate: `path -> bool` for paths such as "hidden_0/kernel", or a list of paths and folders of paths, each of
+      predicate: `path -> bool` for paths such as "hidden_0/kernel", or a list of paths of leaves or dicts, each of
         which must exist ("hidden_0" chooses both of its leaves).
 
     Returns: (chosen, rest), nested dicts without the other part's leaves; `{}` where nothing is left.
@@ -54,7 +54,7 @@ def partition(params: PyTree, predicate: Callable[[str], bool] | Sequence[str]) 
 
 
 def _listed(params: dict, wanted: Sequence[str]) -> Callable[[str], bool]:
-    """The predicate of a list of paths and folders, each of which must exist in `params`."""
+    """The predicate of a list of paths of leaves or dicts, each of which must exist in `params`."""
     if isinstance(wanted, str) or not all(isinstance(path, str) for path in wanted):
         fail("predicate", "a function or a list of paths", wanted, error=TypeError)
 

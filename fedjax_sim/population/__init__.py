@@ -1,4 +1,4 @@
-"""The field: who exists and what they hold."""
+"""Populations and federated data sets: which clients exist, and what data each holds."""
 
 from __future__ import annotations
 

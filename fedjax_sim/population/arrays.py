@@ -1,4 +1,4 @@
-"""Checks of example arrays where they enter: one place for lengths, dtypes, finite features and int32 limits."""
+"""Checks of example arrays when a population is built: lengths, dtypes, finite features and int32 limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedjax_sim.types import PyTree
 __all__ = ["capacities", "checked_examples", "checked_leaf", "checked_offsets"]
 
 SMALLEST_CLASS, CLASS_GROWTH = 64, 4  # rows
-BLOCK_BYTES = 1 << 26  # of a larger-than-memory leaf looked at in one go
+BLOCK_BYTES = 1 << 26  # of a leaf are read at once, since it may be larger than memory
 
 
 def _blocks(x: np.ndarray):
@@ -23,7 +23,7 @@ def _blocks(x: np.ndarray):
 def checked_leaf(name: str, leaf) -> np.ndarray:
     """`leaf` as a NumPy array [total, ...] of a dtype that JAX keeps.
 
-    64-bit leaves become 32-bit ones where JAX would do so silently (without x64), but never lossily out of range.
+    Without x64 mode JAX would silently make 64-bit leaves 32-bit ones. It is done here, unless a value does not fit.
 
     Raises: TypeError for objects, strings and complex numbers; ValueError for NaN, infinity and overflow.
     """
@@ -62,7 +62,8 @@ def checked_examples(name: str, examples: PyTree) -> tuple[PyTree, int]:
 
 
 def checked_offsets(name: str, offsets, total: int) -> np.ndarray:
-    """[N + 1] int64 from 0 to `total` that never fall: client i owns rows offsets[i] to offsets[i + 1]."""
+    """Checked offsets, [N + 1] int64 from 0 to `total`, none below the one before: client i owns rows offsets[i] to
+    offsets[i + 1]."""
     offsets = np.asarray(offsets)
     if offsets.ndim != 1 or len(offsets) < 2 or offsets.dtype.kind not in "iu":
         shown = f"{offsets.dtype.name}{list(offsets.shape)}"
@@ -79,7 +80,7 @@ def checked_offsets(name: str, offsets, total: int) -> np.ndarray:
 
 
 def capacities(sizes: np.ndarray) -> tuple[int, ...]:
-    """Rows that the clients of each class may have: those of 64, 256, 1024, ... that part the clients, and the largest.
+    """The most rows in each size class: the largest client's, and those of 64, 256, 1024, ... that separate clients.
 
     >>> capacities(np.array([5, 40])), capacities(np.array([5, 700])), capacities(np.array([700, 800]))
     ((40,), (64, 700), (800,))

@@ -1,4 +1,4 @@
-"""Real data that comes with scikit-learn: no network, no files to fetch."""
+"""Real data that comes with scikit-learn: nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def digits(
     flat: bool = True,
     seed: int = 0,
 ) -> FederatedData:
-    """Massive populations over a small table: every client draws its digits with its own Dirichlet label shares.
+    """The digits for massive populations: every client draws its rows, with its own label shares from a Dirichlet law.
 
     Args:
       num_clients: N; a client is a row of indices into the training rows, so clients share rows.
@@ -101,7 +101,7 @@ def _split_generator(seed: int) -> np.random.Generator:
 
 
 def _seed(seed: int, purpose: int) -> int:
-    """An independent seed for a stage."""
+    """The seed of one purpose (training or held-out clients), independent of the others."""
     return int(np.random.SeedSequence([seed, purpose]).generate_state(1)[0] >> 1)
 
 
@@ -189,8 +189,8 @@ def breast_cancer(
 ) -> FederatedData:
     """Wisconsin breast cancer, 569 tumours with 30 measurements: is it benign?
 
-    Features are standardised by mean and deviation of the pooled training rows: a convenience of the simulation that a
-    real federation would need a protocol for.
+    Features are standardised by mean and deviation of the pooled training rows. That is a convenience of the
+    simulation: a real federation would need a protocol for it.
 
     Args: as in `digits_partition`.
 

@@ -32,7 +32,7 @@ def describe(data: Any) -> dict[str, Any]:
         marks = np.quantile(sizes, [0, 0.25, 0.5, 0.75, 1])
         about["num_examples_total"] = int(sizes.sum(dtype=np.int64))
         about["examples_quantiles"] = dict(zip(("min", "q25", "median", "q75", "max"), marks.tolist(), strict=True))
-    if data.task not in ("binary", "classification"):  # a mix of dozens of characters shows nothing
+    if data.task not in ("binary", "classification"):  # counts of dozens of characters would tell a reader nothing
         return about
     ids = np.unique(np.linspace(0, size - 1, SHOWN_CLIENTS).astype(np.int32))
     num_labels = max(data.num_outputs, 2)
@@ -47,11 +47,11 @@ def describe(data: Any) -> dict[str, Any]:
 
 
 def digest(data: Any) -> str:
-    """SHA-256 of what clients hold and of the test set, so that a run does not go on over other data unnoticed.
+    """SHA-256 of the clients' data and the test sets, so that a run cannot be resumed on other data unnoticed.
 
     Guarantees: tests/command/test_app.py::test_other_data_are_refused.
     """
     sha = tree.hashed((data.train, data.test, data.held_out))
     manifest = getattr(getattr(data.train, "source", None), "opened", None)
-    sha.update(repr(manifest[1] if manifest else "").encode())  # a store on the disk: its manifest's hash
+    sha.update(repr(manifest[1] if manifest else "").encode())  # of a store on the disk, the hash of its manifest
     return sha.hexdigest()

@@ -1,4 +1,4 @@
-"""What a data set factory returns, and the checks every data set passes before anything compiles."""
+"""`FederatedData`, which a data set factory returns, and the checks that every data set passes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PADDING = -1  # a label that a loss must leave out
 
 
 class FederatedData(NamedTuple):
-    """A population to learn from, and what is needed to judge the result.
+    """A population to train on, test data to evaluate on, and the facts that a model and a loss must fit.
 
     Examples are dicts `x` [n, *input_shape] and `y`: int32 [n] for "binary" (0 or 1, one output) and "classification",
     int32 [n, *input_shape] for "next_token" (-1 marks padding), float32 [n, num_outputs] for "regression". The task
@@ -30,7 +30,7 @@ class FederatedData(NamedTuple):
 
     train: Population  # the clients who train
     test: PyTree  # central test set: NumPy leaves [n, ...]
-    held_out: Population | None  # clients made of test rows: who trains is not who is measured
+    held_out: Population | None  # clients made of test rows, who never train
     input_shape: tuple[int, ...]  # of one example
     num_outputs: int
     task: str  # one of TASKS
@@ -84,7 +84,7 @@ def _labels(where: str, values: np.ndarray, low: int, num_classes: int) -> None:
 
 
 def check_ids(where: str, ids: Sequence[str]) -> list[str]:
-    """Client ids: distinct non-empty strings that are no paths."""
+    """The ids as a list; refuses what is no string, empty, a path, or listed twice."""
     seen = set()
     for id in ids:
         if not isinstance(id, str):
@@ -108,10 +108,10 @@ def existing(name: str, path: str, *, folder: bool = True) -> pathlib.Path:
 
 
 def files_of(folder: pathlib.Path, suffix: str, what: str) -> list[pathlib.Path]:
-    """The files of a folder with this suffix, by name.
+    """The files of a folder with this suffix, sorted by name.
 
-    Raises: ValueError without any, and for what would be left out though it looks like one: a link to nowhere, a
-      folder, the suffix in capitals, a compressed file.
+    Raises: ValueError if there are none, and for an entry that is no such file but looks like one: a broken link, a
+      folder, the suffix in capitals, a compressed file. It would be missed silently.
     """
     paths = sorted(path for path in folder.iterdir() if path.suffix == suffix and path.is_file())
     alike = (suffix, *(suffix + packed for packed in PACKED))

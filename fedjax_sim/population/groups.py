@@ -1,4 +1,4 @@
-"""Groups of clients: the edges of a hierarchy, the sites of a hospital network."""
+"""Groups of clients, such as the edge servers of a hierarchy or the hospitals of a network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ static = {"static": True}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Group:
-    """One group seen as a population of static size; its members come first, absent ones hold no examples."""
+    """One group as a population of static size: its members first, then clients without examples up to that size."""
 
     population: Population
     members: Array  # [size] int32 client ids

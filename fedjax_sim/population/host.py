@@ -1,4 +1,4 @@
-"""A population larger than memory: memory-mapped, gathered chunk by chunk through one callback."""
+"""A population larger than memory: its files are memory-mapped, and a callback gathers the rows of each chunk."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from fedjax_sim.types import Array, ClientData
 __all__ = ["Host", "host_store"]
 
 CALLBACK_IDS = 16_384  # JAX copies arguments below 100 kB at once; waiting for a larger copy can deadlock XLA:CPU
-NEAR_BYTES = 1 << 16  # ranges nearer than this are announced as one
+NEAR_BYTES = 1 << 16  # byte ranges closer to each other than this are announced as one
 static = {"static": True}
 
 
 class _Source:
-    """The mapped files; static, compared by path and manifest, never copied to a device."""
+    """The mapped files; static, compared by path and manifest, never copied to a device.
+
+    The names of class and methods enter the fingerprint of a private run: with others it would draw other noise.
+    """
 
     def __init__(self, opened: Opened):
         self.opened = opened
@@ -34,7 +37,7 @@ class _Source:
 
     @property
     def fingerprint(self) -> str:
-        """Of all that it reads."""
+        """The digest of everything that the callbacks read."""
         return self.opened.digest
 
     def __eq__(self, other):
@@ -44,7 +47,7 @@ class _Source:
         return hash(self.opened[:2])
 
     def gather(self, ids, most: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """The first `most` rows of clients `ids` (any shape), in the order of the disk; NumPy only, fresh memory."""
+        """The first `most` rows of clients `ids` (any shape) and their mask, as NumPy arrays; read in file order."""
         if ids.size > CALLBACK_IDS:
             validate.fail("clients in one chunk", f"at most {CALLBACK_IDS}", ids.size, "Use a smaller chunk.")
         ids = np.asarray(ids)
@@ -86,14 +89,14 @@ class _Source:
 
 
 def _follow(x: Array, id: Array) -> Array:
-    """`x`, typed as varying over devices where the scalar `id` does; under shard_map a callback's result is not."""
+    """`x`, typed as varying over devices if the scalar `id` is; under shard_map a callback's result is not typed so."""
     return jnp.where(id == id, x, jnp.zeros_like(x))  # XLA folds this away
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Host:
-    """Clients of a native store, read from the disk when they are called. Built by `host_store`."""
+    """Clients of a native store, each read from the disk when `client` is evaluated. Built by `host_store`."""
 
     sizes: Array  # [N] int32 examples per client: all that is held in memory
     source: _Source = dataclasses.field(metadata=static)
@@ -111,7 +114,7 @@ class Host:
         return jnp.where(known == id, self.sizes[known], 0)
 
     def capped(self, rows: int) -> Host:
-        """The same clients with room for `rows` examples: for those that have no more."""
+        """The same clients in arrays of `rows` rows, for clients that have no more examples than that."""
         return dataclasses.replace(self, max_examples=rows)
 
     def client(self, id: Array) -> ClientData:
@@ -128,10 +131,10 @@ class Host:
         return ClientData(*jax.tree.map(lambda x: _follow(x, id), data))
 
     def announce(self, ids: Array) -> Array:
-        """`ids` unchanged, once the kernel has been told that their data are wanted soon.
+        """`ids` unchanged, after asking the operating system to read the data of these clients ahead.
 
-        Use the returned ids, or the request is dropped. It has no state and changes no bit. Of several processes none
-        is told: outside of `shard_map` process 0 alone would hear it, and all would wait for its answer.
+        Use the returned ids, or the compiler drops the request. It has no state and changes no bit. With several
+        processes nothing is asked: outside of `shard_map` process 0 alone would run the callback while all wait for it.
         """
         ids = jnp.asarray(ids, jnp.int32)
         if jax.process_count() > 1:
@@ -149,11 +152,11 @@ def host_store(directory: str | os.PathLike, *, verify: bool = False) -> Host:
 
     Args:
       directory: a folder written by `write_store`.
-      verify: read every byte now and compare the SHA-256 sums; otherwise names, sizes, headers and offsets only.
+      verify: True to read every byte now and compare the SHA-256 sums; else names, sizes, headers and offsets only.
     Raises: ValueError as `read_store`.
     Guarantees: the same valid rows and masks as `read_store`, under jit, scan, vmap and shard_map
-    (tests/population/test_native_store.py::test_host_equals_stored). What is trained on them can differ in the last
-    bit, since XLA fuses another program: the kind of population is part of a result's identity, like the chunk.
+    (tests/population/test_native_store.py::test_host_equals_stored). A model trained on them can differ in the last
+    bits, since XLA compiles another program: a result depends on the kind of population, as on lanes and chunk.
 
     >>> import numpy as np, pathlib, tempfile
     >>> from fedjax_sim.population.store import write_store

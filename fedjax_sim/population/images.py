@@ -1,4 +1,4 @@
-"""Images of any size without a download: class prototypes under noise, a few classes at each client."""
+"""Synthetic images of any size: class prototypes under noise, with a few classes at each client."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.population.population import generated
-from fedjax_sim.population.synthetic import _key, _words
+from fedjax_sim.population.seeds import generated_client_key, seed_words
 from fedjax_sim.prng import below, stream
 from fedjax_sim.types import Array, ClientData
 
 __all__ = ["synthetic_images"]
 
-GRID = 7  # a prototype is this many random levels a side, enlarged
+GRID = 7  # a prototype is a square of GRID x GRID random levels, enlarged
 
 
 def synthetic_images(
@@ -70,7 +70,7 @@ def synthetic_images(
         "noise": np.float32(noise),
         "mask": np.ones(examples_per_client, bool),
         "own": np.arange(classes_per_client, dtype=np.int32),
-        "seed": _words(seed, 1),
+        "seed": seed_words(seed, 1),
     }
     y = np.arange(test_examples, dtype=np.int32) % num_classes
     x = np.clip(prototypes[y] + noise * rng.normal(size=(test_examples, side, side)), 0, 1).astype(np.float32)
@@ -80,7 +80,8 @@ def synthetic_images(
 
 
 def _image_client(parameters: Any, id: Array) -> ClientData:
-    key, mask, prototypes = _key(parameters, id), jnp.asarray(parameters["mask"]), jnp.asarray(parameters["prototypes"])
+    key = generated_client_key(parameters, id)
+    mask, prototypes = jnp.asarray(parameters["mask"]), jnp.asarray(parameters["prototypes"])
     own = jax.random.permutation(stream(key, "classes"), prototypes.shape[0])[: parameters["own"].shape[0]]
     y = own[below(stream(key, "labels"), own.shape[0], mask.shape)].astype(jnp.int32)
     blur = jax.random.normal(stream(key, "noise"), (*mask.shape, *prototypes.shape[1:]))

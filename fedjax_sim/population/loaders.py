@@ -1,4 +1,4 @@
-"""Federated data sets in the formats others publish, read from local files that are data and never code."""
+"""Federated data sets in published formats, read from local files; reading them runs no code of theirs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _num_outputs(task: str, num_classes: int | None, *splits: dict[str, dict[str
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; the standard library would keep the last of two equal keys without a word."""
+    """A JSON object; of two equal keys the standard library would silently keep the last."""
     found = dict(pairs)
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -93,7 +93,7 @@ def _leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _characters(*splits: dict[str, dict[str, np.ndarray]]) -> tuple[tuple[str, ...], list[dict]]:
-    """Vocabulary, and splits with texts as codes: y is -1 but at the last position, whose target is the given label."""
+    """The vocabulary, and the splits with texts as codes; y is the label at the last position and -1 elsewhere."""
     clients = [(f"{user!r}", client) for split in splits for user, client in split.items() if client["y"].size]
     length = max((len(str(text)) for _, client in clients[:1] for text in client["x"].flat[:1]), default=0)
     for place, client in clients:
@@ -119,8 +119,8 @@ def _characters(*splits: dict[str, dict[str, np.ndarray]]) -> tuple[tuple[str, .
 def leaf(*, directory: str, task: str = "classification", num_classes: int | None = None) -> FederatedData:
     """A LEAF data set: train/*.json and test/*.json with users, num_samples, user_data {x, y}.
 
-    Texts (x a string, y its next character, as LEAF's Shakespeare) become the task "next_token": x [n, L] codes, and
-    y [n, L] that is -1 but at the last position.
+    Texts (x a string, y its next character, as in LEAF's Shakespeare) become the task "next_token": x [n, L] holds
+    codes, and y [n, L] is -1 except at the last position.
 
     Args:
       directory: holds train/ and test/.
@@ -129,7 +129,8 @@ def leaf(*, directory: str, task: str = "classification", num_classes: int | Non
 
     Returns: `FederatedData`; held-out clients are the users of test/ (the same users when LEAF split by sample).
 
-    Raises: ValueError or TypeError naming file and user: duplicated or path-shaped ids, counts or lengths that differ.
+    Raises: ValueError or TypeError that names file and user: for ids that are paths or occur twice, and for counts or
+      lengths that differ.
 
     Guarantees: tests/population/test_loaders.py::test_leaf.
 
@@ -152,7 +153,7 @@ def leaf(*, directory: str, task: str = "classification", num_classes: int | Non
 
 
 def _hard(group: Any, name: str, place: str, h5py: Any) -> Any:
-    """A member that lies in this file: links elsewhere are refused."""
+    """The member of that name in an HDF5 group; refuses links, which may lead to other files."""
     if name not in group or group.get(name, getlink=True) is None:
         validate.fail(place, f"a member {name!r}", sorted(group)[:10], validate.nearest(name, group))
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):

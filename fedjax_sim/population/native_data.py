@@ -1,4 +1,4 @@
-"""A whole federated data set as a folder of native stores: what others' formats are converted to, once."""
+"""A whole federated data set as a folder of native stores, into which other formats are converted once."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ def native(*, directory: str, host: bool = False) -> FederatedData:
     Args:
       directory: holds info.json, the stores train/ and test/ and, optionally, held_out/. Without test/ the rows of
         held_out/ are the test set.
-      host: leave the training clients on the disk and read them when they are called; their labels are then not
-        looked at beforehand.
+      host: True to leave the training clients on the disk, and read each when it is in a cohort; their labels are then
+        not checked beforehand.
 
     Returns: `FederatedData`.
 
-    Raises: ValueError or TypeError for a missing or damaged store, shapes or labels that contradict info.json.
+    Raises: ValueError or TypeError for a missing or damaged store, and for shapes or labels that contradict info.json.
 
     Guarantees: tests/population/test_native_data.py::test_round_trip.
     """
@@ -128,5 +128,5 @@ def native(*, directory: str, host: bool = False) -> FederatedData:
     train = host_store(folder / "train") if host else store("train")
     held_out, central = store("held_out"), store("test") or store("held_out")
     if central is None:
-        validate.fail("directory", "a store test/ or held_out/", str(folder), "Nothing could be measured without.")
+        validate.fail("directory", "a store test/ or held_out/", str(folder), "Without one there is no test set.")
     return FederatedData(train=train, test=check("test", central.examples), held_out=held_out, **info)

@@ -1,8 +1,8 @@
-"""Who holds which rows of a table: seeded partitioners at the desk (NumPy), as index rows for `population.indexed`.
+"""Which client holds which rows of a table: seeded partitioners in NumPy, whose results `population.indexed` takes.
 
-`iid`, `dirichlet`, `shards`, `quantity_power_law`, `quantity_lognormal` and `by_group` deal every row to one client,
-once (tests/population/test_partition.py::test_partitioners_lose_and_duplicate_nothing). `dirichlet_draws` does not:
-its clients may share rows.
+`iid`, `dirichlet`, `shards`, `quantity_power_law`, `quantity_lognormal` and `by_group` give every row to exactly one
+client (tests/population/test_partition.py::test_partitioners_lose_and_duplicate_nothing). With `dirichlet_draws`
+clients may share rows.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from fedjax_sim import validate
 
 __all__ = [
     "Partition",
+    "apportioned",
     "by_group",
     "dirichlet",
     "dirichlet_draws",
+    "generator",
     "iid",
     "quantity_lognormal",
     "quantity_power_law",
     "shards",
+    "with_minimum",
 ]
 
 
@@ -40,7 +43,7 @@ class Partition(NamedTuple):
 
 
 def generator(name: str, seed: int) -> np.random.Generator:
-    """Streams of two partitioners, and of two seeds, share nothing."""
+    """The random generator of the partitioner `name`: independent of those of other partitioners and other seeds."""
     validate.integer("seed", seed, 0, 2**63 - 1)
     return np.random.default_rng([zlib.crc32(name.encode()), int(seed)])
 
@@ -69,13 +72,17 @@ def _offsets(sizes: np.ndarray) -> np.ndarray:
 
 
 def _from_owner(owner: np.ndarray, num_clients: int) -> Partition:
-    """The partition in which example j belongs to client owner[j]."""
+    """The partition in which example j belongs to client owner[j]; rows of a client stay in order."""
     indices = np.argsort(owner, kind="stable").astype(np.int32)
     return Partition(indices, _offsets(np.bincount(owner, minlength=num_clients)))
 
 
-def _lifted(sizes: np.ndarray, minimum: int) -> np.ndarray:
-    """Sizes of the same sum, none below `minimum`: what is missing comes off the largest, down to one level."""
+def with_minimum(sizes: np.ndarray, minimum: int) -> np.ndarray:
+    """Sizes of the same sum, none below `minimum`: what is missing comes off the largest, which are cut to one level.
+
+    >>> with_minimum(np.array([0, 2, 10]), 2).tolist()
+    [2, 2, 8]
+    """
     missing = int(np.maximum(minimum - sizes, 0).sum())
     if missing == 0:
         return sizes
@@ -88,8 +95,12 @@ def _lifted(sizes: np.ndarray, minimum: int) -> np.ndarray:
     return np.maximum(lowered, minimum)
 
 
-def _apportioned(weights: np.ndarray, total: int) -> np.ndarray:
-    """Integers in proportion to weights that add up to `total`: largest remainders."""
+def apportioned(weights: np.ndarray, total: int) -> np.ndarray:
+    """Integers in proportion to `weights` that add up to `total`, by the method of largest remainders.
+
+    >>> apportioned(np.array([1.0, 1.0, 2.0]), 7).tolist()
+    [2, 2, 3]
+    """
     shares = weights * (total / weights.sum())
     sizes = np.floor(shares).astype(np.int64)
     sizes[np.argsort(sizes - shares, kind="stable")[: total - int(sizes.sum())]] += 1
@@ -117,7 +128,7 @@ def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, *, min_examples
       labels: [examples] integer classes.
       num_clients: N.
       alpha: concentration > 0; towards 0 a class has one owner, towards infinity the split is even.
-      min_examples: what every client holds at least; at most examples / N.
+      min_examples: the least number of examples of a client; at most examples / N.
       seed: of the partition.
     Raises: ValueError for an infeasible minimum.
     Guarantees: before the minimum acts, a client's share of a class has mean 1/N and variance
@@ -139,7 +150,7 @@ def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, *, min_examples
         cuts = np.rint(np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
         owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
     sizes = np.bincount(owner, minlength=num_clients)
-    change = _lifted(sizes, min_examples) - sizes
+    change = with_minimum(sizes, min_examples) - sizes
     if change.any():
         rows = rng.permutation(len(owner))
         rows = rows[np.argsort(owner[rows], kind="stable")]  # by owner, in random order
@@ -156,7 +167,7 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int = 2, *, s
       labels: [examples] integer classes.
       num_clients: N.
       shards_per_client: shards of equal size (to one example) that each client is dealt.
-      seed: of the order within a class and of the deal.
+      seed: of the order within a class, and of who gets which shards.
     References: McMahan et al. 2017, section 3 (200 shards, 2 for each of 100 clients).
 
     >>> shards([0, 0, 1, 1, 2, 2], 3, 1, seed=0).sizes.tolist()
@@ -176,7 +187,7 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int = 2, *, s
 
 
 def _by_weight(rng, weights: np.ndarray, num_examples: int, min_examples: int) -> Partition:
-    sizes = _lifted(_apportioned(weights, num_examples), min_examples)
+    sizes = with_minimum(apportioned(weights, num_examples), min_examples)
     return Partition(rng.permutation(num_examples).astype(np.int32), _offsets(sizes))
 
 
@@ -186,10 +197,10 @@ def quantity_power_law(
     """Size skew: sizes in proportion to draws of density proportional to s^-exponent on [1, inf); labels stay IID.
 
     Args:
-      num_examples, num_clients: what is dealt, to whom.
-      exponent: > 1; nearer 1 is heavier.
-      min_examples: what every client holds at least; the largest pay for it.
-      seed: of sizes and deal.
+      num_examples, num_clients: of the whole partition.
+      exponent: > 1; nearer to 1 the tail is heavier.
+      min_examples: the least number of examples of a client; what is missing is taken from the largest clients.
+      seed: of the sizes, and of who holds which rows.
     Guarantees: log(size / smallest) is exponential with mean 1/(exponent - 1), up to rounding
       (tests/population/test_partition.py::test_quantity_laws).
     References: Li et al. 2020 (FedProx), section 5.1.
@@ -210,10 +221,10 @@ def quantity_lognormal(
     """Size skew: sizes in proportion to lognormal draws; labels stay IID.
 
     Args:
-      num_examples, num_clients: what is dealt, to whom.
+      num_examples, num_clients: of the whole partition.
       sigma: standard deviation of the log size, >= 0.
-      min_examples: what every client holds at least; the largest pay for it.
-      seed: of sizes and deal.
+      min_examples: the least number of examples of a client; what is missing is taken from the largest clients.
+      seed: of the sizes, and of who holds which rows.
     Guarantees: log sizes have standard deviation sigma, up to rounding
       (tests/population/test_partition.py::test_quantity_laws).
 
@@ -244,7 +255,7 @@ def by_group(groups: ArrayLike) -> Partition:
 def dirichlet_draws(
     labels: ArrayLike, num_clients: int, alpha: float, *, min_examples: int, max_examples: int, seed: int
 ) -> Partition:
-    """Label skew without a partition: each client draws its own label mix, its size, and rows of the shared table.
+    """Label skew without a partition: each client draws its own label shares, its size, and rows of one shared table.
 
     Client i draws p ~ Dirichlet(alpha, ..., alpha) over the K classes present, n uniform in
     {min_examples, ..., max_examples}, and n rows with replacement: a class from p, then a row of that class. Rows may
@@ -252,7 +263,7 @@ def dirichlet_draws(
 
     Args:
       labels: [rows] integer classes of the table.
-      num_clients: N; any number, the table does not limit it.
+      num_clients: N; may exceed the number of rows.
       alpha: concentration > 0 per class.
       min_examples, max_examples: bounds of n, at least 1.
       seed: of everything.

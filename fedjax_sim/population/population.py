@@ -1,7 +1,7 @@
-"""Who exists and what they hold: frozen pytree dataclasses, passed to a round as an argument.
+"""The populations: clients and their data as frozen pytree dataclasses, which are arguments of a compiled round.
 
-Every population obeys `types.Population`. Rows where the mask is False hold arbitrary values. An id outside [0, N)
-names nobody: its mask is all False (JAX would silently clamp it to somebody else's data).
+Every population obeys `types.Population`. Rows where the mask is False hold arbitrary values. The client of an id
+outside [0, N) has no examples, so its mask is all False (JAX would silently clamp the id to another client's).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ static = {"static": True}
 
 @partial(jax.jit, static_argnames=("size", "max_examples"), inline=True)
 def _span(offsets: Array, id: Array, size: int, max_examples: int) -> tuple[Array, Array]:
-    """Rows [n] of client `id` and their mask."""
+    """Row numbers [n] of client `id`, n the largest client's size, and their mask."""
     known = jnp.clip(id, 0, size - 1)
     count = jnp.where(known == id, offsets[known + 1] - offsets[known], 0)
     row = jnp.arange(max_examples, dtype=jnp.int32)
@@ -45,14 +45,14 @@ def _count(self, id: Array) -> Array:
 
 
 def _capped(self, rows: int):
-    """The same clients with room for `rows` examples: for those that have no more."""
+    """The same clients in arrays of `rows` rows, for clients that have no more examples than that."""
     return dataclasses.replace(self, max_examples=rows)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stored:
-    """Flat arrays [total, ...] and offsets [N + 1]: ragged clients, no padding in memory. Built by `stored`.
+    """Ragged clients as flat arrays [total, ...] and offsets [N + 1], without padding in memory. Built by `stored`.
 
     Guarantees: a client's valid rows are its own rows in order
     (tests/population/test_population.py::test_ragged_client_matches_numpy).
@@ -81,7 +81,7 @@ class Stored:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Indexed:
-    """Index rows into one shared table: a million clients of 20 rows are 80 MB. Built by `indexed`.
+    """Clients as indices into one shared table: a million clients of 20 rows take 80 MB. Built by `indexed`.
 
     Guarantees: equals the `Stored` population of the gathered rows
     (tests/population/test_population.py::test_indexed_equals_stored_of_gathered_rows).
@@ -112,7 +112,7 @@ class Indexed:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Generated:
-    """A client is a pure function of its id: 10^9 clients cost nothing. Built by `generated`.
+    """Clients that are computed from their ids, so 10^9 of them take no memory. Built by `generated`.
 
     Guarantees: nothing grows with N (tests/population/test_population.py::test_generated_billion_clients).
     """
@@ -128,7 +128,7 @@ class Generated:
 
     @property
     def sizes(self) -> Array:
-        """[N] int32 examples per client; visits every client, so N is limited to 2^24."""
+        """[N] int32 examples per client; generates every client, so N is limited to 2^24."""
         return counted(self)
 
     def count(self, id: Array) -> Array:
@@ -143,7 +143,7 @@ class Generated:
 
 
 def _limits(offsets: np.ndarray) -> dict[str, Any]:
-    """The static facts of ragged clients, within int32."""
+    """The static fields of ragged clients; refuses more rows than int32 can count."""
     sizes = np.diff(offsets)
     largest = int(sizes.max())
     validate.integer("number of rows", int(offsets[-1]) + largest, hint="Use host_store for more.")
@@ -230,12 +230,12 @@ def indexed(table: PyTree, partition: Partition) -> Indexed:
 
 
 def generated(size: int, generate: Callable[[PyTree, Array], ClientData], parameters: PyTree = ()) -> Generated:
-    """Clients made on the fly.
+    """Clients that are computed from their ids when they are needed.
 
     Args:
       size: N, up to 2^31 - 1.
       generate: pure `(parameters, id) -> ClientData`; a module-level function, so that two populations share a program.
-      parameters: pytree of arrays it reads; an argument of the program, never baked into it.
+      parameters: pytree of arrays that it reads; an argument of the compiled program, not a constant in it.
 
     >>> import jax, jax.numpy as jnp
     >>> def draw(parameters, id):

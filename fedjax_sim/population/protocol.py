@@ -1,4 +1,4 @@
-"""What `types.Population` promises, checked, and what follows from `size` and `client(id)` alone."""
+"""Checks of what `types.Population` promises, and what can be computed from `size` and `client(id)` alone."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ REGISTER = "Write @jax.tree_util.register_dataclass above it, with size as a sta
 
 
 def check_population(population: Any) -> None:
-    """Refuses what is no population, before anything compiles.
+    """Refuses what is no population, before anything is compiled.
 
-    Raises: TypeError or ValueError for what has no `size` or `client(id)`, is no pytree of arrays, has a size that is
-      traced or no positive integer, or a client that is no `ClientData` of real numbers.
+    Raises: TypeError or ValueError if `size` or `client(id)` is missing, if it is no pytree of arrays, if its size is
+      traced or no positive integer, or if a client is no `ClientData` of real numbers.
 
     Guarantees: tests/population/test_protocol.py::test_what_is_no_population_is_refused.
     """
@@ -45,7 +45,7 @@ def check_population(population: Any) -> None:
 
 
 def check_client(name: str, data: Any) -> None:
-    """Refuses specs that are no client's: `ClientData` of a mask [n] bool and leaves [n, ...] of real numbers."""
+    """Refuses anything but `ClientData` with a mask [n] bool and leaves [n, ...] of real numbers; specs will do."""
     if not isinstance(data, ClientData) or getattr(data.mask, "dtype", None) != jnp.bool_ or data.mask.ndim != 1:
         validate.fail(name, "ClientData(examples [n, ...], mask [n] bool)", data, error=TypeError)
     leaves = jax.tree.leaves(data.examples)
@@ -59,7 +59,7 @@ def check_client(name: str, data: Any) -> None:
 
 
 def num_rows(population: Population) -> int:
-    """Rows of each client's arrays, padding included; nothing is read.
+    """The number of rows of each client's arrays, padding included, found without reading any data.
 
     >>> from fedjax_sim.population import quadratics
     >>> num_rows(quadratics(max_examples=1).train)
@@ -75,7 +75,7 @@ def visitable(population: Population) -> None:
 
 
 def counted(population: Population) -> Array:
-    """[N] int32 examples per client, counted in every client's mask.
+    """[N] int32 examples per client, counted in the masks of all clients.
 
     Raises: ValueError for more than 2^24 clients.
     """

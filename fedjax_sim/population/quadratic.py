@@ -1,6 +1,6 @@
-"""Clients with quadratic risks, f_i(w) = 1/2 (w - a_i)^T H_i (w - a_i): `fedjax_sim.theory` has their closed forms.
+"""Clients with quadratic risks f_i(w) = 1/2 (w - a_i)^T H_i (w - a_i), for which `fedjax_sim.theory` has closed forms.
 
-Both take (hessians [N, d, d], centers [N, d]), or hessians [N] and centers [N] for d = 1.
+Here and in `theory` they are given as hessians [N, d, d] and centers [N, d], or as [N] and [N] for d = 1.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def quadratic_loss(params: Any, examples: Any, key: Array | None = None) -> dict
 
 
 def quadratic_population(hessians: Any, centers: Any, *, counts: Any = None) -> Population:
-    """One client per quadratic; client i reports n_i identical examples, so its share is n_i / sum n.
+    """One client per quadratic; client i holds n_i identical examples, so its weight is n_i / sum n.
 
     Args:
       hessians: [N, d, d] (or [N]); centers: [N, d] (or [N]).
-      counts: [N] integers n_i >= 1; None for one each. Copies are index rows, not memory.
+      counts: [N] integers n_i >= 1; None for one each. A copy costs one index in memory.
 
     Returns: a population of examples {"hessian": [n, d, d], "center": [n, d]}.
 

@@ -1,4 +1,4 @@
-"""Feature skew: clients who see the same things differently."""
+"""Feature skew: clients whose inputs follow different laws for the same labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["feature_shift"]
 
 
 def feature_shift(examples: dict, partition: Partition, *, scale: float, seed: int) -> Stored:
-    """Feature skew: client i sees x + s_i with s_i ~ N(0, scale^2 I), one shift per client.
+    """Feature skew: client i holds x + s_i with s_i ~ N(0, scale^2 I), one shift for all of its rows.
 
     Args:
       examples: dict of arrays [rows, ...] with a floating "x".

@@ -1,7 +1,8 @@
 """The native store: a folder of one `.npy` per leaf, `offsets.npy` and `manifest.json`; loading it runs no code.
 
-Names, shapes, dtypes, sizes and SHA-256 sums are declared in the manifest and checked against the files before
-anything is mapped. Writing goes to a folder aside, which is renamed once it is on the disk.
+Names, shapes, dtypes, sizes and SHA-256 sums are declared in the manifest. A file is checked against them before it is
+mapped; the sums only where all of it is read into memory, or on request. A store is written to a temporary folder,
+which is renamed once it is on the disk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data sets drawn from a law that is written down: the answer is known, and a client can be a function of its id."""
+"""Synthetic data sets from a stated law: the optimum is known, and most are functions of a client's id."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import FederatedData, from_sites
 from fedjax_sim.population.population import generated
-from fedjax_sim.prng import client_key, stream
+from fedjax_sim.population.seeds import generated_client_key, seed_words
+from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, ClientData
 
 __all__ = ["linear_teacher", "logistic_teacher", "mean_estimation", "synthetic"]
@@ -85,13 +86,10 @@ def synthetic(
     return from_sites(train, test, task="classification", num_outputs=classes, name="synthetic")
 
 
-def _key(parameters: Any, id: Array) -> Array:
-    return client_key(jax.random.wrap_key_data(parameters["seed"], impl="threefry2x32"), id)
-
-
 def _paired(parameters: Any, id: Array, draw: Any) -> Array:
-    """A client's deviation: clients 2k and 2k+1 hold +z and -z, an odd last one 0: the sum is zero exactly."""
-    deviation = draw(stream(_key(parameters, id // 2), "deviation"))
+    """A client's deviation, which sums to exactly zero over the population: clients 2k and 2k + 1 have +z and -z, and
+    an unpaired last client 0."""
+    deviation = draw(stream(generated_client_key(parameters, id // 2), "deviation"))
     lonely = (id == parameters["size"] - 1) & (parameters["size"] % 2 == 1)
     return jnp.where(lonely, 0.0, jnp.where(id % 2 == 0, 1.0, -1.0)) * deviation
 
@@ -103,14 +101,14 @@ def _teacher_of(parameters: Any, id: Array) -> Array:
 
 
 def _linear_client(parameters: Any, id: Array) -> ClientData:
-    key, n = _key(parameters, id), parameters["mask"].shape[0]
+    key, n = generated_client_key(parameters, id), parameters["mask"].shape[0]
     x = jax.random.normal(stream(key, "features"), (n, parameters["teacher"].shape[0]))
     y = x @ _teacher_of(parameters, id) + parameters["noise"] * jax.random.normal(stream(key, "labels"), (n,))
     return ClientData({"x": x, "y": y[:, None]}, jnp.asarray(parameters["mask"]))
 
 
 def _logistic_client(parameters: Any, id: Array) -> ClientData:
-    key, n = _key(parameters, id), parameters["mask"].shape[0]
+    key, n = generated_client_key(parameters, id), parameters["mask"].shape[0]
     x = jax.random.normal(stream(key, "features"), (n, parameters["teacher"].shape[0]))
     noise = parameters["noise"]
     chance = noise + (1 - 2 * noise) * jax.nn.sigmoid(x @ _teacher_of(parameters, id))
@@ -127,10 +125,6 @@ def _mean_client(parameters: Any, id: Array) -> ClientData:
 
     value = mean + parameters["spread"] * _paired(parameters, id, draw)
     return ClientData({"x": jnp.ones((1, 1)), "y": value[None]}, jnp.ones(1, bool))
-
-
-def _words(seed: int, purpose: int) -> np.ndarray:
-    return np.random.SeedSequence([seed, purpose]).generate_state(2)
 
 
 def _teacher(
@@ -152,8 +146,8 @@ def _teacher(
         "mask": np.ones(examples_per_client, bool),
     }
     train, held_out = (
-        generated(size, client, {**parameters, "seed": _words(seed, purpose), "size": np.int32(size)}) if size else None
-        for purpose, size in ((1, num_clients), (2, held_out_clients))
+        generated(n, client, {**parameters, "seed": seed_words(seed, purpose), "size": np.int32(n)}) if n else None
+        for purpose, n in ((1, num_clients), (2, held_out_clients))
     )
     x = rng.normal(size=(test_examples, dimension)).astype(np.float32)
     return train, held_out, parameters["teacher"], x, rng
@@ -170,7 +164,7 @@ def linear_teacher(
     test_examples: int = 1_000,
     seed: int = 0,
 ) -> FederatedData:
-    """Linear regression whose answer is known: y = x . (w + s_i) + noise, x ~ N(0, I).
+    """Linear regression with a known optimum: y = x . (w + s_i) + noise, x ~ N(0, I).
 
     A client is a pure function of its id: 10^9 of them cost nothing.
 
@@ -245,14 +239,14 @@ def mean_estimation(
     values: str = "gaussian",
     seed: int = 0,
 ) -> FederatedData:
-    """The smallest cross-device task with a known answer: each client holds one value, a regression on the input 1.
+    """The smallest cross-device task with a known optimum: each client holds one value, a regression on the input 1.
 
-    Clients 2k and 2k + 1 hold mean + z_k and mean - z_k, an odd last one the mean: the finite population's mean is
-    exact, not only its expectation. Sampling clients uniformly sees nothing of the pairing beyond that.
+    Clients 2k and 2k + 1 hold mean + z_k and mean - z_k, and an unpaired last client the mean. So the mean of this
+    finite population is exactly `mean`, not only in expectation.
 
     Args:
       num_clients: N up to 2^31 - 1. dimension: d coordinates of a value.
-      mean: every coordinate of the answer.
+      mean: every coordinate of the optimum.
       spread: standard deviation >= 0 of a coordinate over the clients.
       values: "gaussian", or "two_point": every coordinate is mean + spread or mean - spread, so that for even N the
         population variance is spread^2 exactly and values are bounded.
@@ -279,7 +273,7 @@ def mean_estimation(
         "mean": answer,
         "spread": np.float32(spread),
         "two_point": np.bool_(values == "two_point"),
-        "seed": _words(seed, 1),
+        "seed": seed_words(seed, 1),
         "size": np.int32(num_clients),
     }
     test = {"x": np.ones((1, 1), np.float32), "y": answer[None]}

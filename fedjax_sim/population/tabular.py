@@ -1,4 +1,4 @@
-"""Sites with tables: a client is a file."""
+"""Sites that hold tables of numbers: each client is one file."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _hospital(path: pathlib.Path) -> np.ndarray:
             if not (row[column] in values or (column != "num" and math.isnan(row[column]))):
                 validate.fail(f"{place} {column}", f"one of {values}", row[column])
         for column in ("chol", "trestbps"):
-            row[column] = row[column] or math.nan  # nobody's is 0: it stands for a value never taken
+            row[column] = row[column] or math.nan  # no living patient's is 0: it stands for a missing value
         table.append(list(row.values()))
     if not table:
         validate.fail(str(path.name), "at least one patient", "an empty file")
@@ -80,9 +80,9 @@ def heart_disease(*, directory: str, test_fraction: float = 0.25, seed: int = 0)
 
     29 features: six quantities (age, trestbps, chol, thalach, oldpeak, ca), three answers (sex, fbs, exang), cp,
     restecg, slope and thal one-hot, and seven indicators of a missing value. A missing quantity or answer becomes the
-    median of the pooled training rows (0 where nobody has one) and sets its indicator; a missing category is all zeros.
-    A chol or trestbps of 0 counts as missing. Quantities are then standardised by mean and deviation of the pooled
-    training rows: a convenience of the simulation that a real federation would need a protocol for.
+    median of the pooled training rows (0 if all are missing) and sets its indicator; a missing category is all zeros. A
+    chol or trestbps of 0 counts as missing. Quantities are then standardised by mean and deviation of the pooled
+    training rows. That is a convenience of the simulation: a real federation would need a protocol for it.
 
     Args:
       directory: holds processed.cleveland.data, .hungarian, .switzerland and .va, as UCI publishes them.
@@ -91,7 +91,8 @@ def heart_disease(*, directory: str, test_fraction: float = 0.25, seed: int = 0)
 
     Returns: `FederatedData`; clients are the hospitals in the order above, held-out clients their test parts.
 
-    Raises: ValueError naming file and line for a wrong column count, a cell that is no number, an unknown category.
+    Raises: ValueError that names file and line: for a wrong number of columns, a cell that is no number, an unknown
+      category.
 
     Guarantees: every patient is in exactly one part, statistics come from training rows alone
     (tests/population/test_tabular.py::test_heart_disease_statistics_come_from_training_rows).
@@ -142,8 +143,8 @@ def csv_sites(
     """A folder with one numeric CSV per site, each with the same header; site = client.
 
     Args:
-      directory: holds *.csv; clients follow the file names in sorted order, empty lines are skipped. What only looks
-        like a site (a link to nowhere, a folder, .CSV, .csv.gz) is refused; other files are left alone.
+      directory: holds *.csv; clients are in the order of the sorted file names, empty lines are skipped. An entry that
+        only looks like a site (a broken link, a folder, .CSV, .csv.gz) is refused; other files are ignored.
       label: name of the label column; the others are features, in the header's order.
       task: "classification" (labels 0..C-1), "binary" (0 or 1) or "regression".
       num_classes: C; None for the largest label + 1.
@@ -153,7 +154,8 @@ def csv_sites(
 
     Returns: `FederatedData`; held-out client i is the test part of site i, left out when it has no row.
 
-    Raises: ValueError naming file and line for cells that are no finite number, column counts and headers that differ.
+    Raises: ValueError that names file and line: for a cell that is no finite number, and for numbers of columns or
+      headers that differ.
 
     Guarantees: tests/population/test_tabular.py::test_csv_sites.
     """

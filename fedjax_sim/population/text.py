@@ -58,9 +58,9 @@ def shakespeare(
       directory: holds input.txt: `NAME:` on a line of its own after an empty line, then the speech.
       sequence_length: L characters in a window.
       min_characters: roles with less text than this (at least 2) are left out.
-      test_fraction: the last part of each role's text is its test part (a split in time; its first window begins with
-        the last training character, so that no character goes unpredicted).
-      seed: unused: nothing is drawn; data sets take one for uniformity.
+      test_fraction: share of each role's text, from its end, that is its test part. Its first window begins with the
+        last training character, so that no character goes unpredicted.
+      seed: unused, since nothing is drawn; every data set takes one.
 
     Returns: `FederatedData` with x [n, L] int32, y [n, L] int32 (the next character, -1 in padding) and the
       `vocabulary`, whose entry 0 is padding; held-out clients are the roles with a test part.

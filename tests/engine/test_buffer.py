@@ -1,4 +1,4 @@
-"""The buffer of a cohort's letters."""
+"""The buffer of a cohort's messages."""
 
 from __future__ import annotations
 

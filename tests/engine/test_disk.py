@@ -40,7 +40,7 @@ def known(file):
 
 
 def commit(file, keep=2):
-    """What a run does, with the checkpoint in between left out."""
+    """What a run does at a commit, apart from writing the checkpoint in between."""
     file.sync(file.version)
     file.advance(keep)
 
@@ -125,7 +125,7 @@ CALLS = ("pwrite", "fsync", "fdatasync", "ftruncate", "open")
 
 
 def dying(monkeypatch, after, calls=CALLS):
-    """Lets `after` system calls pass; the next one happens by half, if it writes, and is the last."""
+    """Lets `after` system calls pass. The next one writes half of its bytes, if it writes, and the process dies."""
     count = [0]
 
     def patch(name):
@@ -202,7 +202,7 @@ def finished(folder, keep=2):
 def test_journals_are_kept_like_checkpoints(tmp_path, keep, kept):
     """Catches a checkpoint that is kept and cannot be gone back to, and journals that pile up."""
     commits = finished(tmp_path, keep)
-    assert sorted(made(tmp_path)._journals()) == kept
+    assert sorted(made(tmp_path).journals()) == kept
     for mark, version, rows in reversed(commits):
         file = made(tmp_path)
         if version in kept:
@@ -217,7 +217,7 @@ def test_damage_is_found(tmp_path):
     """Every byte of head and journals flipped, every file cut; a flipped row. Catches a wrong row that looks right."""
     commits = finished(tmp_path)
     mark, version, rows = commits[-2]
-    paths = [tmp_path / "clients.mem", *made(tmp_path)._journals().values()]
+    paths = [tmp_path / "clients.mem", *made(tmp_path).journals().values()]
 
     def outcome():
         file = made(tmp_path)
@@ -251,13 +251,13 @@ FLIP = bytes(255 - i for i in range(256))
 
 def test_a_lost_record_is_no_hole(tmp_path):
     """Catches a client whose record became zeros and that trains on from the initial state, before and after a resume;
-    and the record of another moment that stands where nobody was written."""
+    and a record where no client was written."""
     file = made(tmp_path)
     write(file, [3, 4], 5)
     commit(file)
-    then, place = known(file), disk.START + 3 * file.record_bytes
+    then, place = known(file), disk.START + 3 * file.format.record_bytes
     good = (tmp_path / "clients.mem").read_bytes()
-    lost = good[:place] + bytes(file.record_bytes) + good[place + file.record_bytes :]
+    lost = good[:place] + bytes(file.format.record_bytes) + good[place + file.format.record_bytes :]
     (tmp_path / "clients.mem").write_bytes(lost)
     for again in (file, made(tmp_path)):
         if again is not file:
@@ -338,7 +338,7 @@ def test_callbacks_of_accelerators(tmp_path, monkeypatch, devices):
 
 
 def test_a_traced_start_is_good_for_shapes_alone(tmp_path):
-    """Catches an initial state that is silently taken for zero; planning asks for shapes."""
+    """Catches an initial state that is silently taken for zero; planning needs its shapes only."""
     with engine.client_memory("disk", tmp_path):
         spec = jax.eval_shape(lambda x: engine.store(x, 5), jnp.ones(2))
         memory = jax.jit(lambda x: engine.store(x, 5))(jnp.ones(2))

@@ -46,7 +46,7 @@ def chunks(values, sizes):
 
 
 def bits(acc):
-    """Of the words with all carries moved, and of the total."""
+    """The bits of a sum: its words with all carries moved, and its total."""
     return [np.asarray(x).tobytes() for x in jax.tree.leaves((merge(acc, exact.zeros(SPEC)), total(acc)))]
 
 
@@ -159,7 +159,7 @@ def test_many_clients_in_one_chunk(count):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "other"])
-def test_many_letters_have_the_bits_of_few(backend, monkeypatch):
+def test_many_messages_have_the_bits_of_few(backend, monkeypatch):
     """Catches a block, padding or carry of its own: on CPU blocks one after the other, elsewhere one reduction."""
     values = np.random.default_rng(0).standard_normal((1100, 3)).astype(np.float32)
     values *= 10.0 ** np.random.default_rng(1).integers(-9, 9, (1100, 1)).astype(np.float32)
@@ -257,17 +257,17 @@ def test_devices_combine_to_the_bits_of_one(places, monkeypatch):
     assert float(jax.jit(alone)(jnp.ones(4))) == 4
 
 
-def test_too_many_letters_at_once_are_refused():
-    """Fault: a chunk whose low words overflow, a wrong sum without a word."""
+def test_too_many_messages_at_once_are_refused():
+    """Fault: a chunk whose low words overflow, a wrong sum without an error."""
     zeros = exact.zeros(jax.ShapeDtypeStruct((), jnp.float32))
-    with pytest.raises(ValueError, match="letters added at once: expected an integer in"):
+    with pytest.raises(ValueError, match="messages added at once: expected an integer in"):
         exact.add(zeros, jnp.zeros(exact.MAX_CHUNK + 1))
     most = jnp.full(exact.MAX_CHUNK, 0.49999997, jnp.float32)
     assert float(total(add(zeros, most))) == pytest.approx(0.49999997 * exact.MAX_CHUNK, rel=1e-7)
 
 
 def test_derivatives():
-    """Fault: a derivative through integers, which is zero, given in silence; a float sum that is no sum."""
+    """Fault: a derivative of zero, as integers have, instead of an error; a wrong float sum."""
 
     def summed(x):
         carry = exact.zeros(jax.ShapeDtypeStruct((2,), jnp.float32))
@@ -284,6 +284,6 @@ def test_derivatives():
         value, slope = jax.value_and_grad(summed)(x)
         np.testing.assert_allclose(value, plain)
         np.testing.assert_allclose(slope, np.tile([3.0, 30.0], (3, 1)))
-        walls = lambda x: jnp.sum(tree.settled(tree.pinned(x**2, jnp.int32(0)), jnp.int32(0)))  # noqa: E731
-        np.testing.assert_allclose(jax.grad(walls)(x), 2 * x)
+        computed_once = lambda x: jnp.sum(tree.settled(tree.pinned(x**2, jnp.int32(0)), jnp.int32(0)))  # noqa: E731
+        np.testing.assert_allclose(jax.grad(computed_once)(x), 2 * x)
     assert float(jax.jit(lambda x: summed(x))(x)) == float(plain)  # traced anew

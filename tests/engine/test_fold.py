@@ -15,8 +15,8 @@ def each(shared, slot):
     return shared * slot, slot + 1
 
 
-def accumulate(shared, carry, letters, slots, valid):
-    return exact.add(carry, jnp.where(valid, letters, 0.0))
+def accumulate(shared, carry, messages, slots, valid):
+    return exact.add(carry, jnp.where(valid, messages, 0.0))
 
 
 def folded(num_slots, plan, mesh=None):
@@ -54,24 +54,24 @@ def test_gradients_stay_local_under_a_mesh():
 
 
 def test_memory_is_flat_in_the_cohort():
-    """Catches letters that are stacked over the cohort: 16 times the slots, under 5 % more temporary memory.
+    """Catches messages that are stacked over the cohort: 16 times the slots, under 5 % more temporary memory.
 
-    Letters of 64 KiB; stacked they would take 64 MiB at 1,024 slots.
+    Messages of 64 KiB; stacked they would take 64 MiB at 1,024 slots.
     """
     spec = jax.ShapeDtypeStruct((16384,), jnp.float32)
 
-    def letter(shared, slot):
+    def message(shared, slot):
         return jnp.sin(shared * slot), ()
 
     def temporary(num_slots):
         def run(shared, slots):
-            return engine.fold(letter, accumulate_rows, shared, exact.zeros(spec), slots, plan=Plan(2, 4))[0]
+            return engine.fold(message, accumulate_rows, shared, exact.zeros(spec), slots, plan=Plan(2, 4))[0]
 
         lowered = jax.jit(run).lower(spec, jax.ShapeDtypeStruct((num_slots,), jnp.float32))
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
-    def accumulate_rows(shared, carry, letters, slots, valid):
-        return exact.add(carry, jnp.where(valid[:, None], letters, 0.0))
+    def accumulate_rows(shared, carry, messages, slots, valid):
+        return exact.add(carry, jnp.where(valid[:, None], messages, 0.0))
 
     small, large = temporary(64), temporary(1024)
     assert large < 1.05 * small + 64 * 1024  # the slots themselves
@@ -79,7 +79,7 @@ def test_memory_is_flat_in_the_cohort():
 
 
 def test_device_mesh_counts():
-    """Catches a request for devices that are not there being cut down in silence."""
+    """Catches a request for more devices than there are that silently gets fewer."""
     assert engine.device_mesh(1) is None
     assert engine.device_mesh().size == len(jax.devices())
     for wrong, error in ((0, ValueError), (len(jax.devices()) + 1, ValueError), (True, TypeError), (1.0, TypeError)):

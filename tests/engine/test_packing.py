@@ -1,4 +1,4 @@
-"""Packing of unequal clients: each once, with its like, and devices that work alike."""
+"""Packing of unequal clients: each once, beside clients of like size, with like work on every device."""
 
 from __future__ import annotations
 

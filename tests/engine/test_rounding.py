@@ -1,4 +1,4 @@
-"""What compilers may round in several ways is taken out of their hands."""
+"""Operations that compilers round in several ways have one rounding in every program."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def fused(x, y, cut):
 def test_products_are_not_fused(given):
     """Catches a zero that a compiler of machine code sees through: the product is then fused into the sum."""
     assert np.any(jax.jit(fused)(*given)), "this machine does not fuse, and the test can find nothing"
-    pinned = jax.jit(lambda x, y, cut: tree.pinned(x * y, tree.hidden_zero(x)) + cut)
-    assert not np.any(pinned(*given))
+    rounded = jax.jit(lambda x, y, cut: tree.pinned(x * y, tree.hidden_zero(x)) + cut)
+    assert not np.any(rounded(*given))
     assert not np.any(jax.jit(engine.steady(fused))(*given))
 
 
@@ -157,7 +157,7 @@ def test_what_users_call(function):
 
 
 def test_long_sums_take_no_memory():
-    """Distances of all pairs. Catches a sum by halves that writes down what the compiler never does."""
+    """Distances of all pairs. Catches a sum by halves that stores addends, which the compiler never does."""
 
     def distances(u):
         return ((u[:, None] - u[None]) ** 2).sum(-1)

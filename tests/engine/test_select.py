@@ -20,7 +20,7 @@ middle = jax.jit(median)
 trimmed = jax.jit(trimmed_mean)
 
 
-def letters(m: int, d: int, dtype=jnp.float32, seed: int = 0) -> np.ndarray:
+def messages(m: int, d: int, dtype=jnp.float32, seed: int = 0) -> np.ndarray:
     """Columns in turn: normal numbers, many ties, zeros of both signs, tiny and subnormal numbers, infinities."""
     generator = np.random.default_rng(seed)
     x = generator.standard_normal((m, d))
@@ -47,9 +47,9 @@ def same_bits(a, b) -> bool:
 def test_order_statistics_equal_numpy(dtype):
     """Catches a wrong byte, a wrong sign order, ties and zeros mixed up, a flush of subnormal numbers.
 
-    Every rank of 11 letters, one rank for each column, and ranks out of range, which are NaN.
+    Every rank of 11 messages, one rank for each column, and ranks out of range, which are NaN.
     """
-    x = letters(11, 40, dtype)
+    x = messages(11, 40, dtype)
     expected = sorted_rows(x)
     for rank in range(11):
         assert same_bits(ordered(x, rank), expected[rank])
@@ -59,9 +59,9 @@ def test_order_statistics_equal_numpy(dtype):
     assert np.isnan(np.asarray(ordered(x, 11), np.float64)).all()
 
 
-def test_many_letters():
-    """Catches a byte counter that overflows: more than 255 letters, all of them equal in the first byte or wholly."""
-    x = letters(1000, 15).copy()
+def test_many_messages():
+    """Catches a byte counter that overflows: more than 255 messages, all of them equal in the first byte or wholly."""
+    x = messages(1000, 15).copy()
     x[:, 5], x[:, 6] = 2.5, 1 + np.arange(1000) / 4096
     expected = sorted_rows(x)
     for rank in (0, 1, 255, 256, 499, 998, 999):
@@ -69,7 +69,7 @@ def test_many_letters():
 
 
 def test_double_precision():
-    """Catches a select that settles four bytes of eight."""
+    """Catches a select that finds four bytes of eight."""
     with jax.enable_x64(True):
         x = np.random.default_rng(1).standard_normal((10, 8))
         x[2] = np.nextafter(x[1], 9)
@@ -83,8 +83,8 @@ def test_double_precision():
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.floats(width=32, allow_nan=False), st.booleans()), min_size=12, max_size=12))
-def test_any_letters_and_masks(rows):
-    """Catches absent letters that count: any floats, any letters absent, which then hold NaN."""
+def test_any_messages_and_masks(rows):
+    """Catches absent messages that count: any floats, any messages absent, which then hold NaN."""
     x, valid = np.array([r[0] for r in rows], np.float32), np.array([r[1] for r in rows])
     present = sorted_rows(x[valid, None])
     x = np.where(valid, x, np.nan).astype(np.float32)[:, None]
@@ -97,9 +97,9 @@ def test_any_letters_and_masks(rows):
 
 
 def test_median_equals_numpy():
-    """Odd and even numbers of letters, absent ones, none at all. Catches the lower middle one taken alone."""
+    """Odd and even numbers of messages, absent ones, none at all. Catches the lower middle one taken alone."""
     for m, absent in ((11, 0), (11, 1), (11, 2), (11, 10), (11, 11)):
-        x = letters(m, 40)[:, [j for j in range(40) if j % 5 < 3]]
+        x = messages(m, 40)[:, [j for j in range(40) if j % 5 < 3]]
         valid = np.random.default_rng(m + absent).permutation(m) >= absent
         got = middle(np.where(valid[:, None], x, np.nan), valid)
         if absent == m:
@@ -113,8 +113,8 @@ def test_median_equals_numpy():
 
 @pytest.mark.parametrize("dtype", cases.rows(TYPES, TYPES[:2]))
 def test_trimmed_mean_equals_numpy(dtype):
-    """Ties at the cut, absent letters, a trim for each column. Catches ties that are dropped, or all kept."""
-    x = letters(41, 40, dtype)
+    """Ties at the cut, absent messages, a trim for each column. Catches ties that are dropped, or all kept."""
+    x = messages(41, 40, dtype)
     valid = np.arange(41) % 7 != 3
     trim = 1 + np.arange(40) % 5
     got = np.asarray(trimmed(np.where(valid[:, None], x, np.asarray(np.nan, x.dtype)), trim, valid), np.float64)
@@ -128,7 +128,7 @@ def test_trimmed_mean_equals_numpy(dtype):
 
 
 def test_trimmed_mean_ignores_what_it_trims():
-    """Catches a sum that loses digits to the trimmed letters: 1e30 and infinity beside ones."""
+    """Catches a sum that loses digits to the trimmed messages: 1e30 and infinity beside ones."""
     x = np.ones((12, 3), np.float32)
     x[:4] = [[1e30], [-1e30], [np.inf], [-np.inf]]
     x[4] = 1.5
@@ -145,7 +145,7 @@ RULES = {
 @pytest.mark.parametrize("name", cases.rows(RULES, ["trimmed_mean"]))
 def test_order_padding_and_blocks_change_no_bit(name, monkeypatch):
     """Catches float sums in the order of arrival, and a last block of columns that is left out."""
-    x = letters(41, 1000)[:, [j for j in range(1000) if j % 5 != 4]]
+    x = messages(41, 1000)[:, [j for j in range(1000) if j % 5 != 4]]
     order = np.random.default_rng(3).permutation(41)
     padded = np.concatenate([x[order], np.full((9, x.shape[1]), np.nan, np.float32)])
     there = np.arange(50) < 41
@@ -161,13 +161,13 @@ def test_columns_on_two_devices(name):
     from jax.sharding import AxisType, PartitionSpec
 
     mesh = jax.make_mesh((2,), ("columns",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
-    x = letters(41, 40)[:, [j for j in range(40) if j % 5 != 4]]
+    x = messages(41, 40)[:, [j for j in range(40) if j % 5 != 4]]
     fn, whole, parts = RULES[name], PartitionSpec(None, "columns"), PartitionSpec("columns")
     halves = jax.shard_map(fn, mesh=mesh, in_specs=whole, out_specs=parts, check_vma=False)
     assert same_bits(jax.jit(halves)(x), jax.jit(fn)(x))
 
 
-def test_letters_of_any_shape():
+def test_messages_of_any_shape():
     """Catches a wrong reshape."""
     x = np.random.default_rng(0).standard_normal((5, 2, 3)).astype(np.float32)
     assert same_bits(middle(x), np.median(x, axis=0))

@@ -223,7 +223,7 @@ def test_error_texts(call, message):
 
 
 def test_import_is_light():
-    """Catches flax imported, or a backend initialised, by importing the room."""
+    """Catches flax imported, or a backend initialised, by importing the subpackage."""
     code = (
         "import sys, fedjax_sim.models, jax._src.xla_bridge as b;sys.exit('flax' in sys.modules or bool(b._backends))"
     )

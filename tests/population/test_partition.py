@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_sim import population as field
-from fedjax_sim.population.partition import _apportioned, _lifted
+from fedjax_sim.population.partition import apportioned, with_minimum
 
 LABELS = np.random.default_rng(1).integers(0, 10, 4000)
 
@@ -53,21 +53,21 @@ def test_dirichlet_always_ends_and_meets_its_minimum(labels, num_clients, alpha,
 
 @settings(max_examples=60, deadline=None)
 @given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12), data=st.data())
-def test_lifting_keeps_the_sum_and_takes_from_the_largest(sizes, data):
+def test_a_minimum_keeps_the_sum_and_takes_from_the_largest(sizes, data):
     sizes = np.array(sizes)
     minimum = data.draw(st.integers(0, int(sizes.sum()) // len(sizes)))
-    lifted = _lifted(sizes, minimum)
-    assert lifted.sum() == sizes.sum() and lifted.min() >= minimum
-    gave = lifted < sizes
+    found = with_minimum(sizes, minimum)
+    assert found.sum() == sizes.sum() and found.min() >= minimum
+    gave = found < sizes
     kept = ~gave & (sizes >= minimum)
     if gave.any():
-        assert lifted[gave].max() - lifted[gave].min() <= 1  # down to one level
-        assert not kept.any() or sizes[kept].max() <= lifted[gave].min() + 1
+        assert found[gave].max() - found[gave].min() <= 1  # down to one level
+        assert not kept.any() or sizes[kept].max() <= found[gave].min() + 1
 
 
 def test_apportionment_adds_up():
     weights = np.random.default_rng(0).random(101)
-    sizes = _apportioned(weights, 1234)
+    sizes = apportioned(weights, 1234)
     assert sizes.sum() == 1234 and (np.abs(sizes - 1234 * weights / weights.sum()) < 1).all()
 
 

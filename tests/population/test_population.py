@@ -50,7 +50,7 @@ def everybody(ragged):
 
 
 def test_an_unknown_id_is_nobody(ragged):
-    """Catches JAX's silent clamping: id N (or -1) must not return somebody's data."""
+    """Catches JAX's silent clamping: id N (or -1) must not return another client's data."""
     for population in everybody(ragged):
         outside = jnp.array([population.size, -1, 2**31 - 1])
         assert not read(population, outside).mask.any(), type(population)
@@ -203,6 +203,6 @@ BAD = [
 
 @pytest.mark.parametrize(("build", "message"), BAD)
 def test_bad_input_is_refused(build, message):
-    """Catches wrong data that would otherwise train without a word."""
+    """Catches wrong data on which clients would train without an error."""
     with pytest.raises((ValueError, TypeError), match=message):
         build()

@@ -23,7 +23,7 @@ KEY, START = jax.random.key(0), jnp.array(p.START)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Own:
-    """What the protocol asks for: an id outside of [0, size) is never asked for, and would read somebody's rows."""
+    """The least that the protocol asks for. An id outside of [0, size), which must not occur, gives another's rows."""
 
     rows: dict  # [N, n, ...]
     mask: jax.Array  # [N, n]
@@ -36,7 +36,7 @@ class Own:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Counting(Own):
-    """And the number of examples, without which clients are not sorted by their work."""
+    """With the number of examples too, without which clients are not sorted by size."""
 
     def count(self, id):
         return self.mask[id].sum()
@@ -65,7 +65,7 @@ def test_size_and_client_are_enough_to_train():
 
 
 def test_size_and_client_are_enough_to_look_at():
-    """Catches rows lost or read twice where nobody says how many there are, and ids past the last client."""
+    """Catches rows lost or read twice where the population does not count them, and ids past the last client."""
     mine, built = own(), p.ragged()
     np.testing.assert_array_equal(sizes_of(mine), built.sizes)
     jax.tree.map(np.testing.assert_array_equal, population.pooled(mine), population.pooled(built))
@@ -126,7 +126,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("people", "error", "words"), WRONG.values(), ids=WRONG)
 def test_what_is_no_population_is_refused(people, error, words):
-    """Catches JAX's own words, or a wrong broadcast, where a user's population breaks the protocol."""
+    """Catches JAX's own error message, or a wrong broadcast, where a user's population breaks the protocol."""
     with pytest.raises(error) as caught:
         run(KEY, make(num_steps=1), START, people, 1)
     assert words in str(caught.value)

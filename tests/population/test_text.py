@@ -79,7 +79,7 @@ def test_published_shakespeare_is_complete(shared_data):
     ],
 )
 def test_broken_text(tmp_path, text, options, message):
-    # Fault: text without a speaker that goes to nobody.
+    # Fault: text without a speaker that no role gets.
     if text is not None:
         (tmp_path / "input.txt").write_text(text)
     with pytest.raises(ValueError, match=message):
