@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.report import plots
 
-__all__ = ["CONFIDENCE", "FEW", "KINDS", "Comparison", "Findings", "least_runs", "measured"]
+__all__ = ["CONFIDENCE", "FEW", "KINDS", "Comparison", "Findings", "comparisons_of", "least_runs", "measured"]
 
 CONFIDENCE = 0.99  # that every interval of a study contains the truth, together (Bonferroni)
 KINDS = ("exact", "leading order", "upper bound", "estimate")  # the last one is shown and not judged
@@ -81,6 +81,23 @@ def measured(
     error = float(samples.std(ddof=1)) / math.sqrt(samples.size) if samples.size > 1 else 0.0
     mean, prediction = float(samples.mean()), None if predicted is None else float(predicted)
     return Comparison(dict(conditions), quantity, mean, error, max(samples.size - 1, 1), prediction, kind, resolution)
+
+
+def comparisons_of(
+    found: Sequence[Comparison], part: str, quantity: str | None = None, **conditions: Any
+) -> list[Comparison]:
+    """The comparisons of a part of a study, in their order: those of this quantity, if one is named, under these
+    conditions.
+
+    >>> found = [measured({"part": "floor", "bits": bits}, "loss", 1.0) for bits in (2, 4)]
+    >>> [one.conditions["bits"] for one in comparisons_of(found, "floor", "loss", bits=4)]
+    [4]
+    """
+    wanted = conditions | {"part": part}
+    return [
+        one for one in found
+        if quantity in (None, one.quantity) and all(one.conditions.get(name) == value for name, value in wanted.items())
+    ]  # fmt: skip
 
 
 class Findings(NamedTuple):

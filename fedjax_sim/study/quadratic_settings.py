@@ -15,7 +15,17 @@ from fedjax_sim.instruments.traced_runs import stacked, traced_runs
 from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.types import ClientData, Population
 
-__all__ = ["LARGEST", "Base", "Problem", "Setting", "distance_to", "quadratic_clients", "run_settings", "two_kinds"]
+__all__ = [
+    "LARGEST",
+    "SMALLEST",
+    "Base",
+    "Problem",
+    "Setting",
+    "distance_to",
+    "quadratic_clients",
+    "run_settings",
+    "two_kinds",
+]
 
 SMALLEST, LARGEST = 0.5, 2.0  # curvatures
 

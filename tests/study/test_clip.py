@@ -8,6 +8,8 @@ import pytest
 
 from fedjax_sim import theory
 from fedjax_sim.study.charts import rows_of
+from fedjax_sim.study.clip.clients import UnequalClients
+from fedjax_sim.study.clip.figure import PERSONAL
 
 module = importlib.import_module("fedjax_sim.study.clip.question")  # the room's name is the function
 SMALL = {
@@ -23,7 +25,7 @@ def findings():
 
 @functools.cache
 def clients():
-    return module._Clients(60, 5, 1.0, 12, 0)
+    return UnequalClients(60, 5, 1.0, 12, 0)
 
 
 @pytest.mark.full
@@ -33,7 +35,7 @@ def test_predictions_hold():
     rows = findings().rows()
     assert [row for row in rows if row["holds"] is False] == []
     parts = {row["part"] for row in rows if row["holds"]}
-    assert parts == {"clip norm", "around the best", "bias alone", module.PERSONAL, "floor"}
+    assert parts == {"clip norm", "around the best", "bias alone", PERSONAL, "floor"}
     assert all(row["ratio_high"] - row["ratio_low"] < 0.6 for row in rows if row["ratio"])
     assert len(rows_of(findings().comparisons, part="floor", predicted=None)) == 3  # where letters are clipped
 
@@ -63,7 +65,7 @@ def test_it_notices_what_is_left_out():
 @pytest.mark.full
 def test_personal_thresholds_have_no_epsilon():
     """T12. Fault: personal thresholds that look like a mechanism."""
-    (row,) = rows_of(findings().comparisons, part=module.PERSONAL)
+    (row,) = rows_of(findings().comparisons, part=PERSONAL)
     assert row["clip_norm"] == pytest.approx(0.1 * np.linalg.norm(clients().values, axis=1).max(), rel=1e-3)
     assert "no epsilon may be stated" in " ".join(findings().reading)
 

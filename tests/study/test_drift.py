@@ -7,8 +7,9 @@ import math
 import pytest
 
 from fedjax_sim import theory
-from fedjax_sim.study.drift.figure import drift_reading
+from fedjax_sim.study.drift.fixed_points import fixed_point_rows
 from fedjax_sim.study.drift.question import drift
+from fedjax_sim.study.drift.reading import drift_reading
 from fedjax_sim.study.findings import Findings
 from fedjax_sim.study.quadratic_settings import SMALLEST, Base, quadratic_clients
 
@@ -64,10 +65,10 @@ def test_corrected_algorithms_reach_the_optimum():
 
 def test_small_steps_get_their_rounds(monkeypatch):
     """Fault: control variates that had not come to rest, read as rounding."""
-    module, asked = importlib.import_module("fedjax_sim.study.drift.question"), []
+    module, asked = importlib.import_module("fedjax_sim.study.drift.fixed_points"), []
     monkeypatch.setattr(module, "run_settings", lambda make, settings, rounds=math.inf: asked.append(rounds) or [])
     base = Base(quadratic_clients(4, 2, 1.0, 0), 1, 0.005, 1.0)
-    assert not list(module._fixed_points(base, {1.0: base.problem}, [1], [0.005]))
+    assert not list(fixed_point_rows(base, {1.0: base.problem}, [1], [0.005]))
     assert len(asked) == 6 and all((1 - 0.005 * SMALLEST) ** rounds < 1.1e-8 for rounds in asked[3:])
 
 

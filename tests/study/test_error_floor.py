@@ -7,7 +7,8 @@ import pytest
 
 from fedjax_sim import theory
 from fedjax_sim.study.error_floor.figure import error_floor_figure
-from fedjax_sim.study.error_floor.question import _Quadratics, _Setting, error_floor
+from fedjax_sim.study.error_floor.quadratics import Quadratics, Setting
+from fedjax_sim.study.error_floor.question import error_floor
 
 SMALL = {"num_clients": 12, "dimension": 3, "step_sizes": (0.15,), "cohort_sizes": (4,), "num_steps": (2,)}
 SMALL |= {"bits": (4,), "noise_multipliers": (0.01,), "num_runs": 1000, "logistic_clients": 0, "model_clients": 0}
@@ -30,8 +31,8 @@ def test_predictions_hold():
 @pytest.mark.full
 def test_it_notices_what_is_left_out():
     """Fault: a study whose intervals are so wide that a budget without sampling, or without noise, would pass."""
-    problem = _Quadratics(12, 3, 1.0, 0)
-    base = _Setting(0.15, 4, 2, 0.3, 4, 0.01)
+    problem = Quadratics(12, 3, 1.0, 0)
+    base = Setting(0.15, 4, 2, 0.3, 4, 0.01)
     budget = problem.budget(base)
     rest = next(row for row in findings().rows() if row["part"] == "step_size")
     for name in ("client_sampling", "privacy_noise"):
@@ -42,8 +43,8 @@ def test_it_notices_what_is_left_out():
 @pytest.mark.full
 def test_reading_says_how_parts_fall():
     """Fault: sampling said to fall as 1/m alone, bits said to divide by four where they do not."""
-    problem, text = _Quadratics(12, 3, 1.0, 0), " ".join(findings().reading)
-    losses = {m: problem.budget(_Setting(0.15, m, 1, 0.3, 0, 0.01)).losses for m in (4, 8, 12)}
+    problem, text = Quadratics(12, 3, 1.0, 0), " ".join(findings().reading)
+    losses = {m: problem.budget(Setting(0.15, m, 1, 0.3, 0, 0.01)).losses for m in (4, 8, 12)}
     assert losses[12]["client_sampling"] == pytest.approx(0, abs=1e-12) and "vanishes at m = N" in text
     for name, wanted, words in (
         ("client_sampling", (8 / 4) / (4 / 8), "(1/m) (N - m) / (N - 1)"),
@@ -95,5 +96,5 @@ def test_figure():
 @pytest.mark.full
 def test_figure_of_the_largest_step():
     """Fault: a study that runs, and then fails where its figure tries a step that diverges."""
-    problem, base = _Quadratics(12, 3, 1.0, 0), _Setting(1.0, 4, 2, 0.3, 4, 0.01)
+    problem, base = Quadratics(12, 3, 1.0, 0), Setting(1.0, 4, 2, 0.3, 4, 0.01)
     assert error_floor_figure(findings().comparisons, base, problem.budget, problem.start, 12).axes

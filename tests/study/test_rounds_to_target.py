@@ -5,8 +5,8 @@ import functools
 import pytest
 
 from fedjax_sim.study.findings import measured
-from fedjax_sim.study.rounds_to_target.figure import target_reading
 from fedjax_sim.study.rounds_to_target.question import rounds_to_target
+from fedjax_sim.study.rounds_to_target.reading import target_reading
 
 SMALL = {
     "num_clients": 6, "dimension": 8, "heterogeneity": 2.0, "step_size": 0.05, "num_steps": (1, 4, 40),

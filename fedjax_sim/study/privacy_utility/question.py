@@ -28,17 +28,16 @@ from fedjax_sim import (
 from fedjax_sim.algorithms import federated
 from fedjax_sim.instruments.runs import independent_runs
 from fedjax_sim.prng import stream
-from fedjax_sim.report import plots
-from fedjax_sim.study.charts import DASHED, chart, points, rows_of
 from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
+from fedjax_sim.study.privacy_utility.figure import privacy_utility_figure
+from fedjax_sim.study.privacy_utility.reading import privacy_utility_reading
+from fedjax_sim.study.privacy_utility.spending import NUM_ROUNDS, STEP_SIZE, epsilon_of
 from fedjax_sim.study.problems import Vectors, side_by_side
 from fedjax_sim.types import Array
 
 __all__ = ["privacy_utility"]
 
 QUESTION = "What does privacy cost?"
-STEP_SIZE = 0.5
-NUM_ROUNDS = 16  # of the runs to the floor: (1 - STEP_SIZE)^32 is nothing
 LONGEST = 0.1  # letter at the optimum, in clip norms: the rest is room for the noise, so that nothing is clipped
 
 
@@ -82,7 +81,7 @@ def privacy_utility(
     _check(locals())
     key = jax.random.key(seed)
     desk = {"population_size": num_clients, "cohort_size": num_clients, "scheme": "full", "clip_norm": clip_norm}
-    settings = [("noise multiplier", z, _epsilon(z, delta, desk)) for z in noise_multipliers]
+    settings = [("noise multiplier", z, epsilon_of(z, delta, desk)) for z in noise_multipliers]
     settings += [("epsilon", privacy.calibrate(epsilon, delta, NUM_ROUNDS, **desk).noise_multiplier, epsilon)
                  for epsilon in epsilons]  # fmt: skip
     _check_room(max(z for _, z, _ in settings), num_clients, dimension)
@@ -99,8 +98,9 @@ def privacy_utility(
         "num_releases": num_releases, "num_runs": num_runs, "digits_clients": digits_clients,
         "digits_rounds": digits_rounds, "digits_runs": digits_runs, "seed": seed,
     }  # fmt: skip
-    reading = list(_reading(found, options))
-    return Findings("privacy_utility", QUESTION, found, reading, partial(_figure, desk, options, found), options)
+    reading = list(privacy_utility_reading(found, options))
+    figure = partial(privacy_utility_figure, desk, options, found)
+    return Findings("privacy_utility", QUESTION, found, reading, figure, options)
 
 
 def _check(options: dict[str, Any]) -> None:
@@ -128,12 +128,6 @@ def _check_room(multiplier: float, num_clients: int, dimension: int) -> None:
     if not (LONGEST + 1.6 * STEP_SIZE * math.sqrt(away) < 1):
         hint = "Take more clients, fewer dimensions or a larger epsilon: floors are predicted where nothing is clipped."
         validate.fail("noise_multipliers, epsilons", "noise that keeps letters below the clip norm", multiplier, hint)
-
-
-def _epsilon(multiplier: float, delta: float, desk: dict[str, Any]) -> float:
-    """Of a run to the floor."""
-    mechanism = privacy.written_down(noise_multiplier=multiplier, **desk)
-    return privacy.account(mechanism, NUM_ROUNDS, delta).epsilon
 
 
 def _noise(
@@ -187,72 +181,3 @@ def _digits(
         for quantity in ("accuracy", "loss"):
             conditions = {"part": "digits MLP", "noise_multiplier": z, "epsilon": epsilon}
             yield measured(conditions, "test " + quantity, seen[quantity][:, i])
-
-
-def _reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[str]:
-    factor = theory.noise_floor(1.0, 1 - STEP_SIZE)
-    one = privacy.calibrate(1.0, 1e-5, 1, population_size=100, cohort_size=100, scheme="full").noise_multiplier
-    textbook = math.sqrt(2 * math.log(1.25 / 1e-5))
-    yield (
-        "The released mean is off by d (z C / m)^2 in the mean square: four times as much for twice the multiplier or "
-        "half of the clients. In runs with a constant step that adds up to 1 / (1 - r^2) times as much, here "
-        f"{factor:.3g} times with r = {1 - STEP_SIZE:g}. What more rounds gain the budget takes back: at one epsilon z "
-        "grows with the root of their number. With steps that decay as 1/t the floor vanishes; the noise of one "
-        "release does not."
-    )
-    yield (
-        f"Epsilons are those of {NUM_ROUNDS} rounds in which everybody takes part, at delta {options['delta']:g}: "
-        "Gaussian mechanisms without sampling, accounted for exactly. The textbook's sqrt(2 ln(1.25 / delta)) / "
-        f"epsilon holds for epsilon < 1 only, and is loose: {textbook:.3g} against {one:.3g} at epsilon 1, delta 1e-5, "
-        "one round. Cohorts that are sampled in secret need less noise for the same epsilon; the digits' are."
-    )
-    digits = rows_of(found, part="digits MLP", quantity="test accuracy")
-    if digits:
-        values = ", ".join(f"{row['measured']:.3f} at epsilon {row['epsilon']:g}" for row in digits[1:])
-        rounds, size = options["digits_rounds"], options["digits_clients"]
-        yield (
-            f"The digits' MLP reaches a test accuracy of {digits[0]['measured']:.3f} with clipping and no noise, and "
-            f"{values}, after {rounds} rounds of {size // 10:,} of {size:,} clients. That is measured, for this model, "
-            "clip norm and step, which were not tuned for each epsilon: choosing them by trial spends privacy too."
-        )
-
-
-def _figure(desk: dict[str, Any], options: dict[str, Any], found: Sequence[Comparison]) -> Any:
-    figure, panels = chart(2, 2)
-    by_multiplier, floor, by_epsilon, digits = panels
-    rows = [row for row in rows_of(found) if row["part"] != "digits MLP"]
-    grid = np.geomspace(min(row["noise_multiplier"] for row in rows) / 1.3,
-                        max(row["noise_multiplier"] for row in rows) * 1.3, 40).tolist()  # fmt: skip
-    variances = [theory.noise_variance(z, options["clip_norm"], options["num_clients"], num_values=options["dimension"])
-                 for z in grid]  # fmt: skip
-    floors = [theory.noise_floor(variance, 1 - STEP_SIZE) for variance in variances]
-    epsilons = [_epsilon(z, options["delta"], desk) for z in grid]
-    for axes, quantity, theirs in ((by_multiplier, "squared error", variances), (floor, "floor", floors)):
-        axes.plot(grid, theirs, color=plots.BLUE, linewidth=1.3, label="theory")
-        for part, colour, marker, name in (("noise multiplier", plots.BLUE, "o", "measured"),
-                                           ("epsilon", plots.ORANGE, "^", "measured, z from epsilon")):  # fmt: skip
-            points(axes, rows_of(found, part=part, quantity=quantity), "noise_multiplier", colour, marker, name)
-        axes.set(xlabel="Noise multiplier z")
-    by_multiplier.set(title="One release", ylabel="Squared error of the mean")
-    floor.set(title="Runs to the floor", ylabel="Squared distance at rest")
-    for quantity, theirs, colour, marker, line in (("floor", floors, plots.BLACK, "s", DASHED),
-                                                   ("squared error", variances, plots.BLUE, "o", "-")):  # fmt: skip
-        by_epsilon.plot(epsilons, theirs, color=colour, linestyle=line, linewidth=1.3, label=f"{quantity}: theory")
-        points(by_epsilon, [row for row in rows if row["quantity"] == quantity], "epsilon", colour, marker, "measured")
-    by_epsilon.set(
-        title="The same, by what it spends", xlabel=f"Epsilon of {NUM_ROUNDS} rounds", ylabel="Squared error"
-    )
-    for axes in (by_multiplier, floor, by_epsilon):
-        plots._logarithmic(axes)
-        axes.legend(fontsize=7.5)
-    shown = rows_of(found, part="digits MLP", quantity="test accuracy")
-    if shown:
-        digits.axhline(shown[0]["measured"], color=plots.BLACK, linestyle=DASHED, linewidth=1.1, label="without noise")
-        points(digits, shown[1:], "epsilon", plots.BLUE, "o", "measured")
-        digits.set(title="Digits, MLP", xlabel=f"Epsilon of {options['digits_rounds']} rounds", ylabel="Test accuracy",
-                   ylim=(0, 1.02))  # fmt: skip
-        plots._logarithmic(digits, "x")
-        digits.legend(fontsize=7.5, loc="lower right")
-    else:
-        digits.set_visible(False)
-    return figure

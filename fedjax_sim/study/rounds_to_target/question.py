@@ -16,7 +16,8 @@ from fedjax_sim.instruments.traced_runs import stacked, traced_runs
 from fedjax_sim.prng import normal, stream
 from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
 from fedjax_sim.study.quadratic_settings import LARGEST, Problem, quadratic_clients
-from fedjax_sim.study.rounds_to_target.figure import target_figure, target_reading
+from fedjax_sim.study.rounds_to_target.figure import target_figure
+from fedjax_sim.study.rounds_to_target.reading import target_reading
 
 __all__ = ["rounds_to_target"]
 
