@@ -22,7 +22,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.sampling.design import SamplingDesign
-from fedjax_sim.theory.coefficients import cohort_coefficients
+from fedjax_sim.theory.coefficients import Coefficients, cohort_coefficients
 from fedjax_sim.theory.quadratic import (
     average,
     covariance_matrix,
@@ -133,6 +133,28 @@ def _radius(matrix: np.ndarray) -> float:
     return float(np.abs(eigs(matrix, k=1, which="LM", return_eigenvectors=False, v0=np.ones(len(matrix))))[0])
 
 
+def _second_moment_maps(
+    weights: Coefficients,
+    mean_map: np.ndarray,
+    progress: np.ndarray,
+    push: np.ndarray,
+    server_rate: float,
+    relative_error: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a round makes of the second moment and of the mean that it starts from: `Budget`'s second and cross map."""
+    num_clients, dimension = push.shape
+    flat, second = progress.reshape(num_clients, -1), server_rate**2 * weights.second
+    second_map = np.kron(mean_map, mean_map) + server_rate**2 * _kronecker(weights.spread(flat, flat), dimension)
+    cross = server_rate**2 * weights.spread(flat, push).reshape((dimension,) * 3).transpose(0, 2, 1)  # [a, b, c]
+    if relative_error:
+        own = relative_error * _kronecker((flat * second[:, None]).T @ flat, dimension)
+        diagonal = np.arange(dimension) * (dimension + 1)
+        second_map[diagonal] += own[diagonal]
+        met = relative_error * np.einsum("n,nac,na->ac", second, progress, push)
+        cross[np.arange(dimension), np.arange(dimension)] += met
+    return second_map, (cross + cross.transpose(1, 0, 2)).reshape(dimension**2, dimension)
+
+
 def _loss(hessian: np.ndarray, away: np.ndarray) -> float:
     return float(away @ hessian @ away) / 2
 
@@ -192,7 +214,6 @@ def budget(
     validate.in_range("relative_error", relative_error, 0)
     weights = cohort_coefficients(design, shares, denominator=denominator)
     progress = local_progress(hessians, num_steps, step_size, proximal_weight)
-    flat = progress.reshape(num_clients, -1)
     # the mean
     mean_map = np.eye(dimension) - server_rate * np.einsum("n,nij->ij", weights.mean, progress)
     contraction = spectral_radius(mean_map)
@@ -211,16 +232,7 @@ def budget(
         "quantization": np.einsum("n,nij->ij", second, letters) + np.diag(relative_error * (second @ squares)),
         "privacy_noise": server_rate**2 * covariance_matrix("privacy_variance", privacy_variance, dimension),
     }
-    # what a round does with the covariance that is there
-    second_map = np.kron(mean_map, mean_map) + server_rate**2 * _kronecker(weights.spread(flat, flat), dimension)
-    cross = server_rate**2 * weights.spread(flat, push).reshape((dimension,) * 3).transpose(0, 2, 1)  # [a, b, c]
-    if relative_error:
-        own = relative_error * _kronecker((flat * second[:, None]).T @ flat, dimension)
-        diagonal = np.arange(dimension) * (dimension + 1)
-        second_map[diagonal] += own[diagonal]
-        met = relative_error * np.einsum("n,nac,na->ac", second, progress, push)
-        cross[np.arange(dimension), np.arange(dimension)] += met
-    cross = (cross + cross.transpose(1, 0, 2)).reshape(dimension**2, dimension)
+    second_map, cross = _second_moment_maps(weights, mean_map, progress, push, server_rate, relative_error)
     radius = _radius(second_map)
     if not (max(radius, contraction) < 1):
         validate.fail(
