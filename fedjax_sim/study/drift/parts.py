@@ -16,11 +16,17 @@ from fedjax_sim.instruments.traced_runs import stacked, traced_runs
 from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.quadratic_settings import LARGEST, Base, Problem, distance_to, two_kinds
 
-__all__ = ["PAIR", "bias_rows", "model_rows", "proximal_rows", "proximal_theory"]
+__all__ = ["BIAS_PARTS", "PAIR", "bias_rows", "model_rows", "proximal_rows", "proximal_theory"]
 
 SOLVE_STEPS = 200  # of a local problem, to float32's last digits
 PAIR = (1.0, 10.0)  # curvatures of two kinds of clients, the optima of one at 0, of the other at 1
 TRAINED_ROUNDS = 30  # before the model's drift is looked at
+BIAS_PARTS = {  # field of a drift: quantity of this study
+    "bias": "drift bias",
+    "curvature": "curvature part",
+    "heterogeneity": "heterogeneity part",
+    "leading_term": "leading term",
+}
 
 
 def proximal_theory(problem: Problem, weight: float) -> dict[str, float]:
@@ -101,10 +107,10 @@ def bias_rows(base: Base, steps: Sequence[int]) -> Iterator[Comparison]:
         seen = metrics.drift(population.quadratic_loss, params, problem.clients(), step_size=eta, num_steps=num_steps)
         conditions = {"part": name, "algorithm": "FedAvg", "local_steps": num_steps, "step_size": eta}
         rounding = 2.0**-20 * (1 + float(np.abs(point).max())) * LARGEST
-        for field in ("bias", "curvature", "heterogeneity", "leading_term"):
+        for field, quantity in BIAS_PARTS.items():
             value = np.linalg.norm(np.asarray(getattr(seen, field)["w"], np.float64))
             wanted = np.linalg.norm(getattr(known, field))
-            yield measured(conditions, _WORDS[field], [value], wanted, resolution=rounding)
+            yield measured(conditions, quantity, [value], wanted, resolution=rounding)
         left = np.asarray(seen.bias["w"], np.float64) - np.asarray(seen.leading_term["w"])
         rest = [float(np.linalg.norm(one)) for one in (left, known.bias - known.leading_term)]
         yield measured(conditions, "bias less leading term", rest[:1], rest[1], resolution=2 * rounding)
@@ -113,14 +119,6 @@ def bias_rows(base: Base, steps: Sequence[int]) -> Iterator[Comparison]:
         yield from parts("drift bias", base.problem, base.problem.start, k, base.step_size)
     yield from parts("drift bias, half the step", base.problem, base.problem.start, base.num_steps, base.step_size / 2)
     yield from parts("identical clients", same, same.start, base.num_steps, base.step_size)
-
-
-_WORDS = {
-    "bias": "drift bias",
-    "curvature": "curvature part",
-    "heterogeneity": "heterogeneity part",
-    "leading_term": "leading term",
-}
 
 
 def _norm(x: Any) -> float:
