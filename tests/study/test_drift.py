@@ -64,7 +64,7 @@ def test_corrected_algorithms_reach_the_optimum():
 
 
 def test_small_steps_get_their_rounds(monkeypatch):
-    """Fault: control variates that had not come to rest, read as rounding."""
+    """Fault: control variates that had not converged, taken for rounding."""
     module, asked = importlib.import_module("fedjax_sim.study.drift.fixed_points"), []
     monkeypatch.setattr(module, "run_settings", lambda make, settings, rounds=math.inf: asked.append(rounds) or [])
     base = Base(quadratic_clients(4, 2, 1.0, 0), 1, 0.005, 1.0)
@@ -74,7 +74,7 @@ def test_small_steps_get_their_rounds(monkeypatch):
 
 @pytest.mark.full
 def test_reading_of_one_step():
-    """Fault: what half the step does to a rest that is zero."""
+    """Fault: a ratio of two rests that are zero."""
     base = Base(quadratic_clients(6, 2, 1.0, 0), 1, 0.2, 1.0)
     text = " ".join(drift_reading(base, findings().comparisons))
     assert "Half the step divides" not in text and "half the step divides" in text  # the model's is not zero
@@ -91,7 +91,7 @@ def test_counter_cases():
 
 @pytest.mark.full
 def test_known_numbers():
-    """Fault: another convention of the proximal term, of B11's unequal steps, or of Q3's contraction."""
+    """Fault: other conventions of the proximal term (Li et al. 2020), unequal steps (Wang et al. 2020), contraction."""
     unequal = rows("unequal steps", "distance to the optimum", algorithm="FedAvg")
     ends = [0.5 + row["measured"] / 2**0.5 for row in unequal]  # two coordinates alike
     assert ends == pytest.approx([0.866901, 0.905319], abs=1e-5)

@@ -34,9 +34,9 @@ def test_it_notices_what_is_left_out():
     problem = Quadratics(12, 3, 1.0, 0)
     base = Setting(0.15, 4, 2, 0.3, 4, 0.01)
     budget = problem.budget(base)
-    rest = next(row for row in findings().rows() if row["part"] == "step_size")
+    row = next(row for row in findings().rows() if row["part"] == "step_size")
     for name in ("client_sampling", "privacy_noise"):
-        assert not rest["low"] <= budget.total - budget.losses[name] <= rest["high"]
+        assert not row["low"] <= budget.total - budget.losses[name] <= row["high"]
     np.testing.assert_allclose(sum(budget.losses.values()), budget.total)
 
 
@@ -68,7 +68,7 @@ def test_logistic_regression_and_defaults():
     "options, words",
     [
         ({"step_sizes": (3.0,)}, "step_sizes: expected"),
-        ({"step_sizes": (1e-3,)}, "step_sizes: expected steps that are at rest"),
+        ({"step_sizes": (1e-3,)}, "step_sizes: expected steps that reach their floor"),
         ({"logistic_clients": 3}, "logistic_clients: expected"),
         ({"noise_multipliers": (1e30,)}, "noise_multipliers: expected"),
         ({"heterogeneity": 1e30}, "heterogeneity: expected"),

@@ -84,7 +84,7 @@ def test_random_ranks_have_no_interval():
 
 
 def test_shuffled_clients_hold_the_same_examples():
-    """Fault: a comparison with other examples or sizes, or with clients that were not dealt anew."""
+    """Fault: a comparison with other examples or sizes, or clients whose examples were not shuffled."""
     field = digits_population(12, 0.05, 3)
     own, dealt = (population.pooled(side).examples["y"] for side in (field.own, field.shuffled))
     np.testing.assert_array_equal(np.sort(own), np.sort(dealt))

@@ -30,7 +30,7 @@ def test_predictions_hold(model_clients):
 
 @pytest.mark.slow
 def test_defaults():
-    """Fault: a sampler or a table whose variance is not the predicted one; defaults whose predictions do not hold."""
+    """Fault: a sampler or an aggregator with another variance than predicted; predictions off at default options."""
     rows = participation().rows()
     assert [row for row in rows if row["holds"] is not True] == []
     assert sum(row["part"] == "designs" for row in rows) == 6
@@ -53,7 +53,7 @@ def test_it_can_tell_a_wrong_formula():
 
 
 def test_reading_follows_the_numbers():
-    """Fault: nearly everybody where one of ten is enough; a correction of 0.9 for ten clients, where it is 1."""
+    """Fault: nearly everybody, where one of ten is enough; a correction of 0.9 for ten clients, where it is 1."""
     least, most = (" ".join(participation_reading([], {10: cohort}, 1.0)) for cohort in (1, 10))
     assert "nearly everybody" not in least and "nearly everybody" in most
     assert theory.finite_population_correction(10, 1) == 1 and "exactly 1 at N = 10, m = 1" in least

@@ -1,4 +1,4 @@
-"""How few bits will do? Floors and bytes of quantised letters, two roundings, and what feedback repairs."""
+"""How few bits will do? Floors and bytes of quantised updates, two roundings, and what error feedback repairs."""
 
 from __future__ import annotations
 
@@ -36,38 +36,39 @@ def bits(
 ) -> Findings:
     """How few bits will do? Floors against bits and bytes, nearest against stochastic rounding, feedback against none.
 
-    Clients hold vectors and all take part. Letters of the runs to the floor spread evenly over whole cells of the
-    textbook's 2^b levels, so that d Delta^2 / 6 is their error.
+    Clients hold vectors, and all take part in every round. In the runs to the floor the updates spread evenly over
+    whole cells between the textbook's 2^b levels, so that d Delta^2 / 6 is their quantisation error.
 
     Args:
-      bits: b of a number, rising and even.
-      num_clients: N of the runs to the floor. dimension: d of their letters.
-      cohort_sizes: m of single releases: 1, and others for the crossover of the two roundings.
-      step_sizes: falling, of runs with top-k and signs.
-      num_runs: runs behind each floor. num_releases: rounds behind each error of one release.
+      bits: b for each number, rising and even.
+      num_clients: N of the runs to the floor. dimension: d of their updates.
+      cohort_sizes: m of single rounds: 1, and others for the crossover of the two roundings.
+      step_sizes: falling, of the runs with top-k and signs.
+      num_runs: runs behind each floor. num_releases: rounds behind each error of a single round.
       seed: decides everything.
 
-    Returns: `Findings`: E |w - w*|^2 at rest and on the way there, mean squared errors of one release.
+    Returns: `Findings`: E |w - w*|^2 at the error floor and on the way to it, mean squared errors of single rounds.
 
-    Guarantees: every prediction lies in its interval (tests/study/test_bits.py::test_predictions_hold); floors a bit
-    apart are told apart (::test_it_can_tell_a_bit); bare compressors stall, feedback converges (::test_feedback).
+    Guarantees: every prediction lies in its interval (tests/study/test_bits.py::test_predictions_hold); the
+    intervals tell the floors of different bits apart (::test_it_can_tell_a_bit); biased compressors stall without error
+    feedback and converge with it (::test_feedback).
 
     References: Suresh et al. 2017, section 2; Alistarh et al. 2017; Karimireddy et al. 2019; Richtarik et al. 2021.
     """
     _check(locals())
     key = jax.random.key(seed)
-    field = QuantizedClients(num_clients, dimension)
-    found = [one for b in bits for one in field.path(stream(key, f"floor {b}"), b, num_runs)]
+    clients = QuantizedClients(num_clients, dimension)
+    found = [one for b in bits for one in clients.path(stream(key, f"floor {b}"), b, num_runs)]
     found += _ratios(found, bits)
-    found += [field.with_zero(stream(key, f"zero {b}"), b, num_runs) for b in bits[:1]]
+    found += [clients.with_zero(stream(key, f"zero {b}"), b, num_runs) for b in bits[:1]]
     found += single_releases(key, cohort_sizes, num_releases, seed)
     found += feedback_floors(key, step_sizes, seed)
     options = {
         "bits": list(bits), "num_clients": num_clients, "dimension": dimension, "cohort_sizes": list(cohort_sizes),
         "step_sizes": list(step_sizes), "num_runs": num_runs, "num_releases": num_releases, "seed": seed,
     }  # fmt: skip
-    reading = list(bits_reading(field, found, bits))
-    return Findings("bits", QUESTION, found, reading, partial(bits_figure, field, bits, cohort_sizes, found), options)
+    reading = list(bits_reading(clients, found, bits))
+    return Findings("bits", QUESTION, found, reading, partial(bits_figure, clients, bits, cohort_sizes, found), options)
 
 
 def _check(options: dict[str, Any]) -> None:
@@ -79,7 +80,7 @@ def _check(options: dict[str, Any]) -> None:
     for value in options["bits"]:
         validate.integer("bits", value, 2, 12)
         if value % 2:
-            validate.fail("bits", "even numbers", value, "Letters fill whole cells of an even number of bits alone.")
+            validate.fail("bits", "even numbers", value, "Updates fill whole cells only if the number of bits is even.")
     for value in options["cohort_sizes"]:
         validate.integer("cohort_sizes", value, 1, 10_000)
     validate.integer(
@@ -95,7 +96,7 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _ratios(found: Sequence[Comparison], bits: Sequence[int]) -> Iterator[Comparison]:
-    """What more bits divide the floor by."""
+    """By what more bits divide the floor."""
     floors = {one.conditions["bits"]: one for one in found if one.conditions["part"] == "floor"}
     for few, many in pairwise(bits):
         pair = floors[few], floors[many]

@@ -29,7 +29,7 @@ class _Noise(NamedTuple):
     """One kind of noise to measure."""
 
     part: str
-    name: str  # of the place, and what is assumed
+    name: str  # of the place, with what is assumed
     place: str
     multiplier: float  # std over clip norm, as the transform takes it
     variance: float  # that theory gives a coordinate of the mean
@@ -48,14 +48,14 @@ def central_local(
     num_releases: int = 80,
     seed: int = 0,
 ) -> Findings:
-    """Who should add the noise? Variance of the mean of m letters under central, distributed and local noise.
+    """Who should add the noise? Variance of the mean of m updates under central, distributed and local noise.
 
     First at one noise multiplier; then, for the smallest and the largest cohort, at one (epsilon, delta), where central
-    noise is amplified by sampling and local noise is not. All through the real transforms; letters do not vary.
+    noise is amplified by sampling and local noise is not. The noise is that of the real transforms; updates are fixed.
 
     Args:
       cohort_sizes: m, rising, at least two.
-      dimension: d; more of it makes variances surer.
+      dimension: d; a larger one makes the intervals of variances narrower.
       noise_multiplier: z. clip_norm: C.
       num_clients: N that cohorts are drawn from, for epsilon.
       epsilon, delta, num_rounds: the budget of all rounds together.
@@ -65,7 +65,7 @@ def central_local(
     Returns: `Findings`; variances are those of one coordinate of the mean.
 
     Guarantees: every prediction lies in its interval (tests/study/test_central_local.py::test_predictions_hold), and
-    another power of m would not (::test_it_can_tell_another_power).
+    another power of m does not (::test_it_can_tell_another_power).
 
     References: Kairouz et al. 2021, section 4.4; Duchi, Jordan and Wainwright 2018.
     """
@@ -89,10 +89,10 @@ def central_local(
         noises = [*_equal_multiplier(noise_multiplier, clip_norm, size)]
         if size in (cohort_sizes[0], cohort_sizes[-1]):
             noises += _equal_epsilon(budget, clip_norm, size)
-        letters = _letters(size, dimension, clip_norm, seed)
+        clients = _clients(size, dimension, clip_norm, seed)
         for place in PLACES:
             here = [noise for noise in noises if noise.place == place]
-            errors = _variances(stream(key, f"{place} {size}"), letters, place, clip_norm, here, num_releases)
+            errors = _variances(stream(key, f"{place} {size}"), clients, place, clip_norm, here, num_releases)
             for i, noise in enumerate(here):
                 draws[noise.part, noise.name, size] = errors[:, i]
                 conditions = {"part": noise.part, "place": noise.name, "cohort_size": size,
@@ -124,8 +124,8 @@ def _equal_epsilon(budget: dict[str, Any], clip_norm: float, size: int) -> Itera
         yield _Noise("equal epsilon", row.place, place, row.noise_multiplier, row.mean_std**2)
 
 
-def _letters(size: int, dimension: int, clip_norm: float, seed: int) -> Vectors:
-    """Unequal, and none of them long enough to be clipped."""
+def _clients(size: int, dimension: int, clip_norm: float, seed: int) -> Vectors:
+    """Clients with updates of unequal norms, none of which is clipped."""
     values = np.random.default_rng([seed, size]).normal(size=(size, dimension))
     lengths = np.linspace(0.1, 0.9, size)[:, None] * clip_norm
     return Vectors(values * lengths / np.linalg.norm(values, axis=1, keepdims=True))
@@ -139,18 +139,21 @@ def _mechanism(place: str, clip_norm: float, multiplier: Any, size: int) -> Upda
     return transform.distributed_gaussian(clip_norm, multiplier, size)
 
 
-def _variances(key: Array, letters: Vectors, place: str, clip_norm: float, noises: Sequence[_Noise], releases: int):
-    """[R, V] mean squares over coordinates of what a release is off by."""
+def _variances(key: Array, clients: Vectors, place: str, clip_norm: float, noises: Sequence[_Noise], releases: int):
+    """[R, V] the squared error of each released mean, averaged over coordinates, for each of V noises."""
 
     def make(multiplier):
-        return letters.algorithm(_mechanism(place, clip_norm, multiplier, letters.size))
+        return clients.algorithm(_mechanism(place, clip_norm, multiplier, clients.size))
 
     algorithm = side_by_side(make, {"multiplier": [noise.multiplier for noise in noises]})
-    return letters.errors(key, algorithm, releases) / letters.dimension
+    return clients.errors(key, algorithm, releases) / clients.dimension
 
 
 def _slopes(draws: dict[tuple, np.ndarray], sizes: Sequence[int], multiplier: float, clip_norm: float):
-    """Of log variance over log m: in each group of releases as many degrees of freedom, so the logs' bias cancels."""
+    """Slopes of log variance against log m, one for each group of releases.
+
+    All groups have the same degrees of freedom, so the bias of the logarithms cancels in a slope.
+    """
     for place in PLACES:
         grouped = [[part.mean() for part in np.array_split(draws["equal multiplier", place, m], GROUPS)] for m in sizes]
         exact = [theory.noise_variance(multiplier, clip_norm, m, place=place) for m in sizes]

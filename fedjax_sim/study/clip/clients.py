@@ -1,4 +1,4 @@
-"""Clients with updates of unequal norms, and what their clipped and noisy means are off by."""
+"""Clients with updates of unequal norms, and the errors of their clipped and noisy means."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOOR_ROUNDS = 100
 
 
 class UnequalClients(Vectors):
-    """Unequal updates that agree in part, and what their clipped and noisy means are off by."""
+    """Updates of unequal norms with a common part, and the errors of their clipped and noisy means."""
 
     def __init__(self, size: int, dimension: int, spread: float, cohort_size: int, seed: int):
         rng = np.random.default_rng([seed, size])
@@ -28,7 +28,7 @@ class UnequalClients(Vectors):
         super().__init__(values / np.median(np.linalg.norm(values, axis=1)))
         self.norms = np.linalg.norm(self.values, axis=1)
         self.longest = float(self.norms.max()) * 1.0001  # room for rounding
-        self.unclipped = 1.5 * np.linalg.norm(self.values - self.mean, axis=1).max()  # no letter at rest is as long
+        self.unclipped = 1.5 * np.linalg.norm(self.values - self.mean, axis=1).max()  # above all updates at the floor
         self.sampler, self.cohort_size = sampling.uniform(size, cohort_size), cohort_size
 
     def parts(self, clip_norm: float, multiplier: float, factor: float = 1.0) -> ClippedMean:
@@ -37,12 +37,12 @@ class UnequalClients(Vectors):
         return theory.clipped_mean_error(factor * self.values.astype(np.float64), **settings)
 
     def error(self, clip_norm: float, multiplier: float, factor: float = 1.0) -> float:
-        """With thresholds of their own for all letters, factor |u_i| <= C, also what a shorter mean is off by."""
+        """The expected squared error of a release; personal thresholds, factor |u_i| <= C, add the bias of scaling."""
         shorter = transform.personal_clip(factor).squared_error(jnp.asarray(self.mean, jnp.float32))
         return self.parts(clip_norm, multiplier, factor).total + float(shorter)
 
     def releases(self, key, settings: Sequence[tuple], num_runs: int) -> Iterator[Comparison]:
-        """One round each; a factor of 1 leaves the letters as they are."""
+        """Errors of single rounds; a factor of 1 leaves the updates as they are."""
 
         def make(clip_norm, multiplier, factor):
             noise = transform.gaussian_mechanism(clip_norm, multiplier)
@@ -57,7 +57,7 @@ class UnequalClients(Vectors):
             yield measured(conditions, "squared error", errors[:, i], predicted, resolution=1e-6 * predicted)
 
     def biases(self, key, norms: Sequence[float]) -> Iterator[Comparison]:
-        """Everybody, without noise: nothing is left but the bias."""
+        """All clients, without noise: only the bias is left."""
         algorithm = side_by_side(lambda clip_norm: self.algorithm(transform.clip(clip_norm)), {"clip_norm": norms})
         errors = self.errors(stream(key, "biases"), algorithm, 1)
         for clip_norm, error in zip(norms, errors[0], strict=True):
@@ -66,11 +66,11 @@ class UnequalClients(Vectors):
             yield measured(conditions, "squared error", error, predicted, resolution=1e-5 * predicted + 1e-10)
 
     def floors(self, key, norms: Sequence[float], multiplier: float, step_size: float, num_runs: int):
-        """Letters of step size eta, clipped to eta C. Only where nothing is clipped is there a closed form."""
+        """Errors of runs to the floor, updates eta (u_i - w) clipped to eta C; predicted where none is clipped."""
 
         def make(clip_norm):
-            letters = transform.gaussian_mechanism(clip_norm, multiplier)
-            return self.algorithm(letters, sampler=self.sampler, step_size=step_size)
+            mechanism = transform.gaussian_mechanism(clip_norm, multiplier)
+            return self.algorithm(mechanism, sampler=self.sampler, step_size=step_size)
 
         algorithm = side_by_side(make, {"clip_norm": [step_size * C for C in norms]})
         errors = self.errors(stream(key, "floors"), algorithm, num_runs, FLOOR_ROUNDS)
@@ -81,7 +81,7 @@ class UnequalClients(Vectors):
             yield measured(conditions, "squared distance", errors[:, i], exact, resolution=1e-6 * predicted)
 
     def floor(self, clip_norm: float, multiplier: float, step_size: float) -> float:
-        """E |w - w*|^2 at rest while no letter is clipped: twice the excess loss of unit curvatures."""
+        """E |w - w*|^2 in steady state where no update is clipped: twice the excess loss of unit curvatures."""
         variance = theory.noise_variance(multiplier, step_size * clip_norm, self.cohort_size, num_values=self.dimension)
         spread = ((self.values - self.mean) ** 2).sum(1).mean()
         cohort = step_size**2 * theory.cohort_mean_variance(spread, self.size, self.cohort_size)

@@ -56,8 +56,8 @@ def clip_figure(
     points(personal, rows_of(found, part=PERSONAL), "clip_norm", plots.BLACK, "s", "measured")
     personal.set(title="Thresholds in proportion to each norm")
     for axes in panels:
-        error = "Squared distance at rest" if axes is floor else "Squared error of the mean"
-        axes.set(xlabel="Longest letter C (median norms)", ylabel=error)
+        error = "Error floor: squared distance" if axes is floor else "Squared error of the mean"
+        axes.set(xlabel="Clip norm C (median norms)", ylabel=error)
         plots._logarithmic(axes)
         axes.legend(fontsize=7.5)
     return figure

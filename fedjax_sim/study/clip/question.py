@@ -1,4 +1,4 @@
-"""At which norm should updates be clipped? What clipping biases, against the noise that it saves."""
+"""At which norm should updates be clipped? The bias of clipping against the noise that a smaller norm saves."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def clip(
       num_clients: N. dimension: d. spread: standard deviation of the log norms. cohort_size: m.
       clip_norms: C, rising.
       noise_multipliers: z; the middle one is held fixed along C, and the best C is sought for each.
-      factors: of personal thresholds C_i = factor |u_i|, a study without any epsilon.
+      factors: of personal thresholds C_i = factor |u_i|, for which no epsilon can be stated.
       step_size: eta of the runs to the floor.
       num_rounds: independent rounds behind each error; a sixteenth of them (or `least_runs`) are runs to the floor.
       seed: decides everything.
 
-    Returns: `Findings`: E |release - mean u_i|^2 by part, and E |w - w*|^2 at rest.
+    Returns: `Findings`: E |release - mean u_i|^2 by part, and E |w - w*|^2 at the error floor.
 
     Guarantees: every prediction lies in its interval and the optimum is interior
-    (tests/study/test_clip.py::test_predictions_hold, ::test_interior_optimum), and a total without one of its parts is
-    refused (::test_it_notices_what_is_left_out).
+    (tests/study/test_clip.py::test_predictions_hold, ::test_interior_optimum), and a total without one of its parts
+    does not (::test_it_notices_what_is_left_out).
 
     References: `theory.clipped_mean_error`; McMahan et al. 2018 (DP-FedAvg), section 2; Andrew et al. 2021, section 1.
     """

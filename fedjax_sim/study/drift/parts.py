@@ -1,4 +1,4 @@
-"""Parts of the drift study: FedProx, the bias of the end-point gradient, and that of a model."""
+"""Parts of the drift study: FedProx, the bias of the end-point gradient on quadratics, and that of a model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fedjax_sim.study.quadratic_settings import LARGEST, Base, Problem, distance
 
 __all__ = ["BIAS_PARTS", "PAIR", "bias_rows", "model_rows", "proximal_rows", "proximal_theory"]
 
-SOLVE_STEPS = 200  # of a local problem, to float32's last digits
+SOLVE_STEPS = 200  # of gradient descent on a local problem: exact to float32
 PAIR = (1.0, 10.0)  # curvatures of two kinds of clients, the optima of one at 0, of the other at 1
-TRAINED_ROUNDS = 30  # before the model's drift is looked at
+TRAINED_ROUNDS = 30  # before the model's drift is measured
 BIAS_PARTS = {  # field of a drift: quantity of this study
     "bias": "drift bias",
     "curvature": "curvature part",
@@ -30,7 +30,7 @@ BIAS_PARTS = {  # field of a drift: quantity of this study
 
 
 def proximal_theory(problem: Problem, weight: float) -> dict[str, float]:
-    """Of FedProx with exact local solutions: where it rests, and how fast."""
+    """FedProx with exact local solutions: its fixed point's distance to the optimum, and its contraction."""
     where = theory.fedprox_fixed_point(*problem, proximal_weight=weight)
     return {
         "distance to the optimum": float(np.linalg.norm(where - problem.optimum)),
@@ -39,7 +39,7 @@ def proximal_theory(problem: Problem, weight: float) -> dict[str, float]:
 
 
 def proximal_rows(base: Base, weights: Sequence[float]) -> Iterator[Comparison]:
-    """FedProx with exact local solutions: where it rests, how fast, and how far its clients go."""
+    """FedProx with exact local solutions: its fixed point, its contraction, and how far its clients drift."""
     size = len(base.problem.centers)
     pair = two_kinds(base.problem, PAIR)
     everybody = sampling.full(size)
@@ -57,8 +57,8 @@ def proximal_rows(base: Base, weights: Sequence[float]) -> Iterator[Comparison]:
     starts = jnp.broadcast_to(jnp.asarray(pair.start, jnp.float32), (count, len(pair.start)))
     values = tuple(jnp.asarray(x * 2, jnp.float32) for x in ([1 / (10 + w) for w in weights], list(weights)))
     targets = jnp.asarray(np.stack([pair.optimum] * len(weights) + where), jnp.float32)
-    rest = [5 + math.ceil(math.log(1e-8) / math.log(max(rate, 1e-4))) for rate in rates]
-    looks = [[rounds] for rounds in rest + [1] * len(weights)]
+    last = [5 + math.ceil(math.log(1e-8) / math.log(max(rate, 1e-4))) for rate in rates]
+    looks = [[rounds] for rounds in last + [1] * len(weights)]
     runs = traced_runs(make, distance_to)
     clients = stacked([pair.clients()] * count)
     away = runs(jax.random.split(jax.random.key(0), count), {"w": starts}, clients, values, targets, looks)["distance"]
@@ -97,7 +97,7 @@ def _solutions(base: Base, weights: Sequence[float]) -> Iterator[Comparison]:
 
 
 def bias_rows(base: Base, steps: Sequence[int]) -> Iterator[Comparison]:
-    """The bias of the gradients met at the end of local work, its parts and its leading term."""
+    """The bias of the gradients at the end of local work, its parts and its leading term."""
     size = len(base.problem.centers)
     same = Problem(*(np.repeat(x[:1], size, 0) for x in base.problem))
 
@@ -126,7 +126,7 @@ def _norm(x: Any) -> float:
 
 
 def model_rows(size: int, alpha: float, steps: Sequence[int], seed: int) -> Iterator[Comparison]:
-    """Logistic regression: the bias of its drift, and what its leading term leaves."""
+    """Logistic regression: the drift's bias, its parts, and the bias less its leading term."""
     data = population.digits_partition(num_clients=size, alpha=alpha, held_out_clients=0, seed=seed)
     model = models.linear(input_shape=data.input_shape, num_outputs=data.num_outputs)
     loss_fn = models.supervised(model, models.default_loss(data.task))

@@ -1,4 +1,4 @@
-"""What do several local steps do? Where FedAvg and its corrections come to rest, and the drift on the way."""
+"""What do several local steps do? Fixed points of FedAvg and of its corrections, and the drift on the way there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedjax_sim.study.quadratic_settings import LARGEST, Base, quadratic_clients
 
 __all__ = ["drift"]
 
-QUESTION = "What do several local steps do to the place where training comes to rest?"
+QUESTION = "What do several local steps do to the point that training converges to?"
 
 
 def drift(
@@ -32,9 +32,9 @@ def drift(
 ) -> Findings:
     """What do several local steps do? Fixed points and drift of FedAvg and of its corrections, against closed forms.
 
-    Clients have quadratic risks with Hessians of their own; everybody takes part with full batches, so nothing is
-    random. The number of local steps is a client's number of copies of its quadratic, one a step, for one epoch. Then
-    logistic regression on digits, whose drift is measured at one model.
+    Clients have quadratic risks with Hessians of their own; all take part with full batches, so nothing is random. The
+    number of local steps is a client's number of copies of its quadratic, one a step, for one epoch. Then logistic
+    regression on digits, whose drift is measured at one model.
 
     Args:
       num_clients: N, even. dimension: d.

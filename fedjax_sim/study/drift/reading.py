@@ -40,11 +40,10 @@ def _fixed_points(base: Base, found: Sequence[Comparison]) -> str:
     shown = " and ".join(f"{distance:.3g} at K = {k}" for k, distance in ends.items())
     return (
         "FedAvg of all clients, without any noise, converges to a point away from the optimum if clients that differ "
-        f"take several steps, {shown}: to the solution of sum p_i M_i (w - a_i) = 0 with "
-        "M_i = I - (I - eta H_i)^K, and more rounds do not help. One full-batch step of plain SGD is centralised "
-        "gradient descent and has no bias (with Adam or weight decay in the clients that is not so). "
-        f"{names} converge to the optimum for every K and step: they end at most "
-        f"{max(one.measured for one in others):.1g} from it, which is rounding."
+        f"take several steps, {shown}: to the solution of sum p_i M_i (w - a_i) = 0 with M_i = I - (I - eta H_i)^K, "
+        "and more rounds do not help. One full-batch step of plain SGD is centralised gradient descent and has no bias "
+        f"(with Adam or weight decay in the clients that is not so). {names} converge to the optimum for every K and "
+        f"step: they end at most {max(one.measured for one in others):.1g} from it, which is rounding."
     )
 
 
@@ -53,11 +52,11 @@ def _parts_of_the_bias(base: Base, found: Sequence[Comparison]) -> str:
     equal = comparisons_of(found, "equal Hessians", "distance to the optimum")[0]
     return (
         "That drift exists because data are not IID is half of the truth. The bias of the gradients at the end of "
-        "local work has a curvature part, -sum p_i M_i grad F, which identical clients have too "
-        f"({same.measured:.3g} at {_work(base)}, heterogeneity part 0), and which vanishes with grad F; and a "
-        "heterogeneity part, minus the covariance over clients of local work and gradient. The curvature part changes "
-        "the speed only; the fixed point moves only if Hessians differ: with equal Hessians and different optima "
-        f"FedAvg ends {equal.measured:.1g} from the optimum."
+        f"local work has a curvature part, -sum p_i M_i grad F, which identical clients have too ({same.measured:.3g} "
+        f"at {_work(base)}, heterogeneity part 0), and which vanishes with grad F; and a heterogeneity part, minus the "
+        "covariance over clients of local work and gradient. The curvature part changes the speed only; the fixed "
+        "point moves only if Hessians differ: with equal Hessians and different optima FedAvg ends "
+        f"{equal.measured:.1g} from the optimum."
     )
 
 
@@ -82,9 +81,8 @@ def _halving(base: Base, found: Sequence[Comparison]) -> str:
         for part in ("drift bias", "drift bias, half the step")
     )
     return (
-        f" Half the step divides the rest by {whole.measured / max(half.measured, 1e-12):.3g} at "
-        f"K = {base.num_steps}; four is its limit for small eta K L, and where eta K L is near 1 the leading term "
-        "says nothing."
+        f" Half the step divides the rest by {whole.measured / max(half.measured, 1e-12):.3g} at K = {base.num_steps}; "
+        "four is its limit for small eta K L, and where eta K L is near 1 the leading term says nothing."
     )
 
 
@@ -95,7 +93,7 @@ def _halving_of_the_model(found: Sequence[Comparison]) -> str:
     fine = [one for one in model if one.conditions["local_steps"] == model[0].conditions["local_steps"]]
     coarse = [one for one in model if one.conditions["local_steps"] == model[-1].conditions["local_steps"]]
     return (
-        f" On logistic regression, which has no closed form, half the step divides the rest by "
+        " On logistic regression, which has no closed form, half the step divides the rest by "
         f"{fine[-2].measured / fine[-1].measured:.3g} with {fine[-1].conditions['local_steps']} local step and by "
         f"{coarse[-2].measured / coarse[-1].measured:.3g} with {coarse[-1].conditions['local_steps']}."
     )
@@ -109,9 +107,8 @@ def _unequal_steps(found: Sequence[Comparison]) -> str:
         f"shares p_i K_i, {shown['FedAvg', 0.01]:.3g} away at step 0.01. FedNova removes that shift, and what remains "
         f"is drift, which falls with eta K ({shown['FedNova', 0.1]:.3g} at step 0.1, {shown['FedNova', 0.01]:.3g} at "
         "0.01). Training for epochs and also weighting by examples counts large clients twice, with shares in "
-        "proportion to n_i^2: "
-        f"{shown['FedAvg by examples', 0.01]:.3g} from the optimum by examples. E is epochs in some papers and steps "
-        "in others: a client takes E n_i / B steps."
+        f"proportion to n_i^2: {shown['FedAvg by examples', 0.01]:.3g} from the optimum by examples. E is epochs in "
+        "some papers and steps in others: a client takes E n_i / B steps."
     )
 
 

@@ -20,13 +20,13 @@ from fedjax_sim.types import Algorithm
 
 __all__ = ["Quadratics", "Setting"]
 
-CLIP_NORM = 50.0  # no letter of this problem is as long
+CLIP_NORM = 50.0  # above the norm of any update of this problem
 BATCH = 100  # runs under one vmap
-MOST_ROUNDS, LEAST_STEP = 2000, 0.015  # curvatures are 0.5 at least, and 0.9925^2000 is nothing
+MOST_ROUNDS, LEAST_STEP = 2000, 0.015  # curvatures are 0.5 at least, and 0.9925^2000 is negligible
 
 
 class Setting(NamedTuple):
-    """One point of the grid; zero leaves a source out."""
+    """One point of the grid; zero leaves a source of error out."""
 
     step_size: float
     cohort_size: int
@@ -37,7 +37,7 @@ class Setting(NamedTuple):
 
 
 def _noisy_loss(noise: float):
-    """A quadratic risk plus noise . w, whose gradient is that of the risk with fresh noise in every step."""
+    """A quadratic risk plus noise . w: its gradient is that of the risk with independent noise in every step."""
 
     def loss(params, examples, key):
         risk = population.quadratic_loss(params, examples)["loss"]
@@ -62,13 +62,14 @@ class Quadratics:
         self.known: dict[tuple, np.ndarray] = {}
 
     def range(self, setting: Setting) -> float:
-        """Of the quantiser: no number of a letter is as large, from the start to the optimum, whatever the noise."""
+        """The quantiser's range: above all numbers of updates between start and optimum, with room for the noise."""
         progress = local_progress(self.hessians, setting.num_steps, setting.step_size)
-        letters = [np.einsum("nij,nj->ni", progress, self.centers - point) for point in (self.start, self.optimum)]
+        updates = [np.einsum("nij,nj->ni", progress, self.centers - point) for point in (self.start, self.optimum)]
         noise = setting.gradient_noise * setting.step_size * math.sqrt(setting.num_steps)
-        return 1.3 * float(np.abs(letters).max()) + 6 * noise
+        return 1.3 * float(np.abs(updates).max()) + 6 * noise
 
     def algorithm(self, setting: Setting) -> Algorithm:
+        """FedAvg with the setting's sources of error."""
         parts = [transform.quantize(setting.bits, range=self.range(setting))] if setting.bits else []
         if setting.noise_multiplier:
             parts.append(transform.gaussian_mechanism(CLIP_NORM, setting.noise_multiplier))
@@ -87,17 +88,21 @@ class Quadratics:
         )
 
     def budget(self, setting: Setting) -> theory.Budget:
-        """With the quantiser's error where letters really lie: they fluctuate with the model around their mean."""
+        """The budget of a setting.
+
+        The quantiser's error depends on where updates lie between two levels. At the floor they fluctuate with the
+        model around their mean, so a first budget gives their spread and a second one the error at that spread.
+        """
         if not setting.bits:
             return self._budget(setting, 0.0)
         distance = theory.level_distance(setting.bits, self.range(setting))
         first = self._budget(setting, distance**2 / 6)
         progress = local_progress(self.hessians, setting.num_steps, setting.step_size)
-        letters = np.einsum("nij,nj->ni", progress, self.centers - first.fixed_point)
+        updates = np.einsum("nij,nj->ni", progress, self.centers - first.fixed_point)
         spread = np.einsum("nij,jk,nik->ni", progress, first.covariance, progress)
         noise = local_noise(self.hessians, setting.gradient_noise**2, setting.num_steps, setting.step_size)
         spread = np.sqrt(spread + np.einsum("nii->ni", noise))
-        errors = theory.rounding_variance(letters, spread, distance)
+        errors = theory.rounding_variance(updates, spread, distance)
         return self._budget(setting, np.einsum("ni,ij->nij", errors, np.eye(self.dimension)))
 
     def _budget(self, setting: Setting, quantization_variance: Any) -> theory.Budget:
@@ -125,42 +130,43 @@ class Quadratics:
 
         start = {"w": jnp.asarray(self.start, jnp.float32)}
         seen = independent_runs(
-            stream(key, f"_{setting}"), self.algorithm(setting), start, self.train, num_runs,
-            evaluation=excess, rounds=rounds, batch=BATCH,
+            stream(key, f"_{setting}"),  # this text is part of the random numbers
+            self.algorithm(setting), start, self.train, num_runs, evaluation=excess, rounds=rounds, batch=BATCH,
         )  # fmt: skip
         if seen.get("clipped_share", np.zeros(1)).max() > 0:
-            raise FloatingPointError("Letters left the quantiser's range: lower steps, noise or heterogeneity.")
+            raise FloatingPointError("Updates left the quantiser's range: lower steps, noise or heterogeneity.")
         self.known[setting, rounds[-1]] = seen["excess_loss"]
         return seen["excess_loss"]
 
-    def rounds_to_rest(self, setting: Setting, budget: theory.Budget) -> int:
-        """Until what is left of the start's loss is a thousandth of the floor."""
+    def rounds_to_floor(self, setting: Setting, budget: theory.Budget) -> int:
+        """Rounds until the expected loss is within a thousandth of the floor."""
         path = budget.expected_loss(MOST_ROUNDS, start=self.start)
         near = np.abs(path - budget.total) < 1e-3 * budget.total + 1e-9
         if not near.any():
-            hint = f"From {LEAST_STEP:g} on they are; smaller ones are with more local steps."
-            rule = f"steps that are at rest after {MOST_ROUNDS:,} rounds"
+            hint = f"From {LEAST_STEP:g} on they do; smaller ones do with more local steps."
+            rule = f"steps that reach their floor within {MOST_ROUNDS:,} rounds"
             validate.fail("step_sizes", rule, setting.step_size, hint)
         return int(np.argmax(near))
 
     def floor(self, key, part: str, value: Any, setting: Setting, num_runs: int) -> Comparison:
+        """The excess loss of runs to the floor."""
         budget = self.budget(setting)
         deterministic = setting.cohort_size == self.size and not any(setting[3:])
-        rounds = self.rounds_to_rest(setting, budget)
+        rounds = self.rounds_to_floor(setting, budget)
         losses = self.losses(key, setting, 2 if deterministic else num_runs, (rounds,))[:, -1]
         predicted = float(budget.expected_loss(rounds, start=self.start)[-1])
         conditions = {"part": part, "value": value, "rounds": rounds}
         samples = losses[:1] if deterministic else losses
-        kind = "leading order" if setting.bits else "exact"  # a quantiser's error depends on the model, if little
+        kind = "leading order" if setting.bits else "exact"  # a quantiser's error depends a little on the model
         return measured(conditions, "excess loss", samples, predicted, kind=kind, resolution=1e-7 + 1e-4 * predicted)
 
     def path(self, key, setting: Setting, num_runs: int) -> Iterator[Comparison]:
-        """All causes together, on the way to the floor."""
+        """Excess losses with all causes together, on the way to the floor."""
         budget = self.budget(setting)
-        rest = self.rounds_to_rest(setting, budget)
-        rounds = tuple(sorted({1, *(max(1, round(rest * share)) for share in (0.05, 0.1, 0.2, 0.35, 0.5)), rest}))
+        last = self.rounds_to_floor(setting, budget)
+        rounds = tuple(sorted({1, *(max(1, round(last * share)) for share in (0.05, 0.1, 0.2, 0.35, 0.5)), last}))
         losses = self.losses(key, setting, num_runs, rounds)
-        expected = budget.expected_loss(rest, start=self.start)
+        expected = budget.expected_loss(last, start=self.start)
         for i, t in enumerate(rounds):
             conditions = {"part": "all together", "value": f"round {t}", "rounds": t}
             yield measured(conditions, "excess loss", losses[:, i], expected[t], kind="leading order", resolution=1e-6)

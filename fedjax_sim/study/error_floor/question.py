@@ -1,4 +1,4 @@
-"""Where does training come to rest, and what keeps it there? Floors, their components, and what they cost."""
+"""How far from the optimum does training stay, and why? Error floors, their components, and what they cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedjax_sim.study.findings import FEW, Findings, least_runs
 
 __all__ = ["error_floor"]
 
-QUESTION = "Where does training come to rest, and what keeps it there?"
+QUESTION = "How far from the optimum does training with constant steps stay, and why?"
 
 
 def error_floor(
@@ -37,23 +37,23 @@ def error_floor(
     model_clients: int = 100,
     seed: int = 0,
 ) -> Findings:
-    """Where does training come to rest? The loss floor of FedAvg against the budget of its causes.
+    """How far from the optimum does training stay? The error floor of FedAvg against the budget of its causes.
 
     Quadratic clients f_i = (w - a_i)^T H_i (w - a_i) / 2, with noise on every local gradient, uniform cohorts,
-    stochastic quantisation of the letters and Gaussian noise on their mean. The middle value of each list is the base;
+    stochastic quantisation of the updates and Gaussian noise on their mean. The middle value of each list is the base;
     each other value is tried alone. Then each cause alone, and all together; then logistic regression, through its
     local quadratic model.
 
     Args:
       num_clients: N. dimension: d. heterogeneity: spread of the clients' optima.
       step_sizes: eta. cohort_sizes: m. num_steps: K.
-      bits: of a letter's numbers. noise_multipliers: z, with a clip norm that no letter reaches.
+      bits: of each number of an update. noise_multipliers: z, with a clip norm that no update reaches.
       num_runs: independent runs behind each floor.
       logistic_clients: clients of the logistic regression; 0 leaves it out.
-      model_clients: clients of the digits, for a small network beside its estimate; 0 leaves it out.
+      model_clients: clients of the digits, for a small network and the estimate of its floor; 0 leaves it out.
       seed: decides everything.
 
-    Returns: `Findings`: expected excess losses F(w_T) - F* at rest, and on the way there.
+    Returns: `Findings`: expected excess losses F(w_T) - F* at the floor, and on the way to it.
 
     Guarantees: every prediction lies in its interval (tests/study/test_error_floor.py::test_predictions_hold), and one
     without a component does not (::test_it_notices_what_is_left_out).
@@ -79,7 +79,7 @@ def error_floor(
                          ("bits", bits), ("noise_multiplier", noise_multipliers)):  # fmt: skip
         tried += [(name, value, base._replace(**{name: value})) for value in values]
     for *_, setting in tried:
-        problem.rounds_to_rest(setting, problem.budget(setting))  # refuses before anything has run
+        problem.rounds_to_floor(setting, problem.budget(setting))  # refuses before anything has run
     found = [*problem.path(key, base, num_runs), *(problem.floor(key, *one, num_runs) for one in tried)]
     if logistic_clients:
         found += logistic_floor(stream(key, "logistic"), logistic_clients, min(max(num_runs, 500), 1000), seed)

@@ -22,7 +22,7 @@ EXAMPLES, COHORT, HIDDEN = 40, 10, 32
 
 
 class ModelPopulation(NamedTuple):
-    """A population, and the same examples dealt to clients of the same sizes at random."""
+    """A population with its model, and the same examples shuffled over clients of the same sizes."""
 
     name: str
     own: Population
@@ -30,7 +30,7 @@ class ModelPopulation(NamedTuple):
     test: Any
     loss_fn: Any
     params: Any
-    counts: np.ndarray  # [N, L] labels
+    counts: np.ndarray  # [N, L] of each label
 
 
 def _population(name: str, data: Any, hidden: tuple[int, ...], seed: int) -> ModelPopulation:
@@ -65,7 +65,11 @@ def synthetic_population(size: int, alpha: float, seed: int) -> ModelPopulation:
 
 
 def model_rows(key: Any, name: str, fields: Sequence[ModelPopulation], options: dict[str, Any]) -> Iterator[Comparison]:
-    """Measures of each population at the first model, and its slowdown."""
+    """Measures of each population at the first model, and its slowdown: rounds to the target over those when shuffled.
+
+    Args:
+      name: of the part. fields: its populations. options: of the study.
+    """
     runs, last, size = options["num_runs"], options["num_rounds"], fields[0].own.size
     loss_fn, params = fields[0].loss_fn, fields[0].params
 

@@ -1,4 +1,4 @@
-"""How different are the clients, by which measure, and does it tell how much slower training is?"""
+"""How different are the clients, by which measure, and does the measure predict how much slower training is?"""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def heterogeneity(
 
     Distances of two label distributions, with the models that fit them; quadratic clients, whose rounds to a target at
     the best constant step have a closed form; and digits with Dirichlet labels and Synthetic(alpha, alpha), each beside
-    the same examples dealt to the same clients at random: the slowdown is the ratio of their rounds.
+    the same examples shuffled over clients of the same sizes: the slowdown is the ratio of their rounds.
 
     Args:
       spreads: of the quadratic clients' optima. num_clients: N; dimension: d.
@@ -56,14 +56,14 @@ def heterogeneity(
       model_clients: N of the digits, a third of it of Synthetic; ten a round, batches of ten.
       learning_rate: of the models' local steps.
       reference_rounds: the target is the mean test loss of the shuffled clients after that many.
-      num_rounds: T; who needs more has no slowdown. num_runs: of each model.
+      num_rounds: T; a population that needs more has no slowdown. num_runs: of each model.
       seed: decides everything.
 
     Returns: `Findings`.
 
     Guarantees: every prediction lies in its interval (tests/study/test_heterogeneity.py::test_predictions_hold), and a
-    round more or less does not (::test_it_can_tell_another_round); dealing at random takes heterogeneity away and
-    leaves the examples (::test_shuffled_clients_hold_the_same_examples).
+    round more or less does not (::test_it_can_tell_another_round); shuffling removes heterogeneity and keeps the
+    examples (::test_shuffled_clients_hold_the_same_examples).
 
     References: Li et al. 2020 (FedProx), definition 3 and section 5.1; Hsu, Qi and Brown 2019; Zhao et al. 2018.
     """
@@ -107,7 +107,7 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _labels() -> Iterator[Comparison]:
-    """Two sites of ten values each: the gap of the constants that they fit, under squared loss."""
+    """Pairs of clients with ten labels each: the gap between the constants that fit them best, under squared loss."""
 
     def loss(params, examples, key):
         return {"loss": (params["w"] - examples["y"]) ** 2 / 2}

@@ -23,7 +23,7 @@ def by_population(found: Sequence[Comparison], part: str, quantity: str) -> dict
 
 
 def rank_correlations(found: Sequence[Comparison]) -> Iterator[Comparison]:
-    """Spearman's, of each measure with the slowdown, over the populations that have one."""
+    """Spearman's rank correlation of each measure with the slowdown, over the populations that have a slowdown."""
     from scipy import stats
 
     for name, parts in (("digits MLP", ("digits MLP",)), ("both families", ("digits MLP", "Synthetic"))):
@@ -36,4 +36,4 @@ def rank_correlations(found: Sequence[Comparison]) -> Iterator[Comparison]:
             rank = stats.spearmanr([known[*field, measure] for field in fields], slow).statistic
             conditions = {"part": RANKS + name, "population": f"{len(fields)} of them"}
             if math.isfinite(rank):
-                yield Comparison(conditions, measure, float(rank), math.nan)  # of random slowdowns, without an interval
+                yield Comparison(conditions, measure, float(rank), math.nan)  # random, without an interval

@@ -1,4 +1,4 @@
-"""Clients that hold vectors: variances of a cohort's aggregate, and the loss that runs end in."""
+"""Clients that hold vectors: variances of a cohort's aggregate, and error floors of runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["SIGNAL", "SPREAD", "STEP_SIZE", "WeightedClients"]
 SIGNAL = 1.0  # |g| of the population's mean
 SPREAD = 2.0  # sigma: the root of the trace of the population's covariance, divisor N
 STEP_SIZE = 0.5  # of the runs to the floor
-FLOOR_ROUNDS = 60  # (1 - STEP_SIZE)^(2 FLOOR_ROUNDS) is nothing beside a floor
+FLOOR_ROUNDS = 60  # (1 - STEP_SIZE)^(2 FLOOR_ROUNDS) is negligible beside a floor
 VMAPPED = 1 << 16  # clients that rounds under one vmap have together
 
 
@@ -31,7 +31,7 @@ def _loss(params, examples, key):
 
 
 class WeightedClients:
-    """N clients with values of mean norm SIGNAL and spread SPREAD, exactly, that grow with the clients' weights."""
+    """N clients whose values have a mean of norm SIGNAL and a spread of SPREAD, and grow with the clients' weights."""
 
     def __init__(self, size: int, dimension: int, seed: int):
         rng = np.random.default_rng([seed, size])
@@ -45,16 +45,18 @@ class WeightedClients:
         self.params = {"w": jnp.zeros(dimension)}
 
     def population(self, weighted: bool = False) -> Population:
+        """One example a client, or as many copies of it as the client's weight."""
         counts = self.weights if weighted else np.ones(self.size, np.int64)
         rows = np.repeat(np.arange(self.size, dtype=np.int32), counts)
         return population.indexed({"x": self.values}, (rows, np.concatenate([[0], np.cumsum(counts)])))
 
     def algorithm(
-        self, sampler: Sampler, table: Aggregator, weighted: bool = False, step_size: float = 1.0
+        self, sampler: Sampler, aggregator: Aggregator, weighted: bool = False, step_size: float = 1.0
     ) -> Algorithm:
+        """One local step a round, weighted by examples or uniformly."""
         weighting = "examples" if weighted else "uniform"
         work = client.local_sgd(_loss, optax.sgd(step_size), num_steps=1, weighting=weighting)
-        return federated(sampler, work, table, server.optimizer(optax.sgd(1.0)), mesh=None)
+        return federated(sampler, work, aggregator, server.optimizer(optax.sgd(1.0)), mesh=None)
 
     def variance(
         self,
@@ -64,19 +66,19 @@ class WeightedClients:
         estimator: str,
         num_rounds: int,
         part: str,
-        table: Aggregator | None = None,
+        aggregator: Aggregator | None = None,
         weighted: bool = False,
         **law: Any,
     ) -> Comparison:
         """The mean squared distance of the aggregate from its own mean, over independent rounds."""
-        table = aggregation.mean(weighting="uniform") if table is None else table
+        aggregator = aggregation.mean(weighting="uniform") if aggregator is None else aggregator
         predicted = theory.design_variance(
             sampler.design, self.values, self.weights if weighted else None, estimator=estimator, **law
         )
         conditions = self._conditions(part, cohort, sampler, estimator + (" by examples" if weighted else ""))
         draws = independent_runs(
             stream(key, str(conditions)),  # comparisons share no randomness
-            self.algorithm(sampler, table, weighted),
+            self.algorithm(sampler, aggregator, weighted),
             self.params,
             self.population(weighted),
             num_rounds,
@@ -94,24 +96,24 @@ class WeightedClients:
                 "estimator": estimator.replace("_", " ")}  # fmt: skip
 
     def designs(self, key, cohort: int, num_rounds: int) -> Iterator[Comparison]:
-        """The samplers and tables side by side, for cohorts of one expected size."""
+        """Variances of several samplers and aggregators, for cohorts of one expected size."""
         size, total = self.size, float(self.weights.sum())
         uniform = sampling.uniform(size, cohort)
-        slots = min(size, cohort + math.ceil(8 * math.sqrt(cohort)))  # a padded cohort: truncated, hardly ever
+        slots = min(size, cohort + math.ceil(8 * math.sqrt(cohort)))  # padded: cohorts are hardly ever truncated
         poisson = sampling.poisson(size, cohort / size, num_slots=slots)
         yield self.variance(key, cohort, sampling.with_replacement(size, cohort), "mean", num_rounds, "designs")
         yield self.variance(key, cohort, poisson, "fixed_mean", num_rounds, "designs", aggregation.fixed_mean(cohort),
                             denominator=cohort)  # fmt: skip
         yield self.variance(key, cohort, poisson, "mean", num_rounds, "designs", weighting="uniform")
-        for sampler, estimator, table in (
+        for sampler, estimator, aggregator in (
             (uniform, "mean", aggregation.mean()),
             (uniform, "horvitz_thompson", aggregation.horvitz_thompson(uniform.design, total)),
             (sampling.weighted(self.weights, cohort), "li_scheme_one", aggregation.li_scheme_one()),
         ):
-            yield self.variance(key, cohort, sampler, estimator, num_rounds, "designs", table, weighted=True)
+            yield self.variance(key, cohort, sampler, estimator, num_rounds, "designs", aggregator, weighted=True)
 
     def tolerated(self, key, cohort: int, tolerance: float, num_rounds: int) -> Comparison:
-        """The variance at the required cohort size, over what the tolerance allows."""
+        """The variance at the required cohort size, over the one that the tolerance allows."""
         one = self.variance(key, cohort, sampling.uniform(self.size, cohort), "mean", num_rounds, "tolerance")
         allowed = (tolerance * SIGNAL) ** 2
         return one._replace(
@@ -122,7 +124,7 @@ class WeightedClients:
         )
 
     def floor(self, key, cohort: int, num_rounds: int) -> Comparison:
-        """The expected excess loss that runs end in, against the budget's closed form."""
+        """The error floor of runs, as expected excess loss, beside the budget's closed form."""
         sampler = sampling.uniform(self.size, cohort)
         algorithm = self.algorithm(sampler, aggregation.mean(weighting="uniform"), step_size=STEP_SIZE)
         values = self.values.astype(np.float64)

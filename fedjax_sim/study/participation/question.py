@@ -1,4 +1,4 @@
-"""How many clients must take part? Variance of a round's aggregate, and the loss it ends in, against participation."""
+"""How many clients must take part? Variance of a round's aggregate, and the error floor, against participation."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ def participation(
     """How many clients must take part? Variance and final loss against m/N, with and without the finite population.
 
     Clients hold vectors u_i (quadratic risks |w - u_i|^2 / 2), correlated with their number of examples; then the
-    digits, whose MLP's updates are summed over all clients once, and measured against cohorts.
+    digits' MLP, whose updates are summed over all clients once; the variance of cohorts is compared with that.
 
     Args:
       population_sizes: N. rates: m/N; cohorts of more than `largest_cohort` clients are left out.
       dimension: d of the vectors.
       num_rounds: independent rounds behind each variance.
       tolerance: alpha: the standard deviation of the cohort's mean may be alpha |mean|.
-      compare_samplers: whether other samplers and tables are measured too, for the N nearest to 100 (if 50 at least).
+      compare_samplers: whether other samplers and aggregators are measured too, for the N nearest to 100 (if 50 at
+        least).
       model_clients: N of the digits; 0 leaves them out. model_rounds: rounds behind each of their variances.
       seed: decides everything.
 
@@ -109,7 +110,7 @@ def _ratio(tolerance: float) -> Any:
 
 
 def _digits(key, size: int, num_rounds: int, seed: int) -> Iterator[Comparison]:
-    """The digits' MLP: the variance of all clients' updates, counted once, then cohorts against it."""
+    """The digits' MLP: the variance of all clients' updates, computed once, and that of cohorts' means beside it."""
     data = population.digits(num_clients=size, seed=seed)
     model = models.mlp(input_shape=data.input_shape, num_outputs=data.num_outputs)
     loss_fn = models.supervised(model, models.default_loss(data.task))

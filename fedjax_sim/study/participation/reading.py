@@ -17,38 +17,40 @@ def participation_reading(found: Sequence[Comparison], required: dict[int, int],
         "The last factor, the finite population correction, is about 1 - m/N for N of a hundred and more: it depends "
         "on the participation rate and not on the size of the population. That it is about 1 because N is large is a "
         "mistake: at 10 to 15 % participation it is 0.9 to 0.85. With few clients it is more, 1 - (m - 1)/(N - 1) and "
-        "so exactly 1 at N = 10, m = 1; at m = N nothing is left to vary."
+        "so exactly 1 at N = 10, m = 1; at m = N there is no variance."
     )
     sizes = ", ".join(
         f"{cohort:,} of {size:,} ({cohort / size:.{1 if cohort * 1000 >= size else 3}%})"
         for size, cohort in required.items()
     )
     least = min(required)
+    few = " In a small population (cross-silo) nearly everybody must take part."
+    silo = few if required[least] >= 0.8 * least else ""
     yield (
-        f"For a standard deviation of at most {tolerance:g} of the mean's length, the least cohorts are {sizes}. "
-        "What a large population saves is not variance at a given m but the rate: the same few clients are a small "
-        "share of many."
-        + (" A small population (cross-silo) must call nearly everybody." if required[least] >= 0.8 * least else "")
+        f"For a standard deviation of at most {tolerance:g} of the mean's length, the smallest cohorts are {sizes}. "
+        "What a large population saves is not variance at a given m but the participation rate: the same few clients "
+        f"are a small share of many.{silo}"
     )
-    by_table = {
+    designs = {
         (one.conditions["sampler"], one.conditions["estimator"]): one for one in comparisons_of(found, "designs")
     }
-    poisson = [by_table.get(("truncated poisson", name)) for name in ("fixed mean", "mean")]
+    poisson = [designs.get(("truncated poisson", name)) for name in ("fixed mean", "mean")]
     if all(poisson):
         ratio = poisson[0].measured / poisson[1].measured
         yield (
-            f"Poisson cohorts divided by their expected size vary {ratio:.2f} times as much as divided by the size "
-            "that came: the number of clients is noise as well. Privacy needs the fixed divisor, and pays for it here."
+            f"Poisson cohorts divided by their expected size vary {ratio:.2f} times as much as divided by their actual "
+            "size: the number of clients is noise as well. Privacy needs the fixed divisor, and pays for it here."
         )
-    if by_table:
+    if designs:
         yield (
             "The mean by examples over a uniform cohort is a ratio estimator: slightly biased for the population's "
             "weighted mean, and less noisy than the unbiased Horvitz-Thompson estimate wherever updates are far from "
-            "zero, for that one also carries the noise of the weights. Its variance is predicted to first order in 1/m."
+            "zero, for that estimate also has the noise of the weights. Its variance is predicted to first order in "
+            "1/m."
         )
     if comparisons_of(found, "final loss"):
         yield (
-            f"With a constant step of {STEP_SIZE:g} the runs come to rest at an excess loss of "
-            f"eta / (2 - eta) times half of the variance: the floor falls with participation exactly as the variance "
-            "does, and vanishes at m = N. It is a property of constant steps: with steps that decay as 1/t it vanishes."
+            f"With a constant step of {STEP_SIZE:g} the runs end at an excess loss of eta / (2 - eta) times half of "
+            "the variance: the error floor falls with participation exactly as the variance does, and vanishes at m = "
+            "N. It is a property of constant steps: with steps that decay as 1/t it vanishes."
         )

@@ -16,7 +16,7 @@ from fedjax_sim.study.privacy_utility.spending import NUM_ROUNDS, STEP_SIZE, eps
 __all__ = ["privacy_utility_figure"]
 
 
-def privacy_utility_figure(desk: dict[str, Any], options: dict[str, Any], found: Sequence[Comparison]) -> Any:
+def privacy_utility_figure(release: dict[str, Any], options: dict[str, Any], found: Sequence[Comparison]) -> Any:
     """Four panels; theory as lines, measurement as points."""
     figure, panels = chart(2, 2)
     by_multiplier, floor, by_epsilon, digits = panels
@@ -26,7 +26,7 @@ def privacy_utility_figure(desk: dict[str, Any], options: dict[str, Any], found:
     variances = [theory.noise_variance(z, options["clip_norm"], options["num_clients"], num_values=options["dimension"])
                  for z in grid]  # fmt: skip
     floors = [theory.noise_floor(variance, 1 - STEP_SIZE) for variance in variances]
-    epsilons = [epsilon_of(z, options["delta"], desk) for z in grid]
+    epsilons = [epsilon_of(z, options["delta"], release) for z in grid]
     for axes, quantity, theirs in ((by_multiplier, "squared error", variances), (floor, "floor", floors)):
         axes.plot(grid, theirs, color=plots.BLUE, linewidth=1.3, label="theory")
         for part, colour, marker, name in (("noise multiplier", plots.BLUE, "o", "measured"),
@@ -34,7 +34,7 @@ def privacy_utility_figure(desk: dict[str, Any], options: dict[str, Any], found:
             points(axes, rows_of(found, part=part, quantity=quantity), "noise_multiplier", colour, marker, name)
         axes.set(xlabel="Noise multiplier z")
     by_multiplier.set(title="One release", ylabel="Squared error of the mean")
-    floor.set(title="Runs to the floor", ylabel="Squared distance at rest")
+    floor.set(title="Runs to the floor", ylabel="Error floor: squared distance")
     for quantity, theirs, colour, marker, line in (("floor", floors, plots.BLACK, "s", DASHED),
                                                    ("squared error", variances, plots.BLUE, "o", "-")):  # fmt: skip
         by_epsilon.plot(epsilons, theirs, color=colour, linestyle=line, linewidth=1.3, label=f"{quantity}: theory")

@@ -38,7 +38,7 @@ from fedjax_sim.types import Array
 __all__ = ["privacy_utility"]
 
 QUESTION = "What does privacy cost?"
-LONGEST = 0.1  # letter at the optimum, in clip norms: the rest is room for the noise, so that nothing is clipped
+LONGEST = 0.1  # norm of an update at the optimum, in clip norms: what is left is room for noise, so none is clipped
 
 
 def privacy_utility(
@@ -58,7 +58,7 @@ def privacy_utility(
 ) -> Findings:
     """What does privacy cost? Squared error of the released mean, floor and accuracy against z and epsilon.
 
-    All clients take part and no letter is clipped, so that nothing but noise is left (for what clipping costs see
+    All clients take part and no update is clipped, so that noise is the only error (for what clipping costs see
     `clip`); then Poisson cohorts of the digits' clients train an MLP, whose accuracy is measured and not predicted.
 
     Args:
@@ -70,19 +70,19 @@ def privacy_utility(
       digits_rounds, digits_runs: rounds of each of them, and independent ones.
       seed: decides everything.
 
-    Returns: `Findings`: E |release - mean|^2, E |w - w*|^2 at rest, test accuracy and loss of the digits.
+    Returns: `Findings`: E |release - mean|^2, E |w - w*|^2 at the error floor, test accuracy and loss of the digits.
 
     Guarantees: every prediction lies in its interval, 1 % of it for a release at default settings
-    (tests/study/test_privacy_utility.py::test_predictions_hold), and another place of noise would not
+    (tests/study/test_privacy_utility.py::test_predictions_hold), and noise at another place does not
     (::test_it_can_tell_another_noise).
 
     References: McMahan et al. 2018; Balle and Wang 2018 for the multiplier of an epsilon.
     """
     _check(locals())
     key = jax.random.key(seed)
-    desk = {"population_size": num_clients, "cohort_size": num_clients, "scheme": "full", "clip_norm": clip_norm}
-    settings = [("noise multiplier", z, epsilon_of(z, delta, desk)) for z in noise_multipliers]
-    settings += [("epsilon", privacy.calibrate(epsilon, delta, NUM_ROUNDS, **desk).noise_multiplier, epsilon)
+    release = {"population_size": num_clients, "cohort_size": num_clients, "scheme": "full", "clip_norm": clip_norm}
+    settings = [("noise multiplier", z, epsilon_of(z, delta, release)) for z in noise_multipliers]
+    settings += [("epsilon", privacy.calibrate(epsilon, delta, NUM_ROUNDS, **release).noise_multiplier, epsilon)
                  for epsilon in epsilons]  # fmt: skip
     _check_room(max(z for _, z, _ in settings), num_clients, dimension)
     rng = np.random.default_rng([seed, num_clients])
@@ -99,7 +99,7 @@ def privacy_utility(
         "digits_rounds": digits_rounds, "digits_runs": digits_runs, "seed": seed,
     }  # fmt: skip
     reading = list(privacy_utility_reading(found, options))
-    figure = partial(privacy_utility_figure, desk, options, found)
+    figure = partial(privacy_utility_figure, release, options, found)
     return Findings("privacy_utility", QUESTION, found, reading, figure, options)
 
 
@@ -123,26 +123,27 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _check_room(multiplier: float, num_clients: int, dimension: int) -> None:
-    """At rest a letter is eta |w - w*| and a little, hardly ever 1.6 times its root mean square."""
+    """Refuses noise at whose floor updates would be clipped: their norm, eta |w - w*| and a little more, hardly ever
+    exceeds 1.6 times its root mean square."""
     away = theory.noise_floor(theory.noise_variance(multiplier, 1.0, num_clients, num_values=dimension), 1 - STEP_SIZE)
     if not (LONGEST + 1.6 * STEP_SIZE * math.sqrt(away) < 1):
         hint = "Take more clients, fewer dimensions or a larger epsilon: floors are predicted where nothing is clipped."
-        validate.fail("noise_multipliers, epsilons", "noise that keeps letters below the clip norm", multiplier, hint)
+        validate.fail("noise_multipliers, epsilons", "noise that keeps updates below the clip norm", multiplier, hint)
 
 
 def _noise(
-    key: Array, people: Vectors, settings: Sequence[tuple], clip_norm: float, num_releases: int, num_runs: int
+    key: Array, clients: Vectors, settings: Sequence[tuple], clip_norm: float, num_releases: int, num_runs: int
 ) -> Iterator[Comparison]:
-    """From the optimum on: one round, which is off by its noise alone, and as many as lead to the floor."""
+    """From the optimum on: one round, whose error is its noise, and as many rounds as lead to the floor."""
 
     def make(multiplier):
-        return people.algorithm(transform.gaussian_mechanism(clip_norm, multiplier), step_size=STEP_SIZE)
+        return clients.algorithm(transform.gaussian_mechanism(clip_norm, multiplier), step_size=STEP_SIZE)
 
     algorithm = side_by_side(make, {"multiplier": [z for _, z, _ in settings]})
     for quantity, rounds, runs in (("squared error", 1, num_releases), ("floor", NUM_ROUNDS, num_runs)):
-        errors = people.errors(stream(key, quantity), algorithm, runs, rounds, start=people.mean)
+        errors = clients.errors(stream(key, quantity), algorithm, runs, rounds, start=clients.mean)
         for i, (part, z, epsilon) in enumerate(settings):
-            predicted = theory.noise_variance(z, clip_norm, people.size, num_values=people.dimension)
+            predicted = theory.noise_variance(z, clip_norm, clients.size, num_values=clients.dimension)
             if rounds > 1:
                 predicted = theory.noise_floor(predicted, 1 - STEP_SIZE)
             conditions = {"part": part, "noise_multiplier": z, "epsilon": epsilon}
@@ -159,11 +160,11 @@ def _digits(
     cohort = size / 10
     sampler = sampling.poisson(size, 0.1, num_slots=min(size, math.ceil(cohort + 6 * math.sqrt(cohort))))
     work = client.local_sgd(loss_fn, optax.sgd(0.5), num_steps=3, batch_size=10, weighting="uniform")
-    table, step = aggregation.fixed_mean(cohort), server.optimizer(optax.sgd(1.0))
+    aggregator, step = aggregation.fixed_mean(cohort), server.optimizer(optax.sgd(1.0))
 
     def make(multiplier):
         noise = transform.gaussian_mechanism(1.0, multiplier)
-        return federated(sampler, work, table, step, transform=noise, mesh=None)
+        return federated(sampler, work, aggregator, step, transform=noise, mesh=None)
 
     mechanism = privacy.mechanism_of(make(1.0))
     found = [privacy.calibrate(epsilon, delta, rounds, mechanism) for epsilon in epsilons]

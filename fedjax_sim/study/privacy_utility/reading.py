@@ -20,14 +20,14 @@ def privacy_utility_reading(found: Sequence[Comparison], options: dict[str, Any]
     one = privacy.calibrate(1.0, 1e-5, 1, population_size=100, cohort_size=100, scheme="full").noise_multiplier
     textbook = math.sqrt(2 * math.log(1.25 / 1e-5))
     yield (
-        "The released mean is off by d (z C / m)^2 in the mean square: four times as much for twice the multiplier or "
+        "The mean squared error of the released mean is d (z C / m)^2: four times as much for twice the multiplier or "
         "half of the clients. In runs with a constant step that adds up to 1 / (1 - r^2) times as much, here "
-        f"{factor:.3g} times with r = {1 - STEP_SIZE:g}. What more rounds gain the budget takes back: at one epsilon z "
-        "grows with the root of their number. With steps that decay as 1/t the floor vanishes; the noise of one "
-        "release does not."
+        f"{factor:.3g} times with r = {1 - STEP_SIZE:g}. What more rounds gain, the privacy budget costs: at one "
+        "epsilon z grows with the square root of their number. With steps that decay as 1/t the floor vanishes; the "
+        "noise of one release does not."
     )
     yield (
-        f"Epsilons are those of {NUM_ROUNDS} rounds in which everybody takes part, at delta {options['delta']:g}: "
+        f"Epsilons are those of {NUM_ROUNDS} rounds in which all clients take part, at delta {options['delta']:g}: "
         "Gaussian mechanisms without sampling, accounted for exactly. The textbook's sqrt(2 ln(1.25 / delta)) / "
         f"epsilon holds for epsilon < 1 only, and is loose: {textbook:.3g} against {one:.3g} at epsilon 1, delta 1e-5, "
         "one round. Cohorts that are sampled in secret need less noise for the same epsilon; the digits' are."
@@ -39,5 +39,5 @@ def privacy_utility_reading(found: Sequence[Comparison], options: dict[str, Any]
         yield (
             f"The digits' MLP reaches a test accuracy of {digits[0]['measured']:.3f} with clipping and no noise, and "
             f"{values}, after {rounds} rounds of {size // 10:,} of {size:,} clients. That is measured, for this model, "
-            "clip norm and step, which were not tuned for each epsilon: choosing them by trial spends privacy too."
+            "clip norm and step, which were not tuned for each epsilon: tuning them spends privacy too."
         )

@@ -13,15 +13,15 @@ __all__ = ["target_reading"]
 def target_reading(
     options: dict[str, Any], found: Sequence[Comparison], floor: Callable[[Comparison], float]
 ) -> Iterator[str]:
-    """Paragraphs, from the numbers that were found; `floor` says where a setting rests, in targets."""
+    """Paragraphs, from the numbers that were found; `floor` gives a setting's error floor, over the target."""
     same = comparisons_of(found, "one curvature", "rounds to target")
     if len(same) > 1:
         few, many = same[0], same[-1]
         yield (
-            f"Where all clients agree, local work replaces rounds: {few.measured:g} rounds with "
-            f"K = {few.conditions['local_steps']} and {many.measured:g} with K = {many.conditions['local_steps']}. "
-            "With one curvature the loss falls by (1 - eta h)^(2K) a round, so rounds times K stays the same, up to "
-            "whole rounds: the same gradients, fewer letters."
+            f"Where all clients agree, local work replaces rounds: {few.measured:g} rounds with K = "
+            f"{few.conditions['local_steps']} and {many.measured:g} with K = {many.conditions['local_steps']}. With "
+            "one curvature the loss falls by (1 - eta h)^(2K) a round, so rounds times K stays the same, up to whole "
+            "rounds: the same gradients, fewer messages."
         )
     late = comparisons_of(found, "heterogeneous", "loss after the last round / target")
     there = comparisons_of(found, "heterogeneous", "rounds to target")
@@ -29,10 +29,10 @@ def target_reading(
     words = ["With optima and Hessians that differ"]
     if never:
         words.append(
-            ", more local work is faster only until its drift is above the target: at step "
-            f"{options['step_size']:g} K = {never[0].conditions['local_steps']} comes to rest at {floor(never[0]):.3g} "
-            "times the target and never gets there. That is a property of the constant step: with steps that fall over "
-            "the rounds the floor falls with them."
+            f", more local work is faster only until its drift is above the target: at step {options['step_size']:g} K "
+            f"= {never[0].conditions['local_steps']} converges to {floor(never[0]):.3g} times the target and never "
+            "gets there. That is a property of the constant step: with steps that decay over the rounds the floor "
+            "falls with them."
         )
     else:
         words.append(" drift stays below this target for every K that was tried.")
@@ -51,8 +51,8 @@ def target_reading(
             "Noisy gradients add a floor of their own, in proportion to eta / B and divided by how many take part. "
             + _batches([one for one in lost if one not in slow], "never have a mean loss below the target")
             + _batches(slow, f"do not have one after {options['max_rounds']} rounds")
-            + _batches([one for one in batches if one not in lost], "do, in the round that the budget names")
-            + "What is compared is the mean loss of many runs in the round that the budget names, or in the last one."
+            + _batches([one for one in batches if one not in lost], "do, in the round that the budget predicts")
+            + "What is compared is the mean loss of many runs in the predicted round, or in the last one."
         )
     model = comparisons_of(found, "digits MLP", "rounds to target")
     if model:
