@@ -1,4 +1,4 @@
-"""The desk of theory: closed forms laid over what the simulator measures. Host code in float64, no model is trained."""
+"""Closed forms of what the simulator measures, on the host in float64; no model is trained."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ __all__ = ["MomentBudget", "budget_from_moments"]
 class MomentBudget:
     """The floor of the local quadratic model, to leading order in the step size.
 
-    Exact if all clients share one Hessian and noise does not depend on the model (then it is `budget`'s); what Hessians
-    differ over clients, and higher derivatives, is left out.
+    Exact if all clients share one Hessian and noise does not depend on the model (then it is `budget`'s). Differences
+    of the Hessians over clients, and higher derivatives, are left out.
     """
 
     bias: np.ndarray  # [d] stationary mean less the optimum
@@ -38,7 +38,7 @@ class MomentBudget:
     covariances: dict[str, np.ndarray]  # [d, d] by source
     contraction: float  # rho of the mean map
     client_factor: float  # of the client covariance: (1/m)(N - m)/(N - 1) for a uniform cohort
-    letter_factor: float  # of a letter's own noise: 1/m
+    letter_factor: float  # of a message's own noise: 1/m
 
     @property
     def total(self) -> float:
@@ -73,7 +73,7 @@ def budget_from_moments(
     Args:
       hessian: [d, d] of F at w*, symmetric, positive semi-definite (flat directions need `num_rounds`).
       shares: [N] p_i; None = 1/N. Unequal ones need a fixed or numeric denominator, and clients are then weighed by
-        p_i^2 / sum p_j^2 (not by p_i) in the covariances of clients, minibatches and letters.
+        p_i^2 / sum p_j^2 (not by p_i) in the covariances of clients, minibatches and messages.
       step_size, num_steps, denominator, server_rate: of `budget`.
       design: of the cohort, clients alike; None = all of `num_clients`, every round.
       client_covariance: [d, d] (1/N) sum (g_i - grad F)(g_i - grad F)^T of full-batch gradients at w*
@@ -84,16 +84,17 @@ def budget_from_moments(
       quantization_variance, relative_error, privacy_variance: of `budget`.
       pseudo_gradient: [d] of all clients at w* (`metrics.drift`); the fixed point is shifted by
         -eta (1 - (1 - eta H)^K)^-1 times it. Without it there is no drift component.
-      num_rounds: T rounds after a start at the optimum; default: at rest.
+      num_rounds: T rounds after a start at the optimum; None: the steady state.
 
     Returns: a `MomentBudget`.
 
-    Raises: ValueError for rounds that diverge: with a relative error omega that is before eta L (1 + omega / m) = 2;
-      for clients drawn with unequal chances.
+    Raises: ValueError for rounds that diverge, which with a relative error omega they do at the latest where
+      eta L (1 + omega / m) = 2; for clients drawn with unequal chances.
 
     Guarantees: `budget`'s components for equal Hessians (tests/theory/test_moment_budget.py::
     test_equal_hessians_are_exact, with unequal shares ::test_unequal_shares); simulated logistic regression
-    (::test_simulated_logistic_regression); the limit of T34 (::test_limit_of_stability); the shift
+    (::test_simulated_logistic_regression); the limit eta L (1 + omega / m) = 2
+    (::test_limit_of_stability); the shift
     (::test_drift_to_first_order).
 
     References: Mandt, Hoffman and Blei 2017, section 3; derived as in `theory.floor`.
@@ -167,9 +168,8 @@ def _cohort(design: SamplingDesign | None, num_clients: int | None, shares: Any,
         validate.integer("num_clients", num_clients)
     size = num_clients if design is None else getattr(design, "population_size", 1)
     if getattr(design, "draw_probabilities", None) is not None:
-        validate.fail(
-            "design", "clients drawn alike", design.scheme, "Covariances do not tell who is drawn more often."
-        )
+        hint = "Covariances do not contain which clients are drawn more often."
+        validate.fail("design", "clients drawn alike", design.scheme, hint)
     alike, shares = shares is None, np.full(size, 1 / size) if shares is None else checked_shares(shares, size)
     if not alike and denominator == "realised":
         validate.fail("shares", "None with denominator='realised'", "shares", "Use budget.")

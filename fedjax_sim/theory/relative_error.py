@@ -17,15 +17,15 @@ __all__ = [
 
 
 def stochastic_relative_variance(num_values: int, bits: int, *, keeps_zeros: bool = True) -> float:
-    """omega with E |Q(x) - x|^2 <= omega |x|^2, for stochastic rounding within each letter's largest magnitude.
+    """omega with E |Q(x) - x|^2 <= omega |x|^2, for stochastic rounding within each update's largest magnitude.
 
-    The largest number stands on a level and the others cost Delta^2 / 4 at most, Delta = s / t, s <= |x|:
+    The largest number lies on a level and the others cost Delta^2 / 4 at most, Delta = s / t, s <= |x|:
     (d - 1) / (4 t^2) with t = s / Delta. With zero among the levels also u (1 - u) Delta^2 <= Delta |x_i|, so the error
     is at most Delta |x|_1 <= sqrt(d) |x|^2 / t; for t = 1 (TernGrad) the supremum is (sqrt(d) - 1) / 2.
 
     Returns: the least of these bounds.
 
-    Guarantees: no letter has more, and TernGrad's is reached
+    Guarantees: no update has more, and TernGrad's is reached
     (tests/theory/test_quantization.py::test_relative_variances_bound_the_error).
 
     References: Alistarh et al. 2017, lemma 3.1, for the norm in place of the maximum.
@@ -44,7 +44,7 @@ def stochastic_relative_variance(num_values: int, bits: int, *, keeps_zeros: boo
 def qsgd_relative_variance(num_values: int, levels: int) -> float:
     """omega of QSGD: min(d / s^2, sqrt(d) / s).
 
-    Guarantees: no letter has more (tests/theory/test_quantization.py::test_relative_variances_bound_the_error).
+    Guarantees: no update has more (tests/theory/test_quantization.py::test_relative_variances_bound_the_error).
 
     References: Alistarh et al. 2017, lemma 3.1.
 
@@ -98,7 +98,7 @@ def largest_stable_step(smoothness: float, relative_variance: float, num_clients
     Args:
       smoothness: L > 0.
       relative_variance: omega >= 0 of one client's compressor.
-      num_clients: m whose letters are alike and rounded independently.
+      num_clients: m with equal updates that are rounded independently.
 
     Guarantees: that factor is one there (tests/theory/test_quantization.py::test_multiplicative_noise_limits_the_step).
 
