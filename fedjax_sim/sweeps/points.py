@@ -1,4 +1,4 @@
-"""Many runs as one compiled program: points of one kind, advanced round by round, shared out over the devices."""
+"""Many runs as one compiled program: points of one kind, advanced round by round, split over the devices."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def traced(algorithm: Algorithm, params: PyTree, population: PyTree) -> Kind:
     if tree.spec(after) != tree.spec(state):
         validate.fail("make", "an algorithm whose state keeps its shapes", tree.spec(after))
     if any(part.uses("shard_map") for part in (init, step)):
-        hint = "A sweep shares out its points: leave out mesh, or make it None."
+        hint = "A sweep splits its points over the devices: leave out mesh, or make it None."
         validate.fail("make", "an algorithm on one device", "one with its own mesh", hint)
     if "error_ids" in info:
-        hint = "A sweep tells which points diverged."
+        hint = "A sweep reports which points diverged."
         validate.fail("make", "an algorithm that goes on past non-finite updates", "nonfinite='error'", hint)
     return Kind((init.kind, step.kind, model.kind), init, step, model, state, info)
 
 
 def _strong(state: PyTree) -> PyTree:
-    """Without the weak types of Python's numbers: a loop's carry must keep its types."""
+    """The state without weak types, which Python's numbers have: a loop's carry must keep its types."""
     return jax.tree.map(lambda x: jax.lax.convert_element_type(x, jnp.asarray(x).dtype), state)
 
 
@@ -64,7 +64,7 @@ class Points:
       kinds: one per combination, all of one name.
       params: leaves [S, ...], a row for each seed.
       batch: points vmapped at once; 1 runs one after the other, each as it would run alone.
-      most: points that are asked for.
+      most: points that will be run.
     """
 
     def __init__(self, kinds: Sequence[Kind], params: PyTree, population: PyTree, *, impl: str, batch: int, most: int):
@@ -166,7 +166,7 @@ class Points:
 
     @property
     def room(self) -> int:
-        """Points that `run` takes at once."""
+        """How many points `run` takes at once."""
         return self.devices * self.groups * self.batch
 
     def run(
@@ -177,7 +177,7 @@ class Points:
         Args:
           words, bound: [n, ...] key data, of the seeds and of the rounds.
           combination, seed: [n] int32, rows of what the program was made with.
-          rounds: where to look, ascending.
+          rounds: which to report, ascending.
 
         Yields: at each of them (infos of that round, counts since the last look, params), leaves [n, ...].
         """

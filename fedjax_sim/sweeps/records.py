@@ -16,7 +16,7 @@ __all__ = ["Recorder"]
 
 
 class Recorder:
-    """Rows from what a program shows of its points."""
+    """Makes rows of what a program returns of its points, at each evaluated round."""
 
     def __init__(self, evaluation: Callable | None, metrics: Sequence[str] | None, combinations: list, seeds: list,
                  epsilons: list, needed: str | None):  # fmt: skip
@@ -24,7 +24,7 @@ class Recorder:
         self.combinations, self.seeds = combinations, seeds
 
     def rows(self, points: list[int], looks: Iterable) -> dict[int, list[dict]]:
-        """By point, a row for each look."""
+        """By point, a row for each evaluated round; `looks` are (round, (infos, counts since the last one, params))."""
         found: dict[int, list[dict]] = {point: [] for point in points}
         totals: dict[str, np.ndarray] = {}
         for round, (infos, counted, params) in looks:

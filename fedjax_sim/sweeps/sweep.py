@@ -52,31 +52,31 @@ def sweep(
 ) -> Sweep:
     """Runs `num_rounds` rounds of every combination of values with every seed.
 
-    Combinations that differ in numbers alone share one compiled program; what changes a shape makes another, and so do
-    numbers that XLA computes otherwise with where it knows them, as exponents, 0 and 1 (`folding`). The same seed gives
-    every combination the same cohorts and minibatches, so that differences between combinations are paired; but where
-    parts have noise, each point draws its own, for shared noise would fall out of their difference.
+    Combinations that differ only in numbers share one compiled program. A value that changes a shape makes another, and
+    so do numbers that change XLA's arithmetic where it knows them, as exponents, 0 and 1 do (`folding`). The same seed
+    gives every combination the same cohorts and minibatches, so that differences between combinations are paired. Where
+    parts add privacy noise each point draws its own, since shared noise would cancel in their difference.
 
     Args:
-      make: (**values) -> Algorithm, called once for each combination, with the values as they stand in the grid.
-      params: where learning starts; or a function of a key, called once for each seed.
+      make: (**values) -> Algorithm, called once for each combination, with the values as the grid has them.
+      params: the initial model; or a function of a key, called once for each seed.
       population, num_rounds, evaluation: as for `run`.
       grid: values for each name that `make` takes: all combinations of a dict, or the points of a list of dicts.
         Numbers, truth values, texts and None.
       seeds: S for seeds 0..S-1, or a list.
       evaluate_every: rounds between two rows of a point; by default the last round alone has one.
-      metrics: which metrics rows keep, beside what tells of divergence; by default all.
-      batch: points vmapped at once. 1 repeats the bits of `run`; more is faster for small models, and rounds
-        otherwise, in the last places.
+      metrics: which metrics rows keep, beside the counts that show divergence; by default all.
+      batch: points vmapped at once. 1 repeats the bits of `run`; more is faster for small models and differs in the
+        last digits.
       delta: as for `run`. Where parts have noise a row has the epsilon of that run alone. Points share no cohort and no
-        noise, so what several have spent is what `privacy.compose` makes of them; who publishes the best of many runs
-        has spent all of it.
-      directory: where finished points are kept as they come; results then go there too.
-      resume: go on with what `directory` holds. Programs, data and what `evaluation` finds at the start must agree.
+        noise, so several together have spent what `privacy.compose` computes of them; publishing the best of many runs
+        spends all of it.
+      directory: where finished points are written as they come, and the results at the end.
+      resume: continue the sweep in `directory`. Programs, data and the evaluation of the first model must agree.
       progress: a bar.
 
     Returns: a `Sweep`, with a row for each point and evaluated round: seed, values, round, metrics, and
-      `dropped_clients_so_far` and `skipped_rounds_so_far`, which tell a point that diverged.
+      `dropped_clients_so_far` and `skipped_rounds_so_far`, which show that a point diverged.
 
     Raises: what `run` raises; `checkpoint.CheckpointError` for a directory of another sweep.
 
@@ -129,7 +129,7 @@ def sweep_points(
 ) -> Sweep:
     """`sweep` over given combinations, with the key and the params of each seed; `identity` as for `run`.
 
-    Without the metric that is `needed` it stops after its first points.
+    Raises: ValueError after the first points, if they lack the metric that is `needed`.
     """
     started = time.perf_counter()
     validate.integer("num_rounds", num_rounds)
@@ -245,17 +245,17 @@ class _Runner(NamedTuple):
 
 
 class _Epsilons:
-    """What a run's records say of its privacy."""
+    """The privacy entries of a run's records."""
 
     def __init__(self, spending: Spending, rounds: Sequence[int]):
         self.spending = spending
         if is_opaque(spending.source):
-            spending.void = "Nobody can tell programs apart that call the host: points may share their noise."
+            spending.void = "Programs that call the host cannot be told apart: points may share their noise."
         spending.enter(0, rounds[-1])
         self.by_round = {round: {name: plain(x) for name, x in spending.record(round).items()} for round in rounds}
 
     def record(self, round: int, counts: Mapping[str, Any]) -> dict[str, Any]:
-        """Of a round, with counts over all until then."""
+        """The entries after a round, with the counts of all rounds until then."""
         return {} if self.spending.misses(counts) else self.by_round[round]
 
 
@@ -271,7 +271,7 @@ def _bound_words(keys: list[Array], programs: list[str], starts: PyTree, populat
 
 
 def _programs(kinds: list[Kind]) -> str:
-    """A digest of what `make` made: its programs, their constants, and the floats in them."""
+    """A digest of what `make` returned: its programs, their constants, and the floats in them."""
     sha, seen = hashlib.sha256(), {}
     for kind in kinds:
         if kind.name not in seen:

@@ -18,7 +18,7 @@ def random_problem(rng, num_clients=4, dimension=3, least=0.3):
 
 
 def test_proximal_drift():
-    """1,000 problems, and equality (Li et al. 2020, section 3). Catches the minimum of F in place of the proximal one."""
+    """1,000 problems, and equality (Li et al. 2020, section 3). Catches the minimum of F for the proximal one."""
     rng = np.random.default_rng(0)
     closest, wrong = 0.0, 0
     for _ in range(1000):
