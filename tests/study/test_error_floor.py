@@ -55,6 +55,12 @@ def test_reading_says_how_parts_fall():
     assert "((2^(b+1) - 2) / (2^b - 2))^2" in text
 
 
+def test_the_text_of_a_setting_is_kept():
+    """Fault: a new name or field of `Setting`, which would change the random numbers of every run."""
+    text = "Setting(step_size=0.15, cohort_size=4, num_steps=2, gradient_noise=0.3, bits=4, noise_multiplier=0.01)"
+    assert str(Setting(0.15, 4, 2, 0.3, 4, 0.01)) == text
+
+
 @pytest.mark.slow
 def test_logistic_regression_and_defaults():
     """Fault: a local quadratic model that is wrong; defaults whose predictions do not hold."""

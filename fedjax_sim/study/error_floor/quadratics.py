@@ -26,7 +26,7 @@ MOST_ROUNDS, LEAST_STEP = 2000, 0.015  # curvatures are 0.5 at least, and 0.9925
 
 
 class Setting(NamedTuple):
-    """One point of the grid; zero leaves a source of error out."""
+    """One point of the grid; zero leaves a source of error out. Its text is part of its runs' random numbers."""
 
     step_size: float
     cohort_size: int
@@ -130,7 +130,7 @@ class Quadratics:
 
         start = {"w": jnp.asarray(self.start, jnp.float32)}
         seen = independent_runs(
-            stream(key, f"_{setting}"),  # this text is part of the random numbers
+            stream(key, f"_{setting}"),  # "_Setting(...)": another text is another stream
             self.algorithm(setting), start, self.train, num_runs, evaluation=excess, rounds=rounds, batch=BATCH,
         )  # fmt: skip
         if seen.get("clipped_share", np.zeros(1)).max() > 0:

@@ -63,7 +63,7 @@ def error_floor(
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in locals().items()}
     _check(options)
     base = Setting(*(given[len(given) // 2] for given in (step_sizes, cohort_sizes, num_steps)), 0.3,
-                    bits[len(bits) // 2], noise_multipliers[(len(noise_multipliers) - 1) // 2])  # fmt: skip
+                   bits[len(bits) // 2], noise_multipliers[(len(noise_multipliers) - 1) // 2])  # fmt: skip
     problem = Quadratics(num_clients, dimension, heterogeneity, seed)
     key = jax.random.key(seed)
     nothing = base._replace(cohort_size=num_clients, gradient_noise=0.0, bits=0, noise_multiplier=0.0)
