@@ -1,4 +1,4 @@
-"""Questions with a measured answer: each has its grid, its theory and its figure."""
+"""Studies: questions that simulation answers, each with its grid, closed forms beside it, a reading and a figure."""
 
 from fedjax_sim.study.bits.question import bits
 from fedjax_sim.study.central_local.question import central_local

@@ -1,4 +1,4 @@
-"""What figures of studies share: measured points with their intervals, comparisons by their conditions."""
+"""What the figures of studies share: panels, measured points with their intervals, rows by their conditions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rows_of(found: Sequence[Comparison], **conditions: Any) -> list[dict[str, An
 
 
 def chart(rows: int, columns: int) -> tuple[Any, list[Any]]:
-    """A figure as wide as a page, and its panels."""
+    """A figure as wide as a page, and its panels row by row."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(plots.WIDTH, 3.1 * rows), layout="constrained")
@@ -38,7 +38,11 @@ def points(
     label: str | None,
     scale: float = 1.0,
 ) -> None:
-    """Measured numbers above zero, with their intervals."""
+    """Draws the measured numbers that are above zero, with their intervals.
+
+    Args:
+      x: a name in the rows, or a function of a row. scale: multiplies the measured numbers.
+    """
     rows = [row for row in rows if row["measured"] > 0]
     if not rows:
         return

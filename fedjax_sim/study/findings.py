@@ -1,7 +1,8 @@
 """What a study returns: measured numbers with intervals, the closed form beside each, and how to read them.
 
 A study is one function with keyword options that returns `Findings`; `fedjax-sim study NAME` finds it by its name in
-this room's `__all__`. The intervals of one study hold together: with `CONFIDENCE` all of them contain the truth.
+`fedjax_sim.study.__all__`. The intervals of one study hold together: with probability `CONFIDENCE` all of them contain
+the truth.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.report import plots
 
-__all__ = ["CONFIDENCE", "FEW", "KINDS", "Comparison", "Findings", "least_runs", "measured"]
+__all__ = ["CONFIDENCE", "FEW", "KINDS", "Comparison", "Findings", "comparisons_of", "least_runs", "measured"]
 
 CONFIDENCE = 0.99  # that every interval of a study contains the truth, together (Bonferroni)
 KINDS = ("exact", "leading order", "upper bound", "estimate")  # the last one is shown and not judged
 
-FEW = "A mean of fewer squares is not nearly normal, and its interval misses more often than it says."
+FEW = "A mean of fewer squares is far from normal, and its interval misses more often than its level says."
 
 
 def least_runs(dimension: int) -> int:
-    """Runs whose mean of |x|^2 over so many numbers is nearly normal: 60 intervals miss in 2 % of the studies at most.
+    """How many runs make the mean of |x|^2, x of this dimension, so nearly normal that its intervals can be trusted: at
+    most 2 % of studies with 60 intervals have one that misses.
 
     Guarantees: the worst case, chi-square with one degree of freedom (tests/study/test_findings.py::test_squares).
 
@@ -35,7 +37,7 @@ def least_runs(dimension: int) -> int:
 
 
 class Comparison(NamedTuple):
-    """One measured number and what theory says of it."""
+    """One measured number beside its prediction."""
 
     conditions: Mapping[str, Any]  # under which it was measured: sampler, cohort size, ...
     quantity: str
@@ -59,13 +61,13 @@ def measured(
     """The mean of independent samples, beside its prediction.
 
     Args:
-      samples: [R] numbers, independent and alike; one alone stands for a number without randomness.
+      samples: [R] independent numbers of one law; a single one stands for a number without randomness.
       kind: what the prediction is: "exact", "leading order", an "upper bound" of the mean, or an "estimate".
-      resolution: >= 0, what float32 may have done to the mean.
+      resolution: >= 0, by how much rounding in float32 may have moved the mean.
 
     Raises: ValueError for NaN or infinite samples: a diverged run has no mean.
 
-    Guarantees: the interval covers the mean as often as it says where means are nearly normal
+    Guarantees: where means are nearly normal the interval covers the truth at its nominal rate
     (tests/study/test_findings.py::test_coverage), as those of squares are from `least_runs` on (::test_squares).
 
     >>> measured({"cohort_size": 2}, "variance", [1.0, 2.0, 3.0], 2.1).measured
@@ -81,6 +83,23 @@ def measured(
     error = float(samples.std(ddof=1)) / math.sqrt(samples.size) if samples.size > 1 else 0.0
     mean, prediction = float(samples.mean()), None if predicted is None else float(predicted)
     return Comparison(dict(conditions), quantity, mean, error, max(samples.size - 1, 1), prediction, kind, resolution)
+
+
+def comparisons_of(
+    found: Sequence[Comparison], part: str, quantity: str | None = None, **conditions: Any
+) -> list[Comparison]:
+    """The comparisons of a part of a study, in their order: those of this quantity, if one is named, under these
+    conditions.
+
+    >>> found = [measured({"part": "floor", "bits": bits}, "loss", 1.0) for bits in (2, 4)]
+    >>> [one.conditions["bits"] for one in comparisons_of(found, "floor", "loss", bits=4)]
+    [4]
+    """
+    wanted = conditions | {"part": part}
+    return [
+        one for one in found
+        if quantity in (None, one.quantity) and all(one.conditions.get(name) == value for name, value in wanted.items())
+    ]  # fmt: skip
 
 
 class Findings(NamedTuple):
@@ -125,7 +144,7 @@ class Findings(NamedTuple):
         return float(stats.t.isf((1 - CONFIDENCE) / 2 / max(len(self.comparisons), 1), degrees))
 
     def draw(self) -> Any:
-        """The figure in the house's style.
+        """The figure in the style of this package.
 
         Returns: a matplotlib Figure.
         Raises: ImportError without matplotlib.

@@ -1,4 +1,4 @@
-"""What a study leaves behind: rows as JSON and CSV, the figure as PNG and SVG, and a page to read."""
+"""Writes what a study found: rows as JSON and CSV, the figure as PNG and SVG, and an HTML page."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def _number(value: Any) -> str:
 
 
 def write_findings(findings: Findings, directory: str | Path) -> Path:
-    """Writes findings.json, table.csv, figure.png, figure.svg and report.html; each file is whole or absent.
+    """Writes findings.json, table.csv, figure.png, figure.svg and report.html, each completely or not at all.
 
     Returns: the page's path.
 
-    Guarantees: every string is escaped, and the page stands alone (tests/study/test_findings.py::test_page).
+    Guarantees: every string is escaped, and the page loads no other file (tests/study/test_findings.py::test_page).
     """
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)

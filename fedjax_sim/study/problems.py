@@ -1,4 +1,4 @@
-"""The laboratory's smallest problem, clients that hold vectors, and algorithms side by side in one program."""
+"""The smallest problem of the studies, clients that hold vectors, and several algorithms as one program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _loss(params, examples, key):
 
 
 class Vectors:
-    """N clients with risks |w - u_i|^2 / 2: one step of size eta from w makes the letter eta (u_i - w).
+    """N clients with risks |w - u_i|^2 / 2: one step of size eta from w makes the update eta (u_i - w).
 
     A round with step size 1 from w = 0 releases the mean of the u_i; rounds with eta < 1 contract by 1 - eta.
     """
@@ -41,18 +41,25 @@ class Vectors:
 
     def algorithm(
         self,
-        letters: UpdateTransform | None = None,
+        update_transform: UpdateTransform | None = None,
         *,
         sampler: Sampler | None = None,
-        table: Aggregator | None = None,
+        aggregator: Aggregator | None = None,
         step_size: Any = 1.0,
     ) -> Algorithm:
-        """One local step, the letters, their sum over the cohort's size (all clients by default)."""
+        """One local step a round, and the sum of the transformed updates over the cohort's size.
+
+        Args:
+          update_transform: of every update; None sends it as it is.
+          sampler: None takes all clients.
+          aggregator: None divides by the number of slots.
+          step_size: eta; it may be traced.
+        """
         sampler = sampling.full(self.size) if sampler is None else sampler
-        table = aggregation.fixed_mean(sampler.num_slots) if table is None else table
+        aggregator = aggregation.fixed_mean(sampler.num_slots) if aggregator is None else aggregator
         work = client.local_sgd(_loss, optax.sgd(step_size), client.work(num_steps=1, weighting="uniform"))
-        letters = transform.identity() if letters is None else letters
-        return federated(sampler, work, table, server.optimizer(optax.sgd(1.0)), transform=letters, mesh=None)
+        change = transform.identity() if update_transform is None else update_transform
+        return federated(sampler, work, aggregator, server.optimizer(optax.sgd(1.0)), transform=change, mesh=None)
 
     def errors(
         self,
@@ -64,11 +71,13 @@ class Vectors:
         batch: int = 1,
         start: Any = None,
     ) -> np.ndarray:
-        """[R] or [R, rounds], and a last axis for rows: squared distances of independent runs from the clients' mean.
+        """Squared distances of independent runs from the clients' mean.
 
         Args:
           start: [d] where runs begin; zero by default.
           batch: runs under one vmap.
+
+        Returns: [R] or [R, rounds], with a last axis for the rows of `side_by_side`.
         """
         mean = jnp.asarray(self.mean, jnp.float32)
 
@@ -83,7 +92,7 @@ class Vectors:
 
 
 def side_by_side(make: Callable[..., Algorithm], values: Mapping[str, Sequence[float]]) -> Algorithm:
-    """Algorithms that differ in numbers alone, each with its own randomness, as one whose model has a row for each.
+    """Several algorithms that differ in numbers only, as one: its model has a row for each, with randomness of its own.
 
     Args:
       make: (**numbers) -> Algorithm, called with traced numbers.
@@ -94,10 +103,10 @@ def side_by_side(make: Callable[..., Algorithm], values: Mapping[str, Sequence[f
     Guarantees: row i is the algorithm of the i-th values alone, under fold_in(key, i)
     (tests/study/test_problems.py::test_side_by_side).
 
-    >>> people = Vectors([[1.0], [3.0]])
-    >>> both = side_by_side(lambda eta: people.algorithm(step_size=eta), {"eta": [0.5, 1.0]})
-    >>> state = both.init(jax.random.key(0), people.zero, people.population)
-    >>> both.params(both.step(jax.random.key(0), state, people.population)[0])["w"].tolist()
+    >>> clients = Vectors([[1.0], [3.0]])
+    >>> both = side_by_side(lambda eta: clients.algorithm(step_size=eta), {"eta": [0.5, 1.0]})
+    >>> state = both.init(jax.random.key(0), clients.zero, clients.population)
+    >>> both.params(both.step(jax.random.key(0), state, clients.population)[0])["w"].tolist()
     [[1.0], [2.0]]
     """
     rows = {name: jnp.asarray(column, jnp.float32) for name, column in values.items()}

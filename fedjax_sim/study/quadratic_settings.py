@@ -1,4 +1,4 @@
-"""Quadratic clients as arguments of one program: problems, and runs on them until they rest."""
+"""Quadratic clients as arguments of one program: problems, and runs on them until they have converged."""
 
 from __future__ import annotations
 
@@ -15,13 +15,23 @@ from fedjax_sim.instruments.traced_runs import stacked, traced_runs
 from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.types import ClientData, Population
 
-__all__ = ["LARGEST", "Base", "Problem", "Setting", "distance_to", "quadratic_clients", "run_settings", "two_kinds"]
+__all__ = [
+    "LARGEST",
+    "SMALLEST",
+    "Base",
+    "Problem",
+    "Setting",
+    "distance_to",
+    "quadratic_clients",
+    "run_settings",
+    "two_kinds",
+]
 
 SMALLEST, LARGEST = 0.5, 2.0  # curvatures
 
 
 class Problem(NamedTuple):
-    """Clients f_i = (w - a_i)^T H_i (w - a_i) / 2, alike in their weights."""
+    """Clients f_i = (w - a_i)^T H_i (w - a_i) / 2 of equal weight."""
 
     hessians: np.ndarray  # [N, d, d] float64
     centers: np.ndarray  # [N, d]
@@ -35,11 +45,12 @@ class Problem(NamedTuple):
         return self.optimum + 2.0 / math.sqrt(self.centers.shape[1])
 
     def bias(self, **work: Any) -> float:
-        """|w_inf - w*| of FedAvg."""
+        """Distance |w_inf - w*| of FedAvg's fixed point from the optimum."""
         return float(np.linalg.norm(theory.fedavg_fixed_point(*self, **work) - self.optimum))
 
     def clients(self, num_steps: Any = 1, most: int = 1) -> Population:
-        """Client i has K_i copies of its quadratic, of `most` places."""
+        """The population: client i has K_i copies of its quadratic, in arrays of `most` places. One epoch in batches of
+        one is then K_i local steps."""
         size = len(self.centers)
         mask = np.arange(most)[None] < np.broadcast_to(num_steps, size)[:, None]
         return population.generated(size, _copies, {
@@ -58,7 +69,7 @@ def _copies(parameters: Any, id: Any) -> ClientData:
 
 
 class Base(NamedTuple):
-    """The setting that others differ from in one thing."""
+    """The setting that all others differ from in one respect."""
 
     problem: Problem
     num_steps: int
@@ -67,7 +78,7 @@ class Base(NamedTuple):
 
 
 def quadratic_clients(size: int, dimension: int, heterogeneity: float, seed: int) -> Problem:
-    """Random quadratics of the studies' range of curvatures."""
+    """Random quadratic clients with curvatures between `SMALLEST` and `LARGEST`."""
     data = population.quadratics(
         num_clients=size, dimension=dimension, smallest_curvature=SMALLEST, largest_curvature=LARGEST,
         heterogeneity=heterogeneity, seed=seed,
@@ -76,7 +87,7 @@ def quadratic_clients(size: int, dimension: int, heterogeneity: float, seed: int
 
 
 def two_kinds(problem: Problem, curvatures: Sequence[float]) -> Problem:
-    """Half of the clients at 0, half at 1, in every coordinate: the textbook's pair of clients, as often as needed."""
+    """Half of the clients have their optimum at 0, half at 1, in every coordinate, with the curvatures given."""
     size, dimension = problem.centers.shape
     late = np.arange(size) >= size // 2
     hessians = np.where(late, *curvatures[::-1])[:, None, None] * np.eye(dimension)
@@ -84,7 +95,7 @@ def two_kinds(problem: Problem, curvatures: Sequence[float]) -> Problem:
 
 
 class Setting(NamedTuple):
-    """A run, and what is read of it."""
+    """A run, and what is measured in it."""
 
     conditions: dict[str, Any]
     quantity: str
@@ -93,12 +104,17 @@ class Setting(NamedTuple):
     step_size: float
     predicted: float
     target: np.ndarray  # from which distances are measured
-    rounds: int = 0  # 0: until it rests
+    rounds: int = 0  # 0: until it has converged
     scale: float = 1.0  # of what is measured
 
 
 def run_settings(make: Callable, settings: Sequence[Setting], rounds: int | None = None) -> Iterator[Comparison]:
-    """All settings of one algorithm, in one program."""
+    """Runs all settings of one algorithm, as one program.
+
+    Args:
+      make: step size -> algorithm.
+      rounds: of settings that name none; None: as many as FedAvg's contraction asks for.
+    """
     runs = traced_runs(make, distance_to)
     most = max(int(np.max(one.num_steps)) for one in settings)
     looks, resolutions = [], []

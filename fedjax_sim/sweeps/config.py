@@ -101,7 +101,7 @@ def run_sweep(
     progress: bool = False,
     metric: str | None = None,
 ) -> Any:
-    """Runs a loaded sweep; without the `metric` that is to be shown it stops after its first points.
+    """Runs a loaded sweep; if the `metric` to be shown is missing it stops after its first points.
 
     Returns: a `Sweep`. Seed s has the bits of `fedjax-sim run` with that seed and the same `data.seed`
     (tests/sweeps/test_config.py::test_a_config_sweep_is_runs).
@@ -118,7 +118,7 @@ def run_sweep(
     tables = loaded.configs[0].resolved()
 
     class Again(Builder):
-        """Another algorithm over the same data."""
+        """Builds another algorithm over the same data."""
 
         def wrapped(self, table: str, **given: Any) -> Any:
             return base.data if table == "data" else super().wrapped(table, **given)

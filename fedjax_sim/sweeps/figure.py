@@ -1,4 +1,4 @@
-"""The picture of a sweep: mean and interval over seeds against one axis of the grid, a line for each of the others."""
+"""The figure of a sweep: mean and interval over seeds against one axis of the grid, a line for each of the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOKS = (
     {"color": "#56B4E9", "linestyle": (0, (8, 2)), "marker": "X"},
     {"color": "#B08900", "linestyle": (0, (2, 2)), "marker": "*"},
 )
-TICKS = 9  # values that are written below an axis
+TICKS = 9  # most values that an axis shows as ticks
 LOGARITHMIC = 10  # largest / smallest value from which an axis is logarithmic
 
 

@@ -1,4 +1,4 @@
-"""The finished points of a sweep on disk: a line each, appended, so that a sweep killed at any moment can go on."""
+"""The finished points of a sweep on disk: a line each, appended, so that a sweep killed at any moment can resume."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class Finished:
             checkpoint.write_atomically(self.path, [_line({"sweep": identity})])
 
     def add(self, found: dict[int, list[dict]]) -> None:
-        """Points that are done."""
+        """Adds finished points."""
         self.rows |= found
         if self.path is not None:
-            with open(self.path, "r+b", buffering=0) as file:  # one that was deleted meanwhile is not begun anew
+            with open(self.path, "r+b", buffering=0) as file:  # a file that was deleted meanwhile is an error
                 file.seek(0, os.SEEK_END)
                 text = memoryview(b"".join(_line({"point": point, "rows": rows}) for point, rows in found.items()))
                 while text:
@@ -63,7 +63,7 @@ class Finished:
                 os.fsync(file.fileno())
 
     def drop_empty(self) -> None:
-        """Removes the file where no point is done, so that what was refused can be started again."""
+        """Removes a file without any point, so that a sweep that was refused can be started again."""
         if self.path is not None and not self.rows:
             self.path.unlink(missing_ok=True)
 

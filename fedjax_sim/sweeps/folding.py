@@ -1,6 +1,6 @@
-"""The floats that XLA computes otherwise with where it knows them: they must stay written in a program.
+"""The floats that change XLA's arithmetic where it knows them: they must stay literals of a program.
 
-XLA works out what depends on nothing but floats that it knows, in its own rounding. It leaves out products with one
+XLA evaluates what depends only on known floats while it compiles, with its own rounding. It removes products with one
 and sums with zero, makes (x * 0.3) * 0.7 one product and (x + 0.3) + 0.7 one sum, and some powers products.
 """
 
@@ -19,7 +19,7 @@ INLINED = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom
 OPENED = (*INLINED, "cond", "scan", "while")  # whose inner programs can be replayed with other floats
 MOVING = ("bitcast_convert_type", "broadcast_in_dim", "convert_element_type", "copy", "copy_p", "expand_dims",
           "optimization_barrier", "reshape", "rev", "squeeze", "transpose")  # fmt: skip
-ROUNDED = ("add", "div", "max", "min", "mul", "neg", "sqrt", "sub")  # as IEEE 754 says, whoever computes them
+ROUNDED = ("add", "div", "max", "min", "mul", "neg", "sqrt", "sub")  # as IEEE 754 prescribes, wherever they run
 POWERS = ("atan2", "pow")
 JOINED = {"add": "+", "sub": "+", "mul": "*", "div": "*"}
 
@@ -27,19 +27,19 @@ JOINED = {"add": "+", "sub": "+", "mul": "*", "div": "*"}
 class _Fact(NamedTuple):
     """What is known of a value."""
 
-    made_of: frozenset[int] | None = None  # floats, where of nothing else
-    worked_out: bool = False  # of them, by arithmetic
+    made_of: frozenset[int] | None = None  # the floats that it depends on, if on nothing else
+    worked_out: bool = False  # computed of them by arithmetic
     joined: tuple[str, frozenset[int]] | None = None  # its last product, ratio or sum, and the floats that took part
 
 
 class _Walk:
-    """Over a program's floats, in the order of `lifting`."""
+    """A walk over a program's floats, in the order of `lifting`."""
 
     def __init__(self, floats: Sequence[np.ndarray]):
         self.floats, self.position, self.kept = floats, 0, set()
 
     def value(self, x: Any) -> _Fact:
-        """Of a literal, or a constant."""
+        """The fact of a literal or a constant."""
         self.position += is_float(x)
         return _Fact(frozenset({self.position - 1} if is_float(x) else ()))
 
@@ -72,9 +72,9 @@ class _Walk:
         return results if through else [_Fact()] * len(results)
 
     def result(self, eqn: Any, operands: list[_Fact]) -> _Fact:
-        """Of an equation."""
+        """The fact of an equation's result."""
         name, size = eqn.primitive.name, getattr(eqn.outvars[0].aval, "size", 1)
-        grown = [getattr(x.aval, "size", 1) != size for x in eqn.invars]  # nothing is joined across a broadcast
+        grown = [getattr(x.aval, "size", 1) != size for x in eqn.invars]  # XLA joins nothing across a broadcast
         operands = [x._replace(joined=None) if far else x for x, far in zip(operands, grown, strict=True)]
         if name in MOVING:
             return operands[0]

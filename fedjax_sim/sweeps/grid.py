@@ -1,4 +1,4 @@
-"""The points of a sweep: which values, which seeds."""
+"""The points of a sweep: combinations of values, and seeds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def combinations_of(grid: Mapping[str, Iterable] | Iterable[Mapping[str, Any]]) 
         {_name(name): _value(f"grid[{i}].{name}", point[name]) for name in points[0]} for i, point in enumerate(points)
     ]
     _distinct("grid", [tuple(point.values()) for point in found], [*map(str, found)])
-    for name in points[0]:  # in one word throughout
+    for name in points[0]:  # equal values must be spelled alike in all points
         words = [value for _, value in dict.fromkeys((type(point[name]), point[name]) for point in found)]
         _distinct(f"grid.{name}", words, words)
     return found
@@ -119,7 +119,7 @@ def _values(name: str, values: Any) -> list:
 
 
 def _value(name: str, value: Any) -> Any:
-    """A plain Python value: numbers of arrays as they are."""
+    """A plain Python value; numbers of arrays become Python numbers."""
     if isinstance(value, (np.ndarray, np.generic, jax.Array)) and np.ndim(value) == 0:
         value = np.asarray(value).item()
     if type(value) not in KINDS:
@@ -130,9 +130,9 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _distinct(name: str, values: list, shown: list) -> None:
-    """Of values that compare equal, as 1, 1.0 and True do, one alone: rows are found by them."""
+    """Refuses values that compare equal, as 1, 1.0 and True do: rows are found by their values."""
     seen = set()
     for value, word in zip(values, shown, strict=True):
         if value in seen:
-            validate.fail(name, "each once", word, "It stands there twice: more trials are more seeds.")
+            validate.fail(name, "each once", word, "It occurs twice. For more trials give more seeds.")
         seen.add(value)

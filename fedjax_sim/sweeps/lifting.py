@@ -1,10 +1,10 @@
 """Programs that differ in floats only, as one program that takes those floats as arguments.
 
-A hyper-parameter becomes part of a program in ways that nobody can list: rounded, squared, taken from one in Python's
-doubles, tested, turned into a bound. So every value is traced as it would be for itself, and the traces are compared:
-where all agree but for floats written in them, those floats are lifted out, and one compiled program serves every
-value, but where XLA would round otherwise without knowing a float (`folding`): it stays. No part has to know that it is
-swept over, its checks see real numbers, and what changes shape makes another program by itself.
+A hyper-parameter enters a program in many ways: rounded, squared, subtracted from one in Python's doubles, tested,
+turned into a bound. So every value is traced by itself, and the traces are compared. Where they agree up to the floats
+written in them, those floats become arguments, and one compiled program serves all values. Floats without whose value
+XLA would round differently stay in the program (`folding`). The parts need no change for this: their checks see real
+numbers, and a value that changes a shape makes another program by itself.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Trace(NamedTuple):
     out: Any  # the structure of what it returns
 
     def uses(self, name: str) -> bool:
-        """Whether a primitive of that name stands in it."""
+        """Whether it contains a primitive of that name."""
         return f"'{name}'" in str(self.kind)
 
 
 def trace(function: Callable, *args: PyTree) -> tuple[Trace, PyTree]:
-    """A function's trace at arguments (arrays or specs), and the specs of what it returns."""
+    """(A function's trace at these arguments, which may be specs; the specs of what it returns)."""
     jaxpr, out = jax.make_jaxpr(function, return_shape=True)(*args)
     floats: list[np.ndarray] = []
     structure = jax.tree.structure(out)
@@ -58,7 +58,7 @@ def lifted(traces: Sequence[Trace]) -> list[np.ndarray | None]:
 
 
 def replay(traced: Trace, floats: Sequence[jax.Array | None], *args: PyTree) -> PyTree:
-    """The function of a trace with other floats in it (None: its own)."""
+    """Calls a traced function with other floats in place of its own (None: its own)."""
     flat = _replay(*opened(traced.jaxpr), list(floats), jax.tree.leaves(args))
     return jax.tree.unflatten(traced.out, flat)
 
@@ -68,7 +68,7 @@ def _aval(aval: Any) -> Hashable:
 
 
 def _kind(jaxpr: Jaxpr, consts: Sequence[Any], floats: list[np.ndarray]) -> Hashable:
-    """What a jaxpr is but for its floats, which are added to the list: constants first, then equation by equation."""
+    """A jaxpr up to its floats, which are appended to `floats`: constants first, then equation by equation."""
     numbers: dict[Any, int] = {}
 
     def atom(x):
@@ -160,14 +160,14 @@ def _replay(jaxpr: Jaxpr, consts: Sequence[Any], floats: list, args: Sequence[An
 
 
 def _bound(eqn: Any, operands: list) -> Sequence:
-    """An equation's results, as it stands."""
+    """The results of an equation, unchanged."""
     with eqn.ctx.manager:
         results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return results if eqn.primitive.multiple_results else [results]
 
 
 def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
-    """An equation whose inner programs get other floats."""
+    """The results of an equation whose inner programs get other floats."""
 
     def inner(program: ClosedJaxpr | Jaxpr, own: list) -> Callable:
         return lambda *args: _replay(*opened(program), own, args)
@@ -208,7 +208,7 @@ def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
 
 
 def _loop(test: Callable, turn: Callable, start: list, vmapped: bool) -> list:
-    """A loop. A vmapped one, as JAX lowers it, turns while any lane goes on; a lane that has ended keeps its values."""
+    """A loop. If vmapped, as JAX lowers it, it runs while any lane does; a lane that has ended keeps its values."""
 
     def goes_on(values):
         (going,) = test(*values)

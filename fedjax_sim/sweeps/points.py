@@ -1,4 +1,4 @@
-"""Many runs as one compiled program: points of one kind, advanced round by round, shared out over the devices."""
+"""Many runs as one compiled program: points of one kind, advanced round by round, split over the devices."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def traced(algorithm: Algorithm, params: PyTree, population: PyTree) -> Kind:
     if tree.spec(after) != tree.spec(state):
         validate.fail("make", "an algorithm whose state keeps its shapes", tree.spec(after))
     if any(part.uses("shard_map") for part in (init, step)):
-        hint = "A sweep shares out its points: leave out mesh, or make it None."
+        hint = "A sweep splits its points over the devices: leave out mesh, or make it None."
         validate.fail("make", "an algorithm on one device", "one with its own mesh", hint)
     if "error_ids" in info:
-        hint = "A sweep tells which points diverged."
+        hint = "A sweep reports which points diverged."
         validate.fail("make", "an algorithm that goes on past non-finite updates", "nonfinite='error'", hint)
     return Kind((init.kind, step.kind, model.kind), init, step, model, state, info)
 
 
 def _strong(state: PyTree) -> PyTree:
-    """Without the weak types of Python's numbers: a loop's carry must keep its types."""
+    """The state without weak types, which Python's numbers have: a loop's carry must keep its types."""
     return jax.tree.map(lambda x: jax.lax.convert_element_type(x, jnp.asarray(x).dtype), state)
 
 
@@ -64,7 +64,7 @@ class Points:
       kinds: one per combination, all of one name.
       params: leaves [S, ...], a row for each seed.
       batch: points vmapped at once; 1 runs one after the other, each as it would run alone.
-      most: points that are asked for.
+      most: points that will be run.
     """
 
     def __init__(self, kinds: Sequence[Kind], params: PyTree, population: PyTree, *, impl: str, batch: int, most: int):
@@ -79,6 +79,32 @@ class Points:
         self._compile([lifted(part) for part in parts], params, population)
 
     def _compile(self, floats: list, params: PyTree, population: PyTree) -> None:
+        start, advance = self._of_one_point()
+
+        def started(points, shared, active):
+            own, _, *which = points
+            return self._over(start, active, (own, *which), *shared)
+
+        def advanced(points, shared, active, state, first, count):
+            _, bound, combination, _ = points
+            return self._over(advance, active, (bound, combination, state), *shared, first, count)
+
+        here, split = PartitionSpec(), PartitionSpec(None if self.mesh is None else self.mesh.axis_names[0])
+        shared = self._put((floats, params, population), here)
+        words = np.zeros((self.devices * self.groups, self.batch, *_key_shape(self.impl)), np.uint32)
+        number = np.zeros(words.shape[:2], np.int32)
+        points, zero = self._put((words, words, number, number), split), np.int32(0)
+        start_all = self._compiled(started, (split, here, here), split, points, shared, zero)
+        at_start = start_all(points, shared, zero)  # nothing of it is active
+        known = (shared[0], shared[2])
+        places = (split, here, here, split, here, here)
+        advance_all = self._compiled(advanced, places, split, points, known, zero, at_start, zero, zero)
+        self._start = lambda points, active: start_all(points, shared, active)
+        self._advance = lambda points, active, state, *rounds: advance_all(points, known, active, state, *rounds)
+        self._split = split
+
+    def _of_one_point(self) -> tuple[Callable, Callable]:
+        """Functions of one point: its first state, and `count` rounds of it from round `first` on."""
         init, step, model, _, info = self.kind[1:]
         impl = self.impl
 
@@ -103,55 +129,35 @@ class Points:
             state, last, counted = jax.lax.fori_loop(0, count, turn, carry)
             return state, last, counted, replay(model, own(floats[2], combination), state)
 
-        def over(one: Callable, active: Array, points: tuple, *shared: PyTree) -> PyTree:
-            """`one` at each active group of points [groups, batch, ...]."""
+        return start, advance
 
-            def several(points):
-                if self.batch > 1:
-                    return jax.vmap(one, in_axes=(0,) * len(points) + (None,) * len(shared))(*points, *shared)
-                found = one(*jax.tree.map(lambda x: x[0], points), *shared)
-                return jax.tree.map(lambda x: jnp.asarray(x)[None], found)
+    def _over(self, one: Callable, active: Array, points: tuple, *shared: PyTree) -> PyTree:
+        """`one` at each active group of points [groups, batch, ...]."""
 
-            def group(i, found):
-                here = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, keepdims=False), points)
-                put = jax.lax.dynamic_update_index_in_dim
-                return jax.tree.map(lambda rows, x: put(rows, x, i, 0), found, several(here))
+        def several(points):
+            if self.batch > 1:
+                return jax.vmap(one, in_axes=(0,) * len(points) + (None,) * len(shared))(*points, *shared)
+            found = one(*jax.tree.map(lambda x: x[0], points), *shared)
+            return jax.tree.map(lambda x: jnp.asarray(x)[None], found)
 
-            spec = jax.eval_shape(several, jax.tree.map(lambda x: x[0], points))
-            out = jax.tree.map(lambda x: jnp.zeros((self.groups, *x.shape), x.dtype), spec)
-            return jax.lax.fori_loop(0, active, group, out)
+        def group(i, found):
+            here = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, keepdims=False), points)
+            put = jax.lax.dynamic_update_index_in_dim
+            return jax.tree.map(lambda rows, x: put(rows, x, i, 0), found, several(here))
 
-        def started(points, shared, active):
-            own, _, *which = points
-            return over(start, active, (own, *which), *shared)
+        spec = jax.eval_shape(several, jax.tree.map(lambda x: x[0], points))
+        out = jax.tree.map(lambda x: jnp.zeros((self.groups, *x.shape), x.dtype), spec)
+        return jax.lax.fori_loop(0, active, group, out)
 
-        def advanced(points, shared, active, state, first, count):
-            _, bound, combination, _ = points
-            return over(advance, active, (bound, combination, state), *shared, first, count)
-
-        here, split = PartitionSpec(), PartitionSpec(None if self.mesh is None else self.mesh.axis_names[0])
-
-        def compiled(function: Callable, places: tuple, *args: PyTree) -> Callable:
-            if self.mesh is not None:
-                specs = {"in_specs": places, "out_specs": split, "check_vma": False}
-                function = jax.shard_map(function, mesh=self.mesh, **specs)
-            with engine.one_device():
-                program = jax.jit(function).lower(*args).compile()
-            check_memory(engine.needs(program))
-            return program
-
-        shared = self._put((floats, params, population), here)
-        words = np.zeros((self.devices * self.groups, self.batch, *_key_shape(impl)), np.uint32)
-        number = np.zeros(words.shape[:2], np.int32)
-        points, zero = self._put((words, words, number, number), split), np.int32(0)
-        start_all = compiled(started, (split, here, here), points, shared, zero)
-        at_start = start_all(points, shared, zero)  # nothing of it is active
-        known = (shared[0], shared[2])
-        places = (split, here, here, split, here, here)
-        advance_all = compiled(advanced, places, points, known, zero, at_start, zero, zero)
-        self._start = lambda points, active: start_all(points, shared, active)
-        self._advance = lambda points, active, state, *rounds: advance_all(points, known, active, state, *rounds)
-        self._split = split
+    def _compiled(self, function: Callable, places: tuple, split: PartitionSpec, *args: PyTree) -> Callable:
+        """A function over the devices: its arguments in their `places`, its results split over the devices."""
+        if self.mesh is not None:
+            specs = {"in_specs": places, "out_specs": split, "check_vma": False}
+            function = jax.shard_map(function, mesh=self.mesh, **specs)
+        with engine.one_device():
+            program = jax.jit(function).lower(*args).compile()
+        check_memory(engine.needs(program))
+        return program
 
     def _put(self, values: PyTree, spec: PartitionSpec) -> PyTree:
         if self.mesh is None:
@@ -160,7 +166,7 @@ class Points:
 
     @property
     def room(self) -> int:
-        """Points that `run` takes at once."""
+        """How many points `run` takes at once."""
         return self.devices * self.groups * self.batch
 
     def run(
@@ -171,7 +177,7 @@ class Points:
         Args:
           words, bound: [n, ...] key data, of the seeds and of the rounds.
           combination, seed: [n] int32, rows of what the program was made with.
-          rounds: where to look, ascending.
+          rounds: which to report, ascending.
 
         Yields: at each of them (infos of that round, counts since the last look, params), leaves [n, ...].
         """

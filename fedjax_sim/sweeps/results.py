@@ -32,7 +32,7 @@ class Paired(NamedTuple):
     p_value: float  # two-sided, of no difference
     seeds: int
     diverged: int  # seeds at which one of the two is not finite
-    correlation: float  # between the two over seeds: how much the pairing is worth
+    correlation: float  # of the two over seeds: the higher, the more pairing gains
 
 
 class Sweep(NamedTuple):
@@ -58,7 +58,7 @@ class Sweep(NamedTuple):
         return max(row["round"] for row in self.rows)
 
     def lossy(self) -> list[dict[str, Any]]:
-        """Last rows of points that left out non-finite updates, or skipped rounds: their metrics may look healthy.
+        """Last rows of points that dropped non-finite updates or skipped rounds: their metrics may hide it.
 
         Guarantees: tests/sweeps/test_sweep.py::test_what_diverged_is_told.
         """
@@ -77,8 +77,9 @@ class Sweep(NamedTuple):
         """Mean over seeds, with its standard error and Student-t interval, for each value of `by`.
 
         Args:
-          by: a name or names of the grid; all by default. Over the others a seed is averaged first: at one seed points
-            share their random numbers, so seeds alone are independent. Each value must stand with the same others.
+          by: a name or names of the grid; all by default. A seed is first averaged over the others: at one seed points
+            share their random numbers, so only seeds are independent. Each value must occur with the same values of the
+            others.
           round: an evaluated round, by default the last.
           finite_only: average the seeds that stayed finite. By default one that did not makes the mean NaN.
 
@@ -100,7 +101,7 @@ class Sweep(NamedTuple):
             beside.setdefault(values, set()).add(self._others(row, by))
         if len(set(map(frozenset, beside.values()))) > 1:
             hint = "Means over other values cannot be compared: name more of the grid, or see paired."
-            validate.fail("by", "names whose values all stand with the same values of the others", by, hint)
+            validate.fail("by", "names whose values all occur with the same values of the others", by, hint)
         found = []
         for values, cell in table.items():
             of_seeds = np.array([np.mean(x) for x in cell.values()])
@@ -118,7 +119,8 @@ class Sweep(NamedTuple):
     def paired(
         self, metric: str, name: str, a: Any, b: Any, *, round: int | None = None, confidence: float = 0.95
     ) -> Paired:
-        """Metric at `name = a` minus metric at `name = b`, seed by seed, over the other values at which both stand.
+        """Metric at `name = a` minus metric at `name = b`, seed by seed, over the values of the other names at which
+        both occur.
 
         Seeds at which one of the two is not finite are left out, and counted.
 
@@ -142,11 +144,11 @@ class Sweep(NamedTuple):
             if key in sides[b]:
                 both.setdefault(key[0], []).append((sides[a][key], sides[b][key]))
         if not both:
-            validate.fail("a, b", "values that stand beside the same values of the others", (a, b))
+            validate.fail("a, b", "values that occur with the same values of the others", (a, b))
         return _paired(metric, [np.mean(both[seed], axis=0) for seed in sorted(both)], confidence)
 
     def differences(self, metric: str, *, round: int | None = None, confidence: float = 0.95) -> list[dict[str, Any]]:
-        """Every combination minus the first one, seed by seed: what they share under a seed falls out.
+        """Every combination minus the first one, seed by seed, so that what they share under a seed cancels.
 
         Returns: for each combination but the first, in their order, its values and the fields of `Paired`.
 
@@ -164,7 +166,7 @@ class Sweep(NamedTuple):
         ]
 
     def write(self, directory: str | Path) -> tuple[Path, Path]:
-        """Writes `results.jsonl` and `results.csv`, each wholly or not at all."""
+        """Writes `results.jsonl` and `results.csv`, each completely or not at all."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         lines = "".join(json.dumps(row) + "\n" for row in self.rows)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from fedjax_sim.running.spending import Spending
 from fedjax_sim.sweeps.finished import Finished, check_directory
 from fedjax_sim.sweeps.grid import check_arguments, combinations_of, seeds_of
 from fedjax_sim.sweeps.points import INIT, Kind, Points, traced
+from fedjax_sim.sweeps.records import Recorder
 from fedjax_sim.sweeps.results import Sweep
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
@@ -51,31 +52,31 @@ def sweep(
 ) -> Sweep:
     """Runs `num_rounds` rounds of every combination of values with every seed.
 
-    Combinations that differ in numbers alone share one compiled program; what changes a shape makes another, and so do
-    numbers that XLA computes otherwise with where it knows them, as exponents, 0 and 1 (`folding`). The same seed gives
-    every combination the same cohorts and minibatches, so that differences between combinations are paired; but where
-    parts have noise, each point draws its own, for shared noise would fall out of their difference.
+    Combinations that differ only in numbers share one compiled program. A value that changes a shape makes another, and
+    so do numbers that change XLA's arithmetic where it knows them, as exponents, 0 and 1 do (`folding`). The same seed
+    gives every combination the same cohorts and minibatches, so that differences between combinations are paired. Where
+    parts add privacy noise each point draws its own, since shared noise would cancel in their difference.
 
     Args:
-      make: (**values) -> Algorithm, called once for each combination, with the values as they stand in the grid.
-      params: where learning starts; or a function of a key, called once for each seed.
+      make: (**values) -> Algorithm, called once for each combination, with the values as the grid has them.
+      params: the initial model; or a function of a key, called once for each seed.
       population, num_rounds, evaluation: as for `run`.
       grid: values for each name that `make` takes: all combinations of a dict, or the points of a list of dicts.
         Numbers, truth values, texts and None.
       seeds: S for seeds 0..S-1, or a list.
       evaluate_every: rounds between two rows of a point; by default the last round alone has one.
-      metrics: which metrics rows keep, beside what tells of divergence; by default all.
-      batch: points vmapped at once. 1 repeats the bits of `run`; more is faster for small models, and rounds
-        otherwise, in the last places.
+      metrics: which metrics rows keep, beside the counts that show divergence; by default all.
+      batch: points vmapped at once. 1 repeats the bits of `run`; more is faster for small models and differs in the
+        last digits.
       delta: as for `run`. Where parts have noise a row has the epsilon of that run alone. Points share no cohort and no
-        noise, so what several have spent is what `privacy.compose` makes of them; who publishes the best of many runs
-        has spent all of it.
-      directory: where finished points are kept as they come; results then go there too.
-      resume: go on with what `directory` holds. Programs, data and what `evaluation` finds at the start must agree.
+        noise, so several together have spent what `privacy.compose` computes of them; publishing the best of many runs
+        spends all of it.
+      directory: where finished points are written as they come, and the results at the end.
+      resume: continue the sweep in `directory`. Programs, data and the evaluation of the first model must agree.
       progress: a bar.
 
     Returns: a `Sweep`, with a row for each point and evaluated round: seed, values, round, metrics, and
-      `dropped_clients_so_far` and `skipped_rounds_so_far`, which tell a point that diverged.
+      `dropped_clients_so_far` and `skipped_rounds_so_far`, which show that a point diverged.
 
     Raises: what `run` raises; `checkpoint.CheckpointError` for a directory of another sweep.
 
@@ -128,7 +129,7 @@ def sweep_points(
 ) -> Sweep:
     """`sweep` over given combinations, with the key and the params of each seed; `identity` as for `run`.
 
-    Without the metric that is `needed` it stops after its first points.
+    Raises: ValueError after the first points, if they lack the metric that is `needed`.
     """
     started = time.perf_counter()
     validate.integer("num_rounds", num_rounds)
@@ -152,13 +153,7 @@ def sweep_points(
         stack.enter_context(jax.default_matmul_precision(matmul_precision()))
         if directory is not None:
             stack.enter_context(checkpoint.lock(directory))
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), starts)
-        kinds, epsilons, programs = [], [], []
-        for values in combinations:
-            algorithm = make(**values)
-            kinds.append(traced(algorithm, one, population))
-            programs.append(program_digest(algorithm, one, population) if is_private(algorithm) else "")
-            epsilons.append(_Epsilons(Spending(algorithm, one, population, programs[-1], delta, None), rounds))
+        kinds, programs, epsilons = _prepared(make, combinations, starts, population, rounds, delta)
         judged = None
         if evaluation is not None and directory is not None:
             judged = as_record(0, evaluation(jax.tree.map(lambda x: x[0], starts)))
@@ -172,14 +167,15 @@ def sweep_points(
         } | ({"private": programs} if any(programs) else {})  # fmt: skip
         finished = Finished(directory, identity, resume)
         stack.callback(finished.drop_empty)
-        recorded = _Recorded(evaluation, metrics, combinations, seeds, epsilons, needed)
+        recorder = Recorder(evaluation, metrics, combinations, seeds, epsilons, needed)
         bar = stack.enter_context(_bar(progress, len(combinations) * len(seeds), len(finished.rows)))
-        impl = str(jax.random.key_impl(keys[0]))
         words = np.stack([jax.random.key_data(key) for key in keys])
         bound_words = _bound_words(keys, programs, starts, population)
+        runner = _Runner(finished, recorder, rounds, words, bound_words, bar, interrupted)
         groups: dict[Any, list[int]] = {}
         for i, kind in enumerate(kinds):
             groups.setdefault(kind.name, []).append(i)
+        impl = str(jax.random.key_impl(keys[0]))
         compile_seconds = 0.0
         for members in groups.values():
             wanted = [i * len(seeds) + s for i in members for s in range(len(seeds))]
@@ -189,21 +185,7 @@ def sweep_points(
             before = time.perf_counter()
             program = Points([kinds[i] for i in members], starts, population, impl=impl, batch=batch, most=len(wanted))
             compile_seconds += time.perf_counter() - before
-            row = {combination: i for i, combination in enumerate(members)}
-            count = min(len(wanted), program.devices * program.batch)
-            while wanted:
-                now, wanted = wanted[:count], wanted[count:]
-                before = time.perf_counter()
-                combination, seed = np.divmod(np.array(now, np.int32), np.int32(len(seeds)))
-                table = np.array([row[i] for i in combination.tolist()], np.int32)
-                looks = program.run(words[seed], bound_words[combination, seed], table, seed, rounds)
-                finished.add(recorded.rows(now, zip(rounds, looks, strict=True)))
-                seconds = time.perf_counter() - before
-                bar(len(now))
-                count = min(program.room, 2 * len(now), max(1, int(BATCH_SECONDS * len(now) / max(seconds, 1e-6))))
-                count = -(-count // (program.devices * program.batch)) * program.devices * program.batch
-                if interrupted:
-                    raise KeyboardInterrupt
+            runner.run(program, members, wanted)
     rows = [row for point in range(len(combinations) * len(seeds)) for row in finished.rows[point]]
     found = Sweep(
         rows, tuple(combinations[0]), seeds, len(groups), batch == 1, compile_seconds, time.perf_counter() - started
@@ -213,66 +195,70 @@ def sweep_points(
     return found
 
 
-class _Recorded:
-    """Rows from what a program shows of its points."""
+def _prepared(
+    make: Callable[..., Algorithm],
+    combinations: list[dict[str, Any]],
+    starts: PyTree,
+    population: PyTree,
+    rounds: list[int],
+    delta: float | None,
+) -> tuple[list[Kind], list[str], list[_Epsilons]]:
+    """For each combination its traces, the digest of its program where it is private (else ""), and its epsilons."""
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), starts)
+    kinds, programs, epsilons = [], [], []
+    for values in combinations:
+        algorithm = make(**values)
+        kinds.append(traced(algorithm, one, population))
+        programs.append(program_digest(algorithm, one, population) if is_private(algorithm) else "")
+        epsilons.append(_Epsilons(Spending(algorithm, one, population, programs[-1], delta, None), rounds))
+    return kinds, programs, epsilons
 
-    def __init__(self, evaluation: Callable | None, metrics: Sequence[str] | None, combinations: list, seeds: list,
-                 epsilons: list, needed: str | None):  # fmt: skip
-        self.evaluation, self.metrics, self.epsilons, self.needed = evaluation, metrics, epsilons, needed
-        self.combinations, self.seeds = combinations, seeds
 
-    def rows(self, points: list[int], looks: Iterable) -> dict[int, list[dict]]:
-        """By point, a row for each look."""
-        found: dict[int, list[dict]] = {point: [] for point in points}
-        totals: dict[str, np.ndarray] = {}
-        for round, (infos, counted, params) in looks:
-            totals = {name: totals.get(name, 0) + value.astype(np.int64) for name, value in counted.items()}
-            for i, point in enumerate(points):
-                combination, seed = divmod(point, len(self.seeds))
-                record = as_record(round, infos, i)
-                del record["round"]
-                if self.evaluation is not None:
-                    model = jax.tree.map(lambda x, i=i: jnp.array(x[i]), params)
-                    record |= self._new(as_record(round, self.evaluation(model)), record)
-                record |= self.epsilons[combination].record(round, {name: value[i] for name, value in totals.items()})
-                record |= {f"{name}_so_far": int(value[i]) for name, value in totals.items()}
-                values = self.combinations[combination]
-                found[point].append({"seed": self.seeds[seed], **values, "round": round, **self._kept(record, values)})
-        return found
+class _Runner(NamedTuple):
+    """Runs points of a compiled program, a share at a time, and commits each share when it is done."""
 
-    def _new(self, evaluated: dict, record: dict) -> dict:
-        del evaluated["round"]
-        for name in evaluated:
-            if name in record or name == "epsilon":
-                validate.fail("evaluation", "names that the round does not use", name, "Put a prefix before it.")
-        return evaluated
+    finished: Finished
+    recorder: Recorder
+    rounds: list[int]
+    words: np.ndarray  # [seeds, ...] key data
+    bound_words: np.ndarray  # [combinations, seeds, ...]
+    bar: Callable[[int], None]
+    interrupted: Any  # true once the user has interrupted
 
-    def _kept(self, record: dict, values: Mapping[str, Any]) -> dict:
-        for name in values:
-            if name in record:
-                validate.fail("grid", "names that no metric has", name, "Give make's argument another name.")
-        for name in self.metrics or ():
-            if name not in record:
-                validate.fail("metrics", "some of " + ", ".join(record), name, validate.nearest(name, record))
-        kept = {name: x for name, x in record.items()
-                if self.metrics is None or name in self.metrics or name.endswith("_so_far")}  # fmt: skip
-        if self.needed is not None and self.needed not in kept:
-            validate.fail("metric", "one of " + ", ".join(kept), self.needed, validate.nearest(self.needed, kept))
-        return kept
+    def run(self, program: Points, members: list[int], wanted: list[int]) -> None:
+        """Runs the `wanted` points of the combinations that a program was made of, `members`.
+
+        Raises: KeyboardInterrupt after the share during which the user interrupted.
+        """
+        row = {combination: i for i, combination in enumerate(members)}
+        count = min(len(wanted), program.devices * program.batch)
+        while wanted:
+            now, wanted = wanted[:count], wanted[count:]
+            before = time.perf_counter()
+            combination, seed = np.divmod(np.array(now, np.int32), np.int32(len(self.words)))
+            rows = np.array([row[i] for i in combination.tolist()], np.int32)
+            looks = program.run(self.words[seed], self.bound_words[combination, seed], rows, seed, self.rounds)
+            self.finished.add(self.recorder.rows(now, zip(self.rounds, looks, strict=True)))
+            seconds = time.perf_counter() - before
+            self.bar(len(now))
+            count = min(program.room, 2 * len(now), max(1, int(BATCH_SECONDS * len(now) / max(seconds, 1e-6))))
+            count = -(-count // (program.devices * program.batch)) * program.devices * program.batch
+            if self.interrupted:
+                raise KeyboardInterrupt
 
 
 class _Epsilons:
-    """What a run's records say of its privacy."""
+    """The privacy entries of a run's records."""
 
     def __init__(self, spending: Spending, rounds: Sequence[int]):
         self.spending = spending
         if is_opaque(spending.source):
-            spending.void = "Nobody can tell programs apart that call the host: points may share their noise."
+            spending.void = "Programs that call the host cannot be told apart: points may share their noise."
         spending.enter(0, rounds[-1])
         self.by_round = {round: {name: plain(x) for name, x in spending.record(round).items()} for round in rounds}
 
     def record(self, round: int, counts: Mapping[str, Any]) -> dict[str, Any]:
-        """Of a round, with counts over all until then."""
+        """The entries after a round, with the counts of all rounds until then."""
         return {} if self.spending.misses(counts) else self.by_round[round]
 
 
@@ -288,7 +274,7 @@ def _bound_words(keys: list[Array], programs: list[str], starts: PyTree, populat
 
 
 def _programs(kinds: list[Kind]) -> str:
-    """A digest of what `make` made: its programs, their constants, and the floats in them."""
+    """A digest of what `make` returned: its programs, their constants, and the floats in them."""
     sha, seen = hashlib.sha256(), {}
     for kind in kinds:
         if kind.name not in seen:

@@ -1,4 +1,4 @@
-"""The desk of theory: closed forms laid over what the simulator measures. Host code in float64, no model is trained."""
+"""Closed forms of what the simulator measures, on the host in float64; no model is trained."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ from fedjax_sim.theory.quantization import (
     QuantizationError,
     crossover_cohort_size,
     expected_squared_error,
-    largest_stable_step,
     level_distance,
-    qsgd_relative_variance,
     quantization_error,
     quantization_floor,
+)
+from fedjax_sim.theory.relative_error import (
+    largest_stable_step,
+    qsgd_relative_variance,
     random_k_relative_variance,
     stochastic_relative_variance,
     top_k_contraction,

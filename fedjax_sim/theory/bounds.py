@@ -1,6 +1,6 @@
 """Published bounds, with every constant as a function of the problem: FedProx's drift and descent, Li et al. on FedAvg.
 
-A bound holds; it does not predict. Beside them stand the exact answers of `theory.convergence` and `theory.floor`.
+A bound is not a prediction: for exact answers see `theory.convergence` and `theory.floor`.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class FedAvgBound:
         if self.scheme != "full":
             validate.integer("cohort_size", self.cohort_size)
         elif self.cohort_size is not None:
-            validate.fail("cohort_size", "None with everybody", self.cohort_size, "Or give a scheme, 'I' or 'II'.")
+            validate.fail("cohort_size", "None for full participation", self.cohort_size, "Or give scheme 'I' or 'II'.")
         if self.scheme == "II":
             validate.integer("num_clients", self.num_clients, self.cohort_size)
 
@@ -231,7 +231,7 @@ def fedavg_bound(
     validate.positive("radius", radius)
     validate.in_range("gradient_noise", gradient_noise, 0)
     if scheme == "II" and not np.allclose(shares * len(shares), 1):
-        validate.fail("shares", "equal ones with scheme 'II'", shares.tolist(), "Li et al.'s theorem 3 is about them.")
+        validate.fail("shares", "equal ones with scheme 'II'", shares.tolist(), "Li et al.'s theorem 3 assumes them.")
     optimum = quadratic_optimum(hessians, centers, shares)
     away = optimum - centers
     gradients = np.einsum("nij,nj->ni", hessians, away)

@@ -1,4 +1,4 @@
-"""What clipping costs: bias against noise in the released mean of clipped updates, and the threshold between them."""
+"""What clipping costs: bias against noise in the released mean of clipped updates, and the best clip norm."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def best_clip_norm(updates: Any, *, noise_multiplier: float, cohort_size: int) -
 
     Returns: C in (0, the largest norm]. It depends on the clients' data: a private run must not use it.
 
-    Raises: ValueError where every release errs by more than releasing nothing.
+    Raises: ValueError where every release has a larger error than releasing zero.
 
     Guarantees: tests/theory/test_clipping.py::test_interior_optimum; however much noise (::test_much_noise).
 

@@ -1,6 +1,6 @@
 """The random weights c_i that an aggregator gives the clients of a cohort: their means and covariances.
 
-A round moves the model by server_rate * sum_i c_i u_i over all N clients, with c_i = 0 for whoever is absent. The first
+A round moves the model by server_rate * sum_i c_i u_i over all N clients, with c_i = 0 for absent clients. The first
 two moments of c are all that the mean and covariance of the model depend on.
 
     fixed       c_i = p_i Z_i / E Z_i             `horvitz_thompson`, Li's schemes; unbiased
@@ -69,7 +69,7 @@ def _fixed(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
 
 
 def _equal(design: SamplingDesign, size: int) -> Coefficients:
-    """The plain mean over K > 0 reports; nothing moves where there are none."""
+    """The plain mean over K > 0 reports; without reports the model stays."""
     counts, chances = report_counts(design)
     some = counts > 0
     counts, chances = counts[some], chances[some]
@@ -122,7 +122,7 @@ def cohort_coefficients(
     """The moments of the clients' weights c_i under a design.
 
     Args:
-      design: a sampler's `SamplingDesign`; None = everybody in every round.
+      design: a sampler's `SamplingDesign`; None = all clients in every round.
       shares: [N] p_i.
       denominator: "fixed", "realised", or a number D > 0: see the module.
 

@@ -103,7 +103,7 @@ def joint_inclusion_probability(design: SamplingDesign) -> float:
 
     Raises: ValueError for one client, and for designs in which pairs differ (weighted, cyclic in order).
 
-    Guarantees: the number of row E1, and the frequency over all cohorts
+    Guarantees: the indicators' covariance for m = 10 of N = 100, and the frequency over all cohorts
     (tests/theory/test_sampling_variance.py::test_joint_inclusion).
 
     References: Cochran 1977, section 2.9.
@@ -124,7 +124,7 @@ def joint_inclusion_probability(design: SamplingDesign) -> float:
 
 
 def blocks(design: SamplingDesign) -> tuple[np.ndarray, int]:
-    """Where the windows of clients start that are called in turn, and how many clients each has: [0], N if not cyclic.
+    """Where the windows of a cyclic order start, and how many clients each has: [0], N for other schemes.
 
     >>> design = SamplingDesign(scheme="cyclic", population_size=6, cohort_size=4, num_slots=4)
     >>> [x for x in blocks(design)]
@@ -179,7 +179,7 @@ def enumerate_cohorts(design: SamplingDesign, *, limit: int = MAX_COHORTS) -> It
 
 
 def _batches(choices: Iterator[tuple[int, ...]], width: int, size: int) -> Iterator[np.ndarray]:
-    """[s, size] how often each client stands in each choice."""
+    """[s, size] how often each client occurs in each choice."""
     while rows := list(itertools.islice(choices, max(1, _BATCH // (size + width)))):
         counts = np.zeros((len(rows), size))
         np.add.at(counts, (np.arange(len(rows))[:, None], np.array(rows, np.int64).reshape(len(rows), width)), 1)

@@ -1,4 +1,4 @@
-"""Where FedAvg, FedNova and FedProx come to rest on quadratics, and how fast.
+"""Fixed points of FedAvg, FedNova and FedProx on quadratics, and how fast rounds converge to them.
 
 Problems are (hessians, centers, shares) as in `theory.quadratic`. On quadratics all of this is exact.
 """
@@ -33,10 +33,10 @@ __all__ = [
 def fedavg_fixed_point(
     hessians: Any, centers: Any, shares: Any = None, *, num_steps: Any, step_size: float
 ) -> np.ndarray:
-    """Where FedAvg with K full-batch local steps comes to rest, if it does: w = (sum p_i M_i)^-1 sum p_i M_i a_i.
+    """The fixed point of FedAvg with K full-batch local steps: w = (sum p_i M_i)^-1 sum p_i M_i a_i.
 
-    M_i = I - (I - eta H_i)^K_i. One step rests at the optimum; infinitely many rest at the average of the centers.
-    Unequal K_i rest near the optimum of another objective, `effective_shares`.
+    M_i = I - (I - eta H_i)^K_i. For one step it is the optimum; for infinitely many the average of the centers. For
+    unequal K_i it is near the optimum of another objective, `effective_shares`.
 
     Args:
       hessians, centers, shares: see the module.
@@ -76,10 +76,10 @@ def fedavg_contraction(hessians: Any, centers: Any, shares: Any = None, *, num_s
 def fednova_fixed_point(
     hessians: Any, centers: Any, shares: Any = None, *, num_steps: Any, step_size: float
 ) -> np.ndarray:
-    """Where FedNova comes to rest: as FedAvg, with M_i / K_i. The optimum only as eta K -> 0.
+    """FedNova's fixed point: FedAvg's with M_i / K_i in place of M_i. It is the optimum only as eta K -> 0.
 
-    Normalised averaging takes the shift by unequal K_i away, not the drift of several local steps: for curvature 1,
-    a = (0, 1), K = (1, 10) it rests at 0.394 with eta = 0.1 and tends to 0.5 as eta -> 0.
+    Normalised averaging removes the shift by unequal K_i, not the drift of several local steps: for curvature 1,
+    a = (0, 1), K = (1, 10) the fixed point is 0.394 with eta = 0.1 and tends to 0.5 as eta -> 0.
 
     Guarantees: tests/theory/test_convergence.py::test_unequal_steps_shift_the_fixed_point; simulated rounds end there
     (tests/oracles/test_fednova.py::test_fednova_rests_at_the_optimum_for_small_rates).
@@ -118,7 +118,7 @@ def fedprox_fixed_point(
     num_steps: Any = None,
     step_size: float | None = None,
 ) -> np.ndarray:
-    """Where FedProx comes to rest: w = (sum p_i P_i)^-1 sum p_i P_i a_i, P_i = (H_i + lambda I)^-1 H_i.
+    """FedProx's fixed point: w = (sum p_i P_i)^-1 sum p_i P_i a_i, P_i = (H_i + lambda I)^-1 H_i.
 
     Args:
       hessians, centers, shares: see the module.

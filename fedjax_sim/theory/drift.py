@@ -1,11 +1,11 @@
-"""Client drift on quadratics: what several local steps do to the gradient that the server believes in, exactly.
+"""Client drift on quadratics: what several local steps do to the gradient that the server receives, exactly.
 
-From w each client takes K steps to w_i. Two things are called the gradient of such a round, and differ:
+From w each client takes K steps to w_i. Two different things are called the gradient of such a round:
 
     end-point gradient    sum p_i grad f_i(w_i)                      = sum p_i (I - M_i) g_i
     pseudo-gradient       (w - w_next) / eta = sum p_i sum_k grad f_i(w_i^k)  = sum p_i M_i (w - a_i) / eta
 
-with g_i = H_i (w - a_i) and M_i of `theory.quadratic`. The drift bias is the first one minus grad F(w):
+with g_i = H_i (w - a_i) and M_i of `theory.quadratic`. The drift bias is the end-point gradient minus grad F(w):
 
     bias = - sum p_i M_i g_i = - (sum p_i M_i) grad F  -  Cov_i(M_i, g_i)
                                  curvature part           heterogeneity part

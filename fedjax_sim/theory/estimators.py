@@ -80,7 +80,7 @@ def design_variance(
       design: `sampler.design`, with its dropout and over-invitation.
       values: u, [N] or [N, d], the update that each client would send; or `Moments` of them with the weights that the
         aggregator uses (where the design treats clients alike and in no order).
-      weights: n, [N] >= 0, what clients report (examples); None = 1. A client of weight 0 has nothing to say.
+      weights: n, [N] >= 0, what clients report (examples); None = 1. A client of weight 0 does not count.
       estimator: an aggregator: "mean", "fixed_mean", "keep_old", "horvitz_thompson", "li_scheme_one", "li_scheme_two"
         (keep_old and horvitz_thompson with W = sum n_i); or "hansen_hurwitz", sum over slots n_i u_i / (m p_i W) for
         designs with replacement.
@@ -149,9 +149,9 @@ def _from_moments(design, moments, weights, estimator, denominator, counts, meth
     if weights is not None or moments.count != design.population_size or np.ndim(moments.weighted_sum) != 1:
         rule = f"Moments of the {design.population_size} clients, taken with their weights, and weights=None"
         validate.fail("values", rule, (moments.count, weights))
-    who = estimator in ("hansen_hurwitz", "li_scheme_one")
-    if design.scheme in ("cyclic", "weighted_with_replacement") or who:
-        validate.fail("values", "an array", "Moments", "Under this design it matters who is who.")
+    unequal = estimator in ("hansen_hurwitz", "li_scheme_one")
+    if design.scheme in ("cyclic", "weighted_with_replacement") or unequal:
+        validate.fail("values", "an array", "Moments", "This design does not treat all clients alike.")
     factor = _factor(_ESTIMATORS[estimator][0], design, moments.weight, denominator)
     size = design.population_size
     sums = [moments.scaled(1 / size), moments.scaled(1 / size**2)] if design.replacement else moments
@@ -182,7 +182,7 @@ def _drawn(design: SamplingDesign, weights: np.ndarray) -> np.ndarray:
     if design.draw_probabilities is None:
         return np.full(len(weights), 1 / len(weights))
     if (weights[design.draw_probabilities == 0] > 0).any():
-        validate.fail("design", "a chance for every client with a weight", "0", "Those are left out for ever.")
+        validate.fail("design", "a chance for every client with a weight", "0", "Without one they are never drawn.")
     return np.where(design.draw_probabilities > 0, design.draw_probabilities, 1.0)
 
 

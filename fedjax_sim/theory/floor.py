@@ -1,14 +1,14 @@
-"""The error floor: where FedAvg with constant steps comes to rest, and which part of the floor is due to what.
+"""The error floor of FedAvg with constant steps, and which part of it is due to what.
 
 On quadratics a round is w' = w + gamma (sum_i c_i (-M_i (w - a_i) + n_i + q_i) + z), with c the cohort's random weights
-(`theory.coefficients`), n_i what gradient noise leaves after K local steps, q_i the quantiser's error on a letter and z
-the privacy noise on the aggregate. With e = w - w_inf around the fixed point of the mean, g_i = M_i (w_inf - a_i) and
+(`theory.coefficients`), n_i what gradient noise leaves after K local steps, q_i the quantiser's error on an update and
+z the privacy noise on the aggregate. With e = w - w_inf around the fixed point of the mean, g_i = M_i (w_inf - a_i) and
 B = I - gamma sum_i c_i M_i,
 
     Sigma = E[B Sigma B^T] + gamma^2 (sum_ij Cov(c)_ij g_i g_j^T + sum_i E[c_i^2] (Q_i + V_i) + Z).
 
 That equation is linear in its sources, so the covariance is a sum of components, each solved for on its own, exactly:
-cohorts also multiply the error (B is random), which no component leaves out. The excess loss is (tr H Sigma + b^T H b)
+cohorts also multiply the error (B is random), which every component includes. The excess loss is (tr H Sigma + b^T H b)
 / 2 with b = w_inf - w* the bias. See `Budget` for what is exact.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.sampling.design import SamplingDesign
-from fedjax_sim.theory.coefficients import cohort_coefficients
+from fedjax_sim.theory.coefficients import Coefficients, cohort_coefficients
 from fedjax_sim.theory.quadratic import (
     average,
     covariance_matrix,
@@ -44,9 +44,10 @@ MAX_ROUNDS = 1_000_000
 class Budget:
     """The error floor and its components.
 
-    Exact for quadratic clients with gradient and letter errors that are independent of the model and of each other;
-    `exact` is False where the cohort's ratio is taken to leading order. A uniform quantiser's error, d Delta^2 / 6, is
-    its mean over the position between two levels: a good model while letters spread over a level or more.
+    Exact for quadratic clients with errors of gradients and messages that are independent of the model and of each
+    other; `exact` is False where the cohort's ratio is taken to leading order. A uniform quantiser's error,
+    d Delta^2 / 6, is its mean over the position between two levels: a good model while updates spread over a level or
+    more.
     """
 
     fixed_point: np.ndarray  # [d] w_inf: the stationary mean
@@ -74,7 +75,7 @@ class Budget:
 
     @property
     def total(self) -> float:
-        """The expected excess loss F - F* of the model at rest."""
+        """The expected excess loss F - F* of the model in steady state."""
         return sum(self.losses.values())
 
     def _start(self, start: Any) -> np.ndarray:
@@ -84,7 +85,7 @@ class Budget:
         return point - self.fixed_point
 
     def expected_loss(self, num_rounds: int, *, start: Any) -> np.ndarray:
-        """[T + 1] E F(w_t) - F* from the model `start` on: the whole curve down to the floor, not the floor alone.
+        """[T + 1] E F(w_t) - F* from the model `start` on: the whole curve down to the floor.
 
         Guarantees: tests/theory/test_floor.py::test_expected_path_is_the_enumerated_one.
         """
@@ -92,16 +93,16 @@ class Budget:
         away = self._start(start)
         second = np.outer(away, away).reshape(-1)
         weights, tilt = self.hessian.reshape(-1) / 2, self.hessian @ self.bias
-        rest = self.bias @ tilt / 2
+        constant = self.bias @ tilt / 2
         losses = np.empty(num_rounds + 1)
         for t in range(num_rounds + 1):
-            losses[t] = weights @ second + away @ tilt + rest
+            losses[t] = weights @ second + away @ tilt + constant
             second = self.second_map @ second + self.cross_map @ away + self.source.reshape(-1)
             away = self.mean_map @ away
         return losses
 
     def rounds_to_floor(self, start: Any) -> float:
-        """The first round in which what is left of the start costs no more than the noise: e^T H e <= tr H Sigma.
+        """The first round in which the start costs no more than the noise: e^T H e <= tr H Sigma.
 
         Returns: an int; math.inf beyond a million.
 
@@ -133,6 +134,28 @@ def _radius(matrix: np.ndarray) -> float:
     return float(np.abs(eigs(matrix, k=1, which="LM", return_eigenvectors=False, v0=np.ones(len(matrix))))[0])
 
 
+def _second_moment_maps(
+    weights: Coefficients,
+    mean_map: np.ndarray,
+    progress: np.ndarray,
+    push: np.ndarray,
+    server_rate: float,
+    relative_error: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a round makes of the second moment and of the mean that it starts from: `Budget`'s second and cross map."""
+    num_clients, dimension = push.shape
+    flat, second = progress.reshape(num_clients, -1), server_rate**2 * weights.second
+    second_map = np.kron(mean_map, mean_map) + server_rate**2 * _kronecker(weights.spread(flat, flat), dimension)
+    cross = server_rate**2 * weights.spread(flat, push).reshape((dimension,) * 3).transpose(0, 2, 1)  # [a, b, c]
+    if relative_error:
+        own = relative_error * _kronecker((flat * second[:, None]).T @ flat, dimension)
+        diagonal = np.arange(dimension) * (dimension + 1)
+        second_map[diagonal] += own[diagonal]
+        met = relative_error * np.einsum("n,nac,na->ac", second, progress, push)
+        cross[np.arange(dimension), np.arange(dimension)] += met
+    return second_map, (cross + cross.transpose(1, 0, 2)).reshape(dimension**2, dimension)
+
+
 def _loss(hessian: np.ndarray, away: np.ndarray) -> float:
     return float(away @ hessian @ away) / 2
 
@@ -158,12 +181,12 @@ def budget(
     Args:
       hessians, centers, shares: see `theory.quadratic`; d at most 40.
       step_size: eta > 0 of the local steps. num_steps: K >= 1 of them, or [N] K_i.
-      design: the sampler's `SamplingDesign`; None = everybody in every round.
+      design: the sampler's `SamplingDesign`; None = all clients in every round.
       denominator: "fixed", "realised" (`mean`) or the number D of a `fixed_mean(D)`: see `theory.coefficients`.
       server_rate: gamma > 0.
       gradient_noise: S, the covariance of one local stochastic gradient, independent over steps: a variance per
         coordinate, [d, d], or [N, d, d].
-      quantization_variance: V of the error of one letter, in the same forms: Delta^2 / 6 per coordinate for a uniform
+      quantization_variance: V of the error of one message, in the same forms: Delta^2 / 6 per coordinate for a uniform
         stochastic quantiser.
       relative_error: omega >= 0, an unbiased error on each coordinate by itself of variance omega times its square; it
         multiplies the distance, and moves the limit of stability.
@@ -176,7 +199,8 @@ def budget(
 
     Guarantees: the second moment over all cohorts, enumerated (tests/theory/test_floor.py::
     test_covariance_is_the_enumerated_one); simulated rounds of the real simulator have each component, and their sum
-    (::test_simulated_floors); the numbers of rows F8, Q1, Q5, Q14 (::test_inventory_numbers) and T34
+    (::test_simulated_floors); the floors of scalar quadratics under quantisation, privacy noise and gradient noise
+    (::test_floors_of_scalar_quadratics); the limit eta L (1 + omega / m) = 2
     (::test_relative_error_moves_the_limit_of_stability).
 
     References: derived above; for one client Mandt, Hoffman and Blei 2017; Malinovskiy et al. 2020 for fixed points.
@@ -192,7 +216,6 @@ def budget(
     validate.in_range("relative_error", relative_error, 0)
     weights = cohort_coefficients(design, shares, denominator=denominator)
     progress = local_progress(hessians, num_steps, step_size, proximal_weight)
-    flat = progress.reshape(num_clients, -1)
     # the mean
     mean_map = np.eye(dimension) - server_rate * np.einsum("n,nij->ij", weights.mean, progress)
     contraction = spectral_radius(mean_map)
@@ -202,25 +225,16 @@ def budget(
     # what one round adds, by source
     push = np.einsum("nij,nj->ni", progress, fixed_point - centers)  # g_i
     minibatch = local_noise(hessians, gradient_noise, num_steps, step_size, proximal_weight)
-    letters = covariance_matrix("quantization_variance", quantization_variance, dimension, num_clients)
+    messages = covariance_matrix("quantization_variance", quantization_variance, dimension, num_clients)
     squares = np.einsum("ni,ni->ni", push, push) + np.einsum("nii->ni", minibatch)
     second = server_rate**2 * weights.second
     sources = {
         "client_sampling": server_rate**2 * weights.spread(push, push),
         "minibatch": np.einsum("n,nij->ij", second, minibatch),
-        "quantization": np.einsum("n,nij->ij", second, letters) + np.diag(relative_error * (second @ squares)),
+        "quantization": np.einsum("n,nij->ij", second, messages) + np.diag(relative_error * (second @ squares)),
         "privacy_noise": server_rate**2 * covariance_matrix("privacy_variance", privacy_variance, dimension),
     }
-    # what a round does with the covariance that is there
-    second_map = np.kron(mean_map, mean_map) + server_rate**2 * _kronecker(weights.spread(flat, flat), dimension)
-    cross = server_rate**2 * weights.spread(flat, push).reshape((dimension,) * 3).transpose(0, 2, 1)  # [a, b, c]
-    if relative_error:
-        own = relative_error * _kronecker((flat * second[:, None]).T @ flat, dimension)
-        diagonal = np.arange(dimension) * (dimension + 1)
-        second_map[diagonal] += own[diagonal]
-        met = relative_error * np.einsum("n,nac,na->ac", second, progress, push)
-        cross[np.arange(dimension), np.arange(dimension)] += met
-    cross = (cross + cross.transpose(1, 0, 2)).reshape(dimension**2, dimension)
+    second_map, cross = _second_moment_maps(weights, mean_map, progress, push, server_rate, relative_error)
     radius = _radius(second_map)
     if not (max(radius, contraction) < 1):
         validate.fail(

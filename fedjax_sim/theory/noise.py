@@ -30,9 +30,9 @@ def noise_variance(
       num_clients: m, by which the sum is divided.
       num_values: d.
       place: "central", "distributed" (shares that add up to the central noise) or "local".
-      replace_one: the sensitivity of one letter is 2 C (one client's letter replaced by another) instead of C.
+      replace_one: the sensitivity of one message is 2 C (a client's message replaced by another) instead of C.
 
-    Guarantees: the numbers of rows G7 and G11 with log-log slopes -2 and -1
+    Guarantees: (z C / m)^2 and (z C)^2 / m, with log-log slopes -2 and -1 in m
     (tests/theory/test_quantization.py::test_noise_of_the_mean), and the real transforms' noise
     (::test_noise_is_that_of_the_transforms).
 
@@ -55,7 +55,7 @@ def local_to_central_ratio(num_clients: int, *, replace_one: bool = False) -> in
     """How many times the variance of local noise on the mean is that of central: m, or 4 m.
 
     Args:
-      replace_one: local noise is scaled to a replaced letter (2 C), central noise to an absent one (C).
+      replace_one: local noise is scaled to a replaced message (2 C), central noise to an absent one (C).
 
     >>> local_to_central_ratio(100), local_to_central_ratio(100, replace_one=True)
     (100, 400)
@@ -72,7 +72,7 @@ def noise_floor(variance: float, contraction: float) -> float:
       variance: of the released mean, `noise_variance`, >= 0.
       contraction: r in (-1, 1) of a round.
 
-    Guarantees: a simulated recursion rests there
+    Guarantees: a simulated recursion converges to it
     (tests/theory/test_quantization.py::test_floor_of_a_simulated_recursion).
 
     >>> noise_floor(0.75, 0.5)

@@ -1,4 +1,4 @@
-"""What every closed form on quadratic clients is made of: f_i(w) = 1/2 (w - a_i)^T H_i (w - a_i).
+"""What all closed forms on quadratic clients use: f_i(w) = 1/2 (w - a_i)^T H_i (w - a_i).
 
 A problem is (hessians [N, d, d], centers [N, d], shares [N]), or for d = 1 (hessians [N], centers [N]). Shares p_i, the
 weights of the clients in the global risk F = sum_i p_i f_i, default to 1/N. All of it is float64.
@@ -59,7 +59,8 @@ def average(matrices: np.ndarray, centers: np.ndarray, shares: np.ndarray) -> np
     """(sum p_i M_i)^-1 sum p_i M_i a_i."""
     total = np.einsum("n,nij->ij", shares, matrices)
     if not (np.linalg.cond(total) < 1e15):
-        validate.fail("hessians", "a unique solution", "a singular average", "No client sees one of the directions.")
+        hint = "No client has curvature along one of the directions."
+        validate.fail("hessians", "a unique solution", "a singular average", hint)
     return np.linalg.solve(total, np.einsum("n,nij,nj->i", shares, matrices, centers))
 
 

@@ -1,9 +1,9 @@
-"""Errors of compressed letters in closed form: uniform quantisers, QSGD, random-k, top-k, and what they do to a mean.
+"""Errors of quantised updates in closed form, and what they do to a mean; for bounds see `theory.relative_error`.
 
-Two statements are kept apart. Of a *fixed* letter the error of stochastic rounding is sum u (1 - u) Delta^2 at
+Two statements are kept apart. For a *fixed* update the error of stochastic rounding is sum u (1 - u) Delta^2 at
 positions u between levels, exactly; d Delta^2 / 6 is its average over uniform positions. Without zero among the levels,
-small numbers stand midway and cost Delta^2 / 4 each, 1.5 times that average. A nearest rounding has variance zero given
-the letter; over clients and rounds its error is random and need not average out.
+small numbers lie midway and cost Delta^2 / 4 each, 1.5 times that average. Nearest rounding has variance zero given the
+update; over clients and rounds its error is random and need not average out.
 """
 
 from __future__ import annotations
@@ -19,14 +19,9 @@ __all__ = [
     "QuantizationError",
     "crossover_cohort_size",
     "expected_squared_error",
-    "largest_stable_step",
     "level_distance",
-    "qsgd_relative_variance",
     "quantization_error",
     "quantization_floor",
-    "random_k_relative_variance",
-    "stochastic_relative_variance",
-    "top_k_contraction",
 ]
 
 
@@ -62,16 +57,16 @@ def expected_squared_error(
 ) -> float:
     """E |Q(x) - x|^2 for uniform positions between levels: d Delta^2 / 6 stochastic, d Delta^2 / 12 nearest.
 
-    The mean of u (1 - u), or of min(u, 1 - u)^2, over u in [0, 1]. Exact for x uniform on [-s, s]^d; for a letter with
-    many numbers far smaller than Delta see `quantization_error`.
+    The mean of u (1 - u), or of min(u, 1 - u)^2, over u in [0, 1]. Exact for x uniform on [-s, s]^d; for an update
+    with many numbers far smaller than Delta see `quantization_error`.
 
     Args:
       num_values: d.
       bits, range, keeps_zeros: as in `level_distance`.
       rounding: "stochastic" or "nearest".
 
-    Guarantees: the values of rows F3 and F5, and the simulated error
-    (tests/theory/test_quantization.py::test_expected_error_of_uniform_letters).
+    Guarantees: known values for 1 to 8 bits, and the simulated error
+    (tests/theory/test_quantization.py::test_expected_error_of_uniform_updates).
 
     References: Suresh et al. 2017, section 2 (there with the bound 1/4 for u (1 - u)).
 
@@ -85,7 +80,7 @@ def expected_squared_error(
 
 
 class QuantizationError(NamedTuple):
-    """Of fixed letters, over the rounding's randomness alone; a mean of m such letters has variance / m and this bias.
+    """Errors of fixed updates, over the rounding's randomness only; a mean of m of them has variance / m and this bias.
 
     >>> error = quantization_error([0.3], 1, range=1.0, keeps_zeros=False)
     >>> error.bias.tolist(), float(error.squared.round(6))
@@ -101,7 +96,7 @@ class QuantizationError(NamedTuple):
         return self.of_mean(1)
 
     def of_mean(self, num_clients: int) -> np.ndarray:
-        """[...] E |mean of Q(x) - x|^2 over m clients with this letter, who round independently."""
+        """[...] E |mean of Q(x) - x|^2 over m clients with this update that round independently."""
         validate.integer("num_clients", num_clients)
         return np.square(self.bias).sum(-1) + self.variance.sum(-1) / num_clients
 
@@ -115,20 +110,21 @@ def quantization_error(
     rounding: str = "stochastic",
     keeps_zeros: bool = True,
 ) -> QuantizationError:
-    """Bias and variance of each number of fixed letters, exactly: u (1 - u) Delta^2, and what clipping costs.
+    """Bias and variance of each number of fixed updates, exactly: u (1 - u) Delta^2, and the bias of clipping.
 
     Args:
-      values: [..., d] letters; the last axis shares a scale.
+      values: [..., d] updates; the numbers along the last axis share a scale.
       bits, rounding, keeps_zeros: as in `transform.quantize`.
-      range: s > 0; numbers outside [-s, s] are clipped, which is a bias. None: each letter's largest magnitude, which
-        makes s grow with the letter (bits = 2 with zero is TernGrad).
+      range: s > 0; numbers outside [-s, s] are clipped, which is a bias. None: each update's largest magnitude, which
+        makes s grow with the update (bits = 2 with zero is TernGrad).
       levels: QSGD's s in place of bits: Delta = norm / levels.
 
     Raises: ValueError, TypeError for arguments out of range or that contradict each other.
 
     Guarantees: the transforms' declared `squared_error` (tests/theory/test_quantization.py::
-    test_the_transforms_declare_the_same_error), the numbers of rows F4 and F5 (::test_error_of_a_fixed_letter,
-    ::test_stochastic_against_nearest), and simulation (::test_real_letters_have_this_bias_and_variance).
+    test_the_transforms_declare_the_same_error), known errors of a fixed update and of nearest rounding
+    (::test_error_of_a_fixed_update, ::test_stochastic_against_nearest), and simulation
+    (::test_real_messages_have_this_bias_and_variance).
 
     References: Suresh et al. 2017, section 2; Alistarh et al. 2017, section 3 (QSGD); Wen et al. 2017 (TernGrad).
 
@@ -164,12 +160,12 @@ def crossover_cohort_size(position: float) -> float:
     """Above how many clients stochastic rounding of one number, averaged, beats nearest: max(u, 1-u) / min(u, 1-u).
 
     Nearest keeps the squared bias min(u, 1-u)^2 Delta^2, stochastic leaves u (1-u) Delta^2 / m. It is 1 midway, and
-    infinite on a level, where nearest costs nothing and stochastic neither.
+    infinite on a level, where both are exact.
 
     Args:
       position: u in [0, 1] between two levels.
 
-    Guarantees: 2.33 at u = 0.3 (row F5; tests/theory/test_quantization.py::test_stochastic_against_nearest).
+    Guarantees: 2.33 at u = 0.3 (tests/theory/test_quantization.py::test_stochastic_against_nearest).
 
     >>> round(crossover_cohort_size(0.3), 2)
     2.33
@@ -177,103 +173,6 @@ def crossover_cohort_size(position: float) -> float:
     validate.in_range("position", position, 0, 1)
     low, high = sorted((float(position), 1 - float(position)))
     return high / low if low else math.inf
-
-
-def stochastic_relative_variance(num_values: int, bits: int, *, keeps_zeros: bool = True) -> float:
-    """omega with E |Q(x) - x|^2 <= omega |x|^2, for stochastic rounding within each letter's largest magnitude.
-
-    The largest number stands on a level and the others cost Delta^2 / 4 at most, Delta = s / t, s <= |x|:
-    (d - 1) / (4 t^2) with t = s / Delta. With zero among the levels also u (1 - u) Delta^2 <= Delta |x_i|, so the error
-    is at most Delta |x|_1 <= sqrt(d) |x|^2 / t; for t = 1 (TernGrad) the supremum is (sqrt(d) - 1) / 2.
-
-    Returns: the least of these bounds.
-
-    Guarantees: no letter has more, and TernGrad's is reached
-    (tests/theory/test_quantization.py::test_relative_variances_bound_the_error).
-
-    References: Alistarh et al. 2017, lemma 3.1, for the norm in place of the maximum.
-
-    >>> stochastic_relative_variance(9, 2), stochastic_relative_variance(17, 3)
-    (1.0, 0.4444444444444444)
-    """
-    validate.integer("num_values", num_values)
-    top = 1 / level_distance(bits, keeps_zeros=keeps_zeros)
-    bounds = [(num_values - 1) / (4 * top**2)]
-    if keeps_zeros:
-        bounds.append((math.sqrt(num_values) - 1) / 2 if top == 1 else math.sqrt(num_values) / top)
-    return min(bounds)
-
-
-def qsgd_relative_variance(num_values: int, levels: int) -> float:
-    """omega of QSGD: min(d / s^2, sqrt(d) / s).
-
-    Guarantees: no letter has more (tests/theory/test_quantization.py::test_relative_variances_bound_the_error).
-
-    References: Alistarh et al. 2017, lemma 3.1.
-
-    >>> qsgd_relative_variance(100, 20)
-    0.25
-    """
-    validate.integer("num_values", num_values)
-    validate.integer("levels", levels)
-    return min(num_values / levels**2, math.sqrt(num_values) / levels)
-
-
-def _check_count(num_values: int, count: int) -> None:
-    validate.integer("num_values", num_values)
-    validate.integer("count", count, 1, num_values)
-
-
-def random_k_relative_variance(num_values: int, count: int) -> float:
-    """omega = d/k - 1 of k random numbers of d, times d/k: E |R x - x|^2 = omega |x|^2 exactly, unbiased.
-
-    Guarantees: the transform's declared error (tests/theory/test_quantization.py::test_sparsifiers).
-
-    References: Stich, Cordonnier and Jaggi 2018, section 2; Konecny and Richtarik 2018.
-
-    >>> random_k_relative_variance(4, 2) * (9 + 1 + 0.25 + 4)
-    14.25
-    """
-    _check_count(num_values, count)
-    return num_values / count - 1
-
-
-def top_k_contraction(num_values: int, count: int) -> float:
-    """|x - T x|^2 <= (1 - k/d) |x|^2 for the k largest of d; reached where all magnitudes are equal.
-
-    Guarantees: bounds the transform's error (tests/theory/test_quantization.py::test_sparsifiers).
-
-    References: Stich et al. 2018, definition 2.1.
-
-    >>> top_k_contraction(4, 2) * (9 + 1 + 0.25 + 4)
-    7.125
-    """
-    _check_count(num_values, count)
-    return 1 - count / num_values
-
-
-def largest_stable_step(smoothness: float, relative_variance: float, num_clients: int = 1) -> float:
-    """2 / (L (1 + omega / m)): noise in proportion to the gradient also shortens the stable steps.
-
-    One step w - eta (g + e), E |e|^2 <= omega |g|^2 / m, of a quadratic with curvature L along g multiplies the mean
-    squared distance by (1 - eta L)^2 + eta^2 L^2 omega / m, which is below 1 exactly for smaller steps.
-
-    Args:
-      smoothness: L > 0.
-      relative_variance: omega >= 0 of one client's compressor.
-      num_clients: m whose letters are alike and rounded independently.
-
-    Guarantees: that factor is one there (tests/theory/test_quantization.py::test_multiplicative_noise_limits_the_step).
-
-    References: Alistarh et al. 2017, section 3, for the role of omega.
-
-    >>> largest_stable_step(1.0, 3.0, num_clients=3)
-    1.0
-    """
-    validate.positive("smoothness", smoothness)
-    validate.in_range("relative_variance", relative_variance, 0)
-    validate.integer("num_clients", num_clients)
-    return 2 / (smoothness * (1 + relative_variance / num_clients))
 
 
 def quantization_floor(
@@ -291,12 +190,12 @@ def quantization_floor(
 
     Args:
       num_values, bits, range, keeps_zeros: as in `expected_squared_error`.
-      num_clients: m, who round independently.
+      num_clients: m, which round independently.
       contraction: r in (-1, 1) of a round, (1 - eta h)^K for K local steps on curvature h.
 
-    Guarantees: a simulated recursion with real letters comes to rest there
+    Guarantees: a simulated recursion with real messages converges to it
     (tests/theory/test_quantization.py::test_floor_of_a_simulated_recursion); floors differ by (15/3)^2 from 2 to 4 bits
-    and by (255/15)^2 from 4 to 8 without zero among the levels (::test_floors_of_the_inventory).
+    and by (255/15)^2 from 4 to 8 without zero among the levels (::test_ratios_of_floors).
 
     >>> round(quantization_floor(1, 2, 1.0, 10, 0.5, keeps_zeros=False), 6)
     0.009877

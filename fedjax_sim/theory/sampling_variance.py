@@ -1,6 +1,6 @@
 """Variance of a cohort's mean in closed form: finite populations, tolerances, inclusion probabilities.
 
-Letters: N clients with values g_i, of which m are sampled. sigma^2 = (1/N) sum |g_i - mean|^2 has divisor N unless a
+Notation: N clients with values g_i, of which m are sampled. sigma^2 = (1/N) sum |g_i - mean|^2 has divisor N unless a
 function says N - 1; for vectors every variance is the trace of the covariance. `design_variance` answers for a sampler
 and an aggregator of the simulator.
 """
@@ -38,8 +38,7 @@ def finite_population_correction(population_size: int, cohort_size: int) -> floa
     It is about 1 - m/N, a function of the rate alone: not 1 because N is large, and exactly 1 at m = 1. At N = m = 1
     it is 0.
 
-    Guarantees: the values of inventory row E3
-    (tests/theory/test_sampling_variance.py::test_finite_population_correction).
+    Guarantees: known values up to N = 10^6 (tests/theory/test_sampling_variance.py::test_finite_population_correction).
 
     References: Cochran 1977, section 2.6 (there 1 - m/N, for the variance with divisor N - 1).
 
@@ -135,8 +134,8 @@ def required_cohort_size(population_size: int, ratio: int | float | Fraction) ->
         decimals.
 
     Guarantees: exact integers, the rule (r / m)(N - m)/(N - 1) <= 1 holds at m and fails at m - 1
-    (tests/theory/test_sampling_variance.py::test_required_cohort_size_is_the_smallest); the numbers of rows E5 and E6
-    (::test_required_cohort_sizes_of_the_inventory).
+    (tests/theory/test_sampling_variance.py::test_required_cohort_size_is_the_smallest); nearly all of ten clients, and
+    10 to 15 % of ten thousand (::test_required_cohort_sizes_of_small_and_large_populations).
 
     References: solves Cochran 1977, section 4.6 for m.
 
@@ -177,7 +176,8 @@ def horvitz_thompson_variance(values: Any, inclusion: Any, joint: Any = None) ->
     if rows.ndim != 2 or not np.isfinite(rows).all():
         validate.fail("values", "[N] or [N, d] finite numbers", values)
     if chances.shape != rows.shape[:1] or not ((chances > 0) & (chances <= 1)).all():
-        validate.fail("inclusion", f"{len(rows)} probabilities in (0, 1]", inclusion, "Some are left out for ever.")
+        hint = "A client with probability 0 is never sampled."
+        validate.fail("inclusion", f"{len(rows)} probabilities in (0, 1]", inclusion, hint)
     scaled = rows / chances[:, None]
     if joint is None:
         return float(((1 - chances) * chances) @ np.square(scaled).sum(1))

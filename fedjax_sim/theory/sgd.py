@@ -29,7 +29,7 @@ __all__ = [
 
 
 def sgd_contraction(hessian: Any, *, step_size: float) -> float:
-    """|1 - eta h|, or rho(I - eta H): how fast SGD forgets where it began. Below 1 while eta lambda_max < 2.
+    """|1 - eta h|, or rho(I - eta H): how fast SGD forgets its start. Below 1 while eta lambda_max < 2.
 
     >>> sgd_contraction(2.0, step_size=0.25)
     0.5
@@ -70,7 +70,7 @@ def sgd_floor(curvature: Any, noise_variance: Any, *, step_size: float) -> Any:
 def stationary_covariance(
     hessians: Any, noise: Any, shares: Any = None, *, step_size: float, num_steps: Any = 1
 ) -> np.ndarray:
-    """The covariance at which FedAvg of everybody comes to rest under gradient noise: Sigma = A Sigma A + Q.
+    """The stationary covariance of FedAvg with all clients under gradient noise: Sigma = A Sigma A + Q.
 
     A = sum p_i (I - eta H_i)^K and Q = sum p_i^2 eta^2 sum_{k<K} (I - eta H_i)^k S_i (I - eta H_i)^k, solved as a
     discrete Lyapunov equation. One client and one step are SGD. For cohorts see `theory.budget`.

@@ -1,24 +1,23 @@
 """The study of bits: floors, bytes, two roundings, and compressors with and without a memory."""
 
 import functools
-import importlib
 
 import pytest
 
+from fedjax_sim.study.bits.question import bits
 from fedjax_sim.study.charts import rows_of
 
-module = importlib.import_module("fedjax_sim.study.bits.question")  # the room's name is the function
 SMALL = {"bits": (2, 4), "cohort_sizes": (1, 10), "step_sizes": (0.08, 0.02), "num_runs": 600, "num_releases": 1000}
 
 
 @functools.cache
 def findings():
-    return module.bits(**SMALL)
+    return bits(**SMALL)
 
 
 @pytest.mark.full
 def test_predictions_hold():
-    """Fault: levels at another distance, rounding with a bias, clients who round alike, a floor without 1 - r^2."""
+    """Fault: levels at another distance, biased rounding, clients that share random bits, a floor without 1 - r^2."""
     rows = findings().rows()
     assert [row for row in rows if row["holds"] is False] == []
     parts = {row["part"] for row in rows}
@@ -37,7 +36,7 @@ def test_predictions_hold():
 
 @pytest.mark.full
 def test_it_can_tell_a_bit():
-    """Q1. Fault: intervals that hold the floor of another grid or another number of bits too."""
+    """Suresh et al. 2017, section 2.1. Fault: intervals that also hold the floor of another grid or another b."""
     (ratio,) = rows_of(findings().comparisons, part="ratio of floors")
     assert ratio["predicted"] == pytest.approx(25) and not ratio["low"] <= 7**2 <= ratio["high"]
     (few,) = rows_of(findings().comparisons, part="floor", bits=2, letters="textbook grid")
@@ -47,7 +46,7 @@ def test_it_can_tell_a_bit():
 
 @pytest.mark.full
 def test_roundings():
-    """F5, T27, T1. Fault: a nearest rounding that averages out, a zero that costs what any number costs."""
+    """Suresh et al. 2017, section 2. Fault: nearest rounding that averages out, zeros as costly as other numbers."""
     (crossover,) = [row for row in rows_of(findings().comparisons, part="crossover") if "0.3" in row["letters"]]
     assert crossover["predicted"] == pytest.approx(7 / 3)
     nearest = [row["measured"] for row in rows_of(findings().comparisons, part="alike, at 0.3")
@@ -66,14 +65,14 @@ def test_roundings():
 
 @pytest.mark.full
 def test_feedback():
-    """F9. Fault: a memory that is dropped, fed back with the wrong sign, or kept where there should be none."""
-    rest = {(row["letters"], row["step_size"]): row["measured"]
+    """Karimireddy et al. 2019. Fault: a memory that is dropped, of the wrong sign, or kept without feedback."""
+    ends = {(row["letters"], row["step_size"]): row["measured"]
             for row in rows_of(findings().comparisons, part="feedback")}  # fmt: skip
     for name in ("top-k", "sign"):
-        assert rest[name, 0.02] > 0.5 * rest[name, 0.08] > 0.05
-        fed = [rest[f"{name}, error feedback", step] for step in (0.08, 0.02)]
-        assert fed[1] < 0.05 * rest[name, 0.02] and fed[1] < 0.25 * fed[0]
-    assert rest["top-k, EF21", 0.08] < 1e-8
+        assert ends[name, 0.02] > 0.5 * ends[name, 0.08] > 0.05
+        fed = [ends[f"{name}, error feedback", step] for step in (0.08, 0.02)]
+        assert fed[1] < 0.05 * ends[name, 0.02] and fed[1] < 0.25 * fed[0]
+    assert ends["top-k, EF21", 0.08] < 1e-8
 
 
 @pytest.mark.parametrize(
@@ -92,7 +91,7 @@ def test_feedback():
 def test_wrong_options(options, words):
     """Fault: a study that runs for minutes before it finds that it cannot."""
     with pytest.raises((TypeError, ValueError), match=words):
-        module.bits(**SMALL | options)
+        bits(**SMALL | options)
 
 
 @pytest.mark.full

@@ -1,21 +1,20 @@
 """The study of where noise is added: powers of the cohort's size, ratios and equal budgets, through real transforms."""
 
 import functools
-import importlib
 
 import numpy as np
 import pytest
 
 from fedjax_sim import privacy
+from fedjax_sim.study.central_local.question import central_local
 from fedjax_sim.study.charts import rows_of
 
-module = importlib.import_module("fedjax_sim.study.central_local.question")  # the room's name is the function
 SMALL = {"cohort_sizes": (4, 64), "dimension": 64, "num_releases": 100, "num_clients": 200, "num_rounds": 10}
 
 
 @functools.cache
 def findings():
-    return module.central_local(**SMALL)
+    return central_local(**SMALL)
 
 
 @pytest.mark.full
@@ -29,7 +28,7 @@ def test_predictions_hold():
 
 @pytest.mark.full
 def test_it_can_tell_another_power():
-    """Fault: slopes so unsure that -1 and -2, or a ratio of m and one of m/2, could not be told apart."""
+    """Fault: intervals of slopes so wide that -1 and -2, or a ratio of m and one of m/2, could not be told apart."""
     slopes = {row["place"]: row for row in rows_of(findings().comparisons, part="slope")}
     assert slopes["central"]["high"] < -1.9 and slopes["distributed"]["high"] < -1.9
     assert -1.1 < slopes["local"]["low"] and slopes["local"]["high"] < -0.9
@@ -39,8 +38,8 @@ def test_it_can_tell_another_power():
 
 
 @pytest.mark.full
-def test_equal_epsilon_is_the_desk_of_privacys():
-    """Fault: multipliers of another budget or population, a place under another's name."""
+def test_equal_epsilon_is_that_of_privacy_compare():
+    """Fault: multipliers of another budget or population, one place's row under another's name."""
     budget = {"epsilon": 2.0, "delta": 1e-6, "rounds": 10, "population_size": 200}
     for size in (4, 64):
         rows = {row["place"]: row for row in rows_of(findings().comparisons, part="equal epsilon", cohort_size=size)}
@@ -64,7 +63,7 @@ def test_equal_epsilon_is_the_desk_of_privacys():
 def test_wrong_options(options, words):
     """Fault: a study that runs for minutes before it finds that it cannot."""
     with pytest.raises(ValueError, match=words):
-        module.central_local(**SMALL | options)
+        central_local(**SMALL | options)
 
 
 @pytest.mark.full

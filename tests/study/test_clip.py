@@ -1,15 +1,16 @@
 """The clip study: bias, sampling and noise add up to what rounds show, and the best threshold lies inside."""
 
 import functools
-import importlib
 
 import numpy as np
 import pytest
 
 from fedjax_sim import theory
 from fedjax_sim.study.charts import rows_of
+from fedjax_sim.study.clip.clients import UnequalClients
+from fedjax_sim.study.clip.figure import PERSONAL
+from fedjax_sim.study.clip.question import clip
 
-module = importlib.import_module("fedjax_sim.study.clip.question")  # the room's name is the function
 SMALL = {
     "num_clients": 60, "dimension": 5, "cohort_size": 12, "clip_norms": (0.2, 1.0, 4.0, 40.0), "factors": (0.1,),
     "noise_multipliers": (1.0,), "num_rounds": 1500,
@@ -18,12 +19,12 @@ SMALL = {
 
 @functools.cache
 def findings():
-    return module.clip(**SMALL)
+    return clip(**SMALL)
 
 
 @functools.cache
 def clients():
-    return module._Clients(60, 5, 1.0, 12, 0)
+    return UnequalClients(60, 5, 1.0, 12, 0)
 
 
 @pytest.mark.full
@@ -33,14 +34,14 @@ def test_predictions_hold():
     rows = findings().rows()
     assert [row for row in rows if row["holds"] is False] == []
     parts = {row["part"] for row in rows if row["holds"]}
-    assert parts == {"clip norm", "around the best", "bias alone", module.PERSONAL, "floor"}
+    assert parts == {"clip norm", "around the best", "bias alone", PERSONAL, "floor"}
     assert all(row["ratio_high"] - row["ratio_low"] < 0.6 for row in rows if row["ratio"])
-    assert len(rows_of(findings().comparisons, part="floor", predicted=None)) == 3  # where letters are clipped
+    assert len(rows_of(findings().comparisons, part="floor", predicted=None)) == 3  # where updates are clipped
 
 
 @pytest.mark.full
 def test_interior_optimum():
-    """Q13. Fault: an error that only rises or only falls along C; ends that are not noise and bias."""
+    """McMahan et al. 2018, section 2. Fault: an error monotone in C; limits other than noise and bias."""
     low, best, high = rows_of(findings().comparisons, part="around the best")
     assert best["high"] < min(low["low"], high["low"])
     ends = [row["clip_norm"] for row in rows_of(findings().comparisons, part="clip norm")]
@@ -62,8 +63,8 @@ def test_it_notices_what_is_left_out():
 
 @pytest.mark.full
 def test_personal_thresholds_have_no_epsilon():
-    """T12. Fault: personal thresholds that look like a mechanism."""
-    (row,) = rows_of(findings().comparisons, part=module.PERSONAL)
+    """Fault: personal thresholds presented as a private mechanism, though their sensitivity depends on the data."""
+    (row,) = rows_of(findings().comparisons, part=PERSONAL)
     assert row["clip_norm"] == pytest.approx(0.1 * np.linalg.norm(clients().values, axis=1).max(), rel=1e-3)
     assert "no epsilon may be stated" in " ".join(findings().reading)
 
@@ -82,7 +83,7 @@ def test_personal_thresholds_have_no_epsilon():
 def test_wrong_options(options, words):
     """Fault: a study that runs for minutes before it finds that it cannot."""
     with pytest.raises(ValueError, match=words):
-        module.clip(**SMALL | options)
+        clip(**SMALL | options)
 
 
 @pytest.mark.full

@@ -7,8 +7,9 @@ import math
 import pytest
 
 from fedjax_sim import theory
-from fedjax_sim.study.drift.figure import drift_reading
+from fedjax_sim.study.drift.fixed_points import fixed_point_rows
 from fedjax_sim.study.drift.question import drift
+from fedjax_sim.study.drift.reading import drift_reading
 from fedjax_sim.study.findings import Findings
 from fedjax_sim.study.quadratic_settings import SMALLEST, Base, quadratic_clients
 
@@ -63,17 +64,17 @@ def test_corrected_algorithms_reach_the_optimum():
 
 
 def test_small_steps_get_their_rounds(monkeypatch):
-    """Fault: control variates that had not come to rest, read as rounding."""
-    module, asked = importlib.import_module("fedjax_sim.study.drift.question"), []
+    """Fault: control variates that had not converged, taken for rounding."""
+    module, asked = importlib.import_module("fedjax_sim.study.drift.fixed_points"), []
     monkeypatch.setattr(module, "run_settings", lambda make, settings, rounds=math.inf: asked.append(rounds) or [])
     base = Base(quadratic_clients(4, 2, 1.0, 0), 1, 0.005, 1.0)
-    assert not list(module._fixed_points(base, {1.0: base.problem}, [1], [0.005]))
+    assert not list(fixed_point_rows(base, {1.0: base.problem}, [1], [0.005]))
     assert len(asked) == 6 and all((1 - 0.005 * SMALLEST) ** rounds < 1.1e-8 for rounds in asked[3:])
 
 
 @pytest.mark.full
 def test_reading_of_one_step():
-    """Fault: what half the step does to a rest that is zero."""
+    """Fault: a ratio of two rests that are zero."""
     base = Base(quadratic_clients(6, 2, 1.0, 0), 1, 0.2, 1.0)
     text = " ".join(drift_reading(base, findings().comparisons))
     assert "Half the step divides" not in text and "half the step divides" in text  # the model's is not zero
@@ -90,7 +91,7 @@ def test_counter_cases():
 
 @pytest.mark.full
 def test_known_numbers():
-    """Fault: another convention of the proximal term, of B11's unequal steps, or of Q3's contraction."""
+    """Fault: other conventions of the proximal term (Li et al. 2020), unequal steps (Wang et al. 2020), contraction."""
     unequal = rows("unequal steps", "distance to the optimum", algorithm="FedAvg")
     ends = [0.5 + row["measured"] / 2**0.5 for row in unequal]  # two coordinates alike
     assert ends == pytest.approx([0.866901, 0.905319], abs=1e-5)

@@ -7,7 +7,8 @@ import pytest
 
 from fedjax_sim import theory
 from fedjax_sim.study.error_floor.figure import error_floor_figure
-from fedjax_sim.study.error_floor.question import _Quadratics, _Setting, error_floor
+from fedjax_sim.study.error_floor.quadratics import Quadratics, Setting
+from fedjax_sim.study.error_floor.question import error_floor
 
 SMALL = {"num_clients": 12, "dimension": 3, "step_sizes": (0.15,), "cohort_sizes": (4,), "num_steps": (2,)}
 SMALL |= {"bits": (4,), "noise_multipliers": (0.01,), "num_runs": 1000, "logistic_clients": 0, "model_clients": 0}
@@ -30,20 +31,20 @@ def test_predictions_hold():
 @pytest.mark.full
 def test_it_notices_what_is_left_out():
     """Fault: a study whose intervals are so wide that a budget without sampling, or without noise, would pass."""
-    problem = _Quadratics(12, 3, 1.0, 0)
-    base = _Setting(0.15, 4, 2, 0.3, 4, 0.01)
+    problem = Quadratics(12, 3, 1.0, 0)
+    base = Setting(0.15, 4, 2, 0.3, 4, 0.01)
     budget = problem.budget(base)
-    rest = next(row for row in findings().rows() if row["part"] == "step_size")
+    row = next(row for row in findings().rows() if row["part"] == "step_size")
     for name in ("client_sampling", "privacy_noise"):
-        assert not rest["low"] <= budget.total - budget.losses[name] <= rest["high"]
+        assert not row["low"] <= budget.total - budget.losses[name] <= row["high"]
     np.testing.assert_allclose(sum(budget.losses.values()), budget.total)
 
 
 @pytest.mark.full
 def test_reading_says_how_parts_fall():
     """Fault: sampling said to fall as 1/m alone, bits said to divide by four where they do not."""
-    problem, text = _Quadratics(12, 3, 1.0, 0), " ".join(findings().reading)
-    losses = {m: problem.budget(_Setting(0.15, m, 1, 0.3, 0, 0.01)).losses for m in (4, 8, 12)}
+    problem, text = Quadratics(12, 3, 1.0, 0), " ".join(findings().reading)
+    losses = {m: problem.budget(Setting(0.15, m, 1, 0.3, 0, 0.01)).losses for m in (4, 8, 12)}
     assert losses[12]["client_sampling"] == pytest.approx(0, abs=1e-12) and "vanishes at m = N" in text
     for name, wanted, words in (
         ("client_sampling", (8 / 4) / (4 / 8), "(1/m) (N - m) / (N - 1)"),
@@ -52,6 +53,12 @@ def test_reading_says_how_parts_fall():
         assert losses[4][name] / losses[8][name] == pytest.approx(wanted, rel=0.1) and words in text
     assert (theory.level_distance(3) / theory.level_distance(4)) ** 2 == pytest.approx(((2**4 - 2) / (2**3 - 2)) ** 2)
     assert "((2^(b+1) - 2) / (2^b - 2))^2" in text
+
+
+def test_the_text_of_a_setting_is_kept():
+    """Fault: a new name or field of `Setting`, which would change the random numbers of every run."""
+    text = "Setting(step_size=0.15, cohort_size=4, num_steps=2, gradient_noise=0.3, bits=4, noise_multiplier=0.01)"
+    assert str(Setting(0.15, 4, 2, 0.3, 4, 0.01)) == text
 
 
 @pytest.mark.slow
@@ -67,7 +74,7 @@ def test_logistic_regression_and_defaults():
     "options, words",
     [
         ({"step_sizes": (3.0,)}, "step_sizes: expected"),
-        ({"step_sizes": (1e-3,)}, "step_sizes: expected steps that are at rest"),
+        ({"step_sizes": (1e-3,)}, "step_sizes: expected steps that reach their floor"),
         ({"logistic_clients": 3}, "logistic_clients: expected"),
         ({"noise_multipliers": (1e30,)}, "noise_multipliers: expected"),
         ({"heterogeneity": 1e30}, "heterogeneity: expected"),
@@ -95,5 +102,5 @@ def test_figure():
 @pytest.mark.full
 def test_figure_of_the_largest_step():
     """Fault: a study that runs, and then fails where its figure tries a step that diverges."""
-    problem, base = _Quadratics(12, 3, 1.0, 0), _Setting(1.0, 4, 2, 0.3, 4, 0.01)
+    problem, base = Quadratics(12, 3, 1.0, 0), Setting(1.0, 4, 2, 0.3, 4, 0.01)
     assert error_floor_figure(findings().comparisons, base, problem.budget, problem.start, 12).axes

@@ -1,4 +1,4 @@
-"""Findings: intervals that cover, verdicts that can fail, pages that stand alone."""
+"""Findings: intervals that cover, verdicts that can fail, pages that load nothing."""
 
 import json
 

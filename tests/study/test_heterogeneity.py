@@ -7,8 +7,10 @@ import pytest
 
 from fedjax_sim import population
 from fedjax_sim.study.findings import Findings, measured
-from fedjax_sim.study.heterogeneity.figure import heterogeneity_reading
-from fedjax_sim.study.heterogeneity.question import MEASURES, _correlations, _digits, heterogeneity
+from fedjax_sim.study.heterogeneity.models import digits_population
+from fedjax_sim.study.heterogeneity.question import heterogeneity
+from fedjax_sim.study.heterogeneity.ranks import MEASURES, rank_correlations
+from fedjax_sim.study.heterogeneity.reading import heterogeneity_reading
 from fedjax_sim.study.page import table
 
 SMALL = {
@@ -73,7 +75,7 @@ def test_random_ranks_have_no_interval():
     """Fault: a rank correlation of random slowdowns, or a count of whole rounds, with an interval of width zero."""
     found = [measured({"part": "digits MLP", "population": str(i)}, quantity, i**2)
              for i in range(1, 5) for quantity in (*MEASURES, "slowdown")]  # fmt: skip
-    ranks = Findings("ranks", "", list(_correlations(found)), (), lambda: None, {})
+    ranks = Findings("ranks", "", list(rank_correlations(found)), (), lambda: None, {})
     assert len(ranks.rows()) == len(MEASURES)
     assert all(row["measured"] == 1 and row["low"] is row["high"] is row["holds"] is None for row in ranks.rows())
     assert {line[-2] for line in table(ranks)[1]} == {"\N{EN DASH}"}
@@ -82,8 +84,8 @@ def test_random_ranks_have_no_interval():
 
 
 def test_shuffled_clients_hold_the_same_examples():
-    """Fault: a comparison with other examples or sizes, or with clients that were not dealt anew."""
-    field = _digits(12, 0.05, 3)
+    """Fault: a comparison with other examples or sizes, or clients whose examples were not shuffled."""
+    field = digits_population(12, 0.05, 3)
     own, dealt = (population.pooled(side).examples["y"] for side in (field.own, field.shuffled))
     np.testing.assert_array_equal(np.sort(own), np.sort(dealt))
     np.testing.assert_array_equal(field.own.sizes, field.shuffled.sizes)

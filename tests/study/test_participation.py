@@ -6,8 +6,9 @@ import pytest
 
 from fedjax_sim import theory
 from fedjax_sim.study.findings import measured
-from fedjax_sim.study.participation.figure import _variance, participation_figure
-from fedjax_sim.study.participation.question import _reading, participation
+from fedjax_sim.study.participation.figure import participation_figure
+from fedjax_sim.study.participation.question import participation
+from fedjax_sim.study.participation.reading import participation_reading
 
 SMALL = {"population_sizes": (60,), "rates": (0.5, 1.0), "num_rounds": 1500, "compare_samplers": False}
 
@@ -29,7 +30,7 @@ def test_predictions_hold(model_clients):
 
 @pytest.mark.slow
 def test_defaults():
-    """Fault: a sampler or a table whose variance is not the predicted one; defaults whose predictions do not hold."""
+    """Fault: a sampler or an aggregator with another variance than predicted; predictions off at default options."""
     rows = participation().rows()
     assert [row for row in rows if row["holds"] is not True] == []
     assert sum(row["part"] == "designs" for row in rows) == 6
@@ -52,8 +53,8 @@ def test_it_can_tell_a_wrong_formula():
 
 
 def test_reading_follows_the_numbers():
-    """Fault: nearly everybody where one of ten is enough; a correction of 0.9 for ten clients, where it is 1."""
-    least, most = (" ".join(_reading([], {10: cohort}, 1.0)) for cohort in (1, 10))
+    """Fault: nearly everybody, where one of ten is enough; a correction of 0.9 for ten clients, where it is 1."""
+    least, most = (" ".join(participation_reading([], {10: cohort}, 1.0)) for cohort in (1, 10))
     assert "nearly everybody" not in least and "nearly everybody" in most
     assert theory.finite_population_correction(10, 1) == 1 and "exactly 1 at N = 10, m = 1" in least
     assert "any N" not in least
@@ -95,7 +96,6 @@ def test_figure_of_few_cohorts():
     few = [measured(one, "variance", 0.05, 0.05)]
     assert participation_figure(few, 0.05, signal=1.0, spread=2.0, step_size=0.5).axes[0].containers
     digits = one | {"part": "digits MLP", "population_size": 40, "cohort_size": 30}
-    (axes,) = participation_figure([], 0.05, signal=1.0, spread=2.0, step_size=0.5).axes[:1]
-    axes.clear()
-    _variance(axes, [measured(digits, "variance", 7.0, 7.0)], 2.0)
+    found = [measured(digits, "variance", 7.0, 7.0)]
+    axes = participation_figure(found, 0.05, signal=1.0, spread=2.0, step_size=0.5).axes[0]
     assert axes.containers[0].lines[0].get_ydata()[0] == pytest.approx(theory.cohort_mean_variance(4.0, 40, 30))

@@ -1,14 +1,14 @@
-"""The study of privacy's price: errors and floors of noise hold, epsilons are the desk's, accuracy is measured only."""
+"""The study of privacy's price: predicted errors and floors hold, and epsilons are the accountant's."""
 
 import functools
-import importlib
 
 import pytest
 
 from fedjax_sim import privacy, theory
 from fedjax_sim.study.charts import rows_of
+from fedjax_sim.study.privacy_utility.question import privacy_utility
+from fedjax_sim.study.privacy_utility.spending import NUM_ROUNDS
 
-module = importlib.import_module("fedjax_sim.study.privacy_utility.question")  # the room's name is the function
 SMALL = {
     "num_clients": 40, "dimension": 16, "noise_multipliers": (1.0, 2.0), "epsilons": (8.0,), "num_releases": 3000,
     "num_runs": 500, "digits_clients": 100, "digits_rounds": 2, "digits_runs": 2,
@@ -17,12 +17,12 @@ SMALL = {
 
 @functools.cache
 def findings():
-    return module.privacy_utility(**SMALL)
+    return privacy_utility(**SMALL)
 
 
 @pytest.mark.full
 def test_predictions_hold():
-    """Fault: noise of z C / sqrt(m), a floor without 1 / (1 - r^2), letters that were clipped after all."""
+    """Fault: noise of z C / sqrt(m), a floor without 1 / (1 - r^2), updates that were clipped after all."""
     rows = findings().rows()
     assert [row for row in rows if row["holds"] is False] == []
     assert [row["quantity"] for row in rows if row["holds"]] == ["squared error"] * 3 + ["floor"] * 3
@@ -38,14 +38,14 @@ def test_it_can_tell_another_noise():
 
 
 @pytest.mark.full
-def test_epsilons_are_those_of_the_desk():
+def test_epsilons_are_those_of_the_accountant():
     """Fault: a multiplier of one round, an epsilon of another delta, a digits' run calibrated without its sampling."""
-    desk = {"population_size": 40, "cohort_size": 40, "scheme": "full"}
+    release = {"population_size": 40, "cohort_size": 40, "scheme": "full"}
     (row,) = rows_of(findings().comparisons, part="epsilon", quantity="floor")
-    assert row["noise_multiplier"] == privacy.calibrate(8.0, 1e-5, module.NUM_ROUNDS, **desk).noise_multiplier
+    assert row["noise_multiplier"] == privacy.calibrate(8.0, 1e-5, NUM_ROUNDS, **release).noise_multiplier
     first = rows_of(findings().comparisons, part="noise multiplier", quantity="floor")[0]
-    mechanism = privacy.written_down(noise_multiplier=1.0, **desk)
-    assert first["epsilon"] == privacy.account(mechanism, module.NUM_ROUNDS, 1e-5).epsilon
+    mechanism = privacy.written_down(noise_multiplier=1.0, **release)
+    assert first["epsilon"] == privacy.account(mechanism, NUM_ROUNDS, 1e-5).epsilon
     none, digits = rows_of(findings().comparisons, part="digits MLP", quantity="test accuracy")
     options = {"population_size": 100, "cohort_size": 10, "scheme": "truncated_poisson", "num_slots": 29}
     assert digits["noise_multiplier"] == privacy.calibrate(8.0, 1e-5, 2, **options).noise_multiplier
@@ -66,13 +66,13 @@ def test_floor_is_theorys():
         ({"epsilons": (0.0,)}, "epsilons: expected"),
         ({"delta": 0.0}, "delta: expected"),
         ({"digits_clients": 7}, "digits_clients: expected"),
-        ({"noise_multipliers": (50.0,)}, "noise that keeps letters below the clip norm"),
+        ({"noise_multipliers": (50.0,)}, "noise that keeps updates below the clip norm"),
     ],
 )
 def test_wrong_options(options, words):
-    """Fault: a study that runs for minutes before it finds that it cannot; floors predicted where letters are cut."""
+    """Fault: a study that runs for minutes before it finds that it cannot; floors predicted under clipping."""
     with pytest.raises(ValueError, match=words):
-        module.privacy_utility(**SMALL | options)
+        privacy_utility(**SMALL | options)
 
 
 @pytest.mark.full

@@ -5,8 +5,8 @@ import functools
 import pytest
 
 from fedjax_sim.study.findings import measured
-from fedjax_sim.study.rounds_to_target.figure import target_reading
 from fedjax_sim.study.rounds_to_target.question import rounds_to_target
+from fedjax_sim.study.rounds_to_target.reading import target_reading
 
 SMALL = {
     "num_clients": 6, "dimension": 8, "heterogeneity": 2.0, "step_size": 0.05, "num_steps": (1, 4, 40),
@@ -54,7 +54,7 @@ def test_drift_ends_what_local_work_saves():
     assert [row["local_steps"] for row in rows("heterogeneous")] == [1, 4]
     (late,) = rows("heterogeneous", "loss after the last round / target")
     assert late["local_steps"] == 40 and late["measured"] > 1
-    assert any("K = 40 comes to rest at" in paragraph for paragraph in findings().reading)
+    assert any("K = 40 converges to" in paragraph for paragraph in findings().reading)
 
 
 @pytest.mark.parametrize("floor, never", [(0.2, False), (2.0, True)])
@@ -71,7 +71,7 @@ def test_too_few_rounds_are_not_drift(floor, never):
 
 @pytest.mark.full
 def test_rounds_fall_on_iid_digits():
-    """Fault: local work that does nothing: row B9 of the inventory."""
+    """McMahan et al. 2017, table 2. Fault: local work that saves no rounds."""
     iid = {row["local_steps"]: row["measured"] for row in rows("digits MLP") if row["alpha"] == 100.0}
     assert set(iid) == {1, 4} and iid[4] < 0.6 * iid[1]
     assert all(row["high"] - row["low"] >= 1 for row in rows("digits MLP"))  # whole rounds, if all runs took as many

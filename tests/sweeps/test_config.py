@@ -1,4 +1,4 @@
-"""`fedjax-sim sweep`: a config's sweep is its runs; what is wrong is told with its path."""
+"""`fedjax-sim sweep`: a config's sweep is its runs; errors name the path of the wrong option."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_config_sweep_is_runs(tmp_path):
 
 @pytest.mark.optimised(False)
 def test_a_metric_that_is_not_there_is_told_at_once(monkeypatch, tmp_path):
-    """Catches a typing error that is told after the last of a thousand points."""
+    """Catches a typing error that is reported after the last of a thousand points."""
     added = []
     monkeypatch.setattr(Finished, "add", lambda self, found: added.append(found))
     loaded = load_sweep(None, [*BASE, GRID[0], "sweep.seeds=1"])

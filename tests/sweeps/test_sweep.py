@@ -275,7 +275,7 @@ def test_a_flipped_digit_is_refused(tmp_path):
             "names that no metric has",
         ),
         ({"seeds": 0}, "seeds: expected an integer"),
-        ({"seeds": [1, 1]}, "more trials are more seeds"),
+        ({"seeds": [1, 1]}, "For more trials give more seeds"),
         ({"seeds": [-1]}, r"seeds\[0\]"),
         ({"batch": 0}, "batch"),
         ({"num_rounds": 0}, "num_rounds"),
@@ -337,9 +337,9 @@ def test_summary_and_pairs():
     ]  # fmt: skip
     found = Sweep(rows, ("rate", "steps"), [0, 1, 2], 1, True)
     assert found.paired("loss", "rate", 2, 1).difference == 1.0  # of the pairs, steps = 1 alone
-    with pytest.raises(ValueError, match="beside the same values"):
+    with pytest.raises(ValueError, match="occur with the same values"):
         found.paired("loss", "rate", 1, 3)
-    with pytest.raises(ValueError, match="stand with the same values"):
+    with pytest.raises(ValueError, match="all occur with the same values"):
         found.summary("loss", by="rate")
     draws = rng.normal(size=(400, 4))  # 95 % of 400: 380, standard deviation 4.4
     cells = [of_values({(1.0, s): float(x) for s, x in enumerate(row)}).summary("loss")[0] for row in draws]

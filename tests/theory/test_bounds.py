@@ -18,7 +18,7 @@ def random_problem(rng, num_clients=4, dimension=3, least=0.3):
 
 
 def test_proximal_drift():
-    """D5 and T8: 1,000 problems, and equality. Catches the minimum of F in place of the proximal one."""
+    """1,000 problems, and equality (Li et al. 2020, section 3). Catches the minimum of F for the proximal one."""
     rng = np.random.default_rng(0)
     closest, wrong = 0.0, 0
     for _ in range(1000):
@@ -102,8 +102,8 @@ def test_constants():
     )
     every = dataclasses.replace(two, num_steps=1)
     first = every.excess_loss(1, 3.0)  # at T = 1 the start's part is L / 2 |w_1 - w*|^2
-    rest = every.condition / every.delay * 2 * (every.local_noise + every.sampling_noise) / every.strong_convexity
-    assert first - rest == pytest.approx(every.smoothness / 2 * 3.0)
+    noise = every.condition / every.delay * 2 * (every.local_noise + every.sampling_noise) / every.strong_convexity
+    assert first - noise == pytest.approx(every.smoothness / 2 * 3.0)
     assert two.excess_loss(np.array([5, 10]), 0.0)[1] == two.excess_loss(10, 0.0)
 
 

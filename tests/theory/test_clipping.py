@@ -14,7 +14,7 @@ UPDATES = (np.random.default_rng(0).normal(size=(8, 3)) + 1) * np.exp(np.arange(
 
 
 def test_interior_optimum():
-    """Q13: noise rules at large C, bias at small C, the best lies between. Catches z C / sqrt(m), and a bound taken."""
+    """Noise dominates at large C, bias at small C, the best lies between. Catches z C / sqrt(m), and a bound taken."""
     options = {"noise_multiplier": 0.5, "cohort_size": 4}
     best = best_clip_norm(UPDATES, **options)
     norms = np.linalg.norm(UPDATES, axis=1)
@@ -42,8 +42,8 @@ def test_much_noise(noise_multiplier):
         best_clip_norm([-1.0, 1.0], **options | {"cohort_size": 2})
 
 
-def test_everybody_without_noise():
-    """Catches sampling variance where everybody is present, and a mean of clipped rows that is not the mean."""
+def test_all_clients_without_noise():
+    """Catches sampling variance where all take part, and a mean of clipped rows that is not the mean."""
     norms = np.linalg.norm(UPDATES, axis=1, keepdims=True)
     low = norms.min() / 2
     found = clipped_mean_error(UPDATES, clip_norm=low, noise_multiplier=0.0, cohort_size=8)

@@ -51,7 +51,7 @@ def test_optimum_is_not_the_average_of_centers():
 
 
 def test_weights_change_the_objective():
-    # Fault: equal client weights where examples count (B3): 0.5 instead of 0.9.
+    # Fault: equal client weights where examples count (Li et al. 2020, FedAvg on non-IID data): 0.5 instead of 0.9.
     np.testing.assert_allclose(quadratic_optimum([1, 1], [0, 1], [0.1, 0.9]), [0.9], rtol=1e-14)
     np.testing.assert_allclose(quadratic_optimum([1, 1], [0, 1]), [0.5], rtol=1e-14)
 
@@ -86,7 +86,7 @@ def test_fixed_points_are_where_simulated_rounds_end():
 
 
 def test_fixed_point_numbers():
-    # Fault: limits exchanged: one step rests at the optimum, many at the average of the centers (Q3).
+    # Fault: limits exchanged: one step converges to the optimum, many to the average of the centers.
     def at(num_steps, step_size=0.05):
         return fedavg_fixed_point(CURVATURES, CENTERS, num_steps=num_steps, step_size=step_size)[0]
 
@@ -97,7 +97,7 @@ def test_fixed_point_numbers():
 
 
 def test_contraction_numbers():
-    # Fault: contraction of the averaged Hessian; eta * lambda_max > 2 must show divergence (C7).
+    # Fault: contraction of the averaged Hessian; eta * lambda_max > 2 must show divergence.
     by_hand = (0.95**5 + 0.5**5) / 2
     assert fedavg_contraction(CURVATURES, CENTERS, num_steps=5, step_size=0.05) == pytest.approx(by_hand, abs=1e-12)
     assert fedavg_contraction(CURVATURES, CENTERS, num_steps=5, step_size=0.25) > 1
@@ -105,7 +105,7 @@ def test_contraction_numbers():
 
 
 def test_fedprox_sweep():
-    # Fault: lambda on the wrong side (D7).
+    # Fault: lambda on the wrong side.
     points = {0.0: 0.5, 0.1: 0.521327, 1.0: 0.645161, 10.0: 0.846154, 100.0: 0.901786, 1e9: 0.909091}
     for weight, expected in points.items():
         found = fedprox_fixed_point(CURVATURES, CENTERS, proximal_weight=weight)[0]
@@ -117,7 +117,7 @@ def test_fedprox_sweep():
 
 
 def test_proximal_solution():
-    # Fault: the anchor's or the linear term's sign (D6); and gradient steps must reach it.
+    # Fault: the anchor's or the linear term's sign; and gradient steps must reach it.
     hessian, linear, anchor = np.array([[3.0, 1], [1, 2]]), np.array([1.0, -1]), np.array([0.5, 0.5])
     for weight, expected in {0: (0.6, -0.8), 1: (0.454545, -0.318182), 10: (0.438710, 0.296774)}.items():
         found = proximal_solution(hessian, linear, anchor, proximal_weight=weight)
@@ -129,7 +129,7 @@ def test_proximal_solution():
 
 
 def test_curvature_shifts_by_the_coefficient():
-    # Fault: lambda / 2 added to the Hessian (D4, D9).
+    # Fault: lambda / 2 added to the Hessian.
     hessian = random_problem()[0][0]
     low, high = proximal_curvature(hessian, proximal_weight=0.7)
     np.testing.assert_allclose([low, high], np.linalg.eigvalsh(hessian)[[0, -1]] + 0.7, atol=1e-12)
@@ -156,7 +156,7 @@ def test_inexact_fedprox():
 
 
 def test_unequal_steps_shift_the_fixed_point():
-    """Row B11 and T10. Catches steps that are equal for all (0.5), and weights that count examples once."""
+    """Wang et al. 2020 (FedNova), theorem 1. Catches equal steps (0.5), and weights that count examples once."""
     work = {"num_steps": [1, 10], "shares": [0.5, 0.5]}
     for rate, expected in ((0.1, 0.866901), (0.01, 0.905319), (1e-6, 10 / 11)):
         assert fedavg_fixed_point([1, 1], [0, 1], step_size=rate, **work)[0] == pytest.approx(expected, abs=2e-6)
@@ -191,7 +191,7 @@ def test_noise_of_local_steps():
 
 
 def test_stationary_covariance():
-    """The equation itself, SGD's formula as its scalar case, and Q14's rate. Catches p_i for p_i^2."""
+    """The equation itself, SGD's formula as its scalar case, and SGD's rate. Catches p_i for p_i^2."""
     hessians, _, shares = random_problem()
     found = stationary_covariance(hessians, 0.3, shares, step_size=0.1, num_steps=3)
     kept = np.einsum("n,nij->ij", shares, np.eye(3) - local_progress(hessians, 3, 0.1))
@@ -216,7 +216,7 @@ def noisy(params, examples, key):
 
 @pytest.mark.slow
 def test_simulated_sgd_has_the_floor():
-    """Q14 with local steps, in the real simulator: 1,024 seeds, their time averages independent; both clients' noise.
+    """SGD's floor with local steps, in the real simulator: 1,024 seeds, independent time averages; both clients' noise.
 
     Accepted within 4 standard errors (false alarm 6e-5 a comparison); they are below 0.6 %, so 5 % off is refused.
     """
@@ -246,7 +246,7 @@ def test_simulated_sgd_has_the_floor():
 
 
 def test_decaying_steps():
-    """T35: no floor under 1/t, only a rate. Catches eta for eta^2; and a constant step must reach its floor."""
+    """No floor under 1/t, only a rate. Catches eta for eta^2; and a constant step must reach its floor."""
     times = np.arange(1, 200_001)
     path = expected_squared_distance(2.0, 3.0, 0.75 / times, start=0.1)
     limit = decaying_step_limit(2.0, 3.0, step_constant=0.75)
@@ -272,7 +272,7 @@ def test_rounds_until():
 
 
 def test_drift_is_its_definition():
-    """C2, T6: steps taken one by one, Hessians that do not commute, to 1e-10; both gradients, and the parts' sum."""
+    """Steps one by one (Karimireddy et al. 2020), Hessians that do not commute; both gradients; sum of parts."""
     hessians, centers, shares = random_problem(dimension=2)
     assert np.abs(hessians[0] @ hessians[1] - hessians[1] @ hessians[0]).max() > 0.1
     point = np.array([0.7, -1.2])
@@ -297,7 +297,7 @@ def test_drift_is_its_definition():
 
 
 def test_scalar_drift():
-    """C5, to 1e-12. Catches K off by one, and weights that are left out."""
+    """To 1e-12. Catches K off by one, and weights that are left out."""
     for num_steps, expected in ((1, 0.31), (5, 1.269481)):
         drift = quadratic_drift([1, 1, 1], [0, 2, 7], [0.2, 0.3, 0.5], point=1.0, num_steps=num_steps, step_size=0.1)
         assert drift.bias[0] == pytest.approx((0.9**num_steps - 1) * (1 - 4.1), abs=1e-12)
@@ -305,7 +305,7 @@ def test_scalar_drift():
 
 
 def test_leading_term():
-    """C4: exact at K = 1; else the remainder is O(eta^2). T7: first order of the heterogeneity part."""
+    """Exact at K = 1; else the remainder is O(eta^2). And the first order of the heterogeneity part."""
     problem = random_problem()
     point = np.array([0.3, 1.0, -0.5])
     one = quadratic_drift(*problem, point=point, num_steps=1, step_size=0.1)
@@ -323,7 +323,7 @@ def test_leading_term():
 
 
 def test_drift_counter_cases():
-    """C3, T7: no steps no drift; identical clients drift, equal Hessians rest unbiased: not what texts claim."""
+    """Without steps no drift; identical clients drift, and equal Hessians reach the optimum: not what texts claim."""
     hessians, centers, shares = random_problem()
     for options in ({"num_steps": 0, "step_size": 0.1}, {"num_steps": 3, "step_size": 0.0}):
         drift = quadratic_drift(hessians, centers, shares, point=np.ones(3), **options)
@@ -341,9 +341,9 @@ def test_drift_counter_cases():
     biased = quadratic_drift(hessians, centers, shares, point=optimum, **work)
     np.testing.assert_allclose(biased.curvature, 0, atol=1e-12)
     assert np.abs(biased.heterogeneity).max() > 1e-3
-    rest = fedavg_fixed_point(hessians, centers, shares, **work)
+    fixed = fedavg_fixed_point(hessians, centers, shares, **work)
     np.testing.assert_allclose(
-        quadratic_drift(hessians, centers, shares, point=rest, **work).pseudo_gradient, 0, atol=1e-10
+        quadratic_drift(hessians, centers, shares, point=fixed, **work).pseudo_gradient, 0, atol=1e-10
     )
 
 

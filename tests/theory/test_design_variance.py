@@ -113,8 +113,8 @@ def run_rules(ids, reported, updates, weights):
     }
 
     def one(ids, reported):
-        letters = jnp.where(reported[:, None], updates[ids], 0)
-        received = Received(letters, jnp.where(reported, weights[ids], 0), ids, jnp.arange(SLOTS))
+        reports = jnp.where(reported[:, None], updates[ids], 0)
+        received = Received(reports, jnp.where(reported, weights[ids], 0), ids, jnp.arange(SLOTS))
         made = {}
         for name, rule in rules.items():
             carry = rule.init(jax.ShapeDtypeStruct((N,), jnp.float32), SLOTS)
@@ -186,7 +186,7 @@ def test_a_run_of_the_simulator_has_the_predicted_variance():
 
 
 def test_known_laws():
-    """Rows B3, E2, E8, E10 (trap T11), and the textbook's formulas as special cases."""
+    """Known cases (Cochran 1977, chapters 2 and 6; Li et al. 2020, section 3.3), and formulas as special cases."""
     pair = sampling.uniform(2, 1).design
     law = design_variance(pair, [0.0, 1.0], [1, 9])
     assert law.mean == 0.5 and np.isclose(law.target, 0.9) and np.isclose(law.bias, -0.4) and law.exact
@@ -253,7 +253,7 @@ def test_leading_order_improves_with_the_cohort():
 
 @pytest.mark.parametrize("name", ["uniform", "with_replacement", "poisson, dropout", "shuffled", "truncated"])
 def test_moments_suffice(name):
-    """Sums of a million clients stand for their arrays. Catches moments taken at other weights."""
+    """Sums over a million clients replace their arrays. Catches moments taken at other weights."""
     design = SAMPLERS[name].design
     for kind, options in ESTIMATORS.items():
         if not fits(SAMPLERS[name], kind) or kind == "hansen_hurwitz":
@@ -282,10 +282,10 @@ def test_what_does_not_fit_is_refused():
         ((design, UPDATES), {"estimator": "keep_old", "weighting": "uniform"}, "weighting"),
         ((design, UPDATES), {"method": "guess"}, "method"),
         ((design, Moments.of(UPDATES), WEIGHTS), {}, "weights=None"),
-        ((drawn, Moments.of(UPDATES)), {"estimator": "li_scheme_one"}, "who is who"),
-        ((sampling.cyclic(N, 3).design, Moments.of(UPDATES)), {}, "who is who"),
+        ((drawn, Moments.of(UPDATES)), {"estimator": "li_scheme_one"}, "treat all clients alike"),
+        ((sampling.cyclic(N, 3).design, Moments.of(UPDATES)), {}, "treat all clients alike"),
         ((design, Moments.of(UPDATES, WEIGHTS)), {"method": "exact"}, "Moments cannot"),
-        ((sampling.weighted([0, 1], 1).design, [1.0, 2.0]), {"estimator": "hansen_hurwitz"}, "left out"),
+        ((sampling.weighted([0, 1], 1).design, [1.0, 2.0]), {"estimator": "hansen_hurwitz"}, "never drawn"),
         ((sampling.uniform(60, 30).design, RNG.normal(size=60), np.arange(60)), {"method": "exact"}, "enumerate"),
     ]
     for args, options, words in cases:

@@ -1,4 +1,4 @@
-"""The error floor: against every cohort enumerated, against the simulator's own rounds, against the inventory."""
+"""The error floor: against every cohort enumerated, against the simulator's own rounds, against known numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -103,11 +103,11 @@ def test_the_ratio_with_empty_cohorts():
     assert np.trace(one) == pytest.approx(np.trace(other), rel=0.05)
 
 
-def enumerated(hessians, centers, shares, scheme, *, denominator, num_steps, rate, noise, letters, error, released):
+def enumerated(hessians, centers, shares, scheme, *, denominator, num_steps, rate, noise, messages, error, released):
     """One round of (mean, raw second moment), by brute force over cohorts: [d], [d, d] -> [d], [d, d]."""
     chances, weights = cohorts(scheme, shares, denominator)
     progress = local_progress(hessians, num_steps, rate)
-    own = local_noise(hessians, noise, num_steps, rate) + letters * np.eye(hessians.shape[-1])
+    own = local_noise(hessians, noise, num_steps, rate) + messages * np.eye(hessians.shape[-1])
 
     def step(mean, second, gamma):
         total_mean, total = np.zeros_like(mean), np.zeros_like(second)
@@ -120,12 +120,12 @@ def enumerated(hessians, centers, shares, scheme, *, denominator, num_steps, rat
             total += chance * (matrix @ second @ matrix.T + cross + cross.T + np.outer(shift, shift))
             for i in range(len(c)):
                 extra = own[i]
-                letter = np.einsum("ij,jk,lk->il", progress[i], second, progress[i])
+                message = np.einsum("ij,jk,lk->il", progress[i], second, progress[i])
                 towards = progress[i] @ centers[i]
                 mixed = np.outer(progress[i] @ mean, towards)
-                letter = letter - mixed - mixed.T + np.outer(towards, towards)
-                letter = letter + local_noise(hessians, noise, num_steps, rate)[i]
-                extra = extra + error * np.diag(np.diag(letter))
+                message = message - mixed - mixed.T + np.outer(towards, towards)
+                message = message + local_noise(hessians, noise, num_steps, rate)[i]
+                extra = extra + error * np.diag(np.diag(message))
                 total += chance * gamma**2 * c[i] ** 2 * extra
         return total_mean, total + gamma**2 * released * identity
 
@@ -156,7 +156,7 @@ def test_covariance_is_the_enumerated_one(name, denominator):
     )  # fmt: skip
     step = enumerated(
         hessians, centers, SHARES, DESIGNS[name], denominator=denominator, num_steps=3, rate=0.1, noise=0.5,
-        letters=0.02, error=0.3, released=0.01,
+        messages=0.02, error=0.3, released=0.01,
     )  # fmt: skip
     mean = found.fixed_point
     second = found.covariance + np.outer(mean, mean)
@@ -178,7 +178,7 @@ def test_expected_path_is_the_enumerated_one():
     )  # fmt: skip
     step = enumerated(
         hessians, centers, SHARES, DESIGNS["uniform"], denominator="realised", num_steps=2, rate=0.15, noise=0.5,
-        letters=0.0, error=0.3, released=0.01,
+        messages=0.0, error=0.3, released=0.01,
     )  # fmt: skip
     start = np.array([3.0, -2.0])
     mean, second, expected = start, np.outer(start, start), []
@@ -191,12 +191,15 @@ def test_expected_path_is_the_enumerated_one():
     assert found.expected_loss(3000, start=start)[-1] == pytest.approx(found.total, rel=1e-9)
 
 
-def test_inventory_numbers():
-    """Rows Q14, F8, Q1, Q5 and T35. Catches floors that are not divided by 1 - r^2 or by m."""
+def test_floors_of_scalar_quadratics():
+    """Gradient noise (Mandt et al. 2017, section 3), quantisation (Suresh et al. 2017, section 2) and privacy noise.
+
+    Catches floors that are not divided by 1 - r^2 or by m.
+    """
     sgd = budget([2.0], [0.3], step_size=0.3, gradient_noise=1.5)
     assert sgd.covariance[0, 0] == pytest.approx(sgd_floor(2.0, 1.5, step_size=0.3), rel=1e-12)
     assert sgd.contraction == pytest.approx(0.4) and sgd.losses["drift"] == pytest.approx(0)
-    hessians = np.repeat(0.5 * np.eye(2)[None], 20, 0)  # F8: equal curvatures, d = 2
+    hessians = np.repeat(0.5 * np.eye(2)[None], 20, 0)  # equal curvatures, d = 2
     scheme = SamplingDesign(scheme="uniform_without_replacement", population_size=20, cohort_size=4, num_slots=4)
     contraction = (1 - 0.1 * 0.5) ** 3
     floors = {}
@@ -208,8 +211,8 @@ def test_inventory_numbers():
         assert floors[bits] == pytest.approx(2 * variance / 4 / (1 - contraction**2), rel=1e-12)
         assert np.trace(found.covariances["privacy_noise"]) == pytest.approx(2 / 64 / (1 - contraction**2), rel=1e-12)
     assert floors[2] / floors[4] == pytest.approx(25) and floors[4] / floors[8] == pytest.approx(289)
-    everybody = [budget(np.ones(m), np.zeros(m), step_size=0.5, gradient_noise=1.0).total for m in (1, 8)]
-    assert everybody[0] / everybody[1] == pytest.approx(8)
+    floors = [budget(np.ones(m), np.zeros(m), step_size=0.5, gradient_noise=1.0).total for m in (1, 8)]
+    assert floors[0] / floors[1] == pytest.approx(8)
     hessians, centers = problem()
     full = budget(hessians, centers, SHARES, step_size=0.1, num_steps=4, gradient_noise=0.3)
     expected = stationary_covariance(hessians, 0.3, SHARES, step_size=0.1, num_steps=4)
@@ -233,7 +236,7 @@ def test_proximal_term_and_limits():
 
 
 def test_relative_error_moves_the_limit_of_stability():
-    """T34: m equal clients, full batch: stable while eta L (1 + omega / m) < 2. Catches noise that only adds."""
+    """m equal clients, full batch: stable while eta L (1 + omega / m) < 2. Catches noise that only adds."""
     for m, omega in ((1, 3.0), (4, 3.0)):
         limit = 2 / (1 + omega / m)
         options = {"relative_error": omega}
@@ -276,13 +279,13 @@ def simulated(parts, counts, budgeted, *, num_rounds=420, num_seeds=1024, burn_i
     """Per seed, time averages over the rounds after `burn_in` of (w - w_inf)(w - w_inf)^T, flattened: [S, d^2]."""
     hessians, centers = problem()
     data = population.quadratic_population(hessians, centers, counts=counts)
-    sampler, loss, table, letters, num_steps, rate = parts
+    sampler, loss, aggregator, compressor, num_steps, rate = parts
     algorithm = algorithms.federated(
         sampler,
         client.local_sgd(loss, optax.sgd(0.1), client.work(num_steps=num_steps)),
-        table,
+        aggregator,
         server.optimizer(optax.sgd(rate)),
-        **({"transform": letters} if letters is not None else {}),
+        **({"transform": compressor} if compressor is not None else {}),
         plan=Plan(sampler.num_slots, sampler.num_slots),
         mesh=None,
     )
@@ -362,22 +365,22 @@ def test_simulated_floors(name):
     Seeds are independent, so the average over 1,024 of them is normal: the prediction is accepted within 4 standard
     errors (false alarm 6e-5 a comparison); they are below 0.6 %, so that a floor 5 % off is refused (missed: 1e-5).
     """
-    make, denominator, shares, loss, letters, num_steps, rate, noise = SIMULATED[name]
+    make, denominator, shares, loss, compressor, num_steps, rate, noise = SIMULATED[name]
     sampler = make(N, 2) if make is sampling.uniform else make(N, 0.4, num_slots=N)
     predicted = budget(
         *problem(), shares, step_size=0.1, num_steps=num_steps, design=sampler.design, denominator=denominator,
         server_rate=rate, **noise,
     )  # fmt: skip
-    table = aggregation.fixed_mean(2.0) if denominator == "fixed" else aggregation.mean()
+    aggregator = aggregation.fixed_mean(2.0) if denominator == "fixed" else aggregation.mean()
     built = {
         None: lambda: None,
         "masked": lambda: transform.stateless(masked),
         "all": lambda: transform.chain(
             transform.quantize(4, range=1.0, keeps_zeros=False), transform.gaussian_mechanism(CLIP, 0.005)
         ),
-    }[letters]()
+    }[compressor]()
     counts = np.rint(shares * 12).astype(int) if denominator == "realised" else None
-    squares, means = simulated((sampler, loss, table, built, num_steps, rate), counts, predicted)
+    squares, means = simulated((sampler, loss, aggregator, built, num_steps, rate), counts, predicted)
     assert predicted.exact
     measured, expected = np.trace(squares, axis1=1, axis2=2), np.trace(predicted.covariance)
     assert accepted(measured, expected)

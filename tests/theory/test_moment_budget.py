@@ -27,14 +27,14 @@ NOISE = {"quantization_variance": 0.02, "privacy_variance": 0.01, "server_rate":
 @pytest.mark.parametrize("relative_error", [0.0, 0.7])
 @pytest.mark.parametrize("scheme", [design(6, 2), design(6, 2.4, "poisson", 6), design(6, 3, "with_replacement"), None])
 def test_equal_hessians_are_exact(scheme, relative_error, denominator):
-    """Every component is `budget`'s. Catches N for N - 1, q / h for q, and letters that are not counted by E c^2."""
+    """Every component is `budget`'s. Catches N for N - 1, q / h for q, and messages that are not weighted by E c^2."""
     centers = np.random.default_rng(0).normal(size=(6, 3))
     common = {"relative_error": relative_error, "denominator": denominator, **NOISE}
     exact = budget(np.repeat(HESSIAN[None], 6, 0), centers, design=scheme, gradient_noise=0.3, **common)
     gradients = (exact.optimum - centers) @ HESSIAN
-    people = {"num_clients": 6} if scheme is None else {"design": scheme}
+    clients = {"num_clients": 6} if scheme is None else {"design": scheme}
     found = budget_from_moments(
-        HESSIAN, client_covariance=gradients.T @ gradients / 6, minibatch_covariance=0.3, **people, **common
+        HESSIAN, client_covariance=gradients.T @ gradients / 6, minibatch_covariance=0.3, **clients, **common
     )
     for name, covariance in exact.covariances.items():
         np.testing.assert_allclose(found.covariances[name], covariance, atol=1e-9, err_msg=name)
@@ -62,7 +62,7 @@ def test_unequal_shares(scheme):
 
 
 def test_a_ratio_that_is_enumerated():
-    """Draws with replacement and dropout, the mean of who reports. Catches modes that are taken for a diagonal."""
+    """Draws with replacement and dropout, the mean over reports. Catches modes that are taken for a diagonal."""
     scheme = SamplingDesign(
         scheme="with_replacement", population_size=4, cohort_size=2, num_slots=2, response_rates=(0.7,)
     )
@@ -108,7 +108,7 @@ def test_rounds_from_the_optimum():
 
 
 def test_limit_of_stability():
-    """T34: eta L (1 + omega / m) < 2. Catches noise that only adds, and stable rounds that are given up."""
+    """eta L (1 + omega / m) < 2. Catches noise that only adds, and stable rounds that are given up."""
     for m, omega in ((1, 3.0), (4, 3.0)):
         limit = 2 / (1 + omega / m)
         options = {"relative_error": omega, "num_clients": m, "minibatch_covariance": 1.0}

@@ -1,4 +1,4 @@
-"""Errors of letters and of privacy noise: closed forms against the real transforms and against simulation."""
+"""Errors of quantised updates and of privacy noise: closed forms against the real transforms and simulation."""
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,13 @@ from fedjax_sim.theory.noise import local_to_central_ratio, noise_floor, noise_v
 from fedjax_sim.theory.quantization import (
     crossover_cohort_size,
     expected_squared_error,
-    largest_stable_step,
     level_distance,
-    qsgd_relative_variance,
     quantization_error,
     quantization_floor,
+)
+from fedjax_sim.theory.relative_error import (
+    largest_stable_step,
+    qsgd_relative_variance,
     random_k_relative_variance,
     stochastic_relative_variance,
     top_k_contraction,
@@ -22,7 +24,7 @@ from fedjax_sim.theory.quantization import (
 
 RNG = np.random.default_rng(4)
 TRIALS = 40_000
-LETTERS = {
+UPDATES = {
     "uniform": RNG.uniform(-1, 1, 64),
     "small": RNG.normal(size=64) * 0.01,
     "sparse": np.where(np.arange(64) % 9 == 0, RNG.normal(size=64), 0),
@@ -31,11 +33,11 @@ LETTERS = {
 }
 
 
-def draws(made, letter, trials=TRIALS):
-    """[trials, d] letters as they arrive."""
+def draws(made, update, trials=TRIALS):
+    """[trials, d] messages as the server receives them."""
     send = lambda key, x: made.on_client(key, x, (), ())[0]  # noqa: E731
     keys = jax.random.split(jax.random.key(1), trials)
-    return np.asarray(jax.jit(jax.vmap(send, (0, None)))(keys, jnp.float32(letter)), np.float64)
+    return np.asarray(jax.jit(jax.vmap(send, (0, None)))(keys, jnp.float32(update)), np.float64)
 
 
 def close_but_not_five_percent_off(found, expected, deviations=4.5):
@@ -48,50 +50,50 @@ def close_but_not_five_percent_off(found, expected, deviations=4.5):
 @pytest.mark.parametrize("keeps_zeros", [False, True])
 @pytest.mark.parametrize("rounding", ["stochastic", "nearest"])
 def test_the_transforms_declare_the_same_error(keeps_zeros, rounding):
-    """Fixed and per-letter ranges, both grids, QSGD and TernGrad, numbers past the range (traps T1, T2).
+    """Ranges that are fixed or follow the update, both grids, QSGD and TernGrad, numbers past the range.
 
-    Catches levels that are off by a half, a lost cost of clipping, a scale of the wrong letter.
+    Catches levels that are off by a half, a lost cost of clipping, a scale of the wrong update.
     """
-    for name, letter in LETTERS.items():
+    for name, update in UPDATES.items():
         for bits, limit in ((2, 1.0), (3, None), (4, 1.0), (8, None), (8, 2.0)):
             made = transform.quantize(bits, range=limit, rounding=rounding, keeps_zeros=keeps_zeros)
             options = {"range": limit, "rounding": rounding, "keeps_zeros": keeps_zeros}
-            expected = quantization_error(letter, bits, **options).squared
-            # per letter the transform leaves a margin of 2^-19 above the largest number, now beside a level
+            expected = quantization_error(update, bits, **options).squared
+            # per update the transform leaves a margin of 2^-19 above the largest number, now beside a level
             delta = level_distance(bits, keeps_zeros=keeps_zeros)
-            slack = 1e-12 if limit else 1e-4 * np.abs(letter).max() ** 2 * delta
-            assert np.isclose(made.squared_error(letter), expected, rtol=1e-4, atol=slack), (name, bits, limit)
+            slack = 1e-12 if limit else 1e-4 * np.abs(update).max() ** 2 * delta
+            assert np.isclose(made.squared_error(update), expected, rtol=1e-4, atol=slack), (name, bits, limit)
         for levels in (1, 4):
-            found, expected = transform.qsgd(levels).squared_error(letter), quantization_error(letter, levels=levels)
+            found, expected = transform.qsgd(levels).squared_error(update), quantization_error(update, levels=levels)
             assert np.isclose(found, expected.squared, rtol=1e-4)
-        assert np.isclose(transform.terngrad().squared_error(letter), quantization_error(letter, 2).squared, rtol=1e-4)
-    rows = np.stack(list(LETTERS.values()))
+        assert np.isclose(transform.terngrad().squared_error(update), quantization_error(update, 2).squared, rtol=1e-4)
+    rows = np.stack(list(UPDATES.values()))
     together = quantization_error(rows, 3, rounding=rounding, keeps_zeros=keeps_zeros)
     alone = [quantization_error(row, 3, rounding=rounding, keeps_zeros=keeps_zeros).squared for row in rows]
     assert np.allclose(together.squared, alone)
 
 
 @pytest.mark.parametrize("rounding", ["stochastic", "nearest"])
-def test_real_letters_have_this_bias_and_variance(rounding):
-    """Each number's mean and variance over 40,000 real letters; catches bias and variance exchanged, also past s."""
-    letter = np.array([-1.7, -1.0, -0.9, -0.5, -0.2, 0.0, 0.123, 0.7, 1.0])
+def test_real_messages_have_this_bias_and_variance(rounding):
+    """Each number's mean and variance over 40,000 real messages; catches bias and variance exchanged, also past s."""
+    update = np.array([-1.7, -1.0, -0.9, -0.5, -0.2, 0.0, 0.123, 0.7, 1.0])
     for keeps_zeros in (False, True):
-        sent = draws(transform.quantize(3, range=1.0, rounding=rounding, keeps_zeros=keeps_zeros), letter)
-        error = quantization_error(letter, 3, range=1.0, rounding=rounding, keeps_zeros=keeps_zeros)
+        sent = draws(transform.quantize(3, range=1.0, rounding=rounding, keeps_zeros=keeps_zeros), update)
+        error = quantization_error(update, 3, range=1.0, rounding=rounding, keeps_zeros=keeps_zeros)
         deviation = np.sqrt(error.variance / TRIALS)
-        assert (np.abs(sent.mean(0) - letter - error.bias) <= 5 * deviation + 1e-6).all()
+        assert (np.abs(sent.mean(0) - update - error.bias) <= 5 * deviation + 1e-6).all()
         fourth = np.square(sent - sent.mean(0)).std(0) / np.sqrt(TRIALS)
         assert (np.abs(sent.var(0) - error.variance) <= 5 * fourth + 1e-6).all()
         if rounding == "stochastic":
-            close_but_not_five_percent_off(np.square(sent - letter).sum(1), error.squared)
+            close_but_not_five_percent_off(np.square(sent - update).sum(1), error.squared)
 
 
 def test_levels_are_the_transforms():
-    """Row F1: Delta is the least distance of what arrives, and s is a level. Catches 2^b for 2^b - 1."""
-    letter = np.linspace(-1, 1, 999)
+    """Delta is the least distance of received numbers, s a level (Suresh et al. 2017). Catches 2^b for 2^b - 1."""
+    update = np.linspace(-1, 1, 999)
     for keeps_zeros in (False, True):
         for bits in (2, 3):
-            sent = np.unique(draws(transform.quantize(bits, range=1.0, keeps_zeros=keeps_zeros), letter, 8).round(5))
+            sent = np.unique(draws(transform.quantize(bits, range=1.0, keeps_zeros=keeps_zeros), update, 8).round(5))
             assert np.allclose(np.diff(sent), level_distance(bits, keeps_zeros=keeps_zeros), atol=2e-5)
             assert np.allclose(sent[[0, -1]], [-1, 1])
     for wrong in ((0, 1.0), (17, 1.0), (2, 0.0), (True, 1.0), (2, np.nan)):
@@ -101,16 +103,16 @@ def test_levels_are_the_transforms():
         level_distance(1)
 
 
-def test_expected_error_of_uniform_letters():
-    """Rows F3 and F5 with simulation over letters, and trap T1: small letters cost 1.5 times that without a zero."""
+def test_expected_error_of_uniform_updates():
+    """Suresh et al. 2017, section 2, with simulation over updates; small ones cost 1.5 times that without a zero."""
     for bits, expected in {1: 0.666667, 2: 0.0740741, 4: 0.00296296, 8: 1.02525e-5}.items():
         assert np.isclose(expected_squared_error(1, bits, keeps_zeros=False), expected, rtol=1e-5)
-    letters = RNG.uniform(-2, 2, (4000, 100))
+    updates = RNG.uniform(-2, 2, (4000, 100))
     for bits in (2, 4, 8):
         for rounding in ("stochastic", "nearest"):
             for keeps_zeros in (False, True):
                 options = {"range": 2.0, "rounding": rounding, "keeps_zeros": keeps_zeros}
-                found = quantization_error(letters, bits, **options).squared
+                found = quantization_error(updates, bits, **options).squared
                 close_but_not_five_percent_off(found, expected_squared_error(100, bits, **options))
     small = quantization_error(RNG.normal(size=100_000) * 0.01, 2, range=1.0, keeps_zeros=False)
     assert abs(small.squared / expected_squared_error(100_000, 2, keeps_zeros=False) - 1.49865) < 2e-4
@@ -118,16 +120,16 @@ def test_expected_error_of_uniform_letters():
     assert quantization_error(np.zeros(5), 2).squared == 0 == quantization_error(np.zeros(5), levels=3).squared
 
 
-def test_error_of_a_fixed_letter():
-    """Row F4: 0.0765036531, where the textbook's average says 0.1088435."""
-    letter = [-1, -0.9, -0.5, -0.2, 0, 0.123, 0.7, 1]
-    error = quantization_error(letter, 3, range=1.0, keeps_zeros=False)
+def test_error_of_a_fixed_update():
+    """0.0765036531, where the textbook's average says 0.1088435."""
+    update = [-1, -0.9, -0.5, -0.2, 0, 0.123, 0.7, 1]
+    error = quantization_error(update, 3, range=1.0, keeps_zeros=False)
     assert abs(error.squared - 0.0765036531) < 1e-9 and (error.bias == 0).all()
     assert abs(expected_squared_error(8, 3, keeps_zeros=False) - 0.1088435) < 1e-7
 
 
 def test_stochastic_against_nearest():
-    """Rows F5, Q11 and trap T27: at x = 0.3 of {0, 1} the bias -0.3 stays in the mean of m, the variance 0.21 does not.
+    """At x = 0.3 of {0, 1} the bias -0.3 stays in the mean of m, the variance 0.21 does not (Suresh et al. 2017).
 
     The levels {0, 1} are those of one bit on [-1/2, 1/2], moved by a half.
     """
@@ -145,33 +147,33 @@ def test_stochastic_against_nearest():
 
 
 def test_relative_variances_bound_the_error():
-    """No letter has more, adversarial ones included, and TernGrad's is reached. Catches d for sqrt(d)."""
+    """No update has more, adversarial ones included, and TernGrad's is reached. Catches d for sqrt(d)."""
     for d in (1, 2, 9, 64):
         flat = np.concatenate([np.ones((200, 1)), np.repeat(np.linspace(0, 1, 200)[:, None], d - 1, 1)], axis=1)
-        letters = np.concatenate([RNG.normal(size=(500, d)), RNG.uniform(size=(500, d)) ** 9, flat])
-        norms = np.square(letters).sum(1)
+        updates = np.concatenate([RNG.normal(size=(500, d)), RNG.uniform(size=(500, d)) ** 9, flat])
+        norms = np.square(updates).sum(1)
         for bits in (1, 2, 3, 8):
             for keeps_zeros in (False, True)[: 1 + (bits > 1)]:
-                found = quantization_error(letters, bits, keeps_zeros=keeps_zeros).squared / norms
+                found = quantization_error(updates, bits, keeps_zeros=keeps_zeros).squared / norms
                 assert found.max() <= stochastic_relative_variance(d, bits, keeps_zeros=keeps_zeros) + 1e-12
         reached = (quantization_error(flat, 2).squared / np.square(flat).sum(1)).max()
         bound = stochastic_relative_variance(d, 2)
         assert reached >= 0.99 * min(bound, (np.sqrt(d) - 1) / 2)
         for levels in (1, 3, 20):
-            found = quantization_error(letters, levels=levels).squared / norms
+            found = quantization_error(updates, levels=levels).squared / norms
             assert found.max() <= qsgd_relative_variance(d, levels) + 1e-12
 
 
 def test_sparsifiers():
-    """Row F6 and the transforms' declared errors. Catches d/k for d/k - 1."""
-    letter = np.array([3, -1, 0.5, 2])
+    """Stich et al. 2018, section 2, and the transforms' declared errors. Catches d/k for d/k - 1."""
+    update = np.array([3, -1, 0.5, 2])
     assert (
-        random_k_relative_variance(4, 2) * (letter @ letter)
+        random_k_relative_variance(4, 2) * (update @ update)
         == 14.25
-        == transform.random_k(count=2).squared_error(letter)
+        == transform.random_k(count=2).squared_error(update)
     )
     assert (
-        transform.top_k(count=2).squared_error(letter) == 1.25 <= top_k_contraction(4, 2) * (letter @ letter) == 7.125
+        transform.top_k(count=2).squared_error(update) == 1.25 <= top_k_contraction(4, 2) * (update @ update) == 7.125
     )
     equal = np.ones(8)
     assert transform.top_k(count=3).squared_error(equal) == top_k_contraction(8, 3) * 8
@@ -181,12 +183,12 @@ def test_sparsifiers():
 
 
 def test_multiplicative_noise_limits_the_step():
-    """Trap T34: the mean square neither grows nor shrinks at this step. Catches 2 / L, which omega makes diverge."""
+    """The mean square neither grows nor shrinks at this step. Catches 2 / L, which omega makes diverge."""
     for smoothness, omega, m in ((1.0, 3.0, 3), (4.0, 0.0, 1), (0.5, 15.0, 10)):
         step = largest_stable_step(smoothness, omega, m)
         factor = lambda eta: (1 - eta * smoothness) ** 2 + (eta * smoothness) ** 2 * omega / m  # noqa: B023, E731
         assert np.isclose(factor(step), 1) and factor(0.99 * step) < 1 < factor(1.01 * step)
-    # random_k of d coordinates, k sent: omega = d/k - 1, and letters of quadratics through the real transform
+    # random_k of d coordinates, k sent: omega = d/k - 1, and updates of quadratics through the real transform
     d, k = 8, 2
     step = largest_stable_step(1.0, random_k_relative_variance(d, k))
     sent = draws(transform.random_k(count=k), np.ones(d), 4000)
@@ -194,8 +196,8 @@ def test_multiplicative_noise_limits_the_step():
         assert (np.square(1 - share * step * sent).sum(1).mean() < d) == shrinks
 
 
-def test_floors_of_the_inventory():
-    """Row Q1's ratios 25 and 289, and a wrong contraction is refused."""
+def test_ratios_of_floors():
+    """25 from 2 to 4 bits, 289 from 4 to 8 (Suresh et al. 2017, section 2.1); a wrong contraction is refused."""
     floor = lambda bits: quantization_floor(10, bits, 1.0, 5, 0.9, keeps_zeros=False)  # noqa: E731
     assert np.isclose(floor(2) / floor(4), 25) and np.isclose(floor(4) / floor(8), 289)
     for wrong in (1.0, -1.0, 1.5, np.nan):
@@ -206,9 +208,10 @@ def test_floors_of_the_inventory():
 
 
 def test_floor_of_a_simulated_recursion():
-    """Rows F8 and Q5: scalar quadratics whose m clients send real quantised letters, or noise, to their floor.
+    """Scalar quadratics, whose m clients send real quantised messages or noise, converge to their floor.
 
-    Updates that fill two whole steps between levels have uniform positions, as F8 assumes. 5 % is told apart.
+    Updates that fill two whole steps between levels have uniform positions, as the formula assumes. 5 % off is
+    rejected.
     """
     m, d, r, s, bits = 4, 512, 0.8, 1.0, 4
     made = transform.quantize(bits, range=s, keeps_zeros=False)
@@ -219,8 +222,8 @@ def test_floor_of_a_simulated_recursion():
     @jax.jit
     def run(key, targets):
         def step(w, key):
-            letters = (1 - r) * (targets - w[None])  # of one local step with eta h = 1 - r
-            sent = jax.vmap(lambda k, x: made.on_client(k, x, (), ())[0])(jax.random.split(key, m), letters)
+            updates = (1 - r) * (targets - w[None])  # of one local step with eta h = 1 - r
+            sent = jax.vmap(lambda k, x: made.on_client(k, x, (), ())[0])(jax.random.split(key, m), updates)
             w = w + sent.mean(0)
             return w, jnp.square(w).mean()
 
@@ -242,7 +245,7 @@ def test_floor_of_a_simulated_recursion():
 
 
 def test_noise_of_the_mean():
-    """Rows G7, G11, Q6 and trap T16: 1e-4 against 1e-2, slopes -2 and -1, ratio m, and 4 m for a replaced letter."""
+    """Kairouz et al. 2021, section 4: 1e-4 against 1e-2, slopes -2 and -1, ratio m, and 4 m for a replaced message."""
     sizes = np.array([10, 100, 1000, 10_000])
     for place, slope in (("central", -2), ("distributed", -2), ("local", -1)):
         variances = [noise_variance(1.3, 0.7, int(m), place=place) for m in sizes]
@@ -259,9 +262,9 @@ def test_noise_of_the_mean():
 
 
 def test_noise_is_that_of_the_transforms():
-    """The variance of a mean of 5 real letters under central, local and distributed noise; 5 % off is rejected."""
+    """The variance of a mean of 5 real messages under central, local and distributed noise; 5 % off is rejected."""
     m, d, z, clip = 5, 50_000, 0.7, 2.0
-    letters = jnp.zeros((m, d))
+    updates = jnp.zeros((m, d))
     places = {
         "central": transform.gaussian_mechanism(clip, z),
         "local": transform.local_gaussian(clip, z),
@@ -270,7 +273,7 @@ def test_noise_is_that_of_the_transforms():
     for place, made in places.items():
         state, keys = made.init(jax.ShapeDtypeStruct((d,), jnp.float32)), jax.random.split(jax.random.key(2), m)
         send = jax.jit(jax.vmap(lambda key, x, made=made, state=state: made.on_client(key, x, state, ())))
-        sent, _, measured = send(keys, letters)
+        sent, _, measured = send(keys, updates)
         measured = jax.tree.map(lambda x: x.sum(0), measured)
         mean = sent.mean(0)
         if place == "central":

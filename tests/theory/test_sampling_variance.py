@@ -31,7 +31,7 @@ VALUES = RNG.normal(size=(7, 3)) + 1
 
 
 def test_finite_population_correction():
-    """Row E3; catches 1 - m/N, which is off by 1/N, and the belief that it is 1 for large N (trap T5)."""
+    """Cochran 1977, section 2.6; catches 1 - m/N, which is off by 1/N, and the belief that it is 1 for large N."""
     pairs = {(10, 1): 1, (10, 5): 0.555556, (10, 9): 0.111111, (10, 10): 0, (1, 1): 0}
     pairs |= {(10_000, 1000): 0.900090, (10_000, 1500): 0.850085, (10**6, 1000): 0.999001}
     for sizes, expected in pairs.items():
@@ -57,7 +57,7 @@ def test_both_divisors_agree():
 
 @pytest.mark.parametrize("m", range(1, 8))
 def test_cohort_mean_variance_over_all_subsets(m):
-    """Row E2 and, at m = N, E8: all subsets, and all draws with replacement. Catches a lost or doubled correction."""
+    """Cochran 1977, theorem 2.2: all subsets, and all draws with replacement. Catches a lost or doubled correction."""
     means = np.array([VALUES[list(c)].mean(0) for c in itertools.combinations(range(7), m)])
     sigma = population_variance(VALUES)
     assert abs(cohort_mean_variance(sigma, 7, m) - means.var(0).sum()) < 1e-14
@@ -68,7 +68,7 @@ def test_cohort_mean_variance_over_all_subsets(m):
 
 
 def test_required_cohort_size_is_the_smallest():
-    """Row E4 in exact arithmetic. Catches floors, off-by-one and rounded floats at the boundary."""
+    """The rule in exact arithmetic. Catches floors, off-by-one and rounded floats at the boundary."""
 
     def holds(size, ratio, m):
         return m > 0 and (ratio / m) * Fraction(size - m, max(size - 1, 1)) <= 1
@@ -84,8 +84,8 @@ def test_required_cohort_size_is_the_smallest():
             assert required_cohort_size(size, ratio) == m
 
 
-def test_required_cohort_sizes_of_the_inventory():
-    """Rows E5 and E6; the form by signal and tolerance; decimals are read as written, 0.1 as 1/10."""
+def test_required_cohort_sizes_of_small_and_large_populations():
+    """Known sizes for N = 10 to 10^6; the form by signal and tolerance; decimals are read as written, 0.1 as 1/10."""
     assert {required_cohort_size(10, r) for r in range(1111, 1765)} == {10}
     expected = {10_000: (1001, 1380, 1500), 100: (92, 95, 95), 10**6: (1110, 1598, 1761)}
     for size, sizes in expected.items():
@@ -124,7 +124,7 @@ def test_horvitz_thompson_over_all_subsets():
 
 
 def test_joint_inclusion():
-    """Row E1's covariance, and pairs over all cohorts. Catches pi^2 for pi_ij."""
+    """Cochran 1977, section 2.9: the covariance, and pairs over all cohorts. Catches pi^2 for pi_ij."""
     assert round(joint_inclusion_probability(sampling.uniform(100, 10).design) - 0.01, 9) == -0.000909091
     dropping = sampling.with_dropout(sampling.uniform(6, 3), 0.25)
     samplers = [sampling.uniform(6, 3), dropping, sampling.poisson(6, 0.4, num_slots=6), sampling.full(6)]

@@ -1,3 +1,3 @@
-"""How few bits will do? Floors and bytes of quantised letters, two roundings, and what feedback repairs."""
+"""How few bits will do? Floors and bytes of quantised updates, two roundings, and what error feedback repairs."""
 
 __all__: list[str] = []

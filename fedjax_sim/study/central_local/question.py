@@ -12,8 +12,8 @@ import numpy as np
 
 from fedjax_sim import privacy, theory, transform, validate
 from fedjax_sim.prng import stream
-from fedjax_sim.report import plots
-from fedjax_sim.study.charts import DASHED, DOTTED, chart, points, rows_of
+from fedjax_sim.study.central_local.figure import central_local_figure
+from fedjax_sim.study.central_local.reading import central_local_reading
 from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
 from fedjax_sim.study.problems import Vectors, side_by_side
 from fedjax_sim.types import Array, UpdateTransform
@@ -29,7 +29,7 @@ class _Noise(NamedTuple):
     """One kind of noise to measure."""
 
     part: str
-    name: str  # of the place, and what is assumed
+    name: str  # of the place, with what is assumed
     place: str
     multiplier: float  # std over clip norm, as the transform takes it
     variance: float  # that theory gives a coordinate of the mean
@@ -48,14 +48,14 @@ def central_local(
     num_releases: int = 80,
     seed: int = 0,
 ) -> Findings:
-    """Who should add the noise? Variance of the mean of m letters under central, distributed and local noise.
+    """Who should add the noise? Variance of the mean of m updates under central, distributed and local noise.
 
     First at one noise multiplier; then, for the smallest and the largest cohort, at one (epsilon, delta), where central
-    noise is amplified by sampling and local noise is not. All through the real transforms; letters do not vary.
+    noise is amplified by sampling and local noise is not. The noise is that of the real transforms; updates are fixed.
 
     Args:
       cohort_sizes: m, rising, at least two.
-      dimension: d; more of it makes variances surer.
+      dimension: d; a larger one makes the intervals of variances narrower.
       noise_multiplier: z. clip_norm: C.
       num_clients: N that cohorts are drawn from, for epsilon.
       epsilon, delta, num_rounds: the budget of all rounds together.
@@ -65,7 +65,7 @@ def central_local(
     Returns: `Findings`; variances are those of one coordinate of the mean.
 
     Guarantees: every prediction lies in its interval (tests/study/test_central_local.py::test_predictions_hold), and
-    another power of m would not (::test_it_can_tell_another_power).
+    another power of m does not (::test_it_can_tell_another_power).
 
     References: Kairouz et al. 2021, section 4.4; Duchi, Jordan and Wainwright 2018.
     """
@@ -89,10 +89,10 @@ def central_local(
         noises = [*_equal_multiplier(noise_multiplier, clip_norm, size)]
         if size in (cohort_sizes[0], cohort_sizes[-1]):
             noises += _equal_epsilon(budget, clip_norm, size)
-        letters = _letters(size, dimension, clip_norm, seed)
+        clients = _clients(size, dimension, clip_norm, seed)
         for place in PLACES:
             here = [noise for noise in noises if noise.place == place]
-            errors = _variances(stream(key, f"{place} {size}"), letters, place, clip_norm, here, num_releases)
+            errors = _variances(stream(key, f"{place} {size}"), clients, place, clip_norm, here, num_releases)
             for i, noise in enumerate(here):
                 draws[noise.part, noise.name, size] = errors[:, i]
                 conditions = {"part": noise.part, "place": noise.name, "cohort_size": size,
@@ -106,8 +106,8 @@ def central_local(
         "clip_norm": clip_norm, "num_clients": num_clients, "epsilon": epsilon, "delta": delta,
         "num_rounds": num_rounds, "num_releases": num_releases, "seed": seed,
     }  # fmt: skip
-    draw = partial(_figure, cohort_sizes, noise_multiplier, clip_norm, found)
-    return Findings("central_local", QUESTION, found, list(_reading(found, options)), draw, options)
+    draw = partial(central_local_figure, cohort_sizes, noise_multiplier, clip_norm, found)
+    return Findings("central_local", QUESTION, found, list(central_local_reading(found, options)), draw, options)
 
 
 def _equal_multiplier(multiplier: float, clip_norm: float, size: int) -> Iterator[_Noise]:
@@ -124,8 +124,8 @@ def _equal_epsilon(budget: dict[str, Any], clip_norm: float, size: int) -> Itera
         yield _Noise("equal epsilon", row.place, place, row.noise_multiplier, row.mean_std**2)
 
 
-def _letters(size: int, dimension: int, clip_norm: float, seed: int) -> Vectors:
-    """Unequal, and none of them long enough to be clipped."""
+def _clients(size: int, dimension: int, clip_norm: float, seed: int) -> Vectors:
+    """Clients with updates of unequal norms, none of which is clipped."""
     values = np.random.default_rng([seed, size]).normal(size=(size, dimension))
     lengths = np.linspace(0.1, 0.9, size)[:, None] * clip_norm
     return Vectors(values * lengths / np.linalg.norm(values, axis=1, keepdims=True))
@@ -139,18 +139,21 @@ def _mechanism(place: str, clip_norm: float, multiplier: Any, size: int) -> Upda
     return transform.distributed_gaussian(clip_norm, multiplier, size)
 
 
-def _variances(key: Array, letters: Vectors, place: str, clip_norm: float, noises: Sequence[_Noise], releases: int):
-    """[R, V] mean squares over coordinates of what a release is off by."""
+def _variances(key: Array, clients: Vectors, place: str, clip_norm: float, noises: Sequence[_Noise], releases: int):
+    """[R, V] the squared error of each released mean, averaged over coordinates, for each of V noises."""
 
     def make(multiplier):
-        return letters.algorithm(_mechanism(place, clip_norm, multiplier, letters.size))
+        return clients.algorithm(_mechanism(place, clip_norm, multiplier, clients.size))
 
     algorithm = side_by_side(make, {"multiplier": [noise.multiplier for noise in noises]})
-    return letters.errors(key, algorithm, releases) / letters.dimension
+    return clients.errors(key, algorithm, releases) / clients.dimension
 
 
 def _slopes(draws: dict[tuple, np.ndarray], sizes: Sequence[int], multiplier: float, clip_norm: float):
-    """Of log variance over log m: in each group of releases as many degrees of freedom, so the logs' bias cancels."""
+    """Slopes of log variance against log m, one for each group of releases.
+
+    All groups have the same degrees of freedom, so the bias of the logarithms cancels in a slope.
+    """
     for place in PLACES:
         grouped = [[part.mean() for part in np.array_split(draws["equal multiplier", place, m], GROUPS)] for m in sizes]
         exact = [theory.noise_variance(multiplier, clip_norm, m, place=place) for m in sizes]
@@ -169,85 +172,3 @@ def _ratios(draws: dict[tuple, np.ndarray], sizes: Sequence[int]) -> Iterator[Co
             predicted = float(theory.local_to_central_ratio(m, replace_one=replaced))
             yield Comparison({"part": "ratio", "place": name, "cohort_size": m}, "variance / central", float(ratio),
                              float(ratio * math.hypot(*relative)), len(local) - 1, predicted)  # fmt: skip
-
-
-def _reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[str]:
-    least, most = options["cohort_sizes"][0], options["cohort_sizes"][-1]
-    slopes = {row["place"]: row["measured"] for row in rows_of(found, part="slope")}
-    yield (
-        "The variance of a coordinate of the mean is (z C / m)^2 with noise once on the sum, or in shares that add "
-        f"up to it, and (z C)^2 / m with noise on every letter: slopes {slopes['central']:.3f}, "
-        f"{slopes['distributed']:.3f} and {slopes['local']:.3f} in m. Of the mean, at fixed z and C: on the sum the "
-        "same noise is O(1) against O(m), and whoever quotes O(1/m^2) against O(1/m) has to say of what."
-    )
-    yield (
-        f"At one multiplier local noise costs m times as much variance, {most:,} times at m = {most:,}; and four times "
-        "that if it has to hide which letter was sent among all possible ones (sensitivity 2 C) where central noise "
-        "hides whether one was sent (C)."
-    )
-    small, large = ({row["place"]: row for row in rows_of(found, part="equal epsilon", cohort_size=size)}
-                    for size in (least, most))  # fmt: skip
-    factors = [at["local"]["predicted"] / at["central, fixed-size"]["predicted"] for at in (small, large)]
-    z = {name: row["noise_multiplier"] for name, row in large.items()}
-    yield (
-        f"One multiplier is not one epsilon. At epsilon {options['epsilon']:g} and delta {options['delta']:g} after "
-        f"{options['num_rounds']:,} rounds with {most:,} of {options['num_clients']:,} clients, central noise "
-        f"needs z = {z['central, fixed-size']:.3g} (fixed-size cohorts, a replaced client; {z['central, Poisson']:.3g} "
-        f"for Poisson ones and an absent client) and local noise {z['local']:.3g}, for a letter is its own release and "
-        f"sampling amplifies nothing for who sees it: {factors[1]:,.0f} times the variance, and {factors[0]:,.0f} "
-        f"times with cohorts of {least:,}. The multipliers come from accountants: sqrt(2 ln(1.25 / delta)) / "
-        "epsilon holds for epsilon < 1 only, and is loose."
-    )
-    yield (
-        "What it buys is trust: central noise needs a server that sees every letter and keeps the cohort secret, "
-        "shares need secure aggregation in which all letters arrive, local noise needs nobody. These are three "
-        "mechanisms, not three words for one."
-    )
-
-
-def _figure(sizes: Sequence[int], multiplier: float, clip_norm: float, found: Sequence[Comparison]) -> Any:
-    figure, panels = chart(2, 2)
-    variance, ratio, budget, multipliers = panels
-    grid = np.unique(np.geomspace(sizes[0], sizes[-1], 40).round().astype(int)).tolist()
-    looks = {
-        "central": (plots.BLUE, "o", "-"),
-        "distributed": (plots.ORANGE, "^", DOTTED),
-        "local": (plots.BLACK, "s", "-"),
-        "local, replaced letter": (plots.GREY, "D", DASHED),
-    }
-    for name, (colour, marker, line) in looks.items():
-        place, replaced = name.split(",")[0], name.endswith("letter")
-        exact = [theory.noise_variance(multiplier, clip_norm, m, place=place, replace_one=replaced) for m in grid]
-        variance.plot(grid, exact, color=colour, linestyle=line, linewidth=1.3)
-        rows = rows_of(found, part="equal multiplier", place=name)
-        aside = 1.15 if name == "distributed" else 1.0  # or it would hide central noise
-        points(variance, rows, lambda row, aside=aside: row["cohort_size"] * aside, colour, marker, name)
-        if place == "local":
-            exact = [theory.local_to_central_ratio(m, replace_one=replaced) for m in grid]
-            ratio.plot(grid, exact, color=colour, linestyle=line, linewidth=1.3)
-            points(ratio, rows_of(found, part="ratio", place=name), "cohort_size", colour, marker, name)
-    variance.set(title=f"At equal noise multiplier z = {multiplier:g}", ylabel="Variance of a coordinate of the mean")
-    ratio.set(title="Lines: m and 4 m", ylabel="Variance, local / central")
-    looks = {
-        "central, Poisson": (plots.BLUE, "o"),
-        "central, fixed-size": (plots.GREY, "D"),
-        "distributed": (plots.ORANGE, "^"),
-        "local": (plots.BLACK, "s"),
-    }
-    for i, (name, (colour, marker)) in enumerate(looks.items()):
-        rows = rows_of(found, part="equal epsilon", place=name)
-        at = [row["cohort_size"] * 1.25 ** (i - 1.5) for row in rows]  # side by side
-        label = "theory" if i == len(looks) - 1 else None
-        budget.scatter(at, [row["predicted"] for row in rows], s=160, marker="_", color=plots.INK, label=label)
-        points(budget, rows, lambda row, i=i: row["cohort_size"] * 1.25 ** (i - 1.5), colour, marker, name)
-        multipliers.plot(at, [row["noise_multiplier"] for row in rows], color=colour, linestyle="none", marker=marker,
-                         markersize=5.5, markeredgecolor="white", label=name)  # fmt: skip
-    budget.set(title="At equal epsilon and delta", ylabel="Variance of a coordinate of the mean")
-    multipliers.set(title="What equal epsilon asks for", ylabel="Calibrated noise multiplier z")
-    for axes in panels:
-        axes.set(xlabel="Cohort size m", xlim=(sizes[0] / 2, sizes[-1] * 2))
-        plots.logarithmic(axes)
-        axes.legend(
-            fontsize=7.5, loc="best" if axes is ratio else "center left" if axes is multipliers else "lower left"
-        )
-    return figure

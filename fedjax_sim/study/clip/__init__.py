@@ -1,3 +1,3 @@
-"""At which norm should updates be clipped? What clipping biases, against the noise that it saves."""
+"""At which norm should updates be clipped? The bias of clipping against the noise that a smaller norm saves."""
 
 __all__: list[str] = []

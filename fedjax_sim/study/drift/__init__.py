@@ -1,3 +1,3 @@
-"""What do several local steps do? Where FedAvg and its corrections come to rest, and the drift on the way."""
+"""What do several local steps do? Fixed points of FedAvg and of its corrections, and the drift on the way there."""
 
 __all__: list[str] = []

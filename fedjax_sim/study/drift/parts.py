@@ -1,4 +1,4 @@
-"""Parts of the drift study: FedProx, the bias of the end-point gradient, and that of a model."""
+"""Parts of the drift study: FedProx, the bias of the end-point gradient on quadratics, and that of a model."""
 
 from __future__ import annotations
 
@@ -16,15 +16,21 @@ from fedjax_sim.instruments.traced_runs import stacked, traced_runs
 from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.quadratic_settings import LARGEST, Base, Problem, distance_to, two_kinds
 
-__all__ = ["PAIR", "bias_rows", "model_rows", "proximal_rows", "proximal_theory"]
+__all__ = ["BIAS_PARTS", "PAIR", "bias_rows", "model_rows", "proximal_rows", "proximal_theory"]
 
-SOLVE_STEPS = 200  # of a local problem, to float32's last digits
+SOLVE_STEPS = 200  # of gradient descent on a local problem: exact to float32
 PAIR = (1.0, 10.0)  # curvatures of two kinds of clients, the optima of one at 0, of the other at 1
-TRAINED_ROUNDS = 30  # before the model's drift is looked at
+TRAINED_ROUNDS = 30  # before the model's drift is measured
+BIAS_PARTS = {  # field of a drift: quantity of this study
+    "bias": "drift bias",
+    "curvature": "curvature part",
+    "heterogeneity": "heterogeneity part",
+    "leading_term": "leading term",
+}
 
 
 def proximal_theory(problem: Problem, weight: float) -> dict[str, float]:
-    """Of FedProx with exact local solutions: where it rests, and how fast."""
+    """FedProx with exact local solutions: its fixed point's distance to the optimum, and its contraction."""
     where = theory.fedprox_fixed_point(*problem, proximal_weight=weight)
     return {
         "distance to the optimum": float(np.linalg.norm(where - problem.optimum)),
@@ -33,7 +39,7 @@ def proximal_theory(problem: Problem, weight: float) -> dict[str, float]:
 
 
 def proximal_rows(base: Base, weights: Sequence[float]) -> Iterator[Comparison]:
-    """FedProx with exact local solutions: where it rests, how fast, and how far its clients go."""
+    """FedProx with exact local solutions: its fixed point, its contraction, and how far its clients drift."""
     size = len(base.problem.centers)
     pair = two_kinds(base.problem, PAIR)
     everybody = sampling.full(size)
@@ -51,8 +57,8 @@ def proximal_rows(base: Base, weights: Sequence[float]) -> Iterator[Comparison]:
     starts = jnp.broadcast_to(jnp.asarray(pair.start, jnp.float32), (count, len(pair.start)))
     values = tuple(jnp.asarray(x * 2, jnp.float32) for x in ([1 / (10 + w) for w in weights], list(weights)))
     targets = jnp.asarray(np.stack([pair.optimum] * len(weights) + where), jnp.float32)
-    rest = [5 + math.ceil(math.log(1e-8) / math.log(max(rate, 1e-4))) for rate in rates]
-    looks = [[rounds] for rounds in rest + [1] * len(weights)]
+    last = [5 + math.ceil(math.log(1e-8) / math.log(max(rate, 1e-4))) for rate in rates]
+    looks = [[rounds] for rounds in last + [1] * len(weights)]
     runs = traced_runs(make, distance_to)
     clients = stacked([pair.clients()] * count)
     away = runs(jax.random.split(jax.random.key(0), count), {"w": starts}, clients, values, targets, looks)["distance"]
@@ -91,7 +97,7 @@ def _solutions(base: Base, weights: Sequence[float]) -> Iterator[Comparison]:
 
 
 def bias_rows(base: Base, steps: Sequence[int]) -> Iterator[Comparison]:
-    """The bias of the gradients met at the end of local work, its parts and its leading term."""
+    """The bias of the gradients at the end of local work, its parts and its leading term."""
     size = len(base.problem.centers)
     same = Problem(*(np.repeat(x[:1], size, 0) for x in base.problem))
 
@@ -101,10 +107,10 @@ def bias_rows(base: Base, steps: Sequence[int]) -> Iterator[Comparison]:
         seen = metrics.drift(population.quadratic_loss, params, problem.clients(), step_size=eta, num_steps=num_steps)
         conditions = {"part": name, "algorithm": "FedAvg", "local_steps": num_steps, "step_size": eta}
         rounding = 2.0**-20 * (1 + float(np.abs(point).max())) * LARGEST
-        for field in ("bias", "curvature", "heterogeneity", "leading_term"):
+        for field, quantity in BIAS_PARTS.items():
             value = np.linalg.norm(np.asarray(getattr(seen, field)["w"], np.float64))
             wanted = np.linalg.norm(getattr(known, field))
-            yield measured(conditions, _WORDS[field], [value], wanted, resolution=rounding)
+            yield measured(conditions, quantity, [value], wanted, resolution=rounding)
         left = np.asarray(seen.bias["w"], np.float64) - np.asarray(seen.leading_term["w"])
         rest = [float(np.linalg.norm(one)) for one in (left, known.bias - known.leading_term)]
         yield measured(conditions, "bias less leading term", rest[:1], rest[1], resolution=2 * rounding)
@@ -115,20 +121,12 @@ def bias_rows(base: Base, steps: Sequence[int]) -> Iterator[Comparison]:
     yield from parts("identical clients", same, same.start, base.num_steps, base.step_size)
 
 
-_WORDS = {
-    "bias": "drift bias",
-    "curvature": "curvature part",
-    "heterogeneity": "heterogeneity part",
-    "leading_term": "leading term",
-}
-
-
 def _norm(x: Any) -> float:
     return math.sqrt(sum(float(np.sum(np.asarray(leaf, np.float64) ** 2)) for leaf in jax.tree.leaves(x)))
 
 
 def model_rows(size: int, alpha: float, steps: Sequence[int], seed: int) -> Iterator[Comparison]:
-    """Logistic regression: the bias of its drift, and what its leading term leaves."""
+    """Logistic regression: the drift's bias, its parts, and the bias less its leading term."""
     data = population.digits_partition(num_clients=size, alpha=alpha, held_out_clients=0, seed=seed)
     model = models.linear(input_shape=data.input_shape, num_outputs=data.num_outputs)
     loss_fn = models.supervised(model, models.default_loss(data.task))

@@ -1,33 +1,21 @@
-"""What do several local steps do? Where FedAvg and its corrections come to rest, and the drift on the way."""
+"""What do several local steps do? Fixed points of FedAvg and of its corrections, and the drift on the way there."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import optax
-
-from fedjax_sim import algorithms, population, sampling, theory, validate
-from fedjax_sim.study.drift.figure import drift_figure, drift_reading
-from fedjax_sim.study.drift.parts import PAIR, bias_rows, model_rows, proximal_rows
-from fedjax_sim.study.findings import Comparison, Findings
-from fedjax_sim.study.quadratic_settings import (
-    LARGEST,
-    SMALLEST,
-    Base,
-    Problem,
-    Setting,
-    quadratic_clients,
-    run_settings,
-    two_kinds,
-)
+from fedjax_sim import validate
+from fedjax_sim.study.drift.figure import drift_figure
+from fedjax_sim.study.drift.fixed_points import fixed_point_rows
+from fedjax_sim.study.drift.parts import bias_rows, model_rows, proximal_rows
+from fedjax_sim.study.drift.reading import drift_reading
+from fedjax_sim.study.findings import Findings
+from fedjax_sim.study.quadratic_settings import LARGEST, Base, quadratic_clients
 
 __all__ = ["drift"]
 
-QUESTION = "What do several local steps do to the place where training comes to rest?"
-MORE_ROUNDS = 1200  # at least, for algorithms whose rate has no closed form here
+QUESTION = "What do several local steps do to the point that training converges to?"
 
 
 def drift(
@@ -44,9 +32,9 @@ def drift(
 ) -> Findings:
     """What do several local steps do? Fixed points and drift of FedAvg and of its corrections, against closed forms.
 
-    Clients have quadratic risks with Hessians of their own; everybody takes part with full batches, so nothing is
-    random. The number of local steps is a client's number of copies of its quadratic, one a step, for one epoch. Then
-    logistic regression on digits, whose drift is measured at one model.
+    Clients have quadratic risks with Hessians of their own; all take part with full batches, so nothing is random. The
+    number of local steps is a client's number of copies of its quadratic, one a step, for one epoch. Then logistic
+    regression on digits, whose drift is measured at one model.
 
     Args:
       num_clients: N, even. dimension: d.
@@ -71,7 +59,7 @@ def drift(
     base = Base(
         problems[_middle(heterogeneities)], steps[len(steps) // 2], etas[len(etas) // 2], _middle(heterogeneities)
     )
-    found = [*_fixed_points(base, problems, steps, etas), *proximal_rows(base, sorted({*proximal_weights}))]
+    found = [*fixed_point_rows(base, problems, steps, etas), *proximal_rows(base, sorted({*proximal_weights}))]
     found += bias_rows(base, steps)
     if model_clients:
         found += model_rows(model_clients, alpha, steps, seed)
@@ -102,87 +90,3 @@ def _check(options: dict[str, Any]) -> None:
     validate.integer("model_clients", options["model_clients"], 0)
     validate.positive("alpha", options["alpha"])
     validate.integer("seed", options["seed"], 0)
-
-
-def _algorithms(size: int) -> dict[str, Callable]:
-    loss, work = population.quadratic_loss, {"num_epochs": 1, "batch_size": 1, "mesh": None}
-    uniform = work | {"weighting": "uniform"}
-    everybody = sampling.full(size)
-    return {
-        "FedAvg": lambda eta: algorithms.fedavg(loss, everybody, optax.sgd(eta), **uniform),
-        "FedAvg by examples": lambda eta: algorithms.fedavg(loss, everybody, optax.sgd(eta), **work),
-        "FedNova": lambda eta: algorithms.fednova(loss, everybody, learning_rate=eta, **uniform),
-        "SCAFFOLD": lambda eta: algorithms.scaffold(loss, everybody, learning_rate=eta, **uniform),
-        "FedDyn": lambda eta: algorithms.feddyn(loss, everybody, optax.sgd(eta), coefficient=1.0, **uniform),
-        "Mime": lambda eta: algorithms.mime(loss, everybody, rule="sgd", learning_rate=eta, **uniform),
-    }
-
-
-def _fixed_points(
-    base: Base, problems: dict[float, Problem], steps: Sequence[int], etas: Sequence[float]
-) -> Iterator[Comparison]:
-    size = len(base.problem.centers)
-    makes = _algorithms(size)
-    one_kind = Problem(np.repeat(base.problem.hessians[:1], size, 0), base.problem.centers)
-    pair, alike = two_kinds(base.problem, PAIR), two_kinds(base.problem, (1.0, 1.0))
-
-    def rest(algorithm, part, problem, num_steps, eta, predicted, heterogeneity=None) -> Setting:
-        k = num_steps if np.ndim(num_steps) == 0 else f"{min(num_steps)} and {max(num_steps)}"
-        conditions = {"part": part, "algorithm": algorithm, "local_steps": k, "step_size": eta,
-                      "heterogeneity": heterogeneity}  # fmt: skip
-        return Setting(conditions, "distance to the optimum", problem, num_steps, eta, predicted, problem.optimum)
-
-    def grid(algorithm, of: Callable) -> list[Setting]:
-        return [
-            rest(algorithm, "fixed point", base.problem, k, eta, of(k, eta), base.heterogeneity)
-            for eta in etas for k in steps
-        ]  # fmt: skip
-
-    settings = grid("FedAvg", lambda k, eta: base.problem.bias(num_steps=k, step_size=eta))
-    work = {"num_steps": base.num_steps, "step_size": base.step_size}
-    for h, problem in problems.items():
-        settings.append(rest("FedAvg", "heterogeneity", problem, *work.values(), problem.bias(**work), h))
-    settings.append(rest("FedAvg", "equal Hessians", one_kind, *work.values(), 0.0, base.heterogeneity))
-    for k in steps:  # the pair of row Q3, whose step must suit curvature 10
-        eta = min(base.step_size, 0.05)
-        where, rate = (
-            f(*pair, num_steps=k, step_size=eta) for f in (theory.fedavg_fixed_point, theory.fedavg_contraction)
-        )
-        if k <= 10:
-            settings.append(rest("FedAvg", "two curvatures", pair, k, eta, pair.bias(num_steps=k, step_size=eta)))
-            shrinks = rest("FedAvg", "two curvatures", pair, k, eta, rate)
-            far = 1 / float(np.linalg.norm(pair.start - where))
-            settings.append(shrinks._replace(quantity="contraction of a round", target=where, rounds=1, scale=far))
-    moved = theory.quadratic_drift(*base.problem, point=base.problem.start, **work).pseudo_gradient
-    sent = rest("FedAvg", "one round", base.problem, *work.values(), float(np.linalg.norm(moved)), base.heterogeneity)
-    settings.append(
-        sent._replace(quantity="pseudo-gradient", target=base.problem.start, rounds=1, scale=1 / base.step_size)
-    )
-    unequal = np.where(np.arange(size) < size // 2, 1, 10)
-    for eta in (0.1, 0.01):
-        settings.append(
-            rest("FedAvg", "unequal steps", alike, unequal, eta, alike.bias(num_steps=unequal, step_size=eta))
-        )
-    yield from run_settings(makes["FedAvg"], settings)
-
-    shares = unequal / unequal.sum()
-    goal = alike._replace(centers=np.broadcast_to(shares @ alike.centers, alike.centers.shape)).optimum
-    settings = []
-    for eta in (0.1, 0.01):
-        where = theory.fedavg_fixed_point(*alike, shares, num_steps=unequal, step_size=eta)
-        one = rest("FedAvg by examples", "unequal steps", alike, unequal, eta, float(np.linalg.norm(where - goal)))
-        settings.append(one._replace(target=goal))
-    yield from run_settings(makes["FedAvg by examples"], settings)
-
-    settings = []
-    for eta in (0.1, 0.01):
-        where = theory.fednova_fixed_point(*alike, num_steps=unequal, step_size=eta)
-        settings.append(
-            rest("FedNova", "unequal steps", alike, unequal, eta, float(np.linalg.norm(where - alike.optimum)))
-        )
-    yield from run_settings(makes["FedNova"], settings, MORE_ROUNDS // 4)
-
-    rounds = max(MORE_ROUNDS, math.ceil(math.log(1e-8) / math.log(1 - etas[0] * SMALLEST)))  # that one step takes
-    for name in ("SCAFFOLD", "FedDyn", "Mime"):
-        settings = [*grid(name, lambda k, eta: 0.0), rest(name, "unequal steps", alike, unequal, 0.1, 0.0)]
-        yield from run_settings(makes[name], settings, rounds)

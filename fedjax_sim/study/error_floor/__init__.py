@@ -1,3 +1,3 @@
-"""Where does training come to rest, and what keeps it there? Floors, their components, and what they cost."""
+"""How far from the optimum does training stay, and why? Error floors, their components, and what they cost."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The figure of `study.error_floor`: the way to the floor, its causes, its price in rounds, and its bits."""
+"""The figure of `error_floor`: the way to the floor, its causes, its price in rounds, and its bits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def error_floor_figure(
 
     Args:
       found: what the study compared.
-      base: its base setting, a NamedTuple. budget: setting -> what theory says of it.
+      base: its base setting, a NamedTuple. budget: setting -> its budget.
       start: [d] the model that runs start at. num_clients: N.
 
     Returns: a matplotlib Figure.
@@ -43,7 +43,7 @@ def error_floor_figure(
                    label=f"theory, m = {cohort}")  # fmt: skip
     steps = rows_of(found, part="step_size")
     points(trade, steps, lambda row: rounds(base._replace(step_size=row["value"])), plots.BLUE, "o", "measured")
-    trade.set(xlabel="Rounds until the floor", ylabel="Floor: excess loss at rest")
+    trade.set(xlabel="Rounds until the floor", ylabel="Error floor: excess loss")
     plots.logarithmic(trade, "xy")
     trade.legend(fontsize=7.5)
 
@@ -53,7 +53,7 @@ def error_floor_figure(
     bits.plot(grid, [b.losses["quantization"] for b in budgets], color=plots.ORANGE, linewidth=1.1, linestyle=DASHED,
               label="theory: quantisation alone")  # fmt: skip
     points(bits, rows_of(found, part="bits"), "value", plots.BLUE, "o", "measured")
-    bits.set(xlabel="Bits a number", ylabel="Floor: excess loss at rest")
+    bits.set(xlabel="Bits a number", ylabel="Error floor: excess loss")
     plots.logarithmic(bits, "y")
     bits.legend(fontsize=7.5)
     return figure
@@ -80,6 +80,6 @@ def _causes(axes, rows: list[dict[str, Any]]) -> None:
         axes.plot([row["measured"]], [i], "o", color=plots.BLUE, markersize=5, markeredgecolor="white",
                   label=None if i else "measured")  # fmt: skip
     axes.set_yticks(range(len(rows)), [row["value"] for row in rows])
-    axes.set(xlabel="Floor with this cause alone", ylim=(len(rows) - 0.4, -0.6))
+    axes.set(xlabel="Error floor with this cause alone", ylim=(len(rows) - 0.4, -0.6))
     axes.grid(False, axis="y")
     axes.legend(fontsize=7.5)

@@ -1,4 +1,4 @@
-"""The floor of logistic regression, predicted by its local quadratic model from three matrices at the optimum."""
+"""The error floor of logistic regression, predicted by its local quadratic model from three matrices at the optimum."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedjax_sim.types import Array
 __all__ = ["logistic_floor"]
 
 DIMENSION, EXAMPLES = 4, 32
-REGULARISER = 0.1  # curvature of a squared norm that every client adds: the Hessian is far from singular
+REGULARISER = 0.1  # curvature of the squared norm in every client's loss: the Hessian is far from singular
 BATCH_SIZE = 8
 
 
@@ -29,7 +29,7 @@ def _loss(params, examples, key):
 
 
 def logistic_floor(key: Array, size: int, num_runs: int, seed: int) -> Iterator[Comparison]:
-    """Excess loss at rest of one-step FedAvg with minibatches, over step sizes and cohorts, against the prediction."""
+    """Excess loss at the floor of one-step FedAvg with minibatches, for several step sizes and cohorts."""
     rng = np.random.default_rng([seed, size])
     teachers = rng.normal(size=DIMENSION) + 0.3 * rng.normal(size=(size, DIMENSION))
     x = rng.normal(size=(size, EXAMPLES, DIMENSION))
@@ -54,7 +54,7 @@ def logistic_floor(key: Array, size: int, num_runs: int, seed: int) -> Iterator[
         work = client.local_sgd(
             _loss, optax.sgd(step_size), client.work(num_steps=1, batch_size=BATCH_SIZE, weighting="uniform")
         )
-        table, step = aggregation.mean(weighting="uniform"), server.optimizer(optax.sgd(1.0))
+        aggregator, step = aggregation.mean(weighting="uniform"), server.optimizer(optax.sgd(1.0))
         floor = theory.budget_from_moments(hessian, step_size=step_size, design=sampler.design, **moments)
         rounds = int(np.ceil(6 / (step_size * np.linalg.eigvalsh(hessian)[0])))
 
@@ -63,7 +63,7 @@ def logistic_floor(key: Array, size: int, num_runs: int, seed: int) -> Iterator[
             return {"excess_loss": away @ half_hessian @ away}
 
         seen = independent_runs(
-            stream(key, f"{step_size} {cohort}"), federated(sampler, work, table, step, mesh=None),
+            stream(key, f"{step_size} {cohort}"), federated(sampler, work, aggregator, step, mesh=None),
             {"w": optimum_32}, data, num_runs, evaluation=quadratic, rounds=rounds, batch=100,
         )  # fmt: skip
         conditions = {"part": "logistic regression", "value": f"step {step_size:g}, m = {cohort}", "rounds": rounds}

@@ -1,4 +1,4 @@
-"""The floor of a small network on the digits, beside the estimate that three matrices at its minimum give."""
+"""The error floor of a small network on the digits, beside the estimate that three matrices at its minimum give."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fedjax_sim.types import Array
 
 __all__ = ["model_floor"]
 
-REGULARISER = 0.02  # half of this times the squared parameters is added: no direction is quite flat
+REGULARISER = 0.02  # half of this times the squared parameters is added to the loss, so that no direction is flat
 EXAMPLES, BATCH_SIZE, ROUNDS = 40, 8, 100
 
 
 def model_floor(key: Array, size: int, num_runs: int, seed: int) -> Iterator[Comparison]:
-    """Excess training loss of FedAvg after rounds that start at a minimum, over step sizes and cohorts."""
+    """Excess training loss of FedAvg after `ROUNDS` rounds from a minimum, over step sizes and cohorts."""
     from scipy.optimize import minimize
 
     data = population.digits(num_clients=size, min_examples=EXAMPLES, max_examples=EXAMPLES, alpha=1.0, seed=seed)
@@ -49,14 +49,14 @@ def model_floor(key: Array, size: int, num_runs: int, seed: int) -> Iterator[Com
     )  # fmt: skip
     start, lowest = unravel(jnp.asarray(found.x, jnp.float32)), float(found.fun)
     moments = metrics.gradient_moments(loss_fn, start, data.train, weighting="uniform")
-    hessian = _above_zero(moments.hessian)  # a saddle's directions count as flat
+    hessian = _above_zero(moments.hessian)  # directions of negative curvature count as flat
     share = (EXAMPLES - BATCH_SIZE) / (BATCH_SIZE * (EXAMPLES - 1))  # of a batch without replacement
     for step_size, cohort in ((0.05, size // 10), (0.2, size // 10), (0.2, size)):
         sampler = sampling.uniform(size, cohort)
         work = client.local_sgd(
             loss_fn, optax.sgd(step_size), client.work(num_steps=1, batch_size=BATCH_SIZE, weighting="uniform")
         )
-        table, step = aggregation.mean(weighting="uniform"), server.optimizer(optax.sgd(1.0))
+        aggregator, step = aggregation.mean(weighting="uniform"), server.optimizer(optax.sgd(1.0))
         estimate = theory.budget_from_moments(
             hessian,
             step_size=step_size,
@@ -66,8 +66,8 @@ def model_floor(key: Array, size: int, num_runs: int, seed: int) -> Iterator[Com
             num_rounds=ROUNDS,
         )
         seen = independent_runs(
-            stream(key, f"{step_size} {cohort}"), federated(sampler, work, table, step, mesh=None), start, data.train,
-            num_runs, evaluation=lambda params: {"risk": risk(params)}, rounds=ROUNDS, batch=4,
+            stream(key, f"{step_size} {cohort}"), federated(sampler, work, aggregator, step, mesh=None), start,
+            data.train, num_runs, evaluation=lambda params: {"risk": risk(params)}, rounds=ROUNDS, batch=4,
         )  # fmt: skip
         conditions = {"part": "digits MLP", "value": f"step {step_size:g}, m = {cohort}", "rounds": ROUNDS}
         samples = seen["risk"] - lowest
@@ -75,6 +75,6 @@ def model_floor(key: Array, size: int, num_runs: int, seed: int) -> Iterator[Com
 
 
 def _above_zero(matrix: np.ndarray) -> np.ndarray:
-    """The nearest matrix without negative eigenvalues, which float32 sums leave a few of."""
+    """The nearest matrix without negative eigenvalues: sums in float32 leave a few."""
     values, vectors = np.linalg.eigh(matrix)
     return (vectors * np.maximum(values, 0)) @ vectors.T

@@ -1,3 +1,3 @@
-"""How different are the clients, by which measure, and does it tell how much slower training is?"""
+"""How different are the clients, by which measure, and does the measure predict how much slower training is?"""
 
 __all__: list[str] = []

@@ -1,28 +1,28 @@
-"""How different are the clients, by which measure, and does it tell how much slower training is?"""
+"""How different are the clients, by which measure, and does the measure predict how much slower training is?"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim import algorithms, metrics, models, population, sampling, theory, validate
+from fedjax_sim import algorithms, metrics, population, sampling, theory, validate
 from fedjax_sim.instruments.traced_runs import stacked, traced_runs
-from fedjax_sim.prng import stream
 from fedjax_sim.study.findings import Comparison, Findings, measured
-from fedjax_sim.study.heterogeneity.figure import heterogeneity_figure, heterogeneity_reading
+from fedjax_sim.study.heterogeneity.figure import heterogeneity_figure
+from fedjax_sim.study.heterogeneity.models import COHORT, digits_population, model_rows, synthetic_population
+from fedjax_sim.study.heterogeneity.ranks import rank_correlations
+from fedjax_sim.study.heterogeneity.reading import heterogeneity_reading
 from fedjax_sim.study.quadratic_settings import LARGEST, quadratic_clients
-from fedjax_sim.types import Population
 
 __all__ = ["heterogeneity"]
 
 QUESTION = "How different are the clients, and how much slower does that make training?"
-EXAMPLES, COHORT, HIDDEN = 40, 10, 32
 STEP_SIZES = np.geomspace(0.005, 1 / LARGEST, 40)  # of which the best is taken
 SHARE = 1e-3  # of the start's excess loss: the target on quadratics
 MAX_ROUNDS = 300
@@ -47,7 +47,7 @@ def heterogeneity(
 
     Distances of two label distributions, with the models that fit them; quadratic clients, whose rounds to a target at
     the best constant step have a closed form; and digits with Dirichlet labels and Synthetic(alpha, alpha), each beside
-    the same examples dealt to the same clients at random: the slowdown is the ratio of their rounds.
+    the same examples shuffled over clients of the same sizes: the slowdown is the ratio of their rounds.
 
     Args:
       spreads: of the quadratic clients' optima. num_clients: N; dimension: d.
@@ -56,14 +56,14 @@ def heterogeneity(
       model_clients: N of the digits, a third of it of Synthetic; ten a round, batches of ten.
       learning_rate: of the models' local steps.
       reference_rounds: the target is the mean test loss of the shuffled clients after that many.
-      num_rounds: T; who needs more has no slowdown. num_runs: of each model.
+      num_rounds: T; a population that needs more has no slowdown. num_runs: of each model.
       seed: decides everything.
 
     Returns: `Findings`.
 
     Guarantees: every prediction lies in its interval (tests/study/test_heterogeneity.py::test_predictions_hold), and a
-    round more or less does not (::test_it_can_tell_another_round); dealing at random takes heterogeneity away and
-    leaves the examples (::test_shuffled_clients_hold_the_same_examples).
+    round more or less does not (::test_it_can_tell_another_round); shuffling removes heterogeneity and keeps the
+    examples (::test_shuffled_clients_hold_the_same_examples).
 
     References: Li et al. 2020 (FedProx), definition 3 and section 5.1; Hsu, Qi and Brown 2019; Zhao et al. 2018.
     """
@@ -72,14 +72,15 @@ def heterogeneity(
     key = jax.random.key(seed)
     found = [*_labels()]
     found += _quadratics(num_clients, dimension, num_steps, sorted({*spreads}), seed)
+    third = max(COHORT, model_clients // 3)
     families = {
-        "digits MLP": [_digits(model_clients, value, seed) for value in sorted({*alphas})],
-        "Synthetic": [_synthetic(max(COHORT, model_clients // 3), value, seed) for value in sorted({*synthetic})],
+        "digits MLP": [digits_population(model_clients, value, seed) for value in sorted({*alphas})],
+        "Synthetic": [synthetic_population(third, value, seed) for value in sorted({*synthetic})],
     }
     for name, fields in families.items():
         if fields:
-            found += _models(key, name, fields, options)
-    found += _correlations(found)
+            found += model_rows(key, name, fields, options)
+    found += rank_correlations(found)
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in options.items()}
     theories = {"spreads": spreads, "path": lambda spread: _best(num_clients, dimension, num_steps, spread, seed)[2]}
     reading = list(heterogeneity_reading(options, found))
@@ -106,7 +107,7 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _labels() -> Iterator[Comparison]:
-    """Two sites of ten values each: the gap of the constants that they fit, under squared loss."""
+    """Pairs of clients with ten labels each: the gap between the constants that fit them best, under squared loss."""
 
     def loss(params, examples, key):
         return {"loss": (params["w"] - examples["y"]) ** 2 / 2}
@@ -189,108 +190,3 @@ def _quadratics(size: int, dimension: int, k: int, spreads: Sequence[float], see
         count = metrics.rounds_to_target(path, target)
         count = count if math.isfinite(count) else float(last + 1)
         yield measured(conditions, "rounds to target", count, rounds, resolution=unsure)
-
-
-class _Field(NamedTuple):
-    """A population, and the same examples dealt to clients of the same sizes at random."""
-
-    name: str
-    own: Population
-    shuffled: Population
-    test: Any
-    loss_fn: Any
-    params: Any
-    counts: np.ndarray  # [N, L] labels
-
-
-def _field(name: str, data: Any, hidden: tuple[int, ...], seed: int) -> _Field:
-    everything = population.pooled(data.train).examples
-    offsets = np.concatenate([[0], np.cumsum(np.asarray(data.train.sizes))])
-    rows = np.arange(offsets[-1], dtype=np.int32)
-    dealt = np.random.default_rng([seed, 1]).permutation(rows)
-    build = models.mlp if hidden else models.linear
-    model = build(input_shape=data.input_shape, num_outputs=data.num_outputs, **({"hidden": hidden} if hidden else {}))
-    loss_fn = _loss_fn(model, data.task)
-    counts = metrics.label_counts(data.train, num_labels=data.num_outputs)
-    own, shuffled = (population.indexed(everything, (order, offsets)) for order in (rows, dealt))
-    return _Field(name, own, shuffled, data.test, loss_fn, model.init(jax.random.key(seed))[0], counts)
-
-
-def _loss_fn(model: Any, task: str) -> Any:
-    return models.supervised(model, models.default_loss(task))
-
-
-def _digits(size: int, alpha: float, seed: int) -> _Field:
-    data = population.digits(
-        num_clients=size, alpha=alpha, min_examples=EXAMPLES, max_examples=EXAMPLES, held_out_clients=0, seed=seed
-    )
-    return _field(f"alpha {alpha:g}", data, (HIDDEN,), seed)
-
-
-def _synthetic(size: int, alpha: float, seed: int) -> _Field:
-    data = population.synthetic(alpha=alpha, beta=alpha, num_clients=size, max_examples=100, seed=seed)
-    return _field(f"({alpha:g}, {alpha:g})", data, (), seed)
-
-
-def _models(key: Any, name: str, fields: Sequence[_Field], options: dict[str, Any]) -> Iterator[Comparison]:
-    """Measures of each population at the first model, and its slowdown."""
-    runs, last, size = options["num_runs"], options["num_rounds"], fields[0].own.size
-    loss_fn, params = fields[0].loss_fn, fields[0].params
-
-    def make(rate):
-        return algorithms.fedavg(
-            loss_fn, sampling.uniform(size, COHORT), optax.sgd(rate), num_steps=options["num_steps"], batch_size=10,
-            mesh=None,
-        )  # fmt: skip
-
-    def evaluation(params, test):
-        return {"loss": metrics.pooled(loss_fn, params, test)["loss"]}
-
-    train = traced_runs(make, evaluation)
-    keys, rates = jax.random.split(stream(key, name), runs), (jnp.full(2 * runs, options["learning_rate"]),)
-    for field in fields:
-        conditions = {"part": name, "population": field.name}
-        clients = stacked([field.own] * runs + [field.shuffled] * runs)
-        test = stacked([jax.tree.map(jnp.asarray, field.test)] * 2 * runs)
-        both = jnp.concatenate([keys, keys])  # the same cohorts on both sides
-        losses = train(both, stacked([params] * 2 * runs), clients, rates, test, np.arange(1, last + 1))["loss"]
-        own, shuffled = losses[:runs], losses[runs:]
-        labels = metrics.label_heterogeneity(field.counts, positions=np.arange(field.counts.shape[1]))
-        for words, value in labels.items():
-            yield measured(conditions, words.replace("_", " "), value)
-        seen = metrics.gradient_heterogeneity(loss_fn, params, field.own)
-        mixed = metrics.gradient_heterogeneity(loss_fn, params, field.shuffled)
-        yield measured(conditions, "gradient dissimilarity", seen.dissimilarity)
-        yield measured(conditions, "gradient dissimilarity, shuffled", mixed.dissimilarity)
-        yield measured(conditions, "B dissimilarity", seen.b_dissimilarity)
-        yield measured(conditions, "gradient diversity", seen.diversity)
-        target = shuffled[:, options["reference_rounds"] - 1].mean()
-        counts = np.array([[metrics.rounds_to_target(path, target) for path in side] for side in (own, shuffled)])
-        if np.isfinite(counts).all():
-            half = float((0.5 / counts[1]).mean())  # of a round: counts are whole
-            yield measured(conditions, "slowdown", counts[0] / counts[1], resolution=half)
-        else:
-            yield measured(conditions, "loss after the last round / target", own[:, -1] / target)
-
-
-MEASURES = (
-    "total variation", "l1 distance", "kullback leibler", "jensen shannon", "earth mover distance", "labels per client",
-    "gradient dissimilarity", "B dissimilarity", "gradient diversity",
-)  # fmt: skip
-
-
-def _correlations(found: Sequence[Comparison]) -> Iterator[Comparison]:
-    """Spearman's, of each measure with the slowdown, over the populations that have one."""
-    from scipy import stats
-
-    for name, parts in (("digits MLP", ("digits MLP",)), ("both families", ("digits MLP", "Synthetic"))):
-        known = {(one.conditions["part"], one.conditions["population"], one.quantity): one.measured for one in found}
-        fields = [key[:2] for key in known if key[0] in parts and key[2] == "slowdown"]
-        slow = [known[*field, "slowdown"] for field in fields]
-        if len(fields) < 4 or len({field[0] for field in fields}) < len(parts) or len({*slow}) < 2:
-            continue
-        for measure in MEASURES:
-            rank = stats.spearmanr([known[*field, measure] for field in fields], slow).statistic
-            conditions = {"part": f"rank correlation with the slowdown, {name}", "population": f"{len(fields)} of them"}
-            if math.isfinite(rank):
-                yield Comparison(conditions, measure, float(rank), math.nan)  # of random slowdowns, without an interval

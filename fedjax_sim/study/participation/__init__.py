@@ -1,3 +1,3 @@
-"""How many clients must take part? Variance of a round's aggregate, and the loss it ends in, against participation."""
+"""How many clients must take part? Variance of a round's aggregate, and the error floor, against participation."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The figure of `study.participation`: variance, designs, required participation, and the loss at rest."""
+"""The figure of `participation`: variance, designs, required participation, and error floors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def participation_figure(
     Args:
       found: what the study compared, with its conditions.
       tolerance: alpha of the study.
-      signal: |mean| of the clients' values. spread: their sigma. step_size: of the runs to rest.
+      signal: |mean| of the clients' values. spread: their sigma. step_size: of the runs to the floor.
 
     Returns: a matplotlib Figure.
     """
@@ -103,6 +103,6 @@ def _floor(axes, rows: list[dict[str, Any]], spread: float, step_size: float) ->
     alone = step_size / (2 - step_size) / 2 * spread**2 / cohorts
     axes.plot(cohorts / size, alone * (size - cohorts) / (size - 1), color=plots.BLUE, label="theory")
     points(axes, _above_rounding(rows), _rate, plots.BLUE, "o", "measured")
-    axes.set(xlabel=f"Participation rate m / N, N = {size:,}", ylabel="Excess loss at rest")
+    axes.set(xlabel=f"Participation rate m / N, N = {size:,}", ylabel="Error floor: excess loss")
     plots.logarithmic(axes)
     axes.legend(fontsize=7.5)

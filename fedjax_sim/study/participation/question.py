@@ -1,15 +1,13 @@
-"""How many clients must take part? Variance of a round's aggregate, and the loss it ends in, against participation."""
+"""How many clients must take part? Variance of a round's aggregate, and the error floor, against participation."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from fedjax_sim import aggregation, client, models, population, sampling, server, theory, validate
@@ -18,17 +16,13 @@ from fedjax_sim.instruments.moments import population_moments
 from fedjax_sim.instruments.runs import independent_runs, squared_distance
 from fedjax_sim.prng import stream
 from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
+from fedjax_sim.study.participation.clients import SIGNAL, SPREAD, STEP_SIZE, WeightedClients
 from fedjax_sim.study.participation.figure import participation_figure
-from fedjax_sim.types import Aggregator, Algorithm, Population, Sampler
+from fedjax_sim.study.participation.reading import participation_reading
 
 __all__ = ["participation"]
 
 QUESTION = "How many clients must take part in a round?"
-SIGNAL = 1.0  # |g| of the population's mean
-SPREAD = 2.0  # sigma: the root of the trace of the population's covariance, divisor N
-STEP_SIZE = 0.5  # of the runs to the floor
-FLOOR_ROUNDS = 60  # (1 - STEP_SIZE)^(2 FLOOR_ROUNDS) is nothing beside a floor
-VMAPPED = 1 << 16  # clients that rounds under one vmap have together
 
 
 def participation(
@@ -47,14 +41,15 @@ def participation(
     """How many clients must take part? Variance and final loss against m/N, with and without the finite population.
 
     Clients hold vectors u_i (quadratic risks |w - u_i|^2 / 2), correlated with their number of examples; then the
-    digits, whose MLP's updates are summed over all clients once, and measured against cohorts.
+    digits' MLP, whose updates are summed over all clients once; the variance of cohorts is compared with that.
 
     Args:
       population_sizes: N. rates: m/N; cohorts of more than `largest_cohort` clients are left out.
       dimension: d of the vectors.
       num_rounds: independent rounds behind each variance.
       tolerance: alpha: the standard deviation of the cohort's mean may be alpha |mean|.
-      compare_samplers: whether other samplers and tables are measured too, for the N nearest to 100 (if 50 at least).
+      compare_samplers: whether other samplers and aggregators are measured too, for the N nearest to 100 (if 50 at
+        least).
       model_clients: N of the digits; 0 leaves them out. model_rounds: rounds behind each of their variances.
       seed: decides everything.
 
@@ -80,7 +75,7 @@ def participation(
     validate.integer("model_rounds", model_rounds, 50)
     validate.integer("seed", seed, 0)
     key = jax.random.key(seed)
-    clients = {size: _Clients(size, dimension, seed) for size in sorted(set(population_sizes))}
+    clients = {size: WeightedClients(size, dimension, seed) for size in sorted(set(population_sizes))}
     found: list[Comparison] = []
     for size, field in clients.items():
         cohorts = sorted({max(1, round(rate * size)) for rate in rates})
@@ -105,7 +100,7 @@ def participation(
         "compare_samplers": compare_samplers, "model_clients": model_clients,
         "model_rounds": model_rounds, "seed": seed,
     }  # fmt: skip
-    reading = list(_reading(found, required, tolerance))
+    reading = list(participation_reading(found, required, tolerance))
     figure = partial(participation_figure, found, tolerance, signal=SIGNAL, spread=SPREAD, step_size=STEP_SIZE)
     return Findings("participation", QUESTION, found, reading, figure, options)
 
@@ -114,124 +109,8 @@ def _ratio(tolerance: float) -> Any:
     return theory.noise_to_signal_ratio(SPREAD**2, SIGNAL, tolerance)
 
 
-def _loss(params, examples, key):
-    return {"loss": 0.5 * jnp.sum((params["w"][None] - examples["x"]) ** 2, -1)}
-
-
-class _Clients:
-    """N clients with values of mean norm SIGNAL and spread SPREAD, exactly, that grow with the clients' weights."""
-
-    def __init__(self, size: int, dimension: int, seed: int):
-        rng = np.random.default_rng([seed, size])
-        self.size, self.dimension = size, dimension
-        self.weights = np.clip(np.round(np.exp(rng.normal(3.0, 0.7, size))), 1, 200).astype(np.int64)
-        values = rng.normal(size=(size, dimension))
-        values[:, 0] += 0.7 * np.sqrt(dimension) * np.log(self.weights / 20)
-        values -= values.mean(0)
-        values *= SPREAD / np.sqrt((values**2).sum() / size)
-        self.values = (values + SIGNAL / np.sqrt(dimension)).astype(np.float32)
-        self.params = {"w": jnp.zeros(dimension)}
-
-    def population(self, weighted: bool = False) -> Population:
-        counts = self.weights if weighted else np.ones(self.size, np.int64)
-        rows = np.repeat(np.arange(self.size, dtype=np.int32), counts)
-        return population.indexed({"x": self.values}, (rows, np.concatenate([[0], np.cumsum(counts)])))
-
-    def algorithm(
-        self, sampler: Sampler, table: Aggregator, weighted: bool = False, step_size: float = 1.0
-    ) -> Algorithm:
-        weighting = "examples" if weighted else "uniform"
-        work = client.local_sgd(_loss, optax.sgd(step_size), client.work(num_steps=1, weighting=weighting))
-        return federated(sampler, work, table, server.optimizer(optax.sgd(1.0)), mesh=None)
-
-    def variance(
-        self,
-        key,
-        cohort: int,
-        sampler: Sampler,
-        estimator: str,
-        num_rounds: int,
-        part: str,
-        table: Aggregator | None = None,
-        weighted: bool = False,
-        **law: Any,
-    ) -> Comparison:
-        """The mean squared distance of the aggregate from its own mean, over independent rounds."""
-        table = aggregation.mean(weighting="uniform") if table is None else table
-        predicted = theory.design_variance(
-            sampler.design, self.values, self.weights if weighted else None, estimator=estimator, **law
-        )
-        conditions = self._conditions(part, cohort, sampler, estimator + (" by examples" if weighted else ""))
-        draws = independent_runs(
-            stream(key, str(conditions)),  # comparisons share no randomness
-            self.algorithm(sampler, table, weighted),
-            self.params,
-            self.population(weighted),
-            num_rounds,
-            evaluation=squared_distance({"w": jnp.asarray(predicted.mean, jnp.float32)}),
-            batch=max(1, min(200, VMAPPED // sampler.num_slots // (16 if weighted else 1))),
-        )
-        kind = "exact" if predicted.exact else "leading order"
-        rounding = 1e-12 * SPREAD**2
-        samples = draws["squared_error"]
-        return measured(conditions, "variance", samples, predicted.variance, kind=kind, resolution=rounding)
-
-    def _conditions(self, part: str, cohort: int, sampler: Sampler, estimator: str) -> dict[str, Any]:
-        scheme = sampler.design.scheme.replace("uniform_without_replacement", "uniform").replace("_", " ")
-        return {"part": part, "population_size": self.size, "cohort_size": cohort, "sampler": scheme,
-                "estimator": estimator.replace("_", " ")}  # fmt: skip
-
-    def designs(self, key, cohort: int, num_rounds: int) -> Iterator[Comparison]:
-        """The samplers and tables side by side, for cohorts of one expected size."""
-        size, total = self.size, float(self.weights.sum())
-        uniform = sampling.uniform(size, cohort)
-        slots = min(size, cohort + math.ceil(8 * math.sqrt(cohort)))  # a padded cohort: truncated, hardly ever
-        poisson = sampling.poisson(size, cohort / size, num_slots=slots)
-        yield self.variance(key, cohort, sampling.with_replacement(size, cohort), "mean", num_rounds, "designs")
-        yield self.variance(key, cohort, poisson, "fixed_mean", num_rounds, "designs", aggregation.fixed_mean(cohort),
-                            denominator=cohort)  # fmt: skip
-        yield self.variance(key, cohort, poisson, "mean", num_rounds, "designs", weighting="uniform")
-        for sampler, estimator, table in (
-            (uniform, "mean", aggregation.mean()),
-            (uniform, "horvitz_thompson", aggregation.horvitz_thompson(uniform.design, total)),
-            (sampling.weighted(self.weights, cohort), "li_scheme_one", aggregation.li_scheme_one()),
-        ):
-            yield self.variance(key, cohort, sampler, estimator, num_rounds, "designs", table, weighted=True)
-
-    def tolerated(self, key, cohort: int, tolerance: float, num_rounds: int) -> Comparison:
-        """The variance at the required cohort size, over what the tolerance allows."""
-        one = self.variance(key, cohort, sampling.uniform(self.size, cohort), "mean", num_rounds, "tolerance")
-        allowed = (tolerance * SIGNAL) ** 2
-        return one._replace(
-            quantity="variance / allowed",
-            measured=one.measured / allowed,
-            standard_error=one.standard_error / allowed,
-            predicted=one.predicted / allowed,
-        )
-
-    def floor(self, key, cohort: int, num_rounds: int) -> Comparison:
-        """The expected excess loss that runs end in, against the budget's closed form."""
-        sampler = sampling.uniform(self.size, cohort)
-        algorithm = self.algorithm(sampler, aggregation.mean(weighting="uniform"), step_size=STEP_SIZE)
-        values = self.values.astype(np.float64)
-        draws = independent_runs(
-            stream(key, f"floor {self.size} {cohort}"),
-            algorithm,
-            self.params,
-            self.population(),
-            max(100, least_runs(self.dimension), num_rounds // 4),
-            evaluation=squared_distance({"w": jnp.asarray(values.mean(0), jnp.float32)}),
-            rounds=FLOOR_ROUNDS,
-            batch=max(1, min(200, VMAPPED // cohort)),
-        )
-        hessians = np.broadcast_to(np.eye(self.dimension), (self.size, self.dimension, self.dimension))
-        budget = theory.budget(hessians, values, step_size=STEP_SIZE, design=sampler.design, denominator="realised")
-        conditions = self._conditions("final loss", cohort, sampler, "mean")
-        return measured(conditions, "excess loss", draws["squared_error"] / 2, budget.total, resolution=1e-11)
-
-
 def _digits(key, size: int, num_rounds: int, seed: int) -> Iterator[Comparison]:
-    """The digits' MLP: the variance of all clients' updates, counted once, then cohorts against it."""
+    """The digits' MLP: the variance of all clients' updates, computed once, and that of cohorts' means beside it."""
     data = population.digits(num_clients=size, seed=seed)
     model = models.mlp(input_shape=data.input_shape, num_outputs=data.num_outputs)
     loss_fn = models.supervised(model, models.default_loss(data.task))
@@ -251,48 +130,3 @@ def _digits(key, size: int, num_rounds: int, seed: int) -> Iterator[Comparison]:
         conditions = {"part": "digits MLP", "population_size": size, "cohort_size": cohort, "sampler": "uniform",
                       "estimator": "mean"}  # fmt: skip
         yield measured(conditions, "variance", draws["squared_error"], predicted)
-
-
-def _of(found: Sequence[Comparison], part: str) -> list[Comparison]:
-    return [one for one in found if one.conditions["part"] == part]
-
-
-def _reading(found: Sequence[Comparison], required: dict[int, int], tolerance: float) -> Iterator[str]:
-    yield (
-        f"The variance of a cohort's mean is (sigma^2 / m) (N - m) / (N - 1), sigma^2 = {SPREAD**2:g} with divisor N. "
-        "The last factor, the finite population correction, is about 1 - m/N for N of a hundred and more: it depends "
-        "on the participation rate and not on the size of the population. That it is about 1 because N is large is a "
-        "mistake: at 10 to 15 % participation it is 0.9 to 0.85. With few clients it is more, 1 - (m - 1)/(N - 1) and "
-        "so exactly 1 at N = 10, m = 1; at m = N nothing is left to vary."
-    )
-    sizes = ", ".join(
-        f"{cohort:,} of {size:,} ({cohort / size:.{1 if cohort * 1000 >= size else 3}%})"
-        for size, cohort in required.items()
-    )
-    least = min(required)
-    yield (
-        f"For a standard deviation of at most {tolerance:g} of the mean's length, the least cohorts are {sizes}. "
-        "What a large population saves is not variance at a given m but the rate: the same few clients are a small "
-        "share of many."
-        + (" A small population (cross-silo) must call nearly everybody." if required[least] >= 0.8 * least else "")
-    )
-    by_table = {(one.conditions["sampler"], one.conditions["estimator"]): one for one in _of(found, "designs")}
-    poisson = [by_table.get(("truncated poisson", name)) for name in ("fixed mean", "mean")]
-    if all(poisson):
-        ratio = poisson[0].measured / poisson[1].measured
-        yield (
-            f"Poisson cohorts divided by their expected size vary {ratio:.2f} times as much as divided by the size "
-            "that came: the number of clients is noise as well. Privacy needs the fixed divisor, and pays for it here."
-        )
-    if by_table:
-        yield (
-            "The mean by examples over a uniform cohort is a ratio estimator: slightly biased for the population's "
-            "weighted mean, and less noisy than the unbiased Horvitz-Thompson estimate wherever updates are far from "
-            "zero, for that one also carries the noise of the weights. Its variance is predicted to first order in 1/m."
-        )
-    if _of(found, "final loss"):
-        yield (
-            f"With a constant step of {STEP_SIZE:g} the runs come to rest at an excess loss of "
-            f"eta / (2 - eta) times half of the variance: the floor falls with participation exactly as the variance "
-            "does, and vanishes at m = N. It is a property of constant steps: with steps that decay as 1/t it vanishes."
-        )

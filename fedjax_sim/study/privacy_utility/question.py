@@ -28,18 +28,17 @@ from fedjax_sim import (
 from fedjax_sim.algorithms import federated
 from fedjax_sim.instruments.runs import independent_runs
 from fedjax_sim.prng import stream
-from fedjax_sim.report import plots
-from fedjax_sim.study.charts import DASHED, chart, points, rows_of
 from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
+from fedjax_sim.study.privacy_utility.figure import privacy_utility_figure
+from fedjax_sim.study.privacy_utility.reading import privacy_utility_reading
+from fedjax_sim.study.privacy_utility.spending import NUM_ROUNDS, STEP_SIZE, epsilon_of
 from fedjax_sim.study.problems import Vectors, side_by_side
 from fedjax_sim.types import Array
 
 __all__ = ["privacy_utility"]
 
 QUESTION = "What does privacy cost?"
-STEP_SIZE = 0.5
-NUM_ROUNDS = 16  # of the runs to the floor: (1 - STEP_SIZE)^32 is nothing
-LONGEST = 0.1  # letter at the optimum, in clip norms: the rest is room for the noise, so that nothing is clipped
+LONGEST = 0.1  # norm of an update at the optimum, in clip norms: what is left is room for noise, so none is clipped
 
 
 def privacy_utility(
@@ -59,7 +58,7 @@ def privacy_utility(
 ) -> Findings:
     """What does privacy cost? Squared error of the released mean, floor and accuracy against z and epsilon.
 
-    All clients take part and no letter is clipped, so that nothing but noise is left (for what clipping costs see
+    All clients take part and no update is clipped, so that noise is the only error (for what clipping costs see
     `clip`); then Poisson cohorts of the digits' clients train an MLP, whose accuracy is measured and not predicted.
 
     Args:
@@ -71,19 +70,19 @@ def privacy_utility(
       digits_rounds, digits_runs: rounds of each of them, and independent ones.
       seed: decides everything.
 
-    Returns: `Findings`: E |release - mean|^2, E |w - w*|^2 at rest, test accuracy and loss of the digits.
+    Returns: `Findings`: E |release - mean|^2, E |w - w*|^2 at the error floor, test accuracy and loss of the digits.
 
     Guarantees: every prediction lies in its interval, 1 % of it for a release at default settings
-    (tests/study/test_privacy_utility.py::test_predictions_hold), and another place of noise would not
+    (tests/study/test_privacy_utility.py::test_predictions_hold), and noise at another place does not
     (::test_it_can_tell_another_noise).
 
     References: McMahan et al. 2018; Balle and Wang 2018 for the multiplier of an epsilon.
     """
     _check(locals())
     key = jax.random.key(seed)
-    desk = {"population_size": num_clients, "cohort_size": num_clients, "scheme": "full", "clip_norm": clip_norm}
-    settings = [("noise multiplier", z, _epsilon(z, delta, desk)) for z in noise_multipliers]
-    settings += [("epsilon", privacy.calibrate(epsilon, delta, NUM_ROUNDS, **desk).noise_multiplier, epsilon)
+    release = {"population_size": num_clients, "cohort_size": num_clients, "scheme": "full", "clip_norm": clip_norm}
+    settings = [("noise multiplier", z, epsilon_of(z, delta, release)) for z in noise_multipliers]
+    settings += [("epsilon", privacy.calibrate(epsilon, delta, NUM_ROUNDS, **release).noise_multiplier, epsilon)
                  for epsilon in epsilons]  # fmt: skip
     _check_room(max(z for _, z, _ in settings), num_clients, dimension)
     rng = np.random.default_rng([seed, num_clients])
@@ -99,8 +98,9 @@ def privacy_utility(
         "num_releases": num_releases, "num_runs": num_runs, "digits_clients": digits_clients,
         "digits_rounds": digits_rounds, "digits_runs": digits_runs, "seed": seed,
     }  # fmt: skip
-    reading = list(_reading(found, options))
-    return Findings("privacy_utility", QUESTION, found, reading, partial(_figure, desk, options, found), options)
+    reading = list(privacy_utility_reading(found, options))
+    figure = partial(privacy_utility_figure, release, options, found)
+    return Findings("privacy_utility", QUESTION, found, reading, figure, options)
 
 
 def _check(options: dict[str, Any]) -> None:
@@ -123,32 +123,27 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _check_room(multiplier: float, num_clients: int, dimension: int) -> None:
-    """At rest a letter is eta |w - w*| and a little, hardly ever 1.6 times its root mean square."""
+    """Refuses noise at whose floor updates would be clipped: their norm, eta |w - w*| and a little more, hardly ever
+    exceeds 1.6 times its root mean square."""
     away = theory.noise_floor(theory.noise_variance(multiplier, 1.0, num_clients, num_values=dimension), 1 - STEP_SIZE)
     if not (LONGEST + 1.6 * STEP_SIZE * math.sqrt(away) < 1):
         hint = "Take more clients, fewer dimensions or a larger epsilon: floors are predicted where nothing is clipped."
-        validate.fail("noise_multipliers, epsilons", "noise that keeps letters below the clip norm", multiplier, hint)
-
-
-def _epsilon(multiplier: float, delta: float, desk: dict[str, Any]) -> float:
-    """Of a run to the floor."""
-    mechanism = privacy.written_down(noise_multiplier=multiplier, **desk)
-    return privacy.account(mechanism, NUM_ROUNDS, delta).epsilon
+        validate.fail("noise_multipliers, epsilons", "noise that keeps updates below the clip norm", multiplier, hint)
 
 
 def _noise(
-    key: Array, people: Vectors, settings: Sequence[tuple], clip_norm: float, num_releases: int, num_runs: int
+    key: Array, clients: Vectors, settings: Sequence[tuple], clip_norm: float, num_releases: int, num_runs: int
 ) -> Iterator[Comparison]:
-    """From the optimum on: one round, which is off by its noise alone, and as many as lead to the floor."""
+    """From the optimum on: one round, whose error is its noise, and as many rounds as lead to the floor."""
 
     def make(multiplier):
-        return people.algorithm(transform.gaussian_mechanism(clip_norm, multiplier), step_size=STEP_SIZE)
+        return clients.algorithm(transform.gaussian_mechanism(clip_norm, multiplier), step_size=STEP_SIZE)
 
     algorithm = side_by_side(make, {"multiplier": [z for _, z, _ in settings]})
     for quantity, rounds, runs in (("squared error", 1, num_releases), ("floor", NUM_ROUNDS, num_runs)):
-        errors = people.errors(stream(key, quantity), algorithm, runs, rounds, start=people.mean)
+        errors = clients.errors(stream(key, quantity), algorithm, runs, rounds, start=clients.mean)
         for i, (part, z, epsilon) in enumerate(settings):
-            predicted = theory.noise_variance(z, clip_norm, people.size, num_values=people.dimension)
+            predicted = theory.noise_variance(z, clip_norm, clients.size, num_values=clients.dimension)
             if rounds > 1:
                 predicted = theory.noise_floor(predicted, 1 - STEP_SIZE)
             conditions = {"part": part, "noise_multiplier": z, "epsilon": epsilon}
@@ -165,11 +160,11 @@ def _digits(
     cohort = size / 10
     sampler = sampling.poisson(size, 0.1, num_slots=min(size, math.ceil(cohort + 6 * math.sqrt(cohort))))
     work = client.local_sgd(loss_fn, optax.sgd(0.5), client.work(num_steps=3, batch_size=10, weighting="uniform"))
-    table, step = aggregation.fixed_mean(cohort), server.optimizer(optax.sgd(1.0))
+    aggregator, step = aggregation.fixed_mean(cohort), server.optimizer(optax.sgd(1.0))
 
     def make(multiplier):
         noise = transform.gaussian_mechanism(1.0, multiplier)
-        return federated(sampler, work, table, step, transform=noise, mesh=None)
+        return federated(sampler, work, aggregator, step, transform=noise, mesh=None)
 
     mechanism = privacy.mechanism_of(make(1.0))
     found = [privacy.calibrate(epsilon, delta, rounds, mechanism) for epsilon in epsilons]
@@ -187,72 +182,3 @@ def _digits(
         for quantity in ("accuracy", "loss"):
             conditions = {"part": "digits MLP", "noise_multiplier": z, "epsilon": epsilon}
             yield measured(conditions, "test " + quantity, seen[quantity][:, i])
-
-
-def _reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[str]:
-    factor = theory.noise_floor(1.0, 1 - STEP_SIZE)
-    one = privacy.calibrate(1.0, 1e-5, 1, population_size=100, cohort_size=100, scheme="full").noise_multiplier
-    textbook = math.sqrt(2 * math.log(1.25 / 1e-5))
-    yield (
-        "The released mean is off by d (z C / m)^2 in the mean square: four times as much for twice the multiplier or "
-        "half of the clients. In runs with a constant step that adds up to 1 / (1 - r^2) times as much, here "
-        f"{factor:.3g} times with r = {1 - STEP_SIZE:g}. What more rounds gain the budget takes back: at one epsilon z "
-        "grows with the root of their number. With steps that decay as 1/t the floor vanishes; the noise of one "
-        "release does not."
-    )
-    yield (
-        f"Epsilons are those of {NUM_ROUNDS} rounds in which everybody takes part, at delta {options['delta']:g}: "
-        "Gaussian mechanisms without sampling, accounted for exactly. The textbook's sqrt(2 ln(1.25 / delta)) / "
-        f"epsilon holds for epsilon < 1 only, and is loose: {textbook:.3g} against {one:.3g} at epsilon 1, delta 1e-5, "
-        "one round. Cohorts that are sampled in secret need less noise for the same epsilon; the digits' are."
-    )
-    digits = rows_of(found, part="digits MLP", quantity="test accuracy")
-    if digits:
-        values = ", ".join(f"{row['measured']:.3f} at epsilon {row['epsilon']:g}" for row in digits[1:])
-        rounds, size = options["digits_rounds"], options["digits_clients"]
-        yield (
-            f"The digits' MLP reaches a test accuracy of {digits[0]['measured']:.3f} with clipping and no noise, and "
-            f"{values}, after {rounds} rounds of {size // 10:,} of {size:,} clients. That is measured, for this model, "
-            "clip norm and step, which were not tuned for each epsilon: choosing them by trial spends privacy too."
-        )
-
-
-def _figure(desk: dict[str, Any], options: dict[str, Any], found: Sequence[Comparison]) -> Any:
-    figure, panels = chart(2, 2)
-    by_multiplier, floor, by_epsilon, digits = panels
-    rows = [row for row in rows_of(found) if row["part"] != "digits MLP"]
-    grid = np.geomspace(min(row["noise_multiplier"] for row in rows) / 1.3,
-                        max(row["noise_multiplier"] for row in rows) * 1.3, 40).tolist()  # fmt: skip
-    variances = [theory.noise_variance(z, options["clip_norm"], options["num_clients"], num_values=options["dimension"])
-                 for z in grid]  # fmt: skip
-    floors = [theory.noise_floor(variance, 1 - STEP_SIZE) for variance in variances]
-    epsilons = [_epsilon(z, options["delta"], desk) for z in grid]
-    for axes, quantity, theirs in ((by_multiplier, "squared error", variances), (floor, "floor", floors)):
-        axes.plot(grid, theirs, color=plots.BLUE, linewidth=1.3, label="theory")
-        for part, colour, marker, name in (("noise multiplier", plots.BLUE, "o", "measured"),
-                                           ("epsilon", plots.ORANGE, "^", "measured, z from epsilon")):  # fmt: skip
-            points(axes, rows_of(found, part=part, quantity=quantity), "noise_multiplier", colour, marker, name)
-        axes.set(xlabel="Noise multiplier z")
-    by_multiplier.set(title="One release", ylabel="Squared error of the mean")
-    floor.set(title="Runs to the floor", ylabel="Squared distance at rest")
-    for quantity, theirs, colour, marker, line in (("floor", floors, plots.BLACK, "s", DASHED),
-                                                   ("squared error", variances, plots.BLUE, "o", "-")):  # fmt: skip
-        by_epsilon.plot(epsilons, theirs, color=colour, linestyle=line, linewidth=1.3, label=f"{quantity}: theory")
-        points(by_epsilon, [row for row in rows if row["quantity"] == quantity], "epsilon", colour, marker, "measured")
-    by_epsilon.set(
-        title="The same, by what it spends", xlabel=f"Epsilon of {NUM_ROUNDS} rounds", ylabel="Squared error"
-    )
-    for axes in (by_multiplier, floor, by_epsilon):
-        plots.logarithmic(axes)
-        axes.legend(fontsize=7.5)
-    shown = rows_of(found, part="digits MLP", quantity="test accuracy")
-    if shown:
-        digits.axhline(shown[0]["measured"], color=plots.BLACK, linestyle=DASHED, linewidth=1.1, label="without noise")
-        points(digits, shown[1:], "epsilon", plots.BLUE, "o", "measured")
-        digits.set(title="Digits, MLP", xlabel=f"Epsilon of {options['digits_rounds']} rounds", ylabel="Test accuracy",
-                   ylim=(0, 1.02))  # fmt: skip
-        plots.logarithmic(digits, "x")
-        digits.legend(fontsize=7.5, loc="lower right")
-    else:
-        digits.set_visible(False)
-    return figure

@@ -16,7 +16,8 @@ from fedjax_sim.instruments.traced_runs import stacked, traced_runs
 from fedjax_sim.prng import normal, stream
 from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
 from fedjax_sim.study.quadratic_settings import LARGEST, Problem, quadratic_clients
-from fedjax_sim.study.rounds_to_target.figure import target_figure, target_reading
+from fedjax_sim.study.rounds_to_target.figure import target_figure
+from fedjax_sim.study.rounds_to_target.reading import target_reading
 
 __all__ = ["rounds_to_target"]
 
@@ -56,7 +57,7 @@ def rounds_to_target(
     Args:
       num_clients: N. dimension: d. heterogeneity: spread of the optima in the third population.
       step_size: eta of local steps, at most 0.5. num_steps: K.
-      target: excess loss, as a share of the start's. max_rounds: T; later rounds are not looked at.
+      target: excess loss, as a share of the start's. max_rounds: T; no run has more.
       gradient_noise: standard deviation of one example's gradient, a coordinate. batch_sizes: B. num_runs: with noise.
       model_clients: N of the digits, ten a round; 0 leaves them out. alphas: of their Dirichlet label shares, from
         IID to skewed.
@@ -90,8 +91,8 @@ def rounds_to_target(
 
     def floor(one: Comparison) -> float:
         k, variance = one.conditions["local_steps"], noise.get(one.conditions["batch_size"], 0.0)
-        rest = theory.budget(*data, step_size=step_size, num_steps=k, gradient_noise=variance).total
-        return rest / (target * _start_loss(data))
+        total = theory.budget(*data, step_size=step_size, num_steps=k, gradient_noise=variance).total
+        return total / (target * _start_loss(data))
 
     reading = list(target_reading(options, found, floor))
     figure = {"problems": problems, "noise": noise, "middle": middle}
@@ -150,7 +151,7 @@ def _runs(problem: Problem):
 
 
 def _settings(rows: Sequence[tuple[Problem, int, float, float]], most: int) -> tuple:
-    """Of (problem, K, eta, noise): what `traced_runs` takes between keys and rounds."""
+    """What `traced_runs` takes between keys and rounds, for each (problem, K, eta, noise)."""
     problems, steps, etas, noises = zip(*rows, strict=True)
     starts = {"w": jnp.asarray(np.stack([one.start for one in problems]), jnp.float32)}
     goals = stacked([
@@ -171,7 +172,7 @@ def _quadratics(
     looks = np.arange(1, max_rounds + 1)
     runs = _runs(problems["heterogeneous"])
     paths = runs(jax.random.split(key, len(rows)), starts, clients, values, goals, looks)["loss"]
-    letter = 2 * 4 * dimension * size  # bytes of a round: float32 down and up
+    sent = 2 * 4 * dimension * size  # bytes of a round: float32 down and up
     for (name, k), path in zip([(name, k) for name in problems for k in steps], paths, strict=True):
         budget = theory.budget(*problems[name], step_size=eta, num_steps=k)
         expected = budget.expected_loss(max_rounds, start=problems[name].start)
@@ -188,11 +189,11 @@ def _quadratics(
             )
             continue
         rounds = metrics.rounds_to_target(path, target)
-        unsure = int((np.abs(expected[1:] / target - 1) < 1e-5).sum())  # rounds whose loss rounding cannot tell apart
+        unsure = int((np.abs(expected[1:] / target - 1) < 1e-5).sum())  # rounds whose loss is the target up to rounding
         rounds = rounds if math.isfinite(rounds) else float(max_rounds + 1)
         yield measured(conditions, "rounds to target", [rounds], wanted, resolution=unsure)
         yield measured(conditions, "local steps to target, counted", [rounds * k])
-        yield measured(conditions, "kilobytes to target, counted", [rounds * letter / 1e3])
+        yield measured(conditions, "kilobytes to target, counted", [rounds * sent / 1e3])
 
 
 def _noisy(
@@ -229,6 +230,7 @@ def _start_loss(problem: Problem) -> float:
 
 
 def _digits(key: Any, options: dict[str, Any]) -> Iterator[Comparison]:
+    """The digits' MLP: rounds, bytes and gradients until a test loss, counted."""
     size, runs, last = options["model_clients"], options["model_runs"], options["model_rounds"]
     fields = {alpha: population.digits(
         num_clients=size, alpha=alpha, min_examples=EXAMPLES, max_examples=EXAMPLES, held_out_clients=0,

@@ -1,0 +1,46 @@
+"""What the findings of `central_local` say, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fedjax_sim.study.charts import rows_of
+from fedjax_sim.study.findings import Comparison
+
+__all__ = ["central_local_reading"]
+
+
+def central_local_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[str]:
+    """Paragraphs, from the numbers that were found."""
+    least, most = options["cohort_sizes"][0], options["cohort_sizes"][-1]
+    slopes = {row["place"]: row["measured"] for row in rows_of(found, part="slope")}
+    yield (
+        "The variance of a coordinate of the mean is (z C / m)^2 with noise once on the sum, or in shares that add up "
+        f"to it, and (z C)^2 / m with noise on every update: slopes {slopes['central']:.3f}, "
+        f"{slopes['distributed']:.3f} and {slopes['local']:.3f} in m. Of the mean, at fixed z and C: on the sum the "
+        "same noise is O(1) against O(m): quoting O(1/m^2) against O(1/m) needs the quantity that is meant."
+    )
+    yield (
+        f"At one multiplier local noise costs m times as much variance, {most:,} times at m = {most:,}; and four times "
+        "that if it has to hide which message of all possible ones was sent (sensitivity 2 C), while central noise "
+        "hides whether one was sent (C)."
+    )
+    small, large = ({row["place"]: row for row in rows_of(found, part="equal epsilon", cohort_size=size)}
+                    for size in (least, most))  # fmt: skip
+    factors = [at["local"]["predicted"] / at["central, fixed-size"]["predicted"] for at in (small, large)]
+    z = {name: row["noise_multiplier"] for name, row in large.items()}
+    yield (
+        f"One multiplier is not one epsilon. At epsilon {options['epsilon']:g} and delta {options['delta']:g} after "
+        f"{options['num_rounds']:,} rounds with {most:,} of {options['num_clients']:,} clients, central noise needs z "
+        f"= {z['central, fixed-size']:.3g} (fixed-size cohorts, a replaced client; {z['central, Poisson']:.3g} for "
+        f"Poisson ones and an absent client) and local noise {z['local']:.3g}, for every message is a release of its "
+        f"own, and sampling amplifies nothing against an observer of it: {factors[1]:,.0f} times the variance, and "
+        f"{factors[0]:,.0f} times with cohorts of {least:,}. The multipliers come from accountants: sqrt(2 ln(1.25 / "
+        "delta)) / epsilon holds for epsilon < 1 only, and is loose."
+    )
+    yield (
+        "The difference is in who must be trusted: central noise needs a server that sees every update and keeps the "
+        "cohort secret, shares need secure aggregation in which all messages arrive, local noise needs no trusted "
+        "party. These are three mechanisms, not three words for one."
+    )

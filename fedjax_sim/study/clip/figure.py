@@ -1,0 +1,63 @@
+"""The figure of `clip`: errors of a release, of runs to the floor and of personal thresholds, against the clip norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim.report import plots
+from fedjax_sim.study.charts import DASHED, DOTTED, chart, points, rows_of
+from fedjax_sim.study.clip.clients import UnequalClients
+from fedjax_sim.study.findings import Comparison
+
+__all__ = ["PERSONAL", "clip_figure"]
+
+PERSONAL = "personal, no epsilon"
+
+
+def clip_figure(
+    problem: UnequalClients, best: dict[float, float], multiplier: float, step_size: float, found: Sequence[Comparison]
+) -> Any:
+    """Four panels; theory as lines, measurement as points."""
+    figure, panels = chart(2, 2)
+    parts, around, floor, personal = panels
+    norms = [one.conditions["clip_norm"] for one in found if one.conditions["part"] == "clip norm"]
+    grid = np.geomspace(min(norms) / 1.2, max(norms) * 1.2, 200)
+    errors = [problem.parts(C, multiplier) for C in grid]
+    for name, label, colour, line in (
+        ("total", "theory", plots.BLUE, "-"),
+        ("bias", "its bias", plots.BLACK, DASHED),
+        ("sampling", "its sampling", plots.GREY, "-"),
+        ("noise", "its noise", plots.ORANGE, DOTTED),
+    ):
+        parts.plot(grid, [getattr(error, name) for error in errors], color=colour, linestyle=line, label=label,
+                   linewidth=1.4 if name == "total" else 1.1)  # fmt: skip
+    points(parts, rows_of(found, part="clip norm"), "clip_norm", plots.BLUE, "o", "measured")
+    points(parts, rows_of(found, part="bias alone"), "clip_norm", plots.BLACK, "s", "measured, all, no noise")
+    totals = [error.total for error in errors]
+    parts.set(ylim=(min(totals) / 100, 2 * max(totals)), title=f"One release, z = {multiplier:g}")
+    looks = ((plots.BLUE, "o", "-"), (plots.BLACK, "s", DASHED), (plots.ORANGE, "^", DOTTED))
+    for (z, C), (colour, marker, line) in zip(best.items(), looks * 9, strict=False):
+        around.plot(grid, [problem.parts(x, z).total for x in grid], color=colour, linestyle=line, linewidth=1.3)
+        rows = rows_of(found, part="around the best", noise_multiplier=z)
+        points(around, rows, "clip_norm", colour, marker, f"z = {z:g}, best C = {C:.2g}")
+    around.set(title="The best C, a third and three times of it")
+    ends = grid[grid >= problem.unclipped]
+    floor.plot(ends, [problem.floor(C, multiplier, step_size) for C in ends], color=plots.BLUE, linewidth=1.3,
+               label="theory where nothing is clipped")  # fmt: skip
+    points(floor, rows_of(found, part="floor"), "clip_norm", plots.BLUE, "o", "measured")
+    floor.set(title=f"Runs to the floor, z = {multiplier:g}")
+    personal.plot(grid, totals, color=plots.BLUE, linewidth=1.3, label="one C for all: theory")
+    inside = grid[grid <= problem.longest]
+    own = [problem.error(C, multiplier, C / problem.longest) for C in inside]
+    personal.plot(inside, own, color=plots.BLACK, linewidth=1.1, linestyle=DASHED, label="own thresholds, NO epsilon")
+    points(personal, rows_of(found, part=PERSONAL), "clip_norm", plots.BLACK, "s", "measured")
+    personal.set(title="Thresholds in proportion to each norm")
+    for axes in panels:
+        error = "Error floor: squared distance" if axes is floor else "Squared error of the mean"
+        axes.set(xlabel="Clip norm C (median norms)", ylabel=error)
+        plots.logarithmic(axes)
+        axes.legend(fontsize=7.5)
+    return figure

@@ -1,0 +1,116 @@
+"""What the findings of `drift` say, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from fedjax_sim import theory
+from fedjax_sim.study.findings import Comparison, comparisons_of
+from fedjax_sim.study.quadratic_settings import Base
+
+__all__ = ["drift_reading"]
+
+
+def drift_reading(base: Base, found: Sequence[Comparison]) -> Iterator[str]:
+    """Paragraphs, from the numbers that were found."""
+    yield _fixed_points(base, found)
+    yield _parts_of_the_bias(base, found)
+    yield _two_gradients(base, found)
+    yield (
+        "To first order the bias is -eta K sum p_i H_i g_i, with one Hessian-vector product a client: exact for one "
+        f"step on quadratics, and otherwise wrong by O(eta^2).{_halving(base, found)}{_halving_of_the_model(found)}"
+    )
+    yield _unequal_steps(found)
+    yield (
+        "FedProx pays for its smaller bias with speed: with exact local solutions and a large proximal weight its "
+        "fixed point is near the optimum, and a round hardly contracts. Its drift is at most G / (mu + lambda), "
+        "measured from the minimum of F + (lambda / 2) |w - w_t|^2 with G taken there, and not from the minimum of F."
+    )
+
+
+def _fixed_points(base: Base, found: Sequence[Comparison]) -> str:
+    avg = [one for one in comparisons_of(found, "fixed point", "distance to the optimum", algorithm="FedAvg")
+           if one.conditions["step_size"] == base.step_size]  # fmt: skip
+    others = [one for one in comparisons_of(found, "fixed point")
+              if one.predicted == 0.0 and one.conditions["algorithm"] != "FedAvg"]  # fmt: skip
+    names = ", ".join(dict.fromkeys(one.conditions["algorithm"] for one in others))
+    ends = {one.conditions["local_steps"]: one.measured for one in (avg[0], avg[-1])}
+    shown = " and ".join(f"{distance:.3g} at K = {k}" for k, distance in ends.items())
+    return (
+        "FedAvg of all clients, without any noise, converges to a point away from the optimum if clients that differ "
+        f"take several steps, {shown}: to the solution of sum p_i M_i (w - a_i) = 0 with M_i = I - (I - eta H_i)^K, "
+        "and more rounds do not help. One full-batch step of plain SGD is centralised gradient descent and has no bias "
+        f"(with Adam or weight decay in the clients that is not so). {names} converge to the optimum for every K and "
+        f"step: they end at most {max(one.measured for one in others):.1g} from it, which is rounding."
+    )
+
+
+def _parts_of_the_bias(base: Base, found: Sequence[Comparison]) -> str:
+    same = comparisons_of(found, "identical clients", "drift bias")[0]
+    equal = comparisons_of(found, "equal Hessians", "distance to the optimum")[0]
+    return (
+        "That drift exists because data are not IID is half of the truth. The bias of the gradients at the end of "
+        f"local work has a curvature part, -sum p_i M_i grad F, which identical clients have too ({same.measured:.3g} "
+        f"at {_work(base)}, heterogeneity part 0), and which vanishes with grad F; and a heterogeneity part, minus the "
+        "covariance over clients of local work and gradient. The curvature part changes the speed only; the fixed "
+        "point moves only if Hessians differ: with equal Hessians and different optima FedAvg ends "
+        f"{equal.measured:.1g} from the optimum."
+    )
+
+
+def _two_gradients(base: Base, found: Sequence[Comparison]) -> str:
+    sent = comparisons_of(found, "one round", "pseudo-gradient")[0]
+    end = theory.quadratic_drift(
+        *base.problem, point=base.problem.start, num_steps=base.num_steps, step_size=base.step_size
+    ).end_point_gradient
+    return (
+        "Two things are called the gradient of a round. What the server receives, (w - w_next) / eta, is the sum of "
+        f"all gradients on the way: {sent.measured:.3g} long at {_work(base)}. The mean gradient at the end points is "
+        f"{np.linalg.norm(end):.3g} long. The bias in this study is that of the latter."
+    )
+
+
+def _halving(base: Base, found: Sequence[Comparison]) -> str:
+    """What half the step does to the bias less its leading term; nothing for one step, where both are equal."""
+    if base.num_steps == 1:
+        return ""
+    whole, half = (
+        comparisons_of(found, part, "bias less leading term", local_steps=base.num_steps)[0]
+        for part in ("drift bias", "drift bias, half the step")
+    )
+    return (
+        f" Half the step divides the rest by {whole.measured / max(half.measured, 1e-12):.3g} at K = {base.num_steps}; "
+        "four is its limit for small eta K L, and where eta K L is near 1 the leading term says nothing."
+    )
+
+
+def _halving_of_the_model(found: Sequence[Comparison]) -> str:
+    model = comparisons_of(found, "logistic regression", "bias less leading term")
+    if not model:
+        return ""
+    fine = [one for one in model if one.conditions["local_steps"] == model[0].conditions["local_steps"]]
+    coarse = [one for one in model if one.conditions["local_steps"] == model[-1].conditions["local_steps"]]
+    return (
+        " On logistic regression, which has no closed form, half the step divides the rest by "
+        f"{fine[-2].measured / fine[-1].measured:.3g} with {fine[-1].conditions['local_steps']} local step and by "
+        f"{coarse[-2].measured / coarse[-1].measured:.3g} with {coarse[-1].conditions['local_steps']}."
+    )
+
+
+def _unequal_steps(found: Sequence[Comparison]) -> str:
+    rows = comparisons_of(found, "unequal steps", "distance to the optimum")
+    shown = {(one.conditions["algorithm"], one.conditions["step_size"]): one.measured for one in rows}
+    return (
+        "Unequal numbers of steps, 1 and 10, move FedAvg even where all Hessians are equal: towards the optimum with "
+        f"shares p_i K_i, {shown['FedAvg', 0.01]:.3g} away at step 0.01. FedNova removes that shift, and what remains "
+        f"is drift, which falls with eta K ({shown['FedNova', 0.1]:.3g} at step 0.1, {shown['FedNova', 0.01]:.3g} at "
+        "0.01). Training for epochs and also weighting by examples counts large clients twice, with shares in "
+        f"proportion to n_i^2: {shown['FedAvg by examples', 0.01]:.3g} from the optimum by examples. E is epochs in "
+        "some papers and steps in others: a client takes E n_i / B steps."
+    )
+
+
+def _work(base: Base) -> str:
+    return f"K = {base.num_steps}, step {base.step_size:g}"

@@ -1,0 +1,58 @@
+"""The figure of `privacy_utility`: errors and floors against noise and epsilon, and the digits' accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim import theory
+from fedjax_sim.report import plots
+from fedjax_sim.study.charts import DASHED, chart, points, rows_of
+from fedjax_sim.study.findings import Comparison
+from fedjax_sim.study.privacy_utility.spending import NUM_ROUNDS, STEP_SIZE, epsilon_of
+
+__all__ = ["privacy_utility_figure"]
+
+
+def privacy_utility_figure(release: dict[str, Any], options: dict[str, Any], found: Sequence[Comparison]) -> Any:
+    """Four panels; theory as lines, measurement as points."""
+    figure, panels = chart(2, 2)
+    by_multiplier, floor, by_epsilon, digits = panels
+    rows = [row for row in rows_of(found) if row["part"] != "digits MLP"]
+    grid = np.geomspace(min(row["noise_multiplier"] for row in rows) / 1.3,
+                        max(row["noise_multiplier"] for row in rows) * 1.3, 40).tolist()  # fmt: skip
+    variances = [theory.noise_variance(z, options["clip_norm"], options["num_clients"], num_values=options["dimension"])
+                 for z in grid]  # fmt: skip
+    floors = [theory.noise_floor(variance, 1 - STEP_SIZE) for variance in variances]
+    epsilons = [epsilon_of(z, options["delta"], release) for z in grid]
+    for axes, quantity, theirs in ((by_multiplier, "squared error", variances), (floor, "floor", floors)):
+        axes.plot(grid, theirs, color=plots.BLUE, linewidth=1.3, label="theory")
+        for part, colour, marker, name in (("noise multiplier", plots.BLUE, "o", "measured"),
+                                           ("epsilon", plots.ORANGE, "^", "measured, z from epsilon")):  # fmt: skip
+            points(axes, rows_of(found, part=part, quantity=quantity), "noise_multiplier", colour, marker, name)
+        axes.set(xlabel="Noise multiplier z")
+    by_multiplier.set(title="One release", ylabel="Squared error of the mean")
+    floor.set(title="Runs to the floor", ylabel="Error floor: squared distance")
+    for quantity, theirs, colour, marker, line in (("floor", floors, plots.BLACK, "s", DASHED),
+                                                   ("squared error", variances, plots.BLUE, "o", "-")):  # fmt: skip
+        by_epsilon.plot(epsilons, theirs, color=colour, linestyle=line, linewidth=1.3, label=f"{quantity}: theory")
+        points(by_epsilon, [row for row in rows if row["quantity"] == quantity], "epsilon", colour, marker, "measured")
+    by_epsilon.set(
+        title="The same, by what it spends", xlabel=f"Epsilon of {NUM_ROUNDS} rounds", ylabel="Squared error"
+    )
+    for axes in (by_multiplier, floor, by_epsilon):
+        plots.logarithmic(axes)
+        axes.legend(fontsize=7.5)
+    shown = rows_of(found, part="digits MLP", quantity="test accuracy")
+    if shown:
+        digits.axhline(shown[0]["measured"], color=plots.BLACK, linestyle=DASHED, linewidth=1.1, label="without noise")
+        points(digits, shown[1:], "epsilon", plots.BLUE, "o", "measured")
+        digits.set(title="Digits, MLP", xlabel=f"Epsilon of {options['digits_rounds']} rounds", ylabel="Test accuracy",
+                   ylim=(0, 1.02))  # fmt: skip
+        plots.logarithmic(digits, "x")
+        digits.legend(fontsize=7.5, loc="lower right")
+    else:
+        digits.set_visible(False)
+    return figure
