@@ -25,6 +25,7 @@ __all__ = [
     "Cohort",
     "Count",
     "Mean",
+    "Metric",
     "Noise",
     "Observed",
     "Outcome",
@@ -90,6 +91,16 @@ class Mean(NamedTuple):
     weight: Array  # [] number (or weight) of those examples
 
 
+class Metric(NamedTuple):
+    """What a part states about a number of its own in Info, so that logs and pages can add it up and show it."""
+
+    name: str  # in Info
+    words: str  # as a person reads it, e.g. "clients that dropped out"
+    unit: str = ""  # "count", "bytes", "share", "seconds", or "" for a plain number
+    pooled: str = "sum"  # over a run's rounds: "sum", "mean" or "last"
+    instead: str | None = None  # the number that counts in a round without this one
+
+
 class Report(NamedTuple):
     """What one client hands over."""
 
@@ -146,15 +157,17 @@ class Sampler(NamedTuple):
     design: Any  # sampling.design.SamplingDesign: what theory and the accountant read
     tell: Callable | None = None  # (state, Work) -> state, once, before the first round
     observe: Callable | None = None  # (state, Cohort, Outcome) -> state, after each round
+    metrics: tuple[Metric, ...] = ()  # of `Cohort.metrics`
 
-    def then(self, change: Callable, design: Any = None) -> Sampler:
+    def then(self, change: Callable, design: Any = None, metrics: tuple[Metric, ...] = ()) -> Sampler:
         """This sampler, whose cohorts go through `change(key, cohort) -> cohort`; the key is that of the draw."""
 
         def sample(key, state):
             cohort, state = self.sample(key, state)
             return change(key, cohort), state
 
-        return self._replace(sample=sample, design=self.design if design is None else design)
+        design = self.design if design is None else design
+        return self._replace(sample=sample, design=design, metrics=(*self.metrics, *metrics))
 
 
 class Noise(NamedTuple):
@@ -202,6 +215,7 @@ class ClientUpdate(NamedTuple):
     uniform_weights: bool = False  # every report weighs 1, or 0 for nothing to report, whatever the client holds
     all_steps: int | Callable | None = None  # steps, or (examples) -> steps, of which it does the part that `data.work`
     # says; None = it always does all
+    metrics: tuple[Metric, ...] = ()  # of its reports, counts included
 
 
 class UpdateTransform(NamedTuple):
@@ -221,6 +235,7 @@ class UpdateTransform(NamedTuple):
     integer_range: tuple[int, int] | None = None  # on_client sends integers from here to there, in a unit all share
     noise: Noise | None = None  # what the accountant reads
     mirrored: bool = True  # its two ends may keep copies of what is sent: nothing may change that on the way
+    metrics: tuple[Metric, ...] = ()  # of `on_server`
 
 
 class Aggregator(NamedTuple):
@@ -239,6 +254,7 @@ class Aggregator(NamedTuple):
     homogeneous: bool = False  # messages in another unit give the result in that unit
     design: Any = None  # the SamplingDesign whose unequal chances it corrects for; None = it corrects nothing
     start: Callable | None = None  # (update_spec) -> its state before the first round (`Round.state`); None = stateless
+    metrics: tuple[Metric, ...] = ()  # of `finalize`
 
 
 class ServerUpdate(NamedTuple):
@@ -293,6 +309,7 @@ class Algorithm(NamedTuple):
     parts: Star | None = None  # what an accountant and theory read; None = nobody knows what it is made of
     observe: Callable | None = None  # (key, state, population) -> Observed of the round that `step` makes
     personal: Callable | None = None  # (state, ids) -> params of these clients, leaves [len(ids), ...]
+    metrics: tuple[Metric, ...] = ()  # of its Info
 
 
 class Count(NamedTuple):

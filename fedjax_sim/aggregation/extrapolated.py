@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.aggregation.linear import mean
-from fedjax_sim.types import Aggregator, Array, PyTree
+from fedjax_sim.types import Aggregator, Array, Metric, PyTree
 
 __all__ = ["extrapolated"]
 
@@ -59,4 +59,5 @@ def extrapolated(*, epsilon: float = 1e-3, weighting: str = "examples") -> Aggre
         stretched = jax.tree.map(lambda x: x * factor.astype(x.dtype), update)
         return stretched, metrics | {"extrapolation": factor}
 
-    return Aggregator(init, accumulate, finalize, weighted=rule.weighted, homogeneous=False)
+    stretch = Metric("extrapolation", "mean stretch of the server's step", pooled="mean")
+    return Aggregator(init, accumulate, finalize, weighted=rule.weighted, homogeneous=False, metrics=(stretch,))

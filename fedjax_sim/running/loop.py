@@ -140,6 +140,7 @@ def run(
         interrupted = stack.enter_context(interrupts())
         stack.enter_context(jax.default_matmul_precision(matmul_precision()))
         log = Log(directory)
+        log.metrics = tuple({x.name: x for x in (*log.metrics, *algorithm.metrics)}.values())
         source = distributed.from_first(lambda: fingerprint(key, algorithm, params, population))
         spending = distributed.agreed(lambda: Spending(algorithm, params, population, source, delta, log.directory))
         log.spending = spending
