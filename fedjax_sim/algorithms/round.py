@@ -24,7 +24,7 @@ from fedjax_sim.algorithms.costs import losses, message_spec, traffic, two_words
 from fedjax_sim.algorithms.one_client import Message, Shared, Slot, client_round, stays_finite, usable_rows
 from fedjax_sim.engine import exact
 from fedjax_sim.population.protocol import num_rows
-from fedjax_sim.prng import client_keys, stream
+from fedjax_sim.prng import stream
 from fedjax_sim.types import (
     Aggregator,
     Algorithm,
@@ -198,7 +198,7 @@ def collect(star: Star, key: Array, cohort: Cohort, state: FederatedState, popul
     positions = jnp.arange(num_slots, dtype=jnp.int32)
     client_rows, clients = engine.take(state.clients, ids)
     memory_rows, memory = engine.take(state.memory, ids)
-    keys = tuple(client_keys(stream(key, name), ids) for name in ("client", "transform"))
+    keys = tuple(engine.client_keys(stream(key, name), ids) for name in ("client", "transform"))
     slots = Slot(positions, wanted, keys, cohort.reported, client_rows, memory_rows, cohort.work)
     message, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
     counts = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message.counts)

@@ -4,6 +4,14 @@ What a client or a server does is not known here.
 """
 
 from fedjax_sim.engine import exact
+from fedjax_sim.engine.barrier import (
+    HiddenZero,
+    computed_once,
+    hidden_zero,
+    rounded_here,
+    rounding_here,
+    unsigned_zeros,
+)
 from fedjax_sim.engine.buffer import buffer, fill
 from fedjax_sim.engine.disk import MemoryFileError
 from fedjax_sim.engine.exact import combine, differentiable, merge
@@ -13,6 +21,7 @@ from fedjax_sim.engine.memory import Disk, Sharded
 from fedjax_sim.engine.plan import Needs, Plan, needs, plan_for, total_memory
 from fedjax_sim.engine.rounding import divide, pairwise_sum, steady
 from fedjax_sim.engine.select import median, order_statistic, trimmed_mean
+from fedjax_sim.engine.shuffling import client_keys, shuffle
 from fedjax_sim.engine.store import (
     client_memory,
     gathered,
@@ -26,13 +35,16 @@ from fedjax_sim.engine.store import (
 
 __all__ = [
     "Disk",
+    "HiddenZero",
     "MemoryFileError",
     "Needs",
     "Plan",
     "Sharded",
     "buffer",
+    "client_keys",
     "client_memory",
     "combine",
+    "computed_once",
     "device_mesh",
     "differentiable",
     "divide",
@@ -40,6 +52,7 @@ __all__ = [
     "fill",
     "fold",
     "gathered",
+    "hidden_zero",
     "is_unplaced",
     "median",
     "memory_files",
@@ -51,7 +64,10 @@ __all__ = [
     "pairwise_sum",
     "plan_for",
     "put",
+    "rounded_here",
+    "rounding_here",
     "scattered",
+    "shuffle",
     "steady",
     "store",
     "take",
@@ -60,4 +76,5 @@ __all__ = [
     "total_memory",
     "trimmed_mean",
     "unplaced",
+    "unsigned_zeros",
 ]

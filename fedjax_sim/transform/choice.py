@@ -26,7 +26,6 @@ __all__ = [
     "masks_of",
     "payload",
     "random_mask",
-    "settled_by",
     "sizes_of",
     "squared",
 ]
@@ -115,11 +114,6 @@ def masks_of(choose: Callable, scope: str, key: Array | None, update: PyTree) ->
         ends = np.cumsum([x.size for x in wide])[:-1]
         masks = jnp.split(choose(key, whole) if whole.size else jnp.zeros(0, bool), ends)
     return structure.unflatten([mask.reshape(jnp.shape(x)) for mask, x in zip(masks, leaves, strict=True)])
-
-
-def settled_by(key: Array, update: PyTree) -> PyTree:
-    """The update, materialised once: it is read twice, to choose entries and to send them, in the same bits."""
-    return tree.settled(update, tree.hidden_zero(jax.random.key_data(key)))
 
 
 def kept(update: PyTree, masks: PyTree) -> PyTree:

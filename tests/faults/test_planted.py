@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import aggregation, engine, prng, server, tree, types
-from fedjax_sim.engine import digits, disk, exact
+from fedjax_sim.engine import digits, disk, exact, shuffling
 from fedjax_sim.privacy import accountant
 from fedjax_sim.running import fingerprint
 from tests import compiler, test_prng
@@ -63,7 +63,8 @@ def key_by_slot(patch):
 
 @fault(laws.clients_share_no_stream)
 def key_that_ignores_the_client(patch):
-    patch.setattr(rounds, "client_keys", lambda key, ids: prng.client_keys(key, jnp.zeros_like(ids)))
+    keys = engine.client_keys
+    patch.setattr(engine, "client_keys", lambda key, ids: keys(key, jnp.zeros_like(ids)))
 
 
 @fault(laws.clients_share_no_stream)
@@ -76,7 +77,7 @@ def transform_key_that_ignores_the_round(patch):
 
 @fault(laws.keys_decide_everything)
 def key_that_ignores_seed_and_round(patch):
-    patch.setattr(training, "shuffle", lambda key, mask, zero: prng.shuffle(jax.random.key(0), mask, zero))
+    patch.setattr(engine, "shuffle", lambda key, mask, source: shuffling.shuffle(jax.random.key(0), mask, source))
 
 
 @fault(laws.matches_the_numpy_oracle)
@@ -112,10 +113,10 @@ def last_partial_batch_dropped(patch):
 
 @fault(laws.matches_the_numpy_oracle)
 def examples_drawn_with_repetition(patch):
-    def again(key, mask, zero):
-        return lambda epoch, positions: prng.shuffle(key, mask, zero)(epoch, positions // 2 * 2)
+    def again(key, mask, source):
+        return lambda epoch, positions: shuffling.shuffle(key, mask, source)(epoch, positions // 2 * 2)
 
-    patch.setattr(training, "shuffle", again)
+    patch.setattr(engine, "shuffle", again)
 
 
 @fault(laws.order_is_irrelevant)
