@@ -5,11 +5,21 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree
+from fedjax_sim import engine, tree
 from fedjax_sim.transform.chain import plain_wire, wire_of
 from fedjax_sim.types import Array, Cohort, Count, Metric, Population, PyTree, Star, Wire, Work
 
-__all__ = ["ROUND_METRICS", "losses", "message_spec", "metrics_of", "traffic", "two_words", "wires", "work_of"]
+__all__ = [
+    "ROUND_METRICS",
+    "losses",
+    "message_spec",
+    "metrics_of",
+    "plan_of",
+    "traffic",
+    "two_words",
+    "wires",
+    "work_of",
+]
 
 NAMED_CLIENTS = 8  # ids that an error names
 ROUND_METRICS = (
@@ -33,6 +43,25 @@ def message_spec(star: Star, broadcast: PyTree, population: Population) -> PyTre
         return jax.jit(star.client.apply)(jax.random.key(0), broadcast, state, data)[0].update
 
     return jax.eval_shape(update, broadcast, population)
+
+
+def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Plan:
+    """The plan that fits the star's clients: their messages, what they work with, and the slots of the cohort.
+
+    Args:
+      broadcast: arrays or specs; nothing is computed.
+
+    Guarantees: the same for any number of devices (tests/algorithms/test_round.py::test_plans_fit_the_work).
+    """
+
+    def local(broadcast, population):
+        data = population.client(jnp.zeros((), jnp.int32))
+        report, _ = star.client.apply(jax.random.key(0), broadcast, star.client.init(broadcast), data)
+        return report.update
+
+    program, update = jax.make_jaxpr(local, return_shape=True)(tree.spec(broadcast), population)
+    work = engine.working_bytes(program)
+    return engine.plan_for(update, working_bytes=work, num_slots=star.sampler.num_slots)
 
 
 def wires(star: Star, broadcast: PyTree, population: Population) -> tuple[Wire, Wire]:

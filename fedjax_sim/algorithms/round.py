@@ -20,7 +20,7 @@ import optax
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.algorithms.compatibility import check_aggregate
-from fedjax_sim.algorithms.costs import losses, message_spec, traffic, two_words, wires, work_of
+from fedjax_sim.algorithms.costs import losses, message_spec, plan_of, traffic, two_words, wires, work_of
 from fedjax_sim.algorithms.one_client import Message, Shared, Slot, client_round, stays_finite, usable_rows
 from fedjax_sim.engine import exact
 from fedjax_sim.population.protocol import num_rows
@@ -204,7 +204,8 @@ def collect(star: Star, key: Array, cohort: Cohort, state: FederatedState, popul
     counts = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message.counts)
     empty = star.aggregator.init(message.update, num_slots)
     carry = tree.varying((empty, exact.zeros(message.means), zero, zero, counts), state.round)
-    how = {"plan": star.plan, "mesh": _mesh(star), **_unequal(star, population, cohort)}
+    plan = plan_of(star, broadcast, population) if star.plan is None else star.plan
+    how = {"plan": plan, "mesh": _mesh(star), **_unequal(star, population, cohort)}
     carry, per_slot = engine.fold(each, _accumulate(star, num_slots), shared, carry, slots, **how)
     table, means, num_arrived, num_dropped, counts = carry
     client_rows, memory_rows, arrived, dropped, losses = per_slot

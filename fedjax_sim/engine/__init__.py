@@ -18,7 +18,7 @@ from fedjax_sim.engine.exact import combine, differentiable, merge
 from fedjax_sim.engine.fold import device_mesh, fold, is_unplaced, one_device, unplaced
 from fedjax_sim.engine.largest import top_k, top_k_mask
 from fedjax_sim.engine.memory import Disk, Sharded
-from fedjax_sim.engine.plan import Needs, Plan, needs, plan_for, total_memory
+from fedjax_sim.engine.plan import Needs, Plan, needs, plan_for, total_memory, working_bytes
 from fedjax_sim.engine.rounding import divide, pairwise_sum, steady
 from fedjax_sim.engine.select import median, order_statistic, trimmed_mean
 from fedjax_sim.engine.shuffling import client_keys, shuffle
@@ -32,6 +32,7 @@ from fedjax_sim.engine.store import (
     store,
     take,
 )
+from fedjax_sim.engine.target import compiling_for, target
 
 __all__ = [
     "Disk",
@@ -44,6 +45,7 @@ __all__ = [
     "client_keys",
     "client_memory",
     "combine",
+    "compiling_for",
     "computed_once",
     "device_mesh",
     "differentiable",
@@ -71,10 +73,12 @@ __all__ = [
     "steady",
     "store",
     "take",
+    "target",
     "top_k",
     "top_k_mask",
     "total_memory",
     "trimmed_mean",
     "unplaced",
     "unsigned_zeros",
+    "working_bytes",
 ]

@@ -33,6 +33,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.engine.target import target
 from fedjax_sim.types import Array, PyTree
 
 __all__ = ["HiddenZero", "computed_once", "hidden_zero", "rounded_here", "rounding_here", "unsigned_zeros"]
@@ -143,7 +144,7 @@ def computed_once(values: PyTree, source: PyTree | HiddenZero) -> PyTree:
 
 @jax.custom_jvp
 def _computed_once(values: PyTree, zero: Array) -> PyTree:
-    if jax.default_backend() != "cpu":
+    if target() != "cpu":
         return rounded_here(values, HiddenZero(zero))
 
     def other(x):

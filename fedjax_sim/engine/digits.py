@@ -28,6 +28,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.engine.barrier import HiddenZero, rounded_here
+from fedjax_sim.engine.target import target
 from fedjax_sim.types import Array
 
 __all__ = [
@@ -163,7 +164,7 @@ def add(acc: ExactSum, values: Array) -> ExactSum:
     count, dtype = values.shape[0], _type(acc)
     validate.integer("messages added at once", count, 1, MAX_CHUNK)
     many = count > UNROLLED
-    if jax.default_backend() != "cpu":  # where a loop may wait for the host, and reductions over rows are fast
+    if target() != "cpu":  # where a loop may wait for the host, and reductions over rows are fast
         acc = normal(acc)
     elif many:
         blocks = jnp.pad(values, [(0, -count % UNROLLED)] + [(0, 0)] * (values.ndim - 1))

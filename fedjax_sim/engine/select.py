@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.engine.barrier import hidden_zero, rounded_here
 from fedjax_sim.engine.digits import power_of_two
+from fedjax_sim.engine.target import target
 from fedjax_sim.types import Array
 
 __all__ = ["median", "order_statistic", "radix_select", "trimmed_mean"]
@@ -108,7 +109,7 @@ def _over_blocks(fn: Callable, values: Array, columns: tuple[Array, ...], num_ro
     m, d = values.shape
     if d == 0:
         return jnp.zeros((num_rows, 0), dtype)
-    block = max(64, _BLOCK_BYTES // m // 64 * 64) if jax.default_backend() == "cpu" else d
+    block = max(64, _BLOCK_BYTES // m // 64 * 64) if target() == "cpu" else d
     if block >= d:
         return fn(values, *columns)
 
