@@ -45,13 +45,13 @@ def stream(key: Array, name: str) -> Array:
 
 
 def client_key(key: Array, id: Array) -> Array:
-    """The key of client `id` in a stage: independent of chunk, slot, padding, device and batch mates.
+    """The key of client `id` in a stage: independent of chunk, slot, padding, device and the other clients of a batch.
 
     Raises: ValueError for generators whose bits under vmap come from the first key of the batch (rbg, unsafe_rbg)
     (tests/test_prng.py::test_generators_that_mix_clients_are_refused).
     """
     if jax.random.key_impl(key) in ("rbg", "unsafe_rbg"):
-        hint = "Under vmap its draws depend on batch mates: use jax.random.key(seed, impl='threefry2x32')."
+        hint = "Under vmap a client's draws depend on the others: use jax.random.key(seed, impl='threefry2x32')."
         validate.fail("key", "a threefry key", jax.random.key_impl(key), hint)
     return jax.random.fold_in(key, id)
 
@@ -65,7 +65,7 @@ def below(key: Array, n: int, shape: tuple[int, ...] = ()) -> Array:
     Args:
       key: one key, not used for other draws.
       n: a Python integer in [1, 2^31 - 1].
-      shape: of the result.
+      shape: shape of the result.
 
     Returns: int32 of that shape.
 
@@ -98,7 +98,7 @@ def _product(x: Array, n: int) -> tuple[Array, Array]:
 
 
 def counter_bits(key: Array, counters: Array) -> Array:
-    """32 hashed bits for each counter: as fast as arithmetic, for orders and dither; no generator for privacy noise.
+    """32 hashed bits for each counter: as fast as arithmetic, for orders and dither; not for privacy noise.
 
     Args:
       key: one key.
@@ -107,7 +107,7 @@ def counter_bits(key: Array, counters: Array) -> Array:
     Guarantees: uniform, and uncorrelated between counters, bits and keys
     (tests/test_prng.py::test_counter_bits_are_uniform).
 
-    References: Appleby 2011 (MurmurHash3, the finaliser), twice, with 32 bits of the key before each.
+    References: Appleby 2011 (MurmurHash3, the finaliser); applied twice, after adding 32 bits of the key each time.
     """
     words = jax.random.key_data(key).astype(jnp.uint32)
     return hashed(words[:2] if words.shape[0] == 2 else words[:2] ^ words[2:], counters.astype(jnp.uint32))
@@ -115,7 +115,7 @@ def counter_bits(key: Array, counters: Array) -> Array:
 
 @functools.partial(jax.jit, inline=True)
 def hashed(words: Array, x: Array) -> Array:
-    """uint32 `x` through two murmur finalisers, each with one of the two uint32 `words`: a bijection of 32 bits."""
+    """uint32 `x` through two MurmurHash3 finalisers, each keyed by one of the two uint32 `words`: a bijection."""
     for word in (words[0], words[1]):
         x = (x + word) * jnp.uint32(0x9E3779B1)
         x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
@@ -125,10 +125,10 @@ def hashed(words: Array, x: Array) -> Array:
 
 
 def dither(key: Array, shape: tuple[int, ...]) -> Array:
-    """uint32 words for rounding at random, at the speed of arithmetic; no generator for privacy noise or masks.
+    """uint32 words for stochastic rounding, as fast as arithmetic; not for privacy noise or masks.
 
-    A counter times the golden ratio through one murmur finaliser, keyed by 64 bits that hash the key. Two arrays of one
-    client need two keys (fold in the leaf's number).
+    A counter times the golden ratio through one MurmurHash3 finaliser, keyed by 64 bits that hash the key. Two arrays
+    of one client need two keys (fold in the leaf's number).
 
     Guarantees: bytes are uniform, neighbours and clients with neighbouring ids uncorrelated
     (tests/test_prng.py::test_dither_is_uniform_and_uncorrelated); a flipped bit of the key flips half of the words'
@@ -198,11 +198,11 @@ def fast(key: Array) -> Array:
 
 
 def normal(key: Array, shape: tuple[int, ...] = (), dtype=jnp.float32) -> Array:
-    """Standard normal draws from `fast(key)` by inversion, for noise of privacy too.
+    """Standard normal draws from `fast(key)` by inversion; also used for privacy noise.
 
-    Measured on CPU against Box-Muller from the same bits: 3 to 15 times faster there. Float32 draws come from 23 bits:
-    none lies beyond 5.5, where the normal law has 4e-8; a proof of privacy that needs the discrete law needs another
-    mechanism (Mironov 2012).
+    3 to 15 times faster on CPU than Box-Muller from the same bits. Float32 draws come from 23 bits: none lies beyond
+    5.5, where the normal law has probability 4e-8. A proof of privacy for floating-point noise needs a discrete
+    mechanism instead (Mironov 2012).
 
     Guarantees: moments, tails and a chi-square over 64 equally likely cells at 10^6 draws
     (tests/test_prng.py::test_normal_draws; slow: 10^7 draws, ::test_many_normal_draws).
@@ -215,9 +215,14 @@ def normal(key: Array, shape: tuple[int, ...] = (), dtype=jnp.float32) -> Array:
 
 
 def feistel(words: Array, rows: Array | int, columns: Array | int, x: Array) -> Array:
-    """A bijection of [0, rows * columns), for any `words` [r, 2]: each round shifts one half by a hash of the other.
+    """A Feistel network: a bijection of [0, rows * columns), whose rounds shift one half by a keyed hash of the other.
 
-    Both sides are below 2^16. References: Luby and Rackoff 1988.
+    Args:
+      words: [r, 2] uint32, two random words for each of r rounds.
+      rows, columns: the grid's sides, each below 2^16; x = left * columns + right.
+      x: uint32 of any shape, in [0, rows * columns).
+
+    References: Luby and Rackoff 1988.
     """
     rows, columns = jnp.uint32(rows), jnp.uint32(columns)
     left, right = x // columns, x % columns
@@ -235,9 +240,11 @@ def _shift(word: Array, half: Array) -> Array:
 
 
 def walked(network: Callable, x: Array, size: Array | int) -> Array:
-    """A bijection of [0, size) from one of a larger range: values past `size` walk on along their cycle.
+    """A bijection of [0, size) from one of a larger range, by cycle walking: `network` is applied until x < size.
 
-    A walk ends because it started below `size`. References: Black and Rogaway 2002, section 4.
+    Each walk ends, because its cycle contains its start, which is below `size`.
+
+    References: Black and Rogaway 2002, section 4.
     """
     limit = jnp.uint32(size)
     return jax.lax.while_loop(lambda x: (x >= limit).any(), lambda x: jnp.where(x >= limit, network(x), x), network(x))

@@ -364,7 +364,7 @@ CALLS = {
         "weights[1]: expected a finite number >= 0, got -1.0",
         lambda _: sampling.weighted([1, -1], 2),
     ),
-    "weights of zero": (ValueError, "Somebody must be drawn", lambda _: sampling.weighted([0, 0], 2)),
+    "weights of zero": (ValueError, "At least one client must have", lambda _: sampling.weighted([0, 0], 2)),
     "zero clip of weighting": (ValueError, "weighting: expected one of", lambda _: aggregation.mean(weighting="sizes")),
     "infinite denominator": (
         ValueError,

@@ -1,4 +1,4 @@
-"""FedExP's table: a mean, stretched by as much as the letters disagree."""
+"""FedExP's aggregator: a mean, extrapolated by a factor that grows as the updates differ."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ __all__ = ["extrapolated"]
 def extrapolated(*, epsilon: float = 1e-3, weighting: str = "examples") -> Aggregator:
     """FedExP: the mean update times max(1, mean |u_i|^2 / (2 (|mean u_i|^2 + epsilon))).
 
-    Where letters point apart their mean is short, and a longer step is safe; where they agree it is the mean. The table
-    reads the norms off the letters, as they arrive behind any transform that sends numbers, so nothing more is sent;
-    `federated` refuses integers, whose unit is not epsilon's. By rounds its steps may swing: see `server.last_two`.
+    Where updates point in different directions their mean is short and a longer step is safe; where they agree it is
+    the mean. The norms are computed from the messages as they arrive, after any transform, so nothing more is sent;
+    `federated` refuses integers, whose unit is not that of epsilon. Iterates may oscillate from round to round: see
+    `server.last_two`.
 
     Args:
-      epsilon: positive, in the unit of squared updates; from mean |u_i|^2 / 2 on, no step is stretched.
+      epsilon: positive, in the unit of squared updates; from mean |u_i|^2 / 2 on, no step is extrapolated.
       weighting: of both means, "examples" or "uniform", as in `mean`; the paper's is uniform.
 
-    Returns: an Aggregator; Info holds `extrapolation`, the factor (the paper's eta_g).
+    Returns: an Aggregator; the metric `extrapolation` is the factor (the paper's eta_g).
 
     Guarantees: matches the paper's rule in NumPy (tests/oracles/test_fedexp.py::test_matches_the_paper); never shorter
     than the mean (::test_never_shorter_than_the_mean); the same bits for any chunk and devices (::test_same_bits).
-    Sensitivity is unbounded. A squared norm past the range of floats skips the round, which is counted.
+    Sensitivity is unbounded. A squared norm that overflows skips the round, which is counted.
 
     References: Jhunjhunwala, Wang and Joshi 2023 (FedExP), equation 4 and algorithm 1.
     """

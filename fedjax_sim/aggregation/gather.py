@@ -1,4 +1,4 @@
-"""Rules that must see every message of the cohort at once."""
+"""An aggregator from a function of all the cohort's messages at once, such as a median."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ def gather(
 
     Guarantees: the same bits whatever the order of the cohort, a client drawn twice included
     (tests/laws/test_aggregators.py::test_order_of_the_cohort_is_irrelevant), and whatever the chunk and devices
-    (::test_carries_of_disjoint_slots_combine); a rule sees its own state and the model
-    (tests/aggregation/test_gather.py::test_a_rule_with_memory).
+    (::test_carries_of_disjoint_slots_combine); rows and weights belong together, and absent ones are zero
+    (tests/aggregation/test_gather.py::test_rule_sees_rows_by_id_and_zeros_for_the_absent); ids are those of the rows
+    (::test_ids_stand_beside_their_rows); a rule sees its own state and the model (::test_a_rule_with_memory).
 
     >>> import jax, jax.numpy as jnp
     >>> largest = gather(lambda key, updates, weights, ids: jax.tree.map(lambda x: x.max(0), updates))

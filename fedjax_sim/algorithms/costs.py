@@ -1,4 +1,4 @@
-"""What a round costs and loses: bytes, steps and operations of its clients, and messages that could not be used."""
+"""Costs and losses of a round: bytes, steps and operations of its clients, and messages that could not be used."""
 
 from __future__ import annotations
 
@@ -35,7 +35,18 @@ ROUND_METRICS = (
 
 
 def message_spec(star: Star, broadcast: PyTree, population: Population) -> PyTree:
-    """Shapes and dtypes of one client's update, before the transform; nothing is computed."""
+    """Shapes and dtypes of one client's update, before the transform; nothing is computed.
+
+    Args:
+      star: the parts; the client's shapes are those that it has for client 0.
+      broadcast: what the clients receive, as arrays or specs.
+      population: arrays or specs.
+
+    Returns: a pytree of `jax.ShapeDtypeStruct`.
+
+    Guarantees: the shapes that are sent, also by clients that send more than the model
+    (tests/laws/test_foreign_updates.py::test_foreign_updates_are_refused).
+    """
 
     def update(broadcast, population):
         data = population.client(jnp.zeros((), jnp.int32))
@@ -65,13 +76,29 @@ def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Pla
 
 
 def wires(star: Star, broadcast: PyTree, population: Population) -> tuple[Wire, Wire]:
-    """Of one message, and of one broadcast."""
+    """The sizes of one message (after the transform) and of one broadcast; arguments as for `message_spec`.
+
+    Guarantees: a round's bytes are these times the messages
+    (tests/sampling/test_participation.py::test_late_messages_are_counted).
+    """
     up = wire_of(star.transform, message_spec(star, broadcast, population))
     return up, (plain_wire if star.server.wire is None else star.server.wire)(broadcast)
 
 
 def work_of(star: Star, params: PyTree, population: Population) -> Work:
-    """What a round asks of one client, in bytes, steps and floating-point operations.
+    """The cost of one round to one client, in bytes, steps and floating-point operations.
+
+    The local work is lowered by XLA for its cost analysis, and not run.
+
+    Args:
+      star: the parts.
+      params: the model's parameters, or their specs.
+      population: whose client 0 stands for all; operations are counted over all its rows, padding included.
+
+    Returns: `Work`; `flops` is 0 where the backend has no cost analysis.
+
+    Guarantees: bytes after both transforms, and the client's own steps
+    (tests/algorithms/test_round.py::test_quadratic_clients_have_known_work).
 
     >>> import jax.numpy as jnp, optax
     >>> from fedjax_sim import algorithms, population, sampling
@@ -92,7 +119,18 @@ def work_of(star: Star, params: PyTree, population: Population) -> Work:
 
 
 def traffic(cohort: Cohort, up: Wire, down: Wire) -> dict[str, Count]:
-    """The bytes of one pass over a cohort: all that were sent, also those that came too late."""
+    """The bytes that one pass over a cohort sends, messages that came too late included.
+
+    Args:
+      cohort: who was invited, who reported, who sent.
+      up, down: sizes of one message and of one broadcast.
+
+    Returns: `uplink_bytes` and `downlink_bytes`; `uplink_coded_bytes` where an entropy code would make messages
+    smaller; `wasted_bytes`, those of late messages, where the sampler tells who sent (`Cohort.sent`).
+
+    Guarantees: every message that was sent is counted
+    (tests/sampling/test_participation.py::test_late_messages_are_counted).
+    """
     uploads = cohort.reported if cohort.sent is None else cohort.sent
     invited, reported, sent = (x.sum(dtype=jnp.int32) for x in (cohort.invited, cohort.reported, uploads))
     found = {"uplink_bytes": Count.of(sent, -(-up.bits // 8)), "downlink_bytes": Count.of(invited, -(-down.bits // 8))}
@@ -104,7 +142,17 @@ def traffic(cohort: Cohort, up: Wire, down: Wire) -> dict[str, Count]:
 
 
 def losses(star: Star, cohort: Cohort, dropped: Array, num_dropped: Array) -> dict[str, Array]:
-    """How many messages could not be used, and whose they were where that is an error."""
+    """How many messages could not be used, and whose they were where that is an error.
+
+    Args:
+      dropped: [m] bool, slots with a message that was not usable; `num_dropped` is their number, [] int32.
+
+    Returns: `dropped_clients`, [] int32; with `nonfinite="error"` also `error_ids`, [8] int32: the first such clients,
+    filled with -1. `run` stops on them and removes them from the log.
+
+    Guarantees: a client that does not exist is counted too
+    (tests/laws/test_nonfinite.py::test_a_client_who_does_not_exist_is_counted).
+    """
     found = {"dropped_clients": num_dropped}
     if star.nonfinite == "error":
         first = jnp.argsort(~dropped, stable=True)[:NAMED_CLIENTS]
@@ -113,7 +161,18 @@ def losses(star: Star, cohort: Cohort, dropped: Array, num_dropped: Array) -> di
 
 
 def two_words(sums: Array) -> Array:
-    """[2] uint32, high and low, of sums of bytes [4], the lowest first."""
+    """A sum of uint32 counts as the two words of a 64-bit integer, from the sums of its four bytes.
+
+    Args:
+      sums: [4] uint32, the sum of the counts' lowest bytes first; exact for up to 2^24 counts.
+
+    Returns: [2] uint32, high word and low word, as `Count.unit`.
+
+    Guarantees: exact past 2^32 (tests/algorithms/test_round.py::test_counts_are_exact).
+
+    >>> two_words(jnp.array([0, 0, 0, 3 << 8], jnp.uint32)).tolist()  # 3 * 2^32
+    [3, 0]
+    """
     high = low = jnp.zeros((), jnp.uint32)
     for i in range(4):
         part = sums[i] << 8 * i

@@ -20,7 +20,7 @@ from fedjax_sim.report.numbers import count, number
 from fedjax_sim.report.tiles import TILES, own_metrics, tiles
 from fedjax_sim.running import checksums
 from fedjax_sim.running.checkpoint import write_atomically
-from fedjax_sim.running.log import check_logs, vouched
+from fedjax_sim.running.log import check_logs, verified
 
 __all__ = ["write_report"]
 
@@ -54,7 +54,7 @@ def write_report(run_directory: str | Path) -> Path:
     check_logs(folder)
     notes: list[str] = []
     summary, env, population = (read_json(folder / f"{name}.json", notes) for name in ("summary", "env", "population"))
-    whole = vouched(folder)
+    whole = verified(folder)
     records, timing = read_lines(folder / "metrics.jsonl", notes, whole), read_lines(folder / "timing.jsonl", notes)
     seconds = {str(line.get("round")): line.get("seconds") for line in timing}
     records = [{**record, "seconds": seconds.get(str(record.get("round")))} for record in records]

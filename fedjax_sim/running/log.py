@@ -1,4 +1,4 @@
-"""The metric log of a run and its commits: every round once, also after a kill."""
+"""The metric log of a run and its commits: every round is logged once, also after a kill."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedjax_sim.running import checkpoint, distributed
 from fedjax_sim.running.checksums import GrowingFile
 from fedjax_sim.types import Count, Metric, PyTree
 
-__all__ = ["Log", "as_record", "check_logs", "earlier_run", "plain", "totals_of", "visits_of", "vouched"]
+__all__ = ["Log", "as_record", "check_logs", "earlier_run", "plain", "totals_of", "verified", "visits_of"]
 
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 
@@ -52,7 +52,7 @@ def visits_of(counts: Mapping[str, Any]) -> int:
 
 
 def plain(value: Any) -> Any:
-    """A JSON value: shortest decimals that give the float back, non-finite numbers as strings."""
+    """A JSON value: floats as the shortest decimals that read back to the same float, non-finite ones as strings."""
     if isinstance(value, Count):
         return value.total()
     value = np.asarray(value)
@@ -64,7 +64,7 @@ def plain(value: Any) -> Any:
 
 
 def as_record(round: int, infos: dict, row: int | None = None) -> dict[str, Any]:
-    """The record of a round from stacked infos at `row`, or from one round's values."""
+    """The log record of a round, from infos stacked over rounds at `row`, or from one round's values."""
     record = {"round": round}
     for name, value in infos.items():
         if row is not None:
@@ -74,16 +74,16 @@ def as_record(round: int, infos: dict, row: int | None = None) -> dict[str, Any]
 
 
 def earlier_run(directory: Path) -> list[str]:
-    """What a folder holds of an earlier run; files without a byte, from a start that was stopped, do not count."""
+    """Names of what a folder holds of an earlier run; empty files, from a start that was interrupted, do not count."""
     logs = [name for name in (METRICS, TIMING) if (directory / name).exists() and (directory / name).stat().st_size]
     return logs + ["checkpoints"] * any((directory / "checkpoints").glob("*.ckpt"))
 
 
 def check_logs(directory: Path) -> None:
-    """Raises CheckpointError where a record that the newest checkpoint has committed was changed since.
+    """Raises CheckpointError if a record that the newest checkpoint committed was changed since.
 
     Guarantees: every changed or missing byte is found
-    (tests/running/test_checksums.py::test_every_changed_byte_is_found), and the record named
+    (tests/running/test_checksums.py::test_every_changed_byte_is_found), and the error names the record
     (::test_a_page_of_changed_records_is_refused).
     """
     found = checkpoint.newest_meta(directory / "checkpoints")
@@ -94,15 +94,15 @@ def check_logs(directory: Path) -> None:
         checkpoint.latest(directory / "checkpoints", check=_check_logs)  # or is it the checkpoint that was damaged?
 
 
-def vouched(directory: Path) -> int | None:
-    """How many of the first records are as the run wrote them, by the sums beside the timings; None without any sum.
+def verified(directory: Path) -> int | None:
+    """How many of the first records are as the run wrote them, by the CRC-32 in the timing log; None without any.
 
-    Records after the last commit have no others. They may be torn, or lost with the power.
+    Records after the last commit have no other checksum. A power failure may have truncated or lost them.
 
     Guarantees: tests/running/test_checksums.py::test_a_changed_tail_is_not_shown.
     """
     sums = []
-    for line in _lines(directory / TIMING):  # read first: a run that goes on meanwhile adds its records beforehand
+    for line in _lines(directory / TIMING):  # read first: a run in progress appends records before their timing
         try:
             sums += json.loads(line)["crc32"]
         except (KeyError, RecursionError, TypeError, ValueError):
@@ -132,7 +132,7 @@ def _check_logs(path: Path, meta: dict) -> None:
 
 
 def _changed(directory: Path, name: str) -> str:
-    """Which record of a log is not as it was written, as far as the sums beside the timings can tell."""
+    """Which record of a log was changed, as far as the CRC-32 in the timing log show it."""
     lines = (directory / name).read_bytes().splitlines(keepends=True)
     try:
         blocks = _read(directory / TIMING)
@@ -164,16 +164,16 @@ class Log:
         self.spending = None  # the privacy ledger, which a commit holds too
         self.metrics: tuple[Metric, ...] = ROUND_METRICS  # what the algorithm states of its numbers
         self.records: list[dict] = []
-        self.seconds = self.elapsed = self.earlier = 0.0  # of the rounds; of everything; of everything before a resume
+        self.seconds = self.elapsed = self.earlier = 0.0  # of the rounds; in total; in total before a resume
 
     def check_resumable(self) -> None:
-        """Refuses a folder without a checkpoint, and makes none."""
+        """Refuses a folder without a checkpoint; does not create it."""
         folder = self.directory and self.directory / "checkpoints"
         if folder and not any(folder.glob("*.ckpt")):
             raise FileNotFoundError(f"resume: expected a checkpoint in {folder}, found none. Start without resume.")
 
     def start(self) -> None:
-        """Begins the files of a fresh run; refuses to write over an earlier one."""
+        """Creates the files of a new run; refuses to overwrite an earlier one."""
         distributed.by_first(self._start)
 
     def _start(self) -> None:
@@ -182,16 +182,16 @@ class Log:
             file.create()
 
     def check_fresh(self) -> None:
-        """Refuses a folder with an earlier run, and makes none."""
-        there = earlier_run(self.directory)
-        if there:
+        """Refuses a folder with an earlier run; does not create it."""
+        found = earlier_run(self.directory)
+        if found:
             raise FileExistsError(
-                f"directory: expected a folder without a run, got {self.directory} with {', '.join(there)}. "
+                f"directory: expected a folder without a run, got {self.directory} with {', '.join(found)}. "
                 "Resume that run, or choose another folder."
             )
 
     def resume(self, state: PyTree, identity: dict, allow_previous: bool) -> tuple[PyTree, int]:
-        """State and round of the newest checkpoint; cuts off what the log says of later rounds."""
+        """State and round of the newest checkpoint; truncates the log to that round."""
         plain = engine.gathered(state, spec=True)
         saved, meta = distributed.by_first(lambda: self._read_back(plain, identity, allow_previous)) or (plain, None)
         if distributed.several():
@@ -217,7 +217,7 @@ class Log:
         return saved, meta
 
     def append(self, records: list[dict], seconds: float, elapsed: float) -> None:
-        """Adds a block of rounds."""
+        """Adds the records of a block of rounds, `seconds` long, `elapsed` seconds after the start."""
         self.records += records
         self.seconds += seconds
         self.elapsed = self.earlier + elapsed
@@ -229,7 +229,7 @@ class Log:
             self.files[TIMING].append(_line(timing))
 
     def commit(self, round: int, state: PyTree, identity: dict, keep: int) -> None:
-        """One commit for everything: the log is on disk before the checkpoint that counts its bytes."""
+        """Commits log, state and ledger together: the log is on disk before the checkpoint with its checksum."""
         state = distributed.whole(state)
         distributed.by_first(lambda: self._commit(round, state, identity, keep))
 
@@ -246,7 +246,7 @@ class Log:
         for file, _ in memory_files:
             file.advance(keep)
         for file in self.files.values():
-            file.check_there()  # the checkpoint made its folder anew if the run's was deleted meanwhile
+            file.check_there()  # if the run's folder was deleted meanwhile, the checkpoint created it again
 
     def summary(self, compile_seconds: float, peak_memory_bytes: int) -> dict[str, Any]:
         """Totals of the run and its last evaluation."""

@@ -1,4 +1,4 @@
-"""The progress line of a run."""
+"""The progress bar of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["progress_bar"]
 
 @contextmanager
 def progress_bar(shown: bool, first: int, num_rounds: int) -> Iterator[Callable]:
-    """A callable (records of a block, its seconds) that moves the bar; does nothing where not `shown`."""
+    """A function (records of a block, its seconds) that advances the bar; it does nothing unless `shown`."""
     if not shown:
         yield lambda records, seconds: None
         return

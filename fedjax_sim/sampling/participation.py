@@ -1,4 +1,4 @@
-"""Wrappers: who of those invited reports. They never change who is invited."""
+"""Wrappers that decide which of the invited clients report: dropout and over-invitation."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ DISCARDED = Metric("discarded", "reports that came too late", "count")
 
 
 def client_bits(key: Array, ids: Array) -> Array:
-    """32 random bits of each client, by its id: the same in whatever slot it stands."""
+    """[m] uint32 random bits of the clients `ids` [m], which depend on a client's id and not on its slot.
+
+    Guarantees: tests/sampling/test_participation.py::test_dropout_keeps_the_cohort_and_ignores_slots.
+    """
     return jax.vmap(lambda id: jax.random.bits(client_key(key, id), (), jnp.uint32))(ids)
 
 
 def with_dropout(sampler: Sampler, rate: float) -> Sampler:
-    """Each invited client fails to report with probability `rate`, independently.
-
-    `metrics["dropped"]` counts them.
+    """Each invited client fails to report with probability `rate`, independently; `metrics["dropped"]` counts them.
 
     Args:
       sampler: any sampler; wrapping twice drops twice, independently.
@@ -49,7 +50,7 @@ def with_dropout(sampler: Sampler, rate: float) -> Sampler:
     >>> with_dropout(uniform(100, 10), 0.2).design.response_rate
     0.8
     """
-    validate.in_range("rate", rate, 0, 1, open_high=True, hint="It is a client's chance not to report.")
+    validate.in_range("rate", rate, 0, 1, open_high=True, hint="It is a client's probability not to report.")
     name = f"dropout {len(sampler.design.response_rates)}"  # a second wrapper has a stream of its own
     traced = isinstance(rate, jax.core.Tracer)
     # The largest product is 2^32 - 1: a float32 rate below 1 is at most 1 - 2^-24.
@@ -70,10 +71,10 @@ def with_dropout(sampler: Sampler, rate: float) -> Sampler:
 
 
 def with_over_invitation(sampler: Sampler, num_reports: int) -> Sampler:
-    """More are invited than needed: only the first `num_reports` reports count, in a random order of arrival.
+    """More clients are invited than needed: only the first `num_reports` reports count, in random order of arrival.
 
     `metrics["discarded"]` counts those that came too late. They were sent (`Cohort.sent`): their bytes count in
-    `uplink_bytes`, and by themselves in `wasted_bytes`.
+    `uplink_bytes`, and separately in `wasted_bytes`.
 
     Args:
       sampler: one with a fixed number of different clients, e.g. `with_dropout(uniform(N, 130), 0.2)`.

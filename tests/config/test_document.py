@@ -195,7 +195,7 @@ def test_every_task_builds():
         assert jax.tree.leaves(experiment.params)
 
 
-def test_registry_holds_what_the_rooms_publish():
+def test_registry_holds_what_the_subpackages_publish():
     """Fault: a factory that the registry's reading of the sources misses, or one that is not public."""
     for room in registry.SUBPACKAGES:
         module = importlib.import_module(f"fedjax_sim.{room}")
