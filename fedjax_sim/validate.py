@@ -36,7 +36,8 @@ __all__ = [
     "steps",
 ]
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")  # a tuple assignment of the two would be Any to mypy
+R = TypeVar("R")
 INT32_MAX = 2**31 - 1
 MOST_STEPS = 1 << 24  # of one client in a round: past it float32 cannot count them
 LARGEST, SMALLEST = (float(x) for x in (np.finfo(np.float32).max, np.finfo(np.float32).tiny))
