@@ -9,21 +9,19 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree, validate
+from fedjax_sim import validate
 from fedjax_sim.types import Array
 
 __all__ = [
     "ROUNDS",
     "below",
     "client_key",
-    "client_keys",
     "counter_bits",
     "dither",
     "fast",
     "feistel",
     "hashed",
     "normal",
-    "shuffle",
     "stochastic_round",
     "stream",
     "walked",
@@ -31,8 +29,6 @@ __all__ = [
 
 ROUNDS = 8  # of a Feistel network
 DITHER = zlib.crc32(b"dither")
-ORDER = zlib.crc32(b"order")  # first of the counters that orders use
-SORTED = 64  # rows whose order comes from comparing all pairs
 
 
 def stream(key: Array, name: str) -> Array:
@@ -58,14 +54,6 @@ def client_key(key: Array, id: Array) -> Array:
         hint = "Under vmap a client's draws depend on the others: use jax.random.key(seed, impl='threefry2x32')."
         validate.fail("key", "a threefry key", jax.random.key_impl(key), hint)
     return jax.random.fold_in(key, id)
-
-
-def client_keys(key: Array, ids: Array) -> Array:
-    """The key data [m, words] of clients `ids` [m]: `client_key` for all at once, far faster than one by one."""
-    words = jax.random.key_data(key)
-    words = tree.settled(words, tree.hidden_zero(words))  # or XLA:CPU derives the stage's key anew in each step of each
-    key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
-    return jax.random.key_data(jax.vmap(client_key, (None, 0))(key, ids))
 
 
 def below(key: Array, n: int, shape: tuple[int, ...] = ()) -> Array:
@@ -162,7 +150,7 @@ def stochastic_round(key: Array, x: Array) -> Array:
     """A neighbouring integer of each entry, with the entry as its mean.
 
     floor(x), or one more with probability x - floor(x), kept to 24 bits and rounded up; integers stay as they are.
-    Put `tree.settled` around a result that is read several times (a message, say): XLA:CPU rounds anew for each reader.
+    Put `engine.computed_once` around what several readers use (a message, say): XLA:CPU rounds anew for each.
 
     Args:
       key: one client's key, not used for another array.
@@ -260,52 +248,3 @@ def walked(network: Callable, x: Array, size: Array | int) -> Array:
     """
     limit = jnp.uint32(size)
     return jax.lax.while_loop(lambda x: (x >= limit).any(), lambda x: jnp.where(x >= limit, network(x), x), network(x))
-
-
-def shuffle(key: Array, mask: Array, zero: Array | None = None) -> Callable[[Array, Array], Array]:
-    """Random orders of the rows where `mask` is True, one for each epoch.
-
-    Args:
-      key: one client's key.
-      mask: [n] bool, the valid rows.
-      zero: as for `tree.settled`; under vmap, one that is not batched is faster than the default, made from the key.
-
-    Returns: (epoch, positions [b] int32) -> [b] int32, the rows at these positions of that epoch's order; positions at
-    or past the number of valid rows give arbitrary rows.
-
-    Guarantees: positions 0..valid-1 enumerate the valid rows once each, in an order that is uniformly random up to 64
-    valid rows, and that of a keyed Feistel network beyond (tests/test_prng.py::test_shuffle_is_a_uniform_permutation,
-    ::test_long_rows_are_permuted_too, ::test_pairs_of_long_rows_are_uniform); padding after the rows does not change it
-    (::test_order_ignores_padding_rows).
-    """
-    rows = mask.shape[0]
-    count = mask.sum(dtype=jnp.int32)
-    zero = tree.hidden_zero(jax.random.key_data(key)) if zero is None else zero
-    if rows > SORTED:  # the valid rows first, or the order would depend on the number of padding rows
-        target = jnp.where(mask, jnp.cumsum(mask) - 1, rows)
-        place = jnp.zeros(rows, jnp.int32).at[target].set(jnp.arange(rows, dtype=jnp.int32), mode="drop")
-        first, valid = place[:SORTED], jnp.arange(SORTED) < count
-    else:
-        place, first, valid = None, jnp.arange(rows, dtype=jnp.int32), mask
-
-    def at(epoch: Array, positions: Array) -> Array:
-        counters = jnp.uint32(ORDER) + 2 * epoch.astype(jnp.uint32) + jnp.arange(2, dtype=jnp.uint32)
-        words = tree.settled(counter_bits(key, counters), zero)
-        # Comparing all pairs is a few vector operations, written out lest the compiler store them; XLA:CPU sorts short
-        # rows an order of magnitude slower. A row's number in the low bits decides between equal hashes.
-        row = jnp.arange(first.shape[0], dtype=jnp.uint32)
-        bits = jnp.where(valid, hashed(words, first.astype(jnp.uint32)) >> 1, jnp.uint32(1) << 31)
-        bits = tree.settled((bits & ~jnp.uint32(SORTED - 1)) | row, zero)
-        rank = sum((bits[i] < bits).astype(jnp.int32) for i in range(bits.shape[0]))
-        rank = tree.settled(rank, zero)
-        few = jnp.where(rank[None, :] == positions[:, None], first[None, :], 0).sum(axis=1, dtype=jnp.int32)
-        if place is None:
-            return few
-        size = jnp.maximum(count, 1)
-        side = jnp.ceil(jnp.sqrt(size.astype(jnp.float32))).astype(jnp.int32)
-        rounds = hashed(words, jnp.uint32(1 << 31) + jnp.arange(2 * ROUNDS, dtype=jnp.uint32)).reshape(ROUNDS, 2)
-        network = functools.partial(feistel, rounds, side, -(-size // side))
-        inside = jnp.clip(positions, 0, size - 1).astype(jnp.uint32)
-        return jnp.where(count <= SORTED, few, place[walked(network, inside, size).astype(jnp.int32)])
-
-    return at

@@ -187,7 +187,7 @@ def test_public_names_are_declared():
 
 def test_the_walk_sees_the_arrows():
     """Guards the walk itself: known arrows are found, and rooms have folders."""
-    assert ("fedjax_sim", "tree") in imports(PACKAGE / "engine" / "digits.py")
+    assert ("fedjax_sim", "validate") in imports(PACKAGE / "engine" / "digits.py")
     assert ("fedjax_sim", "aggregation") in imports(PACKAGE / "algorithms" / "recipes.py")
     for room in ("sampling", "client", "transform", "aggregation", "server", "engine", "population", "models"):
         assert (PACKAGE / room / "__init__.py").is_file()

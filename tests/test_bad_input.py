@@ -253,7 +253,7 @@ COMBINATIONS = {
     ),
     "noise on the way down": (
         "downlink.gaussian_mechanism.clip_norm=1.0 downlink.gaussian_mechanism.noise_multiplier=1.0",
-        "downlink: expected a compressor without noise, got 'gaussian'. Noise belongs to clients' letters",
+        "downlink: expected a compressor without noise, got 'gaussian'. Noise belongs to clients' ",
     ),
     "integers on the way down": (
         "downlink.quantize.bits=8 downlink.quantize.range=1.0 downlink.quantize.integers=true",

@@ -5,20 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, tree, validate
+from fedjax_sim import engine, validate
 from fedjax_sim.aggregation.linear import mean
-from fedjax_sim.types import Aggregator, Array, PyTree
+from fedjax_sim.aggregation.rows import squared_norms
+from fedjax_sim.types import Aggregator, Metric
 
 __all__ = ["extrapolated"]
-
-
-def _squared_norms(updates: PyTree, zero: Array) -> Array:
-    """[c] float32 |u|^2 of updates [c, ...], rounded alike in any chunk and program."""
-    total = jnp.float32(0)
-    for x in jax.tree.leaves(updates):
-        squares = x.reshape(x.shape[0], -1).astype(jnp.float32)
-        total = total + engine.pairwise_sum(tree.pinned(squares * squares, zero), (1,))
-    return total
 
 
 def extrapolated(*, epsilon: float = 1e-3, weighting: str = "examples") -> Aggregator:
@@ -48,16 +40,17 @@ def extrapolated(*, epsilon: float = 1e-3, weighting: str = "examples") -> Aggre
         return rule.init((update_spec, jax.ShapeDtypeStruct((), jnp.float32)), num_slots)
 
     def accumulate(key, cohort, carry, received):
-        squares = _squared_norms(received.updates, tree.hidden_zero(received.updates))
+        squares = squared_norms(received.updates)
         return rule.accumulate(key, cohort, carry, received._replace(updates=(received.updates, squares)))
 
     def finalize(key, cohort, carry):
         (update, square), metrics = rule.finalize(key, cohort, carry)
-        zero = tree.hidden_zero(square)
-        update, square = tree.pinned((update, square), zero)
-        (length,) = _squared_norms(jax.tree.map(lambda x: x[None], update), zero)
+        zero = engine.hidden_zero(square)
+        update, square = engine.rounded_here((update, square), zero)
+        (length,) = squared_norms(jax.tree.map(lambda x: x[None], update), zero)
         factor = jnp.maximum(1, square / (2 * (length + epsilon)))
         stretched = jax.tree.map(lambda x: x * factor.astype(x.dtype), update)
         return stretched, metrics | {"extrapolation": factor}
 
-    return Aggregator(init, accumulate, finalize, weighted=rule.weighted, homogeneous=False)
+    stretch = Metric("extrapolation", "mean stretch of the server's step", pooled="mean")
+    return Aggregator(init, accumulate, finalize, weighted=rule.weighted, homogeneous=False, metrics=(stretch,))

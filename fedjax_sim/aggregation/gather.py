@@ -26,8 +26,9 @@ def gather(
     Args:
       rule: pure; updates have leaves [m, ...], weights are [m], 0 where nothing arrived (those rows are zero), ids are
         [m] int32, -1 where nothing arrived. Rows are sorted by client id, those without a message last, so float sums
-        over them do not depend on the cohort's order. With `start` the rule is `rule(key, updates, weights, ids, round)
-        -> (update, state)`, where `round` is a `types.Round`: the broadcast model, and the state before.
+        over them do not depend on the cohort's order; `aggregation.rows` has norms and weighted means of them. With
+        `start` the rule is `rule(key, updates, weights, ids, round) -> (update, state)`, where `round` is a
+        `types.Round`: the broadcast model, and the state before.
       start: (update_spec) -> the rule's state before the first round; () for a rule that only looks at the model.
       sensitivity: L2 motion of the result per unit motion of one update, if bounded.
       weighted: False states that the result depends on who has a weight above 0 and on nothing else of the weights.

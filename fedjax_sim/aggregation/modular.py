@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree, validate
+from fedjax_sim import engine, validate
 from fedjax_sim.types import Aggregator, Array
 
 __all__ = ["modular_sum"]
@@ -63,9 +63,9 @@ def modular_sum(denominator: float, *, modulus_bits: int = 32) -> Aggregator:
         return signed >> spare
 
     def finalize(key, cohort, carry):
-        zero = jnp.minimum(carry["messages"], 0)
+        zero = engine.HiddenZero(jnp.minimum(carry["messages"], 0))
         mean = jax.tree.map(lambda x: lifted(x).astype(jnp.float32) * (1 / denominator), carry["sum"])
-        return tree.pinned(mean, zero), {"total_weight": carry["messages"].astype(jnp.float32)}
+        return engine.rounded_here(mean, zero), {"total_weight": carry["messages"].astype(jnp.float32)}
 
     modulus = 1 << modulus_bits
     return Aggregator(init, accumulate, finalize, 1 / denominator, modulus, weighted=False, homogeneous=True)

@@ -5,12 +5,33 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim import engine, tree
 from fedjax_sim.transform.chain import plain_wire, wire_of
-from fedjax_sim.types import Array, Cohort, Count, Population, PyTree, Star, Wire, Work
+from fedjax_sim.types import Array, Cohort, Count, Metric, Population, PyTree, Star, Wire, Work
 
-__all__ = ["losses", "message_spec", "traffic", "two_words", "wires", "work_of"]
+__all__ = [
+    "ROUND_METRICS",
+    "losses",
+    "message_spec",
+    "metrics_of",
+    "plan_of",
+    "traffic",
+    "two_words",
+    "wires",
+    "work_of",
+]
 
-NAMED_CLIENTS = 8  # most ids that an error names
+NAMED_CLIENTS = 8  # ids that an error names
+ROUND_METRICS = (
+    Metric("clients_invited", "clients invited", "count"),
+    Metric("clients_reported", "updates used", "count"),
+    Metric("uplink_bytes", "sent up by clients", "bytes"),
+    Metric("downlink_bytes", "sent down to clients", "bytes"),
+    Metric("skipped_rounds", "rounds skipped", "count"),
+    Metric("dropped_clients", "updates dropped for not being finite", "count"),
+    Metric("uplink_coded_bytes", "the same under an entropy code, at most", "bytes", instead="uplink_bytes"),
+    Metric("wasted_bytes", "of them too late to count", "bytes"),
+)
 
 
 def message_spec(star: Star, broadcast: PyTree, population: Population) -> PyTree:
@@ -33,6 +54,25 @@ def message_spec(star: Star, broadcast: PyTree, population: Population) -> PyTre
         return jax.jit(star.client.apply)(jax.random.key(0), broadcast, state, data)[0].update
 
     return jax.eval_shape(update, broadcast, population)
+
+
+def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Plan:
+    """The plan that fits the star's clients: their messages, what they work with, and the slots of the cohort.
+
+    Args:
+      broadcast: arrays or specs; nothing is computed.
+
+    Guarantees: the same for any number of devices (tests/algorithms/test_round.py::test_plans_fit_the_work).
+    """
+
+    def local(broadcast, population):
+        data = population.client(jnp.zeros((), jnp.int32))
+        report, _ = star.client.apply(jax.random.key(0), broadcast, star.client.init(broadcast), data)
+        return report.update
+
+    program, update = jax.make_jaxpr(local, return_shape=True)(tree.spec(broadcast), population)
+    work = engine.working_bytes(program)
+    return engine.plan_for(update, working_bytes=work, num_slots=star.sampler.num_slots)
 
 
 def wires(star: Star, broadcast: PyTree, population: Population) -> tuple[Wire, Wire]:
@@ -139,3 +179,11 @@ def two_words(sums: Array) -> Array:
         high += (sums[i] >> 32 - 8 * i if i else jnp.uint32(0)) + (low + part < low)
         low += part
     return jnp.stack([high, low])
+
+
+def metrics_of(star: Star) -> tuple[Metric, ...]:
+    """What a round's Info holds, as far as its parts state it; a part's name stands before a name that two of them use,
+    as in Info."""
+    parts = {name: {x.name: x for x in getattr(part, "metrics", ())} for name, part in star._asdict().items()}
+    joined = tree.joined({name: found for name, found in parts.items() if found})
+    return (*ROUND_METRICS, *(metric._replace(name=name) for name, metric in joined.items()))

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.algorithms.compatibility import check_parts, looks_like_the_model
-from fedjax_sim.algorithms.costs import message_spec
+from fedjax_sim.algorithms.costs import message_spec, metrics_of
 from fedjax_sim.algorithms.round import close, collect, initial_state, invite, seen
 from fedjax_sim.server import downlink as with_downlink
 from fedjax_sim.transform import identity
@@ -111,4 +111,5 @@ def federated(
     def observe(key, state, population):
         return seen(star, key, invite(star, key, state)[0], state, population)
 
-    return Algorithm(init, step, lambda state: server.params(state.server), star, observe)
+    found = metrics_of(star)
+    return Algorithm(init, step, lambda state: server.params(state.server), star, observe, metrics=found)

@@ -189,7 +189,7 @@ def mime(
         sent, lost = traffic(cohort, asked.up, asked.down), losses(first, cohort, asked.dropped, asked.num_dropped)
         return state, _both(info, sent, lost, norm, usable)
 
-    return Algorithm(init, step, lambda state: inner.params(state.server), second, observe)
+    return made._replace(init=init, step=step, params=lambda state: inner.params(state.server), observe=observe)
 
 
 class _ControlState(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.population.protocol import num_rows
 from fedjax_sim.types import Array, ClientData, Cohort, PyTree, Star
 
@@ -144,7 +144,7 @@ def client_round(star: Star) -> Callable:
         counts = {name: _bytes(x, slot.reported & known, name) for name, x in report.counts.items()}
         message = Message(update, weight, (report.metrics, measured), arrived, dropped, counts)
         loss = _loss(report.metrics, arrived) if star.sampler.observe is not None else ()
-        return message, (*tree.unsigned_zeros((client_state, memory)), arrived, dropped, loss)
+        return message, (*engine.unsigned_zeros((client_state, memory)), arrived, dropped, loss)
 
     return one
 

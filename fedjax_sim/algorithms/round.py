@@ -34,6 +34,7 @@ Two clients with f_i(w) = (w - c_i)^2 / 2, c = (0, 2), one step of rate 1/2 from
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -43,12 +44,12 @@ import optax
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.algorithms.compatibility import check_aggregate
-from fedjax_sim.algorithms.costs import losses, traffic, two_words, wires
+from fedjax_sim.algorithms.costs import losses, plan_of, traffic, two_words, wires
 from fedjax_sim.algorithms.one_client import Message, Shared, Slot, client_round, stays_finite, usable_rows
 from fedjax_sim.algorithms.state import Aggregated, FederatedState, Gathered, initial_state, mesh_of
 from fedjax_sim.engine import exact
 from fedjax_sim.population.protocol import num_rows
-from fedjax_sim.prng import client_keys, stream
+from fedjax_sim.prng import stream
 from fedjax_sim.types import (
     Aggregator,
     Algorithm,
@@ -106,6 +107,34 @@ def _unequal(star: Star, population: Population, cohort: Cohort) -> dict:
     return {"sizes": sizes, "capacities": classes or (num_rows(population),)}
 
 
+def _each(star: Star) -> Callable:
+    """One slot's work, as `engine.fold` calls it."""
+    one = client_round(star)
+
+    @partial(jax.jit, static_argnames="rows")  # traced once, though its shape is asked for before it runs
+    def each(shared: Shared, slot: Slot, rows: int | None = None):
+        return engine.steady(partial(one, rows=rows))(shared, slot)
+
+    return each
+
+
+def _accumulate(star: Star, num_slots: int) -> Callable:
+    """Adds a chunk of messages to the carry, as `engine.fold` calls it."""
+
+    def gather(shared: Shared, carry, messages: Message, slots: Slot, valid):
+        sums, means, arrived, dropped, counts = carry
+        messages = usable_rows(messages)
+        position = jnp.where(valid, slots.position, num_slots)
+        received = Received(messages.update, messages.weight, slots.id, position)
+        round = Round(*shared.cohort, shared.broadcast, shared.aggregator)
+        sums = star.aggregator.accumulate(stream(shared.key, "aggregation"), round, sums, received)
+        arrived = arrived + messages.arrived.sum(dtype=jnp.int32)
+        counts = jax.tree.map(lambda total, x: total + x.sum(0, dtype=jnp.uint32), counts, messages.counts)
+        return sums, exact.add(means, messages.means), arrived, dropped + messages.dropped.sum(dtype=jnp.int32), counts
+
+    return lambda *args: engine.steady(gather)(*args)
+
+
 def collect(star: Star, key: Array, cohort: Cohort, state: FederatedState, population: Population) -> Gathered:
     """Trains the cohort from what the server broadcasts, and accumulates the messages in the aggregator's carry.
 
@@ -132,49 +161,25 @@ def collect(star: Star, key: Array, cohort: Cohort, state: FederatedState, popul
         validate.fail(
             "client", "one that can stop early, for the sampler's clients do part of their work", "another", hint
         )
-    one = client_round(star)
-
-    @partial(jax.jit, static_argnames="rows")  # traced once, though its shape is asked for before it runs
-    def each(shared: Shared, slot: Slot, rows: int | None = None):
-        return engine.steady(partial(one, rows=rows))(shared, slot)
-
-    def accumulate(*args):
-        return engine.steady(gather)(*args)
-
-    def gather(shared: Shared, carry, messages: Message, slots: Slot, valid):
-        table, means, arrived, dropped, counts = carry
-        messages = usable_rows(messages)
-        position = jnp.where(valid, slots.position, star.sampler.num_slots)
-        received = Received(messages.update, messages.weight, slots.id, position)
-        round = Round(*shared.cohort, shared.broadcast, shared.aggregator)
-        table = star.aggregator.accumulate(stream(shared.key, "aggregation"), round, table, received)
-        arrived = arrived + messages.arrived.sum(dtype=jnp.int32)
-        counts = jax.tree.map(lambda total, x: total + x.sum(0, dtype=jnp.uint32), counts, messages.counts)
-        return table, exact.add(means, messages.means), arrived, dropped + messages.dropped.sum(dtype=jnp.int32), counts
-
+    each, num_slots = _each(star), cohort.ids.shape[0]
     ids = cohort.ids
     announces = hasattr(population, "announce") and not engine.is_unplaced()
     wanted = population.announce(ids) if announces else ids
     broadcast = engine.steady(star.server.broadcast)(state.server)
     zero = jnp.zeros((), jnp.int32)
     shared = Shared(key, broadcast, state.transform, population, cohort, state.aggregator)
-    positions = jnp.arange(star.sampler.num_slots, dtype=jnp.int32)
+    positions = jnp.arange(num_slots, dtype=jnp.int32)
     client_rows, clients = engine.take(state.clients, ids)
     memory_rows, memory = engine.take(state.memory, ids)
-    keys = tuple(client_keys(stream(key, name), ids) for name in ("client", "transform"))
+    keys = tuple(engine.client_keys(stream(key, name), ids) for name in ("client", "transform"))
     slots = Slot(positions, wanted, keys, cohort.reported, client_rows, memory_rows, cohort.work)
     message, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
     counts = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message.counts)
-    carry = (
-        star.aggregator.init(message.update, star.sampler.num_slots),
-        exact.zeros(message.means),
-        zero,
-        zero,
-        counts,
-    )
-    carry = tree.varying(carry, state.round)
-    unequal = _unequal(star, population, cohort)
-    carry, per_slot = engine.fold(each, accumulate, shared, carry, slots, plan=star.plan, mesh=mesh_of(star), **unequal)
+    empty = star.aggregator.init(message.update, num_slots)
+    carry = tree.varying((empty, exact.zeros(message.means), zero, zero, counts), state.round)
+    plan = plan_of(star, broadcast, population) if star.plan is None else star.plan
+    how = {"plan": plan, "mesh": mesh_of(star), **_unequal(star, population, cohort)}
+    carry, per_slot = engine.fold(each, _accumulate(star, num_slots), shared, carry, slots, **how)
     table, means, num_arrived, num_dropped, counts = carry
     client_rows, memory_rows, arrived, dropped, losses = per_slot
     return Gathered(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.client.ghost import products
 from fedjax_sim.client.local_sgd import loss_and_metrics
 from fedjax_sim.types import Array, ClientData, Mean, PyTree
@@ -60,7 +60,7 @@ def clipped_sum(
         _only_kernels(params, kernels)
     held = {i: x for i, x in enumerate(leaves) if i not in kernels}
     taps = {i: jnp.zeros(kernel.tap.shape, kernel.tap.dtype) for i, kernel in kernels.items()}
-    zero = tree.hidden_zero(params)  # or compilers reorder the powers of two that a constant vector is multiplied by
+    zero = engine.hidden_zero(params)  # compilers reorder the powers of two that a constant vector is multiplied with
 
     def one(example, here, slot):
         def value(held, taps):
@@ -70,7 +70,8 @@ def clipped_sum(
 
         (gradient, outputs), (means, vectors) = jax.grad(value, argnums=(0, 1), has_aux=True)(held, taps)
         outers = {i: (vectors[i], outputs[i]) for i in kernels}
-        clipped, longer, sound = _clipped(tree.pinned(jax.tree.map(_single, (gradient, outers)), zero), clip_norm)
+        parts = engine.rounded_here(jax.tree.map(_single, (gradient, outers)), zero)
+        clipped, longer, sound = _clipped(parts, clip_norm)
         weight = here.astype(jnp.float32)
         means = means | {"clipped_share": Mean(jnp.where(longer, weight, 0), weight)}
         means = tree.where(sound & tree.all_finite(means), means, tree.zeros_like(means))

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim import tree, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.client.losses import full_gradient_at, loss_and_metrics, own_weight
 from fedjax_sim.client.work import LocalWork
-from fedjax_sim.prng import shuffle, stream
+from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, ClientData, ClientUpdate, Mean, PyTree, Report
 
 __all__ = ["UNROLLED_STEPS", "Training", "local_sgd", "local_training", "send_model", "stateless_client"]
@@ -65,7 +65,7 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
         num_examples = data.mask.sum(dtype=jnp.int32)
         steps_per_epoch = jnp.maximum(-(-num_examples // size), 1)
         own_steps, most_steps = work.own_steps(steps_per_epoch, data.work), work.most_steps(size, rows)
-        zero, loss_key = tree.hidden_zero(params), stream(key, "loss")
+        zero, loss_key = engine.hidden_zero(params), stream(key, "loss")
         batch = _batches(key, data, size, steps_per_epoch, num_examples, work.shuffle, zero)
 
         def one_step(step, carry, batch):
@@ -96,19 +96,26 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
 
 
 def _batches(
-    key: Array, data: ClientData, size: int, steps_per_epoch: Array, num_examples: Array, shuffled: bool, zero: Array
+    key: Array,
+    data: ClientData,
+    size: int,
+    steps_per_epoch: Array,
+    num_examples: Array,
+    shuffled: bool,
+    zero: engine.HiddenZero,
 ) -> Callable:
     """(step) -> its minibatch."""
     rows = data.mask.shape[0]
-    order = shuffle(key, data.mask, zero) if shuffled else _stored_order(data.mask)
+    order = engine.shuffle(key, data.mask, zero) if shuffled else _stored_order(data.mask)
     data = data._replace(work=None)
 
     def batch(step):
         if size == rows:
             return data
         positions = (step % steps_per_epoch) * size + jnp.arange(size)
-        epoch, positions, mask = tree.settled((step // steps_per_epoch, positions, positions < num_examples), zero)
-        return ClientData(tree.take(data.examples, tree.settled(order(epoch, positions), zero)), mask)
+        epoch, positions, mask = step // steps_per_epoch, positions, positions < num_examples
+        epoch, positions, mask = engine.computed_once((epoch, positions, mask), zero)
+        return ClientData(tree.take(data.examples, engine.computed_once(order(epoch, positions), zero)), mask)
 
     return batch
 

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import tree, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.client.clipping import GRADIENTS, clipped_sum
 from fedjax_sim.client.local_sgd import UNROLLED_STEPS
 from fedjax_sim.client.losses import own_weight
-from fedjax_sim.prng import normal, shuffle, stream
+from fedjax_sim.prng import normal, stream
 from fedjax_sim.types import Array, ClientData, ClientUpdate, Noise, PyTree, Report
 
 __all__ = ["private_sgd"]
@@ -109,11 +109,11 @@ def private_sgd(
         partial(clipped_sum, loss_fn, clip_norm=clip_norm, microbatch_size=microbatch_size, gradients=gradients)
     )
 
-    def batches(key: Array, data: ClientData, zero: Array) -> Callable:
+    def batches(key: Array, data: ClientData, zero: engine.HiddenZero) -> Callable:
         """(step) -> the step's batch, and nothing of it where the mask is False."""
         rows = data.mask.shape[0]
         own_slots = min(slots, rows)
-        order, present = shuffle(key, data.mask, zero), data.mask.sum(dtype=jnp.int32)
+        order, present = engine.shuffle(key, data.mask, zero), data.mask.sum(dtype=jnp.int32)
 
         def batch(step):
             places = jnp.arange(own_slots, dtype=jnp.int32)
@@ -136,14 +136,14 @@ def private_sgd(
         if data.mask.shape[0] > num_examples:
             hint = "q = batch_size / num_examples: give the rows of the largest client."
             validate.fail("num_examples", f"at least {data.mask.shape[0]}", num_examples, hint)
-        zero = tree.hidden_zero(broadcast)
+        zero = engine.hidden_zero(broadcast)
         batch, loss_key, noise_key = batches(key, data, zero), stream(key, "loss"), stream(key, "noise")
 
         def one_step(step, carry, batch):
             params, sums = carry
             gradient, means = total(params, batch, jax.random.fold_in(loss_key, step))
             noise = _noise(jax.random.fold_in(noise_key, step), gradient, noise_multiplier * clip_norm, zero)
-            gradient = tree.pinned(jax.tree.map(jnp.add, gradient, noise), zero)
+            gradient = engine.rounded_here(jax.tree.map(jnp.add, gradient, noise), zero)
             params = jax.tree.map(lambda w, g: w - (learning_rate / batch_size * g).astype(w.dtype), params, gradient)
             return params, jax.tree.map(jnp.add, sums, means)
 
@@ -172,10 +172,10 @@ def private_sgd(
     return ClientUpdate(lambda params: (), apply, num_steps=num_steps, noise=noise, uniform_weights=alike)
 
 
-def _noise(key: Array, like: PyTree, std: float | Array, zero: Array) -> PyTree:
+def _noise(key: Array, like: PyTree, std: float | Array, zero: engine.HiddenZero) -> PyTree:
     """One draw for all leaves, computed once: XLA:CPU would draw again for each reader of each leaf."""
     leaves, structure = jax.tree.flatten(like)
-    drawn = tree.settled(std * normal(key, (sum(x.size for x in leaves),)), zero)
+    drawn = engine.computed_once(std * normal(key, (sum(x.size for x in leaves),)), zero)
     ends = np.cumsum([x.size for x in leaves])
     parts = [drawn[end - x.size : end].reshape(x.shape) for end, x in zip(ends.tolist(), leaves, strict=True)]
     return structure.unflatten(parts)
@@ -191,6 +191,6 @@ def _slots(num_examples: int, rate: float) -> int:
     return min(slots, num_examples)
 
 
-def _taken(data: ClientData, rows: Array, mask: Array, zero: Array) -> ClientData:
-    rows, mask = tree.settled((rows, mask), zero)
+def _taken(data: ClientData, rows: Array, mask: Array, zero: engine.HiddenZero) -> ClientData:
+    rows, mask = engine.computed_once((rows, mask), zero)
     return ClientData(tree.take(data.examples, rows), mask)

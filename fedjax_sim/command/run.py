@@ -197,6 +197,8 @@ def _show(summary: dict[str, Any], report: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from fedjax_sim.report.tiles import own_metrics
+
     seconds = max(summary["rounds_seconds"], 1e-9)
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for place in ("test", "held_out"):
@@ -219,6 +221,8 @@ def _show(summary: dict[str, Any], report: Path) -> None:
     grid.add_row(
         "not finite", f"{summary['dropped_clients']:,} updates dropped, {summary['skipped_rounds']:,} rounds skipped"
     )
+    for _, words, text in own_metrics(summary):
+        grid.add_row(words, text)
     if "privacy" in summary:
         spent = summary["privacy"]
         grid.add_row("privacy", spent.get("statement") or f"no epsilon: {spent['refused']}")

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import engine, tree, validate
+from fedjax_sim.algorithms.costs import plan_of
 from fedjax_sim.config import registry
 from fedjax_sim.config.document import Config, ConfigError
 from fedjax_sim.config.kinds import problem
@@ -123,7 +124,7 @@ class Builder:
         self.attempt("model", {}, lambda: validate.fits_in_memory("model", tree.num_bytes(spec), most))
         self.stop()
         under = partial(self.algorithm_under, made, loss_fn, data)
-        plan = given or engine.plan_for(spec)
+        plan = given or self.fitted(under(None, mesh), spec, population)
         algorithm = under(plan, mesh)
         root = jax.random.key(self.tables["seed"])
         params = init(stream(root, "init"))
@@ -138,8 +139,16 @@ class Builder:
         self.stop()
         return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, judge, plan)
 
+    def fitted(self, algorithm: Algorithm, spec: PyTree, population: Any) -> engine.Plan:
+        """The plan for this algorithm's clients, of a model with these shapes."""
+        star = algorithm.parts
+        if star is None:
+            return engine.plan_for(spec)
+        broadcast = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), spec)
+        return plan_of(star, broadcast, population)
+
     def algorithm_under(
-        self, made: dict[str, Any], loss_fn: Callable | None, data: FederatedData, plan: engine.Plan, mesh: Any
+        self, made: dict[str, Any], loss_fn: Callable | None, data: FederatedData, plan: engine.Plan | None, mesh: Any
     ) -> Algorithm:
         """The algorithm of the given parts under a plan, with a count of distinct clients where that is allowed.
 

@@ -8,7 +8,15 @@ from typing import Any
 
 import fedjax_sim
 
-__all__ = ["environment", "host_threads", "matmul_precision", "numerics", "prepare", "versions"]
+__all__ = [
+    "environment",
+    "host_threads",
+    "matmul_precision",
+    "numerics",
+    "prepare",
+    "use_compilation_cache",
+    "versions",
+]
 
 MAX_CPU_DEVICES = 8
 HOST_THREADS = 8  # of the thread pool that `prepare` requests: at least one for each device
@@ -114,14 +122,31 @@ def prepare(processes_here: int = 1) -> None:
         os.environ.setdefault("NPROC", str(HOST_THREADS))  # read when the backend starts
     except RuntimeError:
         pass
-    if jax.config.jax_compilation_cache_dir is None and os.environ.get("FEDJAX_SIM_CACHE") != "off":
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = root / "fedjax_sim" / "xla"
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            status = folder.stat()
-        except (OSError, RuntimeError):
-            return
-        if (status.st_mode & 0o077) == 0 and status.st_uid == getattr(os, "getuid", lambda: status.st_uid)():
-            jax.config.update("jax_compilation_cache_dir", str(folder))
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    use_compilation_cache()
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs in a private folder of the user's cache, unless JAX has a folder already.
+
+    `FEDJAX_SIM_CACHE=off` opts out. A cache holds programs that are run without a check, so a folder that others may
+    write to is not used.
+
+    Guarantees: tests/command/test_app.py::test_compilation_cache_is_private; a run from Python finds the programs of
+    the one before (tests/running/test_loop.py::test_programs_are_kept).
+    """
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    if jax.config.jax_compilation_cache_dir is not None or os.environ.get("FEDJAX_SIM_CACHE") == "off":
+        return
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = root / "fedjax_sim" / "xla"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.stat()
+    except (OSError, RuntimeError):
+        return
+    if (status.st_mode & 0o077) == 0 and status.st_uid == getattr(os, "getuid", lambda: status.st_uid)():
+        compilation_cache.reset_cache()  # what compiled before now may have settled that there is none
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,43 @@ import jax
 import numpy as np
 
 from fedjax_sim import engine, tree
+from fedjax_sim.algorithms.costs import ROUND_METRICS
 from fedjax_sim.running import checkpoint, distributed
 from fedjax_sim.running.checksums import GrowingFile
-from fedjax_sim.types import Count, PyTree
+from fedjax_sim.types import Count, Metric, PyTree
 
-__all__ = ["Log", "as_record", "check_logs", "earlier_run", "plain", "verified"]
+__all__ = ["Log", "as_record", "check_logs", "earlier_run", "plain", "totals_of", "verified", "visits_of"]
 
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
-TOTALS = ("clients_invited", "clients_reported", "uplink_bytes", "downlink_bytes", "skipped_rounds", "dropped_clients")
-SOME_TOTALS = {"uplink_coded_bytes": "uplink_bytes", "wasted_bytes": None}  # not in every run; name -> substitute
+
+
+KNOWN = {metric.name for metric in ROUND_METRICS} | {"distinct_clients"}  # which pages show in words of their own
+ALWAYS = ("clients_invited", "clients_reported", "uplink_bytes", "downlink_bytes", "skipped_rounds", "dropped_clients")
+
+
+def totals_of(records: Sequence[Mapping[str, Any]], metrics: Iterable[Metric]) -> dict[str, Any]:
+    """Each of these numbers over a run's records, pooled as it states; those that no record has are left out.
+
+    >>> lost = Metric("lost", "messages lost", "count")
+    >>> totals_of([{"lost": 2, "seen": 3}, {"lost": 1, "seen": 5}], [lost, Metric("seen", "seen", pooled="last")])
+    {'lost': 3, 'seen': 5}
+    """
+    found = {}
+    for metric in metrics:
+        values = [record[metric.name] for record in records if metric.name in record]
+        if not values:
+            continue
+        if metric.instead is not None:
+            values += [record.get(metric.instead, 0) for record in records if metric.name not in record]
+        numbers = [float(x) if isinstance(x, str) else x for x in values]  # "nan" and "inf" of a log
+        mean = sum(numbers) / len(numbers)
+        found[metric.name] = plain({"sum": sum(numbers), "mean": mean, "last": numbers[-1]}[metric.pooled])
+    return found
+
+
+def visits_of(counts: Mapping[str, Any]) -> int:
+    """Clients that sent something, finite or not."""
+    return sum(counts.get(name, 0) for name in ("clients_reported", "dropped_clients"))
 
 
 def plain(value: Any) -> Any:
@@ -132,7 +161,8 @@ class Log:
         self.directory = Path(directory) if directory is not None and distributed.is_first() else None
         names = (METRICS, TIMING) if self.directory is not None else ()
         self.files = {name: GrowingFile(self.directory / name) for name in names}
-        self.spending = None  # the privacy ledger, which is part of a commit
+        self.spending = None  # the privacy ledger, which a commit holds too
+        self.metrics: tuple[Metric, ...] = ROUND_METRICS  # what the algorithm states of its numbers
         self.records: list[dict] = []
         self.seconds = self.elapsed = self.earlier = 0.0  # of the rounds; in total; in total before a resume
 
@@ -220,11 +250,11 @@ class Log:
 
     def summary(self, compile_seconds: float, peak_memory_bytes: int) -> dict[str, Any]:
         """Totals of the run and its last evaluation."""
-        totals = {name: sum(record.get(name, 0) for record in self.records) for name in TOTALS}
-        for name, instead in SOME_TOTALS.items():
-            if any(name in record for record in self.records):
-                totals[name] = sum(record.get(name, record.get(instead, 0)) for record in self.records)
-        visits = totals.pop("clients_reported") + totals["dropped_clients"]  # arrived, finite or not
+        totals = {name: 0 for name in ALWAYS} | totals_of(self.records, self.metrics)
+        visits = visits_of(totals)
+        totals.pop("clients_reported")
+        stated = [x for x in self.metrics if x.name in totals and x.name not in KNOWN]
+        own = {x.name: {"words": x.words, "unit": x.unit} for x in stated}
         losses = ("test_loss", "held_out_loss", "train_loss")
         evaluated = [record for record in self.records if any(name in record for name in losses)]
         last = evaluated[-1] if evaluated else {}
@@ -232,12 +262,12 @@ class Log:
             **{name: last[name] for name in last if name.startswith(("test_", "held_out_", "train_"))},
             "rounds": sum(record["round"] > 0 for record in self.records),
             "client_visits": visits,
-            **{name: self.records[-1][name] for name in ("distinct_clients",) if name in (self.records or [{}])[-1]},
             "rounds_seconds": self.seconds,
             "compile_seconds": compile_seconds,
             "clients_per_second": visits / self.seconds if self.seconds else 0.0,
             "peak_memory_bytes": peak_memory_bytes,
             **totals,
+            **({"metrics": own} if own else {}),
         }
 
 

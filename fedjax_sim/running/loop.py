@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_sim import engine, validate
 from fedjax_sim.population.protocol import check_population
 from fedjax_sim.running import checkpoint, checksums, distributed
-from fedjax_sim.running.environment import matmul_precision, numerics
+from fedjax_sim.running.environment import matmul_precision, numerics, use_compilation_cache
 from fedjax_sim.running.fingerprint import fingerprint
 from fedjax_sim.running.log import Log, as_record, plain
 from fedjax_sim.running.planning import check_memory
@@ -108,6 +108,8 @@ def run(
         with another program or other data are another release, and count again.
       files: texts by name, written into `directory` once the run is certain to start or continue.
 
+    Compiled programs are kept for the next run, as the command line keeps them (`environment.use_compilation_cache`).
+
     Returns: (state, History).
 
     Raises: FloatingPointError where an algorithm with nonfinite="error" meets a non-finite update; FileExistsError,
@@ -128,6 +130,7 @@ def run(
     """
     _check(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume)
     check_kinds(key, algorithm, population, evaluation, callbacks)
+    use_compilation_cache()
     started = time.perf_counter()
     population = jax.tree.map(jnp.asarray, population)
     if resume and client_memory == "auto" and any(Path(directory).glob("*.mem")):
@@ -144,6 +147,7 @@ def run(
         interrupted = stack.enter_context(interrupts())
         stack.enter_context(jax.default_matmul_precision(matmul_precision()))
         log = Log(directory)
+        log.metrics = tuple({x.name: x for x in (*log.metrics, *algorithm.metrics)}.values())
         source = distributed.from_first(lambda: fingerprint(key, algorithm, params, population))
         spending = distributed.agreed(lambda: Spending(algorithm, params, population, source, delta, log.directory))
         log.spending = spending

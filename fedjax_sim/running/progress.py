@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from fedjax_sim.running.log import visits_of
+
 __all__ = ["progress_bar"]
 
 
@@ -27,7 +29,7 @@ def progress_bar(shown: bool, first: int, num_rounds: int) -> Iterator[Callable]
         task = bar.add_task("rounds", total=num_rounds, completed=first, speed="compiling", quality="")
 
         def move(records: list[dict], seconds: float) -> None:
-            clients = sum(record.get(name, 0) for record in records for name in ("clients_reported", "dropped_clients"))
+            clients = sum(map(visits_of, records))
             seconds = max(seconds, 1e-9)
             quality = bar.tasks[0].fields["quality"]
             for record in records:

@@ -11,9 +11,13 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.prng import client_key, stream
 from fedjax_sim.sampling.design import mean_of_minimum
-from fedjax_sim.types import Array, Sampler
+from fedjax_sim.types import Array, Metric, Sampler
 
 __all__ = ["client_bits", "with_dropout", "with_over_invitation"]
+
+
+DROPPED = Metric("dropped", "invited clients that did not report", "count")
+DISCARDED = Metric("discarded", "reports that came too late", "count")
 
 
 def client_bits(key: Array, ids: Array) -> Array:
@@ -61,7 +65,9 @@ def with_dropout(sampler: Sampler, rate: float) -> Sampler:
 
     rates = (*sampler.design.response_rates, None if traced else 1 - float(rate))
     design = dataclasses.replace(sampler.design, response_rates=rates)
-    return sampler.then(thinned, design)
+    # a second wrapper adds to the first one's number
+    counted = () if sampler.design.response_rates else (DROPPED,)
+    return sampler.then(thinned, design, counted)
 
 
 def with_over_invitation(sampler: Sampler, num_reports: int) -> Sampler:
@@ -115,4 +121,4 @@ def with_over_invitation(sampler: Sampler, num_reports: int) -> Sampler:
         max_reports=num_reports,
         reports_limited_after=len(design.response_rates),
     )
-    return sampler.then(limited, design)
+    return sampler.then(limited, design, (DISCARDED,))

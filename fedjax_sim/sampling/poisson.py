@@ -12,7 +12,7 @@ from fedjax_sim import validate
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.sampling.permutation import permute
-from fedjax_sim.types import Array, Cohort, Sampler
+from fedjax_sim.types import Array, Cohort, Metric, Sampler
 
 __all__ = ["poisson"]
 
@@ -70,7 +70,8 @@ def poisson(population_size: int, rate: float, *, num_slots: int | None = None) 
         num_slots=num_slots,
         rate=rate,
     )
-    return Sampler(lambda: (), sample, num_slots, design)
+    left_out = Metric("overflow", "clients left out of full cohorts", "count")
+    return Sampler(lambda: (), sample, num_slots, design, metrics=(left_out,))
 
 
 def _default_slots(population_size: int, rate: float) -> int:

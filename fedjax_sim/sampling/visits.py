@@ -6,9 +6,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from fedjax_sim.types import Array, PyTree, Sampler
+from fedjax_sim.types import Array, Metric, PyTree, Sampler
 
 __all__ = ["with_distinct_clients"]
+
+
+DISTINCT = Metric("distinct_clients", "different clients took part", "count", "last")
 
 
 class _Visited(NamedTuple):
@@ -61,7 +64,13 @@ def with_distinct_clients(sampler: Sampler) -> Sampler:
     def observe(state, cohort, outcome):
         return state._replace(sampler=sampler.observe(state.sampler, cohort, outcome))
 
-    return sampler._replace(init=init, sample=sample, tell=sampler.tell and tell, observe=sampler.observe and observe)
+    return sampler._replace(
+        init=init,
+        sample=sample,
+        metrics=(*sampler.metrics, DISTINCT),
+        tell=sampler.tell and tell,
+        observe=sampler.observe and observe,
+    )
 
 
 def _first(ids: Array, where: Array) -> Array:

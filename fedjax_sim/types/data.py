@@ -17,6 +17,7 @@ __all__ = [
     "Cohort",
     "Count",
     "Mean",
+    "Metric",
     "Noise",
     "Observed",
     "Outcome",
@@ -84,6 +85,16 @@ class Mean(NamedTuple):
 
     total: Array  # [] sum over examples
     weight: Array  # [] number (or weight) of those examples
+
+
+class Metric(NamedTuple):
+    """What a part states about a number of its own in Info, so that logs and pages can add it up and show it."""
+
+    name: str  # in Info
+    words: str  # as a person reads it, e.g. "clients that dropped out"
+    unit: str = ""  # "count", "bytes", "share", "seconds", or "" for a plain number
+    pooled: str = "sum"  # over a run's rounds: "sum", "mean" or "last"
+    instead: str | None = None  # the number that counts in a round without this one
 
 
 class Report(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_sim.types.data import Noise, PyTree
+from fedjax_sim.types.data import Metric, Noise, PyTree
 
 __all__ = [
     "Aggregator",
@@ -28,20 +28,23 @@ class Sampler(NamedTuple):
     design: Any  # sampling.design.SamplingDesign: what theory and the accountant read
     tell: Callable | None = None  # (state, Work) -> state, called once, before the first round
     observe: Callable | None = None  # (state, Cohort, Outcome) -> state, called after each round
+    metrics: tuple[Metric, ...] = ()  # what it states of `Cohort.metrics`
 
-    def then(self, change: Callable, design: Any = None) -> Sampler:
+    def then(self, change: Callable, design: Any = None, metrics: tuple[Metric, ...] = ()) -> Sampler:
         """This sampler with a change applied to each of its cohorts.
 
         Args:
           change: (key, Cohort) -> Cohort; the key is the one that the cohort was drawn with.
           design: that of the changed cohorts; None = that of this sampler.
+          metrics: what the change states of the numbers that it adds.
         """
 
         def sample(key, state):
             cohort, state = self.sample(key, state)
             return change(key, cohort), state
 
-        return self._replace(sample=sample, design=self.design if design is None else design)
+        design = self.design if design is None else design
+        return self._replace(sample=sample, design=design, metrics=(*self.metrics, *metrics))
 
 
 class ClientUpdate(NamedTuple):
@@ -54,6 +57,7 @@ class ClientUpdate(NamedTuple):
     uniform_weights: bool = False  # every report weighs 1, or 0 for nothing to report, whatever the client holds
     all_steps: int | Callable | None = None  # steps of the whole local work, or (examples) -> steps, of which a client
     # does the part that `data.work` states; None = it always does all of them
+    metrics: tuple[Metric, ...] = ()  # what it states of its reports' numbers, counts included
 
 
 class UpdateTransform(NamedTuple):
@@ -73,6 +77,7 @@ class UpdateTransform(NamedTuple):
     integer_range: tuple[int, int] | None = None  # on_client sends integers in this range, in a unit common to all
     noise: Noise | None = None  # what the accountant reads
     mirrored: bool = True  # its two ends may keep copies of what is sent, so nothing may change it in between
+    metrics: tuple[Metric, ...] = ()  # what it states of `on_server`'s numbers
 
 
 class Aggregator(NamedTuple):
@@ -91,6 +96,7 @@ class Aggregator(NamedTuple):
     homogeneous: bool = False  # messages in another unit give the result in that unit
     design: Any = None  # the SamplingDesign whose unequal probabilities it corrects for; None = it corrects nothing
     start: Callable | None = None  # (update_spec) -> its state before the first round (`Round.state`); None = stateless
+    metrics: tuple[Metric, ...] = ()  # what it states of `finalize`'s numbers
 
 
 class ServerUpdate(NamedTuple):
@@ -130,6 +136,7 @@ class Algorithm(NamedTuple):
     parts: Star | None = None  # what an accountant and theory read; None = unknown, so no epsilon is stated
     observe: Callable | None = None  # (key, state, population) -> Observed of the round that `step` makes
     personal: Callable | None = None  # (state, ids) -> params of these clients, leaves [len(ids), ...]
+    metrics: tuple[Metric, ...] = ()  # what it states of its Info's numbers
 
 
 def noisy_parts(parts: Star | Mapping[str, Any] | None) -> dict[str, Noise]:

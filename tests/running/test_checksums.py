@@ -7,14 +7,13 @@ import json
 import os
 import re
 import shutil
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import aggregation, engine, sampling, transform
+from fedjax_sim import aggregation, engine, sampling, server, transform
 from fedjax_sim.report.page import write_report
 from fedjax_sim.running import checkpoint, checksums
 from fedjax_sim.running.checkpoint import CheckpointError
@@ -23,7 +22,7 @@ from fedjax_sim.running.fingerprint import fingerprint
 from fedjax_sim.running.log import Log, check_logs, verified
 from fedjax_sim.running.loop import run
 from fedjax_sim.running.spending import Spending
-from fedjax_sim.types import Algorithm, ClientData
+from fedjax_sim.types import Algorithm, ClientData, ClientUpdate, Report, Star
 
 FLIP = bytes(255 - i for i in range(256))
 NUM_CLIENTS = 5
@@ -35,13 +34,13 @@ def told(params):
     return {"test_loss": np.float32(params)}
 
 
-PRIVATE = {  # what an accountant reads; that nobody adds the noise does not matter here
-    "sampler": sampling.full(NUM_CLIENTS),
-    "transform": transform.gaussian_mechanism(1.0, 1.0),
-    "aggregator": aggregation.fixed_mean(5.0),
-    "server": SimpleNamespace(init=lambda params: params, broadcast=lambda state: state),
-    "client": SimpleNamespace(init=lambda model: (), apply=lambda key, model, *_: (SimpleNamespace(update=model), ())),
-}
+PRIVATE = Star(  # what an accountant reads; that nobody adds the noise does not matter here
+    sampling.full(NUM_CLIENTS),
+    ClientUpdate(lambda model: (), lambda key, model, *_: (Report(model, jnp.ones(()), {}), ())),
+    aggregation.fixed_mean(5.0),
+    server.replacement(),
+    transform.gaussian_mechanism(1.0, 1.0),
+)
 
 
 def adding(on_disk):
@@ -58,7 +57,7 @@ def adding(on_disk):
             memory = engine.put(memory, ids, rows + 1, jnp.ones(2, bool))
         return (params + 1, memory), {"local_loss": params, "clients_reported": jnp.int32(2)}
 
-    return Algorithm(init, step, lambda state: state[0], PRIVATE if on_disk else {})
+    return Algorithm(init, step, lambda state: state[0], PRIVATE if on_disk else None)
 
 
 @jax.tree_util.register_static
