@@ -116,8 +116,8 @@ def mime(
     Guarantees: matches a NumPy transcription of the paper (tests/oracles/test_mime.py::test_matches_the_paper); with
     any number of full-batch steps and full participation it converges to the optimum of heterogeneous quadratics, where
     FedAvg and MimeLite do not; with partial participation c lacks the absent clients' gradients, which leaves an error
-    floor (::test_where_it_rests). The same bits for any device count and order of the cohort (::test_same_bits); a
-    round whose first pass has no usable message is skipped (::test_no_usable_gradient).
+    floor (::test_error_floor_with_a_few). The same bits for any device count and order of the cohort
+    (::test_same_bits); a round whose first pass has no usable message is skipped (::test_no_usable_gradient).
 
     References: Karimireddy et al. 2021 (Mime), algorithm 1.
     """
