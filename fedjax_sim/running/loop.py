@@ -94,7 +94,7 @@ def run(
       checkpoint_every: rounds; by default `evaluate_every` when there is a directory.
       keep_checkpoints: how many of the newest checkpoints are kept, at least 1.
       client_memory: where per-client state is stored: "device", split over the devices; "disk", in `directory`; "auto":
-        on disk if it would take more than half of a device, and after a resume where it was.
+        on disk if it would take more than a quarter of a device, and after a resume where it was.
       delta: at which epsilon is stated where a part has noise: in the record of each evaluated round, and in the
         summary with all that it depends on; by default n^-1.1 of the n clients (or records) that are hidden.
       resume: continue from the newest checkpoint in `directory`.
@@ -138,7 +138,7 @@ def run(
     with engine.client_memory(client_memory, directory):
         init_key = jax.random.fold_in(key, 2**31 - 1)
         state = distributed.agreed(lambda: algorithm.init(init_key, params, population))
-    state = jax.tree.map(jnp.array, state)  # buffers of our own, since blocks donate theirs
+    state = engine.owned(state, (params, population))  # since blocks donate their buffers
     own = {"key": np.asarray(jax.random.key_data(key)).tolist()}
     identity = json.loads(json.dumps(identity or {})) | own | numerics()
     memory_files = [file for file, _ in engine.memory_files(state)]
