@@ -2,8 +2,9 @@
 
 Every workload of this suite runs its rounds under the automatic plan, and under a sweep of lanes (clients under
 one vmap) and chunks (messages summed at once), in turns. The smallest of many noisy medians flatters the sweep, so its
-two best plans are then compared with the automatic one again, with more repeats, and that comparison counts. One vmap over the
-cohort, which is what a first program does, is written by hand: float sums, no checks, one device or all of them.
+two best plans are then compared with the automatic one again, with more repeats, and that comparison counts. One vmap
+over the cohort, which is what a first program does, is written by hand: float sums, no checks, one device or all of
+them.
 """
 
 from __future__ import annotations
