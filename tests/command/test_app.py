@@ -221,7 +221,7 @@ def test_a_refused_run_leaves_no_folder(monkeypatch):
     def refuses(needs):
         raise MemoryError("too large")
 
-    monkeypatch.setattr(importlib.import_module("fedjax_sim.running.loop"), "check_memory", refuses)
+    monkeypatch.setattr(importlib.import_module("fedjax_sim.running.blocks"), "check_memory", refuses)
     result = call("run", *sets(*TINY))
     assert result.exit_code == 1 and "too large" in result.output
     assert not [path for path in Path().rglob("*") if path != Path("runs")]
