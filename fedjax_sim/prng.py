@@ -133,7 +133,7 @@ def dither(key: Array, shape: tuple[int, ...]) -> Array:
     Guarantees: bytes are uniform, neighbours and clients with neighbouring ids uncorrelated
     (tests/test_prng.py::test_dither_is_uniform_and_uncorrelated); a flipped bit of the key flips half of the words'
     bits (::test_dither_avalanche); one client's words do not depend on others
-    (::test_fast_draws_are_independent_of_batch_mates_and_devices).
+    (::test_fast_draws_are_independent_of_batch_and_devices).
     """
     counters, stride = jnp.zeros(shape, jnp.uint32), 1
     for axis in reversed(range(len(shape))):  # not a reshaped iota: that divides where a layout is transposed
@@ -181,7 +181,7 @@ def fast(key: Array) -> Array:
     Raises: ValueError for generators that mix clients under vmap.
 
     Guarantees: draws are the same bits one client at a time, under vmap and on any number of devices
-    (tests/test_prng.py::test_fast_draws_are_independent_of_batch_mates_and_devices); keys stay distinct
+    (tests/test_prng.py::test_fast_draws_are_independent_of_batch_and_devices); keys stay distinct
     (::test_fast_keys_keep_every_bit).
 
     References: Salmon, Moraes, Dror and Shaw 2011, section 4.2.

@@ -36,7 +36,7 @@ __all__ = [
     "steps",
 ]
 
-P = ParamSpec("P")
+P = ParamSpec("P")  # a tuple assignment of the two would be Any to mypy
 R = TypeVar("R")
 INT32_MAX = 2**31 - 1
 MOST_STEPS = 1 << 24  # of one client in a round: past it float32 cannot count them

@@ -96,7 +96,7 @@ def pytest_sessionstart(session):
 
 @pytest.fixture(scope="session")
 def shared_data() -> pathlib.Path:
-    """The team's small real data sets; tests that need them skip where they are absent."""
+    """Small real data sets from outside of the repository; tests that need them skip where they are absent."""
     if not SHARED_DATA.is_dir():
         pytest.skip(f"needs the data sets beside the checkout, absent here: {SHARED_DATA}")
     return SHARED_DATA

@@ -1,4 +1,4 @@
-"""Arrows between subpackages, names and bans, read from the source without running it."""
+"""Imports between subpackages, public names and bans, read from the source without running it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BANNED_METHODS = {"extractall", "unsafe_load"}
 
 
 def name_of(path: pathlib.Path) -> str:
-    """Room or top-level module of a file."""
+    """Subpackage or top-level module of a file."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return parts[0] if parts != ("__init__",) else "fedjax_sim"
 
@@ -68,7 +68,7 @@ def imports(path: pathlib.Path) -> list[tuple[str, ...]]:
 
 
 def check_each(check: Callable[[pathlib.Path], None]) -> None:
-    """Runs a check on every file, then tells all that failed: one test a law, not one a file."""
+    """Runs a check on every file, then reports all that failed: one test for each law, not for each file."""
     wrong = []
     for path in FILES:
         try:
@@ -100,7 +100,7 @@ def check_arrows(path: pathlib.Path) -> None:
 
 
 def test_arrows_point_downward():
-    """Catches a subpackage that imports its sibling, or anything from above, and a module that stands loose."""
+    """Catches a subpackage that imports its sibling, or anything from above, and a module outside of a subpackage."""
     check_each(check_arrows)
     assert {path.stem for path in PACKAGE.glob("*.py")} == ROOTS
 
@@ -157,7 +157,7 @@ def test_nothing_banned():
 
 
 def test_files_are_small():
-    """Catches a file that wants to be two, and a house of large rooms: the median of the files that hold code."""
+    """Catches files that should be split: the longest one, and the median of those that hold code."""
     lengths = {path: len(path.read_text().splitlines()) for path in FILES}
     assert not {label(path): length for path, length in lengths.items() if length > 400}
     of_code = sorted(length for path, length in lengths.items() if path.name != "__init__.py")
@@ -186,8 +186,8 @@ def test_public_names_are_declared():
 
 
 def test_the_walk_sees_the_arrows():
-    """Guards the walk itself: known arrows are found, and rooms have folders."""
+    """Guards the walk itself: known imports are found, and subpackages have folders."""
     assert ("fedjax_sim", "validate") in imports(PACKAGE / "engine" / "digits.py")
     assert ("fedjax_sim", "aggregation") in imports(PACKAGE / "algorithms" / "recipes.py")
-    for room in ("sampling", "client", "transform", "aggregation", "server", "engine", "population", "models"):
-        assert (PACKAGE / room / "__init__.py").is_file()
+    for subpackage in ("sampling", "client", "transform", "aggregation", "server", "engine", "population", "models"):
+        assert (PACKAGE / subpackage / "__init__.py").is_file()

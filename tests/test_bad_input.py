@@ -1,4 +1,4 @@
-"""Wrong input of every kind is refused in the house's words, with its path, before anything compiles."""
+"""Wrong input of every kind is refused in the format of `validate`, with its path, before anything compiles."""
 
 import json
 
@@ -247,7 +247,7 @@ COMBINATIONS = {
     ),
     "schedule without end": ("client_optimizer.schedule=cosine", "client_optimizer.decay_steps: expected an integer"),
     "unknown schedule": ("client_optimizer.schedule=cosin", "client_optimizer.schedule: | Did you mean 'cosine'?"),
-    "looking ahead at rest": (
+    "nesterov without momentum": (
         "client_optimizer.nesterov=true",
         "client_optimizer.nesterov: expected false without momentum",
     ),

@@ -44,8 +44,8 @@ def test_parts_of_a_round(skeletons):
     assert float(algorithm.params(state)) == 0.5 and history.records[1]["local_loss"] < history.records[0]["local_loss"]
     rule = skeletons["largest"]()
     carry = rule.init(jax.ShapeDtypeStruct((2,), jnp.float32), 2)
-    letters = carry | {"updates": jnp.array([[-1.0, 2.0], [0.0, 0.0]]), "weights": jnp.array([1.0, 0.0])}
-    np.testing.assert_array_equal(rule.finalize(jax.random.key(0), None, letters)[0], [-1.0, 2.0])
+    messages = carry | {"updates": jnp.array([[-1.0, 2.0], [0.0, 0.0]]), "weights": jnp.array([1.0, 0.0])}
+    np.testing.assert_array_equal(rule.finalize(jax.random.key(0), None, messages)[0], [-1.0, 2.0])
 
 
 def test_the_study(skeletons):

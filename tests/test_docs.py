@@ -81,9 +81,9 @@ def test_the_search_finds_all_forms():
     assert doctest.testmod(importlib.import_module(__name__)).failed == 0
 
 
-@pytest.mark.parametrize("room", ["sampling", "transform", "aggregation"])
-def test_every_part_states_its_guarantees(room):
+@pytest.mark.parametrize("subpackage", ["sampling", "transform", "aggregation"])
+def test_every_part_states_its_guarantees(subpackage):
     """Catches a part that promises nothing."""
-    module = importlib.import_module(f"fedjax_sim.{room}")
+    module = importlib.import_module(f"fedjax_sim.{subpackage}")
     silent = [name for name in module.__all__ if "Guarantees:" not in (getattr(module, name).__doc__ or "")]
     assert not silent

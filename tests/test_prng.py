@@ -48,7 +48,7 @@ def test_streams_survive_the_process():
     assert data.tolist() == np.asarray(expected).tolist()
 
 
-def test_client_keys_are_independent_of_batch_mates():
+def test_client_keys_are_independent_of_the_batch():
     """Catches generators whose vmapped draws depend on the batch, and splitting by slot."""
     key = jax.random.key(3)
     ids = jnp.array([5, 0, 2**31 - 1, 7])
@@ -89,7 +89,7 @@ def test_counter_bits_are_uniform():
 
 @pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
 def test_generators_that_mix_clients_are_refused(impl):
-    """Fault: a client's draws that depend on its batch mates, in silence."""
+    """Fault: a client's draws that depend on the other clients of a batch, without an error."""
     with pytest.raises(ValueError, match="key: expected a threefry key"):
         client_key(jax.random.key(0, impl=impl), jnp.int32(3))
 
@@ -133,7 +133,7 @@ def test_dither_avalanche():
         assert np.abs(shares - 0.5).max() < 6 * 0.5 / math.sqrt(size), bit
 
 
-def test_fast_draws_are_independent_of_batch_mates_and_devices():
+def test_fast_draws_are_independent_of_batch_and_devices():
     """Catches a generator whose bits change under vmap, in chunks, or when a mesh of devices shares the work."""
     from jax.sharding import AxisType, PartitionSpec
 

@@ -97,7 +97,7 @@ def test_command_lines(path):
 def test_speeds_are_the_results():
     """Fault: a speed in README that nobody measured, or one that is out of date."""
     text = README.read_text(encoding="utf-8")
-    assert with_speeds(text) == text, "python -m experiments.front_page writes the table"
+    assert with_speeds(text) == text, "python -m experiments.front_page writes these numbers"
     assert with_speeds(text.replace("×", "0×")) == text
 
 

@@ -59,12 +59,12 @@ def test_notebooks_call_what_there_is(tmp_path):
 
 
 def public_functions():
-    """(name, function) for everything callable that the public rooms declare."""
-    for room in fedjax_sim.SUBPACKAGES:
-        module = importlib.import_module(f"fedjax_sim.{room}")
+    """(name, function) for everything callable that the public subpackages declare."""
+    for subpackage in fedjax_sim.SUBPACKAGES:
+        module = importlib.import_module(f"fedjax_sim.{subpackage}")
         for name in module.__all__:
             if inspect.isfunction(value := getattr(module, name)):
-                yield f"{room}.{name}", value
+                yield f"{subpackage}.{name}", value
 
 
 def test_public_functions_are_annotated():

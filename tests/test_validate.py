@@ -1,4 +1,4 @@
-"""One voice for errors: `name: expected RULE, got VALUE. HINT`."""
+"""Checks of arguments, with one format for all errors: `name: expected RULE, got VALUE. HINT`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ __all__ = ["Trained", "Unavailable", "small_job", "train"]
 
 
 class Unavailable(RuntimeError):
-    """The command does not run here; the words say why."""
+    """The command does not run here; the text is the reason."""
 
 
 class Trained(NamedTuple):
@@ -28,7 +28,7 @@ class Trained(NamedTuple):
     metrics: bytes  # metrics.jsonl
     seconds: list[tuple[int, float]]  # (round, seconds of rounds until then), from timing.jsonl
     summary: dict
-    first_round_seconds: float  # from the start of the process until the first round stood in the log
+    first_round_seconds: float  # from the start of the process until the first round was in the log
     inside_seconds: float  # of those, from the call of `run` on
 
 
@@ -66,7 +66,7 @@ def train(
       processes: 2 and more go through `fedjax-sim launch -n`.
       devices: virtual CPU devices of each process.
       cores: that the run may use; all by default.
-    Raises: Unavailable where the command fails, with the end of what it said.
+    Raises: Unavailable where the command fails, with the end of its output.
     """
     held = {} if devices is None else {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
     variables = os.environ | held | (environment or {})
@@ -87,10 +87,10 @@ def train(
             if time.perf_counter() - began > timeout:
                 process.kill()
             time.sleep(0.002 if first is None else 0.05)
-        said = process.stdout.read()
+        output = process.stdout.read()
         process.stdout.close()
         if process.returncode or not log.is_file():
-            words = " ".join(said.split())[-300:].replace(str(ROOT), ".").replace(folder, "OUT")
+            words = " ".join(output.split())[-300:].replace(str(ROOT), ".").replace(folder, "OUT")
             raise Unavailable(f"`fedjax-sim {' '.join([*prefix, 'run'])}` ended with {process.returncode}: {words}")
         timing = [json.loads(line) for line in (out / "timing.jsonl").read_text().splitlines()]
         timing = [line for line in timing if line["round"]]

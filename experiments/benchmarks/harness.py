@@ -57,7 +57,7 @@ def timed(work: Callable[[], Any]) -> float:
 def interleaved(
     work: dict[str, Callable[[], Any]], *, repeats: int = 7, budget_seconds: float = math.inf, minimum: int = 3
 ) -> dict[str, Timing]:
-    """Times named functions A, B, C, A, B, C, ..., so that a slow moment of the machine meets all of them.
+    """Times named functions A, B, C, A, B, C, ..., so that a slow moment of the machine affects all of them.
 
     Args:
       work: functions without arguments; what they return is waited for.

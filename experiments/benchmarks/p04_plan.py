@@ -1,9 +1,10 @@
 """The automatic plan against a full sweep.
 
-Every workload of this suite runs its rounds under the plan that nobody chose, and under a sweep of lanes (clients under
-one vmap) and chunks (letters summed at once), in turns. The smallest of many noisy medians flatters the sweep, so its
-two best plans then meet the automatic one again, with more repeats, and that second meeting counts. One vmap over the
-cohort, which is what a first program does, is written by hand: float sums, no checks, one device or all of them.
+Every workload of this suite runs its rounds under the automatic plan, and under a sweep of lanes (clients under
+one vmap) and chunks (messages summed at once), in turns. The smallest of many noisy medians flatters the sweep, so its
+two best plans are then compared with the automatic one again, with more repeats, and that comparison counts. One vmap
+over the cohort, which is what a first program does, is written by hand: float sums, no checks, one device or all of
+them.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 The job of `fedjax-sim run` (digits, 100,000 clients, MLP 64-128-10, 1,000 a round, 5 steps of 10, uniform weights
 over a fixed divisor), rounds in one compiled loop, with and without the parts of `fedjax_sim.transform`: int8
-stochastic quantisation of every letter, the central Gaussian mechanism, both in the order in which the clip bounds
-what is really sent, and int8 letters in a modular sum in place of the exact float sum. Share = (with - without) /
+stochastic quantisation of every update, the central Gaussian mechanism, both in the order in which the clip bounds
+what is actually sent, and int8 messages in a modular sum in place of the exact float sum. Share = (with - without) /
 without. Noise at the server is also timed alone, in turns with the rounds: a difference of two rounds does not
-resolve one percent. Noise on every client's own letter is shown too, and has no goal.
+resolve one percent. Noise on every client's own update is shown too, and has no goal.
 """
 
 from __future__ import annotations

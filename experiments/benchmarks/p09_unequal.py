@@ -4,7 +4,7 @@
 60-128-10, one epoch in batches of 10, everybody in every round. Useful steps are the sum of ceil(n_i / 10). Perfect
 packing is the time that the same number of useful steps takes when all clients are equal (60 rows each, 6 steps), in
 the same process and in turns: no lane idles and no device waits. Executed steps are those that the vmapped lanes run,
-idle ones included: from the run's own info where it says so, and otherwise as lanes that follow the order of sizes
+idle ones included: from the run's own info where it has it, and otherwise as lanes that follow the order of sizes
 would give them. Padding to the largest client, or to powers of two, is computed beside it.
 """
 
@@ -73,7 +73,7 @@ def _in_lanes(steps: np.ndarray, lanes: int) -> int:
 
 
 def _job(partition, rounds: int):
-    """A program of rounds, and what its info says of executed steps."""
+    """A program of rounds, and the executed steps by its info."""
     rng = np.random.default_rng(3)
     x, y = separable(rng, len(partition.indices), (60,), 10)
     data = population.indexed({"x": x, "y": y}, partition)

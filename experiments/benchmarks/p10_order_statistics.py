@@ -1,4 +1,4 @@
-"""Coordinate-wise median and trimmed mean of 1,000 letters of 100,000 coordinates.
+"""Coordinate-wise median and trimmed mean of 1,000 updates of 100,000 coordinates.
 
 `engine.median` and `engine.trimmed_mean` (radix select in blocks that stay in cache) on one device and with the columns
 split over all of them, against `jnp.median`, a trimmed mean by `jnp.sort`, and NumPy (introselect; one core). Medians

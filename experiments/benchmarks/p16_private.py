@@ -1,6 +1,6 @@
 """DP-SGD in clients: ghost norms against per-example gradients.
 
-Whole rounds of `client.private_sgd` (noise multiplier 1, batches drawn without replacement, so that every round meets
+Whole rounds of `client.private_sgd` (noise multiplier 1, batches drawn without replacement, so that every round has
 the same number of examples), in one compiled loop: the MLP of the main job (digits, 64-128-10, 5 steps of 10) and a
 wider one (784-256-10, 5 steps of 20), and one client of the latter with batches of 64. The same clipped sums by ghost
 norms, by `vmap(grad)` over the batch, and by `vmap(grad)` over one example at a time, which holds a single gradient;
@@ -52,14 +52,14 @@ def rounds(loss_fn, params, data, cohort_size: int, batch_size: int, rows: int, 
     made = {}
     for name, work in clients(loss_fn, batch_size, rows).items():
         sampler = sampling.uniform(data.size, cohort_size)
-        table = aggregation.fixed_mean(float(cohort_size))
-        algorithm = algorithms.federated(sampler, work, table, server.optimizer(optax.sgd(1.0)))
+        aggregator = aggregation.fixed_mean(float(cohort_size))
+        algorithm = algorithms.federated(sampler, work, aggregator, server.optimizer(optax.sgd(1.0)))
         made[name] = rounds_program(algorithm, params, data, num_rounds)
     return made
 
 
 def alone(loss_fn, params, data, batch_size: int, rows: int) -> dict:
-    """Way -> () -> one client's letter."""
+    """Way -> () -> one client's update."""
     own = data.client(jnp.int32(0))
 
     def program(work):
@@ -92,7 +92,7 @@ def measure(quick: bool = False) -> dict:
         found = harness.interleaved(work, repeats=3 if quick else 15, budget_seconds=60)
         rows += [harness.row(f"{job_name}: {way}", t, ours=way in (GHOST, PLAIN)) for way, t in found.items()]
 
-        def times(way, found=found):  # the median of what neighbours in time say: the machine's speed drifts
+        def times(way, found=found):  # the median over neighbours in time, since the machine's speed drifts
             pairs = zip(found[way].seconds, found[GHOST].seconds, strict=True)
             return statistics.median(theirs / mine for theirs, mine in pairs)
 

@@ -1,4 +1,4 @@
-"""Processes with another number of devices, or a memory of their own, that answer when they are asked.
+"""Processes with another number of devices, or a memory of their own, that serve calls by name.
 
 A worker's function prepares its data once and returns named functions; the parent calls these by name, so that several
 workers take turns (A, B, C, A, B, C, ...) and none works while another one is timed.

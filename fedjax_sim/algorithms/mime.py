@@ -116,22 +116,13 @@ def mime(
     Guarantees: matches a NumPy transcription of the paper (tests/oracles/test_mime.py::test_matches_the_paper); with
     any number of full-batch steps and full participation it converges to the optimum of heterogeneous quadratics, where
     FedAvg and MimeLite do not; with partial participation c lacks the absent clients' gradients, which leaves an error
-    floor (::test_where_it_rests). The same bits for any device count and order of the cohort (::test_same_bits); a
-    round whose first pass has no usable message is skipped (::test_no_usable_gradient).
+    floor (::test_error_floor_with_a_few). The same bits for any device count and order of the cohort
+    (::test_same_bits); a round whose first pass has no usable message is skipped (::test_no_usable_gradient).
 
     References: Karimireddy et al. 2021 (Mime), algorithm 1.
     """
     validate.positive("server_learning_rate", server_learning_rate)
-    if transform is not None and not isinstance(transform, UpdateTransform):
-        validate.fail("transform", "an UpdateTransform", type(transform).__name__, "Call the factory.", TypeError)
-    if transform is not None and transform.noise is not None:
-        validate.fail(
-            "transform", "one without noise for mime", transform.noise.mechanism, "A client sends two letters."
-        )
-    if transform is not None and jax.tree.leaves(transform.init_client(jax.ShapeDtypeStruct((8, 8), jnp.float32))):
-        validate.fail(
-            "transform", "one without memory at the clients", "one that remembers", "A client sends two letters."
-        )
+    _check_transform(transform)
     base = base_optimizer(rule, momentum=momentum, second_decay=second_decay, adaptivity=adaptivity)
     local = client.work(
         num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
@@ -190,6 +181,18 @@ def mime(
         return state, _both(info, sent, lost, norm, usable)
 
     return made._replace(init=init, step=step, params=lambda state: inner.params(state.server), observe=observe)
+
+
+def _check_transform(transform: UpdateTransform | None) -> None:
+    hint = "A client sends two messages."
+    if transform is None:
+        return
+    if not isinstance(transform, UpdateTransform):
+        validate.fail("transform", "an UpdateTransform", type(transform).__name__, "Call the factory.", TypeError)
+    if transform.noise is not None:
+        validate.fail("transform", "one without noise for mime", transform.noise.mechanism, hint)
+    if jax.tree.leaves(transform.init_client(jax.ShapeDtypeStruct((8, 8), jnp.float32))):
+        validate.fail("transform", "one without memory at the clients", "one with memory", hint)
 
 
 class _ControlState(NamedTuple):

@@ -95,11 +95,7 @@ def private_sgd(
     validate.in_range("noise_multiplier", noise_multiplier, 0)
     validate.in_range("learning_rate", learning_rate, 0)
     validate.loss_function(loss_fn)
-    validate.steps("num_steps", num_steps)
-    validate.integer("num_examples", num_examples)
-    validate.integer("batch_size", batch_size, 1, num_examples, hint="At most num_examples: q = B / n.")
-    if microbatch_size is not None:
-        validate.integer("microbatch_size", microbatch_size)
+    _check_batches(num_steps, batch_size, num_examples, microbatch_size)
     validate.one_of("sampling", sampling, SAMPLING)
     validate.one_of("weighting", weighting, ("examples", "uniform"))
     validate.one_of("gradients", gradients, GRADIENTS)
@@ -109,35 +105,13 @@ def private_sgd(
         partial(clipped_sum, loss_fn, clip_norm=clip_norm, microbatch_size=microbatch_size, gradients=gradients)
     )
 
-    def batches(key: Array, data: ClientData, zero: engine.HiddenZero) -> Callable:
-        """(step) -> the step's batch, and nothing of it where the mask is False."""
-        rows = data.mask.shape[0]
-        own_slots = min(slots, rows)
-        order, present = engine.shuffle(key, data.mask, zero), data.mask.sum(dtype=jnp.int32)
-
-        def batch(step):
-            places = jnp.arange(own_slots, dtype=jnp.int32)
-            if sampling == "shuffled":
-                steps_per_epoch = jnp.maximum(-(-present // own_slots), 1)
-                epoch, places = step // steps_per_epoch, (step % steps_per_epoch) * own_slots + places
-                return _taken(data, order(epoch, places), places < present, zero)
-            drawn = data.mask
-            if rate < 1:
-                bits = jax.random.bits(jax.random.fold_in(stream(key, "batch"), step), (rows,), jnp.uint32)
-                drawn &= bits < jnp.uint32(int(rate * 2.0**32))
-            if own_slots == rows:
-                return ClientData(data.examples, drawn)
-            count = drawn.sum(dtype=jnp.int32)  # the first of a random order: the same distribution, in fewer slots
-            return _taken(data, order(step, places), places < count, zero)
-
-        return batch
-
     def apply(key: Array, broadcast: PyTree, state: PyTree, data: ClientData):
         if data.mask.shape[0] > num_examples:
             hint = "q = batch_size / num_examples: give the rows of the largest client."
             validate.fail("num_examples", f"at least {data.mask.shape[0]}", num_examples, hint)
         zero = engine.hidden_zero(broadcast)
-        batch, loss_key, noise_key = batches(key, data, zero), stream(key, "loss"), stream(key, "noise")
+        batch = _batches(key, data, zero, sampling, rate, slots)
+        loss_key, noise_key = stream(key, "loss"), stream(key, "noise")
 
         def one_step(step, carry, batch):
             params, sums = carry
@@ -170,6 +144,38 @@ def private_sgd(
     noise = Noise("gaussian", "local", noise_multiplier, clip_norm, "record", details)
     alike = weighting == "uniform"
     return ClientUpdate(lambda params: (), apply, num_steps=num_steps, noise=noise, uniform_weights=alike)
+
+
+def _check_batches(num_steps: int, batch_size: int, num_examples: int, microbatch_size: int | None) -> None:
+    validate.steps("num_steps", num_steps)
+    validate.integer("num_examples", num_examples)
+    validate.integer("batch_size", batch_size, 1, num_examples, hint="At most num_examples: q = B / n.")
+    if microbatch_size is not None:
+        validate.integer("microbatch_size", microbatch_size)
+
+
+def _batches(key: Array, data: ClientData, zero: engine.HiddenZero, sampling: str, rate: float, slots: int) -> Callable:
+    """(step) -> the step's batch, and nothing of it where the mask is False."""
+    rows = data.mask.shape[0]
+    own_slots = min(slots, rows)
+    order, present = engine.shuffle(key, data.mask, zero), data.mask.sum(dtype=jnp.int32)
+
+    def batch(step):
+        places = jnp.arange(own_slots, dtype=jnp.int32)
+        if sampling == "shuffled":
+            steps_per_epoch = jnp.maximum(-(-present // own_slots), 1)
+            epoch, places = step // steps_per_epoch, (step % steps_per_epoch) * own_slots + places
+            return _taken(data, order(epoch, places), places < present, zero)
+        drawn = data.mask
+        if rate < 1:
+            bits = jax.random.bits(jax.random.fold_in(stream(key, "batch"), step), (rows,), jnp.uint32)
+            drawn &= bits < jnp.uint32(int(rate * 2.0**32))
+        if own_slots == rows:
+            return ClientData(data.examples, drawn)
+        count = drawn.sum(dtype=jnp.int32)  # the first of a random order: the same distribution, in fewer slots
+        return _taken(data, order(step, places), places < count, zero)
+
+    return batch
 
 
 def _noise(key: Array, like: PyTree, std: float | Array, zero: engine.HiddenZero) -> PyTree:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -90,19 +90,14 @@ def run(
 
 
 def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet: bool, command: str) -> None:
-    from fedjax_sim.command.report import write_page
-    from fedjax_sim.metrics.baseline import constant_baseline
-    from fedjax_sim.population.describe import describe, digest
-    from fedjax_sim.report.page import write_report
+    """Trains, writes the page and prints the summary; a run that fails exits with a code, after cleaning up."""
+    from fedjax_sim.population.describe import describe
     from fedjax_sim.running import distributed
-    from fedjax_sim.running.checkpoint import CheckpointError, RunLocked, lock
-    from fedjax_sim.running.checksums import write
-    from fedjax_sim.running.loop import run as train
+    from fedjax_sim.running.checkpoint import CheckpointError, RunLocked
 
     tables = loaded.resolved()
     name = f"{tables['data']['name']}-{tables['algorithm']['name']}-{tables['seed']}"
-    options = tables["run"]
-    quiet, made, files = quiet or not distributed.is_first(), None, {}
+    given, made, files = folder, None, {}
 
     def begin() -> str:
         files["config.toml"] = loaded.to_toml()  # a resumed run may have been given more rounds
@@ -111,62 +106,94 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
             files["population.json"] = _json(describe(experiment.data))
         return str(next_folder(RUNS / name) if folder is None else folder)
 
-    def finish() -> tuple[dict, Path]:
-        summary = {"name": name, **history.summary, **constant_baseline(experiment.data.test, experiment.data.task)}
-        with lock(folder):
-            write(folder / "summary.json", _json(summary).encode())
-            return summary, write_report(folder)
-
     try:
-        given, folder = folder, Path(distributed.from_first(begin))
+        folder = Path(distributed.from_first(begin))
         made = folder if given is None and distributed.is_first() else None
-        data_sha256 = digest(experiment.data)
-        distributed.check_same("data", data_sha256, "Every process must read the same files.")
-        if not quiet:
-            done = f" after the {rounds_done(folder):,} done" if start["resume"] else ""
-            typer.echo(
-                f"{name}: {experiment.data.train.size:,} clients, {options['rounds']:,} rounds{done}, into {folder}"
-            )
-        _, history = train(
-            experiment.key,
-            experiment.algorithm,
-            experiment.params,
-            experiment.data.train,
-            options["rounds"],
-            evaluation=experiment.evaluation,
-            evaluate_every=options["evaluate_every"],
-            directory=folder,
-            checkpoint_every=options["checkpoint_every"],
-            keep_checkpoints=options["keep_checkpoints"],
-            client_memory=options["client_memory"],
-            delta=options["delta"],
-            **start,
-            progress=options["progress"] and not quiet,
-            identity=loaded.identity() | {"data_sha256": data_sha256},
-            files=files,
-        )
-        finished = distributed.by_first(finish)
+        quiet = quiet or not distributed.is_first()
+        history = _rounds(name, loaded, experiment, folder, start, quiet, files)
+        finished = distributed.by_first(lambda: _finish(name, history, experiment.data, folder))
     except KeyboardInterrupt as error:
-        kept = rounds_done(folder) if folder else -1
-        drop_empty(made)
-        if kept > 0 and distributed.is_first():
-            write_page(folder)
-        again = f"Continue with: fedjax-sim run --resume --out {shlex.quote(str(folder))}"
-        _stop(f"Interrupted. {f'Round {kept} is safe. {again}' if kept >= 0 else 'No checkpoint yet.'}", error)
+        _interrupted(error, folder, made)
     except (CheckpointError, RunLocked, ArithmeticError, MemoryError, OSError, RuntimeError, ValueError) as error:
-        drop_empty(made)
-        if isinstance(error, ArithmeticError) and distributed.is_first():
-            write_page(folder)  # with the rounds until then
-        if distributed.lost_peer(error):
-            _stop(f"Another process of this job died. Continue with --resume --out {shlex.quote(str(folder))}.", error)
-        known = isinstance(error, (FileExistsError, FileNotFoundError))
-        if isinstance(error, ValueError) and not known:
-            if ": expected " not in str(error):  # a bug, not a wrong config
-                raise
-            _stop(str(error), error)
-        _stop(str(error) if known else f"{type(error).__name__}: {error}", error)
+        _failed(error, folder, made)
     if not quiet:
         _show(*finished)
+
+
+def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, quiet: bool, files: dict) -> Any:
+    """Runs the rounds of an experiment in its folder; the run's `History`."""
+    from fedjax_sim.population.describe import digest
+    from fedjax_sim.running import distributed
+    from fedjax_sim.running.loop import run as train
+
+    options = loaded.resolved()["run"]
+    data_sha256 = digest(experiment.data)
+    distributed.check_same("data", data_sha256, "Every process must read the same files.")
+    if not quiet:
+        done = f" after the {rounds_done(folder):,} done" if start["resume"] else ""
+        clients, rounds = experiment.data.train.size, options["rounds"]
+        typer.echo(f"{name}: {clients:,} clients, {rounds:,} rounds{done}, into {folder}")
+    _, history = train(
+        experiment.key,
+        experiment.algorithm,
+        experiment.params,
+        experiment.data.train,
+        options["rounds"],
+        evaluation=experiment.evaluation,
+        evaluate_every=options["evaluate_every"],
+        directory=folder,
+        checkpoint_every=options["checkpoint_every"],
+        keep_checkpoints=options["keep_checkpoints"],
+        client_memory=options["client_memory"],
+        delta=options["delta"],
+        **start,
+        progress=options["progress"] and not quiet,
+        identity=loaded.identity() | {"data_sha256": data_sha256},
+        files=files,
+    )
+    return history
+
+
+def _finish(name: str, history: Any, data: Any, folder: Path) -> tuple[dict, Path]:
+    """Writes the summary, with the baseline of a constant prediction, and the page."""
+    from fedjax_sim.metrics.baseline import constant_baseline
+    from fedjax_sim.report.page import write_report
+    from fedjax_sim.running.checkpoint import lock
+    from fedjax_sim.running.checksums import write
+
+    summary = {"name": name, **history.summary, **constant_baseline(data.test, data.task)}
+    with lock(folder):
+        write(folder / "summary.json", _json(summary).encode())
+        return summary, write_report(folder)
+
+
+def _interrupted(error: KeyboardInterrupt, folder: Path | None, made: Path | None) -> NoReturn:
+    from fedjax_sim.command.report import write_page
+    from fedjax_sim.running import distributed
+
+    kept = rounds_done(folder) if folder else -1
+    drop_empty(made)
+    if kept > 0 and distributed.is_first():
+        write_page(folder)
+    again = f"Continue with: fedjax-sim run --resume --out {shlex.quote(str(folder))}"
+    _stop(f"Interrupted. {f'Round {kept} is safe. {again}' if kept >= 0 else 'No checkpoint yet.'}", error)
+
+
+def _failed(error: Exception, folder: Path | None, made: Path | None) -> NoReturn:
+    from fedjax_sim.command.report import write_page
+    from fedjax_sim.running import distributed
+
+    drop_empty(made)
+    if isinstance(error, ArithmeticError) and distributed.is_first():
+        write_page(folder)  # with the rounds until then
+    if distributed.lost_peer(error):
+        _stop(f"Another process of this job died. Continue with --resume --out {shlex.quote(str(folder))}.", error)
+    known = isinstance(error, (FileExistsError, FileNotFoundError))
+    if isinstance(error, ValueError) and not known:
+        if ": expected " not in str(error):  # a bug, not a wrong config
+            raise error
+        _stop(str(error), error)
+    _stop(str(error) if known else f"{type(error).__name__}: {error}", error)
 
 
 def launch(
@@ -179,7 +206,7 @@ def launch(
     raise typer.Exit(start(arguments, processes))
 
 
-def _stop(words: str, error: BaseException) -> None:
+def _stop(words: str, error: BaseException) -> NoReturn:
     """Ends the run with an error's text, which one process of the job prints."""
     from fedjax_sim.running import distributed
 

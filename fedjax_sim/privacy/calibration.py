@@ -165,9 +165,13 @@ class Row(NamedTuple):
     adjacency: str
     accountant: str
     noise_multiplier: float  # standard deviation over the clip norm: of the sum, or of one message
-    letter_std: float  # on each message before it is summed
+    message_std: float  # on each message before it is summed
     mean_std: float  # on each coordinate of the mean over the cohort
     epsilon: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON; the key of `message_std` is its older name, "letter_std"."""
+        return {"letter_std" if name == "message_std" else name: x for name, x in self._asdict().items()}
 
 
 def compare(
@@ -217,7 +221,7 @@ def comparison_table(rows: list[Row]) -> str:
     )
     first = rows[0].mean_std
     body = [
-        (r.place, f"{r.noise_multiplier:.5g}", f"{r.letter_std:.4g}", f"{r.mean_std:.4g}", f"{r.mean_std / first:.4g}",
+        (r.place, f"{r.noise_multiplier:.5g}", f"{r.message_std:.4g}", f"{r.mean_std:.4g}", f"{r.mean_std / first:.4g}",
          r.adjacency.replace("_", " "), r.accountant)
         for r in rows
     ]  # fmt: skip

@@ -86,18 +86,18 @@ def epsilon(total: np.ndarray, delta: float) -> tuple[float, float]:
 
 
 def discrete_gaussian_curve(
-    orders: np.ndarray, *, l2: float, l1: float, letter_std: float, num_letters: int, dimension: int
+    orders: np.ndarray, *, l2: float, l1: float, message_std: float, num_messages: int, dimension: int
 ) -> np.ndarray:
-    """The curve of a sum of `num_letters` discrete Gaussians in each of d numbers; lengths in units of the grid.
+    """The curve of a sum of `num_messages` discrete Gaussians in each of d numbers; lengths in units of the grid.
 
     Guarantees: never below the exact divergence in one dimension
     (tests/privacy/test_renyi.py::test_integer_curves_bound_the_exact_divergence).
     """
-    std = letter_std * math.sqrt(num_letters)
-    k = np.arange(1, min(num_letters, 10_000))
-    tau = 10 * float(np.exp(-2 * math.pi**2 * letter_std**2 * k / (k + 1)).sum())
-    if num_letters > 10_000:  # what is left out has exponents below that of the last
-        tau += 10 * (num_letters - 10_000) * math.exp(-2 * math.pi**2 * letter_std**2 * (1 - 1e-4))
+    std = message_std * math.sqrt(num_messages)
+    k = np.arange(1, min(num_messages, 10_000))
+    tau = 10 * float(np.exp(-2 * math.pi**2 * message_std**2 * k / (k + 1)).sum())
+    if num_messages > 10_000:  # what is left out has exponents below that of the last
+        tau += 10 * (num_messages - 10_000) * math.exp(-2 * math.pi**2 * message_std**2 * (1 - 1e-4))
     moved = l2 / std
     first = orders / 2 * moved**2 + tau * dimension
     second = orders / 2 * (moved**2 + 2 * tau * l1 / std + tau**2 * dimension)
@@ -143,13 +143,13 @@ def sampled_curve(unsampled: np.ndarray, rate: float) -> np.ndarray:
 def _integer_curve(mechanism: Mechanism) -> np.ndarray:
     moves, m = mechanism.moves, int(mechanism.detail("cohort_size"))
     lengths = {"l2": moves * mechanism.detail("l2_units"), "l1": moves * mechanism.detail("l1_units")}
-    letter_std = mechanism.noise_multiplier * mechanism.detail("clip_units") / math.sqrt(m)
+    message_std = mechanism.noise_multiplier * mechanism.detail("clip_units") / math.sqrt(m)
 
     def unsampled(orders):
         if mechanism.kind == "skellam":
-            return skellam_curve(orders, **lengths, variance=letter_std**2 * m)
+            return skellam_curve(orders, **lengths, variance=message_std**2 * m)
         dimension = int(mechanism.detail("dimension"))
-        return discrete_gaussian_curve(orders, **lengths, letter_std=letter_std, num_letters=m, dimension=dimension)
+        return discrete_gaussian_curve(orders, **lengths, message_std=message_std, num_messages=m, dimension=dimension)
 
     whole = np.arange(513, dtype=np.float64)
     known = unsampled(whole)

@@ -2,60 +2,36 @@
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 import json
 import resource
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import engine, validate
-from fedjax_sim.population.protocol import check_population
 from fedjax_sim.running import checkpoint, checksums, distributed
+from fedjax_sim.running.arguments import check_kinds, check_numbers, evaluated
+from fedjax_sim.running.blocks import MAX_BLOCK, compiled_block, memory_errors
 from fedjax_sim.running.environment import matmul_precision, numerics, use_compilation_cache
 from fedjax_sim.running.fingerprint import fingerprint
+from fedjax_sim.running.history import History
+from fedjax_sim.running.interrupts import interrupts
 from fedjax_sim.running.log import Log, as_record, plain
-from fedjax_sim.running.planning import check_memory
 from fedjax_sim.running.progress import progress_bar
 from fedjax_sim.running.spending import Spending
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
-__all__ = ["History", "check_kinds", "interrupts", "num_arguments", "run"]
+__all__ = ["History", "run"]
 
-MAX_INFO = 4096  # numbers in an entry of info
-MAX_BLOCK = 256  # most rounds between two returns to the host
 BLOCK_SECONDS = 0.5  # target: long enough to hide the host's overhead, short enough for the progress bar
-
-
-class History(NamedTuple):
-    """The log of a run and its summary.
-
-    With an evaluation the first record is that of round 0: the evaluation of the model before training, nothing else.
-    """
-
-    records: list[dict[str, Any]]  # one a round, as in metrics.jsonl
-    summary: dict[str, Any]  # as in summary.json
-
-    def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(rounds, values) of a metric, over the rounds that have it; those of an evaluation start at round 0.
-
-        Raises: KeyError for a name that no record has, with the nearest one.
-        """
-        having = [record for record in self.records if name in record]
-        if self.records and not having:
-            known = sorted({key for record in self.records for key in record})
-            raise KeyError(f"name: expected one of {', '.join(known)}, got {name!r}. {validate.nearest(name, known)}")
-        return np.array([r["round"] for r in having]), np.array([r[name] for r in having], float)
 
 
 def run(
@@ -128,97 +104,170 @@ def run(
     (tests/running/test_loop.py::test_a_summary_is_of_all_rounds), and one that is refused leaves no files
     (::test_a_refused_run_leaves_nothing).
     """
-    _check(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume)
+    check_numbers(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume)
     check_kinds(key, algorithm, population, evaluation, callbacks)
     use_compilation_cache()
-    started = time.perf_counter()
-    population = jax.tree.map(jnp.asarray, population)
     if resume and client_memory == "auto" and any(Path(directory).glob("*.mem")):
         client_memory = "disk"
-    with engine.client_memory(client_memory, directory):
-        init_key = jax.random.fold_in(key, 2**31 - 1)
-        state = distributed.agreed(lambda: algorithm.init(init_key, params, population))
-    state = engine.owned(state, (params, population))  # since blocks donate their buffers
-    own = {"key": np.asarray(jax.random.key_data(key)).tolist()}
-    identity = json.loads(json.dumps(identity or {})) | own | numerics()
-    memory_files = [file for file, _ in engine.memory_files(state)]
-    checkpoint_every = evaluate_every if checkpoint_every is None else checkpoint_every
+    session = _Session(
+        population=jax.tree.map(jnp.asarray, population),
+        started=time.perf_counter(),
+        directory=directory,
+        num_rounds=num_rounds,
+        evaluate_every=evaluate_every,
+        checkpoint_every=evaluate_every if checkpoint_every is None else checkpoint_every,
+        keep_checkpoints=keep_checkpoints,
+        evaluated=partial(evaluated, evaluation, algorithm),
+        callbacks=callbacks,
+        identity=json.loads(json.dumps(identity or {})),
+    )
+    session.init(key, algorithm, params, client_memory)
     with ExitStack() as stack:
-        interrupted = stack.enter_context(interrupts())
+        session.interrupted = stack.enter_context(interrupts())
         stack.enter_context(jax.default_matmul_precision(matmul_precision()))
-        log = Log(directory)
+        session.account(key, algorithm, params, delta)
+        session.open(stack, key, algorithm, resume, allow_previous, files or {})
+        session.train(stack.enter_context(progress_bar(progress, session.round, num_rounds)))
+        return session.state, session.history()
+
+
+@dataclasses.dataclass
+class _Session:
+    """A run in progress. The state is an attribute, so that no frame keeps buffers that a block has taken over."""
+
+    population: PyTree
+    started: float  # on the clock of `time.perf_counter`
+    directory: str | Path | None
+    num_rounds: int
+    evaluate_every: int
+    checkpoint_every: int
+    keep_checkpoints: int
+    evaluated: Callable  # (state, record) -> values
+    callbacks: Sequence[Callable]
+    identity: dict
+    state: PyTree = None
+    round: int = 0  # rounds done
+    log: Log | None = None
+    spending: Spending | None = None
+    memory_files: Sequence = ()
+    block: Callable | None = None
+    compile_seconds: float = 0.0
+    interrupted: Sequence = ()  # filled by Ctrl-C
+
+    def init(self, key: Array, algorithm: Algorithm, params: PyTree, client_memory: str) -> None:
+        """Makes the state before the first round."""
+        with engine.client_memory(client_memory, self.directory):
+            init_key = jax.random.fold_in(key, 2**31 - 1)
+            self.state = distributed.agreed(lambda: algorithm.init(init_key, params, self.population))
+        self.state = engine.owned(self.state, (params, self.population))  # since blocks donate their buffers
+        self.memory_files = [file for file, _ in engine.memory_files(self.state)]
+
+    def account(self, key: Array, algorithm: Algorithm, params: PyTree, delta: float | None) -> None:
+        """Makes the log and the privacy ledger, whose key is bound to the program, the initial model and the data."""
+        self.identity |= {"key": np.asarray(jax.random.key_data(key)).tolist()} | numerics()
+        self.log = log = Log(self.directory)
         log.metrics = tuple({x.name: x for x in (*log.metrics, *algorithm.metrics)}.values())
-        source = distributed.from_first(lambda: fingerprint(key, algorithm, params, population))
-        spending = distributed.agreed(lambda: Spending(algorithm, params, population, source, delta, log.directory))
-        log.spending = spending
-        first = 0
+        source = distributed.from_first(lambda: fingerprint(key, algorithm, params, self.population))
+        self.spending = log.spending = distributed.agreed(
+            lambda: Spending(algorithm, params, self.population, source, delta, log.directory)
+        )
+
+    def open(
+        self, stack: ExitStack, key: Array, algorithm: Algorithm, resume: bool, allow_previous: bool, files: Mapping
+    ) -> None:
+        """Resumes where asked, compiles, and locks the folder; a run that is refused or does not fit leaves none."""
+        log, directory = self.log, self.directory
         if resume:
             distributed.by_first(log.check_resumable)
             distributed.by_first(lambda: stack.enter_context(checkpoint.lock(directory)))
-            state, first = log.resume(state, identity, allow_previous)
-            rule = f"at least the {first} rounds done"
-            distributed.agreed(lambda: first > num_rounds and validate.fail("num_rounds", rule, num_rounds))
+            self.state, self.round = log.resume(self.state, self.identity, allow_previous)
+            first, rounds, rule = self.round, self.num_rounds, f"at least the {self.round} rounds done"
+            distributed.agreed(lambda: first > rounds and validate.fail("num_rounds", rule, rounds))
         elif directory is not None:
             distributed.by_first(log.check_fresh)
-        block, state, population, compile_seconds = _compiled(algorithm, spending.key(key), state, population)
-        if directory is not None and not resume:  # after compilation: a run that does not fit leaves no folder
+        self.block, self.state, self.population, self.compile_seconds = compiled_block(
+            algorithm, self.spending.key(key), self.state, self.population
+        )
+        if directory is not None and not resume:
             distributed.by_first(lambda: stack.enter_context(checkpoint.lock(directory)))
             log.start()
-            for file in memory_files:
+            for file in self.memory_files:
                 file.create()
-            distributed.by_first(spending.start)
+            distributed.by_first(self.spending.start)
         if directory is not None:
-            distributed.by_first(lambda: _put_files(Path(directory), files or {}))
+            distributed.by_first(lambda: _put_files(Path(directory), files))
         if directory is not None and not resume:
-            log.commit(0, state, identity, keep_checkpoints)  # so that a run stopped in its first block can continue
-        judge = partial(_judged, evaluation, algorithm)
-        if first == 0 and (at_start := judge(state, {"round": 0})):
-            log.append([{"round": 0} | at_start], 0.0, time.perf_counter() - started)
-        bar = stack.enter_context(progress_bar(progress, first, num_rounds))
-        stop, length, round = False, 1, first
-        while round < num_rounds and not stop:
-            left = [every - round % every for every in (evaluate_every, checkpoint_every)]
-            count = min(length, MAX_BLOCK, num_rounds - round, *left)
-            if spending.mechanism is not None:
-                distributed.agreed(partial(spending.enter, round, round + count))
-            before = time.perf_counter()
-            with _in_their_words(memory_files):
-                state, infos = block(state, population, round, count)
-                infos = jax.device_get(distributed.whole(infos))
-            seconds = time.perf_counter() - before
+            self.commit()  # so that a run stopped in its first block can continue
+        if self.round == 0 and (at_start := self.evaluated(self.state, {"round": 0})):
+            log.append([{"round": 0} | at_start], 0.0, time.perf_counter() - self.started)
+
+    def train(self, bar: Callable) -> None:
+        """Runs blocks until all rounds are done or a callback stops the run."""
+        stop, length = False, 1
+        while self.round < self.num_rounds and not stop:
+            left = [every - self.round % every for every in (self.evaluate_every, self.checkpoint_every)]
+            count = min(length, MAX_BLOCK, self.num_rounds - self.round, *left)
+            records, seconds = self.run_block(count)
             length = max(1, min(2 * count, int(BLOCK_SECONDS * count / max(seconds, 1e-6))))
-            records = [as_record(round + i + 1, infos, i) for i in range(count)]
-            round += count
-            if spending.mechanism is not None:
-                distributed.agreed(partial(spending.observe, records))
             records, failed = _until_failure(records)
-            looking = round % evaluate_every == 0 or round == num_rounds
+            looking = self.due(self.evaluate_every)
             if looking and not failed:
-                records[-1] |= judge(state, records[-1])
-                records[-1] |= {name: plain(value) for name, value in spending.record(round).items()}
-            log.append(records, seconds, time.perf_counter() - started)
+                records[-1] |= self.evaluated(self.state, records[-1])
+                records[-1] |= {name: plain(value) for name, value in self.spending.record(self.round).items()}
+            self.log.append(records, seconds, time.perf_counter() - self.started)
             bar(records, seconds)
             if failed:
                 raise distributed.everywhere(FloatingPointError(failed))
-            looks = distributed.gathered(length, bool(interrupted))  # clocks and signals differ between processes
+            looks = distributed.gathered(length, bool(self.interrupted))  # clocks and signals differ between processes
             length, interrupt = int(looks[0, 0]), looks[:, 1].any()
-            due = round % checkpoint_every == 0 or round == num_rounds
-            if directory is not None and (due or interrupt):
-                log.commit(round, state, identity, keep_checkpoints)
+            if self.directory is not None and (self.due(self.checkpoint_every) or interrupt):
+                self.commit()
             if interrupt:
                 raise distributed.everywhere(KeyboardInterrupt())
-            if looking and callbacks:
-                kept = jax.tree.map(jnp.array, state)
-                stop = any([callback(round, kept, records[-1]) for callback in callbacks])
-                stop = distributed.gathered(stop).any()
-                if directory is not None and stop and not due:
-                    log.commit(round, state, identity, keep_checkpoints)
-        summary = log.summary(compile_seconds, peak_memory_bytes()) | {"finished": round >= num_rounds}
-        summary |= spending.summary({name for record in log.records for name in record})
-        if directory is not None:
-            text, path = json.dumps(summary, indent=2) + "\n", Path(directory) / "summary.json"
+            if looking and self.callbacks:
+                stop = self.call_back(records[-1])
+
+    def due(self, every: int) -> bool:
+        """Whether something is due after this round that happens so often, and at the end."""
+        return self.round % every == 0 or self.round == self.num_rounds
+
+    def run_block(self, count: int) -> tuple[list[dict], float]:
+        """(The records of the next rounds, their seconds); the ledger is written before they run."""
+        if self.spending.mechanism is not None:
+            distributed.agreed(partial(self.spending.enter, self.round, self.round + count))
+        before = time.perf_counter()
+        with memory_errors(self.memory_files):
+            self.state, infos = self.block(self.state, self.population, self.round, count)
+            infos = jax.device_get(distributed.whole(infos))
+        seconds = time.perf_counter() - before
+        records = [as_record(self.round + i + 1, infos, i) for i in range(count)]
+        self.round += count
+        if self.spending.mechanism is not None:
+            distributed.agreed(partial(self.spending.observe, records))
+        return records, seconds
+
+    def call_back(self, record: dict) -> bool:
+        """Calls the callbacks with a copy of the state, which they may keep; whether one of them stops the run."""
+        kept = jax.tree.map(jnp.array, self.state)
+        stop = any([callback(self.round, kept, record) for callback in self.callbacks])
+        stop = distributed.gathered(stop).any()
+        if self.directory is not None and stop and not self.due(self.checkpoint_every):
+            self.commit()
+        return stop
+
+    def commit(self) -> None:
+        """Writes a checkpoint, with log and ledger."""
+        self.log.commit(self.round, self.state, self.identity, self.keep_checkpoints)
+
+    def history(self) -> History:
+        """The log and the summary, which is written too."""
+        summary = self.log.summary(self.compile_seconds, peak_memory_bytes())
+        summary |= {"finished": self.round >= self.num_rounds}
+        summary |= self.spending.summary({name for record in self.log.records for name in record})
+        if self.directory is not None:
+            text, path = json.dumps(summary, indent=2) + "\n", Path(self.directory) / "summary.json"
             distributed.by_first(lambda: checksums.write(path, text.encode()))
-    return state, History(log.records, summary)
+        return History(self.log.records, summary)
 
 
 def _put_files(directory: Path, files: Mapping[str, str]) -> None:
@@ -226,146 +275,6 @@ def _put_files(directory: Path, files: Mapping[str, str]) -> None:
     checksums.remove(directory, ["summary.json", "report.html"])
     for name, text in files.items():
         checksums.write(directory / name, text.encode())
-
-
-@contextmanager
-def _in_their_words(memory_files: list) -> Iterator[None]:
-    """Raises the errors of client memory on disk, which compiled code can only report as its own."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError:
-        for file in memory_files:
-            file.check()
-        raise
-    for file in memory_files:
-        file.check()
-
-
-@contextmanager
-def interrupts() -> Iterator[list]:
-    """A list that the first Ctrl-C fills, so that a run stops between two blocks; the second one stops it at once.
-
-    An exception raised at once could hit Python code that is called from compiled code, and would be lost there.
-    """
-    seen: list = []
-    if threading.current_thread() is not threading.main_thread():
-        yield seen
-        return
-
-    def note(number, frame):
-        seen.append(number)
-        if len(seen) > 1 and callable(before):
-            before(number, frame)
-
-    before = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield seen
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def check_kinds(key: Any, algorithm: Any, population: Any, evaluation: Any, callbacks: Any) -> None:
-    """Raises TypeError for arguments of `run` of a wrong type."""
-    if not isinstance(key, jax.Array) or key.ndim != (not jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
-        validate.fail("key", "one random key", key, "Make one: jax.random.key(0).", TypeError)
-    if not isinstance(algorithm, Algorithm):
-        validate.fail("algorithm", "an Algorithm", type(algorithm).__name__, "Call a recipe or federated().", TypeError)
-    check_population(population)
-    if evaluation is not None and not callable(evaluation):
-        validate.fail("evaluation", "a function of params", evaluation, "See metrics.evaluation.", TypeError)
-    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-        validate.fail("callbacks", "a list of functions", callbacks, error=TypeError)
-
-
-def _check(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume) -> None:
-    validate.integer("num_rounds", num_rounds, 0)
-    validate.integer("evaluate_every", evaluate_every)
-    if checkpoint_every is not None:
-        validate.integer("checkpoint_every", checkpoint_every)
-    validate.integer("keep_checkpoints", keep_checkpoints)
-    if resume and directory is None:
-        validate.fail("directory", "the run directory to resume", None)
-
-
-def _check_info(info: Mapping[str, Any]) -> None:
-    """Refuses large arrays in a round's info: the log holds scalars, one record a round."""
-    for name, value in info.items():
-        size = max((x.size for x in jax.tree.leaves(value)), default=0)
-        if size > MAX_INFO:
-            hint = "The log holds scalars. To see what a server saw, replay the round: algorithms.round.observe."
-            validate.fail(f"info[{name!r}]", f"at most {MAX_INFO:,} numbers", f"{size:,} numbers", hint)
-
-
-def _compiled(algorithm: Algorithm, key: Array, state: PyTree, population: PyTree):
-    """(The compiled block program, state and population on their devices, the seconds that compilation took.)"""
-
-    step = jax.jit(algorithm.step)  # traced once, though called twice
-
-    def block(key, state, population, first, count):
-        _, info = jax.eval_shape(step, key, state, population)
-        _check_info(info)
-        infos = jax.tree.map(lambda x: jnp.zeros((MAX_BLOCK, *x.shape), x.dtype), info)
-
-        def one_round(i, carry):
-            state, infos = carry
-            state, info = step(jax.random.fold_in(key, first + i), state, population)
-            return state, jax.tree.map(lambda rows, x: rows.at[i].set(x), infos, info)
-
-        return jax.lax.fori_loop(0, count, one_round, (state, infos))
-
-    before = time.perf_counter()
-    zero = np.int32(0)
-    key, state, population = distributed.replicated((key, state, population))
-    places = {"out_shardings": (None, key.sharding)} if distributed.several() else {}  # infos are read everywhere
-    compiled = jax.jit(block, donate_argnums=1, **places).lower(key, state, population, zero, zero).compile()
-    seconds = time.perf_counter() - before
-    distributed.agreed(lambda: check_memory(engine.needs(compiled)))
-    (key_place, state_place, population_place, *_), _ = compiled.input_shardings
-    key, state = jax.device_put(key, key_place), _placed(state, state_place)
-    population = jax.device_put(population, population_place)
-
-    def call(state, population, first, count):
-        state, infos = compiled(key, state, population, np.int32(first), np.int32(count))
-        return _placed(state, state_place), infos
-
-    return call, state, population, seconds
-
-
-def _placed(state: PyTree, places: PyTree) -> PyTree:
-    """The state where the program wants it. What is there already is not put again: JAX does not write over an array
-    that shares its buffer, so a block would hold the state twice."""
-    return jax.tree.map(lambda x, place: x if x.sharding == place else jax.device_put(x, place), state, places)
-
-
-def _local(tree: PyTree) -> PyTree:
-    """One device's copy of replicated arrays."""
-    return jax.tree.map(lambda x: x.addressable_data(0), tree)
-
-
-def _judged(evaluation: Callable | None, algorithm: Algorithm, state: PyTree, record: dict) -> dict:
-    """An evaluation's values for the record; refuses names that the record already has."""
-    values = {}
-    if evaluation is not None:
-        sees_state = num_arguments(evaluation) == 2
-        if sees_state and distributed.several():
-            hint = "The clients' memories are split over the processes: evaluate params alone, or use one process."
-            validate.fail("evaluation", "one of params, with several processes", "one of (params, state)", hint)
-        values = evaluation(_local(algorithm.params(state)), *([state] if sees_state else []))
-    for name in values:
-        if name in record or name == "epsilon":
-            validate.fail("evaluation", "names that the round does not use", name, "Put a prefix before it.")
-    return {name: plain(value) for name, value in values.items()}
-
-
-def num_arguments(evaluation: Callable) -> int:
-    """1 for an evaluation of params, 2 for one of (params, state)."""
-    try:
-        parameters = inspect.signature(evaluation).parameters.values()
-    except (TypeError, ValueError):  # some built-in functions have none
-        return 1
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return 2 if sum(x.kind in kinds and x.default is x.empty for x in parameters) == 2 else 1
 
 
 def _until_failure(records: list[dict]) -> tuple[list[dict], str]:

@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.running import checkpoint, distributed
+from fedjax_sim.running import checkpoint
 from fedjax_sim.running.environment import matmul_precision, numerics, versions
 from fedjax_sim.running.fingerprint import array_digest, bound, is_opaque, is_private, joined, program_digest
+from fedjax_sim.running.interrupts import interrupts
 from fedjax_sim.running.log import as_record, plain
-from fedjax_sim.running.loop import check_kinds, interrupts, num_arguments
 from fedjax_sim.running.spending import Spending
-from fedjax_sim.sweeps.finished import Finished, check_directory
+from fedjax_sim.sweeps.arguments import check_numbers, check_run
+from fedjax_sim.sweeps.finished import Finished
 from fedjax_sim.sweeps.grid import check_arguments, combinations_of, seeds_of
 from fedjax_sim.sweeps.points import INIT, Kind, Points, traced
 from fedjax_sim.sweeps.records import Recorder
@@ -132,19 +133,9 @@ def sweep_points(
     Raises: ValueError after the first points, if they lack the metric that is `needed`.
     """
     started = time.perf_counter()
-    validate.integer("num_rounds", num_rounds)
     evaluate_every = num_rounds if evaluate_every is None else evaluate_every
-    validate.integer("evaluate_every", evaluate_every)
-    validate.integer("batch", batch)
-    if resume and directory is None:
-        validate.fail("directory", "the folder of the sweep to resume", None)
-    check_directory(directory, resume)
-    if distributed.several():
-        validate.fail("sweep", "one process", jax.process_count(), "Its points are shared out over one's devices.")
-    check_kinds(keys[0], make(**combinations[0]), population, evaluation, ())
-    if evaluation is not None and num_arguments(evaluation) == 2:
-        hint = "Its points share one model's shape: leave personal models out, or use run."
-        validate.fail("evaluation", "one of params, in a sweep", "one of (params, state)", hint)
+    check_numbers(num_rounds, evaluate_every, batch, directory, resume)
+    check_run(keys[0], make(**combinations[0]), population, evaluation)
     population = jax.tree.map(jnp.asarray, population)
     starts = jax.tree.map(lambda *rows: jnp.stack(rows), *starts)
     rounds = [*range(evaluate_every, num_rounds, evaluate_every), num_rounds]

@@ -82,7 +82,7 @@ def fednova_fixed_point(
     a = (0, 1), K = (1, 10) the fixed point is 0.394 with eta = 0.1 and tends to 0.5 as eta -> 0.
 
     Guarantees: tests/theory/test_convergence.py::test_unequal_steps_shift_the_fixed_point; simulated rounds end there
-    (tests/oracles/test_fednova.py::test_fednova_rests_at_the_optimum_for_small_rates).
+    (tests/oracles/test_fednova.py::test_fednova_converges_to_the_optimum_for_small_rates).
 
     References: Wang et al. 2020 (FedNova), section 4.
 

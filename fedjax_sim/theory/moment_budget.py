@@ -38,7 +38,7 @@ class MomentBudget:
     covariances: dict[str, np.ndarray]  # [d, d] by source
     contraction: float  # rho of the mean map
     client_factor: float  # of the client covariance: (1/m)(N - m)/(N - 1) for a uniform cohort
-    letter_factor: float  # of a message's own noise: 1/m
+    message_factor: float  # of a message's own noise: 1/m
 
     @property
     def total(self) -> float:

@@ -48,7 +48,10 @@ def draw_integers(key: Array, like: PyTree, cells: np.ndarray) -> PyTree:
 
 
 def tail_of(law: str, std: float) -> int:
-    """K with P(|X| > K) <= 2^-66: sub-Gaussian (Canonne et al. 2020), or by Bernstein's inequality for Skellam."""
+    """K with P(|X| > K) <= 2^-66: sub-Gaussian (Canonne et al. 2020), or by Bernstein's inequality for Skellam.
+
+    Guarantees: tests/transform/test_discrete.py::test_tables_are_exact.
+    """
     share = TAIL / 3 if law == "skellam" else 0
     return math.ceil(share + math.sqrt(share**2 + 2 * TAIL * std**2))
 

@@ -109,7 +109,10 @@ def identity() -> UpdateTransform:
 
 
 def no_error(update: PyTree) -> float:
-    """The `squared_error` of what changes nothing."""
+    """The `squared_error` of a transform that changes nothing: 0.
+
+    Guarantees: tests/transform/test_chain.py::test_errors_of_a_chain.
+    """
     return 0.0
 
 

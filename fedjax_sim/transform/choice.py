@@ -37,7 +37,17 @@ PAIRED = 64  # entries up to which random positions come from comparing all pair
 
 
 def amount(share: float | None, count: int | None, scope: str, what: str) -> Callable[[int], int]:
-    """A function size -> how many of so many entries (or blocks) are sent, from exactly one of a share and a count."""
+    """A function size -> how many of so many entries (or blocks) are sent, from exactly one of a share and a count.
+
+    Args:
+      share: in (0, 1], rounded up to whole entries; or `count`, at least 1.
+      scope: "vector" or "leaf": what `size` counts.
+      what: the entries' name in errors.
+
+    Raises: ValueError, TypeError for other values, and from the function for a count above a vector's size.
+
+    Guarantees: tests/transform/test_sparsify.py::test_wrong_amounts, ::test_wire_is_counted_exactly.
+    """
     if (share is None) == (count is None):
         validate.fail("share, count", "exactly one of the two", (share, count))
     validate.one_of("scope", scope, ("vector", "leaf"))
@@ -57,7 +67,10 @@ def amount(share: float | None, count: int | None, scope: str, what: str) -> Cal
 
 
 def sizes_of(update: PyTree, scope: str) -> list[int]:
-    """Numbers of entries to choose from: of the whole update, or of each leaf."""
+    """Numbers of entries to choose from: of the whole update, or of each leaf.
+
+    Guarantees: tests/transform/test_sparsify.py::test_wire_is_counted_exactly.
+    """
     sizes = [math.prod(jnp.shape(x)) for x in jax.tree.leaves(update)]
     return [sum(sizes)] if scope == "vector" else sizes
 
@@ -76,7 +89,10 @@ def _set_bits(size: int, number: int) -> int:
 
 
 def payload(update_spec: PyTree, wire: Wire, values: int) -> Wire:
-    """The wire of `values` numbers of an update, each as wide as its widest leaf; of a `Whole`, at most its code."""
+    """The wire of `values` numbers of an update, each as wide as its widest leaf; of a `Whole`, at most its code.
+
+    Guarantees: tests/transform/test_sparsify.py::test_wire_is_counted_exactly.
+    """
     values = min(values, wire.values)
     width = max((8 * x.dtype.itemsize for x in jax.tree.leaves(update_spec)), default=0)
     if isinstance(wire, Whole):
@@ -92,6 +108,8 @@ def indexed_wire(update_spec: PyTree, wire: Wire, values: int, chosen: list[tupl
     `size`.
 
     Under the entropy code the places are a set, whose order costs nothing.
+
+    Guarantees: tests/transform/test_sparsify.py::test_wire_is_counted_exactly.
     """
     sent = payload(update_spec, wire, values)
     indices = sum(number * _index_bits(size) for size, number in chosen)
@@ -103,7 +121,11 @@ def indexed_wire(update_spec: PyTree, wire: Wire, values: int, chosen: list[tupl
 
 
 def masks_of(choose: Callable, scope: str, key: Array | None, update: PyTree) -> PyTree:
-    """True for the entries that are sent. `choose(key, vector [d]) -> [d] bool` is called for d >= 1 only."""
+    """True for the entries that are sent. `choose(key, vector [d]) -> [d] bool` is called for d >= 1 only.
+
+    Guarantees: clients, and leaves of a client, choose independently
+    (tests/transform/test_sparsify.py::test_clients_choose_independently).
+    """
     leaves, structure = jax.tree.flatten(update)
     wide = [jnp.ravel(x).astype(jnp.promote_types(jnp.result_type(x), jnp.float32)) for x in leaves]
     if scope == "leaf":
@@ -120,12 +142,17 @@ def kept(update: PyTree, masks: PyTree) -> PyTree:
     """The update with zeros where a mask is False, and NaN where such an entry is not finite (x - x).
 
     Zeros there would hide a broken update from the engine, which drops it.
+
+    Guarantees: tests/transform/test_sparsify.py::test_broken_updates_are_seen.
     """
     return jax.tree.map(lambda x, mask: jnp.where(mask, x, x - x), update, masks)
 
 
 def squared(update: PyTree, masks: PyTree | None = None) -> Array:
-    """Sum of the squares of the entries whose mask is False (None: of all), in float64 for NumPy arrays."""
+    """Sum of the squares of the entries whose mask is False (None: of all), in float64 for NumPy arrays.
+
+    Guarantees: tests/transform/test_sparsify.py::test_errors_by_hand.
+    """
     leaves, total = jax.tree.leaves(update), 0.0
     for x, mask in zip(leaves, [False] * len(leaves) if masks is None else jax.tree.leaves(masks), strict=True):
         library = np if isinstance(x, np.ndarray) else jnp
@@ -135,7 +162,10 @@ def squared(update: PyTree, masks: PyTree | None = None) -> Array:
 
 
 def random_mask(key: Array, size: int, number: int) -> Array:
-    """[size] bool with `number` True, every such set equally likely."""
+    """[size] bool with `number` True, every such set equally likely.
+
+    Guarantees: tests/transform/test_sparsify.py::test_random_positions_are_uniform.
+    """
     if size <= PAIRED or 4 * number > size:  # distinct counters have distinct hashes: no ties
         bits = prng.counter_bits(key, jnp.arange(size, dtype=jnp.uint32))
         if size > PAIRED:
@@ -149,7 +179,10 @@ def random_mask(key: Array, size: int, number: int) -> Array:
 
 
 def largest_mask(x: Array, number: int) -> Array:
-    """True for the `number` largest magnitudes; among equal ones for those of lowest index."""
+    """True for the `number` largest magnitudes; among equal ones for those of lowest index.
+
+    Guarantees: tests/transform/test_sparsify.py::test_largest_entries_survive_unchanged.
+    """
     if engine.target() == "cpu" and number > 64 + x.size // 100:  # measured: the mask is faster
         return engine.top_k_mask(x, number)
     return jnp.zeros(x.size, bool).at[engine.top_k(x, number)[1]].set(True, unique_indices=True)

@@ -118,7 +118,10 @@ def personal_clip(factor: float) -> UpdateTransform:
 
 
 def check_clip_norm(clip_norm: float, name: str = "clip_norm") -> None:
-    """Raises unless a clip norm is a number in [1e-9, 1e9]."""
+    """Raises ValueError or TypeError unless a clip norm is a number in [1e-9, 1e9].
+
+    Guarantees: tests/transform/test_clip.py::test_wrong_norms_are_refused.
+    """
     validate.in_range(name, clip_norm, LOW, HIGH, hint="It is the norm of the longest update that may be sent.")
 
 
@@ -130,6 +133,10 @@ def clipped(
     Args:
       key: the client's; no randomness comes from it.
       narrow: return the leaves' dtypes; otherwise at least float32, for what the same transform does next.
+
+    Guarantees: no message is longer than the clip norm
+    (tests/transform/test_clip.py::test_no_message_is_longer_than_the_bound); the derivative is that of the clip
+    (::test_derivative).
     """
     if not jax.tree.leaves(update):
         none = Mean(jnp.zeros(()), jnp.ones(()))
@@ -201,12 +208,18 @@ def _wide_value(x: Array) -> Array:
 
 
 def clip_metrics(measured: dict[str, Mean]) -> dict[str, Array]:
-    """What `clipped` measured, as metrics of a round; 0 where nothing arrived."""
+    """What `clipped` measured, as metrics of a round; 0 where nothing arrived.
+
+    Guarantees: tests/transform/test_clip.py::test_hand_computed.
+    """
     return {name: mean.total / jnp.maximum(mean.weight, 1) for name, mean in measured.items()}
 
 
 def scaled_wire(update_spec: PyTree, wire: Wire, factors: int = 1) -> Wire:
-    """What scaling by so many common factors costs: nothing for plain numbers, else a float32 each beside the code."""
+    """What scaling by so many common factors costs: nothing for plain numbers, else a float32 each beside the code.
+
+    Guarantees: tests/transform/test_clip.py::test_wire_pays_for_the_factor.
+    """
     if wire == plain_wire(update_spec):
         return wire
     coded = None if wire.coded_bits is None else wire.coded_bits + 32 * factors
@@ -245,7 +258,10 @@ def _squares(x: Array, factor: float | Array, zero: engine.HiddenZero) -> Array:
 
 
 def length_over(leaves: list[Array], limit: float | Array) -> tuple[Array, Array]:
-    """(norm / limit, infinite past 2^63; norm times 2^-80, which is 0 for short updates), both within `slack`."""
+    """(norm / limit, infinite past 2^63; norm times 2^-80, which is 0 for short updates), both within `slack`.
+
+    Guarantees: tests/transform/test_clip.py::test_no_message_is_longer_than_the_bound.
+    """
     leaves = [x for x in leaves if x.size] or [jnp.zeros(1)]
     zero = engine.hidden_zero(leaves)
     scale = engine.rounded_here(jnp.float32(FAR), zero)  # or (x c)(x c) may become x x (c c), and c c zero
@@ -258,7 +274,10 @@ def _norm(near: Array, far: Array, limit: float | Array) -> Array:
 
 
 def slack(leaves: list[Array], others: int = 16) -> float:
-    """The largest relative error of a norm: rounding in its sum of squares, and in `others` further operations."""
+    """The largest relative error of a norm: rounding in its sum of squares, and in `others` further operations.
+
+    Guarantees: tests/transform/test_clip.py::test_no_message_is_longer_than_the_bound.
+    """
     levels = 1 + max(math.log2(max(x.size, 2)) for x in leaves)
     return (levels / 2 + len(leaves) / 2 + others) * 2.0**-24
 

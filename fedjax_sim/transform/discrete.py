@@ -39,7 +39,7 @@ class IntegerNoise(NamedTuple):
     granularity: float  # gamma, length of one grid unit in the update's units
     cohort_size: int  # messages whose shares of the noise add up to the multiplier
     clip_units: float  # c = clip norm / gamma, before rounding
-    letter_std: float  # of one message's share: the discrete Gaussian's sigma, the square root of Skellam's variance
+    message_std: float  # of one message's share: the discrete Gaussian's sigma, the square root of Skellam's variance
     beta: float  # of the conditional rounding
     table_error: float  # total variation between one drawn integer and its law, at most
     tail: int  # no drawn integer is larger
@@ -47,7 +47,7 @@ class IntegerNoise(NamedTuple):
     @property
     def sum_std(self) -> float:
         """Of the noise in the sum of `cohort_size` messages, in grid units."""
-        return self.letter_std * math.sqrt(self.cohort_size)
+        return self.message_std * math.sqrt(self.cohort_size)
 
     def rounded_norm(self, dimension: int) -> float:
         """D(d): no message of d numbers is longer, in grid units, before its noise."""
@@ -64,9 +64,9 @@ class IntegerNoise(NamedTuple):
         """The sum's noise over what one message of d numbers moves it by: below the noise multiplier asked for."""
         return self.sum_std / self.rounded_norm(dimension)
 
-    def sum_error(self, dimension: int, num_letters: int | None = None) -> float:
+    def sum_error(self, dimension: int, num_messages: int | None = None) -> float:
         """Total variation between the noise of a sum and its law, at most: what (1 + e^epsilon) times adds to delta."""
-        return self.table_error * dimension * (self.cohort_size if num_letters is None else num_letters)
+        return self.table_error * dimension * (self.cohort_size if num_messages is None else num_messages)
 
 
 def discrete_gaussian_mechanism(
@@ -105,7 +105,7 @@ def discrete_gaussian_mechanism(
     References: Kairouz, Liu and Steinke 2021, algorithm 1 and theorem 11; Canonne, Kamath and Steinke 2020.
 
     >>> made = discrete_gaussian_mechanism(1.0, 1.0, 100, granularity=0.01)
-    >>> made.noise.details.letter_std, round(made.noise.details.multiplier(1000), 3)
+    >>> made.noise.details.message_std, round(made.noise.details.multiplier(1000), 3)
     (10.0, 0.982)
     """
     numbers = {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier, "cohort_size": cohort_size}

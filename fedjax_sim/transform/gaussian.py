@@ -225,7 +225,10 @@ def distributed_gaussian(clip_norm: float, noise_multiplier: float, cohort_size:
 
 
 def check_cohort(cohort, cohort_size: int) -> None:
-    """Raises if a cohort can never send as many messages as the shares of noise count on."""
+    """Raises ValueError if a cohort has fewer slots than the number of messages that the shares of noise assume.
+
+    Guarantees: tests/transform/test_gaussian.py::test_shares_add_up.
+    """
     if cohort is not None and cohort.ids.shape[0] < cohort_size:
         hint = "The sampler never invites so many: their shares would not add up to the noise."
         validate.fail("cohort_size", f"at most the {cohort.ids.shape[0]} slots of the sampler", cohort_size, hint)

@@ -113,7 +113,10 @@ class Grid(NamedTuple):
 
 
 def leaves_of(update: PyTree) -> tuple[list[Array], ModuleType]:
-    """(leaves, the library to compute with): NumPy for NumPy leaves, as JAX would round float64 to float32."""
+    """(leaves, the library to compute with): NumPy for NumPy leaves, as JAX would round float64 to float32.
+
+    Guarantees: tests/transform/test_quantize.py::test_error_of_fixed_numbers.
+    """
     leaves = jax.tree.leaves(update)
     if all(isinstance(x, np.ndarray | np.generic | float | int) for x in leaves):
         return [np.asarray(x) for x in leaves], np
@@ -121,12 +124,18 @@ def leaves_of(update: PyTree) -> tuple[list[Array], ModuleType]:
 
 
 def largest(xp: ModuleType, x: Array, axis: int | None = None) -> Array:
-    """The largest magnitude, of all or of each row; 0 of nothing."""
+    """The largest magnitude, of all or of each row; 0 of nothing.
+
+    Guarantees: tests/transform/test_quantize.py::test_extreme_and_odd_updates.
+    """
     return _folded(xp, xp.maximum, xp.abs(x), axis).max(axis, initial=0, keepdims=axis is not None)
 
 
 def total(xp: ModuleType, x: Array, axis: int | None = None) -> Array:
-    """The sum of all or of each row."""
+    """The sum of all or of each row.
+
+    Guarantees: tests/transform/test_sign.py::test_sign_contracts_as_declared.
+    """
     return _folded(xp, xp.add, x, axis).sum(axis, keepdims=axis is not None)
 
 
@@ -147,6 +156,9 @@ def leafwise(fn, key: Array, update: PyTree) -> PyTree:
 
     Its numbers are float32, or a wider leaf's dtype: decoded into bfloat16, they would be rounded away from the levels
     and lose their mean. Update and message are computed once (`engine.computed_once`), as both are read more than once.
+
+    Guarantees: messages keep their mean in every dtype (tests/laws/test_facts.py::test_unbiased_in_every_dtype), and
+    their bits on any number of devices (tests/transform/test_quantize.py::test_devices_change_no_bit).
     """
     check_floats(update)
     zero = engine.hidden_zero(key)
@@ -162,6 +174,8 @@ def with_clipped_share(transform: UpdateTransform, limit: Any) -> UpdateTransfor
     """The same transform, with the share of numbers beyond +-limit as the metric `clipped_share`.
 
     An update that is not finite makes it NaN.
+
+    Guarantees: tests/transform/test_quantize.py::test_clipped_share, ::test_nonfinite_updates_are_seen.
     """
 
     def on_client(key, update, state, memory):
@@ -180,7 +194,12 @@ def with_clipped_share(transform: UpdateTransform, limit: Any) -> UpdateTransfor
 
 
 def quantizer(grid: Grid, wire, *, integers: bool = False) -> UpdateTransform:
-    """The transform that rounds updates to the levels of a grid; its messages are these levels, or integers."""
+    """The transform that rounds updates to the levels of a grid; its messages are these levels, or integers.
+
+    Guarantees: the mean and the error that it declares
+    (tests/transform/test_quantize.py::test_mean_and_error_match_the_declared_ones); integers decode to the same
+    message (::test_integers_decode_to_the_message).
+    """
 
     def message(keys, leaves, zero):
         groups = [grid.grouped(jnp, x) for x in leaves]
@@ -221,6 +240,8 @@ def grid_wire(grid: Grid, bits: int, coded=None):
     """The wire of `bits` a number, and of the scales.
 
     A grid with zero among its levels sends only the numbers that come in, as zeros stay zeros; another sends all.
+
+    Guarantees: tests/transform/test_quantize.py::test_wire_bits.
     """
 
     def wire(update_spec: PyTree, wire_in: Wire) -> Wire:

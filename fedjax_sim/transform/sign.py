@@ -48,6 +48,9 @@ def signs(scale: Callable, after_rotation: Callable, scope: str = "vector", **fa
       scale: (xp, size, peak, mean of |x| / peak, mean of (x / peak)^2) -> the scale; xp is NumPy or jax.numpy.
       after_rotation: (|x|^2, size) -> a bound on the squared error after a rotation, for `rotated`.
       scope: what shares a scale: the whole "vector", or each "leaf".
+
+    Guarantees: the error that it declares (tests/transform/test_sign.py::test_sign_contracts_as_declared), and its bits
+    (::test_wire_bits).
     """
     validate.one_of("scope", scope, ("vector", "leaf"))
 

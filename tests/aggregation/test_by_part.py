@@ -1,4 +1,4 @@
-"""Another rule for each part of a letter."""
+"""A separate aggregator for each part of a message."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_each_part_is_alone():
 
 
 def test_wrong_input():
-    """Catches a letter whose parts nobody aggregates."""
+    """Catches a part of a message that no aggregator takes."""
     with pytest.raises(TypeError, match=r"parts\['a'\]: expected an Aggregator, got 'function'. Call the factory"):
         by_part({"a": total})
     with pytest.raises(TypeError, match="parts: expected a dict of aggregators"):

@@ -1,4 +1,4 @@
-"""A user's rule that sees every letter."""
+"""A user's rule that sees all messages at once."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def test_rule_sees_rows_by_id_and_zeros_for_the_absent():
         seen.update(updates=updates, weights=weights)
         return jax.tree.map(lambda x: jnp.median(x, axis=0), updates)
 
-    table = gather(rule, sensitivity=2.0, weighted=False)
-    carry = table.init({"w": jax.ShapeDtypeStruct((), jnp.float32)}, 4)
+    aggregator = gather(rule, sensitivity=2.0, weighted=False)
+    carry = aggregator.init({"w": jax.ShapeDtypeStruct((), jnp.float32)}, 4)
     for slots, ids, values in (([2, 0], [8, 40], [6.0, 7.0]), ([1, 4], [3, 1], [5.0, 99.0]), ([3], [0], [0.0])):
         received = Received({"w": jnp.array(values)}, jnp.array(values), jnp.array(ids), jnp.array(slots))
-        carry = table.accumulate(jax.random.key(0), None, carry, received)
-    update, metrics = table.finalize(jax.random.key(0), None, carry)
+        carry = aggregator.accumulate(jax.random.key(0), None, carry, received)
+    update, metrics = aggregator.finalize(jax.random.key(0), None, carry)
     assert seen["updates"]["w"].tolist() == seen["weights"].tolist() == [5, 6, 7, 0]
     assert float(update["w"]) == 5.5 and float(metrics["total_weight"]) == 18
-    assert (table.sensitivity, table.weighted, table.homogeneous) == (2.0, False, False)
+    assert (aggregator.sensitivity, aggregator.weighted, aggregator.homogeneous) == (2.0, False, False)
 
 
 def test_a_rule_with_memory():
@@ -91,10 +91,10 @@ def test_ids_stand_beside_their_rows():
         seen.update(ids=ids, weights=weights)
         return updates.sum(0)
 
-    table = gather(rule)
-    carry = table.init(jax.ShapeDtypeStruct((), jnp.float32), 3)
+    aggregator = gather(rule)
+    carry = aggregator.init(jax.ShapeDtypeStruct((), jnp.float32), 3)
     received = Received(jnp.ones(3), jnp.array([2.0, 0.0, 1.0]), jnp.array([9, 4, 5]), jnp.array([0, 1, 2]))
-    table.finalize(jax.random.key(0), None, table.accumulate(jax.random.key(0), None, carry, received))
+    aggregator.finalize(jax.random.key(0), None, aggregator.accumulate(jax.random.key(0), None, carry, received))
     assert seen["ids"].tolist() == [5, 9, -1] and seen["weights"].tolist() == [1, 2, 0]
     with pytest.raises(TypeError, match="rule: expected a function \\(key, updates, weights, ids\\)"):
         gather(lambda key, updates, weights: updates)
@@ -102,7 +102,7 @@ def test_ids_stand_beside_their_rows():
 
 @pytest.mark.optimised
 def test_signs_of_zeros_are_the_same_on_two_devices():
-    """Catches -0.0 in a letter that a sum over devices turns into 0.0, while one device keeps it."""
+    """Catches -0.0 in a message that a sum over devices turns into 0.0, while one device keeps it."""
 
     def silent(key, broadcast, state, data):
         return Report(-0.0 * jnp.abs(broadcast), jnp.float32(1), {}), state

@@ -18,7 +18,7 @@ SPEC = {"w": jax.ShapeDtypeStruct((3,), jnp.float32), "b": jax.ShapeDtypeStruct(
 
 
 def aggregate(aggregator, updates, weights, ids=None):
-    """One call at the table with everybody in one chunk."""
+    """The aggregate of one chunk with all messages."""
     count = len(weights)
     ids = np.arange(count) if ids is None else ids
     spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), updates)
@@ -40,8 +40,8 @@ def expectation(aggregator, cohorts, updates, weights):
 
     @jax.jit
     @jax.vmap
-    def run(ids, weights, letters):
-        received = Received(letters, weights, ids, jnp.arange(size))
+    def run(ids, weights, messages):
+        received = Received(messages, weights, ids, jnp.arange(size))
         carry = aggregator.init(jax.ShapeDtypeStruct((), jnp.float32), size)
         carry = aggregator.accumulate(jax.random.key(0), None, carry, received)
         return aggregator.finalize(jax.random.key(0), None, carry)[0]
@@ -54,7 +54,7 @@ def expectation(aggregator, cohorts, updates, weights):
 
 @pytest.mark.parametrize("name", ["mean", "uniform", "fixed_mean", "total", "keep_old"])
 def test_matches_a_float64_oracle(name):
-    """Catches weights that are squared or forgotten, and sums in float32; 5,000 letters over ten decades."""
+    """Catches weights that are squared or forgotten, and sums in float32; 5,000 messages over ten decades."""
     count = 5000
     weights = np.float32(RNG.integers(0, 300, count))
     scale = 10.0 ** RNG.uniform(-5, 5, (count, 1))
@@ -76,8 +76,8 @@ def test_matches_a_float64_oracle(name):
     assert (np.abs(got - truth) <= 1e-6 * np.abs(addends).sum(0)).all()
 
 
-def test_bfloat16_letters_are_weighted_exactly():
-    """Clients who all hold 301 examples and send the same letter. Catches weights rounded to bfloat16 (302)."""
+def test_bfloat16_messages_are_weighted_exactly():
+    """Clients who all hold 301 examples and send the same message. Catches weights rounded to bfloat16 (302)."""
     updates = {"w": jnp.ones((7, 3), jnp.float32), "b": jnp.full(7, 1.5, jnp.bfloat16)}
     result, metrics = aggregate(aggregation.mean(), updates, [301.0] * 7)
     assert float(result["b"]) == 1.5 and result["w"].tolist() == [1, 1, 1]
@@ -105,7 +105,7 @@ def test_empty_cohort_is_zero(name):
 
 
 def test_ratio_estimator_is_biased_and_horvitz_thompson_is_not():
-    """Row E10: n = (1, 9), g = (0, 1), m = 1 gives 0.5 for 0.9; then five clients, all ten pairs.
+    """n = (1, 9), g = (0, 1), m = 1 gives 0.5 for 0.9; then five clients, all ten pairs (Cochran 1977, chapter 6).
 
     Catches Horvitz-Thompson weights that are normalised by the cohort.
     """

@@ -1,4 +1,4 @@
-"""Sums of integers in a ring."""
+"""Sums of integers modulo a power of two."""
 
 from __future__ import annotations
 
@@ -15,31 +15,33 @@ KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
 
 
-def aggregate(table, letters, weights):
-    """One call at the table with everybody in one chunk."""
-    spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), letters)
+def aggregate(aggregator, messages, weights):
+    """The aggregate of one chunk with all messages."""
+    spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), messages)
     count = len(weights)
 
     @jax.jit
-    def run(letters, weights):
-        received = Received(letters, weights, jnp.arange(count), jnp.arange(count))
-        return table.finalize(KEY, None, table.accumulate(KEY, None, table.init(spec, count), received))
+    def run(messages, weights):
+        received = Received(messages, weights, jnp.arange(count), jnp.arange(count))
+        return aggregator.finalize(KEY, None, aggregator.accumulate(KEY, None, aggregator.init(spec, count), received))
 
-    return run(jax.tree.map(jnp.asarray, letters), jnp.asarray(weights, jnp.float32))
+    return run(jax.tree.map(jnp.asarray, messages), jnp.asarray(weights, jnp.float32))
 
 
 @pytest.mark.parametrize("bits", [2, 9, 20, 31, 32])
 def test_sums_are_exact(bits):
-    """Against Python's integers modulo 2^bits, letters over the whole of int32, so that partial sums wrap many times.
+    """Against Python's integers modulo 2^bits, messages over the whole of int32, so that partial sums wrap many times.
 
-    Catches a lift that forgets the sign, a sum in float32, and absent or heavy letters counted by their weight.
+    Catches a lift that forgets the sign, a sum in float32, and absent or heavy messages counted by their weight.
     """
-    letters = RNG.integers(-(2**31), 2**31, (30, 8))
+    messages = RNG.integers(-(2**31), 2**31, (30, 8))
     weights = np.where(np.arange(30) % 3 == 0, 0, 1 + np.arange(30) * 100)
     half = 2 ** (bits - 1)
-    true = [(int(x) + half) % 2**bits - half for x in letters[weights > 0].sum(0)]
+    true = [(int(x) + half) % 2**bits - half for x in messages[weights > 0].sum(0)]
     found, metrics = aggregate(
-        aggregation.modular_sum(1.0, modulus_bits=bits), {"a": np.int32(letters), "b": np.int32(letters[:, 0])}, weights
+        aggregation.modular_sum(1.0, modulus_bits=bits),
+        {"a": np.int32(messages), "b": np.int32(messages[:, 0])},
+        weights,
     )
     assert found["a"].dtype == jnp.float32 and float(metrics["total_weight"]) == 20
     assert np.asarray(found["a"]).tolist() == np.float32(true).tolist() and float(found["b"]) == np.float32(true[0])
@@ -47,8 +49,8 @@ def test_sums_are_exact(bits):
 
 def test_small_sums_survive_wrapping():
     """Partial sums leave the range of 8 bits, the sum does not. Catches sums that saturate."""
-    letters = np.int32([[100], [100], [-120], [100], [-100], [-50]])
-    found, _ = aggregate(aggregation.modular_sum(10.0, modulus_bits=8), letters, np.ones(6))
+    messages = np.int32([[100], [100], [-120], [100], [-100], [-50]])
+    found, _ = aggregate(aggregation.modular_sum(10.0, modulus_bits=8), messages, np.ones(6))
     np.testing.assert_allclose(found, [3.0], rtol=1e-6)
 
 
@@ -59,7 +61,7 @@ def test_nothing_received_is_zero():
 
 
 def test_floats_are_refused():
-    """Catches floats whose bits are summed, at the table and by the composer."""
+    """Catches floats whose bits are summed, in the aggregator and by `federated`."""
     for dtype in (jnp.float32, jnp.uint32, jnp.int8):
         with pytest.raises(TypeError, match=r"update: expected int32 messages .*discrete_gaussian_mechanism"):
             aggregation.modular_sum(1.0).init(jax.ShapeDtypeStruct((3,), dtype), 4)
@@ -69,8 +71,8 @@ def test_floats_are_refused():
 
 def test_facts():
     """Catches a modulus off by a bit, and a sensitivity of the sum for the mean."""
-    table = aggregation.modular_sum(denominator=8.0, modulus_bits=20)
-    assert (table.modulus, table.sensitivity) == (2**20, 0.125)
+    aggregator = aggregation.modular_sum(denominator=8.0, modulus_bits=20)
+    assert (aggregator.modulus, aggregator.sensitivity) == (2**20, 0.125)
     assert aggregation.modular_sum(1.0).modulus == 2**32
 
 
@@ -83,7 +85,7 @@ def test_wrong_options_are_refused(bits):
         aggregation.modular_sum(0.0)
 
 
-def test_parts_of_letters_are_refused():
+def test_parts_of_messages_are_refused():
     """Catches a ring that `federated` no longer sees, and so never checks."""
     with pytest.raises(ValueError, match="expected a sum of numbers, got 'a modular sum'"):
         aggregation.by_part({"a": aggregation.modular_sum(10.0)})

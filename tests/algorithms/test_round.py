@@ -1,4 +1,4 @@
-"""The verbs of a round: replay, counts of clients, samplers that are told and learn, what a skipped round keeps."""
+"""The steps of a round: replay, counts of clients, samplers that learn, what a skipped round leaves unchanged."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def mean_loss(params, id):
 
 
 def counted(amount, dtype=jnp.uint32):
-    """Clients that count something, of their own size."""
+    """Clients that report a count, in proportion to their size."""
     work = local()
 
     def apply(key, broadcast, state, data):
@@ -109,7 +109,7 @@ def test_counts_are_counts():
 
 
 def loss_seeking(size, slots, told):
-    """Calls those whose last loss was highest, unseen ones first: a sampler that learns."""
+    """Invites the clients whose last loss was highest, unseen ones first: a sampler that learns."""
 
     def sample(key, state):
         cohort, _ = sampling.uniform(size, slots).sample(key, ())
@@ -145,7 +145,7 @@ def test_samplers_are_told_and_observe(wrap):
             one, _ = local().apply(KEY, model, (), p.ragged().client(jnp.int32(id)))
             loss = one.metrics["local_loss"]
             np.testing.assert_allclose(inner(state)["loss"][id], loss.total / loss.weight, rtol=1e-5)
-    assert np.isfinite(inner(state)["loss"]).all()  # everybody was called
+    assert np.isfinite(inner(state)["loss"]).all()  # everybody was invited
 
 
 def test_a_large_entry_of_info_is_refused():

@@ -1,6 +1,6 @@
-"""Other roads than a star, from public names alone: FedBuff, D-PSGD and a hierarchy, each against NumPy.
+"""Other topologies than one server, from public names alone: FedBuff, D-PSGD and a hierarchy, each against NumPy.
 
-They show that the seams of a round are where other algorithms need them: none copies what a verb does.
+They show that a round is divided into steps where other algorithms need it: none copies the code of a step.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(algorithm, data, rounds=ROUNDS):
 
 
 class Buffered(NamedTuple):
-    """A star's state, and who is training on which version of the model."""
+    """The state of a federation, and which clients are training on which version of the model."""
 
     star: FederatedState
     ids: Array  # [C] clients in flight

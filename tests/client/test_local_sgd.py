@@ -116,7 +116,7 @@ def test_losses_are_per_example(mean_loss):
 
 
 def test_model_and_update_forms_agree_only_for_weights_that_sum_to_one():
-    """Row A10, to 1e-6, and different for partial weights. Catches a model form that adds to the old model."""
+    """Equal to 1e-6, and different for partial weights. Catches a model form that adds to the old model."""
     work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=2))
     model = {"client": client.send_model(work), "server": server.replacement()}
     agree = p.Federation(**model).run(p.COHORT, num_rounds=1)[0].server
@@ -149,7 +149,7 @@ def test_wrong_input(work, error, message):
 
 
 def test_a_client_weighs_as_much_as_its_examples():
-    """Fault: tokens weigh in the local loss and in the evaluation, but clients by rows: 3.0 instead of 4.6."""
+    """Fault: tokens as weights in the local loss and in the evaluation, but rows as clients' weights: 3.0, not 4.6."""
     clients = from_clients([{"x": np.float32([1]), "w": np.float32([1])}, {"x": np.float32([5]), "w": np.float32([9])}])
 
     def loss(w, examples, key):

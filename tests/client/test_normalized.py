@@ -1,4 +1,4 @@
-"""FedNova's normalisation of one client's letter."""
+"""FedNova's normalisation of one client's update."""
 
 from __future__ import annotations
 

@@ -196,9 +196,9 @@ def test_records_are_drawn_by_poisson(count, valid, batch_size):
 
 @pytest.mark.parametrize("rate, verdict", [(0.5, "confirmed"), (0.25, "violated")])
 def test_an_audit_of_one_record(rate, verdict):
-    """What a letter tells of one record is what its rate, clip and noise claim, and not what a lower rate would.
+    """What a message reveals of one record is what rate, clip and noise claim, and not what a lower rate would claim.
 
-    Catches what the parts hide from each other: a batch drawn twice, noise that knows the batch.
+    Catches faults between the parts: a batch drawn twice, noise that depends on the batch.
     """
     made = work(
         loss_fn=inner_product, clip_norm=CLIP, noise_multiplier=0.8, learning_rate=3.0 / CLIP, num_steps=1, batch_size=3
@@ -228,8 +228,8 @@ def test_padding(sampling):
     np.testing.assert_allclose(first.metrics["local_loss"].weight, second.metrics["local_loss"].weight)
 
 
-def test_what_the_letter_tells():
-    """Weight 1 and noise, with or without examples; a record that overflows has no letter dropped.
+def test_what_the_message_reveals():
+    """Weight 1 and noise, with or without examples; a record that overflows does not cause a message to be dropped.
 
     Catches a weight that counts records, and a NaN that one record can cause.
     """

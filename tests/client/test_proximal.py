@@ -18,7 +18,7 @@ WORK = {"num_steps": p.STEPS, "batch_size": p.BATCH}
 
 @pytest.mark.optimised
 def test_zero_is_local_sgd():
-    """Row D3, bit for bit over rounds with shuffled partial batches. Catches another order of keys."""
+    """Li et al. 2020, section 3.2: coefficient 0 is FedAvg; here bit for bit. Catches another order of keys."""
 
     def prox(sampler, **options):
         return algorithms.fedprox(p.linear_loss, sampler, optax.sgd(p.RATE), coefficient=0.0, **WORK, **options)
@@ -34,7 +34,7 @@ def test_zero_is_local_sgd():
     "coefficient, expected", [(0, (0.6, -0.8)), (1, (0.454545, -0.318182)), (10, (0.438710, 0.296774))]
 )
 def test_reaches_the_closed_form(coefficient, expected):
-    """Row D6: f = w'Hw/2 - g'w from (0.5, 0.5). Catches a term without its one half (row D2)."""
+    """f = w'Hw/2 - g'w from (0.5, 0.5): the minimiser is (H + c I)^-1 (g + c w_t). Catches a term without its 1/2."""
     hessian, linear = jnp.array([[3.0, 1.0], [1.0, 2.0]]), jnp.array([1.0, -1.0])
 
     def loss(w, x, key):

@@ -63,7 +63,7 @@ def test_wrong_input(wrong, words):
 
 
 def test_unequal_clients_are_packed():
-    """Catches a solver that does not say how many steps it takes: a cohort would wait for its largest client."""
+    """Catches a solver that does not state its number of steps: every client would take those of the largest."""
     work = {"num_epochs": 2, "batch_size": 3}
     made = client.scaffold(p.linear_loss, 0.1, client.work(**work), option=2)
     assert [int(made.num_steps(n)) for n in (1, 3, 4)] == [2, 2, 4]

@@ -1,4 +1,4 @@
-"""Partial work: whom it meets, how much gets done, and that nothing else changes."""
+"""Partial work: which clients, how much they complete, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def local(**options):
 
 
 def applied(work, share=None, seed=0, id=0):
-    """The report of one client that gets this share of its work done."""
+    """The report of one client that completes this share of its work."""
     data = p.ragged().client(jnp.int32(id))
     data = ClientData(data.examples, data.mask, None if share is None else jnp.asarray(share))
     return work.apply(jax.random.key(seed), jnp.array(p.START), (), data)[0]
@@ -37,7 +37,7 @@ def test_shares_and_numbers_of_steps(share, steps):
 
 
 def test_no_stragglers():
-    """Catches work that changes by being told of: all of it is what is done without a word."""
+    """Catches a full share of the work that differs from no share given."""
     for work in (local(), local(num_steps=3)):
         np.testing.assert_allclose(applied(work, 1.0).update, applied(work).update, rtol=1e-6)
 

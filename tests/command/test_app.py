@@ -1,4 +1,4 @@
-"""The command line, as a user meets it: folders, exit codes, words."""
+"""The command line, as a user sees it: folders, exit codes, texts."""
 
 import functools
 import importlib
@@ -221,7 +221,7 @@ def test_a_refused_run_leaves_no_folder(monkeypatch):
     def refuses(needs):
         raise MemoryError("too large")
 
-    monkeypatch.setattr(importlib.import_module("fedjax_sim.running.loop"), "check_memory", refuses)
+    monkeypatch.setattr(importlib.import_module("fedjax_sim.running.blocks"), "check_memory", refuses)
     result = call("run", *sets(*TINY))
     assert result.exit_code == 1 and "too large" in result.output
     assert not [path for path in Path().rglob("*") if path != Path("runs")]
@@ -235,10 +235,11 @@ def test_runs_are_numbered():
 def test_list_shows_every_part():
     """Fault: a public part that `list` leaves out, or one without a meaning."""
     output = call("list").output
-    for room in registry.SUBPACKAGES:
+    for subpackage in registry.SUBPACKAGES:
         assert all(
-            f"{name} " in output or f"{name}*" in output or f".{name}]*" in output for name in registry.parts(room)
-        ), room
+            f"{name} " in output or f"{name}*" in output or f".{name}]*" in output
+            for name in registry.parts(subpackage)
+        ), subpackage
     sampler = call("list", "sampler").output
     assert "cohort_size = (required)" in sampler and "[sampler] in a config" in sampler
     assert call("list", "sampler").output == call("list", "sampling").output
@@ -346,12 +347,12 @@ def first_norm(weighting, aggregator):
 @pytest.mark.parametrize("aggregator", ["horvitz_thompson", "keep_old", "li_scheme_two"])
 @pytest.mark.parametrize("weighting", [pytest.param("examples", marks=pytest.mark.full), "uniform"])
 def test_total_weight_is_that_of_the_reported_weights(aggregator, weighting):
-    """Fault: letters that weigh 1 divided by the number of examples: an update 38 times too small."""
+    """Fault: messages of weight 1 divided by the number of examples: an update 38 times too small."""
     assert first_norm(weighting, aggregator) == pytest.approx(first_norm(weighting, "mean"), rel=1e-5)
 
 
 def test_weights_that_count_twice_are_refused():
-    """Fault: clients drawn in proportion to their examples, then weighed by them again."""
+    """Fault: clients drawn in proportion to their examples, then weighted by them again."""
     options = ["data.num_clients=10", "model.name=linear", "sampler.name=weighted", "sampler.cohort_size=5"]
     with pytest.raises(
         ConfigError, match=r"aggregator: expected one that takes no weights from clients, .* counts them twice"

@@ -26,7 +26,7 @@ SMALL += ["run.devices=1"]
 
 
 def test_the_main_job_is_the_default():
-    """Fault: a quickstart file, or a default, that is not the main job any more."""
+    """Fault: a quickstart file, or a default, that is no longer the default run."""
     main = load().resolved()
     assert main["data"] == {"name": "digits", "num_clients": 100_000, "alpha": 0.3, "min_examples": 20} | {
         "max_examples": 60,
@@ -119,7 +119,7 @@ def test_overrides():
 
 
 def test_wrong_configs_need_no_jax():
-    """Fault: seconds of imports before a typing error is told."""
+    """Fault: seconds of imports before a typing error is reported."""
     code = (
         "import sys\nfrom fedjax_sim.config.document import ConfigError, load\nimport fedjax_sim.command.app\n"
         "load()\ntry:\n    load(None, ['run.rounds=0'])\nexcept ConfigError:\n    print('jax' in sys.modules)"
@@ -164,12 +164,12 @@ def test_every_transform_builds(name):
         options.append(f"transform.{name}.quantize.bits=4")
     elif not options:
         options = [f"transform.{name}={{}}"]
-    table = ["aggregator.name=fixed_mean", "aggregator.denominator=10.0", "algorithm.weighting=uniform"]
+    options_of_sum = ["aggregator.name=fixed_mean", "aggregator.denominator=10.0", "algorithm.weighting=uniform"]
     if name == "ef21":
-        table[1] = "aggregator.denominator=40"
+        options_of_sum[1] = "aggregator.denominator=40"
     if "discrete" in name or "skellam" in name:
-        table = ["aggregator.name=modular_sum", "aggregator.denominator=10.0", "algorithm.weighting=uniform"]
-    experiment = build(load(None, [*SMALL, *options, *table]))
+        options_of_sum = ["aggregator.name=modular_sum", "aggregator.denominator=10.0", "algorithm.weighting=uniform"]
+    experiment = build(load(None, [*SMALL, *options, *options_of_sum]))
     state = jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
     jax.eval_shape(experiment.algorithm.step, experiment.key, state, experiment.data.train)
 
@@ -197,10 +197,10 @@ def test_every_task_builds():
 
 def test_registry_holds_what_the_subpackages_publish():
     """Fault: a factory that the registry's reading of the sources misses, or one that is not public."""
-    for room in registry.SUBPACKAGES:
-        module = importlib.import_module(f"fedjax_sim.{room}")
-        assert sorted(registry.parts(room)) == sorted(module.__all__)
-        for part in registry.parts(room).values():
+    for subpackage in registry.SUBPACKAGES:
+        module = importlib.import_module(f"fedjax_sim.{subpackage}")
+        assert sorted(registry.parts(subpackage)) == sorted(module.__all__)
+        for part in registry.parts(subpackage).values():
             assert part.meaning, part
             for key, option in part.options.items():
                 default = inspect.signature(getattr(module, part.name)).parameters[key].default
@@ -256,7 +256,7 @@ def test_what_the_model_tells_of_a_downlink(members, told):
 
 
 def test_the_downlink_is_the_servers():
-    """Catches a downlink that is left out, applied to letters, or built in another order than the file's."""
+    """Catches a downlink that is left out, applied to messages, or built in another order than the file's."""
     order = ["downlink.top_k.share=0.5", "downlink.quantize.bits=4"]
     wires = []
     for settings in ([], order, order[::-1], [*order, "transform.quantize.bits=8"]):

@@ -140,7 +140,7 @@ class Everything:
 
 
 @fault(laws.nonfinite_clients_are_dropped)
-def nonfinite_letters_pass(patch):
+def nonfinite_messages_pass(patch):
     patch.setattr(one_client, "LARGEST", Everything())
     patch.setattr(one_client, "stays_finite", lambda old, new: jnp.asarray(True))
     patch.setattr(one_client.tree, "all_finite", lambda tree: jnp.asarray(True))
@@ -184,12 +184,12 @@ def sign_of_the_pseudo_gradient(patch):
     original = server.optimizer
 
     def uphill(rule):
-        room = original(rule)
+        step = original(rule)
 
         def apply(key, aggregate, state):
-            return room.apply(key, jax.tree.map(jnp.negative, aggregate), state)
+            return step.apply(key, jax.tree.map(jnp.negative, aggregate), state)
 
-        return room._replace(apply=apply)
+        return step._replace(apply=apply)
 
     patch.setattr(server, "optimizer", uphill)
 
@@ -227,7 +227,7 @@ def clients_drawn_by_modulus(patch):
 
 
 @fault(test_facts.test_unbiased_in_every_dtype)
-def letters_rounded_to_their_leaves(patch):
+def messages_rounded_to_their_leaves(patch):
     """A real one: what a quantiser decodes was rounded again, to the model's bfloat16."""
     grid = importlib.import_module("fedjax_sim.transform.grid")
     leafwise = grid.leafwise

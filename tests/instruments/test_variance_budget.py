@@ -82,7 +82,7 @@ ALL = [name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_sum_is_the_variance_of_real_rounds(name):
-    """Fault: a sampler's law, a divisor or a letter's factor that is another one than the round's."""
+    """Fault: a sampling design, a divisor or a message's factor that differs from the round's."""
     made = CASES[name]()
     total = (found() if name == "all" else estimates(made, 100))["total"]
     runs = independent_runs(
@@ -124,6 +124,6 @@ def private():
     ],
 )
 def test_refusals(make, words):
-    """Fault: a budget of something that it cannot tell apart."""
+    """Fault: a budget of causes that cannot be separated."""
     with pytest.raises((TypeError, ValueError), match=words):
         variance_budget(make(), ZERO, CLIENTS, num_clients=5)

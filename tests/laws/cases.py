@@ -1,4 +1,4 @@
-"""One row for every public factory of the rooms that make up a round. A member without a row fails the suite."""
+"""One row for every public factory of the subpackages that make up a round. A member without a row fails the suite."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedjax_sim import aggregation, algorithms, client, sampling, server, transf
 from fedjax_sim.algorithms.base import base_optimizer
 from tests.laws import problems as p
 
-ROOMS = {
+SUBPACKAGES = {
     "sampling": sampling,
     "client": client,
     "transform": transform,
@@ -57,7 +57,7 @@ def _recipe(make, **options):
 
 
 def _first_of_two():
-    """Two rules side by side, fed with the same letters; the laws see the first one's aggregate."""
+    """Two rules side by side, fed with the same messages; the laws see the first one's aggregate."""
     rule = aggregation.by_part({"one": aggregation.fixed_mean(5.0), "other": aggregation.mean()})
 
     def finalize(key, cohort, carry):
@@ -77,7 +77,7 @@ def _first_of_two():
 
 
 def _fixed_point():
-    """A modular sum of letters in units of 2^-20; the laws send floats."""
+    """A modular sum of messages in units of 2^-20; the laws send floats."""
     rule, unit = aggregation.modular_sum(5.0), 2.0**-20
 
     def integers(received):
@@ -224,10 +224,13 @@ CASES = {
 }
 
 
-def members(room: str) -> list[str]:
-    """The factories of a subpackage: everything public that is no class, but for the record of local work."""
+def members(name: str) -> list[str]:
+    """The factories of a subpackage: every public name that is not a class, except `work`."""
+    subpackage = SUBPACKAGES[name]
     return sorted(
-        name for name in ROOMS[room].__all__ if not isinstance(getattr(ROOMS[room], name), type) and name != "work"
+        public
+        for public in subpackage.__all__
+        if not isinstance(getattr(subpackage, public), type) and public != "work"
     )
 
 
@@ -244,6 +247,6 @@ def rows(names: Iterable[str], compiled: Iterable[str]) -> list:
     return [name if name in compiled else pytest.param(name, marks=pytest.mark.full) for name in names]
 
 
-def compiled_rows(room: str) -> list:
-    """`rows` of a room."""
-    return rows(sorted(CASES[room]), COMPILED[room])
+def compiled_rows(subpackage: str) -> list:
+    """`rows` of a subpackage's cases."""
+    return rows(sorted(CASES[subpackage]), COMPILED[subpackage])

@@ -75,7 +75,7 @@ def algorithm(kind: str, name: str, turn: Callable) -> Algorithm:
         return cases.CASES[kind][name]()
     if kind == "transform":
         member = test_compositions.MEMBERS[name]()
-        return star(transform=member, aggregator=test_compositions.table(member, name))
+        return star(transform=member, aggregator=test_compositions.aggregator_for(member, name))
     if kind == "sampling":
         return star(turn(cases.CASES[kind][name]()), aggregator=aggregation.fixed_mean(7.0))
     return star(aggregator=cases.CASES[kind][name]())

@@ -130,7 +130,7 @@ def nonfinite_clients_are_dropped(value: float = np.nan, federation: p.Federatio
 
 
 def nothing_received_changes_nothing(federation: p.Federation | None = None) -> None:
-    """An empty cohort and a cohort of nothing but dropped letters leave the model's bits and count as skipped."""
+    """An empty cohort and a cohort of dropped messages alone leave the model's bits and count as skipped."""
     federation = federation or p.Federation()
     start = federation.init()
     everybody_bad = p.ragged(spoil={int(id): np.nan for id in p.COHORT})

@@ -1,4 +1,4 @@
-"""Every transform against every table: it composes, with the same bits on any number of devices, or says why not."""
+"""Every transform with every aggregator: it composes, with the same bits on any number of devices, or is refused."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ WORK = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=
 NEEDS_A_BOUND = [name for name, make in MEMBERS.items() if make().noise and make().noise.place != "local"]
 
 
-def table(member, name):
-    """A table that suits a member: its own where it needs one."""
+def aggregator_for(member, name):
+    """An aggregator that suits a member: a special one where it needs one."""
     if name == "ef21":
         return aggregation.fixed_mean(float(p.NUM_CLIENTS))
     integers = name in ("discrete_gaussian_mechanism", "skellam_mechanism")
@@ -39,11 +39,13 @@ COMPILED = {"ef21", "quantize integers"}
 
 @pytest.mark.parametrize("name", cases.rows(MEMBERS, COMPILED))
 def test_a_mean_or_a_reason(name):
-    """Catches a part whose letters depend on the device, that makes NaN of a real round, or that the table misreads."""
+    """Catches messages that depend on the device, NaN in a real round, and messages that an aggregator misreads."""
     member = MEMBERS[name]()
     found = []
     for mesh in (None, engine.device_mesh(2)):
-        federation = p.Federation(client=WORK, transform=MEMBERS[name](), aggregator=table(member, name), mesh=mesh)
+        federation = p.Federation(
+            client=WORK, transform=MEMBERS[name](), aggregator=aggregator_for(member, name), mesh=mesh
+        )
         found.append(jax.device_get(federation.run(p.COHORT)))
     laws.check_equal_bits(found[0][0], found[1][0], "state on two devices")
     laws.check_equal_bits(found[0][1], found[1][1], "info on two devices")
@@ -65,7 +67,7 @@ def test_a_modular_sum_or_a_reason(name):
 
 
 @pytest.mark.parametrize("name", NEEDS_A_BOUND)
-def test_noise_needs_a_bounded_table(name):
+def test_noise_needs_bounded_sensitivity(name):
     """Catches noise whose sum is divided by the cohort that happened to report."""
     with pytest.raises(ValueError, match="a client moves by a bounded amount"):
         p.Federation(transform=MEMBERS[name](), aggregator=aggregation.mean())
@@ -77,7 +79,7 @@ def test_error_feedback_or_a_reason(name):
     spec = jax.ShapeDtypeStruct((3,), np.float32)
     try:
         wrapped = transform.error_feedback(MEMBERS[name]())
-        federation = p.Federation(client=WORK, transform=wrapped, aggregator=table(wrapped, name))
+        federation = p.Federation(client=WORK, transform=wrapped, aggregator=aggregator_for(wrapped, name))
         jax.eval_shape(federation.algorithm.step, jax.random.key(0), federation.init(), p.ragged())
     except ValueError as error:
         assert ": expected " in str(error) and len(str(error).split()) > 8

@@ -31,8 +31,8 @@ def test_transforms():
 
         def both_ends(key, update, member=member):
             state = member.init(update)
-            letter, _, measured = member.on_client(key, update, state, member.init_client(update))
-            return member.on_server(key, None, letter, state, measured, 0.1)
+            message, _, measured = member.on_client(key, update, state, member.init_client(update))
+            return member.on_server(key, None, message, state, measured, 0.1)
 
         jax.eval_shape(both_ends, jax.random.key(0), jax.ShapeDtypeStruct((300,), jnp.float64))
 

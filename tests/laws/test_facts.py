@@ -45,8 +45,8 @@ DRAWS = 20_000
 def farthest_mean(member, dtype) -> jax.Array:
     """Standard errors by which the mean message of one update misses it, at the worst of 16 numbers."""
     x = jnp.array(np.random.default_rng(3).normal(size=16), dtype)
-    letters = jax.vmap(lambda key: member.on_client(key, x, (), ())[0])(jax.random.split(jax.random.key(0), DRAWS))
-    rest = letters.astype(jnp.float32) - x.astype(jnp.float32)[None]
+    messages = jax.vmap(lambda key: member.on_client(key, x, (), ())[0])(jax.random.split(jax.random.key(0), DRAWS))
+    rest = messages.astype(jnp.float32) - x.astype(jnp.float32)[None]
     error = jnp.sqrt(jnp.var(rest, axis=0) / DRAWS) + 1e-6 * jnp.abs(x.astype(jnp.float32))
     return (jnp.abs(rest.mean(0)) / error).max()
 
@@ -99,8 +99,8 @@ def test_a_rule_that_says_nothing_is_taken_at_its_worst():
 
 
 def test_nobody_counts_twice():
-    """Catches clients drawn for their size and weighed for it again: sizes 1 and 9 make 0.988 of 0.9. By fact, in every
-    assembly, for a user's own aggregator too; and right combinations pass."""
+    """Catches clients drawn for their size and weighted by it again: sizes 1 and 9 make 0.988 of 0.9. By fact, in every
+    composition, for a user's own aggregator too; and right combinations pass."""
     drawn = sampling.weighted(p.SIZES, p.SLOTS)
     recipes = {name: getattr(algorithms, name) for name in ("fedavg", "fedprox", "fedexp", "mime", "mime_lite")}
 
@@ -138,14 +138,14 @@ def test_weights_belong_to_the_sampler():
     """Catches Horvitz-Thompson weights of another cohort, 4 times too long for 20 of 24 at the weights of 5 of 24, or
     of a sampler that dropout thins afterwards."""
 
-    def make(sampler, table):
-        algorithms.fedavg(p.linear_loss, sampler, optax.sgd(p.RATE), num_steps=1, aggregator=table)
+    def make(sampler, aggregator):
+        algorithms.fedavg(p.linear_loss, sampler, optax.sgd(p.RATE), num_steps=1, aggregator=aggregator)
 
     for sampler in (cases.SAMPLER, sampling.poisson(p.NUM_CLIENTS, 0.3), sampling.with_dropout(cases.SAMPLER, 0.2)):
-        for table in (aggregation.horvitz_thompson, aggregation.li_scheme_two):
-            make(sampler, table(sampler.design, cases.TOTAL))
+        for factory in (aggregation.horvitz_thompson, aggregation.li_scheme_two):
+            make(sampler, factory(sampler.design, cases.TOTAL))
             for other in (sampling.uniform(p.NUM_CLIENTS, 2), sampling.with_dropout(sampler, 0.5)):
-                foreign = table(sampler.design, cases.TOTAL)
+                foreign = factory(sampler.design, cases.TOTAL)
                 for wrong in (foreign, aggregation.by_part({"w": foreign, "b": aggregation.total()})):
                     with pytest.raises(ValueError, match=r"aggregator\.design: expected the sampler's"):
                         make(other, wrong)
@@ -157,8 +157,8 @@ def metrics_of(member):
     """What a transform reports of a round of one message, of length 5."""
     update = jnp.array([3.0, 4.0])
     state = member.init(update)
-    letter, _, measured = member.on_client(KEY, update, state, member.init_client(update))
-    return member.on_server(KEY, None, letter, state, measured, 1.0)[2]
+    message, _, measured = member.on_client(KEY, update, state, member.init_client(update))
+    return member.on_server(KEY, None, message, state, measured, 1.0)[2]
 
 
 def test_no_metric_hides_another():

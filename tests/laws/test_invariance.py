@@ -97,7 +97,7 @@ def test_lanes_agree_to_one_millionth(federation):
 
 
 def test_duplicated_clients_keep_the_mean(federation):
-    """Catches a divisor that counts something else than the letters."""
+    """Catches a divisor that does not count messages."""
     few = p.COHORT[:5]
     once, twice = federation.run(few), federation.run(np.tile(few, 2))
     laws.check_equal_bits(once[0].server, twice[0].server, "model")

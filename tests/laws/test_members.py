@@ -1,4 +1,4 @@
-"""Every member of every room faces the same laws."""
+"""Every public factory of the subpackages that make up a round obeys the same laws."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.laws import problems as p
 KEY = jax.random.key(0)
 
 
-@pytest.mark.parametrize("room", cases.ROOMS)
-def test_every_member_has_a_row(room):
+@pytest.mark.parametrize("subpackage", cases.SUBPACKAGES)
+def test_every_member_has_a_row(subpackage):
     """Catches a part that nobody tests, and a row whose part is gone."""
-    assert sorted(cases.CASES[room]) == cases.members(room)
-    assert list(cases.ROOMS[room].__all__) == sorted(cases.ROOMS[room].__all__)
+    assert sorted(cases.CASES[subpackage]) == cases.members(subpackage)
+    assert list(cases.SUBPACKAGES[subpackage].__all__) == sorted(cases.SUBPACKAGES[subpackage].__all__)
 
 
 @pytest.mark.parametrize("name", cases.CASES["sampling"])
@@ -83,15 +83,15 @@ def test_transforms(name):
     state, memory = member.init(spec), member.init_client(spec)
 
     def both_ends(update):
-        letter, new, measured = member.on_client(KEY, update, state, memory)
-        return letter, new, member.on_server(KEY, None, letter, state, measured, None)[1]
+        message, new, measured = member.on_client(KEY, update, state, memory)
+        return message, new, member.on_server(KEY, None, message, state, measured, None)[1]
 
     _, new, after = jax.eval_shape(both_ends, spec)
     chex.assert_trees_all_equal_shapes_and_dtypes((memory, state), (new, after))
     scales = np.array([0.0, 1e-38, 1e-3, 1.0, 1e3, 1e18], np.float32)[:, None]
     updates = scales * np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
-    letters = jax.jit(jax.vmap(lambda update: both_ends(update)[0]))(updates)
-    lengths, before = (np.linalg.norm(np.float64(x), axis=1) for x in (letters, updates))
+    messages = jax.jit(jax.vmap(lambda update: both_ends(update)[0]))(updates)
+    lengths, before = (np.linalg.norm(np.float64(x), axis=1) for x in (messages, updates))
     assert member.l2_bound is None or (lengths <= member.l2_bound * (1 + 1e-6)).all()
     assert not member.nonexpansive or (lengths <= before * (1 + 1e-6)).all()
     wire = wire_of(member, spec)
@@ -102,9 +102,9 @@ def test_transforms(name):
 @pytest.mark.parametrize("name", cases.CASES["server"])
 def test_servers(name):
     """Catches a server whose state or model changes structure or dtype in a step."""
-    room = cases.CASES["server"][name]()
+    member = cases.CASES["server"][name]()
     params = {"w": jnp.ones(3), "half": jnp.ones(2, jnp.bfloat16)}
-    state = room.init(params)
+    state = member.init(params)
     aggregate = jax.tree.map(lambda x: x.astype(jnp.float32), params)
     if name == "rescaled":
         aggregate = {"direction": aggregate, "steps": jnp.float32(1)}
@@ -113,10 +113,10 @@ def test_servers(name):
         aggregate = {"params": aggregate, others[name]: aggregate}
     if name == "dynamic":
         aggregate = {"cohort": aggregate, "population": aggregate}
-    after = jax.eval_shape(room.apply, KEY, aggregate, state)
+    after = jax.eval_shape(member.apply, KEY, aggregate, state)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, after)
-    chex.assert_trees_all_equal_shapes_and_dtypes(params, room.params(state))
-    sent = room.broadcast(state)
+    chex.assert_trees_all_equal_shapes_and_dtypes(params, member.params(state))
+    sent = member.broadcast(state)
     chex.assert_trees_all_equal_shapes_and_dtypes(params, sent["params"] if name in others else sent)
 
 
@@ -164,8 +164,8 @@ def test_server_rates_may_be_swept():
     """Numeric hyper-parameters as tracers. Catches validation or constants that need a Python number."""
 
     def model(rate):
-        room = server.optimizer(server.adaptive("adam", rate))
-        return room.params(room.apply(KEY, jnp.ones(2), room.init(jnp.zeros(2))))
+        step = server.optimizer(server.adaptive("adam", rate))
+        return step.params(step.apply(KEY, jnp.ones(2), step.init(jnp.zeros(2))))
 
     swept = jax.vmap(model)(jnp.array([0.1, 0.2]))
     np.testing.assert_allclose(swept, [model(0.1), model(0.2)], rtol=1e-6)

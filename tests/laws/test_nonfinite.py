@@ -61,12 +61,12 @@ def test_a_weight_too_small_to_sum_is_counted():
 
 def test_integers_do_not_hide_a_broken_client():
     """Catches a NaN that becomes an integer on its way: only what the transform measured still shows it."""
-    letters = transform.quantize(4, range=1.0, integers=True)
-    laws.nonfinite_clients_are_dropped(np.nan, p.Federation(transform=letters, aggregator=aggregation.fixed_mean(9.0)))
+    messages = transform.quantize(4, range=1.0, integers=True)
+    laws.nonfinite_clients_are_dropped(np.nan, p.Federation(transform=messages, aggregator=aggregation.fixed_mean(9.0)))
 
 
 def test_missing_shares_of_noise_release_nothing():
-    """Catches a round whose letters hold less noise than its accountant was told."""
+    """Catches a round whose messages have less noise than its accountant assumes."""
     federation = p.Federation(
         client=client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=1)),
         transform=transform.distributed_gaussian(1.0, 1.0, p.SLOTS),

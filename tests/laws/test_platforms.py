@@ -30,7 +30,7 @@ def algorithm(kind: str, name: str):
     parts |= {"aggregator": aggregation.mean(), "server": cases.CASES["server"]["optimizer"]()}
     if kind == "transform":
         member = test_compositions.MEMBERS[name]()
-        parts |= {"transform": member, "aggregator": test_compositions.table(member, name)}
+        parts |= {"transform": member, "aggregator": test_compositions.aggregator_for(member, name)}
     else:
         part = cases.CASES[kind][name]()
         parts[{"sampling": "sampler", "aggregation": "aggregator"}.get(kind, kind)] = part

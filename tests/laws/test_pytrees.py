@@ -61,5 +61,5 @@ def test_memory_of_a_round_is_flat_in_the_cohort():
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     small, large = temporary(64), temporary(1024)
-    per_slot = 1024 * 64  # ids, positions and flags; a client's letter is 8 KiB
+    per_slot = 1024 * 64  # ids, positions and flags; a client's update is 8 KiB
     assert large <= 1.05 * small + per_slot, (small, large)

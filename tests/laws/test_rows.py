@@ -6,7 +6,7 @@ import pytest
 
 from tests.laws import cases, test_aggregators, test_compositions, test_members
 
-TABLES = [*cases.CASES.values(), test_compositions.MEMBERS, test_compositions.NEEDS_A_BOUND, cases.ROOMS]
+TABLES = [*cases.CASES.values(), test_compositions.MEMBERS, test_compositions.NEEDS_A_BOUND, cases.SUBPACKAGES]
 
 
 def parameters():
@@ -16,7 +16,7 @@ def parameters():
             for mark in getattr(function, "pytestmark", []) if name.startswith("test_") else []:
                 if mark.name == "parametrize":
                     yield f"{module.__name__}.{name}", list(mark.args[1])
-    yield test_aggregators.table.name, list(test_aggregators.table._fixture_function_marker.params)
+    yield test_aggregators.aggregator.name, list(test_aggregators.aggregator._fixture_function_marker.params)
 
 
 def test_every_row_is_compiled_or_waits_for_full():

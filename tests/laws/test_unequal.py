@@ -55,7 +55,7 @@ def test_classes_of_the_population():
 
 
 def test_order_and_devices_change_no_bit():
-    """Catches batch mates, classes or places that leave a trace; lost reports are of this kind, too."""
+    """Catches results that depend on the other clients of a batch, on size classes or slots; also with lost reports."""
     expected = model()
     laws.check_equal_bits(expected, model(ids=np.arange(SLOTS)[::-1]), "order")
     laws.check_equal_bits(expected, model(num_devices=2), "two devices")

@@ -47,7 +47,7 @@ def batches(round_key, id, epochs=EPOCHS["num_epochs"]):
 
 
 def check(paper, federation, found, *, rounds=5, lost=(), rtol=2e-5, atol=2e-5):
-    """`paper.round(key, ids)` beside the library, for cohorts of which some letters are lost.
+    """Compares `paper.round(key, ids)` with the library, for cohorts with some messages lost.
 
     `found(algorithm, state)` and `paper.state()` give what must agree after every round. Returns the infos.
     """

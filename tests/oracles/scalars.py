@@ -1,4 +1,4 @@
-"""One-dimensional quadratics h (w - a)^2 / 2 and the point where an algorithm comes to rest on them."""
+"""One-dimensional quadratics h (w - a)^2 / 2 and the point to which an algorithm converges on them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_sim import population
 from fedjax_sim.engine import Plan
 
-CURVATURES, CENTERS = (1.0, 10.0), (0.0, 1.0)  # inventory row C13: the optimum is 10/11, the average centre 1/2
+CURVATURES, CENTERS = (1.0, 10.0), (0.0, 1.0)  # the optimum sum h_i a_i / sum h_i is 10/11, the mean centre 1/2
 OPTIONS = {"plan": Plan(2, 2), "mesh": None}
 
 
@@ -28,7 +28,7 @@ def clients(curvatures=CURVATURES, centers=CENTERS, counts=(1, 1)):
     )
 
 
-def rest(algorithm, data, *, num_rounds: int, start: float = 0.3) -> tuple[float, list[float]]:
+def converged(algorithm, data, *, num_rounds: int, start: float = 0.3) -> tuple[float, list[float]]:
     """(w after the rounds, w after each round); one scan."""
     state = algorithm.init(jax.random.key(0), jnp.float32(start), data)
 

@@ -1,4 +1,4 @@
-"""FedDyn against a NumPy transcription of Acar et al. 2021, algorithm 1, and where it comes to rest."""
+"""FedDyn against a NumPy transcription of Acar et al. 2021, algorithm 1, and its fixed point."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def found(algorithm, state):
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_matches_the_paper(weighting):
-    """w, h and every h_i for partial participation, unequal and partial batches, letters lost on the way.
+    """w, h and every h_i for partial participation, unequal and partial batches, messages lost on the way.
 
     Catches a swapped sign of a tilt, h divided by the cohort instead of the population or updated after the model,
     a proximal pull towards the last local model, memory written for absent clients.
@@ -72,8 +72,8 @@ def test_matches_the_paper(weighting):
     paper.check(Paper(p.SIZES if weighting == "examples" else None), library(weighting), found, lost=(2, 5, 7))
 
 
-def test_letters_hold_the_update_alone():
-    """Letters of half length: half of h, and the bytes of a model. Catches a share of the population that is sent with
+def test_messages_hold_the_update_alone():
+    """Messages of half length: half of h, and the bytes of a model. Catches a share of the population that is sent with
     the update, and so clipped, rounded or noised with it."""
     half = stateless(lambda key, update: jax.tree.map(lambda x: x / 2, update))
     (whole, (info,)), (less, _) = (library(transform=x).run(p.COHORT, num_rounds=1) for x in (None, half))
@@ -95,20 +95,20 @@ def test_the_server_holds_the_mean():
 
 @pytest.mark.parametrize("num_present, num_rounds", [(4, 150), (1, 400)], ids=["everybody", "one of four"])
 def test_reaches_the_optimum(num_present, num_rounds):
-    """Curvatures 1, 2, 4, 10, five full-batch steps: FedDyn rests at the optimum, FedAvg elsewhere.
+    """Curvatures 1, 2, 4, 10, five full-batch steps: FedDyn converges to the optimum, FedAvg does not.
 
-    Catches an h scaled by the cohort's share twice or never, which rests too, but elsewhere, for one client of four.
+    Catches an h scaled by the cohort's share twice or never: for one client of four it has another fixed point.
     """
     curvatures, centers = np.array([1.0, 2.0, 4.0, 10.0]), np.array([0.0, 3.0, -1.0, 1.0])
     data, optimum = scalars.clients(curvatures, centers, (1,) * 4), curvatures @ centers / curvatures.sum()
     work = {"num_steps": 5, **scalars.OPTIONS}
     sampler = sampling.full(4) if num_present == 4 else sampling.uniform(4, num_present)
     dynamic = algorithms.feddyn(scalars.loss, sampler, optax.sgd(0.03), coefficient=10.0, **work)
-    _, path = scalars.rest(dynamic, data, num_rounds=num_rounds)
+    _, path = scalars.converged(dynamic, data, num_rounds=num_rounds)
     assert np.abs(np.array(path[-20:]) - optimum).max() < 5e-6
     if num_present == 4:
         drifting = algorithms.fedavg(scalars.loss, sampler, optax.sgd(0.03), **work)
-        assert abs(scalars.rest(drifting, data, num_rounds=num_rounds)[0] - optimum) > 0.01
+        assert abs(scalars.converged(drifting, data, num_rounds=num_rounds)[0] - optimum) > 0.01
 
 
 def test_without_examples_nothing_moves():

@@ -67,13 +67,13 @@ def test_matches_the_paper(weighting):
 
 
 def test_never_shorter_than_the_mean():
-    """Letters that agree are averaged as ever. Catches a factor of one half."""
+    """Equal updates are averaged as usual. Catches a factor of one half."""
     one = population.from_clients([{"h": np.ones(1, np.float32), "a": np.ones(1, np.float32)}] * 3)
     work = {"num_steps": 2, **scalars.OPTIONS}
     everybody, rate = sampling.full(3), optax.sgd(0.1)
     stretched = algorithms.fedexp(scalars.loss, everybody, rate, average_last=False, **work)
     plain = algorithms.fedavg(scalars.loss, everybody, rate, **work)
-    assert scalars.rest(stretched, one, num_rounds=3)[1] == scalars.rest(plain, one, num_rounds=3)[1]
+    assert scalars.converged(stretched, one, num_rounds=3)[1] == scalars.converged(plain, one, num_rounds=3)[1]
 
 
 def test_fewer_rounds_than_fedavg():
@@ -123,7 +123,7 @@ def test_same_bits():
 
 
 def test_integers_are_refused():
-    """Catches norms of integers, in whose unit epsilon is next to nothing, and a table of parts that hides one."""
+    """Catches norms of integers, in whose unit epsilon is almost zero, also inside `by_part`."""
     integers = transform.quantize(8, range=1.0, integers=True)
     with pytest.raises(ValueError, match=r"transform: expected one that sends numbers, got 'integers in \(-127, 127\)"):
         algorithms.fedexp(p.linear_loss, sampling.full(4), optax.sgd(0.1), num_steps=2, transform=integers)

@@ -1,4 +1,4 @@
-"""Row B11: unequal local work shifts FedAvg's fixed point, and normalised averaging takes the shift back."""
+"""Wang et al. 2020: unequal local work shifts FedAvg's fixed point, and normalised averaging removes the shift."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def data():
 def test_unequal_work_shifts_fedavg(rate, expected):
     """Catches clients that are all given the same number of steps (0.5 then)."""
     algorithm = algorithms.fedavg(scalars.loss, sampling.full(2), optax.sgd(rate), **WORK, **scalars.OPTIONS)
-    reached, _ = scalars.rest(algorithm, data(), num_rounds=round(12 / rate))
+    reached, _ = scalars.converged(algorithm, data(), num_rounds=round(12 / rate))
     assert abs(reached - expected) < 2e-6
     small_rate_limit = 10 / 11
     assert abs(reached - small_rate_limit) < 0.5 * rate
 
 
-def test_fednova_rests_at_the_optimum_for_small_rates():
-    """FedNova's normalised directions are averages of the gradients met, so the shift left is of the order of the rate.
+def test_fednova_converges_to_the_optimum_for_small_rates():
+    """FedNova's normalised directions are means of the local gradients, so the remaining shift is of the rate's order.
 
     With progress q_i = 1 - (1 - eta)^K_i of K_i steps its fixed point is (sum q_i a_i / K_i) / (sum q_i / K_i), and
     tends to 1/2 where FedAvg tends to 10/11. Catches a missing division by the steps.
@@ -41,7 +41,7 @@ def test_fednova_rests_at_the_optimum_for_small_rates():
         progress = 1 - (1 - rate) ** np.array([1, 10])
         shares = progress / np.array([1, 10])
         algorithm = algorithms.fednova(scalars.loss, sampling.full(2), learning_rate=rate, **WORK, **scalars.OPTIONS)
-        reached, path = scalars.rest(algorithm, data(), num_rounds=round(12 / rate))
+        reached, path = scalars.converged(algorithm, data(), num_rounds=round(12 / rate))
         assert abs(reached - shares[1] / shares.sum()) < 2e-6
         assert abs(reached - 0.5) < 2 * rate
         mean_steps = 5.5  # tau_eff scales the mean direction: the factor by which a round contracts
@@ -50,22 +50,22 @@ def test_fednova_rests_at_the_optimum_for_small_rates():
 
 def test_steps_are_sent_beside():
     """Catches a number of steps that a clip shortens or a sparsifier drops, one that is not counted as sent, and noise,
-    under which it would tell the number of examples."""
+    beside which it would reveal the number of examples."""
 
     def part(member):
         made = algorithms.fednova(scalars.loss, sampling.full(2), transform=member, **WORK, **scalars.OPTIONS)
         return made.parts.transform
 
-    letter = {"direction": jnp.array([3.0, 4.0]), "steps": jnp.float32(10)}
+    message = {"direction": jnp.array([3.0, 4.0]), "steps": jnp.float32(10)}
     clip, sparse = part(transform.clip(1.0)), part(transform.top_k(count=1))
     for member, expected in ((clip, [0.6, 0.8]), (sparse, [0.0, 4.0])):
-        state, memory = member.init(letter), member.init_client(letter)
-        sent, _, measured = member.on_client(jax.random.key(0), letter, state, memory)
+        state, memory = member.init(message), member.init_client(message)
+        sent, _, measured = member.on_client(jax.random.key(0), message, state, memory)
         np.testing.assert_allclose(sent["direction"], expected, rtol=1e-4)
         assert sent["steps"] == 10
         after, _, _ = member.on_server(jax.random.key(0), None, sent, state, measured, None)
         assert after["steps"] == 10
-    assert wire_of(sparse, letter).bits == wire_of(transform.top_k(count=1), letter["direction"]).bits + 32
+    assert wire_of(sparse, message).bits == wire_of(transform.top_k(count=1), message["direction"]).bits + 32
     with pytest.raises(ValueError, match="transform: expected one without noise for fednova, got 'gaussian'"):
         part(transform.gaussian_mechanism(1.0, 1.0))
     with pytest.raises(TypeError, match="transform: expected an UpdateTransform"):
@@ -78,7 +78,7 @@ def test_equal_work_is_fedavg():
     work = {"num_steps": 4, **scalars.OPTIONS}
     plain = algorithms.fedavg(scalars.loss, sampling.full(2), optax.sgd(0.05), **work)
     nova = algorithms.fednova(scalars.loss, sampling.full(2), learning_rate=0.05, **work)
-    one, other = (scalars.rest(algorithm, equal, num_rounds=5)[1] for algorithm in (plain, nova))
+    one, other = (scalars.converged(algorithm, equal, num_rounds=5)[1] for algorithm in (plain, nova))
     np.testing.assert_allclose(one, other, rtol=1e-5)
 
 

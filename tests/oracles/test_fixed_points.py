@@ -1,4 +1,4 @@
-"""Where FedAvg and FedProx come to rest on quadratics: closed forms, biased by local work."""
+"""Fixed points of FedAvg and FedProx on quadratics: closed forms, biased by local work."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ EVERYBODY = sampling.full(2)
 
 @pytest.mark.parametrize("num_steps", [1, 2, 5, 20])
 def test_fedavg_reaches_its_biased_fixed_point(num_steps):
-    """Row Q3, to 1e-6. Catches a number of local steps off by one (each K moves the point by more than 1e-3)."""
+    """w = sum p_i q_i a_i / sum p_i q_i, q_i = 1 - (1 - rate h_i)^K, to 1e-6. Catches a number of local steps off by
+    one (each K moves the point by more than 1e-3)."""
     rate, h, a = 0.05, np.array(scalars.CURVATURES), np.array(scalars.CENTERS)
     algorithm = algorithms.fedavg(scalars.loss, EVERYBODY, optax.sgd(rate), num_steps=num_steps, **scalars.OPTIONS)
-    reached, _ = scalars.rest(algorithm, scalars.clients(), num_rounds=200)
+    reached, _ = scalars.converged(algorithm, scalars.clients(), num_rounds=200)
 
     def closed_form(steps):
         progress = 1 - (1 - rate * h) ** steps
@@ -31,7 +32,7 @@ def test_fedavg_reaches_its_biased_fixed_point(num_steps):
     assert (num_steps == 1) == (abs(reached - 10 / 11) < 1e-6)
 
 
-def test_fedprox_fixed_points_of_row_d7():
+def test_fedprox_fixed_points():
     """Exact local solves by 400 local steps, every coefficient in one program. Catches a factor of two in the term."""
     coefficients = np.array([0.0, 0.1, 1.0, 10.0, 100.0])
     expected = [0.5, 0.521327, 0.645161, 0.846154, 0.901786]
@@ -62,19 +63,19 @@ def test_fedprox_fixed_points_of_row_d7():
 
 
 def test_equal_weights_are_another_objective():
-    """Row B3: n = (1, 9) rests at 0.9 by examples and at 0.5 by clients. Catches weights that are ignored."""
+    """n = (1, 9) converges to 0.9 by examples and to 0.5 by clients. Catches weights that are ignored."""
     data = scalars.clients((1.0, 1.0), (0.0, 1.0), (1, 9))
     for weighting, expected in (("examples", 0.9), ("uniform", 0.5)):
         algorithm = algorithms.fedavg(
             scalars.loss, EVERYBODY, optax.sgd(0.5), num_steps=1, weighting=weighting, **scalars.OPTIONS
         )
-        reached, _ = scalars.rest(algorithm, data, num_rounds=60)
+        reached, _ = scalars.converged(algorithm, data, num_rounds=60)
         assert abs(reached - expected) < 1e-6
 
 
 @pytest.mark.optimised
 def test_a_schedule_that_stops_is_fedsgd():
-    """Row B8, bit for bit: step sizes (0.1, 0, 0, 0) give one step. Catches schedules that count rounds."""
+    """Bit for bit: step sizes (0.1, 0, 0, 0) give one step. Catches schedules that count rounds."""
     work = {"schedule": (lambda step: jnp.where(step == 0, 0.1, 0.0), 4), "one step": (0.1, 1)}
     updates = {}
     data = ClientData({"h": jnp.array([1.0, 3.0]), "a": jnp.array([0.5, 2.0])}, jnp.ones(2, bool))

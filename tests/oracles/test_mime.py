@@ -1,4 +1,4 @@
-"""Mime and MimeLite against a NumPy transcription of Karimireddy et al. 2021, algorithm 1, and where they rest."""
+"""Mime and MimeLite against a NumPy transcription of Karimireddy et al. 2021, algorithm 1, and their fixed points."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def found(algorithm, state):
     [("adam", False, "uniform"), ("momentum", True, "uniform"), ("momentum", False, "examples")],
 )
 def test_matches_the_paper(rule, lite, weighting):
-    """Model and statistics under partial participation, partial batches and lost letters.
+    """Model and statistics under partial participation, partial batches and lost messages.
 
     Catches statistics that move during local steps or from the local gradients, c over other clients than those whose
-    letters count, a correction on another batch, s brought up to date before the local steps.
+    messages count, a correction on another batch, s brought up to date before the local steps.
     """
     transcribed = Paper(rule, lite, p.SIZES if weighting == "examples" else None)
     infos = paper.check(transcribed, library(rule, lite, weighting), found, lost=(2, 5, 7))
@@ -112,23 +112,25 @@ OPTIMUM, SLOW = 10 / 11, {"learning_rate": 0.05, "num_steps": 5, **scalars.OPTIO
 
 
 @pytest.mark.parametrize("rule", cases.rows(["sgd", "momentum"], ["momentum"]))
-def test_where_everybody_rests(rule):
+def test_fixed_point_with_everybody(rule):
     """Curvatures 1 and 10, five full-batch steps. Mime with everybody: the optimum 10/11, for any base optimiser.
 
     Catches a correction that vanishes or is taken over one pass too late.
     """
     full = algorithms.mime(scalars.loss, sampling.full(2), rule=rule, momentum=0.5, **SLOW)
-    assert abs(scalars.rest(full, scalars.clients(), num_rounds=400)[0] - OPTIMUM) < 2e-6
+    assert abs(scalars.converged(full, scalars.clients(), num_rounds=400)[0] - OPTIMUM) < 2e-6
 
 
-def test_where_it_rests():
-    """With one client of two its c is that client's own gradient: it is SGD over clients, and never rests. MimeLite
-    rests where FedAvg does. Catches a correction that is there although nobody sent one."""
+def test_error_floor_with_a_few():
+    """With one client of two c is that client's own gradient: it is SGD over clients, which does not converge. MimeLite
+    has FedAvg's fixed point. Catches a correction although no client sent one."""
     data, options = scalars.clients(), SLOW
     everybody, one = sampling.full(2), sampling.uniform(2, 1)
-    _, path = scalars.rest(algorithms.mime(scalars.loss, one, rule="sgd", **options), data, num_rounds=400)
+    _, path = scalars.converged(algorithms.mime(scalars.loss, one, rule="sgd", **options), data, num_rounds=400)
     assert np.std(path[-100:]) > 0.05
-    lite, _ = scalars.rest(algorithms.mime_lite(scalars.loss, everybody, rule="sgd", **options), data, num_rounds=400)
+    lite, _ = scalars.converged(
+        algorithms.mime_lite(scalars.loss, everybody, rule="sgd", **options), data, num_rounds=400
+    )
     progress = 1 - (1 - 0.05 * np.array([1.0, 10.0])) ** 5
     assert abs(lite - progress[1] / progress.sum()) < 2e-6 and abs(lite - OPTIMUM) > 0.01
 
@@ -201,7 +203,7 @@ def test_no_usable_gradient():
     ],
 )
 def test_wrong_input(wrong, words):
-    """Catches parts whose promises do not hold for two letters a round."""
+    """Catches parts whose guarantees do not hold for two messages a round."""
     with pytest.raises((TypeError, ValueError), match=words):
         algorithms.mime(p.linear_loss, sampling.full(4), num_steps=2, **wrong)
 

@@ -49,7 +49,8 @@ def test_without_privacy_it_is_fedavg():
 
 @pytest.mark.parametrize("sampler", [full(p.NUM_CLIENTS), uniform(p.NUM_CLIENTS, p.SLOTS)], ids=["full", "uniform"])
 def test_epsilon_by_hand(sampler):
-    """dp-accounting on 4 rounds of 3 steps at q = 2/6: sampling of clients amplifies nothing, for each letter is seen.
+    """dp-accounting on 4 rounds of 3 steps at q = 2/6: sampling of clients gives no amplification, as the server sees
+    each message.
     Catches steps, rounds or the rate left out, a client's epsilon in place of a record's, and an amplified one."""
     algorithm = make(sampler, noise_multiplier=1.5, batch_size=2, clip_norm=1.0)
     spending = Spending(algorithm, p.START, p.ragged(), "", 1e-4, None)

@@ -23,8 +23,8 @@ def problem(name):
     if name == "feddyn":
         made = algorithms.feddyn(p.linear_loss, sampler, optax.sgd(p.RATE), coefficient=1.0, **WORK)
     else:
-        letters = transform.chain(transform.quantize(8), transform.stateless(lambda key, x: x))
-        made = algorithms.mime(p.linear_loss, sampler, rule="adam", transform=letters, learning_rate=0.01, **WORK)
+        messages = transform.chain(transform.quantize(8), transform.stateless(lambda key, x: x))
+        made = algorithms.mime(p.linear_loss, sampler, rule="adam", transform=messages, learning_rate=0.01, **WORK)
     return made, jax.numpy.array(p.START), p.ragged()
 
 

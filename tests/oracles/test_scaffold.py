@@ -63,7 +63,7 @@ def found(algorithm, state):
 
 @pytest.mark.parametrize("option", [1, 2])
 def test_matches_the_paper(option):
-    """x, c and every c_i for partial participation, unequal and partial batches, letters lost on the way.
+    """x, c and every c_i for partial participation, unequal and partial batches, messages lost on the way.
 
     Catches a wrong sign of the correction, K rate with the planned steps instead of those taken, c divided by the
     cohort's size, memory written for the wrong or absent clients.
@@ -101,18 +101,18 @@ def test_control_is_the_mean_of_the_clients(weighting):
     ],
 )
 def test_no_client_drift(option, counts, optimum):
-    """Quadratics with curvatures 1 and 10, 5 local steps: SCAFFOLD rests at the optimum, FedAvg elsewhere.
+    """Quadratics with curvatures 1 and 10, 5 local steps: SCAFFOLD converges to the optimum, FedAvg does not.
 
-    Counts of 1 and 3 weigh by examples. Catches corrections that vanish, or the minimum of another objective.
+    Counts of 1 and 3 are the weights. Catches corrections that vanish, or the minimum of another objective.
     """
     data, work = scalars.clients(counts=counts), {"num_steps": 5, **scalars.OPTIONS}
     weights = {"weighting": "examples", "total_weight": 4.0} if counts == (1, 3) else {}
     corrected = algorithms.scaffold(
         scalars.loss, sampling.full(2), learning_rate=0.05, option=option, **weights, **work
     )
-    reached, _ = scalars.rest(corrected, data, num_rounds=400)
+    reached, _ = scalars.converged(corrected, data, num_rounds=400)
     assert abs(reached - optimum) < 2e-6
-    drifting, _ = scalars.rest(
+    drifting, _ = scalars.converged(
         algorithms.fedavg(scalars.loss, sampling.full(2), optax.sgd(0.05), **work), data, num_rounds=400
     )
     assert abs(drifting - optimum) > 0.01

@@ -78,9 +78,9 @@ def test_comparison():
     assert central.mean_std == pytest.approx(central.noise_multiplier * c / m)
     assert counted.noise_multiplier == shares.noise_multiplier > 1.5 * central.noise_multiplier
     assert (counted.accountant, counted.adjacency) == ("RDP", "replace_one")
-    assert shares.letter_std * math.sqrt(m) / m == pytest.approx(shares.mean_std)
-    assert local.letter_std == pytest.approx(local.noise_multiplier * c)
-    assert local.mean_std == pytest.approx(local.letter_std / math.sqrt(m))
+    assert shares.message_std * math.sqrt(m) / m == pytest.approx(shares.mean_std)
+    assert local.message_std == pytest.approx(local.noise_multiplier * c)
+    assert local.mean_std == pytest.approx(local.message_std / math.sqrt(m))
     whole = calibrate(1.0, 1e-6, rounds, population_size=m, cohort_size=m, scheme="full").noise_multiplier
     assert local.noise_multiplier == pytest.approx(2 * whole, rel=1e-4)
     same = (local.noise_multiplier * c / math.sqrt(m)) ** 2 / (local.noise_multiplier * c / m) ** 2

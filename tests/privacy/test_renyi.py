@@ -45,17 +45,17 @@ def test_tiny_divergences_are_rounded_up(rate, z):
 def test_integer_curves_bound_the_exact_divergence(shift):
     """Catches a bound without tau (a sum of discrete Gaussians is none), and one that is loose where it need not be."""
     orders = np.array([2.0, 4.0])
-    for letter_std, num_letters in ((0.5, 2), (0.5, 8), (2.0, 6)):
+    for message_std, num_messages in ((0.5, 2), (0.5, 8), (2.0, 6)):
         reach = np.arange(-60, 61)
-        one = np.exp(-(reach**2) / (2 * letter_std**2))
+        one = np.exp(-(reach**2) / (2 * message_std**2))
         law = one / one.sum()
-        for _ in range(num_letters - 1):
+        for _ in range(num_messages - 1):
             law = np.convolve(law, one / one.sum())
         truth = exact(np.log(law[law > 1e-290]), shift, orders)
         sizes = {"l2": float(shift), "l1": float(shift), "dimension": 1}
-        bound = discrete_gaussian_curve(orders, letter_std=letter_std, num_letters=num_letters, **sizes)
+        bound = discrete_gaussian_curve(orders, message_std=message_std, num_messages=num_messages, **sizes)
         assert (bound >= truth * (1 - 1e-9)).all()
-        assert letter_std < 1 or (bound <= truth * 1.001).all()
+        assert message_std < 1 or (bound <= truth * 1.001).all()
     for std in (2.0, 6.0):
         reach = np.arange(-80 - int(20 * std), 81 + int(20 * std))
         law = stats.skellam.pmf(reach, std**2 / 2, std**2 / 2)
@@ -66,11 +66,13 @@ def test_integer_curves_bound_the_exact_divergence(shift):
 
 def test_tau_counts_every_message():
     """Catches a sum over messages that stops early, or a share of the noise in place of the sum's."""
-    few = discrete_gaussian_curve(np.array([2.0]), l2=1.0, l1=1.0, letter_std=0.5, num_letters=10_000, dimension=100)
-    many = discrete_gaussian_curve(np.array([2.0]), l2=1.0, l1=1.0, letter_std=0.5, num_letters=40_000, dimension=100)
+    few = discrete_gaussian_curve(np.array([2.0]), l2=1.0, l1=1.0, message_std=0.5, num_messages=10_000, dimension=100)
+    many = discrete_gaussian_curve(np.array([2.0]), l2=1.0, l1=1.0, message_std=0.5, num_messages=40_000, dimension=100)
     plain = 1 / (0.25 * 10_000)
     assert few[0] > plain and many[0] > plain / 4
-    fine = discrete_gaussian_curve(np.array([2.0]), l2=40.0, l1=400.0, letter_std=4.0, num_letters=100, dimension=10**6)
+    fine = discrete_gaussian_curve(
+        np.array([2.0]), l2=40.0, l1=400.0, message_std=4.0, num_messages=100, dimension=10**6
+    )
     assert fine[0] == pytest.approx(40.0**2 / 1600, rel=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint is there wholly or not at all, and what comes back is bit for bit what was saved."""
+"""A checkpoint is written completely or not at all, and what is restored is bit for bit what was saved."""
 
 import errno
 import json
@@ -319,7 +319,7 @@ def test_leftovers_are_ignored_and_cleaned(tmp_path):
 
 
 def test_a_lock_cleans_up(tmp_path):
-    """Fault: what a killed run was writing aside stays for ever; or a user's own file goes with it."""
+    """Fault: temporary files of a killed run that are never removed, or a user's own file that is."""
     for name in (".privacy.json.123.tmp", ".report.html.4.tmp", ".mine.tmp", "report.html"):
         (tmp_path / name).write_text("half")
     with lock(tmp_path):

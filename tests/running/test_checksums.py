@@ -1,4 +1,4 @@
-"""What a run's folder holds is what was written there, or it is refused by name."""
+"""A run's folder holds what the run wrote, or the changed file is named in an error."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def adding(on_disk):
 
 @jax.tree_util.register_static
 class Nobody:
-    """A population that nobody trains on."""
+    """A population whose data are never read."""
 
     size = NUM_CLIENTS
 
@@ -96,7 +96,7 @@ def source():
 
 
 def resumed(folder, **options):
-    """Where a resume goes on from: round, model, rows, log."""
+    """What a resume continues from: round, model, rows, log."""
     identity = {"key": np.asarray(jax.random.key_data(jax.random.key(0))).tolist()} | numerics()
     with engine.client_memory("disk", folder):
         state = adding(True).init(None, *PARTS)
@@ -168,7 +168,7 @@ def test_a_page_of_changed_records_is_refused(stopped, tmp_path):
 
 
 def test_a_changed_tail_is_not_shown(stopped, tmp_path):
-    """Catches a page that shows 0.6 where the run wrote 6.0 after its last commit, which no checkpoint vouches for."""
+    """Catches a page that shows 0.6 where the run wrote 6.0 after its last commit, which no checkpoint covers."""
     copy = shutil.copytree(stopped, tmp_path / "copy")
     (copy / "summary.json").unlink()  # of nothing, in this fixture
     log = copy / "metrics.jsonl"

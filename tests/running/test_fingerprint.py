@@ -67,20 +67,20 @@ def test_devices_leave_no_trace(tmp_path):
 
 
 def asks(params, examples, key):
-    """A loss that the host has a hand in."""
+    """A loss with a host callback."""
     told = jax.pure_callback(lambda: np.float32(1), jax.ShapeDtypeStruct((), jnp.float32))
     return {"loss": quadratic_loss(params, examples)["loss"] * told}
 
 
 def prints(params, examples, key):
-    """A loss that is looked at."""
+    """A loss that prints."""
     jax.debug.print("{}", params["w"].sum())
     return quadratic_loss(params, examples)
 
 
 def test_other_numerics_are_another_run():
-    """Catches noise that two runs share though they draw or round otherwise: their difference is free of it. Five
-    clients at once are summed in another order than eight."""
+    """Catches noise that two runs share though they draw or round differently, so that it cancels in their difference.
+    Five clients at once are summed in another order than eight."""
     found = [fingerprint(KEY, private(), START, people())]
     with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
         found.append(fingerprint(KEY, private(), START, people()))
@@ -97,9 +97,9 @@ def test_other_numerics_are_another_run():
 
 
 def test_opaque_programs(tmp_path):
-    """Catches programs that share a key because the host has a hand in them: what can be read tells them apart, and the
-    fingerprint says that more is there. What only prints changes no number, and the library's own reading of a store is
-    known by the store's manifest."""
+    """Catches programs with host callbacks that share a key: they are distinguished by what can be read, and the
+    fingerprint says that there is more. Printing changes no number, and the library's own reading of a store is
+    identified by the store's manifest."""
     opaque = {fingerprint(KEY, private(rate, loss_fn=asks), START, people()) for rate in (0.1, 0.1, 0.2)}
     assert len(opaque) == 2 and all(is_opaque(x) and len(x) == 33 for x in opaque)
     looked_at = {fingerprint(KEY, private(rate, loss_fn=prints), START, people()) for rate in (0.1, 0.1, 0.2)}

@@ -301,7 +301,7 @@ def test_a_refused_run_leaves_nothing(parts, tmp_path, monkeypatch):
     def refuses(needs):
         raise MemoryError("too large")
 
-    monkeypatch.setattr(sys.modules["fedjax_sim.running.loop"], "check_memory", refuses)
+    monkeypatch.setattr(sys.modules["fedjax_sim.running.blocks"], "check_memory", refuses)
     algorithm, params, population, _ = parts
     with pytest.raises(MemoryError):
         run(KEY, algorithm, params, population, 2, directory=tmp_path / "run", files={"config.toml": ""})

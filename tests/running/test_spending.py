@@ -67,7 +67,7 @@ def test_nobody_has_no_delta():
 
 
 def test_a_crash_is_counted(job, tmp_path):
-    """Killed in round 4 to 6, resumed from round 3 and stopped there: the clients' data went into six rounds."""
+    """Killed in rounds 4 to 6, resumed from round 3 and stopped there: six rounds used the clients' data."""
     train(job, 3, evaluate_every=3, directory=tmp_path)
     ledger = tmp_path / "privacy.json"
     before = json.loads(ledger.read_text())
@@ -98,7 +98,7 @@ def test_a_crash_is_counted(job, tmp_path):
 
 
 def test_no_number_where_none_holds():
-    """Catches an epsilon for a sampler that no accountant knows; the run itself goes on, and says why."""
+    """Catches an epsilon for a sampler that no accountant covers; the run itself continues, with the reason."""
     unknown = [text for text in SMALL if not text.startswith("sampler")]
     made = build(load(None, [*unknown, "sampler.name=with_replacement", "sampler.cohort_size=6"]))
     history = train(made, 2)
@@ -114,7 +114,7 @@ def test_runs_without_noise_say_nothing(plain, tmp_path):
 
 
 def test_a_pair_is_twice_as_long(job):
-    """Catches integer noise accounted for the model's numbers where a letter holds more: rounding depends on them."""
+    """Catches integer noise accounted for the model's numbers where a message has more: rounding depends on them."""
     few = [text for text in SMALL if not text.startswith(("transform", "aggregator", "sampler"))]
     pair = build(load(None, [*few, "sampler.cohort_size=6", "algorithm.name=scaffold"]))
     sizes = [message_dimension(made.algorithm, made.params, made.data.train) for made in (job, pair)]
@@ -163,8 +163,8 @@ def seen(directory, rounds, dies=None, resume=True, algorithm=None, people=None,
 
 
 def test_changed_runs_share_nothing(tmp_path):
-    """Catches noise of std 25 that falls out of the difference of a round and its repetition with another learning rate
-    or other data, which a letter can move by 2 clip norms / 4; and counts of such rounds, with and without devices."""
+    """Catches noise of std 25 that cancels in the difference of a round and its repetition with another learning rate
+    or other data, which one message can move by 2 clip norms / 4; and wrong counts of such rounds."""
     first, _ = seen(tmp_path, 9, dies=3, resume=False)
     same, _ = seen(tmp_path, 9, dies=5, algorithm=tiny.private(mesh=None))
     rate, _ = seen(tmp_path, 9, dies=5, algorithm=tiny.private(0.2))
@@ -180,8 +180,8 @@ def test_changed_runs_share_nothing(tmp_path):
 
 
 def test_programs_that_call_the_host_share_nothing(tmp_path):
-    """Catches two runs with one key whose noise falls out of their difference, each with an epsilon in full, because
-    nobody can read what the host does in them; and an epsilon that says nothing of it."""
+    """Catches two runs with one key whose noise cancels in their difference, each with its full epsilon, because a host
+    callback cannot be read; and an epsilon without that warning."""
     found = [seen(None, 1, resume=False, algorithm=tiny.private(rate, loss_fn=tiny.asks)) for rate in (0.1, 0.2)]
     (first, spent), (second, _) = found
     assert np.abs(first[1] - second[1]).max() > 4
@@ -190,7 +190,7 @@ def test_programs_that_call_the_host_share_nothing(tmp_path):
 
 
 def test_noise_in_any_part_is_seen():
-    """Catches noise that only some of the library looks for: an AttributeError, or a private run without a word."""
+    """Catches noise that only parts of the library look for: an AttributeError, or a private run without a warning."""
     sound = tiny.private()
     noisy = sound.parts.transform
     server = collections.namedtuple("Server", [*ServerUpdate._fields, "noise"])(*sound.parts.server, noisy.noise)
@@ -204,7 +204,7 @@ def test_noise_in_any_part_is_seen():
 
 
 def test_unknown_parts_are_said():
-    """Catches a summary that says nothing of privacy where nobody knows what the algorithm is made of."""
+    """Catches a summary without a word on privacy for an algorithm that does not state its parts."""
     unknown = tiny.private()._replace(parts=None)
     spending = Spending(unknown, tiny.START, tiny.people(), "", None, None)
     assert "nothing is known of its privacy" in spending.summary()["privacy"]["refused"]
@@ -277,8 +277,8 @@ def test_no_history_tells_less_than_the_truth(programs, lives):
 
 
 def test_what_no_ledger_saw_has_no_epsilon(tmp_path):
-    """Catches an epsilon that comes back, after rounds whose releases nobody counted: without noise, with noise that no
-    accountant knows, before there was a ledger, or run again by a program that nobody can tell from another."""
+    """Catches an epsilon that returns after rounds whose releases were not counted: without noise, with noise that no
+    accountant covers, before there was a ledger, or repeated by a program that cannot be distinguished from another."""
     people, unknown = tiny.people(), tiny.private()
     parts = unknown.parts._replace(aggregator=aggregation.mean())
     made = {"sound": tiny.private(), "plain": tiny.private(multiplier=None), "unknown": unknown._replace(parts=parts)}
@@ -326,8 +326,8 @@ def test_stopping_is_no_secret():
 
 
 def test_missing_messages_void_it(tmp_path):
-    """Catches an epsilon of rounds that were skipped, and so told that a client had nothing to send: in a run, in what
-    goes on with it, and in a sweep; and of noise that never came where nobody is trusted."""
+    """Catches an epsilon after rounds that were skipped, which reveals that a client had nothing to send: in a run, in
+    its resume, and in a sweep; and after noise that was missing where each client adds its own."""
 
     def make(noise):
         options = {"num_steps": 1, "weighting": "uniform", "aggregator": aggregation.fixed_mean(8.0)}
@@ -353,9 +353,9 @@ def test_missing_messages_void_it(tmp_path):
 
 
 def test_points_share_no_noise():
-    """Catches a sweep whose points differ by a letter's 2 clip norms / 4, so little that their noise, of norm about 43,
-    falls out of the difference. Noise is another on every kind of machine: with noise of its own a round's norms are
-    within 1 by chance with probability 0.03, and five of nine rounds 2 times in a million. That each point is its run:
+    """Catches a sweep whose points differ by 2 clip norms / 4, so little that shared noise, of norm about 43, cancels.
+    With independent noise the norms of a round are within 1 by chance with probability 0.03, and
+    those of five of nine rounds 2 times in a million. That each point is its run:
     tests/sweeps/test_sweep.py::test_a_sweep_is_single_runs."""
     found = sweep(tiny.private, tiny.START, tiny.people(), 9, grid={"rate": [0.1, 0.2]}, evaluate_every=1)
     first, second = found.column("update_norm").reshape(2, 9)

@@ -1,4 +1,4 @@
-"""What every sampler promises, and what its design says about it."""
+"""The contract of every sampler, and the sampling design that describes it."""
 
 import dataclasses
 
@@ -44,7 +44,7 @@ def scan(sampler, num_rounds, seed=0):
 
 @pytest.mark.parametrize("name", CASES)
 def test_inclusion_probabilities_are_the_frequencies(name):
-    """The noun's contract in a scan (traced once, state of one shape, ids valid), and the design's pi_i as the
+    """The contract of a `Sampler` in a scan (traced once, state of one shape, ids valid), and the design's pi_i as the
     frequency of reporting at least once in 10,000 rounds; cyclic coverage is exact to one pass."""
     sampler, num_rounds = CASES[name], 10_000
     (((state, cohort), (_, other)), traces) = scan(sampler, num_rounds)

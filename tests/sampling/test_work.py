@@ -1,4 +1,4 @@
-"""How much of its work a client gets done: the law of stragglers, and numbers of steps by client."""
+"""How much of its work a client completes: the distribution of stragglers, and numbers of steps by client."""
 
 from __future__ import annotations
 

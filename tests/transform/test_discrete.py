@@ -149,7 +149,7 @@ def test_no_rounded_message_passes_its_bound(units):
             update = {"a": row, "b": row[:1].astype(jnp.bfloat16)}
             message, _, _ = member.on_client(key, update, (), ())
             drawn = draw_integers(
-                prng.stream(key, "noise"), message, alias_table("skellam", member.noise.details.letter_std)
+                prng.stream(key, "noise"), message, alias_table("skellam", member.noise.details.message_std)
             )
             return jax.tree.map(jnp.subtract, message, drawn), message
 
@@ -186,7 +186,7 @@ def test_modular_sums_decode_exactly(law):
     @jax.vmap
     def drawn(key):
         message = jnp.zeros(width, jnp.int32)
-        return draw_integers(prng.stream(key, "noise"), message, alias_table(law, known.letter_std))
+        return draw_integers(prng.stream(key, "noise"), message, alias_table(law, known.message_std))
 
     keys = jax.random.split(KEY, size)
     messages = jax.jit(jax.vmap(lambda key, scale: member.on_client(key, jnp.ones(width) * scale, (), ())[0]))(
@@ -249,7 +249,7 @@ def test_facts(law):
     member = MAKE[law](1.0, 1.0, 16, granularity=0.05)
     known, d = member.noise.details, 200
     assert member.noise[:4] == (law, "distributed", 1.0, 1.0) and member.l2_bound is None
-    assert (known.clip_units, known.letter_std, known.cohort_size, known.sum_std) == (20.0, 5.0, 16, 20.0)
+    assert (known.clip_units, known.message_std, known.cohort_size, known.sum_std) == (20.0, 5.0, 16, 20.0)
     assert 0.9 < known.multiplier(d) < 1 and known.multiplier(10 * d) < known.multiplier(d)
     assert known.sum_error(d) == d * 16 * 2.0**-63 and known.sum_error(d, 3) == d * 3 * 2.0**-63
     update = jnp.asarray(np.random.default_rng(0).normal(size=d) * 0.1, jnp.float32)
@@ -270,7 +270,7 @@ def test_the_default_grid_fits(bits, size):
             member = make(0.1, multiplier, size, bits=bits)
             assert 2 * size * member.integer_range[1] < 2 ** (bits - 1)
             known = member.noise.details
-            assert known.letter_std <= 1024.001 and known.clip_units <= 2**20 + 1
+            assert known.message_std <= 1024.001 and known.clip_units <= 2**20 + 1
 
 
 @pytest.mark.parametrize("make", MAKE.values())

@@ -98,7 +98,7 @@ def rival(name: str, venvs: pathlib.Path, arrays: pathlib.Path, rounds: int) -> 
     if lines:
         return json.loads(lines[-1])
     words = done.stderr.replace(str(venvs), "VENVS").replace(str(ROOT), ".").split()
-    return {"failed": " ".join(words)[-300:] or f"ended with {done.returncode} and said nothing"}
+    return {"failed": " ".join(words)[-300:] or f"ended with {done.returncode} without output"}
 
 
 def measure(venvs: pathlib.Path, quick: bool = False) -> dict:

@@ -1,0 +1,85 @@
+"""Checks of the arguments of a run, and of what its evaluation returns."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import validate
+from fedjax_sim.population.protocol import check_population
+from fedjax_sim.running import distributed
+from fedjax_sim.running.log import plain
+from fedjax_sim.types import Algorithm, PyTree
+
+__all__ = ["check_kinds", "check_numbers", "evaluated", "num_arguments"]
+
+
+def check_kinds(key: Any, algorithm: Any, population: Any, evaluation: Any, callbacks: Any) -> None:
+    """Raises TypeError for arguments of `run` of a wrong type."""
+    if not isinstance(key, jax.Array) or key.ndim != (not jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
+        validate.fail("key", "one random key", key, "Make one: jax.random.key(0).", TypeError)
+    if not isinstance(algorithm, Algorithm):
+        validate.fail("algorithm", "an Algorithm", type(algorithm).__name__, "Call a recipe or federated().", TypeError)
+    check_population(population)
+    if evaluation is not None and not callable(evaluation):
+        validate.fail("evaluation", "a function of params", evaluation, "See metrics.evaluation.", TypeError)
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        validate.fail("callbacks", "a list of functions", callbacks, error=TypeError)
+
+
+def check_numbers(
+    num_rounds: int,
+    evaluate_every: int,
+    checkpoint_every: int | None,
+    keep_checkpoints: int,
+    directory: str | Path | None,
+    resume: bool,
+) -> None:
+    """Raises ValueError or TypeError for numbers of `run` that are out of range, and for a resume without a folder."""
+    validate.integer("num_rounds", num_rounds, 0)
+    validate.integer("evaluate_every", evaluate_every)
+    if checkpoint_every is not None:
+        validate.integer("checkpoint_every", checkpoint_every)
+    validate.integer("keep_checkpoints", keep_checkpoints)
+    if resume and directory is None:
+        validate.fail("directory", "the run directory to resume", None)
+
+
+def num_arguments(evaluation: Callable) -> int:
+    """1 for an evaluation of params, 2 for one of (params, state)."""
+    try:
+        parameters = inspect.signature(evaluation).parameters.values()
+    except (TypeError, ValueError):  # some built-in functions have none
+        return 1
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return 2 if sum(x.kind in kinds and x.default is x.empty for x in parameters) == 2 else 1
+
+
+def evaluated(evaluation: Callable | None, algorithm: Algorithm, state: PyTree, record: dict) -> dict:
+    """An evaluation's values at a state, as JSON; refuses names that the round's record already has.
+
+    Args:
+      evaluation: of params, or of (params, state); None for no values.
+      record: of the round so far.
+    """
+    values = {}
+    if evaluation is not None:
+        sees_state = num_arguments(evaluation) == 2
+        if sees_state and distributed.several():
+            hint = "The clients' memories are split over the processes: evaluate params alone, or use one process."
+            validate.fail("evaluation", "one of params, with several processes", "one of (params, state)", hint)
+        values = evaluation(_local(algorithm.params(state)), *([state] if sees_state else []))
+    for name in values:
+        if name in record or name == "epsilon":
+            validate.fail("evaluation", "names that the round does not use", name, "Put a prefix before it.")
+    return {name: plain(value) for name, value in values.items()}
+
+
+def _local(tree: PyTree) -> PyTree:
+    """One device's copy of replicated arrays."""
+    return jax.tree.map(lambda x: x.addressable_data(0), tree)

@@ -1,0 +1,98 @@
+"""Blocks of rounds, each one call of a compiled program."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import engine, validate
+from fedjax_sim.running import distributed
+from fedjax_sim.running.planning import check_memory
+from fedjax_sim.types import Algorithm, Array, PyTree
+
+__all__ = ["MAX_BLOCK", "compiled_block", "memory_errors"]
+
+MAX_INFO = 4096  # numbers in an entry of info
+MAX_BLOCK = 256  # most rounds between two returns to the host
+
+
+def compiled_block(
+    algorithm: Algorithm, key: Array, state: PyTree, population: PyTree
+) -> tuple[Callable, PyTree, PyTree, float]:
+    """Compiles a loop over rounds.
+
+    Args:
+      key: of the run; round t gets fold_in(key, t).
+      state, population: of the run; `state` may be used no more afterwards.
+
+    Returns: (block, state, population, seconds): state and population on their devices, the seconds that compilation
+    took, and `block(state, population, first, count) -> (state, infos)`, which runs `count` <= MAX_BLOCK rounds from
+    round `first` on and takes over the state's buffers; infos have a leading axis of MAX_BLOCK rounds.
+
+    Raises: MemoryError for a program that does not fit, ValueError for an info with large arrays.
+    """
+
+    step = jax.jit(algorithm.step)  # traced once, though called twice
+
+    def block(key, state, population, first, count):
+        _, info = jax.eval_shape(step, key, state, population)
+        _check_info(info)
+        infos = jax.tree.map(lambda x: jnp.zeros((MAX_BLOCK, *x.shape), x.dtype), info)
+
+        def one_round(i, carry):
+            state, infos = carry
+            state, info = step(jax.random.fold_in(key, first + i), state, population)
+            return state, jax.tree.map(lambda rows, x: rows.at[i].set(x), infos, info)
+
+        return jax.lax.fori_loop(0, count, one_round, (state, infos))
+
+    before = time.perf_counter()
+    zero = np.int32(0)
+    key, state, population = distributed.replicated((key, state, population))
+    places = {"out_shardings": (None, key.sharding)} if distributed.several() else {}  # infos are read everywhere
+    compiled = jax.jit(block, donate_argnums=1, **places).lower(key, state, population, zero, zero).compile()
+    seconds = time.perf_counter() - before
+    distributed.agreed(lambda: check_memory(engine.needs(compiled)))
+    (key_place, state_place, population_place, *_), _ = compiled.input_shardings
+    key, state = jax.device_put(key, key_place), _placed(state, state_place)
+    population = jax.device_put(population, population_place)
+
+    def call(state, population, first, count):
+        state, infos = compiled(key, state, population, np.int32(first), np.int32(count))
+        return _placed(state, state_place), infos
+
+    return call, state, population, seconds
+
+
+@contextmanager
+def memory_errors(memory_files: list) -> Iterator[None]:
+    """Raises the errors of client memory on disk, which compiled code can only report as its own."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError:
+        for file in memory_files:
+            file.check()
+        raise
+    for file in memory_files:
+        file.check()
+
+
+def _check_info(info: Mapping[str, Any]) -> None:
+    """Refuses large arrays in a round's info: the log holds scalars, one record a round."""
+    for name, value in info.items():
+        size = max((x.size for x in jax.tree.leaves(value)), default=0)
+        if size > MAX_INFO:
+            hint = "The log holds scalars. To see what a server saw, replay the round: algorithms.round.observe."
+            validate.fail(f"info[{name!r}]", f"at most {MAX_INFO:,} numbers", f"{size:,} numbers", hint)
+
+
+def _placed(state: PyTree, places: PyTree) -> PyTree:
+    """The state where the program wants it. What is there already is not put again: JAX does not write over an array
+    that shares its buffer with another."""
+    return jax.tree.map(lambda x, place: x if x.sharding == place else jax.device_put(x, place), state, places)

@@ -1,0 +1,36 @@
+"""Checks of the arguments of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from fedjax_sim import validate
+from fedjax_sim.running import distributed
+from fedjax_sim.running.arguments import check_kinds, num_arguments
+from fedjax_sim.sweeps.finished import check_directory
+from fedjax_sim.types import Algorithm, Array, Population
+
+__all__ = ["check_numbers", "check_run"]
+
+
+def check_numbers(num_rounds: int, evaluate_every: int, batch: int, directory: str | Path | None, resume: bool) -> None:
+    """Raises ValueError or TypeError for numbers out of range, FileExistsError or FileNotFoundError for the folder."""
+    validate.integer("num_rounds", num_rounds)
+    validate.integer("evaluate_every", evaluate_every)
+    validate.integer("batch", batch)
+    if resume and directory is None:
+        validate.fail("directory", "the folder of the sweep to resume", None)
+    check_directory(directory, resume)
+
+
+def check_run(key: Array, algorithm: Algorithm, population: Population, evaluation: Callable | None) -> None:
+    """Raises ValueError or TypeError for a run that a sweep cannot make, in several processes above all."""
+    if distributed.several():
+        validate.fail("sweep", "one process", jax.process_count(), "Its points are divided over one process's devices.")
+    check_kinds(key, algorithm, population, evaluation, ())
+    if evaluation is not None and num_arguments(evaluation) == 2:
+        hint = "Its points share one model's shape: leave personal models out, or use run."
+        validate.fail("evaluation", "one of params, in a sweep", "one of (params, state)", hint)
