@@ -145,9 +145,3 @@ def _total(experiment: Any) -> int:
 
 def _needed(experiment: Any) -> int:
     return round_needs(experiment.algorithm, experiment.key, experiment.params, experiment.data.train).total
-
-
-def _placed(state: PyTree, places: PyTree) -> PyTree:
-    """The state where the program wants it. What is there already is not put again: JAX does not write over an array
-    that shares its buffer with another."""
-    return jax.tree.map(lambda x, place: x if x.sharding == place else jax.device_put(x, place), state, places)

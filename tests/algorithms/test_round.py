@@ -211,7 +211,7 @@ def test_client_memory_is_written_in_place():
     people = population.generated(size, wide_row, jnp.zeros(width))
 
     def loss(params, examples, key):
-        return ((params - examples["x"]) ** 2).sum(-1)
+        return ((params[None] - examples["x"]) ** 2).sum(-1)
 
     work = client.local_sgd(loss, optax.sgd(0.1), client.work(num_steps=1))
     change = {"transform": transform.error_feedback(transform.top_k(0.1))}
