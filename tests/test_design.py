@@ -140,8 +140,8 @@ def test_a_sampler_that_learns(skeletons):
 def test_an_algorithm_that_is_no_star(skeletons, lost):
     """D-PSGD on a ring, in NumPy. Catches mixing of what has already moved, rows that a lost message moves up, bytes of
     what is not sent; on two devices, a mean or a mixture that is rounded otherwise."""
-    size, rate = 6, 0.3
-    centers, curvatures = np.array([0.0, 1, 4, -2, 3, 0.5]), np.array([1, 0.5, 2, 1.5, 0.8, 1.2])
+    size, rate, rng = 24, 0.3, np.random.default_rng(2)
+    centers, curvatures = rng.normal(size=size).astype(np.float32), rng.uniform(0.5, 2, size)
     ring = np.stack([(np.arange(size) + shift) % size for shift in (0, -1, 1)])
     shares = np.repeat([[0.5], [0.25], [0.25]], size, axis=1)
     clients, start = population.quadratic_population(curvatures, centers), {"w": jnp.zeros(1)}
@@ -166,7 +166,7 @@ def test_an_algorithm_that_is_no_star(skeletons, lost):
     np.testing.assert_allclose(found[0][0][:, 0], x, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found[0][1], [x.mean()], rtol=1e-4)
     record, split = records
-    assert record["uplink_bytes"] == 12 * 4 and record["dropped_clients"] == (lost is not None)
+    assert record["uplink_bytes"] == 2 * size * 4 and record["dropped_clients"] == (lost is not None)
     assert all(record[name] == value for name, value in split.items())
     np.testing.assert_allclose(record["personal_loss"], (curvatures * (x - centers) ** 2 / 2).mean(), rtol=1e-4)
 
