@@ -1,7 +1,7 @@
 """Federated learning over massive simulated populations: a round is one compiled JAX program.
 
-`Algorithm`, `run`, and the subpackages. Everything is imported when it is first used, so that the command line answers
-at once.
+`Algorithm`, `run`, and the subpackages. Everything is imported when it is first used, so that the command line starts
+without loading JAX.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SUBPACKAGES = (
     "theory",
     "transform",
 )
-HOMES = {"Algorithm": "types", "run": "running.loop"}  # names of other modules
+HOMES = {"Algorithm": "types", "run": "running.loop"}  # public name -> the module that defines it
 __all__ = ["Algorithm", "run", *SUBPACKAGES]
 __version__ = "0.1.0"
 

@@ -9,21 +9,19 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree, validate
+from fedjax_sim import validate
 from fedjax_sim.types import Array
 
 __all__ = [
     "ROUNDS",
     "below",
     "client_key",
-    "client_keys",
     "counter_bits",
     "dither",
     "fast",
     "feistel",
     "hashed",
     "normal",
-    "shuffle",
     "stochastic_round",
     "stream",
     "walked",
@@ -31,8 +29,6 @@ __all__ = [
 
 ROUNDS = 8  # of a Feistel network
 DITHER = zlib.crc32(b"dither")
-ORDER = zlib.crc32(b"order")  # first of the counters that orders use
-SORTED = 64  # rows whose order comes from comparing all pairs
 
 
 def stream(key: Array, name: str) -> Array:
@@ -49,23 +45,15 @@ def stream(key: Array, name: str) -> Array:
 
 
 def client_key(key: Array, id: Array) -> Array:
-    """The key of client `id` in a stage: independent of chunk, slot, padding, device and batch mates.
+    """The key of client `id` in a stage: independent of chunk, slot, padding, device and the other clients of a batch.
 
     Raises: ValueError for generators whose bits under vmap come from the first key of the batch (rbg, unsafe_rbg)
     (tests/test_prng.py::test_generators_that_mix_clients_are_refused).
     """
     if jax.random.key_impl(key) in ("rbg", "unsafe_rbg"):
-        hint = "Under vmap its draws depend on batch mates: use jax.random.key(seed, impl='threefry2x32')."
+        hint = "Under vmap a client's draws depend on the others: use jax.random.key(seed, impl='threefry2x32')."
         validate.fail("key", "a threefry key", jax.random.key_impl(key), hint)
     return jax.random.fold_in(key, id)
-
-
-def client_keys(key: Array, ids: Array) -> Array:
-    """The key data [m, words] of clients `ids` [m]: `client_key` for all at once, far faster than one by one."""
-    words = jax.random.key_data(key)
-    words = tree.settled(words, tree.hidden_zero(words))  # or XLA:CPU derives the stage's key anew in each step of each
-    key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
-    return jax.random.key_data(jax.vmap(client_key, (None, 0))(key, ids))
 
 
 def below(key: Array, n: int, shape: tuple[int, ...] = ()) -> Array:
@@ -77,7 +65,7 @@ def below(key: Array, n: int, shape: tuple[int, ...] = ()) -> Array:
     Args:
       key: one key, not used for other draws.
       n: a Python integer in [1, 2^31 - 1].
-      shape: of the result.
+      shape: shape of the result.
 
     Returns: int32 of that shape.
 
@@ -110,7 +98,7 @@ def _product(x: Array, n: int) -> tuple[Array, Array]:
 
 
 def counter_bits(key: Array, counters: Array) -> Array:
-    """32 hashed bits for each counter: as fast as arithmetic, for orders and dither; no generator for privacy noise.
+    """32 hashed bits for each counter: as fast as arithmetic, for orders and dither; not for privacy noise.
 
     Args:
       key: one key.
@@ -119,7 +107,7 @@ def counter_bits(key: Array, counters: Array) -> Array:
     Guarantees: uniform, and uncorrelated between counters, bits and keys
     (tests/test_prng.py::test_counter_bits_are_uniform).
 
-    References: Appleby 2011 (MurmurHash3, the finaliser), twice, with 32 bits of the key before each.
+    References: Appleby 2011 (MurmurHash3, the finaliser); applied twice, after adding 32 bits of the key each time.
     """
     words = jax.random.key_data(key).astype(jnp.uint32)
     return hashed(words[:2] if words.shape[0] == 2 else words[:2] ^ words[2:], counters.astype(jnp.uint32))
@@ -127,7 +115,7 @@ def counter_bits(key: Array, counters: Array) -> Array:
 
 @functools.partial(jax.jit, inline=True)
 def hashed(words: Array, x: Array) -> Array:
-    """uint32 `x` through two murmur finalisers, each with one of the two uint32 `words`: a bijection of 32 bits."""
+    """uint32 `x` through two MurmurHash3 finalisers, each keyed by one of the two uint32 `words`: a bijection."""
     for word in (words[0], words[1]):
         x = (x + word) * jnp.uint32(0x9E3779B1)
         x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
@@ -137,10 +125,10 @@ def hashed(words: Array, x: Array) -> Array:
 
 
 def dither(key: Array, shape: tuple[int, ...]) -> Array:
-    """uint32 words for rounding at random, at the speed of arithmetic; no generator for privacy noise or masks.
+    """uint32 words for stochastic rounding, as fast as arithmetic; not for privacy noise or masks.
 
-    A counter times the golden ratio through one murmur finaliser, keyed by 64 bits that hash the key. Two arrays of one
-    client need two keys (fold in the leaf's number).
+    A counter times the golden ratio through one MurmurHash3 finaliser, keyed by 64 bits that hash the key. Two arrays
+    of one client need two keys (fold in the leaf's number).
 
     Guarantees: bytes are uniform, neighbours and clients with neighbouring ids uncorrelated
     (tests/test_prng.py::test_dither_is_uniform_and_uncorrelated); a flipped bit of the key flips half of the words'
@@ -162,7 +150,7 @@ def stochastic_round(key: Array, x: Array) -> Array:
     """A neighbouring integer of each entry, with the entry as its mean.
 
     floor(x), or one more with probability x - floor(x), kept to 24 bits and rounded up; integers stay as they are.
-    Put `tree.settled` around what several readers use (a letter, say): XLA:CPU rounds anew for each.
+    Put `engine.computed_once` around what several readers use (a message, say): XLA:CPU rounds anew for each.
 
     Args:
       key: one client's key, not used for another array.
@@ -210,11 +198,11 @@ def fast(key: Array) -> Array:
 
 
 def normal(key: Array, shape: tuple[int, ...] = (), dtype=jnp.float32) -> Array:
-    """Standard normal draws from `fast(key)` by inversion, for noise of privacy too.
+    """Standard normal draws from `fast(key)` by inversion; also used for privacy noise.
 
-    Measured on CPU against Box-Muller from the same bits: 3 to 15 times faster there. Float32 draws come from 23 bits:
-    none lies beyond 5.5, where the normal law has 4e-8; a proof of privacy that needs the discrete law needs another
-    mechanism (Mironov 2012).
+    3 to 15 times faster on CPU than Box-Muller from the same bits. Float32 draws come from 23 bits: none lies beyond
+    5.5, where the normal law has probability 4e-8. A proof of privacy for floating-point noise needs a discrete
+    mechanism instead (Mironov 2012).
 
     Guarantees: moments, tails and a chi-square over 64 equally likely cells at 10^6 draws
     (tests/test_prng.py::test_normal_draws; slow: 10^7 draws, ::test_many_normal_draws).
@@ -227,9 +215,14 @@ def normal(key: Array, shape: tuple[int, ...] = (), dtype=jnp.float32) -> Array:
 
 
 def feistel(words: Array, rows: Array | int, columns: Array | int, x: Array) -> Array:
-    """A bijection of [0, rows * columns), for any `words` [r, 2]: each round shifts one half by a hash of the other.
+    """A Feistel network: a bijection of [0, rows * columns), whose rounds shift one half by a keyed hash of the other.
 
-    Both sides are below 2^16. References: Luby and Rackoff 1988.
+    Args:
+      words: [r, 2] uint32, two random words for each of r rounds.
+      rows, columns: the grid's sides, each below 2^16; x = left * columns + right.
+      x: uint32 of any shape, in [0, rows * columns).
+
+    References: Luby and Rackoff 1988.
     """
     rows, columns = jnp.uint32(rows), jnp.uint32(columns)
     left, right = x // columns, x % columns
@@ -247,58 +240,11 @@ def _shift(word: Array, half: Array) -> Array:
 
 
 def walked(network: Callable, x: Array, size: Array | int) -> Array:
-    """A bijection of [0, size) from one of a larger range: values past `size` walk on along their cycle.
+    """A bijection of [0, size) from one of a larger range, by cycle walking: `network` is applied until x < size.
 
-    A walk ends because it started below `size`. References: Black and Rogaway 2002, section 4.
+    Each walk ends, because its cycle contains its start, which is below `size`.
+
+    References: Black and Rogaway 2002, section 4.
     """
     limit = jnp.uint32(size)
     return jax.lax.while_loop(lambda x: (x >= limit).any(), lambda x: jnp.where(x >= limit, network(x), x), network(x))
-
-
-def shuffle(key: Array, mask: Array, zero: Array | None = None) -> Callable[[Array, Array], Array]:
-    """Random orders of the rows where `mask` is True, one for each epoch.
-
-    Args:
-      key: one client's key.
-      mask: [n] bool, the valid rows.
-      zero: as for `tree.settled`; under vmap, one that is not batched is faster than the default, made from the key.
-
-    Returns: (epoch, positions [b] int32) -> [b] int32, the rows that stand at these positions of that epoch's order;
-    positions at or past the number of valid rows give arbitrary rows.
-
-    Guarantees: positions 0..valid-1 enumerate the valid rows once each, in an order that is uniformly random up to 64
-    valid rows, and one of a keyed network's beyond (tests/test_prng.py::test_shuffle_is_a_uniform_permutation,
-    ::test_long_rows_are_permuted_too, ::test_pairs_of_long_rows_are_uniform); padding behind the rows does not change
-    it (::test_order_ignores_padding_rows).
-    """
-    rows = mask.shape[0]
-    count = mask.sum(dtype=jnp.int32)
-    zero = tree.hidden_zero(jax.random.key_data(key)) if zero is None else zero
-    if rows > SORTED:  # the valid rows first; only then is the number of padding rows without a trace
-        target = jnp.where(mask, jnp.cumsum(mask) - 1, rows)
-        place = jnp.zeros(rows, jnp.int32).at[target].set(jnp.arange(rows, dtype=jnp.int32), mode="drop")
-        first, valid = place[:SORTED], jnp.arange(SORTED) < count
-    else:
-        place, first, valid = None, jnp.arange(rows, dtype=jnp.int32), mask
-
-    def at(epoch: Array, positions: Array) -> Array:
-        counters = jnp.uint32(ORDER) + 2 * epoch.astype(jnp.uint32) + jnp.arange(2, dtype=jnp.uint32)
-        words = tree.settled(counter_bits(key, counters), zero)
-        # Comparing all pairs is a few vector operations, written out lest the compiler store them; XLA:CPU sorts short
-        # rows an order of magnitude slower. A row's number in the low bits decides between equal hashes.
-        row = jnp.arange(first.shape[0], dtype=jnp.uint32)
-        bits = jnp.where(valid, hashed(words, first.astype(jnp.uint32)) >> 1, jnp.uint32(1) << 31)
-        bits = tree.settled((bits & ~jnp.uint32(SORTED - 1)) | row, zero)
-        rank = sum((bits[i] < bits).astype(jnp.int32) for i in range(bits.shape[0]))
-        rank = tree.settled(rank, zero)
-        few = jnp.where(rank[None, :] == positions[:, None], first[None, :], 0).sum(axis=1, dtype=jnp.int32)
-        if place is None:
-            return few
-        size = jnp.maximum(count, 1)
-        side = jnp.ceil(jnp.sqrt(size.astype(jnp.float32))).astype(jnp.int32)
-        rounds = hashed(words, jnp.uint32(1 << 31) + jnp.arange(2 * ROUNDS, dtype=jnp.uint32)).reshape(ROUNDS, 2)
-        network = functools.partial(feistel, rounds, side, -(-size // side))
-        inside = jnp.clip(positions, 0, size - 1).astype(jnp.uint32)
-        return jnp.where(count <= SORTED, few, place[walked(network, inside, size).astype(jnp.int32)])
-
-    return at

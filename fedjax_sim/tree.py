@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import collections
-import functools
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -20,109 +19,16 @@ __all__ = [
     "all_finite",
     "dotted",
     "hashed",
-    "hidden_zero",
     "joined",
     "num_bytes",
     "num_values",
-    "pinned",
-    "pinning",
-    "settled",
     "spec",
     "subtract",
     "take",
-    "unsigned_zeros",
     "varying",
     "where",
     "zeros_like",
 ]
-
-
-def pinned(tree: PyTree, zero: Array) -> PyTree:
-    """The same values, rounded here and nowhere else.
-
-    Compilers fuse a product into the addition that follows, or turn a division into a product, and whether they do
-    depends on the rest of the program: on the number of devices, for one. XLA:CPU drops `optimization_barrier` before
-    it fuses, so -0.0 is added to each float: a product that is fused into that addition is rounded all the same. Floats
-    of 16 bits, whose sums are taken, and may be kept, in more, pass through their bits instead.
-
-    Args:
-      zero: int32 such as `hidden_zero` reads off, 0 at run time but not provably so; broadcast to each leaf.
-
-    Guarantees: tests/engine/test_rounding.py::test_products_are_not_fused.
-    """
-
-    return pinning(zero)(tree)
-
-
-def pinning(zero: Array) -> Callable[[PyTree], PyTree]:
-    """`pinned` with this zero, for many values: what it adds to them is made once."""
-
-    @functools.cache
-    def minus_zero(dtype):
-        bits = {4: jnp.int32, 8: jnp.int64}[dtype.itemsize]
-        return jax.lax.bitcast_convert_type(zero.astype(bits) ^ jnp.iinfo(bits).min, dtype)
-
-    @functools.cache
-    def minus_zeros(dtype, shape):
-        return jnp.broadcast_to(minus_zero(dtype), shape)
-
-    def leaf(x):
-        if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize == 1:
-            return x  # floats of 8 bits are stored, and computed with as wider ones
-        if x.dtype.itemsize == 2:
-            return _through_bits(x, zero)
-        return jax.lax.add(x, minus_zeros(x.dtype, x.shape))
-
-    return lambda tree: jax.tree.map(leaf, tree)
-
-
-@jax.custom_jvp
-def _through_bits(x: Array, zero: Array) -> Array:
-    return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, jnp.int16) ^ zero.astype(jnp.int16), x.dtype)
-
-
-@_through_bits.defjvp
-def _(primals, tangents):
-    return _through_bits(*primals), tangents[0]  # bits have no derivative, the values have
-
-
-def hidden_zero(tree: PyTree) -> Array:
-    """[] int32, 0, and not provably so: read off the first numbers of the first leaves.
-
-    With n their bits, one over the other, bits 0 and 2 of n^2 are never both set, for an odd square is 1 modulo 8. No
-    compiler is known to see that, while each sees that the least of 0 and a number without sign is 0. It does see it of
-    an n that it knows, such as a loop's counter: one leaf at least should come from outside of the program.
-
-    Guarantees: 0 for every value of every dtype (tests/test_tree.py::test_hidden_zero_is_zero); products that are
-    pinned with it are rounded before they are added (tests/engine/test_rounding.py::test_products_are_not_fused).
-    """
-    return _zero([x for x in jax.tree.leaves(tree) if x.size][:3])
-
-
-@functools.partial(jax.jit, inline=True)  # traced once for all rounds of these shapes
-def _zero(leaves: list[Array]) -> Array:
-    bits = jnp.zeros((), jnp.uint32)
-    for x in leaves:
-        first, unsigned = x.reshape(-1)[0], jnp.dtype(f"uint{8 * x.dtype.itemsize}")
-        first = first if x.dtype == bool else jax.lax.bitcast_convert_type(first, unsigned)
-        bits ^= first.astype(jnp.uint32)
-    square = bits * bits
-    return ((square >> 2) & square & 1).astype(jnp.int32)
-
-
-def unsigned_zeros(tree: PyTree) -> PyTree:
-    """The same numbers, each zero without its sign, which a compiler may turn: of x + 0, or of a sum of products.
-
-    >>> import jax.numpy as jnp
-    >>> unsigned_zeros(jnp.array([-0.0, 1.0])).tolist()
-    [0.0, 1.0]
-    """
-
-    def leaf(x):
-        x = jnp.asarray(x)
-        return jnp.where(x == 0, jnp.zeros_like(x), x) if jnp.issubdtype(x.dtype, jnp.floating) else x
-
-    return jax.tree.map(leaf, tree)
 
 
 def varying(tree: PyTree, by: Array) -> PyTree:
@@ -133,36 +39,6 @@ def varying(tree: PyTree, by: Array) -> PyTree:
     to differ; loops inside of loops multiply that.
     """
     return jax.tree.map(lambda x: jnp.where(by == by, x, x), tree)
-
-
-@jax.custom_jvp
-def settled(tree: PyTree, zero: Array) -> PyTree:
-    """The same values, computed here once: what uses them neither recomputes them nor changes their rounding.
-
-    XLA:CPU computes a value anew in each fusion that reads it, and drops `optimization_barrier` before it fuses; a loop
-    that never turns is a wall. Elsewhere such a loop would wait for the host, so the values are `pinned`.
-
-    Args:
-      zero: [] int32 as for `pinned`; not batched under vmap.
-    """
-    if jax.default_backend() != "cpu":
-        return pinned(tree, zero)
-
-    def other(x):
-        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return x
-        return ~x if x.dtype == bool else -x
-
-    def never(carry):
-        turns, values = carry
-        return turns + 1, jax.tree.map(other, values)
-
-    return jax.lax.while_loop(lambda carry: carry[0] < zero, never, (jnp.zeros((), jnp.int32), tree))[1]
-
-
-@settled.defjvp
-def _(primals, tangents):
-    return settled(*primals), tangents[0]
 
 
 def spec(tree: PyTree) -> PyTree:

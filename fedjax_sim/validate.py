@@ -1,7 +1,7 @@
-"""One voice for errors: `name: expected RULE, got VALUE. HINT`.
+"""Checks of arguments, with one format for all errors: `name: expected RULE, got VALUE. HINT`.
 
 Checks are written `not (low <= x <= high)` so that NaN fails them. Traced values pass: a sweep may vmap over a
-hyper-parameter, whose range is then its caller's to check.
+hyper-parameter, whose range the caller then checks.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ __all__ = [
     "steps",
 ]
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 INT32_MAX = 2**31 - 1
 MOST_STEPS = 1 << 24  # of one client in a round: past it float32 cannot count them
 LARGEST, SMALLEST = (float(x) for x in (np.finfo(np.float32).max, np.finfo(np.float32).tiny))
-PROBE = 2.0**10  # size of a probe's numbers: large, lest a fixed range make an error look worse than it stays
+PROBE = 2.0**10  # magnitude of test inputs: large, or the error of a compressor with a fixed range would look larger
 
 
 def fail(name: str, rule: str, value: Any, hint: str = "", error: type[Exception] = ValueError) -> None:
-    """Raises `error` with the house's message."""
+    """Raises `error` with a message in the format above; long values are cut to 120 characters."""
     shown = repr(value)
     shown = shown if len(shown) <= 120 else shown[:117] + "..."
     raise error(f"{name}: expected {rule}, got {shown}.{' ' + hint if hint else ''}")
@@ -72,7 +73,14 @@ def in_range(
     hint: str = "",
     wide: bool = False,
 ) -> None:
-    """A real number in the interval from `low` to `high`, that float32 holds; with `wide`, float64 (on the host)."""
+    """Refuses all but a real number between `low` and `high` that float32 can hold; with `wide`, float64 (on the host).
+
+    Args:
+      open_low, open_high: exclude that end.
+      hint: appended to the error.
+
+    Raises: TypeError for what is no number, ValueError for one out of range.
+    """
     rule = f"a number in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
     if math.isinf(high):
         rule = f"a finite number {'>' if open_low else '>='} {low:g}" if low > -math.inf else "a finite number"
@@ -90,14 +98,14 @@ def in_range(
 
 
 def positive(name: str, value: Any, *, hint: str = "", wide: bool = False) -> None:
-    """A real number above zero that float32 holds as such; with `wide`, float64 (on the host)."""
+    """Refuses all but a real number above zero that does not vanish in float32; with `wide`, float64 (on the host)."""
     in_range(name, value, 0, open_low=True, hint=hint, wide=wide)
     if not wide and not isinstance(value, jax.core.Tracer) and value < SMALLEST:
         fail(name, "a finite number > 0", value, f"float32 takes it for 0. {hint}".strip())
 
 
 def integer(name: str, value: Any, low: int = 1, high: int = INT32_MAX, *, hint: str = "") -> None:
-    """A whole number (not a bool) in [low, high]: Python's, or NumPy's int64, for products of it must not wrap."""
+    """Refuses all but an integer (not a bool) in [low, high]: Python's, or NumPy's int64, so products do not wrap."""
     rule = f"an integer in [{low}, {high}]"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
         fail(name, rule, value, hint, TypeError)
@@ -108,12 +116,12 @@ def integer(name: str, value: Any, low: int = 1, high: int = INT32_MAX, *, hint:
 
 
 def steps(name: str, value: Any) -> None:
-    """A number of local steps or epochs of a client in a round."""
+    """Refuses all but a number of local steps or epochs of a client in a round: an integer in [1, 2^24]."""
     integer(name, value, 1, MOST_STEPS)
 
 
 def function(name: str, value: Any, arguments: str, *, hint: str = "") -> None:
-    """Something that can be called with these arguments, by position."""
+    """Refuses all but a function that takes these arguments (a text such as "params, key") by position."""
     rule = f"a function ({arguments})"
     if not callable(value):
         fail(name, rule, value, hint, TypeError)
@@ -128,7 +136,7 @@ def function(name: str, value: Any, arguments: str, *, hint: str = "") -> None:
 
 
 def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, with an error for an argument that it does not have which names the nearest that it has.
+    """A decorator: an unknown keyword argument raises a TypeError that names the nearest known one.
 
     >>> @named_arguments
     ... def half(*, of: float): return of / 2
@@ -151,13 +159,13 @@ def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def loss_function(value: Any) -> None:
-    """A loss of a model: (params, examples, key) -> one number per example."""
+    """Refuses all but a loss function: (params, examples, key) -> one number per example."""
     hint = "Of a model, make one: models.supervised(model, loss)."
     function("loss_fn", value, "params, examples, key", hint=hint)
 
 
 def optimizer(name: str, value: Any) -> None:
-    """An optax transformation: a pair of functions `init` and `update`."""
+    """Refuses all but an optax transformation: a pair of functions `init` and `update`."""
     if not isinstance(value, optax.GradientTransformation):
         fail(name, "an optax transformation", value, "Call its factory: optax.sgd(0.1), say.", TypeError)
 
@@ -169,7 +177,7 @@ def nearest(word: str, options: Iterable[str]) -> str:
 
 
 def one_of(name: str, value: Any, options: Iterable[Any], *, hint: str = "") -> None:
-    """One of a closed set of values; the error names the nearest."""
+    """Refuses all but one of a closed set of values; the error names the nearest."""
     options = list(options)
     if not any(value is option or (type(value) is type(option) and value == option) for option in options):
         words = [option for option in options if isinstance(option, str)]
@@ -178,7 +186,7 @@ def one_of(name: str, value: Any, options: Iterable[Any], *, hint: str = "") -> 
 
 
 def sequence(name: str, values: Any, *, least: int = 1) -> None:
-    """A list (or tuple, or array) of so many values at least; what they are is checked one by one."""
+    """Refuses all but a list, tuple or array of at least `least` values; the caller checks each value."""
     if not isinstance(values, (list, tuple, np.ndarray)):
         fail(name, "a list of numbers", values, f"Write [{values}] for one alone.", TypeError)
     if len(values) < least:
@@ -186,29 +194,32 @@ def sequence(name: str, values: Any, *, least: int = 1) -> None:
 
 
 def fits_in_memory(name: str, num_bytes: int, limit: int, *, hint: str = "") -> None:
-    """Refuses an allocation of `num_bytes` above `limit` bytes, with both numbers."""
+    """Refuses an allocation of `num_bytes` above `limit` bytes, with a MemoryError that states both."""
     if not (num_bytes <= limit):
         fail(name, f"at most {limit:,} bytes", f"{num_bytes:,} bytes", hint, MemoryError)
 
 
 def contraction(name: str, send: Callable, spec: Any, *, hint: str = "") -> None:
-    """A compressor Q with E |Q(x) - x|^2 < |x|^2, tried on equal entries and on normal ones; a traced one passes.
+    """Refuses a compressor Q unless E |Q(x) - x|^2 < |x|^2 on two inputs: all entries equal, and normal ones.
+
+    A compressor with traced options passes.
 
     Args:
       send: (key, x) -> Q(x), of pytrees like `spec`.
+      spec: shapes and dtypes of an update.
     """
     if not any(x.size for x in jax.tree.leaves(spec)):
         return
     rng, draws = np.random.default_rng(0), 8
 
-    def probes(x):  # one beside the other
+    def probes(x):  # [2, ...]: the two inputs
         return (PROBE * np.stack([np.ones(x.shape), rng.standard_normal(x.shape)])).astype(x.dtype)
 
     def inner(a, b):
         pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
         return sum((y.astype(jnp.float32) * x.astype(jnp.float32)).sum() for y, x in pairs)
 
-    def excess(i, both):  # of |Q - x|^2 over |x|^2: |Q|^2 - 2 <Q, x>, which a small Q does not lose to rounding
+    def excess(i, both):  # (|Q - x|^2 - |x|^2) / |x|^2, as |Q|^2 - 2 <Q, x>: no cancellation for a small Q
         x = jax.tree.map(lambda probe: probe[i % 2], both)
         sent = send(jax.random.fold_in(jax.random.key(0), i), x)
         return inner(sent, jax.tree.map(lambda y, x: y - 2 * x.astype(y.dtype), sent, x)) / inner(x, x)

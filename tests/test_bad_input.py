@@ -253,7 +253,7 @@ COMBINATIONS = {
     ),
     "noise on the way down": (
         "downlink.gaussian_mechanism.clip_norm=1.0 downlink.gaussian_mechanism.noise_multiplier=1.0",
-        "downlink: expected a compressor without noise, got 'gaussian'. Noise belongs to clients' letters",
+        "downlink: expected a compressor without noise, got 'gaussian'. Noise belongs to clients' ",
     ),
     "integers on the way down": (
         "downlink.quantize.bits=8 downlink.quantize.range=1.0 downlink.quantize.integers=true",
@@ -364,7 +364,7 @@ CALLS = {
         "weights[1]: expected a finite number >= 0, got -1.0",
         lambda _: sampling.weighted([1, -1], 2),
     ),
-    "weights of zero": (ValueError, "Somebody must be drawn", lambda _: sampling.weighted([0, 0], 2)),
+    "weights of zero": (ValueError, "At least one client must have", lambda _: sampling.weighted([0, 0], 2)),
     "zero clip of weighting": (ValueError, "weighting: expected one of", lambda _: aggregation.mean(weighting="sizes")),
     "infinite denominator": (
         ValueError,

@@ -1,4 +1,4 @@
-"""The table: many letters -> one."""
+"""Aggregators: many messages -> one aggregate. Every public name is a factory of an `Aggregator`."""
 
 from fedjax_sim.aggregation.by_part import by_part
 from fedjax_sim.aggregation.extrapolated import extrapolated

@@ -1,4 +1,4 @@
-"""Another rule for each part of an update."""
+"""A separate aggregator for each part of an update."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ __all__ = ["by_part"]
 
 
 def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
-    """Updates that are dicts, each entry aggregated by its own rule.
+    """For updates that are dicts: each entry has its own aggregator.
 
     Args:
       parts: an aggregator for every key of the update, such as {"params": mean(), "control": keep_old(W)}.
 
-    Returns: an Aggregator whose metrics carry the key before their name, and whose sensitivity is the largest of the
-    parts': one update's motion splits between them.
+    Returns: an Aggregator whose metrics are prefixed by the key, and whose sensitivity is the largest of the parts',
+    since an update's motion is split between them.
 
-    Guarantees: each part gets what its rule alone would give it, bit for bit
+    Raises: TypeError for what is not a dict of aggregators, ValueError for a modular sum and for designs that differ.
+
+    Guarantees: each part's aggregate is that of its aggregator alone, bit for bit
     (tests/aggregation/test_by_part.py::test_each_part_is_alone); weights made for different samplers are refused
     (tests/laws/test_facts.py::test_weights_belong_to_the_sampler).
 
@@ -38,7 +40,7 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
     design = next(iter(designs.values()), None)
     for name, other in designs.items():
         if other != design:
-            hint = "One sampler draws for all parts: either each that takes weights is made for its design, or none."
+            hint = "One sampler draws for all parts: make every part that takes weights for its design, or none."
             validate.fail(f"parts[{name!r}].design", f"that of the other parts, {design}", other, hint)
 
     stateful = any(rule.start is not None for rule in parts.values())

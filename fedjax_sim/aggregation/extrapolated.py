@@ -1,42 +1,35 @@
-"""FedExP's table: a mean, stretched by as much as the letters disagree."""
+"""FedExP's aggregator: a mean, extrapolated by a factor that grows as the updates differ."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, tree, validate
+from fedjax_sim import engine, validate
 from fedjax_sim.aggregation.linear import mean
-from fedjax_sim.types import Aggregator, Array, PyTree
+from fedjax_sim.aggregation.rows import squared_norms
+from fedjax_sim.types import Aggregator, Metric
 
 __all__ = ["extrapolated"]
-
-
-def _squared_norms(updates: PyTree, zero: Array) -> Array:
-    """[c] float32 |u|^2 of letters [c, ...], rounded alike in any chunk and program."""
-    total = jnp.float32(0)
-    for x in jax.tree.leaves(updates):
-        squares = x.reshape(x.shape[0], -1).astype(jnp.float32)
-        total = total + engine.pairwise_sum(tree.pinned(squares * squares, zero), (1,))
-    return total
 
 
 def extrapolated(*, epsilon: float = 1e-3, weighting: str = "examples") -> Aggregator:
     """FedExP: the mean update times max(1, mean |u_i|^2 / (2 (|mean u_i|^2 + epsilon))).
 
-    Where letters point apart their mean is short, and a longer step is safe; where they agree it is the mean. The table
-    reads the norms off the letters, as they arrive behind any transform that sends numbers, so nothing more is sent;
-    `federated` refuses integers, whose unit is not epsilon's. By rounds its steps may swing: see `server.last_two`.
+    Where updates point in different directions their mean is short and a longer step is safe; where they agree it is
+    the mean. The norms are computed from the messages as they arrive, after any transform, so nothing more is sent;
+    `federated` refuses integers, whose unit is not that of epsilon. Iterates may oscillate from round to round: see
+    `server.last_two`.
 
     Args:
-      epsilon: positive, in the unit of squared updates; from mean |u_i|^2 / 2 on, no step is stretched.
+      epsilon: positive, in the unit of squared updates; from mean |u_i|^2 / 2 on, no step is extrapolated.
       weighting: of both means, "examples" or "uniform", as in `mean`; the paper's is uniform.
 
-    Returns: an Aggregator; Info holds `extrapolation`, the factor (the paper's eta_g).
+    Returns: an Aggregator; the metric `extrapolation` is the factor (the paper's eta_g).
 
     Guarantees: matches the paper's rule in NumPy (tests/oracles/test_fedexp.py::test_matches_the_paper); never shorter
     than the mean (::test_never_shorter_than_the_mean); the same bits for any chunk and devices (::test_same_bits).
-    Sensitivity is unbounded. A squared norm past the range of floats skips the round, which is counted.
+    Sensitivity is unbounded. A squared norm that overflows skips the round, which is counted.
 
     References: Jhunjhunwala, Wang and Joshi 2023 (FedExP), equation 4 and algorithm 1.
     """
@@ -47,16 +40,17 @@ def extrapolated(*, epsilon: float = 1e-3, weighting: str = "examples") -> Aggre
         return rule.init((update_spec, jax.ShapeDtypeStruct((), jnp.float32)), num_slots)
 
     def accumulate(key, cohort, carry, received):
-        squares = _squared_norms(received.updates, tree.hidden_zero(received.updates))
+        squares = squared_norms(received.updates)
         return rule.accumulate(key, cohort, carry, received._replace(updates=(received.updates, squares)))
 
     def finalize(key, cohort, carry):
         (update, square), metrics = rule.finalize(key, cohort, carry)
-        zero = tree.hidden_zero(square)
-        update, square = tree.pinned((update, square), zero)
-        (length,) = _squared_norms(jax.tree.map(lambda x: x[None], update), zero)
+        zero = engine.hidden_zero(square)
+        update, square = engine.rounded_here((update, square), zero)
+        (length,) = squared_norms(jax.tree.map(lambda x: x[None], update), zero)
         factor = jnp.maximum(1, square / (2 * (length + epsilon)))
         stretched = jax.tree.map(lambda x: x * factor.astype(x.dtype), update)
         return stretched, metrics | {"extrapolation": factor}
 
-    return Aggregator(init, accumulate, finalize, weighted=rule.weighted, homogeneous=False)
+    stretch = Metric("extrapolation", "mean stretch of the server's step", pooled="mean")
+    return Aggregator(init, accumulate, finalize, weighted=rule.weighted, homogeneous=False, metrics=(stretch,))

@@ -1,4 +1,4 @@
-"""Rules that must see every message of the cohort at once."""
+"""An aggregator from a function of all the cohort's messages at once, such as a median."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def gather(
     Args:
       rule: pure; updates have leaves [m, ...], weights are [m], 0 where nothing arrived (those rows are zero), ids are
         [m] int32, -1 where nothing arrived. Rows are sorted by client id, those without a message last, so float sums
-        over them do not depend on the cohort's order. With `start` the rule is `rule(key, updates, weights, ids, round)
-        -> (update, state)`, where `round` is a `types.Round`: the broadcast model, and the state before.
+        over them do not depend on the cohort's order; `aggregation.rows` has norms and weighted means of them. With
+        `start` the rule is `rule(key, updates, weights, ids, round) -> (update, state)`, where `round` is a
+        `types.Round`: the broadcast model, and the state before.
       start: (update_spec) -> the rule's state before the first round; () for a rule that only looks at the model.
       sensitivity: L2 motion of the result per unit motion of one update, if bounded.
       weighted: False states that the result depends on who has a weight above 0 and on nothing else of the weights.
@@ -37,8 +38,9 @@ def gather(
 
     Guarantees: the same bits whatever the order of the cohort, a client drawn twice included
     (tests/laws/test_aggregators.py::test_order_of_the_cohort_is_irrelevant), and whatever the chunk and devices
-    (::test_carries_of_disjoint_slots_combine); a rule sees its own state and the model
-    (tests/aggregation/test_gather.py::test_a_rule_with_memory).
+    (::test_carries_of_disjoint_slots_combine); rows and weights belong together, and absent ones are zero
+    (tests/aggregation/test_gather.py::test_rule_sees_rows_by_id_and_zeros_for_the_absent); ids are those of the rows
+    (::test_ids_stand_beside_their_rows); a rule sees its own state and the model (::test_a_rule_with_memory).
 
     >>> import jax, jax.numpy as jnp
     >>> largest = gather(lambda key, updates, weights, ids: jax.tree.map(lambda x: x.max(0), updates))

@@ -1,10 +1,10 @@
-"""Linear aggregators: exact weighted sums of letters, and what they are divided by.
+"""Linear aggregators: exact weighted sums of updates, divided by a number.
 
 All of them sum with `engine.exact`, so an aggregate has the same bits for any order, chunk, padding and device count.
-A letter counts if its weight is positive. Its leaves are floats, or integers of at most 16 bits: float32 would round
+An update counts if its weight is positive. Its leaves are floats, or integers of at most 16 bits: float32 would round
 others, which are refused (tests/aggregation/test_linear.py::test_integers_that_would_be_rounded_are_refused). With N
 clients, weights w_i, W = sum of w_i over the population, pi_i the probability that client i reports, and S the
-reporting cohort, the update applied is
+reporting cohort, the aggregate is
 
     mean                sum_S w_i u_i / sum_S w_i       a ratio estimator: biased unless the weights are equal
     fixed_mean(D)       sum_S u_i / D                   D is data-independent: bounded sensitivity
@@ -36,7 +36,7 @@ __all__ = [
     "total",
 ]
 
-MAX_CONSTANT = 1 << 20  # probabilities that may be baked into a compiled program
+MAX_CONSTANT = 1 << 20  # most probabilities that a compiled program holds as a constant
 WEIGHTINGS = ("examples", "uniform")
 
 
@@ -44,7 +44,7 @@ def _check_weighting(weighting: str) -> None:
     validate.one_of("weighting", weighting, WEIGHTINGS, hint="'examples' uses the weight that a client reports.")
 
 
-def _letter_weights(weighting: str, weights: Array) -> Array:
+def _message_weights(weighting: str, weights: Array) -> Array:
     return weights if weighting == "examples" else (weights > 0).astype(weights.dtype)
 
 
@@ -62,7 +62,7 @@ def _weighted_sum(weigh: Callable, finish: Callable, sensitivity: float | None, 
     def accumulate(key, cohort, carry, received):
         weights = weigh(received.ids, received.weights)
 
-        def product(x):  # in float32 at least: a bfloat16 weight would be another number than the one divided by
+        def product(x):  # in float32 at least: in bfloat16 a weight would differ from the one that is divided by
             flat = x.reshape(x.shape[0], -1).astype(jnp.promote_types(x.dtype, weights.dtype))  # XLA:CPU likes one axis
             return (flat * weights.astype(flat.dtype)[:, None]).reshape(x.shape)
 
@@ -104,7 +104,7 @@ def mean(*, weighting: str = "examples") -> Aggregator:
         return jax.tree.map(divided, updates)
 
     by_examples = weighting == "examples"
-    return _weighted_sum(lambda ids, weights: _letter_weights(weighting, weights), finish, None, weighted=by_examples)
+    return _weighted_sum(lambda ids, weights: _message_weights(weighting, weights), finish, None, weighted=by_examples)
 
 
 def fixed_mean(denominator: float, *, weighting: str = "uniform") -> Aggregator:
@@ -123,7 +123,7 @@ def fixed_mean(denominator: float, *, weighting: str = "uniform") -> Aggregator:
     _check_weighting(weighting)
     bounded = weighting == "uniform"
     return _weighted_sum(
-        lambda ids, weights: _letter_weights(weighting, weights),
+        lambda ids, weights: _message_weights(weighting, weights),
         _divided(denominator),
         1 / denominator if bounded else None,
         weighted=not bounded,
@@ -133,19 +133,22 @@ def fixed_mean(denominator: float, *, weighting: str = "uniform") -> Aggregator:
 def total(*, weighting: str = "uniform") -> Aggregator:
     """The sum of the updates.
 
+    Args:
+      weighting: "uniform" or "examples", as in `fixed_mean`.
+
     Guarantees: within the error of `engine.exact` (tests/aggregation/test_linear.py::test_matches_a_float64_oracle).
     """
     return fixed_mean(1.0, weighting=weighting)
 
 
 def horvitz_thompson(design: Any, total_weight: float) -> Aggregator:
-    """The unbiased estimate of the population's weighted mean update: letters weigh w_i / (pi_i W).
+    """The unbiased estimate of the population's weighted mean update: an update's weight is w_i / (pi_i W).
 
     Args:
       design: the sampler's `SamplingDesign`, whose inclusion probabilities are used.
       total_weight: W, the sum of the weights of all N clients.
 
-    Raises: ValueError for a design with replacement, or one that leaves clients out for ever.
+    Raises: ValueError for a design with replacement, or one with clients of probability 0.
 
     Guarantees: unbiased over the design (tests/aggregation/test_linear.py::
     test_ratio_estimator_is_biased_and_horvitz_thompson_is_not).
@@ -171,7 +174,10 @@ def horvitz_thompson(design: Any, total_weight: float) -> Aggregator:
 def keep_old(total_weight: float) -> Aggregator:
     """Absent clients keep the old model: sum_S (w_i / W) u_i.
 
-    Guarantees: the mean when everybody reports, and shrunk by the absent clients' share otherwise
+    Args:
+      total_weight: W, the sum of the weights of all N clients.
+
+    Guarantees: the mean when everybody reports, and smaller by the absent clients' share otherwise
     (tests/aggregation/test_linear.py::test_keep_old_shrinks_by_the_absent_share).
 
     References: McMahan et al. 2017, the update w <- sum_k (n_k/n) w_k as written for all K clients.
@@ -180,7 +186,7 @@ def keep_old(total_weight: float) -> Aggregator:
 
 
 def li_scheme_one() -> Aggregator:
-    """Plain mean, for cohorts drawn with replacement in proportion to the data (`sampling.weighted`): unbiased.
+    """The unweighted mean, for cohorts drawn with replacement in proportion to the data (`sampling.weighted`).
 
     Guarantees: unbiased under that sampler (tests/aggregation/test_linear.py::test_li_schemes_are_unbiased).
 
@@ -192,8 +198,11 @@ def li_scheme_one() -> Aggregator:
 def li_scheme_two(design: Any, total_weight: float) -> Aggregator:
     """(N/m) sum_S p_i u_i for uniform cohorts without replacement: Horvitz-Thompson at pi = m/N.
 
-    This is the update form. The paper averages models; those weights do not sum to one, so that form also rescales the
-    old model: compose `client.send_model` with `server.replacement` to get it.
+    This is the form with updates. The paper averages models with weights that do not sum to one, which also rescales
+    the old model: compose `client.send_model` with `server.replacement` for that form.
+
+    Args:
+      design, total_weight: as in `horvitz_thompson`.
 
     Guarantees: unbiased (tests/aggregation/test_linear.py::test_li_schemes_are_unbiased).
 

@@ -1,4 +1,4 @@
-"""Algorithms: recipes over `federated`, which is a short assembly of the verbs in `algorithms.round`."""
+"""Algorithms: recipes over `federated`, which is itself composed of the steps of a round in `algorithms.round`."""
 
 from fedjax_sim.algorithms.corrected import feddyn, scaffold
 from fedjax_sim.algorithms.federated import federated

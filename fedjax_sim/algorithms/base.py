@@ -1,4 +1,4 @@
-"""Centralised optimisers as Mime takes them apart: statistics s, a direction U(g, s), and how s follows gradients."""
+"""Centralised optimisers in the form that Mime needs: statistics s, a direction U(g, s), and an update of s by g."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ RULES = ("sgd", "momentum", "rmsprop", "adam")
 class BaseOptimizer(NamedTuple):
     """A centralised optimiser in three functions."""
 
-    start: Callable  # (params) -> s
+    start: Callable  # (params) -> s before the first round
     direction: Callable  # (gradient, s) -> U, before the learning rate; s stays as it is
-    track: Callable  # (gradient, s) -> s
+    track: Callable  # (gradient, s) -> s after this gradient
 
 
 def base_optimizer(
@@ -29,9 +29,16 @@ def base_optimizer(
     """SGD, momentum, RMSProp or Adam.
 
     With b1 = momentum (0 for sgd and rmsprop) and b2 = second_decay, the direction is m' = b1 m + (1 - b1) g, for
-    rmsprop and adam divided by sqrt(v) + adaptivity; m <- b1 m + (1 - b1) g and v <- b2 v + (1 - b2) g^2 where tracked.
-    Heavy-ball momentum without the factor (1 - b1), as optax has it, is this one with a rate 1 / (1 - b1) as large. The
-    paper leaves s open at the start: m = 0, v = adaptivity^2, as Reddi et al. 2021.
+    rmsprop and adam divided by sqrt(v) + adaptivity; `track` sets m <- b1 m + (1 - b1) g and v <- b2 v + (1 - b2) g^2.
+    optax's heavy-ball momentum, which has no factor (1 - b1), equals this one at a learning rate 1 / (1 - b1) times as
+    large. The paper does not fix s at the start: here m = 0 and v = adaptivity^2, as in Reddi et al. 2021.
+
+    Args:
+      rule: "sgd", "momentum", "rmsprop" or "adam".
+      momentum, second_decay: b1 and b2, in [0, 1).
+      adaptivity: positive.
+
+    References: Karimireddy et al. 2021 (Mime), algorithm 1, which takes any such optimiser.
 
     >>> import jax.numpy as jnp
     >>> base = base_optimizer("momentum", momentum=0.5)

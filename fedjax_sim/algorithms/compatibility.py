@@ -1,4 +1,4 @@
-"""Which parts of a round fit together, read from their facts: what is refused here would give a wrong number."""
+"""Checks that the parts of a round fit together, by their static facts: what is refused would give wrong numbers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LARGEST_INTEGER = 2**24  # that float32 holds, with all below it
 
 
 def check_parts(sampler: Sampler, client: ClientUpdate, transform: UpdateTransform, aggregator: Aggregator) -> None:
-    """Raises ValueError where what is sent does not suit the aggregator.
+    """Raises ValueError where what clients send does not suit the aggregator.
 
-    Guarantees: tests/laws/test_compositions.py; a client drawn for its size is not weighed for it again
-    (tests/laws/test_facts.py::test_nobody_counts_twice); an aggregator made for another sampler is refused
+    Guarantees: tests/laws/test_compositions.py; a client drawn in proportion to its size is not weighted by size as
+    well (tests/laws/test_facts.py::test_nobody_counts_twice); an aggregator made for another sampler is refused
     (::test_weights_belong_to_the_sampler).
     """
     _check_integers(sampler, transform, aggregator)
@@ -27,15 +27,15 @@ def check_parts(sampler: Sampler, client: ClientUpdate, transform: UpdateTransfo
         rule = "one whose result a client moves by a bounded amount, for the transform has noise"
         validate.fail("aggregator", rule, "one without a sensitivity", hint)
     if aggregator.design is not None and aggregator.design != design:
-        hint = "Its weights are those of other cohorts: pass `sampler.design` of the sampler in all its wrappers."
+        hint = "Its weights are for other cohorts: pass the `design` of the sampler with all its wrappers."
         validate.fail("aggregator.design", f"the sampler's, {design}", aggregator.design, hint)
     known = getattr(design, "equal_chances", None)
     if not known and aggregator.design is None and aggregator.weighted and not client.uniform_weights:
         why = "The sampler's design does not say that it draws all alike (`equal_chances`)"
         hint = (
-            f"{why if known is None else 'The sampler draws some clients more often'}: weighing them by examples too "
-            "counts them twice. Take weighting='uniform', or aggregation.li_scheme_one(); an own part states its "
-            "`weighted`, `uniform_weights`."
+            f"{why if known is None else 'The sampler draws some clients more often'}: weighting them by examples too "
+            "counts them twice. Take weighting='uniform', or aggregation.li_scheme_one(); a part of your own states "
+            "its `weighted`, `uniform_weights`."
         )
         validate.fail("aggregator", "one that takes no weights from clients", "one that does", hint)
 
@@ -48,21 +48,26 @@ def _check_integers(sampler: Sampler, transform: UpdateTransform, aggregator: Ag
             validate.fail("transform", "integers for a modular sum", "a transform that sends floats", hint)
         most = sampler.num_slots * max(abs(x) for x in sent)
         if 2 * most >= aggregator.modulus:
-            hint = f"{sampler.num_slots} letters reach {most}: fewer bits, fewer clients or a larger modulus."
+            hint = f"{sampler.num_slots} messages reach {most}: fewer bits, fewer clients or a larger modulus."
             validate.fail("aggregator.modulus", f"more than {2 * most}, or sums would wrap", aggregator.modulus, hint)
     elif sent is not None and max(abs(x) for x in sent) > LARGEST_INTEGER:
         hint = "Sums are float32: use aggregation.modular_sum, or a coarser grid."
         validate.fail("transform", f"integers up to {LARGEST_INTEGER} at a sum of floats", sent, hint)
     if sent is not None and not aggregator.homogeneous:
-        hint = "This table compares letters with a number: integers=False, or another table."
+        hint = "This aggregator compares messages with a number: integers=False, or another aggregator."
         validate.fail("transform", "one that sends numbers", f"integers in {sent}", hint)
 
 
 def looks_like_the_model(update: PyTree, server: ServerUpdate, params: PyTree) -> bool:
-    """Whether an update has the shapes of what the server takes; else, what the aggregator makes of it decides.
+    """Whether an update has the structure and shapes of what the server takes.
 
-    Raises: TypeError where only its dtypes are others than the server's or the parameters': bytes would be counted, and
-      the model rounded, by another width.
+    If not, the aggregator may still turn updates into what the server takes: see `check_aggregate`.
+
+    Args:
+      update, params: specs, or arrays.
+
+    Raises: TypeError where structure and shapes agree with the server's or the parameters' but a dtype does not: bytes
+      would be counted, and the model rounded, in another width.
 
     Guarantees: tests/laws/test_foreign_updates.py.
     """
@@ -76,17 +81,17 @@ def looks_like_the_model(update: PyTree, server: ServerUpdate, params: PyTree) -
 
 
 def check_aggregate(aggregate: PyTree, server: ServerUpdate, params: PyTree) -> None:
-    """Raises ValueError for an aggregate of another shape than the server takes: it would be broadcast into the model.
+    """Raises ValueError for an aggregate of other shapes than the server takes: it would be broadcast into the model.
 
     Guarantees: tests/laws/test_foreign_updates.py.
     """
     if (difference := _difference(aggregate, server.expects(params))) is not None:
-        hint = "Send an update shaped like the parameters; a server of another kind says what it takes (`takes`)."
+        hint = "Send an update shaped like the parameters; a server of another kind states what it takes (`takes`)."
         validate.fail(*difference, hint)
 
 
 def _difference(update: PyTree, like: PyTree) -> tuple[str, str, str] | None:
-    """(where, what is expected, what there is) of the first difference in structure or shape."""
+    """(name, expected, found) of the first difference in structure or shape; None without any."""
     if jax.tree.structure(update) != jax.tree.structure(like):
         return "update", f"{jax.tree.structure(like)}", str(jax.tree.structure(update))
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(update), jax.tree.leaves(like), strict=True):

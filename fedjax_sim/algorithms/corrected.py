@@ -1,4 +1,4 @@
-"""Algorithms whose clients remember: what they keep from round to round takes the drift out of local training."""
+"""Algorithms with stateful clients, whose state corrects the drift of local training: SCAFFOLD and FedDyn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _check_once(sampler: Sampler, hint: str) -> None:
 
 
 def _population_weight(sampler: Sampler, weighting: str, total_weight: float | None) -> float:
-    """W, the weights of all clients."""
+    """W, the sum of all clients' weights."""
     if weighting == "uniform":
         if total_weight is not None:
             validate.fail("total_weight", "none with weighting='uniform'", total_weight, "It is the number of clients.")
@@ -52,20 +52,24 @@ def scaffold(
     plan: engine.Plan | None = None,
     mesh: Mesh | str | None = "all",
 ) -> Algorithm:
-    """Stochastic controlled averaging: control variates take the clients' drift out of local training.
+    """Stochastic controlled averaging: control variates correct the clients' drift in local training.
 
     Every client keeps a control variate as large as the model; for many clients see `engine.client_memory`.
 
     Args:
-      learning_rate, option: of `client.scaffold`; `server_learning_rate` is the paper's eta_g.
+      learning_rate, option: of `client.scaffold`.
+      server_learning_rate: the paper's eta_g, positive.
       num_steps, num_epochs, batch_size, shuffle: as in `client.work`.
       weighting: "uniform", the paper's, minimises sum_i f_i / N; "examples" minimises sum_i n_i f_i / n.
-      total_weight: W, the sum of the weights that all clients would report: for "examples" alone, and taken on trust,
-        for what a client weighs is its loss's affair. Another number moves the point of rest, or diverges.
+      total_weight: W, the sum of the weights that all clients would report; only for "examples". It is not checked,
+        because a client's weight may come from its loss: a wrong number moves the fixed point, or diverges.
+      Others as in `federated`.
+
+    Raises: ValueError for a sampler with replacement, and for options out of range.
 
     Guarantees: matches a NumPy transcription of the paper (tests/oracles/test_scaffold.py::test_matches_the_paper);
-    rests at the optimum where FedAvg does not (::test_no_client_drift); with all control variates at zero, as in the
-    first round, it is FedAvg (::test_first_round_is_fedavg).
+    converges to the optimum where FedAvg does not (::test_no_client_drift); with all control variates at zero, as in
+    the first round, it is FedAvg (::test_first_round_is_fedavg).
 
     References: Karimireddy et al. 2020 (SCAFFOLD), algorithm 1.
     """
@@ -100,21 +104,24 @@ def feddyn(
     plan: engine.Plan | None = None,
     mesh: Mesh | str | None = "all",
 ) -> Algorithm:
-    """Dynamic regularisation: each client's objective is tilted until all of them agree on the global minimum.
+    """Dynamic regularisation: a linear term tilts each client's objective until all share the global minimum.
 
     Every client keeps a vector as large as the model; for many clients see `engine.client_memory`.
 
     Args:
       optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `shuffle` as in `client.work`.
-      coefficient: the paper's alpha, about the curvature of the loss: with less of it, steps may swing or diverge.
+      coefficient: the paper's alpha, of the order of the loss's curvature: smaller, iterates may oscillate or diverge.
       weighting: "uniform", the paper's, minimises sum_i f_i / N; "examples" minimises sum_i n_i f_i / n.
-      total_weight: W, the sum of the weights that all clients would report: for "examples" alone, and taken on trust,
-        for what a client weighs is its loss's affair. Another number moves the point of rest, or diverges.
+      total_weight: W, the sum of the weights that all clients would report; only for "examples". It is not checked,
+        because a client's weight may come from its loss: a wrong number moves the fixed point, or diverges.
+      Others as in `federated`.
+
+    Raises: ValueError for a sampler with replacement, and for options out of range.
 
     Guarantees: matches a NumPy transcription of the paper (tests/oracles/test_feddyn.py::test_matches_the_paper); with
-    full-batch steps, however many, it rests at the optimum of heterogeneous quadratics, with everybody present or a
-    few (::test_reaches_the_optimum). The paper's proof needs local problems solved exactly. A transform that loses
-    something makes h drift from the clients' mean for good, and the point of rest with it.
+    any number of full-batch steps it converges to the optimum of heterogeneous quadratics, with full or partial
+    participation (::test_reaches_the_optimum). The paper's proof needs local problems solved exactly. Under a lossy
+    transform the server's h no longer equals the clients' mean, which moves the fixed point for good.
 
     References: Acar et al. 2021 (FedDyn), algorithm 1.
     """
@@ -129,7 +136,7 @@ def feddyn(
 
 
 def _both_means(total_weight: float) -> Aggregator:
-    """The cohort's mean update, and the population's where absent clients count as zero."""
+    """The cohort's mean update, and that of the population with absent clients counted as zero."""
     rule = aggregation.mean()
 
     def finalize(key, cohort, carry):

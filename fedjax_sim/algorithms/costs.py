@@ -1,20 +1,52 @@
-"""What a round costs and loses: bytes, steps and operations of its clients, and messages that could not be used."""
+"""Costs and losses of a round: bytes, steps and operations of its clients, and messages that could not be used."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim import engine, tree
 from fedjax_sim.transform.chain import plain_wire, wire_of
-from fedjax_sim.types import Array, Cohort, Count, Population, PyTree, Star, Wire, Work
+from fedjax_sim.types import Array, Cohort, Count, Metric, Population, PyTree, Star, Wire, Work
 
-__all__ = ["losses", "message_spec", "traffic", "two_words", "wires", "work_of"]
+__all__ = [
+    "ROUND_METRICS",
+    "losses",
+    "message_spec",
+    "metrics_of",
+    "plan_of",
+    "traffic",
+    "two_words",
+    "wires",
+    "work_of",
+]
 
 NAMED_CLIENTS = 8  # ids that an error names
+ROUND_METRICS = (
+    Metric("clients_invited", "clients invited", "count"),
+    Metric("clients_reported", "updates used", "count"),
+    Metric("uplink_bytes", "sent up by clients", "bytes"),
+    Metric("downlink_bytes", "sent down to clients", "bytes"),
+    Metric("skipped_rounds", "rounds skipped", "count"),
+    Metric("dropped_clients", "updates dropped for not being finite", "count"),
+    Metric("uplink_coded_bytes", "the same under an entropy code, at most", "bytes", instead="uplink_bytes"),
+    Metric("wasted_bytes", "of them too late to count", "bytes"),
+)
 
 
 def message_spec(star: Star, broadcast: PyTree, population: Population) -> PyTree:
-    """Shapes and dtypes of one client's update, before the transform; nothing is computed."""
+    """Shapes and dtypes of one client's update, before the transform; nothing is computed.
+
+    Args:
+      star: the parts; the client's shapes are those that it has for client 0.
+      broadcast: what the clients receive, as arrays or specs.
+      population: arrays or specs.
+
+    Returns: a pytree of `jax.ShapeDtypeStruct`.
+
+    Guarantees: the shapes that are sent, also by clients that send more than the model
+    (tests/laws/test_foreign_updates.py::test_foreign_updates_are_refused).
+    """
 
     def update(broadcast, population):
         data = population.client(jnp.zeros((), jnp.int32))
@@ -24,14 +56,49 @@ def message_spec(star: Star, broadcast: PyTree, population: Population) -> PyTre
     return jax.eval_shape(update, broadcast, population)
 
 
+def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Plan:
+    """The plan that fits the star's clients: their messages, what they work with, and the slots of the cohort.
+
+    Args:
+      broadcast: arrays or specs; nothing is computed.
+
+    Guarantees: the same for any number of devices (tests/algorithms/test_round.py::test_plans_fit_the_work).
+    """
+
+    def local(broadcast, population):
+        data = population.client(jnp.zeros((), jnp.int32))
+        report, _ = star.client.apply(jax.random.key(0), broadcast, star.client.init(broadcast), data)
+        return report.update
+
+    program, update = jax.make_jaxpr(local, return_shape=True)(tree.spec(broadcast), population)
+    work = engine.working_bytes(program)
+    return engine.plan_for(update, working_bytes=work, num_slots=star.sampler.num_slots)
+
+
 def wires(star: Star, broadcast: PyTree, population: Population) -> tuple[Wire, Wire]:
-    """Of one message, and of one broadcast."""
+    """The sizes of one message (after the transform) and of one broadcast; arguments as for `message_spec`.
+
+    Guarantees: a round's bytes are these times the messages
+    (tests/sampling/test_participation.py::test_late_messages_are_counted).
+    """
     up = wire_of(star.transform, message_spec(star, broadcast, population))
     return up, (plain_wire if star.server.wire is None else star.server.wire)(broadcast)
 
 
 def work_of(star: Star, params: PyTree, population: Population) -> Work:
-    """What a round asks of one client, in bytes, steps and floating-point operations.
+    """The cost of one round to one client, in bytes, steps and floating-point operations.
+
+    The local work is lowered by XLA for its cost analysis, and not run.
+
+    Args:
+      star: the parts.
+      params: the model's parameters, or their specs.
+      population: whose client 0 stands for all; operations are counted over all its rows, padding included.
+
+    Returns: `Work`; `flops` is 0 where the backend has no cost analysis.
+
+    Guarantees: bytes after both transforms, and the client's own steps
+    (tests/algorithms/test_round.py::test_quadratic_clients_have_known_work).
 
     >>> import jax.numpy as jnp, optax
     >>> from fedjax_sim import algorithms, population, sampling
@@ -52,7 +119,18 @@ def work_of(star: Star, params: PyTree, population: Population) -> Work:
 
 
 def traffic(cohort: Cohort, up: Wire, down: Wire) -> dict[str, Count]:
-    """The bytes of one pass over a cohort: all that were sent, also those that came too late."""
+    """The bytes that one pass over a cohort sends, messages that came too late included.
+
+    Args:
+      cohort: who was invited, who reported, who sent.
+      up, down: sizes of one message and of one broadcast.
+
+    Returns: `uplink_bytes` and `downlink_bytes`; `uplink_coded_bytes` where an entropy code would make messages
+    smaller; `wasted_bytes`, those of late messages, where the sampler tells who sent (`Cohort.sent`).
+
+    Guarantees: every message that was sent is counted
+    (tests/sampling/test_participation.py::test_late_messages_are_counted).
+    """
     uploads = cohort.reported if cohort.sent is None else cohort.sent
     invited, reported, sent = (x.sum(dtype=jnp.int32) for x in (cohort.invited, cohort.reported, uploads))
     found = {"uplink_bytes": Count.of(sent, -(-up.bits // 8)), "downlink_bytes": Count.of(invited, -(-down.bits // 8))}
@@ -64,7 +142,17 @@ def traffic(cohort: Cohort, up: Wire, down: Wire) -> dict[str, Count]:
 
 
 def losses(star: Star, cohort: Cohort, dropped: Array, num_dropped: Array) -> dict[str, Array]:
-    """How many messages could not be used, and whose they were where that is an error."""
+    """How many messages could not be used, and whose they were where that is an error.
+
+    Args:
+      dropped: [m] bool, slots with a message that was not usable; `num_dropped` is their number, [] int32.
+
+    Returns: `dropped_clients`, [] int32; with `nonfinite="error"` also `error_ids`, [8] int32: the first such clients,
+    filled with -1. `run` stops on them and removes them from the log.
+
+    Guarantees: a client that does not exist is counted too
+    (tests/laws/test_nonfinite.py::test_a_client_who_does_not_exist_is_counted).
+    """
     found = {"dropped_clients": num_dropped}
     if star.nonfinite == "error":
         first = jnp.argsort(~dropped, stable=True)[:NAMED_CLIENTS]
@@ -73,10 +161,29 @@ def losses(star: Star, cohort: Cohort, dropped: Array, num_dropped: Array) -> di
 
 
 def two_words(sums: Array) -> Array:
-    """[2] uint32, high and low, of sums of bytes [4], the lowest first."""
+    """A sum of uint32 counts as the two words of a 64-bit integer, from the sums of its four bytes.
+
+    Args:
+      sums: [4] uint32, the sum of the counts' lowest bytes first; exact for up to 2^24 counts.
+
+    Returns: [2] uint32, high word and low word, as `Count.unit`.
+
+    Guarantees: exact past 2^32 (tests/algorithms/test_round.py::test_counts_are_exact).
+
+    >>> two_words(jnp.array([0, 0, 0, 3 << 8], jnp.uint32)).tolist()  # 3 * 2^32
+    [3, 0]
+    """
     high = low = jnp.zeros((), jnp.uint32)
     for i in range(4):
         part = sums[i] << 8 * i
         high += (sums[i] >> 32 - 8 * i if i else jnp.uint32(0)) + (low + part < low)
         low += part
     return jnp.stack([high, low])
+
+
+def metrics_of(star: Star) -> tuple[Metric, ...]:
+    """What a round's Info holds, as far as its parts state it; a part's name stands before a name that two of them use,
+    as in Info."""
+    parts = {name: {x.name: x for x in getattr(part, "metrics", ())} for name, part in star._asdict().items()}
+    joined = tree.joined({name: found for name, found in parts.items() if found})
+    return (*ROUND_METRICS, *(metric._replace(name=name) for name, metric in joined.items()))

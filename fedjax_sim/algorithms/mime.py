@@ -1,4 +1,4 @@
-"""Mime and MimeLite: local steps that mimic a centralised optimiser, whose statistics stand still meanwhile."""
+"""Mime and MimeLite: local steps that mimic a centralised optimiser, whose statistics stay fixed during a round."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ def mime_lite(
     plan: engine.Plan | None = None,
     mesh: Mesh | str | None = "all",
 ) -> Algorithm:
-    """Local steps use the server's momentum or moments as they stand; those follow the clients' full gradients.
+    """Local steps use the server's momentum or moments unchanged; the server updates those by clients' full gradients.
 
     Each client sends its update and the gradient of all its examples at the server's model: one pass, two vectors.
 
     Args:
       rule: "sgd", "momentum", "rmsprop" or "adam": the optimiser that is mimicked, see `algorithms.base`.
       learning_rate: of the local steps. momentum, second_decay, adaptivity: of the rule, where it has them.
-      server_learning_rate: times the mean update; 1 is the paper's.
+      server_learning_rate: factor of the mean update; 1 is the paper's.
       num_steps, num_epochs, batch_size, shuffle: as in `client.work`.
       weighting: "uniform", the paper's, or "examples".
       downlink: of model and statistics, as for `federated`; none with "rmsprop" and "adam".
 
     Guarantees: matches a NumPy transcription of the paper (tests/oracles/test_mime.py::test_matches_the_paper); with
-    "sgd" it is FedAvg (::test_sgd_without_correction_is_fedavg), and so rests at FedAvg's biased point.
+    "sgd" it is FedAvg (::test_sgd_without_correction_is_fedavg), and so has FedAvg's biased fixed point.
 
     References: Karimireddy et al. 2021 (Mime), algorithm 1.
     """
     validate.positive("server_learning_rate", server_learning_rate)
     if downlink is not None and rule in ("rmsprop", "adam"):
-        hint = "Second moments go out with the model, and what a compressor makes of them may be negative."
+        hint = "Second moments are broadcast with the model, and a compressor may make them negative."
         validate.fail("downlink", f"none for {rule}", "a compressor", hint)
     base = base_optimizer(rule, momentum=momentum, second_decay=second_decay, adaptivity=adaptivity)
     local = client.work(
@@ -96,26 +96,28 @@ def mime(
     plan: engine.Plan | None = None,
     mesh: Mesh | str | None = "all",
 ) -> Algorithm:
-    """MimeLite whose local gradients are corrected by the cohort's mean gradient, asked for in a pass before.
+    """MimeLite whose local gradients are corrected by the cohort's mean gradient, which a first pass collects.
 
-    A round calls its cohort twice. First every client sends c_i, the gradient of all its examples at the server's model
-    x; c is their mean. Then local steps follow U(g_i(y) - g_i(x) + c, s). Clients keep nothing. Bytes of both passes
-    are counted; Info also holds `gradient_norm`, that of c.
+    A round passes over its cohort twice. First every client sends c_i, the gradient of all its examples at the server's
+    model x; c is their mean. Then local steps follow U(g_i(y) - g_i(x) + c, s). Clients keep nothing. Bytes of both
+    passes are counted; the info also holds `gradient_norm`, that of c.
 
     Args:
       rule, learning_rate, ..., shuffle: as in `mime_lite`.
-      transform: what both letters of a client go through, each by itself; without memory at the clients, and without
-        noise, which no accountant knows here.
+      transform: what each of a client's two messages goes through, separately; without memory at the clients, and
+        without noise, which no accountant covers here.
 
-    `dropped_clients` is the larger count of both passes: at least so many letters could not be used. A
-    client's gradient stays in c where only its local steps overflow: the others have used it. Without a usable gradient
-    in the first pass the round is skipped.
+    `dropped_clients` is the larger count of the two passes: at least so many messages could not be used. Where only a
+    client's local steps overflow its gradient stays in c, which the other clients have used already. Without a usable
+    gradient in the first pass the round is skipped.
+
+    Raises: ValueError, TypeError for options out of range, and for a transform with noise or memory at the clients.
 
     Guarantees: matches a NumPy transcription of the paper (tests/oracles/test_mime.py::test_matches_the_paper); with
-    full-batch steps, however many, and everybody present it rests at the optimum of heterogeneous quadratics where
-    FedAvg and MimeLite do not; with a few present the gradients of others are missing in c, so it keeps a floor
-    (::test_where_it_rests). The same bits for any device count and order of the cohort (::test_same_bits); a round
-    whose first pass has no usable letter is skipped (::test_no_usable_gradient).
+    any number of full-batch steps and full participation it converges to the optimum of heterogeneous quadratics, where
+    FedAvg and MimeLite do not; with partial participation c lacks the absent clients' gradients, which leaves an error
+    floor (::test_where_it_rests). The same bits for any device count and order of the cohort (::test_same_bits); a
+    round whose first pass has no usable message is skipped (::test_no_usable_gradient).
 
     References: Karimireddy et al. 2021 (Mime), algorithm 1.
     """
@@ -187,22 +189,24 @@ def mime(
         sent, lost = traffic(cohort, asked.up, asked.down), losses(first, cohort, asked.dropped, asked.num_dropped)
         return state, _both(info, sent, lost, norm, usable)
 
-    return Algorithm(init, step, lambda state: inner.params(state.server), second, observe)
+    return made._replace(init=init, step=step, params=lambda state: inner.params(state.server), observe=observe)
 
 
 class _ControlState(NamedTuple):
-    server: PyTree
+    """State of the second pass's server."""
+
+    server: PyTree  # of the server with the optimiser's statistics
     control: PyTree  # c: the cohort's mean gradient at the model
 
 
 def _controlled(inner: ServerUpdate) -> ServerUpdate:
-    """The second pass's server: c goes out with the model and the statistics, and into the statistics afterwards."""
+    """The second pass's server: it broadcasts c with model and statistics, and then updates the statistics by c."""
 
     def apply(key, aggregate, state):
         both = {"params": aggregate, "gradient": state.control}
         return state._replace(server=inner.apply(key, both, state.server))
 
-    def wire(broadcast):  # the clients have the model since the first pass
+    def wire(broadcast):  # the clients received the model in the first pass
         return plain_wire({name: x for name, x in broadcast.items() if name != "params"})
 
     return ServerUpdate(
@@ -215,7 +219,7 @@ def _controlled(inner: ServerUpdate) -> ServerUpdate:
 
 
 def _both(info: dict, sent: dict, lost: dict, norm: Array, usable: Array) -> dict:
-    """Info of the round: that of the second pass, with the bytes of both and the larger losses."""
+    """Info of the round: that of the second pass, with the bytes of both passes and the larger losses."""
     info = tree.joined({"client": info, "mime": {"gradient_norm": norm}})
     info["clients_reported"] = jnp.where(usable, info["clients_reported"], 0)
     for name in ("uplink_bytes", "downlink_bytes", "uplink_coded_bytes", "wasted_bytes"):
@@ -226,6 +230,6 @@ def _both(info: dict, sent: dict, lost: dict, norm: Array, usable: Array) -> dic
 
 
 def _sum(a: Count, b: Count) -> Count:
-    """Bytes of letters that as many clients sent."""
+    """The bytes of both messages of the same clients: the unit sizes are added, as 64-bit integers in two words."""
     low = a.unit[1] + b.unit[1]
     return Count(b.number, jnp.stack([a.unit[0] + b.unit[0] + (low < a.unit[1]).astype(jnp.uint32), low]))

@@ -9,52 +9,63 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.population.protocol import num_rows
 from fedjax_sim.types import Array, ClientData, Cohort, PyTree, Star
 
 __all__ = ["Message", "Shared", "Slot", "client_round", "stays_finite", "usable_rows"]
 
-LARGEST = 2.0**100  # weighted updates at or past this count as non-finite: sums of them could overflow
-SMALLEST = 2.0**-60  # weights between 0 and this too: sums of what they weigh could vanish
+LARGEST = 2.0**100  # weighted updates of this magnitude count as non-finite: a sum of them could overflow
+SMALLEST = 2.0**-60  # so do weights between 0 and this: a sum of what they weigh could vanish
 
 
 class Shared(NamedTuple):
-    """What all clients of a round see."""
+    """What all clients of a round share."""
 
-    key: Array
-    broadcast: PyTree
-    transform: PyTree
+    key: Array  # of the round
+    broadcast: PyTree  # what the server sends
+    transform: PyTree  # the transform's server-side state
     population: PyTree
     cohort: Cohort
-    aggregator: PyTree
+    aggregator: PyTree  # the aggregator's state from the round before
 
 
 class Slot(NamedTuple):
-    """What one slot of the cohort brings."""
+    """The inputs of one slot of the cohort."""
 
-    position: Array
-    id: Array
-    keys: tuple[Array, Array]  # key data of the client's own streams: its work, its transform
-    reported: Array  # False in the engine's padding
-    client: PyTree
-    memory: PyTree
-    work: Array | None  # as `Cohort.work`
+    position: Array  # [] int32 in [0, m)
+    id: Array  # [] int32 of the client
+    keys: tuple[Array, Array]  # key data of the client's own streams: for its work, and for its transform
+    reported: Array  # [] bool; False in the engine's padding
+    client: PyTree  # the client's state
+    memory: PyTree  # the transform's memory of this client
+    work: Array | None  # [], as `Cohort.work`
 
 
 class Message(NamedTuple):
     """What one client sent, and whether it can be used."""
 
-    update: PyTree
-    weight: Array
-    means: PyTree  # metrics of the client and measurements of the transform, as Mean
-    arrived: Array
-    dropped: Array
-    counts: dict[str, Array]
+    update: PyTree  # after the client's end of the transform
+    weight: Array  # [] float32
+    means: PyTree  # (the client's metrics, the transform's measurements), as Mean
+    arrived: Array  # [] bool; it reported, and its message is finite and has a positive weight
+    dropped: Array  # [] bool; it reported a message that cannot be used
+    counts: dict[str, Array]  # [4] uint32, the bytes of each count, the lowest first
 
 
 def stays_finite(old: PyTree, new: PyTree) -> Array:
-    """[] bool: no finite number became NaN or infinite. An overflowed moment would stop all learning unnoticed."""
+    """Whether no array that was finite became NaN or infinite; an overflowed moment would end learning unnoticed.
+
+    Args:
+      old, new: pytrees of the same structure, such as a server's state before and after its step.
+
+    Returns: [] bool.
+
+    Guarantees: a server step that diverges is skipped (tests/laws/test_nonfinite.py::test_diverging_server_step).
+
+    >>> bool(stays_finite(jnp.ones(2), jnp.array([1.0, jnp.inf])))
+    False
+    """
     pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
     checks = [jnp.isfinite(y).all() | ~jnp.isfinite(x).all() for x, y in pairs if jnp.issubdtype(y.dtype, jnp.inexact)]
     return jnp.stack(checks).all() if checks else jnp.asarray(True)
@@ -62,10 +73,9 @@ def stays_finite(old: PyTree, new: PyTree) -> Array:
 
 @partial(jax.jit, inline=True)
 def _peak(x: Array) -> Array:
-    """[] float32 largest magnitude; NaN where there is one.
+    """[] float32 largest magnitude; NaN if there is one.
 
-    Halves laid over each other are vector operations on XLA:CPU; a reduction of a few thousand numbers takes as long as
-    that of many.
+    The maximum of two halves is a vector operation on XLA:CPU, which a reduction of a few thousand numbers is not.
     """
     x = jnp.abs(x.reshape(-1)).astype(jnp.float32)
     while 64 < x.size <= 1 << 14:
@@ -75,7 +85,14 @@ def _peak(x: Array) -> Array:
 
 
 def usable_rows(messages: Message) -> Message:
-    """Messages [c, ...] with zeros in place of those that did not arrive or cannot be used."""
+    """Messages with zeros in place of updates, weights and metrics that did not arrive or cannot be used.
+
+    Args:
+      messages: a chunk, leaves [c, ...].
+
+    Guarantees: a non-finite client equals an absent one bit for bit
+    (tests/laws/test_nonfinite.py::test_dropped_clients_equal_absent_ones).
+    """
 
     def kept(x):  # flat: XLA:CPU vectorises the last axis, and that of a leaf may be short
         flat = x.reshape(x.shape[0], -1)
@@ -86,18 +103,27 @@ def usable_rows(messages: Message) -> Message:
 
 
 def client_round(star: Star) -> Callable:
-    """(Shared, Slot, rows) -> (Message, (client state, memory, arrived, dropped, loss)), for ONE slot.
+    """The function that `engine.fold` maps over the slots of a cohort.
 
-    `rows` is how many of a client's rows are read; None for all. The loss is that of the client's report, where the
-    sampler observes losses, else ().
+    Args:
+      star: the parts.
+
+    Returns: (Shared, Slot, rows) -> (Message, (client state, memory, arrived, dropped, loss)), for ONE slot. `rows` is
+    how many of a client's rows are read, a static integer; None for all. `arrived`, `dropped` and `loss` are scalars;
+    the loss is the client's mean local loss where the sampler observes losses, else ().
+
+    Raises: TypeError, when traced, for a count that is not a scalar integer of at most 32 bits.
+
+    Guarantees: a client's draws and result do not depend on its slot (tests/laws/test_invariance.py), and a client
+    outside of the population is dropped (tests/laws/test_nonfinite.py::test_a_client_who_does_not_exist_is_counted).
     """
-    train = jax.jit(star.client.apply)  # traced once, though its shape is asked for before it runs
+    train = jax.jit(star.client.apply)  # traced once, though `eval_shape` comes before the run
 
     def one(shared: Shared, slot: Slot, rows: int | None):
         population = shared.population
         whole = rows is None or rows == num_rows(population)
         data = (population if whole else population.capped(rows)).client(slot.id)
-        mask = data.mask & slot.reported  # who will not report need not train
+        mask = data.mask & slot.reported  # clients that will not report need not train
         data = ClientData(tree.where(mask, data.examples, tree.zeros_like(data.examples)), mask, slot.work)
         client_key, transform_key = (
             jax.random.wrap_key_data(x, impl=jax.random.key_impl(shared.key)) for x in slot.keys
@@ -112,13 +138,13 @@ def client_round(star: Star) -> Callable:
         sound &= (weight == 0) | (weight >= SMALLEST)
         sound &= stays_finite((slot.client, slot.memory), (client_state, memory))
         sound &= tree.all_finite((report.metrics, measured))
-        known = (slot.id >= 0) & (slot.id < shared.population.size)  # a sampler's fault would pass as an empty client
+        known = (slot.id >= 0) & (slot.id < shared.population.size)  # or a wrong id would pass as an empty client
         arrived = slot.reported & known & sound & (weight > 0)
         dropped = slot.reported & (~known | (~sound & (weight != 0)))
         counts = {name: _bytes(x, slot.reported & known, name) for name, x in report.counts.items()}
         message = Message(update, weight, (report.metrics, measured), arrived, dropped, counts)
         loss = _loss(report.metrics, arrived) if star.sampler.observe is not None else ()
-        return message, (*tree.unsigned_zeros((client_state, memory)), arrived, dropped, loss)
+        return message, (*engine.unsigned_zeros((client_state, memory)), arrived, dropped, loss)
 
     return one
 
@@ -126,7 +152,7 @@ def client_round(star: Star) -> Callable:
 def _bytes(count: Array, there: Array, name: str) -> Array:
     """[4] uint32: the bytes of a count, the lowest first. Sums of 2^24 of them fit."""
     if not jnp.issubdtype(count.dtype, jnp.integer) or jnp.shape(count) or count.dtype.itemsize > 4:
-        hint = "Numbers that are no counts belong into metrics."
+        hint = "Numbers that are not counts belong in metrics."
         validate.fail(
             f"counts[{name!r}]", "a scalar of an integer dtype of at most 32 bits", count.dtype, hint, TypeError
         )

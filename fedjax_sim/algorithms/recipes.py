@@ -1,4 +1,4 @@
-"""Named algorithms: compositions of parts, nothing else.
+"""Named algorithms, each a composition of parts: FedSGD, FedAvg, FedProx, FedNova, record-level private FedAvg.
 
 Every recipe takes the loss, a sampler and the local work (`num_steps`, `num_epochs`, `batch_size`, `weighting`,
 `shuffle`, as in `client.work`), and returns an `Algorithm`. `aggregator`, `transform`, `downlink`, `nonfinite`, `plan`
@@ -33,9 +33,9 @@ def fedsgd(
     plan: engine.Plan | None = None,
     mesh: Mesh | str | None = "all",
 ) -> Algorithm:
-    """One full-batch gradient of each client, averaged by examples; the server takes the step.
+    """One full-batch gradient per client, averaged by examples; the server takes the step.
 
-    Guarantees: with everybody present it is centralised gradient descent (tests/oracles/test_centralised.py).
+    Guarantees: with full participation it is centralised gradient descent (tests/oracles/test_centralised.py).
 
     References: McMahan et al. 2017, section 2 (FederatedSGD).
     """
@@ -145,10 +145,10 @@ def fednova(
 
     Args:
       learning_rate, momentum: of the clients' SGD (heavy ball), constant as the normalisation requires.
-      transform: of the direction alone, without noise; the number of steps is sent beside it, as it is.
+      transform: applied to the direction alone, without noise; the number of steps is sent beside it, unchanged.
 
     Guarantees: the fixed points of Wang et al. 2020, theorem 1, on quadratics (tests/oracles/test_fednova.py); a clip
-    or a sparsifier leaves the number of steps as it is (::test_steps_are_sent_beside).
+    or a sparsifier does not change the number of steps (::test_steps_are_sent_beside).
 
     References: Wang et al. 2020 (FedNova), equation 4.
     """
@@ -165,11 +165,11 @@ def fednova(
 
 
 def _of_direction(transform: UpdateTransform) -> UpdateTransform:
-    """The transform of a message's direction; what clips or rounds the number of steps would scale everybody's step."""
+    """The transform, applied to a message's direction alone: a changed number of steps would rescale the mean step."""
     if not isinstance(transform, UpdateTransform):
         validate.fail("transform", "an UpdateTransform", type(transform).__name__, "Call the factory.", TypeError)
     if transform.noise is not None:
-        hint = "The number of steps is sent as it is, and tells the number of examples."
+        hint = "The number of steps is sent without noise, and reveals the number of examples."
         validate.fail("transform", "one without noise for fednova", transform.noise.mechanism, hint)
 
     def on_client(key, update, state, memory):
@@ -218,13 +218,13 @@ def record_private_fedavg(
     plan: engine.Plan | None = None,
     mesh: Mesh | str | None = "all",
 ) -> Algorithm:
-    """FedAvg whose clients train by DP-SGD: each record of theirs is hidden from everybody, the server included.
+    """FedAvg whose clients train by DP-SGD: each record is hidden from everybody, the server included.
 
     Args:
       clip_norm, noise_multiplier, learning_rate, num_steps, batch_size, microbatch_size, sampling, weighting,
         gradients: as in `client.private_sgd`, whose noise the accountant reads.
-      num_examples: n, a public bound of the rows that a client has; needed, for a record is in a batch with chance
-        batch_size / n. A config takes the rows of the largest client, which are then taken as public.
+      num_examples: n, a public upper bound on the rows of a client; required, because a record is in a batch with
+        probability batch_size / n. A config takes the rows of the largest client, which are then treated as public.
 
     Guarantees: without noise and clipping, on whole clients, it is FedAvg
     (tests/oracles/test_record_private_fedavg.py::test_without_privacy_it_is_fedavg); its epsilon is the accountant's
@@ -233,7 +233,8 @@ def record_private_fedavg(
     References: Abadi et al. 2016, algorithm 1; Noble, Bellet and Dieuleveut 2022 (record-level DP-FedAvg).
     """
     if num_examples is None:
-        validate.fail("num_examples", "the most rows that a client has", None, "batch_size / num_examples is a chance.")
+        hint = "A record is in a batch with probability batch_size / num_examples."
+        validate.fail("num_examples", "the most rows that a client has", None, hint)
     work = client.private_sgd(
         loss_fn,
         clip_norm,

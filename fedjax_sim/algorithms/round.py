@@ -1,17 +1,42 @@
-"""A round's verbs over a `Star`: invite, collect, close; and observe, which replays one round.
+"""The steps of a round over a `Star`: invite, collect, close; and `observe`, which replays a round.
 
-    cohort, sampler_state = invite(star, key, state, population)
+    cohort, sampler_state = invite(star, key, state)
     gathered = collect(star, key, cohort, state, population)
     state, info = close(star, key, cohort, gathered, state._replace(sampler=sampler_state))
 
-is a round of `federated`; other algorithms are other short assemblies of the same verbs
-(tests/algorithms/test_seams.py has FedBuff, D-PSGD and a hierarchy).
+is a round of `federated`. `close` is `aggregate`, the server's step and `remember`; an algorithm that needs them apart
+calls them itself, as FedBuff, D-PSGD and a hierarchy do (tests/algorithms/test_seams.py).
+
+Two clients with f_i(w) = (w - c_i)^2 / 2, c = (0, 2), one step of rate 1/2 from w = 0:
+
+>>> import jax, jax.numpy as jnp, optax
+>>> from fedjax_sim import algorithms, population, sampling
+>>> people, start = population.quadratic_population([1.0, 1.0], [0.0, 2.0]), {"w": jnp.zeros(1)}
+>>> fedavg = algorithms.fedavg(population.quadratic_loss, sampling.full(2), optax.sgd(0.5), num_steps=1)
+>>> star, key = fedavg.parts, jax.random.key(0)
+>>> state = initial_state(star, start, people)
+>>> cohort, sampler_state = invite(star, key, state)
+>>> cohort.ids.tolist(), cohort.reported.tolist()
+([0, 1], [True, True])
+>>> gathered = collect(star, key, cohort, state, people)
+>>> int(gathered.num_arrived), gathered.up.bits  # one float32 a message
+(2, 32)
+>>> aggregate(star, key, cohort, gathered, state).update["w"].tolist()  # the mean of the updates 0 and 1
+[0.5]
+>>> remember(cohort, gathered)  # FedAvg's clients, and no transform, keep nothing
+((), ())
+>>> new, info = close(star, key, cohort, gathered, state._replace(sampler=sampler_state))
+>>> star.server.params(new.server)["w"].tolist(), int(info["clients_reported"]), info["uplink_bytes"].total()
+([0.5], 2, 8)
+>>> observe(fedavg, key, state, people).messages["w"].tolist()
+[[0.0], [1.0]]
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,18 +44,18 @@ import optax
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.algorithms.compatibility import check_aggregate
-from fedjax_sim.algorithms.costs import losses, message_spec, traffic, two_words, wires, work_of
+from fedjax_sim.algorithms.costs import losses, plan_of, traffic, two_words, wires
 from fedjax_sim.algorithms.one_client import Message, Shared, Slot, client_round, stays_finite, usable_rows
+from fedjax_sim.algorithms.state import Aggregated, FederatedState, Gathered, initial_state, mesh_of
 from fedjax_sim.engine import exact
 from fedjax_sim.population.protocol import num_rows
-from fedjax_sim.prng import client_keys, stream
+from fedjax_sim.prng import stream
 from fedjax_sim.types import (
     Aggregator,
     Algorithm,
     Array,
     Cohort,
     Count,
-    Mean,
     Noise,
     Observed,
     Outcome,
@@ -39,7 +64,6 @@ from fedjax_sim.types import (
     Received,
     Round,
     Star,
-    Wire,
 )
 
 __all__ = [
@@ -57,89 +81,23 @@ __all__ = [
 ]
 
 
-class FederatedState(NamedTuple):
-    """What the next round needs; one slot for each kind of part."""
-
-    round: Array  # [] int32 rounds so far
-    sampler: PyTree
-    clients: PyTree  # [N, ...] per-client state; () if stateless
-    memory: PyTree  # [N, ...] per-client memory of the transform
-    transform: PyTree
-    server: PyTree
-    aggregator: PyTree = ()
-
-
-class Gathered(NamedTuple):
-    """What a cohort sent, and what its clients want to keep. `close` makes a new state of it."""
-
-    carry: PyTree  # of the aggregator
-    means: PyTree  # exact sums of (the clients' metrics, the transform's measurements)
-    counts: dict[str, Array]  # [4] uint32 sums of the bytes of the clients' own counts
-    arrived: Array  # [m] bool; a usable message came
-    dropped: Array  # [m] bool; a message came that could not be used
-    num_arrived: Array  # [] int32
-    num_dropped: Array  # [] int32
-    clients: tuple[PyTree, PyTree]  # per-client state: where rows go, and the rows [m, ...]
-    memory: tuple[PyTree, PyTree]  # the same of the transform's per-client memory
-    losses: Array | None  # [m] mean local loss, where the sampler observes it
-    broadcast: PyTree
-    up: Wire  # of one message
-    down: Wire  # of one broadcast
-
-
-class Aggregated(NamedTuple):
-    """What the server has read off the messages, before its step."""
-
-    update: PyTree  # the aggregate, behind the server's end of the transform
-    transform: PyTree  # the transform's next state
-    aggregator: PyTree  # the aggregator's next state
-    means: dict[str, Mean]  # the clients' metrics over all messages
-    metrics: dict[str, dict[str, Array]]  # of aggregator and transform, by part
-
-
-def _mesh(star: Star) -> Any:
-    return engine.device_mesh() if star.mesh == "all" else star.mesh
-
-
-def initial_state(star: Star, params: PyTree, population: Population) -> FederatedState:
-    """The state before the first round.
-
-    Raises: ValueError where the sampler was made for another population, and for clients that remember while one of
-    them may be drawn twice.
-    """
-    sampler, mesh = star.sampler, _mesh(star)
-    design_size = getattr(sampler.design, "population_size", None)
-    if design_size != population.size:
-        validate.fail("sampler", f"a design for the population's {population.size} clients", design_size)
-    server_state = star.server.init(params)
-    broadcast = star.server.broadcast(server_state)
-    client_state = star.client.init(broadcast)
-    spec = message_spec(star, broadcast, population)
-    memory = star.transform.init_client(spec)
-    if sampler.design.replacement and jax.tree.leaves((client_state, memory)):
-        hint = "A client drawn twice would remember one of its two messages."
-        validate.fail("sampler", "a design without replacement, for clients remember", sampler.design.scheme, hint)
-    state = FederatedState(
-        round=jnp.zeros((), jnp.int32),
-        sampler=sampler.init()
-        if sampler.tell is None
-        else sampler.tell(sampler.init(), work_of(star, params, population)),
-        clients=engine.store(client_state, population.size, mesh=mesh),
-        memory=engine.store(memory, population.size, mesh=mesh, name="transform"),
-        transform=star.transform.init(spec),
-        server=server_state,
-        aggregator=() if star.aggregator.start is None else star.aggregator.start(spec),
-    )
-    return jax.tree.map(jnp.asarray, state)
-
-
 def invite(star: Star, key: Array, state: FederatedState) -> tuple[Cohort, PyTree]:
-    """The cohort of a round, and the sampler's next state."""
+    """Draws the cohort of a round.
+
+    Args:
+      key: of the round, here and in the other steps; each step derives its own stream from it.
+      state: before the round.
+
+    Returns: (`Cohort` of m slots, the sampler's next state). The caller puts the latter into the state, as above, since
+    a round that is only observed must not.
+
+    Guarantees: two steps of a round share no random stream (tests/test_prng.py::test_stage_names_do_not_collide).
+    """
     return engine.steady(star.sampler.sample)(stream(key, "sampling"), state.sampler)
 
 
 def _unequal(star: Star, population: Population, cohort: Cohort) -> dict:
-    """What `engine.fold` must know of clients that differ in their work."""
+    """Options of `engine.fold` for clients that differ in their amount of work: their sizes, and the size classes."""
     steps = star.client.num_steps
     classed = steps is not None and hasattr(population, "capped")
     classes = getattr(population, "capacities", ()) if classed else ()
@@ -149,59 +107,79 @@ def _unequal(star: Star, population: Population, cohort: Cohort) -> dict:
     return {"sizes": sizes, "capacities": classes or (num_rows(population),)}
 
 
-def collect(star: Star, key: Array, cohort: Cohort, state: FederatedState, population: Population) -> Gathered:
-    """Trains the cohort from what the server broadcasts, and folds the messages into the aggregator's carry.
-
-    Nothing is kept yet: `close` makes a new state of what was gathered, or `aggregate` and `remember` do by themselves.
-    """
-    if cohort.work is not None and star.client.all_steps is None:
-        hint = "It would do all of its work, whatever the sampler says; an own client states `all_steps`."
-        validate.fail(
-            "client", "one that can stop early, for the sampler's clients do part of their work", "another", hint
-        )
+def _each(star: Star) -> Callable:
+    """One slot's work, as `engine.fold` calls it."""
     one = client_round(star)
 
     @partial(jax.jit, static_argnames="rows")  # traced once, though its shape is asked for before it runs
     def each(shared: Shared, slot: Slot, rows: int | None = None):
         return engine.steady(partial(one, rows=rows))(shared, slot)
 
-    def accumulate(*args):
-        return engine.steady(gather)(*args)
+    return each
+
+
+def _accumulate(star: Star, num_slots: int) -> Callable:
+    """Adds a chunk of messages to the carry, as `engine.fold` calls it."""
 
     def gather(shared: Shared, carry, messages: Message, slots: Slot, valid):
-        table, means, arrived, dropped, counts = carry
+        sums, means, arrived, dropped, counts = carry
         messages = usable_rows(messages)
-        position = jnp.where(valid, slots.position, star.sampler.num_slots)
+        position = jnp.where(valid, slots.position, num_slots)
         received = Received(messages.update, messages.weight, slots.id, position)
         round = Round(*shared.cohort, shared.broadcast, shared.aggregator)
-        table = star.aggregator.accumulate(stream(shared.key, "aggregation"), round, table, received)
+        sums = star.aggregator.accumulate(stream(shared.key, "aggregation"), round, sums, received)
         arrived = arrived + messages.arrived.sum(dtype=jnp.int32)
         counts = jax.tree.map(lambda total, x: total + x.sum(0, dtype=jnp.uint32), counts, messages.counts)
-        return table, exact.add(means, messages.means), arrived, dropped + messages.dropped.sum(dtype=jnp.int32), counts
+        return sums, exact.add(means, messages.means), arrived, dropped + messages.dropped.sum(dtype=jnp.int32), counts
 
+    return lambda *args: engine.steady(gather)(*args)
+
+
+def collect(star: Star, key: Array, cohort: Cohort, state: FederatedState, population: Population) -> Gathered:
+    """Trains the cohort from what the server broadcasts, and accumulates the messages in the aggregator's carry.
+
+    No state is changed: `close` makes the next one from the result, or an algorithm does it by `aggregate` and
+    `remember`. Calling it twice in a round, from two broadcasts, is allowed: Mime does.
+
+    Args:
+      cohort: of `invite`, or any other `Cohort` with the sampler's number of slots m.
+      state: gives the broadcast (`state.server`), the clients' states and memories, and the state of transform and
+        aggregator. A client outside of [0, N) is dropped and counted.
+
+    Returns: `Gathered`; leaves with a cohort axis are [m, ...].
+
+    Raises: ValueError where the cohort has partial work (`Cohort.work`) and the client cannot stop early; TypeError for
+    counts of another dtype than integers.
+
+    Guarantees: counts are exact (tests/algorithms/test_round.py::test_counts_are_exact, ::test_counts_are_counts);
+    other algorithms than those of one server are composed of these steps and match NumPy
+    (tests/algorithms/test_seams.py::test_fedbuff, ::test_dpsgd, ::test_hierarchy); an aggregator sees zeros for the
+    absent (tests/aggregation/test_gather.py::test_rule_sees_rows_by_id_and_zeros_for_the_absent).
+    """
+    if cohort.work is not None and star.client.all_steps is None:
+        hint = "It would do all of its work, whatever the sampler says; a client of your own states `all_steps`."
+        validate.fail(
+            "client", "one that can stop early, for the sampler's clients do part of their work", "another", hint
+        )
+    each, num_slots = _each(star), cohort.ids.shape[0]
     ids = cohort.ids
     announces = hasattr(population, "announce") and not engine.is_unplaced()
     wanted = population.announce(ids) if announces else ids
     broadcast = engine.steady(star.server.broadcast)(state.server)
     zero = jnp.zeros((), jnp.int32)
     shared = Shared(key, broadcast, state.transform, population, cohort, state.aggregator)
-    positions = jnp.arange(star.sampler.num_slots, dtype=jnp.int32)
+    positions = jnp.arange(num_slots, dtype=jnp.int32)
     client_rows, clients = engine.take(state.clients, ids)
     memory_rows, memory = engine.take(state.memory, ids)
-    keys = tuple(client_keys(stream(key, name), ids) for name in ("client", "transform"))
+    keys = tuple(engine.client_keys(stream(key, name), ids) for name in ("client", "transform"))
     slots = Slot(positions, wanted, keys, cohort.reported, client_rows, memory_rows, cohort.work)
     message, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
     counts = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message.counts)
-    carry = (
-        star.aggregator.init(message.update, star.sampler.num_slots),
-        exact.zeros(message.means),
-        zero,
-        zero,
-        counts,
-    )
-    carry = tree.varying(carry, state.round)
-    unequal = _unequal(star, population, cohort)
-    carry, per_slot = engine.fold(each, accumulate, shared, carry, slots, plan=star.plan, mesh=_mesh(star), **unequal)
+    empty = star.aggregator.init(message.update, num_slots)
+    carry = tree.varying((empty, exact.zeros(message.means), zero, zero, counts), state.round)
+    plan = plan_of(star, broadcast, population) if star.plan is None else star.plan
+    how = {"plan": plan, "mesh": mesh_of(star), **_unequal(star, population, cohort)}
+    carry, per_slot = engine.fold(each, _accumulate(star, num_slots), shared, carry, slots, **how)
     table, means, num_arrived, num_dropped, counts = carry
     client_rows, memory_rows, arrived, dropped, losses = per_slot
     return Gathered(
@@ -221,7 +199,18 @@ def collect(star: Star, key: Array, cohort: Cohort, state: FederatedState, popul
 
 
 def aggregate(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state: FederatedState) -> Aggregated:
-    """What the messages come to: the aggregator's result behind the server's end of the transform."""
+    """The aggregator's result, after the server's end of the transform.
+
+    Args:
+      gathered: of `collect`.
+      state: the one that `collect` was given.
+
+    Returns: `Aggregated`. Nothing is checked: without a usable message the update is what the aggregator makes of none
+    (zero for a mean), and it may be non-finite; `close` skips such rounds.
+
+    Guarantees: an aggregator with state sees its own and the model
+    (tests/aggregation/test_gather.py::test_a_rule_with_memory).
+    """
     rule, round = star.aggregator, Round(*cohort, gathered.broadcast, state.aggregator)
     update, metrics, *kept = rule.finalize(stream(key, "aggregation"), round, gathered.carry)
     found, measured = exact.total(gathered.means)
@@ -233,13 +222,24 @@ def aggregate(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state:
 
 
 def _shares(noise: Noise) -> int:
-    """The messages that a distributed noise counts on."""
+    """How many messages a distributed noise assumes."""
     details = noise.details._asdict() if hasattr(noise.details, "_asdict") else noise.details or {}
     return details.get("cohort_size", 1)
 
 
 def remember(cohort: Cohort, gathered: Gathered, usable: Array | bool = True) -> tuple[PyTree, PyTree]:
-    """Per-client state and memory of all clients, with what those whose messages arrived want to keep, if `usable`."""
+    """Writes the cohort's new states and memories into the stores of all clients.
+
+    Args:
+      cohort: the one that `gathered` is of.
+      usable: [] bool; False keeps every client's state as it was.
+
+    Returns: (per-client state, per-client memory of the transform), leaves [N, ...]. Only clients whose message arrived
+    are changed.
+
+    Guarantees: a skipped round changes nobody's (tests/algorithms/test_round.py::test_skipped_rounds_keep_everything);
+    each node's own model is its state in D-PSGD (tests/algorithms/test_seams.py::test_dpsgd).
+    """
     (clients, client_rows), (memory, memory_rows) = gathered.clients, gathered.memory
     kept = engine.put(clients, cohort.ids, client_rows, gathered.arrived & usable)
     return kept, engine.put(memory, cohort.ids, memory_rows, gathered.arrived & usable)
@@ -251,13 +251,25 @@ def close(
     """The server's step on what was gathered, and the round's info.
 
     Args:
-      usable: False skips the round, as do a round without usable messages and a server step that is not finite: model
-        and memories stay as they are.
+      gathered: of `collect`.
+      state: the one that `collect` was given, with the sampler's next state.
+      usable: [] bool; False skips the round. It is also skipped where no usable message arrived, where fewer arrived
+        than a distributed noise assumes, and where the server's step is not finite. A skipped round leaves the model,
+        the clients' states and memories, and the aggregator's state as they were.
+
+    Returns: (the next state, info): info has scalars and `Count`s by name, as `federated` lists them.
+
+    Raises: ValueError for an aggregate of other shapes than the server takes, and for two parts whose metrics have the
+    same name (tests/laws/test_facts.py::test_names_that_are_taken).
+
+    Guarantees: tests/algorithms/test_round.py::test_skipped_rounds_keep_everything; a server step that diverges is
+    skipped and counted (tests/laws/test_nonfinite.py::test_diverging_server_step); missing shares of noise release
+    nothing (::test_missing_shares_of_noise_release_nothing).
     """
 
     def stepped(key, cohort, carry, state):
-        table, means, arrived, _ = carry
-        found = aggregate(star, key, cohort, gathered._replace(carry=table, means=means), state)
+        sums, means, arrived, _ = carry
+        found = aggregate(star, key, cohort, gathered._replace(carry=sums, means=means), state)
         check_aggregate(found.update, star.server, tree.spec(star.server.params(state.server)))
         moved = star.server.apply(stream(key, "server"), found.update, state.server)
         released, noise = star.transform.releases_when_empty, star.transform.noise
@@ -266,7 +278,7 @@ def close(
             fit = arrived >= _shares(noise)  # fewer messages hold less noise: nothing is released
         fit = fit if usable is True else fit & usable
         fit &= tree.all_finite(star.server.params(moved)) & stays_finite(state.server, moved)
-        kept = released & tree.all_finite(found.transform)  # what was released was released
+        kept = released & tree.all_finite(found.transform)  # noise was released even if the step is discarded
         moved = tree.where(fit, moved, state.server)
         pooled = {name: mean.total / mean.weight for name, mean in found.means.items()}
         length = optax.tree.norm(tree.subtract(star.server.params(moved), star.server.params(state.server)))
@@ -294,7 +306,7 @@ def close(
 
 
 def _info(own: dict, **parts: dict) -> dict:
-    """The round's own numbers and the metrics of its parts, none of which may bear the name of one of those."""
+    """The round's own numbers together with the metrics of its parts, which must not use the same names."""
     metrics = tree.joined(parts)
     for name in ("round", "epsilon", *own):
         if name in metrics:
@@ -303,19 +315,20 @@ def _info(own: dict, **parts: dict) -> dict:
 
 
 def observe(algorithm: Algorithm, key: Array, state: PyTree, population: Population) -> Observed:
-    """What the server saw in the round that `algorithm.step(key, state, population)` makes: rounds are pure.
+    """What the server saw in the round that `algorithm.step(key, state, population)` makes, by replaying it.
 
     Args:
       key: of that round; `run` gives round t the key fold_in(key, t), so replay with that one.
       state: before the round.
 
-    Returns: `Observed`: the broadcast, the messages as they arrived, their weights, and whose they were. An aggregator
-    that hides single messages from the server (a modular sum) is looked through.
+    Returns: `Observed`: the broadcast, the messages as they arrived [m, ...], their weights, and the clients' ids. The
+    messages are shown even where the aggregator hides single ones from the server, as a modular sum does.
 
     Raises: ValueError for an algorithm that has no `observe` of its own.
 
     Guarantees: the mean of the messages is the round's update
-    (tests/algorithms/test_round.py::test_observe_is_the_round).
+    (tests/algorithms/test_round.py::test_observe_is_the_round); Mime's two messages are both seen
+    (::test_mime_is_observed_in_both_passes).
     """
     if algorithm.observe is None:
         validate.fail(
@@ -325,14 +338,19 @@ def observe(algorithm: Algorithm, key: Array, state: PyTree, population: Populat
 
 
 def seen(star: Star, key: Array, cohort: Cohort, state: FederatedState, population: Population) -> Observed:
-    """`collect`, with every message kept as it arrives."""
+    """`Observed` of a cohort: `collect` with an aggregator that keeps every message as it arrives.
+
+    Args and Raises: as for `collect`.
+
+    Guarantees: tests/algorithms/test_round.py::test_observe_is_the_round.
+    """
     gathered = collect(star._replace(aggregator=_everything(star)), key, cohort, state, population)
     rows = gathered.carry
     return Observed(gathered.broadcast, rows["updates"], rows["weights"], cohort.ids)
 
 
 def _everything(star: Star) -> Aggregator:
-    """An aggregator that holds each slot's message as it is, in whatever dtype it was sent."""
+    """An aggregator that keeps each slot's message, in whatever dtype it was sent."""
 
     def init(update_spec, num_slots):
         return {"updates": engine.buffer(update_spec, num_slots), "weights": jnp.zeros(num_slots, jnp.float32)}

@@ -223,17 +223,16 @@ def fedexp(
     plan: engine.Plan | None = None,
     mesh: Mesh | str | None = "all",
 ) -> Algorithm:
-    """FedAvg whose server step stretches as the clients' updates disagree, with nothing more to send.
+    """FedAvg whose server step is longer the more the clients' updates differ, without further communication.
 
     Args:
       optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `shuffle` as in `client.work`.
-      epsilon: of `aggregation.extrapolated`. It is absolute: above the scale of the squared updates, no step stretches.
-      average_last: the model that is evaluated is the mean of the last two, as the paper reports it; training is the
-        same either way.
+      epsilon: of `aggregation.extrapolated`. It is absolute: far above the squared updates, no step is extrapolated.
+      average_last: evaluate the mean of the last two models, as the paper reports it; training is the same either way.
       weighting: "uniform", the paper's, or "examples".
 
     Guarantees: matches the paper in NumPy (tests/oracles/test_fedexp.py::test_matches_the_paper); on clients that share
-    a minimum it gets there in fewer rounds than FedAvg (::test_fewer_rounds_than_fedavg).
+    a minimum it converges in fewer rounds than FedAvg (::test_fewer_rounds_than_fedavg).
 
     References: Jhunjhunwala, Wang and Joshi 2023 (FedExP), algorithm 1.
     """

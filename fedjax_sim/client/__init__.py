@@ -1,4 +1,4 @@
-"""Local work, written for ONE client without a batch axis; `engine` adds it."""
+"""Local work, written for ONE client; `engine` adds the axis of clients. Most names are factories of `ClientUpdate`."""
 
 from fedjax_sim.client.dynamic import dynamic
 from fedjax_sim.client.local_sgd import local_sgd, send_model

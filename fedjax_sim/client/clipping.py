@@ -1,4 +1,4 @@
-"""The sum of a batch's clipped gradients, one gradient for each example, most of them never formed."""
+"""The sum of a batch's clipped per-example gradients, without forming the gradients of dense kernels."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.client.ghost import products
 from fedjax_sim.client.local_sgd import loss_and_metrics
 from fedjax_sim.types import Array, ClientData, Mean, PyTree
 
 __all__ = ["clipped_sum"]
 
-SLACK = 1e-5  # rounding of a norm, and of what is scaled by it; clipped gradients stay below the clip norm by it
+SLACK = 1e-5  # relative margin below the clip norm for the rounding of a norm and of what is scaled by it
 BLOCK = 32  # squares summed at once
 GRADIENTS = ("auto", "ghost", "vmap")
 
@@ -33,8 +33,12 @@ def clipped_sum(
 
     Args:
       batch: examples [b, ...] and their mask; rows where it is False contribute zero.
-      key: of the step; slot i draws from fold_in(key, i).
+      key: of the step; example i draws from fold_in(key, i).
       Others as in `private_sgd`.
+
+    Returns: (a pytree shaped like `params`, metrics summed over the examples as `Mean`, with `clipped_share`).
+
+    Raises: ValueError for "ghost" where a parameter of two axes or more is no dense kernel.
 
     Guarantees: as for `private_sgd` (tests/client/test_private.py::test_neighbouring_records); the same sum with and
     without ghost norms, up to rounding (tests/client/test_ghost.py::test_sums_agree).
@@ -56,7 +60,7 @@ def clipped_sum(
         _only_kernels(params, kernels)
     held = {i: x for i, x in enumerate(leaves) if i not in kernels}
     taps = {i: jnp.zeros(kernel.tap.shape, kernel.tap.dtype) for i, kernel in kernels.items()}
-    zero = tree.hidden_zero(params)  # compilers reorder the powers of two that a constant vector is multiplied with
+    zero = engine.hidden_zero(params)  # compilers reorder the powers of two that a constant vector is multiplied with
 
     def one(example, here, slot):
         def value(held, taps):
@@ -66,7 +70,8 @@ def clipped_sum(
 
         (gradient, outputs), (means, vectors) = jax.grad(value, argnums=(0, 1), has_aux=True)(held, taps)
         outers = {i: (vectors[i], outputs[i]) for i in kernels}
-        clipped, longer, sound = _clipped(tree.pinned(jax.tree.map(_single, (gradient, outers)), zero), clip_norm)
+        parts = engine.rounded_here(jax.tree.map(_single, (gradient, outers)), zero)
+        clipped, longer, sound = _clipped(parts, clip_norm)
         weight = here.astype(jnp.float32)
         means = means | {"clipped_share": Mean(jnp.where(longer, weight, 0), weight)}
         means = tree.where(sound & tree.all_finite(means), means, tree.zeros_like(means))
@@ -77,7 +82,7 @@ def clipped_sum(
         sums = {i: x.sum(0) for i, x in gradient.items()}
         for i, pair in outers.items():
             pair = pair if kernels[i].axis == 0 else pair[::-1]
-            sums[i] = jnp.einsum("bi,bo->io", *pair, precision=jax.lax.Precision.HIGHEST)  # no rounding behind the clip
+            sums[i] = jnp.einsum("bi,bo->io", *pair, precision=jax.lax.Precision.HIGHEST)  # no rounding after the clip
         return structure.unflatten([sums[i] for i in range(len(leaves))]), jax.tree.map(lambda x: x.sum(0), means)
 
     slots = jnp.arange(rows, dtype=jnp.int32)
@@ -96,7 +101,9 @@ def clipped_sum(
 
 
 def _clipped(parts: tuple[dict, dict], clip_norm: float) -> tuple[tuple[dict, dict], Array, Array]:
-    """g min(1, C / |g|), whether that cut it, and whether all of it is finite; in units in which squares are.
+    """(g min(1, C / |g|), whether that shortened it, whether all of g is finite).
+
+    The norm is computed in a unit, a power of two, in which squares neither overflow nor vanish.
 
     Args:
       parts: leaves of g, and pairs of vectors whose outer products are further leaves of it. A pair may hold any
@@ -124,7 +131,7 @@ def _clipped(parts: tuple[dict, dict], clip_norm: float) -> tuple[tuple[dict, di
 
 
 def _scaled(x: Array) -> tuple[Array, Array]:
-    """x = y 2^power, exactly, with the largest |y| in [2, 4): its exponent is read off the bits."""
+    """(y, power) with x = y 2^power, exactly, and the largest |y| in [2, 4): the exponent is read from the bits."""
     bits = jax.lax.bitcast_convert_type(jnp.abs(x).max(initial=0), jnp.int32)
     power = jnp.where(bits == 0, 0, jnp.clip(bits >> 23, 1, 254) - 128)  # 0 * 2^127, squared, may be folded to NaN
     return x * _power(-power), power
@@ -138,22 +145,22 @@ def _power(power: Array) -> Array:
 
 
 def _squares(x: Array) -> Array:
-    """The sum of squares, at most 32 addends at a time: whatever order a compiler chooses, `SLACK` covers it."""
+    """The sum of squares, at most 32 addends at a time, so that `SLACK` covers the rounding in any order."""
     x = x.reshape(-1) ** 2
-    while x.size > BLOCK:  # without the maximum, which changes nothing, compilers make one sum of all
+    while x.size > BLOCK:  # the maximum changes no value, but keeps compilers from merging the sums into one
         x = jnp.maximum(jnp.pad(x, (0, -x.size % BLOCK)).reshape(-1, BLOCK).sum(1), 0)
     return x.sum()
 
 
 def _single(x: Array) -> Array:
-    """As float32, whose exponents are read off the bits."""
+    """As float32, whose exponents are read from the bits."""
     return x.astype(jnp.float32)
 
 
 def _only_kernels(params: PyTree, kernels: dict) -> None:
-    """Refuses parameters of two axes or more that are no dense kernels."""
+    """Refuses parameters of two axes or more that are not dense kernels."""
     named = enumerate(jax.tree_util.tree_leaves_with_path(params))
     others = [jax.tree_util.keystr(path) for i, (path, x) in named if i not in kernels and x.ndim > 1]
     if others or not kernels:
-        hint = "Each example must meet a kernel once, in one product of 32 bits or fewer; 'auto' holds the others."
+        hint = "An example must use each kernel once, in one product of at most 32 bits; 'auto' handles the others."
         validate.fail("gradients", "dense kernels alone for 'ghost'", others or "none", hint)

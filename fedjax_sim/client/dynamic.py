@@ -21,10 +21,10 @@ def dynamic(
     """Local training on f_i(w) - <h_i, w> + (coefficient / 2) |w - w_t|^2, then h_i <- h_i - coefficient (w_i - w_t).
 
     Solved exactly, that makes h_i the client's gradient at its own last model w_i, as the paper writes it. Any number
-    of local steps is allowed here, as in the paper's experiments; h_i is then what the steps made of it.
+    of local steps is allowed here, as in the paper's experiments; h_i then only approximates that gradient.
 
     Args:
-      optimizer: any optax transformation, its state afresh each round.
+      optimizer: any optax transformation; its state is initialised in each round.
       coefficient: alpha > 0; may be traced.
       work: `client.work(...)`; weighting "uniform", the paper's, unless it says "examples", for the minimum of the
         example-weighted loss.

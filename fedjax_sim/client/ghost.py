@@ -1,9 +1,10 @@
-"""Ghost norms: what an example's gradient of a dense kernel is made of, without that gradient.
+"""Ghost norms: the factors of an example's gradient with respect to a dense kernel, without forming that gradient.
 
-A kernel W that an example meets once, in one product x W, has the gradient x (outer) delta, delta being the gradient
+A kernel W that an example uses once, in one product x W, has the gradient x (outer) delta, delta being the gradient
 of the product. So |gradient| = |x| |delta|, and a weighted sum over examples is a single matmul of two batches of
-vectors. Kernels are found in the traced program of the loss, so a model may be written in any way: what meets several
-vectors (a recurrence, a convolution), is used twice (tied weights, a penalty) or is hidden in a loop is left out.
+vectors. Kernels are found in the traced program of the loss, so a model may be written in any way. A kernel that is
+multiplied by several vectors (a recurrence, a convolution), used twice (tied weights, a penalty) or used inside a loop
+is left out.
 
 References: Goodfellow 2015; Li et al. 2022, section 4; Bu et al. 2022 (layers with and without, side by side).
 """
@@ -25,27 +26,28 @@ __all__ = ["Product", "products"]
 class Product(NamedTuple):
     """The one product in which a kernel is used."""
 
-    axis: int  # the kernel's axis along the vector; the other is along the product
-    tap: jax.ShapeDtypeStruct  # of the product, flat: added to it, its gradient is delta
+    axis: int  # the kernel's axis that is contracted with the vector; the other one is the product's
+    tap: jax.ShapeDtypeStruct  # of a flat array that is added to the product: the gradient at this array is delta
 
 
 class _Kernel:
-    """Stands for a kernel's value while a program is run."""
+    """A placeholder for a kernel's value while a program is run; it records how the kernel is used."""
 
     def __init__(self, value: Array, tap: Array | None = None):
         self.value, self.tap = value, tap
-        self.uses: list[tuple[Product, Array] | None] = []  # None: any use but a product with one vector
+        self.uses: list[tuple[Product, Array] | None] = []  # None: any use other than a product with one vector
 
 
 def products(function: Callable, leaves: Sequence[Array], *args: Any) -> tuple[dict[int, Product], Callable]:
     """The kernels among `leaves` that `function(leaves, *args)` uses in one product with one vector, and nowhere else.
 
     Args:
-      function: of arrays in pytrees; what it returns may be any pytree of arrays.
-      leaves: parameters; kernels are those with two axes, in at most 32 bits.
+      function: of pytrees of arrays, to a pytree of arrays.
+      leaves: parameters; kernels are those with two axes, of at most 32 bits.
+      args: further arguments of the function.
 
     Returns: position -> `Product`, and `tapped(leaves, taps, *args)`: what the function returns with the arrays `taps`
-    (position -> array) added to these products, and the vectors of each (position -> array).
+    (position -> array) added to these products, and the vector of each product (position -> array).
 
     Guarantees: values and gradients are the function's own, for dense layers, models with other layers beside them, and
     kernels that are tied, penalised or met by several vectors (tests/client/test_ghost.py::test_sums_agree,
@@ -81,7 +83,7 @@ def products(function: Callable, leaves: Sequence[Array], *args: Any) -> tuple[d
 
 
 def _run(program: core.ClosedJaxpr, args: Sequence[Any]) -> list[Array]:
-    """The program, equation by equation; calls that kernels are handed to are written out."""
+    """Runs the program equation by equation; calls that take a kernel are inlined."""
     known = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
     known |= dict(zip(program.jaxpr.invars, args, strict=True))
 
@@ -124,7 +126,7 @@ def _step(equation: core.JaxprEqn, values: list[Any]) -> list[Array]:
 
 
 def _plain(values: Sequence[Any]) -> list[Array]:
-    """The values, kernels among them noted as used otherwise."""
+    """The values; for kernels among them, a use other than a product with one vector is recorded."""
     for x in values:
         if isinstance(x, _Kernel):
             x.uses.append(None)

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim import tree, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.client.losses import full_gradient_at, loss_and_metrics, own_weight
 from fedjax_sim.client.work import LocalWork
-from fedjax_sim.prng import shuffle, stream
+from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, ClientData, ClientUpdate, Mean, PyTree, Report
 
 __all__ = ["UNROLLED_STEPS", "Training", "local_sgd", "local_training", "send_model", "stateless_client"]
@@ -21,11 +21,11 @@ UNROLLED_STEPS = 8
 
 
 class Training(NamedTuple):
-    """What local training leaves behind."""
+    """The result of local training."""
 
     params: PyTree
-    metrics: dict[str, Mean]  # `local_<metric>`, over the examples met while training
-    num_steps: Array  # [] int32 steps really taken
+    metrics: dict[str, Mean]  # `local_<metric>`, over the minibatches of the training
+    num_steps: Array  # [] int32 steps actually taken
     num_examples: Array  # [] int32
     weight: Array  # [] float32 number of own examples, or the sum of their weights where the loss gives them
 
@@ -38,18 +38,24 @@ class Training(NamedTuple):
 
 
 def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, work: LocalWork) -> Callable:
-    """(key, params, data, correct, at=None) -> Training; `correct(gradients, params)` comes before the optimiser.
+    """The training loop of all solvers, as a function of one client's data.
 
     Each epoch visits every example once; its last batch may be partial and is a step of its own. With `num_steps`,
-    batches continue through as many epochs as that takes. With `at`, a model, each batch's gradient there is the third
-    argument of `correct`. A client that gets less done (`data.work`) stops the same trajectory early.
+    batches continue through as many epochs as that takes. A client with partial work (`data.work`) stops the same
+    trajectory early.
+
+    Args:
+      loss_fn, optimizer, work: as in `local_sgd`.
+
+    Returns: (key, params, data, correct, at=None) -> `Training`. `correct(gradients, params)` changes the gradients
+    before the optimiser sees them; with `at`, a model, it has a third argument: the gradient of the batch there.
     """
     validate.loss_function(loss_fn)
     validate.optimizer("optimizer", optimizer)
     if not isinstance(work, LocalWork):
         validate.fail("work", "a LocalWork", work, "Call client.work(num_steps=..., batch_size=...).", TypeError)
 
-    @jax.jit  # traced once, however many steps are written out
+    @jax.jit  # traced once, however many steps are unrolled
     def gradient(params: PyTree, batch: ClientData, key: Array):
         return full_gradient_at(loss_fn, params, batch, key)
 
@@ -59,7 +65,7 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
         num_examples = data.mask.sum(dtype=jnp.int32)
         steps_per_epoch = jnp.maximum(-(-num_examples // size), 1)
         own_steps, most_steps = work.own_steps(steps_per_epoch, data.work), work.most_steps(size, rows)
-        zero, loss_key = tree.hidden_zero(params), stream(key, "loss")
+        zero, loss_key = engine.hidden_zero(params), stream(key, "loss")
         batch = _batches(key, data, size, steps_per_epoch, num_examples, work.shuffle, zero)
 
         def one_step(step, carry, batch):
@@ -79,7 +85,7 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
             for step in range(most_steps):
                 one = batches if size == rows else jax.tree.map(lambda x, i=step: x[i], batches)
                 carry = one_step(step, carry, one)
-        else:  # a client with fewer examples stops earlier; under vmap the longest of its lanes decides
+        else:  # a client with fewer examples stops earlier; under vmap the loop runs for the most steps of any lane
             carry = jax.lax.fori_loop(0, own_steps, lambda step, carry: one_step(step, carry, batch(step)), carry)
         params, _, sums = carry
         num_steps_taken = jnp.asarray(own_steps, jnp.int32) * (num_examples > 0)
@@ -90,19 +96,26 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
 
 
 def _batches(
-    key: Array, data: ClientData, size: int, steps_per_epoch: Array, num_examples: Array, shuffled: bool, zero: Array
+    key: Array,
+    data: ClientData,
+    size: int,
+    steps_per_epoch: Array,
+    num_examples: Array,
+    shuffled: bool,
+    zero: engine.HiddenZero,
 ) -> Callable:
     """(step) -> its minibatch."""
     rows = data.mask.shape[0]
-    order = shuffle(key, data.mask, zero) if shuffled else _stored_order(data.mask)
+    order = engine.shuffle(key, data.mask, zero) if shuffled else _stored_order(data.mask)
     data = data._replace(work=None)
 
     def batch(step):
         if size == rows:
             return data
         positions = (step % steps_per_epoch) * size + jnp.arange(size)
-        epoch, positions, mask = tree.settled((step // steps_per_epoch, positions, positions < num_examples), zero)
-        return ClientData(tree.take(data.examples, tree.settled(order(epoch, positions), zero)), mask)
+        epoch, positions, mask = step // steps_per_epoch, positions, positions < num_examples
+        epoch, positions, mask = engine.computed_once((epoch, positions, mask), zero)
+        return ClientData(tree.take(data.examples, engine.computed_once(order(epoch, positions), zero)), mask)
 
     return batch
 
@@ -114,7 +127,7 @@ def _stored_order(mask: Array) -> Callable:
 
 
 def local_sgd(loss_fn: Callable, optimizer: optax.GradientTransformation, work: LocalWork) -> ClientUpdate:
-    """Local training with an optax optimiser whose state starts afresh each round.
+    """Local training with an optax optimiser whose state is initialised in each round.
 
     Args:
       loss_fn: (params, examples, key) -> per-example losses [b], or a dict of them (see `losses.loss_and_metrics`).
@@ -122,12 +135,12 @@ def local_sgd(loss_fn: Callable, optimizer: optax.GradientTransformation, work: 
       work: `client.work(...)`; weighting "examples" unless it says otherwise.
 
     Returns: a stateless ClientUpdate; update = local params - broadcast params; metrics `local_loss` and
-    `local_<metric>` for each one of the loss, over the minibatches met while the model moved: no objective at any one
-    model, for which see `metrics.evaluation(train=...)`.
+    `local_<metric>` for each one of the loss, over the minibatches of the training, at the models of the moment. For
+    the objective at one model see `metrics.evaluation(train=...)`.
 
     Guarantees: matches a NumPy loop on ragged clients with partial batches (tests/oracles/test_fedavg.py); one
-    full-batch step of everybody is a centralised step (tests/oracles/test_centralised.py); a client that gets part of
-    its work done stops the same trajectory early (tests/client/test_stragglers.py).
+    full-batch step of every client is a centralised step (tests/oracles/test_centralised.py); a client with partial
+    work stops the same trajectory early (tests/client/test_stragglers.py).
 
     References: McMahan et al. 2017, algorithm 1 (ClientUpdate).
 
@@ -159,9 +172,9 @@ def stateless_client(
 
 
 def send_model(client: ClientUpdate) -> ClientUpdate:
-    """The same client, handing over its model instead of the difference; compose with `server.replacement`.
+    """The same client, which sends its model instead of the update; compose with `server.replacement`.
 
-    Guarantees: equal to the update form if and only if the aggregator's weights sum to one
+    Guarantees: equal to sending updates if and only if the aggregator's weights sum to one
     (tests/client/test_local_sgd.py::test_model_and_update_forms_agree_only_for_weights_that_sum_to_one).
     """
 

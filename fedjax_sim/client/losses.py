@@ -14,13 +14,14 @@ __all__ = ["full_gradient_at", "loss_and_metrics", "own_weight"]
 
 
 def loss_and_metrics(loss_fn: Callable, params: PyTree, examples: PyTree, mask: Array, key: Array | None):
-    """The mean loss over the examples where `mask`, and every metric as a `Mean` named `local_<metric>`.
+    """The mean loss over the examples where `mask` is True, and every metric as a `Mean` named `local_<metric>`.
 
-    Local, for models in training move away from the server's: the mean of such losses over a round is no objective.
+    The prefix says that the models differ: each client's moves away from the server's during training, so the mean of
+    such losses over a round is not the objective at any model.
 
     Args:
       loss_fn: (params, examples, key) -> losses [b], or a dict of per-example values [b] that holds "loss" and, if
-        examples count unequally, "weight", and no "steps", which is taken. key None means evaluation.
+        examples count unequally, "weight", and not "steps", a name that solvers use. key None means evaluation.
       examples: leaves [b, ...]; rows where the mask is False are replaced by zeros before the loss sees them.
     """
     out = loss_fn(params, tree.where(mask, examples, tree.zeros_like(examples)), key)
@@ -42,7 +43,7 @@ def own_weight(loss_fn: Callable, params: PyTree, data: ClientData, key: Array) 
     given = jax.eval_shape(loss_fn, params, examples, key)
     if not isinstance(given, dict) or "weight" not in given:
         return data.mask.sum(dtype=jnp.float32)
-    weights = loss_fn(params, examples, None)["weight"]  # the compiler drops what only the loss needs
+    weights = loss_fn(params, examples, None)["weight"]  # the compiler removes what only the loss needs
     return jnp.where(data.mask, weights, 0).sum(dtype=jnp.float32)
 
 

@@ -1,4 +1,4 @@
-"""What Mime's clients send: the gradient of all examples, and local steps that mimic a centralised optimiser."""
+"""Mime's clients: the gradient of all examples, and local steps that mimic a centralised optimiser."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ __all__ = ["full_gradient", "mime"]
 
 
 def full_gradient(loss_fn: Callable, *, weighting: str = "examples") -> ClientUpdate:
-    """No training: the update is the gradient of the client's mean loss at the server's model, over all its examples,
-    however much local work the client gets done.
+    """No training: the update is the gradient of the client's mean loss at the server's model, over all its examples.
+
+    It counts as one step, which a client with partial work completes too.
 
     Args:
       weighting: the weight that the client reports, "examples" or "uniform", as in `local_sgd`.
@@ -65,10 +66,11 @@ def mime(
       learning_rate: positive; may be traced.
       direction: (gradients, statistics) -> U, shaped like the model.
       work: `client.work(...)`; weighting "uniform", the paper's, unless it says "examples".
-      lite: no correction; the update then also holds the gradient of all examples at x, which Mime's server knows.
+      lite: no correction; the update then also holds the gradient of all examples at x, which with Mime the server has
+        from its first pass.
 
-    Returns: a stateless ClientUpdate for a broadcast {"params": x, "statistics": s}, and "control": c but for `lite`.
-    Its update is y - x, for `lite` {"params": y - x, "gradient": the gradient of all examples at x}.
+    Returns: a stateless ClientUpdate for a broadcast {"params": x, "statistics": s, "control": c}, without "control"
+    for `lite`. Its update is y - x, for `lite` {"params": y - x, "gradient": the gradient of all examples at x}.
 
     Guarantees: matches a NumPy transcription of the paper (tests/oracles/test_mime.py::test_matches_the_paper).
 

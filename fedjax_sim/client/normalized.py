@@ -12,7 +12,7 @@ __all__ = ["effective_steps", "normalized"]
 
 
 def effective_steps(num_steps: Array, momentum: float = 0.0, shrinkage: float = 0.0) -> Array:
-    """|a_i|_1, how many gradients local work amounts to.
+    """|a_i|_1, the number of gradients that local work amounts to.
 
     Plain SGD: K. Heavy-ball momentum rho: (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho). A proximal term with
     shrinkage = step size x coefficient: (1 - (1 - shrinkage)^K) / shrinkage.
@@ -20,7 +20,7 @@ def effective_steps(num_steps: Array, momentum: float = 0.0, shrinkage: float = 
     >>> float(effective_steps(3.0)), round(float(effective_steps(2.0, momentum=0.5)), 3)
     (3.0, 2.5)
     """
-    if momentum:  # by its recurrence: the closed form cancels as momentum nears 1
+    if momentum:  # by its recurrence: the closed form suffers cancellation as momentum nears 1
 
         def one_step(_, sums):
             velocity = momentum * sums[0] + 1
@@ -40,8 +40,8 @@ def normalized(client: ClientUpdate, *, momentum: float = 0.0, shrinkage: float 
       momentum: that of its heavy-ball SGD, in [0, 1).
       shrinkage: learning rate x proximal coefficient, in [0, 1); not together with momentum.
 
-    Guarantees: with equal work for everybody FedNova is FedAvg; with unequal work it reaches the optimum's fixed
-    point where FedAvg is biased (tests/oracles/test_fednova.py).
+    Guarantees: with equal work for all clients FedNova is FedAvg; with unequal work its fixed point is that of equal
+    work, where FedAvg's is biased (tests/oracles/test_fednova.py).
 
     References: Wang et al. 2020 (FedNova), equation 4 and section 4.
     """

@@ -1,6 +1,6 @@
-"""What a config can name as the clients' optimiser: a few of optax's, with checked options.
+"""The optimisers of optax that a config can name for the clients, with checked options.
 
-From Python any optax transformation does; see `client.local_sgd`.
+From Python any optax transformation can be used; see `client.local_sgd`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SCHEDULES = ("constant", "cosine", "linear")
 
 
 def _rate(learning_rate: float, schedule: str, decay_steps: int | None) -> optax.ScalarOrSchedule:
-    """The learning rate at each local step; the state, and so the schedule, starts afresh each round."""
+    """The learning rate at each local step; the state, and so the schedule, starts again in each round."""
     validate.positive("learning_rate", learning_rate)
     validate.one_of("schedule", schedule, SCHEDULES)
     if schedule == "constant":
@@ -44,7 +44,9 @@ def sgd(
     """Stochastic gradient descent, with momentum or without.
 
     Args:
-      learning_rate: > 0; the default is the main job's. momentum: in [0, 1). nesterov: look ahead; needs momentum.
+      learning_rate: > 0; the default suits the default run of `fedjax-sim run`.
+      momentum: in [0, 1).
+      nesterov: Nesterov's momentum; needs momentum > 0.
       schedule: "constant", or "cosine" or "linear" decay to 0 within `decay_steps` local steps of a round.
 
     >>> sgd(learning_rate=0.5).update(1.0, sgd().init(0.0))[0]
@@ -66,7 +68,7 @@ def adam(
     schedule: str = "constant",
     decay_steps: int | None = None,
 ) -> optax.GradientTransformation:
-    """Adam, its moments afresh each round.
+    """Adam; its moments are initialised in each round.
 
     References: Kingma and Ba 2015.
     """

@@ -1,4 +1,4 @@
-"""DP-SGD inside a client: what is hidden is one record of a client's data, from everybody who sees the letter."""
+"""DP-SGD inside a client: it hides each record of a client's data from everybody who sees the client's message."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import tree, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.client.clipping import GRADIENTS, clipped_sum
 from fedjax_sim.client.local_sgd import UNROLLED_STEPS
 from fedjax_sim.client.losses import own_weight
-from fedjax_sim.prng import normal, shuffle, stream
+from fedjax_sim.prng import normal, stream
 from fedjax_sim.types import Array, ClientData, ClientUpdate, Noise, PyTree, Report
 
 __all__ = ["private_sgd"]
 
-OVERFLOW = 1e-9  # chance that a Poisson batch exceeds its slots
+OVERFLOW = 1e-9  # bound on the probability that a Poisson batch exceeds its slots
 SAMPLING = ("poisson", "shuffled")
 
 
@@ -36,39 +36,38 @@ def private_sgd(
     weighting: str = "uniform",
     gradients: str = "auto",
 ) -> ClientUpdate:
-    """Local SGD whose every step is private for each record: with B examples expected and clipped gradients,
+    """Local SGD whose every step is private for each record: with clipped gradients and an expected batch size B,
 
         w <- w - (learning_rate / B) (sum_{i in batch} g_i min(1, C / |g_i|) + N(0, (z C)^2 I)).
 
-    A record that is added or removed moves the sum by at most C. The divisor B is fixed: not the batch that was drawn.
-    A gradient that is not finite in float32, in which it is clipped, counts as zero, and its loss not at all, so no
-    record can have the letter dropped.
-    Numerics are idealised (see `prng.normal`).
+    A record that is added or removed moves the sum by at most C. The divisor B is fixed, whatever size was drawn. A
+    gradient that is not finite in float32, in which it is clipped, counts as zero, and its loss not at all, so no
+    record can cause the message to be dropped. The analysis assumes real numbers (see `prng.normal`).
 
     Args:
-      loss_fn: as in `local_sgd`; an example's gradient is that of its own loss, with a "weight" left out of account.
+      loss_fn: as in `local_sgd`; an example's gradient is that of its own loss, and a "weight" is ignored.
       clip_norm: C > 0, of one example's gradient over all leaves.
-      noise_multiplier: z >= 0; 0 is no privacy. May be traced.
+      noise_multiplier: z >= 0; 0 gives no privacy. May be traced.
       learning_rate: >= 0. May be traced.
       num_steps: K.
       batch_size: B.
-      num_examples: n >= B, a public bound of the rows that a client has; a record is in a batch with chance q = B / n.
+      num_examples: n >= B, a public upper bound on a client's rows; a record is in a batch with probability q = B / n.
         Smaller clients draw proportionally smaller batches, so every record of the population counts alike.
-      microbatch_size: examples whose gradients are taken at once; None for a whole batch.
-      sampling: "poisson": every record by itself with chance q, in slots so many that a batch exceeds them with
-        probability below 1e-9 (then a uniform choice stays). "shuffled": B at a time without replacement, which
+      microbatch_size: examples whose gradients are computed at once; None for a whole batch.
+      sampling: "poisson": every record independently with probability q, in so many slots that a batch exceeds them
+        with probability below 1e-9 (then a uniform subset is kept). "shuffled": B at a time without replacement, which
         accountants of Poisson sampling do not cover.
       weighting: "uniform": 1, whatever the client holds, and an empty client sends noise like the others. "examples":
-        the number of examples, which then leaves the client in the clear: outside of every guarantee.
-      gradients: how an example's gradient is clipped. "vmap": all of it is held, for each example of a microbatch.
-        "ghost": a kernel that an example meets once, in one product with one vector, as in dense layers, has a gradient
-        that is never formed: its norm follows from two vectors, and the clipped sum is one matmul; refused if another
-        parameter has two axes or more. "auto": ghost norms for such kernels, and the rest is held.
+        the number of examples, which the client then reveals without noise: outside of every guarantee.
+      gradients: how an example's gradient is clipped. "vmap": it is held in memory as a whole, for each example of a
+        microbatch. "ghost": for a kernel that an example uses once, in one product with one vector, as in dense layers,
+        the gradient is never formed: its norm follows from two vectors, and the clipped sum is one matmul; refused if
+        another parameter has two axes or more. "auto": ghost norms for such kernels, and "vmap" for the rest.
 
     Returns: a stateless ClientUpdate. `noise` has unit "record", place "local" and the multiplier of one step's sum;
     `details` has `sampling` ("poisson", "truncated_poisson" or "shuffled"), `rate` (q), `steps` (K, in a round that the
     client takes part in), `num_examples` (n) and `max_batch_size` (slots). Metrics are the client's own numbers, over
-    the examples met, with `clipped_share` of them: NOT private.
+    the batches' examples, with `clipped_share` of them: NOT private.
 
     Raises: ValueError, TypeError for options out of range, and for clients with more than `num_examples` rows.
 
@@ -77,9 +76,9 @@ def private_sgd(
     by at most C, in 10^4 pairs (::test_neighbouring_records); noise of std z C, fresh for each step and number
     (::test_noise_level); with z = 0 and no clip, `local_sgd` on the same batches (::test_without_privacy_it_is_sgd);
     microbatches change rounding only (::test_microbatches); Poisson inclusion (::test_records_are_drawn_by_poisson);
-    padding rows change nothing (::test_padding). So with ghost norms, which change rounding only
-    (tests/client/test_ghost.py::test_sums_agree, ::test_extremes, ::test_neighbouring_records), and no kernel's
-    gradients are held (::test_no_gradient_is_held).
+    padding rows change nothing (::test_padding). Ghost norms change rounding only (tests/client/test_ghost.py::
+    test_sums_agree, ::test_extremes, ::test_neighbouring_records), and no kernel's gradients are held in memory
+    (::test_no_gradient_is_held).
 
     References: Abadi et al. 2016, algorithm 1; Mironov, Talwar and Zhang 2019 (Poisson batches); Li et al. 2022,
     section 4 (ghost norms).
@@ -110,11 +109,11 @@ def private_sgd(
         partial(clipped_sum, loss_fn, clip_norm=clip_norm, microbatch_size=microbatch_size, gradients=gradients)
     )
 
-    def batches(key: Array, data: ClientData, zero: Array) -> Callable:
+    def batches(key: Array, data: ClientData, zero: engine.HiddenZero) -> Callable:
         """(step) -> the step's batch, and nothing of it where the mask is False."""
         rows = data.mask.shape[0]
         own_slots = min(slots, rows)
-        order, present = shuffle(key, data.mask, zero), data.mask.sum(dtype=jnp.int32)
+        order, present = engine.shuffle(key, data.mask, zero), data.mask.sum(dtype=jnp.int32)
 
         def batch(step):
             places = jnp.arange(own_slots, dtype=jnp.int32)
@@ -122,13 +121,13 @@ def private_sgd(
                 steps_per_epoch = jnp.maximum(-(-present // own_slots), 1)
                 epoch, places = step // steps_per_epoch, (step % steps_per_epoch) * own_slots + places
                 return _taken(data, order(epoch, places), places < present, zero)
-            called = data.mask
+            drawn = data.mask
             if rate < 1:
                 bits = jax.random.bits(jax.random.fold_in(stream(key, "batch"), step), (rows,), jnp.uint32)
-                called &= bits < jnp.uint32(int(rate * 2.0**32))
+                drawn &= bits < jnp.uint32(int(rate * 2.0**32))
             if own_slots == rows:
-                return ClientData(data.examples, called)
-            count = called.sum(dtype=jnp.int32)  # as many, of a random order: the same law, in fewer slots
+                return ClientData(data.examples, drawn)
+            count = drawn.sum(dtype=jnp.int32)  # the first of a random order: the same distribution, in fewer slots
             return _taken(data, order(step, places), places < count, zero)
 
         return batch
@@ -137,14 +136,14 @@ def private_sgd(
         if data.mask.shape[0] > num_examples:
             hint = "q = batch_size / num_examples: give the rows of the largest client."
             validate.fail("num_examples", f"at least {data.mask.shape[0]}", num_examples, hint)
-        zero = tree.hidden_zero(broadcast)
+        zero = engine.hidden_zero(broadcast)
         batch, loss_key, noise_key = batches(key, data, zero), stream(key, "loss"), stream(key, "noise")
 
         def one_step(step, carry, batch):
             params, sums = carry
             gradient, means = total(params, batch, jax.random.fold_in(loss_key, step))
             noise = _noise(jax.random.fold_in(noise_key, step), gradient, noise_multiplier * clip_norm, zero)
-            gradient = tree.pinned(jax.tree.map(jnp.add, gradient, noise), zero)
+            gradient = engine.rounded_here(jax.tree.map(jnp.add, gradient, noise), zero)
             params = jax.tree.map(lambda w, g: w - (learning_rate / batch_size * g).astype(w.dtype), params, gradient)
             return params, jax.tree.map(jnp.add, sums, means)
 
@@ -173,17 +172,17 @@ def private_sgd(
     return ClientUpdate(lambda params: (), apply, num_steps=num_steps, noise=noise, uniform_weights=alike)
 
 
-def _noise(key: Array, like: PyTree, std: float | Array, zero: Array) -> PyTree:
-    """One draw for all leaves, behind a wall: XLA:CPU would draw again for each reader of each leaf."""
+def _noise(key: Array, like: PyTree, std: float | Array, zero: engine.HiddenZero) -> PyTree:
+    """One draw for all leaves, computed once: XLA:CPU would draw again for each reader of each leaf."""
     leaves, structure = jax.tree.flatten(like)
-    drawn = tree.settled(std * normal(key, (sum(x.size for x in leaves),)), zero)
+    drawn = engine.computed_once(std * normal(key, (sum(x.size for x in leaves),)), zero)
     ends = np.cumsum([x.size for x in leaves])
     parts = [drawn[end - x.size : end].reshape(x.shape) for end, x in zip(ends.tolist(), leaves, strict=True)]
     return structure.unflatten(parts)
 
 
 def _slots(num_examples: int, rate: float) -> int:
-    """The fewest that a Poisson batch exceeds with probability below 1e-9."""
+    """The smallest number that a Poisson batch's size exceeds with probability below 1e-9."""
     from scipy import stats
 
     slots = max(1, int(stats.binom.isf(OVERFLOW, num_examples, rate)))
@@ -192,6 +191,6 @@ def _slots(num_examples: int, rate: float) -> int:
     return min(slots, num_examples)
 
 
-def _taken(data: ClientData, rows: Array, mask: Array, zero: Array) -> ClientData:
-    rows, mask = tree.settled((rows, mask), zero)
+def _taken(data: ClientData, rows: Array, mask: Array, zero: engine.HiddenZero) -> ClientData:
+    rows, mask = engine.computed_once((rows, mask), zero)
     return ClientData(tree.take(data.examples, rows), mask)

@@ -21,7 +21,7 @@ def proximal(
     """Local training on f_i(w) + (coefficient / 2) |w - w_t|^2; the convention has the 1/2.
 
     Args:
-      coefficient: lambda >= 0 (mu in the paper); texts that leave out the 1/2 mean half of it. May be traced.
+      coefficient: lambda >= 0 (mu in the paper); where a text has no factor 1/2, pass twice its value. May be traced.
       Others as in `local_sgd`.
 
     Guarantees: coefficient 0 gives `local_sgd` bit for bit (tests/client/test_proximal.py::test_zero_is_local_sgd);

@@ -23,12 +23,12 @@ def scaffold(loss_fn: Callable, learning_rate: float, work: LocalWork, *, option
 
     From the server's model x: K steps y <- y - rate (g_i(y) - c_i + c), then
     option 1: c_i+ = the gradient of the client's mean loss at x; option 2: c_i+ = c_i - c + (x - y) / (K rate), which
-    is the mean of the gradients met on the way and costs nothing. K is the number of steps really taken.
+    is the mean of the local steps' gradients and needs no further pass. K is the number of steps actually taken.
 
     Args:
       loss_fn: as in `local_sgd`.
-      learning_rate: the clients' constant rate, positive; may be traced. Option 2 holds for plain SGD alone, so there
-        is no optimiser to choose.
+      learning_rate: the clients' constant rate, positive; may be traced. Option 2 holds for plain SGD only, so no other
+        optimiser can be chosen.
       work: `client.work(...)`; weighting "uniform", the paper's, unless it says "examples", for the minimum of the
         example-weighted loss; see `server.control_variates`.
       option: 1 or 2, the paper's I and II.

@@ -1,4 +1,4 @@
-"""Embedding tables of which a client trains only the rows that it touches."""
+"""Embedding tables of which a client trains only the rows that its tokens select."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ __all__ = ["touched_rows"]
 
 
 def touched_rows(client: ClientUpdate, *, table: str = "embedding/table", tokens: str = "x") -> ClientUpdate:
-    """The same client, working on the compact table of the rows that its own tokens name.
+    """The same client, trained on a compact embedding table with only the rows that its own tokens select.
 
-    The rows are gathered once, tokens renumbered, and the difference is scattered into a full update at the end, so a
-    local step costs nothing that grows with the vocabulary. Without effect where a client holds as many tokens as the
-    table has rows.
+    The rows are gathered once, tokens renumbered, and the difference is scattered into a full update at the end, so the
+    cost of a local step does not grow with the vocabulary. Without effect where a client holds at least as many tokens
+    as the table has rows.
 
     Args:
       client: any stateless client whose update is shaped like the parameters, such as `local_sgd`.
       table: path of the table [V, features] in the parameters, which must be read through `tokens` only (an output
-        layer that shares it would miss its rows).
+        layer that shares it would lack the other rows).
       tokens: name of the integers among the examples; -1 is padding, others outside [0, V) give NaN as before.
 
     Returns: a stateless ClientUpdate.
 
     Raises: ValueError, TypeError, when traced: no such table or tokens, or a client with state.
 
-    Guarantees: the update of the client itself to rounding, for SGD and for optimisers that leave a row with only zero
-    gradients alone (momentum, Adam, clipping by norm); weight decay would move every row, and here moves touched ones
-    (tests/client/test_touched_rows.py::test_equals_the_dense_client); a local step sees a table
-    of as many rows as the client has tokens (tests/client/test_touched_rows.py::test_steps_do_not_see_the_vocabulary).
+    Guarantees: the update of the client itself to rounding, for SGD and for optimisers that do not move a row whose
+    gradients are all zero (momentum, Adam, clipping by norm); weight decay, which would move every row, here moves the
+    selected ones (tests/client/test_touched_rows.py::test_equals_the_dense_client); a local step sees a table of as
+    many rows as the client has tokens (::test_steps_do_not_see_the_vocabulary).
 
     >>> import jax, optax
     >>> from fedjax_sim.client import local_sgd, work
@@ -45,7 +45,7 @@ def touched_rows(client: ClientUpdate, *, table: str = "embedding/table", tokens
     """
 
     if client.noise is not None:
-        hint = "Rows that bear no noise would tell which tokens a client holds."
+        hint = "Rows without noise would reveal which tokens a client holds."
         fail("client", "a client without noise", client.noise.mechanism, hint)
 
     def init(params: PyTree) -> PyTree:
@@ -67,9 +67,9 @@ def touched_rows(client: ClientUpdate, *, table: str = "embedding/table", tokens
             return client.apply(key, broadcast, state, data)
         words = jnp.where(data.mask.reshape(-1, *[1] * (words.ndim - 1)), words, -1)
         known = (words >= 0) & (words < vocabulary)
-        rows = jnp.unique(
+        rows = jnp.unique(  # sorted, with fill values last
             jnp.where(known, words, vocabulary), size=size, fill_value=vocabulary
-        )  # sorted, the rest last
+        )
         words = jnp.where(known, jnp.searchsorted(rows, words), jnp.where(words == -1, -1, size))
         compact = full.at[rows].get(mode="fill", fill_value=0, indices_are_sorted=True)
         shared = combine(jax.tree.unflatten(structure, [compact]), rest)

@@ -27,7 +27,7 @@ def main() -> None:
     """Entry point: exit code 0, 2 for wrong input, 1 for a run that failed, 130 for an interrupted one."""
     try:
         app()
-    except Exception as error:  # a fault of ours: the other processes of the job must not wait for this one
+    except Exception as error:  # a bug: the other processes of the job must not wait for this one
         from fedjax_sim.running import distributed
 
         if not distributed.several():

@@ -1,4 +1,4 @@
-"""`fedjax-sim list`: every part with its meaning and its options."""
+"""`fedjax-sim list`: every part with its description and its options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def list_parts(
         str | None, typer.Argument(help="A subpackage (e.g. sampling) or a table of the config (e.g. sampler).")
     ] = None,
 ) -> None:
-    """Show every part with its meaning; for one subpackage also the options that a config can set."""
+    """Show every part with its description; for one subpackage also the options that a config can set."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -24,8 +24,8 @@ def list_parts(
     from fedjax_sim.config.kinds import problem
 
     console = Console()
-    known = {table: place for table, (place, _) in registry.TABLES.items()}
-    known |= {place: place for place in registry.SUBPACKAGES}
+    known = {table: subpackage for table, (subpackage, _) in registry.TABLES.items()}
+    known |= {subpackage: subpackage for subpackage in registry.SUBPACKAGES}
     if which == "run":
         for option, (_, default) in RUN.items():
             console.print(Text(f"  {option} = {registry.shown(default)}"))
@@ -33,13 +33,15 @@ def list_parts(
     if which is not None and which not in known:
         typer.echo(problem("which", "one of " + ", ".join([*known, "run"]), which), err=True)
         raise typer.Exit(2)
-    for place in registry.SUBPACKAGES if which is None else [known[which]]:
+    for subpackage in registry.SUBPACKAGES if which is None else [known[which]]:
         tables = [
-            name for name, (where, _) in registry.TABLES.items() if where == place and which in (None, place, name)
+            name
+            for name, (where, _) in registry.TABLES.items()
+            if where == subpackage and which in (None, subpackage, name)
         ]
         table = tables[0] if tables else None
         named = registry.table(table) | registry.wrappers(table) if table else {}
-        parts = registry.parts(place) | named
+        parts = registry.parts(subpackage) | named
         grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
         grid.add_column(no_wrap=True)
         for name, part in sorted(parts.items()):
@@ -48,7 +50,8 @@ def list_parts(
             grid.add_row(Text(shown + "*" if name in named else shown), Text(part.meaning))
             for option, (_, default) in named[name].options.items() if which is not None and name in named else ():
                 grid.add_row("", Text(f"{option} = {registry.shown(default)}", "dim"))
-        console.print(Text(place, "bold") + Text(f"   [{'], ['.join(tables)}] in a config" if table else "", "dim"))
+        where = f"   [{'], ['.join(tables)}] in a config" if table else ""
+        console.print(Text(subpackage, "bold") + Text(where, "dim"))
         console.print(grid)
     typer.echo(
         "\n* can be named in a config; `fedjax-sim list NAME` shows its options, `fedjax-sim list run` those of [run]."

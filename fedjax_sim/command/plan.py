@@ -1,4 +1,4 @@
-"""`fedjax-sim plan`: what a run will take, before it does."""
+"""`fedjax-sim plan`: memory and time of a run, before it starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def plan(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="As for run.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="As for run.")] = None,
 ) -> None:
-    """Show what a run will take: clients at once, memory, time, and the largest cohort that fits. Trains two rounds."""
+    """Show what a run will take: clients at once, memory, time, and the largest cohort that fits. Times some rounds."""
     from fedjax_sim.config.document import ConfigError, load
 
     settings = settings or []
@@ -44,7 +44,7 @@ def plan(
 
 
 def shown_bytes(value: float) -> str:
-    """Bytes as a person reads them."""
+    """Bytes in a readable unit, such as "1.5 MB"."""
     from fedjax_sim.report.plots import scaled_bytes
 
     unit, name = scaled_bytes(value)

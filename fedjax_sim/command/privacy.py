@@ -1,4 +1,4 @@
-"""`fedjax-sim account`, `calibrate`, `audit`: what noise is worth, what a budget asks for, whether it is there."""
+"""`fedjax-sim account`, `calibrate`, `audit`: epsilon of a mechanism, noise for a budget, an empirical lower bound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["COMMANDS"]
 
 Config = Annotated[
     Path | None,
-    typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="A run's config, in place of the options below it."),
+    typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="A run's config, in place of the options below."),
 ]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="As for run; implies a config.")]
 Population = Annotated[int | None, typer.Option("--population", "-N", help="Clients.")]
@@ -27,10 +27,10 @@ Scheme = Annotated[str, typer.Option(help="poisson, truncated_poisson, uniform (
 Slots = Annotated[int | None, typer.Option(help="Most clients of a truncated_poisson cohort.")]
 Place = Annotated[str, typer.Option(help="central, distributed or local noise.")]
 Adjacency = Annotated[str | None, typer.Option(help="add_or_remove_one, replace_one or zero_out.")]
-ClipNorm = Annotated[float, typer.Option(help="Longest letter.")]
+ClipNorm = Annotated[float, typer.Option(help="Largest norm of a message.")]
 NoiseCohort = Annotated[int | None, typer.Option(help="Account for cohorts of this size, simulated by small ones.")]
 Accountant = Annotated[str, typer.Option(help="best, pld or rdp.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Everything, for a program.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 
 
 def account(
@@ -52,7 +52,7 @@ def account(
     accountant: Accountant = "best",
     as_json: AsJson = False,
 ) -> None:
-    """Show the epsilon of a config's rounds, or of a mechanism written down, with all that it assumes."""
+    """Show the epsilon of a config's rounds, or of a mechanism given by options, with all that it assumes."""
 
     def answer():
         from fedjax_sim.privacy.commands import account_report
@@ -65,7 +65,7 @@ def account(
             raise ValueError("--noise-multiplier: expected a number, got nothing. Write -z Z, or give a config.")
         return account_report(**given, **common, accountant=accountant)
 
-    _say(answer, as_json)
+    _print(answer, as_json)
 
 
 def calibrate(
@@ -86,7 +86,7 @@ def calibrate(
     table: Annotated[bool, typer.Option("--table", help="Central, distributed and local noise side by side.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the least noise multiplier for a budget, never one that overspends."""
+    """Show the smallest noise multiplier whose epsilon does not exceed a budget."""
 
     def answer():
         from fedjax_sim.privacy.commands import calibrate_report
@@ -97,11 +97,11 @@ def calibrate(
         })  # fmt: skip
         if table and getattr(given.get("mechanism"), "unit", "client") == "record":
             raise ValueError(
-                "--table: expected none beside a config that hides records, got one. It compares clients'."
+                "--table: expected none beside a config that hides records, got one. It compares noise for clients."
             )
         return calibrate_report(epsilon=epsilon, **given, **common, accountant=accountant, table=table)
 
-    _say(answer, as_json)
+    _print(answer, as_json)
 
 
 def audit(
@@ -116,11 +116,11 @@ def audit(
     confidence: Annotated[float, typer.Option(help="Of the interval.")] = 0.99,
     length: Annotated[float, typer.Option(help="Of the canary's update before it is clipped, in clip norms.")] = 10.0,
     num_canaries: Annotated[int, typer.Option("--canaries", help="Of one further run; 0 for none.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Decides everything.")] = 0,
-    figure: Annotated[Path | None, typer.Option(help="A picture of the scores: .png, .svg or .pdf.")] = None,
+    seed: Annotated[int, typer.Option(help="Of all random draws.")] = 0,
+    figure: Annotated[Path | None, typer.Option(help="A figure of the scores: .png, .svg or .pdf.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train with a canary and without, many times, and bound the epsilon that is really there."""
+    """Train with a canary and without, many times, and bound the actual epsilon from below."""
 
     def answer():
         prepare()
@@ -135,7 +135,7 @@ def audit(
         plain = {"noise_multiplier": noise_multiplier, "clip_norm": clip_norm, "sampling_rate": sampling_rate}
         return audit_command(options | plain | {"num_canaries": num_canaries})
 
-    _say(answer, as_json)
+    _print(answer, as_json)
 
 
 COMMANDS = (account, calibrate, audit)
@@ -152,7 +152,7 @@ def _experiment(config: Path | None, settings: list[str] | None):
 
 
 def _mechanism(config, settings, population, cohort, rounds, delta, options) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the mechanism, as `commands` takes it; rounds and delta)."""
+    """(The mechanism as `privacy.commands` takes it, {"rounds", "delta"}), from a config or from options."""
     from fedjax_sim.running.spending import default_delta
 
     if config is not None or settings:
@@ -185,7 +185,8 @@ def _mechanism(config, settings, population, cohort, rounds, delta, options) -> 
     }
 
 
-def _say(answer: Callable[[], tuple[str, dict]], as_json: bool) -> None:
+def _print(answer: Callable[[], tuple[str, dict]], as_json: bool) -> None:
+    """Prints an answer's text, or its fields as JSON; exits with 2 for wrong input."""
     from fedjax_sim.config.document import ConfigError
 
     try:

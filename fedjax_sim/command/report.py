@@ -1,4 +1,4 @@
-"""`fedjax-sim report`: the page of a run, written again."""
+"""`fedjax-sim report`: writes a run's page again."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ __all__ = ["report", "write_page"]
 
 
 def write_page(run: Path) -> Path:
-    """Writes a run's page with its folder held, so that what a kill leaves is cleaned up; that of a run under way is
-    written beside it.
+    """Writes a run's page, under the lock of its folder, so that temporary files of a killed run are removed.
+
+    The page of a run in progress, which holds the lock, is written all the same.
 
     Guarantees: tests/command/test_app.py::test_a_page_can_be_written_again.
     """

@@ -38,15 +38,15 @@ def run(
         Path | None, typer.Option(help="The run's folder; by default runs/DATA-ALGORITHM-SEED-NUMBER.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out, by default the newest in runs/.")
+        bool, typer.Option("--resume", help="Continue the run in --out, by default the newest in runs/.")
     ] = False,
     allow_previous: Annotated[
-        bool, typer.Option("--allow-previous", help="With --resume: pass over a damaged newest checkpoint.")
+        bool, typer.Option("--allow-previous", help="With --resume: skip a damaged newest checkpoint.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no table.")] = False,
     coordinator: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", envvar="JAX_COORDINATOR_ADDRESS", help="Where process 0 of several is."),
+        typer.Option(metavar="HOST:PORT", envvar="JAX_COORDINATOR_ADDRESS", help="Address of process 0 of several."),
     ] = None,
     num_processes: Annotated[int | None, typer.Option(envvar="JAX_NUM_PROCESSES", help="How many there are.")] = None,
     process_id: Annotated[int | None, typer.Option(envvar="JAX_PROCESS_ID", help="Which this one is.")] = None,
@@ -79,7 +79,7 @@ def run(
         loaded = loaded.planned(experiment.plan)
     except (ValueError, distributed.PeerFailed) as error:
         if not isinstance(error, (ConfigError, distributed.PeerFailed)) and ": expected " not in str(error):
-            raise  # a fault of ours, not of the config
+            raise  # a bug, not a wrong config
         _stop("" if isinstance(error, distributed.PeerFailed) else str(error), error)
     except KeyboardInterrupt as error:
         _stop("Interrupted before the first round.", error)
@@ -151,17 +151,17 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
         drop_empty(made)
         if kept > 0 and distributed.is_first():
             write_page(folder)
-        again = f"Go on with: fedjax-sim run --resume --out {shlex.quote(str(folder))}"
+        again = f"Continue with: fedjax-sim run --resume --out {shlex.quote(str(folder))}"
         _stop(f"Interrupted. {f'Round {kept} is safe. {again}' if kept >= 0 else 'No checkpoint yet.'}", error)
     except (CheckpointError, RunLocked, ArithmeticError, MemoryError, OSError, RuntimeError, ValueError) as error:
         drop_empty(made)
         if isinstance(error, ArithmeticError) and distributed.is_first():
-            write_page(folder)  # what happened until then
+            write_page(folder)  # with the rounds until then
         if distributed.lost_peer(error):
-            _stop(f"Another process of this job died. Go on with --resume --out {shlex.quote(str(folder))}.", error)
+            _stop(f"Another process of this job died. Continue with --resume --out {shlex.quote(str(folder))}.", error)
         known = isinstance(error, (FileExistsError, FileNotFoundError))
         if isinstance(error, ValueError) and not known:
-            if ": expected " not in str(error):  # a fault of ours, not of the config
+            if ": expected " not in str(error):  # a bug, not a wrong config
                 raise
             _stop(str(error), error)
         _stop(str(error) if known else f"{type(error).__name__}: {error}", error)
@@ -180,10 +180,10 @@ def launch(
 
 
 def _stop(words: str, error: BaseException) -> None:
-    """Ends the run with the words of an error, told by one process of the job."""
+    """Ends the run with an error's text, which one process of the job prints."""
     from fedjax_sim.running import distributed
 
-    if distributed.speaks(error) and words:
+    if distributed.reports(error) and words:
         typer.echo((f"Process {distributed.index()}: " if distributed.index() else "") + words, err=True)
     distributed.leave(error)
     raise typer.Exit(distributed.exit_code(error))
@@ -196,6 +196,8 @@ def _json(value: Any) -> str:
 def _show(summary: dict[str, Any], report: Path) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from fedjax_sim.report.tiles import own_metrics
 
     seconds = max(summary["rounds_seconds"], 1e-9)
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -219,12 +221,14 @@ def _show(summary: dict[str, Any], report: Path) -> None:
     grid.add_row(
         "not finite", f"{summary['dropped_clients']:,} updates dropped, {summary['skipped_rounds']:,} rounds skipped"
     )
+    for _, words, text in own_metrics(summary):
+        grid.add_row(words, text)
     if "privacy" in summary:
         spent = summary["privacy"]
         grid.add_row("privacy", spent.get("statement") or f"no epsilon: {spent['refused']}")
     console = Console(soft_wrap=True)
     console.print(grid, highlight=False, markup=False)
-    console.print(str(report), highlight=False, markup=False)  # in a table a long path would be cut in two
+    console.print(str(report), highlight=False, markup=False)  # not in the table, which would break a long path
     loss, guess = float(summary.get("test_loss", 0)), float(summary.get("baseline_loss", "inf"))
     if not loss <= guess:
         console.print("The model is no better than guessing: try a lower learning rate.", style="red")

@@ -1,4 +1,4 @@
-"""`fedjax-sim study NAME`: a question, measured, with theory beside it, in one command and one picture."""
+"""`fedjax-sim study NAME`: a measurement compared with theory, as a table, a figure and a page."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["COMMANDS", "load_study"]
 
 def study(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME | CONFIG.toml]", help="Without one: which studies there are.")
+        str | None, typer.Argument(metavar="[NAME | CONFIG.toml]", help="Without one: list the studies.")
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="option=value", help="Override an option. Repeatable.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder; by default runs/study-NAME-NUMBER.")] = None,
 ) -> None:
-    """Measure an answer, lay theory beside it, and write table, figure and page into a folder."""
+    """Measure an answer, compare it with theory, and write table, figure and page into a folder."""
     from fedjax_sim.config.document import ConfigError
 
     if name is None:
@@ -53,7 +53,7 @@ def study(
 
 
 COMMANDS = (study,)
-WIDE = 200  # columns of text that a table may take
+WIDE = 200  # columns of text that a table may use
 
 
 def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
@@ -85,7 +85,7 @@ def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _studies() -> dict[str, Any]:
-    """The laboratory's functions that answer a question."""
+    """The functions of `study` that return `Findings`, by name."""
     from fedjax_sim.config import registry
 
     return {name: part for name, part in registry.parts("study").items() if part.returns == "Findings"}
@@ -122,7 +122,7 @@ def _show(findings: Any, page: Path) -> None:
         grid.add_row(*(Text(cell, "red" if row[-1] else "") for cell in row))
     console = Console()
     console.print(Text(findings.question, "bold"))
-    Console(width=max(console.width, WIDE)).print(grid)  # a narrow terminal folds lines, no number loses its end
+    Console(width=max(console.width, WIDE)).print(grid)  # a narrow terminal wraps lines instead of cutting numbers
     for paragraph in findings.reading:
         console.print(Text("\n" + paragraph))
     console.print(Text("\n" + findings.verdict(), "" if "do not" not in findings.verdict() else "red"))

@@ -1,4 +1,4 @@
-"""`fedjax-sim sweep`: a config's options over a grid and seeds, in one command, one table and one picture."""
+"""`fedjax-sim sweep`: a config over a grid of options and seeds, with rows, a table and a figure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sweep(
         typer.Option("--set", metavar="a.b=c", help="As for run; sweep.seeds=5, sweep.grid.a.b=[1, 2]. Repeatable."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder; by default runs/sweep-DATA-ALGORITHM-NUMBER.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in --out.")] = False,
     metric: Annotated[str | None, typer.Option(help="Shown; by default the test accuracy, or loss.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no table.")] = False,
 ) -> None:
@@ -90,7 +90,7 @@ def _figure(found: Any, metric: str, folder: Path) -> None:
 
     try:
         figure = sweep_figure(found, metric)
-    except (ImportError, ValueError) as error:  # rows and table are there all the same
+    except (ImportError, ValueError) as error:  # rows and table are written all the same
         typer.echo(f"No figure: {error}", err=True)
         return
     for kind in ("png", "svg"):
@@ -100,7 +100,7 @@ def _figure(found: Any, metric: str, folder: Path) -> None:
 
 
 def _number(mean: str, cell: dict[str, Any]) -> str:
-    """A mean over seeds, and half of its interval where there is one."""
+    """A mean over seeds, with half of its interval's width where there is one."""
     half = (cell["high"] - cell["low"]) / 2
     return f"{mean} ± {half:.2g}" if half == half else mean
 

@@ -1,4 +1,4 @@
-"""A run as a TOML file: the document, the kinds of its values, the registry of its parts, and what is built of them."""
+"""A run as a TOML file: document, kinds of values, registry of parts, and the experiment that is built of it."""
 
 from fedjax_sim.config.document import Config, ConfigError, load
 

@@ -1,4 +1,4 @@
-"""From a config to the parts of a run; what a factory refuses is told with its path, before anything compiles."""
+"""From a config to the parts of a run; what a factory refuses is reported with its path, before anything compiles."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import engine, tree, validate
+from fedjax_sim.algorithms.costs import plan_of
 from fedjax_sim.config import registry
 from fedjax_sim.config.document import Config, ConfigError
 from fedjax_sim.config.kinds import problem
@@ -29,9 +30,9 @@ from fedjax_sim.types import Algorithm, Array, PyTree, noisy_parts
 
 __all__ = ["Builder", "Experiment", "build"]
 
-MOST_COUNTED = 100_000_000  # clients told apart in a log's `distinct_clients`: a bit for each is in every checkpoint
+MOST_COUNTED = 100_000_000  # largest population with `distinct_clients`: checkpoints then hold a bit a client
 DRY_CLIENTS = 100  # enough for a data set to check its options when the config is refused anyway
-INPUTS = {"quadratic": "point", "next_token": "tokens"}  # what a task feeds to its model; features otherwise
+INPUTS = {"quadratic": "point", "next_token": "tokens"}  # task -> input of its model; "features" for other tasks
 
 
 class Experiment(NamedTuple):
@@ -39,27 +40,31 @@ class Experiment(NamedTuple):
 
     key: Array  # of the rounds
     algorithm: Algorithm
-    params: PyTree
-    data: FederatedData
-    loss_fn: Callable
-    evaluation: Callable
-    plan: engine.Plan  # part of a result's identity, so a run writes it into its config
+    params: PyTree  # the initial model
+    data: FederatedData  # `data.train` is the population
+    loss_fn: Callable  # (params, examples, key) -> per-example losses
+    evaluation: Callable  # params -> dict of numbers
+    plan: engine.Plan  # lanes and chunk; part of a result's identity, so a run writes it into its config
 
 
 def build(config: Config) -> Experiment:
-    """The parts that a config names, wired up.
+    """The experiment that a config describes.
+
+    Model and rounds draw from streams of `jax.random.key(seed)` named "init" and "rounds"; the data set takes the same
+    seed unless it has its own. If no part has noise, the log counts the distinct clients that took part
+    (`distinct_clients`). A private run has no such counter, since its checkpoints would list who they were
+    (tests/running/test_spending.py::test_no_private_run_keeps_who_took_part).
 
     Args:
-      config: as `config.load` returns it. Model and rounds draw from streams of `jax.random.key(seed)` named "init" and
-        "rounds"; the data set takes the same seed unless it is given its own.
+      config: as `config.load` returns it.
 
-    Where no part has noise, the log counts the different clients that took part (`distinct_clients`). A private run has
-    no such counter, for its checkpoints would list who they were
-    (tests/running/test_spending.py::test_no_private_run_keeps_who_took_part).
+    Returns: `Experiment`; data are loaded and the model is initialised, nothing is trained.
 
     Raises: ConfigError with every problem that the parts report.
 
-    Guarantees: a refused config compiles nothing (tests/test_bad_input.py::test_wrong_combinations).
+    Guarantees: a refused config compiles nothing (tests/test_bad_input.py::test_wrong_combinations); every part that a
+    config can name can be built (tests/config/test_document.py::test_every_part_builds, ::test_every_task_builds); the
+    seed determines data, model and rounds (::test_seed_decides_data_model_and_rounds).
 
     >>> from fedjax_sim.config.document import load
     >>> small = ["data.name=mean_estimation", "data.num_clients=100", "model.name=linear", "sampler.cohort_size=10"]
@@ -71,7 +76,13 @@ def build(config: Config) -> Experiment:
 
 
 class Builder:
-    """Makes the parts that a config names, and collects what they refuse."""
+    """Makes the parts that a config names, and collects what they refuse in `problems`.
+
+    `experiment` makes all of them; sweeps call the other methods for single parts.
+
+    Args:
+      config: as `config.load` returns it.
+    """
 
     def __init__(self, config: Config):
         self.tables = config.resolved()
@@ -85,7 +96,7 @@ class Builder:
     def experiment(self) -> Experiment:
         """Everything that a run takes.
 
-        Raises: ConfigError with every problem so far, as soon as one keeps the next part from being made.
+        Raises: ConfigError with every problem so far, as soon as one prevents the next part from being made.
         """
         given, mesh = self.plan(), self.mesh()
         size, sampler = self.tables["data"].get("num_clients"), None
@@ -113,11 +124,11 @@ class Builder:
         self.attempt("model", {}, lambda: validate.fits_in_memory("model", tree.num_bytes(spec), most))
         self.stop()
         under = partial(self.algorithm_under, made, loss_fn, data)
-        plan = given or engine.plan_for(spec)
+        plan = given or self.fitted(under(None, mesh), spec, population)
         algorithm = under(plan, mesh)
         root = jax.random.key(self.tables["seed"])
         params = init(stream(root, "init"))
-        if made["downlink"] is not None:  # what only the shape of the broadcast shows
+        if made["downlink"] is not None:  # refused only once the shape of the broadcast is known
             self.attempt("downlink", {}, lambda: jax.eval_shape(algorithm.parts.server.init, params))
             self.stop()
         if given is None and self.tables["run"]["plan"] == "trial":
@@ -128,12 +139,27 @@ class Builder:
         self.stop()
         return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, judge, plan)
 
-    def algorithm_under(
-        self, made: dict[str, Any], loss_fn: Callable | None, data: FederatedData, plan: engine.Plan, mesh: Any
-    ) -> Algorithm:
-        """The algorithm of the parts that were made, under a plan; where it may, its log counts distinct clients.
+    def fitted(self, algorithm: Algorithm, spec: PyTree, population: Any) -> engine.Plan:
+        """The plan for this algorithm's clients, of a model with these shapes."""
+        star = algorithm.parts
+        if star is None:
+            return engine.plan_for(spec)
+        broadcast = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), spec)
+        return plan_of(star, broadcast, population)
 
-        Who took part is a client's secret where a part has noise, and the counter would be in every checkpoint.
+    def algorithm_under(
+        self, made: dict[str, Any], loss_fn: Callable | None, data: FederatedData, plan: engine.Plan | None, mesh: Any
+    ) -> Algorithm:
+        """The algorithm of the given parts under a plan, with a count of distinct clients where that is allowed.
+
+        It is not where a part has noise, which hides who took part: the counter would be in every checkpoint.
+
+        Args:
+          made: parts by the config's table, such as {"sampler": ..., "aggregator": ...}; None where there is none.
+          loss_fn, data: of the experiment.
+          plan, mesh: as in `algorithms.federated`.
+
+        Raises: ConfigError where the algorithm refuses its parts.
         """
         part = self.parts["algorithm"]
         wired = {argument: made[table] for table in made if (argument := registry.takes(part, table)) is not None}
@@ -149,7 +175,7 @@ class Builder:
         return self.make("algorithm", **wired)
 
     def evaluation(self, loss_fn: Callable, data: FederatedData, algorithm: Algorithm) -> Callable:
-        """On test and held-out data, on rows that clients keep, and on what is trained on where that is asked for."""
+        """The evaluation on test and held-out data, on clients' own test rows, and, by option, on the training data."""
         clients, train = self.tables["run"]["evaluate_train"], {}
         if clients is not None:
             some = clients != "all" and clients < data.train.size
@@ -158,7 +184,7 @@ class Builder:
         return evaluation(loss_fn, test=data.test, held_out=data.held_out, **own, **train)
 
     def judge(self, judge: Callable, algorithm: Algorithm, params: PyTree, population: Any) -> Callable:
-        """The evaluation, and the variance budget beside it where one is asked for."""
+        """The evaluation `judge`, extended by the variance budget if the config has a `run.variance_probe`."""
         count = self.tables["run"]["variance_probe"]
         if count is None:
             return judge
@@ -170,11 +196,20 @@ class Builder:
         return lambda params: judge(params) | budget(params)
 
     def stop(self) -> None:
+        """Raises ConfigError if there are problems."""
         if self.problems:
             raise ConfigError(self.problems)
 
     def make(self, table: str, **given: Any) -> Any:
-        """The part that a table names; of what is given it gets what it takes, functions being called for it."""
+        """The part that a table of the config names, with its options from there.
+
+        Args:
+          table: such as "sampler".
+          given: arguments that do not come from the table; the factory gets those that it takes. `num_examples`,
+            `total_weight` and `weights` are functions, called only if it takes them.
+
+        Returns: the part; None, with a new problem, where the factory refuses, and None for an absent table.
+        """
         if table not in self.parts:
             return None
         part = self.parts[table]
@@ -191,7 +226,10 @@ class Builder:
         return self.attempt(table, part.options, call)
 
     def wrapped(self, table: str, **given: Any) -> Any:
-        """The part that a table names, in its wrappers, in the order of the file."""
+        """The part that a table names, inside the wrappers that the table holds, in the order of the file.
+
+        Arguments and result as for `make`.
+        """
         made, wrappers = self.make(table, **given), registry.wrappers(table)
         for name, options in self.tables.get(table, {}).items():
             if made is not None and name in wrappers and isinstance(options, dict):
@@ -202,7 +240,11 @@ class Builder:
         return made
 
     def chain(self, table: str, population_size: int, path: str = "", given: dict | None = None) -> Any:
-        """The parts of a chain in the order of the file; None without any."""
+        """The transforms that a table of `registry.CHAINS` holds, chained in the order of the file; None without any.
+
+        Args:
+          path, given: of an inner table, for a wrapper's own transforms; by default the whole table.
+        """
         path, given = path or table, self.tables.get(table, {}) if given is None else given
         choices, members = registry.table(table) | registry.wrappers(table), []
         for name, options in given.items():
@@ -219,7 +261,7 @@ class Builder:
         return members[0] if len(members) == 1 else self.attempt(table, {}, lambda: chain(*members))
 
     def model(self, data: FederatedData) -> tuple[Any, Callable | None]:
-        """Model (None for a bare point) and loss for the task of the data."""
+        """(Model, loss) for the task of the data; the model is None for a point in R^d."""
         part, wanted = self.parts["model"], INPUTS.get(data.task, "features")
         if _inputs(part) != wanted:
             fitting = [name for name, other in registry.table("model").items() if _inputs(other) == wanted]
@@ -232,11 +274,14 @@ class Builder:
         return made, made and self.attempt("model", {}, lambda: supervised(made, default_loss(data.task)))
 
     def weighs_examples(self) -> bool:
-        """Whether clients report their number of examples."""
+        """Whether clients report their number of examples as their weight."""
         return self.tables["algorithm"].get("weighting") != "uniform"
 
     def num_examples(self, data: FederatedData) -> int:
-        """The config's bound on a client's rows; by default those of the largest client."""
+        """The config's bound on a client's rows; by default the rows of the largest client.
+
+        Raises: ValueError for a bound below those.
+        """
         given = self.tables["algorithm"]["num_examples"]
         (rows,) = jax.eval_shape(data.train.client, jax.ShapeDtypeStruct((), jnp.int32)).mask.shape
         if given is not None:
@@ -244,25 +289,31 @@ class Builder:
         return rows if given is None else given
 
     def total_weight(self, data: FederatedData) -> float:
-        """The sum of the weights that the clients of the whole population report."""
+        """W, the sum of the weights that the clients of the whole population report.
+
+        Raises: ValueError where the weights are tokens and the data are not in memory.
+        """
         if not self.weighs_examples():
             return float((np.asarray(data.train.sizes) > 0).sum())
-        if data.task == "next_token":  # weighed by tokens, padding left out
+        if data.task == "next_token":  # weights are tokens, without padding
             if not hasattr(data.train, "examples"):
-                hint = "Weigh clients alike (weighting = 'uniform'), or load the data into memory."
+                hint = "Weight clients equally (weighting = 'uniform'), or load the data into memory."
                 validate.fail("total_weight", "tokens that can be counted beforehand", type(data.train).__name__, hint)
             return float((np.asarray(data.train.examples["y"]) >= 0).sum())
         return float(np.asarray(data.train.sizes).sum(dtype=np.int64))
 
     def plan(self) -> engine.Plan | None:
+        """The plan of the config's `run.lanes` and `run.chunk`; None without."""
         run = self.tables["run"]
         return run["lanes"] and self.attempt("run", run, lambda: engine.Plan.checked(run["lanes"], run["chunk"]))
 
     def mesh(self) -> Any:
+        """The devices of the config's `run.devices`: "all", or a mesh; None, with a problem, for too many."""
         devices = self.tables["run"]["devices"]
         visible = None if devices == "all" else len(jax.devices())
         if visible is not None and jax.process_count() > 1 and devices != visible:
-            self.problems.append(problem("run.devices", '"all" with several processes', devices, "Each has its part."))
+            hint = "Every process takes a share of the cohort."
+            self.problems.append(problem("run.devices", '"all" with several processes', devices, hint))
             return None
         if visible is not None and devices > visible:
             rule = f'"all" or an integer in [1, {visible}]'
@@ -271,7 +322,14 @@ class Builder:
         return devices if visible is None else engine.device_mesh(devices)
 
     def attempt(self, path: str, options: Any, call: Callable) -> Any:
-        """What `call` returns, or None and a problem under `path`."""
+        """What `call` returns; or None, and a problem, if it raises an error about its arguments.
+
+        Args:
+          path: of the part in the config, such as "sampler.with_dropout".
+          options: names of the part's options, which `path` is put before.
+
+        Raises: TypeError, ValueError as `call` does where the text is not that of a check: a bug, not a wrong config.
+        """
         try:
             return call()
         except (ImportError, MemoryError, OSError, TypeError, ValueError) as error:
@@ -279,9 +337,9 @@ class Builder:
             if not isinstance(error, (ImportError, MemoryError, OSError)) and not (
                 ": expected " in words or path == "data"
             ):
-                raise  # a fault of ours, not of the config
+                raise
             name = re.match(r"\w*", words)[0]
-            other = name == path or (path == "algorithm" and name in registry.TABLES)  # where it all comes together
+            other = name == path or (path == "algorithm" and name in registry.TABLES)  # it names the wrong part itself
             self.problems.append(words if other else f"{path}.{words}" if name in options else f"{path}: {words}")
             return None
 
@@ -291,5 +349,5 @@ def _factory(part: Part) -> Callable:
 
 
 def _inputs(part: Part) -> str:
-    """What a model is fed with."""
+    """The kind of a model's input: "point", "features" or "tokens"."""
     return "point" if part.name == "point" else "features" if "input_shape" in part.values else "tokens"

@@ -1,12 +1,12 @@
-"""A run as a TOML file: every value checked, every default filled, every error at once with its dotted path.
+"""A run as a TOML file: every value is checked, every default filled in, all errors reported at once with their paths.
 
-What a config says is checked here, without JAX; `experiment.build` makes the parts, whose own checks then speak.
-Beside `seed` there are the tables `[data]`, `[model]`, `[sampler]`, `[algorithm]`, `[client_optimizer]`, `[transform]`,
-`[downlink]`, `[aggregator]` and `[run]`. Each part has a `name` from the closed registry and the options of its
-factory; a wrapper of the sampler is a table inside it, such as `[sampler.with_dropout]`. What letters go through are
-tables inside `[transform]`, in their order: `[transform.quantize]`, then `[transform.gaussian_mechanism]`; what a
-wrapper wraps is a table inside its own, `[transform.error_feedback.top_k]`. What the broadcast goes through stands
-alike inside `[downlink]`. TOML knows no null: "none" stands for it.
+A config is checked here, without JAX; `config.build` then makes the parts, which check their options themselves. Beside
+`seed` there are the tables `[data]`, `[model]`, `[sampler]`, `[algorithm]`, `[client_optimizer]`, `[transform]`,
+`[downlink]`, `[aggregator]` and `[run]`. Each part has a `name` from the registry and the options of its factory; a
+wrapper of the sampler is a table inside it, such as `[sampler.with_dropout]`. The transforms of messages are tables
+inside `[transform]`, in their order: `[transform.quantize]`, then `[transform.gaussian_mechanism]`; what a wrapper
+wraps is a table inside its own, `[transform.error_feedback.top_k]`. Those of the broadcast are tables inside
+`[downlink]`. TOML has no null: "none" stands for it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RUN = {
     "devices": Option(Literal["all"] | COUNT, "all"),
     "plan": Option(Literal["auto", "trial"], "auto"),  # trial: the fastest lanes of a short timed trial
     "lanes": Option(LANES | None, None),  # clients vmapped at once; none: fitted to the cache
-    "chunk": Option(LANES | None, None),  # letters summed at once
+    "chunk": Option(LANES | None, None),  # messages summed at once
     "nonfinite": Option(Literal["drop", "error"], "drop"),
     "delta": Option(number(0, 1) | None, None),  # at which epsilon is stated where a part has noise; none: N^-1.1
     "evaluate_train": Option(Literal["all"] | COUNT | None, None),  # clients whose training objective is evaluated
@@ -49,7 +49,7 @@ RUN = {
     "client_memory": Option(Literal["auto", "device", "disk"], "auto"),  # auto: disk where the devices are too small
     "progress": Option(bool, True),
 }
-# They change no bit of a round.
+# Options that change no bit of a round.
 NO_RESULT = tuple("rounds checkpoint_every keep_checkpoints devices client_memory progress".split())
 NO_RESULT += ("evaluate_train", "variance_probe")
 DEFAULT_PART = {
@@ -61,11 +61,11 @@ DEFAULT_PART = {
     "aggregator": "mean",
 }
 MAIN_JOB = {("sampler", "cohort_size"): 1000, ("algorithm", "num_steps"): 5, ("algorithm", "batch_size"): 10}
-OWN = ("data", "model", "algorithm")  # tables that every config has; of the others the algorithm says which it takes
+OWN = ("data", "model", "algorithm")  # tables of every config; which others there are depends on the algorithm
 
 
 class ConfigError(ValueError):
-    """Wrong input: one line per problem."""
+    """Wrong input; `problems` and the text have one line per problem."""
 
     def __init__(self, problems: Iterable[str]):
         self.problems = list(problems)
@@ -79,17 +79,17 @@ class Config:
     tables: Mapping[str, Any]
 
     def resolved(self) -> dict[str, Any]:
-        """Every table with every default filled in, a copy. A missing `data.seed` is the config's seed."""
+        """A copy of all tables with every default filled in. Without a `data.seed` the data use the config's seed."""
         return copy.deepcopy(dict(self.tables))
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree with: all but options that change no bit of a round."""
+        """What a resumed run must share with its checkpoint: all options but those that change no bit of a round."""
         tables = self.resolved()
         tables["run"] = {key: value for key, value in tables["run"].items() if key not in NO_RESULT}
         return tables | {"order": list(_inner(tables))}
 
     def planned(self, plan: Any) -> Config:
-        """This config with the lanes and chunk that were chosen for it: they are part of a result's identity."""
+        """This config with the lanes and chunk that were chosen for it, which are part of a result's identity."""
         tables = self.resolved()
         tables["run"] |= plan._asdict()
         return Config(tables)
@@ -103,7 +103,7 @@ class Config:
 
 
 def _inner(tables: Mapping[str, Any], path: str = "") -> Iterable[str]:
-    """Paths of the tables inside tables, in their order: it matters, and dicts compare equal in any."""
+    """Paths of the tables inside tables, in their order, which matters but is ignored when dicts are compared."""
     for key, value in tables.items():
         if isinstance(value, dict):
             if path:
@@ -112,18 +112,18 @@ def _inner(tables: Mapping[str, Any], path: str = "") -> Iterable[str]:
 
 
 def load(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
-    """Reads a config file, or the main job without one, and checks all that it says.
+    """Reads and checks a config file, or the default run without one.
 
     Args:
-      path: a TOML file, or the name of an example, such as "quickstart" or "sweeps/step_sizes"; None for the main
-        job: 100,000 clients over the digits, FedAvg with an MLP.
-      overrides: `table.option=value`, the value as in TOML; words need no quotes.
+      path: a TOML file, or the name of an example, such as "quickstart" or "sweeps/step_sizes"; None for the default:
+        100,000 clients over the digits, FedAvg with an MLP.
+      overrides: `table.option=value`, the value as in TOML; text needs no quotes.
 
-    Raises: ConfigError naming every problem as `path.to.field: expected RULE, got VALUE. HINT`.
+    Raises: ConfigError with every problem as `path.to.field: expected RULE, got VALUE. HINT`.
 
-    Guarantees: nothing is imported that runs or compiles
-    (tests/config/test_document.py::test_wrong_configs_need_no_jax); every problem is named at once
-    (::test_every_problem_at_once); examples are found by name (tests/test_package.py::test_examples_have_names).
+    Guarantees: JAX is not imported (tests/config/test_document.py::test_wrong_configs_need_no_jax); all problems are
+    reported at once (::test_every_problem_at_once); examples are found by name
+    (tests/test_package.py::test_examples_have_names).
 
     >>> config = load(None, ["sampler.cohort_size=50", "algorithm.name=fedprox"])
     >>> config.resolved()["algorithm"]["coefficient"], config.resolved()["sampler"]
@@ -160,7 +160,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def override(document: dict, overrides: Iterable[str]) -> Iterable[str]:
-    """Puts each `a.b=c` into the document, and yields problems."""
+    """Sets each `a.b=c` in the document, and yields problems."""
     seen = set()
     for text in overrides:
         name, equals, value = text.partition("=")
@@ -248,7 +248,7 @@ def _part(table: str, given: Any, problems: list[str]) -> tuple[Part | None, dic
 
 
 def _members(table: str, path: str, given: Any, problems: list[str]) -> dict[str, Any]:
-    """The parts of a chain, in the order of the file; a wrapper's own part is a table inside it."""
+    """The transforms in a table, in the order of the file; what a wrapper wraps is a table inside its own."""
     if not isinstance(given, dict):
         problems.append(problem(path, "a table", given, f"Write the parts as tables inside it: [{path}.NAME]."))
         return {}
@@ -276,10 +276,14 @@ def _members(table: str, path: str, given: Any, problems: list[str]) -> dict[str
 def check_options(
     path: str, options: dict[str, Option], given: Any, problems: list[str], also: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The options of the table `path`, with defaults filled in; problems, with unknown names, are added to the list.
+    """The options of one table, with defaults filled in.
 
     Args:
-      also: names that the table may hold beside.
+      path: of the table, such as "sampler".
+      options: the known options by name.
+      given: the table in the document.
+      problems: error messages so far; wrong values, missing and unknown options are added.
+      also: other names that the table may hold.
     """
     if not isinstance(given, dict):
         problems.append(problem(path, "a table", given))

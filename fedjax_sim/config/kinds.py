@@ -1,4 +1,4 @@
-"""What a value of a config may be, and the words for one that is not."""
+"""The kinds of values in a config: their check, and the error message for a wrong one."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ __all__ = ["Words", "check", "integer", "nearest", "number", "problem", "rule"]
 
 
 def problem(path: str, rule: str, value: Any, hint: str = "") -> str:
-    """The house's message: `path: expected RULE, got VALUE. HINT`."""
+    """An error message: `path: expected RULE, got VALUE. HINT`; a value's text is cut to 120 characters.
+
+    >>> problem("run.rounds", "an integer", "5", "Leave out the quotes.")
+    "run.rounds: expected an integer, got '5'. Leave out the quotes."
+    """
     shown = value if isinstance(value, Words) else repr(value)
     shown = shown if len(shown) <= 120 else shown[:117] + "..."
     return f"{path}: expected {rule}, got {shown}.{' ' + hint if hint else ''}"
 
 
 class Words(str):
-    """A value that is told, not shown."""
+    """A description of a value, which an error message shows without quotes."""
 
 
-LARGEST = 2.0**128 - 2.0**104  # number of float32
+LARGEST = 2.0**128 - 2.0**104  # the largest float32
 
 
 def number(low: float, high: float) -> Any:
-    """The kind of a number between the two, without them."""
+    """The kind of a number in the open interval (low, high)."""
     return Annotated[float, Field(gt=low, lt=high, description=f"a number in ({low:g}, {high:g})")]
 
 
@@ -39,9 +43,15 @@ def integer(low: int, high: int) -> Any:
 
 
 def check(path: str, kind: Any, value: Any, problems: list[str]) -> Any:
-    """The value as its kind has it; a wrong one is added to the problems.
+    """The value, converted to its kind; for a wrong one None, and an error message is added to the problems.
 
-    Learning rates and momenta are checked by name as well: optax takes any number there.
+    Learning rates and momenta are recognised by name, and their ranges checked: optax takes any number there.
+
+    Args:
+      path: of the option, such as "run.rounds".
+      kind: a type, a union of types, `list[type]`, a `Literal`, or what `number` and `integer` return.
+      value: as TOML has it; "none" stands for None.
+      problems: error messages so far.
 
     >>> problems = []
     >>> check("run.rounds", int, True, problems), problems
@@ -78,7 +88,7 @@ def _union(kind: Any) -> tuple:
 
 
 def rule(kind: Any) -> str:
-    """What a value of the kind must be, in words.
+    """A description of the kind for error messages.
 
     >>> rule(int | None), rule(list[float]), rule(Literal["drop", "error"])
     ('an integer or "none"', 'a list of finite numbers', 'one of "drop", "error"')

@@ -1,8 +1,12 @@
-"""The closed registry: every part that a config can name, read from the subpackages' sources without running them.
+"""The registry of all parts that a config can name, read from the subpackages' sources without importing them.
 
-A factory named in a subpackage's `__all__` is found by itself; its options are the arguments whose annotations TOML can
+Every factory named in a subpackage's `__all__` is registered; its options are the arguments whose annotations TOML can
 express, and an argument annotated as a part (a `Sampler`, an `Aggregator`, ...) takes what the config's table of that
-part makes. Nothing here imports JAX, so a wrong config is refused, and `fedjax-sim list` answers, at once.
+part makes. Nothing here imports JAX, so that wrong configs are refused, and `fedjax-sim list` prints, without delay.
+
+Guarantees: every public factory is found
+(tests/config/test_document.py::test_registry_holds_what_the_subpackages_publish), and every one that a config can name
+can be built (::test_every_part_builds).
 """
 
 from __future__ import annotations
@@ -52,24 +56,24 @@ TABLES = {  # table of a config -> its subpackage, and the part that its factori
     "downlink": ("transform", "UpdateTransform"),
     "aggregator": ("aggregation", "Aggregator"),
 }
-CHAINS = ("transform", "downlink")  # tables whose parts are tables inside them, any number, applied in their order
+CHAINS = ("transform", "downlink")  # tables that hold any number of parts, as inner tables, applied in their order
 WRAPPED = ("data", "sampler", "aggregator", *CHAINS)  # tables whose parts may be wrapped by others of the same kind
 NOUNS = {noun for _, noun in TABLES.values()}
-VALUES = frozenset(  # arguments that the data, the sampler or [run] decide
+VALUES = frozenset(  # arguments whose value comes from the data, the sampler or [run]
     "design input_shape loss_fn mesh nonfinite num_outputs plan population_size total_weight weights".split()
 )
 NAMES = {"bool": bool, "float": float, "int": int, "str": str}
 
 
 class Option(NamedTuple):
-    """An argument that a config may set."""
+    """An argument of a factory that a config may set."""
 
-    kind: Any  # a type, a union of types or list[type]
+    kind: Any  # a type, a union of types or list[type], as `config.kinds.check` takes it
     default: Any  # REQUIRED if there is none
 
 
 def shown(default: Any) -> str:
-    """A default as a person reads it.
+    """A default as text, for `fedjax-sim list`.
 
     >>> shown(REQUIRED), shown(None), shown([1.5])
     ('(required)', 'none', '[1.5]')
@@ -78,29 +82,34 @@ def shown(default: Any) -> str:
 
 
 class Argument(NamedTuple):
-    """An argument that takes a part."""
+    """An argument of a factory that takes another part."""
 
-    noun: str  # the part's type, such as "Sampler"
-    required: bool
+    noun: str  # that part's type, such as "Sampler"
+    required: bool  # whether it has no default
 
 
 class Part(NamedTuple):
-    """A public name of a subpackage."""
+    """A public name of a subpackage; a factory unless `others` says that it is not a function."""
 
     subpackage: str
     name: str
     meaning: str  # the first line of its docstring
-    returns: str  # annotation, or ""
-    options: dict[str, Option]
+    returns: str  # the annotation of its result, or ""
+    options: dict[str, Option]  # arguments that TOML can express
     parts: dict[str, Argument]  # arguments that take other parts, by their annotation
-    values: frozenset[str]  # arguments that other parts decide, of `VALUES`
+    values: frozenset[str]  # arguments in `VALUES`
     others: frozenset[str]  # required arguments that neither TOML nor other parts can give
-    module: str  # where it lives
+    module: str  # the module that defines it
 
 
 @cache
 def parts(subpackage: str) -> dict[str, Part]:
-    """Every public name of a subpackage, sorted.
+    """Every public name of a subpackage, sorted by name.
+
+    Args:
+      subpackage: such as "sampling", or a module such as "client.optimizers".
+
+    Raises: FileNotFoundError for a subpackage that does not exist.
 
     >>> parts("sampling")["uniform"].options
     {'cohort_size': Option(kind=<class 'int'>, default='required')}
@@ -119,7 +128,14 @@ def parts(subpackage: str) -> dict[str, Part]:
 
 @cache
 def table(name: str) -> dict[str, Part]:
-    """What a config's table may name: the factories whose arguments TOML and the other parts can give.
+    """The parts that a config's table may name: factories whose arguments TOML and other parts can give.
+
+    Args:
+      name: of the table, one of `TABLES`.
+
+    Returns: parts by name, without wrappers.
+
+    Raises: KeyError for another table.
 
     >>> {"fixed_mean", "horvitz_thompson", "keep_old"} <= table("aggregator").keys()
     True
@@ -129,15 +145,25 @@ def table(name: str) -> dict[str, Part]:
 
 @cache
 def wrappers(name: str) -> dict[str, Part]:
-    """Factories that take a part of the same table and give another, e.g. `with_dropout`."""
+    """The wrappers of a table: factories that take a part of it and return another one, such as `with_dropout`.
+
+    Args:
+      name: of the table; those that are not in `WRAPPED` have none.
+
+    Returns: parts by name.
+
+    >>> sorted(wrappers("sampler"))[:2]
+    ['with_distinct_clients', 'with_dropout']
+    """
     if name not in WRAPPED:
         return {}
     return {key: part for key, part in _factories(*TABLES[name]).items() if _wraps(part, name)}
 
 
 def takes(part: Part, name: str) -> str | None:
-    """The argument of a factory that takes what the table `name` makes: the one of that name, or the one that it must
-    be given; None if it takes none.
+    """The argument of a factory that takes the part of the table `name`; None if it takes none.
+
+    It is the argument with the table's name and type, else a required one of that type.
 
     >>> takes(table("algorithm")["fedavg"], "client_optimizer"), takes(table("algorithm")["scaffold"], "aggregator")
     ('optimizer', None)
@@ -174,7 +200,7 @@ def _parse(path: Path) -> ast.Module:
 def _part(subpackage: str, name: str, module: str, original: str) -> Part:
     path = PACKAGE.joinpath(*module.split(".")[1:])
     empty = Part(subpackage, name, "", "", {}, {}, frozenset(), frozenset({"not a function"}), module)
-    if (path / f"{original}.py").is_file():  # a module handed on as a whole
+    if (path / f"{original}.py").is_file():  # a module that is re-exported
         doc = ast.get_docstring(_parse(path / f"{original}.py")) or ""
         return empty._replace(meaning=doc.split("\n")[0])
     body = _parse(path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py").body
@@ -212,7 +238,7 @@ def _signature(part: Part, node: ast.FunctionDef) -> Part:
 
 
 def _noun(node: ast.expr | None) -> str | None:
-    """The part that an annotation names, `Sampler` or `Sampler | None`; None for another one."""
+    """The type of part in an annotation such as `Sampler` or `Sampler | None`; None for other annotations."""
     match node:
         case ast.BinOp(left, ast.BitOr(), ast.Constant(None)):
             return _noun(left)

@@ -4,35 +4,50 @@ What a client or a server does is not known here.
 """
 
 from fedjax_sim.engine import exact
+from fedjax_sim.engine.barrier import (
+    HiddenZero,
+    computed_once,
+    hidden_zero,
+    rounded_here,
+    rounding_here,
+    unsigned_zeros,
+)
 from fedjax_sim.engine.buffer import buffer, fill
 from fedjax_sim.engine.disk import MemoryFileError
 from fedjax_sim.engine.exact import combine, differentiable, merge
 from fedjax_sim.engine.fold import device_mesh, fold, is_unplaced, one_device, unplaced
 from fedjax_sim.engine.largest import top_k, top_k_mask
 from fedjax_sim.engine.memory import Disk, Sharded
-from fedjax_sim.engine.plan import Needs, Plan, needs, plan_for, total_memory
+from fedjax_sim.engine.plan import Needs, Plan, needs, plan_for, total_memory, working_bytes
 from fedjax_sim.engine.rounding import divide, pairwise_sum, steady
 from fedjax_sim.engine.select import median, order_statistic, trimmed_mean
+from fedjax_sim.engine.shuffling import client_keys, shuffle
 from fedjax_sim.engine.store import (
     client_memory,
     gathered,
     memory_files,
     memory_limit,
+    owned,
     put,
     scattered,
     store,
     take,
 )
+from fedjax_sim.engine.target import compiling_for, target
 
 __all__ = [
     "Disk",
+    "HiddenZero",
     "MemoryFileError",
     "Needs",
     "Plan",
     "Sharded",
     "buffer",
+    "client_keys",
     "client_memory",
     "combine",
+    "compiling_for",
+    "computed_once",
     "device_mesh",
     "differentiable",
     "divide",
@@ -40,6 +55,7 @@ __all__ = [
     "fill",
     "fold",
     "gathered",
+    "hidden_zero",
     "is_unplaced",
     "median",
     "memory_files",
@@ -48,16 +64,23 @@ __all__ = [
     "needs",
     "one_device",
     "order_statistic",
+    "owned",
     "pairwise_sum",
     "plan_for",
     "put",
+    "rounded_here",
+    "rounding_here",
     "scattered",
+    "shuffle",
     "steady",
     "store",
     "take",
+    "target",
     "top_k",
     "top_k_mask",
     "total_memory",
     "trimmed_mean",
     "unplaced",
+    "unsigned_zeros",
+    "working_bytes",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree
+from fedjax_sim.engine.barrier import unsigned_zeros
 from fedjax_sim.types import Array, PyTree
 
 __all__ = ["buffer", "fill"]
@@ -25,4 +25,4 @@ def fill(buffer: PyTree, slots: Array, rows: PyTree) -> PyTree:
     (tests/laws/test_aggregators.py::test_carries_of_disjoint_slots_combine).
     """
 
-    return jax.tree.map(lambda b, r: b.at[slots].set(r, mode="drop"), buffer, tree.unsigned_zeros(rows))
+    return jax.tree.map(lambda b, r: b.at[slots].set(r, mode="drop"), buffer, unsigned_zeros(rows))

@@ -26,7 +26,9 @@ from functools import partial, reduce
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree, validate
+from fedjax_sim import validate
+from fedjax_sim.engine.barrier import HiddenZero, rounded_here
+from fedjax_sim.engine.target import target
 from fedjax_sim.types import Array
 
 __all__ = [
@@ -162,7 +164,7 @@ def add(acc: ExactSum, values: Array) -> ExactSum:
     count, dtype = values.shape[0], _type(acc)
     validate.integer("messages added at once", count, 1, MAX_CHUNK)
     many = count > UNROLLED
-    if jax.default_backend() != "cpu":  # where a loop may wait for the host, and reductions over rows are fast
+    if target() != "cpu":  # where a loop may wait for the host, and reductions over rows are fast
         acc = normal(acc)
     elif many:
         blocks = jnp.pad(values, [(0, -count % UNROLLED)] + [(0, 0)] * (values.ndim - 1))
@@ -178,7 +180,7 @@ def add(acc: ExactSum, values: Array) -> ExactSum:
     peak = magnitudes.max(0) if many else reduce(jnp.maximum, magnitudes)
     top = jnp.maximum(acc.top, _bin(peak))
     magic = jnp.full_like(top, 1.5 * 2.0 ** jnp.finfo(dtype).nmant, dtype)
-    magic = tree.pinned(magic, jnp.minimum(top, 0))  # or a compiler cancels (x + magic) - magic
+    magic = rounded_here(magic, HiddenZero(jnp.minimum(top, 0)))  # or a compiler cancels (x + magic) - magic
     scale = power_of_two(147 - BITS * top, dtype)
     low, high = _moved(acc.low, top - acc.top), acc.high
     if many:
@@ -265,5 +267,5 @@ def total(acc: ExactSum) -> Array:
         value = value * 2.0**BITS + digits[place].astype(dtype)
     exponent = BITS * (jnp.minimum(acc.top, MAX_BIN) - bins + 1) - 147  # of the last digit; in two steps, each normal
     value = value * power_of_two(exponent >> 1, dtype) * power_of_two(exponent - (exponent >> 1), dtype)
-    value = tree.pinned(jnp.where(acc.top == POISONED, jnp.nan, value), jnp.minimum(acc.top, 0))
+    value = rounded_here(jnp.where(acc.top == POISONED, jnp.nan, value), HiddenZero(jnp.minimum(acc.top, 0)))
     return value.reshape(acc.shape)

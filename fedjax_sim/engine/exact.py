@@ -109,9 +109,9 @@ def zeros(spec: PyTree) -> ExactSums:
 def add(acc: ExactSums, values: PyTree) -> ExactSums:
     """Adds a chunk of messages, leaves [c, ...], c <= MAX_CHUNK.
 
-    Messages must be computed once (`tree.settled`), as those that `engine.fold` hands over are: a sum or a difference
-    that is still to be computed may be fused into the addition here, and then be rounded otherwise in another program.
-    A product may be: it is rounded alike in every program.
+    Messages must be computed once (`engine.computed_once`), as those that `engine.fold` hands over are: a sum or a
+    difference that is still to be computed may be fused into the addition here, and then be rounded otherwise in
+    another program. A product may be: it is rounded alike in every program.
 
     Guarantees: any order, chunking or padding with zeros gives the same bits
     (tests/engine/test_exact.py::test_any_order_and_chunking_gives_the_same_bits); a value that is not finite makes

@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from fedjax_sim import tree, validate
+from fedjax_sim import validate
 from fedjax_sim.engine import exact
+from fedjax_sim.engine.barrier import computed_once
 from fedjax_sim.engine.packing import ALONE, pack
 from fedjax_sim.engine.plan import Plan, plan_for
 from fedjax_sim.types import Array, PyTree
@@ -136,7 +137,7 @@ def _chunk_step(branches: list[Callable], accumulate: Callable, num_slots: int, 
             messages, per_slot = jax.lax.switch(kind, branches, jax.tree.map(lambda x: x[0], slots))
         else:
             messages, per_slot = _flat(jax.lax.map(branches[0], slots), 2)
-        messages, per_slot = tree.settled((messages, per_slot), tree.hidden_zero(messages))
+        messages, per_slot = computed_once((messages, per_slot), messages)
         carry = accumulate(shared, carry, messages, _flat(slots, 2), positions.reshape(-1) < num_slots)
         return carry, per_slot
 

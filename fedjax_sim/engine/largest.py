@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.engine.select import UNSIGNED, radix_select
+from fedjax_sim.engine.target import target
 from fedjax_sim.types import Array
 
 __all__ = ["top_k", "top_k_mask"]
@@ -99,7 +100,7 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
     """
     x, k = _vector(x, k)
     floats = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize <= 4
-    if jax.default_backend() != "cpu":
+    if target() != "cpu":
         chosen = jnp.sort(jax.lax.top_k(_magnitudes(x), k)[1])
     elif floats and k <= max(x.size // 200, 4000):
         chosen = jnp.sort(jax.lax.top_k(jnp.abs(x.astype(jnp.float32)), k)[1])

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
+from jax.extend import core
 
 from fedjax_sim import tree, validate
+from fedjax_sim.engine.target import target
 from fedjax_sim.types import PyTree
 
-__all__ = ["Needs", "Plan", "needs", "plan_for", "total_memory"]
+__all__ = ["Needs", "Plan", "needs", "plan_for", "total_memory", "working_bytes"]
 
 CPU_CACHE_BYTES = 2 << 20  # the second-level cache of a core
-ACCELERATOR_CACHE_BYTES = 48 << 20
-MAX_CPU_LANES = 32
+ACCELERATOR_BYTES = 2 << 30  # an eighth of the memory of a small accelerator, 16 GiB
+MAX_CPU_LANES = 64
 MAX_LANES = 4096
 
 
@@ -36,19 +40,66 @@ class Plan(NamedTuple):
         return cls(lanes, chunk)
 
 
-def plan_for(message: PyTree) -> Plan:
+def plan_for(message: PyTree, *, working_bytes: int | None = None, num_slots: int | None = None) -> Plan:
     """The plan for clients whose messages have these leaves (arrays or specs).
 
-    A client keeps about four copies of its message alive (weights, gradient, optimiser, message). Dense layers whose
-    weights differ by client are bound by memory bandwidth, so as many clients are vmapped as fit the cache, and no
-    more. The model of the cache is fixed, so that another machine of the same kind repeats the bits.
+    Dense layers whose weights differ by client are bound by memory bandwidth, and so are activations: on a CPU as many
+    clients are vmapped as fit the cache, and no more; on accelerators, which need thousands of them, as many as fit a
+    share of the memory. Both are fixed numbers, so that another machine of the same kind repeats the bits.
+
+    Args:
+      working_bytes: what one client has in memory at once while it trains (`working_bytes`); None: twice its message.
+      num_slots: m of the cohort; lanes are then evened out, for 100 slots in groups of 64 would be 128.
+
+    Guarantees: the fewest slots for the same number of groups (tests/engine/test_plan.py::test_lanes_fit_the_cohort).
+
+    >>> import jax.numpy as jnp
+    >>> plan_for(jnp.zeros(610), working_bytes=18_000, num_slots=100).lanes
+    50
     """
     message_bytes = max(tree.num_bytes(tree.spec(message)), 1)
-    cpu = jax.default_backend() == "cpu"
-    cache = CPU_CACHE_BYTES if cpu else ACCELERATOR_CACHE_BYTES
-    lanes = max(1, min(cache // (4 * message_bytes), MAX_CPU_LANES if cpu else MAX_LANES))
-    lanes = 1 << (lanes.bit_length() - 1)
+    each = 2 * message_bytes + (2 * message_bytes if working_bytes is None else working_bytes)
+    room, most = (CPU_CACHE_BYTES, MAX_CPU_LANES) if target() == "cpu" else (ACCELERATOR_BYTES, MAX_LANES)
+    lanes = max(1, min(room // each, most))
+    if num_slots is not None:
+        lanes = -(-num_slots // -(-num_slots // lanes))
     return Plan(lanes, lanes)
+
+
+def working_bytes(program: core.ClosedJaxpr | core.Jaxpr) -> int:
+    """The most bytes that a traced program's own values take at once, were each dropped after its last use.
+
+    >>> import jax.numpy as jnp
+    >>> working_bytes(jax.make_jaxpr(lambda x: (x * 2 + 1).sum())(jnp.ones(1000)))  # x * 2, and the sum beside it
+    8000
+    """
+    jaxpr = program.jaxpr if isinstance(program, core.ClosedJaxpr) else program
+    last = {x: i for i, eqn in enumerate(jaxpr.eqns) for x in _variables(eqn.invars)}
+    last |= dict.fromkeys(_variables(jaxpr.outvars), len(jaxpr.eqns))
+    given = {*jaxpr.invars, *jaxpr.constvars}
+    now = most = 0
+    for i, eqn in enumerate(jaxpr.eqns):
+        made = sum(map(_bytes, eqn.outvars))
+        most = max(most, now + made + max(map(working_bytes, _inner(eqn)), default=0))
+        now += sum(_bytes(x) for x in eqn.outvars if x in last)
+        now -= sum(_bytes(x) for x in {*_variables(eqn.invars)} - given if last[x] == i)
+    return most
+
+
+def _variables(atoms: Iterable[core.Var | core.Literal]) -> list[core.Var]:
+    return [x for x in atoms if not isinstance(x, core.Literal)]
+
+
+def _bytes(value: core.Var) -> int:
+    return math.prod(getattr(value.aval, "shape", ())) * getattr(getattr(value.aval, "dtype", None), "itemsize", 0)
+
+
+def _inner(eqn: core.JaxprEqn) -> Iterator[core.ClosedJaxpr | core.Jaxpr]:
+    """The programs inside of an equation."""
+    for value in eqn.params.values():
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(one, (core.ClosedJaxpr, core.Jaxpr)):
+                yield one
 
 
 class Needs(NamedTuple):

@@ -4,7 +4,7 @@ A round is compiled anew for each number of devices, and a compiler decides by t
 becomes A (1 / c), whether a product is fused into the addition that follows, and in which order a sum is vectorised.
 Each decision can change the last bit of the model. `steady` traces a function and rewrites such operations so that
 nothing is left to decide. It works on the traced program, so it covers whatever was called there: a user's loss, an
-optimiser of optax.
+optimiser of optax. `engine.barrier` has what it rounds products with, and the few cases that need that by hand.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from fedjax_sim import tree
+from fedjax_sim.engine.barrier import hidden_zero, rounding_here
 from fedjax_sim.engine.digits import without_derivative
 from fedjax_sim.engine.exact import is_differentiable
 from fedjax_sim.types import Array, PyTree
@@ -128,18 +128,18 @@ class _Steady:
         known = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
         known |= dict(zip(program.jaxpr.invars, args, strict=True))
         chosen = any(map(self.chooses, program.jaxpr.eqns))
-        zero = tree.hidden_zero(_unknown(args)) if chosen else None
-        pinning = functools.cache(lambda context: tree.pinning(zero))  # each in its equation's context
+        zero = hidden_zero(_unknown(args)) if chosen else None
+        rounding = functools.cache(lambda context: rounding_here(zero))  # each in its equation's context
 
         def read(atom):
             return atom.val if isinstance(atom, core.Literal) else known[atom]
 
         for equation in program.jaxpr.eqns:
-            out = self.step(equation, [read(atom) for atom in equation.invars], pinning)
+            out = self.step(equation, [read(atom) for atom in equation.invars], rounding)
             known |= dict(zip(equation.outvars, out, strict=True))
         return [read(atom) for atom in program.jaxpr.outvars]
 
-    def step(self, equation: core.JaxprEqn, values: list[Array], pinning: Callable) -> Sequence[Array]:
+    def step(self, equation: core.JaxprEqn, values: list[Array], rounding: Callable) -> Sequence[Array]:
         primitive, params = equation.primitive, equation.params
         with equation.ctx.manager:
             if self.chooses(equation):
@@ -150,7 +150,7 @@ class _Steady:
             params = {key: self.rewritten(value) for key, value in params.items()}
             out = primitive.bind(*values, **primitive.get_bind_params(params))
             out = out if primitive.multiple_results else [out]
-            return pinning(equation.ctx)(out) if self.chooses(equation) else out
+            return rounding(equation.ctx)(out) if self.chooses(equation) else out
 
     def chooses(self, equation: core.JaxprEqn) -> bool:
         """Whether a compiler may round what this computes in more than one way."""

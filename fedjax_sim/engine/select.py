@@ -24,8 +24,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree, validate
+from fedjax_sim import validate
+from fedjax_sim.engine.barrier import hidden_zero, rounded_here
 from fedjax_sim.engine.digits import power_of_two
+from fedjax_sim.engine.target import target
 from fedjax_sim.types import Array
 
 __all__ = ["median", "order_statistic", "radix_select", "trimmed_mean"]
@@ -107,7 +109,7 @@ def _over_blocks(fn: Callable, values: Array, columns: tuple[Array, ...], num_ro
     m, d = values.shape
     if d == 0:
         return jnp.zeros((num_rows, 0), dtype)
-    block = max(64, _BLOCK_BYTES // m // 64 * 64) if jax.default_backend() == "cpu" else d
+    block = max(64, _BLOCK_BYTES // m // 64 * 64) if target() == "cpu" else d
     if block >= d:
         return fn(values, *columns)
 
@@ -210,7 +212,7 @@ def median(values: Array, valid: Array | None = None) -> Array:
         high = jnp.where(upto > count // 2, low, following)
         half = jnp.asarray(0.5, block.dtype)
         a, b = _floats(low, block.dtype), _floats(high, block.dtype)
-        halves = tree.pinned((a * half, b * half), tree.hidden_zero(block))  # or compilers add first, which overflows
+        halves = rounded_here((a * half, b * half), block)  # or compilers add first, which overflows
         mean = jnp.where(low == high, a, halves[0] + halves[1])
         return jnp.where(count > 0, mean, jnp.asarray(jnp.nan, block.dtype))
 
@@ -270,9 +272,9 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None) -
             )
 
         upper, lower = word(lambda x: x >> half), word(lambda x: x & ((1 << half) - 1))
-        zero, left = tree.hidden_zero(block), count - 2 * trim
-        total = tree.pinned(upper.astype(wide) * 2.0**half + lower.astype(wide), zero)
-        share = tree.pinned(1 / left.astype(wide), zero)  # or a compiler chooses how to divide
+        zero, left = hidden_zero(block), count - 2 * trim
+        total = rounded_here(upper.astype(wide) * 2.0**half + lower.astype(wide), zero)
+        share = rounded_here(1 / left.astype(wide), zero)  # or a compiler chooses how to divide
         mean = total * share * power_of_two(exponent + 1 - digits, wide)
         mean = jnp.where(low == high, ends[0], mean)
         finite = jnp.isfinite(ends[0]) & jnp.isfinite(ends[1]) | (low == high)

@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import dataclasses
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,7 @@ __all__ = [
     "gathered",
     "memory_files",
     "memory_limit",
+    "owned",
     "put",
     "scattered",
     "store",
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 KINDS = ("auto", "device", "disk")
+LARGE = 1 << 30  # bytes of client memory on a device that are worth a warning
 _setting: contextvars.ContextVar = contextvars.ContextVar("client_memory", default=("auto", None))
 
 
@@ -46,8 +49,8 @@ def client_memory(kind: str = "auto", directory: str | os.PathLike | None = None
     """Sets where an `Algorithm.init` that is called inside the block keeps client memory; `run` opens such a block.
 
     Args:
-      kind: "device"; "disk", a sparse file `clients.mem` in `directory`; or "auto": on disk if the devices have too
-        little memory and there is a directory.
+      kind: "device"; "disk", a sparse file `clients.mem` in `directory`; or "auto": on disk if it would take more
+        than a quarter of a device and there is a directory.
 
     Guarantees: the kind changes no bit (tests/engine/test_store.py::test_every_kind_gives_the_same_bits).
     """
@@ -96,7 +99,7 @@ def store(client_state: PyTree, num_clients: int, *, mesh: Mesh | None = None, n
     shares = 1 if mesh is None else mesh.size
     rows = -(-num_clients // shares)
     row_bytes, limit = tree.num_bytes(tree.spec(client_state)), memory_limit(mesh)
-    if kind == "disk" or (kind == "auto" and directory is not None and rows * row_bytes > limit):
+    if kind == "disk" or (kind == "auto" and directory is not None and rows * row_bytes > limit // 2):
         if jax.process_count() > 1:
             hint = "The file of one process is not the other's: use client_memory='device', which splits the rows."
             validate.fail("client_memory", "one process for memory on disk", jax.process_count(), hint)
@@ -108,6 +111,9 @@ def store(client_state: PyTree, num_clients: int, *, mesh: Mesh | None = None, n
         hint=f"That is one state of {row_bytes:,} bytes for each of {num_clients:,} clients, over {shares} devices; "
         "use client_memory='disk' with a run directory, more devices, a stateless client or a smaller population.",
     )
+    if rows * row_bytes > LARGE:
+        words = f"client memory takes {rows * row_bytes:,} bytes on each device"
+        warnings.warn(f"{words}: run(client_memory='disk') keeps it in a file.", stacklevel=2)
     if mesh is None:
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_clients, *jnp.shape(x))).copy(), client_state)
 
@@ -127,6 +133,35 @@ def _file(path: Path, client_state: PyTree, num_clients: int) -> MemoryFile:
     file = MemoryFile(path, zeros, num_clients)  # right for shapes alone
     file.fail(MemoryFileError(f"{path}: the algorithm's init was traced. Call it outside jit for memory on disk."))
     return file
+
+
+def owned(state: PyTree, borrowed: PyTree) -> PyTree:
+    """The state in buffers that nobody else reads, so that a program may be given them to write over.
+
+    What shares a buffer with `borrowed` (a user's model, a population), or with an earlier leaf, is copied; all else,
+    client memory above all, stays where it is.
+
+    Guarantees: tests/engine/test_store.py::test_only_shared_buffers_are_copied.
+    """
+    taken = {place for leaf in jax.tree.leaves(borrowed) for place in _places(leaf)}
+
+    def leaf(x):
+        x = jnp.asarray(x)
+        places = _places(x)
+        if not places or taken & {*places}:
+            return jnp.array(x)
+        taken.update(places)
+        return x
+
+    return jax.tree.map(leaf, state)
+
+
+def _places(x: Array) -> list[int]:
+    """Where an array's buffers of this process lie; [] where nobody can tell."""
+    try:
+        return [shard.data.unsafe_buffer_pointer() for shard in x.addressable_shards]
+    except (AttributeError, NotImplementedError, ValueError, jax.errors.JaxRuntimeError):
+        return []
 
 
 def take(memory: PyTree, ids: Array) -> tuple[PyTree, PyTree]:

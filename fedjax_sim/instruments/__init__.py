@@ -1,4 +1,4 @@
-"""What measures an algorithm: variance budget, hyper-gradients, audit, independent runs."""
+"""Measurements of an algorithm: variance budget, hyper-gradients, privacy audit, independent runs."""
 
 from fedjax_sim.instruments.audit import (
     audit_algorithm,

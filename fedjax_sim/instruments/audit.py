@@ -1,4 +1,4 @@
-"""Audits of a federated algorithm: its real sampler, transform and aggregator, with canaries for clients."""
+"""Privacy audits of a federated algorithm: its own sampler, transform and aggregator, with canaries as clients."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ FIGURES = (".png", ".svg", ".pdf")
 
 
 def _sends_its_data() -> ClientUpdate:
-    """A client whose update, and weight, are what it holds."""
+    """A client whose update and weight are its data."""
 
     def apply(key, broadcast, state, data):
         update, weight = jax.tree.map(lambda x: x[0], data.examples)
         return Report(update, jnp.where(data.mask[0], weight, 0.0), {}), state
 
-    return ClientUpdate(lambda params: (), apply, all_steps=1)  # however much work a sampler leaves it
+    return ClientUpdate(lambda params: (), apply, all_steps=1)  # one step, which partial work completes too
 
 
 def _noise(algorithm: Algorithm):
-    """(parts, their noise, the aggregator's sensitivity) of an algorithm that has them all."""
+    """(parts, their noise, the aggregator's sensitivity); refuses an algorithm without one of them."""
     parts = algorithm.parts
     if parts is None:
         validate.fail("algorithm", "one with the parts of `federated`", None)
@@ -58,7 +58,7 @@ def _noise(algorithm: Algorithm):
 
 
 def _plain(parts: Star, plan: engine.Plan | None) -> Algorithm:
-    """The algorithm with clients that send what they hold, and a server that adds the aggregate to its model."""
+    """The algorithm with clients that send their data, and a server that adds the aggregate to its model."""
     step = server.optimizer(optax.sgd(1.0))
     return federated(parts.sampler, _sends_its_data(), parts.aggregator, step, parts.transform, plan=plan, mesh=None)
 
@@ -76,27 +76,27 @@ def canary_release(
 ) -> Callable:
     """`release(key, with_canary) -> score` of an algorithm's own sampler, transform and aggregator.
 
-    Client 0 is the canary: it sends one direction, `length` times the clip norm long; in round t with the sign (-1)^t,
-    so that noise drawn once and used again cancels. The score is the inner product of the direction and the rounds'
-    aggregates, in units of what one client may move them: its mean rises by 1 in a round that the canary joins, around
-    noise of standard deviation z sqrt(T).
+    Client 0 is the canary: it sends one direction, with `length` times the clip norm as its norm; in round t with the
+    sign (-1)^t, so that noise drawn once and reused cancels. The score is the inner product of the direction with the
+    rounds' aggregates, in units of one client's largest influence: its mean rises by 1 in a round that the canary
+    joins, and its noise has standard deviation z sqrt(T).
 
     Args:
       algorithm: of `federated`, with client-level noise on the sum.
-      length: of the canary's update, over the clip norm; above 1 it tests the clip, below 1 what it must leave alone.
+      length: norm of the canary's update over the clip norm; above 1 it tests the clip, below 1 that shorter updates
+        are not changed.
       weight: that the canary reports; the others report 1.
       others: what the other clients send: "silent" (nothing, they do not report), "zero" or "opposite" (the clipped
-        canary, negated: the worst case for cohorts of a fixed size). Default: "zero" where each letter bears a share of
+        canary, negated: the worst case for cohorts of a fixed size). Default: "zero" where each message has a share of
         the noise, else "silent".
       adjacency: without the canary, client 0 is silent ("add_or_remove_one"), sends zeros ("zero_out") or the opposite
-        ("replace_one"). Default: "zero_out" where each letter bears a share of the noise, else "add_or_remove_one".
+        ("replace_one"). Default: "zero_out" where each message has a share of the noise, else "add_or_remove_one".
       num_rounds: T, on the same data.
-      direction: pytree of arrays, of norm 1; a Dirac canary is one number in one leaf, and shows noise that is not
-        Gaussian best. Default: two leaves of two numbers each, evenly, of opposite signs, which shows what is done leaf
-        by leaf.
+      direction: pytree of arrays, of norm 1; a Dirac canary (one number in one leaf) is best at showing noise that is
+        not Gaussian. Default: two leaves of two equal numbers each, of opposite signs, which shows treatment by leaf.
       plan: as in `federated`.
 
-    Raises: ValueError for an algorithm without such noise, or a table without a sensitivity.
+    Raises: ValueError for an algorithm without such noise, or an aggregator without a sensitivity.
 
     Guarantees: without a canary the score has mean 0 and standard deviation z, with it mean 1
     (tests/privacy/test_audit.py::test_central_mechanism_is_confirmed).
@@ -114,9 +114,9 @@ def canary_release(
     def generate(world, id):
         own = jnp.where(world["present"], length, -length if adjacency == "replace_one" else 0.0)
         scale = jnp.where(id == 0, own, OTHERS[others]) * noise.clip_norm * world["sign"]
-        speaks = jnp.where(id == 0, world["present"] | (adjacency != "add_or_remove_one"), others != "silent")
+        sends = jnp.where(id == 0, world["present"] | (adjacency != "add_or_remove_one"), others != "silent")
         sent = jax.tree.map(lambda x: scale * x, direction), jnp.where(id == 0, weight, 1.0)
-        return ClientData(jax.tree.map(lambda x: x[None], sent), speaks[None])
+        return ClientData(jax.tree.map(lambda x: x[None], sent), sends[None])
 
     def release(key: Array, with_canary: Array) -> Array:
         def world(sign):
@@ -148,7 +148,10 @@ def _adjacency(adjacency: str | None, noise: Noise) -> str:
 
 
 def claim_of(algorithm: Algorithm, *, num_rounds: int = 1, adjacency: str | None = None) -> Claim:
-    """What an algorithm's own parts promise: `privacy.gaussian_claim`, or the accountant's for sampled cohorts in turn.
+    """The privacy that an algorithm's own parts claim: `privacy.gaussian_claim`, or that of the accountant.
+
+    The accountant's claim is taken where cohorts are sampled and there is more than one round, a client is replaced,
+    or the Poisson cohort is truncated.
 
     Raises: ValueError for samplers other than Poisson and full ones, and for noise that is not Gaussian.
 
@@ -160,8 +163,8 @@ def claim_of(algorithm: Algorithm, *, num_rounds: int = 1, adjacency: str | None
         validate.fail("noise", "a Gaussian mechanism", noise.mechanism, "Build a Claim from its accountant's profile.")
     adjacency = _adjacency(adjacency, noise)
     if design.scheme not in ("full", "poisson", "truncated_poisson"):
-        hint = "Pass the claim that you make for it: its law is not that of Poisson sampling."
-        validate.fail("sampler", "one that calls clients independently: poisson or full", design.scheme, hint)
+        hint = "Pass a claim of your own: its distribution is not that of Poisson sampling."
+        validate.fail("sampler", "one that invites clients independently: poisson or full", design.scheme, hint)
     moved = 2 if adjacency == "replace_one" else 1
     if (num_rounds > 1 or moved == 2 or design.scheme == "truncated_poisson") and design.scheme != "full":
         return accounted_claim(mechanism_of(algorithm, adjacency=adjacency), num_rounds)
@@ -190,11 +193,11 @@ def audit_algorithm(
       num_rounds, adjacency, canary: as in `canary_release`.
       Others as in `privacy.audit_release`.
 
-    Where cohorts are sampled, scores are a mixture of more than two Gaussians over several rounds, where the canary is
-    replaced or where others send the opposite: then nothing is fitted (`Claim.scores`).
+    With sampled cohorts, scores are a mixture of more than two Gaussians over several rounds, if the canary is
+    replaced, or if the others send the opposite: then no distribution is fitted (`Claim.scores`).
 
     Guarantees: see `privacy.audit_release`; planted bugs in each part are flagged
-    (tests/privacy/test_audit.py::test_planted_bugs); a true claim over several rounds of sampled cohorts stands
+    (tests/privacy/test_audit.py::test_planted_bugs); a true claim over several rounds of sampled cohorts is not refuted
     (::test_scores_of_another_law).
     """
     claim = claim_of(algorithm, num_rounds=num_rounds, adjacency=adjacency) if claim is None else claim
@@ -209,11 +212,11 @@ def audit_algorithm(
 def one_run_release(algorithm: Algorithm, *, length: float = 10.0) -> Callable:
     """`release(key) -> (included [m] bool, scores [m])`: one round in which every client is a canary of its own.
 
-    Client i sends a Dirac update, `length` times the clip norm in coordinate i, if its fair coin says so; its score is
-    what the server received there. Feed it to `privacy.audit_one_run`.
+    With probability 1/2 client i sends a Dirac update, `length` times the clip norm in coordinate i; its score is what
+    the server received there. Pass the result to `privacy.audit_one_run`.
 
     Args:
-      algorithm: with client-level noise on the sum and a sampler that calls everybody; m is its population.
+      algorithm: with client-level noise on the sum and full participation; m is the size of its population.
       length: of the updates, over the clip norm.
 
     Guarantees: half of the canaries take part, and scores separate by 1 / z
@@ -225,7 +228,7 @@ def one_run_release(algorithm: Algorithm, *, length: float = 10.0) -> Callable:
     validate.positive("length", length)
     design, plain = parts.sampler.design, _plain(parts, None)
     if design.scheme != "full":
-        validate.fail("sampler", "one that calls every client", design.scheme, "Use sampling.full(num_canaries).")
+        validate.fail("sampler", "one that invites every client", design.scheme, "Use sampling.full(num_canaries).")
     size = design.population_size
 
     def generate(included, id):
@@ -243,16 +246,16 @@ def one_run_release(algorithm: Algorithm, *, length: float = 10.0) -> Callable:
 
 
 def audit_command(options: Mapping[str, Any], algorithm: Algorithm | None = None) -> tuple[str, dict]:
-    """`fedjax-sim audit` without its flags: the central Gaussian mechanism, or an algorithm that is there already.
+    """The function behind `fedjax-sim audit`: audits the central Gaussian mechanism, or a given algorithm.
 
     Args:
       options: noise_multiplier (1.0), clip_norm (1.0), sampling_rate (1.0), num_rounds (1), delta (1e-5), num_releases
-        (1,000,000), confidence (0.99), length (10.0), num_canaries (1,000: those of a further audit of one run, which
-        needs a rate of 1; 0 = without), seed (0), figure (None, or a path to write one to). The first three and
-        num_canaries only without `algorithm`.
-      algorithm: audited in place of the plain mechanism, with its own sampler.
+        (1,000,000), confidence (0.99), length (10.0), num_canaries (1,000: of a further audit by one run, which needs a
+        rate of 1; 0 = without), seed (0), figure (None, or a path to write one to). The first three and num_canaries
+        only without `algorithm`.
+      algorithm: audited instead of the plain mechanism, with its own sampler.
 
-    Returns: (what a person reads, what a file holds).
+    Returns: (a text to print, a dict that JSON can hold).
 
     Raises: ValueError for an unknown option or one out of range, and for a figure that cannot be written, before
     anything is run.
@@ -300,7 +303,7 @@ def _check_figure(path: Path) -> None:
 
 
 def _central(clip_norm: float, noise_multiplier: float, num_clients: int, rate: float) -> Algorithm:
-    """The central Gaussian mechanism over clients that call themselves with a chance."""
+    """The central Gaussian mechanism over clients that are invited independently with probability `rate`."""
     return federated(
         sampling.full(num_clients) if rate == 1 else sampling.poisson(num_clients, rate),
         _sends_its_data(),

@@ -14,9 +14,10 @@ __all__ = ["audit_figure"]
 
 
 def audit_figure(found: Audit) -> Any:
-    """Scores with the canary and without, and what each witness says about epsilon.
+    """Scores with the canary and without, and each method's interval for epsilon.
 
     Returns: a matplotlib Figure.
+
     Raises: ImportError without matplotlib.
     """
     with plots.style():

@@ -1,4 +1,4 @@
-"""Derivatives through rounds: how a loss at the end moves with the numbers that the rounds were run with."""
+"""Hyper-gradients: derivatives of the final loss, through all rounds, with respect to numeric hyper-parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
 __all__ = ["hypergradient"]
 
-INIT = 2**31 - 1  # as `run`: the key of the start
+INIT = 2**31 - 1  # as in `run`: `init` gets fold_in(key, INIT)
 
 
 def hypergradient(
@@ -29,8 +29,8 @@ def hypergradient(
 ) -> tuple[float, dict[str, float]]:
     """The loss after T rounds and its derivative with respect to each numeric hyper-parameter, in reverse mode.
 
-    Cohorts, minibatches and noise are those of the key, whatever the values: it is the derivative of this one
-    trajectory. A round's inside is computed again on the way back (rematerialised), so memory grows with T times the
+    Cohorts, minibatches and noise depend on the key and not on the values: it is the derivative of this one
+    trajectory. Each round is computed again in the backward pass (rematerialised), so memory grows with T times the
     state and not with T times the clients' work.
 
     Args:
@@ -42,8 +42,8 @@ def hypergradient(
 
     Returns: (loss, {name: derivative}).
 
-    Raises: ValueError for transforms that round, whose derivative is zero where it is not infinite; FloatingPointError
-    where the trajectory or its derivative is not finite.
+    Raises: ValueError for transforms that round, whose derivative is zero almost everywhere; FloatingPointError where
+    the trajectory or its derivative is not finite.
 
     Guarantees: central differences of the same rounds
     (tests/instruments/test_hypergradient.py::test_finite_differences); on one quadratic client the derivative by hand

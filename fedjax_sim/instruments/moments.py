@@ -1,4 +1,4 @@
-"""What the clients of a whole population would send from one model: mean and spread, without holding their updates."""
+"""Mean and variance of all clients' updates from one model, without storing the updates."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedjax_sim.types import Array, ClientUpdate, Mean, Population, PyTree, Samp
 
 __all__ = ["Moments", "population_moments"]
 
-PILOT = 1000  # clients whose mean update the others are measured from, against cancellation
+PILOT = 1000  # clients of a pilot, whose mean update is subtracted from the others' against cancellation
 
 
 class Moments(NamedTuple):
-    """Of the updates u_i of all N clients; each client counts once."""
+    """Moments of the updates u_i of all N clients; each client counts once."""
 
     size: int  # N
     mean: PyTree  # mean update
@@ -26,11 +26,13 @@ class Moments(NamedTuple):
 
 
 def population_moments(key: Array, client: ClientUpdate, params: PyTree, population: Population) -> Moments:
-    """One round in which everybody takes part, through the engine: memory does not grow with N times d.
+    """The moments from one round with full participation; memory does not grow with N times d.
 
     Args:
       key: of the clients' own randomness; with full local batches nothing depends on it.
-      client: stateless; params: what it is sent.
+      client: stateless.
+      params: the model that it is sent.
+      population: all clients.
 
     Raises: FloatingPointError if a client's update is not finite: the population then has no variance.
 

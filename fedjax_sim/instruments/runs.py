@@ -1,4 +1,4 @@
-"""Short runs, again and again from the same model: independent draws of what rounds do, to lay theory over."""
+"""Many short runs from the same model: independent samples of what rounds do, to compare with theory."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def independent_runs(
     """R runs from the same model that differ by their key alone, as one compiled program: run r has fold_in(key, r).
 
     Args:
-      algorithm: made with `mesh=None`: it is the runs that are shared out over devices.
+      algorithm: made with `mesh=None`, because the runs, and not the cohort, are divided among the devices.
       num_runs: R.
       evaluation: params -> dict of numbers, traced.
-      rounds: after which rounds it is called; one number for the last round alone.
+      rounds: the rounds after which it is called, rising; one number for the last round alone.
       batch: runs under one vmap on each device; more is faster for small models, and takes as much more memory.
 
     Returns: [R] (or [R, rounds]) float64 of each number of the evaluation, and of the rounds' info.
 
-    Raises: FloatingPointError if a client's update was not finite. A round without letters is a step of zero.
+    Raises: FloatingPointError if a client's update was not finite. (A round without messages is a step of zero.)
 
-    Guarantees: each is what `run` makes (tests/instruments/test_runs.py::test_runs_are_those_of_run); batch and devices
+    Guarantees: each is a run of `run` (tests/instruments/test_runs.py::test_runs_are_those_of_run); batch and devices
     change rounding only (::test_batches_and_devices).
     """
     looks = [rounds] if isinstance(rounds, int) else list(rounds)

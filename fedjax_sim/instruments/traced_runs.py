@@ -1,4 +1,4 @@
-"""Runs whose numbers and clients are arguments: one compiled program for every setting of equal shape."""
+"""Runs with traced hyper-parameters and populations: one compiled program for all settings of equal shape."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def traced_runs(make: Callable[..., Algorithm], evaluation: Callable[[PyTree, An
 
     Raises: FloatingPointError, from the function, if a client's update was not finite.
 
-    Guarantees: each is what `run` makes (tests/instruments/test_traced_runs.py::test_runs_are_those_of_run), and
-    further settings of the same shape compile nothing (::test_one_program).
+    Guarantees: each is a run of `run` (tests/instruments/test_traced_runs.py::test_runs_are_those_of_run), and further
+    settings of the same shape compile nothing (::test_one_program).
     """
 
     def one(key, params, population, values, target, rounds):

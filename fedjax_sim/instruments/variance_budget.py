@@ -1,4 +1,4 @@
-"""Where a round's randomness comes from: the variance of the aggregate by cause, measured at a run's own models."""
+"""The variance budget: the variance of a round's aggregate by cause, measured at a run's own models."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ FRESH = ("gaussian", "discrete_gaussian", "skellam")  # noise that is drawn anew
 
 
 class _Law(NamedTuple):
-    """What turns variances of a client's message into those of the aggregate."""
+    """What the variance of the aggregate depends on, besides the variances of a client's message."""
 
     design: SamplingDesign
-    by_examples: bool
-    divisor: float | None  # of a fixed mean
+    by_examples: bool  # weights are the clients' numbers of examples
+    divisor: float | None  # of a fixed mean; None for a mean over the cohort
     sensitivity: float | None
     noise: Noise | None
-    num_clients: int  # probed
+    num_clients: int  # how many are probed
 
 
 class _Sums(NamedTuple):
-    """Over the probed clients; w_i is the weight a client reports, u_i the mean of its messages less the center."""
+    """Sums over the probed clients; w_i is a reported weight, u_i the mean of a client's messages minus the center."""
 
     weight: float  # sum w
     squared_weight: float  # sum w^2
@@ -62,24 +62,26 @@ class _Sums(NamedTuple):
 def variance_budget(
     algorithm: Algorithm, params: PyTree, population: Population, *, num_clients: int = 64, seed: int = 0
 ) -> Callable[[PyTree], dict[str, Array]]:
-    """An evaluation for `run`: how much of the aggregate's variance comes from whom is called, and from what they do.
+    """An evaluation for `run` that splits the variance of the aggregate by its causes.
 
-    `num_clients` clients, other ones at each model, train twice with other minibatches, and send each result twice with
-    other compression noise; nested differences tell the causes apart without bias, so an estimate of a small part may
-    be below zero. The sampler's law makes them variances of the mean; privacy noise is what its part promises.
+    At each model, `num_clients` newly drawn clients train twice with different minibatches, and send each result twice
+    with different compression noise. Nested differences estimate each cause without bias, so the estimate of a small
+    part may be negative. The sampling design turns them into variances of the aggregate; that of privacy noise is what
+    its part states.
 
     Args:
-      algorithm: of `federated`, with clients and transforms that keep nothing and a mean over a cohort drawn without
-        regard to who is who.
-      params: a model, of which the shapes count.
+      algorithm: of `federated`, with stateless clients and transforms, and a mean over a cohort in which all clients
+        are equally likely.
+      params: a model; only its shapes are used.
+      population: all clients.
       num_clients: probed at each evaluation, at the cost of twice as many clients' work; at least 2.
       seed: of the probes.
 
     Returns: params -> `variance_client_sampling`, `variance_minibatch`, `variance_quantization` (everything random in
-      the transform but noise), `variance_privacy_noise` and `variance_total`: traces of covariances of the aggregate.
-      Weights of examples, and clients that fail, count to first order.
+      the transform except noise), `variance_privacy_noise` and `variance_total`: traces of the aggregate's covariances.
+      Unequal weights, and clients that fail to report, are accounted for to first order.
 
-    Raises: ValueError for an algorithm that this cannot tell apart, with the reason.
+    Raises: ValueError for an algorithm whose causes cannot be separated, with the reason.
 
     Guarantees: the parts, and their sum, are those of real rounds (tests/instruments/test_variance_budget.py::
     test_parts_are_those_of_real_rounds, ::test_the_sum_is_the_variance_of_real_rounds).
@@ -100,7 +102,7 @@ def variance_budget(
 
     def evaluation(params: PyTree) -> dict[str, Array]:
         words = zlib.crc32(b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(params)))
-        key = jax.random.fold_in(jax.random.key(seed), words)  # other clients at another model; the same after a resume
+        key = jax.random.fold_in(jax.random.key(seed), words)  # depends on the model: the same after a resume
         zeros = tree.zeros_like(params)
         pilot, means = sums(stream(key, "pilot"), params, zeros, population)  # against cancellation
         weight = jnp.where(means["weight"].total > 0, means["weight"].total, 1)
@@ -114,24 +116,24 @@ def variance_budget(
 
 
 def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_clients: int) -> tuple[Star, _Law]:
-    """The algorithm's parts and their law; refuses what cannot be told apart."""
+    """(The algorithm's parts, their `_Law`); refuses algorithms whose causes cannot be separated."""
     star = algorithm.parts
     if star is None:
         validate.fail("algorithm", "one with the parts of `federated`", None)
     client, change, design, noise = star.client, star.transform, star.sampler.design, star.transform.noise
     sent = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
     if jax.tree.structure(sent) != jax.tree.structure(params):
-        hint = "SCAFFOLD, Mime and others send more: their rounds are not budgeted."
+        hint = "SCAFFOLD, Mime and others send more: they have no variance budget."
         validate.fail("algorithm", "one that sends clients the model alone", jax.tree.structure(sent), hint)
     validate.integer("num_clients", num_clients, 2, population.size)
-    validate.one_of("sampler", design.scheme, SCHEMES, hint="Its clients are not drawn alike and at once.")
+    validate.one_of("sampler", design.scheme, SCHEMES, hint="Its clients are not drawn uniformly in each round.")
     cohort, _ = jax.eval_shape(star.sampler.sample, jax.random.key(0), star.sampler.init())
     if cohort.work is not None:
-        hint = "How much work a client gets done is a cause of its own, which is not told apart from its minibatches."
+        hint = "How much work a client completes is a cause of its own, which is not separated from its minibatches."
         validate.fail("sampler", "one whose clients do all of their work", "partial work", hint)
     by_examples, divisor = _law_of(star.aggregator)
     if client.noise is not None:
-        hint = "Noise in a client's own steps cannot be told from its minibatches."
+        hint = "Noise in a client's own steps cannot be separated from its minibatches."
         validate.fail("client", "no noise in the local steps", client.noise.mechanism, hint)
     if noise is not None and noise.mechanism not in FRESH:
         validate.fail("transform", "noise that is fresh in each round", noise.mechanism, "Its rounds are correlated.")
@@ -140,7 +142,7 @@ def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_c
     spec = tree.spec(params)
     kept = jax.eval_shape(client.init, params), change.init(spec), change.init_client(spec)
     if jax.tree.leaves(kept):
-        hint = "What is remembered is not known here: budget a run whose parts keep nothing."
+        hint = "The state is not known here: use an algorithm whose parts keep no state."
         validate.fail("algorithm", "messages that depend on the model alone", "memory", hint)
     if change.integer_range is not None:
         validate.fail("transform", "messages of numbers", "integers of a modular sum", "Budget the plain transform.")
@@ -148,11 +150,11 @@ def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_c
 
 
 def _probing(star: Star, law: _Law, center: PyTree) -> ClientUpdate:
-    """A client that trains twice, sends each result twice through the transform, and reports sums and differences."""
+    """A client that trains twice, transforms each result twice, and reports sums and differences."""
     client, change = star.client, star.transform
 
     def messages(key, params, data):
-        """[2, 2, ...] by minibatch and by the transform's draw; and the client's weight."""
+        """(Messages [2, 2, ...] by minibatch draw and by the transform's draw, the client's weight.)"""
         spec = tree.spec(params)
         nothing = change.init(spec), change.init_client(spec)
 
@@ -203,7 +205,7 @@ def _parts(law: _Law, center: np.ndarray, sums: _Sums) -> dict[str, float]:
     promised = 0.0 if noise is None else (noise.multiplier * noise.clip_norm) ** 2 * dimension
     details = {} if noise is None else _details(noise)
     per_message = promised / details.get("cohort_size", 1) if noise is not None and noise.place != "central" else 0.0
-    drawn -= per_message  # it is the transform's, but no compression
+    drawn -= per_message  # noise is drawn by the transform, but is not compression
     factor = _message_factor(design, law.divisor)
     estimator = {"estimator": "mean"}
     if law.divisor is not None:
@@ -212,7 +214,7 @@ def _parts(law: _Law, center: np.ndarray, sums: _Sums) -> dict[str, float]:
     def sampling_variance(variance: float, mean: np.ndarray) -> float:
         moments = theory.Moments.from_mean_and_variance(size, mean, abs(variance))
         found = theory.design_variance(design, moments, **estimator).variance
-        return found if variance >= 0 else 2 * sampling_variance(0.0, mean) - found  # it is linear
+        return found if variance >= 0 else 2 * sampling_variance(0.0, mean) - found  # linear in the variance
 
     variance = between * (size - 1) / size
     sampled = sampling_variance(variance, mean)
@@ -239,7 +241,7 @@ def _details(noise: Noise) -> dict:
 
 
 def _message_factor(design: SamplingDesign, divisor: float | None) -> float:
-    """E sum c_i^2: what the own variance of one message is multiplied by."""
+    """E sum c_i^2 for an aggregate sum c_i u_i: the factor of a single message's variance in the aggregate's."""
     if design.replacement:  # a client drawn twice sends one message twice
         size, slots = design.population_size, design.num_slots
         return (1 / slots * (1 - 1 / size) + 1 / size) * (1 if divisor is None else (slots / divisor) ** 2)
@@ -250,7 +252,7 @@ def _message_factor(design: SamplingDesign, divisor: float | None) -> float:
 
 
 def _law_of(aggregator: Aggregator) -> tuple[bool, float | None]:
-    """(whether it weighs by the reported weights, its fixed divisor or None), from what it does with three messages."""
+    """(Whether it uses the reported weights, its fixed divisor or None), found by aggregating three test messages."""
     round = Round(jnp.arange(3, dtype=jnp.int32), jnp.ones(3, bool), jnp.ones(3, bool))
     key, ids, alike = jax.random.key(0), jnp.arange(3, dtype=jnp.int32), [1.0, 1.0, 1.0]
 

@@ -91,7 +91,7 @@ def mlp(*, input_shape: Sequence[int], num_outputs: int, hidden: Sequence[int] =
     def init(key: Array) -> PyTree:
         return _init_head(key, math.prod(input_shape), hidden, num_outputs)
 
-    return from_fn(init, lambda params, x: _head(params, _rows(x, input_shape), len(hidden)))
+    return from_fn(jax.jit(init), lambda params, x: _head(params, _rows(x, input_shape), len(hidden)))
 
 
 def _init_head(key: Array, num_inputs: int, hidden: tuple[int, ...], num_outputs: int) -> PyTree:
@@ -181,4 +181,4 @@ def cnn(
             x = jax.nn.relu(max_pool(x) if (i + 1) % pool_every == 0 else x)
         return _head(params, x.reshape(x.shape[0], -1), len(hidden))
 
-    return from_fn(init, apply)
+    return from_fn(jax.jit(init), apply)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
+
 from fedjax_sim.models.cells import gru_layer, init_gru, init_lstm, lstm_layer
 from fedjax_sim.models.layers import dense, init_dense, init_embedding
 from fedjax_sim.models.layers import embedding as embed
@@ -78,4 +80,4 @@ def _recurrent(
             x = layer(params[f"layer_{i}"], x)
         return dense(params["output"], x)
 
-    return from_fn(init, apply)
+    return from_fn(jax.jit(init), apply)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_sim.algorithms.costs import ROUND_METRICS
 from fedjax_sim.report.numbers import number
 
 __all__ = ["headline_totals", "read_json", "read_lines", "total_of"]
@@ -62,11 +63,11 @@ def headline_totals(records: Sequence[Mapping], timing: Sequence[Mapping]) -> di
     totals: dict[str, Any] = {"rounds": records[-1].get("round", len(records)) if records else 0}
     for name in ("test_accuracy", "test_loss"):
         totals[name] = next((record[name] for record in reversed(records) if name in record), None)
-    for name in ("uplink_bytes", "downlink_bytes"):
-        if any(name in record for record in records):
-            totals[name] = total_of(records, name)
+    for metric in ROUND_METRICS:
+        if metric.unit == "bytes" and any(metric.name in record for record in records):
+            totals[metric.name] = total_of(records, metric.name)
     if any("clients_reported" in record for record in records):
-        totals["client_visits"] = total_of(records, "clients_reported") + total_of(records, "dropped_clients")
+        totals["client_visits"] = sum(total_of(records, name) for name in ("clients_reported", "dropped_clients"))
     if timing:
         totals["rounds_seconds"] = timing[-1].get("seconds")
         if number(totals["rounds_seconds"]) > 0 and "client_visits" in totals:

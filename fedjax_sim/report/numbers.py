@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["NOTHING", "count", "number", "percent", "real", "scaled_bytes", "seconds", "size"]
+__all__ = ["NOTHING", "count", "number", "percent", "real", "scaled_bytes", "seconds", "shown", "size"]
 
 NOTHING = "\N{EN DASH}"
 
@@ -93,3 +93,12 @@ def seconds(value: Any) -> str:
         return value if isinstance(value, str) else f"{value:.3g} s"
     minutes = round(value / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def shown(value: Any, unit: str) -> str:
+    """A number with the unit that its part states (`types.Metric.unit`).
+
+    >>> shown(1_500, "bytes"), shown(0.25, "share"), shown(2.5, "")
+    ('1.5 kB', '25.00 %', '2.5')
+    """
+    return {"bytes": size, "share": percent, "seconds": seconds, "count": count}.get(unit, real)(value)

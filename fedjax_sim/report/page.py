@@ -17,10 +17,10 @@ from fedjax_sim.report import plots, sections
 from fedjax_sim.report.files import headline_totals, read_json, read_lines
 from fedjax_sim.report.html import absent, figure, page, table
 from fedjax_sim.report.numbers import count, number
-from fedjax_sim.report.tiles import TILES, tiles
+from fedjax_sim.report.tiles import TILES, own_metrics, tiles
 from fedjax_sim.running import checksums
 from fedjax_sim.running.checkpoint import write_atomically
-from fedjax_sim.running.log import check_logs, vouched
+from fedjax_sim.running.log import check_logs, verified
 
 __all__ = ["write_report"]
 
@@ -54,7 +54,7 @@ def write_report(run_directory: str | Path) -> Path:
     check_logs(folder)
     notes: list[str] = []
     summary, env, population = (read_json(folder / f"{name}.json", notes) for name in ("summary", "env", "population"))
-    whole = vouched(folder)
+    whole = verified(folder)
     records, timing = read_lines(folder / "metrics.jsonl", notes, whole), read_lines(folder / "timing.jsonl", notes)
     seconds = {str(line.get("round")): line.get("seconds") for line in timing}
     records = [{**record, "seconds": seconds.get(str(record.get("round")))} for record in records]
@@ -94,7 +94,8 @@ def write_report(run_directory: str | Path) -> Path:
         "<h3>Environment</h3>",
         table(_rows({k: v for k, v in env.items() if k != "command"})) or absent("No env.json in this folder."),
     ]
-    shown = {key for key, _, _ in TILES} | {"name", "finished", "privacy"}
+    shown = {key for key, _, _ in TILES} | {key for key, _, _ in own_metrics(summary)}
+    shown |= {"name", "finished", "privacy", "metrics"}
     others = {key: value for key, value in summary.items() if key not in shown}
     if others:
         parts += ["<h3>Other results</h3>", table(_rows(others))]

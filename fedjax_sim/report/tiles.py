@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from fedjax_sim.report.numbers import count, percent, real, seconds, size
-from fedjax_sim.running.log import SOME_TOTALS
+from fedjax_sim.algorithms.costs import ROUND_METRICS
+from fedjax_sim.report.numbers import count, percent, real, seconds, shown, size
+from fedjax_sim.sampling.visits import DISTINCT
 
-__all__ = ["TILES", "tiles"]
+__all__ = ["TILES", "own_metrics", "tiles"]
 
+WORDS = {metric.name: metric.words for metric in (*ROUND_METRICS, DISTINCT)}
 TILES = (
     ("test_accuracy", "test accuracy", percent),
     ("test_loss", "test loss", real),
     ("rounds", "rounds", count),
     ("client_visits", "client visits", count),
-    ("distinct_clients", "different clients took part", count),
+    ("distinct_clients", WORDS["distinct_clients"], count),
     ("clients_per_second", "client visits per second", count),
     ("rounds_seconds", "in rounds", seconds),
     ("compile_seconds", "in compilation", seconds),
     ("peak_memory_bytes", "peak memory", size),
-    ("uplink_bytes", "sent up by clients", size),
-    ("wasted_bytes", "of them too late to count", size),
-    ("uplink_coded_bytes", "the same under an entropy code, at most", size),
-    ("downlink_bytes", "sent down to clients", size),
+    *((name, WORDS[name], size) for name in ("uplink_bytes", "wasted_bytes", "uplink_coded_bytes", "downlink_bytes")),
 )
+OPTIONAL = ("distinct_clients", "wasted_bytes", "uplink_coded_bytes")  # that only some runs have
+
+
+def own_metrics(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(name, words, value as text) of what the run's parts state about numbers of their own, in a summary."""
+    stated = values.get("metrics")
+    for name, about in stated.items() if isinstance(stated, dict) else ():
+        if name in values and isinstance(about, dict):
+            yield name, str(about.get("words", name)), shown(values[name], str(about.get("unit", "")))
 
 
 def tiles(values: Mapping[str, Any]) -> str:
-    """One tile for each headline figure; those that only some runs have are left out where `values` lacks them."""
+    """One tile for each headline figure and each number that a part states; figures that only some runs have are left
+    out where `values` lacks them."""
     found = []
     for key, label, show in TILES:
-        if key in (*SOME_TOTALS, "distinct_clients") and key not in values:
+        if key in OPTIONAL and key not in values:
             continue
         kind = "tile main" if key in ("test_accuracy", "test_loss") else "tile"
         found.append(f'<div class="{kind}"><b>{escape(show(values.get(key)))}</b><span>{label}</span></div>')
+    for _, words, text in own_metrics(values):
+        found.append(f'<div class="tile"><b>{escape(text)}</b><span>{escape(words)}</span></div>')
     return f'<div class="tiles">{"".join(found)}</div>'

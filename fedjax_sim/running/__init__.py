@@ -1,6 +1,6 @@
 """A run: rounds in compiled blocks, with log, checkpoints, privacy ledger, processes and progress around them.
 
-`fedjax_sim.run` is `running.loop.run`. Nothing is imported here, so that the command line answers without JAX.
+`fedjax_sim.run` is `running.loop.run`. Nothing is imported here, so that the command line starts without JAX.
 """
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
-"""One file, one commit: everything a run needs to go on, written so that it is there wholly or not at all.
+"""Checkpoints: everything a run needs to continue, in one file that is written atomically.
 
 A file is `magic, total length, header length, JSON header, leaves as little-endian bytes, SHA-256 of all before`.
-Loading runs no code and allocates nothing that the file's real length does not cover.
+Loading runs no code and allocates no more than the file's actual length.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ SCHEMA = 2
 PREFIX = struct.Struct("<8sQQ")  # magic, bytes of the whole file, bytes of the header
 DIGEST = hashlib.sha256().digest_size
 NAME = re.compile(r"round_(\d{8,10})\.ckpt")
-TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # what `write_atomically` writes aside
+TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names of the temporary files of `write_atomically`
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written, read, trusted, or fitted to this run."""
+    """A checkpoint that cannot be written or read, is damaged, or does not belong to this run."""
 
 
 class RunLocked(RuntimeError):
@@ -46,7 +46,7 @@ class RunLocked(RuntimeError):
 
 
 def write_atomically(path: str | Path, parts: Iterable[bytes]) -> Path:
-    """Writes a file aside, syncs it, renames it over `path`, and syncs the folder.
+    """Writes a temporary file, syncs it, renames it over `path`, and syncs the folder.
 
     Guarantees: killed at any moment, `path` holds its old bytes or all of its new ones
     (tests/running/test_checkpoint.py::test_killed_between_any_two_system_calls).
@@ -75,22 +75,23 @@ def write_atomically(path: str | Path, parts: Iterable[bytes]) -> Path:
 
 
 def save(directory: str | Path, round: int, state: PyTree, meta: dict[str, Any], *, keep: int = 2) -> Path:
-    """Commits a round's state and meta as `directory/round_00000012.ckpt`, then drops what is no longer kept.
+    """Commits a round's state and meta as `directory/round_00000012.ckpt`, then removes older checkpoints.
 
     Args:
-      directory: the run's checkpoint folder, made if absent; hold its `lock` while the run writes there.
+      directory: the run's checkpoint folder, created if absent; hold its `lock` while the run writes there.
       round: rounds done so far, in [0, 2^31).
       state: any pytree of arrays, typed PRNG keys, numbers, None and empty nodes. A 64-bit leaf must keep its value in
         the dtype JAX gives it.
       meta: what JSON can hold (string keys, lists for tuples): the configuration's hash, the log's offset, ...
-      keep: how many checkpoints up to this round stay, >= 1.
+      keep: how many checkpoints up to this round are kept, >= 1.
 
     Returns: the file's path.
-    Raises: CheckpointError if the disk refuses (the old files stay whole); TypeError or ValueError for a leaf or a meta
-      that cannot be kept.
 
-    Guarantees: after kill -9 at any moment `latest` gives the old checkpoint or the new one, whole
-    (tests/running/test_checkpoint.py::test_killed_between_any_two_system_calls); the older one is dropped only after
+    Raises: CheckpointError if writing fails (the old files stay intact); TypeError or ValueError for a leaf or a meta
+      that cannot be stored.
+
+    Guarantees: after kill -9 at any moment `latest` gives the old checkpoint or the new one, complete
+    (tests/running/test_checkpoint.py::test_killed_between_any_two_system_calls); the older one is removed only after
     the new one is on disk (test_keep_drops_only_after_the_commit).
 
     >>> import tempfile
@@ -130,14 +131,15 @@ def save(directory: str | Path, round: int, state: PyTree, meta: dict[str, Any],
 
 
 def restore(path: str | Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
-    """State and meta of a checkpoint, after its bytes are verified and its leaves compared with `like`.
+    """State and meta of a checkpoint, after verifying its bytes and comparing its leaves with `like`.
 
     Args:
       path: a checkpoint file, usually `latest(directory)`.
       like: a state of this run, or its shapes and dtypes (`jax.eval_shape`); gives the tree structure.
 
-    Returns: (state, meta): leaves are JAX arrays on the default device, and NumPy's on the host where they are in
-      `like`, bit for bit those saved, dtypes and weak types included; meta has the round under "round".
+    Returns: (state, meta): leaves are JAX arrays on the default device, or NumPy arrays where `like` has NumPy arrays,
+      bit for bit those saved, dtypes and weak types included; meta has the round under "round".
+
     Raises: CheckpointError if a byte is wrong or absent, or if paths, shapes or dtypes differ, with the difference.
 
     Guarantees: what `save` wrote comes back bit for bit
@@ -170,9 +172,9 @@ def latest(
 
     Args:
       allow_previous: if the newest is damaged, fall back to the newest intact one, with a warning.
-      check: (path, meta) -> None, raising CheckpointError where what the checkpoint needs beside itself is damaged.
+      check: (path, meta) -> None, raising CheckpointError where other files that the checkpoint needs are damaged.
 
-    Raises: CheckpointError if the newest is damaged and falling back was not allowed, or if none is intact.
+    Raises: CheckpointError if the newest is damaged and falling back is not allowed, or if none is intact.
 
     Guarantees: a damaged checkpoint is never returned, and an older one only when asked for
     (tests/running/test_checkpoint.py::test_latest_falls_back_only_when_asked).
@@ -188,10 +190,10 @@ def latest(
             continue
         if damaged and not allow_previous:
             raise CheckpointError(
-                f"{damaged[0]} The newest intact one is {path.name}: pass allow_previous=True to go on from there."
+                f"{damaged[0]} The newest intact one is {path.name}: pass allow_previous=True to continue from it."
             )
         if damaged:
-            warnings.warn(f"{' '.join(damaged)} Going on from {path.name}.", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{' '.join(damaged)} Continuing from {path.name}.", RuntimeWarning, stacklevel=2)
         return path
     if damaged:
         raise CheckpointError(f"{damaged[0]} No earlier checkpoint in {directory} is intact: start a new run.")
@@ -212,14 +214,14 @@ def newest_meta(directory: str | Path) -> tuple[Path, dict[str, Any]] | None:
 
 @contextlib.contextmanager
 def lock(directory: str | Path) -> Iterator[None]:
-    """Holds a run's folder while the block runs; the kernel lets go when the process ends, however it ends.
+    """Locks a run's folder while the block runs; the kernel releases it when the process ends, however it ends.
 
-    Files that a killed holder was writing aside are removed.
+    Temporary files of a killed holder are removed.
 
-    Raises: RunLocked at once if another holder is alive; CheckpointError if the folder cannot be locked.
+    Raises: RunLocked at once if another process holds it; CheckpointError if the folder cannot be locked.
 
     Guarantees: two runs never write in one folder (tests/running/test_checkpoint.py::test_lock_excludes_a_second_run);
-    nothing half-written stays (::test_a_lock_cleans_up).
+    no temporary file is left (::test_a_lock_cleans_up).
     """
     import fcntl  # POSIX only: everything else in this file works without it
 
@@ -238,7 +240,7 @@ def lock(directory: str | Path) -> Iterator[None]:
             raise RunLocked(f"{directory}: held by {holder}. {hint}") from error
         except OSError as error:
             raise CheckpointError(f"{path}: could not be locked ({error.strerror or error}).") from error
-        with contextlib.suppress(OSError):  # who holds it is a courtesy that a full disk may refuse
+        with contextlib.suppress(OSError):  # the holder's name is for messages only: a full disk may refuse it
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         for leftover in path.parent.glob(".*.tmp"):
@@ -343,7 +345,7 @@ def _read(path: Path) -> tuple[dict[str, Any], np.ndarray]:
     except OSError as error:
         raise CheckpointError(f"{path}: could not be read ({error.strerror or error}).") from error
     if len(data) < PREFIX.size + DIGEST or data[: len(MAGIC)] != MAGIC:
-        raise CheckpointError(f"{path}: expected a checkpoint, got a file without its mark (or a truncated one).")
+        raise CheckpointError(f"{path}: expected a checkpoint, got a file without its magic (or a truncated one).")
     _, total, header_length = PREFIX.unpack(data[: PREFIX.size])
     if total != len(data):
         raise CheckpointError(f"{path}: expected {total:,} bytes, got {len(data):,}: truncated or damaged.")
@@ -367,7 +369,7 @@ def _read(path: Path) -> tuple[dict[str, Any], np.ndarray]:
 
 
 def _difference(found: dict[str, str], wanted: dict[str, str], most: int = 20) -> list[str]:
-    """Lines that say how a file's leaves differ from a run's; empty if they do not."""
+    """Lines that describe how a file's leaves differ from a run's; empty if they do not."""
     lines = [f"{name}: missing in the file, {kind} in this run" for name, kind in wanted.items() if name not in found]
     lines += [f"{name}: {kind} in the file, not in this run" for name, kind in found.items() if name not in wanted]
     both = [name for name in wanted if name in found and found[name] != wanted[name]]

@@ -1,6 +1,6 @@
-"""What a run's folder holds is what was written there: SHA-256 of logs that grow, and of files that are replaced.
+"""Checksums of a run's files, which detect damage and edits: SHA-256 of logs that grow, and of files that are replaced.
 
-A log's sum stands in every checkpoint, beside the number of bytes that it covers. The other files are listed in
+A log's checksum is in every checkpoint, with the number of bytes that it covers. The other files are listed in
 `SHA256SUMS`, in the format of `sha256sum`.
 """
 
@@ -23,11 +23,11 @@ PIECE_BYTES = 1 << 20
 
 
 class GrowingFile:
-    """A file that a run appends to, and that nobody else touches.
+    """A file that a run appends to, and that no other process may change.
 
-    The sum is of the bytes that were handed over, not of those read back: what a disk made of them is noticed.
+    The checksum is of the bytes that were passed in, not of those read back, so that errors of the disk are detected.
 
-    Guarantees: a file that vanished or was changed by somebody else is an error, never begun anew
+    Guarantees: a file that vanished or was changed by another process is an error, and never started anew
     (tests/running/test_checksums.py::test_a_file_that_vanished_is_not_begun_anew).
     """
 
@@ -35,11 +35,11 @@ class GrowingFile:
         self.path, self.bytes, self._sha = path, 0, hashlib.sha256()
 
     def create(self) -> None:
-        """Begins an empty file."""
+        """Creates the empty file."""
         self.path.touch()
 
     def append(self, data: bytes) -> None:
-        """Adds to the end."""
+        """Adds bytes to the end."""
         file = self._opened(os.O_WRONLY | os.O_APPEND)
         try:
             view = memoryview(data)
@@ -51,7 +51,7 @@ class GrowingFile:
         self._sha.update(data)
 
     def mark(self) -> dict[str, Any]:
-        """{"bytes", "sha256"} of what is there, on disk when it returns; for a checkpoint's meta."""
+        """{"bytes", "sha256"} of the content, which is on disk when this returns; for a checkpoint's meta."""
         file = self._opened(os.O_RDONLY)
         try:
             os.fsync(file)
@@ -60,7 +60,7 @@ class GrowingFile:
         return {"bytes": self.bytes, "sha256": self._sha.hexdigest()}
 
     def check_there(self) -> None:
-        """Raises CheckpointError unless the file has the length that this run gave it."""
+        """Raises CheckpointError unless the file has the length that this run has written."""
         os.close(self._opened(os.O_RDONLY))
 
     def matches(self, mark: dict[str, Any]) -> bool:
@@ -68,7 +68,7 @@ class GrowingFile:
         return self._summed(mark["bytes"]).hexdigest() == mark["sha256"]
 
     def go_back(self, mark: dict[str, Any]) -> None:
-        """Cuts off what came after a mark that `matches`, and goes on from there."""
+        """Truncates the file to a mark that `matches`, and continues from there."""
         self.bytes, self._sha = mark["bytes"], self._summed(mark["bytes"])
         os.truncate(self.path, self.bytes)
 
@@ -80,7 +80,7 @@ class GrowingFile:
                 while count and (piece := file.read(min(count, PIECE_BYTES))):
                     sha.update(piece)
                     count -= len(piece)
-        except FileNotFoundError:  # as good as empty: no mark of a byte or more matches
+        except FileNotFoundError:  # counts as empty: no mark of a byte or more matches
             pass
         return sha
 
@@ -102,7 +102,7 @@ class GrowingFile:
 
 
 def write(path: str | Path, data: bytes) -> Path:
-    """Writes a file of a run's folder atomically, its sum listed beforehand.
+    """Writes a file of a run's folder atomically; its checksum is listed first.
 
     Guarantees: killed at any moment, the list fits the file, old or new
     (tests/running/test_checksums.py::test_killed_while_writing).
@@ -116,7 +116,7 @@ def write(path: str | Path, data: bytes) -> Path:
 
 
 def remove(folder: str | Path, names: Iterable[str]) -> None:
-    """Takes files out of a run's folder, and out of its list; those that are not there are passed over.
+    """Removes files from a run's folder and from its list; missing ones are ignored.
 
     Guarantees: tests/running/test_checksums.py::test_killed_while_writing.
     """
@@ -129,7 +129,7 @@ def remove(folder: str | Path, names: Iterable[str]) -> None:
 
 
 def is_listed(path: Path) -> bool:
-    """Whether the run wrote such a file, whatever became of it."""
+    """Whether the run wrote this file, even if it is gone now."""
     return path.name in _listed(path.parent)
 
 
@@ -138,8 +138,8 @@ def check(folder: str | Path, names: Iterable[str], *, needed: bool = False) -> 
 
     Args:
       folder, names: which files.
-      needed: whether a file that is missing, or that no sum vouches for, is an error too. Else a folder without a list
-        has no sums to check, and files may be missing.
+      needed: whether a file that is missing, or has no checksum in the list, is an error too. If False, a folder
+        without a list has nothing to check, and files may be missing.
 
     Guarantees: tests/running/test_checksums.py::test_every_changed_byte_is_found.
     """
@@ -169,7 +169,7 @@ def _sum(data: bytes) -> str:
 
 
 def _listed(folder: Path) -> dict[str, list[str]]:
-    """Sums by file name; two where a write was under way."""
+    """Checksums by file name; two where a write was interrupted."""
     try:
         lines = (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -180,7 +180,7 @@ def _listed(folder: Path) -> dict[str, list[str]]:
         if found is None:
             raise CheckpointError(
                 f"{folder / SUMS}: expected lines of a SHA-256 and a name, got {line[:80]!r}: damaged. Check the "
-                "folder's files by other means, then write it anew: sha256sum NAMES > SHA256SUMS."
+                "folder's files by other means, then write the list again: sha256sum NAMES > SHA256SUMS."
             )
         listed.setdefault(found[2], []).append(found[1])
     return listed

@@ -1,8 +1,8 @@
 """One job over several processes, on JAX's own runtime: joining, agreeing, and sharing arrays.
 
-Every process runs the same program; process 0 alone reads the config, writes, and speaks. What depends on wall time,
-on files or on signals is decided once and sent to all, or their collectives would no longer meet. With one process
-every function here is its argument.
+Every process runs the same program; process 0 alone reads the config, writes files and prints. Whatever depends on wall
+time, files or signals is decided by one process and sent to all, or the processes would run different collectives.
+With one process every function here returns its argument, or the result of the function that it is given.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ __all__ = [
     "leave",
     "lost_peer",
     "replicated",
+    "reports",
     "several",
-    "speaks",
     "whole",
 ]
 
 T = TypeVar("T")
-HEARTBEAT_SECONDS = 30  # a process that is silent for so long is dead, and the runtime ends the others
-START_SECONDS = 180  # for all processes to come
-SHUTDOWN_SECONDS = 60  # for all to leave; they agree before they do
+HEARTBEAT_SECONDS = 30  # a process without a heartbeat for so long counts as dead, and the runtime ends the others
+START_SECONDS = 180  # timeout for all processes to join
+SHUTDOWN_SECONDS = 60  # timeout for all to leave, which they agree on first
 SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
-LAUNCHED = "FEDJAX_SIM_LAUNCHED"  # set by the launcher: standard input ends when it does
+LAUNCHED = "FEDJAX_SIM_LAUNCHED"  # set by the launcher: standard input closes when the launcher ends
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class PeerFailed(RuntimeError):
-    """Another process failed at a step that all must pass; that process says why."""
+    """Another process failed at a step that all take together; that process reports why."""
 
     code = 1  # what this process exits with
 
@@ -58,12 +58,12 @@ class PeerFailed(RuntimeError):
 def initialize(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
     """Joins the processes of a job; does nothing for a process on its own.
 
-    Call it before JAX is used. Without arguments a SLURM step of several tasks is joined as SLURM describes it. A dead
-    process ends the others within a minute, for a collective would wait for it for ever: go on by a resume.
+    Call it before JAX is used. Without arguments a SLURM step of several tasks is joined as SLURM describes it. When a
+    process dies the others end within a minute, since a collective would wait for it forever: continue by a resume.
 
     Args:
-      coordinator: HOST:PORT where process 0 listens. A loopback host keeps it to this machine, whose cores are then
-        shared out: each process runs on its own.
+      coordinator: HOST:PORT where process 0 listens. With a loopback host all processes are on this machine, whose
+        cores are then divided among them.
       num_processes, process_id: how many, and which of them this one is, from 0.
 
     Raises: ValueError unless all three are given and fit together.
@@ -124,7 +124,7 @@ def _refuse(name: str, rule: str, value: Any, hint: str = "") -> None:
 
 
 def _keep_to_own_cores(number: int, index: int) -> None:
-    """This process's share of the cores, where the system can hold it there: threads of two take each other's time."""
+    """Pins this process to its share of the cores, where the system can, so that processes do not compete for one."""
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         first, last = (i * len(cores) // number for i in (index, index + 1))
@@ -132,7 +132,7 @@ def _keep_to_own_cores(number: int, index: int) -> None:
 
 
 def _end_with_the_launcher() -> None:
-    """A launcher that was killed leaves nobody behind: its end of our standard input closes."""
+    """Ends this process when its launcher is killed, which closes the launcher's end of our standard input."""
     if os.environ.pop(LAUNCHED, None) is None:
         return
 
@@ -145,7 +145,7 @@ def _end_with_the_launcher() -> None:
 
 
 def _meet() -> None:
-    """The first collectives, of processes and of devices; Gloo would greet each on the standard output."""
+    """Runs the first collectives, of processes and of devices, with standard output closed: Gloo prints on it."""
     import jax
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
@@ -179,7 +179,7 @@ def index() -> int:
 
 
 def is_first() -> bool:
-    """Whether this process reads, writes and speaks for the job."""
+    """Whether this process reads, writes and prints for the job."""
     return index() == 0
 
 
@@ -187,7 +187,7 @@ def is_first() -> bool:
 
 
 def gathered(*numbers: int) -> Any:
-    """[processes, numbers] int32 of every process, the same on all."""
+    """[processes, numbers] int32: the numbers of every process, on all of them."""
     import numpy as np
 
     mine = np.array(numbers, np.int32)
@@ -208,14 +208,14 @@ def agreed(call: Callable[[], T]) -> T:
     failure = result = None
     try:
         result = call()
-    except BaseException as error:  # an interrupt too is news for the others
+    except BaseException as error:  # the others must learn of an interrupt too
         failure = error
     codes = gathered(0 if failure is None else exit_code(failure))[:, 0]
     if codes.any():
         first = int(codes.nonzero()[0][0])
         if failure is None:
-            failure = PeerFailed(f"process {first} failed; it says why")
-        failure.told_by = first
+            failure = PeerFailed(f"process {first} failed; it reports why")
+        failure.reported_by = first
         if isinstance(failure, PeerFailed):
             failure.code = int(codes[first])
         raise failure
@@ -244,7 +244,7 @@ def from_first(call: Callable[[], T]) -> T:
 
 
 def check_same(name: str, digest: str, hint: str) -> None:
-    """Refuses processes that differ in what must be the same everywhere; `digest` is in hexadecimal."""
+    """Raises RuntimeError, on all processes, if they differ in what must be the same; `digest` is in hexadecimal."""
     words = gathered(*(int(digest[i : i + 7], 16) for i in range(0, len(digest), 7)))
     others = [i for i, row in enumerate(words) if (row != words[0]).any()]
     if others:
@@ -263,14 +263,14 @@ def exit_code(error: BaseException) -> int:
 
 
 def everywhere(error: BaseException) -> BaseException:
-    """The error, marked as raised by all processes at the same place: process 0 tells it."""
-    error.told_by = 0
+    """The error, marked as raised by all processes at the same place, so that process 0 alone reports it."""
+    error.reported_by = 0
     return error
 
 
-def speaks(error: BaseException) -> bool:
-    """Whether this process is the one to tell of an error."""
-    return not several() or getattr(error, "told_by", index()) == index()
+def reports(error: BaseException) -> bool:
+    """Whether this process is the one that reports an error."""
+    return not several() or getattr(error, "reported_by", index()) == index()
 
 
 def lost_peer(error: BaseException) -> bool:
@@ -279,8 +279,8 @@ def lost_peer(error: BaseException) -> bool:
 
 
 def leave(error: BaseException) -> None:
-    """Ends this process now if it failed alone: the ordinary way out would wait for the others, and they for it."""
-    if several() and not hasattr(error, "told_by"):
+    """Exits at once if this process failed alone: an orderly exit would wait for the others, and they for this one."""
+    if several() and not hasattr(error, "reported_by"):
         _exit(exit_code(error))
 
 
@@ -300,7 +300,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def replicated(tree: T) -> T:
-    """Arrays that every process holds alike, as arrays over all devices; global ones stay as they are."""
+    """Arrays that are equal on every process, as arrays replicated over all devices; global ones are not changed."""
     if not several():
         return tree
     import jax
@@ -309,7 +309,7 @@ def replicated(tree: T) -> T:
 
     from fedjax_sim import engine
 
-    place = NamedSharding(engine.device_mesh(), PartitionSpec())  # another mesh in one program is refused
+    place = NamedSharding(engine.device_mesh(), PartitionSpec())  # JAX refuses two meshes in one program
 
     def leaf(x):
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
@@ -322,7 +322,7 @@ def replicated(tree: T) -> T:
 
 
 def whole(tree: T) -> T:
-    """Arrays over all devices as this process's own; what is spread over processes is gathered, by all of them."""
+    """Arrays over all devices as local ones; those sharded over processes are gathered, so all processes must call."""
     if not several():
         return tree
     import jax
@@ -341,9 +341,9 @@ def whole(tree: T) -> T:
 
 
 def broadcast(tree: T) -> T:
-    """Process 0's arrays, bit for bit (a sum of floats would lose the sign of zero).
+    """Process 0's arrays on every process, bit for bit (they are sent as bytes: a sum would lose the sign of zero).
 
-    Elsewhere `tree` says their shapes and dtypes: arrays, or specs.
+    On the other processes `tree` gives shapes and dtypes: arrays, or specs.
     """
     if not several():
         return tree

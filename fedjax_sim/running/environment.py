@@ -1,4 +1,4 @@
-"""Where a run happens: JAX set up before its first use, and what was found there."""
+"""The environment of a run: sets JAX up before its first use, and describes machine and versions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ from typing import Any
 
 import fedjax_sim
 
-__all__ = ["environment", "host_threads", "matmul_precision", "numerics", "prepare", "versions"]
+__all__ = [
+    "environment",
+    "host_threads",
+    "matmul_precision",
+    "numerics",
+    "prepare",
+    "use_compilation_cache",
+    "versions",
+]
 
 MAX_CPU_DEVICES = 8
-HOST_THREADS = 8  # of a pool that `prepare` asks for: at least one for each device
+HOST_THREADS = 8  # of the thread pool that `prepare` requests: at least one for each device
 
 
 def versions(*names: str) -> dict[str, str]:
-    """Versions by distribution name: our own as the source says it, the others as they are installed."""
+    """Versions by distribution name: that of this package from its source, the others as they are installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {}
@@ -28,7 +36,7 @@ def versions(*names: str) -> dict[str, str]:
 
 
 def environment(command: str) -> dict[str, Any]:
-    """What `env.json` holds; `command` repeats the run."""
+    """The content of `env.json`; `command` is the command line that repeats the run."""
     import platform
 
     import jax
@@ -51,11 +59,11 @@ def _cores() -> int:
 
 
 def host_threads() -> int | None:
-    """Threads in the pool of a CPU backend, part of a result's identity; None where the backend is another.
+    """The number of threads of the CPU backend's pool, part of a result's identity; None for other backends.
 
     XLA:CPU splits products over about a thousand rows, and sums of 10^5 numbers, by the size of its pool, so their last
-    bits depend on it. That is what `NPROC` says, which JAX reads when it starts, else the visible cores; at least one
-    for each device.
+    bits depend on it. The size is `NPROC`, which JAX reads when it starts, else the number of visible cores; at least
+    one for each device.
     """
     import jax
 
@@ -66,16 +74,16 @@ def host_threads() -> int | None:
 
 
 def matmul_precision() -> str:
-    """Of products in a run: what JAX was told, else "highest", for some accelerators round to 10 bits unless told."""
+    """The precision of matrix products in a run: JAX's setting if there is one, else "highest"."""
     import jax
 
     return str(jax.config.jax_default_matmul_precision or "highest")
 
 
 def numerics() -> dict[str, Any]:
-    """What decides draws and last bits beside program, data and versions: part of a run's identity, as JSON.
+    """What random draws and last bits depend on besides program, data and versions: part of a run's identity, as JSON.
 
-    Guarantees: a run does not go on under other ones, and a private run's noise is then another
+    Guarantees: a run does not continue under others, and a private run then draws other noise
     (tests/running/test_fingerprint.py::test_other_numerics_are_another_run).
     """
     import jax
@@ -92,10 +100,13 @@ def numerics() -> dict[str, Any]:
 def prepare(processes_here: int = 1) -> None:
     """Sets JAX up before its first use.
 
-    A virtual CPU device per core, a thread pool of one size on every machine, full precision, a private compilation
-    cache. Processes on one machine share its cores out, one device each at least. What is set already, by
-    `JAX_NUM_CPU_DEVICES`, `NPROC` or `JAX_COMPILATION_CACHE_DIR`, stays. `FEDJAX_SIM_CACHE=off` does without a cache. A
-    cache holds programs that are run as they are: a folder that others may write is not used.
+    One virtual CPU device per core (at most 8), a thread pool of the same size on every machine, full precision of
+    matrix products, and a private compilation cache. Settings that are made already, by `JAX_NUM_CPU_DEVICES`, `NPROC`
+    or `JAX_COMPILATION_CACHE_DIR`, are kept. `FEDJAX_SIM_CACHE=off` disables the cache. A cache holds programs that are
+    run without a check, so a folder that others may write to is not used.
+
+    Args:
+      processes_here: processes on this machine, which divide its cores; each has at least one device.
 
     Guarantees: tests/command/test_app.py::test_compilation_cache_is_private; the same bits on one visible core and on
     two (tests/laws/test_devices.py::test_visible_cores).
@@ -106,19 +117,36 @@ def prepare(processes_here: int = 1) -> None:
     asked = jax.config.jax_num_cpu_devices
     devices = asked if asked >= 1 else max(1, min(_cores() // processes_here, MAX_CPU_DEVICES))
     try:
-        jax.config.update("jax_num_cpu_devices", devices + 1)  # a change is refused where JAX is in use already
+        jax.config.update("jax_num_cpu_devices", devices + 1)  # a change is refused if JAX is in use already
         jax.config.update("jax_num_cpu_devices", devices)
         os.environ.setdefault("NPROC", str(HOST_THREADS))  # read when the backend starts
     except RuntimeError:
         pass
-    if jax.config.jax_compilation_cache_dir is None and os.environ.get("FEDJAX_SIM_CACHE") != "off":
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = root / "fedjax_sim" / "xla"
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            status = folder.stat()
-        except (OSError, RuntimeError):
-            return
-        if (status.st_mode & 0o077) == 0 and status.st_uid == getattr(os, "getuid", lambda: status.st_uid)():
-            jax.config.update("jax_compilation_cache_dir", str(folder))
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    use_compilation_cache()
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs in a private folder of the user's cache, unless JAX has a folder already.
+
+    `FEDJAX_SIM_CACHE=off` opts out. A cache holds programs that are run without a check, so a folder that others may
+    write to is not used.
+
+    Guarantees: tests/command/test_app.py::test_compilation_cache_is_private; a run from Python finds the programs of
+    the one before (tests/running/test_loop.py::test_programs_are_kept).
+    """
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    if jax.config.jax_compilation_cache_dir is not None or os.environ.get("FEDJAX_SIM_CACHE") == "off":
+        return
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = root / "fedjax_sim" / "xla"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.stat()
+    except (OSError, RuntimeError):
+        return
+    if (status.st_mode & 0o077) == 0 and status.st_uid == getattr(os, "getuid", lambda: status.st_uid)():
+        compilation_cache.reset_cache()  # what compiled before now may have settled that there is none
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

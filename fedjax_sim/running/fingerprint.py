@@ -1,10 +1,10 @@
-"""What a private run releases beside its seed, as a digest: its program, where it starts, and its data.
+"""The fingerprint of a private run: a digest of its program, its initial model, its data and its seed.
 
-A seed addresses the noise of every round. Two programs that share a seed would share the noise, and their difference
-would be free of it; they would share cohorts too, and what one tells of who was there is what hid them in the other
-(tests/running/test_fingerprint.py::test_shared_cohorts_do_not_add). So the key of a private run is bound to a
-fingerprint: what is computed, from where, on what. Equal fingerprints and keys make equal releases, bit for bit, on any
-devices; other ones draw everything anew, and their epsilons add.
+A seed determines the noise of every round. Two programs with the same seed would share the noise, and their difference
+would be free of it; they would also share cohorts, and one release could then reveal the sampling that hides clients in
+the other (tests/running/test_fingerprint.py::test_shared_cohorts_do_not_add). So the key of a private run is bound to
+its fingerprint. Runs with equal fingerprints and keys make equal releases, bit for bit, on any devices; runs with
+different ones draw independent cohorts and noise, and their epsilons add.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedjax_sim.types import Algorithm, Array, PyTree, noisy_parts
 __all__ = ["array_digest", "bound", "fingerprint", "is_opaque", "is_private", "joined", "program_digest"]
 
 OPAQUE = "?"
-ONLY_LOOKING = ("debug_callback", "debug_print")  # calls of the host that change no number
+ONLY_LOOKING = ("debug_callback", "debug_print")  # host callbacks that change no number
 WRAPPERS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2")
 
 
@@ -40,25 +40,25 @@ def is_private(algorithm: Algorithm) -> bool:
 
 
 def is_opaque(digest: str) -> bool:
-    """Whether nobody can tell by a fingerprint, or a program's digest, what was computed."""
+    """Whether a fingerprint, or a program's digest, does not determine what was computed."""
     return not digest or digest.endswith(OPAQUE)
 
 
 def fingerprint(key: Array, algorithm: Algorithm, params: PyTree, population: PyTree) -> str:
-    """32 hex digits of all that decides a private run's releases; "" without noise.
+    """32 hex digits that depend on everything that a private run's releases depend on; "" without noise.
 
-    What a program calls on the host cannot be read, but for the library's own reading of stores; what is only printed
-    (`jax.debug.print`) changes no number. The fingerprint of a program that calls the host is of the rest, and ends in
-    a question mark: two such runs may still share their noise, so each needs a seed of its own.
+    What a program computes in a host callback cannot be read, except for the library's own reading of stores
+    (`jax.debug.print` changes no number and is ignored). The fingerprint of a program with callbacks covers the rest,
+    and ends in a question mark: two such runs may still share their noise, so each needs a seed of its own.
 
     Args:
       key, algorithm, params, population: of the run.
 
-    Guarantees: another learning rate, model, mechanism, data set, start or key makes another one
-    (tests/running/test_fingerprint.py::test_what_counts), and what changes the draws or the rounding does: versions,
+    Guarantees: it changes with learning rate, model, mechanism, data set, initial model and key
+    (tests/running/test_fingerprint.py::test_what_counts), and with whatever changes draws or rounding: versions,
     backend, precision, threads, lanes and chunks (::test_other_numerics_are_another_run). It is the same for any
-    devices, client memory and process (::test_devices_leave_no_trace, ::test_processes_agree). Programs that call the
-    host are told apart by what can be read of them (::test_opaque_programs).
+    devices, client memory and process (::test_devices_leave_no_trace, ::test_processes_agree). Programs with callbacks
+    are distinguished by what can be read of them (::test_opaque_programs).
     """
     if not is_private(algorithm):
         return ""
@@ -67,13 +67,13 @@ def fingerprint(key: Array, algorithm: Algorithm, params: PyTree, population: Py
 
 
 def joined(program: str, start: str, data: str, key: Array) -> str:
-    """The fingerprint of digests of a program, its start and its data, and of a key."""
+    """The fingerprint, from the digests of program, initial model and data, and the key."""
     words = [program, start, data, str(jax.random.key_impl(key)), array_digest(key)]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:32] + OPAQUE * is_opaque(program)
 
 
 def bound(key: Array, stream: str) -> Array:
-    """The key of the rounds whose noise is of that stream; the key itself for "".
+    """A key that depends on the text `stream`, such as a fingerprint; the key itself for "".
 
     >>> key = jax.random.key(0)
     >>> bound(key, "") is key, bool((bound(key, "a") == bound(key, "b")).all())
@@ -89,11 +89,14 @@ def array_digest(values: PyTree) -> str:
 
 
 def program_digest(algorithm: Algorithm, params: PyTree, population: PyTree) -> str:
-    """SHA-256 of an algorithm's traced init and step, constants included, and of what compiles them, for another
-    compiler rounds otherwise; with a question mark where something in them cannot be read."""
+    """SHA-256 of an algorithm's traced init and step, constants included, and of the versions that compile them.
+
+    The versions count because another compiler rounds differently. It ends in a question mark where something in the
+    programs cannot be read.
+    """
     key = jax.eval_shape(lambda: jax.random.key(0))
     with engine.unplaced(), jax.default_matmul_precision(matmul_precision()):
-        # lambdas: a trace that is cached would know its devices
+        # new lambdas, because a cached trace would depend on its devices
         init, state = jax.make_jaxpr(lambda *args: algorithm.init(*args), return_shape=True)(
             key, tree.spec(params), population
         )
@@ -104,20 +107,20 @@ def program_digest(algorithm: Algorithm, params: PyTree, population: PyTree) -> 
 
 
 class _Seen(NamedTuple):
-    """What was met in a program."""
+    """What was found in a program."""
 
-    digests: dict[int, str]
-    opaque: list[str]  # things whose meaning is not written in them
+    digests: dict[int, str]  # of inner programs, by identity
+    opaque: list[str]  # parameters whose text does not determine their meaning
 
 
 def _digest(program: ClosedJaxpr | Jaxpr, seen: _Seen) -> str:
-    """Of a traced program: names of variables, functions and places in memory leave no trace."""
+    """SHA-256 of a traced program; independent of the names of variables and functions, and of memory addresses."""
     if id(program) in seen.digests:
         return seen.digests[id(program)]
     jaxpr, consts = (program.jaxpr, program.consts) if isinstance(program, ClosedJaxpr) else (program, ())
     sha, numbers = hashlib.sha256(), {}
 
-    def say(*words: Hashable) -> None:
+    def add(*words: Hashable) -> None:
         sha.update(repr(words).encode())
 
     def value(x: Any) -> Hashable:
@@ -125,21 +128,21 @@ def _digest(program: ClosedJaxpr | Jaxpr, seen: _Seen) -> str:
             return str(x.aval), np.asarray(x.val).tobytes()
         return str(x.aval), numbers.setdefault(x, len(numbers))
 
-    say(*map(value, (*jaxpr.constvars, *jaxpr.invars)), *map(array_digest, consts))
+    add(*map(value, (*jaxpr.constvars, *jaxpr.invars)), *map(array_digest, consts))
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in ONLY_LOOKING:
             continue
-        say(eqn.primitive.name, *map(value, eqn.invars))
+        add(eqn.primitive.name, *map(value, eqn.invars))
         for name, given in sorted(eqn.params.items()):
             if eqn.primitive.name not in WRAPPERS or isinstance(given, (ClosedJaxpr, Jaxpr)):
-                say(name, _word(given, seen))
-        say(*map(value, eqn.outvars))
-    say(*map(value, jaxpr.outvars))
+                add(name, _word(given, seen))
+        add(*map(value, eqn.outvars))
+    add(*map(value, jaxpr.outvars))
     return seen.digests.setdefault(id(program), sha.hexdigest())
 
 
 def _word(value: Any, seen: _Seen) -> Hashable:
-    """An equation's parameter as something whose text is the same in every process."""
+    """An equation's parameter as a value whose text is the same in every process."""
     again = functools.partial(_word, seen=seen)
     if isinstance(value, (ClosedJaxpr, Jaxpr)):
         return _digest(value, seen)

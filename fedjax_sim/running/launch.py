@@ -19,22 +19,22 @@ from fedjax_sim.running.distributed import LAUNCHED
 __all__ = ["launch"]
 
 POLL_SECONDS = 0.05
-LEAVE_SECONDS = 5.0  # for the others to end by themselves once one has failed: all may fail alike
+LEAVE_SECONDS = 5.0  # for the others to end by themselves after one has failed: all may fail in the same way
 TERMINATE_SECONDS = 5.0  # from SIGTERM to SIGKILL
 INTERRUPT_SECONDS = 600.0  # for a round to end and its checkpoint to be written, after the first Ctrl-C
-TAIL_BYTES, TAIL_LINES = 8192, 20  # shown of what a failed process said
+TAIL_BYTES, TAIL_LINES = 8192, 20  # of a failed process's output that are shown
 
 
 class _Child(NamedTuple):
     process: subprocess.Popen
-    said: IO[bytes] | None  # process 0 speaks to the terminal
+    output: IO[bytes] | None  # None for process 0, which prints to the terminal
 
 
 def launch(arguments: Sequence[str], num_processes: int) -> int:
     """Runs `fedjax-sim ARGUMENTS` in `num_processes` processes that share this machine.
 
-    Process 0 shows what it has to say; the others are heard when they fail. SIGINT and SIGTERM are passed on. If one
-    process dies the others are ended within seconds; if the launcher itself is killed, they end too.
+    Process 0 prints to the terminal; the output of the others is shown when they fail. SIGINT and SIGTERM are passed
+    on. If one process dies the others are ended within seconds; if the launcher itself is killed, they end too.
 
     Returns: the exit code: that of the processes where they agree, 1 where one died, 128 + the number of a signal.
 
@@ -57,13 +57,13 @@ def launch(arguments: Sequence[str], num_processes: int) -> int:
             return 128 + signal.SIGTERM
         if died is None:
             return 0
-        alike = codes[0] > 0 and len(set(codes)) == 1  # all refused or failed together: process 0 has said why
-        said = [(i, _tail(children[i])) for i in (range(num_processes) if alike else [died])]
-        for words in dict.fromkeys("".join(f"[{i}] {line}\n" for line in lines) for i, lines in said):
+        alike = codes[0] > 0 and len(set(codes)) == 1  # all refused or failed together: process 0 has reported why
+        outputs = [(i, _tail(children[i])) for i in (range(num_processes) if alike else [died])]
+        for words in dict.fromkeys("".join(f"[{i}] {line}\n" for line in lines) for i, lines in outputs):
             sys.stderr.write(words)
         if alike:
             return codes[0]
-        sys.stderr.write(_obituary(died, codes[died], num_processes, arguments))
+        sys.stderr.write(_failure(died, codes[died], num_processes, arguments))
         return 1
     finally:
         _end(children)
@@ -85,18 +85,18 @@ def _start(arguments: list[str], address: str, num_processes: int, i: int) -> _C
         LAUNCHED: "1",
     }
     share = _accelerators() // num_processes
-    if share:  # more processes than accelerators is for JAX to refuse
+    if share:  # JAX itself refuses more processes than accelerators
         environment.setdefault("JAX_LOCAL_DEVICE_IDS", ",".join(str(i * share + k) for k in range(share)))
-    said = tempfile.TemporaryFile() if i else None
+    output = tempfile.TemporaryFile() if i else None
     process = subprocess.Popen(
         [sys.executable, "-m", "fedjax_sim", *arguments],
         env=environment,
         stdin=subprocess.PIPE,  # closed by the kernel when this launcher ends, which ends the child
-        stdout=said,
-        stderr=said,
-        start_new_session=True,  # a terminal's Ctrl-C reaches it once, through us
+        stdout=output,
+        stderr=output,
+        start_new_session=True,  # so that a terminal's Ctrl-C reaches it once, passed on by the launcher
     )
-    return _Child(process, said)
+    return _Child(process, output)
 
 
 def _accelerators() -> int:
@@ -110,13 +110,13 @@ def _accelerators() -> int:
 
 
 def _watch(children: list[_Child], signals: list[int]) -> int | None:
-    """Waits until all have ended, or until one failed and the rest had their time; the first that failed, or None."""
+    """Waits until all have ended, or one has failed and the others' time is over; the first that failed, or None."""
     died, deadline, passed_on = None, float("inf"), 0
     while True:
         codes = [child.process.poll() for child in children]
         failed = [i for i, code in enumerate(codes) if code not in (None, 0)]
         if died is None and failed:
-            died = min(failed, key=lambda i: codes[i] > 0)  # a death by signal is nobody's reaction
+            died = min(failed, key=lambda i: codes[i] > 0)  # one that died by a signal first: the others react to it
             deadline = min(deadline, time.monotonic() + LEAVE_SECONDS)
         if None not in codes or time.monotonic() > deadline:
             return died
@@ -131,7 +131,7 @@ def _watch(children: list[_Child], signals: list[int]) -> int | None:
 
 
 def _end(children: list[_Child]) -> None:
-    """Ends what still runs: asked first, then made to."""
+    """Ends the processes that still run: SIGTERM, then SIGKILL."""
     for child in children:
         if child.process.poll() is None:
             child.process.terminate()
@@ -143,19 +143,20 @@ def _end(children: list[_Child]) -> None:
             child.process.kill()
             child.process.wait()
         child.process.stdin.close()
-        if child.said:
-            child.said.close()
+        if child.output:
+            child.output.close()
 
 
 def _tail(child: _Child) -> list[str]:
-    """The last lines that a process said."""
-    if child.said is None:
+    """The last lines of a process's output."""
+    if child.output is None:
         return []
-    child.said.seek(max(0, child.said.seek(0, os.SEEK_END) - TAIL_BYTES))
-    return child.said.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
+    child.output.seek(max(0, child.output.seek(0, os.SEEK_END) - TAIL_BYTES))
+    return child.output.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
 
 
-def _obituary(died: int, code: int, num_processes: int, arguments: list[str]) -> str:
+def _failure(died: int, code: int, num_processes: int, arguments: list[str]) -> str:
+    """How a process ended, and the command that continues the run."""
     try:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     except ValueError:
@@ -169,4 +170,4 @@ def _obituary(died: int, code: int, num_processes: int, arguments: list[str]) ->
             again += ["--out", arguments[i + 1]]
         elif word.startswith("--out="):
             again += ["--out", word.removeprefix("--out=")]
-    return f"{words} Go on from the last checkpoint with: {shlex.join(again)}\n"
+    return f"{words} Continue from the last checkpoint with: {shlex.join(again)}\n"

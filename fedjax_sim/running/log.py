@@ -1,9 +1,10 @@
-"""The metric log of a run and its commits: every round once, also after a kill."""
+"""The metric log of a run and its commits: every round is logged once, also after a kill."""
 
 from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,47 @@ import jax
 import numpy as np
 
 from fedjax_sim import engine, tree
+from fedjax_sim.algorithms.costs import ROUND_METRICS
 from fedjax_sim.running import checkpoint, distributed
 from fedjax_sim.running.checksums import GrowingFile
-from fedjax_sim.types import Count, PyTree
+from fedjax_sim.types import Count, Metric, PyTree
 
-__all__ = ["Log", "as_record", "check_logs", "earlier_run", "plain", "vouched"]
+__all__ = ["Log", "as_record", "check_logs", "earlier_run", "plain", "totals_of", "verified", "visits_of"]
 
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
-TOTALS = ("clients_invited", "clients_reported", "uplink_bytes", "downlink_bytes", "skipped_rounds", "dropped_clients")
-SOME_TOTALS = {"uplink_coded_bytes": "uplink_bytes", "wasted_bytes": None}  # of runs that have them; what else counts
+
+
+KNOWN = {metric.name for metric in ROUND_METRICS} | {"distinct_clients"}  # which pages show in words of their own
+ALWAYS = ("clients_invited", "clients_reported", "uplink_bytes", "downlink_bytes", "skipped_rounds", "dropped_clients")
+
+
+def totals_of(records: Sequence[Mapping[str, Any]], metrics: Iterable[Metric]) -> dict[str, Any]:
+    """Each of these numbers over a run's records, pooled as it states; those that no record has are left out.
+
+    >>> lost = Metric("lost", "messages lost", "count")
+    >>> totals_of([{"lost": 2, "seen": 3}, {"lost": 1, "seen": 5}], [lost, Metric("seen", "seen", pooled="last")])
+    {'lost': 3, 'seen': 5}
+    """
+    found = {}
+    for metric in metrics:
+        values = [record[metric.name] for record in records if metric.name in record]
+        if not values:
+            continue
+        if metric.instead is not None:
+            values += [record.get(metric.instead, 0) for record in records if metric.name not in record]
+        numbers = [float(x) if isinstance(x, str) else x for x in values]  # "nan" and "inf" of a log
+        mean = sum(numbers) / len(numbers)
+        found[metric.name] = plain({"sum": sum(numbers), "mean": mean, "last": numbers[-1]}[metric.pooled])
+    return found
+
+
+def visits_of(counts: Mapping[str, Any]) -> int:
+    """Clients that sent something, finite or not."""
+    return sum(counts.get(name, 0) for name in ("clients_reported", "dropped_clients"))
 
 
 def plain(value: Any) -> Any:
-    """A JSON value: shortest decimals that give the float back, non-finite numbers as strings."""
+    """A JSON value: floats as the shortest decimals that read back to the same float, non-finite ones as strings."""
     if isinstance(value, Count):
         return value.total()
     value = np.asarray(value)
@@ -35,7 +64,7 @@ def plain(value: Any) -> Any:
 
 
 def as_record(round: int, infos: dict, row: int | None = None) -> dict[str, Any]:
-    """The record of a round from stacked infos at `row`, or from one round's values."""
+    """The log record of a round, from infos stacked over rounds at `row`, or from one round's values."""
     record = {"round": round}
     for name, value in infos.items():
         if row is not None:
@@ -45,16 +74,16 @@ def as_record(round: int, infos: dict, row: int | None = None) -> dict[str, Any]
 
 
 def earlier_run(directory: Path) -> list[str]:
-    """What a folder holds of an earlier run; files without a byte, from a start that was stopped, do not count."""
+    """Names of what a folder holds of an earlier run; empty files, from a start that was interrupted, do not count."""
     logs = [name for name in (METRICS, TIMING) if (directory / name).exists() and (directory / name).stat().st_size]
     return logs + ["checkpoints"] * any((directory / "checkpoints").glob("*.ckpt"))
 
 
 def check_logs(directory: Path) -> None:
-    """Raises CheckpointError where a record that the newest checkpoint has committed was changed since.
+    """Raises CheckpointError if a record that the newest checkpoint committed was changed since.
 
     Guarantees: every changed or missing byte is found
-    (tests/running/test_checksums.py::test_every_changed_byte_is_found), and the record named
+    (tests/running/test_checksums.py::test_every_changed_byte_is_found), and the error names the record
     (::test_a_page_of_changed_records_is_refused).
     """
     found = checkpoint.newest_meta(directory / "checkpoints")
@@ -65,15 +94,15 @@ def check_logs(directory: Path) -> None:
         checkpoint.latest(directory / "checkpoints", check=_check_logs)  # or is it the checkpoint that was damaged?
 
 
-def vouched(directory: Path) -> int | None:
-    """How many of the first records are as the run wrote them, by the sums beside the timings; None without any sum.
+def verified(directory: Path) -> int | None:
+    """How many of the first records are as the run wrote them, by the CRC-32 in the timing log; None without any.
 
-    Records after the last commit have no others. They may be torn, or lost with the power.
+    Records after the last commit have no other checksum. A power failure may have truncated or lost them.
 
     Guarantees: tests/running/test_checksums.py::test_a_changed_tail_is_not_shown.
     """
     sums = []
-    for line in _lines(directory / TIMING):  # read first: a run that goes on meanwhile adds its records beforehand
+    for line in _lines(directory / TIMING):  # read first: a run in progress appends records before their timing
         try:
             sums += json.loads(line)["crc32"]
         except (KeyError, RecursionError, TypeError, ValueError):
@@ -103,7 +132,7 @@ def _check_logs(path: Path, meta: dict) -> None:
 
 
 def _changed(directory: Path, name: str) -> str:
-    """Which record of a log is not as it was written, as far as the sums beside the timings can tell."""
+    """Which record of a log was changed, as far as the CRC-32 in the timing log show it."""
     lines = (directory / name).read_bytes().splitlines(keepends=True)
     try:
         blocks = _read(directory / TIMING)
@@ -133,17 +162,18 @@ class Log:
         names = (METRICS, TIMING) if self.directory is not None else ()
         self.files = {name: GrowingFile(self.directory / name) for name in names}
         self.spending = None  # the privacy ledger, which a commit holds too
+        self.metrics: tuple[Metric, ...] = ROUND_METRICS  # what the algorithm states of its numbers
         self.records: list[dict] = []
-        self.seconds = self.elapsed = self.earlier = 0.0  # of the rounds; of everything; of everything before a resume
+        self.seconds = self.elapsed = self.earlier = 0.0  # of the rounds; in total; in total before a resume
 
     def check_resumable(self) -> None:
-        """Refuses a folder without a checkpoint, and makes none."""
+        """Refuses a folder without a checkpoint; does not create it."""
         folder = self.directory and self.directory / "checkpoints"
         if folder and not any(folder.glob("*.ckpt")):
             raise FileNotFoundError(f"resume: expected a checkpoint in {folder}, found none. Start without resume.")
 
     def start(self) -> None:
-        """Begins the files of a fresh run; refuses to write over an earlier one."""
+        """Creates the files of a new run; refuses to overwrite an earlier one."""
         distributed.by_first(self._start)
 
     def _start(self) -> None:
@@ -152,16 +182,16 @@ class Log:
             file.create()
 
     def check_fresh(self) -> None:
-        """Refuses a folder with an earlier run, and makes none."""
-        there = earlier_run(self.directory)
-        if there:
+        """Refuses a folder with an earlier run; does not create it."""
+        found = earlier_run(self.directory)
+        if found:
             raise FileExistsError(
-                f"directory: expected a folder without a run, got {self.directory} with {', '.join(there)}. "
+                f"directory: expected a folder without a run, got {self.directory} with {', '.join(found)}. "
                 "Resume that run, or choose another folder."
             )
 
     def resume(self, state: PyTree, identity: dict, allow_previous: bool) -> tuple[PyTree, int]:
-        """State and round of the newest checkpoint; cuts off what the log says of later rounds."""
+        """State and round of the newest checkpoint; truncates the log to that round."""
         plain = engine.gathered(state, spec=True)
         saved, meta = distributed.by_first(lambda: self._read_back(plain, identity, allow_previous)) or (plain, None)
         if distributed.several():
@@ -187,7 +217,7 @@ class Log:
         return saved, meta
 
     def append(self, records: list[dict], seconds: float, elapsed: float) -> None:
-        """Adds a block of rounds."""
+        """Adds the records of a block of rounds, `seconds` long, `elapsed` seconds after the start."""
         self.records += records
         self.seconds += seconds
         self.elapsed = self.earlier + elapsed
@@ -199,7 +229,7 @@ class Log:
             self.files[TIMING].append(_line(timing))
 
     def commit(self, round: int, state: PyTree, identity: dict, keep: int) -> None:
-        """One commit for everything: the log is on disk before the checkpoint that counts its bytes."""
+        """Commits log, state and ledger together: the log is on disk before the checkpoint with its checksum."""
         state = distributed.whole(state)
         distributed.by_first(lambda: self._commit(round, state, identity, keep))
 
@@ -216,15 +246,15 @@ class Log:
         for file, _ in memory_files:
             file.advance(keep)
         for file in self.files.values():
-            file.check_there()  # the checkpoint made its folder anew if the run's was deleted meanwhile
+            file.check_there()  # if the run's folder was deleted meanwhile, the checkpoint created it again
 
     def summary(self, compile_seconds: float, peak_memory_bytes: int) -> dict[str, Any]:
         """Totals of the run and its last evaluation."""
-        totals = {name: sum(record.get(name, 0) for record in self.records) for name in TOTALS}
-        for name, instead in SOME_TOTALS.items():
-            if any(name in record for record in self.records):
-                totals[name] = sum(record.get(name, record.get(instead, 0)) for record in self.records)
-        visits = totals.pop("clients_reported") + totals["dropped_clients"]  # arrived, finite or not
+        totals = {name: 0 for name in ALWAYS} | totals_of(self.records, self.metrics)
+        visits = visits_of(totals)
+        totals.pop("clients_reported")
+        stated = [x for x in self.metrics if x.name in totals and x.name not in KNOWN]
+        own = {x.name: {"words": x.words, "unit": x.unit} for x in stated}
         losses = ("test_loss", "held_out_loss", "train_loss")
         evaluated = [record for record in self.records if any(name in record for name in losses)]
         last = evaluated[-1] if evaluated else {}
@@ -232,12 +262,12 @@ class Log:
             **{name: last[name] for name in last if name.startswith(("test_", "held_out_", "train_"))},
             "rounds": sum(record["round"] > 0 for record in self.records),
             "client_visits": visits,
-            **{name: self.records[-1][name] for name in ("distinct_clients",) if name in (self.records or [{}])[-1]},
             "rounds_seconds": self.seconds,
             "compile_seconds": compile_seconds,
             "clients_per_second": visits / self.seconds if self.seconds else 0.0,
             "peak_memory_bytes": peak_memory_bytes,
             **totals,
+            **({"metrics": own} if own else {}),
         }
 
 

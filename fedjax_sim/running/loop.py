@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_sim import engine, validate
 from fedjax_sim.population.protocol import check_population
 from fedjax_sim.running import checkpoint, checksums, distributed
-from fedjax_sim.running.environment import matmul_precision, numerics
+from fedjax_sim.running.environment import matmul_precision, numerics, use_compilation_cache
 from fedjax_sim.running.fingerprint import fingerprint
 from fedjax_sim.running.log import Log, as_record, plain
 from fedjax_sim.running.planning import check_memory
@@ -33,22 +33,24 @@ from fedjax_sim.types import Algorithm, Array, Population, PyTree
 __all__ = ["History", "check_kinds", "interrupts", "num_arguments", "run"]
 
 MAX_INFO = 4096  # numbers in an entry of info
-MAX_BLOCK = 256  # rounds between two looks of the host
-BLOCK_SECONDS = 0.5  # aim: long enough to hide the host, short enough for a lively progress bar
+MAX_BLOCK = 256  # most rounds between two returns to the host
+BLOCK_SECONDS = 0.5  # target: long enough to hide the host's overhead, short enough for the progress bar
 
 
 class History(NamedTuple):
-    """What happened.
+    """The log of a run and its summary.
 
-    `records` holds one a round, as in metrics.jsonl. Where there is an evaluation the first is that of round 0, the
-    model before training, and holds nothing else.
+    With an evaluation the first record is that of round 0: the evaluation of the model before training, nothing else.
     """
 
-    records: list[dict[str, Any]]
+    records: list[dict[str, Any]]  # one a round, as in metrics.jsonl
     summary: dict[str, Any]  # as in summary.json
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(rounds, values) of a metric, over the rounds that have it: an evaluation's begin at round 0."""
+        """(rounds, values) of a metric, over the rounds that have it; those of an evaluation start at round 0.
+
+        Raises: KeyError for a name that no record has, with the nearest one.
+        """
         having = [record for record in self.records if name in record]
         if self.records and not having:
             known = sorted({key for record in self.records for key in record})
@@ -80,50 +82,55 @@ def run(
     """Runs `num_rounds` rounds of an algorithm over a population.
 
     Args:
-      key: the one seed; round t uses fold_in(key, t), whatever happened before. Where a part has noise, it is bound to
-        program, start and data first (`fingerprint`): private runs that differ share no cohort and no noise. Keep it
-        secret, and use it for one run.
-      algorithm, params, population: what learns, from where, on whom.
+      key: the one seed; round t uses fold_in(key, t), whatever happened before. Where a part has noise, the key is
+        first bound to program, initial model and data (`fingerprint`), so that different private runs share neither
+        cohorts nor noise. Keep it secret, and use it for one run.
+      algorithm, params, population: what learns, its initial model, and the clients.
       num_rounds: T, counted from the start, also after a resume.
       evaluation: params -> dict of numbers (`metrics.evaluation(...)`), or (params, state) -> one, called before the
-        first round, every `evaluate_every` rounds and at the end. What it finds at the start is the record of round 0,
-        which holds nothing else.
-      directory: where `metrics.jsonl` (one record a round), `timing.jsonl`, `summary.json` and `checkpoints/` go.
+        first round, every `evaluate_every` rounds and at the end. Its values before the first round are the record of
+        round 0, which holds nothing else.
+      directory: the folder of `metrics.jsonl` (one record a round), `timing.jsonl`, `summary.json` and `checkpoints/`.
       checkpoint_every: rounds; by default `evaluate_every` when there is a directory.
-      client_memory: where per-client state lives: "device", split over the devices; "disk", in `directory`; "auto":
-        disk where it would take more than half of a device, and after a resume where it was.
-      delta: at which epsilon is stated where a part has noise: in the record of each evaluated round, and with all that
-        it depends on in the summary; by default n^-1.1 of the n clients (or records) that are hidden.
+      keep_checkpoints: how many of the newest checkpoints are kept, at least 1.
+      client_memory: where per-client state is stored: "device", split over the devices; "disk", in `directory`; "auto":
+        on disk if it would take more than a quarter of a device, and after a resume where it was.
+      delta: at which epsilon is stated where a part has noise: in the record of each evaluated round, and in the
+        summary with all that it depends on; by default n^-1.1 of the n clients (or records) that are hidden.
       resume: continue from the newest checkpoint in `directory`.
       allow_previous: if that checkpoint is damaged, continue from the one before, with a warning.
       callbacks: called as callback(round, state, record) where the evaluation is due, after the round is on disk; a
-        true answer stops the run. They may keep the state.
-      progress: a bar with rounds/s, clients/s, loss and the remaining time.
+        true result stops the run. They may keep the state.
+      progress: show a bar with rounds/s, clients/s, loss and the remaining time.
       identity: a JSON-able description of algorithm, data and options. A resume refuses a checkpoint with another one,
-        and shows the difference; of itself it knows the key, the shapes of the state, and what draws and last bits
-        depend on (`environment.numerics`). Noise is safe without it: rounds that another program or other data repeat
-        are another release, and count again.
-      files: texts by name, for `directory`: written once the run has begun or is taken up, and refused no more.
+        and shows the difference. Key, shapes of the state, and what draws and last bits depend on
+        (`environment.numerics`) are always compared. The privacy ledger does not rely on it: rounds that are repeated
+        with another program or other data are another release, and count again.
+      files: texts by name, written into `directory` once the run is certain to start or continue.
+
+    Compiled programs are kept for the next run, as the command line keeps them (`environment.use_compilation_cache`).
 
     Returns: (state, History).
 
-    Raises: FloatingPointError where a part that was told to treats non-finite updates as errors; FileExistsError,
-    FileNotFoundError, `checkpoint.CheckpointError`, `checkpoint.RunLocked` for what the directory holds.
+    Raises: FloatingPointError where an algorithm with nonfinite="error" meets a non-finite update; FileExistsError,
+    FileNotFoundError, `checkpoint.CheckpointError`, `checkpoint.RunLocked` for what the directory holds; MemoryError
+    for a program that does not fit.
 
     Guarantees: a run killed at any moment and resumed, on any number of devices, gives the bits of the uninterrupted
     run, model and log (tests/running/test_loop.py::test_kill_and_resume_gives_the_same_bits); neither evaluation nor
     checkpoints nor block length change a bit (::test_looking_changes_nothing); the log holds each round once
     (::test_log_has_every_round_once). All of it with client memory on disk too
     (tests/running/test_client_memory.py::test_resume_gives_the_same_bits). Rounds are in the privacy ledger before they
-    run (tests/running/test_spending.py::test_a_crash_is_counted), and what a resume changes draws other noise and
-    counts again (::test_changed_runs_share_nothing). Every file is checked when it is read
+    run (tests/running/test_spending.py::test_a_crash_is_counted), and a resume with a changed program draws other noise
+    and counts again (::test_changed_runs_share_nothing). Every file is checked when it is read
     (tests/running/test_checksums.py::test_every_changed_byte_is_found), and a folder that vanishes stops the run
-    (::test_a_file_that_vanished_is_not_begun_anew). A run that is taken up has no summary and no page until it ends
-    (tests/running/test_loop.py::test_a_summary_is_of_all_rounds), and one that is refused leaves nothing
+    (::test_a_file_that_vanished_is_not_begun_anew). A resumed run has no summary and no page until it ends
+    (tests/running/test_loop.py::test_a_summary_is_of_all_rounds), and one that is refused leaves no files
     (::test_a_refused_run_leaves_nothing).
     """
     _check(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume)
     check_kinds(key, algorithm, population, evaluation, callbacks)
+    use_compilation_cache()
     started = time.perf_counter()
     population = jax.tree.map(jnp.asarray, population)
     if resume and client_memory == "auto" and any(Path(directory).glob("*.mem")):
@@ -131,7 +138,7 @@ def run(
     with engine.client_memory(client_memory, directory):
         init_key = jax.random.fold_in(key, 2**31 - 1)
         state = distributed.agreed(lambda: algorithm.init(init_key, params, population))
-    state = jax.tree.map(jnp.array, state)  # own buffers, for blocks are given theirs to reuse
+    state = engine.owned(state, (params, population))  # since blocks donate their buffers
     own = {"key": np.asarray(jax.random.key_data(key)).tolist()}
     identity = json.loads(json.dumps(identity or {})) | own | numerics()
     memory_files = [file for file, _ in engine.memory_files(state)]
@@ -140,6 +147,7 @@ def run(
         interrupted = stack.enter_context(interrupts())
         stack.enter_context(jax.default_matmul_precision(matmul_precision()))
         log = Log(directory)
+        log.metrics = tuple({x.name: x for x in (*log.metrics, *algorithm.metrics)}.values())
         source = distributed.from_first(lambda: fingerprint(key, algorithm, params, population))
         spending = distributed.agreed(lambda: Spending(algorithm, params, population, source, delta, log.directory))
         log.spending = spending
@@ -153,7 +161,7 @@ def run(
         elif directory is not None:
             distributed.by_first(log.check_fresh)
         block, state, population, compile_seconds = _compiled(algorithm, spending.key(key), state, population)
-        if directory is not None and not resume:  # not before: what is too large leaves no folder
+        if directory is not None and not resume:  # after compilation: a run that does not fit leaves no folder
             distributed.by_first(lambda: stack.enter_context(checkpoint.lock(directory)))
             log.start()
             for file in memory_files:
@@ -162,7 +170,7 @@ def run(
         if directory is not None:
             distributed.by_first(lambda: _put_files(Path(directory), files or {}))
         if directory is not None and not resume:
-            log.commit(0, state, identity, keep_checkpoints)  # a run stopped before its first commit can go on
+            log.commit(0, state, identity, keep_checkpoints)  # so that a run stopped in its first block can continue
         judge = partial(_judged, evaluation, algorithm)
         if first == 0 and (at_start := judge(state, {"round": 0})):
             log.append([{"round": 0} | at_start], 0.0, time.perf_counter() - started)
@@ -214,7 +222,7 @@ def run(
 
 
 def _put_files(directory: Path, files: Mapping[str, str]) -> None:
-    """Those of a run that begins or is taken up; what tells of its end no longer holds."""
+    """Writes the files of a run that starts or continues; summary and page of an earlier end are removed."""
     checksums.remove(directory, ["summary.json", "report.html"])
     for name, text in files.items():
         checksums.write(directory / name, text.encode())
@@ -222,7 +230,7 @@ def _put_files(directory: Path, files: Mapping[str, str]) -> None:
 
 @contextmanager
 def _in_their_words(memory_files: list) -> Iterator[None]:
-    """Errors of client memory on disk, met inside compiled code."""
+    """Raises the errors of client memory on disk, which compiled code can only report as its own."""
     try:
         yield
     except jax.errors.JaxRuntimeError:
@@ -237,7 +245,7 @@ def _in_their_words(memory_files: list) -> Iterator[None]:
 def interrupts() -> Iterator[list]:
     """A list that the first Ctrl-C fills, so that a run stops between two blocks; the second one stops it at once.
 
-    An exception raised right away would be lost where it met Python code that runs under compiled code.
+    An exception raised at once could hit Python code that is called from compiled code, and would be lost there.
     """
     seen: list = []
     if threading.current_thread() is not threading.main_thread():
@@ -258,7 +266,7 @@ def interrupts() -> Iterator[list]:
 
 
 def check_kinds(key: Any, algorithm: Any, population: Any, evaluation: Any, callbacks: Any) -> None:
-    """Raises TypeError for arguments of `run` that are of another kind than it takes."""
+    """Raises TypeError for arguments of `run` of a wrong type."""
     if not isinstance(key, jax.Array) or key.ndim != (not jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
         validate.fail("key", "one random key", key, "Make one: jax.random.key(0).", TypeError)
     if not isinstance(algorithm, Algorithm):
@@ -281,16 +289,16 @@ def _check(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, direc
 
 
 def _check_info(info: Mapping[str, Any]) -> None:
-    """Refuses what is no number to log: a log holds a row a round."""
+    """Refuses large arrays in a round's info: the log holds scalars, one record a round."""
     for name, value in info.items():
         size = max((x.size for x in jax.tree.leaves(value)), default=0)
         if size > MAX_INFO:
-            hint = "A log is of scalars. What a server saw is got by replaying the round: algorithms.round.observe."
+            hint = "The log holds scalars. To see what a server saw, replay the round: algorithms.round.observe."
             validate.fail(f"info[{name!r}]", f"at most {MAX_INFO:,} numbers", f"{size:,} numbers", hint)
 
 
 def _compiled(algorithm: Algorithm, key: Array, state: PyTree, population: PyTree):
-    """The block program with its arguments where it wants them, and the seconds that compiling took."""
+    """(The compiled block program, state and population on their devices, the seconds that compilation took.)"""
 
     step = jax.jit(algorithm.step)  # traced once, though called twice
 
@@ -330,12 +338,12 @@ def _local(tree: PyTree) -> PyTree:
 
 
 def _judged(evaluation: Callable | None, algorithm: Algorithm, state: PyTree, record: dict) -> dict:
-    """An evaluation's values for the record, provided that they hide none of what it holds."""
+    """An evaluation's values for the record; refuses names that the record already has."""
     values = {}
     if evaluation is not None:
         sees_state = num_arguments(evaluation) == 2
         if sees_state and distributed.several():
-            hint = "The clients' memories are spread over them: evaluate params alone, or in one process."
+            hint = "The clients' memories are split over the processes: evaluate params alone, or use one process."
             validate.fail("evaluation", "one of params, with several processes", "one of (params, state)", hint)
         values = evaluation(_local(algorithm.params(state)), *([state] if sees_state else []))
     for name in values:
@@ -355,7 +363,7 @@ def num_arguments(evaluation: Callable) -> int:
 
 
 def _until_failure(records: list[dict]) -> tuple[list[dict], str]:
-    """The records up to the first round with forbidden non-finite updates, and what it says; empty if there is none."""
+    """(The records up to the first round with forbidden non-finite updates, the error's text, "" without any.)"""
     failed = [[id for id in record.pop("error_ids", []) if id >= 0] for record in records]
     for i, (record, ids) in enumerate(zip(records, failed, strict=True)):
         if ids:
@@ -367,6 +375,6 @@ def _until_failure(records: list[dict]) -> tuple[list[dict], str]:
 
 
 def peak_memory_bytes() -> int:
-    """The most memory this process has held."""
+    """The peak memory of this process, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -1,4 +1,4 @@
-"""What a run will take: memory from the compiled program, time from two rounds, lanes by a timed trial."""
+"""The cost of a run beforehand: memory from the compiled program, time from a few rounds, lanes by a timed trial."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ TRIAL_SECONDS = 1.0  # of rounds for each candidate
 class Forecast(NamedTuple):
     """What one config will take."""
 
-    needs: engine.Needs
-    limit: int  # bytes
+    needs: engine.Needs  # bytes of a round
+    limit: int  # bytes available
     compile_seconds: float
     round_seconds: float
 
@@ -34,7 +34,7 @@ def _compiled(algorithm: Algorithm, key: Array, state: PyTree, population: Popul
 
 
 def round_needs(algorithm: Algorithm, key: Array, params: PyTree, population: Population) -> engine.Needs:
-    """Bytes that a round of this algorithm takes; compiles it, and runs nothing."""
+    """The bytes that a round of this algorithm takes; it is compiled and not run."""
     state = jax.eval_shape(algorithm.init, key, params, population)
     return engine.needs(_compiled(algorithm, key, state, population))
 
@@ -46,19 +46,19 @@ def check_memory(needs: engine.Needs) -> None:
         raise MemoryError(
             f"memory: expected at most the {limit:,} bytes that are there, got {needs.total:,}: "
             f"{needs.arguments:,} for population and state, {needs.temporary:,} at work, {needs.results:,} for results."
-            " `fedjax-sim plan` tells the largest cohort that fits."
+            " `fedjax-sim plan` shows the largest cohort that fits."
         )
 
 
 def forecast(
     algorithm: Algorithm, key: Array, params: PyTree, population: Population, *, client_memory: str = "auto"
 ) -> Forecast:
-    """Compiles a round, sees whether it fits, and times it (the first turn apart).
+    """Compiles a round, checks that it fits into memory, and times it (without the first one).
 
     Args:
-      client_memory: as for `run`; a disk is that of the folder for temporary files.
+      client_memory: as for `run`; "disk" is in the folder for temporary files.
 
-    Raises: MemoryError where it does not fit.
+    Raises: MemoryError if it does not fit.
     """
     with tempfile.TemporaryDirectory() as folder, engine.client_memory(client_memory, folder):
         return _forecast(algorithm, key, params, population)
@@ -82,7 +82,7 @@ def _started(algorithm: Algorithm, key: Array, params: PyTree, population: Popul
 
 
 def _seconds(compiled: jax.stages.Compiled, key: Array, state: PyTree, population: Population) -> float:
-    """The median of some rounds."""
+    """The median seconds of a few rounds, the first one left out."""
     (key_place, state_place, population_place), _ = compiled.input_shardings
     population, key = jax.device_put(population, population_place), jax.device_put(key, key_place)
     seconds = []
@@ -99,7 +99,7 @@ def _seconds(compiled: jax.stages.Compiled, key: Array, state: PyTree, populatio
 def fastest(
     make: Callable[[engine.Plan], Algorithm], key: Array, params: PyTree, population: Population
 ) -> engine.Plan:
-    """The plan with the shortest rounds, of lanes 1, 2, 4, ...; ends when two in a row were slower.
+    """The plan with the shortest rounds, of 1, 2, 4, ... lanes; the trial ends when two in a row were slower.
 
     Args:
       make: a plan -> the algorithm under it, on one device.
@@ -127,10 +127,11 @@ def _fastest(make: Callable, key: Array, params: PyTree, population: Population)
 
 
 def largest_cohort(build: Callable[[int], Any], cohort_size: int) -> int:
-    """Clients of the largest cohort that fits, from the bytes at this one and at twice as many.
+    """The size of the largest cohort that fits, extrapolated from the bytes at this size and at twice as many clients.
 
     Args:
-      build: cohort size -> `experiment.Experiment`.
+      build: cohort size -> `config.build.Experiment`.
+      cohort_size: the smaller of the two sizes.
     """
     small, large = (_total(build(size)) for size in (cohort_size, 2 * cohort_size))
     each = max((large - small) / cohort_size, 1e-9)

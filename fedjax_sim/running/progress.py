@@ -1,16 +1,18 @@
-"""The progress line of a run."""
+"""The progress bar of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from fedjax_sim.running.log import visits_of
+
 __all__ = ["progress_bar"]
 
 
 @contextmanager
 def progress_bar(shown: bool, first: int, num_rounds: int) -> Iterator[Callable]:
-    """A callable (records of a block, its seconds) that moves the bar; does nothing where not `shown`."""
+    """A function (records of a block, its seconds) that advances the bar; it does nothing unless `shown`."""
     if not shown:
         yield lambda records, seconds: None
         return
@@ -27,7 +29,7 @@ def progress_bar(shown: bool, first: int, num_rounds: int) -> Iterator[Callable]
         task = bar.add_task("rounds", total=num_rounds, completed=first, speed="compiling", quality="")
 
         def move(records: list[dict], seconds: float) -> None:
-            clients = sum(record.get(name, 0) for record in records for name in ("clients_reported", "dropped_clients"))
+            clients = sum(map(visits_of, records))
             seconds = max(seconds, 1e-9)
             quality = bar.tasks[0].fields["quality"]
             for record in records:

@@ -1,4 +1,4 @@
-"""The privacy ledger of a run: entered before rounds run, kept beside the log and in every checkpoint."""
+"""The privacy ledger of a run: written before rounds run, stored beside the log and in every checkpoint."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from fedjax_sim.types import Algorithm, Array, Population, PyTree
 __all__ = ["Spending", "default_delta", "message_dimension"]
 
 FILE = "privacy.json"
-MISSING = "a letter was missing that should have brought noise: this is told without any, so no epsilon holds."
+MISSING = "a message that should have had noise was missing: this is released without noise, so no epsilon holds."
 UNKNOWN = "The algorithm does not state its parts (`Algorithm.parts`), so nothing is known of its privacy."
 OPAQUE = (
     "The program calls the host, and what it computes there cannot be read: another program with this seed may share "
-    "its noise, so this holds only where the seed was used for this run alone."
+    "its noise, so this holds only if the seed was used for this run alone."
 )
-COVERED = {"round", "epsilon"}  # all else may be computed from more than models
+COVERED = {"round", "epsilon"}  # everything else in a log may depend on more than the released models
 FIELDS = {"ledger", "stream", "void"}
 
 
 def default_delta(num_units: int) -> float:
-    """n^-1.1 for n clients (records, where those are hidden): below 1 / n, as a delta must be to mean anything.
+    """n^-1.1 for n clients (or records, where those are hidden), at most 0.1; a useful delta is well below 1 / n.
 
     >>> f"{default_delta(1_000_000):.2e}"
     '2.51e-07'
@@ -39,7 +39,7 @@ def default_delta(num_units: int) -> float:
 
 
 def message_dimension(algorithm: Algorithm, params: PyTree, population: Population) -> int:
-    """Numbers in one message: those of the model, or more where a client sends a pair; nothing is computed."""
+    """The number of values in one message: those of the model, or more where a client sends a pair."""
 
     star = algorithm.parts
     broadcast = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
@@ -47,25 +47,26 @@ def message_dimension(algorithm: Algorithm, params: PyTree, population: Populati
 
 
 class Spending:
-    """What a run spends of its clients' privacy.
+    """The privacy that a run has spent.
 
-    Rounds are entered, and the entry is on disk, before they run; a resume counts what the file and the checkpoint
-    hold together. Rounds that a killed run repeats are the same release, bit for bit, and count once: the stream of
-    their noise says so, which names every program, start and data set that the model went through, and by which the
-    key is bound. Where noise cannot be accounted for, the run goes on without an epsilon, and `refused` says why.
+    Rounds are entered, and the entry is on disk, before they run; a resume merges the ledgers of file and checkpoint.
+    Rounds that a killed run repeats are the same release, bit for bit, and count once. They are recognised by the
+    `stream` of their noise, a text of the fingerprints of every program, initial model and data set that the model went
+    through, to which the key is bound. Where noise cannot be accounted for, the run continues without an epsilon, and
+    `refused` is the reason.
 
     Args:
       algorithm, params, population: of the run; what is private is read from the algorithm's parts.
       source: the run's `fingerprint`.
       delta: in (0, 1); by default `default_delta` of the clients, or records.
-      directory: where `privacy.json` goes; None for nowhere.
+      directory: the folder of `privacy.json`; None to write no file.
 
     Guarantees: whatever is killed, resumed and changed, epsilon is not below that of all rounds that ran, and no two
     releases share noise (tests/running/test_spending.py::test_no_history_tells_less_than_the_truth,
     ::test_a_crash_is_counted, ::test_changed_runs_share_nothing); epsilon is that of the accountant by hand
-    (::test_epsilon_is_the_accountants); there is none once a letter with noise was missing
-    (::test_missing_letters_void_it), or after rounds that no ledger saw (::test_what_no_ledger_saw_has_no_epsilon). A
-    ledger that was deleted is an error (::test_a_crash_is_counted), noise where no accountant looks is no epsilon
+    (::test_epsilon_is_the_accountants); there is none after a missing message with noise
+    (::test_missing_messages_void_it), or after rounds without a ledger (::test_what_no_ledger_saw_has_no_epsilon). A
+    ledger that was deleted is an error (::test_a_crash_is_counted), noise that no accountant covers gives no epsilon
     (::test_noise_in_any_part_is_seen), and that of a program which cannot be read says so
     (::test_programs_that_call_the_host_share_nothing).
     """
@@ -88,7 +89,7 @@ class Spending:
             validate.in_range("delta", delta, 0, 1, open_low=True, open_high=True)
         if not self.private:
             return
-        from fedjax_sim import privacy  # the desk's libraries take a second
+        from fedjax_sim import privacy  # here, because its libraries take a second to import
 
         try:
             self.mechanism = privacy.mechanism_of(algorithm, dimension=message_dimension(algorithm, params, population))
@@ -98,28 +99,28 @@ class Spending:
         self.ledger = privacy.Ledger(default_delta(self.mechanism.num_units) if delta is None else delta)
 
     def key(self, key: Array) -> Array:
-        """A run's key, bound to what it releases; as it is without noise."""
+        """A run's key, bound to its stream of noise; unchanged without noise."""
         return fingerprint.bound(key, self.stream)
 
     def start(self) -> None:
-        """Begins the file of a run with noise: from here on it is missed where it is not there."""
+        """Creates the file of a run with noise; from now on it is an error if the file is missing."""
         if self.private:
             self._write()
 
     def resume(self, saved: dict[str, Any] | None, first: int) -> None:
-        """Takes over what a checkpoint of round `first` and the file hold."""
+        """Continues from the ledgers in a checkpoint of round `first` and in the file."""
         held = distributed.from_first(self._read)
         if held is None and saved is not None and saved["ledger"] is not None and self.path is not None:
             raise checkpoint.CheckpointError(
                 f"{self.path}: expected the privacy ledger of this run, got no file: deleted. Rounds after the last "
-                "checkpoint stand in it alone. Put it back from a copy, or start a new run, whose epsilon adds to that "
-                "of this one."
+                "checkpoint are recorded only there. Put it back from a copy, or start a new run, whose epsilon adds "
+                "to that of this one."
             )
         found = [_checked(state) for state in (saved, held) if state is not None]
         if not found and not self.private:
             return
         earlier = "" if saved is None else saved["stream"]
-        if self.source:  # what learns from here on may be something else
+        if self.source:  # the program may have changed since the checkpoint
             same = earlier.rpartition(":")[2] == self.source
             self.stream = earlier if same else f"{earlier} {first}:{self.source}"
         self.void = next((state["void"] for state in found if state["void"]), "")
@@ -128,7 +129,7 @@ class Spending:
         if not self.private:
             return self._end("earlier rounds of this run had noise, and these have none: no epsilon holds for both.")
         if saved is None or any(state["ledger"] is None for state in found):
-            return self._end(f"the first {first} rounds ran without a ledger: nobody knows what they released.")
+            return self._end(f"the first {first} rounds ran without a ledger: what they released is unknown.")
         if self.mechanism is None:
             return self._end(self.refused)
         from fedjax_sim.privacy import Ledger
@@ -137,10 +138,10 @@ class Spending:
             self.ledger = self.ledger.merged(Ledger.from_state(state["ledger"]))
         if self.ledger.stop > first and fingerprint.is_opaque(self.source):
             rounds = f"rounds {first + 1} to {self.ledger.stop}"
-            self._end(f"{rounds} ran before, and the program calls the host: nobody knows if they repeat themselves.")
+            self._end(f"{rounds} ran before, and the program calls the host: whether they repeat exactly is unknown.")
 
     def _read(self) -> dict[str, Any] | None:
-        """What the file holds."""
+        """The file's content; None if there never was a file."""
         if self.path is None or not (self.path.is_file() or checksums.is_listed(self.path)):
             return None
         checksums.check(self.path.parent, [FILE], needed=True)
@@ -150,25 +151,25 @@ class Spending:
             raise checkpoint.CheckpointError(f"{self.path}: expected a privacy ledger, got a damaged one.") from error
 
     def enter(self, start: int, stop: int) -> None:
-        """Rounds start, ..., stop - 1 are about to run."""
+        """Records that rounds start, ..., stop - 1 are about to run."""
         if self.mechanism is not None and not self.void:
             self.ledger.enter(self.mechanism, start, stop, stream=self.stream)
             self._write()
 
     def observe(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """These rounds ran, and nobody has seen them yet."""
+        """Checks the records of rounds that have run, before they are logged."""
         missing = [record["round"] for record in records if self.misses(record)]
         if missing and not self.void:
             self._end(f"in round {missing[0]} {MISSING}")
 
     def misses(self, counts: Mapping[str, Any]) -> bool:
-        """Whether rounds with these counts lack a letter that should have brought noise; not said is missing."""
-        bringing = {"distributed": "skipped_rounds", "local": "dropped_clients"}
-        name = None if self.mechanism is None else bringing.get(self.mechanism.place)
+        """Whether rounds with these counts lack a message that should have had noise; an absent count means they do."""
+        counters = {"distributed": "skipped_rounds", "local": "dropped_clients"}
+        name = None if self.mechanism is None else counters.get(self.mechanism.place)
         return name is not None and counts.get(name, 1) > 0
 
     def _end(self, reason: str) -> None:
-        """From here on no epsilon holds, whoever goes on with this run."""
+        """Voids the epsilon of this run from now on, also after a resume."""
         self.void = reason
         self._write()
 
@@ -177,7 +178,7 @@ class Spending:
             checksums.write(self.path, (json.dumps(self.state(), indent=2) + "\n").encode())
 
     def state(self) -> dict[str, Any] | None:
-        """As JSON, for a checkpoint; None where there never was noise."""
+        """As JSON, for a checkpoint; None if there never was noise."""
         if not self.private and not self.void:
             return None
         ledger = None if self.mechanism is None else self.ledger.state()
@@ -206,12 +207,15 @@ class Spending:
         if warning:
             statement += "; the program calls the host: a seed for this run alone"
         lines = [explain(spent), *warning, f"- Not covered, and shown by the log of this run: {', '.join(uncovered)}."]
-        told = {"explanation": "\n".join(lines if uncovered else lines[:-1]), "uncovered": uncovered}
-        return {"privacy": {"statement": statement, **spent.as_dict(), **told}}
+        texts = {"explanation": "\n".join(lines if uncovered else lines[:-1]), "uncovered": uncovered}
+        return {"privacy": {"statement": statement, **spent.as_dict(), **texts}}
 
 
 def _checked(state: Any) -> dict[str, Any]:
-    """The state of a `Spending`, whole."""
+    """The state of a `Spending`, after checking its fields.
+
+    Raises: CheckpointError, TypeError or ValueError for another one.
+    """
     from fedjax_sim.privacy import Ledger
 
     if not isinstance(state, dict) or set(state) != FIELDS:

@@ -1,4 +1,4 @@
-"""What theory and accounting read about a sampler: host-side facts, no arrays of the accelerator."""
+"""The sampling design: what theory and the accountant read about a sampler, as numbers on the host."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ _SCHEMES = {
 def mean_of_minimum(num_trials: int, rate: float, limit: int) -> float:
     """E[min(K, limit)] for K ~ Binomial(num_trials, rate).
 
+    Args:
+      num_trials, limit: integers of at least 1.
+      rate: in [0, 1].
+
+    Guarantees: the frequencies of limited cohorts
+    (tests/sampling/test_design.py::test_inclusion_probabilities_are_the_frequencies).
+
     >>> round(mean_of_minimum(2, 0.5, 1), 12)
     0.75
     """
@@ -38,19 +45,19 @@ def mean_of_minimum(num_trials: int, rate: float, limit: int) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingDesign:
-    """The law of a cohort, for a Horvitz-Thompson estimate, a variance formula or a privacy accountant.
+    """The distribution of a cohort, for a Horvitz-Thompson estimate, a variance formula or a privacy accountant.
 
     Args:
-      scheme: the name of the law; an accountant refuses one it does not know.
+      scheme: the name of the distribution; an accountant refuses one it does not know.
       population_size: N.
       cohort_size: expected number of slots drawn in a round, before truncation and dropout.
       num_slots: m, the static number of slots; a truncated Poisson cohort never exceeds it.
-      rate: cohort_size / N unless given; q of a Poisson scheme.
-      draw_probabilities: [N] float64, the law of one draw of `weighted_with_replacement`; None = uniform.
-      response_rates: chances that an invited client reports, one for each wrapper that thins the reports,
-        independent of each other; None = varied inside a sweep, so unknown here.
+      rate: q of a Poisson scheme; cohort_size / N unless given.
+      draw_probabilities: [N] float64, the distribution of one draw of `weighted_with_replacement`; None = uniform.
+      response_rates: probabilities in (0, 1] that an invited client reports, one for each wrapper that drops reports,
+        independent of each other; None for one that a sweep varies, which is unknown here.
       max_reports: the most reports that count in a round; None = no limit beyond the slots.
-      reports_limited_after: how many of `response_rates` thin the reports before that limit; theirs follows.
+      reports_limited_after: how many of `response_rates` apply before that limit; the next one is that of the limit.
 
     Raises: ValueError, TypeError for a value out of range.
 
@@ -92,28 +99,28 @@ class SamplingDesign:
 
     @property
     def replacement(self) -> bool:
-        """One client may fill several slots."""
+        """Whether one client may fill several slots."""
         return _SCHEMES[self.scheme][0]
 
     @property
     def fixed_size(self) -> bool:
-        """The number of invited slots is the same in every round."""
+        """Whether the number of invited slots is the same in every round."""
         return _SCHEMES[self.scheme][1] and self.cohort_size == self.num_slots
 
     @property
     def equal_chances(self) -> bool:
-        """No client is drawn more often than another."""
+        """Whether all clients are drawn with the same probability."""
         drawn = self.draw_probabilities  # multiples of 2^-32 / N, each within one of its weight
         return drawn is None or bool(np.ptp(drawn) * self.population_size <= 2.0**-30)
 
     @property
     def independent_rounds(self) -> bool:
-        """The cohorts of two rounds are independent."""
+        """Whether the cohorts of two rounds are independent."""
         return _SCHEMES[self.scheme][2]
 
     @property
     def response_rate(self) -> float | None:
-        """Chance that an invited client's report counts; None if a sweep varies it."""
+        """Probability that an invited client's report counts; None if a sweep varies it."""
         return None if None in self.response_rates else math.prod(self.response_rates, start=1.0)
 
     @property
@@ -126,9 +133,9 @@ class SamplingDesign:
         return float(stats.binom.sf(self.num_slots, self.population_size, self.rate))
 
     def inclusion_probabilities(self) -> float | np.ndarray:
-        """First-order pi_i: the chance that client i reports at least once in a round.
+        """First-order pi_i: the probability that client i reports at least once in a round.
 
-        Cyclic schemes: the long-run fraction of rounds.
+        For cyclic schemes: the long-run fraction of rounds in which it does.
 
         Returns: a float if all clients are alike, else [N] float64.
 

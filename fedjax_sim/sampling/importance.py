@@ -1,4 +1,4 @@
-"""Cohorts in which some clients are more likely than others."""
+"""Cohorts drawn with unequal probabilities."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ONE = 2**32  # units of probability in a column of the table
 
 
 class AliasTable(NamedTuple):
-    """Column i keeps client i with chance threshold / 2^32, and gives way to its alias otherwise."""
+    """Walker's alias table: column i stands for client i with probability threshold / 2^32, else for its alias."""
 
     threshold: Array  # [N] uint32
     alias: Array  # [N] int32; the client itself where the column is full
@@ -28,8 +28,8 @@ class AliasTable(NamedTuple):
 def weighted(weights: Any, cohort_size: int) -> Sampler:
     """m independent draws of client i with probability p_i = weights[i] / sum(weights).
 
-    A plain mean over the slots then estimates the p-weighted mean over the population without bias. The state is the
-    table of the draws, 8 bytes a client, so that it enters a round as an argument.
+    An unweighted mean over the slots is then an unbiased estimate of the p-weighted mean over the population. The state
+    is the alias table, 8 bytes a client, which a round takes as an argument and not as a constant.
 
     Args:
       weights: [N] finite numbers >= 0, not all 0; usually the numbers of examples.
@@ -41,7 +41,7 @@ def weighted(weights: Any, cohort_size: int) -> Sampler:
 
     Guarantees: p_i is exact to 2^-32 / N + 2^-52 (tests/sampling/test_importance.py::test_table_holds_the_weights);
     draws follow it (test_draws_follow_the_weights); a client of weight 0 is never drawn
-    (test_zero_weights_are_never_drawn); the plain mean is unbiased (test_plain_mean_is_unbiased).
+    (test_zero_weights_are_never_drawn); the unweighted mean is unbiased (test_plain_mean_is_unbiased).
 
     References: Li et al. 2020 (FedAvg on non-IID data, scheme I); Walker 1977; Vose 1991.
 
@@ -63,8 +63,8 @@ def weighted(weights: Any, cohort_size: int) -> Sampler:
         columns = below(stream(key, "cohort"), size, (cohort_size,))
         bits = jax.random.bits(stream(key, "alias"), (cohort_size,), jnp.uint32)
         ids = jnp.where(bits < state.threshold[columns], columns, state.alias[columns])
-        called = jnp.ones((cohort_size,), bool)
-        return Cohort(ids=ids, invited=called, reported=called), state
+        invited = jnp.ones((cohort_size,), bool)
+        return Cohort(ids=ids, invited=invited, reported=invited), state
 
     design = SamplingDesign(
         scheme="weighted_with_replacement",
@@ -79,9 +79,7 @@ def weighted(weights: Any, cohort_size: int) -> Sampler:
 def _check_weights(weights: Any) -> np.ndarray:
     rule = "a 1-dimensional array of finite numbers >= 0, not all 0"
     if isinstance(weights, jax.core.Tracer):
-        validate.fail(
-            "weights", rule, weights, "The table of draws is made on the host: pass a NumPy array.", TypeError
-        )
+        validate.fail("weights", rule, weights, "The alias table is made on the host: pass a NumPy array.", TypeError)
     array = np.asarray(weights)
     if array.dtype.kind not in "iuf":
         validate.fail("weights", rule, array, f"The dtype is {array.dtype}.", TypeError)
@@ -92,7 +90,7 @@ def _check_weights(weights: Any) -> np.ndarray:
     if wrong.size:
         validate.fail(f"weights[{wrong[0]}]", "a finite number >= 0", float(array[wrong[0]]))
     if not array.max() > 0:
-        validate.fail("weights", rule, weights, "Somebody must be drawn.")
+        validate.fail("weights", rule, weights, "At least one client must have a positive weight.")
     return array
 
 
@@ -104,11 +102,11 @@ def _units(weights: np.ndarray) -> np.ndarray:
 
 
 def _alias_table(units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Vose's table in whole units, without a loop: heavy clients fill the columns of light ones, both in order.
+    """Vose's alias table in integer units, vectorised: heavy clients fill the columns of light ones, both in order.
 
-    With D the running sum of what light columns lack and E that of what heavy clients have to give, light column i is
-    filled by the first heavy client with E > D[i-1]; a heavy client is spent at the first i with D[i] >= E, and the
-    next heavy one fills what it then lacks itself.
+    With D the running sum of the light columns' deficits and E that of the heavy clients' surpluses, light column i is
+    filled by the first heavy client with E > D[i-1]; a heavy client is used up at the first i with D[i] >= E, and the
+    next heavy one fills the deficit that it then has itself.
     """
     size = len(units)
     threshold, alias = np.zeros(size, np.uint32), np.arange(size, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Wrappers: who of those invited reports. They never change who is invited."""
+"""Wrappers that decide which of the invited clients report: dropout and over-invitation."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.prng import client_key, stream
 from fedjax_sim.sampling.design import mean_of_minimum
-from fedjax_sim.types import Array, Sampler
+from fedjax_sim.types import Array, Metric, Sampler
 
 __all__ = ["client_bits", "with_dropout", "with_over_invitation"]
 
 
+DROPPED = Metric("dropped", "invited clients that did not report", "count")
+DISCARDED = Metric("discarded", "reports that came too late", "count")
+
+
 def client_bits(key: Array, ids: Array) -> Array:
-    """32 random bits of each client, by its id: the same in whatever slot it stands."""
+    """[m] uint32 random bits of the clients `ids` [m], which depend on a client's id and not on its slot.
+
+    Guarantees: tests/sampling/test_participation.py::test_dropout_keeps_the_cohort_and_ignores_slots.
+    """
     return jax.vmap(lambda id: jax.random.bits(client_key(key, id), (), jnp.uint32))(ids)
 
 
 def with_dropout(sampler: Sampler, rate: float) -> Sampler:
-    """Each invited client fails to report with probability `rate`, independently.
-
-    `metrics["dropped"]` counts them.
+    """Each invited client fails to report with probability `rate`, independently; `metrics["dropped"]` counts them.
 
     Args:
       sampler: any sampler; wrapping twice drops twice, independently.
@@ -45,7 +50,7 @@ def with_dropout(sampler: Sampler, rate: float) -> Sampler:
     >>> with_dropout(uniform(100, 10), 0.2).design.response_rate
     0.8
     """
-    validate.in_range("rate", rate, 0, 1, open_high=True, hint="It is a client's chance not to report.")
+    validate.in_range("rate", rate, 0, 1, open_high=True, hint="It is a client's probability not to report.")
     name = f"dropout {len(sampler.design.response_rates)}"  # a second wrapper has a stream of its own
     traced = isinstance(rate, jax.core.Tracer)
     # The largest product is 2^32 - 1: a float32 rate below 1 is at most 1 - 2^-24.
@@ -60,14 +65,16 @@ def with_dropout(sampler: Sampler, rate: float) -> Sampler:
 
     rates = (*sampler.design.response_rates, None if traced else 1 - float(rate))
     design = dataclasses.replace(sampler.design, response_rates=rates)
-    return sampler.then(thinned, design)
+    # a second wrapper adds to the first one's number
+    counted = () if sampler.design.response_rates else (DROPPED,)
+    return sampler.then(thinned, design, counted)
 
 
 def with_over_invitation(sampler: Sampler, num_reports: int) -> Sampler:
-    """More are invited than needed: only the first `num_reports` reports count, in a random order of arrival.
+    """More clients are invited than needed: only the first `num_reports` reports count, in random order of arrival.
 
     `metrics["discarded"]` counts those that came too late. They were sent (`Cohort.sent`): their bytes count in
-    `uplink_bytes`, and by themselves in `wasted_bytes`.
+    `uplink_bytes`, and separately in `wasted_bytes`.
 
     Args:
       sampler: one with a fixed number of different clients, e.g. `with_dropout(uniform(N, 130), 0.2)`.
@@ -114,4 +121,4 @@ def with_over_invitation(sampler: Sampler, num_reports: int) -> Sampler:
         max_reports=num_reports,
         reports_limited_after=len(design.response_rates),
     )
-    return sampler.then(limited, design)
+    return sampler.then(limited, design, (DISCARDED,))

@@ -14,15 +14,14 @@ from fedjax_sim.types import Array
 
 __all__ = ["permute"]
 
-_EXACT_LIMIT = 1024  # a power of two; up to here clients are sorted, and exactly uniform
+_EXACT_LIMIT = 1024  # a power of two; up to here clients are sorted, and permutations exactly uniform
 
 
 def permute(key: Array, positions: Array, population_size: int) -> Array:
-    """Values at `positions` of a random permutation of range(N) that the key alone decides.
+    """Values at `positions` of a random permutation of range(N) that depends on the key alone.
 
     N <= 1024: the order of 64 random bits a client, so every permutation is equally likely. Above: a Feistel network
-    on a grid of a x b >= N cells, a and b near sqrt(N), whose halves are shifted in turn by a keyed hash of the other
-    half; values past N walk on along their cycle, which ends because the walk started below N.
+    (`prng.feistel`) on a grid of a x b >= N cells, a and b near sqrt(N), with cycle walking (`prng.walked`) past N.
 
     Args:
       key: random key.
@@ -56,9 +55,9 @@ def permute(key: Array, positions: Array, population_size: int) -> Array:
 
 
 def _sorted_order(key: Array, size: int) -> Array:
-    """[N] the order of 64 random bits a client, found by the first 22 of them where these differ.
+    """[N] the order of 64 random bits a client; the first 22 of them suffice where they differ.
 
-    XLA:CPU sorts one array four times as fast as three: a client's number in the low bits spares the others.
+    XLA:CPU sorts one array four times as fast as three, so a client's number is packed into the low bits.
     """
     number = jnp.arange(size, dtype=jnp.uint32)
     low = jnp.uint32(_EXACT_LIMIT - 1)

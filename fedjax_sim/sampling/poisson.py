@@ -1,4 +1,4 @@
-"""Poisson sampling, the law privacy accountants assume, in a fixed number of slots."""
+"""Poisson sampling, which privacy accountants assume, in a fixed number of slots."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fedjax_sim import validate
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.sampling.permutation import permute
-from fedjax_sim.types import Array, Cohort, Sampler
+from fedjax_sim.types import Array, Cohort, Metric, Sampler
 
 __all__ = ["poisson"]
 
-_OVERFLOW = 1e-9  # chance that a cohort exceeds the default number of slots
+_OVERFLOW = 1e-9  # bound on the probability that a cohort exceeds the default number of slots
 _MAX_TABLE_BYTES = 1 << 20
 
 
 def poisson(population_size: int, rate: float, *, num_slots: int | None = None) -> Sampler:
-    """Every client by itself with probability q; beyond the slots, a uniform choice of those called.
+    """Every client is invited independently with probability q; if more are than slots, a uniform subset of them.
 
-    The number called, K ~ Binomial(N, q), is drawn by inversion of a table made on the host; the cohort is the first
+    Their number, K ~ Binomial(N, q), is drawn by inversion of a table made on the host; the cohort is the first
     min(K, num_slots) clients of a random permutation. `metrics["overflow"]` counts the clients left out.
 
     Args:
@@ -38,7 +38,7 @@ def poisson(population_size: int, rate: float, *, num_slots: int | None = None) 
     Guarantees: E K = qN, Var K = Nq(1-q) and the whole law of K
     (tests/sampling/test_poisson.py::test_number_of_clients_is_binomial); the table is exact to 2^-48
     (test_table_is_the_binomial_law); P(overflow) = P(Bin(N, q) > num_slots) (test_overflow_is_the_binomial_tail);
-    clients are called independently (test_pairs_are_independent).
+    clients are invited independently (test_pairs_are_independent).
 
     References: Abadi et al. 2016, section 3.1; Mironov, Talwar and Zhang 2019.
 
@@ -49,17 +49,17 @@ def poisson(population_size: int, rate: float, *, num_slots: int | None = None) 
     validate.integer("population_size", population_size)
     if isinstance(rate, jax.core.Tracer):
         validate.fail("rate", "a Python number", rate, "The table of cohort sizes is made on the host.", TypeError)
-    validate.in_range("rate", rate, 0, 1, open_low=True, hint="It is each client's chance to be called in a round.")
+    validate.in_range("rate", rate, 0, 1, open_low=True, hint="It is the probability that a round invites a client.")
     rate = float(rate)
     num_slots = _default_slots(population_size, rate) if num_slots is None else num_slots
     validate.integer("num_slots", num_slots, 1, population_size)
     first, table = _binomial_table(population_size, rate)
 
     def sample(key, state):
-        called = first + _count_below(jax.random.bits(stream(key, "cohort_size"), (2,), jnp.uint32), table)
+        drawn = first + _count_below(jax.random.bits(stream(key, "cohort_size"), (2,), jnp.uint32), table)
         slots = jnp.arange(num_slots, dtype=jnp.int32)
-        invited = slots < called
-        overflow = jnp.maximum(called - num_slots, 0)
+        invited = slots < drawn
+        overflow = jnp.maximum(drawn - num_slots, 0)
         ids = permute(stream(key, "cohort"), slots, population_size)
         return Cohort(ids=ids, invited=invited, reported=invited, metrics={"overflow": overflow}), state
 
@@ -70,7 +70,8 @@ def poisson(population_size: int, rate: float, *, num_slots: int | None = None) 
         num_slots=num_slots,
         rate=rate,
     )
-    return Sampler(lambda: (), sample, num_slots, design)
+    left_out = Metric("overflow", "clients left out of full cohorts", "count")
+    return Sampler(lambda: (), sample, num_slots, design, metrics=(left_out,))
 
 
 def _default_slots(population_size: int, rate: float) -> int:
@@ -85,7 +86,7 @@ def _default_slots(population_size: int, rate: float) -> int:
 def _binomial_table(population_size: int, rate: float) -> tuple[np.int32, np.ndarray]:
     """The smallest count and, as two limbs [2, counts - 1] uint32, 2^64 P(K <= count) of every count but the last.
 
-    The window misses less than 2^-60 of the mass (Bernstein's inequality); the mode takes what it misses.
+    The window of counts misses less than 2^-60 of the mass (Bernstein's inequality), which is added to the mode.
     """
     from scipy import stats
 
@@ -98,7 +99,7 @@ def _binomial_table(population_size: int, rate: float) -> tuple[np.int32, np.nda
     mass = stats.binom.pmf(counts, population_size, rate)
     units = [int(x) for x in mass / mass.sum() * 2.0**64]
     units[int(np.argmax(mass))] += 2**64 - sum(units)
-    support = np.flatnonzero(units)  # without the empty tail, so that no sum but the dropped last one reaches 2^64
+    support = np.flatnonzero(units)  # without the empty tail, so that only the last sum, which is dropped, is 2^64
     counts, units = counts[support[0] : support[-1] + 1], units[support[0] : support[-1]]
     cumulative = np.cumsum(np.array(units, np.uint64), dtype=np.uint64)
     return np.int32(counts[0]), np.stack([cumulative >> np.uint64(32), cumulative]).astype(np.uint32)

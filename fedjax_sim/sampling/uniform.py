@@ -1,4 +1,4 @@
-"""Cohorts in which all clients are alike: uniform, with replacement, everyone, in turn."""
+"""Cohorts in which all clients are equally likely: uniform, with replacement, full participation, cyclic."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["cyclic", "full", "uniform", "with_replacement"]
 
 
 class CyclicState(NamedTuple):
-    """Where a cyclic sampler stands."""
+    """The progress of a cyclic sampler."""
 
-    position: Array  # [] uint32 in [0, N), clients already called in this pass
-    seed: Array  # [2] uint32, what the order of this pass follows from; unused when not shuffled
+    position: Array  # [] uint32 in [0, N), clients already invited in this pass
+    seed: Array  # [2] uint32, seed of this pass's order; unused when not shuffled
 
 
 def _everyone(ids: Array) -> Cohort:
-    called = jnp.ones(ids.shape, bool)
-    return Cohort(ids=ids, invited=called, reported=called)
+    invited = jnp.ones(ids.shape, bool)
+    return Cohort(ids=ids, invited=invited, reported=invited)
 
 
 def _check_without_replacement(population_size: int, cohort_size: int) -> None:
@@ -35,7 +35,7 @@ def _check_without_replacement(population_size: int, cohort_size: int) -> None:
 
 
 def uniform(population_size: int, cohort_size: int) -> Sampler:
-    """m of N clients without replacement, all subsets equally likely, afresh in each round.
+    """m of N clients without replacement, all subsets equally likely, independently in each round.
 
     Args:
       population_size: N in [1, 2^31 - 1].
@@ -47,8 +47,8 @@ def uniform(population_size: int, cohort_size: int) -> Sampler:
 
     Guarantees: no client twice, pi_i = m/N, pi_ij = m(m-1)/(N(N-1))
     (tests/sampling/test_uniform.py::test_every_subset_is_equally_likely, test_pair_covariance); rounds are
-    independent (test_rounds_are_independent). Above N = 1024 these hold as far as a keyed permutation shows
-    (tests/sampling/test_permutation.py).
+    independent (test_rounds_are_independent). Above N = 1024 the permutation is pseudo-random, and these hold as far
+    as its tests show (tests/sampling/test_permutation.py).
 
     References: Cochran 1977, sections 2.1 and 2.9.
 
@@ -133,8 +133,9 @@ def full(population_size: int) -> Sampler:
 def cyclic(population_size: int, cohort_size: int, *, shuffled: bool = False) -> Sampler:
     """Clients in turn: m at a time, pass after pass over the population.
 
-    In order, a cohort that reaches the end goes on with client 0. Shuffled, each pass has a fresh random order and its
-    last cohort is smaller when m does not divide N: the slots left are padding, so no client is called twice.
+    In order, a cohort that reaches the last client continues with client 0. Shuffled, each pass has a fresh random
+    order and its last cohort is smaller when m does not divide N: the slots left are padding, so that no client is
+    invited twice in a pass.
 
     Args:
       population_size: N in [1, 2^31 - 1].
@@ -145,8 +146,8 @@ def cyclic(population_size: int, cohort_size: int, *, shuffled: bool = False) ->
 
     Raises: ValueError, TypeError for values out of range.
 
-    Guarantees: in order, N rounds call each client exactly m times; shuffled, ceil(N/m) rounds call each exactly once
-    (tests/sampling/test_uniform.py::test_cyclic_covers_everyone_evenly, test_shuffled_pass_covers_everyone_once).
+    Guarantees: in order, N rounds invite each client exactly m times; shuffled, ceil(N/m) rounds invite each exactly
+    once (tests/sampling/test_uniform.py::test_cyclic_covers_everyone_evenly, test_shuffled_pass_covers_everyone_once).
 
     References: Mishchenko, Khaled and Richtarik 2020 (random reshuffling).
 

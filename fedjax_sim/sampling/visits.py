@@ -1,4 +1,4 @@
-"""How many different clients took part: a visit by the same client counts once."""
+"""A wrapper that counts the distinct clients that have taken part."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from fedjax_sim.types import Array, PyTree, Sampler
+from fedjax_sim.types import Array, Metric, PyTree, Sampler
 
 __all__ = ["with_distinct_clients"]
+
+
+DISTINCT = Metric("distinct_clients", "different clients took part", "count", "last")
 
 
 class _Visited(NamedTuple):
@@ -18,17 +21,17 @@ class _Visited(NamedTuple):
 
 
 def with_distinct_clients(sampler: Sampler) -> Sampler:
-    """The same cohorts; `metrics["distinct_clients"]` counts the different clients that have reported so far.
+    """The same cohorts; `metrics["distinct_clients"]` is the number of distinct clients that have reported so far.
 
-    Exactly, by a bit for each of the N clients in the sampler's state, so a checkpoint holds it. Put it outermost: it
-    sees who reports at the end. A client whose update is then dropped for not being finite has reported.
+    The count is exact: the sampler's state has a bit for each of the N clients, so a checkpoint holds it. Put this
+    wrapper outermost, where it sees who finally reports. A client whose non-finite update is dropped has reported.
 
     Args:
       sampler: any sampler.
 
-    Guarantees: the count is that of a set of ids, with slots that are padding, repeat a client, or do not report, and
-    cohorts are untouched (tests/sampling/test_visits.py::test_it_counts_as_a_set_does_and_cohorts_are_untouched); a
-    resumed run has the same (tests/command/test_app.py::test_resume_goes_on_to_the_same_bits).
+    Guarantees: the size of the set of ids, also with slots that are padding, repeat a client, or do not report, and
+    cohorts are unchanged (tests/sampling/test_visits.py::test_it_counts_as_a_set_does_and_cohorts_are_untouched); the
+    same after a resume (tests/command/test_app.py::test_resume_goes_on_to_the_same_bits).
 
     >>> import jax
     >>> from fedjax_sim.sampling.uniform import full
@@ -61,11 +64,17 @@ def with_distinct_clients(sampler: Sampler) -> Sampler:
     def observe(state, cohort, outcome):
         return state._replace(sampler=sampler.observe(state.sampler, cohort, outcome))
 
-    return sampler._replace(init=init, sample=sample, tell=sampler.tell and tell, observe=sampler.observe and observe)
+    return sampler._replace(
+        init=init,
+        sample=sample,
+        metrics=(*sampler.metrics, DISTINCT),
+        tell=sampler.tell and tell,
+        observe=sampler.observe and observe,
+    )
 
 
 def _first(ids: Array, where: Array) -> Array:
-    """`where`, without slots whose id stands in another one of them."""
+    """`where` [m] bool, with all but one of the slots of the same id cleared."""
     keys = jnp.where(where, ids, -1)
     order = jnp.argsort(keys)
     ordered = keys[order]

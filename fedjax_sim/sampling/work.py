@@ -1,4 +1,4 @@
-"""Wrappers: how much of its local work each client of a cohort gets done."""
+"""Wrappers that decide how much of its local work each client of a cohort completes."""
 
 from __future__ import annotations
 
@@ -16,24 +16,28 @@ __all__ = ["with_local_steps", "with_stragglers"]
 
 
 def with_stragglers(sampler: Sampler, share: float) -> Sampler:
-    """Some clients get only part of their local work done, and send what they have.
+    """Some clients complete only part of their local work, and send what they have.
 
-    A client is a straggler in a round with probability `share`, by itself; a straggler's part of its local steps is
-    uniform in (0, 1], rounded up to whole steps: of K steps it does 1, ..., K, all alike. `with_dropout` loses the work
-    of a client instead. Stragglers of several wrappers do the smaller part.
+    A client is a straggler in a round with probability `share`, independently; a straggler completes a part of its
+    local steps that is uniform in (0, 1], rounded up to whole steps: of K steps it takes 1, ..., K, equally likely.
+    (With `with_dropout` a client's work is lost instead.) Of several such wrappers the smallest part counts.
 
     Args:
-      sampler: any sampler.
+      sampler: any sampler, with or without `Cohort.work`, but not one whose clients' numbers of steps are fixed.
       share: in [0, 1]; may be traced, so that a sweep can vary it.
 
-    Returns: a sampler of the same cohorts with `Cohort.work`; refused by clients that cannot stop early.
+    Returns: a sampler of the same cohorts whose `Cohort.work` is [m] float32 in (0, 1], 1 for clients that are no
+    stragglers; `algorithms.round.collect` refuses it with clients that cannot stop early.
 
-    Raises: ValueError, TypeError for a share out of range.
+    Raises: ValueError, TypeError for a share out of range; ValueError, when sampled, over `with_local_steps`.
 
-    Guarantees: that law, independent of slots and cohort (tests/sampling/test_work.py::test_law_of_stragglers); share 0
-    is the sampler without the wrapper, to rounding (tests/client/test_stragglers.py::test_no_stragglers).
+    Guarantees: that distribution, independent of the cohort (tests/sampling/test_work.py::test_law_of_stragglers) and
+    of slots, and a second wrapper draws anew (::test_stragglers_belong_to_clients); a traced share
+    (::test_share_may_be_traced); share 0 is the sampler without the wrapper, to rounding
+    (tests/client/test_stragglers.py::test_no_stragglers).
 
-    References: Li et al. 2020 (FedProx), section 5.2; there an exact share of each cohort, here a chance.
+    References: Li et al. 2020 (FedProx), section 5.2, where an exact share of each cohort straggles; here each client
+    does with a probability.
 
     >>> import jax
     >>> from fedjax_sim.sampling.uniform import uniform
@@ -42,7 +46,7 @@ def with_stragglers(sampler: Sampler, share: float) -> Sampler:
     >>> cohort.work.shape, bool((cohort.work > 0).all()), bool((cohort.work <= 1).all())
     ((4,), True, True)
     """
-    validate.in_range("share", share, 0, 1, hint="It is a client's chance to be a straggler.")
+    validate.in_range("share", share, 0, 1, hint="It is a client's probability to be a straggler.")
 
     def slowed(key, cohort):
         if cohort.work is not None and jnp.issubdtype(cohort.work.dtype, jnp.integer):
@@ -62,14 +66,17 @@ def with_local_steps(sampler: Sampler, steps: Sequence[int]) -> Sampler:
     """Clients take different numbers of local steps, the same in every round: client i takes `steps[i % len(steps)]`.
 
     Args:
-      sampler: any sampler.
-      steps: K_i, each in [1, K] of the local work's `num_steps`: a list for all clients, or a pattern that repeats.
+      sampler: any sampler without `Cohort.work`.
+      steps: K_i, each in [1, K] of the local work's `num_steps`: one number a client, or a shorter list that repeats.
 
-    Returns: a sampler of the same cohorts with `Cohort.work`; refused by clients that cannot stop early.
+    Returns: a sampler of the same cohorts whose `Cohort.work` is [m] int32; `algorithms.round.collect` refuses it with
+    clients that cannot stop early.
 
-    Raises: ValueError, TypeError for numbers out of range, at `init` of the algorithm for more than its `num_steps`.
+    Raises: ValueError, TypeError for numbers out of range or more numbers than clients; ValueError at `init` of the
+    algorithm for a number above its `num_steps`, and, when sampled, for a sampler whose clients do part of their work.
 
-    Guarantees: each client takes its number (tests/sampling/test_work.py::test_local_steps_are_taken).
+    Guarantees: each client takes its number (tests/sampling/test_work.py::test_local_steps_are_taken); what would be
+    cut off or contradict another wrapper is refused (::test_wrong_input).
 
     References: Wang et al. 2020 (FedNova), section 3, on clients with K_i local steps.
 
@@ -84,17 +91,17 @@ def with_local_steps(sampler: Sampler, steps: Sequence[int]) -> Sampler:
         validate.steps(f"steps[{i}]", number)
     if len(steps) > sampler.design.population_size:
         validate.fail("steps", f"at most {sampler.design.population_size} numbers, one a client", len(steps))
-    table = np.asarray(steps, np.int32)
+    numbers = np.asarray(steps, np.int32)
 
-    def told(state, work: Work):
-        if isinstance(work.steps, int) and work.steps < table.max():
+    def tell(state, work: Work):
+        if isinstance(work.steps, int) and work.steps < numbers.max():
             hint = "The local work's num_steps is the most that a client may take: raise it."
-            validate.fail("steps", f"at most {work.steps} local steps", int(table.max()), hint)
+            validate.fail("steps", f"at most {work.steps} local steps", int(numbers.max()), hint)
         return state if sampler.tell is None else sampler.tell(state, work)
 
     def fixed(key, cohort):
         if cohort.work is not None:
             validate.fail("sampler", "one whose clients do all of their work", "another wrapper of work")
-        return cohort._replace(work=jnp.asarray(table)[cohort.ids % len(table)])
+        return cohort._replace(work=jnp.asarray(numbers)[cohort.ids % len(numbers)])
 
-    return sampler.then(fixed)._replace(tell=told)
+    return sampler.then(fixed)._replace(tell=tell)

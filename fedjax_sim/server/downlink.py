@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, PyTree, ServerUpdate, UpdateTransform, Wire
 
@@ -73,9 +73,9 @@ def downlink(server: ServerUpdate, transform: UpdateTransform) -> ServerUpdate:
     def apply(key, aggregate, state):
         inner = server.apply(key, aggregate, state.server)
         model, own = server.broadcast(inner), stream(key, "downlink")
-        zero = tree.hidden_zero(jax.random.key_data(own))
-        wanted = tree.settled(tree.subtract(model, state.replica), zero)
-        sent = tree.settled(_sent(transform, own, wanted), zero)
+        zero = engine.hidden_zero(own)
+        wanted = engine.computed_once(tree.subtract(model, state.replica), zero)
+        sent = engine.computed_once(_sent(transform, own, wanted), zero)
 
         def moved(replica, model, x, wanted):
             return jnp.where(x == wanted, model, replica + x.astype(replica.dtype))

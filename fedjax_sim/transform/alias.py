@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import prng, tree
+from fedjax_sim import engine, prng
 from fedjax_sim.types import Array, PyTree
 
 __all__ = ["TAIL", "alias_table", "draw_integers", "tail_of"]
@@ -37,8 +37,7 @@ def draw_integers(key: Array, like: PyTree, cells: np.ndarray) -> PyTree:
 
     def draw(key, shape):
         words = jax.random.bits(prng.fast(key), (3, *shape), jnp.uint32)
-        zero = tree.hidden_zero(jax.random.key_data(key))
-        cell, first, second = tree.settled(words, zero)  # drawn once, though each is read twice
+        cell, first, second = engine.computed_once(words, key)  # drawn once, though each is read twice
         cell = (cell >> (32 - (number.bit_length() - 1))).astype(jnp.int32)
         here = high[cell]
         stays = (first < here) | ((first == here) & (second < low[cell]))

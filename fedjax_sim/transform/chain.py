@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
-from fedjax_sim.types import PyTree, UpdateTransform, Wire
+from fedjax_sim.types import Metric, PyTree, UpdateTransform, Wire
 
 __all__ = ["Whole", "as_it_comes", "chain", "check_floats", "identity", "plain_wire", "stateless", "wire_of"]
 
@@ -179,7 +179,14 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
         integer_range=transforms[-1].integer_range if transforms else None,
         mirrored=any(member.mirrored for member in transforms),
         noise=next((member.noise for member in transforms if member.noise is not None), None),
+        metrics=_metrics(transforms),
     )
+
+
+def _metrics(transforms: tuple[UpdateTransform, ...]) -> tuple[Metric, ...]:
+    """What the members state about their numbers, under the names that these have in the chain's."""
+    named = tree.joined({f"member_{i + 1}": {x.name: x for x in m.metrics} for i, m in enumerate(transforms)})
+    return tuple(metric._replace(name=name) for name, metric in named.items())
 
 
 def _changes_nothing(member: UpdateTransform) -> bool:

@@ -26,7 +26,6 @@ __all__ = [
     "masks_of",
     "payload",
     "random_mask",
-    "settled_by",
     "sizes_of",
     "squared",
 ]
@@ -117,11 +116,6 @@ def masks_of(choose: Callable, scope: str, key: Array | None, update: PyTree) ->
     return structure.unflatten([mask.reshape(jnp.shape(x)) for mask, x in zip(masks, leaves, strict=True)])
 
 
-def settled_by(key: Array, update: PyTree) -> PyTree:
-    """The update, materialised once: it is read twice, to choose entries and to send them, in the same bits."""
-    return tree.settled(update, tree.hidden_zero(jax.random.key_data(key)))
-
-
 def kept(update: PyTree, masks: PyTree) -> PyTree:
     """The update with zeros where a mask is False, and NaN where such an entry is not finite (x - x).
 
@@ -156,6 +150,6 @@ def random_mask(key: Array, size: int, number: int) -> Array:
 
 def largest_mask(x: Array, number: int) -> Array:
     """True for the `number` largest magnitudes; among equal ones for those of lowest index."""
-    if jax.default_backend() == "cpu" and number > 64 + x.size // 100:  # measured: the mask is faster
+    if engine.target() == "cpu" and number > 64 + x.size // 100:  # measured: the mask is faster
         return engine.top_k_mask(x, number)
     return jnp.zeros(x.size, bool).at[engine.top_k(x, number)[1]].set(True, unique_indices=True)

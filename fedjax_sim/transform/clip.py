@@ -16,7 +16,7 @@ from functools import reduce
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree, validate
+from fedjax_sim import engine, validate
 from fedjax_sim.transform.chain import as_it_comes, check_floats, plain_wire, stateless
 from fedjax_sim.types import Array, Mean, PyTree, UpdateTransform, Wire
 
@@ -153,18 +153,18 @@ def clipped(
         moved = jax.jvp(plain, (update, traced), tangents[:2])[1]
         return (message, measured), (moved, jax.tree.map(jnp.zeros_like, measured))
 
-    return exactly(update, traced, tree.hidden_zero(jax.random.key_data(key)))
+    return exactly(update, traced, engine.hidden_zero(key))
 
 
 def _clipped(
-    update: PyTree, clip_norm: float | Array, zero: Array, per: str, narrow: bool
+    update: PyTree, clip_norm: float | Array, zero: engine.HiddenZero, per: str, narrow: bool
 ) -> tuple[PyTree, dict[str, Mean]]:
-    update = tree.settled(update, zero)  # computed once: the norm and the scaled numbers are of the same bits
+    update = engine.computed_once(update, zero)  # the norm and the scaled numbers are of the same bits
     structure = jax.tree.structure(update)
     groups, limit = _groups(update, clip_norm, per)
     message, over, lengths = [], [], []
     for group in groups:
-        near, far = tree.settled(length_over(group, limit), zero)
+        near, far = engine.computed_once(length_over(group, limit), zero)
         room = 1 - slack(group)
         longer, apart = ~(near <= room), ~(near < jnp.inf)  # NaN is both, and stays
         shrink = room / jnp.where(longer, jnp.where(apart, far, near), 1)
@@ -230,10 +230,10 @@ def _wide(x: Array):
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
-def _squares(x: Array, factor: float | Array, zero: Array) -> Array:
+def _squares(x: Array, factor: float | Array, zero: engine.HiddenZero) -> Array:
     """The sum of (x factor)^2 by pairs, in an order that no compiler changes: every number's bits depend on a norm."""
     x = x.reshape(-1).astype(_wide(x)) * factor
-    x = tree.pinned(x * x, zero)
+    x = engine.rounded_here(x * x, zero)
     while x.size > 1:
         rows = min(BLOCK, 1 << (x.size - 1).bit_length())
         x = jnp.pad(x, (0, -x.size % rows)).reshape(rows, -1)
@@ -247,8 +247,8 @@ def _squares(x: Array, factor: float | Array, zero: Array) -> Array:
 def length_over(leaves: list[Array], limit: float | Array) -> tuple[Array, Array]:
     """(norm / limit, infinite past 2^63; norm times 2^-80, which is 0 for short updates), both within `slack`."""
     leaves = [x for x in leaves if x.size] or [jnp.zeros(1)]
-    zero = tree.hidden_zero(leaves)
-    scale = tree.pinned(jnp.float32(FAR), zero)  # or (x c)(x c) may become x x (c c), and c c zero
+    zero = engine.hidden_zero(leaves)
+    scale = engine.rounded_here(jnp.float32(FAR), zero)  # or (x c)(x c) may become x x (c c), and c c zero
     near, far = (reduce(jnp.add, [_squares(x, factor, zero) for x in leaves]) for factor in (1 / limit, scale))
     return jnp.where(near < 2.0**126, jnp.sqrt(near), jnp.inf), jnp.sqrt(far)
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import prng, tree, validate
+from fedjax_sim import engine, prng, tree, validate
 from fedjax_sim.transform.alias import TAIL, alias_table, draw_integers, tail_of
 from fedjax_sim.transform.clip import check_clip_norm, clip, clip_metrics, clipped, length_over, slack
 from fedjax_sim.transform.gaussian import check_cohort
@@ -180,7 +180,7 @@ def _mechanism(
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
         check_cohort(cohort, cohort_size)
         decoded = jax.tree.map(lambda x: x.astype(jnp.float32) * granularity, aggregate)
-        return tree.pinned(decoded, tree.hidden_zero(jax.random.key_data(key))), state, clip_metrics(measured)
+        return engine.rounded_here(decoded, key), state, clip_metrics(measured)
 
     def squared_error(update):
         dimension = tree.num_values(update)
@@ -216,7 +216,7 @@ def _rounded(key: Array, message: PyTree, noise: IntegerNoise) -> tuple[PyTree, 
     filled = [x for x in leaves if x.size]
     if not filled:
         return jax.tree.map(lambda x: x.astype(jnp.int32), message), jnp.float32(0)
-    leaves = tree.pinned(leaves, tree.hidden_zero(jax.random.key_data(key)))
+    leaves = engine.rounded_here(leaves, key)
     limit, room = noise.rounded_norm(sum(x.size for x in leaves)), 1 - slack(filled, 4)
 
     def again(carry):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import prng, tree, validate
+from fedjax_sim import engine, prng, validate
 from fedjax_sim.types import Array, PyTree, UpdateTransform
 
 __all__ = ["ef21", "error_feedback"]
@@ -72,11 +72,6 @@ def _sent(transform: UpdateTransform, key: Array, wanted: PyTree, update: PyTree
     return message, decoded, memory, measured
 
 
-def _computed_once(key: Array, x: PyTree) -> PyTree:
-    """Sums and differences that are kept as well as sent: materialised once, in the same bits in every program."""
-    return tree.settled(x, tree.hidden_zero(jax.random.key_data(key)))
-
-
 def error_feedback(transform: UpdateTransform) -> UpdateTransform:
     """Any compressor C, fed with what it left out before: a client sends C(u + e) and keeps e <- u + e - C(u + e).
 
@@ -108,10 +103,11 @@ def error_feedback(transform: UpdateTransform) -> UpdateTransform:
     """
     _check(transform)
 
-    def on_client(key, update, state, memory):
-        wanted = _computed_once(key, jax.tree.map(jnp.add, memory.numbers, update))
+    def on_client(key, update, state, memory):  # what is kept as well as sent is computed once: equal bits
+        wanted = engine.computed_once(jax.tree.map(jnp.add, memory.numbers, update), key)
         message, decoded, inner, measured = _sent(transform, key, wanted, update, state, memory.inner)
-        return message, Memory(_computed_once(key, jax.tree.map(jnp.subtract, wanted, decoded)), inner), measured
+        numbers = engine.computed_once(jax.tree.map(jnp.subtract, wanted, decoded), key)
+        return message, Memory(numbers, inner), measured
 
     return transform._replace(
         init_client=lambda update_spec: _memory(transform, update_spec),
@@ -153,9 +149,10 @@ def ef21(transform: UpdateTransform, population_size: int) -> UpdateTransform:
     validate.integer("population_size", population_size)
 
     def on_client(key, update, state, memory):
-        wanted = _computed_once(key, jax.tree.map(lambda u, g: u - g, update, memory.numbers))
+        wanted = engine.computed_once(jax.tree.map(lambda u, g: u - g, update, memory.numbers), key)
         message, decoded, inner, measured = _sent(transform, key, wanted, update, state.inner, memory.inner)
-        return message, Memory(_computed_once(key, jax.tree.map(jnp.add, memory.numbers, decoded)), inner), measured
+        numbers = engine.computed_once(jax.tree.map(jnp.add, memory.numbers, decoded), key)
+        return message, Memory(numbers, inner), measured
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
         if cohort is not None and not (sensitivity and math.isclose(sensitivity * population_size, 1, rel_tol=1e-6)):
@@ -165,7 +162,7 @@ def ef21(transform: UpdateTransform, population_size: int) -> UpdateTransform:
         aggregate, inner, metrics = transform.on_server(
             prng.stream(key, "ef21"), cohort, aggregate, state.inner, measured, sensitivity
         )
-        step = tree.pinned(aggregate, tree.hidden_zero(jax.random.key_data(key)))
+        step = engine.rounded_here(aggregate, key)
         mean = jax.tree.map(lambda g, x: g + x.astype(g.dtype), state.mean, step)
         return mean, State(mean, inner), metrics
 

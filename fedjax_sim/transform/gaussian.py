@@ -18,7 +18,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import prng, tree, validate
+from fedjax_sim import engine, prng, tree, validate
 from fedjax_sim.transform.chain import plain_wire
 from fedjax_sim.transform.clip import HIGH, LOW, check_clip_norm, clip, clip_metrics, clipped, scaled_wire
 from fedjax_sim.types import Array, Noise, PyTree, UpdateTransform, Wire
@@ -135,14 +135,15 @@ def adaptive_clip(
         _check_sensitivity(sensitivity)
         _check_mean(sensitivity)
         over, count = measured["clipped_letters"]
-        zero = _zero(key)
-        noise = tree.pinned(quantile_noise * tree.settled(prng.normal(prng.stream(key, "quantile")), zero), zero)
-        share = 0.5 + tree.pinned((count / 2 - over + noise) * sensitivity, zero)
-        factor = tree.settled(jnp.exp(-learning_rate * (share - target_quantile)), zero)
+        zero = engine.hidden_zero(key)
+        drawn = engine.computed_once(prng.normal(prng.stream(key, "quantile")), zero)
+        noise = engine.rounded_here(quantile_noise * drawn, zero)
+        share = 0.5 + engine.rounded_here((count / 2 - over + noise) * sensitivity, zero)
+        factor = engine.computed_once(jnp.exp(-learning_rate * (share - target_quantile)), zero)
         moved = jnp.clip(state * factor, LOW, HIGH)
         noisy = _with_noise(prng.stream(key, "update"), aggregate, update_multiplier * sensitivity * state)
         metrics = clip_metrics(measured) | {"clip_norm": state}
-        return noisy, tree.pinned(moved, zero), metrics
+        return noisy, engine.rounded_here(moved, zero), metrics
 
     details = {"adaptive": True, "update_multiplier": update_multiplier, "quantile_noise": quantile_noise}
     return UpdateTransform(
@@ -235,7 +236,7 @@ def _on_each_message(clip_norm: float, std: float, noise: Noise) -> UpdateTransf
 
     def on_client(key, update, state, memory):
         message, seen = clipped(key, update, clip_norm, narrow=False)
-        message = _with_noise(key, message, std, tree.pinned)  # the engine materialises messages
+        message = _with_noise(key, message, std, engine.rounded_here)  # the engine materialises messages
         return jax.tree.map(lambda x, like: x.astype(like.dtype), message, update), memory, seen
 
     def squared_error(update):
@@ -251,14 +252,14 @@ def _on_each_message(clip_norm: float, std: float, noise: Noise) -> UpdateTransf
     )
 
 
-def _with_noise(key: Array, update: PyTree, std: float | Array, rounded_once: Callable = tree.settled) -> PyTree:
+def _with_noise(key: Array, update: PyTree, std: float | Array, barrier: Callable = engine.computed_once) -> PyTree:
     """N(0, std^2) added to each number, in float32 at least; leaf i draws from fold_in(key, i).
 
-    Draws pass through `rounded_once`: else the rest of the program decides what they are fused with, and so rounded.
+    Draws pass through `barrier`: else the rest of the program decides what they are fused with, and so rounded.
     """
     leaves, structure = jax.tree.flatten(update)
-    drawn = rounded_once([prng.normal(jax.random.fold_in(key, i), x.shape) for i, x in enumerate(leaves)], _zero(key))
-    drawn = tree.pinned([x * std for x in drawn], _zero(key))  # otherwise some programs fuse the product into the sum
+    drawn = barrier([prng.normal(jax.random.fold_in(key, i), x.shape) for i, x in enumerate(leaves)], key)
+    drawn = engine.rounded_here([x * std for x in drawn], key)  # otherwise some programs fuse the product into the sum
     return structure.unflatten(
         [x.astype(jnp.promote_types(x.dtype, jnp.float32)) + n for x, n in zip(leaves, drawn, strict=True)]
     )
@@ -277,10 +278,6 @@ def _with_a_bit(update_spec: PyTree, wire):
     wire = scaled_wire(update_spec, wire)
     coded = None if wire.coded_bits is None else wire.coded_bits + 1
     return wire._replace(side_bits=wire.side_bits + 1, coded_bits=coded)
-
-
-def _zero(key: Array) -> Array:
-    return tree.hidden_zero(jax.random.key_data(key))
 
 
 def _check_multiplier(noise_multiplier: float, open_low: bool = False) -> None:

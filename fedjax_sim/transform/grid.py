@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import prng, tree
+from fedjax_sim import engine, prng, tree
 from fedjax_sim.transform.chain import check_floats, stateless
 from fedjax_sim.types import Array, Mean, PyTree, UpdateTransform, Wire
 
@@ -146,16 +146,16 @@ def leafwise(fn, key: Array, update: PyTree) -> PyTree:
     """The message `fn(keys, float32 leaves, zero)` of one update, with a key for each leaf.
 
     Its numbers are float32, or a wider leaf's dtype: decoded into bfloat16, they would be rounded away from the levels
-    and lose their mean. Update and message are materialised once (`tree.settled`), as both are read more than once.
+    and lose their mean. Update and message are computed once (`engine.computed_once`), as both are read more than once.
     """
     check_floats(update)
-    zero = tree.hidden_zero(jax.random.key_data(key))
-    leaves, structure = jax.tree.flatten(tree.settled(update, zero))
+    zero = engine.hidden_zero(key)
+    leaves, structure = jax.tree.flatten(engine.computed_once(update, zero))
     keys = [jax.random.fold_in(key, i) for i in range(len(leaves))]
     sent = fn(keys, [x.astype(jnp.float32) for x in leaves], zero)
     wide = [jnp.promote_types(x.dtype, jnp.float32) for x in leaves]
     kept = [y.astype(d) if jnp.issubdtype(y.dtype, jnp.floating) else y for y, d in zip(sent, wide, strict=True)]
-    return tree.settled(structure.unflatten(kept), zero)
+    return engine.computed_once(structure.unflatten(kept), zero)
 
 
 def with_clipped_share(transform: UpdateTransform, limit: Any) -> UpdateTransform:

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import prng, tree, validate
+from fedjax_sim import engine, prng, validate
 from fedjax_sim.transform.clip import clip, clip_metrics
 from fedjax_sim.types import Array, Noise, UpdateTransform
 
@@ -132,12 +132,13 @@ def matrix_mechanism(
         done, kept = state
         leaves, structure = jax.tree.flatten(aggregate)
         std = noise_multiplier * clip_norm * sensitivity * moves
-        zero = tree.hidden_zero(jax.random.key_data(key))
+        zero = engine.hidden_zero(key)
         noisy, after = [], []
         for i, (x, rows) in enumerate(zip(leaves, structure.flatten_up_to(kept), strict=True)):
-            fresh = tree.settled(prng.normal(jax.random.fold_in(key, i), x.shape), zero)
+            fresh = engine.computed_once(prng.normal(jax.random.fold_in(key, i), x.shape), zero)
             noise, rows = _tree(fresh, rows, done) if coefficients is None else _banded(fresh, rows, coefficients, zero)
-            noise, rows = tree.pinned((std * noise, rows), zero)  # otherwise some programs fuse a product into the sum
+            # rounded here: otherwise some programs fuse a product into the sum
+            noise, rows = engine.rounded_here((std * noise, rows), zero)
             x = x.astype(jnp.promote_types(x.dtype, jnp.float32)) + noise
             noisy.append(jnp.where(done < num_rounds, x, jnp.nan))  # NaN: the engine skips the round
             after.append(rows)
@@ -156,10 +157,10 @@ def matrix_mechanism(
     return base._replace(init=init, on_server=on_server, releases_when_empty=True, noise=noise)
 
 
-def _banded(fresh: Array, rows: Array, coefficients: np.ndarray, zero: Array) -> tuple[Array, Array]:
+def _banded(fresh: Array, rows: Array, coefficients: np.ndarray, zero: engine.HiddenZero) -> tuple[Array, Array]:
     """(y_t = z_t - sum_j c_j y_{t-j}, the last b - 1 of y, newest first)."""
     weights = jnp.asarray(coefficients[1:], rows.dtype).reshape(-1, *(1,) * fresh.ndim)
-    noise = fresh - tree.settled(tree.settled(weights * rows, zero).sum(0), zero)
+    noise = fresh - engine.computed_once(engine.computed_once(weights * rows, zero).sum(0), zero)
     return noise, jnp.concatenate([noise[None], rows[:-1]]) if rows.shape[0] else rows
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import prng, tree, validate
+from fedjax_sim import engine, prng, validate
 from fedjax_sim.transform.chain import stateless
 from fedjax_sim.transform.grid import SCALE_BITS, SMALLEST, largest, leafwise, leaves_of, total, with_clipped_share
 from fedjax_sim.types import Array, PyTree, UpdateTransform, Wire
@@ -153,9 +153,9 @@ def cast(dtype: str = "bfloat16") -> UpdateTransform:
     largest = float(jnp.finfo(narrow).max)
 
     def message(keys, leaves, zero):
-        def nearest(x):  # `pinned`: compilers may skip the narrower type on the way back to a wider one
+        def nearest(x):  # rounded here: compilers may skip the narrower type on the way back to a wider one
             x = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
-            return tree.pinned(x.astype(narrow), zero).astype(jnp.float32)
+            return engine.rounded_here(x.astype(narrow), zero).astype(jnp.float32)
 
         return list(map(nearest, leaves))
 
@@ -167,7 +167,7 @@ def cast(dtype: str = "bfloat16") -> UpdateTransform:
         leaves, xp = leaves_of(update)
         if xp is np:
             return sum((np.square(np.clip(x, -largest, largest).astype(narrow) - x).sum() for x in leaves), 0.0)
-        zero = tree.hidden_zero([x for x in leaves if x.size] or [jnp.zeros(1)])
+        zero = engine.hidden_zero([x for x in leaves if x.size] or [jnp.zeros(1)])
         return sum((xp.square(x - y).sum() for x, y in zip(leaves, message(None, leaves, zero), strict=True)), 0.0)
 
     def wire(update_spec: PyTree, wire_in: Wire) -> Wire:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.transform.chain import check_floats, stateless
 from fedjax_sim.transform.choice import (
     amount,
@@ -27,7 +27,6 @@ from fedjax_sim.transform.choice import (
     masks_of,
     payload,
     random_mask,
-    settled_by,
     sizes_of,
     squared,
 )
@@ -42,7 +41,7 @@ def _deterministic(choose: Callable, scope: str, wire: Callable) -> UpdateTransf
     """A member whose choice needs no key."""
 
     def message(key, update):
-        update = settled_by(key, update)
+        update = engine.computed_once(update, key)  # read twice, to choose entries and to send them
         return kept(update, masks_of(choose, scope, None, update))
 
     def error(update):
@@ -219,7 +218,7 @@ def block_k(
     def choose(key, x):
         rows = jnp.concatenate([x, jnp.zeros(-x.size % block_size, x.dtype)]).reshape(-1, block_size)
         rows = rows * (1 / jnp.maximum(jnp.abs(x).max(), 2.0**-126))  # squares then stay in range
-        norms = tree.pinned(rows * rows, tree.hidden_zero(x)).sum(1)
+        norms = engine.rounded_here(rows * rows, x).sum(1)
         chosen = largest_mask(norms, number(norms.size))
         return jnp.broadcast_to(chosen[:, None], rows.shape).reshape(-1)[: x.size]
 

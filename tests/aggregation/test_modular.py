@@ -61,7 +61,7 @@ def test_nothing_received_is_zero():
 def test_floats_are_refused():
     """Catches floats whose bits are summed, at the table and by the composer."""
     for dtype in (jnp.float32, jnp.uint32, jnp.int8):
-        with pytest.raises(TypeError, match=r"update: expected int32 letters .*discrete_gaussian_mechanism"):
+        with pytest.raises(TypeError, match=r"update: expected int32 messages .*discrete_gaussian_mechanism"):
             aggregation.modular_sum(1.0).init(jax.ShapeDtypeStruct((3,), dtype), 4)
     with pytest.raises(ValueError, match="transform: expected integers for a modular sum"):
         p.Federation(aggregator=aggregation.modular_sum(1.0), transform=transform.clip(1.0))

@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_sim import aggregation, algorithms, client, engine, population, run, sampling, server, transform
 from fedjax_sim.algorithms import federated
+from fedjax_sim.algorithms.costs import plan_of
 from fedjax_sim.algorithms.round import observe
 from fedjax_sim.types import Count, Sampler, Work
 from tests.laws import problems as p
@@ -185,3 +186,17 @@ def test_quadratic_clients_have_known_work():
     made = federated(sampler, work, aggregation.mean(), server.optimizer(optax.sgd(1.0)), **change, mesh=None)
     made.init(KEY, {"w": jnp.zeros(1)}, people)
     assert told[0].bytes_up == told[0].bytes_down < 8 and int(told[0].steps(5)) == 15
+
+
+def test_plans_fit_the_work():
+    """Catches lanes by the message alone, where larger minibatches fill the cache, and by the devices."""
+
+    def lanes(batch_size, mesh=None):
+        work = client.local_sgd(p.mlp_loss, optax.sgd(0.1), client.work(num_steps=2, batch_size=batch_size))
+        made = star(sampling.uniform(100, 64), client=work)
+        rows = {"x": np.zeros((100 * 512, p.WIDTH), np.float32), "y": np.zeros(100 * 512, np.float32)}
+        people = population.stored(rows, np.arange(101) * 512)
+        return plan_of(made.parts._replace(mesh=mesh), p.mlp_params(), people).lanes
+
+    assert lanes(4) > lanes(256) >= 1
+    assert lanes(4) == lanes(4, engine.device_mesh(2))

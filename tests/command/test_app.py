@@ -293,7 +293,7 @@ def test_interrupted_run_can_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert "is safe. Go on with: fedjax-sim run --resume --out" in errors and "Traceback" not in errors
+    assert "is safe. Continue with: fedjax-sim run --resume --out" in errors and "Traceback" not in errors
     assert (tmp_path / "r" / "report.html").exists()
 
 

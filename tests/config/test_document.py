@@ -195,7 +195,7 @@ def test_every_task_builds():
         assert jax.tree.leaves(experiment.params)
 
 
-def test_registry_holds_what_the_rooms_publish():
+def test_registry_holds_what_the_subpackages_publish():
     """Fault: a factory that the registry's reading of the sources misses, or one that is not public."""
     for room in registry.SUBPACKAGES:
         module = importlib.import_module(f"fedjax_sim.{room}")
@@ -243,10 +243,10 @@ def test_transforms_are_tables_in_their_order():
 @pytest.mark.parametrize(
     "members, told",
     [
-        ("ef21.top_k.share=0.5", "downlink: expected no state at the receiver's end"),
+        ("ef21.top_k.share=0.5", "downlink: expected no state at the receiver"),
         ("random_k.share=0.1", r"downlink: expected a compressor with E \|Q"),
         ("error_feedback.top_k.share=0.1", "downlink: expected a compressor without a memory"),
-        ("top_k.count=10000000", "downlink: count: expected at most the letter's"),
+        ("top_k.count=10000000", "downlink: count: expected at most the update's"),
     ],
 )
 def test_what_the_model_tells_of_a_downlink(members, told):

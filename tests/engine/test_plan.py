@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_sim.engine import Plan, plan_for
+from fedjax_sim.engine import Plan, plan_for, working_bytes
 
 
 def plan_of(size: int) -> Plan:
@@ -20,6 +20,38 @@ def test_plans_are_whole_and_shrink_with_the_model():
     assert [plan.lanes for plan in plans] == sorted((plan.lanes for plan in plans), reverse=True)
     assert plans[-1] == Plan(1, 1)
     assert plan_of(100) == plan_of(100)
+
+
+@pytest.mark.parametrize("num_slots", [1, 7, 20, 64, 65, 100, 128, 1000])
+def test_lanes_fit_the_cohort(num_slots):
+    """Catches padding that costs as much as clients: 100 slots in groups of 64 are 128."""
+    spec = {"w": jax.ShapeDtypeStruct((10,), jnp.float32)}
+    alone, fitted = plan_for(spec).lanes, plan_for(spec, num_slots=num_slots).lanes
+    groups = -(-num_slots // alone)
+    assert fitted <= alone and -(-num_slots // fitted) == groups  # not one group more
+    assert fitted * groups - num_slots < groups
+
+
+def test_working_bytes():
+    """Of loops inside of programs, too. Catches values that are counted after their last use, or not at all."""
+
+    def chain(x):  # two arrays at once, however long it is
+        for _ in range(5):
+            x = jnp.sin(x)
+        return x.sum()
+
+    def both(x):  # y is needed to the end
+        y = x * 2
+        return (chain(x) + y).sum()
+
+    def looped(x):
+        return jax.lax.fori_loop(0, 3, lambda i, x: jnp.sin(jnp.cos(x)), x).sum()
+
+    x = jnp.ones(1000)
+    found = [working_bytes(jax.make_jaxpr(f)(x)) for f in (chain, both, looped)]
+    assert 8000 <= found[0] < 8100 and 12000 <= found[1] < 12200 and 8000 <= found[2] <= 12100
+    less = plan_for(x, working_bytes=1 << 20).lanes
+    assert less < plan_for(x, working_bytes=1 << 16).lanes
 
 
 def test_user_numbers():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pathlib
 
 import jax
@@ -161,3 +162,21 @@ def test_store_refuses_what_does_not_fit(tmp_path):
 def test_wrong_kinds(kind, words):
     with pytest.raises(ValueError, match=words), engine.client_memory(kind):
         pass
+
+
+def test_only_shared_buffers_are_copied():
+    """Catches client memory that is held twice, and a user's model that a block of rounds writes over."""
+    params, memory = {"w": jnp.arange(3.0)}, jnp.zeros((1000, 3))
+    state = {"server": params["w"], "clients": memory, "again": memory, "host": np.ones(2)}
+    own = engine.owned(state, params)
+    where = {name: x.unsafe_buffer_pointer() for name, x in own.items()}
+    assert memory.unsafe_buffer_pointer() in (where["clients"], where["again"])
+    assert len({*where.values(), params["w"].unsafe_buffer_pointer()}) == 5
+    assert all((np.asarray(own[name]) == np.asarray(state[name])).all() for name in state)
+
+
+def test_large_memory_is_announced(monkeypatch):
+    """Catches gigabytes that nobody is told of."""
+    monkeypatch.setattr(importlib.import_module("fedjax_sim.engine.store"), "LARGE", 1000)
+    with pytest.warns(UserWarning, match="client memory takes 4,000 bytes on each device"):
+        engine.store(jnp.zeros(1), 1000)

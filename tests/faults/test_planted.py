@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import aggregation, engine, prng, server, tree, types
-from fedjax_sim.engine import digits, disk, exact
+from fedjax_sim.engine import digits, disk, exact, shuffling
 from fedjax_sim.privacy import accountant
 from fedjax_sim.running import fingerprint
 from tests import compiler, test_prng
@@ -28,10 +28,12 @@ from tests.sweeps import test_ragged
 
 pytestmark = pytest.mark.optimised(False)  # each law fails, whatever compiles it
 
-wiring = importlib.import_module(
-    "fedjax_sim.algorithms.federated"
-)  # modules; the rooms export functions of their names
+# modules, for subpackages export functions of their names
+composer, rounds, one_client = (
+    importlib.import_module(f"fedjax_sim.algorithms.{name}") for name in ("federated", "round", "one_client")
+)
 training = importlib.import_module("fedjax_sim.client.local_sgd")
+losses = importlib.import_module("fedjax_sim.client.losses")
 FAULTS, LATER = {}, set()
 
 
@@ -61,7 +63,8 @@ def key_by_slot(patch):
 
 @fault(laws.clients_share_no_stream)
 def key_that_ignores_the_client(patch):
-    patch.setattr(wiring, "client_keys", lambda key, ids: prng.client_keys(key, jnp.zeros_like(ids)))
+    keys = engine.client_keys
+    patch.setattr(engine, "client_keys", lambda key, ids: keys(key, jnp.zeros_like(ids)))
 
 
 @fault(laws.clients_share_no_stream)
@@ -69,33 +72,33 @@ def transform_key_that_ignores_the_round(patch):
     def frozen(key, name):
         return prng.stream(jax.random.key(0) if name == "transform" else key, name)
 
-    patch.setattr(wiring, "stream", frozen)
+    patch.setattr(rounds, "stream", frozen)
 
 
 @fault(laws.keys_decide_everything)
 def key_that_ignores_seed_and_round(patch):
-    patch.setattr(training, "shuffle", lambda key, mask, zero: prng.shuffle(jax.random.key(0), mask, zero))
+    patch.setattr(engine, "shuffle", lambda key, mask, source: shuffling.shuffle(jax.random.key(0), mask, source))
 
 
 @fault(laws.matches_the_numpy_oracle)
 def padding_that_leaks(patch):
-    original = training.loss_and_metrics
+    original = losses.loss_and_metrics
 
     def leaking(loss_fn, params, examples, mask, key):
         return original(loss_fn, params, examples, jnp.ones_like(mask), key)
 
-    patch.setattr(training, "loss_and_metrics", leaking)
+    patch.setattr(losses, "loss_and_metrics", leaking)
 
 
 @fault(laws.nonfinite_clients_are_dropped)
 def mask_by_multiplication(patch):
-    def multiplied(letters):
+    def multiplied(messages):
         def kept(x):
-            return x * letters.arrived.reshape((-1,) + (1,) * (x.ndim - 1))
+            return x * messages.arrived.reshape((-1,) + (1,) * (x.ndim - 1))
 
-        return letters._replace(**{name: jax.tree.map(kept, getattr(letters, name)) for name in ("update", "weight")})
+        return messages._replace(**{name: jax.tree.map(kept, getattr(messages, name)) for name in ("update", "weight")})
 
-    patch.setattr(wiring, "_arrived", multiplied)
+    patch.setattr(rounds, "usable_rows", multiplied)
 
 
 @fault(laws.matches_the_numpy_oracle)
@@ -110,10 +113,10 @@ def last_partial_batch_dropped(patch):
 
 @fault(laws.matches_the_numpy_oracle)
 def examples_drawn_with_repetition(patch):
-    def again(key, mask, zero):
-        return lambda epoch, positions: prng.shuffle(key, mask, zero)(epoch, positions // 2 * 2)
+    def again(key, mask, source):
+        return lambda epoch, positions: shuffling.shuffle(key, mask, source)(epoch, positions // 2 * 2)
 
-    patch.setattr(training, "shuffle", again)
+    patch.setattr(engine, "shuffle", again)
 
 
 @fault(laws.order_is_irrelevant)
@@ -138,19 +141,19 @@ class Everything:
 
 @fault(laws.nonfinite_clients_are_dropped)
 def nonfinite_letters_pass(patch):
-    patch.setattr(wiring, "LARGEST", Everything())
-    patch.setattr(wiring, "_stays_finite", lambda old, new: jnp.asarray(True))
-    patch.setattr(wiring.tree, "all_finite", lambda tree: jnp.asarray(True))
+    patch.setattr(one_client, "LARGEST", Everything())
+    patch.setattr(one_client, "stays_finite", lambda old, new: jnp.asarray(True))
+    patch.setattr(one_client.tree, "all_finite", lambda tree: jnp.asarray(True))
 
 
 @fault(laws.nonfinite_clients_are_dropped)
 def dropped_clients_not_counted(patch):
-    letter = wiring._Letter
+    message = one_client.Message
 
-    def silent(update, weight, means, arrived, dropped):
-        return letter(update, weight, means, arrived, jnp.zeros_like(dropped))
+    def silent(update, weight, means, arrived, dropped, counts):
+        return message(update, weight, means, arrived, jnp.zeros_like(dropped), counts)
 
-    patch.setattr(wiring, "_Letter", silent)
+    patch.setattr(one_client, "Message", silent)
 
 
 @fault(laws.padding_is_irrelevant)
@@ -199,14 +202,14 @@ def uniform_weights_for_examples(patch):
 
 @fault(laws.nothing_received_changes_nothing)
 def empty_rounds_not_skipped(patch):
-    identity = wiring.identity
-    patch.setattr(wiring, "identity", lambda: identity()._replace(releases_when_empty=True))
+    identity = composer.identity
+    patch.setattr(composer, "identity", lambda: identity()._replace(releases_when_empty=True))
 
 
 @fault(laws.diverging_server_steps_are_skipped)
 def overflowed_moments_kept(patch):
-    patch.setattr(wiring, "_stays_finite", lambda old, new: jnp.asarray(True))
-    patch.setattr(wiring.tree, "all_finite", lambda tree: jnp.asarray(True))
+    patch.setattr(rounds, "stays_finite", lambda old, new: jnp.asarray(True))
+    patch.setattr(rounds.tree, "all_finite", lambda tree: jnp.asarray(True))
 
 
 @fault(laws.gathered_sums_ignore_the_order)
@@ -287,13 +290,13 @@ def a_round_left_to_the_compiler(patch):
 @fault(test_facts.test_nobody_counts_twice, full=True)
 def parts_that_nobody_compares(patch):
     """A real one: clients drawn for their size were weighed for it again."""
-    patch.setattr(wiring, "check_parts", lambda *parts: None)
+    patch.setattr(composer, "check_parts", lambda *parts: None)
 
 
 @fault(test_foreign_updates.test_what_the_aggregator_makes_decides, full=True)
 def aggregates_of_any_shape(patch):
     """A real one: one number for all weights was added to each."""
-    patch.setattr(wiring, "check_aggregate", lambda *shapes: None)
+    patch.setattr(rounds, "check_aggregate", lambda *shapes: None)
 
 
 @fault(test_facts.test_a_rule_that_says_nothing_is_taken_at_its_worst, full=True)

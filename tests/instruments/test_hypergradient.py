@@ -30,7 +30,7 @@ def loss(params):
 
 @pytest.mark.parametrize("private", [pytest.param(False, marks=pytest.mark.full), True])
 def test_finite_differences(private):
-    """Fault: a derivative that exact sums, walls against fusion or the server's memory cut off; another trajectory."""
+    """Fault: a derivative that exact sums, barriers or the server's memory cut off; another trajectory."""
 
     def made(**values):
         return make(**values, member=transform.gaussian_mechanism(0.8, 0.1) if private else None)

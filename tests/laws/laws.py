@@ -11,7 +11,8 @@ import numpy as np
 import optax
 
 from fedjax_sim import aggregation, algorithms, client, engine, server, transform
-from fedjax_sim.prng import client_key, shuffle, stream
+from fedjax_sim.engine import shuffle
+from fedjax_sim.prng import client_key, stream
 from tests import compiler
 from tests.laws import problems as p
 

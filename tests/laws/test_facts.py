@@ -17,13 +17,17 @@ KEY = jax.random.key(0)
 LEAST = {  # what a part promises that says nothing
     types.Aggregator: {
         "sensitivity": None, "modulus": None, "weighted": True, "homogeneous": False, "design": None,
+        "start": None, "metrics": (),
     },
-    types.ClientUpdate: {"num_steps": None, "noise": None, "uniform_weights": False},
+    types.ClientUpdate: {
+        "num_steps": None, "noise": None, "uniform_weights": False, "all_steps": None, "metrics": (),
+    },
     types.Noise: {"details": None},
     types.ServerUpdate: {"wire": None, "takes": None},
     types.UpdateTransform: {
         "l2_bound": None, "nonexpansive": False, "releases_when_empty": False, "unbiased": False,
         "squared_error": None, "exact_error": False, "integer_range": None, "noise": None, "mirrored": True,
+        "metrics": (),
     },
 }  # fmt: skip
 

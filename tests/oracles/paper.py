@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.prng import client_key, shuffle, stream
+from fedjax_sim.engine import shuffle
+from fedjax_sim.prng import client_key, stream
 from tests.laws import problems as p
 
 EPOCHS = {"num_epochs": 2, "batch_size": p.BATCH}

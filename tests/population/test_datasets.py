@@ -27,7 +27,7 @@ def small():
 
 def test_digits_clients(small):
     # Faults: test rows in training clients, sizes out of range, one Dirichlet draw for all clients, another alpha.
-    examples, mask, _ = clients(small.train, np.arange(2000))
+    examples, mask = clients(small.train, np.arange(2000))
     sizes = mask.sum(axis=1)
     assert sizes.min() == 20 and sizes.max() == 60  # each end is missed with p = (40/41)^2000 < 1e-21
     assert abs(sizes.mean() - 40) < 6 * 11.83 / np.sqrt(2000)
@@ -50,7 +50,7 @@ def test_digits_are_the_real_table(small):
 
     source = load_digits()
     label_of = {row.tobytes(): y for row, y in zip((source.data / 16).astype(np.float32), source.target, strict=True)}
-    examples, mask, _ = clients(small.train, np.arange(50))
+    examples, mask = clients(small.train, np.arange(50))
     for x, y in zip(examples["x"][mask][:300], examples["y"][mask][:300], strict=True):
         assert label_of[x.tobytes()] == y
     np.testing.assert_allclose(np.bincount(small.test["y"]) / np.bincount(source.target), 0.2, atol=0.01)
@@ -75,7 +75,7 @@ def test_a_hundred_thousand_clients_are_quick():
 def test_partitions_hold_every_row_once(partition):
     # Faults: a row lost, twice, or in training and test.
     data = digits_partition(num_clients=20, partition=partition, held_out_clients=4, seed=1)
-    examples, mask, _ = clients(data.train, np.arange(20))
+    examples, mask = clients(data.train, np.arange(20))
     held, held_mask = clients(data.held_out, np.arange(4))
     parts = np.concatenate([examples["x"][mask], held["x"][held_mask]])
     from sklearn.datasets import load_digits
@@ -89,7 +89,7 @@ def test_partition_option_changes_the_skew():
     # Fault: `partition` ignored: 2 shards give few labels per client, iid nearly all.
     labels = {}
     for partition in ("iid", "shards"):
-        examples, mask, _ = clients(digits_partition(num_clients=20, partition=partition).train, np.arange(20))
+        examples, mask = clients(digits_partition(num_clients=20, partition=partition).train, np.arange(20))
         rows = zip(examples["y"], mask, strict=True)
         labels[partition] = np.mean([len(np.unique(y[kept])) for y, kept in rows])
     assert labels["iid"] > 9 and labels["shards"] <= 4
@@ -98,7 +98,7 @@ def test_partition_option_changes_the_skew():
 def test_breast_cancer_is_standardised():
     # Faults: statistics of all rows (then test and training rows together would have mean 0), or none.
     data = breast_cancer(num_clients=5, seed=2)
-    examples, mask, _ = clients(data.train, np.arange(5))
+    examples, mask = clients(data.train, np.arange(5))
     x = examples["x"][mask].astype(np.float64)
     np.testing.assert_allclose(x.mean(axis=0), 0, atol=1e-5)
     np.testing.assert_allclose(x.std(axis=0), 1, atol=1e-5)

@@ -254,7 +254,7 @@ def test_claim_follows_the_parts():
     replaced = instruments.claim_of(algorithm(), adjacency="replace_one")
     assert replaced.epsilon(1e-5) == privacy.gaussian_claim(Z / 2).epsilon(1e-5)
     for refused, words in (
-        (algorithm(sampler=sampling.uniform(9, 2)), "sampler: expected one that calls clients independently"),
+        (algorithm(sampler=sampling.uniform(9, 2)), "sampler: expected one that invites clients independently"),
         (algorithm(transform.identity()), "algorithm: expected client-level noise"),
         (algorithm(adaptive_clip(1.0, initial_clip_norm=1.0, quantile_noise=2.0)), "a clip norm that stays"),
     ):

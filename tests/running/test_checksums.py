@@ -7,23 +7,22 @@ import json
 import os
 import re
 import shutil
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import aggregation, engine, sampling, transform
+from fedjax_sim import aggregation, engine, sampling, server, transform
 from fedjax_sim.report.page import write_report
 from fedjax_sim.running import checkpoint, checksums
 from fedjax_sim.running.checkpoint import CheckpointError
 from fedjax_sim.running.environment import numerics
 from fedjax_sim.running.fingerprint import fingerprint
-from fedjax_sim.running.log import Log, check_logs, vouched
+from fedjax_sim.running.log import Log, check_logs, verified
 from fedjax_sim.running.loop import run
 from fedjax_sim.running.spending import Spending
-from fedjax_sim.types import Algorithm, ClientData
+from fedjax_sim.types import Algorithm, ClientData, ClientUpdate, Report, Star
 
 FLIP = bytes(255 - i for i in range(256))
 NUM_CLIENTS = 5
@@ -35,13 +34,13 @@ def told(params):
     return {"test_loss": np.float32(params)}
 
 
-PRIVATE = {  # what an accountant reads; that nobody adds the noise does not matter here
-    "sampler": sampling.full(NUM_CLIENTS),
-    "transform": transform.gaussian_mechanism(1.0, 1.0),
-    "aggregator": aggregation.fixed_mean(5.0),
-    "server": SimpleNamespace(init=lambda params: params, broadcast=lambda state: state),
-    "client": SimpleNamespace(init=lambda model: (), apply=lambda key, model, *_: (SimpleNamespace(update=model), ())),
-}
+PRIVATE = Star(  # what an accountant reads; that nobody adds the noise does not matter here
+    sampling.full(NUM_CLIENTS),
+    ClientUpdate(lambda model: (), lambda key, model, *_: (Report(model, jnp.ones(()), {}), ())),
+    aggregation.fixed_mean(5.0),
+    server.replacement(),
+    transform.gaussian_mechanism(1.0, 1.0),
+)
 
 
 def adding(on_disk):
@@ -58,7 +57,7 @@ def adding(on_disk):
             memory = engine.put(memory, ids, rows + 1, jnp.ones(2, bool))
         return (params + 1, memory), {"local_loss": params, "clients_reported": jnp.int32(2)}
 
-    return Algorithm(init, step, lambda state: state[0], PRIVATE if on_disk else {})
+    return Algorithm(init, step, lambda state: state[0], PRIVATE if on_disk else None)
 
 
 @jax.tree_util.register_static
@@ -174,14 +173,13 @@ def test_a_changed_tail_is_not_shown(stopped, tmp_path):
     (copy / "summary.json").unlink()  # of nothing, in this fixture
     log = copy / "metrics.jsonl"
     lines = log.read_text().splitlines(keepends=True)
-    assert vouched(copy) == len(lines) == 7 and "as the run wrote it" not in write_report(copy).read_text()
+    assert verified(copy) == len(lines) == 7 and "as the run wrote it" not in write_report(copy).read_text()
     log.write_text("".join([*lines[:-1], lines[-1].replace('"test_loss": 6.0', '"test_loss": 0.6')]))
     page = write_report(copy).read_text()
-    assert (
-        vouched(copy) == 6 and "Line 7 of metrics.jsonl is not as the run wrote it" in page and "<b>0.6</b>" not in page
-    )
+    assert verified(copy) == 6 and "<b>0.6</b>" not in page
+    assert "Line 7 of metrics.jsonl is not as the run wrote it" in page
     log.write_text("".join([*lines, lines[-1]]))
-    assert vouched(copy) == 7 and "Line 8 of metrics.jsonl" in write_report(copy).read_text()
+    assert verified(copy) == 7 and "Line 8 of metrics.jsonl" in write_report(copy).read_text()
 
 
 def test_an_earlier_checkpoint_may_go_on(stopped, tmp_path):
@@ -191,7 +189,7 @@ def test_an_earlier_checkpoint_may_go_on(stopped, tmp_path):
     log.write_bytes(log.read_bytes().replace(b'"round": 4', b'"round": 5'))
     with pytest.raises(CheckpointError, match=r"record 5 .* allow_previous=True"):
         resumed(copy)
-    with pytest.warns(RuntimeWarning, match="record 5 .* Going on from round_00000000"):
+    with pytest.warns(RuntimeWarning, match="record 5 .* Continuing from round_00000000"):
         assert resumed(copy, allow_previous=True)[:2] == (0, 0.0)
 
 

@@ -112,7 +112,7 @@ def test_the_previous_checkpoint_has_its_memory(parts, reference, fifteen_rounds
     newest.write_bytes(newest.read_bytes()[:-1])
     with pytest.raises(checkpoint.CheckpointError, match="truncated"):
         run(KEY, *parts, ROUNDS, resume=True, **options)
-    with pytest.warns(RuntimeWarning, match="Going on from round_00000012"):
+    with pytest.warns(RuntimeWarning, match="Continuing from round_00000012"):
         state, history = run(KEY, *parts, ROUNDS, resume=True, allow_previous=True, **options)
     assert same_bits(everything(state), reference[0]) and history.records == reference[1]
 

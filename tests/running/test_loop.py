@@ -394,3 +394,18 @@ def test_matrix_products_are_exact_unless_asked_otherwise(parts):
     with jax.default_matmul_precision("tensorfloat32"):
         run(KEY, algorithm._replace(step=lambda *a: step(*a)), params, population, 1)
     assert seen[0] == "highest" and seen[-1] == "tensorfloat32"
+
+
+def test_programs_are_kept(tmp_path):
+    """Fault: every run from Python compiles anew what the last one compiled."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(pathlib.Path(__file__).parents[2])!r})
+from tests.running import test_loop as here
+here.run(here.KEY, *here.problem(), 1)
+"""
+    hidden = ("JAX_COMPILATION", "JAX_PERSISTENT", "FEDJAX_SIM_CACHE")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    env |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_NUM_CPU_DEVICES": "1"}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, cwd=tmp_path)
+    assert list(tmp_path.rglob("fedjax_sim/xla/*-cache"))

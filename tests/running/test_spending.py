@@ -325,7 +325,7 @@ def test_stopping_is_no_secret():
             make()
 
 
-def test_missing_letters_void_it(tmp_path):
+def test_missing_messages_void_it(tmp_path):
     """Catches an epsilon of rounds that were skipped, and so told that a client had nothing to send: in a run, in what
     goes on with it, and in a sweep; and of noise that never came where nobody is trusted."""
 
@@ -341,7 +341,7 @@ def test_missing_letters_void_it(tmp_path):
     broken = dataclasses.replace(people, table=people.table | {"center": center.at[0].set(np.nan)})
     look = {"evaluate_every": 1, "directory": tmp_path}
     _, history = run(tiny.KEY, make("shares"), tiny.START, broken, 2, **look)
-    assert "a letter was missing" in history.summary["privacy"]["refused"]
+    assert "a message that should have had noise was missing" in history.summary["privacy"]["refused"]
     assert not any("epsilon" in record for record in history.records)
     _, history = run(tiny.KEY, make("shares"), tiny.START, people, 3, resume=True, **look)
     assert history.records[-1]["skipped_rounds"] == 0 and "in round 1 " in history.summary["privacy"]["refused"]

@@ -97,7 +97,7 @@ def test_table_travels_as_state():
         ([], "weights: expected a 1-dimensional array"),
         ([[1.0, 2.0]], "weights: expected a 1-dimensional array"),
         (3.0, "weights: expected a 1-dimensional array"),
-        ([0, 0], "Somebody must be drawn"),
+        ([0, 0], "At least one client must have"),
         ([1, -1], r"weights\[1\]: expected a finite number >= 0, got -1.0"),
         ([1, 2, float("nan")], r"weights\[2\]: expected a finite number >= 0, got nan"),
         ([float("inf"), 1], r"weights\[0\]: expected a finite number >= 0, got inf"),

@@ -284,5 +284,5 @@ def test_cohorts_with_replacement_are_refused(remembers):
         server.optimizer(optax.sgd(1.0)),
         error_feedback(top_k(0.5)) if remembers == "transform" else None,
     )
-    with pytest.raises(ValueError, match="sampler: expected a design without replacement, for clients remember"):
+    with pytest.raises(ValueError, match="sampler: expected a design without replacement, for clients with state"):
         algorithm.init(jax.random.key(0), p.START, p.ragged())

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.prng import client_keys
+from fedjax_sim.engine import client_keys
 from fedjax_sim.transform import chain, qsgd, quantize, stateless, terngrad
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.types import Wire

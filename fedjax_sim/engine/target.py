@@ -1,0 +1,49 @@
+"""Which platform a program is traced for: that of this machine's devices, unless somebody compiles for another one."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
+import jax
+
+from fedjax_sim import validate
+
+__all__ = ["compiling_for", "target"]
+
+PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}  # as JAX lowers for them: as backends are named
+_target: contextvars.ContextVar = contextvars.ContextVar("target", default=None)
+
+
+def target() -> str:
+    """ "cpu", "gpu" or "tpu": what code that differs by hardware chooses by, when it is traced."""
+    return _target.get() or jax.default_backend()
+
+
+@contextlib.contextmanager
+def compiling_for(platform: str) -> Iterator[None]:
+    """What is traced inside the block is meant for a platform: a program for a TPU can be made and read on a laptop.
+
+    Args:
+      platform: "cpu", "cuda", "rocm" or "tpu", as `lowering_platforms` has them.
+
+    JAX's caches of traced functions are emptied at both ends, for they do not know what they were traced for.
+
+    Guarantees: every row of the law tests lowers for cpu, cuda and tpu (tests/laws/test_platforms.py).
+
+    >>> import jax, jax.numpy as jnp
+    >>> from fedjax_sim import engine
+    >>> with compiling_for("cuda"):
+    ...     traced = jax.jit(lambda x: engine.computed_once(x, x)).trace(jnp.ones(2))
+    >>> "while" in traced.lower(lowering_platforms=("cuda",)).as_text()  # loops are a CPU's barrier
+    False
+    """
+    validate.one_of("platform", platform, PLATFORMS)
+    jax.clear_caches()
+    token = _target.set(PLATFORMS[platform])
+    try:
+        yield
+    finally:
+        _target.reset(token)
+        jax.clear_caches()

@@ -1,0 +1,67 @@
+"""The types that all subpackages share: data are pytrees, and a part is a NamedTuple of pure functions.
+
+`types.data` holds what flows through a round (data of clients, cohorts, reports, messages); `types.parts` holds what
+handles it (samplers, clients, transforms, aggregators, servers, and the algorithm made of them).
+
+A part also carries static facts about itself, such as its sensitivity, which compatibility checks and the accountant
+read. The default of each fact is the claim that promises least (tests/laws/test_facts.py::test_facts_fail_closed).
+
+Symbols in shapes: N clients in the population, m slots of a cohort, c slots of a chunk, n rows of a client, T rounds,
+d model dimension.
+"""
+
+from fedjax_sim.types.data import (
+    Array,
+    ClientData,
+    Cohort,
+    Count,
+    Mean,
+    Metric,
+    Noise,
+    Observed,
+    Outcome,
+    Population,
+    PyTree,
+    Received,
+    Report,
+    Round,
+    Wire,
+    Work,
+)
+from fedjax_sim.types.parts import (
+    Aggregator,
+    Algorithm,
+    ClientUpdate,
+    Sampler,
+    ServerUpdate,
+    Star,
+    UpdateTransform,
+    noisy_parts,
+)
+
+__all__ = [
+    "Aggregator",
+    "Algorithm",
+    "Array",
+    "ClientData",
+    "ClientUpdate",
+    "Cohort",
+    "Count",
+    "Mean",
+    "Metric",
+    "Noise",
+    "Observed",
+    "Outcome",
+    "Population",
+    "PyTree",
+    "Received",
+    "Report",
+    "Round",
+    "Sampler",
+    "ServerUpdate",
+    "Star",
+    "UpdateTransform",
+    "Wire",
+    "Work",
+    "noisy_parts",
+]

@@ -1,0 +1,153 @@
+"""The parts of a federation, as NamedTuples of pure functions with static facts, and the `Algorithm` made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from fedjax_sim.types.data import Metric, Noise, PyTree
+
+__all__ = [
+    "Aggregator",
+    "Algorithm",
+    "ClientUpdate",
+    "Sampler",
+    "ServerUpdate",
+    "Star",
+    "UpdateTransform",
+    "noisy_parts",
+]
+
+
+class Sampler(NamedTuple):
+    """Population -> cohort. `tell` and `observe` are for samplers that depend on clients' costs or losses."""
+
+    init: Callable  # () -> state
+    sample: Callable  # (key, state) -> (Cohort, state)
+    num_slots: int  # m, static
+    design: Any  # sampling.design.SamplingDesign: what theory and the accountant read
+    tell: Callable | None = None  # (state, Work) -> state, called once, before the first round
+    observe: Callable | None = None  # (state, Cohort, Outcome) -> state, called after each round
+    metrics: tuple[Metric, ...] = ()  # what it states of `Cohort.metrics`
+
+    def then(self, change: Callable, design: Any = None, metrics: tuple[Metric, ...] = ()) -> Sampler:
+        """This sampler with a change applied to each of its cohorts.
+
+        Args:
+          change: (key, Cohort) -> Cohort; the key is the one that the cohort was drawn with.
+          design: that of the changed cohorts; None = that of this sampler.
+          metrics: what the change states of the numbers that it adds.
+        """
+
+        def sample(key, state):
+            cohort, state = self.sample(key, state)
+            return change(key, cohort), state
+
+        design = self.design if design is None else design
+        return self._replace(sample=sample, design=design, metrics=(*self.metrics, *metrics))
+
+
+class ClientUpdate(NamedTuple):
+    """Local work, written for ONE client; the engine adds the batch axis."""
+
+    init: Callable  # (params) -> client state; () if stateless
+    apply: Callable  # (key, broadcast, client state, ClientData) -> (Report, client state)
+    num_steps: int | Callable | None = None  # minibatch steps, or (examples) -> steps; None = not minibatches
+    noise: Noise | None = None  # of record-level privacy
+    uniform_weights: bool = False  # every report weighs 1, or 0 for nothing to report, whatever the client holds
+    all_steps: int | Callable | None = None  # steps of the whole local work, or (examples) -> steps, of which a client
+    # does the part that `data.work` states; None = it always does all of them
+    metrics: tuple[Metric, ...] = ()  # what it states of its reports' numbers, counts included
+
+
+class UpdateTransform(NamedTuple):
+    """Both ends of what an update passes through between client and server: clipping, compression, noise."""
+
+    init: Callable  # (update_spec) -> server-side state
+    init_client: Callable  # (update_spec) -> per-client memory; () if none
+    on_client: Callable  # (key, update, state, memory) -> (update, memory, measured); measured: pytree of Mean
+    on_server: Callable  # (key, cohort, aggregate, state, measured, sensitivity) -> (aggregate, state, metrics)
+    wire: Callable  # (update_spec, Wire of the incoming update) -> Wire of the outgoing one
+    l2_bound: float | None = None  # no output of on_client has a larger norm
+    nonexpansive: bool = False  # on_client never lengthens an update
+    releases_when_empty: bool = False  # a round without messages still moves the model (noise-only release)
+    unbiased: bool = False  # the mean of on_client's output, over its key, is its input
+    squared_error: Callable | None = None  # (update) -> E |output - update|^2 over the key, or an upper bound
+    exact_error: bool = False  # squared_error is the error itself, not a bound
+    integer_range: tuple[int, int] | None = None  # on_client sends integers in this range, in a unit common to all
+    noise: Noise | None = None  # what the accountant reads
+    mirrored: bool = True  # its two ends may keep copies of what is sent, so nothing may change it in between
+    metrics: tuple[Metric, ...] = ()  # what it states of `on_server`'s numbers
+
+
+class Aggregator(NamedTuple):
+    """Many messages -> one aggregate.
+
+    LAW: carries of disjoint slots combine (`engine.combine`) to the carry of their union: exact sums merge, arrays add.
+    An aggregator with state has a `start`; its `finalize` then returns (aggregate, metrics, state).
+    """
+
+    init: Callable  # (update_spec, num_slots) -> carry, all zeros
+    accumulate: Callable  # (key, Round, carry, Received) -> carry
+    finalize: Callable  # (key, Round, carry) -> (aggregate, metrics), followed by the next state if it has one
+    sensitivity: float | None = None  # L2 motion of the aggregate per unit motion of one update; None = unbounded
+    modulus: int | None = None  # it sums integers modulo this one; None = it sums real numbers
+    weighted: bool = True  # the result may depend on the weights that clients report
+    homogeneous: bool = False  # messages in another unit give the result in that unit
+    design: Any = None  # the SamplingDesign whose unequal probabilities it corrects for; None = it corrects nothing
+    start: Callable | None = None  # (update_spec) -> its state before the first round (`Round.state`); None = stateless
+    metrics: tuple[Metric, ...] = ()  # what it states of `finalize`'s numbers
+
+
+class ServerUpdate(NamedTuple):
+    """The server's step."""
+
+    init: Callable  # (params) -> state
+    broadcast: Callable  # (state) -> what clients receive
+    apply: Callable  # (key, aggregate, state) -> state
+    params: Callable  # (state) -> params to evaluate
+    wire: Callable | None = None  # (broadcast_spec) -> Wire of what each client receives; None = sent as it is
+    takes: Callable | None = None  # (params_spec) -> spec of an aggregate; None = that of the params
+
+    def expects(self, params_spec: PyTree) -> PyTree:
+        """Shapes and dtypes of an aggregate, where clients send the model's dtypes."""
+        return params_spec if self.takes is None else self.takes(params_spec)
+
+
+class Star(NamedTuple):
+    """The parts of a federation around one server; `algorithms.round` has the steps of a round over it."""
+
+    sampler: Sampler
+    client: ClientUpdate
+    aggregator: Aggregator
+    server: ServerUpdate
+    transform: UpdateTransform
+    plan: Any = None  # engine.Plan: how many clients are vmapped and summed at once; None = fitted to the model
+    mesh: Any = "all"  # devices that share the cohort; "all" = every visible one, None = one
+    nonfinite: str = "drop"  # or "error": what happens on a message that is not finite
+
+
+class Algorithm(NamedTuple):
+    """Anything that learns over rounds: the one interface that `run`, sweeps and instruments take."""
+
+    init: Callable  # (key, params, population) -> state
+    step: Callable  # (key, state, population) -> (state, info)
+    params: Callable  # (state) -> params to evaluate
+    parts: Star | None = None  # what an accountant and theory read; None = unknown, so no epsilon is stated
+    observe: Callable | None = None  # (key, state, population) -> Observed of the round that `step` makes
+    personal: Callable | None = None  # (state, ids) -> params of these clients, leaves [len(ids), ...]
+    metrics: tuple[Metric, ...] = ()  # what it states of its Info's numbers
+
+
+def noisy_parts(parts: Star | Mapping[str, Any] | None) -> dict[str, Noise]:
+    """The noise of each part that has any, by the part's name.
+
+    Args:
+      parts: a `Star`, or parts by name; None for an algorithm that does not state its parts.
+
+    Returns: {"transform": Noise, ...}; empty where no part has noise, and for None.
+
+    Guarantees: noise in any part is found (tests/running/test_spending.py::test_noise_in_any_part_is_seen).
+    """
+    named = parts._asdict() if isinstance(parts, Star) else parts or {}
+    return {name: noise for name, part in named.items() if (noise := getattr(part, "noise", None)) is not None}

@@ -1,0 +1,96 @@
+"""Every row lowers for CPU, CUDA and TPU, on a machine that has none of the latter two."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fedjax_sim import aggregation, engine
+from fedjax_sim.algorithms import federated
+from tests.laws import cases, test_compositions
+from tests.laws import problems as p
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+DEFAULT = {  # what differs by platform: barriers, exact sums, selections, client memory, local loops
+    "algorithms": ("fedavg", "scaffold"),
+    "transform": ("top_k", "gaussian_mechanism", "quantize integers"),
+    "sampling": ("uniform",),
+    "aggregation": ("gather", "extrapolated"),
+    "server": ("downlink",),
+    "client": ("private_sgd",),
+}
+
+
+def algorithm(kind: str, name: str):
+    """An algorithm with this row in its place."""
+    if kind == "algorithms":
+        return cases.CASES[kind][name]()
+    parts = {"sampler": cases.SAMPLER, "client": cases.CASES["client"]["local_sgd"]()}
+    parts |= {"aggregator": aggregation.mean(), "server": cases.CASES["server"]["optimizer"]()}
+    if kind == "transform":
+        member = test_compositions.MEMBERS[name]()
+        parts |= {"transform": member, "aggregator": test_compositions.table(member, name)}
+    else:
+        part = cases.CASES[kind][name]()
+        parts[{"sampling": "sampler", "aggregation": "aggregator"}.get(kind, kind)] = part
+    if kind == "sampling":
+        parts["aggregator"] = aggregation.fixed_mean(7.0)
+    return federated(**parts, **cases.RUN)
+
+
+NOT_ALONE = {  # rows that need other parts around them than the plain ones; their algorithms are rows too
+    "aggregation": {"modular_sum"},
+    "client": {"dynamic", "mime", "normalized", "scaffold", "send_model"},
+    "server": {"control_variates", "dynamic", "replacement", "rescaled", "statistics"},
+}
+
+
+def rows(kind: str) -> list[str]:
+    names = test_compositions.MEMBERS if kind == "transform" else cases.CASES[kind]
+    return sorted(set(names) - NOT_ALONE.get(kind, set()))
+
+
+def lowered(kind: str, names) -> list[str]:
+    """What went wrong, a line each."""
+    wrong = []
+    for platform in PLATFORMS:
+        with engine.compiling_for(platform):
+            for name in names:
+                made = algorithm(kind, name)
+                state = jax.eval_shape(made.init, jax.random.key(0), jnp.array(p.START), p.ragged())
+                traced = jax.jit(made.step).trace(jax.random.key(0), state, p.ragged())
+                text = traced.lower(lowering_platforms=(platform,)).as_text()
+                if "custom_call @xla_python" in text and platform != "cpu":
+                    wrong.append(f"{name} calls Python on {platform}")
+    return wrong
+
+
+@pytest.mark.parametrize("kind", DEFAULT)
+def test_rows_lower(kind):
+    """Catches code that only a CPU's compiler takes, or that calls the host where it need not."""
+    assert lowered(kind, DEFAULT[kind]) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", DEFAULT)
+def test_every_row_lowers(kind):
+    """The same of all rows."""
+    assert lowered(kind, [name for name in rows(kind) if name not in DEFAULT[kind]]) == []
+
+
+def test_code_chooses_by_the_target():
+    """Catches a barrier, or lanes, that follow the machine on which a program is made."""
+
+    def text(platform):
+        with engine.compiling_for(platform):
+            traced = jax.jit(lambda x: engine.computed_once(x, x)).trace(jnp.ones(8))
+            return traced.lower(lowering_platforms=(platform,)).as_text()
+
+    assert "while" in text("cpu") and "while" not in text("cuda") and "while" not in text("tpu")
+    spec, lanes = jax.ShapeDtypeStruct((100_000,), jnp.float32), []
+    for platform in ("cpu", "tpu"):
+        with engine.compiling_for(platform):
+            lanes.append(engine.plan_for(spec, num_slots=5000).lanes)
+    assert lanes[0] == 1 and lanes[1] > 1000
+    assert engine.target() == jax.default_backend()
