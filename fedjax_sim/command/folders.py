@@ -8,6 +8,8 @@ from pathlib import Path
 
 from fedjax_sim.config.document import ConfigError
 from fedjax_sim.config.kinds import problem
+from fedjax_sim.running.checksums import check
+from fedjax_sim.running.files import CheckpointError
 
 __all__ = [
     "RUNS",
@@ -71,9 +73,6 @@ def check_written(folder: Path) -> None:
 
     Raises: ConfigError.
     """
-    from fedjax_sim.running.checkpoint import CheckpointError  # here, because it imports JAX
-    from fedjax_sim.running.checksums import check
-
     try:
         check(folder, ["config.toml"])
     except CheckpointError as error:

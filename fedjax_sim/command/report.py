@@ -19,7 +19,7 @@ def write_page(run: Path) -> Path:
     Guarantees: tests/command/test_app.py::test_a_page_can_be_written_again.
     """
     from fedjax_sim.report.page import FILES, write_report
-    from fedjax_sim.running.checkpoint import RunLocked, lock
+    from fedjax_sim.running.files import RunLocked, lock
 
     with ExitStack() as stack:
         if any((run / name).is_file() for name in FILES):
@@ -30,7 +30,7 @@ def write_page(run: Path) -> Path:
 
 def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, e.g. runs/digits-fedavg-0-001.")]):
     """Write a run's report.html again from its files, finished or not."""
-    from fedjax_sim.running.checkpoint import CheckpointError
+    from fedjax_sim.running.files import CheckpointError
 
     try:
         typer.echo(str(write_page(run)))

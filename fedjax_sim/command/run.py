@@ -93,7 +93,7 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
     """Trains, writes the page and prints the summary; a run that fails exits with a code, after cleaning up."""
     from fedjax_sim.population.describe import describe
     from fedjax_sim.running import distributed
-    from fedjax_sim.running.checkpoint import CheckpointError, RunLocked
+    from fedjax_sim.running.files import CheckpointError, RunLocked
 
     tables = loaded.resolved()
     name = f"{tables['data']['name']}-{tables['algorithm']['name']}-{tables['seed']}"
@@ -158,8 +158,8 @@ def _finish(name: str, history: Any, data: Any, folder: Path) -> tuple[dict, Pat
     """Writes the summary, with the baseline of a constant prediction, and the page."""
     from fedjax_sim.metrics.baseline import constant_baseline
     from fedjax_sim.report.page import write_report
-    from fedjax_sim.running.checkpoint import lock
     from fedjax_sim.running.checksums import write
+    from fedjax_sim.running.files import lock
 
     summary = {"name": name, **history.summary, **constant_baseline(data.test, data.task)}
     with lock(folder):

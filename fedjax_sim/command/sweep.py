@@ -33,7 +33,7 @@ def sweep(
     from fedjax_sim.command.folders import RUNS, drop_empty, next_folder
     from fedjax_sim.config.document import ConfigError
     from fedjax_sim.config.kinds import nearest, problem
-    from fedjax_sim.running.checkpoint import CheckpointError, RunLocked
+    from fedjax_sim.running.files import CheckpointError, RunLocked
     from fedjax_sim.sweeps.config import load_sweep, run_sweep
     from fedjax_sim.sweeps.finished import POINTS
 
@@ -85,7 +85,7 @@ def _metric(found: Any) -> str:
 
 
 def _figure(found: Any, metric: str, folder: Path) -> None:
-    from fedjax_sim.running.checkpoint import write_atomically
+    from fedjax_sim.running.files import write_atomically
     from fedjax_sim.sweeps.figure import sweep_figure
 
     try:

@@ -19,7 +19,7 @@ from fedjax_sim.report.html import absent, figure, page, table
 from fedjax_sim.report.numbers import count, number
 from fedjax_sim.report.tiles import TILES, own_metrics, tiles
 from fedjax_sim.running import checksums
-from fedjax_sim.running.checkpoint import write_atomically
+from fedjax_sim.running.files import write_atomically
 from fedjax_sim.running.log import check_logs, verified
 
 __all__ = ["write_report"]

@@ -14,6 +14,7 @@ import numpy as np
 from fedjax_sim import engine, validate
 from fedjax_sim.running import distributed
 from fedjax_sim.running.planning import check_memory
+from fedjax_sim.running.shared_arrays import replicated
 from fedjax_sim.types import Algorithm, Array, PyTree
 
 __all__ = ["MAX_BLOCK", "compiled_block", "memory_errors"]
@@ -54,7 +55,7 @@ def compiled_block(
 
     before = time.perf_counter()
     zero = np.int32(0)
-    key, state, population = distributed.replicated((key, state, population))
+    key, state, population = replicated((key, state, population))
     places = {"out_shardings": (None, key.sharding)} if distributed.several() else {}  # infos are read everywhere
     compiled = jax.jit(block, donate_argnums=1, **places).lower(key, state, population, zero, zero).compile()
     seconds = time.perf_counter() - before

@@ -1,77 +1,37 @@
 """Checkpoints: everything a run needs to continue, in one file that is written atomically.
 
-A file is `magic, total length, header length, JSON header, leaves as little-endian bytes, SHA-256 of all before`.
-Loading runs no code and allocates no more than the file's actual length.
+The file's format is in `running.checkpoint_format`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-import math
-import os
 import re
-import socket
-import struct
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
+from fedjax_sim.running.checkpoint_format import (
+    SCHEMA,
+    difference,
+    encoded,
+    kind_of,
+    leaves_of,
+    meta_of,
+    read_file,
+    restored,
+    to_host,
+)
+from fedjax_sim.running.files import CheckpointError, RunLocked, write_atomically
 from fedjax_sim.types import PyTree
-from fedjax_sim.validate import fail, integer
+from fedjax_sim.validate import integer
 
-__all__ = ["CheckpointError", "RunLocked", "latest", "lock", "newest_meta", "restore", "save", "write_atomically"]
+__all__ = ["CheckpointError", "RunLocked", "latest", "newest_meta", "restore", "save"]
 
-MAGIC = b"FEDJAXCK"
-SCHEMA = 2
-PREFIX = struct.Struct("<8sQQ")  # magic, bytes of the whole file, bytes of the header
-DIGEST = hashlib.sha256().digest_size
 NAME = re.compile(r"round_(\d{8,10})\.ckpt")
-TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names of the temporary files of `write_atomically`
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written or read, is damaged, or does not belong to this run."""
-
-
-class RunLocked(RuntimeError):
-    """Another process is writing to this run's folder."""
-
-
-def write_atomically(path: str | Path, parts: Iterable[bytes]) -> Path:
-    """Writes a temporary file, syncs it, renames it over `path`, and syncs the folder.
-
-    Guarantees: killed at any moment, `path` holds its old bytes or all of its new ones
-    (tests/running/test_checkpoint.py::test_killed_between_any_two_system_calls).
-    """
-    path = Path(path)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        aside.unlink(missing_ok=True)
-        with open(aside, "xb", buffering=0) as file:
-            for part in parts:
-                view = memoryview(part).cast("B")
-                while view:
-                    view = view[os.write(file.fileno(), view) :]
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    return path
 
 
 def save(directory: str | Path, round: int, state: PyTree, meta: dict[str, Any], *, keep: int = 2) -> Path:
@@ -105,8 +65,8 @@ def save(directory: str | Path, round: int, state: PyTree, meta: dict[str, Any],
     integer("keep", keep)
     directory = Path(directory)
     entries, arrays = [], []
-    for name, leaf in _leaves(state).items():
-        array, entry = _to_host(name, leaf)
+    for name, leaf in leaves_of(state).items():
+        array, entry = to_host(name, leaf)
         entries.append({"path": name, **entry})
         arrays.append(array)
     try:
@@ -118,7 +78,7 @@ def save(directory: str | Path, round: int, state: PyTree, meta: dict[str, Any],
         directory.mkdir(parents=True, exist_ok=True)
         for leftover in directory.glob(".round_*.ckpt.*.tmp"):
             leftover.unlink(missing_ok=True)
-        write_atomically(path, _encode(header, arrays))
+        write_atomically(path, encoded(header, arrays))
         past = [older for older in _list(directory) if _round(older) <= round]
         for older in past[keep:]:
             older.unlink(missing_ok=True)
@@ -148,17 +108,17 @@ def restore(path: str | Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
     (test_another_structure_is_refused_with_a_diff).
     """
     path = Path(path)
-    header, payload = _read(path)
-    wanted = {name: _kind(name, leaf) for name, leaf in _leaves(like).items()}
-    difference = _difference({entry["path"]: entry["kind"] for entry in header["leaves"]}, wanted)
-    if difference:
+    header, payload = read_file(path)
+    wanted = {name: kind_of(name, leaf) for name, leaf in leaves_of(like).items()}
+    differing = difference({entry["path"]: entry["kind"] for entry in header["leaves"]}, wanted)
+    if differing:
         hint = "Resume with the configuration that wrote it, or start in a new folder."
-        raise CheckpointError("\n  ".join([f"{path}: does not fit this run:", *difference, hint]))
-    leaves, offset, targets = {}, 0, _leaves(like)
+        raise CheckpointError("\n  ".join([f"{path}: does not fit this run:", *differing, hint]))
+    leaves, offset, targets = {}, 0, leaves_of(like)
     for entry in header["leaves"]:
         raw = payload[offset : offset + entry["bytes"]]
         try:
-            leaves[entry["path"]] = _restored(raw, entry, targets[entry["path"]])
+            leaves[entry["path"]] = restored(raw, entry, targets[entry["path"]])
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: leaf {entry['path']} is malformed ({error}).") from error
         offset += entry["bytes"]
@@ -182,7 +142,7 @@ def latest(
     damaged: list[str] = []
     for path in _list(Path(directory)):
         try:
-            header, _ = _read(path)
+            header, _ = read_file(path)
             if check is not None:
                 check(path, header["meta"])
         except CheckpointError as error:
@@ -203,50 +163,9 @@ def latest(
 def newest_meta(directory: str | Path) -> tuple[Path, dict[str, Any]] | None:
     """Path and meta of the newest checkpoint whose header can be read; its leaves are not read, and not verified."""
     for path in _list(Path(directory)):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError, struct.error):
-            with open(path, "rb") as file:
-                _, _, length = PREFIX.unpack(file.read(PREFIX.size))
-                header = json.loads(file.read(min(length, path.stat().st_size)))
-            if header["schema"] == SCHEMA:
-                return path, dict(header["meta"])
+        if (meta := meta_of(path)) is not None:
+            return path, meta
     return None
-
-
-@contextlib.contextmanager
-def lock(directory: str | Path) -> Iterator[None]:
-    """Locks a run's folder while the block runs; the kernel releases it when the process ends, however it ends.
-
-    Temporary files of a killed holder are removed.
-
-    Raises: RunLocked at once if another process holds it; CheckpointError if the folder cannot be locked.
-
-    Guarantees: two runs never write in one folder (tests/running/test_checkpoint.py::test_lock_excludes_a_second_run);
-    no temporary file is left (::test_a_lock_cleans_up).
-    """
-    import fcntl  # POSIX only: everything else in this file works without it
-
-    path = Path(directory) / ".lock"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "rb+", buffering=0)
-    except OSError as error:
-        raise CheckpointError(f"{path}: could not be opened ({error.strerror or error}).") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = file.read(200).decode(errors="replace").strip() or "another process"
-            hint = "Wait for that run to end, or choose another folder."
-            raise RunLocked(f"{directory}: held by {holder}. {hint}") from error
-        except OSError as error:
-            raise CheckpointError(f"{path}: could not be locked ({error.strerror or error}).") from error
-        with contextlib.suppress(OSError):  # the holder's name is for messages only: a full disk may refuse it
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-        for leftover in path.parent.glob(".*.tmp"):
-            if TEMPORARY.fullmatch(leftover.name):
-                leftover.unlink(missing_ok=True)
-        yield
 
 
 def _round(path: Path) -> int:
@@ -262,116 +181,3 @@ def _list(directory: Path) -> list[Path]:
     except OSError as error:
         raise CheckpointError(f"{directory}: could not be read ({error.strerror or error}).") from error
     return sorted(found, key=_round, reverse=True)
-
-
-def _leaves(tree: PyTree) -> dict[str, Any]:
-    """Leaves by path; None and empty nodes have none."""
-    pairs = [(jax.tree_util.keystr(path) or "state", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
-    if len(dict(pairs)) != len(pairs):
-        fail("state", "leaves with different paths", [name for name, _ in pairs])
-    return dict(pairs)
-
-
-def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _kind(name: str, leaf: Any) -> str:
-    """Dtype and shape as text, e.g. `float32[2, 3]`."""
-    if _is_key(leaf):
-        return f"{leaf.dtype}{list(leaf.shape)}"
-    dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
-    if not (jnp.issubdtype(dtype, np.number) or dtype == np.bool_):
-        fail(f"state{name}", "an array or a number", leaf, error=TypeError)
-    return f"{jax.dtypes.canonicalize_dtype(dtype).name}{list(np.shape(leaf))}"
-
-
-def _to_host(name: str, leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
-    """A leaf as a NumPy array in the dtype JAX holds it, and its entry in the header."""
-    entry: dict[str, Any] = {"kind": _kind(name, leaf)}
-    if _is_key(leaf):
-        entry["key"] = str(jax.random.key_impl(leaf))
-        leaf = jax.random.key_data(leaf)
-    array = np.asarray(leaf)
-    held = array
-    if array.dtype != (dtype := jax.dtypes.canonicalize_dtype(array.dtype)):
-        with np.errstate(all="ignore"):
-            held = array.astype(dtype)
-            exact = type(leaf) in (float, complex) or np.array_equal(held.astype(array.dtype), array, equal_nan=True)
-        if not exact:
-            fail(f"state{name}", f"values that {dtype.name} holds exactly", leaf, f"JAX keeps no {array.dtype} here.")
-    if getattr(leaf, "weak_type", False) or type(leaf) in (int, float, complex):
-        entry["weak"] = True
-    return held, {**entry, "bytes": held.nbytes}
-
-
-def _restored(raw: np.ndarray, entry: dict[str, Any], target: Any) -> jax.Array | np.ndarray:
-    """The leaf of a header's entry; its kind equals that of `target`, so shape and dtype are taken from there."""
-    spec = jax.eval_shape(jax.random.key_data, target) if _is_key(target) else target
-    dtype = np.dtype(jax.dtypes.canonicalize_dtype(spec.dtype if hasattr(spec, "dtype") else np.asarray(spec).dtype))
-    if raw.nbytes != math.prod(np.shape(spec)) * dtype.itemsize:
-        raise ValueError(f"{raw.nbytes} bytes for {entry['kind']}")
-    array = raw.copy().view(dtype).reshape(np.shape(spec))
-    array = array.byteswap() if sys.byteorder == "big" else array
-    if isinstance(target, np.ndarray):
-        return array
-    array = jnp.asarray(array)
-    if _is_key(target):
-        keys = jax.random.wrap_key_data(array, impl=str(entry.get("key")))
-        if keys.dtype != target.dtype:
-            raise ValueError(f"{keys.dtype} in place of {target.dtype}")
-        return keys
-    if entry.get("weak") and dtype.kind in "ifc":
-        return jnp.full(array.shape, dtype.type(0).item()).at[...].set(array)  # keeps the weak type of a literal
-    return array
-
-
-def _encode(header: bytes, arrays: list[np.ndarray]) -> Iterator[bytes]:
-    """The file's bytes, part by part, ending in the hash of all parts before."""
-    total = PREFIX.size + len(header) + sum(array.nbytes for array in arrays) + DIGEST
-    digest = hashlib.sha256()
-    swap = sys.byteorder == "big"
-    leaves = (np.ascontiguousarray(array.byteswap() if swap else array).reshape(-1).view(np.uint8) for array in arrays)
-    for part in (PREFIX.pack(MAGIC, total, len(header)), header, *leaves):
-        digest.update(part)
-        yield part
-    yield digest.digest()
-
-
-def _read(path: Path) -> tuple[dict[str, Any], np.ndarray]:
-    """Header and leaf bytes of a file whose length and hash are right."""
-    try:
-        data = memoryview(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path}: could not be read ({error.strerror or error}).") from error
-    if len(data) < PREFIX.size + DIGEST or data[: len(MAGIC)] != MAGIC:
-        raise CheckpointError(f"{path}: expected a checkpoint, got a file without its magic (or a truncated one).")
-    _, total, header_length = PREFIX.unpack(data[: PREFIX.size])
-    if total != len(data):
-        raise CheckpointError(f"{path}: expected {total:,} bytes, got {len(data):,}: truncated or damaged.")
-    if hashlib.sha256(data[:-DIGEST]).digest() != data[-DIGEST:]:
-        raise CheckpointError(f"{path}: its SHA-256 does not match its bytes: damaged.")
-    body = data[PREFIX.size : -DIGEST]
-    try:
-        header = json.loads(bytes(body[:header_length]))
-        schema = header["schema"]
-        if schema == SCHEMA:
-            sizes = [entry["bytes"] for entry in header["leaves"]]
-            texts = [text for entry in header["leaves"] for text in (entry["path"], entry["kind"])]
-            valid = all(type(size) is int and size >= 0 for size in sizes) and all(type(text) is str for text in texts)
-            if not valid or sum(sizes) != len(body) - header_length or not isinstance(header["meta"], dict):
-                raise ValueError("its parts do not add up")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: malformed header ({error}).") from error
-    if schema != SCHEMA:
-        raise CheckpointError(f"{path}: expected schema {SCHEMA}, got {schema!r}: written by another version.")
-    return header, np.asarray(body[header_length:])
-
-
-def _difference(found: dict[str, str], wanted: dict[str, str], most: int = 20) -> list[str]:
-    """Lines that describe how a file's leaves differ from a run's; empty if they do not."""
-    lines = [f"{name}: missing in the file, {kind} in this run" for name, kind in wanted.items() if name not in found]
-    lines += [f"{name}: {kind} in the file, not in this run" for name, kind in found.items() if name not in wanted]
-    both = [name for name in wanted if name in found and found[name] != wanted[name]]
-    lines += [f"{name}: {found[name]} in the file, {wanted[name]} in this run" for name in both]
-    return lines[:most] + ([f"... and {len(lines) - most} more"] if len(lines) > most else [])

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim.running.checkpoint import CheckpointError, write_atomically
+from fedjax_sim.running.files import CheckpointError, write_atomically
 
 __all__ = ["GrowingFile", "check", "is_listed", "remove", "write"]
 

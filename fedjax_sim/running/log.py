@@ -15,6 +15,7 @@ from fedjax_sim import engine, tree
 from fedjax_sim.algorithms.costs import ROUND_METRICS
 from fedjax_sim.running import checkpoint, distributed
 from fedjax_sim.running.checksums import GrowingFile
+from fedjax_sim.running.shared_arrays import broadcast, whole
 from fedjax_sim.types import Count, Metric, PyTree
 
 __all__ = ["Log", "as_record", "check_logs", "earlier_run", "plain", "totals_of", "verified", "visits_of"]
@@ -196,7 +197,7 @@ class Log:
         saved, meta = distributed.by_first(lambda: self._read_back(plain, identity, allow_previous)) or (plain, None)
         if distributed.several():
             meta, self.records = distributed.from_first(lambda: (meta, self.records))
-            saved = distributed.broadcast(saved)
+            saved = broadcast(saved)
         state = engine.scattered(saved, like=state)
         for file, version in engine.memory_files(state):
             file.resume(int(version), meta["client_memory"][file.path.name], file.written)
@@ -230,7 +231,7 @@ class Log:
 
     def commit(self, round: int, state: PyTree, identity: dict, keep: int) -> None:
         """Commits log, state and ledger together: the log is on disk before the checkpoint with its checksum."""
-        state = distributed.whole(state)
+        state = whole(state)
         distributed.by_first(lambda: self._commit(round, state, identity, keep))
 
     def _commit(self, round: int, state: PyTree, identity: dict, keep: int) -> None:

@@ -17,15 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import engine, validate
-from fedjax_sim.running import checkpoint, checksums, distributed
+from fedjax_sim.running import checksums, distributed
 from fedjax_sim.running.arguments import check_kinds, check_numbers, evaluated
 from fedjax_sim.running.blocks import MAX_BLOCK, compiled_block, memory_errors
 from fedjax_sim.running.environment import matmul_precision, numerics, use_compilation_cache
+from fedjax_sim.running.files import lock
 from fedjax_sim.running.fingerprint import fingerprint
 from fedjax_sim.running.history import History
 from fedjax_sim.running.interrupts import interrupts
 from fedjax_sim.running.log import Log, as_record, plain
 from fedjax_sim.running.progress import progress_bar
+from fedjax_sim.running.shared_arrays import whole
 from fedjax_sim.running.spending import Spending
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
@@ -179,7 +181,7 @@ class _Session:
         log, directory = self.log, self.directory
         if resume:
             distributed.by_first(log.check_resumable)
-            distributed.by_first(lambda: stack.enter_context(checkpoint.lock(directory)))
+            distributed.by_first(lambda: stack.enter_context(lock(directory)))
             self.state, self.round = log.resume(self.state, self.identity, allow_previous)
             first, rounds, rule = self.round, self.num_rounds, f"at least the {self.round} rounds done"
             distributed.agreed(lambda: first > rounds and validate.fail("num_rounds", rule, rounds))
@@ -189,7 +191,7 @@ class _Session:
             algorithm, self.spending.key(key), self.state, self.population
         )
         if directory is not None and not resume:
-            distributed.by_first(lambda: stack.enter_context(checkpoint.lock(directory)))
+            distributed.by_first(lambda: stack.enter_context(lock(directory)))
             log.start()
             for file in self.memory_files:
                 file.create()
@@ -238,7 +240,7 @@ class _Session:
         before = time.perf_counter()
         with memory_errors(self.memory_files):
             self.state, infos = self.block(self.state, self.population, self.round, count)
-            infos = jax.device_get(distributed.whole(infos))
+            infos = jax.device_get(whole(infos))
         seconds = time.perf_counter() - before
         records = [as_record(self.round + i + 1, infos, i) for i in range(count)]
         self.round += count

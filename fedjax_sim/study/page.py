@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim.report import html, plots
-from fedjax_sim.running.checkpoint import write_atomically
+from fedjax_sim.running.files import write_atomically
 from fedjax_sim.study.findings import CONFIDENCE, Findings
 
 __all__ = ["table", "write_findings"]

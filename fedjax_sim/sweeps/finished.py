@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim import tree
-from fedjax_sim.running import checkpoint
+from fedjax_sim.running.files import CheckpointError, write_atomically
 
 __all__ = ["POINTS", "Finished", "check_directory"]
 
@@ -49,7 +49,7 @@ class Finished:
         if resume:
             self._read_back(identity)
         else:
-            checkpoint.write_atomically(self.path, [_line({"sweep": identity})])
+            write_atomically(self.path, [_line({"sweep": identity})])
 
     def add(self, found: dict[int, list[dict]]) -> None:
         """Adds finished points."""
@@ -75,9 +75,7 @@ class Finished:
             stored = header["sweep"]
             self.rows = {line["point"]: line["rows"] for line in lines}
         except (KeyError, TypeError, ValueError) as error:
-            raise checkpoint.CheckpointError(
-                f"{self.path}: expected lines of a sweep, got others ({error})."
-            ) from error
+            raise CheckpointError(f"{self.path}: expected lines of a sweep, got others ({error}).") from error
         stored, given = tree.dotted(stored), tree.dotted(json.loads(json.dumps(identity)))
         differing = [
             f"  {name}: {_short(stored.get(name, 'absent'))} in the file, {_short(given.get(name, 'absent'))} now"
@@ -85,9 +83,7 @@ class Finished:
             if stored.get(name, "absent") != given.get(name, "absent")
         ]
         if differing:
-            raise checkpoint.CheckpointError(
-                f"{self.path}: these are points of another sweep:\n" + "\n".join(differing)
-            )
+            raise CheckpointError(f"{self.path}: these are points of another sweep:\n" + "\n".join(differing))
         if whole < len(text):  # the line that a kill cut off
             with open(self.path, "r+b") as file:
                 file.truncate(whole)
@@ -95,7 +91,7 @@ class Finished:
     def _checked(self, number: int, line: bytes) -> dict:
         value = dict(json.loads(line))
         if value.pop("crc32") != zlib.crc32(json.dumps(value).encode()):
-            raise checkpoint.CheckpointError(
+            raise CheckpointError(
                 f"{self.path}: line {number} is damaged." + " Take it out: its point is run again." * (number > 1)
             )
         return value

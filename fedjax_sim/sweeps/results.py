@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.report.plots import number
-from fedjax_sim.running.checkpoint import write_atomically
+from fedjax_sim.running.files import write_atomically
 
 __all__ = ["Paired", "Sweep"]
 

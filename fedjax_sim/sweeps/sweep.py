@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.running import checkpoint
 from fedjax_sim.running.environment import matmul_precision, numerics, versions
+from fedjax_sim.running.files import lock
 from fedjax_sim.running.fingerprint import array_digest, bound, is_opaque, is_private, joined, program_digest
 from fedjax_sim.running.interrupts import interrupts
 from fedjax_sim.running.log import as_record, plain
@@ -143,7 +143,7 @@ def sweep_points(
         interrupted = stack.enter_context(interrupts())
         stack.enter_context(jax.default_matmul_precision(matmul_precision()))
         if directory is not None:
-            stack.enter_context(checkpoint.lock(directory))
+            stack.enter_context(lock(directory))
         kinds, programs, epsilons = _prepared(make, combinations, starts, population, rounds, delta)
         judged = None
         if evaluation is not None and directory is not None:

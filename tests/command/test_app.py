@@ -21,8 +21,8 @@ from fedjax_sim.command import app, folders
 from fedjax_sim.config import registry
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
-from fedjax_sim.running import checkpoint
 from fedjax_sim.running.environment import prepare
+from fedjax_sim.running.files import lock
 from tests import compiler
 
 pytestmark = pytest.mark.optimised(False)  # bits that are compared here are those of one program; the rest is words
@@ -135,7 +135,7 @@ def test_a_page_can_be_written_again(done, tmp_path):
     leftover = copy / ".report.html.1.tmp"
     leftover.touch()  # of a report that was killed
     assert call("report", copy).exit_code == 0 and not leftover.exists()
-    with checkpoint.lock(copy):  # a run under way
+    with lock(copy):  # a run under way
         assert call("report", copy).exit_code == 0
     log = copy / "metrics.jsonl"
     log.write_text(log.read_text().replace('"clients_reported": 20', '"clients_reported": 29', 1))
@@ -182,7 +182,6 @@ def test_resume_refuses(done, tmp_path):
 
 def test_failures_are_told_in_a_line(tmp_path, done):
     """Fault: a traceback in place of words, or exit code 0 for a run that failed."""
-    from fedjax_sim.running.checkpoint import lock
 
     copy = shutil.copytree(done[0], tmp_path / "copy")
     with lock(copy):

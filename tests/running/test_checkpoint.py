@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.running import checkpoint
-from fedjax_sim.running.checkpoint import CheckpointError, RunLocked, latest, lock, restore, save
+from fedjax_sim.running import checkpoint, checkpoint_format
+from fedjax_sim.running.checkpoint import CheckpointError, RunLocked, latest, restore, save
+from fedjax_sim.running.files import lock
 
 pytestmark = pytest.mark.optimised
 
@@ -135,7 +136,7 @@ def test_every_truncation_is_detected(tmp_path):
 def test_a_forged_header_is_an_error_and_no_allocation(tmp_path, header):
     """Fault: trusting a hostile file because its hash is right."""
     path = tmp_path / "round_00000001.ckpt"
-    path.write_bytes(b"".join(checkpoint._encode(header, [SMALL["w"]])))
+    path.write_bytes(b"".join(checkpoint_format.encoded(header, [SMALL["w"]])))
     with pytest.raises(CheckpointError):
         restore(path, SMALL)
 
@@ -143,12 +144,12 @@ def test_a_forged_header_is_an_error_and_no_allocation(tmp_path, header):
 def test_a_forged_key_implementation_is_refused(tmp_path):
     """Fault: a key restored under another generator than its dtype says."""
     state = {"k": jax.random.key(0, impl="unsafe_rbg")}
-    array, entry = checkpoint._to_host("['k']", state["k"])
+    array, entry = checkpoint_format.to_host("['k']", state["k"])
     for name in ("rbg", "threefry2x32", "nonsense", None):
         leaves = [{"path": "['k']", **entry, "key": name}]
         path = tmp_path / "round_00000001.ckpt"
-        header = json.dumps({"schema": checkpoint.SCHEMA, "leaves": leaves, "meta": {}}).encode()
-        path.write_bytes(b"".join(checkpoint._encode(header, [array])))
+        header = json.dumps({"schema": checkpoint_format.SCHEMA, "leaves": leaves, "meta": {}}).encode()
+        path.write_bytes(b"".join(checkpoint_format.encoded(header, [array])))
         with pytest.raises(CheckpointError, match="malformed"):
             restore(path, state)
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from fedjax_sim.command import app
 from fedjax_sim.running import checkpoint, distributed
+from fedjax_sim.running.checkpoint_format import read_file
 
 pytestmark = pytest.mark.optimised
 
@@ -92,7 +93,7 @@ def rounds_logged(folder):
 
 
 def state_bytes(folder):
-    header, payload = checkpoint._read(checkpoint.latest(folder / "checkpoints"))
+    header, payload = read_file(checkpoint.latest(folder / "checkpoints"))
     return header["leaves"], header["meta"]["round"], payload.tobytes()
 
 

@@ -1,0 +1,165 @@
+"""The format of a checkpoint: `magic, total length, header length, JSON header, leaves, SHA-256 of all before`.
+
+Leaves are little-endian bytes. Loading runs no code and allocates no more than the file's actual length.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.running.files import CheckpointError
+from fedjax_sim.types import PyTree
+from fedjax_sim.validate import fail
+
+__all__ = [
+    "SCHEMA",
+    "difference",
+    "encoded",
+    "kind_of",
+    "leaves_of",
+    "meta_of",
+    "read_file",
+    "restored",
+    "to_host",
+]
+
+MAGIC = b"FEDJAXCK"
+SCHEMA = 2
+PREFIX = struct.Struct("<8sQQ")  # magic, bytes of the whole file, bytes of the header
+DIGEST = hashlib.sha256().digest_size
+
+
+def leaves_of(tree: PyTree) -> dict[str, Any]:
+    """Leaves by path; None and empty nodes have none."""
+    pairs = [(jax.tree_util.keystr(path) or "state", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+    if len(dict(pairs)) != len(pairs):
+        fail("state", "leaves with different paths", [name for name, _ in pairs])
+    return dict(pairs)
+
+
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def kind_of(name: str, leaf: Any) -> str:
+    """Dtype and shape as text, e.g. `float32[2, 3]`."""
+    if _is_key(leaf):
+        return f"{leaf.dtype}{list(leaf.shape)}"
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+    if not (jnp.issubdtype(dtype, np.number) or dtype == np.bool_):
+        fail(f"state{name}", "an array or a number", leaf, error=TypeError)
+    return f"{jax.dtypes.canonicalize_dtype(dtype).name}{list(np.shape(leaf))}"
+
+
+def to_host(name: str, leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    """A leaf as a NumPy array in the dtype JAX holds it, and its entry in the header."""
+    entry: dict[str, Any] = {"kind": kind_of(name, leaf)}
+    if _is_key(leaf):
+        entry["key"] = str(jax.random.key_impl(leaf))
+        leaf = jax.random.key_data(leaf)
+    array = np.asarray(leaf)
+    held = array
+    if array.dtype != (dtype := jax.dtypes.canonicalize_dtype(array.dtype)):
+        with np.errstate(all="ignore"):
+            held = array.astype(dtype)
+            exact = type(leaf) in (float, complex) or np.array_equal(held.astype(array.dtype), array, equal_nan=True)
+        if not exact:
+            fail(f"state{name}", f"values that {dtype.name} holds exactly", leaf, f"JAX keeps no {array.dtype} here.")
+    if getattr(leaf, "weak_type", False) or type(leaf) in (int, float, complex):
+        entry["weak"] = True
+    return held, {**entry, "bytes": held.nbytes}
+
+
+def restored(raw: np.ndarray, entry: dict[str, Any], target: Any) -> jax.Array | np.ndarray:
+    """The leaf of a header's entry; its kind equals that of `target`, so shape and dtype are taken from there."""
+    spec = jax.eval_shape(jax.random.key_data, target) if _is_key(target) else target
+    dtype = np.dtype(jax.dtypes.canonicalize_dtype(spec.dtype if hasattr(spec, "dtype") else np.asarray(spec).dtype))
+    if raw.nbytes != math.prod(np.shape(spec)) * dtype.itemsize:
+        raise ValueError(f"{raw.nbytes} bytes for {entry['kind']}")
+    array = raw.copy().view(dtype).reshape(np.shape(spec))
+    array = array.byteswap() if sys.byteorder == "big" else array
+    if isinstance(target, np.ndarray):
+        return array
+    array = jnp.asarray(array)
+    if _is_key(target):
+        keys = jax.random.wrap_key_data(array, impl=str(entry.get("key")))
+        if keys.dtype != target.dtype:
+            raise ValueError(f"{keys.dtype} in place of {target.dtype}")
+        return keys
+    if entry.get("weak") and dtype.kind in "ifc":
+        return jnp.full(array.shape, dtype.type(0).item()).at[...].set(array)  # keeps the weak type of a literal
+    return array
+
+
+def encoded(header: bytes, arrays: list[np.ndarray]) -> Iterator[bytes]:
+    """The file's bytes, part by part, ending in the hash of all parts before."""
+    total = PREFIX.size + len(header) + sum(array.nbytes for array in arrays) + DIGEST
+    digest = hashlib.sha256()
+    swap = sys.byteorder == "big"
+    leaves = (np.ascontiguousarray(array.byteswap() if swap else array).reshape(-1).view(np.uint8) for array in arrays)
+    for part in (PREFIX.pack(MAGIC, total, len(header)), header, *leaves):
+        digest.update(part)
+        yield part
+    yield digest.digest()
+
+
+def read_file(path: Path) -> tuple[dict[str, Any], np.ndarray]:
+    """Header and leaf bytes of a file whose length and hash are right."""
+    try:
+        data = memoryview(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path}: could not be read ({error.strerror or error}).") from error
+    if len(data) < PREFIX.size + DIGEST or data[: len(MAGIC)] != MAGIC:
+        raise CheckpointError(f"{path}: expected a checkpoint, got a file without its magic (or a truncated one).")
+    _, total, header_length = PREFIX.unpack(data[: PREFIX.size])
+    if total != len(data):
+        raise CheckpointError(f"{path}: expected {total:,} bytes, got {len(data):,}: truncated or damaged.")
+    if hashlib.sha256(data[:-DIGEST]).digest() != data[-DIGEST:]:
+        raise CheckpointError(f"{path}: its SHA-256 does not match its bytes: damaged.")
+    body = data[PREFIX.size : -DIGEST]
+    try:
+        header = json.loads(bytes(body[:header_length]))
+        schema = header["schema"]
+        if schema == SCHEMA:
+            sizes = [entry["bytes"] for entry in header["leaves"]]
+            texts = [text for entry in header["leaves"] for text in (entry["path"], entry["kind"])]
+            valid = all(type(size) is int and size >= 0 for size in sizes) and all(type(text) is str for text in texts)
+            if not valid or sum(sizes) != len(body) - header_length or not isinstance(header["meta"], dict):
+                raise ValueError("its parts do not add up")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: malformed header ({error}).") from error
+    if schema != SCHEMA:
+        raise CheckpointError(f"{path}: expected schema {SCHEMA}, got {schema!r}: written by another version.")
+    return header, np.asarray(body[header_length:])
+
+
+def meta_of(path: Path) -> dict[str, Any] | None:
+    """The meta in a file's header, which is not verified; None where it cannot be read."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError, struct.error):
+        with open(path, "rb") as file:
+            _, _, length = PREFIX.unpack(file.read(PREFIX.size))
+            header = json.loads(file.read(min(length, path.stat().st_size)))
+        if header["schema"] == SCHEMA:
+            return dict(header["meta"])
+    return None
+
+
+def difference(found: dict[str, str], wanted: dict[str, str], most: int = 20) -> list[str]:
+    """Lines that describe how a file's leaves differ from a run's; empty if they do not."""
+    lines = [f"{name}: missing in the file, {kind} in this run" for name, kind in wanted.items() if name not in found]
+    lines += [f"{name}: {kind} in the file, not in this run" for name, kind in found.items() if name not in wanted]
+    both = [name for name in wanted if name in found and found[name] != wanted[name]]
+    lines += [f"{name}: {found[name]} in the file, {wanted[name]} in this run" for name in both]
+    return lines[:most] + ([f"... and {len(lines) - most} more"] if len(lines) > most else [])
