@@ -54,13 +54,11 @@ def tanh_loss(params, examples, key):
 def backwards(sampler: Sampler) -> Sampler:
     """The same cohorts, from the last slot to the first."""
 
-    def sample(key, state):
-        cohort, state = sampler.sample(key, state)
-        return cohort._replace(
-            ids=cohort.ids[::-1], invited=cohort.invited[::-1], reported=cohort.reported[::-1]
-        ), state
+    def turned(key, cohort):
+        rows = {name: getattr(cohort, name) for name in ("ids", "invited", "reported", "sent", "work")}
+        return cohort._replace(**{name: None if x is None else x[::-1] for name, x in rows.items()})
 
-    return sampler._replace(sample=sample)
+    return sampler.then(turned)
 
 
 def star(sampler=None, **parts) -> Algorithm:
