@@ -73,7 +73,8 @@ def evaluated(evaluation: Callable | None, algorithm: Algorithm, state: PyTree, 
         if sees_state and distributed.several():
             hint = "The clients' memories are split over the processes: evaluate params alone, or use one process."
             validate.fail("evaluation", "one of params, with several processes", "one of (params, state)", hint)
-        values = evaluation(_local(algorithm.params(state)), *([state] if sees_state else []))
+        params = algorithm.params(state)  # on the devices that the state is on, where both are used together
+        values = evaluation(params, state) if sees_state else evaluation(_local(params))
     for name in values:
         if name in record or name == "epsilon":
             validate.fail("evaluation", "names that the round does not use", name, "Put a prefix before it.")

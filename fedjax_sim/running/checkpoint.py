@@ -55,6 +55,7 @@ def save(directory: str | Path, round: int, state: PyTree, meta: dict[str, Any],
     the new one is on disk (test_keep_drops_only_after_the_commit).
 
     >>> import tempfile
+    >>> import numpy as np
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = save(folder, 3, {"w": np.ones(2, np.float32)}, {"seed": 7})
     ...     state, meta = restore(latest(folder), {"w": np.zeros(2, np.float32)})

@@ -130,7 +130,11 @@ def dpsgd(loss_fn, rate, mixing) -> Algorithm:
 
     size = len(mixing)
     nodes = ClientUpdate(lambda params: params, apply)
-    keep = aggregation.gather(lambda key, updates, weights, ids: updates, weighted=False)  # rows by id
+
+    def by_node(key, updates, weights, ids):  # rows without a message are zero: added anywhere they change nothing
+        return jax.tree.map(lambda x: jnp.zeros_like(x).at[ids].add(x), updates)
+
+    keep = aggregation.gather(by_node, weighted=False)
     star = Star(sampling.full(size), nodes, keep, server.replacement(), transform.identity(), mesh=None)
 
     def init(key, params, population):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import algorithms, metrics, population, run, sampling
+from fedjax_sim import algorithms, engine, metrics, population, run, sampling
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
 from tests.laws import problems as p
@@ -65,10 +65,12 @@ def test_personal_models_are_judged_by_their_owners_rows():
         metrics.evaluation(p.linear_loss, personal=personal)
 
 
-def test_a_run_evaluates_personal_models():
-    """Catches an evaluation that is called without the state, or with that of another round."""
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_run_evaluates_personal_models(devices):
+    """Catches an evaluation that is called without the state, with that of another round, or apart from its devices."""
     _, data = split()
-    made = algorithms.scaffold(p.linear_loss, sampling.full(p.NUM_CLIENTS), num_steps=1, learning_rate=0.01, mesh=None)
+    work = {"num_steps": 1, "learning_rate": 0.01, "mesh": engine.device_mesh(devices)}
+    made = algorithms.scaffold(p.linear_loss, sampling.full(p.NUM_CLIENTS), **work)
     made = made._replace(personal=lambda state, ids: made.params(state)[None] * jnp.ones((len(ids), 1)))
     judge = metrics.evaluation(p.linear_loss, local_test=data.local_test, personal=made.personal)
     _, history = run(jax.random.key(0), made, jnp.array(p.START), data.train, 2, evaluation=judge, evaluate_every=1)
