@@ -286,7 +286,8 @@ def close(
         return fit, transform, moved, length, {"client": pooled} | found.metrics, found.aggregator
 
     carry = gathered.carry, gathered.means, gathered.num_arrived, gathered.num_dropped
-    fit, transform, server, length, metrics, own = engine.steady(stepped)(key, cohort, carry, state)
+    rest = state._replace(clients=(), memory=())  # what reads them late keeps their old rows: they would be held twice
+    fit, transform, server, length, metrics, own = engine.steady(stepped)(key, cohort, carry, rest)
     round, sampler = state.round + 1, state.sampler
     clients, memory = remember(cohort, gathered, fit)
     if star.sampler.observe is not None:

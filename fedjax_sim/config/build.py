@@ -124,13 +124,14 @@ class Builder:
         self.attempt("model", {}, lambda: validate.fits_in_memory("model", tree.num_bytes(spec), most))
         self.stop()
         under = partial(self.algorithm_under, made, loss_fn, data)
-        plan = given or self.fitted(under(None, mesh), spec, population)
+        unplanned = under(None, mesh)
+        if made["downlink"] is not None:  # refused only once the shape of the broadcast is known
+            self.attempt("downlink", {}, lambda: jax.eval_shape(unplanned.parts.server.init, spec))
+            self.stop()
+        plan = given or self.fitted(unplanned, spec, population)
         algorithm = under(plan, mesh)
         root = jax.random.key(self.tables["seed"])
         params = init(stream(root, "init"))
-        if made["downlink"] is not None:  # refused only once the shape of the broadcast is known
-            self.attempt("downlink", {}, lambda: jax.eval_shape(algorithm.parts.server.init, params))
-            self.stop()
         if given is None and self.tables["run"]["plan"] == "trial":
             trial = partial(fastest, lambda plan: under(plan, None), root, params, population)
             plan = engine.Plan(*distributed.from_first(trial))

@@ -115,7 +115,7 @@ def store(client_state: PyTree, num_clients: int, *, mesh: Mesh | None = None, n
         words = f"client memory takes {rows * row_bytes:,} bytes on each device"
         warnings.warn(f"{words}: run(client_memory='disk') keeps it in a file.", stacklevel=2)
     if mesh is None:
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_clients, *jnp.shape(x))).copy(), client_state)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_clients, *jnp.shape(x))), client_state)
 
     def fill(state):
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (rows * shares, *jnp.shape(x))), state)

@@ -61,12 +61,12 @@ def compiled_block(
     seconds = time.perf_counter() - before
     distributed.agreed(lambda: check_memory(engine.needs(compiled)))
     (key_place, state_place, population_place, *_), _ = compiled.input_shardings
-    key, state = jax.device_put(key, key_place), jax.device_put(state, state_place)
+    key, state = jax.device_put(key, key_place), _placed(state, state_place)
     population = jax.device_put(population, population_place)
 
     def call(state, population, first, count):
         state, infos = compiled(key, state, population, np.int32(first), np.int32(count))
-        return jax.device_put(state, state_place), infos
+        return _placed(state, state_place), infos
 
     return call, state, population, seconds
 
@@ -91,3 +91,9 @@ def _check_info(info: Mapping[str, Any]) -> None:
         if size > MAX_INFO:
             hint = "The log holds scalars. To see what a server saw, replay the round: algorithms.round.observe."
             validate.fail(f"info[{name!r}]", f"at most {MAX_INFO:,} numbers", f"{size:,} numbers", hint)
+
+
+def _placed(state: PyTree, places: PyTree) -> PyTree:
+    """The state where the program wants it. What is there already is not put again: JAX does not write over an array
+    that shares its buffer with another."""
+    return jax.tree.map(lambda x, place: x if x.sharding == place else jax.device_put(x, place), state, places)

@@ -12,7 +12,7 @@ from fedjax_sim import aggregation, algorithms, client, engine, population, run,
 from fedjax_sim.algorithms import federated
 from fedjax_sim.algorithms.costs import plan_of
 from fedjax_sim.algorithms.round import observe
-from fedjax_sim.types import Count, Sampler, Work
+from fedjax_sim.types import ClientData, Count, Sampler, Work
 from tests.laws import problems as p
 
 KEY = jax.random.key(3)
@@ -200,3 +200,39 @@ def test_plans_fit_the_work():
 
     assert lanes(4) > lanes(256) >= 1
     assert lanes(4) == lanes(4, engine.device_mesh(2))
+
+
+def test_client_memory_is_written_in_place():
+    """Rounds in a loop, their info kept: the program needs less than half of what all clients remember beside it.
+
+    Catches a late read of the memory's old rows, for which the compiler copies it whole in every round.
+    """
+    size, width = 4_000, 500
+    people = population.generated(size, wide_row, jnp.zeros(width))
+
+    def loss(params, examples, key):
+        return ((params[None] - examples["x"]) ** 2).sum(-1)
+
+    work = client.local_sgd(loss, optax.sgd(0.1), client.work(num_steps=1))
+    change = {"transform": transform.error_feedback(transform.top_k(0.1))}
+    made = star(sampling.uniform(size, 4), client=work, **change)
+    state = made.init(KEY, jnp.zeros(width), people)
+
+    def rounds(state, count):
+        _, info = jax.eval_shape(made.step, KEY, state, people)
+        kept = jax.tree.map(lambda x: jnp.zeros((8, *x.shape), x.dtype), info)
+
+        def one(i, carry):
+            state, kept = carry
+            state, info = made.step(jax.random.fold_in(KEY, i), state, people)
+            return state, jax.tree.map(lambda rows, x: rows.at[i].set(x), kept, info)
+
+        return jax.lax.fori_loop(0, count, one, (state, kept))
+
+    compiled = jax.jit(rounds, donate_argnums=0).lower(state, 8).compile()
+    assert engine.needs(compiled).temporary < 4 * size * width / 2
+
+
+def wide_row(parameters, id):
+    """One example a client."""
+    return ClientData({"x": (parameters + id)[None]}, jnp.ones(1, bool))
