@@ -126,7 +126,7 @@ def traffic(cohort: Cohort, up: Wire, down: Wire) -> dict[str, Count]:
       up, down: sizes of one message and of one broadcast.
 
     Returns: `uplink_bytes` and `downlink_bytes`; `uplink_coded_bytes` where an entropy code would make messages
-    smaller; `wasted_bytes`, those of late messages, where the sampler tells who sent (`Cohort.sent`).
+    smaller; `wasted_bytes`, those of late messages, where the sampler states who sent (`Cohort.sent`).
 
     Guarantees: every message that was sent is counted
     (tests/sampling/test_participation.py::test_late_messages_are_counted).

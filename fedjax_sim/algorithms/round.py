@@ -237,8 +237,9 @@ def remember(cohort: Cohort, gathered: Gathered, usable: Array | bool = True) ->
     Returns: (per-client state, per-client memory of the transform), leaves [N, ...]. Only clients whose message arrived
     are changed.
 
-    Guarantees: a skipped round changes nobody's (tests/algorithms/test_round.py::test_skipped_rounds_keep_everything);
-    each node's own model is its state in D-PSGD (tests/algorithms/test_seams.py::test_dpsgd).
+    Guarantees: a skipped round changes no client's state
+    (tests/algorithms/test_round.py::test_skipped_rounds_keep_everything); each node's own model is its state in D-PSGD
+    (tests/algorithms/test_seams.py::test_dpsgd).
     """
     (clients, client_rows), (memory, memory_rows) = gathered.clients, gathered.memory
     kept = engine.put(clients, cohort.ids, client_rows, gathered.arrived & usable)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,8 +13,9 @@ import numpy as np
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.algorithms.costs import plan_of
 from fedjax_sim.config import registry
-from fedjax_sim.config.document import Config, ConfigError
+from fedjax_sim.config.document import Config
 from fedjax_sim.config.kinds import problem
+from fedjax_sim.config.maker import Maker
 from fedjax_sim.config.registry import Part
 from fedjax_sim.metrics import evaluation
 from fedjax_sim.models import default_loss, supervised
@@ -25,7 +24,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.running import distributed
 from fedjax_sim.running.planning import fastest
 from fedjax_sim.sampling import with_distinct_clients
-from fedjax_sim.transform import chain
 from fedjax_sim.types import Algorithm, Array, PyTree, noisy_parts
 
 __all__ = ["Builder", "Experiment", "build"]
@@ -75,23 +73,12 @@ def build(config: Config) -> Experiment:
     return Builder(config).experiment()
 
 
-class Builder:
-    """Makes the parts that a config names, and collects what they refuse in `problems`.
-
-    `experiment` makes all of them; sweeps call the other methods for single parts.
+class Builder(Maker):
+    """Makes the experiment that a config describes; sweeps call its methods for single parts.
 
     Args:
       config: as `config.load` returns it.
     """
-
-    def __init__(self, config: Config):
-        self.tables = config.resolved()
-        self.parts = {
-            name: registry.table(name)[self.tables[name]["name"]]
-            for name in registry.TABLES
-            if name in self.tables and name not in registry.CHAINS
-        }
-        self.problems: list[str] = []
 
     def experiment(self) -> Experiment:
         """Everything that a run takes.
@@ -196,71 +183,6 @@ class Builder:
         budget = self.attempt("run.variance_probe", {}, call)
         return lambda params: judge(params) | budget(params)
 
-    def stop(self) -> None:
-        """Raises ConfigError if there are problems."""
-        if self.problems:
-            raise ConfigError(self.problems)
-
-    def make(self, table: str, **given: Any) -> Any:
-        """The part that a table of the config names, with its options from there.
-
-        Args:
-          table: such as "sampler".
-          given: arguments that do not come from the table; the factory gets those that it takes. `num_examples`,
-            `total_weight` and `weights` are functions, called only if it takes them.
-
-        Returns: the part; None, with a new problem, where the factory refuses, and None for an absent table.
-        """
-        if table not in self.parts:
-            return None
-        part = self.parts[table]
-        options = {key: value for key, value in self.tables[table].items() if key in part.options}
-        if "seed" in part.options:
-            options.setdefault("seed", self.tables["seed"])
-        taken = part.parts.keys() | part.values | part.options.keys()
-
-        def call():
-            known = {key: value for key, value in given.items() if key in taken}
-            lazy = {key: known[key]() for key in ("num_examples", "total_weight", "weights") if key in known}
-            return _factory(part)(**options | known | lazy)
-
-        return self.attempt(table, part.options, call)
-
-    def wrapped(self, table: str, **given: Any) -> Any:
-        """The part that a table names, inside the wrappers that the table holds, in the order of the file.
-
-        Arguments and result as for `make`.
-        """
-        made, wrappers = self.make(table, **given), registry.wrappers(table)
-        for name, options in self.tables.get(table, {}).items():
-            if made is not None and name in wrappers and isinstance(options, dict):
-                part = wrappers[name]
-                known = {key: given[key] for key in part.values & given.keys()} | {registry.takes(part, table): made}
-                call = partial(_factory(part), **options | known)
-                made = self.attempt(f"{table}.{name}", part.options, call)
-        return made
-
-    def chain(self, table: str, population_size: int, path: str = "", given: dict | None = None) -> Any:
-        """The transforms that a table of `registry.CHAINS` holds, chained in the order of the file; None without any.
-
-        Args:
-          path, given: of an inner table, for a wrapper's own transforms; by default the whole table.
-        """
-        path, given = path or table, self.tables.get(table, {}) if given is None else given
-        choices, members = registry.table(table) | registry.wrappers(table), []
-        for name, options in given.items():
-            part, here = choices[name], f"{path}.{name}"
-            wrapped = {key: value for key, value in options.items() if isinstance(value, dict)}
-            options = {key: value for key, value in options.items() if key not in wrapped}
-            known = {"population_size": population_size} if "population_size" in part.values else {}
-            if wrapped:
-                known["transform"] = self.chain(table, population_size, here, wrapped)
-            call = partial(_factory(part), **options, **known)
-            members.append(None if wrapped and known["transform"] is None else self.attempt(here, part.options, call))
-        if not members or None in members:
-            return None
-        return members[0] if len(members) == 1 else self.attempt(table, {}, lambda: chain(*members))
-
     def model(self, data: FederatedData) -> tuple[Any, Callable | None]:
         """(Model, loss) for the task of the data; the model is None for a point in R^d."""
         part, wanted = self.parts["model"], INPUTS.get(data.task, "features")
@@ -321,32 +243,6 @@ class Builder:
             self.problems.append(problem("run.devices", rule, devices, "More are needed? Start JAX with more devices."))
             return None
         return devices if visible is None else engine.device_mesh(devices)
-
-    def attempt(self, path: str, options: Any, call: Callable) -> Any:
-        """What `call` returns; or None, and a problem, if it raises an error about its arguments.
-
-        Args:
-          path: of the part in the config, such as "sampler.with_dropout".
-          options: names of the part's options, which `path` is put before.
-
-        Raises: TypeError, ValueError as `call` does where the text is not that of a check: a bug, not a wrong config.
-        """
-        try:
-            return call()
-        except (ImportError, MemoryError, OSError, TypeError, ValueError) as error:
-            words = str(error)
-            if not isinstance(error, (ImportError, MemoryError, OSError)) and not (
-                ": expected " in words or path == "data"
-            ):
-                raise
-            name = re.match(r"\w*", words)[0]
-            other = name == path or (path == "algorithm" and name in registry.TABLES)  # it names the wrong part itself
-            self.problems.append(words if other else f"{path}.{words}" if name in options else f"{path}: {words}")
-            return None
-
-
-def _factory(part: Part) -> Callable:
-    return getattr(importlib.import_module(part.module), part.name)
 
 
 def _inputs(part: Part) -> str:

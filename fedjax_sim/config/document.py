@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
-import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -23,11 +20,10 @@ from typing import Any, Literal
 from fedjax_sim.config import registry
 from fedjax_sim.config.kinds import Words, check, integer, nearest, number, problem, rule
 from fedjax_sim.config.registry import REQUIRED, Option, Part
+from fedjax_sim.config.toml import ConfigError, override, read_document, written
 
-__all__ = ["Config", "ConfigError", "check_options", "load", "override", "read_document", "resolve"]
+__all__ = ["Config", "ConfigError", "check_options", "load", "resolve"]
 
-EXAMPLES = Path(__file__).parents[1] / "examples"  # experiments/ of the repository
-MAX_BYTES = 1 << 20  # of a config file
 INT32_MAX = 2**31 - 1
 
 
@@ -64,14 +60,6 @@ MAIN_JOB = {("sampler", "cohort_size"): 1000, ("algorithm", "num_steps"): 5, ("a
 OWN = ("data", "model", "algorithm")  # tables of every config; which others there are depends on the algorithm
 
 
-class ConfigError(ValueError):
-    """Wrong input; `problems` and the text have one line per problem."""
-
-    def __init__(self, problems: Iterable[str]):
-        self.problems = list(problems)
-        super().__init__("\n".join(self.problems))
-
-
 @dataclasses.dataclass(frozen=True)
 class Config:
     """A checked config; made by `load`."""
@@ -99,7 +87,7 @@ class Config:
 
         Guarantees: tests/config/test_document.py::test_toml_round_trip.
         """
-        return "\n".join(_toml_lines(self.tables)).strip() + "\n"
+        return written(self.tables)
 
 
 def _inner(tables: Mapping[str, Any], path: str = "") -> Iterable[str]:
@@ -135,62 +123,6 @@ def load(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Confi
     if problems:
         raise ConfigError(problems)
     return Config(tables)
-
-
-def read_document(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file, or of an example by its name.
-
-    Raises: ConfigError.
-    """
-    example = EXAMPLES / f"{path}.toml"
-    path = example if example.is_file() and not path.is_file() else path
-    try:
-        data = path.read_bytes() if path.stat().st_size <= MAX_BYTES else None
-    except OSError as error:
-        hint = f"Examples have names: {', '.join(sorted(one.stem for one in EXAMPLES.glob('*.toml')))}."
-        raise ConfigError([problem(str(path), "a TOML file", Words(error.strerror or str(error)), hint)]) from error
-    if data is None:
-        raise ConfigError([problem(str(path), f"at most {MAX_BYTES} bytes", path.stat().st_size)])
-    try:
-        return tomllib.loads(data.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        words = str(error)
-        hint = "A key or table may be given once." if "overwrite" in words or "twice" in words else ""
-        raise ConfigError([problem(str(path), "TOML", Words(words), hint)]) from error
-
-
-def override(document: dict, overrides: Iterable[str]) -> Iterable[str]:
-    """Sets each `a.b=c` in the document, and yields problems."""
-    seen = set()
-    for text in overrides:
-        name, equals, value = text.partition("=")
-        keys = [key.strip() for key in name.split(".")]
-        if not equals or not all(re.fullmatch(r"[A-Za-z0-9_-]+", key) for key in keys):
-            yield problem("--set", "table.option=value", text)
-            continue
-        path = ".".join(keys)
-        if path in seen:
-            yield problem(path, "one --set", text, "The same option is set twice.")
-            continue
-        seen.add(path)
-        try:
-            parsed = tomllib.loads(f"value = {value}")
-            if len(parsed) != 1:
-                raise ValueError("more than one value")
-            value = parsed["value"]
-        except (ValueError, RecursionError):
-            value = value.strip()
-            if not value or value[0] in "[{\"'" or "\n" in value:
-                yield problem(path, "a TOML value", value)
-                continue
-        table = document
-        for depth, key in enumerate(keys[:-1], 1):
-            table = table.setdefault(key, {})
-            if not isinstance(table, dict):
-                yield problem(".".join(keys[:depth]), "a table", table)
-                break
-        else:
-            table[keys[-1]] = value
 
 
 def resolve(document: dict, problems: list[str]) -> dict[str, Any]:
@@ -316,19 +248,3 @@ def _unknown(path: str, key: str, options: Iterable[str]) -> str:
         Words(f"the unknown key {key!r}"),
         nearest(key, options),
     )
-
-
-def _toml_lines(table: Mapping[str, Any], path: str = "") -> Iterable[str]:
-    yield from (f"{key} = {_toml(value)}" for key, value in table.items() if not isinstance(value, dict))
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from ("", f"[{path}{key}]", *_toml_lines(value, f"{path}{key}."))
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    words = {None: '"none"', True: "true", False: "false"}
-    return words[value] if value is None or isinstance(value, bool) else repr(value)

@@ -2,11 +2,11 @@
 
 from fedjax_sim.instruments.audit import (
     audit_algorithm,
-    audit_command,
     canary_release,
     claim_of,
     one_run_release,
 )
+from fedjax_sim.instruments.audit_command import audit_command
 from fedjax_sim.instruments.audit_figure import audit_figure
 from fedjax_sim.instruments.hypergradient import hypergradient
 from fedjax_sim.instruments.moments import Moments, population_moments

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_sim.config.document import Config, ConfigError, override, read_document, resolve
+from fedjax_sim.config.document import Config, ConfigError, resolve
 from fedjax_sim.config.kinds import Words, nearest, problem
+from fedjax_sim.config.toml import override, read_document
 
 __all__ = ["SweepConfig", "load_sweep", "run_sweep"]
 
