@@ -94,10 +94,33 @@ def small_cnn_logits(params: Any, x: jax.Array, convolution: Callable) -> jax.Ar
     return layers.dense(params["output"], jax.nn.relu(layers.dense(params["hidden"], x.reshape(x.shape[0], -1))))
 
 
-def _gru(length: int, vocabulary: int, hidden: int) -> tuple[models.Model, float, float]:
+def _cnn_12k() -> tuple[models.Model, float, float]:
+    """Two VALID 3 x 3 convolutions (16, 32), each with a 2 x 2 max pool, on 28 x 28 digits: 12,810 parameters."""
+    layers = models.layers
+
+    def init(key):
+        keys = jax.random.split(key, 3)
+        return {
+            "conv_0": layers.init_convolution(keys[0], 3, 1, 16),
+            "conv_1": layers.init_convolution(keys[1], 3, 16, 32),
+            "output": layers.init_dense(keys[2], 5 * 5 * 32, 10),
+        }
+
+    def logits(params, x):
+        for name in ("conv_0", "conv_1"):
+            x = layers.max_pool(jax.nn.relu(layers.convolution(params[name], x, padding="VALID")))
+        return layers.dense(params["output"], x.reshape(x.shape[0], -1))
+
+    macs = [26 * 26 * 9 * 16, 11 * 11 * 9 * 16 * 32, 5 * 5 * 32 * 10]
+    return models.from_fn(init, logits), float(sum(macs)), float(macs[0])
+
+
+def _recurrent(
+    make: Callable, gates: int, length: int, vocabulary: int, hidden: int
+) -> tuple[models.Model, float, float]:
     embedding = 8
-    model = models.gru(num_outputs=vocabulary, embedding=embedding, hidden=hidden)
-    return model, length * (3 * hidden * (embedding + hidden) + hidden * vocabulary), 0.0
+    model = make(num_outputs=vocabulary, embedding=embedding, hidden=hidden)
+    return model, length * (gates * hidden * (embedding + hidden) + hidden * vocabulary), 0.0
 
 
 # name: title, model, input shape or (length, vocabulary), outputs, N, m, steps, b, rate
@@ -114,7 +137,16 @@ WORKLOADS = {
     "cifar_cnn": (
         "CIFAR CNN of pfl-research, 5 steps of 10", lambda: _small_cnn(32, 3, 10), (32, 32, 3), 10, 1000, 50, 5, 10, 0.1
     ),
-    "gru": ("GRU 128, 80 characters, 2 steps of 4", lambda: _gru(80, 80, 128), (80,), 80, 200, 50, 2, 4, 0.5),
+    "gru": (
+        "GRU 128, 80 characters, 2 steps of 4", lambda: _recurrent(models.gru, 3, 80, 80, 128), (80,), 80,
+        200, 50, 2, 4, 0.5,
+    ),
+    "lstm": (
+        "LSTM 128, 80 characters, 2 steps of 4", lambda: _recurrent(models.lstm, 4, 80, 80, 128), (80,), 80,
+        200, 50, 2, 4, 0.5,
+    ),
+    "softmax": ("softmax 60-10, 2 steps of 10", lambda: _mlp((60, 10)), (60,), 10, 200, 100, 2, 10, 0.1),
+    "cnn_12k": ("CNN of 12,810 parameters, 2 steps of 10", _cnn_12k, (28, 28, 1), 10, 40, 20, 2, 10, 0.1),
 }  # fmt: skip
 
 
@@ -126,7 +158,7 @@ def workload(name: str, *, cohort_size: int | None = None, num_clients: int | No
     model, macs, input_macs = build()
     rng = np.random.default_rng(7)
     rows = clients * steps * batch
-    if name == "gru":
+    if name in ("gru", "lstm"):
         text = rng.integers(0, num_outputs, (rows, shape[0] + 1)).astype(np.int32)
         x, y = text[:, :-1], text[:, 1:]
         loss = models.next_token_cross_entropy

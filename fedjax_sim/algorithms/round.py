@@ -113,7 +113,7 @@ def _each(star: Star) -> Callable:
 
     @partial(jax.jit, static_argnames="rows")  # traced once, though its shape is asked for before it runs
     def each(shared: Shared, slot: Slot, rows: int | None = None):
-        return engine.steady(partial(one, rows=rows))(shared, slot)
+        return engine.steady(partial(one, rows=rows), shared)(shared, slot)  # clients share its zero
 
     return each
 
@@ -132,7 +132,7 @@ def _accumulate(star: Star, num_slots: int) -> Callable:
         counts = jax.tree.map(lambda total, x: total + x.sum(0, dtype=jnp.uint32), counts, messages.counts)
         return sums, exact.add(means, messages.means), arrived, dropped + messages.dropped.sum(dtype=jnp.int32), counts
 
-    return lambda *args: engine.steady(gather)(*args)
+    return lambda shared, *args: engine.steady(gather, shared)(shared, *args)
 
 
 def collect(star: Star, key: Array, cohort: Cohort, state: FederatedState, population: Population) -> Gathered:

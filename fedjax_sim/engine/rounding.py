@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from fedjax_sim.engine.barrier import hidden_zero, rounding_here
+from fedjax_sim.engine.barrier import HiddenZero, hidden_zero, rounding_here
 from fedjax_sim.engine.digits import without_derivative
 from fedjax_sim.engine.exact import is_differentiable
 from fedjax_sim.types import Array, PyTree
@@ -85,13 +85,15 @@ def pairwise_sum(x: Array, axes: tuple[int, ...]) -> Array:
     return x.astype(narrow)
 
 
-def steady(function: Callable) -> Callable:
+def steady(function: Callable, source: PyTree | HiddenZero | None = None) -> Callable:
     """The same function with the same rounding in every program: divisions are correctly rounded, products and
     elementary functions are rounded where they stand, and sums over axes of up to 2^24 numbers have a fixed order
     (`pairwise_sum`).
 
     Args:
       function: of pytrees of arrays, to pytrees of arrays.
+      source: of the hidden zero that products are rounded with (`engine.barrier`); None: the arguments. Under
+        `vmap`, what all clients share: a zero for each client would be worked out again at every coordinate.
 
     Products of matrices, convolutions, cumulative and longer sums, scattered additions and complex numbers are left to
     the compiler. Inside `engine.differentiable()`, where equal bits are not promised, the function is called as it is.
@@ -112,34 +114,37 @@ def steady(function: Callable) -> Callable:
             return function(*args)
         program, shape = jax.make_jaxpr(function, return_shape=True)(*args)
         leaves = [without_derivative(x) if _integer(x.dtype) else x for x in map(jnp.asarray, jax.tree.leaves(args))]
-        return jax.tree.unflatten(jax.tree.structure(shape), _Steady().run(program, leaves))
+        zero = None if source is None else hidden_zero(_unknown(jax.tree.leaves(source)))
+        return jax.tree.unflatten(jax.tree.structure(shape), _Steady().run(program, leaves, zero))
 
     return call
 
 
 class _Steady:
     """Evaluates traced programs with their operations rewritten. A program inside of an equation (a loop's body, a
-    called function) is rewritten once, however often it is met."""
+    called function) is rewritten once, however often it is met, and is handed the zero as one more argument."""
 
     def __init__(self):
         self.inner = {}
 
-    def run(self, program: core.ClosedJaxpr, args: Sequence[Array]) -> list[Array]:
+    def run(self, program: core.ClosedJaxpr, args: Sequence[Array], zero: HiddenZero | None = None) -> list[Array]:
         known = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
         known |= dict(zip(program.jaxpr.invars, args, strict=True))
-        chosen = any(map(self.chooses, program.jaxpr.eqns))
-        zero = hidden_zero(_unknown(args)) if chosen else None
+        if zero is None and self.needed(program.jaxpr):
+            zero = hidden_zero(_unknown(args))
         rounding = functools.cache(lambda context: rounding_here(zero))  # each in its equation's context
 
         def read(atom):
             return atom.val if isinstance(atom, core.Literal) else known[atom]
 
         for equation in program.jaxpr.eqns:
-            out = self.step(equation, [read(atom) for atom in equation.invars], rounding)
+            out = self.step(equation, [read(atom) for atom in equation.invars], rounding, zero)
             known |= dict(zip(equation.outvars, out, strict=True))
         return [read(atom) for atom in program.jaxpr.outvars]
 
-    def step(self, equation: core.JaxprEqn, values: list[Array], rounding: Callable) -> Sequence[Array]:
+    def step(
+        self, equation: core.JaxprEqn, values: list[Array], rounding: Callable, zero: HiddenZero | None
+    ) -> Sequence[Array]:
         primitive, params = equation.primitive, equation.params
         with equation.ctx.manager:
             if self.chooses(equation):
@@ -147,7 +152,10 @@ class _Steady:
                     return [_divided(*values)]
                 if primitive.name == "reduce_sum":
                     return [pairwise_sum(values[0], params["axes"])]
-            params = {key: self.rewritten(value) for key, value in params.items()}
+            if primitive.name in ("custom_jvp_call", "custom_vjp_call"):  # there is no derivative from here on
+                return self.run(params["call_jaxpr"], values, zero)
+            if any(map(self.needed, _programs(tuple(params.values())))):
+                values, params = self.inside(primitive.name, values, params, zero)
             out = primitive.bind(*values, **primitive.get_bind_params(params))
             out = out if primitive.multiple_results else [out]
             return rounding(equation.ctx)(out) if self.chooses(equation) else out
@@ -160,25 +168,57 @@ class _Steady:
         known = name in ROUNDED or name in ("div", "reduce_sum")
         return known and _integer(equation.outvars[0].aval.dtype) is not None
 
-    def rewritten(self, value: Any) -> Any:
-        """A parameter of an equation, with the programs in it rewritten."""
-        if not any(True for _ in _programs(value)):
+    def inside(self, name: str, values: list[Array], params: dict, zero: HiddenZero) -> tuple[list[Array], dict]:
+        """Operands and parameters of an equation whose inner programs are rewritten, the zero before their own
+        arguments; an equation of a kind that takes no further argument lets them make a zero of their own."""
+        given, params = self.given_zero, dict(params)
+        if name in ("jit", "pjit"):
+            params |= {key: (first, *params[key]) for key, first in _of_an_argument().items()}
+            return [zero.value, *values], params | {"jaxpr": given(params["jaxpr"])}
+        if name == "scan":
+            params |= {"num_consts": params["num_consts"] + 1, "jaxpr": given(params["jaxpr"])}
+            return [zero.value, *values], params
+        if name == "while":
+            first = params["cond_nconsts"]
+            values = [zero.value, *values[:first], zero.value, *values[first:]]
+            params |= {"cond_nconsts": first + 1, "body_nconsts": params["body_nconsts"] + 1}
+            return values, params | {key: given(params[key]) for key in ("cond_jaxpr", "body_jaxpr")}
+        if name == "cond":
+            index, *values = values
+            return [index, zero.value, *values], params | {"branches": tuple(map(given, params["branches"]))}
+        return values, {key: self.alone(value) for key, value in params.items()}
+
+    def given_zero(self, program: core.ClosedJaxpr) -> core.ClosedJaxpr:
+        """A program rewritten, with the zero as its first argument."""
+        if id(program) not in self.inner:
+            zero = jax.ShapeDtypeStruct((), jnp.int32)
+            made = jax.make_jaxpr(lambda zero, *args: self.run(program, args, HiddenZero(zero)))
+            self.inner[id(program)] = made(zero, *program.in_avals), program  # which stays alive, and its id its own
+        return self.inner[id(program)][0]
+
+    def alone(self, value: Any) -> Any:
+        """A parameter of an equation, with the programs in it rewritten; each makes its own zero."""
+        if not any(map(self.needed, _programs(value))):
             return value
         if isinstance(value, (tuple, list)):
-            items = [self.rewritten(x) for x in value]
+            items = [self.alone(x) for x in value]
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-        if id(value) not in self.inner:
-            program = closed = value if isinstance(value, core.ClosedJaxpr) else core.ClosedJaxpr(value, ())
-            if self.needed(closed.jaxpr):
-                program = jax.make_jaxpr(lambda *args: self.run(closed, args))(*closed.in_avals)
-            self.inner[id(value)] = program, value  # which stays alive, and its id its own
-        program = self.inner[id(value)][0]
+        closed = value if isinstance(value, core.ClosedJaxpr) else core.ClosedJaxpr(value, ())
+        program = jax.make_jaxpr(lambda *args: self.run(closed, args))(*closed.in_avals)
         return program if isinstance(value, core.ClosedJaxpr) else program.jaxpr
 
     def needed(self, program: core.Jaxpr) -> bool:
         """Whether a program, or one that it calls, has an operation to rewrite."""
-        inner = (x for equation in program.eqns for value in equation.params.values() for x in _programs(value))
+        inner = (x for equation in program.eqns for x in _programs(tuple(equation.params.values())))
         return any(map(self.chooses, program.eqns)) or any(map(self.needed, inner))
+
+
+@functools.cache
+def _of_an_argument() -> dict[str, Any]:
+    """Those parameters of a call of a jitted function that have an entry for each argument, each with the entry of an
+    argument about which nothing is asked."""
+    call = jax.make_jaxpr(jax.jit(lambda x, y: x))(0.0, 0.0).eqns[0]
+    return {k: v[0] for k, v in call.params.items() if isinstance(v, tuple) and len(v) == 2}
 
 
 def _programs(value: Any) -> Iterator[core.Jaxpr]:

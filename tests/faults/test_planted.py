@@ -284,7 +284,7 @@ def no_row_divides_bare() -> None:
 @fault(no_row_divides_bare, full=True)
 def a_round_left_to_the_compiler(patch):
     """A real one: A / c became A (1 / c) in some programs."""
-    patch.setattr(engine, "steady", lambda function: function)
+    patch.setattr(engine, "steady", lambda function, source=None: function)
 
 
 @fault(test_facts.test_nobody_counts_twice, full=True)
