@@ -11,6 +11,7 @@ from tests import compiled
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 os.environ.setdefault("NPROC", "8")  # threads of XLA:CPU, as the command line has them; last bits depend on them
+os.environ.setdefault("XLA_FLAGS", "--xla_disable_hlo_passes=cpu-parallel-task-assigner")  # as the command line has it
 # In the environment, for the processes that tests start. Every program is kept: most take less than JAX's threshold.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled.folder()))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +19,7 @@ from tests.laws import cases
 from tests.laws import problems as p
 
 pytestmark = pytest.mark.optimised
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def test_traced_once_and_compiled_once():
@@ -92,13 +97,31 @@ def test_one_collective_a_round(aggregator, places, monkeypatch):
     assert collectives(text) == ["all-reduce"], collectives(text)
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores, for XLA to cut by")
+def test_loops_are_not_cut():
+    """Into tasks for the threads of a pool: a device has one. Catches a round whose every loop waits for eight threads.
+
+    JAX's own options cut this program: the test can fail.
+    """
+    program = jax.jit(lambda x: jnp.sin(x) + 2, compiler_options=engine.compiler_options())
+    assert "outer_dimension_partitions" not in program.lower(jnp.ones(1 << 20)).compile().as_text()
+    cut = """
+import jax, jax.numpy as jnp
+text = jax.jit(lambda x: jnp.sin(x) + 2).lower(jnp.ones(1 << 20)).compile().as_text()
+print(text.count("outer_dimension_partitions"))
+"""
+    prepared = "from fedjax_sim.running.environment import prepare; prepare()"
+    known = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")}
+    known |= {"FEDJAX_SIM_CACHE": "off", "PYTHONPATH": str(ROOT)}
+    for first, expected in (("", True), (prepared, False)):
+        done = subprocess.run(
+            [sys.executable, "-c", first + cut], env=known, capture_output=True, text=True, check=True
+        )
+        assert (int(done.stdout) > 0) == expected, done.stdout
+
+
 def test_importing_the_package_initialises_no_backend():
     """Catches arrays made at import: they would pin the devices before a user could choose them."""
-    import pathlib
-    import subprocess
-    import sys
-
-    root = pathlib.Path(__file__).resolve().parents[1]
     modules = [
         "engine",
         "population",
@@ -116,5 +139,5 @@ for name in {modules}: importlib.import_module("fedjax_sim." + name)
 from jax._src import xla_bridge
 assert not xla_bridge._backends, "a backend was initialised"
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

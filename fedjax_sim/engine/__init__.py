@@ -33,9 +33,10 @@ from fedjax_sim.engine.store import (
     store,
     take,
 )
-from fedjax_sim.engine.target import compiling_for, target
+from fedjax_sim.engine.target import SERIAL_FLAG, compiler_options, compiling_for, target
 
 __all__ = [
+    "SERIAL_FLAG",
     "Disk",
     "HiddenZero",
     "MemoryFileError",
@@ -46,6 +47,7 @@ __all__ = [
     "client_keys",
     "client_memory",
     "combine",
+    "compiler_options",
     "compiling_for",
     "computed_once",
     "device_mesh",

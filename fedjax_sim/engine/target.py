@@ -10,15 +10,28 @@ import jax
 
 from fedjax_sim import validate
 
-__all__ = ["compiling_for", "target"]
+__all__ = ["SERIAL_FLAG", "compiler_options", "compiling_for", "target"]
 
 PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}  # as JAX lowers for them: as backends are named
+SPLITTING = "cpu-parallel-task-assigner"  # XLA's pass that cuts element-wise loops into a task for each thread
+SERIAL_FLAG = f"--xla_disable_hlo_passes={SPLITTING}"  # for XLA_FLAGS; `compiler_options` is the same for one program
 _target: contextvars.ContextVar = contextvars.ContextVar("target", default=None)
 
 
 def target() -> str:
     """ "cpu", "gpu" or "tpu": what code that differs by hardware chooses by, when it is traced."""
     return _target.get() or jax.default_backend()
+
+
+def compiler_options() -> dict[str, str]:
+    """For `jax.jit(..., compiler_options=)` of a program of rounds: on a CPU, a device's element-wise loops stay whole.
+
+    XLA cuts them into a task for each thread of the pool. A simulation has a device for each core already, and loops of
+    a few microseconds: handing out the tasks took longer than the work, and a round two to three times as long.
+
+    Guarantees: no loop of a compiled round is cut (tests/test_compilation.py::test_loops_are_not_cut).
+    """
+    return {"xla_disable_hlo_passes": SPLITTING} if target() == "cpu" else {}
 
 
 @contextlib.contextmanager

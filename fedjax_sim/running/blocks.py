@@ -57,7 +57,8 @@ def compiled_block(
     zero = np.int32(0)
     key, state, population = replicated((key, state, population))
     places = {"out_shardings": (None, key.sharding)} if distributed.several() else {}  # infos are read everywhere
-    compiled = jax.jit(block, donate_argnums=1, **places).lower(key, state, population, zero, zero).compile()
+    program = jax.jit(block, donate_argnums=1, compiler_options=engine.compiler_options(), **places)
+    compiled = program.lower(key, state, population, zero, zero).compile()
     seconds = time.perf_counter() - before
     distributed.agreed(lambda: check_memory(engine.needs(compiled)))
     (key_place, state_place, population_place, *_), _ = compiled.input_shardings

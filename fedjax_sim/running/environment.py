@@ -100,10 +100,11 @@ def numerics() -> dict[str, Any]:
 def prepare(processes_here: int = 1) -> None:
     """Sets JAX up before its first use.
 
-    One virtual CPU device per core (at most 8), a thread pool of the same size on every machine, full precision of
-    matrix products, and a private compilation cache. Settings that are made already, by `JAX_NUM_CPU_DEVICES`, `NPROC`
-    or `JAX_COMPILATION_CACHE_DIR`, are kept. `FEDJAX_SIM_CACHE=off` disables the cache. A cache holds programs that are
-    run without a check, so a folder that others may write to is not used.
+    One virtual CPU device per core (at most 8), a thread pool of the same size on every machine that only matrix
+    products are split over (`engine.compiler_options`), full precision of them, and a private compilation cache.
+    Settings that are made already, by `JAX_NUM_CPU_DEVICES`, `NPROC` or `JAX_COMPILATION_CACHE_DIR`, are kept.
+    `FEDJAX_SIM_CACHE=off` disables the cache. A cache holds programs that are run without a check, so a folder that
+    others may write to is not used.
 
     Args:
       processes_here: processes on this machine, which divide its cores; each has at least one device.
@@ -113,13 +114,17 @@ def prepare(processes_here: int = 1) -> None:
     """
     import jax
 
+    from fedjax_sim import engine
+
     jax.config.update("jax_default_matmul_precision", "highest")
     asked = jax.config.jax_num_cpu_devices
     devices = asked if asked >= 1 else max(1, min(_cores() // processes_here, MAX_CPU_DEVICES))
     try:
         jax.config.update("jax_num_cpu_devices", devices + 1)  # a change is refused if JAX is in use already
         jax.config.update("jax_num_cpu_devices", devices)
-        os.environ.setdefault("NPROC", str(HOST_THREADS))  # read when the backend starts
+        os.environ.setdefault("NPROC", str(HOST_THREADS))  # read when the backend starts, as the flags are
+        flags = os.environ.get("XLA_FLAGS", "").split()
+        os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys([*flags, engine.SERIAL_FLAG]))
     except RuntimeError:
         pass
     use_compilation_cache()

@@ -30,7 +30,8 @@ class Forecast(NamedTuple):
 
 
 def _compiled(algorithm: Algorithm, key: Array, state: PyTree, population: Population):
-    return jax.jit(algorithm.step, donate_argnums=1).lower(key, state, population).compile()
+    program = jax.jit(algorithm.step, donate_argnums=1, compiler_options=engine.compiler_options())
+    return program.lower(key, state, population).compile()
 
 
 def round_needs(algorithm: Algorithm, key: Array, params: PyTree, population: Population) -> engine.Needs:

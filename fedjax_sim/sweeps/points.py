@@ -155,7 +155,7 @@ class Points:
             specs = {"in_specs": places, "out_specs": split, "check_vma": False}
             function = jax.shard_map(function, mesh=self.mesh, **specs)
         with engine.one_device():
-            program = jax.jit(function).lower(*args).compile()
+            program = jax.jit(function, compiler_options=engine.compiler_options()).lower(*args).compile()
         check_memory(engine.needs(program))
         return program
 
