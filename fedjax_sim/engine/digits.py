@@ -145,6 +145,14 @@ def _bits(x: Array) -> Array:
     return jax.lax.bitcast_convert_type(x, jnp.int64 if x.dtype == jnp.float64 else jnp.int32)
 
 
+def _peak(values: Array, here: Array | bool = True) -> Array:
+    """Bits of the largest magnitude at each coordinate of messages [c, d]; zero unless `here`."""
+    bits = _bits(values)
+    largest = jnp.iinfo(bits.dtype).max
+    bits &= largest if here is True else jnp.where(here, largest, 0)
+    return bits.max(0) if len(values) > UNROLLED else reduce(jnp.maximum, bits)
+
+
 def _digits(value: Array, scale: Array, magic: Array, bins: int) -> list[Array]:
     """A message's digits in the kept bins."""
     leading = (None,) * (value.ndim - 1)
@@ -164,36 +172,37 @@ def add(acc: ExactSum, values: Array) -> ExactSum:
     count, dtype = values.shape[0], _type(acc)
     validate.integer("messages added at once", count, 1, MAX_CHUNK)
     many = count > UNROLLED
-    if target() != "cpu":  # where a loop may wait for the host, and reductions over rows are fast
-        acc = normal(acc)
-    elif many:
+    on_cpu = target() == "cpu"
+    if on_cpu and many:
         blocks = jnp.pad(values, [(0, -count % UNROLLED)] + [(0, 0)] * (values.ndim - 1))
         blocks = blocks.reshape(-1, UNROLLED, *values.shape[1:])
         return jax.lax.scan(lambda acc, block: (add(acc, block), None), acc, blocks)[0]
-    else:  # a loop of at most one turn: unlike a condition, it leaves the words where they are in memory
-        full = acc.pending + count > PENDING
-        acc = jax.lax.while_loop(lambda x: x[0], lambda x: (jnp.zeros_like(x[0]), normal(x[1])), (full, acc))[1]
-
     values = values.reshape(count, -1).astype(dtype)
-    magnitudes = _bits(values)
-    magnitudes &= jnp.iinfo(magnitudes.dtype).max
-    peak = magnitudes.max(0) if many else reduce(jnp.maximum, magnitudes)
-    top = jnp.maximum(acc.top, _bin(peak))
+
+    def ready(acc, here=True):  # carries moved, and no message above the top bin
+        peak = _peak(values, here)
+        return _raised(normal(acc), jnp.maximum(acc.top, _bin(peak)))
+
+    if on_cpu:  # a loop of at most one turn, for few chunks: unlike a condition, it leaves the words where they are
+        larger = (_bin(_peak(values)) > acc.top).astype(jnp.float32)
+        due = (jnp.dot(larger, larger) > 0) | (acc.pending + count > PENDING)  # a sum that compilers vectorise
+        acc = jax.lax.while_loop(lambda x: x[0], lambda x: (jnp.zeros_like(x[0]), ready(x[1], x[0])), (due, acc))[1]
+    else:  # where a loop may wait for the host
+        acc = ready(acc)
+    top, low, high = acc.top, acc.low, acc.high
     magic = jnp.full_like(top, 1.5 * 2.0 ** jnp.finfo(dtype).nmant, dtype)
     magic = rounded_here(magic, HiddenZero(jnp.minimum(top, 0)))  # or a compiler cancels (x + magic) - magic
     scale = power_of_two(147 - BITS * top, dtype)
-    low, high = _moved(acc.low, top - acc.top), acc.high
     if many:
         values = jnp.pad(values, ((0, -count % PENDING), (0, 0))).reshape(-1, PENDING, values.shape[1])
         digits = [x.sum(1, dtype=jnp.int32) for x in _digits(values, scale, magic, len(low))]
-        high = _moved(high, top - acc.base)
         high = tuple(x + (digit >> LOW_BITS).sum(0, dtype=jnp.int32) for x, digit in zip(high, digits, strict=True))
         low = tuple(x + (digit & LOW_MASK).sum(0, dtype=jnp.int32) for x, digit in zip(low, digits, strict=True))
         return normal(ExactSum(top, low, top, high, acc.pending, acc.shape))
     for value in values:
         digits = _digits(value, scale, magic, len(low))
         low = tuple(x + digit for x, digit in zip(low, digits, strict=True))
-    return dataclasses.replace(acc, top=top, low=low, pending=acc.pending + count)
+    return dataclasses.replace(acc, low=low, pending=acc.pending + count)
 
 
 @partial(jax.jit, inline=True)
