@@ -108,8 +108,8 @@ def subtract(a: PyTree, b: PyTree) -> PyTree:
 
 
 def take(tree: PyTree, ids: Array) -> PyTree:
-    """Rows `ids` of every leaf [N, ...]; ids must be in range (JAX clamps silently)."""
-    return jax.tree.map(lambda x: x[ids], tree)
+    """Rows `ids` of every leaf [N, ...]; an id out of range gives the nearest row: the first one for all below 0."""
+    return jax.tree.map(lambda x: x.at[ids].get(mode="clip", wrap_negative_indices=False), tree)
 
 
 def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:

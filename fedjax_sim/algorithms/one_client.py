@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -67,21 +66,17 @@ def stays_finite(old: PyTree, new: PyTree) -> Array:
     False
     """
     pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
-    checks = [jnp.isfinite(y).all() | ~jnp.isfinite(x).all() for x, y in pairs if jnp.issubdtype(y.dtype, jnp.inexact)]
+    checks = [_finite(y) | ~_finite(x) for x, y in pairs if jnp.issubdtype(y.dtype, jnp.inexact)]
     return jnp.stack(checks).all() if checks else jnp.asarray(True)
 
 
-@partial(jax.jit, inline=True)
-def _peak(x: Array) -> Array:
-    """[] float32 largest magnitude; NaN if there is one.
+def _magnitude(x: Array) -> Array:
+    """[] float32 the largest magnitude, 0 of an empty array; NaN if there is one."""
+    return engine.largest(jnp.abs(x).astype(jnp.float32)) if x.size else jnp.zeros(())
 
-    The maximum of two halves is a vector operation on XLA:CPU, which a reduction of a few thousand numbers is not.
-    """
-    x = jnp.abs(x.reshape(-1)).astype(jnp.float32)
-    while 64 < x.size <= 1 << 14:
-        half = -(-x.size // 2)
-        x = jnp.maximum(x[:half], x[x.size - half :])
-    return x.max(initial=0)
+
+def _finite(x: Array) -> Array:
+    return engine.largest(jnp.abs(x)) < jnp.inf if x.size else jnp.asarray(True)
 
 
 def usable_rows(messages: Message) -> Message:
@@ -133,7 +128,7 @@ def client_round(star: Star) -> Callable:
         if star.aggregator.modulus is None and star.transform.integer_range is not None:
             update = jax.tree.map(lambda x: x.astype(jnp.float32), update)  # which holds them all: `check_parts`
         weight = report.weight.astype(jnp.float32)
-        peaks = jnp.stack([_peak(x) for x in jax.tree.leaves(update)])
+        peaks = jnp.stack([_magnitude(x) for x in jax.tree.leaves(update)])
         sound = (peaks < LARGEST).all() & (peaks * weight < LARGEST).all() & (weight >= 0) & (weight < LARGEST)
         sound &= (weight == 0) | (weight >= SMALLEST)
         sound &= stays_finite((slot.client, slot.memory), (client_state, memory))

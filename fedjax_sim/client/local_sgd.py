@@ -112,8 +112,9 @@ def _batches(
     def batch(step):
         if size == rows:
             return data
-        positions = (step % steps_per_epoch) * size + jnp.arange(size)
-        epoch, positions, mask = step // steps_per_epoch, positions, positions < num_examples
+        epoch, place = jax.lax.div(step, steps_per_epoch), jax.lax.rem(step, steps_per_epoch)
+        positions = place * size + jnp.arange(size)
+        mask = positions < num_examples
         epoch, positions, mask = engine.computed_once((epoch, positions, mask), zero)
         return ClientData(tree.take(data.examples, engine.computed_once(order(epoch, positions), zero)), mask)
 

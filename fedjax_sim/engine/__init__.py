@@ -17,6 +17,7 @@ from fedjax_sim.engine.disk import MemoryFileError
 from fedjax_sim.engine.exact import combine, differentiable, merge
 from fedjax_sim.engine.fold import device_mesh, fold, is_unplaced, one_device, unplaced
 from fedjax_sim.engine.largest import top_k, top_k_mask
+from fedjax_sim.engine.maximum import largest
 from fedjax_sim.engine.memory import Disk, Sharded
 from fedjax_sim.engine.plan import Needs, Plan, needs, plan_for, total_memory, working_bytes
 from fedjax_sim.engine.rounding import divide, pairwise_sum, steady
@@ -59,6 +60,7 @@ __all__ = [
     "gathered",
     "hidden_zero",
     "is_unplaced",
+    "largest",
     "median",
     "memory_files",
     "memory_limit",

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.engine.barrier import HiddenZero, rounded_here
+from fedjax_sim.engine.maximum import largest
 from fedjax_sim.engine.target import target
 from fedjax_sim.types import Array
 
@@ -166,39 +167,42 @@ def _digits(value: Array, scale: Array, magic: Array, bins: int) -> list[Array]:
 
 
 @partial(jax.jit, inline=True)
-def add(acc: ExactSum, values: Array) -> ExactSum:
-    """Adds messages [c, ...], c <= MAX_CHUNK."""
-    values = without_derivative(values)
-    count, dtype = values.shape[0], _type(acc)
+def add(sums: list[ExactSum], messages: list[Array]) -> list[ExactSum]:
+    """Adds messages [c, ...] to each sum, c <= MAX_CHUNK."""
+    messages, count = [without_derivative(x) for x in messages], messages[0].shape[0]
     validate.integer("messages added at once", count, 1, MAX_CHUNK)
-    many = count > UNROLLED
     on_cpu = target() == "cpu"
-    if on_cpu and many:
-        blocks = jnp.pad(values, [(0, -count % UNROLLED)] + [(0, 0)] * (values.ndim - 1))
-        blocks = blocks.reshape(-1, UNROLLED, *values.shape[1:])
-        return jax.lax.scan(lambda acc, block: (add(acc, block), None), acc, blocks)[0]
-    values = values.reshape(count, -1).astype(dtype)
+    if on_cpu and count > UNROLLED:
+        blocks = [jnp.pad(x, [(0, -count % UNROLLED)] + [(0, 0)] * (x.ndim - 1)) for x in messages]
+        blocks = [x.reshape(-1, UNROLLED, *x.shape[1:]) for x in blocks]
+        return jax.lax.scan(lambda sums, block: (add(sums, block), None), sums, blocks)[0]
+    messages = [x.reshape(count, -1).astype(_type(acc)) for acc, x in zip(sums, messages, strict=True)]
 
-    def ready(acc, here=True):  # carries moved, and no message above the top bin
-        peak = _peak(values, here)
-        return _raised(normal(acc), jnp.maximum(acc.top, _bin(peak)))
+    def ready(sums, here=True):  # carries moved, and no message above the top bin
+        tops = [jnp.maximum(acc.top, _bin(_peak(x, here))) for acc, x in zip(sums, messages, strict=True)]
+        return [_raised(normal(acc), top) for acc, top in zip(sums, tops, strict=True)]
 
     if on_cpu:  # a loop of at most one turn, for few chunks: unlike a condition, it leaves the words where they are
-        larger = (_bin(_peak(values)) > acc.top).astype(jnp.float32)
-        due = (jnp.dot(larger, larger) > 0) | (acc.pending + count > PENDING)  # a sum that compilers vectorise
-        acc = jax.lax.while_loop(lambda x: x[0], lambda x: (jnp.zeros_like(x[0]), ready(x[1], x[0])), (due, acc))[1]
+        above = [largest(_bin(_peak(x)) - acc.top) > 0 for acc, x in zip(sums, messages, strict=True) if acc.top.size]
+        due = reduce(jnp.logical_or, above, sums[0].pending + count > PENDING)
+        _, sums = jax.lax.while_loop(lambda x: x[0], lambda x: (jnp.zeros_like(x[0]), ready(x[1], x[0])), (due, sums))
     else:  # where a loop may wait for the host
-        acc = ready(acc)
-    top, low, high = acc.top, acc.low, acc.high
-    magic = jnp.full_like(top, 1.5 * 2.0 ** jnp.finfo(dtype).nmant, dtype)
+        sums = ready(sums)
+    return [_added(acc, x) for acc, x in zip(sums, messages, strict=True)]
+
+
+def _added(acc: ExactSum, values: Array) -> ExactSum:
+    """A sum with the digits of messages [c, d] that fit its bins."""
+    top, low, high, count = acc.top, acc.low, acc.high, len(values)
+    magic = jnp.full_like(top, 1.5 * 2.0 ** jnp.finfo(values.dtype).nmant, values.dtype)
     magic = rounded_here(magic, HiddenZero(jnp.minimum(top, 0)))  # or a compiler cancels (x + magic) - magic
-    scale = power_of_two(147 - BITS * top, dtype)
-    if many:
+    scale = power_of_two(147 - BITS * top, values.dtype)
+    if count > UNROLLED:
         values = jnp.pad(values, ((0, -count % PENDING), (0, 0))).reshape(-1, PENDING, values.shape[1])
         digits = [x.sum(1, dtype=jnp.int32) for x in _digits(values, scale, magic, len(low))]
         high = tuple(x + (digit >> LOW_BITS).sum(0, dtype=jnp.int32) for x, digit in zip(high, digits, strict=True))
         low = tuple(x + (digit & LOW_MASK).sum(0, dtype=jnp.int32) for x, digit in zip(low, digits, strict=True))
-        return normal(ExactSum(top, low, top, high, acc.pending, acc.shape))
+        return normal(dataclasses.replace(acc, low=low, high=high))
     for value in values:
         digits = _digits(value, scale, magic, len(low))
         low = tuple(x + digit for x, digit in zip(low, digits, strict=True))

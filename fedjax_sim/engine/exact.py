@@ -117,17 +117,20 @@ def add(acc: ExactSums, values: PyTree) -> ExactSums:
     (tests/engine/test_exact.py::test_any_order_and_chunking_gives_the_same_bits); a value that is not finite makes
     the total NaN, never a wrong number (::test_non_finite_values_poison).
     """
-    leaves, parts = acc.structure.flatten_up_to(values), []
+    leaves, messages = acc.structure.flatten_up_to(values), []
     for x, like in zip(leaves, acc.spec, strict=True):
         if x.shape[1:] != like.shape:
             validate.fail("values", f"messages of shape {like.shape}", x.shape[1:])
-    for part, places in zip(acc.parts, _groups(acc.spec), strict=True):
+    for places in _groups(acc.spec):
         group = [leaves[place] for place in places]
         if len(group) > 1:
             dtype = jnp.result_type(jnp.float32, *group)
             group = [jnp.concatenate([x.reshape(x.shape[0], -1).astype(dtype) for x in group], axis=1)]
-        values = group[0]
-        parts.append(digits.add(part, values) if _is_sum(part) else part + values.astype(part.dtype).sum(0))
+        messages += group
+    if all(map(_is_sum, acc.parts)):
+        parts = digits.add(list(acc.parts), messages) if messages else []
+    else:
+        parts = [part + x.astype(part.dtype).sum(0) for part, x in zip(acc.parts, messages, strict=True)]
     return dataclasses.replace(acc, parts=tuple(parts))
 
 

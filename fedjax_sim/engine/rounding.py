@@ -25,6 +25,7 @@ from fedjax_sim.types import Array, PyTree
 __all__ = ["divide", "pairwise_sum", "steady"]
 
 LARGEST_SUM = 1 << 24  # numbers; a longer sum by halves would hold addends in memory that the compiler never stores
+UNROLLED = 16
 ROUNDED = {
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "digamma", "erf", "erf_inv",
     "erfc", "exp", "exp2", "expm1", "integer_pow", "lgamma", "log", "log1p", "logistic", "mul", "pow", "rsqrt", "sin",
@@ -74,14 +75,18 @@ def pairwise_sum(x: Array, axes: tuple[int, ...]) -> Array:
     for axis in sorted(axes, reverse=True):
         if x.shape[axis] == 0:
             x = jnp.zeros((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.dtype)
-        while (size := x.shape[axis]) > 1:
+        while (size := x.shape[axis]) > UNROLLED:
             half = 1 << (size - 1).bit_length() - 1
             low, high = (jax.lax.slice_in_dim(x, *ends, axis=axis) for ends in ((0, half), (half, size)))
             if size < 2 * half:
                 pad = [(0, 2 * half - size if i == axis else 0) for i in range(x.ndim)]
                 high = jnp.pad(high, pad)
             x = low + high
-        x = x.squeeze(axis)
+        parts = [jax.lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
+        while (size := len(parts)) > 1:
+            half = 1 << (size - 1).bit_length() - 1
+            parts = [a + parts[half + i] if half + i < size else a for i, a in enumerate(parts[:half])]
+        x = parts[0]
     return x.astype(narrow)
 
 

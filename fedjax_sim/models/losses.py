@@ -41,13 +41,17 @@ def _wide(x: Array) -> Array:
 def _cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
     """-log softmax(logits)[label] and whether the first largest logit is the label, over the last axis."""
     logits = _wide(logits)
-    shifted = logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
+    peak = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
+    shifted = logits - peak
     # A comparison with iota, not a gather: its transpose is a multiplication, where a gather's is a scatter.
     classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     chosen = jnp.where(classes == labels[..., None], shifted, 0).sum(axis=-1)
     loss = jnp.log(jnp.exp(shifted).sum(axis=-1)) - chosen
     in_range = (labels >= 0) & (labels < logits.shape[-1])
-    return jnp.where(in_range, loss, jnp.nan), (jnp.argmax(logits, axis=-1) == labels).astype(loss.dtype)
+    # Not by argmax, which XLA:CPU does not vectorise: the label's logit is the largest, and none before it is.
+    before = jnp.where(classes < labels[..., None], logits, -jnp.inf).max(axis=-1)
+    correct = in_range & (chosen == 0) & (before < peak[..., 0])
+    return jnp.where(in_range, loss, jnp.nan), correct.astype(loss.dtype)
 
 
 def softmax_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:

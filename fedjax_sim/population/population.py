@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_sim import validate
+from fedjax_sim import tree, validate
 from fedjax_sim.population.arrays import capacities, checked_examples, checked_offsets
 from fedjax_sim.population.protocol import check_client, check_population, counted, num_rows, sizes_of, visitable
 from fedjax_sim.types import Array, ClientData, Population, PyTree
@@ -75,7 +75,7 @@ class Stored:
     def client(self, id: Array) -> ClientData:
         """Data of client `id`, a scalar int32."""
         rows, mask = _span(self.offsets, id, self.size, self.max_examples)
-        return ClientData(jax.tree.map(lambda x: x.at[rows].get(mode="clip"), self.examples), mask)
+        return ClientData(tree.take(self.examples, rows), mask)
 
 
 @jax.tree_util.register_dataclass
@@ -105,8 +105,8 @@ class Indexed:
     def client(self, id: Array) -> ClientData:
         """Data of client `id`, a scalar int32."""
         positions, mask = _span(self.offsets, id, self.size, self.max_examples)
-        rows = self.indices.at[positions].get(mode="clip")
-        return ClientData(jax.tree.map(lambda x: x.at[rows].get(mode="clip"), self.table), mask)
+        rows = tree.take(self.indices, positions)
+        return ClientData(tree.take(self.table, rows), mask)
 
 
 @jax.tree_util.register_dataclass
