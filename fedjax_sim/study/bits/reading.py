@@ -15,7 +15,7 @@ __all__ = ["bits_reading"]
 
 def bits_reading(clients: QuantizedClients, found: Sequence[Comparison], bits: Sequence[int]) -> Iterator[str]:
     """Paragraphs, from the numbers that were found."""
-    ratios = ", ".join(f"{row['letters']}: {row['measured']:.4g} (theory {row['predicted']:.4g})"
+    ratios = ", ".join(f"{row['messages']}: {row['measured']:.4g} (theory {row['predicted']:.4g})"
                        for row in rows_of(found, part="ratio of floors"))  # fmt: skip
     sent = ", ".join(f"{clients.bytes(clients.quantizer(b)):g} bytes with {b} bits" for b in bits)
     yield (
@@ -25,7 +25,7 @@ def bits_reading(clients: QuantizedClients, found: Sequence[Comparison], bits: S
         "make it a fine one. The floors hold for equal cohorts and constant steps: with steps that decay as 1/t they "
         "vanish."
     )
-    small = {row["letters"]: row["measured"] for row in rows_of(found, part="near zero", cohort_size=1)}
+    small = {row["messages"]: row["measured"] for row in rows_of(found, part="near zero", cohort_size=1)}
     textbook, zero = (small[f"stochastic, {GRIDS[keeps]}"] for keeps in (False, True))
     formula = theory.expected_squared_error(1, 2, keeps_zeros=False)
     yield (
@@ -43,7 +43,7 @@ def bits_reading(clients: QuantizedClients, found: Sequence[Comparison], bits: S
         "random and averages out too: that a deterministic quantiser has variance zero is true for a fixed update only."
     )
     last = min(row["step_size"] for row in rows_of(found, part="feedback"))
-    stall = {row["letters"]: row["measured"] for row in rows_of(found, part="feedback", step_size=last)}
+    stall = {row["messages"]: row["measured"] for row in rows_of(found, part="feedback", step_size=last)}
     fed = [stall[f"{name}, error feedback"] for name in ("top-k", "sign")]
     yield (
         f"At step {last:g}, after {FEEDBACK_ROUNDS:,} rounds, top-k has stalled at a squared distance of "
