@@ -140,7 +140,8 @@ class Builder(Maker):
     ) -> Algorithm:
         """The algorithm of the given parts under a plan, with a count of distinct clients where that is allowed.
 
-        It is not where a part has noise, which hides who took part: the counter would be in every checkpoint.
+        It is not where a part has noise, which hides who took part, or may have: the counter would be in every
+        checkpoint.
 
         Args:
           made: parts by the config's table, such as {"sampler": ..., "aggregator": ...}; None where there is none.
@@ -158,7 +159,8 @@ class Builder(Maker):
         algorithm = self.make("algorithm", **wired)
         self.stop()
         sampler = made["sampler"]
-        if sampler is None or noisy_parts(algorithm.parts) or sampler.design.population_size > MOST_COUNTED:
+        private = algorithm.parts is None or noisy_parts(algorithm.parts)
+        if sampler is None or private or sampler.design.population_size > MOST_COUNTED:
             return algorithm
         wired[registry.takes(part, "sampler")] = with_distinct_clients(sampler)
         return self.make("algorithm", **wired)

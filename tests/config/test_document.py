@@ -161,6 +161,23 @@ def test_an_algorithm_is_given_the_population_size(monkeypatch):
     assert set(found) == {40}
 
 
+def test_who_took_part_is_not_counted_where_nothing_is_known(monkeypatch):
+    """Fault: checkpoints that list who took part in an algorithm that may be private: it states no parts."""
+
+    def unstated(*args, **options):
+        return algorithms.fedavg(*args, **options)._replace(parts=None)
+
+    monkeypatch.setattr(algorithms, "unstated", unstated, raising=False)
+    builder = Builder(load(None, SMALL))
+    hidden = builder.parts["algorithm"]._replace(name="unstated", module="fedjax_sim.algorithms")
+    for part, counted in ((builder.parts["algorithm"], True), (hidden, False)):
+        builder.parts["algorithm"] = part
+        made = builder.experiment()
+        state = jax.eval_shape(made.algorithm.init, made.key, made.params, made.data.train)
+        _, info = jax.eval_shape(made.algorithm.step, made.key, state, made.data.train)
+        assert ("distinct_clients" in info) == counted
+
+
 def test_the_seed_decides_the_local_test():
     """Fault: a wrapper of the data that draws from its own default seed, whatever the config's."""
     split = ["data.with_local_test.fraction=0.3"]
