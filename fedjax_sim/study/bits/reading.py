@@ -17,10 +17,11 @@ def bits_reading(clients: QuantizedClients, found: Sequence[Comparison], bits: S
     """Paragraphs, from the numbers that were found."""
     ratios = ", ".join(f"{row['messages']}: {row['measured']:.4g} (theory {row['predicted']:.4g})"
                        for row in rows_of(found, part="ratio of floors"))  # fmt: skip
+    ratios = f"Ratios of floors: {ratios}. " * bool(ratios)  # one number of bits has none
     sent = ", ".join(f"{clients.bytes(clients.quantizer(b)):g} bytes with {b} bits" for b in bits)
     yield (
         "With unbiased rounding and a constant step the expected squared distance to the optimum falls to d Delta^2 / "
-        f"(6 m) / (1 - r^2), Delta = 2 s / (2^b - 1). Ratios of floors: {ratios}. A client sends {sent} a round, and "
+        f"(6 m) / (1 - r^2), Delta = 2 s / (2^b - 1). {ratios}A client sends {sent} a round, and "
         f"{4 * clients.dimension} as floats: few bits are the cheapest way to a coarse answer, and more rounds do not "
         "make it a fine one. The floors hold for equal cohorts and constant steps: with steps that decay as 1/t they "
         "vanish."
