@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from fedjax_sim import engine, tree, validate
+from fedjax_sim.prng import init_key
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
 __all__ = ["independent_runs", "squared_distance"]
@@ -88,7 +89,7 @@ def independent_runs(
         runs = partial(one, key, state, population)
         return jax.lax.map(runs, numbers) if batch == 1 else jax.lax.map(runs, numbers, batch_size=batch)
 
-    state = algorithm.init(jax.random.fold_in(key, 2**31 - 1), params, population)
+    state = algorithm.init(init_key(key), params, population)
     if mesh is not None:
         here, split = PartitionSpec(), PartitionSpec(mesh.axis_names[0])
         specs = {"in_specs": (here, here, here, split), "out_specs": split, "check_vma": False}
