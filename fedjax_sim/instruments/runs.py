@@ -54,7 +54,8 @@ def independent_runs(
     Guarantees: each is a run of `run` (tests/instruments/test_runs.py::test_runs_are_those_of_run); batch and devices
     change rounding only (::test_batches_and_devices).
     """
-    looks = [rounds] if isinstance(rounds, int) else list(rounds)
+    alone = np.ndim(rounds) == 0
+    looks = [rounds] if alone else list(rounds)
     for name, values in (("num_runs", [num_runs]), ("batch", [batch]), ("rounds", looks)):
         for value in values:
             validate.integer(name, value)
@@ -99,4 +100,4 @@ def independent_runs(
     if lost:
         raise FloatingPointError(f"{lost} updates were not finite: lower the learning rate.")
     values = {name: x[:num_runs].astype(np.float64) for name, x in seen.items()}
-    return {name: x[:, 0] for name, x in values.items()} if isinstance(rounds, int) else values
+    return {name: x[:, 0] for name, x in values.items()} if alone else values
