@@ -21,6 +21,7 @@ __all__ = [
     "fast",
     "feistel",
     "hashed",
+    "init_key",
     "normal",
     "stochastic_round",
     "stream",
@@ -42,6 +43,14 @@ def stream(key: Array, name: str) -> Array:
     False
     """
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
+
+
+def init_key(key: Array) -> Array:
+    """The key of an algorithm's `init` in a run with this key; round t has fold_in(key, t), and no run comes so far.
+
+    Guarantees: tests/test_prng.py::test_no_round_has_the_key_of_init.
+    """
+    return jax.random.fold_in(key, 2**31 - 1)
 
 
 def client_key(key: Array, id: Array) -> Array:

@@ -18,10 +18,12 @@ from fedjax_sim.prng import (
     counter_bits,
     dither,
     fast,
+    init_key,
     normal,
     stochastic_round,
     stream,
 )
+from fedjax_sim.running.arguments import check_numbers
 
 pytestmark = pytest.mark.optimised
 
@@ -46,6 +48,16 @@ def test_streams_survive_the_process():
     data = np.asarray(jax.random.key_data(stream(jax.random.key(0), "client")))
     expected = jax.random.key_data(jax.random.fold_in(jax.random.key(0), 3343123541))
     assert data.tolist() == np.asarray(expected).tolist()
+
+
+def test_no_round_has_the_key_of_init():
+    """Fault: an initial state that shares its randomness with a round that a run may have."""
+    key = jax.random.key(7)
+    with pytest.raises(ValueError, match="num_rounds"):
+        check_numbers(2**31, 1, None, 1, None, False)
+    last = 2**31 - 2  # of the most rounds that a run may have
+    assert (init_key(key) == jax.random.fold_in(key, last + 1)).all()
+    assert (init_key(key) != jax.random.fold_in(key, last)).all()
 
 
 def test_client_keys_are_independent_of_the_batch():

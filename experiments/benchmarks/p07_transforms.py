@@ -45,7 +45,7 @@ def variants(cohort_size: int) -> dict[str, dict]:
 def noise_alone(params, cohort_size: int, repeats: int):
     """The server's end of the mechanism, by itself: () -> aggregates after so many draws."""
     central = transform.gaussian_mechanism(CLIP, 0.5)
-    zero = {"clipped_letters": (jnp.zeros(()), jnp.ones(())), "letter_norm": (jnp.zeros(()), jnp.ones(()))}
+    zero = {"clipped_update_share": (jnp.zeros(()), jnp.ones(())), "unclipped_norm": (jnp.zeros(()), jnp.ones(()))}
 
     @jax.jit
     def program(key, aggregate, seen):

@@ -180,10 +180,10 @@ def collect(star: Star, key: Array, cohort: Cohort, state: FederatedState, popul
     plan = plan_of(star, broadcast, population) if star.plan is None else star.plan
     how = {"plan": plan, "mesh": mesh_of(star), **_unequal(star, population, cohort)}
     carry, per_slot = engine.fold(each, _accumulate(star, num_slots), shared, carry, slots, **how)
-    table, means, num_arrived, num_dropped, counts = carry
+    sums, means, num_arrived, num_dropped, counts = carry
     client_rows, memory_rows, arrived, dropped, losses = per_slot
     return Gathered(
-        table,
+        sums,
         means,
         counts,
         arrived,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,11 +30,13 @@ def plan(
         experiment = build(loaded)
         parts = experiment.algorithm, experiment.key, experiment.params, experiment.data.train
         found = forecast(*parts, client_memory=loaded.resolved()["run"]["client_memory"])
-        cohort = loaded.resolved()["sampler"].get("cohort_size")
-        largest = None
+        cohort, largest = loaded.resolved().get("sampler", {}).get("cohort_size"), None
         if cohort is not None and 2 * cohort <= experiment.data.train.size:
             others = [setting for setting in settings if not setting.startswith("sampler.cohort_size=")]
-            largest = largest_cohort(lambda size: build(load(config, [*others, f"sampler.cohort_size={size}"])), cohort)
+            with suppress(ConfigError):  # twice the clients may not be allowed, as where their sum would wrap
+                largest = largest_cohort(
+                    lambda size: build(load(config, [*others, f"sampler.cohort_size={size}"])), cohort
+                )
     except ConfigError as error:
         typer.echo("\n".join(error.problems), err=True)
         raise typer.Exit(2) from error

@@ -34,6 +34,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON."
 
 
 def account(
+    context: typer.Context,
     config: Config = None,
     settings: Settings = None,
     population: Population = None,
@@ -57,7 +58,7 @@ def account(
     def answer():
         from fedjax_sim.privacy.commands import account_report
 
-        given, common = _mechanism(config, settings, population, cohort, rounds, delta, {
+        given, common = _mechanism(context, config, settings, population, cohort, rounds, delta, {
             "scheme": scheme, "num_slots": num_slots, "place": place, "adjacency": adjacency, "clip_norm": clip_norm,
             "noise_cohort_size": noise_cohort_size, "noise_multiplier": noise_multiplier,
         })  # fmt: skip
@@ -69,6 +70,7 @@ def account(
 
 
 def calibrate(
+    context: typer.Context,
     config: Config = None,
     settings: Settings = None,
     epsilon: Annotated[float, typer.Option("--epsilon", "-e", help="The budget.")] = 1.0,
@@ -91,7 +93,7 @@ def calibrate(
     def answer():
         from fedjax_sim.privacy.commands import calibrate_report
 
-        given, common = _mechanism(config, settings, population, cohort, rounds, delta, {
+        given, common = _mechanism(context, config, settings, population, cohort, rounds, delta, {
             "scheme": scheme, "num_slots": num_slots, "place": place, "adjacency": adjacency, "clip_norm": clip_norm,
             "noise_cohort_size": noise_cohort_size,
         })  # fmt: skip
@@ -105,6 +107,7 @@ def calibrate(
 
 
 def audit(
+    context: typer.Context,
     config: Config = None,
     settings: Settings = None,
     noise_multiplier: Annotated[float, typer.Option("--noise-multiplier", "-z", help="Without a config.")] = 1.0,
@@ -131,7 +134,8 @@ def audit(
             "length": length, "seed": seed, "figure": figure and str(figure),
         }  # fmt: skip
         if config is not None or settings:
-            return audit_command(options, _experiment(config, settings).algorithm)
+            _none_beside_a_config(context, "noise_multiplier", "clip_norm", "sampling_rate", "num_canaries")
+            return audit_command(options, _experiment(config, settings)[0].algorithm)
         plain = {"noise_multiplier": noise_multiplier, "clip_norm": clip_norm, "sampling_rate": sampling_rate}
         return audit_command(options | plain | {"num_canaries": num_canaries})
 
@@ -141,28 +145,40 @@ def audit(
 COMMANDS = (account, calibrate, audit)
 
 
-def _experiment(config: Path | None, settings: list[str] | None):
+def _experiment(config: Path | None, settings: list[str] | None) -> tuple[Any, dict[str, Any]]:
+    """(What a config describes, its table [run])."""
     from fedjax_sim.config.document import load
 
     loaded = load(config, settings or [])
     prepare()
     from fedjax_sim.config.build import build
 
-    return build(loaded)
+    return build(loaded), loaded.resolved()["run"]
 
 
-def _mechanism(config, settings, population, cohort, rounds, delta, options) -> tuple[dict[str, Any], dict[str, Any]]:
+def _none_beside_a_config(context: typer.Context, *names: str) -> None:
+    """Refuses options of this command that a config states itself, and that would be ignored.
+
+    Raises: ValueError for those that are on the command line.
+    """
+    for option in context.command.params:
+        if option.name in names and context.get_parameter_source(option.name).name == "COMMANDLINE":
+            got = context.params[option.name]
+            raise ValueError(f"{option.opts[0]}: expected none beside a config, got {got}. Set it there, or by --set.")
+
+
+def _mechanism(
+    context: typer.Context, config, settings, population, cohort, rounds, delta, options
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """(The mechanism as `privacy.commands` takes it, {"rounds", "delta"}), from a config or from options."""
     from fedjax_sim.running.spending import default_delta
 
     if config is not None or settings:
-        if population is not None or cohort is not None:
-            raise ValueError("--population, --cohort: expected none beside a config, got one. The config has them.")
-        from fedjax_sim.config.document import load
+        _none_beside_a_config(context, "population", "cohort", *(name for name in options if name != "adjacency"))
         from fedjax_sim.privacy import mechanism_of
         from fedjax_sim.running.spending import message_dimension
 
-        built, run = _experiment(config, settings), load(config, settings or []).resolved()["run"]
+        built, run = _experiment(config, settings)
         dimension = message_dimension(built.algorithm, built.params, built.data.train)
         made = mechanism_of(built.algorithm, adjacency=options["adjacency"], dimension=dimension)
         if made is None:

@@ -140,7 +140,8 @@ class Builder(Maker):
     ) -> Algorithm:
         """The algorithm of the given parts under a plan, with a count of distinct clients where that is allowed.
 
-        It is not where a part has noise, which hides who took part: the counter would be in every checkpoint.
+        It is not where a part has noise, which hides who took part, or may have: the counter would be in every
+        checkpoint.
 
         Args:
           made: parts by the config's table, such as {"sampler": ..., "aggregator": ...}; None where there is none.
@@ -152,12 +153,14 @@ class Builder(Maker):
         part = self.parts["algorithm"]
         wired = {argument: made[table] for table in made if (argument := registry.takes(part, table)) is not None}
         wired |= {"loss_fn": loss_fn, "plan": plan, "mesh": mesh, "nonfinite": self.tables["run"]["nonfinite"]}
+        wired["population_size"] = data.train.size
         wired["total_weight"] = lambda: self.total_weight(data) if self.weighs_examples() else None
         wired["num_examples"] = lambda: self.num_examples(data)
         algorithm = self.make("algorithm", **wired)
         self.stop()
         sampler = made["sampler"]
-        if sampler is None or noisy_parts(algorithm.parts) or sampler.design.population_size > MOST_COUNTED:
+        private = algorithm.parts is None or noisy_parts(algorithm.parts)
+        if sampler is None or private or sampler.design.population_size > MOST_COUNTED:
             return algorithm
         wired[registry.takes(part, "sampler")] = with_distinct_clients(sampler)
         return self.make("algorithm", **wired)

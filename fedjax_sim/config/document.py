@@ -67,7 +67,8 @@ class Config:
     tables: Mapping[str, Any]
 
     def resolved(self) -> dict[str, Any]:
-        """A copy of all tables with every default filled in. Without a `data.seed` the data use the config's seed."""
+        """A copy of all tables with every default filled in. Data, and their wrappers, without a seed of their own use
+        the config's."""
         return copy.deepcopy(dict(self.tables))
 
     def identity(self) -> dict[str, Any]:
@@ -226,7 +227,7 @@ def check_options(
         if key in given:
             resolved[key] = check(f"{path}.{key}", option.kind, given[key], problems)
         elif (default := _default(path, key, option, given)) is not REQUIRED:
-            if (path, key) != ("data", "seed"):
+            if key != "seed" or path.partition(".")[0] != "data":
                 resolved[key] = copy.copy(default)
         else:
             hint = f"It has no default: write it in [{path}], or --set {path}.{key}=..."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from fedjax_sim.config import registry
@@ -47,20 +46,7 @@ class Maker:
 
         Returns: the part; None, with a new problem, where the factory refuses, and None for an absent table.
         """
-        if table not in self.parts:
-            return None
-        part = self.parts[table]
-        options = {key: value for key, value in self.tables[table].items() if key in part.options}
-        if "seed" in part.options:
-            options.setdefault("seed", self.tables["seed"])
-        taken = part.parts.keys() | part.values | part.options.keys()
-
-        def call():
-            known = {key: value for key, value in given.items() if key in taken}
-            lazy = {key: known[key]() for key in ("num_examples", "total_weight", "weights") if key in known}
-            return _factory(part)(**options | known | lazy)
-
-        return self.attempt(table, part.options, call)
+        return self._made(self.parts[table], table, self.tables[table], given) if table in self.parts else None
 
     def wrapped(self, table: str, **given: Any) -> Any:
         """The part that a table names, inside the wrappers that the table holds, in the order of the file.
@@ -70,10 +56,8 @@ class Maker:
         made, wrappers = self.make(table, **given), registry.wrappers(table)
         for name, options in self.tables.get(table, {}).items():
             if made is not None and name in wrappers and isinstance(options, dict):
-                part = wrappers[name]
-                known = {key: given[key] for key in part.values & given.keys()} | {registry.takes(part, table): made}
-                call = partial(_factory(part), **options | known)
-                made = self.attempt(f"{table}.{name}", part.options, call)
+                inner = {registry.takes(wrappers[name], table): made}
+                made = self._made(wrappers[name], f"{table}.{name}", options, given | inner)
         return made
 
     def chain(self, table: str, population_size: int, path: str = "", given: dict | None = None) -> Any:
@@ -86,16 +70,27 @@ class Maker:
         choices, members = registry.table(table) | registry.wrappers(table), []
         for name, options in given.items():
             part, here = choices[name], f"{path}.{name}"
-            wrapped = {key: value for key, value in options.items() if isinstance(value, dict)}
-            options = {key: value for key, value in options.items() if key not in wrapped}
-            known = {"population_size": population_size} if "population_size" in part.values else {}
-            if wrapped:
-                known["transform"] = self.chain(table, population_size, here, wrapped)
-            call = partial(_factory(part), **options, **known)
-            members.append(None if wrapped and known["transform"] is None else self.attempt(here, part.options, call))
+            known: dict[str, Any] = {"population_size": population_size}
+            if inner := {key: value for key, value in options.items() if isinstance(value, dict)}:
+                known["transform"] = self.chain(table, population_size, here, inner)
+            members.append(None if inner and known["transform"] is None else self._made(part, here, options, known))
         if not members or None in members:
             return None
         return members[0] if len(members) == 1 else self.attempt(table, {}, lambda: chain(*members))
+
+    def _made(self, part: Part, path: str, options: dict[str, Any], given: dict[str, Any]) -> Any:
+        """What a part's factory returns for its options, and those of the `given` arguments that it takes."""
+        options = {key: value for key, value in options.items() if key in part.options}
+        if "seed" in part.options:
+            options.setdefault("seed", self.tables["seed"])
+        taken = part.parts.keys() | part.values | part.options.keys()
+
+        def call():
+            known = {key: value for key, value in given.items() if key in taken}
+            lazy = {key: known[key]() for key in ("num_examples", "total_weight", "weights") if key in known}
+            return _factory(part)(**options | known | lazy)
+
+        return self.attempt(path, part.options, call)
 
     def attempt(self, path: str, options: Any, call: Callable) -> Any:
         """What `call` returns; or None, and a problem, if it raises an error about its arguments.

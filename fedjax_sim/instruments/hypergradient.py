@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
+from fedjax_sim.prng import init_key
 from fedjax_sim.running.environment import matmul_precision
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
 __all__ = ["hypergradient"]
-
-INIT = 2**31 - 1  # as in `run`: `init` gets fold_in(key, INIT)
 
 
 def hypergradient(
@@ -71,7 +70,7 @@ def hypergradient(
 
     def final(values):
         algorithm = make(**values)
-        state = algorithm.init(jax.random.fold_in(key, INIT), params, population)
+        state = algorithm.init(init_key(key), params, population)
 
         @jax.checkpoint
         def one(state, t):

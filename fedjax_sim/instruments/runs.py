@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from fedjax_sim import engine, tree, validate
+from fedjax_sim.prng import init_key
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
 __all__ = ["independent_runs", "squared_distance"]
@@ -53,7 +54,8 @@ def independent_runs(
     Guarantees: each is a run of `run` (tests/instruments/test_runs.py::test_runs_are_those_of_run); batch and devices
     change rounding only (::test_batches_and_devices).
     """
-    looks = [rounds] if isinstance(rounds, int) else list(rounds)
+    alone = np.ndim(rounds) == 0
+    looks = [rounds] if alone else list(rounds)
     for name, values in (("num_runs", [num_runs]), ("batch", [batch]), ("rounds", looks)):
         for value in values:
             validate.integer(name, value)
@@ -88,7 +90,7 @@ def independent_runs(
         runs = partial(one, key, state, population)
         return jax.lax.map(runs, numbers) if batch == 1 else jax.lax.map(runs, numbers, batch_size=batch)
 
-    state = algorithm.init(jax.random.fold_in(key, 2**31 - 1), params, population)
+    state = algorithm.init(init_key(key), params, population)
     if mesh is not None:
         here, split = PartitionSpec(), PartitionSpec(mesh.axis_names[0])
         specs = {"in_specs": (here, here, here, split), "out_specs": split, "check_vma": False}
@@ -98,4 +100,4 @@ def independent_runs(
     if lost:
         raise FloatingPointError(f"{lost} updates were not finite: lower the learning rate.")
     values = {name: x[:num_runs].astype(np.float64) for name, x in seen.items()}
-    return {name: x[:, 0] for name, x in values.items()} if isinstance(rounds, int) else values
+    return {name: x[:, 0] for name, x in values.items()} if alone else values

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import tree
+from fedjax_sim.prng import init_key
 from fedjax_sim.types import Algorithm, Array, PyTree
 
 __all__ = ["stacked", "traced_runs"]
@@ -52,7 +53,7 @@ def traced_runs(make: Callable[..., Algorithm], evaluation: Callable[[PyTree, An
             state, lost = jax.lax.fori_loop(*bounds, advance, carry)
             return (state, lost), evaluation(algorithm.params(state), target)
 
-        state = algorithm.init(jax.random.fold_in(key, 2**31 - 1), params, population)
+        state = algorithm.init(init_key(key), params, population)
         looks = jnp.concatenate([jnp.zeros(1, rounds.dtype), rounds[:-1]]), rounds
         start = tree.varying((state, jnp.int32(0)), jax.random.key_data(key)[0])
         (_, lost), seen = jax.lax.scan(segment, start, looks)

@@ -169,10 +169,6 @@ class Row(NamedTuple):
     mean_std: float  # on each coordinate of the mean over the cohort
     epsilon: float
 
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON; the key of `message_std` is its older name, "letter_std"."""
-        return {"letter_std" if name == "message_std" else name: x for name, x in self._asdict().items()}
-
 
 def compare(
     epsilon: float, delta: float, rounds: int, *, population_size: int, cohort_size: int, clip_norm: float = 1.0

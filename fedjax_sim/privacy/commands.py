@@ -93,7 +93,7 @@ def calibrate_report(
         m = max(1, round(made.cohort_size))
         rows = compare(epsilon, delta, rounds, population_size=made.population_size, cohort_size=m,
                        clip_norm=made.clip_norm)  # fmt: skip
-        fields["table"] = [row.as_dict() for row in rows]
+        fields["table"] = [row._asdict() for row in rows]
         lines += ["", comparison_table(rows)]
     return Answer("\n".join(lines), fields)
 

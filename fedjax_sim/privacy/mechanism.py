@@ -54,6 +54,7 @@ class Mechanism:
       adjacency: "add_or_remove_one" (the sum moves by a clip norm), "zero_out" (a unit's contribution becomes zero: the
         same) or "replace_one" (two clip norms); None: what suits the scheme.
       clip_norm: C.
+      thinned: whether invited clients may fail to report.
       details: see the module; numbers and strings only.
 
     Raises: ValueError, TypeError for a mechanism that no accountant here accounts for, with the reason.

@@ -214,7 +214,7 @@ def variance_parts(records: Sequence[Mapping[str, Any]]) -> Any:
                 continue
             look = {"markersize": 4, "markeredgecolor": "white", "markeredgewidth": 0.5, **look}
             left.plot(rounds[there], np.where(values > 0, values, np.nan)[there], label=label, **look)
-            right.plot(rounds[there], (100 * values / total)[there], **look)
+            right.plot(rounds[there], (100 * values / np.where(total == 0, np.nan, total))[there], **look)
         left.set(xlabel="Round", ylabel="Variance of the aggregate")
         logarithmic(left, "y")
         right.set(xlabel="Round", ylabel="Share (%)")

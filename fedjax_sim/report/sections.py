@@ -50,8 +50,8 @@ def learning(records: Sequence[Mapping], timing: Sequence[Mapping]) -> Iterable[
     yield (
         '<p class="muted">Local: means over the minibatches that the round&rsquo;s cohort met during local training, '
         "while its models moved away from the server&rsquo;s: not the value of an objective at one model. Train: the "
-        f"training objective at the server&rsquo;s model, {_measured_on(records)}. Held-out: test rows, client by "
-        "client; no client trains on them. Test: the central test set. Round 0 is the model before training. Curves "
+        f"training objective at the server&rsquo;s model, {escape(_measured_on(records))}. Held-out: test rows, client "
+        "by client; no client trains on them. Test: the central test set. Round 0 is the model before training. Curves "
         "break where a number is not finite.</p>"
     )
 
@@ -100,16 +100,17 @@ def variance(records: Sequence[Mapping]) -> Iterable[str]:
     yield "<h2>Where the randomness comes from</h2>"
     yield figure("variance", plots.variance_parts, "Parts of the variance of a round's aggregate.", records)
     last = seen[-1]
-    parts = [
-        f"{label} {number(last.get(f'variance_{name}')) / number(last['variance_total']):.0%}"
+    total = number(last["variance_total"])
+    shares = [
+        f"{label} {part / total:.0%}"
         for name, label in (("client_sampling", "client sampling"), ("minibatch", "minibatches"),
                             ("quantization", "quantisation"), ("privacy_noise", "privacy noise"))
-        if number(last.get(f"variance_{name}")) != 0
+        if total and (part := number(last.get(f"variance_{name}"))) != 0
     ]  # fmt: skip
     yield (
-        f"<p>In round {count(last.get('round'))} the aggregate's variance was {real(last['variance_total'])}: "
-        f"{escape(', '.join(parts))}. Estimated from some clients that train twice; a small part may come out below "
-        "zero.</p>"
+        f"<p>In round {escape(count(last.get('round')))} the aggregate's variance was {real(total)}"
+        f"{': ' * bool(shares)}{', '.join(shares)}. Estimated from some clients that train twice; a small part may "
+        "come out below zero.</p>"
     )
 
 
@@ -124,7 +125,7 @@ def privacy(spent: Any, shown: set[str]) -> Iterable[str]:
         return
     yield "<h2>Privacy</h2>"
     if "refused" in spent:
-        yield f"<p>There was noise, but no epsilon holds for it. {escape(str(spent['refused']))}</p>"
+        yield f"<p>No epsilon holds for this run. {escape(str(spent['refused']))}</p>"
         return
     for line in str(spent.get("explanation", spent.get("statement", ""))).splitlines():
         yield f"<p>{escape(line)}</p>"

@@ -21,8 +21,6 @@ from fedjax_sim.types import Count, Metric, PyTree
 __all__ = ["Log", "as_record", "check_logs", "earlier_run", "plain", "totals_of", "verified", "visits_of"]
 
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
-
-
 KNOWN = {metric.name for metric in ROUND_METRICS} | {"distinct_clients"}  # which pages show in words of their own
 ALWAYS = ("clients_invited", "clients_reported", "uplink_bytes", "downlink_bytes", "skipped_rounds", "dropped_clients")
 

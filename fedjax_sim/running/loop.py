@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import engine, validate
+from fedjax_sim.prng import init_key
 from fedjax_sim.running import checksums, distributed
 from fedjax_sim.running.arguments import check_kinds, check_numbers, evaluated
 from fedjax_sim.running.blocks import MAX_BLOCK, compiled_block, memory_errors
@@ -159,8 +160,7 @@ class _Session:
     def init(self, key: Array, algorithm: Algorithm, params: PyTree, client_memory: str) -> None:
         """Makes the state before the first round."""
         with engine.client_memory(client_memory, self.directory):
-            init_key = jax.random.fold_in(key, 2**31 - 1)
-            self.state = distributed.agreed(lambda: algorithm.init(init_key, params, self.population))
+            self.state = distributed.agreed(lambda: algorithm.init(init_key(key), params, self.population))
         self.state = engine.owned(self.state, (params, self.population))  # since blocks donate their buffers
         self.memory_files = [file for file, _ in engine.memory_files(self.state)]
 

@@ -40,7 +40,6 @@ def default_delta(num_units: int) -> float:
 
 def message_dimension(algorithm: Algorithm, params: PyTree, population: Population) -> int:
     """The number of values in one message: those of the model, or more where a client sends a pair."""
-
     star = algorithm.parts
     broadcast = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
     return tree.num_values(message_spec(star, broadcast, population))

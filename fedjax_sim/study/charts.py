@@ -10,9 +10,10 @@ import numpy as np
 from fedjax_sim.report import plots
 from fedjax_sim.study.findings import Comparison, Findings
 
-__all__ = ["DASHED", "DOTTED", "chart", "points", "rows_of"]
+__all__ = ["DASHED", "DOTTED", "MARKERS", "chart", "points", "rows_of"]
 
 DASHED, DOTTED = (0, (4, 1.6)), (0, (1.5, 1.5))
+MARKERS = {"markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 3}
 
 
 def rows_of(found: Sequence[Comparison], **conditions: Any) -> list[dict[str, Any]]:
@@ -50,5 +51,4 @@ def points(
     middle = scale * np.array([row["measured"] for row in rows])
     low = np.maximum(scale * np.array([row["low"] for row in rows]), middle * 1e-3)
     errors = [middle - low, scale * np.array([row["high"] for row in rows]) - middle]
-    axes.errorbar(at, middle, errors, fmt=marker, color=colour, markersize=5, markeredgecolor="white", capsize=2,
-                  markeredgewidth=0.6, linestyle="none", label=label, zorder=3)  # fmt: skip
+    axes.errorbar(at, middle, errors, fmt=marker, color=colour, capsize=2, linestyle="none", label=label, **MARKERS)

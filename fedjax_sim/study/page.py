@@ -77,7 +77,6 @@ def write_findings(findings: Findings, directory: str | Path) -> Path:
     writer.writeheader()
     writer.writerows(rows)
     write_atomically(folder / "table.csv", [lines.getvalue().encode()])
-    picture = ""
     try:
         with plots.style():
             figure = findings.draw()

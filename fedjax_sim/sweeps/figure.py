@@ -35,8 +35,10 @@ def sweep_figure(found: Sweep, metric: str, *, x: str | None = None, round: int 
       round, confidence: as for `Sweep.summary`.
 
     Returns: a matplotlib Figure.
-    Raises: ValueError for more than eight lines; ImportError without matplotlib.
+    Raises: ValueError for more than eight lines, and for a sweep over seeds alone; ImportError without matplotlib.
     """
+    if not found.names:
+        validate.fail("found", "a sweep over a grid", "seeds alone", "They have no axis: see found.summary(metric).")
     cells = found.summary(metric, round=round, confidence=confidence)
     axes_of = {name: list(dict.fromkeys(cell[name] for cell in cells)) for name in found.names}
     if x is None:

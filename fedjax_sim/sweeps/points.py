@@ -11,13 +11,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_sim import engine, tree, validate
+from fedjax_sim.prng import init_key
 from fedjax_sim.running.planning import check_memory
 from fedjax_sim.sweeps.lifting import Trace, lifted, replay, trace
 from fedjax_sim.types import Algorithm, Array, PyTree
 
 __all__ = ["Kind", "Points", "traced"]
 
-INIT = 2**31 - 1  # what `run` folds into the key of an algorithm's init
 COUNTED = ("dropped_clients", "skipped_rounds")
 MOST = 4096  # points in one program on a device
 MEMORY = 0.25  # the share of memory that points may take
@@ -112,7 +112,7 @@ class Points:
             return [None if x is None else x[combination] for x in values]
 
         def start(words, combination, seed, floats, params, population):
-            key = jax.random.fold_in(jax.random.wrap_key_data(words, impl=impl), INIT)
+            key = init_key(jax.random.wrap_key_data(words, impl=impl))
             return replay(init, own(floats[0], combination), key, jax.tree.map(lambda x: x[seed], params), population)
 
         def advance(words, combination, state, floats, population, first, count):

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.prng import init_key
 from fedjax_sim.running.environment import matmul_precision, numerics, versions
 from fedjax_sim.running.files import lock
 from fedjax_sim.running.fingerprint import array_digest, bound, is_opaque, is_private, joined, program_digest
@@ -24,7 +25,7 @@ from fedjax_sim.running.spending import Spending
 from fedjax_sim.sweeps.arguments import check_numbers, check_run
 from fedjax_sim.sweeps.finished import Finished
 from fedjax_sim.sweeps.grid import check_arguments, combinations_of, seeds_of
-from fedjax_sim.sweeps.points import INIT, Kind, Points, traced
+from fedjax_sim.sweeps.points import Kind, Points, traced
 from fedjax_sim.sweeps.records import Recorder
 from fedjax_sim.sweeps.results import Sweep
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
@@ -82,7 +83,7 @@ def sweep(
     Raises: what `run` raises; `checkpoint.CheckpointError` for a directory of another sweep.
 
     Guarantees: the point (s, values) has the bits of `run(key(s), make(**values), params, population, num_rounds)`,
-    where a function params is called with fold_in(key(s), 2^31 - 1), model and metrics, for any number of devices
+    where a function params is called with `prng.init_key(key(s))`, model and metrics, for any number of devices
     (tests/sweeps/test_sweep.py::test_a_sweep_is_single_runs); killed and resumed it has the same rows
     (::test_kill_and_resume), and another sweep's points are refused (::test_a_sweep_resumes_itself_alone).
 
@@ -100,7 +101,7 @@ def sweep(
     combinations, seeds = combinations_of(grid), seeds_of(seeds)
     check_arguments(make, combinations[0])
     keys = [jax.random.key(seed) for seed in seeds]
-    starts = [params(jax.random.fold_in(key, INIT)) if callable(params) else params for key in keys]
+    starts = [params(init_key(key)) if callable(params) else params for key in keys]
     return sweep_points(
         make, combinations, seeds, keys, starts, population, num_rounds, evaluation=evaluation,
         evaluate_every=evaluate_every, metrics=metrics, batch=batch, delta=delta, directory=directory, resume=resume,

@@ -134,7 +134,7 @@ def adaptive_clip(
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
         _check_sensitivity(sensitivity)
         _check_mean(sensitivity)
-        over, count = measured["clipped_letters"]
+        over, count = measured["clipped_update_share"]
         zero = engine.hidden_zero(key)
         drawn = engine.computed_once(prng.normal(prng.stream(key, "quantile")), zero)
         noise = engine.rounded_here(quantile_noise * drawn, zero)

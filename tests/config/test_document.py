@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_sim import transform
+from fedjax_sim import algorithms, transform
 from fedjax_sim.config import registry
-from fedjax_sim.config.build import build
+from fedjax_sim.config.build import Builder, build
 from fedjax_sim.config.document import ConfigError, load
 from fedjax_sim.transform.chain import wire_of
 from tests.laws import cases
@@ -23,6 +23,7 @@ CHAIN = ["transform.error_feedback.top_k.share=0.1", "transform.quantize.bits=4"
 DOWN = [text.replace("transform", "downlink") for text in CHAIN]
 SMALL = ["data.num_clients=40", "data.held_out_clients=3", "sampler.cohort_size=10", "model.hidden=[4]"]
 SMALL += ["run.devices=1"]
+IDS = np.arange(10, dtype=np.int32)
 
 
 def test_the_main_job_is_the_default():
@@ -141,6 +142,51 @@ def test_every_algorithm_builds(name):
     required = [f"algorithm.{key}={NEEDED[key]}" for key in part.options if key in ("clip_norm", "noise_multiplier")]
     experiment = build(load(None, [*SMALL, f"algorithm.name={name}", *required]))
     jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
+
+
+def test_an_algorithm_is_given_the_population_size(monkeypatch):
+    """Fault: an algorithm whose state has a row a client can ask for N, and is called without it."""
+    found = []
+
+    def asking(*args, population_size, **options):
+        found.append(population_size)
+        return algorithms.fedavg(*args, **options)
+
+    monkeypatch.setattr(algorithms, "asking", asking, raising=False)
+    builder = Builder(load(None, SMALL))
+    fedavg = builder.parts["algorithm"]
+    asks = {"name": "asking", "module": "fedjax_sim.algorithms", "values": fedavg.values | {"population_size"}}
+    builder.parts["algorithm"] = fedavg._replace(**asks)
+    builder.experiment()
+    assert set(found) == {40}
+
+
+def test_who_took_part_is_not_counted_where_nothing_is_known(monkeypatch):
+    """Fault: checkpoints that list who took part in an algorithm that may be private: it states no parts."""
+
+    def unstated(*args, **options):
+        return algorithms.fedavg(*args, **options)._replace(parts=None)
+
+    monkeypatch.setattr(algorithms, "unstated", unstated, raising=False)
+    builder = Builder(load(None, SMALL))
+    hidden = builder.parts["algorithm"]._replace(name="unstated", module="fedjax_sim.algorithms")
+    for part, counted in ((builder.parts["algorithm"], True), (hidden, False)):
+        builder.parts["algorithm"] = part
+        made = builder.experiment()
+        state = jax.eval_shape(made.algorithm.init, made.key, made.params, made.data.train)
+        _, info = jax.eval_shape(made.algorithm.step, made.key, state, made.data.train)
+        assert ("distinct_clients" in info) == counted
+
+
+def test_the_seed_decides_the_local_test():
+    """Fault: a wrapper of the data that draws from its own default seed, whatever the config's."""
+    split = ["data.with_local_test.fraction=0.3"]
+    masks = [
+        np.asarray(jax.vmap(build(load(None, [*SMALL, "data.seed=0", *split, *seed])).data.train.client)(IDS).mask)
+        for seed in (["seed=1"], ["seed=1"], ["seed=2"], ["seed=2", "data.with_local_test.seed=1"])
+    ]
+    same = [np.array_equal(masks[0], other) for other in masks[1:]]
+    assert same == [True, False, True]
 
 
 NEEDED = {

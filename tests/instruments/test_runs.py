@@ -81,7 +81,15 @@ def test_updates_that_are_not_finite_are_told():
         independent_runs(jax.random.key(0), lost, PARAMS, clients(), 2, evaluation=squared_distance(TARGET))
 
 
-@pytest.mark.parametrize("options", [{"rounds": ()}, {"rounds": (3, 1)}, {"rounds": 0}, {"batch": 0}, {"rounds": True}])
+def test_one_number_of_numpy():
+    """Fault: a number of rounds that is taken for a list, since it is no `int`."""
+    assert runs(2, rounds=np.int64(1))["squared_error"].shape == (2,)
+
+
+WRONG = [{"rounds": ()}, {"rounds": (3, 1)}, {"rounds": 0}, {"rounds": 2.0}, {"rounds": True}, {"batch": 0}]
+
+
+@pytest.mark.parametrize("options", WRONG)
 def test_wrong_options(options):
     """Fault: looks that are lost in silence."""
     with pytest.raises((TypeError, ValueError), match="expected"):

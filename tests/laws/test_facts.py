@@ -164,8 +164,8 @@ def metrics_of(member):
 def test_no_metric_hides_another():
     """Catches a clip of 10 whose zero hides the clip of 1 behind it, and parts that could not be put together."""
     found = metrics_of(transform.chain(transform.clip(10.0), transform.gaussian_mechanism(1.0, 0.0)))
-    clipped = {name: float(x) for name, x in found.items() if name.endswith("clipped_letters")}
-    assert clipped == {"member_1_clipped_letters": 0, "member_2_clipped_letters": 1}
+    clipped = {name: float(x) for name, x in found.items() if name.endswith("clipped_update_share")}
+    assert clipped == {"member_1_clipped_update_share": 0, "member_2_clipped_update_share": 1}
     with pytest.raises(ValueError, match="metrics: expected names that no other part uses, got 'a_x'"):
         tree.joined({"a": {"x": 1}, "b": {"x": 2, "a_x": 3}})
     private = client.private_sgd(p.linear_loss, 1.0, 0.5, p.RATE, num_steps=1, batch_size=2, num_examples=p.ROWS)

@@ -229,6 +229,8 @@ def test_hostile_strings_are_escaped(tmp_path):
     ids = [HOSTILE] * 24
     edit_json(folder / "population.json", name=HOSTILE, label_names=names, client_ids=ids, examples_quantiles=quantiles)
     edit_records(folder, lambda record: record.update(round=HOSTILE) if record["round"] == 3 else None)
+    edit_records(folder, lambda record: record | {"train_sample_clients": HOSTILE})
+    edit_records(folder, lambda record: record | ({"variance_total": 1.0} if record["round"] == HOSTILE else {}))
     page, text = rendered(folder)
     check_safe(page)
     assert "<script" not in text and "<img" not in text and "<b>run" not in text
@@ -433,7 +435,7 @@ def test_curves_show_the_recorded_numbers():
         plots.learning_curves(rows, "round")
 
 
-@pytest.mark.parametrize("key, expected", [("explanation", "at most 7.4 times"), ("refused", "no epsilon holds")])
+@pytest.mark.parametrize("key, expected", [("explanation", "at most 7.4 times"), ("refused", "No epsilon holds")])
 def test_privacy_is_reported(tmp_path, key, expected):
     """Catches an epsilon that is in a file only, and noise without an accountant that looks like privacy."""
     folder = fake_run(tmp_path / "run", 5)
@@ -451,6 +453,14 @@ def test_privacy_is_reported(tmp_path, key, expected):
     del summary["privacy"]
     (folder / "summary.json").write_text(json.dumps(summary))
     assert "<h2>Privacy</h2>" not in write_report(folder).read_text()
+
+
+def test_an_aggregate_without_variance(tmp_path):
+    """Catches a division by a variance of zero, and a colon with nothing after it."""
+    folder = fake_run(tmp_path / "run", 5)
+    edit_records(folder, lambda record: record | {"variance_total": 0.0, "variance_minibatch": 1e-9})
+    page, _ = rendered(folder)
+    assert "the aggregate's variance was 0. Estimated" in page.text
 
 
 def test_a_stale_summary_is_left_out(tmp_path):

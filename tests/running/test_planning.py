@@ -97,3 +97,15 @@ def test_plan_command(monkeypatch, chosen):
     assert re.search(r"clients at once +\d+ on each of \d", done.output)
     assert re.search(r"largest cohort +400 \(all\)", done.output) and "compilation" in done.output
     assert CliRunner().invoke(app, ["plan", "--set", "run.plan=best"]).exit_code == 2
+
+
+@pytest.mark.optimised(False)
+def test_a_plan_where_twice_the_cohort_is_refused():
+    """Catches a plan that refuses a config for a cohort which nobody asked for: here twice the sum would wrap."""
+    small = ["data.name=mean_estimation", "data.num_clients=400", "model.name=linear", "sampler.cohort_size=16"]
+    small += [f"transform.quantize.{text}" for text in ("bits=8", "integers=true", "range=1.0")]
+    small += [f"aggregator.{text}" for text in ("name=modular_sum", "denominator=16.0", "modulus_bits=12")]
+    options = [x for s in (*small, "algorithm.weighting=uniform") for x in ("--set", s)]
+    done = CliRunner().invoke(app, ["plan", *options])
+    assert done.exit_code == 0, done.output
+    assert "clients at once" in done.output and "largest cohort" not in done.output

@@ -39,7 +39,7 @@ def test_it_can_tell_a_bit():
     """Suresh et al. 2017, section 2.1. Fault: intervals that also hold the floor of another grid or another b."""
     (ratio,) = rows_of(findings().comparisons, part="ratio of floors")
     assert ratio["predicted"] == pytest.approx(25) and not ratio["low"] <= 7**2 <= ratio["high"]
-    (few,) = rows_of(findings().comparisons, part="floor", bits=2, letters="textbook grid")
+    (few,) = rows_of(findings().comparisons, part="floor", bits=2, messages="textbook grid")
     for wrong in ((3 / 2) ** 2, 0.5, 0.25):  # the grid with zero, nearest rounding, a floor without 1 / m
         assert not few["low"] <= wrong * few["predicted"] <= few["high"]
 
@@ -47,16 +47,16 @@ def test_it_can_tell_a_bit():
 @pytest.mark.full
 def test_roundings():
     """Suresh et al. 2017, section 2. Fault: nearest rounding that averages out, zeros as costly as other numbers."""
-    (crossover,) = [row for row in rows_of(findings().comparisons, part="crossover") if "0.3" in row["letters"]]
+    (crossover,) = [row for row in rows_of(findings().comparisons, part="crossover") if "0.3" in row["messages"]]
     assert crossover["predicted"] == pytest.approx(7 / 3)
     nearest = [row["measured"] for row in rows_of(findings().comparisons, part="alike, at 0.3")
-               if row["letters"].startswith("nearest")]  # fmt: skip
+               if row["messages"].startswith("nearest")]  # fmt: skip
     assert nearest[0] == pytest.approx(nearest[1], rel=1e-4) and len(nearest) == 2
     spread = {row["cohort_size"]: row["measured"] for row in rows_of(findings().comparisons, part="spread")
-              if row["letters"].startswith("nearest")}  # fmt: skip
+              if row["messages"].startswith("nearest")}  # fmt: skip
     assert spread[10] < 0.3 * spread[1]
     small = {
-        row["letters"]: row["measured"] for row in rows_of(findings().comparisons, part="near zero", cohort_size=1)
+        row["messages"]: row["measured"] for row in rows_of(findings().comparisons, part="near zero", cohort_size=1)
     }
     formula = (2 / 3) ** 2 / 6
     assert small["stochastic, textbook grid"] == pytest.approx(1.4985 * formula, rel=2e-3)
@@ -66,7 +66,7 @@ def test_roundings():
 @pytest.mark.full
 def test_feedback():
     """Karimireddy et al. 2019. Fault: a memory that is dropped, of the wrong sign, or kept without feedback."""
-    ends = {(row["letters"], row["step_size"]): row["measured"]
+    ends = {(row["messages"], row["step_size"]): row["measured"]
             for row in rows_of(findings().comparisons, part="feedback")}  # fmt: skip
     for name in ("top-k", "sign"):
         assert ends[name, 0.02] > 0.5 * ends[name, 0.08] > 0.05

@@ -123,6 +123,9 @@ def test_figure():
     assert sorted(names) == ["b = False", "b = True", "diverged"]
     with pytest.raises(ValueError, match="one of"):
         sweep_figure(found, "loss", x="d")
+    alone = found._replace(rows=[{"seed": 0, "round": 1, "loss": 1.0}], names=())
+    with pytest.raises(ValueError, match="found: expected a sweep over a grid, got 'seeds alone'"):
+        sweep_figure(alone, "loss")
 
 
 def test_differences_are_shown(monkeypatch, capsys, tmp_path):

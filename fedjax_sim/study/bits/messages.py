@@ -29,7 +29,7 @@ def conditions_of(
     part: str, compressor: str, *, bits: int | None = None, cohort_size: int | None = None, **others: Any
 ):
     """The conditions of a comparison of `bits`, the same ones for all."""
-    return {"part": part, "letters": compressor, "bits": bits, "cohort_size": cohort_size, **others}
+    return {"part": part, "messages": compressor, "bits": bits, "cohort_size": cohort_size, **others}
 
 
 def single_releases(key: Array, cohorts: Sequence[int], num_releases: int, seed: int) -> Iterator[Comparison]:

@@ -15,17 +15,18 @@ __all__ = ["bits_reading"]
 
 def bits_reading(clients: QuantizedClients, found: Sequence[Comparison], bits: Sequence[int]) -> Iterator[str]:
     """Paragraphs, from the numbers that were found."""
-    ratios = ", ".join(f"{row['letters']}: {row['measured']:.4g} (theory {row['predicted']:.4g})"
+    ratios = ", ".join(f"{row['messages']}: {row['measured']:.4g} (theory {row['predicted']:.4g})"
                        for row in rows_of(found, part="ratio of floors"))  # fmt: skip
+    ratios = f"Ratios of floors: {ratios}. " * bool(ratios)  # one number of bits has none
     sent = ", ".join(f"{clients.bytes(clients.quantizer(b)):g} bytes with {b} bits" for b in bits)
     yield (
         "With unbiased rounding and a constant step the expected squared distance to the optimum falls to d Delta^2 / "
-        f"(6 m) / (1 - r^2), Delta = 2 s / (2^b - 1). Ratios of floors: {ratios}. A client sends {sent} a round, and "
+        f"(6 m) / (1 - r^2), Delta = 2 s / (2^b - 1). {ratios}A client sends {sent} a round, and "
         f"{4 * clients.dimension} as floats: few bits are the cheapest way to a coarse answer, and more rounds do not "
         "make it a fine one. The floors hold for equal cohorts and constant steps: with steps that decay as 1/t they "
         "vanish."
     )
-    small = {row["letters"]: row["measured"] for row in rows_of(found, part="near zero", cohort_size=1)}
+    small = {row["messages"]: row["measured"] for row in rows_of(found, part="near zero", cohort_size=1)}
     textbook, zero = (small[f"stochastic, {GRIDS[keeps]}"] for keeps in (False, True))
     formula = theory.expected_squared_error(1, 2, keeps_zeros=False)
     yield (
@@ -43,7 +44,7 @@ def bits_reading(clients: QuantizedClients, found: Sequence[Comparison], bits: S
         "random and averages out too: that a deterministic quantiser has variance zero is true for a fixed update only."
     )
     last = min(row["step_size"] for row in rows_of(found, part="feedback"))
-    stall = {row["letters"]: row["measured"] for row in rows_of(found, part="feedback", step_size=last)}
+    stall = {row["messages"]: row["measured"] for row in rows_of(found, part="feedback", step_size=last)}
     fed = [stall[f"{name}, error feedback"] for name in ("top-k", "sign")]
     yield (
         f"At step {last:g}, after {FEEDBACK_ROUNDS:,} rounds, top-k has stalled at a squared distance of "

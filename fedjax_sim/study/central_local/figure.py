@@ -24,20 +24,19 @@ def central_local_figure(sizes: Sequence[int], multiplier: float, clip_norm: flo
         "central": (plots.BLUE, "o", "-"),
         "distributed": (plots.ORANGE, "^", DOTTED),
         "local": (plots.BLACK, "s", "-"),
-        "local, replaced letter": (plots.GREY, "D", DASHED),
+        "local, replaced message": (plots.GREY, "D", DASHED),
     }
     for name, (colour, marker, line) in looks.items():
-        place, replaced = name.split(",")[0], name.endswith("letter")
+        place, replaced = name.split(",")[0], name.endswith("message")
         exact = [theory.noise_variance(multiplier, clip_norm, m, place=place, replace_one=replaced) for m in grid]
         variance.plot(grid, exact, color=colour, linestyle=line, linewidth=1.3)
         rows = rows_of(found, part="equal multiplier", place=name)
         aside = 1.15 if name == "distributed" else 1.0  # beside central noise, which has the same variance
-        label = name.replace("letter", "message")
-        points(variance, rows, lambda row, aside=aside: row["cohort_size"] * aside, colour, marker, label)
+        points(variance, rows, lambda row, aside=aside: row["cohort_size"] * aside, colour, marker, name)
         if place == "local":
             exact = [theory.local_to_central_ratio(m, replace_one=replaced) for m in grid]
             ratio.plot(grid, exact, color=colour, linestyle=line, linewidth=1.3)
-            points(ratio, rows_of(found, part="ratio", place=name), "cohort_size", colour, marker, label)
+            points(ratio, rows_of(found, part="ratio", place=name), "cohort_size", colour, marker, name)
     variance.set(title=f"At equal noise multiplier z = {multiplier:g}", ylabel="Variance of a coordinate of the mean")
     ratio.set(title="Lines: m and 4 m", ylabel="Variance, local / central")
     looks = {

@@ -115,7 +115,7 @@ def _equal_multiplier(multiplier: float, clip_norm: float, size: int) -> Iterato
         variance = theory.noise_variance(multiplier, clip_norm, size, place=place)
         yield _Noise("equal multiplier", place, place, multiplier, variance)
     variance = theory.noise_variance(multiplier, clip_norm, size, place="local", replace_one=True)
-    yield _Noise("equal multiplier", "local, replaced letter", "local", 2 * multiplier, variance)
+    yield _Noise("equal multiplier", "local, replaced message", "local", 2 * multiplier, variance)
 
 
 def _equal_epsilon(budget: dict[str, Any], clip_norm: float, size: int) -> Iterator[_Noise]:
@@ -165,7 +165,7 @@ def _slopes(draws: dict[tuple, np.ndarray], sizes: Sequence[int], multiplier: fl
 def _ratios(draws: dict[tuple, np.ndarray], sizes: Sequence[int]) -> Iterator[Comparison]:
     for m in sizes:
         central = draws["equal multiplier", "central", m]
-        for name, replaced in (("local", False), ("local, replaced letter", True)):
+        for name, replaced in (("local", False), ("local, replaced message", True)):
             local = draws["equal multiplier", name, m]
             ratio = local.mean() / central.mean()
             relative = [x.std(ddof=1) / x.mean() / math.sqrt(len(x)) for x in (local, central)]

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_sim import theory
 from fedjax_sim.report import plots
-from fedjax_sim.study.charts import DASHED, DOTTED, chart
+from fedjax_sim.study.charts import DASHED, DOTTED, MARKERS, chart
 from fedjax_sim.study.drift.parts import BIAS_PARTS, PAIR, proximal_theory
 from fedjax_sim.study.findings import Comparison, comparisons_of
 from fedjax_sim.study.quadratic_settings import Base, Problem, two_kinds
@@ -36,7 +36,7 @@ def drift_figure(base: Base, found: Sequence[Comparison], steps: Sequence[int], 
 
 
 def _points(axes, ones, name, colour, marker, key="local_steps", **look) -> None:
-    look = {"markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 3, **look}
+    look = {**MARKERS, **look}
     at, values = [one.conditions[key] for one in ones], [one.measured for one in ones]
     axes.plot(at, values, marker, color=colour, label=name, **look)
 

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.report import plots
-from fedjax_sim.study.charts import DASHED, DOTTED, chart, rows_of
+from fedjax_sim.study.charts import DASHED, DOTTED, MARKERS, chart, rows_of
 from fedjax_sim.study.findings import Comparison
 from fedjax_sim.study.heterogeneity.ranks import FAMILIES, RANKS, by_population
 
 __all__ = ["heterogeneity_figure"]
 
 LOOKS = (("-", plots.BLUE, "o"), (DASHED, plots.ORANGE, "s"), (DOTTED, plots.BLACK, "^"))
-LOOK = {"markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 3}
 LABELS = {  # measure of labels: its scale, so that the largest is 1, and its name
     "total variation": (1.0, "total variation"),
     "jensen shannon": (1 / np.log(2), "Jensen-Shannon / ln 2"),
@@ -49,7 +48,7 @@ def _rounds(axes, found: Sequence[Comparison], spreads: Sequence[float], path: C
     ones = by_population(found, "quadratics", "rounds to target")
     shown = [(known[name].measured, one.measured) for name, one in ones.items() if known[name].measured > 1e-6]
     if shown:
-        axes.plot(*zip(*shown, strict=True), "o", color=plots.BLUE, label="measured", **LOOK)
+        axes.plot(*zip(*shown, strict=True), "o", color=plots.BLUE, label="measured", **MARKERS)
     alike = [one.measured for name, one in ones.items() if known[name].measured <= 1e-6]
     if alike:
         axes.axhline(alike[0], color=plots.GREY, linewidth=0.9, linestyle=DASHED, label="clients with one optimum")
@@ -63,7 +62,7 @@ def _labels(axes, found: Sequence[Comparison]) -> None:
         ones = by_population(found, "digits MLP", measure)
         at = [float(name.split()[1]) for name in ones]
         axes.plot(at, [scale * one.measured for one in ones.values()], marker=marker, linestyle=line, color=colour,
-                  linewidth=1.0, label=title, **LOOK)  # fmt: skip
+                  linewidth=1.0, label=title, **MARKERS)  # fmt: skip
     axes.set(xlabel="Dirichlet alpha of the digits", ylabel="From the pooled labels")
     if by_population(found, "digits MLP", "total variation"):
         plots.logarithmic(axes, "x")
@@ -80,7 +79,7 @@ def _slowdowns(axes, found: Sequence[Comparison]) -> None:
         middle = np.array([row["measured"] for row in ones])
         error = np.array([max(row["high"] - row["measured"], 0) for row in ones])
         spread = [np.minimum(error, middle), error]
-        axes.errorbar(at, middle, spread, fmt=marker, color=colour, capsize=2, elinewidth=1, label=part, **LOOK)
+        axes.errorbar(at, middle, spread, fmt=marker, color=colour, capsize=2, elinewidth=1, label=part, **MARKERS)
         for x, y, row in zip(at, middle, ones, strict=True):
             axes.annotate(row["population"], (x, y), xytext=(5, 3), textcoords="offset points", fontsize=7)
     axes.axhline(1, color=plots.GREY, linewidth=0.8)

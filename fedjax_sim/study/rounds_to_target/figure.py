@@ -9,14 +9,13 @@ import numpy as np
 
 from fedjax_sim import metrics, theory
 from fedjax_sim.report import plots
-from fedjax_sim.study.charts import DASHED, DOTTED, chart, rows_of
+from fedjax_sim.study.charts import DASHED, DOTTED, MARKERS, chart, rows_of
 from fedjax_sim.study.findings import Comparison, comparisons_of
 from fedjax_sim.study.quadratic_settings import Problem
 
 __all__ = ["target_figure"]
 
 LOOKS = (("-", plots.BLUE, "o"), (DASHED, plots.ORANGE, "s"), (DOTTED, plots.BLACK, "^"))
-LOOK = {"markersize": 5, "capsize": 2, "markeredgecolor": "white", "zorder": 3}
 QUADRATICS = ("one curvature", "one optimum", "heterogeneous")
 
 
@@ -54,9 +53,8 @@ def _quadratics(rounds, work, options: dict[str, Any], found: Sequence[Compariso
         values = np.array([one.measured for one in ones])
         rounds.plot(grid, curve, color=colour, linestyle=line, linewidth=1.3, label=f"{name}: theory")
         work.plot(curve, curve * grid, color=colour, linestyle=line, linewidth=1.3, label=f"{name}: theory")
-        look = {"color": colour, "markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 3}
-        rounds.plot(at, values, marker, **look)
-        work.plot(values, values * at, marker, **look)
+        rounds.plot(at, values, marker, color=colour, **MARKERS)
+        work.plot(values, values * at, marker, color=colour, **MARKERS)
         missing = [k for k in steps if k not in at]
         rounds.plot(missing, np.full(len(missing), steps[-1]), "x", color=colour, markersize=7)
     rounds.set(xlabel=f"Local steps K (step {eta:g}; x: not in {last})", ylabel=f"Rounds to {share:g} of the loss")
@@ -91,7 +89,7 @@ def _paths(
             reach = metrics.rounds_to_target(expected[1:], share * expected[0])
             at = min(reach, last)
             spread = [[row["measured"] - row["low"]], [row["high"] - row["measured"]]]
-            axes.errorbar(at, row["measured"], spread, fmt=marker, color=colour, **LOOK)
+            axes.errorbar(at, row["measured"], spread, fmt=marker, color=colour, capsize=2, **MARKERS)
     axes.axhline(1, color=plots.INK, linewidth=0.8)
     axes.set(xlabel=f"Round, K = {middle}", ylabel="Expected loss / target")
     plots.logarithmic(axes)
@@ -105,7 +103,8 @@ def _digits(axes, target: float, found: Sequence[Comparison]) -> None:
         middles = np.array([row["measured"] for row in ones])
         spread = [[row["measured"] - max(row["low"], 0.5) for row in ones], [row["high"] for row in ones] - middles]
         at, name = [row["local_steps"] for row in ones], f"alpha = {alpha:g}"
-        axes.errorbar(at, middles, spread, fmt=marker, linestyle=line, color=colour, linewidth=1.0, label=name, **LOOK)
+        axes.errorbar(at, middles, spread, fmt=marker, linestyle=line, color=colour, linewidth=1.0, label=name,
+                      capsize=2, **MARKERS)  # fmt: skip
     axes.set(xlabel="Local steps E n / B, digits MLP", ylabel=f"Rounds to test loss {target:g}")
     if shown:
         plots.logarithmic(axes)
