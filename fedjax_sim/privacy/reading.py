@@ -73,8 +73,8 @@ def mechanism_of(algorithm: Any, *, adjacency: str | None = None, dimension: int
 
     Raises: ValueError, TypeError with the reason where noise is there, but its privacy cannot be accounted for: an
     aggregate that a client moves without bound (example weights, a divisor of the realised cohort), messages longer
-    than the noise's clip norm, rounds without messages that release no noise, two parts with noise, and what
-    `Mechanism` refuses.
+    than the noise's clip norm, rounds without messages that release no noise, two parts with noise, a sampler
+    that observes losses (`Sampler.observe`), and what `Mechanism` refuses, an unknown scheme among it.
 
     Guarantees: each of these is refused (tests/privacy/test_mechanism.py::test_refusals_of_parts); parts as this
     package composes them are read (::test_reads_the_parts).
@@ -93,6 +93,9 @@ def mechanism_of(algorithm: Any, *, adjacency: str | None = None, dimension: int
         validate.fail("noise", "in the part client or transform", f"one in {part}", hint)
     if "sampler" not in parts:
         validate.fail("sampler", "a part with a design", None, "An accountant must know the law of the cohort.")
+    if getattr(parts["sampler"], "observe", None) is not None:
+        hint = "Whom it invites may tell clients' losses, which bear no noise: use poisson, uniform or full."
+        validate.fail("sampler", "one that observes no losses", "one with `observe`", hint)
     if part == "transform" and noise.place != "local":
         _check_aggregator(parts.get("transform"), parts.get("aggregator"), noise)
     if part == "transform" and getattr(parts.get("aggregator"), "weighted", True):
