@@ -54,7 +54,7 @@ def federated(
         in a sum, does. "drop": the round goes on as if that client had not reported, and counts it in
         `dropped_clients`. "error": the same, and `run` stops, naming the clients; refused together with noise, because
         it would reveal what the noise hides.
-      plan: how many clients are vmapped and summed at once; by default fitted to the cache.
+      plan: how many clients are vmapped and summed at once; by default fitted to their work and messages.
       mesh: devices that share the cohort; "all" visible ones by default, None for one.
 
     With noise in shares on the messages (place "distributed"), a round is skipped if fewer messages arrive than the

@@ -106,7 +106,7 @@ def mechanism_of(algorithm: Any, *, adjacency: str | None = None, dimension: int
 
 def _details(noise: Any, dimension: int | None) -> dict[str, Any]:
     """A noise's details as plain numbers and strings; integer noise has its norms worked out for the dimension."""
-    details = noise.details or {}
+    details = noise.details
     if hasattr(details, "rounded_norm"):
         hint = "What rounding adds to an update's norm depends on it: pass dimension=d."
         if dimension is None:
@@ -120,8 +120,7 @@ def _details(noise: Any, dimension: int | None) -> dict[str, Any]:
             "l2_units": float(details.rounded_norm(dimension)),
             "table_error": float(details.table_error),
         }
-    details = details._asdict() if hasattr(details, "_asdict") else dict(details)
-    return {name: value for name, value in details.items() if isinstance(value, (int, float, str))}
+    return {name: value for name, value in noise.named_details.items() if isinstance(value, (int, float, str))}
 
 
 def _check_aggregator(transform: Any, aggregator: Any, noise: Any) -> None:
@@ -136,7 +135,7 @@ def _check_aggregator(transform: Any, aggregator: Any, noise: Any) -> None:
     if not transform.releases_when_empty:
         hint = "A round without messages would release no noise, and so show that nobody was there."
         validate.fail("transform.releases_when_empty", "True", transform.releases_when_empty, hint)
-    if (noise.details or {}).get("adaptive"):
+    if noise.named_details.get("adaptive"):
         return
     bound = transform.l2_bound
     if bound is None or not (bound <= noise.clip_norm * (1 + 1e-6)):
