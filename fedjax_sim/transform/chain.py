@@ -122,7 +122,7 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
     Members turn the wire of what they receive into that of what they send, one after the other. The chain's bound is
     the least bound of a member after which all are nonexpansive. A chain is unbiased if all members are, and its error
     is known if at most one member makes an error. Only the last member may send integers. Metrics of the same name are
-    told apart by the member's place: `member_1_clipped_letters`.
+    told apart by the member's place: `member_1_clipped_updates`.
 
     Raises: ValueError for two members with noise; for a member that may lengthen an update after the clip on which
     another member's noise relies, or that comes after noise that adds up over messages; for a member after one that

@@ -46,8 +46,8 @@ def clip(clip_norm: float, *, per: str = "vector") -> UpdateTransform:
       per: "vector": by the norm of the whole update. "leaf": each of the L leaves that hold numbers by its own norm, to
         C / sqrt(L), so that the whole update is again no longer than C.
 
-    Returns: a transform with `l2_bound` C. Info: `clipped_letters`, the share of updates (or leaves) that were clipped,
-    and `letter_norm`, the mean norm before. Both are means of what clients measure, without noise: not private.
+    Returns: a transform with `l2_bound` C. Info: `clipped_updates`, the share of updates (or leaves) that were clipped,
+    and `unclipped_norm`, the mean norm before. Both are means of what clients measure, without noise: not private.
 
     Guarantees: no output is longer than C in the dtype that is sent, zeros stay zeros, and nothing from 1e-38 to 1e38
     overflows (tests/transform/test_clip.py::test_no_message_is_longer_than_the_bound); shorter updates keep every bit,
@@ -59,7 +59,7 @@ def clip(clip_norm: float, *, per: str = "vector") -> UpdateTransform:
 
     >>> import jax, jax.numpy as jnp
     >>> message, _, measured = clip(1.0).on_client(jax.random.key(0), jnp.array([3.0, 4.0]), (), ())
-    >>> [round(float(x), 4) for x in message], float(measured["letter_norm"].total)
+    >>> [round(float(x), 4) for x in message], float(measured["unclipped_norm"].total)
     ([0.6, 0.8], 5.0)
     """
     check_clip_norm(clip_norm)
@@ -140,7 +140,7 @@ def clipped(
     """
     if not jax.tree.leaves(update):
         none = Mean(jnp.zeros(()), jnp.ones(()))
-        return update, {"clipped_letters": none, "letter_norm": none}
+        return update, {"clipped_updates": none, "unclipped_norm": none}
     check_floats(update)
     # a Python number is not traced: it is computed with in double precision
     traced = clip_norm if isinstance(clip_norm, jax.Array) else None
@@ -185,8 +185,8 @@ def _clipped(
     norm = lengths[0] if len(lengths) == 1 else _norm(*length_over(lengths, limit), limit)
     one = jnp.float32(1)
     measured = {
-        "clipped_letters": Mean(sum(over), jnp.float32(len(over))),
-        "letter_norm": Mean(jnp.minimum(norm, MOST), one),
+        "clipped_updates": Mean(sum(over), jnp.float32(len(over))),
+        "unclipped_norm": Mean(jnp.minimum(norm, MOST), one),
     }
     return structure.unflatten(message), measured
 

@@ -61,7 +61,7 @@ def test_no_message_is_longer_than_the_bound(dtype, per):
             before, after = norm(update), norm(message)
             assert all(message[k].dtype == dtype and message[k].shape == shapes[k] for k in shapes)
             assert np.isfinite(after) and after <= limit and after <= before
-            assert np.isfinite(float(clip_metrics(measured)["letter_norm"]))
+            assert np.isfinite(float(clip_metrics(measured)["unclipped_norm"]))
             if per == "vector" and dtype == jnp.float32 and before > 1e-30:
                 assert after >= min(before, limit) * (1 - 3e-5)
             longest = max(longest, after)
@@ -91,8 +91,8 @@ def test_hand_computed():
     np.testing.assert_allclose([by_leaf["a"][0], by_leaf["b"]], [0.5**0.5] * 2, rtol=2e-5)
     _, _, measured = clip(4.5, per="leaf").on_client(KEY, update, (), ())
     metrics = clip_metrics(measured)
-    assert float(metrics["clipped_letters"]) == 0.5  # 4 is past 4.5 / sqrt(2), 3 is not
-    np.testing.assert_allclose(metrics["letter_norm"], 5, rtol=1e-6)
+    assert float(metrics["clipped_updates"]) == 0.5  # 4 is past 4.5 / sqrt(2), 3 is not
+    np.testing.assert_allclose(metrics["unclipped_norm"], 5, rtol=1e-6)
 
 
 def test_matches_an_independent_implementation():
@@ -191,7 +191,7 @@ def test_devices_and_chunks():
         federation = p.Federation(**parts, plan=plan, mesh=mesh)
         outcomes.append(p.outcome(*federation.run(p.COHORT, params=p.mlp_params(), num_rounds=3)))
     laws.check_equal_bits(*outcomes, "devices")
-    assert outcomes[0][1][-1]["member_1_clipped_letters"] > 0.2  # of leaves
+    assert outcomes[0][1][-1]["member_1_clipped_updates"] > 0.2  # of leaves
 
 
 def test_personal_thresholds_bound_nothing():

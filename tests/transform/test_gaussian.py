@@ -32,8 +32,8 @@ from tests.laws import problems as p
 KEY = jax.random.key(0)
 MANY = 1 << 20
 MEASURED = {
-    "clipped_letters": Mean(jnp.float32(3), jnp.float32(10)),
-    "letter_norm": Mean(jnp.float32(1), jnp.float32(1)),
+    "clipped_updates": Mean(jnp.float32(3), jnp.float32(10)),
+    "unclipped_norm": Mean(jnp.float32(1), jnp.float32(1)),
 }
 
 
@@ -131,7 +131,7 @@ def test_devices_and_chunks(place, meshes):
     if place == "central":
         check_level(expected, 3 / 10)
         check_level(nobody, 3 / 10)
-        assert not info["skipped_rounds"] and info["clipped_letters"] == 0
+        assert not info["skipped_rounds"] and info["clipped_updates"] == 0
     else:
         assert abs(level(expected, 3 / math.sqrt(10))) < 6
         assert not nobody.any() and info["skipped_rounds"]
