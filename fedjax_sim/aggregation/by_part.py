@@ -35,8 +35,7 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
     if not isinstance(parts, Mapping) or not parts:
         validate.fail("parts", "a dict of aggregators", parts, error=TypeError)
     for name, rule in parts.items():
-        if not isinstance(rule, Aggregator):
-            validate.fail(f"parts[{name!r}]", "an Aggregator", type(rule).__name__, "Call the factory.", TypeError)
+        validate.part(f"parts[{name!r}]", rule, Aggregator)
         if rule.modulus is not None:
             validate.fail(f"parts[{name!r}]", "a sum of numbers", "a modular sum", "Use it for whole updates.")
     designs = {name: rule.design for name, rule in parts.items() if rule.weighted}

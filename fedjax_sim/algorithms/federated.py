@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 from jax.sharding import Mesh
 
@@ -24,12 +22,6 @@ from fedjax_sim.types import (
 )
 
 __all__ = ["federated"]
-
-
-def _check_kinds(**parts: tuple[Any, type]) -> None:
-    for name, (value, kind) in parts.items():
-        if not isinstance(value, kind):
-            validate.fail(name, f"a {kind.__name__}", type(value).__name__, "Call the factory.", TypeError)
 
 
 @validate.named_arguments
@@ -80,13 +72,11 @@ def federated(
     (tests/sampling/test_participation.py::test_late_messages_are_counted).
     """
     transform = identity() if transform is None else transform
-    _check_kinds(
-        sampler=(sampler, Sampler),
-        client=(client, ClientUpdate),
-        aggregator=(aggregator, Aggregator),
-        server=(server, ServerUpdate),
-        transform=(transform, UpdateTransform),
-    )
+    validate.part("sampler", sampler, Sampler)
+    validate.part("client", client, ClientUpdate)
+    validate.part("aggregator", aggregator, Aggregator)
+    validate.part("server", server, ServerUpdate)
+    validate.part("transform", transform, UpdateTransform)
     if downlink is not None:
         server = with_downlink(server, downlink)
     validate.one_of("nonfinite", nonfinite, ("drop", "error"))

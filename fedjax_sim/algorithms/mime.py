@@ -191,11 +191,10 @@ def mime(
 
 
 def _check_transform(transform: UpdateTransform | None) -> None:
-    hint = "A client sends two messages."
     if transform is None:
         return
-    if not isinstance(transform, UpdateTransform):
-        validate.fail("transform", "an UpdateTransform", type(transform).__name__, "Call the factory.", TypeError)
+    validate.part("transform", transform, UpdateTransform)
+    hint = "A client sends two messages."
     if transform.noise is not None:
         validate.fail("transform", "one without noise for mime", transform.noise.mechanism, hint)
     if jax.tree.leaves(transform.init_client(jax.ShapeDtypeStruct((8, 8), jnp.float32))):

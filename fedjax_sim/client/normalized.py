@@ -47,6 +47,7 @@ def normalized(client: ClientUpdate, *, momentum: float = 0.0, shrinkage: float 
 
     References: Wang et al. 2020 (FedNova), equation 4 and section 4.
     """
+    validate.part("client", client, ClientUpdate)
     validate.in_range("momentum", momentum, 0, 1, open_high=True)
     validate.in_range("shrinkage", shrinkage, 0, 1, open_high=True)
     if momentum and shrinkage:

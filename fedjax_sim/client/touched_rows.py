@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.models import combine, partition
 from fedjax_sim.types import Array, ClientData, ClientUpdate, PyTree
-from fedjax_sim.validate import fail
+from fedjax_sim.validate import fail, part
 
 __all__ = ["touched_rows"]
 
@@ -43,6 +43,7 @@ def touched_rows(client: ClientUpdate, *, table: str = "embedding/table", tokens
     >>> report.update["embedding"]["table"].ravel().tolist()
     [0.0, -1.0, 0.0, -1.0, 0.0]
     """
+    part("client", client, ClientUpdate)
     if client.noise is not None:
         hint = "Rows without noise would reveal which tokens a client holds."
         fail("client", "a client without noise", client.noise.mechanism, hint)

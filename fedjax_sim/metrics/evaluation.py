@@ -76,7 +76,7 @@ def per_owner(
 def _by_blocks(block: Callable, population: Population) -> PyTree:
     """Leaves [N] of what `block` gives as leaves [n] for n ids, a few clients at a time."""
     rows = jax.eval_shape(population.client, jnp.int32(0)).mask.shape[0]
-    lanes = max(1, min(population.size, BATCH // rows))
+    lanes = max(1, min(population.size, BATCH // max(1, rows)))
     blocks = -(-population.size // lanes)
     ids = jnp.minimum(jnp.arange(blocks * lanes, dtype=jnp.int32), population.size - 1).reshape(blocks, lanes)
     return jax.tree.map(lambda x: x.reshape(-1)[: population.size], jax.lax.map(block, ids))
@@ -97,7 +97,7 @@ def objective(loss_fn: Callable, params: PyTree, population: Population, ids: Ar
     """
     rows = jax.eval_shape(population.client, jnp.int32(0)).mask.shape[0]
     count = population.size if ids is None else len(ids)
-    lanes = max(1, min(count, TRAIN_BATCH // rows))
+    lanes = max(1, min(count, TRAIN_BATCH // max(1, rows)))
 
     def one(place):
         id = jnp.minimum(place, count - 1)
