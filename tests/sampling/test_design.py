@@ -126,6 +126,9 @@ def test_bad_designs():
     unknown = dataclasses.replace(good, response_rates=(None,))
     with pytest.raises(ValueError, match="response_rate: expected a number, got None"):
         unknown.inclusion_probabilities()
+    for denominator in ("fixed", 6.0):
+        with pytest.raises(ValueError, match="response_rate: expected a number, got None"):
+            theory.cohort_coefficients(unknown, np.full(20, 0.05), denominator=denominator)
     assert isinstance(good, SamplingDesign)
 
 
