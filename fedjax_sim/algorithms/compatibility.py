@@ -50,7 +50,7 @@ def check_distinct(sampler: Sampler, hint: str) -> None:
     """
     if getattr(sampler.design, "replacement", True):
         found = getattr(sampler.design, "scheme", "one that does not say")
-        validate.fail("sampler", "a design without replacement", found, hint)
+        validate.fail("sampler", "a design without replacement, for clients with state", found, hint)
 
 
 def _check_integers(sampler: Sampler, transform: UpdateTransform, aggregator: Aggregator) -> None:
