@@ -31,6 +31,7 @@ __all__ = [
     "nearest",
     "one_of",
     "optimizer",
+    "part",
     "positive",
     "sequence",
     "steps",
@@ -170,6 +171,13 @@ def optimizer(name: str, value: Any) -> None:
         fail(name, "an optax transformation", value, "Call its factory: optax.sgd(0.1), say.", TypeError)
 
 
+def part(name: str, value: Any, kind: type) -> None:
+    """Refuses all but a part of this kind, such as a `Sampler`; a factory that was not called is the usual mistake."""
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        fail(name, f"{article} {kind.__name__}", type(value).__name__, "Call the factory.", TypeError)
+
+
 def nearest(word: str, options: Iterable[str]) -> str:
     """`Did you mean 'x'?`, or an empty string."""
     close = difflib.get_close_matches(str(word), list(options), n=1, cutoff=0.5)
@@ -187,7 +195,7 @@ def one_of(name: str, value: Any, options: Iterable[Any], *, hint: str = "") -> 
 
 def sequence(name: str, values: Any, *, least: int = 1) -> None:
     """Refuses all but a list, tuple or array of at least `least` values; the caller checks each value."""
-    if not isinstance(values, (list, tuple, np.ndarray)):
+    if not isinstance(values, (list, tuple, np.ndarray)) or (isinstance(values, np.ndarray) and not values.ndim):
         fail(name, "a list of numbers", values, f"Write [{values}] for one alone.", TypeError)
     if len(values) < least:
         fail(name, f"at least {'one number' if least == 1 else f'{least} numbers'}", list(values))

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import validate
+from fedjax_sim import client, sampling, transform, validate
+from fedjax_sim.types import Sampler
 
 WRONG_NUMBERS = [
     (True, TypeError),
@@ -83,9 +84,29 @@ def test_sequence():
     for good in ([1], (0.5, 2), np.ones(3)):
         validate.sequence("rates", good)
     validate.sequence("rates", [], least=0)
-    for wrong, error in ((3, TypeError), ("12", TypeError), (None, TypeError), ([], ValueError)):
+    for wrong, error in ((3, TypeError), (np.array(3), TypeError), ("12", TypeError), ([], ValueError)):
         with pytest.raises(error, match="rates: expected"):
             validate.sequence("rates", wrong)
+
+
+def test_part():
+    """Catches a factory that was not called, whose attributes would be missed later."""
+    validate.part("sampler", sampling.full(3), Sampler)
+    wrappers = (
+        lambda wrong: sampling.with_dropout(wrong, 0.1),
+        lambda wrong: sampling.with_over_invitation(wrong, 1),
+        lambda wrong: sampling.with_stragglers(wrong, 0.1),
+        lambda wrong: sampling.with_local_steps(wrong, [1]),
+        sampling.with_distinct_clients,
+    )
+    for wrap in wrappers:
+        with pytest.raises(TypeError, match="sampler: expected a Sampler, got 'function'"):
+            wrap(sampling.full)
+    for wrap in (client.send_model, client.normalized, client.touched_rows):
+        with pytest.raises(TypeError, match="client: expected a ClientUpdate, got 'function'"):
+            wrap(client.local_sgd)
+    with pytest.raises(TypeError, match="transform: expected an UpdateTransform"):
+        transform.error_feedback(transform.top_k)
 
 
 def test_long_values_are_cut():

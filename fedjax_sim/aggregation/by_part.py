@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedjax_sim import validate
+from fedjax_sim.prng import stream
 from fedjax_sim.types import Aggregator
 
 __all__ = ["by_part"]
@@ -22,7 +23,9 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
     Raises: TypeError for what is not a dict of aggregators, ValueError for a modular sum and for designs that differ.
 
     Guarantees: each part's aggregate is that of its aggregator alone, bit for bit
-    (tests/aggregation/test_by_part.py::test_each_part_is_alone); weights made for different samplers are refused
+    (tests/aggregation/test_by_part.py::test_each_part_is_alone), with a random stream of its own
+    (::test_parts_draw_from_their_own_streams); what parts state of their metrics is kept
+    (::test_metrics_are_stated); weights made for different samplers are refused
     (tests/laws/test_facts.py::test_weights_belong_to_the_sampler).
 
     >>> from fedjax_sim import aggregation
@@ -32,8 +35,7 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
     if not isinstance(parts, Mapping) or not parts:
         validate.fail("parts", "a dict of aggregators", parts, error=TypeError)
     for name, rule in parts.items():
-        if not isinstance(rule, Aggregator):
-            validate.fail(f"parts[{name!r}]", "an Aggregator", type(rule).__name__, "Call the factory.", TypeError)
+        validate.part(f"parts[{name!r}]", rule, Aggregator)
         if rule.modulus is not None:
             validate.fail(f"parts[{name!r}]", "a sum of numbers", "a modular sum", "Use it for whole updates.")
     designs = {name: rule.design for name, rule in parts.items() if rule.weighted}
@@ -57,7 +59,7 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
     def accumulate(key, round, carry, received):
         def one(name, rule):
             mine = received._replace(updates=received.updates[name])
-            return rule.accumulate(key, own(round, name), carry[name], mine)
+            return rule.accumulate(stream(key, name), own(round, name), carry[name], mine)
 
         return {name: one(name, rule) for name, rule in parts.items()}
 
@@ -65,7 +67,7 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
         return {name: () if rule.start is None else rule.start(update_spec[name]) for name, rule in parts.items()}
 
     def finalize(key, round, carry):
-        done = {name: rule.finalize(key, own(round, name), carry[name]) for name, rule in parts.items()}
+        done = {name: rule.finalize(stream(key, name), own(round, name), carry[name]) for name, rule in parts.items()}
         metrics = {f"{name}_{metric}": x for name, found in done.items() for metric, x in found[1].items()}
         states = {name: found[2] if len(found) > 2 else () for name, found in done.items()}
         return {name: found[0] for name, found in done.items()}, metrics, *([states] if stateful else [])
@@ -74,4 +76,5 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
     weighted = any(rule.weighted for rule in parts.values())
     bound, homogeneous = None if None in bounds else max(bounds), all(rule.homogeneous for rule in parts.values())
     facts = {"weighted": weighted, "homogeneous": homogeneous, "design": design, "start": start if stateful else None}
-    return Aggregator(init, accumulate, finalize, bound, **facts)
+    stated = (metric._replace(name=f"{name}_{metric.name}") for name, rule in parts.items() for metric in rule.metrics)
+    return Aggregator(init, accumulate, finalize, bound, metrics=tuple(stated), **facts)

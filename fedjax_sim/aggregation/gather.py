@@ -34,7 +34,7 @@ def gather(
       weighted: False states that the result depends on who has a weight above 0 and on nothing else of the weights.
       homogeneous: True states that messages in another unit give the result in that unit, as for a median.
 
-    Raises: TypeError for a rule that does not take these arguments.
+    Raises: TypeError for a rule that does not take these arguments; ValueError for a sensitivity below 0.
 
     Guarantees: the same bits whatever the order of the cohort, a client drawn twice included
     (tests/laws/test_aggregators.py::test_order_of_the_cohort_is_irrelevant), and whatever the chunk and devices
@@ -48,6 +48,8 @@ def gather(
     (3, 2)
     """
 
+    if sensitivity is not None:
+        validate.in_range("sensitivity", sensitivity, 0)
     names = "key, updates, weights, ids" + (", round" if start else "")
     validate.function("rule", rule, names, hint="Rules that need no ids take them all the same.")
 

@@ -148,7 +148,8 @@ def horvitz_thompson(design: Any, total_weight: float) -> Aggregator:
       design: the sampler's `SamplingDesign`, whose inclusion probabilities are used.
       total_weight: W, the sum of the weights of all N clients.
 
-    Raises: ValueError for a design with replacement, or one with clients of probability 0.
+    Raises: TypeError for what is no design; ValueError for one with replacement, of an unknown scheme, or with clients
+      of probability 0.
 
     Guarantees: unbiased over the design (tests/aggregation/test_linear.py::
     test_ratio_estimator_is_biased_and_horvitz_thompson_is_not).
@@ -156,6 +157,8 @@ def horvitz_thompson(design: Any, total_weight: float) -> Aggregator:
     References: Horvitz and Thompson 1952; Cochran 1977, section 9A.7.
     """
     validate.positive("total_weight", total_weight)
+    if not hasattr(design, "inclusion_probabilities"):
+        validate.fail("design", "a SamplingDesign", design, "A sampler carries it: sampler.design.", TypeError)
     if design.replacement:
         validate.fail("design", "a design without replacement", design.scheme, "Use li_scheme_one with `weighted`.")
     probabilities = np.asarray(design.inclusion_probabilities(), np.float64)

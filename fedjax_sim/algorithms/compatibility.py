@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.types import Aggregator, ClientUpdate, PyTree, Sampler, ServerUpdate, UpdateTransform
 
-__all__ = ["check_aggregate", "check_parts", "looks_like_the_model"]
+__all__ = ["check_aggregate", "check_distinct", "check_parts", "looks_like_the_model"]
 
 LARGEST_INTEGER = 2**24  # that float32 holds, with all below it
 
@@ -31,13 +31,26 @@ def check_parts(sampler: Sampler, client: ClientUpdate, transform: UpdateTransfo
         validate.fail("aggregator.design", f"the sampler's, {design}", aggregator.design, hint)
     known = getattr(design, "equal_chances", None)
     if not known and aggregator.design is None and aggregator.weighted and not client.uniform_weights:
-        why = "The sampler's design does not say that it draws all alike (`equal_chances`)"
+        why = "The sampler draws some clients more often"
+        if known is None:
+            why = "The sampler's design does not say that it draws all alike (`equal_chances`)"
+        elif not design.known:
+            why = "The sampler's scheme is unknown, and it may draw some clients more often"
         hint = (
-            f"{why if known is None else 'The sampler draws some clients more often'}: weighting them by examples too "
-            "counts them twice. Take weighting='uniform', or aggregation.li_scheme_one(); a part of your own states "
-            "its `weighted`, `uniform_weights`."
+            f"{why}: weighting them by examples too counts them twice. Take weighting='uniform', or "
+            "aggregation.li_scheme_one(); a part of your own states its `weighted`, `uniform_weights`."
         )
         validate.fail("aggregator", "one that takes no weights from clients", "one that does", hint)
+
+
+def check_distinct(sampler: Sampler, hint: str) -> None:
+    """Raises ValueError unless the sampler's design says that no client is drawn twice in a round.
+
+    Guarantees: one that does not say so is refused (tests/laws/test_facts.py::test_clients_with_state_are_distinct).
+    """
+    if getattr(sampler.design, "replacement", True):
+        found = getattr(sampler.design, "scheme", "one that does not say")
+        validate.fail("sampler", "a design without replacement, for clients with state", found, hint)
 
 
 def _check_integers(sampler: Sampler, transform: UpdateTransform, aggregator: Aggregator) -> None:

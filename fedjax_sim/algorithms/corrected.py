@@ -9,15 +9,11 @@ import optax
 from jax.sharding import Mesh
 
 from fedjax_sim import aggregation, client, engine, server, validate
+from fedjax_sim.algorithms.compatibility import check_distinct
 from fedjax_sim.algorithms.federated import federated
 from fedjax_sim.types import Aggregator, Algorithm, Sampler, UpdateTransform
 
 __all__ = ["feddyn", "scaffold"]
-
-
-def _check_once(sampler: Sampler, hint: str) -> None:
-    if sampler.design.replacement:
-        validate.fail("sampler", "a design without replacement", sampler.design.scheme, hint)
 
 
 def _population_weight(sampler: Sampler, weighting: str, total_weight: float | None) -> float:
@@ -74,7 +70,7 @@ def scaffold(
     References: Karimireddy et al. 2020 (SCAFFOLD), algorithm 1.
     """
     validate.positive("server_learning_rate", server_learning_rate)
-    _check_once(sampler, "A client drawn twice would move c twice and its own c_i once.")
+    check_distinct(sampler, "A client drawn twice would move c twice and its own c_i once.")
     local = client.work(
         num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
     )
@@ -125,7 +121,7 @@ def feddyn(
 
     References: Acar et al. 2021 (FedDyn), algorithm 1.
     """
-    _check_once(sampler, "A client drawn twice would move h twice and its own h_i once.")
+    check_distinct(sampler, "A client drawn twice would move h twice and its own h_i once.")
     local = client.work(
         num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
     )

@@ -1,4 +1,4 @@
-"""Costs and losses of a round: bytes, steps and operations of its clients, and messages that could not be used."""
+"""Costs of a round: bytes, steps and operations of its clients, and messages that could not be used."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fedjax_sim.types import Array, Cohort, Count, Metric, Population, PyTree, S
 
 __all__ = [
     "ROUND_METRICS",
-    "losses",
     "message_spec",
     "metrics_of",
     "plan_of",
     "traffic",
     "two_words",
+    "unusable",
     "wires",
     "work_of",
 ]
@@ -141,7 +141,7 @@ def traffic(cohort: Cohort, up: Wire, down: Wire) -> dict[str, Count]:
     return found
 
 
-def losses(star: Star, cohort: Cohort, dropped: Array, num_dropped: Array) -> dict[str, Array]:
+def unusable(star: Star, cohort: Cohort, dropped: Array, num_dropped: Array) -> dict[str, Array]:
     """How many messages could not be used, and whose they were where that is an error.
 
     Args:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 from jax.sharding import Mesh
 
@@ -24,12 +22,6 @@ from fedjax_sim.types import (
 )
 
 __all__ = ["federated"]
-
-
-def _check_kinds(**parts: tuple[Any, type]) -> None:
-    for name, (value, kind) in parts.items():
-        if not isinstance(value, kind):
-            validate.fail(name, f"a {kind.__name__}", type(value).__name__, "Call the factory.", TypeError)
 
 
 @validate.named_arguments
@@ -54,7 +46,7 @@ def federated(
         in a sum, does. "drop": the round goes on as if that client had not reported, and counts it in
         `dropped_clients`. "error": the same, and `run` stops, naming the clients; refused together with noise, because
         it would reveal what the noise hides.
-      plan: how many clients are vmapped and summed at once; by default fitted to the cache.
+      plan: how many clients are vmapped and summed at once; by default fitted to their work and messages.
       mesh: devices that share the cohort; "all" visible ones by default, None for one.
 
     With noise in shares on the messages (place "distributed"), a round is skipped if fewer messages arrive than the
@@ -80,13 +72,11 @@ def federated(
     (tests/sampling/test_participation.py::test_late_messages_are_counted).
     """
     transform = identity() if transform is None else transform
-    _check_kinds(
-        sampler=(sampler, Sampler),
-        client=(client, ClientUpdate),
-        aggregator=(aggregator, Aggregator),
-        server=(server, ServerUpdate),
-        transform=(transform, UpdateTransform),
-    )
+    validate.part("sampler", sampler, Sampler)
+    validate.part("client", client, ClientUpdate)
+    validate.part("aggregator", aggregator, Aggregator)
+    validate.part("server", server, ServerUpdate)
+    validate.part("transform", transform, UpdateTransform)
     if downlink is not None:
         server = with_downlink(server, downlink)
     validate.one_of("nonfinite", nonfinite, ("drop", "error"))

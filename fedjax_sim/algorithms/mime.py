@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from fedjax_sim import aggregation, client, engine, server, tree, validate
 from fedjax_sim.algorithms.base import base_optimizer
-from fedjax_sim.algorithms.costs import losses, traffic
+from fedjax_sim.algorithms.costs import traffic, unusable, work_of
 from fedjax_sim.algorithms.federated import federated
 from fedjax_sim.algorithms.round import aggregate, close, collect, initial_state, invite, remember, seen
 from fedjax_sim.prng import stream
@@ -135,11 +135,18 @@ def mime(
     gradients = client.full_gradient(loss_fn, weighting=weighting)
     first = second._replace(client=gradients, server=server.replacement())
 
+    def told(params, population):
+        """The sampler's state, with the costs of both passes."""
+        one, two = work_of(first, params, population), work_of(second, params, population)
+        both = {name: getattr(one, name) + getattr(two, name) for name in ("bytes_up", "bytes_down", "flops")}
+        return sampler.tell(sampler.init(), two._replace(**both))
+
     def init(key, params, population):
         asked = initial_state(first, params, population)
         state = made.init(key, params, population)
         both = {"memory": (asked.memory, state.memory), "transform": (asked.transform, state.transform)}
-        return state._replace(server=state.server.server, **both)
+        state = state._replace(server=state.server.server, **both)
+        return state if sampler.tell is None else state._replace(sampler=told(params, population))
 
     def mean_gradient(key, cohort, gathered, state):
         """(Whether there is a usable one, c or zero, its norm, the next state of the first pass's transform.)"""
@@ -177,18 +184,17 @@ def mime(
         state, info = close(second, key, cohort, answered, state, usable=usable)
         memory, transforms = (asked_memory, state.memory), (asked_transform, state.transform)
         state = state._replace(memory=memory, transform=transforms, server=state.server.server)
-        sent, lost = traffic(cohort, asked.up, asked.down), losses(first, cohort, asked.dropped, asked.num_dropped)
+        sent, lost = traffic(cohort, asked.up, asked.down), unusable(first, cohort, asked.dropped, asked.num_dropped)
         return state, _both(info, sent, lost, norm, usable)
 
     return made._replace(init=init, step=step, params=lambda state: inner.params(state.server), observe=observe)
 
 
 def _check_transform(transform: UpdateTransform | None) -> None:
-    hint = "A client sends two messages."
     if transform is None:
         return
-    if not isinstance(transform, UpdateTransform):
-        validate.fail("transform", "an UpdateTransform", type(transform).__name__, "Call the factory.", TypeError)
+    validate.part("transform", transform, UpdateTransform)
+    hint = "A client sends two messages."
     if transform.noise is not None:
         validate.fail("transform", "one without noise for mime", transform.noise.mechanism, hint)
     if jax.tree.leaves(transform.init_client(jax.ShapeDtypeStruct((8, 8), jnp.float32))):
@@ -222,7 +228,7 @@ def _controlled(inner: ServerUpdate) -> ServerUpdate:
 
 
 def _both(info: dict, sent: dict, lost: dict, norm: Array, usable: Array) -> dict:
-    """Info of the round: that of the second pass, with the bytes of both passes and the larger losses."""
+    """Info of the round: that of the second pass, with the bytes of both, and unusable messages of the worse one."""
     info = tree.joined({"client": info, "mime": {"gradient_norm": norm}})
     info["clients_reported"] = jnp.where(usable, info["clients_reported"], 0)
     for name in ("uplink_bytes", "downlink_bytes", "uplink_coded_bytes", "wasted_bytes"):

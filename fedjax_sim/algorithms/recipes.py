@@ -166,8 +166,7 @@ def fednova(
 
 def _of_direction(transform: UpdateTransform) -> UpdateTransform:
     """The transform, applied to a message's direction alone: a changed number of steps would rescale the mean step."""
-    if not isinstance(transform, UpdateTransform):
-        validate.fail("transform", "an UpdateTransform", type(transform).__name__, "Call the factory.", TypeError)
+    validate.part("transform", transform, UpdateTransform)
     if transform.noise is not None:
         hint = "The number of steps is sent without noise, and reveals the number of examples."
         validate.fail("transform", "one without noise for fednova", transform.noise.mechanism, hint)

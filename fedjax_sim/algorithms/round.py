@@ -44,7 +44,7 @@ import optax
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.algorithms.compatibility import check_aggregate
-from fedjax_sim.algorithms.costs import losses, plan_of, traffic, two_words, wires
+from fedjax_sim.algorithms.costs import plan_of, traffic, two_words, unusable, wires
 from fedjax_sim.algorithms.one_client import Message, Shared, Slot, client_round, stays_finite, usable_rows
 from fedjax_sim.algorithms.state import Aggregated, FederatedState, Gathered, initial_state, mesh_of
 from fedjax_sim.engine import exact
@@ -56,7 +56,6 @@ from fedjax_sim.types import (
     Array,
     Cohort,
     Count,
-    Noise,
     Observed,
     Outcome,
     Population,
@@ -221,12 +220,6 @@ def aggregate(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state:
     return Aggregated(update, transform_state, *(kept or [()]), found, metrics)
 
 
-def _shares(noise: Noise) -> int:
-    """How many messages a distributed noise assumes."""
-    details = noise.details._asdict() if hasattr(noise.details, "_asdict") else noise.details or {}
-    return details.get("cohort_size", 1)
-
-
 def remember(cohort: Cohort, gathered: Gathered, usable: Array | bool = True) -> tuple[PyTree, PyTree]:
     """Writes the cohort's new states and memories into the stores of all clients.
 
@@ -255,8 +248,8 @@ def close(
       gathered: of `collect`.
       state: the one that `collect` was given, with the sampler's next state.
       usable: [] bool; False skips the round. It is also skipped where no usable message arrived, where fewer arrived
-        than a distributed noise assumes, and where the server's step is not finite. A skipped round leaves the model,
-        the clients' states and memories, and the aggregator's state as they were.
+        than a distributed noise assumes (all slots, if it does not say), and where the server's step is not finite. A
+        skipped round leaves the model, the clients' states and memories, and the aggregator's state as they were.
 
     Returns: (the next state, info): info has scalars and `Count`s by name, as `federated` lists them.
 
@@ -276,7 +269,8 @@ def close(
         released, noise = star.transform.releases_when_empty, star.transform.noise
         fit = (arrived > 0) | released
         if noise is not None and noise.place == "distributed":
-            fit = arrived >= _shares(noise)  # fewer messages hold less noise: nothing is released
+            shares = noise.named_details.get("cohort_size", star.sampler.num_slots)
+            fit = arrived >= shares  # fewer messages hold less noise: nothing is released
         fit = fit if usable is True else fit & usable
         fit &= tree.all_finite(star.server.params(moved)) & stays_finite(state.server, moved)
         kept = released & tree.all_finite(found.transform)  # noise was released even if the step is discarded
@@ -296,7 +290,7 @@ def close(
     aggregator = tree.where(fit, own, state.aggregator)
     new = FederatedState(round, sampler, clients, memory, transform, server, aggregator)
     info = traffic(cohort, gathered.up, gathered.down)
-    info |= losses(star, cohort, gathered.dropped, gathered.num_dropped)
+    info |= unusable(star, cohort, gathered.dropped, gathered.num_dropped)
     info |= {
         "clients_invited": info["downlink_bytes"].number,
         "clients_reported": gathered.num_arrived,

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, validate
+from fedjax_sim.algorithms.compatibility import check_distinct
 from fedjax_sim.algorithms.costs import message_spec, work_of
 from fedjax_sim.types import Array, Mean, Population, PyTree, Star, Wire
 
@@ -82,9 +83,8 @@ def initial_state(star: Star, params: PyTree, population: Population) -> Federat
     client_state = star.client.init(broadcast)
     spec = message_spec(star, broadcast, population)
     memory = star.transform.init_client(spec)
-    if sampler.design.replacement and jax.tree.leaves((client_state, memory)):
-        hint = "A client drawn twice would keep the state of one of its two messages."
-        validate.fail("sampler", "a design without replacement, for clients with state", sampler.design.scheme, hint)
+    if jax.tree.leaves((client_state, memory)):
+        check_distinct(sampler, "A client drawn twice would keep the state of one of its two messages.")
     state = FederatedState(
         round=jnp.zeros((), jnp.int32),
         sampler=sampler.init()

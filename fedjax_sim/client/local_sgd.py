@@ -178,6 +178,7 @@ def send_model(client: ClientUpdate) -> ClientUpdate:
     Guarantees: equal to sending updates if and only if the aggregator's weights sum to one
     (tests/client/test_local_sgd.py::test_model_and_update_forms_agree_only_for_weights_that_sum_to_one).
     """
+    validate.part("client", client, ClientUpdate)
 
     def apply(key, broadcast, state, data):
         report, state = client.apply(key, broadcast, state, data)

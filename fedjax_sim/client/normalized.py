@@ -40,11 +40,14 @@ def normalized(client: ClientUpdate, *, momentum: float = 0.0, shrinkage: float 
       momentum: that of its heavy-ball SGD, in [0, 1).
       shrinkage: learning rate x proximal coefficient, in [0, 1); not together with momentum.
 
+    Raises: ValueError for options out of range, and, when traced, for a client that does not report its steps.
+
     Guarantees: with equal work for all clients FedNova is FedAvg; with unequal work its fixed point is that of equal
     work, where FedAvg's is biased (tests/oracles/test_fednova.py).
 
     References: Wang et al. 2020 (FedNova), equation 4 and section 4.
     """
+    validate.part("client", client, ClientUpdate)
     validate.in_range("momentum", momentum, 0, 1, open_high=True)
     validate.in_range("shrinkage", shrinkage, 0, 1, open_high=True)
     if momentum and shrinkage:
@@ -52,6 +55,9 @@ def normalized(client: ClientUpdate, *, momentum: float = 0.0, shrinkage: float 
 
     def apply(key, broadcast, state, data):
         report, state = client.apply(key, broadcast, state, data)
+        if "local_steps" not in report.metrics:
+            hint = "Take client.local_sgd; a client of your own reports the Mean `local_steps`."
+            validate.fail("client", "one that reports `local_steps`", sorted(report.metrics), hint)
         steps = effective_steps(report.metrics["local_steps"].total, momentum, shrinkage)
         direction = jax.tree.map(lambda x: x / jnp.maximum(steps, 1), report.update)
         return report._replace(update={"direction": direction, "steps": steps}), state

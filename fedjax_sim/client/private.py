@@ -45,7 +45,8 @@ def private_sgd(
     record can cause the message to be dropped. The analysis assumes real numbers (see `prng.normal`).
 
     Args:
-      loss_fn: as in `local_sgd`; an example's gradient is that of its own loss, and a "weight" is ignored.
+      loss_fn: as in `local_sgd`; an example's gradient is that of its own loss, whatever its "weight" above
+        0.
       clip_norm: C > 0, of one example's gradient over all leaves.
       noise_multiplier: z >= 0; 0 gives no privacy. May be traced.
       learning_rate: >= 0. May be traced.
@@ -58,7 +59,8 @@ def private_sgd(
         with probability below 1e-9 (then a uniform subset is kept). "shuffled": B at a time without replacement, which
         accountants of Poisson sampling do not cover.
       weighting: "uniform": 1, whatever the client holds, and an empty client sends noise like the others. "examples":
-        the number of examples, which the client then reveals without noise: outside of every guarantee.
+        the number of examples, or the sum of their "weight" where the loss gives one. The client then reveals it
+        without noise: it is outside of every guarantee.
       gradients: how an example's gradient is clipped. "vmap": it is held in memory as a whole, for each example of a
         microbatch. "ghost": for a kernel that an example uses once, in one product with one vector, as in dense layers,
         the gradient is never formed: its norm follows from two vectors, and the clipped sum is one matmul; refused if

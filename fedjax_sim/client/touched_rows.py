@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.models import combine, partition
 from fedjax_sim.types import Array, ClientData, ClientUpdate, PyTree
-from fedjax_sim.validate import fail
+from fedjax_sim.validate import fail, part
 
 __all__ = ["touched_rows"]
 
@@ -43,7 +43,7 @@ def touched_rows(client: ClientUpdate, *, table: str = "embedding/table", tokens
     >>> report.update["embedding"]["table"].ravel().tolist()
     [0.0, -1.0, 0.0, -1.0, 0.0]
     """
-
+    part("client", client, ClientUpdate)
     if client.noise is not None:
         hint = "Rows without noise would reveal which tokens a client holds."
         fail("client", "a client without noise", client.noise.mechanism, hint)
@@ -58,6 +58,8 @@ def touched_rows(client: ClientUpdate, *, table: str = "embedding/table", tokens
     def apply(key: Array, broadcast: PyTree, state: PyTree, data: ClientData) -> tuple:
         chosen, rest = partition(broadcast, [table])
         (full,), structure = jax.tree.flatten(chosen)
+        if not isinstance(data.examples, dict):
+            fail("examples", "a dict that holds the tokens by name", type(data.examples).__name__, error=TypeError)
         if tokens not in data.examples or not jnp.issubdtype(data.examples[tokens].dtype, jnp.integer):
             shown = {name: x.dtype for name, x in data.examples.items()}
             fail("tokens", "the name of integers among the examples", tokens, f"They are {shown}.", TypeError)

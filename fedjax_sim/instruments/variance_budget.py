@@ -137,7 +137,7 @@ def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_c
         validate.fail("client", "no noise in the local steps", client.noise.mechanism, hint)
     if noise is not None and noise.mechanism not in FRESH:
         validate.fail("transform", "noise that is fresh in each round", noise.mechanism, "Its rounds are correlated.")
-    if noise is not None and _details(noise).get("adaptive"):
+    if noise is not None and noise.named_details.get("adaptive"):
         validate.fail("transform", "a clip norm that stays", "an adaptive one", "Its noise changes.")
     spec = tree.spec(params)
     kept = jax.eval_shape(client.init, params), change.init(spec), change.init_client(spec)
@@ -203,7 +203,7 @@ def _parts(law: _Law, center: np.ndarray, sums: _Sums) -> dict[str, float]:
     mean, size, dimension = center + ratio, design.population_size, len(ratio)
     own = (between * (1 - law.num_clients / size) + batch / 2 + drawn / 4) / law.num_clients  # variance of that mean
     promised = 0.0 if noise is None else (noise.multiplier * noise.clip_norm) ** 2 * dimension
-    details = {} if noise is None else _details(noise)
+    details = {} if noise is None else noise.named_details
     per_message = promised / details.get("cohort_size", 1) if noise is not None and noise.place != "central" else 0.0
     drawn -= per_message  # noise is drawn by the transform, but is not compression
     factor = _message_factor(design, law.divisor)
@@ -234,10 +234,6 @@ def _flat(values: PyTree) -> np.ndarray:
 
 def _squares(values: PyTree) -> Array:
     return sum(jnp.sum(x**2) for x in jax.tree.leaves(values))
-
-
-def _details(noise: Noise) -> dict:
-    return noise.details._asdict() if hasattr(noise.details, "_asdict") else noise.details or {}
 
 
 def _message_factor(design: SamplingDesign, divisor: float | None) -> float:

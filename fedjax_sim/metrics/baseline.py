@@ -17,18 +17,21 @@ def constant_baseline(test: Any, task: str) -> dict[str, float]:
       task: as in `population.FederatedData`.
 
     Returns: `baseline_accuracy`, the share of the most frequent label, and `baseline_loss`, the labels' entropy in nats
-      (the unigram model's for next characters) or the variance of the targets; empty for other tasks.
+      (the unigram model's for next characters) or the variance of the targets; empty for other tasks
+      and without targets.
 
     >>> constant_baseline({"y": np.array([[0, 1], [1, -1]])}, "next_token")
     {'baseline_accuracy': 0.6666666666666666, 'baseline_loss': 0.6365141682948128}
     >>> constant_baseline({"y": np.array([[1.0], [3.0]])}, "regression")
     {'baseline_loss': 1.0}
     """
-    if task == "regression":
+    if task == "regression" and len(test["y"]):
         return {"baseline_loss": float(np.asarray(test["y"], np.float64).var(axis=0).mean())}
     if task not in ("binary", "classification", "next_token"):
         return {}
     labels = np.asarray(test["y"]).reshape(-1)
     counts = np.bincount(labels[labels >= 0])
+    if not counts.size:
+        return {}
     shares = counts[counts > 0] / counts.sum()
     return {"baseline_accuracy": float(shares.max()), "baseline_loss": float(-(shares * np.log(shares)).sum())}

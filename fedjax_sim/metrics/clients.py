@@ -52,7 +52,7 @@ def sum_over_clients(each: Callable, like: PyTree, population: Population, ids: 
       like: a pytree as large as what one client computes, which bounds the number of clients at once.
     """
     rows = jax.eval_shape(population.client, jnp.int32(0)).mask.shape[0]
-    lanes = max(1, min(ids.size, ROWS // rows, VALUES // max(1, tree.num_values(like))))
+    lanes = max(1, min(ids.size, ROWS // max(1, rows), VALUES // max(1, tree.num_values(like))))
     padding = -ids.size % lanes
     blocks = jnp.concatenate([ids, jnp.zeros(padding, jnp.int32)]).reshape(-1, lanes)
     real = (jnp.arange(ids.size + padding) < ids.size).reshape(-1, lanes)

@@ -47,7 +47,7 @@ def pooled(loss_fn: Callable, params: PyTree, examples: PyTree) -> dict[str, jax
     """
     rows = jax.tree.leaves(examples)[0].shape[0]
     if not rows:
-        raise ValueError("test: expected at least one example, got 0. Leave the test set out instead.")
+        validate.fail("test", "at least one example", 0, "Leave the test set out instead.")
     size = min(rows, BATCH)
     padding = -rows % size
 
@@ -62,27 +62,23 @@ def pooled(loss_fn: Callable, params: PyTree, examples: PyTree) -> dict[str, jax
 
 def per_client(loss_fn: Callable, params: PyTree, population: Population) -> dict[str, tuple]:
     """Per metric, ([N] weighted totals, [N] weights) of every client; traceable."""
-    rows = jax.eval_shape(population.client, jnp.int32(0)).mask.shape[0]
-    lanes = max(1, min(population.size, BATCH // rows))
-    blocks = -(-population.size // lanes)
-    ids = jnp.minimum(jnp.arange(blocks * lanes, dtype=jnp.int32), population.size - 1).reshape(blocks, lanes)
-    one = jax.vmap(lambda id: metric_sums(loss_fn, params, population.client(id)))
-    return jax.tree.map(lambda x: x.reshape(-1)[: population.size], jax.lax.map(one, ids))
+    return _by_blocks(jax.vmap(lambda id: metric_sums(loss_fn, params, population.client(id))), population)
 
 
 def per_owner(
     loss_fn: Callable, personal: Callable, state: PyTree, population: Population
 ) -> dict[str, tuple[Array, Array]]:
-    """As `per_client`, but each client is judged by its own model, of `Algorithm.personal`; traceable."""
+    """As `per_client`, but each client's own model is judged, of `Algorithm.personal`; traceable."""
+    one = jax.vmap(lambda params, id: metric_sums(loss_fn, params, population.client(id)))
+    return _by_blocks(lambda ids: one(personal(state, ids), ids), population)
+
+
+def _by_blocks(block: Callable, population: Population) -> PyTree:
+    """Leaves [N] of what `block` gives as leaves [n] for n ids, a few clients at a time."""
     rows = jax.eval_shape(population.client, jnp.int32(0)).mask.shape[0]
-    lanes = max(1, min(population.size, BATCH // rows))
+    lanes = max(1, min(population.size, BATCH // max(1, rows)))
     blocks = -(-population.size // lanes)
     ids = jnp.minimum(jnp.arange(blocks * lanes, dtype=jnp.int32), population.size - 1).reshape(blocks, lanes)
-
-    def block(ids):
-        one = jax.vmap(lambda params, id: metric_sums(loss_fn, params, population.client(id)))
-        return one(personal(state, ids), ids)
-
     return jax.tree.map(lambda x: x.reshape(-1)[: population.size], jax.lax.map(block, ids))
 
 
@@ -101,7 +97,7 @@ def objective(loss_fn: Callable, params: PyTree, population: Population, ids: Ar
     """
     rows = jax.eval_shape(population.client, jnp.int32(0)).mask.shape[0]
     count = population.size if ids is None else len(ids)
-    lanes = max(1, min(count, TRAIN_BATCH // rows))
+    lanes = max(1, min(count, TRAIN_BATCH // max(1, rows)))
 
     def one(place):
         id = jnp.minimum(place, count - 1)

@@ -49,9 +49,12 @@ def describe(data: Any) -> dict[str, Any]:
 def digest(data: Any) -> str:
     """SHA-256 of the clients' data and the test sets, so that a run cannot be resumed on other data unnoticed.
 
-    Guarantees: tests/command/test_app.py::test_other_data_are_refused.
+    Guarantees: tests/command/test_app.py::test_other_data_are_refused, with a local test too
+    (tests/population/test_local_test.py::test_other_rows_have_another_digest).
     """
-    sha = tree.hashed((data.train, data.test, data.held_out))
-    manifest = getattr(getattr(data.train, "source", None), "opened", None)
+    sha, stored = tree.hashed((data.train, data.test, data.held_out)), data.train
+    while hasattr(stored, "inner"):  # what wraps a population, as `with_local_test` does
+        stored = stored.inner
+    manifest = getattr(getattr(stored, "source", None), "opened", None)
     sha.update(repr(manifest[1] if manifest else "").encode())  # of a store on the disk, the hash of its manifest
     return sha.hexdigest()

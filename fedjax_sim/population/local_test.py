@@ -23,8 +23,8 @@ class _Part:
 
     inner: Population
     seed: Array  # [2] uint32 key data
+    fraction: Array  # [] float32; data, not static: `describe.digest` must see it
     size: int = dataclasses.field(metadata={"static": True})
-    fraction: float = dataclasses.field(metadata={"static": True})
     is_test: bool = dataclasses.field(metadata={"static": True})
 
     def client(self, id: Array) -> ClientData:
@@ -48,7 +48,7 @@ class _Part:
         return self.inner.announce(ids) if hasattr(self.inner, "announce") else ids
 
     def _kept(self, examples: Array) -> Array:
-        return jnp.floor(examples.astype(jnp.float32) * jnp.float32(self.fraction)).astype(jnp.int32)
+        return jnp.floor(examples.astype(jnp.float32) * self.fraction).astype(jnp.int32)
 
     def _own(self, examples: Array) -> Array:
         kept = self._kept(examples)
@@ -67,7 +67,8 @@ def with_local_test(data: FederatedData, *, fraction: float = 0.2, seed: int = 0
     global model, and `personal_*` where the algorithm has personal models. Classes of clients by their rows
     (`capacities`) are lost: every client is read with all its rows.
 
-    Raises: ValueError, TypeError for a fraction out of range; ValueError where a local test is there already.
+    Raises: TypeError for what is no `FederatedData`; ValueError, TypeError for a fraction out of range; ValueError
+    where a local test is there already.
 
     Guarantees: train and test share no row, and together are the client's examples
     (tests/population/test_local_test.py::test_rows_are_split); counts are those of the masks (::test_counts).
@@ -79,8 +80,11 @@ def with_local_test(data: FederatedData, *, fraction: float = 0.2, seed: int = 0
     """
     validate.in_range("fraction", fraction, 0, 1, open_low=True, open_high=True)
     validate.integer("seed", seed, 0)
+    if not isinstance(data, FederatedData):
+        hint = "A population alone has no test sets: population.synthetic_images(...), say, has them."
+        validate.fail("data", "a FederatedData", type(data).__name__, hint, TypeError)
     if data.local_test is not None:
         validate.fail("data", "a data set without a local test", data.name, "It keeps rows of its clients already.")
-    words = jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))
-    train, test = (_Part(data.train, words, data.train.size, float(fraction), is_test) for is_test in (False, True))
+    words, share = jax.random.key_data(jax.random.key(seed, impl="threefry2x32")), jnp.float32(fraction)
+    train, test = (_Part(data.train, words, share, data.train.size, is_test) for is_test in (False, True))
     return data._replace(train=train, local_test=test)

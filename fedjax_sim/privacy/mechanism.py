@@ -59,8 +59,9 @@ class Mechanism:
 
     Raises: ValueError, TypeError for a mechanism that no accountant here accounts for, with the reason.
 
-    Guarantees: fixed-size cohorts are refused under any Poisson adjacency, as are schemes with replacement, cyclic ones
-    without correlated noise, and shares of noise that may be missing (tests/privacy/test_mechanism.py::test_refusals).
+    Guarantees: fixed-size cohorts are refused under any Poisson adjacency, as are schemes with replacement, unknown
+    ones, cyclic ones without correlated noise, and shares of noise that may be missing
+    (tests/privacy/test_mechanism.py::test_refusals).
 
     >>> made = Mechanism(noise_multiplier=1.0, scheme="full", population_size=10, cohort_size=10, num_slots=10)
     >>> made.adjacency, made.moves
@@ -218,7 +219,8 @@ def _check_scheme(made: Mechanism) -> None:
             "A client may fill several slots, and no accountant here bounds what it then moves: use poisson or uniform."
         )
         validate.fail("sampler", "a scheme without replacement", made.scheme, hint)
-    validate.one_of("scheme", made.scheme, schemes)
+    hint = "Its sampler says that cohorts depend on what it observes: use poisson, uniform or full."
+    validate.one_of("scheme", made.scheme, schemes, hint=hint if "unknown" in str(made.scheme) else "")
     validate.integer("population_size", made.population_size)
     validate.integer("num_slots", made.num_slots, 1, made.population_size)
     hint = "A cohort has at most the population's clients."

@@ -73,8 +73,8 @@ def mechanism_of(algorithm: Any, *, adjacency: str | None = None, dimension: int
 
     Raises: ValueError, TypeError with the reason where noise is there, but its privacy cannot be accounted for: an
     aggregate that a client moves without bound (example weights, a divisor of the realised cohort), messages longer
-    than the noise's clip norm, rounds without messages that release no noise, two parts with noise, and what
-    `Mechanism` refuses.
+    than the noise's clip norm, rounds without messages that release no noise, two parts with noise, a sampler
+    that observes losses (`Sampler.observe`), and what `Mechanism` refuses, an unknown scheme among it.
 
     Guarantees: each of these is refused (tests/privacy/test_mechanism.py::test_refusals_of_parts); parts as this
     package composes them are read (::test_reads_the_parts).
@@ -93,6 +93,9 @@ def mechanism_of(algorithm: Any, *, adjacency: str | None = None, dimension: int
         validate.fail("noise", "in the part client or transform", f"one in {part}", hint)
     if "sampler" not in parts:
         validate.fail("sampler", "a part with a design", None, "An accountant must know the law of the cohort.")
+    if getattr(parts["sampler"], "observe", None) is not None:
+        hint = "Whom it invites may tell clients' losses, which bear no noise: use poisson, uniform or full."
+        validate.fail("sampler", "one that observes no losses", "one with `observe`", hint)
     if part == "transform" and noise.place != "local":
         _check_aggregator(parts.get("transform"), parts.get("aggregator"), noise)
     if part == "transform" and getattr(parts.get("aggregator"), "weighted", True):
@@ -103,7 +106,7 @@ def mechanism_of(algorithm: Any, *, adjacency: str | None = None, dimension: int
 
 def _details(noise: Any, dimension: int | None) -> dict[str, Any]:
     """A noise's details as plain numbers and strings; integer noise has its norms worked out for the dimension."""
-    details = noise.details or {}
+    details = noise.details
     if hasattr(details, "rounded_norm"):
         hint = "What rounding adds to an update's norm depends on it: pass dimension=d."
         if dimension is None:
@@ -117,8 +120,7 @@ def _details(noise: Any, dimension: int | None) -> dict[str, Any]:
             "l2_units": float(details.rounded_norm(dimension)),
             "table_error": float(details.table_error),
         }
-    details = details._asdict() if hasattr(details, "_asdict") else dict(details)
-    return {name: value for name, value in details.items() if isinstance(value, (int, float, str))}
+    return {name: value for name, value in noise.named_details.items() if isinstance(value, (int, float, str))}
 
 
 def _check_aggregator(transform: Any, aggregator: Any, noise: Any) -> None:
@@ -133,7 +135,7 @@ def _check_aggregator(transform: Any, aggregator: Any, noise: Any) -> None:
     if not transform.releases_when_empty:
         hint = "A round without messages would release no noise, and so show that nobody was there."
         validate.fail("transform.releases_when_empty", "True", transform.releases_when_empty, hint)
-    if (noise.details or {}).get("adaptive"):
+    if noise.named_details.get("adaptive"):
         return
     bound = transform.l2_bound
     if bound is None or not (bound <= noise.clip_norm * (1 + 1e-6)):

@@ -21,6 +21,8 @@ _SCHEMES = {
     "full": (False, True, True),
     "cyclic": (False, True, False),
     "shuffled_cyclic": (False, True, False),
+    "unknown": (True, False, False),
+    "unknown_without_replacement": (False, False, False),
 }
 
 
@@ -48,7 +50,9 @@ class SamplingDesign:
     """The distribution of a cohort, for a Horvitz-Thompson estimate, a variance formula or a privacy accountant.
 
     Args:
-      scheme: the name of the distribution; an accountant refuses one it does not know.
+      scheme: the name of the distribution. "unknown" is that of a sampler whose cohorts depend on what it observes,
+        such as clients' losses, and "unknown_without_replacement" if it never invites a client twice in a round: what
+        needs the distribution (variance formulas, inclusion probabilities, privacy accountants) refuses both.
       population_size: N.
       cohort_size: expected number of slots drawn in a round, before truncation and dropout.
       num_slots: m, the static number of slots; a truncated Poisson cohort never exceeds it.
@@ -62,7 +66,8 @@ class SamplingDesign:
     Raises: ValueError, TypeError for a value out of range.
 
     Guarantees: `inclusion_probabilities` is the frequency with which a client reports
-    (tests/sampling/test_design.py::test_inclusion_probabilities_are_the_frequencies).
+    (tests/sampling/test_design.py::test_inclusion_probabilities_are_the_frequencies); of an unknown scheme the least is
+    promised, and formulas and accountants refuse it (::test_an_unknown_scheme_fails_closed).
 
     >>> SamplingDesign(scheme="poisson", population_size=100, cohort_size=10, num_slots=100).rate
     0.1
@@ -98,6 +103,11 @@ class SamplingDesign:
             validate.fail("draw_probabilities", rule, drawn, "Only a weighted scheme has them.")
 
     @property
+    def known(self) -> bool:
+        """Whether the scheme is the distribution of a cohort, and not one of the unknown ones."""
+        return not self.scheme.startswith("unknown")
+
+    @property
     def replacement(self) -> bool:
         """Whether one client may fill several slots."""
         return _SCHEMES[self.scheme][0]
@@ -109,9 +119,9 @@ class SamplingDesign:
 
     @property
     def equal_chances(self) -> bool:
-        """Whether all clients are drawn with the same probability."""
+        """Whether all clients are drawn with the same probability, as far as is known."""
         drawn = self.draw_probabilities  # multiples of 2^-32 / N, each within one of its weight
-        return drawn is None or bool(np.ptp(drawn) * self.population_size <= 2.0**-30)
+        return self.known and (drawn is None or bool(np.ptp(drawn) * self.population_size <= 2.0**-30))
 
     @property
     def independent_rounds(self) -> bool:
@@ -125,7 +135,8 @@ class SamplingDesign:
 
     @property
     def overflow_probability(self) -> float:
-        """P(K > num_slots) of a truncated Poisson cohort, K ~ Binomial(N, rate); 0 for the other schemes."""
+        """P(K > num_slots) of a truncated Poisson cohort, K ~ Binomial(N, rate); 0 for other known schemes."""
+        self._check_scheme()
         if self.scheme != "truncated_poisson":
             return 0.0
         from scipy import stats
@@ -139,15 +150,28 @@ class SamplingDesign:
 
         Returns: a float if all clients are alike, else [N] float64.
 
-        Raises: ValueError if a sweep varies the response rate.
+        Raises: ValueError for an unknown scheme, and if a sweep varies the response rate.
 
         >>> design = SamplingDesign(scheme="with_replacement", population_size=2, cohort_size=2, num_slots=2)
         >>> design.inclusion_probabilities()
         0.75
         """
+        self.check_known()
+        return self._invited() * self.response_rate
+
+    def check_known(self) -> None:
+        """Refuses a design without the numbers that a formula needs.
+
+        Raises: ValueError for an unknown scheme, and if a sweep varies the response rate.
+        """
+        self._check_scheme()
         if self.response_rate is None:
             validate.fail("response_rate", "a number", None, "A sweep varies it: read the design outside the sweep.")
-        return self._invited() * self.response_rate
+
+    def _check_scheme(self) -> None:
+        if not self.known:
+            hint = "Its sampler's cohorts depend on what it observes: no formula holds. Use uniform or poisson, say."
+            validate.fail("design.scheme", "a known distribution of cohorts", self.scheme, hint)
 
     def _invited(self) -> float | np.ndarray:
         if self.replacement:

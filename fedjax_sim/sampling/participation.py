@@ -50,6 +50,7 @@ def with_dropout(sampler: Sampler, rate: float) -> Sampler:
     >>> with_dropout(uniform(100, 10), 0.2).design.response_rate
     0.8
     """
+    validate.part("sampler", sampler, Sampler)
     validate.in_range("rate", rate, 0, 1, open_high=True, hint="It is a client's probability not to report.")
     name = f"dropout {len(sampler.design.response_rates)}"  # a second wrapper has a stream of its own
     traced = isinstance(rate, jax.core.Tracer)
@@ -94,6 +95,7 @@ def with_over_invitation(sampler: Sampler, num_reports: int) -> Sampler:
     >>> with_over_invitation(uniform(100, 13), 10).design.inclusion_probabilities()
     0.1
     """
+    validate.part("sampler", sampler, Sampler)
     design = sampler.design
     if design.replacement or not design.fixed_size or design.max_reports is not None:
         rule = "a sampler with a fixed number of different clients, not yet over-invited"

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from fedjax_sim import validate
 from fedjax_sim.types import Array, Metric, PyTree, Sampler
 
 __all__ = ["with_distinct_clients"]
@@ -42,6 +43,7 @@ def with_distinct_clients(sampler: Sampler) -> Sampler:
     >>> int(cohort.reported.sum()), int(cohort.metrics["distinct_clients"])
     (5, 5)
     """
+    validate.part("sampler", sampler, Sampler)
     words = -(-sampler.design.population_size // 32)
 
     def init():

@@ -46,6 +46,7 @@ def with_stragglers(sampler: Sampler, share: float) -> Sampler:
     >>> cohort.work.shape, bool((cohort.work > 0).all()), bool((cohort.work <= 1).all())
     ((4,), True, True)
     """
+    validate.part("sampler", sampler, Sampler)
     validate.in_range("share", share, 0, 1, hint="It is a client's probability to be a straggler.")
 
     def slowed(key, cohort):
@@ -86,6 +87,7 @@ def with_local_steps(sampler: Sampler, steps: Sequence[int]) -> Sampler:
     >>> unequal.sample(jax.random.key(0), ())[0].work.tolist()
     [1, 5, 1, 5]
     """
+    validate.part("sampler", sampler, Sampler)
     validate.sequence("steps", steps)
     for i, number in enumerate(steps):
         validate.steps(f"steps[{i}]", number)

@@ -54,9 +54,8 @@ def downlink(server: ServerUpdate, transform: UpdateTransform) -> ServerUpdate:
     References: Tang et al. 2019 (DoubleSqueeze); Philippenko and Dieuleveut 2021 (preserved central model);
     Gruntkowska, Tyurin and Richtarik 2023 (EF21-P).
     """
-    for name, value, kind in (("server", server, ServerUpdate), ("downlink", transform, UpdateTransform)):
-        if not isinstance(value, kind):
-            validate.fail(name, f"a {kind.__name__}", type(value).__name__, "Call the factory.", TypeError)
+    validate.part("server", server, ServerUpdate)
+    validate.part("downlink", transform, UpdateTransform)
     if transform.noise is not None:
         hint = "Noise belongs to clients' messages and their sum; the broadcast only post-processes that."
         validate.fail("downlink", "a compressor without noise", transform.noise.mechanism, hint)

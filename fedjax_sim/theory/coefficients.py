@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.sampling.design import SamplingDesign
-from fedjax_sim.theory.cohorts import enumerate_cohorts, num_cohorts, report_counts
+from fedjax_sim.theory.cohorts import check_design, enumerate_cohorts, num_cohorts, report_counts
 
 __all__ = ["DENOMINATORS", "Coefficients", "cohort_coefficients"]
 
@@ -128,8 +128,8 @@ def cohort_coefficients(
 
     Returns: `Coefficients`; `realised` with unequal shares is exact up to 65,536 cohorts, beyond them to leading order.
 
-    Raises: ValueError for another N, for rounds that depend on each other, and for so few reports that the leading
-      order makes no sense.
+    Raises: TypeError for what is no design; ValueError for one of an unknown scheme, for another N, for rounds that
+      depend on each other, and for so few reports that the leading order makes no sense.
 
     Guarantees: the moments over all cohorts (tests/theory/test_floor.py::test_coefficients_are_the_moments_of_cohorts),
     and near them to leading order (::test_the_ratio_to_leading_order, test_the_ratio_with_empty_cohorts).
@@ -146,8 +146,7 @@ def cohort_coefficients(
     if design is None:
         shares = shares * len(shares) / denominator if number else shares
         return Coefficients(shares, np.zeros(len(shares)), np.zeros((0, len(shares))), np.zeros(0), True)
-    if not isinstance(design, SamplingDesign):
-        validate.fail("design", "a SamplingDesign or None", design, "A sampler carries it: sampler.design.", TypeError)
+    check_design(design)
     if design.population_size != len(shares):
         validate.fail("design.population_size", f"the {len(shares)} clients of the problem", design.population_size)
     if not design.independent_rounds:

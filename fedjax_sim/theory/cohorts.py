@@ -16,17 +16,28 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.sampling.design import SamplingDesign
 
-__all__ = ["MAX_COHORTS", "blocks", "enumerate_cohorts", "joint_inclusion_probability", "num_cohorts", "report_counts"]
+__all__ = [
+    "MAX_COHORTS",
+    "blocks",
+    "check_design",
+    "enumerate_cohorts",
+    "joint_inclusion_probability",
+    "num_cohorts",
+    "report_counts",
+]
 
 MAX_COHORTS = 1 << 21
 _BATCH = 1 << 20  # numbers in a batch of cohorts
 
 
-def _check(design: SamplingDesign) -> None:
+def check_design(design: SamplingDesign) -> None:
+    """Refuses all but a design with a known distribution.
+
+    Raises: TypeError for what is no design; ValueError for an unknown scheme, and if a sweep varies the response rate.
+    """
     if not isinstance(design, SamplingDesign):
         validate.fail("design", "a SamplingDesign", design, "A sampler carries it: sampler.design.", TypeError)
-    if design.response_rate is None:
-        validate.fail("response_rate", "a number", None, "A sweep varies it: read the design outside the sweep.")
+    design.check_known()
 
 
 def _binomial(trials: int, rate: float) -> tuple[np.ndarray, np.ndarray]:
@@ -76,7 +87,7 @@ def report_counts(design: SamplingDesign) -> tuple[np.ndarray, np.ndarray]:
     >>> [x.round(3).tolist() for x in report_counts(design)]
     [[0, 1, 2], [0.25, 0.5, 0.25]]
     """
-    _check(design)
+    check_design(design)
     if design.replacement:
         validate.fail("design", "a design without replacement", design.scheme, "There a client may fill several slots.")
     size, slots, rates = design.population_size, design.num_slots, list(design.response_rates)
@@ -112,7 +123,7 @@ def joint_inclusion_probability(design: SamplingDesign) -> float:
     >>> round(joint_inclusion_probability(design) - 0.1**2, 9)
     -0.000909091
     """
-    _check(design)
+    check_design(design)
     size = design.population_size
     if size < 2 or design.scheme in ("cyclic", "weighted_with_replacement"):
         validate.fail("design", "two clients or more, all pairs alike", design)
@@ -130,6 +141,7 @@ def blocks(design: SamplingDesign) -> tuple[np.ndarray, int]:
     >>> [x for x in blocks(design)]
     [array([0, 2, 4]), 4]
     """
+    check_design(design)
     size = design.population_size
     if design.scheme != "cyclic":
         return np.zeros(1, np.int64), size
@@ -142,7 +154,7 @@ def num_cohorts(design: SamplingDesign) -> int:
     >>> num_cohorts(SamplingDesign(scheme="poisson", population_size=10, cohort_size=1, num_slots=10))
     1024
     """
-    _check(design)
+    check_design(design)
     size, slots = design.population_size, design.num_slots
     if design.replacement:
         if size + slots > 1000:

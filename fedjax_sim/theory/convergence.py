@@ -94,7 +94,7 @@ def fednova_fixed_point(
     return average(local_progress(hessians, each, step_size) / each[:, None, None], centers, shares)
 
 
-def proximal_progress(
+def _proximal_progress(
     hessians: np.ndarray, proximal_weight: float, num_steps: Any = None, step_size: float | None = None
 ) -> np.ndarray:
     """(H_i + lambda I)^-1 H_i of exact local solves, or M_i of K steps."""
@@ -137,7 +137,7 @@ def fedprox_fixed_point(
     [0.645161]
     """
     hessians, centers, shares = quadratic_problem(hessians, centers, shares)
-    return average(proximal_progress(hessians, proximal_weight, num_steps, step_size), centers, shares)
+    return average(_proximal_progress(hessians, proximal_weight, num_steps, step_size), centers, shares)
 
 
 def fedprox_contraction(
@@ -159,7 +159,7 @@ def fedprox_contraction(
     0.2955
     """
     hessians, _, shares = quadratic_problem(hessians, centers, shares)
-    progress = np.einsum("n,nij->ij", shares, proximal_progress(hessians, proximal_weight, num_steps, step_size))
+    progress = np.einsum("n,nij->ij", shares, _proximal_progress(hessians, proximal_weight, num_steps, step_size))
     return spectral_radius(np.eye(len(progress)) - progress)
 
 

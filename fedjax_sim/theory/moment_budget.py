@@ -94,8 +94,7 @@ def budget_from_moments(
     Guarantees: `budget`'s components for equal Hessians (tests/theory/test_moment_budget.py::
     test_equal_hessians_are_exact, with unequal shares ::test_unequal_shares); simulated logistic regression
     (::test_simulated_logistic_regression); the limit eta L (1 + omega / m) = 2
-    (::test_limit_of_stability); the shift
-    (::test_drift_to_first_order).
+    (::test_limit_of_stability); the shift (::test_drift_to_first_order).
 
     References: Mandt, Hoffman and Blei 2017, section 3; derived as in `theory.floor`.
 

@@ -40,8 +40,7 @@ def _zeros(update_spec: PyTree) -> PyTree:
 
 
 def _check(transform: UpdateTransform) -> None:
-    if not isinstance(transform, UpdateTransform):
-        validate.fail("transform", "an UpdateTransform", transform, "Call the factory.", TypeError)
+    validate.part("transform", transform, UpdateTransform)
     if transform.noise is not None:
         hint = "The memory would take the noise back in later rounds: put the mechanism after it, with chain."
         validate.fail("transform", "a compressor without noise", transform.noise.mechanism, hint)

@@ -23,7 +23,14 @@ from fedjax_sim.transform.chain import plain_wire
 from fedjax_sim.transform.clip import HIGH, LOW, check_clip_norm, clip, clip_metrics, clipped, scaled_wire
 from fedjax_sim.types import Array, Noise, PyTree, UpdateTransform, Wire
 
-__all__ = ["adaptive_clip", "distributed_gaussian", "gaussian_mechanism", "local_gaussian"]
+__all__ = [
+    "adaptive_clip",
+    "check_cohort",
+    "check_sensitivity",
+    "distributed_gaussian",
+    "gaussian_mechanism",
+    "local_gaussian",
+]
 
 WARNING = "The noise is that of a cohort of noise_cohort_size clients: an epsilon holds at that size only."
 
@@ -65,7 +72,7 @@ def gaussian_mechanism(
         details = {"noise_cohort_size": noise_cohort_size, "warning": WARNING}
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
-        _check_sensitivity(sensitivity)
+        check_sensitivity(sensitivity)
         if noise_cohort_size is not None:
             _check_mean(sensitivity)
             hint = "It simulates a larger cohort, not a smaller one."
@@ -132,7 +139,7 @@ def adaptive_clip(
         return message, memory, seen
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
-        _check_sensitivity(sensitivity)
+        check_sensitivity(sensitivity)
         _check_mean(sensitivity)
         over, count = measured["clipped_update_share"]
         zero = engine.hidden_zero(key)
@@ -287,7 +294,11 @@ def _check_multiplier(noise_multiplier: float, open_low: bool = False) -> None:
     validate.in_range("noise_multiplier", noise_multiplier, 0, 1e6, open_low=open_low, hint="It is std / clip norm.")
 
 
-def _check_sensitivity(sensitivity: float | None) -> None:
+def check_sensitivity(sensitivity: float | None) -> None:
+    """Raises ValueError for an aggregator that one client may move without bound.
+
+    Guarantees: tests/transform/test_gaussian.py::test_noise_needs_a_sensitivity.
+    """
     if sensitivity is None:
         hint = "Divide by a number fixed beforehand: aggregation.fixed_mean(m), with uniform weights."
         validate.fail("aggregator.sensitivity", "a bound on what one client moves", sensitivity, hint)

@@ -26,6 +26,7 @@ import numpy as np
 
 from fedjax_sim import engine, prng, validate
 from fedjax_sim.transform.clip import clip, clip_metrics
+from fedjax_sim.transform.gaussian import check_sensitivity
 from fedjax_sim.types import Array, Noise, UpdateTransform
 
 __all__ = [
@@ -126,9 +127,7 @@ def matrix_mechanism(
         return jnp.zeros((), jnp.int32), jax.tree.map(rows, update_spec)
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
-        if sensitivity is None:
-            hint = "Divide by a number fixed beforehand: aggregation.fixed_mean(m), with uniform weights."
-            validate.fail("aggregator.sensitivity", "a bound on what one client moves", sensitivity, hint)
+        check_sensitivity(sensitivity)
         done, kept = state
         leaves, structure = jax.tree.flatten(aggregate)
         std = noise_multiplier * clip_norm * sensitivity * moves

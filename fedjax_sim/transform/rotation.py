@@ -73,8 +73,7 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
 
     References: Suresh, Yu, Kumar and McMahan 2017, section 3; Ailon and Chazelle 2009.
     """
-    if not isinstance(transform, UpdateTransform):
-        validate.fail("transform", "an UpdateTransform", type(transform).__name__, "Call the factory.", TypeError)
+    validate.part("transform", transform, UpdateTransform)
     if transform.integer_range is not None:
         hint = "Clients rotate by signs of their own, so their integers do not add up: integers=False, or no rotation."
         validate.fail("transform", "one that sends floats", "one that sends integers", hint)

@@ -154,6 +154,15 @@ class Noise(NamedTuple):
     unit: str  # whose presence is hidden: "client", or "record" of a client's data
     details: Any = None  # what the accountant of this mechanism needs beside: a dict or a NamedTuple
 
+    @property
+    def named_details(self) -> dict[str, Any]:
+        """The details as a dict, empty without any.
+
+        >>> Noise("gaussian", "distributed", 1.0, 1.0, "client", {"cohort_size": 10}).named_details
+        {'cohort_size': 10}
+        """
+        return self.details._asdict() if hasattr(self.details, "_asdict") else dict(self.details or {})
+
 
 class Wire(NamedTuple):
     """The size of one message.

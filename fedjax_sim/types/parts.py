@@ -20,7 +20,11 @@ __all__ = [
 
 
 class Sampler(NamedTuple):
-    """Population -> cohort. `tell` and `observe` are for samplers that depend on clients' costs or losses."""
+    """Population -> cohort.
+
+    `tell` and `observe` are for samplers that depend on clients' costs or losses; the design of one whose cohorts
+    follow what it observes has the scheme "unknown" or "unknown_without_replacement".
+    """
 
     init: Callable  # () -> state
     sample: Callable  # (key, state) -> (Cohort, state)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_sim.aggregation import by_part, fixed_mean, mean, total
+from fedjax_sim.aggregation import by_part, extrapolated, fixed_mean, gather, mean, total
 from fedjax_sim.types import Received
 from tests.laws import laws
 
@@ -46,3 +46,21 @@ def test_wrong_input():
         by_part({})
     with pytest.raises(ValueError, match=r"update: expected a dict of a, got \['a', 'b'\]"):
         by_part({"a": total()}).init({"a": jnp.zeros(1), "b": jnp.zeros(1)}, 2)
+
+
+def test_parts_draw_from_their_own_streams():
+    """Catches one key for all parts, which draw the same numbers from it."""
+    drawn = gather(lambda key, updates, weights, ids: updates[0] + jax.random.normal(key, (3,)))
+    both = by_part({"a": drawn, "b": drawn})
+    carry = both.init({name: jnp.zeros(3) for name in "ab"}, 2)
+    found, _ = both.finalize(KEY, None, carry)
+    assert (found["a"] != found["b"]).all()
+
+
+def test_metrics_are_stated():
+    """Catches numbers in a round's Info of which logs and pages no longer know what they are."""
+    both = by_part({"a": extrapolated(), "b": mean()})
+    spec = {name: jax.ShapeDtypeStruct((2,), jnp.float32) for name in "ab"}
+    _, found = both.finalize(KEY, None, both.init(spec, 3))
+    (stated,) = both.metrics
+    assert stated.name == "a_extrapolation" and stated.name in found and stated.pooled == "mean"

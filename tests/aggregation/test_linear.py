@@ -179,6 +179,16 @@ def test_keep_old_shrinks_by_the_absent_share():
             "design: expected a design without replacement",
         ),
         (lambda: aggregation.horvitz_thompson(sampling.uniform(5, 2).design, 0), ValueError, "total_weight"),
+        (
+            lambda: aggregation.horvitz_thompson(sampling.uniform(5, 2), 1.0),
+            TypeError,
+            "a SamplingDesign.*sampler.design",
+        ),
+        (
+            lambda: aggregation.gather(lambda key, updates, weights, ids: updates, sensitivity=-1.0),
+            ValueError,
+            "sensit",
+        ),
         (lambda: aggregation.li_scheme_two(sampling.weighted([1, 2], 2).design, 3), ValueError, "design"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -124,16 +126,15 @@ def loss_seeking(size, slots, told):
         told.append(work)
         return state
 
-    return Sampler(
-        lambda: {"loss": jnp.full(size, jnp.inf)}, sample, slots, sampling.uniform(size, slots).design, tell, observe
-    )
+    design = dataclasses.replace(sampling.uniform(size, slots).design, scheme="unknown_without_replacement")
+    return Sampler(lambda: {"loss": jnp.full(size, jnp.inf)}, sample, slots, design, tell, observe)
 
 
 @pytest.mark.parametrize("wrap", [lambda s: s, sampling.with_distinct_clients])
 def test_samplers_are_told_and_observe(wrap):
     """Catches losses of other clients or of nobody, and a wrapper that hands on its own state as the sampler's."""
     told = []
-    made = star(wrap(loss_seeking(p.NUM_CLIENTS, 4, told)))
+    made = star(wrap(loss_seeking(p.NUM_CLIENTS, 4, told)), aggregator=aggregation.mean(weighting="uniform"))
     state = started(made)
     assert isinstance(told[0], Work) and told[0][:3] == (4 * len(p.START), 4 * len(p.START), 2) and told[0].flops > 0
     step, inner = jax.jit(made.step), lambda state: getattr(state.sampler, "sampler", state.sampler)
@@ -146,6 +147,18 @@ def test_samplers_are_told_and_observe(wrap):
             loss = one.metrics["local_loss"]
             np.testing.assert_allclose(inner(state)["loss"][id], loss.total / loss.weight, rtol=1e-5)
     assert np.isfinite(inner(state)["loss"]).all()  # everybody was invited
+
+
+def test_mime_tells_the_costs_of_both_passes():
+    """Catches the bytes and operations of the second pass alone: of a round's two messages, half of what is sent."""
+    told = []
+    made = algorithms.mime(p.linear_loss, loss_seeking(p.NUM_CLIENTS, 4, told), num_steps=3, batch_size=2)
+    _, info = jax.jit(made.step)(KEY, started(made), p.ragged())
+    work = told[-1]
+    assert (work.bytes_up, work.bytes_down) == tuple(
+        info[name].total() // 4 for name in ("uplink_bytes", "downlink_bytes")
+    )
+    assert work.steps == 3 and work.flops > max(one.flops for one in told[:-1])
 
 
 def test_a_large_entry_of_info_is_refused():
@@ -183,7 +196,7 @@ def test_quadratic_clients_have_known_work():
     sampler = loss_seeking(4, 2, told)
     work = client.local_sgd(population.quadratic_loss, optax.sgd(0.1), client.work(num_epochs=3, batch_size=1))
     change = {"transform": transform.quantize(8), "downlink": transform.quantize(8)}
-    made = federated(sampler, work, aggregation.mean(), server.optimizer(optax.sgd(1.0)), **change, mesh=None)
+    made = federated(sampler, work, aggregation.total(), server.optimizer(optax.sgd(1.0)), **change, mesh=None)
     made.init(KEY, {"w": jnp.zeros(1)}, people)
     assert told[0].bytes_up == told[0].bytes_down < 8 and int(told[0].steps(5)) == 15
 

@@ -62,3 +62,10 @@ def test_effective_steps_under_momentum_do_not_cancel(momentum, steps):
         velocity = momentum * velocity + 1
         total += velocity
     assert float(effective_steps(jnp.float32(steps), momentum=momentum)) == pytest.approx(total, rel=1e-6)
+
+
+def test_clients_that_count_no_steps_are_refused():
+    """Catches a KeyError about a metric that the caller did not write."""
+    private = client.private_sgd(p.linear_loss, 1.0, 0.0, 0.1, num_steps=1, batch_size=1, num_examples=p.ROWS)
+    with pytest.raises(ValueError, match="client: expected one that reports `local_steps`"):
+        client.normalized(private).apply(jax.random.key(0), jnp.array(p.START), (), p.ragged().client(jnp.int32(0)))

@@ -102,6 +102,8 @@ def test_error_texts():
         apply(clients(optax.sgd(0.3), table="embeding/table")[1], data=data())
     with pytest.raises(TypeError, match="tokens: expected the name of integers among the examples, got 'text'"):
         apply(clients(optax.sgd(0.3), tokens="text")[1], data=data())
+    with pytest.raises(TypeError, match="examples: expected a dict that holds the tokens"):
+        apply(clients(optax.sgd(0.3))[1], data=ClientData(jnp.zeros((2, 3), jnp.int32), jnp.ones(2, bool)))
     with pytest.raises(ValueError, match="client: expected a client without state"):
         stateful = scaffold(loss_fn, 0.1, work(num_steps=1))
         touched_rows(stateful).init({"params": PARAMS, "control": PARAMS})

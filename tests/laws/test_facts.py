@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import aggregation, algorithms, client, metrics, run, sampling, transform, tree, types
+from fedjax_sim import aggregation, algorithms, client, metrics, run, sampling, server, transform, tree, types
 from fedjax_sim.privacy import mechanism_of
 from tests.laws import cases
 from tests.laws import problems as p
@@ -204,3 +204,16 @@ def test_names_that_are_taken():
         )
     found = metrics.evaluation(loss("loss_quantiles"), held_out=p.ragged())(jnp.array(p.START))
     assert {"metric_held_out_loss_quantiles", "spread_held_out_loss_quantiles"} <= found.keys()
+
+
+def test_clients_with_state_are_distinct():
+    """Catches a design that does not say whether a client is drawn twice, taken to say that none is."""
+    sampler = sampling.uniform(p.NUM_CLIENTS, p.SLOTS)
+    silent = sampler._replace(design=type("Design", (), {"population_size": p.NUM_CLIENTS, "equal_chances": True})())
+    for wrong in (silent, sampling.with_replacement(p.NUM_CLIENTS, p.SLOTS)):
+        with pytest.raises(ValueError, match="sampler: expected a design without replacement"):
+            algorithms.scaffold(p.linear_loss, wrong, num_steps=1)
+        work = p.counting(client.local_sgd(p.linear_loss, optax.sgd(0.1), client.work(num_steps=1)))
+        made = algorithms.federated(wrong, work, aggregation.mean(), server.optimizer(optax.sgd(1.0)))
+        with pytest.raises(ValueError, match="sampler: expected a design without replacement"):
+            made.init(KEY, jnp.array(p.START), p.ragged())

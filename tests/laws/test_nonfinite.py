@@ -65,11 +65,14 @@ def test_integers_do_not_hide_a_broken_client():
     laws.nonfinite_clients_are_dropped(np.nan, p.Federation(transform=messages, aggregator=aggregation.fixed_mean(9.0)))
 
 
-def test_missing_shares_of_noise_release_nothing():
-    """Catches a round whose messages have less noise than its accountant assumes."""
+@pytest.mark.parametrize("stated", [True, False])
+def test_missing_shares_of_noise_release_nothing(stated):
+    """Catches a round whose messages have less noise than its accountant assumes: of every slot, where no number of
+    shares is stated."""
+    noisy = transform.distributed_gaussian(1.0, 1.0, p.SLOTS)
     federation = p.Federation(
         client=client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=1)),
-        transform=transform.distributed_gaussian(1.0, 1.0, p.SLOTS),
+        transform=noisy if stated else noisy._replace(noise=noisy.noise._replace(details=None)),
         aggregator=aggregation.fixed_mean(float(p.SLOTS)),
     )
     start = p.flat(federation.algorithm.params(federation.init()))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import metrics
+from fedjax_sim.metrics.baseline import constant_baseline
 from fedjax_sim.population import from_clients, generated
 from fedjax_sim.types import ClientData
 
@@ -113,3 +114,17 @@ def test_per_example_weights_pool_over_tokens():
 
     examples = {"mean": np.float32([1.0, 5.0]), "tokens": np.float32([3.0, 1.0])}
     assert metrics.evaluation(sequences, test=examples)(())["test_loss"] == 2.0
+
+
+def test_populations_without_rows():
+    """Catches a division by the number of rows, and a baseline of no labels."""
+    empty = ClientData({"x": jnp.zeros((0, 4)), "y": jnp.zeros(0)}, jnp.ones(0, bool))
+    nobody = generated(3, lambda parameters, id: empty)
+    assert float(metrics.per_client(loss_fn, PARAMS, nobody)["loss"][1].sum()) == 0
+    assert np.isnan(metrics.objective(loss_fn, PARAMS, nobody)["loss"])
+    with pytest.raises(ValueError, match="population: expected a client with examples"):
+        metrics.drift_bias(loss_fn, PARAMS, nobody, step_size=0.1, num_steps=1)
+    assert constant_baseline({"y": np.array([[-1, -1]])}, "next_token") == {}
+    assert constant_baseline({"y": np.zeros((0, 1))}, "regression") == {}
+    with pytest.raises(ValueError, match="test: expected at least one example, got 0"):
+        metrics.pooled(loss_fn, PARAMS, {"x": jnp.zeros((0, 4)), "y": jnp.zeros(0)})

@@ -10,6 +10,7 @@ import pytest
 from fedjax_sim import algorithms, engine, metrics, population, run, sampling
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
+from fedjax_sim.population.describe import digest
 from tests.laws import problems as p
 
 
@@ -88,3 +89,21 @@ def test_a_config_may_keep_rows():
     assert "local_test_loss" in made.evaluation(made.params)
     with pytest.raises(ConfigError, match=r"data\.with_local_test\.fraction: expected a number in"):
         build(load(None, [*small, "data.with_local_test.fraction=1.0"]))
+
+
+def test_other_rows_have_another_digest(tmp_path):
+    """Catches a run that goes on with other rows kept, or with another store under them, unnoticed."""
+    made = {digest(split(fraction, seed)[1]) for fraction in (0.3, 0.5) for seed in (0, 1)}
+    assert len(made) == 4
+    whole = split()[0]
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        population.write_store(tmp_path / name, {"x": np.full((4, 1), value, np.float32)}, [0, 2, 4])
+        stored = whole._replace(train=population.host_store(tmp_path / name))
+        made.add(digest(population.with_local_test(stored)))
+    assert len(made) == 6
+
+
+def test_what_is_no_data_set_is_refused():
+    """Catches an AttributeError about something that the caller did not write."""
+    with pytest.raises(TypeError, match="data: expected a FederatedData, got 'Generated'"):
+        population.with_local_test(p.ragged())

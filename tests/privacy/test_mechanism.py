@@ -163,6 +163,7 @@ def test_refusals_of_parts():
             "share of the noise",
         ),
         (parts(sampling.uniform(N, M), transform.distributed_gaussian(1.0, 1.0, M + 1)), "at most 20 messages"),
+        (parts(sampling.full(N)._replace(observe=lambda state, cohort, outcome: state)), "observes no losses"),
     ):
         with pytest.raises(ValueError, match=message):
             mechanism_of(wrong)
@@ -186,6 +187,8 @@ def test_refusals():
         ({"place": "distributed", "scheme": "full", "cohort_size": N, "adjacency": "add_or_remove_one"}, "no share"),
         ({"scheme": "with_replacement"}, "without replacement"),
         ({"scheme": "cyclic"}, "independent rounds"),
+        ({"scheme": "unknown"}, "depend on what it observes"),
+        ({"scheme": "unknown_without_replacement", "place": "local"}, "depend on what it observes"),
         ({"kind": "laplace"}, "kind"),
         ({"kind": "skellam"}, "distributed"),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 import fedjax_sim.sampling as sampling
+from fedjax_sim import aggregation, theory, types
+from fedjax_sim.algorithms.compatibility import check_parts
+from fedjax_sim.privacy import mechanism_from
 from fedjax_sim.sampling.design import SamplingDesign, mean_of_minimum
+from fedjax_sim.transform import identity
 
 CASES = {
     "uniform": sampling.uniform(20, 6),
@@ -122,4 +126,41 @@ def test_bad_designs():
     unknown = dataclasses.replace(good, response_rates=(None,))
     with pytest.raises(ValueError, match="response_rate: expected a number, got None"):
         unknown.inclusion_probabilities()
+    for denominator in ("fixed", 6.0):
+        with pytest.raises(ValueError, match="response_rate: expected a number, got None"):
+            theory.cohort_coefficients(unknown, np.full(20, 0.05), denominator=denominator)
     assert isinstance(good, SamplingDesign)
+
+
+@pytest.mark.parametrize("scheme", ["unknown", "unknown_without_replacement"])
+def test_an_unknown_scheme_fails_closed(scheme):
+    """Catches a formula or an accountant that takes cohorts that follow losses for uniform ones."""
+    good = CASES["uniform"].design
+    design = dataclasses.replace(good, scheme=scheme)
+    assert design.replacement == (scheme == "unknown")
+    assert not (design.known or design.equal_chances or design.fixed_size or design.independent_rounds)
+    values, shares = np.arange(20.0), np.full(20, 0.05)
+    central = types.Noise("gaussian", "central", 1.0, 1.0, "client")
+    for uses in (
+        lambda design: design.inclusion_probabilities(),
+        lambda design: design.overflow_probability,
+        theory.report_counts,
+        theory.joint_inclusion_probability,
+        theory.enumerate_cohorts,
+        lambda design: theory.design_variance(design, values),
+        lambda design: theory.cohort_coefficients(design, shares),
+        lambda design: theory.cohort_coefficients(design, shares, denominator=6.0),
+        lambda design: theory.budget_from_moments([[1.0]], step_size=0.1, design=design, client_covariance=1.0),
+        lambda design: aggregation.horvitz_thompson(design, 20.0),
+        lambda design: mechanism_from(design, central),
+        lambda design: mechanism_from(design, central._replace(place="local")),
+    ):
+        uses(good)
+        for unknown in (design, dataclasses.replace(design, response_rates=(0.5,))):
+            with pytest.raises(ValueError, match=f"{scheme}|without replacement"):
+                uses(unknown)
+    sampler = CASES["uniform"]._replace(design=design)
+    with pytest.raises(ValueError, match="fixed number of different clients"):
+        sampling.with_over_invitation(sampler, 3)
+    with pytest.raises(ValueError, match="scheme is unknown, and it may draw"):
+        check_parts(sampler, types.ClientUpdate(None, None), identity(), aggregation.mean())

@@ -211,5 +211,5 @@ def test_what_is_refused():
         downlink(SGD, transform.identity()).init({"w": jnp.zeros(3), "step": jnp.zeros((), jnp.int32)})
     with pytest.raises(TypeError, match="server: expected a ServerUpdate"):
         downlink(server.replacement, transform.identity())
-    with pytest.raises(TypeError, match="downlink: expected a UpdateTransform"):
+    with pytest.raises(TypeError, match="downlink: expected an UpdateTransform"):
         downlink(SGD, transform.identity)
