@@ -292,7 +292,8 @@ def close(
     round, sampler = state.round + 1, state.sampler
     clients, memory = remember(cohort, gathered, fit)
     if star.sampler.observe is not None:
-        sampler = star.sampler.observe(sampler, cohort, Outcome(gathered.arrived, gathered.losses))
+        outcome = Outcome(gathered.arrived, gathered.losses)
+        sampler = engine.steady(star.sampler.observe)(sampler, cohort, outcome)
     aggregator = tree.where(fit, own, state.aggregator)
     new = FederatedState(round, sampler, clients, memory, transform, server, aggregator)
     info = traffic(cohort, gathered.up, gathered.down)

@@ -90,6 +90,9 @@ def test_nor_does_what_a_user_brings():
     def accumulate(key, cohort, carry, received):
         return rule.accumulate(key, cohort, carry, received._replace(updates=divided(received.updates)))
 
+    def observe(state, cohort, outcome):
+        return divided(state + outcome.losses)
+
     work = client.local_sgd(
         lambda *args: divided(p.linear_loss(*args)), optax.adam(p.RATE), client.work(num_steps=2, batch_size=3)
     )
@@ -99,7 +102,7 @@ def test_nor_does_what_a_user_brings():
     for own in ("none", "all"):
         parts, sampler = {"client": work, "aggregator": rule, "server": step}, cases.SAMPLER
         if own == "all":
-            sampler = sampler._replace(sample=sample)
+            sampler = sampler._replace(init=lambda: jnp.zeros(p.SLOTS), sample=sample, observe=observe)
             parts["aggregator"] = rule._replace(accumulate=accumulate)
             parts["client"] = work._replace(apply=lambda key, model, *rest: work.apply(key, divided(model), *rest))
             parts["transform"] = transform.stateless(lambda key, x: divided(x))
@@ -110,7 +113,7 @@ def test_nor_does_what_a_user_brings():
         found = of_a_round(device_rows.star(sampler, **parts), p.ragged())
         assert all(found)
         counts.append(len(found))
-    assert counts[1] >= counts[0] + 24  # four each in six places
+    assert counts[1] >= counts[0] + 28  # four each in seven places
 
 
 def test_the_law_sees_bare_divisions():
