@@ -13,6 +13,7 @@ import pytest
 from jax.extend import core
 
 from fedjax_sim import aggregation, client, server, transform
+from fedjax_sim.algorithms.round import aggregate, collect, invite
 from fedjax_sim.types import ClientUpdate, Report
 from tests.laws import cases, device_rows
 from tests.laws import problems as p
@@ -114,6 +115,19 @@ def test_nor_does_what_a_user_brings():
         assert all(found)
         counts.append(len(found))
     assert counts[1] >= counts[0] + 28  # four each in seven places
+
+
+def test_nor_does_a_step_alone():
+    """Catches an aggregate that is rounded in one way by `close` and in another where an algorithm asks for it."""
+    rule = aggregation.gather(lambda key, updates, weights, ids: divided(updates.sum(0)) / weights.sum())
+    made, data = device_rows.star(aggregator=rule), p.ragged()
+
+    def update(key, state):
+        cohort, _ = invite(made.parts, key, state)
+        return aggregate(made.parts, key, cohort, collect(made.parts, key, cohort, state, data), state)
+
+    found = list(divisions(jax.make_jaxpr(update)(KEY, made.init(KEY, jnp.array(p.START), data)).jaxpr))
+    assert len(found) > 4 and all(found)
 
 
 def test_the_law_sees_bare_divisions():
