@@ -148,11 +148,10 @@ def mime(
         state = state._replace(server=state.server.server, **both)
         return state if sampler.tell is None else state._replace(sampler=told(params, population))
 
-    def mean_gradient(key, cohort, gathered, state):
+    def mean_gradient(found, num_arrived, state):
         """(Whether there is a usable one, c or zero, its norm, the next state of the first pass's transform.)"""
-        found = aggregate(first, key, cohort, gathered, state)
         control = jax.tree.map(lambda g, x: g.astype(x.dtype), found.update, state.server)
-        usable = (gathered.num_arrived > 0) & tree.all_finite(control)
+        usable = (num_arrived > 0) & tree.all_finite(control)
         control = tree.where(usable, control, tree.zeros_like(control))
         return usable, control, optax.tree.norm(control), tree.where(usable, found.transform, state.transform)
 
@@ -161,7 +160,8 @@ def mime(
         (asked_memory, memory), (asked_transform, transform) = state.memory, state.transform
         asking = state._replace(memory=asked_memory, transform=asked_transform, server=inner.params(state.server))
         asked = collect(first, key, cohort, asking, population)
-        usable, control, norm, asked_transform = engine.steady(mean_gradient)(key, cohort, asked, asking)
+        found = aggregate(first, key, cohort, asked, asking)
+        usable, control, norm, asked_transform = engine.steady(mean_gradient)(found, asked.num_arrived, asking)
         start = _ControlState(state.server, control)
         return asked, asked_transform, usable, norm, state._replace(memory=memory, transform=transform, server=start)
 

@@ -207,9 +207,14 @@ def aggregate(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state:
     Returns: `Aggregated`. Nothing is checked: without a usable message the update is what the aggregator makes of none
     (zero for a mean), and it may be non-finite; `close` skips such rounds.
 
-    Guarantees: an aggregator with state sees its own and the model
-    (tests/aggregation/test_gather.py::test_a_rule_with_memory).
+    Guarantees: rounded as in `close` (tests/laws/test_rounding.py::test_nor_does_a_step_alone); an aggregator with
+    state sees its own and the model (tests/aggregation/test_gather.py::test_a_rule_with_memory).
     """
+    gathered = gathered._replace(clients=(), memory=(), up=(), down=())  # bits of a message may exceed an int32
+    return engine.steady(partial(_aggregated, star))(key, cohort, gathered, state._replace(clients=(), memory=()))
+
+
+def _aggregated(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state: FederatedState) -> Aggregated:
     rule, round = star.aggregator, Round(*cohort, gathered.broadcast, state.aggregator)
     update, metrics, *kept = rule.finalize(stream(key, "aggregation"), round, gathered.carry)
     found, measured = exact.total(gathered.means)
@@ -263,7 +268,7 @@ def close(
 
     def stepped(key, cohort, carry, state):
         sums, means, arrived, _ = carry
-        found = aggregate(star, key, cohort, gathered._replace(carry=sums, means=means), state)
+        found = _aggregated(star, key, cohort, gathered._replace(carry=sums, means=means), state)
         check_aggregate(found.update, star.server, tree.spec(star.server.params(state.server)))
         moved = star.server.apply(stream(key, "server"), found.update, state.server)
         released, noise = star.transform.releases_when_empty, star.transform.noise
@@ -286,7 +291,8 @@ def close(
     round, sampler = state.round + 1, state.sampler
     clients, memory = remember(cohort, gathered, fit)
     if star.sampler.observe is not None:
-        sampler = star.sampler.observe(sampler, cohort, Outcome(gathered.arrived, gathered.losses))
+        outcome = Outcome(gathered.arrived, gathered.losses)
+        sampler = engine.steady(star.sampler.observe)(sampler, cohort, outcome)
     aggregator = tree.where(fit, own, state.aggregator)
     new = FederatedState(round, sampler, clients, memory, transform, server, aggregator)
     info = traffic(cohort, gathered.up, gathered.down)

@@ -53,7 +53,7 @@ def with_stragglers(sampler: Sampler, share: float) -> Sampler:
         if cohort.work is not None and jnp.issubdtype(cohort.work.dtype, jnp.integer):
             hint = "Its clients' numbers of steps are fixed: put with_stragglers inside, or leave one of the two out."
             validate.fail("sampler", "one that does not fix its clients' steps", "with_local_steps", hint)
-        before = jnp.ones(cohort.ids.shape) if cohort.work is None else cohort.work
+        before = jnp.ones(cohort.ids.shape, jnp.float32) if cohort.work is None else cohort.work
         name = "straggler" if cohort.work is None else "another straggler"
         who, part = (client_bits(stream(key, f"{name} {what}"), cohort.ids) >> 8 for what in ("who", "part"))
         part = (part + 1).astype(jnp.float32) * jnp.float32(2.0**-24)

@@ -13,6 +13,7 @@ import pytest
 from jax.extend import core
 
 from fedjax_sim import aggregation, client, server, transform
+from fedjax_sim.algorithms.round import aggregate, collect, invite
 from fedjax_sim.types import ClientUpdate, Report
 from tests.laws import cases, device_rows
 from tests.laws import problems as p
@@ -90,6 +91,9 @@ def test_nor_does_what_a_user_brings():
     def accumulate(key, cohort, carry, received):
         return rule.accumulate(key, cohort, carry, received._replace(updates=divided(received.updates)))
 
+    def observe(state, cohort, outcome):
+        return divided(state + outcome.losses)
+
     work = client.local_sgd(
         lambda *args: divided(p.linear_loss(*args)), optax.adam(p.RATE), client.work(num_steps=2, batch_size=3)
     )
@@ -99,7 +103,7 @@ def test_nor_does_what_a_user_brings():
     for own in ("none", "all"):
         parts, sampler = {"client": work, "aggregator": rule, "server": step}, cases.SAMPLER
         if own == "all":
-            sampler = sampler._replace(sample=sample)
+            sampler = sampler._replace(init=lambda: jnp.zeros(p.SLOTS), sample=sample, observe=observe)
             parts["aggregator"] = rule._replace(accumulate=accumulate)
             parts["client"] = work._replace(apply=lambda key, model, *rest: work.apply(key, divided(model), *rest))
             parts["transform"] = transform.stateless(lambda key, x: divided(x))
@@ -110,7 +114,20 @@ def test_nor_does_what_a_user_brings():
         found = of_a_round(device_rows.star(sampler, **parts), p.ragged())
         assert all(found)
         counts.append(len(found))
-    assert counts[1] >= counts[0] + 24  # four each in six places
+    assert counts[1] >= counts[0] + 28  # four each in seven places
+
+
+def test_nor_does_a_step_alone():
+    """Catches an aggregate that is rounded in one way by `close` and in another where an algorithm asks for it."""
+    rule = aggregation.gather(lambda key, updates, weights, ids: divided(updates.sum(0)) / weights.sum())
+    made, data = device_rows.star(aggregator=rule), p.ragged()
+
+    def update(key, state):
+        cohort, _ = invite(made.parts, key, state)
+        return aggregate(made.parts, key, cohort, collect(made.parts, key, cohort, state, data), state)
+
+    found = list(divisions(jax.make_jaxpr(update)(KEY, made.init(KEY, jnp.array(p.START), data)).jaxpr))
+    assert len(found) > 4 and all(found)
 
 
 def test_the_law_sees_bare_divisions():

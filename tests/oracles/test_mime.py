@@ -222,3 +222,12 @@ def test_second_moments_are_not_compressed(rule):
     else:
         with pytest.raises(ValueError, match=f"downlink: expected none for {rule}, got 'a compressor'"):
             make()
+
+
+def test_messages_of_many_bits():
+    """A model of 2^27 floats, traced alone. Catches the bits of a message among numbers of 32 bits."""
+    made = algorithms.mime(lambda params, *rest: p.linear_loss(params[:3], *rest), cases.SAMPLER, num_steps=1)
+    start = jax.ShapeDtypeStruct((1 << 27,), jnp.float32)
+    state = jax.eval_shape(lambda start: made.init(jax.random.key(0), start, p.ragged()), start)
+    for step in (made.step, made.observe):
+        jax.eval_shape(step, jax.random.key(0), state, p.ragged())

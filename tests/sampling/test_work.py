@@ -50,6 +50,15 @@ def test_stragglers_belong_to_clients():
     assert few.work.tolist() == [everybody[id] for id in few.ids.tolist()]
 
 
+def test_shares_are_float32():
+    """With double precision too. Catches clients that take another number of steps there: 0.1 K, rounded up."""
+    late = sampling.with_stragglers(sampling.full(N), 0.5)
+    single = late.sample(jax.random.key(0), ())[0].work
+    with jax.enable_x64(True):
+        double = late.sample(jax.random.key(0), ())[0].work
+    assert single.dtype == double.dtype == jnp.float32 and (single == double).all()
+
+
 def test_share_may_be_traced():
     """Catches a share that a sweep cannot vary."""
     work = jax.jit(
