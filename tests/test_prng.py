@@ -14,6 +14,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim.prng import (
     below,
+    bits,
     client_key,
     counter_bits,
     dither,
@@ -22,6 +23,7 @@ from fedjax_sim.prng import (
     normal,
     stochastic_round,
     stream,
+    threefry,
 )
 from fedjax_sim.running.arguments import check_numbers
 
@@ -281,3 +283,17 @@ def test_draws_among_many_are_uniform():
     assert largest_excess(by_modulus) > 20
     with pytest.raises(ValueError, match=r"n: expected an integer in \[1, 2147483647\], got 0"):
         below(jax.random.key(0), 0)
+
+
+@pytest.mark.parametrize("partitionable", [True, False])
+def test_threefry_is_that_of_jax(partitionable):
+    """Also of a key alone and of another generator. Catches a rotation or a key word out of place."""
+    ids = jnp.array([0, 1, 2**31 - 1, -1], jnp.int32)
+    for seed in (0, 2**31):
+        key = jax.random.key(seed, impl="threefry2x32")
+        found = threefry(jax.random.key_data(key), jnp.zeros(4, jnp.uint32), ids.astype(jnp.uint32))
+        folded = jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, ids))
+        np.testing.assert_array_equal(jnp.stack(found, -1), folded)
+        with jax.threefry_partitionable(partitionable):
+            for made in (key, fast(key)):
+                np.testing.assert_array_equal(bits(made, 77), jax.random.bits(made, (77,), jnp.uint32))

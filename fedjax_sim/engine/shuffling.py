@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.engine.barrier import HiddenZero, computed_once, hidden_zero
-from fedjax_sim.prng import ROUNDS, client_key, counter_bits, feistel, hashed, walked
+from fedjax_sim.prng import ROUNDS, client_key, counter_bits, feistel, hashed, threefry, walked
 from fedjax_sim.types import Array, PyTree
 
 __all__ = ["client_keys", "shuffle"]
@@ -26,6 +26,9 @@ def client_keys(key: Array, ids: Array) -> Array:
     """
     words = jax.random.key_data(key)
     words = computed_once(words, words)  # or XLA:CPU derives the stage's key anew in each step of each client
+    if jax.random.key_impl(key) == "threefry2x32":  # `fold_in`, for all at once
+        low = ids.astype(jnp.uint32)
+        return jnp.stack(threefry(words, jnp.zeros_like(low), low), axis=-1)
     key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
     return jax.random.key_data(jax.vmap(client_key, (None, 0))(key, ids))
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.prng import ROUNDS, feistel, walked
+from fedjax_sim.prng import ROUNDS, bits, feistel, walked
 from fedjax_sim.types import Array
 
 __all__ = ["permute"]
@@ -61,12 +61,12 @@ def _sorted_order(key: Array, size: int) -> Array:
     """
     number = jnp.arange(size, dtype=jnp.uint32)
     low = jnp.uint32(_EXACT_LIMIT - 1)
-    packed = jax.lax.sort((jax.random.bits(key, (size,), jnp.uint32) & ~low) | number)
+    packed = jax.lax.sort((bits(key, size) & ~low) | number)
     differ = (packed[1:] & ~low != packed[:-1] & ~low).all()
 
     def whole():
-        bits = jax.random.bits(key, (2, size), jnp.uint32)  # the same first ones
-        return jax.lax.sort((bits[0], bits[1], number.astype(jnp.int32)), num_keys=2)[2]
+        first, second = jax.random.bits(key, (2, size), jnp.uint32)  # the same first ones
+        return jax.lax.sort((first, second, number.astype(jnp.int32)), num_keys=2)[2]
 
     return jax.lax.cond(differ, lambda: (packed & low).astype(jnp.int32), whole)
 
