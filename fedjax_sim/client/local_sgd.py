@@ -112,6 +112,7 @@ def _batches(
     def batch(step):
         if size == rows:
             return data
+        step = jnp.asarray(step, steps_per_epoch.dtype)  # neither is negative, so rounding to zero is right, and short
         epoch, place = jax.lax.div(step, steps_per_epoch), jax.lax.rem(step, steps_per_epoch)
         positions = place * size + jnp.arange(size)
         mask = positions < num_examples
