@@ -15,13 +15,17 @@ from experiments.benchmarks import baselines, harness
 from experiments.benchmarks.workloads import algorithm, rounds_program, workload
 from fedjax_sim import engine
 
-SWEEPS = {  # workload: rounds a call, cohort, lanes
-    "mlp": (8, None, (1, 2, 4, 8, 16, 32)),
-    "tiny": (6, None, (8, 16, 32, 64, 128, 256)),
-    "logistic": (3, None, (1, 2, 4, 8)),
-    "large_mlp": (2, 50, (1, 2, 4)),
-    "femnist_cnn": (1, 4, (1, 2)),
-    "gru": (1, 50, (1, 2, 5, 10, 25)),
+SWEEPS = {  # title: workload, rounds a call, cohort, lanes
+    "mlp": ("mlp", 8, None, (1, 2, 4, 8, 16, 32)),
+    "tiny": ("tiny", 6, None, (8, 16, 32, 64, 128, 256)),
+    "logistic": ("logistic", 3, None, (1, 2, 4, 8)),
+    "large_mlp": ("large_mlp", 2, 50, (1, 2, 4)),
+    "femnist_cnn": ("femnist_cnn", 1, 4, (1, 2)),
+    "gru": ("gru", 1, 50, (1, 2, 5, 10, 25)),
+    "softmax, m = 100": ("softmax", 40, 100, (10, 20, 25, 34, 50)),
+    "softmax, m = 50": ("softmax", 80, 50, (10, 13, 17, 25)),
+    "cnn_12k, m = 20": ("cnn_12k", 4, 20, (1, 2, 4, 5)),
+    "mlp, m = 50": ("mlp", 40, 50, (2, 4, 5, 9, 13)),
 }
 AUTOMATIC = "automatic"
 
@@ -29,10 +33,10 @@ AUTOMATIC = "automatic"
 def measure(quick: bool = False) -> dict:
     """Seconds a round under each plan."""
     rows, ratios = [], []
-    for name, (rounds, cohort, lanes) in SWEEPS.items():
+    for name, (which, rounds, cohort, lanes) in SWEEPS.items():
         if quick and name not in ("mlp",):
             continue
-        work = workload(name, cohort_size=32 if quick else cohort)
+        work = workload(which, cohort_size=32 if quick else cohort)
         found, against_best, against_vmap = _sweep(work, name, 1 if quick else rounds, lanes[:2] if quick else lanes)
         rows += found
         ratios += [
