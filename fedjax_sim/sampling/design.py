@@ -21,9 +21,9 @@ _SCHEMES = {
     "full": (False, True, True),
     "cyclic": (False, True, False),
     "shuffled_cyclic": (False, True, False),
-    "unknown": (True, False, False),
-    "unknown_without_replacement": (False, False, False),
 }
+_UNKNOWN = {"unknown": (True, False, False), "unknown_without_replacement": (False, False, False)}
+_SCHEMES |= _UNKNOWN
 
 
 def mean_of_minimum(num_trials: int, rate: float, limit: int) -> float:
@@ -105,7 +105,7 @@ class SamplingDesign:
     @property
     def known(self) -> bool:
         """Whether the scheme is the distribution of a cohort, and not one of the unknown ones."""
-        return not self.scheme.startswith("unknown")
+        return self.scheme not in _UNKNOWN
 
     @property
     def replacement(self) -> bool:
