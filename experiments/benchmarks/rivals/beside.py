@@ -16,6 +16,8 @@ import os
 import pathlib
 import subprocess
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -124,19 +126,21 @@ def _answer(name: str, venvs: pathlib.Path, arguments: list[str], devices: int |
     return {"failed": " ".join(words)[-300:] or f"ended with {done.returncode} without output"}
 
 
+def _logits(work: Workload, params: Any) -> Callable:
+    """x -> logits, with our model."""
+    model, *_ = WORKLOADS[work.name][1]()
+    return partial(jax.jit(lambda params, x: model.apply(params, (), x, None, False)[0]), params)
+
+
 def _mean_loss(work: Workload, params: Any) -> float:
     """Over all examples, with our model."""
-    model, *_ = WORKLOADS[work.name][1]()
-    x, y = (np.asarray(a) for a in work.arrays)
-    return common.mean_loss(jax.jit(lambda x: model.apply(params, (), x, None, False)[0]), x, y)
+    return common.mean_loss(_logits(work, params), *map(np.asarray, work.arrays))
 
 
 def _differs(work: Workload, found: dict) -> str:
     """How the rival's model differs from ours at the initial weights, or ""."""
-    model, *_ = WORKLOADS[work.name][1]()
     theirs = common.load(found["params"])[1]["initial_logits"]
-    x = np.asarray(work.arrays[0][: len(theirs)])
-    gap = float(np.abs(np.asarray(model.apply(work.params, (), x, None, False)[0]) - theirs).max())
+    gap = float(np.abs(_logits(work, work.params)(work.arrays[0][: len(theirs)]) - theirs).max())
     other = abs(_mean_loss(work, work.params) - found["initial_loss"])
     return "" if gap < 1e-4 and other < 1e-3 else f"Its initial logits are {gap:.2g} from ours, its loss {other:.2g}."
 
