@@ -24,46 +24,46 @@ __all__ = ["participation_figure", "speed_table", "with_speeds"]
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "benchmarks" / "results"
 FIGURE = ROOT / "docs" / "participation.png"
-RIVALS = ("FedJAX", "pfl-research", "Flower")
-JOBS = {  # what is trained: (result, its ratio of times, ours over the best hand-written loop's; job of the rivals)
-    "MLP 60-128-10, 1,000 clients a round": (
-        "p00_main_job", "MLP: time against the best bare loop", "P0 MLP 60-128-10, 1,000 clients"),
-    "the same, 100 clients a round": (None, None, "P0 MLP 60-128-10, 100 clients"),
-    "MLP 64-128-10 (digits), 1,000 clients a round": (
-        "p00_main_job", "digits: time against the best bare loop", None),
-    "MLP 32-32-10, batches of 1": ("p01_tiny_mlp", "time against the best bare loop", "P1 MLP 32-32-10"),
-    "softmax regression 784-62": ("p02_emnist", "logistic: time against the best bare loop", "P2 logistic 784-62"),
-    "MLP 784-200-200-62": ("p02_emnist", "MLP: time against the best bare loop", "P2 MLP 784-200-200-62"),
-    "CNN of FEMNIST, 1.2 million parameters": ("p03_convolutional", "FEMNIST: time against the best loop", None),
-    "CNN of CIFAR, 1.6 million parameters": ("p03_convolutional", "CIFAR: time against the best loop", None),
-    "GRU 128 over 80 characters": ("p15_gru", "time against the best bare loop", None),
-}  # fmt: skip
+OTHERS = ("best hand-written loop", "FedJAX", "pfl-research", "DrJAX", "Flower")
 
 
 def speed_table(results: pathlib.Path = RESULTS) -> str:
-    """How many times as fast as the best hand-written loop and the rivals, a Markdown table; slower is bold."""
+    """Clients a second, and times as fast as the others on the same arrays, a Markdown table; slower is bold."""
+    found = json.loads((results / "rivals.json").read_text(encoding="utf-8"))
+    rows = {row["name"]: row for row in found["rows"]}
+    ratios = {ratio["name"]: ratio["value"] for ratio in found["ratios"]}
+    versions = {row["version"].split()[0]: row["version"].split(" on ")[0] for row in rows.values() if "version" in row}
+    loop = OTHERS[0]
+    jobs = [name.partition(": ")[0] for name in ratios if name.endswith(f": speed against the {loop}")]
 
-    def load(stem: str) -> dict[str, Any]:
-        return json.loads((results / f"{stem}.json").read_text(encoding="utf-8"))
+    def speed(job: str, name: str) -> str:
+        value = ratios.get(f"{job}: speed against {'the ' * (name == loop)}{name}")
+        text = "" if value is None else f"{number(value)}×"
+        return f"**{text}**" if text and value < 1 else text
 
-    def ratios(stem: str) -> dict[str, float]:
-        return {ratio["name"]: ratio["value"] for ratio in load(stem)["ratios"]}
+    def elsewhere(job: str, name: str) -> str:
+        """Its cell; where the model was measured with other clients alone, those in brackets."""
+        same = [other for other in _jobs(rows) if other.split(", ")[0] == job.split(", ")[0] and speed(other, name)]
+        if not same or job in same:
+            return speed(job, name)
+        return f"{speed(same[0], name)} ({same[0].split(', ')[1]})"
 
-    def cell(speed: float | None) -> str:
-        text = "" if speed is None else f"{number(speed)}×"
-        return f"**{text}**" if text and speed < 1 else text
+    def first(job: str) -> str:
+        seen = [rows.get(f"{job}: {name}") for name in ("fedjax_sim.run", *OTHERS[:-1])]
+        return " / ".join(number(row["first_call_seconds"]) if row else "–" for row in seen)
 
-    versions = {note.split()[0]: note.split(" on ")[0] for note in load("rivals")["notes"]}
-    cores = load("rivals")["machine"]["cores"]
-    lines = [
-        [f"on {cores} CPU cores, as fast as", "the best hand-written JAX loop", *(versions[name] for name in RIVALS)]
-    ]
-    lines.append(["---"] * len(lines[0]))
-    for label, (stem, ratio, job) in JOBS.items():
-        hand = 1 / ratios(stem)[ratio] if stem else None
-        others = [ratios("rivals").get(f"{job}: speed against {name}") for name in RIVALS]
-        lines.append([label, *map(cell, [hand, *others])])
+    head = [f"on {found['machine']['cores']} CPU cores", "fedjax_sim, clients/s", f"as fast as the {loop}"]
+    head += [versions.get(name, name) for name in OTHERS[1:]]
+    lines = [[*head, "first round, s: ours / loop / FedJAX / pfl / DrJAX"], ["---"] * (len(head) + 1)]
+    for job in jobs:
+        cells = [number(rows[f"{job}: fedjax_sim.run"]["value"]), *(elsewhere(job, name) for name in OTHERS)]
+        lines.append([job, *cells, first(job)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _jobs(rows: dict[str, Any]) -> list[str]:
+    """The jobs of the rivals, in order."""
+    return list(dict.fromkeys(name.rpartition(": ")[0] for name in rows))
 
 
 def with_speeds(readme: str) -> str:

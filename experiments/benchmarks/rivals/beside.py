@@ -59,7 +59,7 @@ JOBS = {
     "MLP 60-128-10, 100 clients": Job("mlp", 100, 6, 10, {"flower": 1000}),
     "CNN of 12,810 parameters, 20 clients": Job("cnn_12k", 20, 6, 10, EVERY, (1, 2, 4, 9), 0.95),
     "FEMNIST CNN, 10 clients": Job("femnist_cnn", 10, 4, 1, EVERY, (1, 2, 4), 1.0),
-    "CIFAR CNN, 20 clients": Job("cifar_cnn", 20, 4, 1, EVERY, (1, 2, 4), 1.0),
+    "CIFAR CNN, 50 clients": Job("cifar_cnn", 50, 4, 1, EVERY, (1, 2, 4), 1.0),
     "LSTM 128, 50 clients": Job("lstm", 50, 4, 2, EVERY, (1, 2, 4, 9, 20)),
     "P1 MLP 32-32-10": Job("tiny", 1000, 3, 10, {"fedjax": None}),
     "P2 logistic 784-62": Job("logistic", 200, 4, 10, {"fedjax": 1.8}),
