@@ -24,7 +24,8 @@ __all__ = ["participation_figure", "speed_table", "with_speeds"]
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "benchmarks" / "results"
 FIGURE = ROOT / "docs" / "participation.png"
-OTHERS = ("best hand-written loop", "FedJAX", "pfl-research", "DrJAX", "Flower")
+LOOP = "the best hand-written loop"
+OTHERS = (LOOP, "FedJAX", "pfl-research", "DrJAX", "Flower")
 
 
 def speed_table(results: pathlib.Path = RESULTS) -> str:
@@ -33,37 +34,29 @@ def speed_table(results: pathlib.Path = RESULTS) -> str:
     rows = {row["name"]: row for row in found["rows"]}
     ratios = {ratio["name"]: ratio["value"] for ratio in found["ratios"]}
     versions = {row["version"].split()[0]: row["version"].split(" on ")[0] for row in rows.values() if "version" in row}
-    loop = OTHERS[0]
-    jobs = [name.partition(": ")[0] for name in ratios if name.endswith(f": speed against the {loop}")]
 
-    def speed(job: str, name: str) -> str:
-        value = ratios.get(f"{job}: speed against {'the ' * (name == loop)}{name}")
-        text = "" if value is None else f"{number(value)}×"
-        return f"**{text}**" if text and value < 1 else text
-
-    def elsewhere(job: str, name: str) -> str:
-        """Its cell; where the model was measured with other clients alone, those in brackets."""
-        same = [other for other in _jobs(rows) if other.split(", ")[0] == job.split(", ")[0] and speed(other, name)]
-        if not same or job in same:
-            return speed(job, name)
-        return f"{speed(same[0], name)} ({same[0].split(', ')[1]})"
+    def cell(job: str, name: str) -> str:
+        """Empty if not measured; other clients than the row's are named."""
+        model, ending = f"{job.split(', ')[0]}, ", f": speed against {name}"
+        seen = [x for x in ratios if x.startswith(model) and x.endswith(ending)]
+        if not seen:
+            return ""
+        where = job + ending if job + ending in seen else seen[0]
+        text = f"{number(ratios[where])}×"
+        text = f"**{text}**" if ratios[where] < 1 else text
+        return text if where == job + ending else f"{text} ({where[len(model) : -len(ending)]})"
 
     def first(job: str) -> str:
-        seen = [rows.get(f"{job}: {name}") for name in ("fedjax_sim.run", *OTHERS[:-1])]
+        seen = [rows.get(f"{job}: {name}") for name in ("fedjax_sim.run", LOOP.removeprefix("the "), *OTHERS[1:-1])]
         return " / ".join(number(row["first_call_seconds"]) if row else "–" for row in seen)
 
-    head = [f"on {found['machine']['cores']} CPU cores", "fedjax_sim, clients/s", f"as fast as the {loop}"]
+    head = [f"on {found['machine']['cores']} CPU cores", "clients/s", f"as fast as {LOOP}"]
     head += [versions.get(name, name) for name in OTHERS[1:]]
-    lines = [[*head, "first round, s: ours / loop / FedJAX / pfl / DrJAX"], ["---"] * (len(head) + 1)]
-    for job in jobs:
-        cells = [number(rows[f"{job}: fedjax_sim.run"]["value"]), *(elsewhere(job, name) for name in OTHERS)]
-        lines.append([job, *cells, first(job)])
+    lines = [[*head, "first round, s: ours / loop / FedJAX / pfl-research / DrJAX"], ["---"] * (len(head) + 1)]
+    for job in [name.removesuffix(f": speed against {LOOP}") for name in ratios if name.endswith(LOOP)]:
+        speed = number(rows[f"{job}: fedjax_sim.run"]["value"])
+        lines.append([job, speed, *(cell(job, name) for name in OTHERS), first(job)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _jobs(rows: dict[str, Any]) -> list[str]:
-    """The jobs of the rivals, in order."""
-    return list(dict.fromkeys(name.rpartition(": ")[0] for name in rows))
 
 
 def with_speeds(readme: str) -> str:

@@ -87,9 +87,7 @@ def ours(name: str, clients: int, rounds: int, turn: int, passes: int, lanes: li
         return first
 
     def speed(others):
-        timing, theirs, _ = side_by_side.take_turns(
-            made, work.params, work.data, others, rounds=turn, passes=passes
-        )  # fmt: skip
+        timing, theirs, _ = side_by_side.take_turns(made, work.params, work.data, others, rounds=turn, passes=passes)
         found = {which: [x.first, *x.seconds] for which, x in theirs.items()}
         return {"ours": [x / turn for x in timing.seconds], "loops": found}
 
@@ -170,9 +168,8 @@ def _one(title: str, job: Job, venvs: pathlib.Path, folder: pathlib.Path, quick:
         name, best = _best(beside["loops"], turn)
         rows.append(harness.row(f"{title}: best hand-written loop", best, "clients/s", form=name, **line))
         factor = best.median / float(np.median(beside["ours"]))
-        ratios.append(
-            harness.ratio(f"{title}: speed against the best hand-written loop", factor, at_least=job.loop)
-        )  # fmt: skip
+        what = f"{title}: speed against the best hand-written loop"
+        ratios.append(harness.ratio(what, factor, at_least=job.loop))
         notes.append(f"{title}: the best of {len(beside['loops'])} hand-written loops is the {name}.")
     for which, required in job.rivals.items():
         found, name = theirs[which], TITLES[which]
