@@ -205,7 +205,7 @@ def measure(venvs: pathlib.Path, quick: bool = False) -> dict:
         for whole, part in zip((rows, ratios, notes), parts, strict=True):
             whole += part
         print(f"{title}: measured", flush=True)
-    missing = any("not measured" in note for note in notes)
+    missing = any("was not measured" in note for note in notes)
     forms = sorted({f"{row['version']}: {row['form']}." for row in rows if "version" in row})
     goal = (
         "20 times FedJAX, 40 times pfl-research and 1,000 times Flower on the MLP; 1.8 times FedJAX on P2; 0.95 times "
