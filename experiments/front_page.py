@@ -24,45 +24,38 @@ __all__ = ["participation_figure", "speed_table", "with_speeds"]
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "benchmarks" / "results"
 FIGURE = ROOT / "docs" / "participation.png"
-RIVALS = ("FedJAX", "pfl-research", "Flower")
-JOBS = {  # what is trained: (result, its ratio of times, ours over the best hand-written loop's; job of the rivals)
-    "MLP 60-128-10, 1,000 clients a round": (
-        "p00_main_job", "MLP: time against the best bare loop", "P0 MLP 60-128-10, 1,000 clients"),
-    "the same, 100 clients a round": (None, None, "P0 MLP 60-128-10, 100 clients"),
-    "MLP 64-128-10 (digits), 1,000 clients a round": (
-        "p00_main_job", "digits: time against the best bare loop", None),
-    "MLP 32-32-10, batches of 1": ("p01_tiny_mlp", "time against the best bare loop", "P1 MLP 32-32-10"),
-    "softmax regression 784-62": ("p02_emnist", "logistic: time against the best bare loop", "P2 logistic 784-62"),
-    "MLP 784-200-200-62": ("p02_emnist", "MLP: time against the best bare loop", "P2 MLP 784-200-200-62"),
-    "CNN of FEMNIST, 1.2 million parameters": ("p03_convolutional", "FEMNIST: time against the best loop", None),
-    "CNN of CIFAR, 1.6 million parameters": ("p03_convolutional", "CIFAR: time against the best loop", None),
-    "GRU 128 over 80 characters": ("p15_gru", "time against the best bare loop", None),
-}  # fmt: skip
+LOOP = "the best hand-written loop"
+OTHERS = (LOOP, "FedJAX", "pfl-research", "DrJAX", "Flower")
 
 
 def speed_table(results: pathlib.Path = RESULTS) -> str:
-    """How many times as fast as the best hand-written loop and the rivals, a Markdown table; slower is bold."""
+    """Clients a second, and times as fast as the others on the same arrays, a Markdown table; slower is bold."""
+    found = json.loads((results / "rivals.json").read_text(encoding="utf-8"))
+    rows = {row["name"]: row for row in found["rows"]}
+    ratios = {ratio["name"]: ratio["value"] for ratio in found["ratios"]}
+    versions = {row["version"].split()[0]: row["version"].split(" on ")[0] for row in rows.values() if "version" in row}
 
-    def load(stem: str) -> dict[str, Any]:
-        return json.loads((results / f"{stem}.json").read_text(encoding="utf-8"))
+    def cell(job: str, name: str) -> str:
+        """Empty if not measured; other clients than the row's are named."""
+        model, ending = f"{job.split(', ')[0]}, ", f": speed against {name}"
+        seen = [x for x in ratios if x.startswith(model) and x.endswith(ending)]
+        if not seen:
+            return ""
+        where = job + ending if job + ending in seen else seen[0]
+        text = f"{number(ratios[where])}×"
+        text = f"**{text}**" if ratios[where] < 1 else text
+        return text if where == job + ending else f"{text} ({where[len(model) : -len(ending)]})"
 
-    def ratios(stem: str) -> dict[str, float]:
-        return {ratio["name"]: ratio["value"] for ratio in load(stem)["ratios"]}
+    def first(job: str) -> str:
+        seen = [rows.get(f"{job}: {name}") for name in ("fedjax_sim.run", LOOP.removeprefix("the "), *OTHERS[1:-1])]
+        return " / ".join(number(row["first_call_seconds"]) if row else "–" for row in seen)
 
-    def cell(speed: float | None) -> str:
-        text = "" if speed is None else f"{number(speed)}×"
-        return f"**{text}**" if text and speed < 1 else text
-
-    versions = {note.split()[0]: note.split(" on ")[0] for note in load("rivals")["notes"]}
-    cores = load("rivals")["machine"]["cores"]
-    lines = [
-        [f"on {cores} CPU cores, as fast as", "the best hand-written JAX loop", *(versions[name] for name in RIVALS)]
-    ]
-    lines.append(["---"] * len(lines[0]))
-    for label, (stem, ratio, job) in JOBS.items():
-        hand = 1 / ratios(stem)[ratio] if stem else None
-        others = [ratios("rivals").get(f"{job}: speed against {name}") for name in RIVALS]
-        lines.append([label, *map(cell, [hand, *others])])
+    head = [f"on {found['machine']['cores']} CPU cores", "clients/s", f"as fast as {LOOP}"]
+    head += [versions.get(name, name) for name in OTHERS[1:]]
+    lines = [[*head, "first round, s: ours / loop / FedJAX / pfl-research / DrJAX"], ["---"] * (len(head) + 1)]
+    for job in [name.removesuffix(f": speed against {LOOP}") for name in ratios if name.endswith(LOOP)]:
+        speed = number(rows[f"{job}: fedjax_sim.run"]["value"])
+        lines.append([job, speed, *(cell(job, name) for name in OTHERS), first(job)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

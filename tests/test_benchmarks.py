@@ -13,7 +13,9 @@ import sys
 import pytest
 
 from experiments.benchmarks import baselines, harness, processes, report
+from experiments.benchmarks.rivals import beside, common, jax_models
 from experiments.benchmarks.workloads import WORKLOADS, algorithm, rounds_program, workload
+from experiments.front_page import speed_table
 from tests import compiler
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -98,6 +100,42 @@ def test_networks_have_the_sizes_that_are_claimed(name, d):
     model, macs, input_macs = WORKLOADS[name][1]()
     assert sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda: model.init(jax.random.key(0))[0]))) == d
     assert 0 < input_macs < macs
+
+
+@pytest.mark.parametrize("name", ["softmax", "mlp", "cnn_12k", "femnist_cnn", "cifar_cnn", "lstm"])
+def test_rivals_train_our_models(name, tmp_path):
+    """Catches a rival with another model, by its logits at the initial weights; and weights lost on the way."""
+    import jax
+    import numpy as np
+
+    work = workload(name, cohort_size=1, num_clients=1)
+    beside.write_arrays(tmp_path / "job.npz", work)
+    params, held = common.load(tmp_path / "job.npz")
+    model, *_ = WORKLOADS[name][1]()
+    ours, _ = model.apply(work.params, (), work.arrays[0], None, False)
+    with jax.numpy_rank_promotion("allow"):  # as users write
+        theirs = jax_models.of(str(held["kind"]))(jax.tree.map(jax.numpy.asarray, params), held["x"][0])
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    loss = work.loss_fn(work.params, {"x": work.arrays[0], "y": work.arrays[1]}, None)["loss"].mean()
+    assert common.mean_loss(lambda x: ours, held["x"][0], held["y"][0]) == pytest.approx(float(loss), abs=1e-4)
+
+
+def test_front_page_has_every_framework(tmp_path):
+    """Catches a table without a rival that was measured, a slower one that is not bold, and clients left unsaid."""
+    job, few = "MLP, 1,000 clients", "MLP, 100 clients"
+    rows = [harness.row(f"{job}: {name}", harness.Timing(2.0, (0.5,)), "clients/s", per=1000)
+            for name in ("fedjax_sim.run", "best hand-written loop", "DrJAX")]  # fmt: skip
+    rows[-1]["version"] = "DrJAX 1.0 on jax 1.0"
+    speeds = {f"{job}: speed against the best hand-written loop": 1.5, f"{job}: speed against DrJAX": 0.5,
+              f"{few}: speed against Flower": 9.0}  # fmt: skip
+    ratios = [harness.ratio(*speed) for speed in speeds.items()]
+    found = harness.result("R", "t", goal="g", rows=rows, ratios=ratios) | {"machine": {"cores": 2}}
+    harness.write_json(tmp_path / "rivals.json", found)
+    head, _, line = speed_table(tmp_path).splitlines()
+    assert "DrJAX 1.0" in head
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells == [job, "2,000", "1.50×", "", "", "**0.500×**", "9.00× (100 clients)",
+                     "2.00 / 2.00 / – / – / 2.00"]  # fmt: skip
 
 
 def test_workers_answer_and_fail_aloud():

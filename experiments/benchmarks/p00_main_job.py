@@ -6,7 +6,7 @@ the minibatches) drawn beforehand, float sums, no masks where clients are equal,
 and its best form over layouts (unrolled single clients, vmapped chunks) and devices. Two jobs: an MLP 60-128-10 with
 1,000 of 2,000 clients a round and 2 local steps of 10, and `fedjax-sim run` without a config (digits, 100,000 clients
 of 20 to 60 examples, 1,000 a round, 5 steps of 10). Both draw their minibatches without replacement. NumPy trains the
-MLP's clients one after the other. FedJAX, pfl-research and Flower train the same MLP in `rivals.json`.
+MLP's clients one after the other. Other frameworks train the same MLP in `rivals.json`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Other frameworks on identical arrays.
+"""Other frameworks, and the best hand-written loop, on identical arrays.
 
-FedJAX, pfl-research (PyTorch) and Flower (Ray) train the MLP of P0, and FedJAX the models of P1 and P2, from the same
-arrays and the same initial weights: everybody in each round, equal clients, one epoch of local SGD in batches. Each
-framework runs in a process and a virtual environment of its own, with fedjax_sim's process before and after it.
-Start-up and the first round, which compiles, are apart. Flower is measured with 100 clients a round, and fedjax_sim
-beside it with the same 100: small rounds suit neither. The final losses, over all examples in float64 NumPy, differ by
-the order of the minibatches alone.
+FedJAX, pfl-research (PyTorch) and DrJAX train six models from the same arrays and the same initial weights: everybody
+in each round, equal clients, one epoch of local SGD in batches; FedJAX also those of P1 and P2. Each framework runs in
+a process and a virtual environment of its own, with fedjax_sim's process before and after it; the hand-written loops
+take turns with `run` inside of that process, and the fastest of several layouts counts. Flower (Ray) is measured on the
+MLP with 100 clients a round, and fedjax_sim beside it with the same 100: small rounds suit neither. Start-up is apart,
+and so is the first round, which compiles. A rival counts if its logits and its loss at the initial weights are ours.
+The final losses, over all examples, are computed by one function; they differ by the order of the minibatches alone.
 """
 
 from __future__ import annotations
@@ -14,86 +15,108 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from experiments.benchmarks import harness
+from experiments.benchmarks import harness, side_by_side
 from experiments.benchmarks.processes import ROOT, workers
+from experiments.benchmarks.rivals import common
 from experiments.benchmarks.rivals.setup import python_of
-from experiments.benchmarks.workloads import workload
+from experiments.benchmarks.workloads import WORKLOADS, Workload, algorithm, workload
+from fedjax_sim import run, sampling
 
 __all__ = ["measure", "ours", "rival", "write_arrays"]
 
 HERE = pathlib.Path(__file__).resolve().parent
-# job: workload, clients a round, rounds, {rival: required factor}
+TITLES = {"fedjax": "FedJAX", "pfl": "pfl-research", "drjax": "DrJAX", "flower": "Flower"}
+KINDS = {"cnn_12k": "cnn_12k", "femnist_cnn": "small_cnn", "cifar_cnn": "small_cnn", "lstm": "lstm"}  # else "mlp"
+TIME_LIMIT = 900  # seconds of a rival
+
+
+class Job(NamedTuple):
+    """A workload of `workloads`, and what is beside fedjax_sim on it."""
+
+    workload: str
+    clients: int  # m = N
+    rounds: int  # that each trains; the rivals' speed is that of all but the first
+    turn: int  # rounds of `run`, and of a hand-written loop, in a turn
+    rivals: dict  # name -> required factor of speed, or None
+    lanes: tuple[int, ...] = ()  # layouts of the hand-written loop; empty for none
+    loop: float | None = None  # required factor of speed against the best of them
+
+
+EVERY = {"fedjax": None, "pfl": None, "drjax": None}
 JOBS = {
-    "P0 MLP 60-128-10, 1,000 clients": ("mlp", 1000, 6, {"fedjax": 20, "pfl": 40}),
-    "P0 MLP 60-128-10, 100 clients": ("mlp", 100, 6, {"flower": 1000}),
-    "P1 MLP 32-32-10": ("tiny", 1000, 3, {"fedjax": None}),
-    "P2 logistic 784-62": ("logistic", 200, 4, {"fedjax": 1.8}),
-    "P2 MLP 784-200-200-62": ("large_mlp", 100, 4, {"fedjax": 1.8}),
+    "softmax 60-10, 100 clients": Job("softmax", 100, 11, 50, EVERY, (1, 2, 4, 9, 20, 50), 0.95),
+    "MLP 60-128-10, 1,000 clients": Job(
+        "mlp", 1000, 6, 10, EVERY | {"fedjax": 20, "pfl": 40}, (1, 2, 4, 9, 20, 50), 0.95
+    ),
+    "MLP 60-128-10, 100 clients": Job("mlp", 100, 6, 10, {"flower": 1000}),
+    "CNN of 12,810 parameters, 20 clients": Job("cnn_12k", 20, 6, 10, EVERY, (1, 2, 4, 9), 0.95),
+    "FEMNIST CNN, 10 clients": Job("femnist_cnn", 10, 4, 1, EVERY, (1, 2, 4), 1.0),
+    "CIFAR CNN, 50 clients": Job("cifar_cnn", 50, 4, 1, EVERY, (1, 2, 4), 1.0),
+    "LSTM 128, 50 clients": Job("lstm", 50, 4, 2, EVERY, (1, 2, 4, 9, 20)),
+    "P1 MLP 32-32-10": Job("tiny", 1000, 3, 10, {"fedjax": None}),
+    "P2 logistic 784-62": Job("logistic", 200, 4, 10, {"fedjax": 1.8}),
+    "P2 MLP 784-200-200-62": Job("large_mlp", 100, 4, 10, {"fedjax": 1.8}),
 }
-TITLES = {"fedjax": "FedJAX", "pfl": "pfl-research", "flower": "Flower"}
 
 
-def write_arrays(path: pathlib.Path, name: str, clients: int) -> None:
+def write_arrays(path: pathlib.Path, work: Workload) -> None:
     """The job's arrays for every framework."""
+    x, y = (np.asarray(a).reshape(work.cohort_size, -1, *a.shape[1:]) for a in work.arrays)
+    kind = KINDS.get(work.name, "mlp")
+    common.write(path, work.params, kind=kind, x=x, y=y, rate=work.learning_rate, batch_size=work.batch_size)
+
+
+def ours(name: str, clients: int, rounds: int, turn: int, passes: int, lanes: list[int], out: str) -> dict:
+    """For a worker: the first round, the weights after `rounds` rounds (to `out`), and seconds a round in turns."""
     work = workload(name, cohort_size=clients, num_clients=clients)
-    x, y = (np.asarray(a).reshape(clients, -1, *a.shape[1:]) for a in work.arrays)
-    layers = {}
-    for i, key in enumerate([*sorted(key for key in work.params if key != "output"), "output"]):
-        layers |= {f"{part}_{i}": np.asarray(value) for part, value in work.params[key].items()}
-    np.savez(path, x=x, y=y, rate=work.learning_rate, batch_size=work.batch_size, **layers)
+    made = algorithm(work, sampler=sampling.full(clients))
+    first = harness.timed(lambda: run(jax.random.key(0), made, work.params, work.data, 1)[0])
+    loops = side_by_side.loops(work, rounds=turn, lanes=tuple(lanes), dispatch=False, vmap=False) if lanes else {}
+
+    def train():
+        state, _ = run(jax.random.key(0), made, work.params, work.data, rounds)
+        common.write(out, jax.device_get(made.params(state)))
+        return first
+
+    def speed(others):
+        timing, theirs, _ = side_by_side.take_turns(made, work.params, work.data, others, rounds=turn, passes=passes)
+        found = {which: [x.first, *x.seconds] for which, x in theirs.items()}
+        return {"ours": [x / turn for x in timing.seconds], "loops": found}
+
+    return {"train": train, "run": lambda: speed({}), "loops": lambda: speed(loops)}
 
 
-def ours(path: str, rounds: int, passes: int) -> dict:
-    """For a worker: fedjax_sim on those arrays; losses after `rounds` rounds, and seconds a round of a longer run."""
-    import jax
-    import optax
-
-    from experiments.benchmarks.rivals import common
-    from experiments.benchmarks.side_by_side import take_turns
-    from fedjax_sim import algorithms, models, population, run, sampling
-
-    sys.argv = ["ours", path, str(rounds)]
-    job = common.read()
-    m, n, features = job.x.shape
-    data = population.stored({"x": job.x.reshape(-1, features), "y": job.y.reshape(-1)}, np.arange(0, m * n + 1, n))
-    widths = [kernel.shape[1] for kernel, _ in job.layers]
-    model = models.mlp(input_shape=(features,), num_outputs=widths[-1], hidden=tuple(widths[:-1]))
-    loss_fn = models.supervised(model, models.softmax_cross_entropy)
-    names = [*(f"hidden_{i}" for i in range(len(widths) - 1)), "output"]
-    params = {key: {"kernel": w, "bias": b} for key, (w, b) in zip(names, job.layers, strict=True)}
-    made = algorithms.fedavg(
-        loss_fn, sampling.full(m), optax.sgd(job.rate), num_steps=n // job.batch_size, batch_size=job.batch_size
-    )
-
-    def final_loss():
-        state, _ = run(jax.random.key(0), made, params, data, rounds)
-        trained = jax.device_get(made.params(state))
-        return common.mean_loss(job, [(trained[key]["kernel"], trained[key]["bias"]) for key in names])
-
-    def speed():
-        timing, _, _ = take_turns(made, params, data, {}, rounds=10, passes=passes)
-        return {"seconds": [x / 10 for x in timing.seconds], "compile": timing.first}
-
-    return {"loss": final_loss, "run": speed}
+def rival(name: str, venvs: pathlib.Path, arrays: pathlib.Path, rounds: int, out: pathlib.Path) -> dict:
+    """A rival's answer, or {"failed": why}; of DrJAX's on one CPU device and on one a core, the faster."""
+    cores = harness.machine()["cores"]
+    answers = []
+    for devices in sorted({1, cores}) if name == "drjax" else (None,):
+        path = out.with_name(f"{out.stem}-{devices}.npz")
+        answers.append(_answer(name, venvs, [str(arrays), str(rounds), str(path)], devices) | {"params": path})
+    return min(answers, key=lambda found: np.median(found.get("round_seconds", np.inf)))
 
 
-def rival(name: str, venvs: pathlib.Path, arrays: pathlib.Path, rounds: int) -> dict:
-    """A rival's answer, or {"failed": why}."""
+def _answer(name: str, venvs: pathlib.Path, arguments: list[str], devices: int | None) -> dict:
     if not python_of(name, venvs).is_file():
         return {"failed": "no environment: run python -m experiments.benchmarks.rivals.setup"}
-    command = [str(python_of(name, venvs)), str(HERE / f"{name}_job.py"), str(arrays), str(rounds)]
+    command = [str(python_of(name, venvs)), str(HERE / f"{name}_job.py"), *arguments]
     if name == "pfl":  # its own way to use every core
         command[1:1] = ["-m", "torch.distributed.run", f"--nproc_per_node={harness.machine()['cores']}"]
-    variables = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "JAX_NUM_CPU_DEVICES")}
+    ours_alone = ("PYTHONPATH", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "NPROC")
+    variables = {key: value for key, value in os.environ.items() if key not in ours_alone}
+    variables |= {"JAX_NUM_CPU_DEVICES": str(devices)} if devices else {}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=400)
+        done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=TIME_LIMIT)
     except subprocess.TimeoutExpired:
-        return {"failed": "no answer within 400 s"}
+        return {"failed": f"no answer within {TIME_LIMIT} s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"version"')]
     if lines:
         return json.loads(lines[-1])
@@ -101,43 +124,93 @@ def rival(name: str, venvs: pathlib.Path, arrays: pathlib.Path, rounds: int) -> 
     return {"failed": " ".join(words)[-300:] or f"ended with {done.returncode} without output"}
 
 
+def _logits(work: Workload, params: Any) -> Callable:
+    """x -> logits, with our model."""
+    model, *_ = WORKLOADS[work.name][1]()
+    return partial(jax.jit(lambda params, x: model.apply(params, (), x, None, False)[0]), params)
+
+
+def _mean_loss(work: Workload, params: Any) -> float:
+    """Over all examples, with our model."""
+    return common.mean_loss(_logits(work, params), *map(np.asarray, work.arrays))
+
+
+def _differs(work: Workload, found: dict) -> str:
+    """How the rival's model differs from ours at the initial weights, or ""."""
+    theirs = common.load(found["params"])[1]["initial_logits"]
+    gap = float(np.abs(_logits(work, work.params)(work.arrays[0][: len(theirs)]) - theirs).max())
+    other = abs(_mean_loss(work, work.params) - found["initial_loss"])
+    return "" if gap < 1e-4 and other < 1e-3 else f"Its initial logits are {gap:.2g} from ours, its loss {other:.2g}."
+
+
+def _one(title: str, job: Job, venvs: pathlib.Path, folder: pathlib.Path, quick: bool) -> tuple[list, list, list]:
+    """Rows, ratios and notes of one job."""
+    cores = harness.machine()["cores"]
+    m = (4 * cores if job.clients > 20 else 2 * cores) if quick else job.clients
+    rounds, turn, passes = (2, 1, 1) if quick else (job.rounds, job.turn, 5)
+    work = workload(job.workload, cohort_size=m, num_clients=m)
+    arrays, trained = folder / "arrays.npz", folder / "ours.npz"
+    write_arrays(arrays, work)
+    lanes = [c for c in job.lanes if c <= (min(2, m) if quick else max(1, m // cores))]
+    start = {"name": job.workload, "clients": m, "rounds": rounds, "turn": turn, "passes": passes, "lanes": lanes}
+    with workers(ours={"function": ours, "arguments": start | {"out": str(trained)}}) as made:
+        first = made["ours"].call("train")
+        beside = made["ours"].call("loops")
+        mine, theirs = [*beside["ours"]], {}
+        for which in job.rivals:
+            theirs[which] = rival(which, venvs, arrays, rounds, folder / f"{which}.npz")
+            mine += made["ours"].call()["ours"]
+    timing, loss = harness.Timing(first, tuple(mine)), _mean_loss(work, common.load(trained)[0])
+    line = {"per": m, "cores": cores}
+    rows = [harness.row(f"{title}: fedjax_sim.run", timing, "clients/s", ours=True, final_loss=loss, **line)]
+    ratios, notes = [], []
+    if beside["loops"]:
+        name, best = _best(beside["loops"], turn)
+        rows.append(harness.row(f"{title}: best hand-written loop", best, "clients/s", form=name, **line))
+        factor = best.median / float(np.median(beside["ours"]))
+        what = f"{title}: speed against the best hand-written loop"
+        ratios.append(harness.ratio(what, factor, at_least=job.loop))
+        notes.append(f"{title}: the best of {len(beside['loops'])} hand-written loops is the {name}.")
+    for which, required in job.rivals.items():
+        found, name = theirs[which], TITLES[which]
+        failed = found.get("failed") or _differs(work, found)
+        if failed:
+            notes.append(f"{title}: {name} was not measured. {failed}")
+            continue
+        other = harness.Timing(found["first_round_seconds"], tuple(found["round_seconds"]))
+        final = _mean_loss(work, common.load(found["params"])[0])
+        more = {key: found[key] for key in ("startup_seconds", "version", "form")}
+        rows.append(harness.row(f"{title}: {name}", other, "clients/s", final_loss=final, **line, **more))
+        ratios += [
+            harness.ratio(f"{title}: speed against {name}", other.median / timing.median, at_least=required),
+            harness.ratio(f"{title}: final loss, fedjax_sim / {name}", loss / final, at_least=0.97, at_most=1.03),
+        ]
+    return rows, ratios, notes
+
+
+def _best(loops: dict[str, list[float]], turn: int) -> tuple[str, harness.Timing]:
+    """The fastest loop in seconds a round; its first call counts as compilation and one round."""
+    timings = {name: harness.Timing(first, tuple(seconds)) for name, (first, *seconds) in loops.items()}
+    name = min(timings, key=lambda name: timings[name].median)
+    best = timings[name]
+    return name, harness.Timing(best.first - best.median * (1 - 1 / turn), tuple(x / turn for x in best.seconds))
+
+
 def measure(venvs: pathlib.Path, quick: bool = False) -> dict:
     """All jobs."""
-    rows, ratios, notes, versions = [], [], [], set()
-    cores = harness.machine()["cores"]
-    with tempfile.TemporaryDirectory() as folder:
-        for title, (name, clients, rounds, rivals) in JOBS.items():
-            clients = 10 if quick else clients
-            arrays = pathlib.Path(folder) / f"{name}-{clients}.npz"
-            write_arrays(arrays, name, clients)
-            start = {"path": str(arrays), "rounds": rounds, "passes": 2 if quick else 5}
-            with workers(ours={"function": ours, "arguments": start}) as made:
-                loss, mine, theirs = made["ours"].call("loss"), [], {}
-                for which in rivals:
-                    mine += (speed := made["ours"].call())["seconds"]
-                    theirs[which] = rival(which, venvs, arrays, rounds)
-                mine += made["ours"].call()["seconds"]
-            timing = harness.Timing(speed["compile"], tuple(mine))
-            mine_row = {"per": clients, "ours": True, "cores": cores, "final_loss": loss}
-            rows.append(harness.row(f"{title}: fedjax_sim.run", timing, "clients/s", **mine_row))
-            for which, factor in rivals.items():
-                found = theirs[which]
-                if "failed" in found:
-                    notes.append(f"{title}: {TITLES[which]} was not measured. {found['failed']}")
-                    continue
-                other = harness.Timing(found["first_round_seconds"], tuple(found["round_seconds"]))
-                rows.append(
-                    harness.row(f"{title}: {TITLES[which]}", other, "clients/s", per=clients, cores=cores,
-                                final_loss=found["final_loss"], startup_seconds=found["startup_seconds"])
-                )  # fmt: skip
-                versions.add(f"{found['version']}: {found['form']}.")
-                speed_ratio = other.median / timing.median
-                ratios.append(harness.ratio(f"{title}: speed against {TITLES[which]}", speed_ratio, at_least=factor))
-                ratios.append(
-                    harness.ratio(f"{title}: final loss, fedjax_sim / {TITLES[which]}", loss / found["final_loss"],
-                                  at_least=0.97, at_most=1.03)
-                )  # fmt: skip
-    goal = "20 times FedJAX, 40 times pfl-research and 1,000 times Flower on P0's MLP; 1.8 times FedJAX on P2."
+    rows, ratios, notes = [], [], []
+    for title, job in JOBS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            parts = _one(title, job, venvs, pathlib.Path(folder), quick)
+        for whole, part in zip((rows, ratios, notes), parts, strict=True):
+            whole += part
+        print(f"{title}: measured", flush=True)
+    missing = any("was not measured" in note for note in notes)
+    forms = sorted({f"{row['version']}: {row['form']}." for row in rows if "version" in row})
+    goal = (
+        "20 times FedJAX, 40 times pfl-research and 1,000 times Flower on the MLP; 1.8 times FedJAX on P2; 0.95 times "
+        "the best hand-written loop on softmax, MLP and the small CNN, and no slower on FEMNIST and CIFAR."
+    )
     result = harness.result("Rivals", "other frameworks, identical arrays", goal=goal, rows=rows, ratios=ratios,
-                            notes=[*sorted(versions), *notes])  # fmt: skip
-    return result | ({"reached": None} if notes and result["reached"] else {})
+                            notes=[*forms, *notes])  # fmt: skip
+    return result | ({"reached": None} if missing and result["reached"] else {})

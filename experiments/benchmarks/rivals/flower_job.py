@@ -18,6 +18,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 job = common.read()
+START = common.dense_layers(job.params)  # it trains the MLP alone
 logging.getLogger("flwr").setLevel(logging.ERROR)
 client_app, server_app = ClientApp(), ServerApp()
 
@@ -46,6 +47,13 @@ def train(layers, x, y, rng):
     return [a for pair in layers for a in pair]
 
 
+def logits(x):
+    """Of the initial weights."""
+    for w, b in START[:-1]:
+        x = np.maximum(x @ w + b, 0)
+    return x @ START[-1][0] + START[-1][1]
+
+
 @client_app.train()
 def on_train(message: Message, context: Context) -> Message:
     client = int(context.node_config["partition-id"])
@@ -59,7 +67,7 @@ def on_train(message: Message, context: Context) -> Message:
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
     stamps = []
-    start = ArrayRecord([a for pair in job.layers for a in pair])
+    start = ArrayRecord([a for pair in START for a in pair])
     strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=len(job.x))
 
     def clock(round, arrays):
@@ -67,9 +75,11 @@ def main(grid: Grid, context: Context) -> None:
 
     result = strategy.start(grid, start, num_rounds=job.rounds, timeout=500, evaluate_fn=clock)
     arrays = result.arrays.to_numpy_ndarrays()
-    layers = list(zip(arrays[::2], arrays[1::2], strict=True))
+    trained = {name: {"kernel": w, "bias": b} for name, w, b in zip(
+        sorted(job.params), arrays[::2], arrays[1::2], strict=True
+    )}  # fmt: skip
     words = f"Flower {version('flwr')} on ray {version('ray')}"
-    common.answer(job, stamps, layers, version=words, form="Ray workers on every core, clients in NumPy")
+    common.answer(job, stamps, trained, logits, version=words, form="Ray workers on every core, clients in NumPy")
 
 
 if __name__ == "__main__":

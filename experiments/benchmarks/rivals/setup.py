@@ -17,6 +17,7 @@ __all__ = ["PACKAGES", "VENVS", "install", "python_of"]
 VENVS = pathlib.Path(__file__).resolve().parent / "venvs"
 PACKAGES = {
     "fedjax": ["fedjax==0.0.17", "jax==0.10.2", "jaxlib==0.10.2"],  # the same JAX as fedjax_sim on Python 3.11
+    "drjax": ["drjax==0.2.1", "jax==0.10.2", "jaxlib==0.10.2"],
     "pfl": ["pfl[pytorch]==0.6.0", "torch==2.13.0"],
     "flower": ["flwr[simulation]==1.41.0"],
 }
