@@ -339,7 +339,7 @@ def keys_without_their_runs(patch):
 @fault(test_disk.test_a_lost_record_is_no_hole, full=True)
 def zeros_that_count_as_holes(patch):
     """A real one: a lost record was the initial state."""
-    patch.setattr(disk, "_has", lambda written, ids: np.zeros(len(ids), bool))
+    patch.setattr(disk, "has_bits", lambda written, ids: np.zeros(len(ids), bool))
 
 
 FIRST = {law: name for name, (_, law) in reversed(FAULTS.items()) if law not in LATER}
