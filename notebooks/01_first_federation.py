@@ -66,7 +66,7 @@ data = population.digits(num_clients=NUM_CLIENTS, alpha=0.3, seed=0)
 def label_counts(population, ids):
     """How often each digit occurs with some clients."""
     clients = [population.client(i) for i in ids]  # examples, and a mask: clients are padded to one length
-    return [np.bincount(examples["y"][mask], minlength=10).tolist() for examples, mask in clients]
+    return [np.bincount(c.examples["y"][c.mask], minlength=10).tolist() for c in clients]
 
 
 print(f"{data.train.size:,} clients train, {data.held_out.size} are held out")
