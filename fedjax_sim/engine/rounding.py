@@ -90,15 +90,16 @@ def pairwise_sum(x: Array, axes: tuple[int, ...]) -> Array:
     return x.astype(narrow)
 
 
-def steady(function: Callable, source: PyTree | HiddenZero | None = None) -> Callable:
+def steady(function: Callable, source: PyTree = None) -> Callable:
     """The same function with the same rounding in every program: divisions are correctly rounded, products and
     elementary functions are rounded where they stand, and sums over axes of up to 2^24 numbers have a fixed order
     (`pairwise_sum`).
 
     Args:
       function: of pytrees of arrays, to pytrees of arrays.
-      source: of the hidden zero that products are rounded with (`engine.barrier`); None: the arguments. Under
-        `vmap`, what all clients share: a zero for each client would be worked out again at every coordinate.
+      source: arrays for the hidden zero that products are rounded with (`engine.barrier`); the arguments where it has
+        none that are traced. Under `vmap`, what all clients share: a zero for each client would be worked out again at
+        every coordinate.
 
     Products of matrices, convolutions, cumulative and longer sums, scattered additions and complex numbers are left to
     the compiler. Inside `engine.differentiable()`, where equal bits are not promised, the function is called as it is.
@@ -119,7 +120,8 @@ def steady(function: Callable, source: PyTree | HiddenZero | None = None) -> Cal
             return function(*args)
         program, shape = jax.make_jaxpr(function, return_shape=True)(*args)
         leaves = [without_derivative(x) if _integer(x.dtype) else x for x in map(jnp.asarray, jax.tree.leaves(args))]
-        zero = None if source is None else hidden_zero(_unknown(jax.tree.leaves(source)))
+        found = _unknown(jax.tree.leaves(source))
+        zero = hidden_zero(found) if found else None
         return jax.tree.unflatten(jax.tree.structure(shape), _Steady().run(program, leaves, zero))
 
     return call

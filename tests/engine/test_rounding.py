@@ -29,6 +29,18 @@ def test_products_are_not_fused(given):
     assert not np.any(jax.jit(engine.steady(fused))(*given))
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_nor_with_a_source_that_clients_share(known):
+    """Catches a source of constants, off which the compiler reads the zero: the arguments then give it."""
+    clients = np.stack([X, -X]), np.stack([Y, Y]), np.stack([CUT, -CUT])
+
+    def run(shared, *given):
+        return jax.vmap(engine.steady(fused, np.ones(3, np.float32) if known else shared))(*given)
+
+    assert np.any(jax.jit(jax.vmap(fused))(*clients)), "this machine does not fuse, and the test can find nothing"
+    assert not np.any(jax.jit(run)(X, *clients))
+
+
 def test_nor_where_keys_are_all_there_is():
     """Catches a zero that is a constant where no float comes from outside: a sampler gets a key and a counter."""
 
