@@ -34,10 +34,9 @@ from fedjax_sim.engine.store import (
     store,
     take,
 )
-from fedjax_sim.engine.target import SERIAL_FLAG, compiler_options, compiling_for, target
+from fedjax_sim.engine.target import compiler_options, compiling_for, target
 
 __all__ = [
-    "SERIAL_FLAG",
     "Disk",
     "HiddenZero",
     "MemoryFileError",

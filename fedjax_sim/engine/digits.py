@@ -149,8 +149,8 @@ def _bits(x: Array) -> Array:
 def _peak(values: Array, here: Array | bool = True) -> Array:
     """Bits of the largest magnitude at each coordinate of messages [c, d]; zero unless `here`."""
     bits = _bits(values)
-    largest = jnp.iinfo(bits.dtype).max
-    bits &= largest if here is True else jnp.where(here, largest, 0)
+    no_sign = jnp.iinfo(bits.dtype).max
+    bits &= no_sign if here is True else jnp.where(here, no_sign, 0)
     return bits.max(0) if len(values) > UNROLLED else reduce(jnp.maximum, bits)
 
 

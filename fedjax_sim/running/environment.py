@@ -114,7 +114,7 @@ def prepare(processes_here: int = 1) -> None:
     """
     import jax
 
-    from fedjax_sim import engine
+    from fedjax_sim.engine.target import SERIAL_FLAG
 
     jax.config.update("jax_default_matmul_precision", "highest")
     asked = jax.config.jax_num_cpu_devices
@@ -124,7 +124,7 @@ def prepare(processes_here: int = 1) -> None:
         jax.config.update("jax_num_cpu_devices", devices)
         os.environ.setdefault("NPROC", str(HOST_THREADS))  # read when the backend starts, as the flags are
         flags = os.environ.get("XLA_FLAGS", "").split()
-        os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys([*flags, engine.SERIAL_FLAG]))
+        os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys([*flags, SERIAL_FLAG]))
     except RuntimeError:
         pass
     use_compilation_cache()
