@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from fedjax_sim import engine, prng, tree, validate
 from fedjax_sim.transform.alias import TAIL, alias_table, draw_integers, tail_of
 from fedjax_sim.transform.clip import check_clip_norm, clip, clip_metrics, clipped, length_over, slack
-from fedjax_sim.transform.gaussian import check_cohort
+from fedjax_sim.transform.noise import check_cohort, check_multiplier
 from fedjax_sim.types import Array, Mean, Noise, PyTree, UpdateTransform, Wire
 
 __all__ = ["IntegerNoise", "discrete_gaussian_mechanism", "skellam_mechanism"]
@@ -144,7 +144,7 @@ def _check(**given) -> None:
         if isinstance(value, jax.core.Tracer):
             validate.fail(name, "a Python number", value, "The table of the noise is made on the host.", TypeError)
     check_clip_norm(given["clip_norm"])
-    validate.in_range("noise_multiplier", given["noise_multiplier"], 0, 1e6, open_low=True)
+    check_multiplier(given["noise_multiplier"], open_low=True)
     validate.integer("cohort_size", given["cohort_size"])
     validate.integer("bits", given["bits"], 2, 32)
     validate.in_range("beta", given["beta"], 0, 1, open_low=True, open_high=True)

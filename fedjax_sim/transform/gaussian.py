@@ -21,12 +21,11 @@ import jax.numpy as jnp
 from fedjax_sim import engine, prng, tree, validate
 from fedjax_sim.transform.chain import plain_wire
 from fedjax_sim.transform.clip import HIGH, LOW, check_clip_norm, clip, clip_metrics, clipped, scaled_wire
+from fedjax_sim.transform.noise import check_cohort, check_mean, check_multiplier, check_sensitivity
 from fedjax_sim.types import Array, Noise, PyTree, UpdateTransform, Wire
 
 __all__ = [
     "adaptive_clip",
-    "check_cohort",
-    "check_sensitivity",
     "distributed_gaussian",
     "gaussian_mechanism",
     "local_gaussian",
@@ -65,7 +64,7 @@ def gaussian_mechanism(
     'central'
     """
     base = clip(clip_norm)
-    _check_multiplier(noise_multiplier)
+    check_multiplier(noise_multiplier)
     details = None
     if noise_cohort_size is not None:
         validate.integer("noise_cohort_size", noise_cohort_size)
@@ -74,7 +73,7 @@ def gaussian_mechanism(
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
         check_sensitivity(sensitivity)
         if noise_cohort_size is not None:
-            _check_mean(sensitivity)
+            check_mean(sensitivity)
             hint = "It simulates a larger cohort, not a smaller one."
             validate.integer("noise_cohort_size", noise_cohort_size, math.ceil(1 / sensitivity * (1 - 1e-6)), hint=hint)
             sensitivity = 1 / noise_cohort_size
@@ -125,7 +124,7 @@ def adaptive_clip(
     >>> round(made.noise.details["update_multiplier"], 4)
     1.005
     """
-    _check_multiplier(noise_multiplier, open_low=True)
+    check_multiplier(noise_multiplier, open_low=True)
     check_clip_norm(initial_clip_norm, "initial_clip_norm")
     validate.positive("learning_rate", learning_rate)
     validate.in_range("target_quantile", target_quantile, 0, 1)
@@ -140,7 +139,7 @@ def adaptive_clip(
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
         check_sensitivity(sensitivity)
-        _check_mean(sensitivity)
+        check_mean(sensitivity)
         over, count = measured["clipped_update_share"]
         zero = engine.hidden_zero(key)
         drawn = engine.computed_once(prng.normal(prng.stream(key, "quantile")), zero)
@@ -188,7 +187,7 @@ def local_gaussian(clip_norm: float, noise_multiplier: float) -> UpdateTransform
     {'sensitivity': 4.0}
     """
     check_clip_norm(clip_norm)
-    _check_multiplier(noise_multiplier)
+    check_multiplier(noise_multiplier)
     noise = Noise("gaussian", "local", noise_multiplier, clip_norm, "client", details={"sensitivity": 2 * clip_norm})
     return _on_each_message(clip_norm, noise_multiplier * clip_norm, noise)
 
@@ -217,7 +216,7 @@ def distributed_gaussian(clip_norm: float, noise_multiplier: float, cohort_size:
     {'cohort_size': 100}
     """
     check_clip_norm(clip_norm)
-    _check_multiplier(noise_multiplier)
+    check_multiplier(noise_multiplier)
     validate.integer("cohort_size", cohort_size)
     noise = Noise(
         "gaussian", "distributed", noise_multiplier, clip_norm, "client", details={"cohort_size": cohort_size}
@@ -229,16 +228,6 @@ def distributed_gaussian(clip_norm: float, noise_multiplier: float, cohort_size:
         return made.on_server(key, cohort, aggregate, state, measured, sensitivity)
 
     return made._replace(on_server=on_server)
-
-
-def check_cohort(cohort, cohort_size: int) -> None:
-    """Raises ValueError if a cohort has fewer slots than the number of messages that the shares of noise assume.
-
-    Guarantees: tests/transform/test_gaussian.py::test_shares_add_up.
-    """
-    if cohort is not None and cohort.ids.shape[0] < cohort_size:
-        hint = "The sampler never invites so many: their shares would not add up to the noise."
-        validate.fail("cohort_size", f"at most the {cohort.ids.shape[0]} slots of the sampler", cohort_size, hint)
 
 
 def _on_each_message(clip_norm: float, std: float, noise: Noise) -> UpdateTransform:
@@ -288,23 +277,3 @@ def _with_a_bit(update_spec: PyTree, wire):
     wire = scaled_wire(update_spec, wire)
     coded = None if wire.coded_bits is None else wire.coded_bits + 1
     return wire._replace(side_bits=wire.side_bits + 1, coded_bits=coded)
-
-
-def _check_multiplier(noise_multiplier: float, open_low: bool = False) -> None:
-    validate.in_range("noise_multiplier", noise_multiplier, 0, 1e6, open_low=open_low, hint="It is std / clip norm.")
-
-
-def check_sensitivity(sensitivity: float | None) -> None:
-    """Raises ValueError for an aggregator that one client may move without bound.
-
-    Guarantees: tests/transform/test_gaussian.py::test_noise_needs_a_sensitivity.
-    """
-    if sensitivity is None:
-        hint = "Divide by a number fixed beforehand: aggregation.fixed_mean(m), with uniform weights."
-        validate.fail("aggregator.sensitivity", "a bound on what one client moves", sensitivity, hint)
-
-
-def _check_mean(sensitivity: float) -> None:
-    if not isinstance(sensitivity, jax.core.Tracer) and not (sensitivity < 1):
-        hint = "The number of clients is read from the divisor: use aggregation.fixed_mean(m), m > 1."
-        validate.fail("aggregator.sensitivity", "that of a mean over the cohort, below 1", sensitivity, hint)

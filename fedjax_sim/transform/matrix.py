@@ -26,7 +26,7 @@ import numpy as np
 
 from fedjax_sim import engine, prng, validate
 from fedjax_sim.transform.clip import clip, clip_metrics
-from fedjax_sim.transform.gaussian import check_sensitivity
+from fedjax_sim.transform.noise import check_multiplier, check_sensitivity
 from fedjax_sim.types import Array, Noise, UpdateTransform
 
 __all__ = [
@@ -95,7 +95,7 @@ def matrix_mechanism(
     >>> made.noise.mechanism, made.noise.details["participations"], round(made.noise.details["sensitivity"], 4)
     ('banded_toeplitz', 1, 1.22)
     """
-    validate.in_range("noise_multiplier", noise_multiplier, 0, 1e6, hint="It is std / clip norm.")
+    check_multiplier(noise_multiplier)
     validate.integer("num_rounds", num_rounds, 1, MAX_ROUNDS)
     validate.one_of("strategy", strategy, STRATEGIES)
     if separation is not None:
