@@ -29,8 +29,8 @@ from tests.sweeps import test_ragged
 pytestmark = pytest.mark.optimised(False)  # each law fails, whatever compiles it
 
 # modules, for subpackages export functions of their names
-composer, rounds, one_client = (
-    importlib.import_module(f"fedjax_sim.algorithms.{name}") for name in ("federated", "round", "one_client")
+composer, rounds, gathering, one_client = (
+    importlib.import_module(f"fedjax_sim.algorithms.{name}") for name in ("federated", "round", "collect", "one_client")
 )
 training = importlib.import_module("fedjax_sim.client.local_sgd")
 losses = importlib.import_module("fedjax_sim.client.losses")
@@ -72,7 +72,7 @@ def transform_key_that_ignores_the_round(patch):
     def frozen(key, name):
         return prng.stream(jax.random.key(0) if name == "transform" else key, name)
 
-    patch.setattr(rounds, "stream", frozen)
+    patch.setattr(gathering, "stream", frozen)
 
 
 @fault(laws.keys_decide_everything)
@@ -98,7 +98,7 @@ def mask_by_multiplication(patch):
 
         return messages._replace(**{name: jax.tree.map(kept, getattr(messages, name)) for name in ("update", "weight")})
 
-    patch.setattr(rounds, "usable_rows", multiplied)
+    patch.setattr(gathering, "usable_rows", multiplied)
 
 
 @fault(laws.matches_the_numpy_oracle)
@@ -215,8 +215,8 @@ def overflowed_moments_kept(patch):
 @fault(laws.gathered_sums_ignore_the_order)
 def rows_by_slot(patch):
     """A real one: rows stood where the sampler had put them, and float sums over them followed."""
-    gathering = importlib.import_module("fedjax_sim.aggregation.gather")
-    patch.setattr(gathering, "tree", SimpleNamespace(take=lambda rows, order: rows))
+    rule = importlib.import_module("fedjax_sim.aggregation.gather")
+    patch.setattr(rule, "tree", SimpleNamespace(take=lambda rows, order: rows))
 
 
 @fault(test_prng.test_draws_among_many_are_uniform)

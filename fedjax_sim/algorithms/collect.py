@@ -1,0 +1,146 @@
+"""The clients' half of a round: a cohort trains, and its messages are accumulated; and the same with each kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import engine, tree, validate
+from fedjax_sim.algorithms.costs import plan_of, wires
+from fedjax_sim.algorithms.one_client import Message, Shared, Slot, client_round, usable_rows
+from fedjax_sim.algorithms.state import FederatedState, Gathered, mesh_of
+from fedjax_sim.engine import exact
+from fedjax_sim.population.protocol import num_rows
+from fedjax_sim.prng import stream
+from fedjax_sim.types import Aggregator, Array, Cohort, Observed, Population, Received, Round, Star
+
+__all__ = ["collect", "seen"]
+
+
+def _unequal(star: Star, population: Population, cohort: Cohort) -> dict:
+    """Options of `engine.fold` for clients that differ in their amount of work: their sizes, and the size classes."""
+    steps = star.client.num_steps
+    classed = steps is not None and hasattr(population, "capped")
+    classes = getattr(population, "capacities", ()) if classed else ()
+    if not hasattr(population, "count") or (len(classes) < 2 and not callable(steps)):
+        return {}
+    sizes = jnp.where(cohort.reported, jax.vmap(population.count)(cohort.ids), 0)
+    return {"sizes": sizes, "capacities": classes or (num_rows(population),)}
+
+
+def _each(star: Star) -> Callable:
+    """One slot's work, as `engine.fold` calls it."""
+    one = client_round(star)
+
+    @partial(jax.jit, static_argnames="rows")  # traced once, though its shape is asked for before it runs
+    def each(shared: Shared, slot: Slot, rows: int | None = None):
+        return engine.steady(partial(one, rows=rows), shared)(shared, slot)  # clients share its zero
+
+    return each
+
+
+def _accumulate(star: Star, num_slots: int) -> Callable:
+    """Adds a chunk of messages to the carry, as `engine.fold` calls it."""
+
+    def gather(shared: Shared, carry, messages: Message, slots: Slot, valid):
+        sums, means, arrived, dropped, counts = carry
+        messages = usable_rows(messages)
+        position = jnp.where(valid, slots.position, num_slots)
+        received = Received(messages.update, messages.weight, slots.id, position)
+        round = Round(*shared.cohort, shared.broadcast, shared.aggregator)
+        sums = star.aggregator.accumulate(stream(shared.key, "aggregation"), round, sums, received)
+        arrived = arrived + messages.arrived.sum(dtype=jnp.int32)
+        counts = jax.tree.map(lambda total, x: total + x.sum(0, dtype=jnp.uint32), counts, messages.counts)
+        return sums, exact.add(means, messages.means), arrived, dropped + messages.dropped.sum(dtype=jnp.int32), counts
+
+    return lambda shared, *args: engine.steady(gather, shared)(shared, *args)
+
+
+def collect(star: Star, key: Array, cohort: Cohort, state: FederatedState, population: Population) -> Gathered:
+    """Trains the cohort from what the server broadcasts, and accumulates the messages in the aggregator's carry.
+
+    No state is changed: `close` makes the next one from the result, or an algorithm does it by `aggregate` and
+    `remember`. Calling it twice in a round, from two broadcasts, is allowed: Mime does.
+
+    Args:
+      cohort: of `invite`, or any other `Cohort` with the sampler's number of slots m.
+      state: gives the broadcast (`state.server`), the clients' states and memories, and the state of transform and
+        aggregator. A client outside of [0, N) is dropped and counted.
+
+    Returns: `Gathered`; leaves with a cohort axis are [m, ...].
+
+    Raises: ValueError where the cohort has partial work (`Cohort.work`) and the client cannot stop early; TypeError for
+    counts of another dtype than integers.
+
+    Guarantees: counts are exact (tests/algorithms/test_round.py::test_counts_are_exact, ::test_counts_are_counts);
+    other algorithms than those of one server are composed of these steps and match NumPy
+    (tests/algorithms/test_seams.py::test_fedbuff, ::test_dpsgd, ::test_hierarchy); an aggregator sees zeros for the
+    absent (tests/aggregation/test_gather.py::test_rule_sees_rows_by_id_and_zeros_for_the_absent).
+    """
+    if cohort.work is not None and star.client.all_steps is None:
+        hint = "It would do all of its work, whatever the sampler says; a client of your own states `all_steps`."
+        validate.fail(
+            "client", "one that can stop early, for the sampler's clients do part of their work", "another", hint
+        )
+    each, num_slots = _each(star), cohort.ids.shape[0]
+    ids = cohort.ids
+    announces = hasattr(population, "announce") and not engine.is_unplaced()
+    wanted = population.announce(ids) if announces else ids
+    broadcast = engine.steady(star.server.broadcast)(state.server)
+    zero = jnp.zeros((), jnp.int32)
+    shared = Shared(key, broadcast, state.transform, population, cohort, state.aggregator)
+    positions = jnp.arange(num_slots, dtype=jnp.int32)
+    client_rows, clients = engine.take(state.clients, ids)
+    memory_rows, memory = engine.take(state.memory, ids)
+    keys = tuple(engine.client_keys(stream(key, name), ids) for name in ("client", "transform"))
+    slots = Slot(positions, wanted, keys, cohort.reported, client_rows, memory_rows, cohort.work)
+    message, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
+    counts = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message.counts)
+    empty = star.aggregator.init(message.update, num_slots)
+    carry = tree.varying((empty, exact.zeros(message.means), zero, zero, counts), state.round)
+    plan = plan_of(star, broadcast, population) if star.plan is None else star.plan
+    how = {"plan": plan, "mesh": mesh_of(star), **_unequal(star, population, cohort)}
+    carry, per_slot = engine.fold(each, _accumulate(star, num_slots), shared, carry, slots, **how)
+    sums, means, num_arrived, num_dropped, counts = carry
+    client_rows, memory_rows, arrived, dropped, losses = per_slot
+    return Gathered(
+        sums,
+        means,
+        counts,
+        arrived,
+        dropped,
+        num_arrived,
+        num_dropped,
+        (clients, client_rows),
+        (memory, memory_rows),
+        None if star.sampler.observe is None else losses,
+        broadcast,
+        *wires(star, broadcast, population),
+    )
+
+
+def seen(star: Star, key: Array, cohort: Cohort, state: FederatedState, population: Population) -> Observed:
+    """`Observed` of a cohort: `collect` with an aggregator that keeps every message as it arrives.
+
+    Args and Raises: as for `collect`.
+
+    Guarantees: tests/algorithms/test_round.py::test_observe_is_the_round.
+    """
+    gathered = collect(star._replace(aggregator=_everything(star)), key, cohort, state, population)
+    rows = gathered.carry
+    return Observed(gathered.broadcast, rows["updates"], rows["weights"], cohort.ids)
+
+
+def _everything(star: Star) -> Aggregator:
+    """An aggregator that keeps each slot's message, in whatever dtype it was sent."""
+
+    def init(update_spec, num_slots):
+        return {"updates": engine.buffer(update_spec, num_slots), "weights": jnp.zeros(num_slots, jnp.float32)}
+
+    def accumulate(key, round, carry, received):
+        return engine.fill(carry, received.slots, {"updates": received.updates, "weights": received.weights})
+
+    return star.aggregator._replace(init=init, accumulate=accumulate)
