@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,13 +29,14 @@ def plan(
         experiment = build(loaded)
         parts = experiment.algorithm, experiment.key, experiment.params, experiment.data.train
         found = forecast(*parts, client_memory=loaded.resolved()["run"]["client_memory"])
-        cohort, largest = loaded.resolved().get("sampler", {}).get("cohort_size"), None
-        if cohort is not None and 2 * cohort <= experiment.data.train.size:
+        cohort, size, largest = loaded.resolved().get("sampler", {}).get("cohort_size"), experiment.data.train.size, ""
+        if cohort is not None and 2 * cohort <= size:
             others = [setting for setting in settings if not setting.startswith("sampler.cohort_size=")]
-            with suppress(ConfigError):  # twice the clients may not be allowed, as where their sum would wrap
-                largest = largest_cohort(
-                    lambda size: build(load(config, [*others, f"sampler.cohort_size={size}"])), cohort
-                )
+            try:
+                most = largest_cohort(lambda m: build(load(config, [*others, f"sampler.cohort_size={m}"])), cohort)
+                largest = f"{min(most, size):,}" + (" (all)" if most >= size else "")
+            except ConfigError as error:  # as where the sum of twice as many messages would wrap
+                largest = f"unknown, for {2 * cohort:,} are refused. {error.problems[0]}"
     except ConfigError as error:
         typer.echo("\n".join(error.problems), err=True)
         raise typer.Exit(2) from error
@@ -54,19 +54,19 @@ def shown_bytes(value: float) -> str:
     return f"{value / unit:.3g} {name}"
 
 
-def _show_plan(options: dict[str, Any], experiment: Any, found: Any, largest: int | None) -> None:
+def _show_plan(options: dict[str, Any], experiment: Any, found: Any, largest: str) -> None:
     import jax
     from rich.console import Console
     from rich.table import Table
 
-    rounds, population = options["rounds"], experiment.data.train.size
+    rounds = options["rounds"]
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     grid.add_row("clients at once", f"{experiment.plan.lanes} on each of {len(jax.devices())} devices")
     grid.add_row("population, state", shown_bytes(found.needs.arguments))
     grid.add_row("a round's work", shown_bytes(found.needs.temporary + found.needs.results))
     grid.add_row("memory", f"{shown_bytes(found.needs.total)} of {shown_bytes(found.limit)}")
-    if largest is not None:
-        grid.add_row("largest cohort", f"{min(largest, population):,}" + (" (all)" if largest >= population else ""))
+    if largest:
+        grid.add_row("largest cohort", largest)
     grid.add_row("compilation", f"{found.compile_seconds:.1f} s")
     grid.add_row("rounds", f"{rounds:,} of {found.round_seconds:.3g} s: {rounds * found.round_seconds:.3g} s")
     Console(soft_wrap=True).print(grid, highlight=False, markup=False)
