@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import tree, validate
-from fedjax_sim.metrics.evaluation import metric_sums
+from fedjax_sim.metrics.evaluation import clients_at_once, metric_sums
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
 __all__ = ["WEIGHTINGS", "check_weight", "chosen", "mean_over_clients", "risk", "sum_over_clients", "weight_of"]
@@ -51,8 +51,7 @@ def sum_over_clients(each: Callable, like: PyTree, population: Population, ids: 
       each: ClientData -> pytree of arrays; padding has weight zero, so it must return weighted values.
       like: a pytree as large as what one client computes, which bounds the number of clients at once.
     """
-    rows = jax.eval_shape(population.client, jnp.int32(0)).mask.shape[0]
-    lanes = max(1, min(ids.size, ROWS // max(1, rows), VALUES // max(1, tree.num_values(like))))
+    lanes = min(clients_at_once(population, ids.size, ROWS), max(1, VALUES // max(1, tree.num_values(like))))
     padding = -ids.size % lanes
     blocks = jnp.concatenate([ids, jnp.zeros(padding, jnp.int32)]).reshape(-1, lanes)
     real = (jnp.arange(ids.size + padding) < ids.size).reshape(-1, lanes)

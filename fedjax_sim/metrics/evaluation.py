@@ -13,7 +13,16 @@ from fedjax_sim import tree, validate
 from fedjax_sim.engine import exact
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
-__all__ = ["QUANTILES", "evaluation", "metric_sums", "objective", "per_client", "per_owner", "pooled"]
+__all__ = [
+    "QUANTILES",
+    "clients_at_once",
+    "evaluation",
+    "metric_sums",
+    "objective",
+    "per_client",
+    "per_owner",
+    "pooled",
+]
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 BATCH = 256  # examples, or clients' rows, evaluated at once
@@ -35,6 +44,12 @@ def metric_sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str
     out = dict(out) if isinstance(out, dict) else {"loss": out}
     weights = jnp.where(data.mask, out.pop("weight", 1.0), 0.0)
     return {name: (jnp.where(data.mask, x * weights, 0.0).sum(), weights.sum()) for name, x in out.items()}
+
+
+def clients_at_once(population: Population, count: int, most_rows: int) -> int:
+    """How many of `count` clients, one at least, have at most so many rows together; clients may have none."""
+    rows = jax.eval_shape(population.client, jnp.int32(0)).mask.shape[0]
+    return max(1, min(count, most_rows // max(1, rows)))
 
 
 def pooled(loss_fn: Callable, params: PyTree, examples: PyTree) -> dict[str, jax.Array]:
@@ -75,8 +90,7 @@ def per_owner(
 
 def _by_blocks(block: Callable, population: Population) -> PyTree:
     """Leaves [N] of what `block` gives as leaves [n] for n ids, a few clients at a time."""
-    rows = jax.eval_shape(population.client, jnp.int32(0)).mask.shape[0]
-    lanes = max(1, min(population.size, BATCH // max(1, rows)))
+    lanes = clients_at_once(population, population.size, BATCH)
     blocks = -(-population.size // lanes)
     ids = jnp.minimum(jnp.arange(blocks * lanes, dtype=jnp.int32), population.size - 1).reshape(blocks, lanes)
     return jax.tree.map(lambda x: x.reshape(-1)[: population.size], jax.lax.map(block, ids))
@@ -95,9 +109,8 @@ def objective(loss_fn: Callable, params: PyTree, population: Population, ids: Ar
 
     References: McMahan et al. 2017, section 1, F(w) = sum_i (n_i / n) F_i(w).
     """
-    rows = jax.eval_shape(population.client, jnp.int32(0)).mask.shape[0]
     count = population.size if ids is None else len(ids)
-    lanes = max(1, min(count, TRAIN_BATCH // max(1, rows)))
+    lanes = clients_at_once(population, count, TRAIN_BATCH)
 
     def one(place):
         id = jnp.minimum(place, count - 1)
