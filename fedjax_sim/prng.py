@@ -70,7 +70,7 @@ def client_key(key: Array, id: Array) -> Array:
 def threefry(words: Array, high: Array, low: Array) -> tuple[Array, Array]:
     """The Threefry-2x32 blocks of counters under a key, as `jax.random` has them.
 
-    JAX rolls its twenty rounds into a loop on a CPU, where a few hundred blocks then take ten times as long.
+    JAX rolls its twenty rounds into a loop on a CPU, where a few hundred blocks then take three to ten times as long.
 
     Args:
       words: [2] uint32, the data of a threefry2x32 key.

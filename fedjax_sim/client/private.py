@@ -45,8 +45,7 @@ def private_sgd(
     record can cause the message to be dropped. The analysis assumes real numbers (see `prng.normal`).
 
     Args:
-      loss_fn: as in `local_sgd`; an example's gradient is that of its own loss, whatever its "weight" above
-        0.
+      loss_fn: as in `local_sgd`; an example's gradient is that of its own loss, whatever its "weight" above 0.
       clip_norm: C > 0, of one example's gradient over all leaves.
       noise_multiplier: z >= 0; 0 gives no privacy. May be traced.
       learning_rate: >= 0. May be traced.

@@ -17,8 +17,8 @@ def constant_baseline(test: Any, task: str) -> dict[str, float]:
       task: as in `population.FederatedData`.
 
     Returns: `baseline_accuracy`, the share of the most frequent label, and `baseline_loss`, the labels' entropy in nats
-      (the unigram model's for next characters) or the variance of the targets; empty for other tasks
-      and without targets.
+      (the unigram model's for next characters) or the variance of the targets; empty for other tasks and
+      without targets.
 
     >>> constant_baseline({"y": np.array([[0, 1], [1, -1]])}, "next_token")
     {'baseline_accuracy': 0.6666666666666666, 'baseline_loss': 0.6365141682948128}
