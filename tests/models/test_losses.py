@@ -121,6 +121,18 @@ def test_targets_out_of_range_give_nan(loss, outputs, targets):
     assert np.isnan(loss(jnp.zeros(outputs), jnp.array(targets))["loss"]).tolist() == [False, True, True]
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_rows_that_are_not_finite_are_wrong(place, value):
+    """Catches a diverged model that seems to learn: an argmax takes the first NaN for the largest logit."""
+    z = np.float32([[0, 1, 2], [0, 1, 2]])
+    z[1, place] = value
+    for label in range(3):
+        found = softmax_cross_entropy(jnp.asarray(z), jnp.full(2, label))
+        assert np.isnan(found["loss"]).tolist() == [False, True]
+        assert found["accuracy"].tolist() == [float(label == 2), 0]
+
+
 @pytest.mark.parametrize("task", ["classification", "binary", "regression", "next_token"])
 def test_half_precision_outputs_give_float32_losses(task):
     """Catches log-sum-exp in bfloat16, which has three digits."""
