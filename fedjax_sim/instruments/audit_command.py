@@ -75,7 +75,10 @@ def _check_figure(path: Path) -> None:
     if path.suffix not in FIGURES:
         validate.fail("figure", "a file that ends in " + ", ".join(FIGURES), str(path))
     try:
+        missing = not path.exists()
         path.open("ab").close()
+        if missing:
+            path.unlink()  # what is refused next leaves no empty figure
     except OSError as error:
         validate.fail("figure", "a file that can be written", str(path), f"{error.strerror}.")
 

@@ -86,3 +86,9 @@ def test_audit_finds_the_noise(tmp_path):
     assert found["verdict"] == "confirmed" and picture.stat().st_size > 1000
     lower, upper = found["lower"], found["upper"]
     assert lower <= 4.3772 <= upper
+
+
+def test_a_refused_audit_leaves_no_figure(tmp_path):
+    """Catches an empty file where a figure was asked for."""
+    result = call("audit", "--releases", "10", "--figure", str(tmp_path / "scores.png"))
+    assert result.exit_code == 2 and "num_releases" in result.output and not any(tmp_path.iterdir())
