@@ -108,7 +108,11 @@ def subtract(a: PyTree, b: PyTree) -> PyTree:
 
 
 def take(tree: PyTree, ids: Array) -> PyTree:
-    """Rows `ids` of every leaf [N, ...]; an id out of range gives the nearest row: the first one for all below 0."""
+    """Rows `ids` of every leaf [N, ...]; an id out of range gives the nearest row: the first one for all below 0.
+
+    Args:
+      ids: signed integers of any shape; an unsigned one of 2^31 and above counts as below 0.
+    """
     return jax.tree.map(lambda x: x.at[ids].get(mode="clip", wrap_negative_indices=False), tree)
 
 

@@ -174,7 +174,7 @@ def add(sums: list[ExactSum], messages: list[Array]) -> list[ExactSum]:
     on_cpu = target() == "cpu"
     if on_cpu and count > UNROLLED:
         blocks = [jnp.pad(x, [(0, -count % UNROLLED)] + [(0, 0)] * (x.ndim - 1)) for x in messages]
-        blocks = [x.reshape(-1, UNROLLED, *x.shape[1:]) for x in blocks]
+        blocks = [x.reshape(len(x) // UNROLLED, UNROLLED, *x.shape[1:]) for x in blocks]
         return jax.lax.scan(lambda sums, block: (add(sums, block), None), sums, blocks)[0]
     messages = [x.reshape(count, -1).astype(_type(acc)) for acc, x in zip(sums, messages, strict=True)]
 
@@ -198,7 +198,7 @@ def _added(acc: ExactSum, values: Array) -> ExactSum:
     magic = rounded_here(magic, HiddenZero(jnp.minimum(top, 0)))  # or a compiler cancels (x + magic) - magic
     scale = power_of_two(147 - BITS * top, values.dtype)
     if count > UNROLLED:
-        values = jnp.pad(values, ((0, -count % PENDING), (0, 0))).reshape(-1, PENDING, values.shape[1])
+        values = jnp.pad(values, ((0, -count % PENDING), (0, 0))).reshape(-(-count // PENDING), PENDING, top.size)
         digits = [x.sum(1, dtype=jnp.int32) for x in _digits(values, scale, magic, len(low))]
         high = tuple(x + (digit >> LOW_BITS).sum(0, dtype=jnp.int32) for x, digit in zip(high, digits, strict=True))
         low = tuple(x + (digit & LOW_MASK).sum(0, dtype=jnp.int32) for x, digit in zip(low, digits, strict=True))

@@ -28,6 +28,7 @@ def compiler_options() -> dict[str, str]:
 
     XLA cuts them into a task for each thread of the pool. A simulation has a device for each core already, and loops of
     a few microseconds: handing out the tasks took longer than the work, and a round two to three times as long.
+    The option stands in the place of passes that XLA_FLAGS disables: in such a program these run.
 
     Guarantees: no loop of a compiled round is cut (tests/test_compilation.py::test_loops_are_not_cut).
     """

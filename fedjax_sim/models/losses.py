@@ -39,7 +39,8 @@ def _wide(x: Array) -> Array:
 
 
 def _cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
-    """-log softmax(logits)[label] and whether the first largest logit is the label, over the last axis."""
+    """-log softmax(logits)[label] and whether the first largest logit is the label, over the last axis; NaN and wrong
+    where a logit is NaN or infinity."""
     logits = _wide(logits)
     peak = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
     shifted = logits - peak
@@ -48,9 +49,10 @@ def _cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
     chosen = jnp.where(classes == labels[..., None], shifted, 0).sum(axis=-1)
     loss = jnp.log(jnp.exp(shifted).sum(axis=-1)) - chosen
     in_range = (labels >= 0) & (labels < logits.shape[-1])
-    # Not by argmax, which XLA:CPU does not vectorise: the label's logit is the largest, and none before it is.
+    # Not by argmax, which XLA:CPU does not vectorise: the label's logit is the largest, and none before it is. Its
+    # maximum over many rows drops NaN; the loss of such a row is NaN.
     before = jnp.where(classes < labels[..., None], logits, -jnp.inf).max(axis=-1)
-    correct = in_range & (chosen == 0) & (before < peak[..., 0])
+    correct = in_range & (chosen == 0) & (before < peak[..., 0]) & (loss == loss)
     return jnp.where(in_range, loss, jnp.nan), correct.astype(loss.dtype)
 
 
@@ -61,7 +63,8 @@ def softmax_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
       outputs: [n, C] logits.
       targets: [n] integer labels in [0, C); others give a NaN loss.
 
-    Returns: "loss" [n] in nats, "accuracy" [n] (1 where the first largest logit is the label).
+    Returns: "loss" [n] in nats, "accuracy" [n] (1 where the first largest logit is the label, and none is NaN or
+    infinity).
 
     Guarantees: equals a float64 oracle, with gradient softmax - onehot, at logits up to 1e30
     (tests/models/test_losses.py::test_softmax_cross_entropy_against_float64).

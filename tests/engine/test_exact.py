@@ -223,6 +223,21 @@ def test_leaves_that_share_a_sum():
             assert np.asarray(together[name]).tobytes() == np.asarray(alone).tobytes(), name
 
 
+@pytest.mark.parametrize("backend", ["cpu", "other"])
+@pytest.mark.parametrize("count", [64, 65, 481])
+def test_an_empty_leaf_with_a_sum_of_its_own(count, backend, monkeypatch):
+    """Catches blocks whose number is worked out from the numbers in a leaf, be it alone in its dtype or not."""
+    values = {"a": jnp.ones((count, 2, 0), jnp.bfloat16), "b": jnp.ones((count, exact.SMALL + 1))}
+    with jax.enable_x64(True):
+        values["c"] = jnp.ones((count, 0), jnp.float64)
+        compiler.alone()
+        monkeypatch.setattr(jax, "default_backend", lambda: backend)
+        acc = exact.zeros(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), values))
+        found = jax.jit(lambda acc, values: exact.total(exact.add(acc, values)))(acc, values)
+    assert found["a"].shape == (2, 0) and found["c"].shape == (0,)
+    assert (np.asarray(found["b"]) == count).all()
+
+
 def test_low_precision_leaves_are_summed_in_float32():
     """bfloat16 sums stop at 256 ones. Catches sums in the leaf's own dtype."""
     acc = exact.zeros(jax.ShapeDtypeStruct((), jnp.bfloat16))

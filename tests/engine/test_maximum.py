@@ -23,3 +23,11 @@ def test_largest_of_an_array(size):
         assert int(largest(np.where(np.arange(size) == place, -1, -2).astype(np.int32))) == -1
     rows = jnp.stack([x, -x])
     np.testing.assert_array_equal(jax.vmap(engine.largest)(rows), np.asarray(rows).max(1))
+
+
+@pytest.mark.parametrize(("rows", "size"), [(4_000, 2), (64, 64), (512, 513), (3, 5_000)])
+def test_no_nan_of_many_arrays_is_lost(rows, size):
+    """Catches the maximum of XLA:CPU over the last axis of many rows, which drops NaN: broken clients would be kept."""
+    x = np.random.default_rng(0).normal(size=(rows, size)).astype(np.float32)
+    x[np.arange(rows), np.arange(rows) % size] = np.nan
+    assert np.isnan(jax.jit(jax.vmap(engine.largest))(x)).all()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import aggregation, client, transform
+from fedjax_sim import aggregation, client, population, sampling, server, transform
+from fedjax_sim.algorithms import federated
+from fedjax_sim.engine import Plan
+from fedjax_sim.types import ClientData
 from tests.laws import laws
 from tests.laws import problems as p
 
@@ -34,6 +39,31 @@ def test_diverging_server_step(rule):
     """Catches an infinite model, or an infinite moment behind a finite model, that ends all later learning."""
     rule = rule and optax.chain(optax.scale(1e3), rule)
     laws.diverging_server_steps_are_skipped(rule)
+
+
+def test_broken_clients_among_many_lanes_are_counted():
+    """Catches a maximum over many clients' updates at once that drops NaN, as XLA:CPU's does: then the round is lost.
+
+    The loss is finite and its gradient is not, so that only the update shows it.
+    """
+    clients, width = 64, 64
+    broken = np.arange(clients) % 3 == 0
+
+    def read(broken, id):
+        return ClientData(broken[id, None].astype(jnp.float32), jnp.ones(1, bool))
+
+    def loss(params, broken, key):
+        return ((params - 1) ** 2).sum()[None] + jnp.sqrt(broken * params[1] ** 2 + 1 - broken)
+
+    work = client.local_sgd(loss, optax.sgd(0.25), client.work(num_steps=1))
+    parts = {"client": work, "aggregator": aggregation.mean(), "server": server.optimizer(optax.sgd(1.0))}
+    everybody, plan = sampling.uniform(clients, clients), Plan(lanes=clients, chunk=clients)
+    algorithm = federated(everybody, **parts, plan=plan, mesh=None)
+    data = population.generated(clients, read, jnp.array(broken))
+    start = algorithm.init(jax.random.key(0), jnp.zeros(width), data)
+    state, info = jax.jit(algorithm.step)(jax.random.key(1), start, data)
+    assert int(info["dropped_clients"]) == broken.sum()
+    assert algorithm.params(state).tolist() == [0.5] * width
 
 
 def test_a_client_who_does_not_exist_is_counted(federation):
