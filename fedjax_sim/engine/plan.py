@@ -20,6 +20,7 @@ __all__ = ["Needs", "Plan", "needs", "plan_for", "total_memory", "working_bytes"
 CPU_CACHE_BYTES = 2 << 20  # the second-level cache of a core
 ACCELERATOR_BYTES = 2 << 30  # an eighth of the memory of a small accelerator, 16 GiB
 MAX_CPU_LANES = 64
+CPU_GROUPS = 4  # of lanes in a cohort, at least: one for each device of most CPUs
 MAX_LANES = 4096
 
 
@@ -49,19 +50,23 @@ def plan_for(message: PyTree, *, working_bytes: int | None = None, num_slots: in
 
     Args:
       working_bytes: what one client has in memory at once while it trains (`working_bytes`); None: twice its message.
-      num_slots: m of the cohort; lanes are then evened out, for 100 slots in groups of 64 would be 128.
+      num_slots: m of the cohort; lanes are then evened out, for 100 slots in groups of 64 would be 128. On a CPU they
+        leave at least four groups: a group is worked on by one device, and lanes may not depend on how many there are.
+        On accelerators a cohort that fits one group keeps one device busy; set lanes by hand to share it out.
 
-    Guarantees: the fewest slots for the same number of groups (tests/engine/test_plan.py::test_lanes_fit_the_cohort).
+    Guarantees: the fewest slots for the same number of groups (tests/engine/test_plan.py::test_lanes_fit_the_cohort);
+    no device of four is idle (::test_small_cohorts_are_shared_out).
 
     >>> import jax.numpy as jnp
     >>> plan_for(jnp.zeros(610), working_bytes=18_000, num_slots=100).lanes
-    50
+    25
     """
     message_bytes = max(tree.num_bytes(tree.spec(message)), 1)
     each = 2 * message_bytes + (2 * message_bytes if working_bytes is None else working_bytes)
     room, most = (CPU_CACHE_BYTES, MAX_CPU_LANES) if target() == "cpu" else (ACCELERATOR_BYTES, MAX_LANES)
     lanes = max(1, min(room // each, most))
     if num_slots is not None:
+        lanes = min(lanes, -(-num_slots // CPU_GROUPS)) if target() == "cpu" else lanes
         lanes = -(-num_slots // -(-num_slots // lanes))
     return Plan(lanes, lanes)
 

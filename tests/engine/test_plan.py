@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_sim.engine import Plan, plan_for, working_bytes
+from fedjax_sim.engine import Plan, compiling_for, plan_for, working_bytes
+from fedjax_sim.engine.plan import CPU_GROUPS
 
 
 def plan_of(size: int) -> Plan:
@@ -27,9 +28,19 @@ def test_lanes_fit_the_cohort(num_slots):
     """Catches padding that costs as much as clients: 100 slots in groups of 64 are 128."""
     spec = {"w": jax.ShapeDtypeStruct((10,), jnp.float32)}
     alone, fitted = plan_for(spec).lanes, plan_for(spec, num_slots=num_slots).lanes
-    groups = -(-num_slots // alone)
+    groups = -(-num_slots // min(alone, -(-num_slots // CPU_GROUPS)))
     assert fitted <= alone and -(-num_slots // fitted) == groups  # not one group more
     assert fitted * groups - num_slots < groups
+
+
+@pytest.mark.parametrize("num_slots", [4, 20, 50, 100])
+def test_small_cohorts_are_shared_out(num_slots):
+    """Catches a cohort that is one group, all of it on one device. Accelerators need thousands of clients in one."""
+    spec = {"w": jax.ShapeDtypeStruct((10,), jnp.float32)}
+    groups = -(-num_slots // plan_for(spec, num_slots=num_slots).lanes)
+    assert all(-(-groups // devices) * devices == groups for devices in (1, 2, 4))
+    with compiling_for("cuda"):
+        assert plan_for(spec, num_slots=num_slots).lanes == num_slots
 
 
 def test_working_bytes():
