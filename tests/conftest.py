@@ -10,6 +10,8 @@ from tests import compiled
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
+if hasattr(os, "SCHED_BATCH"):  # so too
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 os.environ.setdefault("NPROC", "8")  # threads of XLA:CPU, as the command line has them; last bits depend on them
 os.environ.setdefault("XLA_FLAGS", "--xla_disable_hlo_passes=cpu-parallel-task-assigner")  # as the command line has it
 # In the environment, for the processes that tests start. Every program is kept: most take less than JAX's threshold.

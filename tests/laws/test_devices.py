@@ -101,19 +101,24 @@ def test_every_row(options):
 
 PROBE = """
 import os, sys
+os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # as a user starts it, and not these tests
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(sys.argv[1])])
 from fedjax_sim.running.environment import host_threads, prepare
 prepare()
 import jax, jax.numpy as jnp, numpy as np
 x = jnp.asarray(np.random.default_rng(0).normal(size=(4096, 64)), jnp.float32)
 found = jax.jit(lambda x: (x.T @ x, x.sum()))(x)
+pool = [x for x in os.listdir("/proc/self/task") if "XLAEigen" in open(f"/proc/self/task/{x}/comm").read()]
+assert len(pool) == host_threads() and {os.sched_getscheduler(int(x)) for x in pool} == {os.SCHED_BATCH}
 print(host_threads(), [np.asarray(y).tobytes().hex()[:4000] for y in found])
 """
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores, to hide one")
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="reads the threads' policies as Linux has them")
 def test_visible_cores():
-    """Long products and sums as `prepare` sets JAX up. Catches a thread pool whose size follows the machine.
+    """Long products and sums as `prepare` sets JAX up. Catches a thread pool whose size follows the machine, and one
+    whose threads take a core from each other.
 
     Without it, the last bits of the same two operations differ on one core and on two: the test can fail.
     """
