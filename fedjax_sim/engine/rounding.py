@@ -182,7 +182,7 @@ class _Steady:
         if name in ("jit", "pjit"):
             params |= {key: (first, *params[key]) for key, first in _of_an_argument().items()}
             return [zero.value, *values], params | {"jaxpr": given(params["jaxpr"])}
-        if name == "scan":
+        if name == "scan" and "num_consts" in params:  # JAX 0.12 states its arguments otherwise
             params |= {"num_consts": params["num_consts"] + 1, "jaxpr": given(params["jaxpr"])}
             return [zero.value, *values], params
         if name == "while":
