@@ -15,7 +15,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import algorithms, engine, metrics, population, run, server
 from fedjax_sim.population.protocol import sizes_of
-from fedjax_sim.types import Outcome, Round
+from fedjax_sim.types import Outcome, Received, Round
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "DESIGN.md").read_text(encoding="utf-8")
@@ -71,7 +71,8 @@ def carried(rule, updates, weights):
     """An aggregator's carry of messages [m, ...] of clients 0, ..., m - 1."""
     empty = rule.init(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), updates), len(weights))
     ids = jnp.arange(len(weights), dtype=jnp.int32)
-    return empty | {"updates": updates, "weights": jnp.asarray(weights, jnp.float32), "ids": ids}
+    received = Received(updates, jnp.asarray(weights, jnp.float32), ids, ids)
+    return rule.accumulate(KEY, None, empty, received)
 
 
 def test_geometric_median(skeletons):

@@ -1,6 +1,9 @@
 """Aggregators: many messages -> one aggregate. Every public name is a factory of an `Aggregator`."""
 
 from fedjax_sim.aggregation.by_part import by_part
+from fedjax_sim.aggregation.centre import centered_clipping, geometric_median
+from fedjax_sim.aggregation.coordinate import mean_around_median, median, sign_majority, trimmed_mean
+from fedjax_sim.aggregation.distance import bulyan, krum, minimum_diameter
 from fedjax_sim.aggregation.extrapolated import extrapolated
 from fedjax_sim.aggregation.gather import gather
 from fedjax_sim.aggregation.linear import (
@@ -12,18 +15,36 @@ from fedjax_sim.aggregation.linear import (
     mean,
     total,
 )
+from fedjax_sim.aggregation.mixing import adaptive_clipping, bucketing, nearest_neighbour_mixing
 from fedjax_sim.aggregation.modular import modular_sum
+from fedjax_sim.aggregation.norms import norm_bounding
+from fedjax_sim.aggregation.trusted import fltrust, foolsgold
 
 __all__ = [
+    "adaptive_clipping",
+    "bucketing",
+    "bulyan",
     "by_part",
+    "centered_clipping",
     "extrapolated",
     "fixed_mean",
+    "fltrust",
+    "foolsgold",
     "gather",
+    "geometric_median",
     "horvitz_thompson",
     "keep_old",
+    "krum",
     "li_scheme_one",
     "li_scheme_two",
     "mean",
+    "mean_around_median",
+    "median",
+    "minimum_diameter",
     "modular_sum",
+    "nearest_neighbour_mixing",
+    "norm_bounding",
+    "sign_majority",
     "total",
+    "trimmed_mean",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, tree, validate
+from fedjax_sim import engine, validate
 from fedjax_sim.types import Aggregator
 
 __all__ = ["gather"]
@@ -44,7 +44,7 @@ def gather(
 
     >>> import jax, jax.numpy as jnp
     >>> largest = gather(lambda key, updates, weights, ids: jax.tree.map(lambda x: x.max(0), updates))
-    >>> largest.init(jax.ShapeDtypeStruct((2,), jnp.float32), 3)["updates"].shape
+    >>> largest.init(jax.ShapeDtypeStruct((2,), jnp.float32), 3).values["updates"].shape
     (3, 2)
     """
 
@@ -54,22 +54,20 @@ def gather(
     validate.function("rule", rule, names, hint="Rules that need no ids take them all the same.")
 
     def init(update_spec, num_slots):
-        return {
-            "updates": engine.buffer(update_spec, num_slots),
-            "weights": jnp.zeros(num_slots, jnp.float32),
-            "ids": jnp.zeros(num_slots, jnp.int32),
-        }
+        number, id = (jax.ShapeDtypeStruct((), dtype) for dtype in (jnp.float32, jnp.int32))
+        return engine.buffer({"updates": update_spec, "weights": number, "ids": id}, num_slots)
 
     def accumulate(key, cohort, carry, received):
         rows = {"updates": received.updates, "weights": received.weights, "ids": received.ids}
         return engine.fill(carry, received.slots, rows)
 
     def finalize(key, round, carry):
-        absent, ids = carry["weights"] == 0, carry["ids"]
-        slots = jnp.arange(ids.shape[0], dtype=jnp.int32)
+        slots = jnp.arange(carry.place.shape[0], dtype=jnp.int32)
+        weights, ids = engine.all_rows(carry.only("weights", "ids"), slots)
+        absent = weights == 0
         order = jax.lax.sort((absent, jnp.where(absent, 0, ids), slots), num_keys=2)[2]
-        updates, weights = tree.take((carry["updates"], carry["weights"]), order)
-        ids = jnp.where(absent, -1, ids)[order]
+        weights, ids = weights[order], jnp.where(absent, -1, ids)[order]
+        (updates,) = engine.all_rows(carry.only("updates"), order)
         metrics = {"total_weight": weights.sum()}
         if start is None:
             return rule(key, updates, weights, ids), metrics

@@ -130,17 +130,17 @@ def seen(star: Star, key: Array, cohort: Cohort, state: FederatedState, populati
     Guarantees: tests/algorithms/test_round.py::test_observe_is_the_round.
     """
     gathered = collect(star._replace(aggregator=_everything(star)), key, cohort, state, population)
-    rows = gathered.carry
-    return Observed(gathered.broadcast, rows["updates"], rows["weights"], cohort.ids)
+    updates, weights = engine.all_rows(gathered.carry, jnp.arange(cohort.ids.shape[0], dtype=jnp.int32))
+    return Observed(gathered.broadcast, updates, weights, cohort.ids)
 
 
 def _everything(star: Star) -> Aggregator:
     """An aggregator that keeps each slot's message, in whatever dtype it was sent."""
 
     def init(update_spec, num_slots):
-        return {"updates": engine.buffer(update_spec, num_slots), "weights": jnp.zeros(num_slots, jnp.float32)}
+        return engine.buffer((update_spec, jax.ShapeDtypeStruct((), jnp.float32)), num_slots)
 
     def accumulate(key, round, carry, received):
-        return engine.fill(carry, received.slots, {"updates": received.updates, "weights": received.weights})
+        return engine.fill(carry, received.slots, (received.updates, received.weights))
 
     return star.aggregator._replace(init=init, accumulate=accumulate)

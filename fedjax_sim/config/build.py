@@ -104,7 +104,8 @@ class Builder(Maker):
         made = {"sampler": sampler, "client_optimizer": self.make("client_optimizer")}
         made |= {table: self.chain(table, population.size) for table in registry.CHAINS}
         design = None if sampler is None else sampler.design
-        made["aggregator"] = self.wrapped("aggregator", design=design, total_weight=lambda: self.total_weight(data))
+        known = {"design": design, "population_size": data.train.size}
+        made["aggregator"] = self.wrapped("aggregator", **known, total_weight=lambda: self.total_weight(data))
         self.stop()
         init = (lambda key: {"w": jnp.zeros(data.input_shape)}) if model is None else lambda key: model.init(key)[0]
         spec, most = jax.eval_shape(lambda: init(jax.random.key(0))), engine.total_memory()

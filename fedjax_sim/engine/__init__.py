@@ -12,7 +12,6 @@ from fedjax_sim.engine.barrier import (
     rounding_here,
     unsigned_zeros,
 )
-from fedjax_sim.engine.buffer import buffer, fill
 from fedjax_sim.engine.disk import MemoryFileError
 from fedjax_sim.engine.exact import combine, differentiable, merge
 from fedjax_sim.engine.fold import device_mesh, fold, is_unplaced, one_device, unplaced
@@ -21,6 +20,7 @@ from fedjax_sim.engine.maximum import largest
 from fedjax_sim.engine.memory import Disk, Sharded
 from fedjax_sim.engine.plan import Needs, Plan, needs, plan_for, total_memory, working_bytes
 from fedjax_sim.engine.rounding import divide, pairwise_sum, steady
+from fedjax_sim.engine.rows import Rows, all_rows, buffer, fill
 from fedjax_sim.engine.select import median, order_statistic, trimmed_mean
 from fedjax_sim.engine.shuffling import client_keys, shuffle
 from fedjax_sim.engine.store import (
@@ -42,7 +42,9 @@ __all__ = [
     "MemoryFileError",
     "Needs",
     "Plan",
+    "Rows",
     "Sharded",
+    "all_rows",
     "buffer",
     "client_keys",
     "client_memory",

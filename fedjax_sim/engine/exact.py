@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.engine import digits
 from fedjax_sim.engine.digits import MAX_CHUNK, ExactSum
+from fedjax_sim.engine.rows import Rows, merged_rows
 from fedjax_sim.types import Array, PyTree
 
 __all__ = [
@@ -136,7 +137,11 @@ def add(acc: ExactSums, values: PyTree) -> ExactSums:
 
 def merge(a: PyTree, b: PyTree) -> PyTree:
     """The sum over the union of two disjoint sets of messages, from the sums of both; other leaves are added."""
-    return jax.tree.map(lambda x, y: digits.merge(x, y) if _is_sum(x) else x + y, a, b, is_leaf=_is_sum)
+
+    def one(x, y):
+        return merged_rows(x, y) if isinstance(x, Rows) else digits.merge(x, y) if _is_sum(x) else x + y
+
+    return jax.tree.map(one, a, b, is_leaf=lambda x: isinstance(x, (ExactSum, Rows)))
 
 
 def combine(carry: PyTree, axis: str) -> PyTree:

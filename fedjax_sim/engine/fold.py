@@ -21,11 +21,11 @@ from fedjax_sim.engine import exact
 from fedjax_sim.engine.barrier import computed_once
 from fedjax_sim.engine.packing import ALONE, pack
 from fedjax_sim.engine.plan import Plan, plan_for
+from fedjax_sim.engine.rows import AXIS, Rows, spread_rows
 from fedjax_sim.types import Array, PyTree
 
 __all__ = ["AXIS", "device_mesh", "fold", "is_unplaced", "one_device", "unplaced"]
 
-AXIS = "clients"
 _alone: contextvars.ContextVar = contextvars.ContextVar("alone", default=False)
 _unplaced: contextvars.ContextVar = contextvars.ContextVar("unplaced", default=False)
 
@@ -110,6 +110,14 @@ def _laid_out(x: Array, layout: _Layout) -> Array:
 def _flat(leaves: PyTree, axes: int) -> PyTree:
     """The first axes of each leaf as one."""
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[axes:]), leaves)
+
+
+def _is_rows(x) -> bool:
+    return isinstance(x, Rows)
+
+
+def _with_rows(carry: PyTree, change: Callable) -> PyTree:
+    return jax.tree.map(lambda x: change(x) if _is_rows(x) else x, carry, is_leaf=_is_rows)
 
 
 def _run_group(each: Callable, alone: bool, shared: PyTree, group: PyTree) -> tuple[PyTree, PyTree]:
@@ -198,8 +206,11 @@ def fold(
         return jax.lax.scan(_chunk_step(branches, accumulate, num_slots, shared), carry, chunks)
 
     def on_device(shared, carry, chunks):
-        carry, per_slot = work(shared, carry, chunks)
-        return exact.combine(carry, AXIS), per_slot
+        here, every = layout.source.size // num_devices, jnp.arange(layout.source.size, dtype=jnp.int32)
+        local = partial(spread_rows, place=every[layout.place], number=here, first=jax.lax.axis_index(AXIS) * here)
+        carry, per_slot = work(shared, _with_rows(carry, local), chunks)
+        rows = [x.values for x in jax.tree.leaves(carry, is_leaf=_is_rows) if _is_rows(x)]
+        return exact.combine(_with_rows(carry, lambda x: None), AXIS), rows, per_slot
 
     chunks = slots, layout.source, layout.kind
     if mesh is None:
@@ -208,9 +219,12 @@ def fold(
         here, split = PartitionSpec(), PartitionSpec(AXIS)
         # Checked replication would sum gradients with respect to shared values over devices (a client's gradient is its
         # own), and would refuse every client whose loops start from constants.
-        specs = {"in_specs": (here, here, split), "out_specs": (here, split), "check_vma": False}
+        specs = {"in_specs": (here, here, split), "out_specs": (here, split, split), "check_vma": False}
         sharded = jax.shard_map(on_device, mesh=mesh, **specs)
         # Else the partitioner would split what made the slots, the sampling, and gather its parts again.
         chunks = jax.lax.with_sharding_constraint(chunks, NamedSharding(mesh, here))
-        carry, per_slot = sharded(shared, carry, chunks)
+        sums, rows, per_slot = sharded(shared, carry, chunks)
+        rows, place = iter(rows), jnp.arange(layout.source.size, dtype=jnp.int32)[layout.place]
+        whole = lambda like, x: Rows(next(rows), place, mesh) if _is_rows(like) else x  # noqa: E731
+        carry = jax.tree.map(whole, carry, sums, is_leaf=_is_rows)
     return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[layout.place], per_slot)

@@ -161,6 +161,8 @@ class _Steady:
                     return [pairwise_sum(values[0], params["axes"])]
             if primitive.name in ("custom_jvp_call", "custom_vjp_call"):  # there is no derivative from here on
                 return self.run(params["call_jaxpr"], values, zero)
+            if primitive.name == "shard_map":
+                return self.on_devices(params, values)
             if any(map(self.needed, _programs(tuple(params.values())))):
                 values, params = self.inside(primitive.name, values, params, zero)
             out = primitive.bind(*values, **primitive.get_bind_params(params))
@@ -194,6 +196,16 @@ class _Steady:
             index, *values = values
             return [index, zero.value, *values], params | {"branches": tuple(map(given, params["branches"]))}
         return values, {key: self.alone(value) for key, value in params.items()}
+
+    def on_devices(self, params: dict, values: list[Array]) -> list[Array]:
+        """A program that each device of a mesh runs, rewritten: its collectives need the mesh's axes when traced."""
+        program = core.ClosedJaxpr(params["jaxpr"], ())
+        how = {"check_vma": params["check_vma"], "axis_names": params["newly_manual_axes"]}
+        run = lambda *args: self.run(program, args)  # noqa: E731
+        made = jax.shard_map(
+            run, mesh=params["mesh"], in_specs=tuple(params["in_specs"]), out_specs=list(params["out_specs"]), **how
+        )
+        return made(*values)
 
     def given_zero(self, program: core.ClosedJaxpr) -> core.ClosedJaxpr:
         """A program rewritten, with the zero as its first argument."""

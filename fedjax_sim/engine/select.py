@@ -25,8 +25,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import validate
+from fedjax_sim.engine import exact
 from fedjax_sim.engine.barrier import hidden_zero, rounded_here
 from fedjax_sim.engine.digits import power_of_two
+from fedjax_sim.engine.rounding import divide
 from fedjax_sim.engine.target import target
 from fedjax_sim.types import Array
 
@@ -66,20 +68,24 @@ def _grouped(x: Array, fill: int) -> Array:
     return x.reshape(groups, each, *x.shape[1:])
 
 
-def radix_select(keys: Array, rank: Array, pool: Callable) -> tuple[Array, Array]:
+def radix_select(keys: Array, rank: Array, pool: Callable, weights: Array | None = None) -> tuple[Array, Array]:
     """(the key of this rank, number of equal keys that rank before it).
 
     Args:
       keys: [m, B] unsigned integers; padding and absent messages are the largest integer.
       rank: [r, B], or [1, 1] with a pool over everything.
       pool: counts [g, r, B] -> [r, B] or [1, 1].
+      weights: [m] int32, how often each message counts; once by default.
     """
     bits = 8 * keys.dtype.itemsize
-    keys = _grouped(keys, (1 << bits) - 1)
+    keys = _grouped(keys, (1 << bits) - 1) if weights is None else keys[None]
 
     def of_rank(rank):
         def below(messages, value):
-            return pool((messages < value[None, None]).sum(1, dtype=jnp.uint8).astype(jnp.int32))
+            smaller = messages < value[None, None]
+            if weights is not None:
+                return pool(jnp.where(smaller, weights[None, :, None], 0).sum(1, dtype=jnp.int32))
+            return pool(smaller.sum(1, dtype=jnp.uint8).astype(jnp.int32))
 
         found = jnp.zeros(rank.shape, keys.dtype)
         for shift in range(bits - 8, -1, -8):
@@ -99,9 +105,16 @@ def radix_select(keys: Array, rank: Array, pool: Callable) -> tuple[Array, Array
     return jax.lax.map(of_rank, rank) if rank.shape[0] > 1 else jax.tree.map(lambda x: x[None], of_rank(rank[0]))
 
 
-def _select(keys: Array, rank: Array) -> Array:
+def _select(keys: Array, rank: Array, weights: Array | None = None) -> Array:
     """[m, B] keys, [r, B] ranks -> [r, B] keys."""
-    return radix_select(keys, rank, lambda counts: counts.sum(0))[0]
+    return radix_select(keys, rank, lambda counts: counts.sum(0), weights)[0]
+
+
+def _mass(keys: Array, weights: Array | None) -> Array:
+    """[1, B] how many messages a mask [m, B] holds, each as often as it counts."""
+    if weights is None:
+        return keys.sum(0, dtype=jnp.int32, keepdims=True)
+    return jnp.where(keys, weights[:, None], 0).sum(0, dtype=jnp.int32, keepdims=True)
 
 
 def _over_blocks(fn: Callable, values: Array, columns: tuple[Array, ...], num_rows: int, dtype) -> Array:
@@ -183,12 +196,13 @@ def _units(x: Array, scale: Array) -> Array:
     return jnp.round(x * scale).astype(jnp.int64 if x.dtype == jnp.float64 else jnp.int32)
 
 
-def median(values: Array, valid: Array | None = None) -> Array:
+def median(values: Array, valid: Array | None = None, weights: Array | None = None) -> Array:
     """The coordinate-wise median of the valid messages; the mean of the two middle ones when their number is even.
 
     Args:
       values: [m, ...] floats, finite where valid.
       valid: [m] bool, the messages that arrived; all by default.
+      weights: [m] int32, how often each message counts, at least once where valid; together less than 2^31.
 
     Returns: [...]; NaN without a valid message.
 
@@ -201,13 +215,14 @@ def median(values: Array, valid: Array | None = None) -> Array:
     [2.5]
     """
     flat, valid = _checked(values, valid)
-    count = valid.sum(dtype=jnp.int32)
+    weights = None if weights is None else jnp.where(valid, weights, 0)
+    count = (valid if weights is None else weights).sum(dtype=jnp.int32)
 
     def of_block(block):
         keys = _keys(block)
         keys = jnp.where(valid[:, None], keys, ~keys.dtype.type(0))
-        low = _select(keys, jnp.broadcast_to((count - 1) // 2, (1, block.shape[1])))
-        upto = (keys <= low).sum(0, dtype=jnp.int32, keepdims=True)
+        low = _select(keys, jnp.broadcast_to((count - 1) // 2, (1, block.shape[1])), weights)
+        upto = _mass(keys <= low, weights)
         following = jnp.where(keys > low, keys, ~keys.dtype.type(0)).min(0, keepdims=True)
         high = jnp.where(upto > count // 2, low, following)
         half = jnp.asarray(0.5, block.dtype)
@@ -219,7 +234,7 @@ def median(values: Array, valid: Array | None = None) -> Array:
     return _over_blocks(of_block, flat, (), 1, flat.dtype).reshape(jnp.shape(values)[1:])
 
 
-def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None) -> Array:
+def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, weights: Array | None = None) -> Array:
     """The coordinate-wise mean of the valid messages without the `trim` smallest and the `trim` largest.
 
     Values strictly between the two selected order statistics are summed as integers, in units of 2^-28 (float64: 2^-60)
@@ -227,8 +242,10 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None) -
 
     Args:
       values: [m, ...] floats, finite where kept, m <= 65,536.
-      trim: [] or [...] integers >= 0: messages taken off at each end.
+      trim: [] or [...] integers >= 0: messages taken off at each end; with weights, how much of them.
       valid: [m] bool, the messages that arrived; all by default.
+      weights: [m] int32, how often each message counts, at least once where valid; together less than 2^31. Those of
+        messages at a cut are divided. Products with weights are added exactly (`engine.exact`).
 
     Returns: [...] in the dtype of `values`; NaN where no message, or an infinite one, is left.
 
@@ -245,7 +262,8 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None) -
     flat, valid = _checked(values, valid)
     shape = jnp.shape(values)[1:]
     validate.integer("messages", flat.shape[0], 1, 1 << 16)
-    count = valid.sum(dtype=jnp.int32)
+    weights = None if weights is None else jnp.where(valid, weights, 0)
+    count = (valid if weights is None else weights).sum(dtype=jnp.int32)
     double = flat.dtype == jnp.float64
     wide, digits = (jnp.float64, 60) if double else (jnp.float32, 28)
     half = digits // 2  # so that a sum of half-words of 2^16 messages fits
@@ -253,12 +271,28 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None) -
     def of_block(block, trim):
         keys = _keys(block)
         keys = jnp.where(valid[:, None], keys, ~keys.dtype.type(0))
-        cuts = _select(keys, jnp.concatenate([trim, count - 1 - trim]))
+        cuts = _select(keys, jnp.concatenate([trim, count - 1 - trim]), weights)
         low, high = cuts[:1], cuts[1:]
         inside = (keys > low) & (keys < high)
-        copies_low = (keys <= low).sum(0, dtype=jnp.int32, keepdims=True) - trim
-        copies_high = count - trim - (keys < high).sum(0, dtype=jnp.int32, keepdims=True)
+        copies_low = _mass(keys <= low, weights) - trim
+        copies_high = count - trim - _mass(keys < high, weights)
         ends = _floats(low, block.dtype).astype(wide), _floats(high, block.dtype).astype(wide)
+        mean = plain if weights is None else weighted
+        found = jnp.where(
+            low == high, ends[0], mean(block, inside, ends, copies_low, jnp.where(low == high, 0, copies_high), trim)
+        )
+        finite = jnp.isfinite(ends[0]) & jnp.isfinite(ends[1]) | (low == high)
+        return jnp.where((count > 2 * trim) & (trim >= 0) & finite, found, jnp.nan).astype(block.dtype)
+
+    def weighted(block, inside, ends, copies_low, copies_high, trim):
+        zero = hidden_zero(block)
+        products = jnp.where(inside, block.astype(wide), 0) * weights[:, None].astype(wide)
+        inner = exact.add(exact.zeros(jax.ShapeDtypeStruct(block.shape[1:], wide)), rounded_here(products, zero))
+        outer = rounded_here((ends[0] * copies_low.astype(wide), ends[1] * copies_high.astype(wide)), zero)
+        total = exact.total(inner)[None] + (outer[0] + outer[1])
+        return divide(total, (count - 2 * trim).astype(wide))
+
+    def plain(block, inside, ends, copies_low, copies_high, trim):
         exponent = jnp.maximum(*(_exponent(end) for end in ends))
         units = functools.partial(_units, scale=power_of_two(digits - 1 - exponent, wide))
         messages = units(jnp.where(inside, block, jnp.zeros((), block.dtype)).astype(wide))
@@ -268,16 +302,13 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None) -
             return (
                 part(messages).sum(0, dtype=messages.dtype, keepdims=True)
                 + part(low_units) * copies_low.astype(messages.dtype)
-                + part(high_units) * jnp.where(low == high, 0, copies_high).astype(messages.dtype)
+                + part(high_units) * copies_high.astype(messages.dtype)
             )
 
         upper, lower = word(lambda x: x >> half), word(lambda x: x & ((1 << half) - 1))
         zero, left = hidden_zero(block), count - 2 * trim
         total = rounded_here(upper.astype(wide) * 2.0**half + lower.astype(wide), zero)
         share = rounded_here(1 / left.astype(wide), zero)  # or a compiler chooses how to divide
-        mean = total * share * power_of_two(exponent + 1 - digits, wide)
-        mean = jnp.where(low == high, ends[0], mean)
-        finite = jnp.isfinite(ends[0]) & jnp.isfinite(ends[1]) | (low == high)
-        return jnp.where((left > 0) & (trim >= 0) & finite, mean, jnp.nan).astype(block.dtype)
+        return total * share * power_of_two(exponent + 1 - digits, wide)
 
     return _over_blocks(of_block, flat, (_rows(trim, shape, "trim"),), 1, flat.dtype).reshape(shape)

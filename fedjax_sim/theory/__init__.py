@@ -37,6 +37,15 @@ from fedjax_sim.theory.relative_error import (
     stochastic_relative_variance,
     top_k_contraction,
 )
+from fedjax_sim.theory.robustness import (
+    Robustness,
+    attackers_met,
+    chance_of_more_attackers,
+    median_efficiency,
+    most_attackers,
+    robustness_coefficients,
+    trimmed_mean_efficiency,
+)
 from fedjax_sim.theory.rounding import rounding_variance
 from fedjax_sim.theory.sampling_variance import (
     cohort_mean_variance,
@@ -66,9 +75,12 @@ __all__ = [
     "ProximalDrift",
     "QuadraticDrift",
     "QuantizationError",
+    "Robustness",
+    "attackers_met",
     "best_clip_norm",
     "budget",
     "budget_from_moments",
+    "chance_of_more_attackers",
     "clipped_mean_error",
     "cohort_coefficients",
     "cohort_mean_variance",
@@ -93,6 +105,8 @@ __all__ = [
     "largest_stable_step",
     "level_distance",
     "local_to_central_ratio",
+    "median_efficiency",
+    "most_attackers",
     "noise_floor",
     "noise_to_signal_ratio",
     "noise_variance",
@@ -108,6 +122,7 @@ __all__ = [
     "random_k_relative_variance",
     "report_counts",
     "required_cohort_size",
+    "robustness_coefficients",
     "rounding_variance",
     "rounds_until",
     "sgd_contraction",
@@ -115,4 +130,5 @@ __all__ = [
     "stationary_covariance",
     "stochastic_relative_variance",
     "top_k_contraction",
+    "trimmed_mean_efficiency",
 ]

@@ -223,7 +223,7 @@ def test_every_transform_builds(name):
 @pytest.mark.parametrize("table", ["sampler", "aggregator", "client_optimizer"])
 def test_every_part_builds(table):
     """Fault: a factory that is listed but lacks what the config hands over."""
-    given = {"cohort_size": "10", "rate": "0.2", "denominator": "10.0"}
+    given = {"cohort_size": "10", "rate": "0.2", "denominator": "10.0", "num_byzantine": "1", "radius": "1.0"}
     for name, part in registry.table(table).items():
         options = [f"{table}.{key}={value}" for key, value in given.items() if key in part.options]
         small = [text for text in SMALL if not text.startswith(f"{table}.")]
@@ -232,6 +232,15 @@ def test_every_part_builds(table):
         if name == "modular_sum":
             options += [f"transform.quantize.{text}" for text in ("bits=4", "range=1.0", "integers=true")]
         build(load(None, [*small, f"{table}.name={name}", *options]))
+
+
+def test_wrapped_rules_build():
+    """Fault: a wrapper of aggregators that a config can name but not build."""
+    needed = {"bucket_size": "2", "max_norm": "1.0", "num_byzantine": "1"}
+    for name, part in registry.wrappers("aggregator").items():
+        options = [f"aggregator.{name}.{key}={needed[key]}" for key in part.options if key in needed]
+        inner = ["aggregator.name=krum", "aggregator.num_byzantine=1"]
+        assert build(load(None, [*SMALL, *inner, *options])).algorithm.parts.aggregator.start is None
 
 
 def test_every_task_builds():

@@ -225,3 +225,22 @@ def test_the_largest_negative_integer_is_the_largest_magnitude():
     """Catches |-2^31| = -2^31."""
     x = jnp.array([2**31 - 1] * 5 + [-(2**31), 5], jnp.int32)
     assert largest(x, 3)[1].tolist() == [0, 1, 5]
+
+
+def repeated(x, weights):
+    """Each message as often as it counts."""
+    return np.repeat(x, weights, axis=0)
+
+
+def test_weights_are_copies():
+    """Catches weights of another message, absent ones that count, and a cut that does not divide a message."""
+    x = messages(23, 40)[:, [j for j in range(40) if j % 5 < 3]]
+    weights = np.random.default_rng(4).integers(1, 400, 23).astype(np.int32)
+    for valid in (np.ones(23, bool), np.arange(23) % 4 != 1):
+        copies = repeated(x[valid], weights[valid])
+        got = jax.jit(median)(np.where(valid[:, None], x, np.nan), valid, weights)
+        assert np.array_equal(got, np.median(copies, axis=0))
+        trim = len(copies) // 3
+        got = jax.jit(trimmed_mean)(np.where(valid[:, None], x, np.nan), trim, valid, weights)
+        kept = np.sort(copies.astype(np.float64), axis=0)[trim : len(copies) - trim]
+        np.testing.assert_allclose(got, kept.mean(0), rtol=1e-6, atol=1e-6)

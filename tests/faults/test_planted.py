@@ -216,7 +216,8 @@ def overflowed_moments_kept(patch):
 def rows_by_slot(patch):
     """A real one: rows stood where the sampler had put them, and float sums over them followed."""
     rule = importlib.import_module("fedjax_sim.aggregation.gather")
-    patch.setattr(rule, "tree", SimpleNamespace(take=lambda rows, order: rows))
+    by_slot = lambda rows, slots: engine.all_rows(rows, jnp.arange(slots.size))  # noqa: E731
+    patch.setattr(rule, "engine", SimpleNamespace(**vars(engine) | {"all_rows": by_slot}))
 
 
 @fault(test_prng.test_draws_among_many_are_uniform)

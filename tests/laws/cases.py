@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_sim import aggregation, algorithms, client, sampling, server, transform
 from fedjax_sim.algorithms.base import base_optimizer
+from fedjax_sim.types import ClientData, ClientUpdate, Report, Round
 from tests.laws import problems as p
 
 SUBPACKAGES = {
@@ -74,6 +75,12 @@ def _first_of_two():
         finalize=finalize,
         sensitivity=aggregation.fixed_mean(5.0).sensitivity,
     )
+
+
+def _trusting():
+    """A server whose own update is the model that was broadcast."""
+    own = ClientUpdate(lambda params: (), lambda key, broadcast, state, data: (Report(broadcast, 1.0, {}), state))
+    return aggregation.fltrust(own, ClientData({"x": jnp.ones((2, 3))}, jnp.ones(2, bool)))
 
 
 def _fixed_point():
@@ -165,17 +172,32 @@ CASES = {
         "top_k": lambda: transform.top_k(0.5),
     },
     "aggregation": {
+        "adaptive_clipping": lambda: aggregation.adaptive_clipping(aggregation.median(), 1),
+        "bucketing": lambda: aggregation.bucketing(aggregation.trimmed_mean(1), 2),
+        "bulyan": lambda: aggregation.bulyan(1),
         "by_part": _first_of_two,
+        "centered_clipping": lambda: aggregation.centered_clipping(1.0),
         "extrapolated": aggregation.extrapolated,
         "fixed_mean": lambda: aggregation.fixed_mean(5.0),
+        "fltrust": _trusting,
+        "foolsgold": lambda: aggregation.foolsgold(p.NUM_CLIENTS),
         "gather": lambda: aggregation.gather(lambda key, updates, weights, ids: (updates * weights[:, None]).sum(0)),
+        "geometric_median": lambda: aggregation.geometric_median(3),
         "horvitz_thompson": lambda: aggregation.horvitz_thompson(DESIGN, TOTAL),
         "keep_old": lambda: aggregation.keep_old(TOTAL),
+        "krum": lambda: aggregation.krum(1, 2),
         "li_scheme_one": aggregation.li_scheme_one,
         "li_scheme_two": lambda: aggregation.li_scheme_two(DESIGN, TOTAL),
         "mean": aggregation.mean,
+        "mean_around_median": lambda: aggregation.mean_around_median(1),
+        "median": lambda: aggregation.median(trust_weights=True),
+        "minimum_diameter": lambda: aggregation.minimum_diameter(1),
         "modular_sum": _fixed_point,
+        "nearest_neighbour_mixing": lambda: aggregation.nearest_neighbour_mixing(aggregation.median(), 1),
+        "norm_bounding": lambda: aggregation.norm_bounding(aggregation.mean(), 1.0),
+        "sign_majority": aggregation.sign_majority,
         "total": aggregation.total,
+        "trimmed_mean": lambda: aggregation.trimmed_mean(1),
     },
     "server": {
         "adaptive": lambda: server.optimizer(server.adaptive("yogi", 0.1)),
@@ -224,6 +246,12 @@ CASES = {
 }
 
 
+def round_for(aggregator) -> Round:
+    """What an aggregator may read in a round of a model of three numbers: its state, and the model."""
+    state = () if aggregator.start is None else aggregator.start(jax.ShapeDtypeStruct((3,), jnp.float32))
+    return Round(**dict.fromkeys(Round._fields) | {"state": state, "broadcast": jnp.ones(3, jnp.float32)})
+
+
 def members(name: str) -> list[str]:
     """The factories of a subpackage: every public name that is not a class, except `work`."""
     subpackage = SUBPACKAGES[name]
@@ -236,7 +264,7 @@ def members(name: str) -> list[str]:
 
 COMPILED = {  # one row a family, where a law compiles each row; traced laws (`jax.eval_shape`) meet all of them
     "client": ("full_gradient", "mime", "normalized", "private_sgd", "scaffold", "touched_rows"),
-    "aggregation": ("by_part", "extrapolated", "gather", "horvitz_thompson", "mean", "modular_sum"),
+    "aggregation": ("by_part", "extrapolated", "gather", "horvitz_thompson", "krum", "mean", "modular_sum"),
     "algorithms": ("fedadam", "scaffold"),
 }
 

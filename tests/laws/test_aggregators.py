@@ -26,8 +26,9 @@ class Compiled:
     def __init__(self, name):
         self.member = member = cases.CASES["aggregation"][name]()
         self.empty = member.init(SPEC, p.SLOTS)
-        self._add = jax.jit(lambda carry, received: member.accumulate(KEY, None, carry, received))
-        self.finalize = jax.jit(lambda carry: member.finalize(KEY, None, carry))
+        round = cases.round_for(member)
+        self._add = jax.jit(lambda carry, received: member.accumulate(KEY, round, carry, received))
+        self.finalize = jax.jit(lambda carry: member.finalize(KEY, round, carry))
 
     def cohort(self, messages, absent_id):
         """What becomes of these messages at slots 0, 1, ...; the one that did not arrive bears another client's id."""

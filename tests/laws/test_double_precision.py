@@ -47,8 +47,9 @@ def test_samplers_and_aggregators():
         rule = make()
         received = Received(jnp.ones((2, 3), jnp.float32), jnp.ones(2, jnp.float32), *jnp.zeros((2, 2), jnp.int32))
         carry = rule.init(jax.ShapeDtypeStruct((3,), jnp.float32), p.SLOTS)
-        jax.eval_shape(lambda carry, rule=rule, received=received: rule.accumulate(key, None, carry, received), carry)
-        jax.eval_shape(lambda carry, rule=rule: rule.finalize(key, None, carry), carry)
+        add, end, round = rule.accumulate, rule.finalize, cases.round_for(rule)
+        jax.eval_shape(lambda carry, add=add, round=round, received=received: add(key, round, carry, received), carry)
+        jax.eval_shape(lambda carry, end=end, round=round: end(key, round, carry), carry)
 
 
 @pytest.mark.parametrize("name", cases.CASES["algorithms"])

@@ -1,0 +1,49 @@
+"""What attackers send, and what a curious server infers."""
+
+from fedjax_sim.adversary.attacks import (
+    adaptive,
+    alie,
+    fang,
+    forged_weight,
+    free_rider,
+    gaussian_noise,
+    inner_product,
+    large_value,
+    mimic,
+    min_max,
+    min_sum,
+    scaled,
+    sign_flip,
+)
+from fedjax_sim.adversary.byzantine import (
+    Alone,
+    Honest,
+    Omniscient,
+    Together,
+    clients,
+    corrupted,
+    share_of_clients,
+)
+
+__all__ = [
+    "Alone",
+    "Honest",
+    "Omniscient",
+    "Together",
+    "adaptive",
+    "alie",
+    "clients",
+    "corrupted",
+    "fang",
+    "forged_weight",
+    "free_rider",
+    "gaussian_noise",
+    "inner_product",
+    "large_value",
+    "mimic",
+    "min_max",
+    "min_sum",
+    "scaled",
+    "share_of_clients",
+    "sign_flip",
+]

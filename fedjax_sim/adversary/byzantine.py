@@ -1,0 +1,302 @@
+"""Clients that send anything: `corrupted(aggregator, attack, who)` is the aggregator when some clients are attackers.
+
+An attack is one of three records, by what attackers know. `Alone`: an attacker sees its own honest message. `Together`:
+all attackers send one message, made from mean and standard deviation of the honest ones. `Omniscient`: attackers see
+every honest message. The first two need no buffer; `attacks` has the published ones.
+
+What an attack makes goes through the same check as what clients send: a message that is not finite, or reaches 2^100
+times its weight, counts as lost. So attackers gain nothing by NaN, and robustness is about finite messages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import engine, tree, validate
+from fedjax_sim.engine import exact
+from fedjax_sim.engine.messages import columnwise, one_message, peaks, with_message
+from fedjax_sim.engine.side_by_side import SideBySide, by_rule
+from fedjax_sim.prng import stream
+from fedjax_sim.types import Aggregator, Array, Metric, PyTree, Received, Round
+
+__all__ = ["Alone", "Honest", "Omniscient", "Together", "clients", "corrupted", "seen", "share_of_clients"]
+
+LARGEST = 2.0**100  # as in `algorithms.one_client`
+METRICS = (
+    Metric("attackers_met", "messages from attackers", "count"),
+    Metric("attackers_lost", "of them lost for not being finite", "count"),
+)
+
+
+class Honest(NamedTuple):
+    """What attackers who act together know of the honest messages of a round."""
+
+    mean: PyTree  # unweighted
+    std: PyTree  # of the sample: divided by number - 1
+    number: Array  # [] float32 honest messages that arrived
+    attackers: Array  # [] float32 messages from attackers that arrived
+
+
+class Alone(NamedTuple):
+    """An attack of each attacker by itself."""
+
+    send: Callable  # (key, update, weight) -> (update, weight), for ONE attacker; key is the client's own in this round
+
+
+class Together(NamedTuple):
+    """An attack in which all attackers send the same message."""
+
+    send: Callable  # (key, Honest) -> update
+
+
+class Omniscient(NamedTuple):
+    """An attack by who sees every honest message."""
+
+    send: Callable  # (key, SideBySide, attackers [m] bool, aggregate) -> engine.messages.Messages, of which only the
+    # attackers' are changed; `aggregate(Messages) -> update` is what the server would make of them
+
+
+def clients(ids: Sequence[int]) -> Callable:
+    """Attackers by id: the same clients in every round.
+
+    >>> import jax, jax.numpy as jnp
+    >>> clients([3, 5])(jax.random.key(0), jnp.array([5, 6])).tolist()
+    [True, False]
+    """
+    known = np.unique(np.asarray(ids))
+    if known.size == 0 or not np.issubdtype(known.dtype, np.integer) or known[0] < 0:
+        validate.fail("ids", "clients' ids, at least one", ids)
+    table = jnp.asarray(known, jnp.int32)
+
+    def who(key, ids):
+        place = jnp.clip(jnp.searchsorted(table, ids), 0, table.size - 1)
+        return table[place] == ids
+
+    return who
+
+
+def share_of_clients(share: float, *, seed: int = 0, each_round: bool = False) -> Callable:
+    """Each client is an attacker with this chance.
+
+    Args:
+      share: in [0, 1].
+      seed: of who they are.
+      each_round: drawn anew in every round, else once for all.
+    """
+    validate.in_range("share", share, 0, 1)
+    validate.integer("seed", seed, 0)
+
+    def who(key, ids):
+        key = stream(key, "attackers") if each_round else jax.random.key(seed)
+        luck = engine.client_keys(key, ids)[:, 0] >> 8  # 24 bits
+        return luck.astype(jnp.float32) < jnp.float32(share * 2**24)
+
+    return who
+
+
+def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who: Callable) -> Aggregator:
+    """An aggregator some of whose clients are attackers.
+
+    Args:
+      aggregator: any, pre-aggregation included; those attackers that do not report send nothing.
+      attack: what attackers send instead of their messages; their weights are their own, unless the attack forges them.
+      who: (key, ids [c]) -> [c] bool; `clients`, `share_of_clients`.
+
+    Returns: an Aggregator. Its metrics are the given one's, `attackers_met` (messages from attackers that arrived), and
+    `attackers_lost` (of these, what was not finite or too large, and counts as absent).
+
+    Raises: ValueError for an aggregator that hides single messages (a modular sum).
+
+    Guarantees: NumPy's messages under every rule (tests/adversary/test_byzantine.py::test_attackers_are_replaced);
+    the same bits on two devices (::test_same_bits_on_two_devices); lost messages count as absent
+    (::test_lost_messages). Sensitivity is not stated: attackers keep no bound.
+    """
+    validate.part("aggregator", aggregator, Aggregator)
+    validate.one_of("attack", type(attack), (Alone, Together, Omniscient))
+    validate.function("who", who, "key, ids")
+    if aggregator.modulus is not None:
+        validate.fail("aggregator", "a sum of numbers", "a modular sum", "Nobody sees single messages of that one.")
+    if isinstance(attack, Alone):
+        made = _alone(aggregator, attack, who)
+    elif isinstance(attack, Together) and aggregator.rule is None:
+        made = _together(aggregator, attack, who)
+    else:
+        made = _side_by_side(aggregator, attack, who)
+    return made._replace(sensitivity=None, metrics=(*aggregator.metrics, *METRICS), rule=None)
+
+
+def _sound(updates: PyTree, weights: Array) -> Array:
+    """[c] bool: messages that are finite and within the bound that honest messages keep."""
+    peaks = [jax.vmap(engine.largest)(jnp.abs(x).astype(jnp.float32)) for x in jax.tree.leaves(updates) if x.size]
+    within = [(peak < LARGEST) & (peak * weights < LARGEST) for peak in peaks]
+    return jnp.stack(within).all(0) & (weights > 0) & (weights < LARGEST)
+
+
+def _kept(mask: Array, updates: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros_like(x)), updates)
+
+
+def _alone(aggregator: Aggregator, attack: Alone, who: Callable) -> Aggregator:
+    def init(update_spec, num_slots):
+        zero = jnp.zeros((), jnp.int32)
+        return aggregator.init(update_spec, num_slots), {"attackers_met": zero, "attackers_lost": zero}
+
+    def accumulate(key, round, carry, received):
+        inner, counts = carry
+        bad = who(key, received.ids) & (received.weights > 0)
+        keys = jax.random.wrap_key_data(
+            engine.client_keys(stream(key, "attack"), received.ids), impl=jax.random.key_impl(key)
+        )
+        updates, weights = jax.vmap(attack.send)(keys, received.updates, received.weights)
+        sent = jax.tree.map(lambda x, y: x.astype(y.dtype), updates, received.updates)
+        lost = bad & ~_sound(sent, weights)
+        sent, weights = _kept(~lost, sent), jnp.where(lost, 0, weights)
+        updates = jax.tree.map(
+            lambda x, y: jnp.where(bad.reshape(-1, *[1] * (x.ndim - 1)), x, y), sent, received.updates
+        )
+        weights = jnp.where(bad, weights, received.weights)
+        inner = aggregator.accumulate(key, round, inner, received._replace(updates=updates, weights=weights))
+        found = {"attackers_met": bad, "attackers_lost": lost}
+        return inner, {name: counts[name] + mask.sum(dtype=jnp.int32) for name, mask in found.items()}
+
+    def finalize(key, round, carry):
+        inner, counts = carry
+        update, metrics, *state = aggregator.finalize(key, round, inner)
+        return update, metrics | counts, *state
+
+    return aggregator._replace(init=init, accumulate=accumulate, finalize=finalize)
+
+
+def _together(aggregator: Aggregator, attack: Together, who: Callable) -> Aggregator:
+    """For sums: honest messages are added as they come, and so are their squares; the attackers' one at the end."""
+
+    def init(update_spec, num_slots):
+        wide = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, jnp.promote_types(x.dtype, jnp.float32)), update_spec
+        )
+        moments = exact.zeros((wide, wide, jax.ShapeDtypeStruct((), jnp.float32)))
+        slots = {"weights": jnp.zeros(num_slots, jnp.float32), "ids": jnp.zeros(num_slots, jnp.int32)}
+        return {"inner": aggregator.init(update_spec, num_slots), "moments": moments, "attackers": slots}
+
+    def accumulate(key, round, carry, received):
+        bad = who(key, received.ids) & (received.weights > 0)
+        updates, weights = _kept(~bad, received.updates), jnp.where(bad, 0, received.weights)
+        inner = aggregator.accumulate(key, round, carry["inner"], received._replace(updates=updates, weights=weights))
+        wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), updates)
+        squares = engine.rounded_here(jax.tree.map(lambda x: x * x, wide), engine.hidden_zero(weights))
+        moments = exact.add(carry["moments"], (wide, squares, (weights > 0).astype(jnp.float32)))
+        own = {"weights": jnp.where(bad, received.weights, 0), "ids": jnp.where(bad, received.ids, 0)}
+        slots = {name: x.at[received.slots].set(own[name], mode="drop") for name, x in carry["attackers"].items()}
+        return {"inner": inner, "moments": moments, "attackers": slots}
+
+    def finalize(key, round, carry):
+        weights, ids = carry["attackers"]["weights"], carry["attackers"]["ids"]
+        total, squares, number = exact.total(carry["moments"])
+        attackers = (weights > 0).sum(dtype=jnp.int32)
+        honest = _moments(total, squares, number, attackers)
+        message = attack.send(stream(key, "attack"), honest)
+        order = jnp.argsort(weights == 0, stable=True).astype(jnp.int32)  # attackers first
+        spec = jax.tree.map(lambda x, y: y.astype(x.dtype)[None], total, message)
+
+        def one(i, state):
+            inner, lost = state
+            slot = order[i]
+            sound = _sound(spec, weights[slot][None])
+            weight = jnp.where(sound, weights[slot], 0)
+            received = Received(_kept(sound, spec), weight, ids[slot][None], slot[None])
+            return aggregator.accumulate(key, round, inner, received), lost + (~sound[0]).astype(jnp.int32)
+
+        inner, lost = jax.lax.fori_loop(0, attackers, one, (carry["inner"], jnp.zeros((), jnp.int32)))
+        update, metrics, *state = aggregator.finalize(key, round, inner)
+        return update, metrics | {"attackers_met": attackers, "attackers_lost": lost}, *state
+
+    return aggregator._replace(init=init, accumulate=accumulate, finalize=finalize)
+
+
+def _moments(total: PyTree, squares: PyTree, number: Array, attackers: Array) -> Honest:
+    """From sums of messages and of their squares."""
+
+    def mean(x):
+        return engine.divide(x, jnp.maximum(number, 1).astype(x.dtype))
+
+    def std(x, square):
+        rest = square - x * mean(x)
+        return jnp.sqrt(jnp.maximum(engine.divide(rest, jnp.maximum(number - 1, 1).astype(x.dtype)), 0))
+
+    return Honest(jax.tree.map(mean, total), jax.tree.map(std, total, squares), number, attackers.astype(jnp.float32))
+
+
+def _side_by_side(aggregator: Aggregator, attack: Together | Omniscient, who: Callable) -> Aggregator:
+    """Messages are held, and changed before the aggregator sees them."""
+
+    judge = aggregator.rule or partial(_streamed, aggregator)
+
+    def rule(key, round, cohort):
+        bad, attack_key = who(key, cohort.ids) & cohort.arrived, stream(key, "attack")
+        if isinstance(attack, Together):
+            message = attack.send(attack_key, seen(cohort, bad))
+            changed = with_message(cohort.messages, bad, message)
+        else:
+            aggregate = lambda messages: judge(key, round, cohort._replace(messages=messages))[0]  # noqa: E731
+            changed = attack.send(attack_key, cohort, bad, aggregate)
+        peak = peaks(changed)
+        lost = bad & ~((peak < LARGEST) & (peak * cohort.weights < LARGEST))
+        cohort = _without(cohort._replace(messages=changed), lost)
+        update, metrics, *state = judge(key, round, cohort)
+        found = {"attackers_met": bad.sum(dtype=jnp.int32), "attackers_lost": lost.sum(dtype=jnp.int32)}
+        return update, metrics | found, *state
+
+    return by_rule(rule, start=aggregator.start, weighted=aggregator.weighted, homogeneous=aggregator.homogeneous)
+
+
+def seen(cohort: SideBySide, bad: Array) -> Honest:
+    """The moments of the honest messages, squares about the mean."""
+    honest = cohort.arrived & ~bad
+    number = honest.sum().astype(jnp.float32)
+
+    def total(x):
+        return exact.total(exact.add(exact.zeros(jax.ShapeDtypeStruct(x.shape[1:], x.dtype)), x))
+
+    def moments(values, honest):
+        wide, there = values.astype(jnp.promote_types(values.dtype, jnp.float32)), honest[:, None] > 0
+        mean = engine.divide(total(jnp.where(there, wide, 0)), jnp.maximum(number, 1).astype(wide.dtype))
+        away = jnp.where(there, wide - mean[None], 0)
+        squares = engine.rounded_here(away * away, engine.hidden_zero(honest))
+        spread = engine.divide(total(squares), jnp.maximum(number - 1, 1).astype(wide.dtype))
+        return mean, jnp.sqrt(spread)
+
+    weights = honest.astype(jnp.float32)
+    mean = columnwise(cohort.messages, lambda x, honest: moments(x, honest)[0], weights)
+    std = columnwise(cohort.messages, lambda x, honest: moments(x, honest)[1], weights)
+    return Honest(mean, std, number, bad.sum().astype(jnp.float32))
+
+
+def _without(cohort: SideBySide, lost: Array) -> SideBySide:
+    """As if some messages had not arrived."""
+    zeros = jax.tree.map(jnp.zeros_like, one_message(cohort.messages, jnp.int32(0)))
+    messages = with_message(cohort.messages, lost, zeros)
+    there = cohort.arrived & ~lost
+    order = jnp.argsort(~there, stable=True)
+    messages = dataclasses.replace(messages, order=messages.order[order])
+    weights, ids = jnp.where(there, cohort.weights, 0)[order], jnp.where(there, cohort.ids, -1)[order]
+    return SideBySide(messages, weights, ids, there.sum(dtype=jnp.int32))
+
+
+def _streamed(aggregator: Aggregator, key: Array, round: Round, cohort: SideBySide):
+    """What an aggregator that takes a stream of messages makes of those of a cohort."""
+    first = one_message(cohort.messages, jnp.int32(0))
+    carry = aggregator.init(tree.spec(first), cohort.messages.number)
+
+    def one(rank, carry):
+        message = jax.tree.map(lambda x: x[None], one_message(cohort.messages, rank))
+        received = Received(message, cohort.weights[rank][None], cohort.ids[rank][None], rank[None])
+        return aggregator.accumulate(key, round, carry, received)
+
+    return aggregator.finalize(key, round, jax.lax.fori_loop(0, cohort.number, one, carry))

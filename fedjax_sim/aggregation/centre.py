@@ -1,0 +1,108 @@
+"""Robust rules that give messages far from a centre less weight."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import engine, tree, validate
+from fedjax_sim.engine.messages import Messages, squared_distances, weighted_sum
+from fedjax_sim.engine.side_by_side import by_rule
+from fedjax_sim.types import Aggregator, Array, PyTree
+
+__all__ = ["centered_clipping", "geometric_median"]
+
+
+def _weights(cohort, trust_weights: bool) -> Array:
+    return cohort.weights if trust_weights else cohort.arrived.astype(jnp.float32)
+
+
+def _distances(messages: Messages, point: PyTree) -> Array:
+    """[m]; infinity from about 1.8e19 on."""
+    return jnp.sqrt(squared_distances(messages, point))
+
+
+def _divided(update: PyTree, divisor: Array) -> PyTree:
+    return jax.tree.map(lambda x: engine.divide(x, divisor.astype(x.dtype)), update)
+
+
+def geometric_median(num_steps: int = 8, *, smoothing: float = 1e-6, trust_weights: bool = False) -> Aggregator:
+    """The point with the least (weighted) sum of distances from the messages: smoothed Weiszfeld, RFA.
+
+    Each step is the mean of the messages with weights w_i / max(nu, |u_i - z|), from z = 0 (the model that was
+    broadcast), where the first weights are 1 / |u_i|: from the mean, as in the paper, a single message of 2^90 would
+    take a step for each few powers of two. Half of the weight breaks it down.
+
+    Args:
+      num_steps: T; each reads the messages twice.
+      smoothing: nu, positive, in the unit of updates: distances below it count as nu.
+      trust_weights: w_i is the weight that a client reports (its examples), which an attacker may forge. False: 1.
+
+    Returns: an Aggregator that holds all m messages. Those further than 1.8e19 away count for nothing.
+
+    Guarantees: NumPy's steps, and the minimum as steps grow (tests/aggregation/test_centre.py::test_geometric_median);
+    near the honest messages under any f < m / 2 attackers (::test_attackers_move_it_little); a step takes at most 1.5
+    times as long as reading the messages twice (experiments/benchmarks/p18_robust.py).
+
+    References: Pillutla, Kakade and Harchaoui 2022 (RFA), algorithm 2; Weiszfeld 1937.
+
+    >>> geometric_median().weighted
+    False
+    """
+    validate.integer("num_steps", num_steps)
+    validate.positive("smoothing", smoothing)
+
+    def rule(key, round, cohort):
+        weights = _weights(cohort, trust_weights)
+
+        def closer(_, point):
+            shares = engine.divide(weights, jnp.maximum(_distances(cohort.messages, point), smoothing))
+            total = engine.pairwise_sum(shares, (0,))
+            return _divided(weighted_sum(cohort.messages, shares), jnp.where(total > 0, total, 1))
+
+        start = jax.eval_shape(lambda x: weighted_sum(x, weights), cohort.messages)
+        return jax.lax.fori_loop(0, num_steps, closer, tree.zeros_like(start)), {}
+
+    return by_rule(rule, weighted=trust_weights)
+
+
+def centered_clipping(radius: float, num_steps: int = 1, *, trust_weights: bool = False) -> Aggregator:
+    """The last result v plus the mean of the messages' differences from it, each clipped to a radius.
+
+    v <- v + sum_i w_i min(1, radius / |u_i - v|) (u_i - v) / sum_i w_i, `num_steps` times a round; v is kept from round
+    to round, and starts at zero. A round that is skipped keeps the old one.
+
+    Args:
+      radius: positive, in the unit of updates.
+      num_steps: of v in a round; each reads the messages twice.
+      trust_weights: w_i is the weight that a client reports, which an attacker may forge. False: 1.
+
+    Returns: an Aggregator with state (v), that holds all m messages. One that is further than 1.8e19 away counts as v.
+
+    Guarantees: NumPy's over rounds (tests/aggregation/test_centre.py::test_centered_clipping); f of m attackers move a
+    step by at most f / m of the radius (::test_attackers_move_it_little).
+
+    References: Karimireddy, He and Jaggi 2021, algorithm 2 and section 4.1.
+    """
+    validate.positive("radius", radius)
+    validate.integer("num_steps", num_steps)
+
+    def rule(key, round, cohort):
+        weights = _weights(cohort, trust_weights)
+        total = engine.pairwise_sum(weights, (0,))
+        total = jnp.where(total > 0, total, 1)
+
+        def closer(_, point):
+            apart = jnp.maximum(_distances(cohort.messages, point), 2.0**-100)
+            shares = engine.divide(weights * jnp.minimum(1, engine.divide(jnp.float32(radius), apart)), total)
+            rest = 1 - engine.pairwise_sum(shares, (0,))
+            moved = weighted_sum(cohort.messages, shares)
+            return jax.tree.map(lambda v, x: v * rest.astype(v.dtype) + x.astype(v.dtype), point, moved)
+
+        point = jax.lax.fori_loop(0, num_steps, closer, round.state)
+        return point, {}, point
+
+    def start(update_spec):
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), update_spec)
+
+    return by_rule(rule, weighted=trust_weights, start=start)

@@ -1,0 +1,68 @@
+"""A bound on the norm of what is aggregated, which holds for attackers too."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import engine, validate
+from fedjax_sim.aggregation.rows import squared_norms
+from fedjax_sim.types import Aggregator, Array, PyTree
+
+__all__ = ["norm_bounding"]
+
+
+def norm_bounding(aggregator: Aggregator, max_norm: float) -> Aggregator:
+    """An aggregator of messages that are shortened to a norm at the server: u_i min(1, C / |u_i|).
+
+    A clip in the transform is done by clients, and binds only those who are honest; this one binds everybody. So under
+    a mean of m equal weights an attacker moves the aggregate by at most C / m.
+
+    Args:
+      aggregator: of the shortened messages; one that sums integers is refused.
+      max_norm: C, positive, in the unit of updates.
+
+    Returns: an Aggregator that holds what the given one holds; the metric `shortened_share` is the share of messages
+    that were longer than C. Norms past 1.8e19 count as infinite: such a message becomes zero.
+
+    Guarantees: NumPy's shortened messages, and none longer (tests/aggregation/test_norms.py); the accountant does not
+    take it for a clip: it states no sensitivity.
+
+    References: Sun, Kairouz, Suresh and McMahan 2019 (norm thresholding of updates), section 4.2.
+    """
+    validate.part("aggregator", aggregator, Aggregator)
+    validate.positive("max_norm", max_norm)
+    if aggregator.modulus is not None:
+        validate.fail("aggregator", "a sum of numbers", "a modular sum", "Nobody sees single messages of that one.")
+    limit = jnp.float32(max_norm)
+
+    def init(update_spec, num_slots):
+        zero = jnp.zeros((), jnp.int32)
+        return aggregator.init(update_spec, num_slots), {"longer": zero, "all": zero}
+
+    def accumulate(key, round, carry, received):
+        inner, counts = carry
+        updates, longer = shortened(received.updates, limit)
+        there = received.weights > 0
+        inner = aggregator.accumulate(key, round, inner, received._replace(updates=updates))
+        found = {"longer": there & longer, "all": there}
+        return inner, {name: counts[name] + mask.sum(dtype=jnp.int32) for name, mask in found.items()}
+
+    def finalize(key, round, carry):
+        inner, counts = carry
+        update, metrics, *state = aggregator.finalize(key, round, inner)
+        share = engine.divide(counts["longer"].astype(jnp.float32), jnp.maximum(counts["all"], 1).astype(jnp.float32))
+        return update, metrics | {"shortened_share": share}, *state
+
+    return aggregator._replace(
+        init=init, accumulate=accumulate, finalize=finalize, sensitivity=None, homogeneous=False, rule=None
+    )
+
+
+def shortened(updates: PyTree, limit: Array) -> tuple[PyTree, Array]:
+    """(updates [m, ...] of at most this norm, [m] whether they were longer)."""
+    norms = jnp.sqrt(squared_norms(updates))
+    longer = norms > limit
+    factors = jnp.where(longer, engine.divide(jnp.broadcast_to(limit, norms.shape), norms), 1)
+    scaled = jax.tree.map(lambda x: x * factors.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype), updates)
+    return scaled, longer

@@ -1,0 +1,113 @@
+"""Rules that know more than a round's messages: data of the server's own, or what each client sent before."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import engine, tree, validate
+from fedjax_sim.aggregation.gather import gather
+from fedjax_sim.aggregation.rows import squared_norms, weighted_mean
+from fedjax_sim.engine.messages import inner_products, squared_distances, weighted_sum
+from fedjax_sim.engine.side_by_side import by_rule
+from fedjax_sim.prng import stream
+from fedjax_sim.types import Aggregator, Array, ClientData, ClientUpdate, PyTree
+
+__all__ = ["fltrust", "foolsgold"]
+
+
+def fltrust(client: ClientUpdate, data: ClientData) -> Aggregator:
+    """FLTrust: the server trains on a small clean data set of its own, and trusts whom its update agrees with.
+
+    With g the server's update from the model that was broadcast, and t_i = max(0, cos(u_i, g)), the result is
+    sum_i t_i (|g| / |u_i|) u_i / sum_i t_i: messages against g count for nothing, and none is longer than g.
+
+    Args:
+      client: the server's local work, as the clients' (`client.local_sgd` with the same steps); one without state.
+      data: the server's examples, leaves [n, ...], and their mask.
+
+    Returns: an Aggregator with state (the data), that holds all m messages. Weights are not looked at. Where nobody is
+    trusted the update is zero.
+
+    Guarantees: NumPy's (tests/aggregation/test_trusted.py::test_fltrust); whatever a majority of attackers sends, an
+    update no longer than the server's (::test_a_majority_of_attackers).
+
+    References: Cao, Fang, Liu and Gong 2021, section 4 and algorithm 2.
+    """
+    validate.part("client", client, ClientUpdate)
+
+    def rule(key, round, cohort):
+        own, _ = client.apply(stream(key, "server"), round.broadcast, client.init(round.broadcast), round.state)
+        length = jnp.sqrt(squared_norms(jax.tree.map(lambda x: x[None], own.update))[0])
+        lengths = jnp.sqrt(squared_distances(cohort.messages))
+        safe = jnp.where((lengths > 0) & jnp.isfinite(lengths), lengths, jnp.inf)
+        cosines = engine.divide(inner_products(cohort.messages, own.update), safe * jnp.maximum(length, 2.0**-100))
+        trust = jnp.where(cohort.arrived & (cosines > 0), cosines, 0)  # NaN is not above 0
+        total = engine.pairwise_sum(trust, (0,))
+        scales = engine.divide(trust * length, safe * jnp.where(total > 0, total, 1))
+        return weighted_sum(cohort.messages, scales), {"trusted_share": _share(trust > 0, cohort.number)}, round.state
+
+    return by_rule(rule, weighted=False, start=lambda spec: data)
+
+
+def _share(chosen: Array, number: Array) -> Array:
+    return engine.divide(chosen.sum().astype(jnp.float32), jnp.maximum(number, 1).astype(jnp.float32))
+
+
+def foolsgold(population_size: int, *, confidence: float = 1.0) -> Aggregator:
+    """FoolsGold: clients whose updates of all rounds point the same way are taken for one, many times over (sybils).
+
+    Each client's messages are summed up over rounds. A client's weight falls with the largest cosine between its sum
+    and another one's in the cohort; where the other has more such company, it is pardoned in part.
+
+    Args:
+      population_size: N; memory is N times the model, so it is for cross-silo.
+      confidence: positive, of the logit that spreads weights between 0 and 1 (the paper's kappa).
+
+    Returns: an Aggregator with state (a sum for each client). Weights are not looked at; the mean of the messages by
+    FoolsGold's weights, zero where all are zero.
+
+    Guarantees: NumPy's over rounds (tests/aggregation/test_trusted.py::test_foolsgold).
+
+    References: Fung, Yoon and Beschastnikh 2020, algorithm 1.
+    """
+    validate.integer("population_size", population_size)
+    validate.positive("confidence", confidence)
+
+    def rule(key, updates, weights, ids, round):
+        there = weights > 0
+        at = jnp.where(there, ids, population_size)  # past the end: dropped
+        sums = jax.tree.map(lambda h, x: h.at[at].add(x.astype(h.dtype), mode="drop"), round.state, updates)
+        own = tree.take(sums, jnp.where(there, ids, 0))
+        alike = jnp.where(there[:, None] & there[None] & ~jnp.eye(ids.size, dtype=bool), _cosines(own), -jnp.inf)
+        most = jnp.where(there, alike.max(1), 0)
+        # Pardon: the one with less company keeps the part that its largest cosine is of the other's.
+        pardoned = jnp.where(most[None] > most[:, None], engine.divide(most[:, None], _nonzero(most[None])), 1)
+        worst = jnp.where(there[:, None] & there[None], alike * jnp.where(alike > -jnp.inf, pardoned, 1), -jnp.inf)
+        share = jnp.where(there, jnp.clip(1 - worst.max(1), 0, 1), 0)
+        share = engine.divide(share, _nonzero(share.max()))
+        share = jnp.minimum(share, 0.99)
+        odds = confidence * (jnp.log(engine.divide(share, 1 - share)) + 0.5)
+        share = jnp.where(there, jnp.clip(odds, 0, 1), 0)
+        return weighted_mean(updates, share), sums
+
+    def start(update_spec):
+        return jax.tree.map(lambda x: jnp.zeros((population_size, *x.shape), jnp.float32), update_spec)
+
+    return gather(rule, start=start, weighted=False, homogeneous=True)
+
+
+def _nonzero(x: Array) -> Array:
+    return jnp.where(x > 0, x, 1)
+
+
+def _cosines(rows: PyTree) -> Array:
+    """[m, m] of the rows of leaves [m, ...]; 0 beside a row of zeros."""
+    lengths = jnp.sqrt(squared_norms(rows))
+    unit = engine.divide(jnp.ones_like(lengths), jnp.where(lengths > 0, lengths, 1))
+    product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    flat = [x.reshape(x.shape[0], -1) for x in jax.tree.leaves(rows)]
+    total = sum(product(x, x.T) for x in flat)
+    return total * unit[:, None] * unit[None]

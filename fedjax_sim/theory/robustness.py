@@ -1,0 +1,179 @@
+"""Robust rules: how many attackers a cohort meets, how many a rule withstands, and what it costs where there are none.
+
+N clients of which F are attackers, cohorts of m drawn without replacement, f attackers in a cohort.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy import integrate, stats
+
+from fedjax_sim import validate
+
+__all__ = [
+    "Robustness",
+    "attackers_met",
+    "chance_of_more_attackers",
+    "median_efficiency",
+    "most_attackers",
+    "robustness_coefficients",
+    "trimmed_mean_efficiency",
+]
+
+
+def _counts(population_size: int, num_attackers: int, cohort_size: int) -> None:
+    validate.integer("population_size", population_size)
+    validate.integer("num_attackers", num_attackers, 0, population_size)
+    validate.integer("cohort_size", cohort_size, 1, population_size)
+
+
+def attackers_met(population_size: int, num_attackers: int, cohort_size: int) -> np.ndarray:
+    """The distribution of the number of attackers in a cohort drawn without replacement: hypergeometric.
+
+    Args:
+      population_size: N.
+      num_attackers: F, in [0, N].
+      cohort_size: m, in [1, N].
+
+    Returns: [m + 1] float64, P(f = 0), ..., P(f = m).
+
+    Guarantees: cohorts of `sampling.uniform` (tests/theory/test_robustness.py::test_attackers_that_cohorts_meet).
+
+    >>> print(attackers_met(10, 2, 5).round(4))
+    [0.2222 0.5556 0.2222 0.     0.     0.    ]
+    """
+    _counts(population_size, num_attackers, cohort_size)
+    return stats.hypergeom(population_size, num_attackers, cohort_size).pmf(np.arange(cohort_size + 1))
+
+
+def chance_of_more_attackers(
+    population_size: int, num_attackers: int, cohort_size: int, num_byzantine: int, *, num_rounds: int = 1
+) -> float:
+    """The chance that in some of T rounds a cohort holds more than f attackers.
+
+    Args:
+      population_size, num_attackers, cohort_size: as for `attackers_met`.
+      num_byzantine: f that the rule withstands.
+      num_rounds: T, independent cohorts.
+
+    Guarantees: tests/theory/test_robustness.py::test_attackers_that_cohorts_meet.
+
+    References: Wang, Farhadkhani, Guerraoui, Pinot and Stephan 2023 (on subsampling and Byzantine clients).
+
+    >>> round(chance_of_more_attackers(1000, 100, 100, 15), 4)
+    0.032
+    >>> round(chance_of_more_attackers(1000, 100, 100, 15, num_rounds=100), 4)
+    0.9612
+    """
+    _counts(population_size, num_attackers, cohort_size)
+    validate.integer("num_byzantine", num_byzantine, 0)
+    validate.integer("num_rounds", num_rounds)
+    once = float(stats.hypergeom(population_size, num_attackers, cohort_size).sf(num_byzantine))
+    return -math.expm1(num_rounds * math.log1p(-once)) if once < 1 else 1.0
+
+
+def most_attackers(
+    population_size: int, num_attackers: int, cohort_size: int, *, num_rounds: int = 1, chance: float = 1e-3
+) -> int:
+    """The f that a rule must withstand so that T rounds meet more with at most this chance.
+
+    Args:
+      population_size, num_attackers, cohort_size, num_rounds: as for `chance_of_more_attackers`.
+      chance: in (0, 1).
+
+    Guarantees: tests/theory/test_robustness.py::test_attackers_that_cohorts_meet.
+
+    >>> most_attackers(1000, 100, 100, num_rounds=100)
+    24
+    """
+    validate.in_range("chance", chance, 0, 1, open_low=True, open_high=True)
+    for f in range(cohort_size + 1):
+        if chance_of_more_attackers(population_size, num_attackers, cohort_size, f, num_rounds=num_rounds) <= chance:
+            return f
+    return cohort_size
+
+
+class Robustness(NamedTuple):
+    """Bounds kappa of (f, kappa)-robustness: |rule(u) - mean of S|^2 <= kappa mean over S of |u_i - mean of S|^2, for
+    every set S of m - f messages, whatever the other f are."""
+
+    least: float  # no rule has a smaller one
+    trimmed_mean: float
+    krum: float
+    geometric_median: float
+    median: float
+
+    def mixed(self, cohort_size: int, num_byzantine: int) -> Robustness:
+        """The bounds behind nearest-neighbour mixing: 8 f / (m - f) (1 + kappa)."""
+        factor = 8 * num_byzantine / (cohort_size - num_byzantine)
+        return Robustness(self.least, *(factor * (1 + x) for x in self[1:]))
+
+
+def robustness_coefficients(cohort_size: int, num_byzantine: int) -> Robustness:
+    """Bounds on how far f of m messages pull a rule from the mean of the others, in units of their variance.
+
+    Args:
+      cohort_size: m.
+      num_byzantine: f, 2 f < m.
+
+    Guarantees: no draw of attackers exceeds them (tests/theory/test_robustness.py::test_coefficients_bound_attackers).
+
+    References: Allouah, Farhadkhani, Guerraoui, Gupta, Pinot and Stephan 2023 (fixing by mixing), table 1, theorem 1.
+
+    >>> robustness_coefficients(10, 2).least
+    0.3333333333333333
+    """
+    validate.integer("cohort_size", cohort_size)
+    validate.integer("num_byzantine", num_byzantine, 0, (cohort_size - 1) // 2, hint="2 f < m.")
+    ratio = num_byzantine / (cohort_size - 2 * num_byzantine)
+    return Robustness(ratio, 6 * ratio * (1 + ratio), 6 * (1 + ratio), 4 * (1 + ratio) ** 2, 4 * (1 + ratio) ** 2)
+
+
+def median_efficiency(number: int | None = None) -> float:
+    """Variance of the median of normal numbers over that of their mean, the price of robustness without attackers.
+
+    Args:
+      number: of messages, odd, up to 10,001; None = the limit pi / 2.
+
+    Guarantees: draws (tests/theory/test_robustness.py::test_efficiencies).
+
+    >>> round(median_efficiency(), 4), round(median_efficiency(101), 3)
+    (1.5708, 1.564)
+    """
+    if number is None:
+        return math.pi / 2
+    validate.integer("number", number, 1, 10_001)
+    if number % 2 == 0:
+        validate.fail("number", "an odd number of messages", number, "The median of an even one is a mean of two.")
+    half = number // 2
+    log_count = math.lgamma(number + 1) - 2 * math.lgamma(half + 1)
+
+    def density(x):  # of the middle order statistic
+        return math.exp(log_count + half * (stats.norm.logcdf(x) + stats.norm.logsf(x)) + stats.norm.logpdf(x))
+
+    width = 12 / math.sqrt(number) if number > 1 else 12
+    return number * integrate.quad(lambda x: x * x * density(x), -width, width, epsabs=0, epsrel=1e-10, limit=400)[0]
+
+
+def trimmed_mean_efficiency(share: float) -> float:
+    """Variance of a trimmed mean of many normal numbers over that of their mean.
+
+    Args:
+      share: beta in [0, 1/2), trimmed at each side.
+
+    Guarantees: draws (tests/theory/test_robustness.py::test_efficiencies).
+
+    References: Huber 1981, section 3.3 (the asymptotic variance of L-estimators).
+
+    >>> round(trimmed_mean_efficiency(0.1), 4), trimmed_mean_efficiency(0)
+    (1.0604, 1.0)
+    """
+    validate.in_range("share", share, 0, 0.5, open_high=True)
+    if share == 0:
+        return 1.0
+    cut = float(stats.norm.isf(share))
+    inner = 1 - 2 * share - 2 * cut * float(stats.norm.pdf(cut))
+    return (inner + 2 * share * cut * cut) / (1 - 2 * share) ** 2

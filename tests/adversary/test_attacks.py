@@ -1,0 +1,100 @@
+"""Published attacks against their papers' formulas."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_sim import adversary, aggregation
+from tests.aggregation.robust import applied
+
+RNG = np.random.default_rng(0)
+
+
+def message_of(attack, honest, number):
+    """What `number` attackers send beside honest messages: all the same, the last rows of a gathered cohort."""
+    m = len(honest) + number
+    x = np.concatenate([honest, RNG.normal(size=(number, honest.shape[1])).astype(np.float32)])
+    seen = aggregation.gather(lambda key, updates, weights, ids: {"all": updates})
+    got, _ = applied(adversary.corrupted(seen, attack, adversary.clients(range(len(honest), m))), x)
+    rows = got["all"]
+    assert np.array_equal(rows[: len(honest)], honest)
+    assert all(np.array_equal(row, rows[-1]) for row in rows[len(honest) :])
+    return rows[-1].astype(np.float64)
+
+
+def test_alie():
+    """z of the paper's equation 1: n = 50, f = 24 gives 0.03... Catches a share of the attackers' own messages."""
+    honest = RNG.normal(size=(38, 6)).astype(np.float32) * 2 + 1
+    mean, std = honest.mean(0, dtype=np.float64), honest.std(0, ddof=1, dtype=np.float64)
+    for number, won in ((12, 14), (5, 17)):
+        n = 38 + number
+        assert won == n // 2 + 1 - number
+        z = stats.norm.ppf((n - number - won) / (n - number))
+        np.testing.assert_allclose(message_of(adversary.alie(), honest, number), mean - z * std, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("direction", ["unit", "sign", "std"])
+@pytest.mark.parametrize("kind", ["max", "sum"])
+def test_min_max_and_min_sum(kind, direction):
+    """The bound holds, and no longer a thousandth further out. Catches a bisection that ends early."""
+    honest = RNG.normal(size=(9, 6)).astype(np.float32) + 1
+    attack = (adversary.min_max if kind == "max" else adversary.min_sum)(direction)
+    sent, mean = message_of(attack, honest, 3), honest.mean(0, dtype=np.float64)
+    ways = {"unit": mean / np.linalg.norm(mean), "sign": np.sign(mean), "std": honest.std(0, ddof=1)}
+    gamma = (mean - sent) @ ways[direction] / (ways[direction] @ ways[direction])
+    np.testing.assert_allclose(sent, mean - gamma * ways[direction], atol=1e-4)
+    apart = ((honest[:, None].astype(np.float64) - honest[None]) ** 2).sum(-1)
+
+    def excess(gamma):
+        own = ((mean - gamma * ways[direction] - honest) ** 2).sum(1)
+        return own.max() - apart.max() if kind == "max" else own.sum() - apart.sum(1).max()
+
+    assert gamma > 0 and excess(gamma * 0.9999) <= 0 < excess(gamma * 1.001)
+
+
+def test_gaussian_noise():
+    """Another draw for each attacker; mean and deviation of 20,000, 5 sigma. Catches one draw for all."""
+    m = 40
+    seen = aggregation.gather(lambda key, updates, weights, ids: {"all": updates})
+    made = adversary.corrupted(seen, adversary.gaussian_noise(3.0), adversary.share_of_clients(1.0))
+    rows = applied(made, np.zeros((m, 500), np.float32))[0]["all"]
+    assert abs(rows.mean()) < 5 * 3 / np.sqrt(rows.size) and abs(rows.std() / 3 - 1) < 5 / np.sqrt(2 * rows.size)
+    assert len(np.unique(rows[:, 0])) == m and abs(jnp.corrcoef(rows[0], rows[1])[0, 1]) < 0.25
+
+
+def test_fang():
+    """Catches the wrong side, and honest values of the other sign."""
+    honest = RNG.normal(size=(9, 40)).astype(np.float32) + np.linspace(-4, 4, 40, dtype=np.float32)
+    sent, low, high, mean = message_of(adversary.fang(2.0), honest, 3), honest.min(0), honest.max(0), honest.mean(0)
+    down = mean > 0
+    assert (sent[down] <= low[down] * (1 + 1e-6 * np.sign(low[down]))).all()
+    assert (sent[~down] >= high[~down] * (1 - 1e-6 * np.sign(high[~down]))).all()
+    factor = np.where(down, sent / low, sent / high)
+    assert (factor <= 2.0001).all() and (factor >= 0.4999).all() and np.ptp(factor) > 0.5
+
+
+def test_mimic():
+    """Catches another client's message, and an attacker's own."""
+    honest = RNG.normal(size=(9, 6)).astype(np.float32)
+    assert np.array_equal(message_of(adversary.mimic(4), honest, 3), honest[4])
+    assert np.array_equal(message_of(adversary.mimic(10), honest, 3), honest[0])
+
+
+def test_adaptive():
+    """At least as far from the honest mean as each of its trials. Catches the least harmful one, and a rule unseen."""
+    honest = RNG.normal(size=(9, 6)).astype(np.float32) + 1
+    x = np.concatenate([honest, np.zeros((3, 6), np.float32)])
+    mean, who = honest.mean(0, dtype=np.float64), adversary.clients(range(9, 12))
+    spread = np.sqrt(((honest - mean) ** 2).sum(1).mean())
+    ways = (mean / np.linalg.norm(mean), np.sign(mean), honest.std(0, ddof=1))
+    for rule in (aggregation.trimmed_mean(3), aggregation.krum(3), aggregation.mean()):
+        got = applied(adversary.corrupted(rule, adversary.adaptive(8), who), x)[0]
+        tried = []
+        for way in ways:
+            for scale in 2.0 ** np.arange(-4, 4):
+                x[9:] = mean - spread * scale / np.linalg.norm(way) * way
+                tried.append(np.linalg.norm(applied(rule, x)[0] - mean))
+        np.testing.assert_allclose(np.linalg.norm(got - mean), max(tried), rtol=1e-4)

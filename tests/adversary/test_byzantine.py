@@ -1,0 +1,133 @@
+"""Attackers among a cohort's clients."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim import adversary, aggregation, engine
+from tests.aggregation.robust import applied
+from tests.laws import laws
+from tests.laws import problems as p
+
+RNG = np.random.default_rng(0)
+M, D = 12, 5
+X = RNG.normal(size=(M, D)).astype(np.float32) + 0.5
+IDS = RNG.permutation(40)[:M]
+WEIGHTS = np.array([3, 1, 0, 7, 2, 2, 5, 1, 4, 1, 6, 2], np.float32)
+BAD = IDS[[1, 4, 2]]  # the last of these does not report
+HERE = np.isin(IDS, BAD) & (WEIGHTS > 0)
+HONEST = ~np.isin(IDS, BAD) & (WEIGHTS > 0)
+
+
+def numpy_moments():
+    honest = X[HONEST].astype(np.float64)
+    return honest.mean(0), honest.std(0, ddof=1)
+
+
+ATTACKS = {
+    "scaled": (adversary.scaled(-3.0), lambda x: -3 * x),
+    "sign_flip": (adversary.sign_flip(), lambda x: -x),
+    "free_rider": (adversary.free_rider(), lambda x: 0 * x),
+    "large_value": (adversary.large_value(7.0), lambda x: 0 * x + 7),
+    "inner_product": (adversary.inner_product(0.5), lambda x: -0.5 * numpy_moments()[0] + 0 * x),
+    "alie": (adversary.alie(1.5), lambda x: numpy_moments()[0] - 1.5 * numpy_moments()[1] + 0 * x),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_attackers_are_replaced(name):
+    """Under a mean, which takes a stream, and under a median, which sees all messages: NumPy's on what was sent.
+
+    Catches an attacker's honest message that is still there, and honest ones that are changed.
+    """
+    attack, numpy = ATTACKS[name]
+    sent = np.where(HERE[:, None], numpy(X.astype(np.float64)), X)
+    expected = {
+        "mean": np.average(sent, axis=0, weights=WEIGHTS),
+        "median": np.median(sent[WEIGHTS > 0], axis=0),
+        "gather": (sent * WEIGHTS[:, None]).sum(0),
+    }
+    rules = {
+        "mean": aggregation.mean(),
+        "median": aggregation.median(),
+        "gather": aggregation.gather(lambda key, updates, weights, ids: (updates * weights[:, None]).sum(0)),
+    }
+    for rule, aggregator in rules.items():
+        got, metrics = applied(adversary.corrupted(aggregator, attack, adversary.clients(BAD)), X, WEIGHTS, ids=IDS)
+        np.testing.assert_allclose(got, expected[rule], rtol=1e-5, atol=1e-5)
+        assert (metrics["attackers_met"], metrics["attackers_lost"]) == (2, 0)
+
+
+def test_lost_messages():
+    """NaN, infinity and 2^100 count as absent, for each kind of attack. Catches a NaN in an aggregate."""
+    there = HONEST.astype(np.float32) * WEIGHTS
+    bad = [jnp.nan, jnp.inf, 2.0**100]
+    for value in bad:
+        kinds = (
+            adversary.Alone(lambda key, update, weight, value=value: (jnp.full_like(update, value), weight)),
+            adversary.Together(lambda key, honest, value=value: jnp.full_like(honest.mean, value)),
+        )
+        for attack in kinds:
+            for rule in (aggregation.mean(), aggregation.trimmed_mean(1)):
+                made = adversary.corrupted(rule, attack, adversary.clients(BAD))
+                got, metrics = applied(made, X, WEIGHTS, ids=IDS)
+                expected, _ = applied(rule, X, there, ids=IDS)
+                np.testing.assert_allclose(got, expected, rtol=1e-6)
+                assert (metrics["attackers_met"], metrics["attackers_lost"]) == (2, 2)
+    weight = adversary.forged_weight(2.0**101)
+    got, metrics = applied(adversary.corrupted(aggregation.mean(), weight, adversary.clients(BAD)), X, WEIGHTS, ids=IDS)
+    assert metrics["attackers_lost"] == 2 and np.isfinite(got).all()
+
+
+def test_forged_weights():
+    """Catches weights that no attack can change."""
+    attack = adversary.forged_weight(10.0, adversary.sign_flip())
+    got, _ = applied(adversary.corrupted(aggregation.mean(), attack, adversary.clients(BAD)), X, WEIGHTS, ids=IDS)
+    sent, weights = np.where(HERE[:, None], -X, X), np.where(HERE, 10 * WEIGHTS, WEIGHTS)
+    np.testing.assert_allclose(got, np.average(sent, axis=0, weights=weights), rtol=1e-5)
+
+
+def test_who_attacks():
+    """Shares are those of the population, whoever is asked and in whatever order; 2,000 clients, 5 sigma.
+
+    Catches attackers by slot, and the same ones in every round where they are drawn anew.
+    """
+    ids = jnp.arange(2000)
+    fixed, anew = adversary.share_of_clients(0.3, seed=5), adversary.share_of_clients(0.3, each_round=True)
+    first, second = jax.random.split(jax.random.key(0))
+    for who in (fixed, anew):
+        assert abs(who(first, ids).mean() - 0.3) < 5 * np.sqrt(0.21 / 2000)
+        assert np.array_equal(who(first, ids)[::-1], who(first, ids[::-1]))
+    assert np.array_equal(fixed(first, ids), fixed(second, ids))
+    assert (np.asarray(anew(first, ids)) != np.asarray(anew(second, ids))).mean() > 0.3
+    for share in (0.0, 1.0):
+        assert np.unique(adversary.share_of_clients(share)(first, ids)).tolist() == [bool(share)]
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize("attack", ["alie", "sign_flip"])
+@pytest.mark.parametrize("rule", ["mean", "bucketing"])
+def test_same_bits_on_two_devices(attack, rule):
+    """In a federation, two rounds. Catches moments, and a number of attackers, of one device's clients."""
+    rules = {"mean": aggregation.mean(), "bucketing": aggregation.bucketing(aggregation.krum(1), 2)}
+    made = adversary.corrupted(rules[rule], ATTACKS[attack][0], adversary.clients(p.COHORT[[0, 3]]))
+    found = []
+    for devices in (1, 2):
+        federation = p.Federation(aggregator=made, mesh=engine.device_mesh(devices))
+        found.append(p.outcome(*federation.run(p.COHORT, num_rounds=2)))
+    laws.check_equal_bits(*found, "model and metrics")
+
+
+def test_what_is_refused():
+    """Catches attackers of a sum in which nobody sees single messages."""
+    with pytest.raises(ValueError, match="aggregator: expected a sum of numbers, got 'a modular sum'"):
+        adversary.corrupted(aggregation.modular_sum(2.0), adversary.sign_flip(), adversary.clients([1]))
+    with pytest.raises(ValueError, match="ids: expected clients' ids"):
+        adversary.clients([-1])
+    with pytest.raises(ValueError, match="share: expected"):
+        adversary.share_of_clients(1.5)
+    made = adversary.corrupted(aggregation.fixed_mean(3.0), adversary.sign_flip(), adversary.clients([1]))
+    assert made.sensitivity is None and made.rule is None

@@ -1,0 +1,78 @@
+"""Robust rules around a centre."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.aggregation import centered_clipping, geometric_median
+from fedjax_sim.types import Round
+from tests.aggregation.robust import adversaries, applied
+
+RNG = np.random.default_rng(0)
+M, D = 13, 6
+UPDATES = {"a": RNG.normal(size=(M, 2, 2)).astype(np.float32) + 1, "b": RNG.normal(size=(M, 2)).astype(np.float32)}
+WEIGHTS = RNG.integers(0, 5, M).astype(np.float32)
+
+
+def flat(tree, rows=True):
+    leading = (M,) if rows else ()
+    return np.concatenate([np.reshape(tree[name], (*leading, -1)) for name in "ab"], axis=-1)
+
+
+def _round(state):
+    return Round(**{name: None for name in Round._fields} | {"state": state})
+
+
+def weiszfeld(x, weights, num_steps, smoothing=1e-6):
+    point = np.zeros(x.shape[1])
+    for _ in range(num_steps):
+        shares = weights / np.maximum(np.linalg.norm(x - point, axis=1), smoothing)
+        point = shares @ x / shares.sum()
+    return point
+
+
+def test_geometric_median():
+    """Catches weights that are not those of the messages, a leaf with a median of its own, and too few steps."""
+    x = flat(UPDATES).astype(np.float64)
+    for trusted, weights in ((True, WEIGHTS), (False, (WEIGHTS > 0).astype(float))):
+        for num_steps in (1, 5):
+            got, _ = applied(geometric_median(num_steps, trust_weights=trusted), UPDATES, WEIGHTS)
+            np.testing.assert_allclose(flat(got, rows=False), weiszfeld(x, weights, num_steps), rtol=1e-5, atol=1e-6)
+    got, _ = applied(geometric_median(200), UPDATES)
+    best = flat(got, rows=False).astype(np.float64)
+    cost = lambda z: np.linalg.norm(x - z, axis=1).sum()  # noqa: E731
+    for step in RNG.normal(size=(200, D)) * 1e-2:
+        assert cost(best) < cost(best + step)
+
+
+def test_centered_clipping():
+    """Three rounds in NumPy. Catches a state that is not kept, and differences from another point."""
+    v, state = np.zeros(D), {name: np.zeros(x.shape[1:], np.float32) for name, x in UPDATES.items()}
+    for trusted, weights in ((True, WEIGHTS), (False, (WEIGHTS > 0).astype(float))):
+        rule = centered_clipping(0.7, 2, trust_weights=trusted)
+        for _ in range(3):
+            update, _, state = applied(rule, UPDATES, WEIGHTS, round=_round(jax.tree.map(jnp.asarray, state)))
+            for _ in range(2):
+                away = flat(UPDATES) - v
+                factors = np.minimum(1, 0.7 / np.linalg.norm(away, axis=1))
+                v = v + (weights * factors) @ away / weights.sum()
+            np.testing.assert_allclose(flat(update, rows=False), v, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(flat(state, rows=False), v, rtol=1e-5, atol=1e-5)
+
+
+def test_attackers_move_it_little():
+    """Six of thirteen messages are the attackers', up to 2^99. Catches a result that follows them."""
+    rng = np.random.default_rng(3)
+    median, clipped = geometric_median(40), centered_clipping(1.0)
+    start = _round(jnp.zeros(D))
+    for _ in range(40):
+        honest = rng.normal(size=(7, D)).astype(np.float32)
+        x = np.concatenate([honest, adversaries(rng, honest, 6).astype(np.float32)])
+        found, centre = applied(median, x)[0], honest.mean(0)
+        radius = np.linalg.norm(honest - centre, axis=1).max()
+        assert np.linalg.norm(found - centre) <= 2 * 7 / (7 - 6) * radius  # Lopuhaa and Rousseeuw 1991, theorem 2.2
+        moved = applied(clipped, x, round=start)[0]
+        alone = np.minimum(1, 1 / np.linalg.norm(honest, axis=1)) @ honest / 13
+        assert np.linalg.norm(moved - alone) <= 6 / 13 * 1.0001

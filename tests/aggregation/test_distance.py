@@ -1,0 +1,127 @@
+"""Robust rules that choose messages by their distances."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from fedjax_sim.aggregation import bulyan, krum, minimum_diameter
+from tests.aggregation.robust import adversaries, applied
+from tests.aggregation.test_coordinate import around
+
+RNG = np.random.default_rng(0)
+D = 12
+
+
+def numpy_scores(x, alive, f):
+    """Krum's scores among the messages that are left."""
+    apart = ((x[:, None].astype(np.float64) - x[None]) ** 2).sum(-1)
+    scores = np.full(len(x), np.inf)
+    for i in alive:
+        others = sorted(apart[i, j] for j in alive if j != i)
+        scores[i] = sum(others[: max(len(alive) - f - 2, 0)])
+    return scores
+
+
+def numpy_krum(x, present, f, chosen):
+    best = np.argsort(numpy_scores(x, present, f), kind="stable")[:chosen]
+    return x[best].mean(0)
+
+
+def numpy_bulyan(x, present, f):
+    alive, chosen = list(present), []
+    for _ in range(len(present) - 2 * f):
+        best = int(np.argmin(numpy_scores(x, alive, f)))
+        chosen.append(best)
+        alive.remove(best)
+    return around(x[chosen].astype(np.float64), len(present) - 4 * f)
+
+
+def numpy_minimum_diameter(x, present, f):
+    size = len(x) - f
+    apart = ((x[:, None].astype(np.float64) - x[None]) ** 2).sum(-1)
+    subsets = itertools.combinations(present, size)
+    return x[list(min(subsets, key=lambda s: apart[np.ix_(s, s)].max()))].mean(0)
+
+
+def cohorts(m, num=12):
+    """Updates [m, D] of honest clients and attackers, some integers with ties; who is present."""
+    for i in range(num):
+        x = RNG.normal(size=(m, D)).astype(np.float32)
+        if i % 3 == 1:
+            x = RNG.integers(0, 3, (m, D)).astype(np.float32)
+        if i % 3 == 2:
+            x[:2] = adversaries(RNG, x[2:], 2)
+            x = np.clip(x, -(2.0**40), 2.0**40)
+        yield x, np.ones(m, bool) if i % 2 else np.arange(m) != 4
+
+
+@pytest.mark.parametrize("chosen", [1, 3])
+def test_krum_is_numpys(chosen):
+    """Catches a wrong number of neighbours, the message itself among them, ties by anything but id, absent ones."""
+    for x, there in cohorts(11):
+        got, _ = applied(krum(3, chosen), x, there)
+        np.testing.assert_allclose(got, numpy_krum(x, np.flatnonzero(there), 3, chosen), rtol=1e-5, atol=1e-5)
+
+
+def test_bulyan_is_numpys():
+    """Catches neighbours that count after they were chosen, and a number of neighbours that does not fall."""
+    for x, there in cohorts(16, 24):
+        got, _ = applied(bulyan(2), x, there)
+        np.testing.assert_allclose(got, numpy_bulyan(x, np.flatnonzero(there), 2), rtol=1e-4, atol=1e-4)
+
+
+def test_minimum_diameter_is_numpys():
+    """Catches a subset that is left out, and absent messages that are taken."""
+    for x, there in cohorts(9):
+        got, _ = applied(minimum_diameter(3), x, there)
+        np.testing.assert_allclose(got, numpy_minimum_diameter(x, np.flatnonzero(there), 3), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="at most 200,000 subsets of 40 messages"):
+        applied(minimum_diameter(15), np.zeros((40, 2), np.float32))
+
+
+def test_attackers_are_not_chosen():
+    """Krum's choice is an honest message, or one among them; Bulyan stays within the honest range.
+
+    Catches a rule that f attackers move: 300 draws each, among them messages of 2^99.
+    """
+    rng = np.random.default_rng(2)
+    for f, m, rule in ((3, 11, krum(3)), (2, 11, bulyan(2))):
+        for _ in range(300):
+            honest = rng.normal(size=(m - f, D)).astype(np.float32)
+            x = np.concatenate([honest, adversaries(rng, honest, f).astype(np.float32)])
+            got, _ = _compiled(rule, x)
+            if f == 2:
+                assert (got >= honest.min(0) - 1e-5).all() and (got <= honest.max(0) + 1e-5).all()
+            else:
+                reach = ((honest[:, None] - honest[None]) ** 2).sum(-1).max()
+                assert ((got[None] - honest) ** 2).sum(-1).min() <= m * reach
+
+
+_CACHE: dict = {}
+
+
+def _compiled(rule, x):
+    """`applied`, compiled once for each rule."""
+    import jax
+    import jax.numpy as jnp
+
+    from tests.aggregation.test_coordinate import _messages
+
+    if id(rule) not in _CACHE:
+        _CACHE[id(rule)] = rule, jax.jit(lambda x: _messages(rule, x))
+    return np.asarray(_CACHE[id(rule)][1](jnp.asarray(x))), None
+
+
+@pytest.mark.parametrize(("rule", "least"), [(krum, 2 * 5 + 3), (bulyan, 4 * 5 + 3)])
+def test_cohorts_that_are_too_small(rule, least):
+    """Catches a choice among too few messages."""
+    x = RNG.normal(size=(least, D)).astype(np.float32)
+    assert np.isfinite(applied(rule(5), x)[0]).all()
+    assert np.isnan(applied(rule(5), x, np.arange(least) > 0)[0]).all()
+    with pytest.raises(ValueError, match=r"num_byzantine: expected an integer in \[0, 4\], got 5"):
+        applied(rule(5), x[1:])
+    with pytest.raises(ValueError, match=r"num_chosen: expected an integer in \[1, 6\], got 7"):
+        applied(krum(3, 7), x[:11])

@@ -1,0 +1,93 @@
+"""Pre-aggregation in front of a robust rule."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim.aggregation import (
+    adaptive_clipping,
+    bucketing,
+    geometric_median,
+    krum,
+    mean,
+    median,
+    nearest_neighbour_mixing,
+    trimmed_mean,
+)
+from fedjax_sim.engine.messages import columnwise
+from fedjax_sim.engine.side_by_side import by_rule
+from tests.aggregation.robust import applied
+
+RNG = np.random.default_rng(0)
+M, D = 11, 5
+X = RNG.normal(size=(M, D)).astype(np.float32)
+WEIGHTS = np.array([3, 1, 0, 7, 2, 2, 5, 1, 4, 0, 6], np.float32)
+
+
+def shows(weighted=False):
+    def rule(key, round, cohort):
+        there = cohort.weights > 0
+        found = columnwise(cohort.messages, lambda x, w: jnp.where(w[:, None] > 0, x, -jnp.inf).max(0), cohort.weights)
+        least = columnwise(cohort.messages, lambda x, w: jnp.where(w[:, None] > 0, x, jnp.inf).min(0), cohort.weights)
+        total = columnwise(cohort.messages, lambda x, w: (x * w[:, None]).sum(0), cohort.weights)
+        return {"max": found, "min": least, "total": total}, {"number": cohort.number, "there": there.sum()}
+
+    return by_rule(rule, weighted=weighted)
+
+
+def test_bucketing():
+    """Each message in one bucket: their weighted sum is that of the messages; another key, other buckets.
+
+    Catches a message in two buckets or none, absent ones in a bucket, and means that weigh messages otherwise.
+    """
+    for size in (1, 2, 3, 20):
+        for weighted in (False, True):
+            got, metrics = applied(bucketing(shows(weighted), size), X, WEIGHTS)
+            share = WEIGHTS if weighted else (WEIGHTS > 0).astype(float)
+            np.testing.assert_allclose(got["total"], share @ X.astype(np.float64), rtol=1e-4, atol=1e-5)
+            assert metrics["number"] == metrics["there"] == -(-9 // size)
+    equal = applied(bucketing(shows(), 1), X, WEIGHTS)[0]
+    np.testing.assert_array_equal(equal["max"], X[WEIGHTS > 0].max(0))
+    pairs = applied(bucketing(shows(), 2), X, WEIGHTS)[0]
+    some = X[WEIGHTS > 0].astype(np.float64)
+    halves = [(some[i] + some[j]) / 2 for i in range(9) for j in range(i)] + list(some)
+    for j in range(D):
+        assert np.isclose(pairs["max"][j], [x[j] for x in halves], rtol=1e-5).any()
+
+
+def test_nearest_neighbour_mixing():
+    """Catches a message that is not its own neighbour, and neighbours that did not arrive."""
+    for f in (0, 2, 4):
+        there = WEIGHTS > 0
+        some = X[there].astype(np.float64)
+        apart = ((some[:, None] - some[None]) ** 2).sum(-1)
+        mixtures = np.array([some[np.argsort(row, kind="stable")[: len(some) - f]].mean(0) for row in apart])
+        got, _ = applied(nearest_neighbour_mixing(median(), f), X, WEIGHTS)
+        np.testing.assert_allclose(got, np.median(mixtures, axis=0), rtol=1e-5, atol=1e-6)
+        got, _ = applied(nearest_neighbour_mixing(krum(1, 2), f), X, there)
+        assert np.isfinite(got).all()
+
+
+def test_adaptive_clipping():
+    """Catches a count of all slots, and a limit that is one of the shortened."""
+    for f in (0, 1, 3):
+        there = WEIGHTS > 0
+        some = X[there].astype(np.float64)
+        norms, n = np.linalg.norm(some, axis=1), int(there.sum())
+        limit = np.sort(norms)[::-1][2 * f * (n - f) // n]
+        short = some * np.minimum(1, limit / norms)[:, None]
+        got, _ = applied(adaptive_clipping(median(), f), X, WEIGHTS)
+        np.testing.assert_allclose(got, np.median(short, axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_wrappers_wrap():
+    """Catches rules that lose their place in a wrapper, and streams that are taken for rules."""
+    rule = bucketing(nearest_neighbour_mixing(adaptive_clipping(trimmed_mean(1), 1), 1), 2)
+    assert np.isfinite(applied(rule, X)[0]).all()
+    assert np.isfinite(applied(bucketing(geometric_median(), 2), X)[0]).all()
+    with pytest.raises(ValueError, match="aggregator: expected one that sees all messages at once"):
+        bucketing(mean(), 2)
+    with pytest.raises(ValueError, match=r"num_byzantine: expected an integer in \[0, 5\], got 6"):
+        applied(nearest_neighbour_mixing(median(), 6), X)

@@ -1,0 +1,92 @@
+"""Rules that know more than a round's messages."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_sim import client
+from fedjax_sim.aggregation import fltrust, foolsgold
+from fedjax_sim.types import ClientData, Round
+from tests.aggregation.robust import adversaries, applied
+
+RNG = np.random.default_rng(0)
+M, D = 9, 4
+START = {"w": np.array([0.5, -1, 2, 0], np.float32)}
+ROWS = RNG.normal(size=(6, D)).astype(np.float32)
+
+
+def loss(params, examples, key):
+    return ((params["w"][None] - examples["x"]) ** 2).sum(1) / 2
+
+
+def of_server():
+    """FLTrust with two steps of rate 0.3 towards the mean of the server's rows; that update in NumPy."""
+    work = client.local_sgd(loss, optax.sgd(0.3), client.work(num_steps=2, batch_size=None))
+    data = ClientData({"x": jnp.asarray(ROWS)}, jnp.ones(6, bool))
+    return fltrust(work, data), data, (1 - 0.7**2) * (ROWS.mean(0, dtype=np.float64) - START["w"])
+
+
+def round_of(state):
+    return Round(**dict.fromkeys(Round._fields) | {"broadcast": jax.tree.map(jnp.asarray, START), "state": state})
+
+
+def test_fltrust():
+    """Catches trust in messages against the server's, and lengths that are kept."""
+    rule, data, own = of_server()
+    x = (own + RNG.normal(size=(M, D)) * np.abs(own).mean()).astype(np.float32)
+    x[0], x[1] = -5 * own, 100 * own
+    there = np.arange(M) != 3
+    lengths = np.linalg.norm(x, axis=1)
+    trust = np.maximum(x @ own / (lengths * np.linalg.norm(own)), 0) * there
+    expected = (trust * np.linalg.norm(own) / lengths) @ x / trust.sum()
+    got, metrics, _ = applied(rule, {"w": x}, there, round=round_of(data))
+    np.testing.assert_allclose(got["w"], expected, rtol=1e-4)
+    assert trust[0] == 0 and np.isclose(metrics["trusted_share"], (trust > 0).sum() / (M - 1))
+    nobody = applied(rule, {"w": np.tile(-own, (M, 1)).astype(np.float32)}, round=round_of(data))[0]
+    assert not nobody["w"].any()
+
+
+def test_a_majority_of_attackers():
+    """Eight of nine. Catches an update longer than the server's, and NaN from messages of 2^99."""
+    rule, data, own = of_server()
+    for _ in range(40):
+        honest = (own + RNG.normal(size=(1, D)) * 0.1).astype(np.float32)
+        x = np.concatenate([honest, adversaries(RNG, np.tile(honest, (2, 1)), M - 1).astype(np.float32)])
+        got = applied(rule, {"w": x}, round=round_of(data))[0]["w"]
+        assert np.linalg.norm(got) <= np.linalg.norm(own) * 1.001
+
+
+def numpy_foolsgold(sums):
+    unit = sums / np.linalg.norm(sums, axis=1, keepdims=True)
+    alike = unit @ unit.T
+    np.fill_diagonal(alike, -np.inf)
+    most = alike.max(1)
+    for i in range(len(sums)):
+        for j in range(len(sums)):
+            if i != j and most[j] > most[i]:
+                alike[i, j] *= most[i] / most[j]
+    share = np.clip(1 - alike.max(1), 0, 1)
+    share = np.minimum(share / share.max(), 0.99)
+    with np.errstate(divide="ignore"):
+        return np.clip(np.log(share / (1 - share)) + 0.5, 0, 1)
+
+
+def test_foolsgold():
+    """Three rounds of other cohorts, with sybils. Catches sums of another client, absent ones, and no pardon."""
+    n = 14
+    rule, sums, state = foolsgold(n), np.zeros((n, D)), {"w": jnp.zeros((n, D))}
+    aim = RNG.normal(size=D)
+    for t in range(3):
+        ids, there = RNG.permutation(n)[:M], np.arange(M) != t
+        x = RNG.normal(size=(M, D)).astype(np.float32)
+        x[ids < 4] = aim + 0.01 * x[ids < 4]
+        got, _, state = applied(rule, {"w": x}, there, round=round_of(jax.tree.map(jnp.asarray, state)), ids=ids)
+        sums[ids[there]] += x[there]
+        share = numpy_foolsgold(sums[ids[there]])
+        np.testing.assert_allclose(state["w"], sums, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(got["w"], share @ x[there] / share.sum(), rtol=2e-3, atol=2e-4)
+        if (ids[there] < 4).sum() > 1:
+            assert share[ids[there] < 4].max() < 0.2

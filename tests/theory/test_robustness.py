@@ -1,0 +1,74 @@
+"""Closed forms of robust aggregation against draws."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_sim import engine, sampling, theory
+from fedjax_sim.aggregation import geometric_median, krum, median, nearest_neighbour_mixing, trimmed_mean
+from tests.aggregation.robust import adversaries, applied
+
+
+def test_attackers_that_cohorts_meet():
+    """20,000 cohorts. Catches a binomial for the hypergeometric law: chi-square, wrong with chance 1e-6."""
+    n, bad, m, draws = 40, 12, 15, 20_000
+    sample = jax.jit(jax.vmap(lambda key: sampling.uniform(n, m).sample(key, ())[0].ids))
+    ids = np.asarray(sample(jax.random.split(jax.random.key(0), draws)))
+    found = np.bincount((ids < bad).sum(1), minlength=m + 1)
+    law = theory.attackers_met(n, bad, m) * draws
+
+    def p_value(expected):
+        few = expected < 10
+        seen, known = np.append(found[~few], found[few].sum()), np.append(expected[~few], expected[few].sum())
+        return stats.chi2.sf(((seen - known) ** 2 / known).sum(), len(seen) - 1)
+
+    assert p_value(law) > 1e-6 > p_value(stats.binom(m, bad / n).pmf(np.arange(m + 1)) * draws)
+    one = theory.attackers_met(n, bad, m)[8:].sum()
+    assert np.isclose(theory.chance_of_more_attackers(n, bad, m, 7), one)
+    assert np.isclose(theory.chance_of_more_attackers(n, bad, m, 7, num_rounds=5), 1 - (1 - one) ** 5)
+    f = theory.most_attackers(n, bad, m, num_rounds=5, chance=0.01)
+    chance = lambda f: theory.chance_of_more_attackers(n, bad, m, f, num_rounds=5)  # noqa: E731
+    assert chance(f) <= 0.01 < chance(f - 1)
+
+
+def test_coefficients_bound_attackers():
+    """Catches a coefficient that attackers exceed; 200 draws a rule, the honest messages 0-1 and normal ones."""
+    rng, m, f, d = np.random.default_rng(0), 11, 2, 4
+    known = theory.robustness_coefficients(m, f)
+    behind = known.mixed(m, f)
+    rules = {
+        "trimmed_mean": (trimmed_mean(f), known.trimmed_mean),
+        "krum": (krum(f), known.krum),
+        "geometric_median": (geometric_median(30), known.geometric_median),
+        "median": (median(), known.median),
+        "mixed": (nearest_neighbour_mixing(trimmed_mean(f), f), behind.trimmed_mean),
+    }
+    for name, (rule, kappa) in rules.items():
+        for i in range(40):
+            honest = rng.normal(size=(m - f, d)) if i % 2 else rng.integers(0, 2, (m - f, d))
+            honest = honest.astype(np.float32)
+            x = np.concatenate([honest, adversaries(rng, honest, f).astype(np.float32)])
+            away = applied(rule, x)[0] - honest.mean(0)
+            spread = ((honest - honest.mean(0)) ** 2).sum(1).mean()
+            assert (away**2).sum() <= kappa * spread * 1.0001 + 1e-9, name
+    assert known.least < min(known[1:])
+    with pytest.raises(ValueError, match=r"num_byzantine: expected an integer in \[0, 4\], got 5. 2 f < m."):
+        theory.robustness_coefficients(10, 5)
+
+
+def test_efficiencies():
+    """400,000 draws, four standard errors (0.9 %). Catches the limit in the place of few messages': three are compared
+    with the variance of their middle one, 0.44867."""
+    x = jax.random.normal(jax.random.key(1), (101, 400_000))
+    close = 4 * np.sqrt(2 / x.shape[1])
+    assert np.isclose(float(jnp.var(engine.median(x))) * 101, theory.median_efficiency(101), rtol=close)
+    found = float(jnp.var(engine.trimmed_mean(x[:100], 10))) * 100
+    assert np.isclose(found, theory.trimmed_mean_efficiency(0.1), rtol=close + 0.004)  # of 100 messages, not of many
+    assert np.isclose(theory.median_efficiency(10_001), np.pi / 2, rtol=1e-3)
+    assert np.isclose(theory.median_efficiency(1), 1) and np.isclose(
+        theory.median_efficiency(3), 3 * 0.44867, rtol=1e-4
+    )
