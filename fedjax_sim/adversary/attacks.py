@@ -139,6 +139,8 @@ def inner_product(epsilon: float = 0.1) -> Together:
 
 # ---- omniscient
 
+HALVINGS = 40  # of the interval that holds the largest step
+
 DIRECTIONS = {
     "unit": lambda mean, std: _unit(mean),
     "sign": lambda mean, std: jax.tree.map(jnp.sign, mean),
@@ -151,10 +153,11 @@ def _unit(point: PyTree) -> PyTree:
     return jax.tree.map(lambda x: engine.divide(x, jnp.where(length > 0, length, 1).astype(x.dtype)), point)
 
 
-def _hiding(direction: str, allowed: Callable, num_steps: int = 40) -> Omniscient:
-    """mean - gamma p with the largest gamma that `allowed(distances, gaps, honest, number)` lets pass, by bisection.
+def _hiding(direction: str, allowed: Callable) -> Omniscient:
+    """mean - gamma p with the largest gamma that `allowed` lets pass, by bisection.
 
-    `distances(gamma)` are the squared ones of that message from each honest one.
+    Args:
+      allowed: (gaps [m, m], honest [m]) -> (squared distances [m] of a message from all others -> bool).
     """
     validate.one_of("direction", direction, DIRECTIONS)
 
@@ -179,7 +182,7 @@ def _hiding(direction: str, allowed: Callable, num_steps: int = 40) -> Omniscien
         high, _ = jax.lax.while_loop(
             lambda s: s[1] & (s[0] < 2.0**40), double, (jnp.float32(2.0**-40), jnp.array(True))
         )
-        gamma, _ = jax.lax.fori_loop(0, num_steps, halve, (jnp.float32(0), high))
+        gamma, _ = jax.lax.fori_loop(0, HALVINGS, halve, (jnp.float32(0), high))
         message = jax.tree.map(lambda m, p: m - gamma.astype(m.dtype) * p, found.mean, way)
         return with_message(cohort.messages, bad, message)
 
@@ -259,15 +262,11 @@ def fang(reach: float = 2.0) -> Omniscient:
 
     def send(key, cohort, bad, aggregate):
         honest = (cohort.arrived & ~bad).astype(jnp.float32)
-        ends = [
-            columnwise(cohort.messages, lambda x, here, end=end: jnp.where(here[:, None] > 0, x, end).min(0), honest)
-            if end > 0
-            else columnwise(
-                cohort.messages, lambda x, here, end=end: jnp.where(here[:, None] > 0, x, end).max(0), honest
-            )
-            for end in (jnp.inf, -jnp.inf)
-        ]
-        mean, (low, high) = seen(cohort, bad).mean, ends
+
+        def end(of, empty):
+            return columnwise(cohort.messages, lambda x, here: of(jnp.where(here[:, None] > 0, x, empty), 0), honest)
+
+        mean, low, high = seen(cohort, bad).mean, end(jnp.min, jnp.inf), end(jnp.max, -jnp.inf)
         leaves, structure = jax.tree.flatten(mean)
         keys = jax.random.split(key, len(leaves))
 
