@@ -41,8 +41,7 @@ def geometric_median(num_steps: int = 8, *, smoothing: float = 1e-6, trust_weigh
     Returns: an Aggregator that holds all m messages. Those further than 1.8e19 away count for nothing.
 
     Guarantees: NumPy's steps, and the minimum as steps grow (tests/aggregation/test_centre.py::test_geometric_median);
-    near the honest messages under any f < m / 2 attackers (::test_attackers_move_it_little); a step takes at most 1.5
-    times as long as reading the messages twice (experiments/benchmarks/p18_robust.py).
+    near the honest messages under any f < m / 2 attackers (::test_attackers_move_it_little).
 
     References: Pillutla, Kakade and Harchaoui 2022 (RFA), algorithm 2; Weiszfeld 1937.
 

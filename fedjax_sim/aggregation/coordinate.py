@@ -54,7 +54,7 @@ def median(*, trust_weights: bool = False) -> Aggregator:
     Returns: an Aggregator that holds all m messages.
 
     Guarantees: `numpy.median` (tests/aggregation/test_coordinate.py::test_rules_are_numpys); within the honest range
-    under any finite messages, and not with half of them (::test_breakdown_points).
+    under any finite messages of fewer than half, and not of more (::test_breakdown_points).
 
     References: Yin, Chen, Ramchandran and Bartlett 2018, definition 1.
 

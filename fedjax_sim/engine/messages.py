@@ -3,8 +3,9 @@
 Messages stand in the order of their clients' ids. Over devices they are split by coordinate: `messages_of` exchanges
 them once, and each device then holds d / D coordinates of everyone. Coordinates are worked on in tiles of a fixed
 width, and what is summed over tiles is summed exactly (`engine.exact`), so no bit depends on the number of devices, on
-who sat on which, or on padding (tests/engine/test_messages.py). Nothing here copies the messages on one device; every
-function reads them once.
+who sat on which, or on padding (tests/engine/test_messages.py). On one device the messages are taken as they lie, and
+every function reads them once (`gaps` twice: for their peaks and for their products). What changes messages makes new
+ones.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def messages_of(rows: Rows, slots: Array) -> Messages:
 
 
 def _exchanged(x: Array, devices: int) -> Array:
-    """[places / D, d] of one device -> [places, d / D], whole tiles. XLA:CPU's all-to-all takes twice as long."""
+    """[places / D, d] of one device -> [places, d / D], whole tiles; DESIGN.md says why there is no all-to-all."""
     width = _width(x.shape[1])
     mine = width * -(-x.shape[1] // (width * devices))  # columns of a device
     x = jnp.pad(x, ((0, 0), (0, devices * mine - x.shape[1])))
