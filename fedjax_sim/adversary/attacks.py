@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.adversary.byzantine import Alone, Omniscient, Together, seen
 from fedjax_sim.engine.messages import columnwise, gaps, inner_products, one_message, squared_distances, with_message
 from fedjax_sim.types import Array, PyTree
@@ -29,10 +29,6 @@ __all__ = [
 ]
 
 
-def _times(update: PyTree, factor: Array | float) -> PyTree:
-    return jax.tree.map(lambda x: x * jnp.asarray(factor, x.dtype), update)
-
-
 # ---- alone
 
 
@@ -45,7 +41,7 @@ def scaled(factor: float) -> Alone:
     [-10.0, -20.0]
     """
     validate.in_range("factor", factor)
-    return Alone(lambda key, update, weight: (_times(update, factor), weight))
+    return Alone(lambda key, update, weight: (tree.scaled(update, factor), weight))
 
 
 def sign_flip() -> Alone:
@@ -134,7 +130,7 @@ def inner_product(epsilon: float = 0.1) -> Together:
     References: Xie, Koyejo and Gupta 2020, section 4.
     """
     validate.positive("epsilon", epsilon)
-    return Together(lambda key, honest: _times(honest.mean, -epsilon))
+    return Together(lambda key, honest: tree.scaled(honest.mean, -epsilon))
 
 
 # ---- omniscient
@@ -149,7 +145,7 @@ DIRECTIONS = {
 
 
 def _unit(point: PyTree) -> PyTree:
-    length = jnp.sqrt(sum(engine.pairwise_sum((x * x).reshape(1, -1), (1,))[0] for x in jax.tree.leaves(point)))
+    length = jnp.sqrt(_dot(point, point))
     return jax.tree.map(lambda x: engine.divide(x, jnp.where(length > 0, length, 1).astype(x.dtype)), point)
 
 
