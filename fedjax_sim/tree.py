@@ -126,6 +126,16 @@ def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
     return jax.tree.map(pick, a, b)
 
 
+def scaled(tree: PyTree, factor: Array | float) -> PyTree:
+    """Every leaf times a factor; it has the leaves' leading axes, or none, and counts in their dtype."""
+    factor = jnp.asarray(factor)
+
+    def product(x):
+        return x * factor.reshape(factor.shape + (1,) * (x.ndim - factor.ndim)).astype(x.dtype)
+
+    return jax.tree.map(product, tree)
+
+
 def zeros_like(tree: PyTree) -> PyTree:
     """Zeros of the same shapes and dtypes."""
     return jax.tree.map(jnp.zeros_like, tree)

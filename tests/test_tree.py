@@ -29,6 +29,14 @@ def test_where_selects_and_never_multiplies():
     assert tree.where(jnp.array(False), a, tree.zeros_like(a))["m"].tolist() == np.zeros((2, 3)).tolist()
 
 
+def test_scaled():
+    """Catches factors of columns in the place of rows', and a dtype that is promoted."""
+    rows = {"m": jnp.ones((2, 2)), "v": jnp.array([3, 5], jnp.bfloat16)}
+    found = tree.scaled(rows, jnp.array([2.0, -1.0]))
+    assert found["m"].tolist() == [[2, 2], [-1, -1]] and found["v"].tolist() == [6, -5]
+    assert found["v"].dtype == jnp.bfloat16 and tree.scaled(rows, 0.5)["m"].tolist() == [[0.5, 0.5]] * 2
+
+
 def test_take_and_subtract():
     """Catches a gather along the wrong axis, and ids out of range that wrap around or give NaN."""
     assert tree.take({"x": jnp.arange(6).reshape(3, 2)}, jnp.array([2, 0]))["x"].tolist() == [[4, 5], [0, 1]]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.adversary.byzantine import Alone, Omniscient, Together, seen
 from fedjax_sim.engine.messages import columnwise, gaps, inner_products, one_message, squared_distances, with_message
 from fedjax_sim.types import Array, PyTree
@@ -29,10 +29,6 @@ __all__ = [
 ]
 
 
-def _times(update: PyTree, factor: Array | float) -> PyTree:
-    return jax.tree.map(lambda x: x * jnp.asarray(factor, x.dtype), update)
-
-
 # ---- alone
 
 
@@ -45,7 +41,7 @@ def scaled(factor: float) -> Alone:
     [-10.0, -20.0]
     """
     validate.in_range("factor", factor)
-    return Alone(lambda key, update, weight: (_times(update, factor), weight))
+    return Alone(lambda key, update, weight: (tree.scaled(update, factor), weight))
 
 
 def sign_flip() -> Alone:
@@ -134,10 +130,12 @@ def inner_product(epsilon: float = 0.1) -> Together:
     References: Xie, Koyejo and Gupta 2020, section 4.
     """
     validate.positive("epsilon", epsilon)
-    return Together(lambda key, honest: _times(honest.mean, -epsilon))
+    return Together(lambda key, honest: tree.scaled(honest.mean, -epsilon))
 
 
 # ---- omniscient
+
+HALVINGS = 40  # of the interval that holds the largest step
 
 DIRECTIONS = {
     "unit": lambda mean, std: _unit(mean),
@@ -147,14 +145,15 @@ DIRECTIONS = {
 
 
 def _unit(point: PyTree) -> PyTree:
-    length = jnp.sqrt(sum(engine.pairwise_sum((x * x).reshape(1, -1), (1,))[0] for x in jax.tree.leaves(point)))
+    length = jnp.sqrt(_dot(point, point))
     return jax.tree.map(lambda x: engine.divide(x, jnp.where(length > 0, length, 1).astype(x.dtype)), point)
 
 
-def _hiding(direction: str, allowed: Callable, num_steps: int = 40) -> Omniscient:
-    """mean - gamma p with the largest gamma that `allowed(distances, gaps, honest, number)` lets pass, by bisection.
+def _hiding(direction: str, allowed: Callable) -> Omniscient:
+    """mean - gamma p with the largest gamma that `allowed` lets pass, by bisection.
 
-    `distances(gamma)` are the squared ones of that message from each honest one.
+    Args:
+      allowed: (gaps [m, m], honest [m]) -> (squared distances [m] of a message from all others -> bool).
     """
     validate.one_of("direction", direction, DIRECTIONS)
 
@@ -179,7 +178,7 @@ def _hiding(direction: str, allowed: Callable, num_steps: int = 40) -> Omniscien
         high, _ = jax.lax.while_loop(
             lambda s: s[1] & (s[0] < 2.0**40), double, (jnp.float32(2.0**-40), jnp.array(True))
         )
-        gamma, _ = jax.lax.fori_loop(0, num_steps, halve, (jnp.float32(0), high))
+        gamma, _ = jax.lax.fori_loop(0, HALVINGS, halve, (jnp.float32(0), high))
         message = jax.tree.map(lambda m, p: m - gamma.astype(m.dtype) * p, found.mean, way)
         return with_message(cohort.messages, bad, message)
 
@@ -259,15 +258,11 @@ def fang(reach: float = 2.0) -> Omniscient:
 
     def send(key, cohort, bad, aggregate):
         honest = (cohort.arrived & ~bad).astype(jnp.float32)
-        ends = [
-            columnwise(cohort.messages, lambda x, here, end=end: jnp.where(here[:, None] > 0, x, end).min(0), honest)
-            if end > 0
-            else columnwise(
-                cohort.messages, lambda x, here, end=end: jnp.where(here[:, None] > 0, x, end).max(0), honest
-            )
-            for end in (jnp.inf, -jnp.inf)
-        ]
-        mean, (low, high) = seen(cohort, bad).mean, ends
+
+        def end(of, empty):
+            return columnwise(cohort.messages, lambda x, here: of(jnp.where(here[:, None] > 0, x, empty), 0), honest)
+
+        mean, low, high = seen(cohort, bad).mean, end(jnp.min, jnp.inf), end(jnp.max, -jnp.inf)
         leaves, structure = jax.tree.flatten(mean)
         keys = jax.random.split(key, len(leaves))
 

@@ -140,7 +140,7 @@ def _sound(updates: PyTree, weights: Array) -> Array:
 
 
 def _kept(mask: Array, updates: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros_like(x)), updates)
+    return tree.where(mask, updates, tree.zeros_like(updates))
 
 
 def _alone(aggregator: Aggregator, attack: Alone, who: Callable) -> Aggregator:
@@ -158,9 +158,7 @@ def _alone(aggregator: Aggregator, attack: Alone, who: Callable) -> Aggregator:
         sent = jax.tree.map(lambda x, y: x.astype(y.dtype), updates, received.updates)
         lost = bad & ~_sound(sent, weights)
         sent, weights = _kept(~lost, sent), jnp.where(lost, 0, weights)
-        updates = jax.tree.map(
-            lambda x, y: jnp.where(bad.reshape(-1, *[1] * (x.ndim - 1)), x, y), sent, received.updates
-        )
+        updates = tree.where(bad, sent, received.updates)
         weights = jnp.where(bad, weights, received.weights)
         inner = aggregator.accumulate(key, round, inner, received._replace(updates=updates, weights=weights))
         found = {"attackers_met": bad, "attackers_lost": lost}
@@ -235,7 +233,6 @@ def _moments(total: PyTree, squares: PyTree, number: Array, attackers: Array) ->
 
 def _side_by_side(aggregator: Aggregator, attack: Together | Omniscient, who: Callable) -> Aggregator:
     """Messages are held, and changed before the aggregator sees them."""
-
     judge = aggregator.rule or partial(_streamed, aggregator)
 
     def rule(key, round, cohort):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.engine import exact
+from fedjax_sim.engine.digits import power_of_two
 from fedjax_sim.engine.messages import columnwise
 from fedjax_sim.engine.side_by_side import SideBySide, by_rule
 from fedjax_sim.types import Aggregator, Array
@@ -28,13 +30,8 @@ def _units(weights: Array) -> Array:
     """[m] int32: weights in units of 2^-30 of the least power of two above their sum, at least one where positive."""
     total = jnp.maximum(engine.pairwise_sum(weights, (0,)), 2.0**-60)
     exponent = (jax.lax.bitcast_convert_type(total, jnp.int32) >> 23) - 127
-    halves = [jax.lax.bitcast_convert_type((part + 127) << 23, jnp.float32) for part in _halved(29 - exponent)]
-    units = jnp.round(weights * halves[0] * halves[1]).astype(jnp.int32)
+    units = jnp.round(weights * power_of_two(29 - exponent, jnp.float32)).astype(jnp.int32)
     return jnp.where(weights > 0, jnp.maximum(units, 1), 0)
-
-
-def _halved(exponent: Array) -> tuple[Array, Array]:
-    return exponent >> 1, exponent - (exponent >> 1)
 
 
 def enough(cohort: SideBySide, least: Array | int, update):
@@ -54,7 +51,7 @@ def median(*, trust_weights: bool = False) -> Aggregator:
     Returns: an Aggregator that holds all m messages.
 
     Guarantees: `numpy.median` (tests/aggregation/test_coordinate.py::test_rules_are_numpys); within the honest range
-    under any finite messages, and not with half of them (::test_breakdown_points).
+    under any finite messages of fewer than half, and not of more (::test_breakdown_points).
 
     References: Yin, Chen, Ramchandran and Bartlett 2018, definition 1.
 
@@ -133,19 +130,15 @@ def mean_around_median(num_byzantine: int) -> Aggregator:
     def rule(key, round, cohort):
         kept = cohort.number - num_byzantine
 
-        def around(values, there):
-            there = there > 0
-            return around_median(values, there, engine.median(values, there), kept)
-
-        update = columnwise(cohort.messages, around, cohort.weights)
+        update = columnwise(cohort.messages, partial(around_median, kept), cohort.arrived)
         return enough(cohort, 2 * num_byzantine + 1, update), {}
 
     return by_rule(rule, more_than(num_byzantine, 2), weighted=False, homogeneous=True)
 
 
-def around_median(values: Array, there: Array, centre: Array, kept: Array) -> Array:
-    """[d] the mean of the `kept` values [places, d] nearest to `centre`, where `there` [places]."""
-    wide = jnp.promote_types(values.dtype, jnp.float32)
+def around_median(kept: Array, values: Array, there: Array) -> Array:
+    """[d] the mean of the `kept` values nearest to the median of values [places, d], where `there` [places] bool."""
+    centre, wide = engine.median(values, there), jnp.promote_types(values.dtype, jnp.float32)
     away = values.astype(wide) - centre.astype(wide)[None]
     apart = jnp.where(there[:, None], jnp.abs(away), jnp.inf)
     cut = engine.order_statistic(apart, kept - 1, there)
@@ -178,8 +171,7 @@ def sign_majority(*, trust_weights: bool = False) -> Aggregator:
 
     def accumulate(key, round, carry, received):
         share = received.weights if trust_weights else (received.weights > 0).astype(jnp.float32)
-        vote = lambda x: jnp.sign(x) * share.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)  # noqa: E731
-        return exact.add(carry, (jax.tree.map(vote, received.updates), share))
+        return exact.add(carry, (tree.scaled(jax.tree.map(jnp.sign, received.updates), share), share))
 
     def finalize(key, round, carry):
         votes, total = exact.total(carry)

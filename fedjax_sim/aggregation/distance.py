@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import numpy as np
 
 from fedjax_sim import engine, validate
 from fedjax_sim.aggregation.coordinate import around_median, enough, more_than
-from fedjax_sim.engine.messages import columnwise, gaps, one_message, weighted_sum
+from fedjax_sim.engine.messages import columnwise, gaps, one_message, weighted_mean
 from fedjax_sim.engine.side_by_side import SideBySide, by_rule
 from fedjax_sim.types import Aggregator, Array
 
@@ -58,8 +59,7 @@ def krum(num_byzantine: int, num_chosen: int = 1) -> Aggregator:
             update = one_message(cohort.messages, jnp.argmin(scores))
         else:
             chosen = jnp.argsort(jnp.argsort(scores, stable=True), stable=True) < num_chosen
-            total = weighted_sum(cohort.messages, chosen.astype(jnp.float32))
-            update = jax.tree.map(lambda x: engine.divide(x, jnp.asarray(num_chosen, x.dtype)), total)
+            update = weighted_mean(cohort.messages, chosen.astype(jnp.float32))
         return enough(cohort, least, update), {}
 
     return by_rule(rule, check, weighted=False, homogeneous=True)
@@ -99,12 +99,7 @@ def bulyan(num_byzantine: int) -> Aggregator:
     def rule(key, round, cohort):
         chosen = _one_by_one(cohort, num_byzantine)
         kept = cohort.number - 4 * num_byzantine
-
-        def around(values, chosen):
-            there = chosen > 0
-            return around_median(values, there, engine.median(values, there), kept)
-
-        update = columnwise(cohort.messages, around, chosen.astype(jnp.float32))
+        update = columnwise(cohort.messages, partial(around_median, kept), chosen)
         return enough(cohort, 4 * num_byzantine + 3, update), {}
 
     return by_rule(rule, more_than(num_byzantine, 4, 3), weighted=False, homogeneous=True)
@@ -173,9 +168,7 @@ def minimum_diameter(num_byzantine: int) -> Aggregator:
         apart = jnp.where(cohort.arrived[:, None] & cohort.arrived[None], gaps(cohort.messages), jnp.inf)
         diameter = lambda members: apart[members[:, None], members[None]].max()  # noqa: E731
         best = subsets[jnp.argmin(jax.lax.map(diameter, subsets, batch_size=4096))]
-        chosen = jnp.zeros(m, jnp.float32).at[best].set(1)
-        total = weighted_sum(cohort.messages, chosen)
-        update = jax.tree.map(lambda x: engine.divide(x, jnp.asarray(m - num_byzantine, x.dtype)), total)
+        update = weighted_mean(cohort.messages, jnp.zeros(m, jnp.float32).at[best].set(1))
         return enough(cohort, m - num_byzantine, update), {}
 
     return by_rule(rule, check, weighted=False, homogeneous=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.aggregation.linear import mean
 from fedjax_sim.aggregation.rows import squared_norms
 from fedjax_sim.types import Aggregator, Metric
@@ -49,8 +49,7 @@ def extrapolated(*, epsilon: float = 1e-3, weighting: str = "examples") -> Aggre
         update, square = engine.rounded_here((update, square), zero)
         (length,) = squared_norms(jax.tree.map(lambda x: x[None], update), zero)
         factor = jnp.maximum(1, square / (2 * (length + epsilon)))
-        stretched = jax.tree.map(lambda x: x * factor.astype(x.dtype), update)
-        return stretched, metrics | {"extrapolation": factor}
+        return tree.scaled(update, factor), metrics | {"extrapolation": factor}
 
     stretch = Metric("extrapolation", "mean stretch of the server's step", pooled="mean")
     return Aggregator(init, accumulate, finalize, weighted=rule.weighted, homogeneous=False, metrics=(stretch,))

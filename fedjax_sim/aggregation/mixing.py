@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import engine, validate
 from fedjax_sim.aggregation.coordinate import more_than
+from fedjax_sim.aggregation.norms import shortening
 from fedjax_sim.engine.messages import gaps, mixed, pooled, squared_distances, weighted_rows
 from fedjax_sim.engine.side_by_side import SideBySide, by_rule
 from fedjax_sim.prng import stream
@@ -127,7 +128,6 @@ def adaptive_clipping(aggregator: Aggregator, num_byzantine: int) -> Aggregator:
         number = jnp.maximum(cohort.number, 1)
         count = 2 * num_byzantine * (number - num_byzantine) // number
         limit = jnp.sort(norms)[::-1][jnp.clip(count, 0, norms.size - 1)]
-        factors = jnp.where(norms > limit, engine.divide(jnp.broadcast_to(limit, norms.shape), norms), 1)
-        return cohort._replace(messages=weighted_rows(cohort.messages, factors))
+        return cohort._replace(messages=weighted_rows(cohort.messages, shortening(norms, limit)))
 
     return _around(aggregator, change, more_than(num_byzantine, 2))

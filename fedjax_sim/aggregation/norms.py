@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.aggregation.rows import squared_norms
 from fedjax_sim.types import Aggregator, Array, PyTree
 
-__all__ = ["norm_bounding"]
+__all__ = ["norm_bounding", "shortening"]
 
 
 def norm_bounding(aggregator: Aggregator, max_norm: float) -> Aggregator:
@@ -42,7 +41,7 @@ def norm_bounding(aggregator: Aggregator, max_norm: float) -> Aggregator:
 
     def accumulate(key, round, carry, received):
         inner, counts = carry
-        updates, longer = shortened(received.updates, limit)
+        updates, longer = _shortened(received.updates, limit)
         there = received.weights > 0
         inner = aggregator.accumulate(key, round, inner, received._replace(updates=updates))
         found = {"longer": there & longer, "all": there}
@@ -59,10 +58,12 @@ def norm_bounding(aggregator: Aggregator, max_norm: float) -> Aggregator:
     )
 
 
-def shortened(updates: PyTree, limit: Array) -> tuple[PyTree, Array]:
+def _shortened(updates: PyTree, limit: Array) -> tuple[PyTree, Array]:
     """(updates [m, ...] of at most this norm, [m] whether they were longer)."""
     norms = jnp.sqrt(squared_norms(updates))
-    longer = norms > limit
-    factors = jnp.where(longer, engine.divide(jnp.broadcast_to(limit, norms.shape), norms), 1)
-    scaled = jax.tree.map(lambda x: x * factors.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype), updates)
-    return scaled, longer
+    return tree.scaled(updates, shortening(norms, limit)), norms > limit
+
+
+def shortening(norms: Array, limit: Array) -> Array:
+    """[m] the factors in (0, 1] that bring norms [m] down to a limit []; 0 for an infinite norm."""
+    return jnp.where(norms > limit, engine.divide(jnp.broadcast_to(limit, norms.shape), norms), 1)

@@ -3,8 +3,9 @@
 Messages stand in the order of their clients' ids. Over devices they are split by coordinate: `messages_of` exchanges
 them once, and each device then holds d / D coordinates of everyone. Coordinates are worked on in tiles of a fixed
 width, and what is summed over tiles is summed exactly (`engine.exact`), so no bit depends on the number of devices, on
-who sat on which, or on padding (tests/engine/test_messages.py). Nothing here copies the messages on one device; every
-function reads them once.
+who sat on which, or on padding (tests/engine/test_messages.py). On one device the messages are taken as they lie, and
+every function reads them once (`gaps` twice: for their peaks and for their products). What changes messages makes new
+ones.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fedjax_sim import validate
 from fedjax_sim.engine import exact
 from fedjax_sim.engine.barrier import hidden_zero, rounded_here
 from fedjax_sim.engine.digits import power_of_two
-from fedjax_sim.engine.rounding import pairwise_sum
+from fedjax_sim.engine.rounding import divide, pairwise_sum
 from fedjax_sim.engine.rows import AXIS, Rows, everywhere
 from fedjax_sim.types import Array, PyTree
 
@@ -38,6 +39,7 @@ __all__ = [
     "pooled",
     "products",
     "squared_distances",
+    "weighted_mean",
     "weighted_rows",
     "weighted_sum",
     "with_message",
@@ -88,7 +90,7 @@ def messages_of(rows: Rows, slots: Array) -> Messages:
 
 
 def _exchanged(x: Array, devices: int) -> Array:
-    """[places / D, d] of one device -> [places, d / D], whole tiles. XLA:CPU's all-to-all takes twice as long."""
+    """[places / D, d] of one device -> [places, d / D], whole tiles; DESIGN.md says why there is no all-to-all."""
     width = _width(x.shape[1])
     mine = width * -(-x.shape[1] // (width * devices))  # columns of a device
     x = jnp.pad(x, ((0, 0), (0, devices * mine - x.shape[1])))
@@ -219,7 +221,7 @@ def inner_products(messages: Messages, point: PyTree) -> Array:
 
 def _summed(messages: Messages, point: PyTree | None, terms: Callable) -> Array:
     """[m] float32: the sums of `terms(rows, p)` over all coordinates: each tile's by halves, the tiles exactly."""
-    point = () if point is None else _flat(messages, point)
+    point = () if point is None else [x.astype(jnp.float32) for x in _flat(messages, point)]
 
     def work(leaves, point, order):
         zero, total = hidden_zero(leaves), exact.zeros(jax.ShapeDtypeStruct((leaves[0].shape[0],), jnp.float32))
@@ -231,11 +233,7 @@ def _summed(messages: Messages, point: PyTree | None, terms: Callable) -> Array:
                 def some(i, found):
                     first = jnp.minimum(i * block, x.shape[0] - block)  # the last block looks again at some rows
                     rows = jax.lax.dynamic_slice(x, (first, start), (block, width)).astype(jnp.float32)
-                    here = (
-                        None
-                        if p is None
-                        else jax.lax.dynamic_slice(p, (jnp.int32(0), start), (1, width)).astype(jnp.float32)
-                    )
+                    here = None if p is None else jax.lax.dynamic_slice(p, (jnp.int32(0), start), (1, width))
                     sums = pairwise_sum(rounded_here(terms(rows, here), zero), (1,))
                     return jax.lax.dynamic_update_slice(found, sums, (first,))
 
@@ -287,6 +285,13 @@ def weighted_sum(messages: Messages, coefficients: Array) -> PyTree:
     return _message(messages, _on_devices(messages, work, messages.order, coefficients, split=True))
 
 
+def weighted_mean(messages: Messages, weights: Array) -> PyTree:
+    """sum_i w_i u_i / sum_i w_i, the sums of `weighted_sum` and by halves; zeros where no weight [m] is positive."""
+    total = pairwise_sum(weights, (0,))
+    total = jnp.where(total > 0, total, 1)
+    return jax.tree.map(lambda x: divide(x, total.astype(x.dtype)), weighted_sum(messages, weights))
+
+
 def products(messages: Messages, scale: Array | None = None) -> Array:
     """[m, m] float32: the inner products of s_i u_i and s_j u_j, a matmul for each tile, the tiles added exactly.
 
@@ -323,10 +328,8 @@ def gaps(messages: Messages) -> Array:
     squares = jnp.diagonal(found)
     larger = jnp.maximum(exponent[:, None], exponent[None])
     left, right = (power_of_two(jnp.maximum(x - larger, -60), jnp.float32) for x in (exponent[:, None], exponent[None]))
-    zero = hidden_zero(found)
-    parts = rounded_here(
-        (left * left * squares[:, None], right * right * squares[None], 2 * left * right * found), zero
-    )
+    terms = left * left * squares[:, None], right * right * squares[None], 2 * left * right * found
+    parts = rounded_here(terms, hidden_zero(found))
     apart = jnp.maximum(parts[0] + parts[1] - parts[2], 0)
     unit = power_of_two(larger, jnp.float32)
     apart = apart * unit * unit

@@ -1,7 +1,7 @@
 """Every message of a cohort, one row each, for aggregators that must see all of them.
 
 Rows stay on the device whose clients sent them: m messages take the memory of m, and not of m on every device. What
-reads them says how: `all_rows` brings them together on each device, `engine.messages_of` hands each device some
+reads them says how: `all_rows` brings them together on each device, `messages.messages_of` hands each device some
 coordinates of all of them.
 """
 

@@ -33,9 +33,9 @@ class SideBySide(NamedTuple):
 def by_rule(rule: Callable, check: Callable | None = None, *, start: Callable | None = None, **facts) -> Aggregator:
     """An aggregator from `rule(key, Round, SideBySide) -> (update, metrics)`, followed by its next state with `start`.
 
-    Unlike in `aggregation.gather`, a rule gets no arrays of messages but `engine.Messages`, and the functions of
-    `engine.messages` for what it needs of them: distances, sums, products, a coordinate at a time. On several devices
-    each holds a part of the coordinates, and nothing is worked out twice.
+    Unlike in `aggregation.gather`, a rule gets no arrays of messages but `engine.messages.Messages`, and the functions
+    of that file for what it needs of them: distances, sums, products, a coordinate at a time. On several devices each
+    holds a part of the coordinates, and nothing is worked out twice.
 
     Args:
       check: (num_slots m) -> None; raises for a cohort that the rule is not defined for.

@@ -101,7 +101,7 @@ class Aggregator(NamedTuple):
     design: Any = None  # the SamplingDesign whose unequal probabilities it corrects for; None = it corrects nothing
     start: Callable | None = None  # (update_spec) -> its state before the first round (`Round.state`); None = stateless
     metrics: tuple[Metric, ...] = ()  # what it states of `finalize`'s numbers
-    rule: Callable | None = None  # (key, Round, aggregation.Cohort of all messages) -> what `finalize` returns; for
+    rule: Callable | None = None  # (key, Round, engine.side_by_side.SideBySide) -> what `finalize` returns; for
     # wrappers that change messages before an aggregator sees them. None = it takes a stream of messages
 
 

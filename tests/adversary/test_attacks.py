@@ -26,7 +26,7 @@ def message_of(attack, honest, number):
 
 
 def test_alie():
-    """z of the paper's equation 1: n = 50, f = 24 gives 0.03... Catches a share of the attackers' own messages."""
+    """z of the paper's equation 1. Catches a share that counts the attackers' own messages."""
     honest = RNG.normal(size=(38, 6)).astype(np.float32) * 2 + 1
     mean, std = honest.mean(0, dtype=np.float64), honest.std(0, ddof=1, dtype=np.float64)
     for number, won in ((12, 14), (5, 17)):
