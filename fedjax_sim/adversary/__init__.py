@@ -1,17 +1,12 @@
 """What attackers send, and what a curious server infers."""
 
 from fedjax_sim.adversary.attacks import (
-    adaptive,
     alie,
-    fang,
     forged_weight,
     free_rider,
     gaussian_noise,
     inner_product,
     large_value,
-    mimic,
-    min_max,
-    min_sum,
     scaled,
     sign_flip,
 )
@@ -24,6 +19,7 @@ from fedjax_sim.adversary.byzantine import (
     corrupted,
     share_of_clients,
 )
+from fedjax_sim.adversary.omniscient import adaptive, fang, mimic, min_max, min_sum
 
 __all__ = [
     "Alone",

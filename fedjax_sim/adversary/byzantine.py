@@ -2,7 +2,7 @@
 
 An attack is one of three records, by what attackers know. `Alone`: an attacker sees its own honest message. `Together`:
 all attackers send one message, made from mean and standard deviation of the honest ones. `Omniscient`: attackers see
-every honest message. The first two need no buffer; `attacks` has the published ones.
+every honest message. The first two need no buffer; `attacks` and `omniscient` have the published ones.
 
 What an attack makes goes through the same check as what clients send: a message that is not finite, or reaches 2^100
 times its weight, counts as lost. So attackers gain nothing by NaN, and robustness is about finite messages.

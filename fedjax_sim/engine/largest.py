@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.engine.select import UNSIGNED, radix_select
+from fedjax_sim.engine.radix import UNSIGNED, radix_select
 from fedjax_sim.engine.target import target
 from fedjax_sim.types import Array
 

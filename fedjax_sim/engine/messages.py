@@ -1,30 +1,39 @@
-"""All messages of a cohort side by side, m x d numbers, for rules that are no sums: medians, distances, combinations.
+"""Arithmetic on all messages of a cohort side by side, m x d numbers: distances, products, sums, combinations.
 
-Messages stand in the order of their clients' ids. Over devices they are split by coordinate: `messages_of` exchanges
-them once, and each device then holds d / D coordinates of everyone. Coordinates are worked on in tiles of a fixed
-width, and what is summed over tiles is summed exactly (`engine.exact`), so no bit depends on the number of devices, on
-who sat on which, or on padding (tests/engine/test_messages.py). On one device the messages are taken as they lie, and
-every function reads them once (`gaps` twice: for their peaks and for their products). What changes messages makes new
-ones.
+Over devices messages are split by coordinate (`engine.columns`, whose names this file has too). Coordinates are worked
+on in tiles of a fixed width, and what is summed over tiles is summed exactly (`engine.exact`), so no bit depends on the
+number of devices, on who sat on which, or on padding (tests/engine/test_messages.py). On one device the messages are
+taken as they lie, and every function reads them once (`gaps` twice: for their peaks and for their products). What
+changes messages makes new ones.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import reduce
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
 
 from fedjax_sim import validate
 from fedjax_sim.engine import exact
 from fedjax_sim.engine.barrier import hidden_zero, rounded_here
+from fedjax_sim.engine.columns import (
+    Messages,
+    as_columns,
+    as_message,
+    columnwise,
+    messages_of,
+    on_devices,
+    one_message,
+    peaks,
+    tile_width,
+    with_message,
+)
 from fedjax_sim.engine.digits import power_of_two
 from fedjax_sim.engine.rounding import divide, pairwise_sum
-from fedjax_sim.engine.rows import AXIS, Rows, everywhere
+from fedjax_sim.engine.rows import AXIS
 from fedjax_sim.types import Array, PyTree
 
 __all__ = [
@@ -45,73 +54,8 @@ __all__ = [
     "with_message",
 ]
 
-TILE = 4096  # coordinates that are worked on at once
 BLOCK = 48  # messages of a tile whose squares are summed at once: a core's cache holds them
 GROUP = 16  # messages that are added at once
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    meta_fields=["shapes", "structure", "mesh"],
-    data_fields=["columns", "order"],
-)
-@dataclasses.dataclass(frozen=True)
-class Messages:
-    """m messages of d numbers, in the order of their clients' ids."""
-
-    columns: tuple[Array, ...]  # a leaf of the messages each, [places, d_leaf], padded with columns of zeros
-    order: Array  # [m] int32: where each message stands
-    shapes: tuple[tuple[int, ...], ...]  # of a message's leaves
-    structure: jax.tree_util.PyTreeDef
-    mesh: Mesh | None  # devices that the columns are split over
-
-    @property
-    def number(self) -> int:
-        """m, those that did not arrive included."""
-        return self.order.shape[0]
-
-
-def _width(size: int) -> int:
-    return min(TILE, max(64, 1 << (size - 1).bit_length()))
-
-
-def messages_of(rows: Rows, slots: Array) -> Messages:
-    """The messages of these slots [m], in this order, split by coordinate over the rows' devices."""
-    leaves, structure = jax.tree.flatten(rows.values)
-    shapes = tuple(x.shape[1:] for x in leaves)
-    flat = [x.reshape(x.shape[0], math.prod(shape)) for x, shape in zip(leaves, shapes, strict=True)]
-    order = rows.place[slots]
-    if rows.mesh is not None:
-        split, to = PartitionSpec(AXIS), PartitionSpec(None, AXIS)
-        work = lambda leaves: [_exchanged(x, rows.mesh.size) for x in leaves]  # noqa: E731
-        flat = jax.shard_map(work, mesh=rows.mesh, in_specs=split, out_specs=to, check_vma=False)(flat)
-        order = everywhere(order, rows.mesh)
-    return Messages(tuple(flat), order, shapes, structure, rows.mesh)
-
-
-def _exchanged(x: Array, devices: int) -> Array:
-    """[places / D, d] of one device -> [places, d / D], whole tiles; DESIGN.md says why there is no all-to-all."""
-    width = _width(x.shape[1])
-    mine = width * -(-x.shape[1] // (width * devices))  # columns of a device
-    x = jnp.pad(x, ((0, 0), (0, devices * mine - x.shape[1])))
-    own = jax.lax.axis_index(AXIS)
-    whole = jnp.zeros((devices, x.shape[0], mine), x.dtype)
-    for step in range(devices):
-        part = jax.lax.dynamic_slice_in_dim(x, (own + step) % devices * mine, mine, axis=1)
-        if step:
-            part = jax.lax.ppermute(part, AXIS, [(i, (i + step) % devices) for i in range(devices)])
-        whole = jax.lax.dynamic_update_index_in_dim(whole, part, (own - step) % devices, 0)
-    return whole.reshape(devices * x.shape[0], mine)
-
-
-def _on_devices(messages: Messages, work: Callable, *args: PyTree, columns: tuple = (), split: bool = False) -> PyTree:
-    """`work(leaves, columns, *args)` on each device's columns; `split`: so are its results' last axes, else equal."""
-    if messages.mesh is None:
-        return work(messages.columns, columns, *args)
-    here, last = PartitionSpec(), PartitionSpec(None, AXIS)
-    specs = {"in_specs": (last, last, *[here] * len(args)), "out_specs": last if split else here, "check_vma": False}
-    args = jax.tree.map(lambda x: everywhere(x, messages.mesh), args)
-    return jax.shard_map(work, mesh=messages.mesh, **specs)(messages.columns, columns, *args)
 
 
 def _repeated(number: int, body: Callable, carry: PyTree) -> PyTree:
@@ -122,7 +66,7 @@ def _repeated(number: int, body: Callable, carry: PyTree) -> PyTree:
 def _over_tiles(x: Array, step: Callable, carry: PyTree) -> PyTree:
     """`step(carry, start, width, size)` for the tiles of a leaf [places, d]: `width` columns from `start` on, to be
     padded with zeros to `size`."""
-    size = _width(x.shape[1])
+    size = tile_width(x.shape[1])
     whole, rest = divmod(x.shape[1], size)
     if whole:
         carry = _repeated(whole, lambda i, carry: step(carry, i * size, size, size), carry)
@@ -138,58 +82,6 @@ def _tile(x: Array, order: Array, start: Array | int, width: int, size: int) -> 
         return jax.lax.dynamic_update_slice(tile, row, (i, jnp.int32(0)))
 
     return _repeated(order.shape[0], put, empty)
-
-
-def _flat(messages: Messages, point: PyTree) -> tuple[Array, ...]:
-    """A message as columns [1, d], padded as the messages are."""
-    leaves = messages.structure.flatten_up_to(point)
-    flat = [x.reshape(1, -1) for x in leaves]
-    return tuple(
-        jnp.pad(x, ((0, 0), (0, y.shape[1] - x.shape[1]))) for x, y in zip(flat, messages.columns, strict=True)
-    )
-
-
-def _message(messages: Messages, columns: list[Array]) -> PyTree:
-    """A message from columns [1, d']."""
-    if messages.mesh is not None:
-        columns = [everywhere(x, messages.mesh) for x in columns]
-    shaped = (x[0, : math.prod(s)].reshape(s) for x, s in zip(columns, messages.shapes, strict=True))
-    return messages.structure.unflatten(shaped)
-
-
-def columnwise(messages: Messages, rule: Callable, *by_message: Array) -> PyTree:
-    """A rule for each coordinate by itself.
-
-    Args:
-      rule: (values [places, d], *by_place [places]) -> [d], each result of its own column alone, whatever the order of
-        the rows; a place without a message holds zeros.
-      by_message: arrays [m], handed over by place; zeros where no message stands.
-
-    Returns: an update; leaves as the rule's.
-    """
-    places = messages.columns[0].shape[0]
-    by_place = [jnp.zeros(places, x.dtype).at[messages.order].set(x) for x in by_message]
-    work = lambda leaves, _, by_place: [rule(x, *by_place)[None] for x in leaves]  # noqa: E731
-    return _message(messages, _on_devices(messages, work, by_place, split=True))
-
-
-def one_message(messages: Messages, rank: Array) -> PyTree:
-    """The message of a rank [] in the order of ids, as it was sent."""
-    work = lambda leaves, _, place: [jax.lax.dynamic_slice_in_dim(x, place, 1) for x in leaves]  # noqa: E731
-    return _message(messages, _on_devices(messages, work, messages.order[rank], split=True))
-
-
-def peaks(messages: Messages) -> Array:
-    """[m] float32: the largest magnitude in each message; infinity where it holds NaN."""
-
-    def work(leaves, _, order):
-        sizes = [jnp.abs(x).astype(jnp.float32) for x in leaves]
-        found = reduce(jnp.maximum, [x.max(1, initial=0) for x in sizes])
-        lost = reduce(jnp.logical_or, [jnp.isnan(x).any(1) for x in sizes])  # XLA:CPU's maximum of rows drops NaN
-        found = jnp.where(lost, jnp.inf, found)
-        return (found if messages.mesh is None else jax.lax.pmax(found, AXIS))[order]
-
-    return _on_devices(messages, work, messages.order)
 
 
 def squared_distances(messages: Messages, point: PyTree | None = None) -> Array:
@@ -221,7 +113,7 @@ def inner_products(messages: Messages, point: PyTree) -> Array:
 
 def _summed(messages: Messages, point: PyTree | None, terms: Callable) -> Array:
     """[m] float32: the sums of `terms(rows, p)` over all coordinates: each tile's by halves, the tiles exactly."""
-    point = () if point is None else [x.astype(jnp.float32) for x in _flat(messages, point)]
+    point = () if point is None else [x.astype(jnp.float32) for x in as_columns(messages, point)]
 
     def work(leaves, point, order):
         zero, total = hidden_zero(leaves), exact.zeros(jax.ShapeDtypeStruct((leaves[0].shape[0],), jnp.float32))
@@ -246,7 +138,7 @@ def _summed(messages: Messages, point: PyTree | None, terms: Callable) -> Array:
             total = of_leaf(total, x, p)
         return exact.total(total if messages.mesh is None else exact.combine(total, AXIS))[order]
 
-    return _on_devices(messages, work, messages.order, columns=point)
+    return on_devices(messages, work, messages.order, columns=point)
 
 
 def weighted_sum(messages: Messages, coefficients: Array) -> PyTree:
@@ -282,7 +174,7 @@ def weighted_sum(messages: Messages, coefficients: Array) -> PyTree:
 
         return [of_leaf(x) for x in leaves]
 
-    return _message(messages, _on_devices(messages, work, messages.order, coefficients, split=True))
+    return as_message(messages, on_devices(messages, work, messages.order, coefficients, split=True))
 
 
 def weighted_mean(messages: Messages, weights: Array) -> PyTree:
@@ -311,7 +203,7 @@ def products(messages: Messages, scale: Array | None = None) -> Array:
             total = _over_tiles(x, tile, total)
         return exact.total(total if messages.mesh is None else exact.combine(total, AXIS))
 
-    return _on_devices(messages, work, messages.order, scale)
+    return on_devices(messages, work, messages.order, scale)
 
 
 def gaps(messages: Messages) -> Array:
@@ -360,20 +252,6 @@ def pooled(messages: Messages, members: Array, coefficients: Array) -> Messages:
     return _made(messages, members.shape[0], rows, members, coefficients)
 
 
-def with_message(messages: Messages, mask: Array, message: PyTree) -> Messages:
-    """With one message in the place of those that a mask [m] chooses.
-
-    Guarantees: tests/adversary/test_byzantine.py::test_attackers_are_replaced.
-    """
-
-    def work(leaves, new, order, mask):
-        at = jnp.zeros(leaves[0].shape[0], bool).at[order].set(mask)[:, None]
-        return [jnp.where(at, y.astype(x.dtype), x) for x, y in zip(leaves, new, strict=True)]
-
-    made = _on_devices(messages, work, messages.order, mask, columns=_flat(messages, message), split=True)
-    return dataclasses.replace(messages, columns=tuple(made))
-
-
 def weighted_rows(messages: Messages, factors: Array) -> Messages:
     """c_i u_i, each a new message; factors [m]."""
     zero = hidden_zero(factors)
@@ -395,5 +273,5 @@ def _made(messages: Messages, number: int, rows: Callable, *args: Array) -> Mess
 
         return [of_leaf(x) for x in leaves]
 
-    columns = _on_devices(messages, work, messages.order, *args, split=True)
+    columns = on_devices(messages, work, messages.order, *args, split=True)
     return dataclasses.replace(messages, columns=tuple(columns), order=jnp.arange(number, dtype=jnp.int32))

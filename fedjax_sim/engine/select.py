@@ -1,18 +1,10 @@
-"""Exact order statistics over clients by radix select: no sort, and no float comparison.
+"""Exact order statistics over clients, coordinate by coordinate, by radix select (`engine.radix`).
 
-The bits of a float, taken as an integer after flipping those of negative numbers, order as the floats do: -inf, ...,
--0.0, +0.0, ..., inf. The integer of the wanted rank is found from its highest bit down: a bit is set if no more than
-`rank` messages lie below the integer that this gives. Bits are found a byte at a time: messages that differ in a higher
-byte are first replaced by 0xFF (and the number of those that lie below is taken off the rank), so that each counting
-pass reads one byte a message and adds bytes (up to 255 messages a group), 64 at a time with AVX-512. Columns go in
-blocks that stay in the L2 cache. Every step is integer arithmetic on counts, so the order of the messages cannot change
-a bit of the result.
+Columns go in blocks that stay in the L2 cache. Sums are of integers, those with weights exact (`engine.exact`), so the
+order of the messages cannot change a bit of the result.
 
 Valid messages have to be finite. If they are not, infinities order at the ends and NaNs beyond them, by their sign.
 Messages that are not valid may hold anything.
-
-References: Knuth 1998, The Art of Computer Programming 3, section 5.2.5 (radix exchange); Alabi, Blanchard, Gordon and
-Steinbach 2012 (radix select on GPUs).
 """
 
 from __future__ import annotations
@@ -28,81 +20,14 @@ from fedjax_sim import validate
 from fedjax_sim.engine import exact
 from fedjax_sim.engine.barrier import hidden_zero, rounded_here
 from fedjax_sim.engine.digits import power_of_two
+from fedjax_sim.engine.radix import floats_of, ordered, radix_select
 from fedjax_sim.engine.rounding import divide
 from fedjax_sim.engine.target import target
 from fedjax_sim.types import Array
 
-__all__ = ["median", "order_statistic", "radix_select", "trimmed_mean"]
+__all__ = ["median", "order_statistic", "trimmed_mean"]
 
-UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
-_GROUP = 250  # messages that a byte can count
 _BLOCK_BYTES = 1 << 21  # messages x columns of a block, about an L2 cache; the best of 2^16 ... 2^22 measured
-
-
-# ---- ordered integers
-
-
-def _keys(x: Array) -> Array:
-    """Unsigned integers that order as the floats do."""
-    unsigned = UNSIGNED[x.dtype.itemsize]
-    top = unsigned(1 << (8 * x.dtype.itemsize - 1))
-    bits = jax.lax.bitcast_convert_type(x, unsigned)
-    return jnp.where(bits >= top, ~bits, bits | top)
-
-
-def _floats(keys: Array, dtype) -> Array:
-    top = keys.dtype.type(1 << (8 * keys.dtype.itemsize - 1))
-    return jax.lax.bitcast_convert_type(jnp.where(keys >= top, keys ^ top, ~keys), dtype)
-
-
-# ---- radix select
-
-
-def _grouped(x: Array, fill: int) -> Array:
-    """[m, ...] -> [groups, at most _GROUP, ...], padded with `fill`."""
-    groups = -(-x.shape[0] // _GROUP)
-    each = -(-x.shape[0] // groups)
-    pad = groups * each - x.shape[0]
-    if pad:
-        x = jnp.concatenate([x, jnp.full((pad, *x.shape[1:]), fill, x.dtype)])
-    return x.reshape(groups, each, *x.shape[1:])
-
-
-def radix_select(keys: Array, rank: Array, pool: Callable, weights: Array | None = None) -> tuple[Array, Array]:
-    """(the key of this rank, number of equal keys that rank before it).
-
-    Args:
-      keys: [m, B] unsigned integers; padding and absent messages are the largest integer.
-      rank: [r, B], or [1, 1] with a pool over everything.
-      pool: counts [g, r, B] -> [r, B] or [1, 1].
-      weights: [m] int32, how often each message counts; once by default.
-    """
-    bits = 8 * keys.dtype.itemsize
-    keys = _grouped(keys, (1 << bits) - 1) if weights is None else keys[None]
-
-    def of_rank(rank):
-        def below(messages, value):
-            smaller = messages < value[None, None]
-            if weights is not None:
-                return pool(jnp.where(smaller, weights[None, :, None], 0).sum(1, dtype=jnp.int32))
-            return pool(smaller.sum(1, dtype=jnp.uint8).astype(jnp.int32))
-
-        found = jnp.zeros(rank.shape, keys.dtype)
-        for shift in range(bits - 8, -1, -8):
-            messages = (keys >> shift).astype(jnp.uint8)
-            if shift < bits - 8:
-                messages = jnp.where((keys >> (shift + 8)) == found[None, None], messages, jnp.uint8(255))
-
-            def decide(i, byte, messages=messages, rank=rank):
-                higher = byte | (jnp.uint8(128) >> i.astype(jnp.uint8))
-                return jnp.where(below(messages, higher) <= rank, higher, byte)
-
-            byte = jax.lax.fori_loop(0, 8, decide, jnp.zeros(rank.shape, jnp.uint8))
-            rank = rank - below(messages, byte)
-            found = (found << (8 if bits > 8 else 0)) | byte.astype(keys.dtype)
-        return found, rank
-
-    return jax.lax.map(of_rank, rank) if rank.shape[0] > 1 else jax.tree.map(lambda x: x[None], of_rank(rank[0]))
 
 
 def _select(keys: Array, rank: Array, weights: Array | None = None) -> Array:
@@ -178,8 +103,8 @@ def order_statistic(values: Array, rank: Array | int, valid: Array | None = None
     shape = jnp.shape(values)[1:]
 
     def of_block(block, rank):
-        keys = _keys(block)
-        return _floats(_select(jnp.where(valid[:, None], keys, ~keys.dtype.type(0)), rank), block.dtype)
+        keys = ordered(block)
+        return floats_of(_select(jnp.where(valid[:, None], keys, ~keys.dtype.type(0)), rank), block.dtype)
 
     return _over_blocks(of_block, flat, (_rows(rank, shape, "rank"),), 1, flat.dtype).reshape(shape)
 
@@ -219,14 +144,14 @@ def median(values: Array, valid: Array | None = None, weights: Array | None = No
     count = (valid if weights is None else weights).sum(dtype=jnp.int32)
 
     def of_block(block):
-        keys = _keys(block)
+        keys = ordered(block)
         keys = jnp.where(valid[:, None], keys, ~keys.dtype.type(0))
         low = _select(keys, jnp.broadcast_to((count - 1) // 2, (1, block.shape[1])), weights)
         upto = _mass(keys <= low, weights)
         following = jnp.where(keys > low, keys, ~keys.dtype.type(0)).min(0, keepdims=True)
         high = jnp.where(upto > count // 2, low, following)
         half = jnp.asarray(0.5, block.dtype)
-        a, b = _floats(low, block.dtype), _floats(high, block.dtype)
+        a, b = floats_of(low, block.dtype), floats_of(high, block.dtype)
         halves = rounded_here((a * half, b * half), block)  # or compilers add first, which overflows
         mean = jnp.where(low == high, a, halves[0] + halves[1])
         return jnp.where(count > 0, mean, jnp.asarray(jnp.nan, block.dtype))
@@ -269,14 +194,14 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, w
     half = digits // 2  # so that a sum of half-words of 2^16 messages fits
 
     def of_block(block, trim):
-        keys = _keys(block)
+        keys = ordered(block)
         keys = jnp.where(valid[:, None], keys, ~keys.dtype.type(0))
         cuts = _select(keys, jnp.concatenate([trim, count - 1 - trim]), weights)
         low, high = cuts[:1], cuts[1:]
         inside = (keys > low) & (keys < high)
         copies_low = _mass(keys <= low, weights) - trim
         copies_high = count - trim - _mass(keys < high, weights)
-        ends = _floats(low, block.dtype).astype(wide), _floats(high, block.dtype).astype(wide)
+        ends = floats_of(low, block.dtype).astype(wide), floats_of(high, block.dtype).astype(wide)
         mean = plain if weights is None else weighted
         found = jnp.where(
             low == high, ends[0], mean(block, inside, ends, copies_low, jnp.where(low == high, 0, copies_high), trim)
