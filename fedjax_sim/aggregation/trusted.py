@@ -37,6 +37,7 @@ def fltrust(client: ClientUpdate, data: ClientData) -> Aggregator:
     References: Cao, Fang, Liu and Gong 2021, section 4 and algorithm 2.
     """
     validate.part("client", client, ClientUpdate)
+    validate.part("data", data, ClientData)
 
     def rule(key, round, cohort):
         own, _ = client.apply(stream(key, "server"), round.broadcast, client.init(round.broadcast), round.state)

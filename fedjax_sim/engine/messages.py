@@ -141,6 +141,8 @@ def _tile(x: Array, order: Array, start: Array | int, width: int, size: int) -> 
 def _flat(messages: Messages, point: PyTree) -> tuple[Array, ...]:
     """A message as columns [1, d], padded as the messages are."""
     leaves = messages.structure.flatten_up_to(point)
+    if (shapes := tuple(map(jnp.shape, leaves))) != messages.shapes:
+        validate.fail("message", f"leaves of shapes {messages.shapes}", shapes)
     flat = [x.reshape(1, -1) for x in leaves]
     return tuple(
         jnp.pad(x, ((0, 0), (0, y.shape[1] - x.shape[1]))) for x, y in zip(flat, messages.columns, strict=True)
