@@ -26,7 +26,7 @@ __all__ = [
 
 def _units(weights: Array) -> Array:
     """[m] int32: weights in units of 2^-30 of the least power of two above their sum, at least one where positive."""
-    total = jnp.maximum(engine.pairwise_sum(weights, (0,)), 2.0**-60)
+    total = jnp.maximum(engine.pairwise_sum(weights, (0,)), 2.0**-126)
     exponent = (jax.lax.bitcast_convert_type(total, jnp.int32) >> 23) - 127
     halves = [jax.lax.bitcast_convert_type((part + 127) << 23, jnp.float32) for part in _halved(29 - exponent)]
     units = jnp.round(weights * halves[0] * halves[1]).astype(jnp.int32)
@@ -174,11 +174,12 @@ def sign_majority(*, trust_weights: bool = False) -> Aggregator:
     """
 
     def init(update_spec, num_slots):
-        return exact.zeros((update_spec, jax.ShapeDtypeStruct((), jnp.float32)))
+        wide = lambda x: jax.ShapeDtypeStruct(x.shape, jnp.promote_types(x.dtype, jnp.float32))  # noqa: E731
+        return exact.zeros((jax.tree.map(wide, update_spec), jax.ShapeDtypeStruct((), jnp.float32)))
 
     def accumulate(key, round, carry, received):
         share = received.weights if trust_weights else (received.weights > 0).astype(jnp.float32)
-        vote = lambda x: jnp.sign(x) * share.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)  # noqa: E731
+        vote = lambda x: jnp.sign(x) * share.reshape(-1, *[1] * (x.ndim - 1))  # noqa: E731
         return exact.add(carry, (jax.tree.map(vote, received.updates), share))
 
     def finalize(key, round, carry):

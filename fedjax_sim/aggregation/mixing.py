@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, validate
-from fedjax_sim.aggregation.coordinate import more_than
+from fedjax_sim.aggregation.coordinate import enough, more_than
 from fedjax_sim.engine.messages import gaps, mixed, pooled, squared_distances, weighted_rows
 from fedjax_sim.engine.side_by_side import SideBySide, by_rule, checked
 from fedjax_sim.prng import stream
@@ -15,15 +15,20 @@ from fedjax_sim.types import Aggregator
 __all__ = ["adaptive_clipping", "bucketing", "nearest_neighbour_mixing"]
 
 
-def _around(aggregator: Aggregator, change, check=None, number=lambda num_slots: num_slots) -> Aggregator:
-    """`aggregator` of what `change(key, SideBySide) -> SideBySide` makes of a cohort: `number(m)` messages."""
+def _around(
+    aggregator: Aggregator, change, check=None, number=lambda num_slots: num_slots, least: int = 0
+) -> Aggregator:
+    """`aggregator` of what `change(key, SideBySide) -> SideBySide` makes of a cohort of at least `least`: `number(m)`
+    messages."""
     validate.part("aggregator", aggregator, Aggregator)
     if aggregator.rule is None:
         hint = "Rules such as median, trimmed_mean, krum and geometric_median do; sums gain nothing from it."
         validate.fail("aggregator", "one that sees all messages at once", "another", hint)
 
     def rule(key, round, cohort):
-        return aggregator.rule(stream(key, "rule"), round, change(stream(key, "pre_aggregation"), cohort))
+        changed = change(stream(key, "pre_aggregation"), cohort)
+        update, *rest = aggregator.rule(stream(key, "rule"), round, changed)
+        return enough(cohort, least, update), *rest
 
     facts = {"weighted": aggregator.weighted, "homogeneous": aggregator.homogeneous, "start": aggregator.start}
     return checked(by_rule(rule, check, **facts, metrics=aggregator.metrics), aggregator, number)
@@ -80,7 +85,7 @@ def nearest_neighbour_mixing(aggregator: Aggregator, num_byzantine: int) -> Aggr
       num_byzantine: f, the attackers in a cohort; 2 f < m.
 
     Returns: an Aggregator that holds all m messages, their mixtures, and m x m distances. Neighbours at equal distances
-    are taken by client id.
+    are taken by client id. Rounds with at most 2 f messages are skipped.
 
     Raises: ValueError for 2 f >= m, when the round is built; and for an aggregator that does not see all messages.
 
@@ -100,7 +105,7 @@ def nearest_neighbour_mixing(aggregator: Aggregator, num_byzantine: int) -> Aggr
         share = engine.divide(chosen.astype(jnp.float32), jnp.maximum(kept, 1).astype(jnp.float32))
         return cohort._replace(messages=mixed(cohort.messages, share))
 
-    return _around(aggregator, change, more_than(num_byzantine, 2))
+    return _around(aggregator, change, more_than(num_byzantine, 2), least=2 * num_byzantine + 1)
 
 
 def adaptive_clipping(aggregator: Aggregator, num_byzantine: int) -> Aggregator:

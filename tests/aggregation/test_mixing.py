@@ -69,6 +69,8 @@ def test_nearest_neighbour_mixing():
         np.testing.assert_allclose(got, np.median(mixtures, axis=0), rtol=1e-5, atol=1e-6)
         got, _ = applied(nearest_neighbour_mixing(krum(1, 2), f), X, there)
         assert np.isfinite(got).all()
+        few = np.arange(M) < 2 * f  # a message then has no m - f neighbours, and the mixtures were zero
+        assert f == 0 or np.isnan(applied(nearest_neighbour_mixing(median(), f), X, few)[0]).all()
 
 
 def test_adaptive_clipping():
