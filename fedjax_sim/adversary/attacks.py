@@ -79,6 +79,8 @@ def forged_weight(factor: float, attack: Alone | None = None) -> Alone:
       factor: positive, of its honest weight.
     """
     validate.positive("factor", factor)
+    if attack is not None:
+        validate.part("attack", attack, Alone)
 
     def send(key, update, weight):
         update, weight = (update, weight) if attack is None else attack.send(key, update, weight)
@@ -101,6 +103,9 @@ def alie(z: float | None = None) -> Together:
 
     References: Baruch, Baruch and Goldberg 2019, algorithm 3 and equation 1.
     """
+
+    if z is not None:
+        validate.in_range("z", z)
 
     def send(key, honest):
         n = honest.number + honest.attackers

@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.engine import exact
 from fedjax_sim.engine.messages import columnwise, one_message, peaks, with_message
-from fedjax_sim.engine.side_by_side import SideBySide, by_rule
+from fedjax_sim.engine.side_by_side import SideBySide, by_rule, checked
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Aggregator, Array, Metric, PyTree, Received, Round
 
@@ -71,8 +71,8 @@ def clients(ids: Sequence[int]) -> Callable:
     [True, False]
     """
     known = np.unique(np.asarray(ids))
-    if known.size == 0 or not np.issubdtype(known.dtype, np.integer) or known[0] < 0:
-        validate.fail("ids", "clients' ids, at least one", ids)
+    if known.size == 0 or not np.issubdtype(known.dtype, np.integer) or known[0] < 0 or known[-1] > validate.INT32_MAX:
+        validate.fail("ids", f"clients' ids in [0, {validate.INT32_MAX}], at least one", ids)
     table = jnp.asarray(known, jnp.int32)
 
     def who(key, ids):
@@ -112,7 +112,8 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
     Returns: an Aggregator. Its metrics are the given one's, `attackers_met` (messages from attackers that arrived), and
     `attackers_lost` (of these, what was not finite or too large, and counts as absent).
 
-    Raises: ValueError for an aggregator that hides single messages (a modular sum).
+    Raises: ValueError for an aggregator that hides single messages (a modular sum); when the round is built, for a
+      `who` that does not say yes or no for each id, for messages of another shape, and as the aggregator does.
 
     Guarantees: NumPy's messages under every rule (tests/adversary/test_byzantine.py::test_attackers_are_replaced);
     the same bits on two devices (::test_same_bits_on_two_devices); lost messages count as absent
@@ -123,6 +124,7 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
     validate.function("who", who, "key, ids")
     if aggregator.modulus is not None:
         validate.fail("aggregator", "a sum of numbers", "a modular sum", "Nobody sees single messages of that one.")
+    who = partial(_chosen, who)
     if isinstance(attack, Alone):
         made = _alone(aggregator, attack, who)
     elif isinstance(attack, Together) and aggregator.rule is None:
@@ -130,6 +132,20 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
     else:
         made = _side_by_side(aggregator, attack, who)
     return made._replace(sensitivity=None, metrics=(*aggregator.metrics, *METRICS), rule=None)
+
+
+def _chosen(who: Callable, key: Array, ids: Array) -> Array:
+    """[c] bool: what `who` says; anything else would be broadcast, or taken bit by bit."""
+    bad = jnp.asarray(who(key, ids))
+    if bad.shape != ids.shape or bad.dtype != bool:
+        validate.fail("who", f"a function that returns bool{list(ids.shape)}", f"{bad.dtype}{list(bad.shape)}")
+    return bad
+
+
+def _check_sent(sent: PyTree, wanted: PyTree) -> None:
+    shapes, expected = (jax.tree.map(jnp.shape, x) for x in (sent, wanted))
+    if shapes != expected:
+        validate.fail("attack.send", f"a message of shapes {expected}", shapes)
 
 
 def _sound(updates: PyTree, weights: Array) -> Array:
@@ -155,6 +171,7 @@ def _alone(aggregator: Aggregator, attack: Alone, who: Callable) -> Aggregator:
             engine.client_keys(stream(key, "attack"), received.ids), impl=jax.random.key_impl(key)
         )
         updates, weights = jax.vmap(attack.send)(keys, received.updates, received.weights)
+        _check_sent(updates, received.updates)
         sent = jax.tree.map(lambda x, y: x.astype(y.dtype), updates, received.updates)
         lost = bad & ~_sound(sent, weights)
         sent, weights = _kept(~lost, sent), jnp.where(lost, 0, weights)
@@ -200,6 +217,7 @@ def _together(aggregator: Aggregator, attack: Together, who: Callable) -> Aggreg
         attackers = (weights > 0).sum(dtype=jnp.int32)
         honest = _moments(total, squares, number, attackers)
         message = attack.send(stream(key, "attack"), honest)
+        _check_sent(message, total)
         order = jnp.argsort(weights == 0, stable=True).astype(jnp.int32)  # attackers first
         spec = jax.tree.map(lambda x, y: y.astype(x.dtype)[None], total, message)
 
@@ -250,7 +268,8 @@ def _side_by_side(aggregator: Aggregator, attack: Together | Omniscient, who: Ca
         found = {"attackers_met": bad.sum(dtype=jnp.int32), "attackers_lost": lost.sum(dtype=jnp.int32)}
         return update, metrics | found, *state
 
-    return by_rule(rule, start=aggregator.start, weighted=aggregator.weighted, homogeneous=aggregator.homogeneous)
+    facts = {"start": aggregator.start, "weighted": aggregator.weighted, "homogeneous": aggregator.homogeneous}
+    return checked(by_rule(rule, **facts), aggregator)
 
 
 def seen(cohort: SideBySide, bad: Array) -> Honest:

@@ -28,9 +28,11 @@ __all__ = [
 
 def _units(weights: Array) -> Array:
     """[m] int32: weights in units of 2^-30 of the least power of two above their sum, at least one where positive."""
-    total = jnp.maximum(engine.pairwise_sum(weights, (0,)), 2.0**-60)
+    total = jnp.maximum(engine.pairwise_sum(weights, (0,)), 2.0**-126)
     exponent = (jax.lax.bitcast_convert_type(total, jnp.int32) >> 23) - 127
-    units = jnp.round(weights * power_of_two(29 - exponent, jnp.float32)).astype(jnp.int32)
+    half = (29 - exponent) // 2  # two factors: one could be past float32's range
+    scale = [power_of_two(part, jnp.float32) for part in (half, 29 - exponent - half)]
+    units = jnp.round(weights * scale[0] * scale[1]).astype(jnp.int32)
     return jnp.where(weights > 0, jnp.maximum(units, 1), 0)
 
 
@@ -167,11 +169,14 @@ def sign_majority(*, trust_weights: bool = False) -> Aggregator:
     """
 
     def init(update_spec, num_slots):
-        return exact.zeros((update_spec, jax.ShapeDtypeStruct((), jnp.float32)))
+        wide = lambda x: jax.ShapeDtypeStruct(x.shape, jnp.promote_types(x.dtype, jnp.float32))  # noqa: E731
+        return exact.zeros((jax.tree.map(wide, update_spec), jax.ShapeDtypeStruct((), jnp.float32)))
 
     def accumulate(key, round, carry, received):
         share = received.weights if trust_weights else (received.weights > 0).astype(jnp.float32)
-        return exact.add(carry, (tree.scaled(jax.tree.map(jnp.sign, received.updates), share), share))
+        # Whole votes: a weight in a 16-bit message's dtype would be rounded.
+        votes = jax.tree.map(lambda x: jnp.sign(x).astype(jnp.promote_types(x.dtype, jnp.float32)), received.updates)
+        return exact.add(carry, (tree.scaled(votes, share), share))
 
     def finalize(key, round, carry):
         votes, total = exact.total(carry)

@@ -6,28 +6,33 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, validate
-from fedjax_sim.aggregation.coordinate import more_than
+from fedjax_sim.aggregation.coordinate import enough, more_than
 from fedjax_sim.aggregation.norms import shortening
 from fedjax_sim.engine.messages import gaps, mixed, pooled, squared_distances, weighted_rows
-from fedjax_sim.engine.side_by_side import SideBySide, by_rule
+from fedjax_sim.engine.side_by_side import SideBySide, by_rule, checked
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Aggregator
 
 __all__ = ["adaptive_clipping", "bucketing", "nearest_neighbour_mixing"]
 
 
-def _around(aggregator: Aggregator, change, check=None) -> Aggregator:
-    """`aggregator` of what `change(key, SideBySide) -> SideBySide` makes of a cohort."""
+def _around(
+    aggregator: Aggregator, change, check=None, number=lambda num_slots: num_slots, least: int = 0
+) -> Aggregator:
+    """`aggregator` of what `change(key, SideBySide) -> SideBySide` makes of a cohort of at least `least`: `number(m)`
+    messages."""
     validate.part("aggregator", aggregator, Aggregator)
     if aggregator.rule is None:
         hint = "Rules such as median, trimmed_mean, krum and geometric_median do; sums gain nothing from it."
         validate.fail("aggregator", "one that sees all messages at once", "another", hint)
 
     def rule(key, round, cohort):
-        return aggregator.rule(stream(key, "rule"), round, change(stream(key, "pre_aggregation"), cohort))
+        changed = change(stream(key, "pre_aggregation"), cohort)
+        update, *rest = aggregator.rule(stream(key, "rule"), round, changed)
+        return enough(cohort, least, update), *rest
 
     facts = {"weighted": aggregator.weighted, "homogeneous": aggregator.homogeneous, "start": aggregator.start}
-    return by_rule(rule, check, **facts, metrics=aggregator.metrics)
+    return checked(by_rule(rule, check, **facts, metrics=aggregator.metrics), aggregator, number)
 
 
 def bucketing(aggregator: Aggregator, bucket_size: int) -> Aggregator:
@@ -43,7 +48,8 @@ def bucketing(aggregator: Aggregator, bucket_size: int) -> Aggregator:
     Returns: an Aggregator that holds all m messages, and the buckets. A bucket weighs as much as its messages together;
     its mean is by their weights if the rule trusts them, else plain.
 
-    Raises: ValueError for an aggregator that does not see all messages at once.
+    Raises: ValueError for an aggregator that does not see all messages at once; when the round is built, for one that
+      is not defined for ceil(m / s) messages.
 
     Guarantees: NumPy's means of the buckets, each message in one (tests/aggregation/test_mixing.py::test_bucketing).
 
@@ -69,7 +75,7 @@ def bucketing(aggregator: Aggregator, bucket_size: int) -> Aggregator:
         ids = jnp.where(there, jnp.arange(most, dtype=jnp.int32), -1)
         return SideBySide(means, jnp.where(there, total, 0), ids, buckets)
 
-    return _around(aggregator, change)
+    return _around(aggregator, change, number=lambda num_slots: -(-num_slots // bucket_size))
 
 
 def nearest_neighbour_mixing(aggregator: Aggregator, num_byzantine: int) -> Aggregator:
@@ -80,7 +86,7 @@ def nearest_neighbour_mixing(aggregator: Aggregator, num_byzantine: int) -> Aggr
       num_byzantine: f, the attackers in a cohort; 2 f < m.
 
     Returns: an Aggregator that holds all m messages, their mixtures, and m x m distances. Neighbours at equal distances
-    are taken by client id.
+    are taken by client id. Rounds with at most 2 f messages are skipped.
 
     Raises: ValueError for 2 f >= m, when the round is built; and for an aggregator that does not see all messages.
 
@@ -100,7 +106,7 @@ def nearest_neighbour_mixing(aggregator: Aggregator, num_byzantine: int) -> Aggr
         share = engine.divide(chosen.astype(jnp.float32), jnp.maximum(kept, 1).astype(jnp.float32))
         return cohort._replace(messages=mixed(cohort.messages, share))
 
-    return _around(aggregator, change, more_than(num_byzantine, 2))
+    return _around(aggregator, change, more_than(num_byzantine, 2), least=2 * num_byzantine + 1)
 
 
 def adaptive_clipping(aggregator: Aggregator, num_byzantine: int) -> Aggregator:

@@ -37,6 +37,7 @@ def fltrust(client: ClientUpdate, data: ClientData) -> Aggregator:
     References: Cao, Fang, Liu and Gong 2021, section 4 and algorithm 2.
     """
     validate.part("client", client, ClientUpdate)
+    validate.part("data", data, ClientData)
 
     def rule(key, round, cohort):
         own, _ = client.apply(stream(key, "server"), round.broadcast, client.init(round.broadcast), round.state)
@@ -63,7 +64,8 @@ def foolsgold(population_size: int, *, confidence: float = 1.0) -> Aggregator:
     and another one's in the cohort; where the other has more such company, it is pardoned in part.
 
     Args:
-      population_size: N; memory is N times the model, so it is for cross-silo.
+      population_size: N; memory is N times the model, so it is for cross-silo. A round with a client past it is
+        skipped.
       confidence: positive, of the logit that spreads weights between 0 and 1 (the paper's kappa).
 
     Returns: an Aggregator with state (a sum for each client). Weights are not looked at; the mean of the messages by
@@ -81,7 +83,8 @@ def foolsgold(population_size: int, *, confidence: float = 1.0) -> Aggregator:
         at = jnp.where(there, ids, population_size)  # past the end: dropped
         sums = jax.tree.map(lambda h, x: h.at[at].add(x.astype(h.dtype), mode="drop"), round.state, updates)
         own = tree.take(sums, jnp.where(there, ids, 0))
-        alike = jnp.where(there[:, None] & there[None] & ~jnp.eye(ids.size, dtype=bool), _cosines(own), -jnp.inf)
+        others = there[:, None] & there[None] & (ids[:, None] != ids[None])  # a client may be drawn twice
+        alike = jnp.where(others, _cosines(own), -jnp.inf)
         most = jnp.where(there, alike.max(1), 0)
         # Pardon: the one with less company keeps the part that its largest cosine is of the other's.
         pardoned = jnp.where(most[None] > most[:, None], engine.divide(most[:, None], _nonzero(most[None])), 1)
@@ -91,7 +94,8 @@ def foolsgold(population_size: int, *, confidence: float = 1.0) -> Aggregator:
         share = jnp.minimum(share, 0.99)
         odds = confidence * (jnp.log(engine.divide(share, 1 - share)) + 0.5)
         share = jnp.where(there, jnp.clip(odds, 0, 1), 0)
-        return weighted_mean(updates, share), sums
+        beyond = (there & (ids >= population_size)).any()
+        return jax.tree.map(lambda x: jnp.where(beyond, jnp.nan, x), weighted_mean(updates, share)), sums
 
     def start(update_spec):
         return jax.tree.map(lambda x: jnp.zeros((population_size, *x.shape), jnp.float32), update_spec)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from fedjax_sim import validate
 from fedjax_sim.engine.rows import AXIS, Rows, everywhere
 from fedjax_sim.types import Array, PyTree
 
@@ -103,6 +104,8 @@ def on_devices(messages: Messages, work: Callable, *args: PyTree, columns: tuple
 def as_columns(messages: Messages, point: PyTree) -> tuple[Array, ...]:
     """A message as columns [1, d], padded as the messages are."""
     leaves = messages.structure.flatten_up_to(point)
+    if (shapes := tuple(map(jnp.shape, leaves))) != messages.shapes:
+        validate.fail("message", f"leaves of shapes {messages.shapes}", shapes)
     flat = [x.reshape(1, -1) for x in leaves]
     return tuple(
         jnp.pad(x, ((0, 0), (0, y.shape[1] - x.shape[1]))) for x, y in zip(flat, messages.columns, strict=True)

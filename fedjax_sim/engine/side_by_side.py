@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -13,7 +14,7 @@ from fedjax_sim.engine.messages import Messages, messages_of
 from fedjax_sim.engine.rows import all_rows, buffer, fill
 from fedjax_sim.types import Aggregator, Array
 
-__all__ = ["SideBySide", "by_rule"]
+__all__ = ["SideBySide", "by_rule", "checked"]
 
 
 class SideBySide(NamedTuple):
@@ -62,3 +63,16 @@ def by_rule(rule: Callable, check: Callable | None = None, *, start: Callable | 
         return rule(key, round, SideBySide(messages, weights, ids, (~absent).sum(dtype=jnp.int32)))
 
     return Aggregator(init, accumulate, finalize, start=start, rule=rule, **facts)
+
+
+def checked(wrapper: Aggregator, inner: Aggregator, number: Callable = lambda num_slots: num_slots) -> Aggregator:
+    """A wrapper that refuses the cohorts that `inner` refuses, which meets `number(num_slots)` messages of them.
+
+    Guarantees: tests/aggregation/test_mixing.py::test_wrappers_refuse_what_their_rule_refuses.
+    """
+
+    def init(update_spec, num_slots):
+        jax.eval_shape(partial(inner.init, update_spec, number(num_slots)))
+        return wrapper.init(update_spec, num_slots)
+
+    return wrapper._replace(init=init)

@@ -107,9 +107,15 @@ class Robustness(NamedTuple):
     median: float
 
     def mixed(self, cohort_size: int, num_byzantine: int) -> Robustness:
-        """The bounds behind nearest-neighbour mixing: 8 f / (m - f) (1 + kappa)."""
+        """The bounds behind nearest-neighbour mixing, 2 f < m: 8 f / (m - f) (1 + kappa)."""
+        _minority(cohort_size, num_byzantine)
         factor = 8 * num_byzantine / (cohort_size - num_byzantine)
         return Robustness(self.least, *(factor * (1 + x) for x in self[1:]))
+
+
+def _minority(cohort_size: int, num_byzantine: int) -> None:
+    validate.integer("cohort_size", cohort_size)
+    validate.integer("num_byzantine", num_byzantine, 0, (cohort_size - 1) // 2, hint="2 f < m.")
 
 
 def robustness_coefficients(cohort_size: int, num_byzantine: int) -> Robustness:
@@ -126,8 +132,7 @@ def robustness_coefficients(cohort_size: int, num_byzantine: int) -> Robustness:
     >>> robustness_coefficients(10, 2).least
     0.3333333333333333
     """
-    validate.integer("cohort_size", cohort_size)
-    validate.integer("num_byzantine", num_byzantine, 0, (cohort_size - 1) // 2, hint="2 f < m.")
+    _minority(cohort_size, num_byzantine)
     ratio = num_byzantine / (cohort_size - 2 * num_byzantine)
     return Robustness(ratio, 6 * ratio * (1 + ratio), 6 * (1 + ratio), 4 * (1 + ratio) ** 2, 4 * (1 + ratio) ** 2)
 

@@ -129,5 +129,33 @@ def test_what_is_refused():
         adversary.clients([-1])
     with pytest.raises(ValueError, match="share: expected"):
         adversary.share_of_clients(1.5)
+    with pytest.raises(ValueError, match="ids: expected clients' ids"):
+        adversary.clients([2**32 + 3])  # would be client 3
+    with pytest.raises(ValueError, match="z: expected a finite number, got nan"):
+        adversary.alie(float("nan"))
+    with pytest.raises(TypeError, match="attack: expected an Alone, got 'Together'"):
+        adversary.forged_weight(2.0, adversary.alie())
     made = adversary.corrupted(aggregation.fixed_mean(3.0), adversary.sign_flip(), adversary.clients([1]))
     assert made.sensitivity is None and made.rule is None
+
+
+@pytest.mark.parametrize("rule", [aggregation.mean(), aggregation.median()], ids=["mean", "median"])
+def test_attackers_and_messages_of_another_shape_are_refused(rule):
+    """Catches a number for each client that is broadcast along coordinates, a `who` for everybody, and numbers whose
+    bits are taken for yes and no: NaN was then a message."""
+    some = adversary.clients(BAD)
+    answers = (lambda ids: jnp.array(True), lambda ids: (ids < 2).astype(jnp.int32), lambda ids: jnp.ones(1, bool))
+    for answer in answers:
+        who = lambda key, ids, answer=answer: answer(ids)  # noqa: E731
+        for attack in (adversary.sign_flip(), adversary.alie(), adversary.mimic()):
+            with pytest.raises(ValueError, match="who: expected a function that returns bool"):
+                applied(adversary.corrupted(rule, attack, who), X, WEIGHTS, ids=IDS)
+    short = (
+        adversary.Alone(lambda key, update, weight: (update[0], weight)),
+        adversary.Alone(lambda key, update, weight: (update[:1], weight)),
+        adversary.Together(lambda key, honest: honest.mean[:1]),
+        adversary.Together(lambda key, honest: jnp.float32(7)),
+    )
+    for attack in short:
+        with pytest.raises(ValueError, match=r"expected .* of shapes"):
+            applied(adversary.corrupted(rule, attack, some), X, WEIGHTS, ids=IDS)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_sim import adversary
 from fedjax_sim.aggregation import (
     adaptive_clipping,
     bucketing,
@@ -68,6 +69,8 @@ def test_nearest_neighbour_mixing():
         np.testing.assert_allclose(got, np.median(mixtures, axis=0), rtol=1e-5, atol=1e-6)
         got, _ = applied(nearest_neighbour_mixing(krum(1, 2), f), X, there)
         assert np.isfinite(got).all()
+        few = np.arange(M) < 2 * f  # a message then has no m - f neighbours, and the mixtures were zero
+        assert f == 0 or np.isnan(applied(nearest_neighbour_mixing(median(), f), X, few)[0]).all()
 
 
 def test_adaptive_clipping():
@@ -91,3 +94,12 @@ def test_wrappers_wrap():
         bucketing(mean(), 2)
     with pytest.raises(ValueError, match=r"num_byzantine: expected an integer in \[0, 5\], got 6"):
         applied(nearest_neighbour_mixing(median(), 6), X)
+
+
+def test_wrappers_refuse_what_their_rule_refuses():
+    """Catches a federation of which every round is skipped: Krum withstands 1 of the 6 messages that it sees, not 2."""
+    corrupted = adversary.corrupted(krum(5), adversary.mimic(), adversary.clients([1]))
+    for made, most in ((bucketing(krum(2), 2), 1), (adaptive_clipping(krum(5), 1), 4), (corrupted, 4)):
+        with pytest.raises(ValueError, match=rf"num_byzantine: expected an integer in \[0, {most}\], got"):
+            applied(made, X)
+    assert np.isfinite(applied(bucketing(krum(1), 2), X)[0]).all()

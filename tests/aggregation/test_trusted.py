@@ -90,3 +90,16 @@ def test_foolsgold():
         np.testing.assert_allclose(got["w"], share @ x[there] / share.sum(), rtol=2e-3, atol=2e-4)
         if (ids[there] < 4).sum() > 1:
             assert share[ids[there] < 4].max() < 0.2
+
+
+def test_a_client_that_is_drawn_twice_is_no_sybil_of_itself():
+    """Sampling with replacement. Catches a client that loses its weight for being like itself."""
+    x, state = RNG.normal(size=(5, D)).astype(np.float32), {"w": jnp.zeros((9, D))}
+    ids = np.array([3, 3, 0, 5, 7])
+    got, _, _ = applied(foolsgold(9), {"w": x}, round=round_of(state), ids=ids)
+    beyond = applied(foolsgold(7), {"w": x}, round=round_of({"w": jnp.zeros((7, D))}), ids=ids)[0]
+    assert np.isnan(beyond["w"]).all()  # client 7 of 7 has no sum: another one's would stand for it
+    sums = np.stack([x[0] + x[1], *x[2:]]).astype(np.float64)
+    share = numpy_foolsgold(sums)[[0, 0, 1, 2, 3]]
+    assert share[0] > 0
+    np.testing.assert_allclose(got["w"], share @ x / share.sum(), rtol=2e-3, atol=2e-4)

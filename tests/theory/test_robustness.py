@@ -58,6 +58,8 @@ def test_coefficients_bound_attackers():
     assert known.least < min(known[1:])
     with pytest.raises(ValueError, match=r"num_byzantine: expected an integer in \[0, 4\], got 5. 2 f < m."):
         theory.robustness_coefficients(10, 5)
+    with pytest.raises(ValueError, match=r"num_byzantine: expected an integer in \[0, 0\], got 5. 2 f < m."):
+        known.mixed(2, 5)  # else a bound below zero
 
 
 def test_efficiencies():
