@@ -18,6 +18,8 @@ from fedjax_sim.aggregation.linear import (
 from fedjax_sim.aggregation.mixing import adaptive_clipping, bucketing, nearest_neighbour_mixing
 from fedjax_sim.aggregation.modular import modular_sum
 from fedjax_sim.aggregation.norms import norm_bounding
+from fedjax_sim.aggregation.secure import secure_sum
+from fedjax_sim.aggregation.secure_cost import secure_sum_cost
 from fedjax_sim.aggregation.trusted import fltrust, foolsgold
 
 __all__ = [
@@ -44,6 +46,8 @@ __all__ = [
     "modular_sum",
     "nearest_neighbour_mixing",
     "norm_bounding",
+    "secure_sum",
+    "secure_sum_cost",
     "sign_majority",
     "total",
     "trimmed_mean",

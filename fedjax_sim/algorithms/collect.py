@@ -123,14 +123,19 @@ def collect(star: Star, key: Array, cohort: Cohort, state: FederatedState, popul
 
 
 def seen(star: Star, key: Array, cohort: Cohort, state: FederatedState, population: Population) -> Observed:
-    """`Observed` of a cohort: `collect` with an aggregator that keeps every message as it arrives.
+    """`Observed` of a cohort: `collect` with an aggregator that keeps every message, and what the server sees of them.
 
     Args and Raises: as for `collect`.
 
     Guarantees: tests/algorithms/test_round.py::test_observe_is_the_round.
     """
     gathered = collect(star._replace(aggregator=_everything(star)), key, cohort, state, population)
-    updates, weights = engine.all_rows(gathered.carry, jnp.arange(cohort.ids.shape[0], dtype=jnp.int32))
+    slots = jnp.arange(cohort.ids.shape[0], dtype=jnp.int32)
+    updates, weights = engine.all_rows(gathered.carry, slots)
+    if star.aggregator.view is not None:
+        round = Round(*cohort, gathered.broadcast, state.aggregator)
+        received = Received(updates, weights, cohort.ids, slots)
+        updates, weights = star.aggregator.view(stream(key, "aggregation"), round, received)
     return Observed(gathered.broadcast, updates, weights, cohort.ids)
 
 

@@ -26,6 +26,15 @@ def check_parts(sampler: Sampler, client: ClientUpdate, transform: UpdateTransfo
         hint = "Divide by a number fixed beforehand: aggregation.fixed_mean(m), with uniform weights."
         rule = "one whose result a client moves by a bounded amount, for the transform has noise"
         validate.fail("aggregator", rule, "one without a sensitivity", hint)
+    if noise is not None and noise.place == "distributed" and aggregator.least is not None:
+        shares = noise.named_details.get("cohort_size", sampler.num_slots)
+        if aggregator.least < shares:
+            hint = (
+                f"The noise is shared among {shares}: min_messages={shares}, or a mechanism for fewer (`cohort_size`)."
+            )
+            validate.fail(
+                "aggregator.least", "no sum of fewer messages than the noise has shares", aggregator.least, hint
+            )
     if aggregator.design is not None and aggregator.design != design:
         hint = "Its weights are for other cohorts: pass the `design` of the sampler with all its wrappers."
         validate.fail("aggregator.design", f"the sampler's, {design}", aggregator.design, hint)
@@ -61,7 +70,8 @@ def _check_integers(sampler: Sampler, transform: UpdateTransform, aggregator: Ag
             validate.fail("transform", "integers for a modular sum", "a transform that sends floats", hint)
         most = sampler.num_slots * max(abs(x) for x in sent)
         if 2 * most >= aggregator.modulus:
-            hint = f"{sampler.num_slots} messages reach {most}: fewer bits, fewer clients or a larger modulus."
+            needed = f"modulus_bits={(2 * most).bit_length()}"
+            hint = f"{sampler.num_slots} messages reach {most}: {needed}, fewer bits a message, or fewer clients."
             validate.fail("aggregator.modulus", f"more than {2 * most}, or sums would wrap", aggregator.modulus, hint)
     elif sent is not None and max(abs(x) for x in sent) > LARGEST_INTEGER:
         hint = "Sums are float32: use aggregation.modular_sum, or a coarser grid."

@@ -76,12 +76,17 @@ def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Pla
 
 
 def wires(star: Star, broadcast: PyTree, population: Population) -> tuple[Wire, Wire]:
-    """The sizes of one message (after the transform) and of one broadcast; arguments as for `message_spec`.
+    """The sizes of one message (after the transform, and as the aggregator has it sent) and of one broadcast.
+
+    Arguments as for `message_spec`.
 
     Guarantees: a round's bytes are these times the messages
     (tests/sampling/test_participation.py::test_late_messages_are_counted).
     """
-    up = wire_of(star.transform, message_spec(star, broadcast, population))
+    update = message_spec(star, broadcast, population)
+    up = wire_of(star.transform, update)
+    if star.aggregator.wire is not None:
+        up = star.aggregator.wire(update, up, star.sampler.num_slots)
     return up, (plain_wire if star.server.wire is None else star.server.wire)(broadcast)
 
 

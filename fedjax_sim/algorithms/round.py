@@ -218,8 +218,8 @@ def observe(algorithm: Algorithm, key: Array, state: PyTree, population: Populat
       key: of that round; `run` gives round t the key fold_in(key, t), so replay with that one.
       state: before the round.
 
-    Returns: `Observed`: the broadcast, the messages as they arrived [m, ...], their weights, and the clients' ids. The
-    messages are shown even where the aggregator hides single ones from the server, as a modular sum does.
+    Returns: `Observed`: the broadcast, the messages as they arrived [m, ...], their weights, and the clients' ids.
+    Under `secure_sum` they are masked; a plain `modular_sum` only states how integers are added, so they are shown.
 
     Raises: ValueError for an algorithm that has no `observe` of its own.
 

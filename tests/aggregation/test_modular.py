@@ -28,7 +28,7 @@ def aggregate(aggregator, messages, weights):
     return run(jax.tree.map(jnp.asarray, messages), jnp.asarray(weights, jnp.float32))
 
 
-@pytest.mark.parametrize("bits", [2, 9, 20, 31, 32])
+@pytest.mark.parametrize("bits", [2, 9, 20, 31, 32, 33, 50, 64])
 def test_sums_are_exact(bits):
     """Against Python's integers modulo 2^bits, messages over the whole of int32, so that partial sums wrap many times.
 
@@ -44,7 +44,21 @@ def test_sums_are_exact(bits):
         weights,
     )
     assert found["a"].dtype == jnp.float32 and float(metrics["total_weight"]) == 20
-    assert np.asarray(found["a"]).tolist() == np.float32(true).tolist() and float(found["b"]) == np.float32(true[0])
+    for got, x in zip([*np.asarray(found["a"]).tolist(), float(found["b"])], [*true, true[0]], strict=True):
+        assert got == np.float32(x) if bits <= 32 else abs(got - x) <= abs(x) * 2.0**-22
+
+
+def test_sums_in_a_prime_field_are_exact():
+    """Against Python's integers modulo 2^31 - 1, lifted; and means over those who are there."""
+    messages = RNG.integers(-(2**30), 2**30, (30, 8))
+    weights = np.arange(30) % 3
+    q = 2**31 - 1
+    true = np.float32([(int(x) + q // 2) % q - q // 2 for x in messages[weights > 0].sum(0)])
+    found, _ = aggregate(aggregation.modular_sum(1.0, prime=True), np.int32(messages), weights)
+    assert found.tolist() == true.tolist()
+    found, _ = aggregate(aggregation.modular_sum(None, prime=True), np.int32(messages), weights)
+    np.testing.assert_allclose(found, true / 20, rtol=1e-6)
+    assert aggregation.modular_sum(None).sensitivity is None
 
 
 def test_small_sums_survive_wrapping():
@@ -76,13 +90,17 @@ def test_facts():
     assert aggregation.modular_sum(1.0).modulus == 2**32
 
 
-@pytest.mark.parametrize("bits", [1, 33, 16.0, True])
+@pytest.mark.parametrize("bits", [1, 65, 16.0, True])
 def test_wrong_options_are_refused(bits):
-    """Catches rings that 32 bits do not hold."""
+    """Catches rings that two words do not hold, and two moduli at once."""
     with pytest.raises((ValueError, TypeError), match="modulus_bits: expected"):
         aggregation.modular_sum(1.0, modulus_bits=bits)
     with pytest.raises(ValueError, match="denominator: expected"):
         aggregation.modular_sum(0.0)
+    with pytest.raises(ValueError, match="modulus_bits: expected none beside prime=True"):
+        aggregation.modular_sum(1.0, modulus_bits=31, prime=True)
+    with pytest.raises(TypeError, match="prime: expected True or False"):
+        aggregation.modular_sum(1.0, prime=1)
 
 
 def test_parts_of_messages_are_refused():

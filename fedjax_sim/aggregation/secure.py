@@ -1,0 +1,236 @@
+"""Secure aggregation: the server gets the sum of the messages of those who stay, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import prng, validate
+from fedjax_sim.aggregation.modular import ModularSum, ring_of
+from fedjax_sim.aggregation.secure_cost import secure_sum_cost
+from fedjax_sim.aggregation.secure_masks import circle, masked, unmasked
+from fedjax_sim.tree import num_values
+from fedjax_sim.types import Aggregator, Array, Metric, Wire
+
+__all__ = ["STEPS", "Stages", "secure_sum", "stages_of"]
+
+STEPS = ("advertise", "share", "upload", "unmask")
+
+
+class Stages(NamedTuple):
+    """Who is left after the steps of the protocol; each within the one before. [m] bool."""
+
+    shared: Array  # keys and shares of both secrets
+    uploaded: Array  # the masked message
+    answered: Array  # the shares that the server asks for
+
+
+def secure_sum(
+    aggregator: Aggregator,
+    threshold: int,
+    *,
+    neighbours: int | None = None,
+    dropout: float | Sequence[float] = 0.0,
+    min_messages: int | None = None,
+    masks: bool = False,
+) -> Aggregator:
+    """A modular sum by masked messages, for an honest-but-curious server, with clients that leave at every step.
+
+    Each client adds to its message a mask of its own and one for each neighbour, which that one subtracts. It gives its
+    neighbours shares of its secrets. Of each client that uploaded, the server is sent shares of its own mask's seed; of
+    each that left before, shares of its key; with `threshold` of them it can take all masks off the sum. With fewer, or
+    with fewer than `min_messages` messages, the round is aborted: it is skipped, and all that anyone learns is that too
+    few were left.
+
+    Clients of the cohort that do not report, and those whose message is not finite, leave before they advertise keys,
+    and before they upload.
+
+    Args:
+      aggregator: a `modular_sum`. Its modulus is that of the masks.
+      threshold: t, the shares that open a secret; in [1, m] on the complete graph, where a client holds a share of its
+        own secrets too, and in [1, neighbours] else. Fewer than t colluding holders learn nothing.
+      neighbours: k, even, of each client on a random circle (Bell et al.); None: all clients of the cohort (Bonawitz et
+        al.).
+      dropout: the probability in [0, 1] that a client leaves before a step, for all four steps (advertise keys, share
+        secrets, upload, unmask), or one for each.
+      min_messages: the least number of messages in a sum; by default the threshold. A distributed noise must be shared
+        among no more than these (`cohort_size` of its mechanism).
+      masks: draw every mask in the round, add it, and take it off again by what the shares open; for m clients with h
+        holders each that is m (h + 1) d random words. False: masks cancel, so they are not drawn; who leaves, what is
+        opened, and the sum, are the same integers.
+
+    Returns: an Aggregator with the metrics `aborted_rounds` and `secure_dropouts`, the clients that left during the
+    protocol after they had a message to send. `observe` shows masked messages, leaves [m, words, ...] uint32. Bytes
+    are those of a ring's element a number, keys and shares.
+
+    Raises: ValueError for an aggregator that is no `modular_sum`, a threshold past the number of holders (when the
+    round is built), and an odd number of neighbours.
+
+    Guarantees: bit for bit the plain modular sum of those who uploaded, for every set of survivors and every dropout at
+    every step, with masks drawn or not; an abort below the threshold, and no number
+    (tests/aggregation/test_secure.py); never both secrets of a client (::test_never_both_secrets); masked messages are
+    uniform on the ring (tests/aggregation/test_secure_masks.py).
+
+    References: Bonawitz et al. 2017, section 4 and figure 4; Bell, Bonawitz, Gascon, Lepoint and Raykova 2020.
+
+    >>> from fedjax_sim.aggregation import modular_sum
+    >>> made = secure_sum(modular_sum(10.0, modulus_bits=20), 6, dropout=0.1)
+    >>> made.modulus, made.sensitivity, made.least
+    (1048576, 0.1, 6)
+    """
+    cumulative, least = _checked(aggregator, threshold, neighbours, dropout, min_messages, masks)
+    ring = ring_of(aggregator)
+
+    def init(update_spec, num_slots):
+        _check_size(threshold, neighbours, least, num_slots)
+        carry = aggregator.init(update_spec, num_slots)
+        if not isinstance(carry, ModularSum):
+            validate.fail("aggregator", "a modular_sum itself", "one around it", "Wrap the secure sum instead.")
+        if masks:
+            words = lambda x: jnp.zeros((ring.words, ring.num_lanes // ring.words, *x.shape), jnp.uint32)  # noqa: E731
+            carry = carry._replace(lanes=jax.tree.map(words, update_spec))
+        return {"sum": carry, "uploaded": jnp.zeros(num_slots, jnp.int32)}
+
+    def uploads(key, received, num_slots):
+        """[c] bool: whose message comes, and their slots, m for the others."""
+        here = (received.weights > 0) & (_left(key, received.slots, cumulative) > 2)
+        return here, jnp.where(here, received.slots, num_slots)
+
+    def accumulate(key, round, carry, received):
+        num_slots = carry["uploaded"].shape[0]
+        here, slots = uploads(key, received, num_slots)
+        came = carry["uploaded"].at[slots].add(1, mode="drop")
+        received = received._replace(weights=jnp.where(here, received.weights, 0))
+        if not masks:
+            return {"sum": aggregator.accumulate(key, round, carry["sum"], received), "uploaded": came}
+        graph, shared = circle(key, num_slots, neighbours), _shared(key, round.reported, cumulative)
+        sent = masked(ring, key, graph, shared, jnp.minimum(received.slots, num_slots - 1), received.updates)
+        lanes = jax.tree.map(lambda x, old: old + _lanes(ring, x, here), sent, carry["sum"].lanes)
+        return {
+            "sum": ModularSum(lanes, carry["sum"].messages + here.sum(dtype=jnp.int32)),
+            "uploaded": came,
+        }
+
+    def finalize(key, round, carry):
+        uploaded = carry["uploaded"] > 0
+        graph = circle(key, uploaded.shape[0], neighbours)
+        stages = stages_of(key, round.reported, uploaded, cumulative)
+        total = carry["sum"]
+        if masks:
+            gathered = jax.tree.map(lambda x: _words(ring, x), total.lanes)
+            opened = unmasked(ring, key, graph, stages, threshold, gathered)
+            total = total._replace(lanes=jax.tree.map(lambda x: jnp.stack(ring.lanes(tuple(x))), opened))
+        aborted = _aborted(graph, stages, threshold, least)
+        update, metrics = aggregator.finalize(key, round, total)
+        update = jax.tree.map(lambda x: jnp.where(aborted, jnp.nan, x), update)
+        left = (round.reported.sum(dtype=jnp.int32) - uploaded.sum(dtype=jnp.int32)).astype(jnp.float32)
+        return update, metrics | {"aborted_rounds": aborted.astype(jnp.int32), "secure_dropouts": left}
+
+    def view(key, round, received):
+        num_slots = round.reported.shape[0]
+        here, _ = uploads(key, received, num_slots)
+        graph, shared = circle(key, num_slots, neighbours), _shared(key, round.reported, cumulative)
+        sent = masked(ring, key, graph, shared, received.slots, received.updates)
+        sent = jax.tree.map(lambda x: jnp.where(here.reshape(-1, *[1] * (x.ndim - 1)), x, 0), sent)
+        return sent, jnp.where(here, received.weights, 0)
+
+    def wire(update_spec, wire, num_slots):
+        values = num_values(update_spec)
+        cost = secure_sum_cost(num_slots, values, ring.bits, neighbours=neighbours)
+        return Wire(values, values * ring.bits, cost.client_up_bits - values * ring.bits)
+
+    stated = (
+        Metric("aborted_rounds", "secure sums aborted", "count"),
+        Metric("secure_dropouts", "clients that left during secure aggregation", "count"),
+    )
+    return aggregator._replace(
+        init=init,
+        accumulate=accumulate,
+        finalize=finalize,
+        metrics=aggregator.metrics + stated,
+        least=least,
+        view=view,
+        wire=wire,
+    )
+
+
+def stages_of(key: Array, reported: Array, uploaded: Array, cumulative: np.ndarray) -> Stages:
+    """`Stages` of a round, by each slot's own draw.
+
+    Guarantees: each step is left with its probability
+    (tests/aggregation/test_secure.py::test_clients_leave_with_the_stated_probability).
+    """
+    left = _left(key, jnp.arange(reported.shape[0], dtype=jnp.int32), cumulative)
+    return Stages(reported & (left > 1), uploaded, uploaded & (left > 3))
+
+
+def _left(key: Array, slots: Array, cumulative: np.ndarray) -> Array:
+    """[c] int32: the step before which a slot leaves; 4 = it stays."""
+    key = prng.stream(key, "secure_dropout")
+    drawn = jax.vmap(lambda slot: jax.random.uniform(jax.random.fold_in(key, slot)))(slots)
+    return (drawn[:, None] >= jnp.asarray(cumulative, jnp.float32)[None]).sum(1, dtype=jnp.int32)
+
+
+def _shared(key: Array, reported: Array, cumulative: np.ndarray) -> Array:
+    return stages_of(key, reported, reported, cumulative).shared
+
+
+def _aborted(graph, stages: Stages, threshold: int, least: int) -> Array:
+    """[] bool: whether a secret that the server needs stays closed, or too few messages came."""
+    neighbour_came = graph.holders(stages.uploaded) > 0
+    needed = stages.uploaded | (stages.shared & neighbour_came)
+    closed = needed & (graph.holders(stages.answered) < threshold)
+    return closed.any() | (stages.uploaded.sum(dtype=jnp.int32) < least)
+
+
+def _lanes(ring, element: Array, here: Array) -> Array:
+    """[words, lanes a word, ...]: sums of the lanes of elements [c, words, ...] over those who are here."""
+    parts = ring.lanes(tuple(jnp.moveaxis(element, 1, 0)))
+    mask = here.reshape(-1, *[1] * (element.ndim - 2))
+    sums = jnp.stack([jnp.where(mask, x, 0).sum(0, dtype=jnp.uint32) for x in parts])
+    return sums.reshape(ring.words, -1, *sums.shape[1:])
+
+
+def _words(ring, lanes: Array) -> Array:
+    """[words, ...]: the elements of sums of lanes [words, lanes a word, ...]."""
+    return jnp.stack(ring.gathered(tuple(lanes.reshape(-1, *lanes.shape[2:]))))
+
+
+def _checked(aggregator, threshold, neighbours, dropout, min_messages, masks) -> tuple[np.ndarray, int]:
+    """(the probability that a client has left before each step's end [4], the least number of messages)."""
+    validate.part("aggregator", aggregator, Aggregator)
+    if aggregator.modulus is None or aggregator.view is not None:
+        found = "a sum of numbers" if aggregator.modulus is None else "one that is secure already"
+        validate.fail("aggregator", "a modular_sum", found, "Masks cancel in a ring of integers only.")
+    validate.integer("threshold", threshold)
+    if neighbours is not None:
+        validate.integer("neighbours", neighbours, 2)
+        if neighbours % 2:
+            validate.fail("neighbours", "an even number, half to each side", neighbours)
+        if threshold > neighbours:
+            validate.fail("threshold", f"at most the {neighbours} neighbours who hold shares", threshold)
+    each = [dropout] * len(STEPS) if isinstance(dropout, (int, float)) else list(dropout)
+    if len(each) != len(STEPS):
+        validate.fail("dropout", f"a probability, or one for each of {', '.join(STEPS)}", dropout)
+    for i, probability in enumerate(each):
+        validate.in_range(f"dropout[{i}]", probability, 0, 1)
+    if min_messages is not None:
+        validate.integer("min_messages", min_messages)
+    if not isinstance(masks, bool):
+        validate.fail("masks", "True or False", masks, error=TypeError)
+    stays = np.cumprod([1 - x for x in each])
+    return 1 - stays, threshold if min_messages is None else min_messages
+
+
+def _check_size(threshold: int, neighbours: int | None, least: int, num_slots: int) -> None:
+    if neighbours is not None and neighbours >= num_slots:
+        hint = "neighbours=None makes all of them share with each other."
+        validate.fail("neighbours", f"fewer than the {num_slots} slots of the cohort", neighbours, hint)
+    for name, value in (("threshold", threshold), ("min_messages", least)):
+        if value > num_slots:
+            hint = "Every round would be aborted."
+            validate.fail(name, f"at most the {num_slots} slots of the cohort", value, hint)

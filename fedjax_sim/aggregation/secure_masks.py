@@ -1,0 +1,172 @@
+"""Masks of secure aggregation: who shares with whom, secrets and their agreement, and the server's unmasking.
+
+Secrets live in the prime field of `ring.PRIME` elements. Client u's secrets are b_u, the seed of its own mask, and the
+exponent s_u; two clients agree on g^(s_u s_v), the seed of the mask that one adds and the other subtracts. The field is
+far too small for security: it is the structure of the protocol that is simulated, in jit-compiled arrays.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import prng
+from fedjax_sim.aggregation import shamir
+from fedjax_sim.aggregation.ring import PRIME, Element, Ring, power
+from fedjax_sim.types import Array, PyTree
+
+__all__ = ["Circle", "circle", "masked", "secrets", "unmasked"]
+
+GENERATOR = 7  # of the field's multiplicative group
+
+
+class Circle(NamedTuple):
+    """Slots on a circle; each shares with those at these distances from it."""
+
+    order: Array  # [m] int32, the slot at each place
+    place: Array  # [m] int32, of each slot
+    distances: np.ndarray  # [h] of the holders of its shares; 0, which is itself, among all of a complete graph
+
+    def others(self, slots: Array, distance: Array) -> Array:
+        """The slots at a distance from these."""
+        return self.order[(self.place[slots] + distance) % self.order.shape[0]]
+
+    def holders(self, flags: Array) -> Array:
+        """[m] int32: how many holders of a slot's shares have the flag [m]."""
+        size, reach = self.order.shape[0], int(self.distances.max(initial=0))
+        if 0 in self.distances:
+            return jnp.full(size, flags.sum(dtype=jnp.int32))
+        around = flags[self.order].astype(jnp.int32)
+        around = jnp.concatenate([around[-reach:], around, around[:reach]])
+        upto = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(around)])
+        return (upto[2 * reach + 1 :] - upto[:size])[self.place] - flags
+
+
+def circle(key: Array, num_slots: int, neighbours: int | None) -> Circle:
+    """The complete graph, or a random circle on which each slot has `neighbours` / 2 neighbours to each side.
+
+    Guarantees: holders counted by sums over windows are those of the graph
+    (tests/aggregation/test_secure_masks.py::test_holders_are_counted).
+
+    References: Bell, Bonawitz, Gascon, Lepoint and Raykova 2020, section 3 (a Harary graph on a random order).
+    """
+    if neighbours is None:
+        slots = jnp.arange(num_slots, dtype=jnp.int32)
+        return Circle(slots, slots, np.arange(num_slots))
+    order = jax.random.permutation(prng.stream(key, "graph"), num_slots).astype(jnp.int32)
+    place = jnp.zeros(num_slots, jnp.int32).at[order].set(jnp.arange(num_slots, dtype=jnp.int32), unique_indices=True)
+    side = np.arange(1, neighbours // 2 + 1)
+    return Circle(order, place, np.concatenate([side, -side]))
+
+
+def secrets(key: Array, slots: Array) -> tuple[Array, Array]:
+    """(b_u, s_u): uint32 of these slots, in [0, p) and in [1, p - 1)."""
+    drawn = jax.vmap(lambda slot: jax.random.bits(jax.random.fold_in(prng.stream(key, "secrets"), slot), (2,)))(slots)
+    (own,) = Ring(31, prime=True).add((drawn[:, 0] >> 1,), (jnp.zeros_like(drawn[:, 0]),))
+    return own, drawn[:, 1] % jnp.uint32(PRIME - 2) + 1
+
+
+def _mask(ring: Ring, seed: Array, kind: int, shapes: list[tuple[int, ...]]) -> list[Element]:
+    """The pseudorandom elements of a seed; own masks and pairs' are of different kinds."""
+    key = jax.random.fold_in(jax.random.key(kind, impl="threefry2x32"), seed)
+    return [ring.draw(jax.random.fold_in(key, i), shape) for i, shape in enumerate(shapes)]
+
+
+def _signed(ring: Ring, element: Element, sign: Array) -> Element:
+    """The element, its negative, or 0."""
+    negative = ring.negative(element)
+    return tuple(jnp.where(sign > 0, x, jnp.where(sign < 0, y, 0)) for x, y in zip(element, negative, strict=True))
+
+
+def masked(ring: Ring, key: Array, graph: Circle, shared: Array, slots: Array, messages: PyTree) -> PyTree:
+    """Messages of these slots under the masks of the slots themselves and of all pairs that shared secrets.
+
+    Args:
+      shared: [m] bool, who shared secrets.
+      slots: [c] int32, below m.
+      messages: leaves [c, ...] int32.
+
+    Returns: the structure of messages, leaves [c, words, ...] uint32.
+
+    Guarantees: over all who shared, pairs' masks add up to 0 modulo q
+    (tests/aggregation/test_secure_masks.py::test_masks_of_pairs_cancel); a masked message is uniform whatever the
+    message (::test_masked_messages_are_uniform).
+    """
+    leaves, structure = jax.tree.flatten(messages)
+    shapes = [x.shape[1:] for x in leaves]
+    own, exponents = secrets(key, slots)
+
+    def one(slot, own, exponent, *numbers):
+        start = [ring.add(ring.of(x), y) for x, y in zip(numbers, _mask(ring, own, 0, shapes), strict=True)]
+
+        def pair(i, found):
+            other = graph.others(slot, jnp.asarray(graph.distances, jnp.int32)[i])
+            seed = power(power(jnp.uint32(GENERATOR), secrets(key, other[None])[1][0]), exponent)
+            sign = jnp.where(shared[other], jnp.sign(other - slot), 0)
+            mask = _mask(ring, seed, 1, shapes)
+            return [ring.add(x, _signed(ring, y, sign)) for x, y in zip(found, mask, strict=True)]
+
+        return [jnp.stack(x) for x in jax.lax.fori_loop(0, len(graph.distances), pair, start)]
+
+    return structure.unflatten(jax.vmap(one)(slots, own, exponents, *leaves))
+
+
+def unmasked(
+    ring: Ring,
+    key: Array,
+    graph: Circle,
+    stages: tuple[Array, Array, Array],
+    threshold: int,
+    sums: PyTree,
+) -> PyTree:
+    """The sum of the messages, from the sum of the masked ones and the shares that those who answer open.
+
+    The server opens b_u of those who uploaded, s_u of those who shared and did not upload, and never both: their masks
+    are worked out again from what was opened, and taken off.
+
+    Args:
+      stages: [m] bool each: who shared secrets, who of them uploaded, who of those answers.
+      sums: leaves [words, ...] uint32, of `masked`.
+
+    Returns: as `sums`.
+
+    Guarantees: the plain sum, for all who dropped out at any stage, if `threshold` holders of each secret answer
+    (tests/aggregation/test_secure.py::test_every_dropout_at_every_stage); without the shares the sum stays masked
+    (::test_too_few_shares_leave_the_sum_masked).
+    """
+    shared, uploaded, answered = stages
+    slots, count = jnp.arange(shared.shape[0], dtype=jnp.int32), len(graph.distances)
+    leaves, structure = jax.tree.flatten(sums)
+    shapes = [x.shape[1:] for x in leaves]
+    holders = graph.others(slots[:, None], jnp.asarray(graph.distances, jnp.int32)[None])
+    opened = []
+    for secret, asked in zip(secrets(key, slots), (uploaded, shared & ~uploaded), strict=True):
+        held = shamir.shares(prng.stream(key, f"shares{len(opened)}"), secret, threshold, count)
+        opened.append(shamir.opened(held, asked[:, None] & answered[holders], threshold))
+    publics = power(jnp.uint32(GENERATOR), secrets(key, slots)[1])
+
+    def subtract(found, mask, sign):
+        return [ring.add(x, _signed(ring, y, sign)) for x, y in zip(found, mask, strict=True)]
+
+    def one(slot, found):
+        def own(found):
+            return subtract(found, _mask(ring, opened[0][slot], 0, shapes), jnp.int32(-1))
+
+        def pairs(found):
+            def pair(i, found):
+                other = holders[slot, i]
+                seed = power(publics[other], opened[1][slot])
+                sign = jnp.where(uploaded[other], jnp.sign(other - slot), 0)  # against the survivor's own sign
+                return subtract(found, _mask(ring, seed, 1, shapes), sign)
+
+            return jax.lax.fori_loop(0, count, pair, found)
+
+        case = jnp.where(uploaded[slot], 1, jnp.where(shared[slot], 2, 0))
+        return jax.lax.switch(case, (lambda found: found, own, pairs), found)
+
+    start = [tuple(x) for x in leaves]
+    found = jax.lax.fori_loop(0, shared.shape[0], one, start)
+    return structure.unflatten([jnp.stack(x) for x in found])
