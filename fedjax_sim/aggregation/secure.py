@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,21 +11,13 @@ import numpy as np
 from fedjax_sim import prng, validate
 from fedjax_sim.aggregation.modular import ModularSum, ring_of
 from fedjax_sim.aggregation.secure_cost import secure_sum_cost
-from fedjax_sim.aggregation.secure_masks import circle, masked, unmasked
+from fedjax_sim.aggregation.secure_masks import Stages, circle, is_aborted, masked, unmasked
 from fedjax_sim.tree import num_values
 from fedjax_sim.types import Aggregator, Array, Metric, Wire
 
-__all__ = ["STEPS", "Stages", "secure_sum", "stages_of"]
+__all__ = ["STEPS", "secure_sum", "stages_of"]
 
 STEPS = ("advertise", "share", "upload", "unmask")
-
-
-class Stages(NamedTuple):
-    """Who is left after the steps of the protocol; each within the one before. [m] bool."""
-
-    shared: Array  # keys and shares of both secrets
-    uploaded: Array  # the masked message
-    answered: Array  # the shares that the server asks for
 
 
 def secure_sum(
@@ -124,7 +115,7 @@ def secure_sum(
             gathered = jax.tree.map(lambda x: _words(ring, x), total.lanes)
             opened = unmasked(ring, key, graph, stages, threshold, gathered)
             total = total._replace(lanes=jax.tree.map(lambda x: jnp.stack(ring.lanes(tuple(x))), opened))
-        aborted = _aborted(graph, stages, threshold, least)
+        aborted = is_aborted(graph, stages, threshold, least)
         update, metrics = aggregator.finalize(key, round, total)
         update = jax.tree.map(lambda x: jnp.where(aborted, jnp.nan, x), update)
         left = (round.reported.sum(dtype=jnp.int32) - uploaded.sum(dtype=jnp.int32)).astype(jnp.float32)
@@ -177,14 +168,6 @@ def _left(key: Array, slots: Array, cumulative: np.ndarray) -> Array:
 
 def _shared(key: Array, reported: Array, cumulative: np.ndarray) -> Array:
     return stages_of(key, reported, reported, cumulative).shared
-
-
-def _aborted(graph, stages: Stages, threshold: int, least: int) -> Array:
-    """[] bool: whether a secret that the server needs stays closed, or too few messages came."""
-    neighbour_came = graph.holders(stages.uploaded) > 0
-    needed = stages.uploaded | (stages.shared & neighbour_came)
-    closed = needed & (graph.holders(stages.answered) < threshold)
-    return closed.any() | (stages.uploaded.sum(dtype=jnp.int32) < least)
 
 
 def _lanes(ring, element: Array, here: Array) -> Array:

@@ -18,9 +18,17 @@ from fedjax_sim.aggregation import shamir
 from fedjax_sim.aggregation.ring import PRIME, Element, Ring, power
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["Circle", "circle", "masked", "secrets", "unmasked"]
+__all__ = ["Circle", "Stages", "circle", "is_aborted", "masked", "secrets", "unmasked"]
 
 GENERATOR = 7  # of the field's multiplicative group
+
+
+class Stages(NamedTuple):
+    """Who is left after the steps of the protocol; each within the one before. [m] bool."""
+
+    shared: Array  # keys and shares of both secrets
+    uploaded: Array  # the masked message
+    answered: Array  # the shares that the server asks for
 
 
 class Circle(NamedTuple):
@@ -118,7 +126,7 @@ def unmasked(
     ring: Ring,
     key: Array,
     graph: Circle,
-    stages: tuple[Array, Array, Array],
+    stages: Stages,
     threshold: int,
     sums: PyTree,
 ) -> PyTree:
@@ -128,7 +136,6 @@ def unmasked(
     are worked out again from what was opened, and taken off.
 
     Args:
-      stages: [m] bool each: who shared secrets, who of them uploaded, who of those answers.
       sums: leaves [words, ...] uint32, of `masked`.
 
     Returns: as `sums`.
@@ -170,3 +177,14 @@ def unmasked(
     start = [tuple(x) for x in leaves]
     found = jax.lax.fori_loop(0, shared.shape[0], one, start)
     return structure.unflatten([jnp.stack(x) for x in found])
+
+
+def is_aborted(graph: Circle, stages: Stages, threshold: int, least: int) -> Array:
+    """[] bool: whether a secret that the server needs stays closed, or fewer than `least` messages came.
+
+    Guarantees: an exhaustive count of who holds what (tests/aggregation/test_secure.py::test_aborts).
+    """
+    neighbour_came = graph.holders(stages.uploaded) > 0
+    needed = stages.uploaded | (stages.shared & neighbour_came)
+    closed = needed & (graph.holders(stages.answered) < threshold)
+    return closed.any() | (stages.uploaded.sum(dtype=jnp.int32) < least)

@@ -30,11 +30,10 @@ def check_parts(sampler: Sampler, client: ClientUpdate, transform: UpdateTransfo
         shares = noise.named_details.get("cohort_size", sampler.num_slots)
         if aggregator.least < shares:
             hint = (
-                f"The noise is shared among {shares}: min_messages={shares}, or a mechanism for fewer (`cohort_size`)."
+                f"Its noise is shared among {shares}: min_messages={shares}, or a mechanism with a smaller cohort_size."
             )
-            validate.fail(
-                "aggregator.least", "no sum of fewer messages than the noise has shares", aggregator.least, hint
-            )
+            rule = "no sum of fewer messages than the noise has shares"
+            validate.fail("aggregator.least", rule, aggregator.least, hint)
     if aggregator.design is not None and aggregator.design != design:
         hint = "Its weights are for other cohorts: pass the `design` of the sampler with all its wrappers."
         validate.fail("aggregator.design", f"the sampler's, {design}", aggregator.design, hint)
