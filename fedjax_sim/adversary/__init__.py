@@ -15,11 +15,10 @@ from fedjax_sim.adversary.byzantine import (
     Honest,
     Omniscient,
     Together,
-    clients,
     corrupted,
-    share_of_clients,
 )
 from fedjax_sim.adversary.omniscient import adaptive, fang, mimic, min_max, min_sum
+from fedjax_sim.adversary.who import clients, share_of_clients
 
 __all__ = [
     "Alone",
