@@ -10,6 +10,7 @@ from fedjax_sim.adversary.attacks import (
     scaled,
     sign_flip,
 )
+from fedjax_sim.adversary.backdoor import model_replacement
 from fedjax_sim.adversary.byzantine import (
     Alone,
     Honest,
@@ -38,6 +39,7 @@ __all__ = [
     "mimic",
     "min_max",
     "min_sum",
+    "model_replacement",
     "scaled",
     "share_of_clients",
     "sign_flip",

@@ -92,7 +92,7 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
         made = _together(aggregator, attack, who)
     else:
         made = _side_by_side(aggregator, attack, who)
-    return made._replace(sensitivity=None, metrics=(*aggregator.metrics, *METRICS), rule=None)
+    return made._replace(sensitivity=None, metrics=(*aggregator.metrics, *METRICS), rule=None, attacked=True)
 
 
 def _chosen(who: Callable, key: Array, ids: Array) -> Array:

@@ -237,6 +237,8 @@ def _show(summary: dict[str, Any], report: Path) -> None:
                     f"{place.replace('_', '-')} {metric}",
                     text + (f"  (guessing: {beside:.4f})" if beside is not None else ""),
                 )
+    if "attack_success" in summary:
+        grid.add_row("attack success", f"{float(summary['attack_success']):.4f}")
     grid.add_row("rounds", f"{summary['rounds']:,} in {seconds:.1f} s, {summary['rounds'] / seconds:,.1f} a second")
     visits, distinct = summary["client_visits"], summary.get("distinct_clients")
     by = "" if distinct is None else f" by {distinct:,} different clients"

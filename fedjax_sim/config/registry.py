@@ -69,6 +69,7 @@ INSIDE = {  # type of an option that is a table with a name -> the subpackage wh
     "Attackers": "adversary",
     "Omniscient": "adversary",
     "Together": "adversary",
+    "Trigger": "population",
 }
 NOUNS = {noun for _, noun in TABLES.values()}
 VALUES = frozenset(  # arguments whose value comes from the data, the sampler or [run]

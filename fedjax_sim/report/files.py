@@ -61,8 +61,10 @@ def total_of(records: Sequence[Mapping], name: str) -> float:
 def headline_totals(records: Sequence[Mapping], timing: Sequence[Mapping]) -> dict[str, Any]:
     """The headline figures that the log alone gives, for a run without summary.json."""
     totals: dict[str, Any] = {"rounds": records[-1].get("round", len(records)) if records else 0}
-    for name in ("test_accuracy", "test_loss"):
-        totals[name] = next((record[name] for record in reversed(records) if name in record), None)
+    for name in ("test_accuracy", "test_loss", "attack_success"):
+        found = next((record[name] for record in reversed(records) if name in record), None)
+        if found is not None or name != "attack_success":
+            totals[name] = found
     for metric in ROUND_METRICS:
         if metric.unit == "bytes" and any(metric.name in record for record in records):
             totals[metric.name] = total_of(records, metric.name)

@@ -15,6 +15,7 @@ __all__ = ["TILES", "own_metrics", "tiles"]
 WORDS = {metric.name: metric.words for metric in (*ROUND_METRICS, DISTINCT)}
 TILES = (
     ("test_accuracy", "test accuracy", percent),
+    ("attack_success", "attack success", percent),
     ("test_loss", "test loss", real),
     ("rounds", "rounds", count),
     ("client_visits", "client visits", count),
@@ -25,7 +26,7 @@ TILES = (
     ("peak_memory_bytes", "peak memory", size),
     *((name, WORDS[name], size) for name in ("uplink_bytes", "wasted_bytes", "uplink_coded_bytes", "downlink_bytes")),
 )
-OPTIONAL = ("distinct_clients", "wasted_bytes", "uplink_coded_bytes")  # that only some runs have
+OPTIONAL = ("attack_success", "distinct_clients", "wasted_bytes", "uplink_coded_bytes")  # that only some runs have
 
 
 def own_metrics(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -103,6 +103,7 @@ class Aggregator(NamedTuple):
     metrics: tuple[Metric, ...] = ()  # what it states of `finalize`'s numbers
     rule: Callable | None = None  # (key, Round, engine.side_by_side.SideBySide) -> what `finalize` returns; for
     # wrappers that change messages before an aggregator sees them. None = it takes a stream of messages
+    attacked: bool = False  # attackers are inside of it: nothing around it sees what they send
 
 
 class ServerUpdate(NamedTuple):

@@ -245,7 +245,7 @@ def test_wrapped_rules_build():
         assert build(load(None, [*SMALL, *inner, *options])).algorithm.parts.aggregator.start is None
 
 
-NEEDED_INSIDE = {"ids": "[3]", "share": "0.1", "factor": "2.0", "value": "1.0", "std": "1.0"}
+NEEDED_INSIDE = {"cohort_weight": "10.0", "ids": "[3]", "share": "0.1", "factor": "2.0", "value": "1.0", "std": "1.0"}
 ROBUST = ["aggregator.name=krum", "aggregator.num_byzantine=1"]
 CORRUPTED = "aggregator.corrupted."
 WHO, ATTACK = CORRUPTED + "who={name='clients', ids=[3]}", CORRUPTED + "attack={name='alie'}"
