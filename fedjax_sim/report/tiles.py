@@ -10,12 +10,11 @@ from fedjax_sim.algorithms.costs import ROUND_METRICS
 from fedjax_sim.report.numbers import count, percent, real, seconds, shown, size
 from fedjax_sim.sampling.visits import DISTINCT
 
-__all__ = ["TILES", "own_metrics", "tiles"]
+__all__ = ["TILES", "more_tests", "own_metrics", "tiles"]
 
 WORDS = {metric.name: metric.words for metric in (*ROUND_METRICS, DISTINCT)}
 TILES = (
     ("test_accuracy", "test accuracy", percent),
-    ("attack_success", "attack success", percent),
     ("test_loss", "test loss", real),
     ("rounds", "rounds", count),
     ("client_visits", "client visits", count),
@@ -26,7 +25,7 @@ TILES = (
     ("peak_memory_bytes", "peak memory", size),
     *((name, WORDS[name], size) for name in ("uplink_bytes", "wasted_bytes", "uplink_coded_bytes", "downlink_bytes")),
 )
-OPTIONAL = ("attack_success", "distinct_clients", "wasted_bytes", "uplink_coded_bytes")  # that only some runs have
+OPTIONAL = ("distinct_clients", "wasted_bytes", "uplink_coded_bytes")  # that only some runs have
 
 
 def own_metrics(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -35,6 +34,18 @@ def own_metrics(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for name, about in stated.items() if isinstance(stated, dict) else ():
         if name in values and isinstance(about, dict):
             yield name, str(about.get("words", name)), shown(values[name], str(about.get("unit", "")))
+
+
+def more_tests(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(name, words) of what an evaluation measured on the test set beside loss and accuracy, as an overshoot, and of an
+    attack's success.
+
+    >>> list(more_tests({"test_loss": 1.0, "test_overshoot": 0.2, "attack_success": 0.9}))
+    [('attack_success', 'attack success'), ('test_overshoot', 'test overshoot')]
+    """
+    for name in sorted(values):
+        if name == "attack_success" or (name.startswith("test_") and name not in ("test_accuracy", "test_loss")):
+            yield name, escape(name.replace("_", " "))
 
 
 def tiles(values: Mapping[str, Any]) -> str:
@@ -46,6 +57,9 @@ def tiles(values: Mapping[str, Any]) -> str:
             continue
         kind = "tile main" if key in ("test_accuracy", "test_loss") else "tile"
         found.append(f'<div class="{kind}"><b>{escape(show(values.get(key)))}</b><span>{label}</span></div>')
+    for name, words in more_tests(values):
+        show = percent if name == "attack_success" else real
+        found.append(f'<div class="tile"><b>{escape(show(values[name]))}</b><span>{words}</span></div>')
     for _, words, text in own_metrics(values):
         found.append(f'<div class="tile"><b>{escape(text)}</b><span>{escape(words)}</span></div>')
     return f'<div class="tiles">{"".join(found)}</div>'

@@ -145,6 +145,7 @@ def test_any_population(tmp_path):
         read = jax.jit(lambda people, ids: jax.vmap(people.client)(ids))
         people = made.capped(64) if name == "capped" else made
         got = read(people, people.announce(jnp.arange(len(SIZES))))
+        assert got.mask.shape[1] == (64 if name == "capped" else 70)
         for id in range(len(SIZES)):
             if SIZES[id] <= 64 or name != "capped":
                 mask = np.asarray(got.mask[id])
