@@ -123,9 +123,9 @@ BOOST = [
 def judged(*settings, rounds=40):
     """(clean accuracy, attack success) after a run that a config describes."""
     made = build(load(None, [*SMALL, *settings]))
-    state, _ = run(made.key, made.algorithm, made.params, made.data.train, rounds)
-    found = made.evaluation(made.algorithm.params(state))
-    return float(found["test_accuracy"]), float(found["attack_success"])
+    judge = {"evaluation": made.evaluation, "evaluate_every": rounds}
+    _, history = run(made.key, made.algorithm, made.params, made.data.train, rounds, **judge)
+    return float(history.summary["test_accuracy"]), float(history.summary["attack_success"])
 
 
 def test_a_backdoor_works_and_norm_bounding_stops_it():
