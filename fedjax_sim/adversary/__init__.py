@@ -10,16 +10,16 @@ from fedjax_sim.adversary.attacks import (
     scaled,
     sign_flip,
 )
+from fedjax_sim.adversary.backdoor import model_replacement
 from fedjax_sim.adversary.byzantine import (
     Alone,
     Honest,
     Omniscient,
     Together,
-    clients,
     corrupted,
-    share_of_clients,
 )
 from fedjax_sim.adversary.omniscient import adaptive, fang, mimic, min_max, min_sum
+from fedjax_sim.adversary.who import clients, share_of_clients
 
 __all__ = [
     "Alone",
@@ -39,6 +39,7 @@ __all__ = [
     "mimic",
     "min_max",
     "min_sum",
+    "model_replacement",
     "scaled",
     "share_of_clients",
     "sign_flip",

@@ -10,6 +10,7 @@ from fedjax_sim.study.heterogeneity.question import heterogeneity
 from fedjax_sim.study.page import write_findings
 from fedjax_sim.study.participation.question import participation
 from fedjax_sim.study.privacy_utility.question import privacy_utility
+from fedjax_sim.study.robustness.question import robustness
 from fedjax_sim.study.rounds_to_target.question import rounds_to_target
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "measured",
     "participation",
     "privacy_utility",
+    "robustness",
     "rounds_to_target",
     "write_findings",
 ]

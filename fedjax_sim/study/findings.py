@@ -161,6 +161,8 @@ class Findings(NamedTuple):
         '1 of 2 predictions lie within the intervals of what was measured (99 % together); 1 do not.'
         """
         holds = [row["holds"] for row in self.rows() if row["holds"] is not None]
+        if not holds:
+            return f"{len(self.comparisons)} numbers were measured; no closed form predicts them."
         lost = holds.count(False)
         words = f"{holds.count(True)} of {len(holds)} predictions lie within the intervals of what was measured"
         return f"{words} ({100 * CONFIDENCE:g} % together)" + (f"; {lost} do not." if lost else ".")
