@@ -19,20 +19,17 @@ from fedjax_sim.adversary.byzantine import (
     corrupted,
     share_of_clients,
 )
-from fedjax_sim.adversary.curious import View, each_message, masked_messages, released_model
-from fedjax_sim.adversary.inversion import (
+from fedjax_sim.adversary.curious import View, each_message, masked_messages, released_model, ring_messages
+from fedjax_sim.adversary.descent import (
     Rebuilt,
-    affine_rows,
     cosine_distance,
-    gradient_rank,
-    invert_affine,
     invert_by_optimization,
     local_steps,
-    recover_labels,
     squared_distance,
     squared_norm,
     total_variation,
 )
+from fedjax_sim.adversary.inversion import affine_rows, gradient_rank, invert_affine, recover_labels
 from fedjax_sim.adversary.membership import (
     advantage,
     alignment_score,
@@ -80,6 +77,7 @@ __all__ = [
     "property_score",
     "recover_labels",
     "released_model",
+    "ring_messages",
     "scaled",
     "share_of_clients",
     "sign_flip",

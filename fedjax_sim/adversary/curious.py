@@ -10,7 +10,7 @@ row, which is also what a secure sum leaves the server with.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from fedjax_sim import tree, validate
 from fedjax_sim.types import Array, Observed, PyTree
 
-__all__ = ["View", "each_message", "masked_messages", "released_model"]
+__all__ = ["View", "each_message", "masked_messages", "released_model", "ring_messages"]
 
 
 class View(NamedTuple):
@@ -41,13 +41,13 @@ def each_message(observed: Observed) -> View:
     validate.part("observed", observed, Observed)
     for x in jax.tree.leaves(observed.messages):
         if not jnp.issubdtype(x.dtype, jnp.floating):
-            hint = "Of integers for a secure sum a server holds masked ones: masked_messages."
+            hint = "Of integers for a secure sum a server holds masked ones: ring_messages, masked_messages."
             validate.fail("observed", "messages of floats", str(x.dtype), hint, TypeError)
     return View(*observed)
 
 
-def masked_messages(key: Array, observed: Observed, unit: float, *, modulus_bits: int = 32) -> View:
-    """The view of a server that receives masked integers for a secure sum, and reads them as if they were none.
+def ring_messages(key: Array, observed: Observed, *, modulus_bits: int = 32) -> Observed:
+    """The same round with masked messages, as a secure sum's server receives them: uint32 below 2^modulus_bits.
 
     With masks that are uniform on the ring, each message but the last is uniform on it and independent of all others;
     the last one is fixed by the sum, which `released_model` shows. So the rows are drawn, and not computed: nothing of
@@ -56,38 +56,53 @@ def masked_messages(key: Array, observed: Observed, unit: float, *, modulus_bits
     Args:
       key: of the masks.
       observed: of int32 messages.
-      unit: positive, the float that one stands for: a row is read as unit x its integers in [-2^(b-1), 2^(b-1)).
       modulus_bits: b in [2, 32], of the ring.
 
     Raises: TypeError for messages that are not int32.
 
-    Guarantees: the same view whatever was sent; uniform (tests/adversary/test_curious.py::test_masks_hide_everything).
+    Guarantees: the same rows whatever was sent; uniform (tests/adversary/test_curious.py::test_masks_hide_everything).
 
     References: Bonawitz et al. 2017, section 4.
     """
     validate.part("observed", observed, Observed)
-    validate.positive("unit", unit)
     validate.integer("modulus_bits", modulus_bits, 2, 32)
     leaves, structure = jax.tree.flatten(observed.messages)
-    for x in leaves:
-        if x.dtype != jnp.int32:
-            hint = "A secure sum is one of integers: quantize(..., integers=True)."
-            validate.fail("observed", "int32 messages", str(x.dtype), hint, TypeError)
+    _check_dtype(leaves, jnp.int32, "A secure sum is one of integers: quantize(..., integers=True).")
     keys = jax.random.split(key, len(leaves))
-    drawn = (_on_the_ring(k, x.shape, modulus_bits) for k, x in zip(keys, leaves, strict=True))
+    drawn = [jax.random.bits(k, x.shape, jnp.uint32) for k, x in zip(keys, leaves, strict=True)]
+    return observed._replace(messages=structure.unflatten([x >> (32 - modulus_bits) for x in drawn]))
+
+
+def masked_messages(observed: Observed, unit: float, *, modulus_bits: int = 32) -> View:
+    """The view of a server that receives masked integers for a secure sum, and reads them as if they were none.
+
+    Args:
+      observed: of uint32 messages below 2^b, such as those of `ring_messages`.
+      unit: positive, the float that one stands for: a row is read as unit x its integers in [-2^(b-1), 2^(b-1)).
+      modulus_bits: b in [2, 32].
+
+    Raises: TypeError for messages that are not uint32: what was sent before masks is not for a server's eyes.
+
+    >>> seen = Observed((), jnp.array([[3], [2**32 - 1]], jnp.uint32), jnp.ones(2), jnp.arange(2))
+    >>> masked_messages(seen, 0.5).messages.tolist()
+    [[1.5], [-0.5]]
+    """
+    validate.part("observed", observed, Observed)
+    validate.positive("unit", unit)
+    validate.integer("modulus_bits", modulus_bits, 2, 32)
+    _check_dtype(jax.tree.leaves(observed.messages), jnp.uint32, "Mask them first: ring_messages.")
     spare = 32 - modulus_bits
-    lifted = [jax.lax.bitcast_convert_type(x << spare, jnp.int32) >> spare for x in drawn]
-    return View(
-        observed.broadcast,
-        structure.unflatten([x.astype(jnp.float32) * unit for x in lifted]),
-        observed.weights,
-        observed.ids,
-    )
+
+    def read(x):
+        return (jax.lax.bitcast_convert_type(x << spare, jnp.int32) >> spare).astype(jnp.float32) * unit
+
+    return View(*observed)._replace(messages=jax.tree.map(read, observed.messages))
 
 
-def _on_the_ring(key: Array, shape: tuple[int, ...], modulus_bits: int) -> Array:
-    """Masked messages [m, ...] as a secure sum's server receives them: uint32, uniform below 2^modulus_bits."""
-    return jax.random.bits(key, shape, jnp.uint32) >> (32 - modulus_bits)
+def _check_dtype(leaves: list[Array], dtype: Any, hint: str) -> None:
+    for x in leaves:
+        if x.dtype != dtype:
+            validate.fail("observed", f"{jnp.dtype(dtype).name} messages", str(x.dtype), hint, TypeError)
 
 
 def released_model(broadcast: PyTree, params: PyTree) -> View:

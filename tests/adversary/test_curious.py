@@ -71,7 +71,7 @@ def test_masks_hide_everything():
         unit = 4.0 / (2**15 - 1)
         released = adversary.released_model(before, after).messages["w"][0]
         np.testing.assert_allclose(released, updates.mean(0), atol=unit)
-        views.append(adversary.masked_messages(KEY, seen, 1.0))
+        views.append(adversary.masked_messages(adversary.ring_messages(KEY, seen), 1.0))
         with pytest.raises(TypeError, match="observed: expected messages of floats"):
             adversary.each_message(seen)
     first, second = (np.asarray(view.messages["w"]) for view in views)
@@ -79,10 +79,13 @@ def test_masks_hide_everything():
     counts = np.histogram(first, 256, (-(2.0**31), 2.0**31))[0]
     expected = first.size / 256
     assert ((counts - expected) ** 2 / expected).sum() < 255 + 6 * (2 * 255) ** 0.5
-    small = adversary.masked_messages(KEY, seen, 0.5, modulus_bits=4).messages["w"]
+    small = adversary.ring_messages(KEY, seen, modulus_bits=4)
+    small = adversary.masked_messages(small, 0.5, modulus_bits=4).messages["w"]
     assert set(np.unique(small)) == {x / 2 for x in range(-8, 8)}
     with pytest.raises(TypeError, match="observed: expected int32"):
-        adversary.masked_messages(KEY, seen._replace(messages={"w": jnp.zeros(3)}), 1.0)
+        adversary.ring_messages(KEY, seen._replace(messages={"w": jnp.zeros(3)}))
+    with pytest.raises(TypeError, match="observed: expected uint32"):
+        adversary.masked_messages(seen, 1.0)
 
 
 def test_attacks_read_a_view_and_nothing_else():
@@ -101,7 +104,7 @@ def test_attacks_read_a_view_and_nothing_else():
         parameters = inspect.signature(getattr(adversary, name)).parameters
         assert "view" in parameters and set(parameters) <= allowed, name
     assert set(View._fields) == set(Observed._fields)
-    for name in ("inversion", "membership"):
+    for name in ("inversion", "descent", "membership"):
         source = pathlib.Path(inspect.getfile(adversary)).parent / f"{name}.py"
         nodes = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.ImportFrom)]
         imported = {f"{node.module}.{x.name}" for node in nodes for x in node.names if "fedjax_sim" in node.module}
