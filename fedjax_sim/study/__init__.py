@@ -7,6 +7,7 @@ from fedjax_sim.study.drift.question import drift
 from fedjax_sim.study.error_floor.question import error_floor
 from fedjax_sim.study.findings import Comparison, Findings, measured
 from fedjax_sim.study.heterogeneity.question import heterogeneity
+from fedjax_sim.study.leakage.question import leakage
 from fedjax_sim.study.page import write_findings
 from fedjax_sim.study.participation.question import participation
 from fedjax_sim.study.privacy_utility.question import privacy_utility
@@ -22,6 +23,7 @@ __all__ = [
     "drift",
     "error_floor",
     "heterogeneity",
+    "leakage",
     "measured",
     "participation",
     "privacy_utility",
