@@ -5,6 +5,7 @@ from fedjax_sim.study.breakdown.question import breakdown
 from fedjax_sim.study.central_local.question import central_local
 from fedjax_sim.study.clip.question import clip
 from fedjax_sim.study.drift.question import drift
+from fedjax_sim.study.dropout.question import dropout
 from fedjax_sim.study.error_floor.question import error_floor
 from fedjax_sim.study.findings import Comparison, Findings, measured
 from fedjax_sim.study.heterogeneity.question import heterogeneity
@@ -24,6 +25,7 @@ __all__ = [
     "central_local",
     "clip",
     "drift",
+    "dropout",
     "error_floor",
     "heterogeneity",
     "leakage",

@@ -56,6 +56,7 @@ from fedjax_sim.theory.sampling_variance import (
     population_variance,
     required_cohort_size,
 )
+from fedjax_sim.theory.secure_aggregation import abort_probability, expected_messages
 from fedjax_sim.theory.sgd import (
     decaying_step_limit,
     excess_loss,
@@ -77,6 +78,7 @@ __all__ = [
     "QuadraticDrift",
     "QuantizationError",
     "Robustness",
+    "abort_probability",
     "alignment_auc",
     "attackers_met",
     "best_clip_norm",
@@ -92,6 +94,7 @@ __all__ = [
     "effective_shares",
     "enumerate_cohorts",
     "excess_loss",
+    "expected_messages",
     "expected_squared_distance",
     "expected_squared_error",
     "fedavg_bound",

@@ -1,0 +1,36 @@
+"""What the findings of `dropout` say, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fedjax_sim.study.findings import Comparison, comparisons_of
+
+__all__ = ["dropout_reading"]
+
+
+def dropout_reading(
+    found: Sequence[Comparison], options: dict[str, Any], costs: Sequence[tuple[str, float, int]]
+) -> Iterator[str]:
+    """Paragraphs, from the numbers that were found."""
+    parts = []
+    for graph, *_ in costs:
+        ones = comparisons_of(found, graph, "aborted share")
+        shares = ", ".join(f"{one.measured:.3g} at {one.conditions['dropout']:g}" for one in ones)
+        parts.append(f"{graph}: {shares}")
+    yield (
+        f"Share of {options['num_rounds']:,} rounds of {options['num_clients']} clients that are aborted, by the "
+        f"probability of leaving before each of the four steps: {'; '.join(parts)}."
+    )
+    last = comparisons_of(found, costs[0][0], "messages in a sum")[-1]
+    yield (
+        f"A round that is not aborted holds fewer messages than clients were asked: {last.measured:.1f} of "
+        f"{options['num_clients']} on average at {last.conditions['dropout']:g}. A mean must be divided by their "
+        "number, and noise that clients share must be enough with the fewest that a sum may hold."
+    )
+    prices = "; ".join(f"{name} {extra:,.0f} bytes, {words} mask words a number" for name, extra, words in costs)
+    yield (
+        f"What a client pays beside its message: {prices}. A circle is cheaper and aborts earlier at the same share of "
+        f"holders, for each secret hangs on {options['neighbours']} clients; its line is an upper bound."
+    )
