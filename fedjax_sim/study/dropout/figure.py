@@ -30,10 +30,10 @@ def dropout_figure(found: Sequence[Comparison], options: dict[str, Any]) -> Any:
         label = f"{graph}, {threshold} of {holders} holders"
         aborts.plot(ps, chances, color=colour, linestyle=line, linewidth=1.1, label=f"{word}")
         points(aborts, rows_of(found, part=graph, quantity="aborted share"), "dropout", colour, marker, label)
-        rows = rows_of(found, part=graph, quantity="messages in a sum")
-        points(messages, rows, "dropout", colour, marker, graph)
+    rows = rows_of(found, part="complete graph", quantity="messages in a sum")
+    points(messages, rows, "dropout", plots.BLUE, "o", "simulated")
     messages.plot(ps, [theory.expected_messages(m, float(p)) for p in ps], color=plots.INK, linewidth=1.1,
-                  label="m (1 - p)^3", zorder=1)  # fmt: skip
+                  label="m (1 - p)³", zorder=1)  # fmt: skip
     aborts.set(xlabel="Probability of leaving before a step", ylabel="Share of rounds aborted", ylim=(-0.03, 1.03))
     messages.set(xlabel="Probability of leaving before a step", ylabel="Messages in a sum")
     for axes in (aborts, messages):
