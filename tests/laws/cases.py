@@ -83,9 +83,9 @@ def _trusting():
     return aggregation.fltrust(own, ClientData({"x": jnp.ones((2, 3))}, jnp.ones(2, bool)))
 
 
-def _fixed_point():
-    """A modular sum of messages in units of 2^-20; the laws send floats."""
-    rule, unit = aggregation.modular_sum(5.0), 2.0**-20
+def _fixed_point(wrap=lambda rule: rule):
+    """A modular sum of messages in units of 2^-20, or one around it; the laws send floats."""
+    rule, unit = wrap(aggregation.modular_sum(5.0)), 2.0**-20
 
     def integers(received):
         return received._replace(updates=jnp.round(received.updates / unit).astype(jnp.int32))
@@ -173,6 +173,7 @@ CASES = {
     },
     "aggregation": {
         "adaptive_clipping": lambda: aggregation.adaptive_clipping(aggregation.median(), 1),
+        "additive_shares": lambda: _fixed_point(lambda rule: aggregation.additive_shares(rule, 2, masks=True)),
         "bucketing": lambda: aggregation.bucketing(aggregation.trimmed_mean(1), 2),
         "bulyan": lambda: aggregation.bulyan(1),
         "by_part": _first_of_two,
