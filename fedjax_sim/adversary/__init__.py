@@ -10,36 +10,80 @@ from fedjax_sim.adversary.attacks import (
     scaled,
     sign_flip,
 )
+from fedjax_sim.adversary.backdoor import model_replacement
 from fedjax_sim.adversary.byzantine import (
     Alone,
     Honest,
     Omniscient,
     Together,
-    clients,
     corrupted,
-    share_of_clients,
+)
+from fedjax_sim.adversary.curious import View, each_message, masked_messages, released_model, ring_messages
+from fedjax_sim.adversary.descent import (
+    Rebuilt,
+    cosine_distance,
+    invert_by_optimization,
+    local_steps,
+    squared_distance,
+    squared_norm,
+    total_variation,
+)
+from fedjax_sim.adversary.inversion import affine_rows, gradient_rank, invert_affine, recover_labels
+from fedjax_sim.adversary.membership import (
+    advantage,
+    alignment_score,
+    auc,
+    calibrated_score,
+    loss_threshold_score,
+    property_score,
+    tpr_at_fpr,
 )
 from fedjax_sim.adversary.omniscient import adaptive, fang, mimic, min_max, min_sum
+from fedjax_sim.adversary.who import clients, share_of_clients
 
 __all__ = [
     "Alone",
     "Honest",
     "Omniscient",
+    "Rebuilt",
     "Together",
+    "View",
     "adaptive",
+    "advantage",
+    "affine_rows",
     "alie",
+    "alignment_score",
+    "auc",
+    "calibrated_score",
     "clients",
     "corrupted",
+    "cosine_distance",
+    "each_message",
     "fang",
     "forged_weight",
     "free_rider",
     "gaussian_noise",
+    "gradient_rank",
     "inner_product",
+    "invert_affine",
+    "invert_by_optimization",
     "large_value",
+    "local_steps",
+    "loss_threshold_score",
+    "masked_messages",
     "mimic",
     "min_max",
     "min_sum",
+    "model_replacement",
+    "property_score",
+    "recover_labels",
+    "released_model",
+    "ring_messages",
     "scaled",
     "share_of_clients",
     "sign_flip",
+    "squared_distance",
+    "squared_norm",
+    "total_variation",
+    "tpr_at_fpr",
 ]

@@ -24,8 +24,10 @@ __all__ = [
 
 
 def scaled(factor: float) -> Alone:
-    """Its own update times a factor: model replacement, with a factor of (cohort's weight) / (own weight x server's
-    rate) and training on data of the attacker's (Bagdasaryan et al. 2020, section 3.2).
+    """Its own update times a factor.
+
+    That is model replacement with a factor of (cohort's weight) / (own weight x server's rate), and training on data of
+    the attacker's (Bagdasaryan et al. 2020, section 3.2).
 
     >>> import jax, jax.numpy as jnp
     >>> scaled(-10.0).send(jax.random.key(0), jnp.array([1.0, 2.0]), 3.0)[0].tolist()

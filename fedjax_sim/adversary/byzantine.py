@@ -11,22 +11,21 @@ times its weight, counts as lost. So attackers gain nothing by NaN, and robustne
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.engine import exact
 from fedjax_sim.engine.messages import columnwise, one_message, peaks, with_message
 from fedjax_sim.engine.side_by_side import SideBySide, by_rule, checked
 from fedjax_sim.prng import stream
-from fedjax_sim.types import Aggregator, Array, Metric, PyTree, Received, Round
+from fedjax_sim.types import Aggregator, Array, Attackers, Metric, PyTree, Received, Round
 
-__all__ = ["Alone", "Honest", "Omniscient", "Together", "clients", "corrupted", "seen", "share_of_clients"]
+__all__ = ["Alone", "Honest", "Omniscient", "Together", "corrupted", "seen"]
 
 LARGEST = 2.0**100  # as in `algorithms.one_client`
 METRICS = (
@@ -63,45 +62,7 @@ class Omniscient(NamedTuple):
     # attackers' are changed; `aggregate(Messages) -> update` is what the server would make of them
 
 
-def clients(ids: Sequence[int]) -> Callable:
-    """Attackers by id: the same clients in every round.
-
-    >>> import jax, jax.numpy as jnp
-    >>> clients([3, 5])(jax.random.key(0), jnp.array([5, 6])).tolist()
-    [True, False]
-    """
-    known = np.unique(np.asarray(ids))
-    if known.size == 0 or not np.issubdtype(known.dtype, np.integer) or known[0] < 0 or known[-1] > validate.INT32_MAX:
-        validate.fail("ids", f"clients' ids in [0, {validate.INT32_MAX}], at least one", ids)
-    table = jnp.asarray(known, jnp.int32)
-
-    def who(key, ids):
-        place = jnp.clip(jnp.searchsorted(table, ids), 0, table.size - 1)
-        return table[place] == ids
-
-    return who
-
-
-def share_of_clients(share: float, *, seed: int = 0, each_round: bool = False) -> Callable:
-    """Each client is an attacker with this chance.
-
-    Args:
-      share: in [0, 1].
-      seed: of who they are.
-      each_round: drawn anew in every round, else once for all.
-    """
-    validate.in_range("share", share, 0, 1)
-    validate.integer("seed", seed, 0)
-
-    def who(key, ids):
-        key = stream(key, "attackers") if each_round else jax.random.key(seed)
-        luck = engine.client_keys(key, ids)[:, 0] >> 8  # 24 bits
-        return luck.astype(jnp.float32) < jnp.float32(share * 2**24)
-
-    return who
-
-
-def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who: Callable) -> Aggregator:
+def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who: Attackers) -> Aggregator:
     """An aggregator some of whose clients are attackers.
 
     Args:
@@ -131,7 +92,7 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
         made = _together(aggregator, attack, who)
     else:
         made = _side_by_side(aggregator, attack, who)
-    return made._replace(sensitivity=None, metrics=(*aggregator.metrics, *METRICS), rule=None)
+    return made._replace(sensitivity=None, metrics=(*aggregator.metrics, *METRICS), rule=None, attacked=True)
 
 
 def _chosen(who: Callable, key: Array, ids: Array) -> Array:

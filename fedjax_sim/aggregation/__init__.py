@@ -20,7 +20,6 @@ from fedjax_sim.aggregation.mixing import adaptive_clipping, bucketing, nearest_
 from fedjax_sim.aggregation.modular import modular_sum
 from fedjax_sim.aggregation.norms import norm_bounding
 from fedjax_sim.aggregation.secure import secure_sum
-from fedjax_sim.aggregation.secure_cost import secure_sum_cost
 from fedjax_sim.aggregation.trusted import fltrust, foolsgold
 
 __all__ = [
@@ -49,7 +48,6 @@ __all__ = [
     "nearest_neighbour_mixing",
     "norm_bounding",
     "secure_sum",
-    "secure_sum_cost",
     "sign_majority",
     "total",
     "trimmed_mean",

@@ -18,7 +18,8 @@ def norm_bounding(aggregator: Aggregator, max_norm: float) -> Aggregator:
     a mean of m equal weights an attacker moves the aggregate by at most C / m.
 
     Args:
-      aggregator: of the shortened messages; one that sums integers is refused.
+      aggregator: of the shortened messages; one that sums integers is refused, and one with attackers inside, whom no
+        bound would meet: write `corrupted(norm_bounding(...), ...)`, in a config `[aggregator.norm_bounding]` first.
       max_norm: C, positive, in the unit of updates.
 
     Returns: an Aggregator that holds what the given one holds; the metric `shortened_share` is the share of messages
@@ -33,6 +34,9 @@ def norm_bounding(aggregator: Aggregator, max_norm: float) -> Aggregator:
     validate.positive("max_norm", max_norm)
     if aggregator.modulus is not None:
         validate.fail("aggregator", "a sum of numbers", "a modular sum", "Nobody sees single messages of that one.")
+    if aggregator.attacked:
+        hint = "Its bound would meet honest messages alone: corrupt the bounded aggregator instead."
+        validate.fail("aggregator", "one without attackers inside", "a corrupted one", hint)
     limit = jnp.float32(max_norm)
 
     def init(update_spec, num_slots):

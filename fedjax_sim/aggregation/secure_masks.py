@@ -7,6 +7,7 @@ far too small for security: it is the structure of the protocol that is simulate
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -70,17 +71,20 @@ def circle(key: Array, num_slots: int, neighbours: int | None) -> Circle:
     return Circle(order, place, np.concatenate([side, -side]))
 
 
-def secrets(key: Array, slots: Array) -> tuple[Array, Array]:
-    """(b_u, s_u): uint32 of these slots, in [0, p) and in [1, p - 1)."""
-    drawn = jax.vmap(lambda slot: jax.random.bits(jax.random.fold_in(prng.stream(key, "secrets"), slot), (2,)))(slots)
-    (own,) = Ring(31, prime=True).add((drawn[:, 0] >> 1,), (jnp.zeros_like(drawn[:, 0]),))
-    return own, drawn[:, 1] % jnp.uint32(PRIME - 2) + 1
+def secrets(key: Array, num_slots: int) -> tuple[Array, Array]:
+    """(b [m], s [m]): uint32, in [0, p) and in [1, p - 1)."""
+    drawn = jax.random.bits(prng.stream(key, "secrets"), (2, num_slots))
+    (own,) = Ring(31, prime=True).of(jax.lax.bitcast_convert_type(drawn[0] >> 1, jnp.int32))
+    return own, drawn[1] % jnp.uint32(PRIME - 2) + 1
 
 
 def _mask(ring: Ring, seed: Array, kind: int, shapes: list[tuple[int, ...]]) -> list[Element]:
     """The pseudorandom elements of a seed; own masks and pairs' are of different kinds."""
-    key = jax.random.fold_in(jax.random.key(kind, impl="threefry2x32"), seed)
-    return [ring.draw(jax.random.fold_in(key, i), shape) for i, shape in enumerate(shapes)]
+    words = jnp.stack([jnp.uint32(kind), seed])
+    drawn = ring.draw(jax.random.wrap_key_data(words, impl="threefry2x32"), (sum(map(math.prod, shapes)),))
+    ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+    parts = [jnp.split(x, ends) for x in drawn]
+    return [tuple(x.reshape(shape) for x in part) for shape, part in zip(shapes, zip(*parts, strict=True), strict=True)]
 
 
 def _signed(ring: Ring, element: Element, sign: Array) -> Element:
@@ -105,21 +109,21 @@ def masked(ring: Ring, key: Array, graph: Circle, shared: Array, slots: Array, m
     """
     leaves, structure = jax.tree.flatten(messages)
     shapes = [x.shape[1:] for x in leaves]
-    own, exponents = secrets(key, slots)
+    own, exponents = secrets(key, shared.shape[0])
+    publics = power(jnp.uint32(GENERATOR), exponents)
 
-    def one(slot, own, exponent, *numbers):
-        start = [ring.add(ring.of(x), y) for x, y in zip(numbers, _mask(ring, own, 0, shapes), strict=True)]
+    def one(slot, *numbers):
+        start = [ring.add(ring.of(x), y) for x, y in zip(numbers, _mask(ring, own[slot], 0, shapes), strict=True)]
 
         def pair(i, found):
             other = graph.others(slot, jnp.asarray(graph.distances, jnp.int32)[i])
-            seed = power(power(jnp.uint32(GENERATOR), secrets(key, other[None])[1][0]), exponent)
             sign = jnp.where(shared[other], jnp.sign(other - slot), 0)
-            mask = _mask(ring, seed, 1, shapes)
+            mask = _mask(ring, power(publics[other], exponents[slot]), 1, shapes)
             return [ring.add(x, _signed(ring, y, sign)) for x, y in zip(found, mask, strict=True)]
 
         return [jnp.stack(x) for x in jax.lax.fori_loop(0, len(graph.distances), pair, start)]
 
-    return structure.unflatten(jax.vmap(one)(slots, own, exponents, *leaves))
+    return structure.unflatten(jax.vmap(one)(slots, *leaves))
 
 
 def unmasked(
@@ -141,7 +145,7 @@ def unmasked(
     Returns: as `sums`.
 
     Guarantees: the plain sum, for all who dropped out at any stage, if `threshold` holders of each secret answer
-    (tests/aggregation/test_secure.py::test_every_dropout_at_every_stage); without the shares the sum stays masked
+    (tests/aggregation/test_secure.py::test_every_dropout_at_every_step); without the shares the sum stays masked
     (::test_too_few_shares_leave_the_sum_masked).
     """
     shared, uploaded, answered = stages
@@ -149,11 +153,11 @@ def unmasked(
     leaves, structure = jax.tree.flatten(sums)
     shapes = [x.shape[1:] for x in leaves]
     holders = graph.others(slots[:, None], jnp.asarray(graph.distances, jnp.int32)[None])
-    opened = []
-    for secret, asked in zip(secrets(key, slots), (uploaded, shared & ~uploaded), strict=True):
+    own_secrets, opened = secrets(key, slots.shape[0]), []
+    for secret, asked in zip(own_secrets, (uploaded, shared & ~uploaded), strict=True):
         held = shamir.shares(prng.stream(key, f"shares{len(opened)}"), secret, threshold, count)
         opened.append(shamir.opened(held, asked[:, None] & answered[holders], threshold))
-    publics = power(jnp.uint32(GENERATOR), secrets(key, slots)[1])
+    publics = power(jnp.uint32(GENERATOR), own_secrets[1])
 
     def subtract(found, mask, sign):
         return [ring.add(x, _signed(ring, y, sign)) for x, y in zip(found, mask, strict=True)]
@@ -165,9 +169,8 @@ def unmasked(
         def pairs(found):
             def pair(i, found):
                 other = holders[slot, i]
-                seed = power(publics[other], opened[1][slot])
                 sign = jnp.where(uploaded[other], jnp.sign(other - slot), 0)  # against the survivor's own sign
-                return subtract(found, _mask(ring, seed, 1, shapes), sign)
+                return subtract(found, _mask(ring, power(publics[other], opened[1][slot]), 1, shapes), sign)
 
             return jax.lax.fori_loop(0, count, pair, found)
 

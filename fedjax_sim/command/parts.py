@@ -40,7 +40,7 @@ def list_parts(
             if where == subpackage and which in (None, subpackage, name)
         ]
         table = tables[0] if tables else None
-        named = registry.table(table) | registry.wrappers(table) if table else {}
+        named = registry.table(table) | registry.wrappers(table) if table else registry.insides(subpackage)
         parts = registry.parts(subpackage) | named
         grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
         grid.add_column(no_wrap=True)
@@ -48,8 +48,10 @@ def list_parts(
             inside = table and (name in registry.wrappers(table) or (table in registry.CHAINS and name in named))
             shown = f"[{table}.{name}]" if inside else name
             grid.add_row(Text(shown + "*" if name in named else shown), Text(part.meaning))
-            for option, (_, default) in named[name].options.items() if which is not None and name in named else ():
-                grid.add_row("", Text(f"{option} = {registry.shown(default)}", "dim"))
+            for option, (kind, default) in named[name].options.items() if which is not None and name in named else ():
+                choices = registry.named(kind) if isinstance(kind, registry.Named) else ()
+                inner = ", {name = ...} of " + ", ".join(choices) if choices else ""
+                grid.add_row("", Text(f"{option} = {registry.shown(default)}{inner}", "dim"))
         where = f"   [{'], ['.join(tables)}] in a config" if table else ""
         console.print(Text(subpackage, "bold") + Text(where, "dim"))
         console.print(grid)

@@ -224,7 +224,7 @@ def _show(summary: dict[str, Any], report: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedjax_sim.report.tiles import own_metrics
+    from fedjax_sim.report.tiles import more_tests, own_metrics
 
     seconds = max(summary["rounds_seconds"], 1e-9)
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -237,6 +237,8 @@ def _show(summary: dict[str, Any], report: Path) -> None:
                     f"{place.replace('_', '-')} {metric}",
                     text + (f"  (guessing: {beside:.4f})" if beside is not None else ""),
                 )
+    for name, words in more_tests(summary):
+        grid.add_row(words, f"{float(summary[name]):.4f}")
     grid.add_row("rounds", f"{summary['rounds']:,} in {seconds:.1f} s, {summary['rounds'] / seconds:,.1f} a second")
     visits, distinct = summary["client_visits"], summary.get("distinct_clients")
     by = "" if distinct is None else f" by {distinct:,} different clients"

@@ -173,6 +173,7 @@ class Builder(Maker):
             some = clients != "all" and clients < data.train.size
             train = {"train": data.train, "train_clients": clients if some else None, "seed": self.tables["seed"]}
         own = {} if data.local_test is None else {"local_test": data.local_test, "personal": algorithm.personal}
+        own["triggered"] = data.triggered
         return evaluation(loss_fn, test=data.test, held_out=data.held_out, **own, **train)
 
     def judge(self, judge: Callable, algorithm: Algorithm, params: PyTree, population: Any) -> Callable:
@@ -198,7 +199,8 @@ class Builder(Maker):
         if wanted == "point":
             return None, quadratic_loss
         made = self.make("model", input_shape=data.input_shape, num_outputs=data.num_outputs)
-        return made, made and self.attempt("model", {}, lambda: supervised(made, default_loss(data.task)))
+        loss = partial(supervised, made, default_loss(data.task), measure=data.measure) if made else None
+        return made, made and self.attempt("model", {}, loss)
 
     def weighs_examples(self) -> bool:
         """Whether clients report their number of examples as their weight."""

@@ -6,7 +6,8 @@ A config is checked here, without JAX; `config.build` then makes the parts, whic
 wrapper of the sampler is a table inside it, such as `[sampler.with_dropout]`. The transforms of messages are tables
 inside `[transform]`, in their order: `[transform.quantize]`, then `[transform.gaussian_mechanism]`; what a wrapper
 wraps is a table inside its own, `[transform.error_feedback.top_k]`. Those of the broadcast are tables inside
-`[downlink]`. TOML has no null: "none" stands for it.
+`[downlink]`. A part that is another's option is a table with a name: in `[aggregator.corrupted]`,
+`attack = {name = "alie"}`. TOML has no null: "none" stands for it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Literal
 
 from fedjax_sim.config import registry
 from fedjax_sim.config.kinds import Words, check, integer, nearest, number, problem, rule
-from fedjax_sim.config.registry import REQUIRED, Option, Part
+from fedjax_sim.config.registry import REQUIRED, Named, Option, Part
 from fedjax_sim.config.toml import ConfigError, override, read_document, written
 
 __all__ = ["Config", "ConfigError", "check_options", "load", "resolve"]
@@ -224,15 +225,43 @@ def check_options(
     problems += [_unknown(f"{path}.{key}", key, [*also, *options]) for key in given if key not in options]
     resolved = {}
     for key, option in options.items():
-        if key in given:
+        if key in given and isinstance(option.kind, Named):
+            resolved[key] = _named(f"{path}.{key}", option.kind, given[key], problems)
+        elif key in given:
             resolved[key] = check(f"{path}.{key}", option.kind, given[key], problems)
         elif (default := _default(path, key, option, given)) is not REQUIRED:
             if key != "seed" or path.partition(".")[0] != "data":
                 resolved[key] = copy.copy(default)
         else:
-            hint = f"It has no default: write it in [{path}], or --set {path}.{key}=..."
-            problems.append(problem(f"{path}.{key}", rule(option.kind), Words("nothing"), hint))
+            if isinstance(option.kind, Named):
+                wanted, hint = _example(option.kind)
+            else:
+                wanted = rule(option.kind)
+                hint = f"It has no default: write it in [{path}], or --set {path}.{key}=..."
+            problems.append(problem(f"{path}.{key}", wanted, Words("nothing"), hint))
     return resolved
+
+
+def _named(path: str, kind: Named, given: Any, problems: list[str]) -> dict[str, Any] | None:
+    """The options of a part inside another one, with its name."""
+    if given == "none" and kind.optional:
+        return None
+    wanted, hint = _example(kind)
+    if not isinstance(given, dict):
+        problems.append(problem(path, wanted, given, hint))
+        return None
+    choices, name = registry.named(kind), given.get("name", Words("nothing"))
+    if not isinstance(name, str) or name not in choices:
+        problems.append(problem(f"{path}.name", "one of " + ", ".join(choices), name, nearest(name, choices)))
+        return None
+    options = {key: value for key, value in given.items() if key != "name"}
+    return {"name": name} | check_options(path, choices[name].options, options, problems, also=("name",))
+
+
+def _example(kind: Named) -> tuple[str, str]:
+    """What is expected where a part is a table, and a hint."""
+    choices = registry.named(kind)
+    return "a table with a name", f'Write {{name = "{next(iter(choices))}"}}, or another of {", ".join(choices)}.'
 
 
 def _default(path: str, key: str, option: Option, given: Mapping[str, Any]) -> Any:

@@ -80,7 +80,13 @@ class Maker:
 
     def _made(self, part: Part, path: str, options: dict[str, Any], given: dict[str, Any]) -> Any:
         """What a part's factory returns for its options, and those of the `given` arguments that it takes."""
-        options = {key: value for key, value in options.items() if key in part.options}
+        options, problems = {key: value for key, value in options.items() if key in part.options}, len(self.problems)
+        for key, value in options.items():
+            if isinstance(value, dict):
+                inner = registry.named(part.options[key].kind)[value["name"]]
+                options[key] = self._made(inner, f"{path}.{key}", value, given)
+        if len(self.problems) > problems:
+            return None
         if "seed" in part.options:
             options.setdefault("seed", self.tables["seed"])
         taken = part.parts.keys() | part.values | part.options.keys()

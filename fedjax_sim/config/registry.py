@@ -20,12 +20,16 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "CHAINS",
+    "INSIDE",
     "REQUIRED",
     "SUBPACKAGES",
     "TABLES",
     "VALUES",
+    "Named",
     "Option",
     "Part",
+    "insides",
+    "named",
     "parts",
     "shown",
     "table",
@@ -44,6 +48,7 @@ SUBPACKAGES = (
     "transform",
     "aggregation",
     "server",
+    "adversary",
     "algorithms",
 )
 TABLES = {  # table of a config -> its subpackage, and the part that its factories return
@@ -58,6 +63,14 @@ TABLES = {  # table of a config -> its subpackage, and the part that its factori
 }
 CHAINS = ("transform", "downlink")  # tables that hold any number of parts, as inner tables, applied in their order
 WRAPPED = ("data", "sampler", "aggregator", *CHAINS)  # tables whose parts may be wrapped by others of the same kind
+WRAPPERS = "adversary"  # the subpackage that has wrappers too, of any table
+INSIDE = {  # type of an option that is a table with a name -> the subpackage whose factories return it
+    "Alone": "adversary",
+    "Attackers": "adversary",
+    "Omniscient": "adversary",
+    "Together": "adversary",
+    "Trigger": "population",
+}
 NOUNS = {noun for _, noun in TABLES.values()}
 VALUES = frozenset(  # arguments whose value comes from the data, the sampler or [run]
     "design input_shape loss_fn mesh nonfinite num_outputs plan population_size total_weight weights".split()
@@ -65,10 +78,17 @@ VALUES = frozenset(  # arguments whose value comes from the data, the sampler or
 NAMES = {"bool": bool, "float": float, "int": int, "str": str}
 
 
+class Named(NamedTuple):
+    """The kind of an option that is a table: a `name`, and the options of the factory of that name."""
+
+    types: tuple[str, ...]  # of `INSIDE`, sorted; what the factory returns is one of them
+    optional: bool = False  # whether None will do
+
+
 class Option(NamedTuple):
     """An argument of a factory that a config may set."""
 
-    kind: Any  # a type, a union of types or list[type], as `config.kinds.check` takes it
+    kind: Any  # a type, a union of types or list[type], as `config.kinds.check` takes it; or `Named`
     default: Any  # REQUIRED if there is none
 
 
@@ -157,7 +177,26 @@ def wrappers(name: str) -> dict[str, Part]:
     """
     if name not in WRAPPED:
         return {}
-    return {key: part for key, part in _factories(*TABLES[name]).items() if _wraps(part, name)}
+    here, noun = TABLES[name]
+    found = _factories(here, noun) | _factories(WRAPPERS, noun)
+    return {key: part for key, part in found.items() if _wraps(part, name)}
+
+
+@cache
+def insides(subpackage: str) -> dict[str, Part]:
+    """All factories of a subpackage that options of other parts may name."""
+    return named(Named(tuple(name for name, where in INSIDE.items() if where == subpackage)))
+
+
+@cache
+def named(kind: Named) -> dict[str, Part]:
+    """The factories that an option of this kind may name.
+
+    >>> sorted(named(Named(("Attackers",))))
+    ['clients', 'share_of_clients']
+    """
+    found = {key: part for name in kind.types for key, part in parts(INSIDE[name]).items() if not part.others}
+    return {key: part for key, part in sorted(found.items()) if part.returns in kind.types}
 
 
 def takes(part: Part, name: str) -> str | None:
@@ -257,6 +296,10 @@ def _literal(node: ast.expr) -> Any:
 
 def _kind(node: ast.expr | None) -> Any:
     """The type that an annotation names, or None where TOML cannot express it."""
+    names = set() if node is None else set(ast.unparse(node).split(" | "))
+    if names & INSIDE.keys():
+        inside = names - {"None"}
+        return Named(tuple(sorted(inside)), "None" in names) if inside <= INSIDE.keys() else None
     match node:
         case ast.Name(id) if id in NAMES:
             return NAMES[id]

@@ -88,6 +88,13 @@ def per_owner(
     return _by_blocks(lambda ids: one(personal(state, ids), ids), population)
 
 
+def _success(metrics: dict[str, Array]) -> np.float32:
+    if "accuracy" not in metrics:
+        hint = "Attack success is the accuracy on triggered rows that are labelled as the target."
+        validate.fail("loss_fn", 'a metric "accuracy"', sorted(metrics), hint)
+    return np.float32(metrics["accuracy"])
+
+
 def _by_blocks(block: Callable, population: Population) -> PyTree:
     """Leaves [N] of what `block` gives as leaves [n] for n ids, a few clients at a time."""
     lanes = clients_at_once(population, population.size, BATCH)
@@ -141,6 +148,7 @@ def evaluation(
     seed: int = 0,
     local_test: Population | None = None,
     personal: Callable | None = None,
+    triggered: PyTree | None = None,
 ) -> Callable:
     """params -> a record of metrics: `test_*` on a central test set, `held_out_*` over held-out clients, and `train_*`
     over the clients that are trained on; with personal models, (params, state) -> the same and `personal_*`.
@@ -159,10 +167,13 @@ def evaluation(
       local_test: the clients of the run with rows that they keep from training (`FederatedData.local_test`): the global
         model is judged on them as `local_test_*`, pooled and by quantiles over clients.
       personal: `Algorithm.personal`; each client's own model is then judged on its own rows, as `personal_*`.
+      triggered: examples with a backdoor's trigger, labelled as the attacker wants (`FederatedData.triggered`): their
+        accuracy is `attack_success`, the share of them that the model takes for the target.
 
     Guarantees: equals a float64 loop over clients (tests/metrics/test_evaluation.py::test_matches_a_loop_over_clients,
     ::test_the_objective_is_that_of_a_loop_over_clients); a personal model meets its owner's rows
-    (tests/population/test_local_test.py::test_personal_models_are_judged_by_their_owners_rows).
+    (tests/population/test_local_test.py::test_personal_models_are_judged_by_their_owners_rows); attack success is
+    NumPy's share (tests/population/test_backdoors.py::test_attack_success_against_numpy).
     """
     ids = None
     if train_clients is not None:
@@ -178,20 +189,24 @@ def evaluation(
         validate.fail("personal", "rows to judge personal models by", None, hint)
 
     @jax.jit
-    def measure(params, state, test, held_out, train, ids, local_test):
+    def measure(params, state, test, held_out, train, ids, local_test, triggered):
         central = {} if test is None else pooled(loss_fn, params, test)
+        fooled = {} if triggered is None else pooled(loss_fn, params, triggered)
         trained = {} if train is None else objective(loss_fn, params, train, ids)
         clients = {
             "held_out": {} if held_out is None else per_client(loss_fn, params, held_out),
             "local_test": {} if local_test is None else per_client(loss_fn, params, local_test),
             "personal": {} if personal is None else per_owner(loss_fn, personal, state, local_test),
         }
-        return central, clients, trained
+        return central, clients, trained, fooled
 
     def evaluated(params: PyTree, state: PyTree) -> dict:
-        central, clients, trained = jax.device_get(measure(params, state, test, held_out, train, ids, local_test))
+        found = measure(params, state, test, held_out, train, ids, local_test, triggered)
+        central, clients, trained, fooled = jax.device_get(found)
         values = {f"test_{name}": np.float32(value) for name, value in central.items()}
         values |= {f"train_{name}": np.float32(value) for name, value in trained.items()}
+        if triggered is not None:
+            values["attack_success"] = _success(fooled)
         sample, quantiles = {} if ids is None else {"train_sample_clients": train_clients}, {}
         for who, metrics in clients.items():
             for name, (totals, weights) in metrics.items():

@@ -101,7 +101,14 @@ def per_example(out: Array | Mapping[str, Array], num_examples: int | None = Non
     return values
 
 
-def supervised(model: Model, loss: Callable, state: PyTree = (), *, frozen_state: PyTree | None = None) -> Callable:
+def supervised(
+    model: Model,
+    loss: Callable,
+    state: PyTree = (),
+    *,
+    frozen_state: PyTree | None = None,
+    measure: Callable | None = None,
+) -> Callable:
     """Joins a model and a loss into `loss_fn(params, examples, key) -> dict` of per-example values.
 
     Args:
@@ -110,6 +117,8 @@ def supervised(model: Model, loss: Callable, state: PyTree = (), *, frozen_state
       state: the model's state as `init` returned it; must be empty.
       frozen_state: for a model with state, the state to use always. The model then always runs in evaluation mode
         (`train=False`: batch statistics are not updated and dropout is off).
+      measure: `(outputs, examples) -> dict` of [n] values, told beside the loss's own when the key is None, that is in
+        evaluations: what a data set wants to know of a model (`FederatedData.measure`).
 
     Returns: `loss_fn`, with examples `{"x": [n, ...], "y": [n, ...]}`; key None means evaluation.
 
@@ -117,7 +126,8 @@ def supervised(model: Model, loss: Callable, state: PyTree = (), *, frozen_state
 
     Guarantees: equals the model and the loss written out by hand, training exactly when a key is given
     (tests/models/test_model.py::test_supervised_trains_iff_a_key_is_given); a model with running statistics is refused
-    (tests/models/test_model.py::test_supervised_refuses_state_unless_frozen).
+    (tests/models/test_model.py::test_supervised_refuses_state_unless_frozen); measures are told in evaluations only
+    (tests/population/test_scenarios.py::test_measures_are_told_in_evaluations).
 
     >>> import jax, jax.numpy as jnp
     >>> from fedjax_sim.models import linear, softmax_cross_entropy
@@ -150,6 +160,8 @@ def supervised(model: Model, loss: Callable, state: PyTree = (), *, frozen_state
             )
     elif jax.tree.structure(frozen_state) != jax.tree.structure(abstract):
         fail("frozen_state", f"the model's own {jax.tree.structure(abstract)}", jax.tree.structure(frozen_state))
+    if measure is not None:
+        function("measure", measure, "outputs, examples")
     fixed = () if frozen_state is None else frozen_state
 
     def loss_fn(params: PyTree, examples: Mapping[str, PyTree], key: Array | None = None) -> dict[str, Array]:
@@ -158,6 +170,9 @@ def supervised(model: Model, loss: Callable, state: PyTree = (), *, frozen_state
             fail("examples", 'a dict with "x" and "y"', shown, "Write your own loss_fn for other layouts.", TypeError)
         train = key is not None and frozen_state is None
         out, _ = model.apply(params, fixed, examples["x"], key, train)
-        return per_example(loss(out, examples["y"]), jnp.shape(jax.tree.leaves(examples["x"])[0])[0])
+        values = loss(out, examples["y"])
+        if measure is not None and key is None:
+            values = {**(values if isinstance(values, Mapping) else {"loss": values}), **measure(out, examples)}
+        return per_example(values, jnp.shape(jax.tree.leaves(examples["x"])[0])[0])
 
     return loss_fn

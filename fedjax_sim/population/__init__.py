@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedjax_sim.population.backdoors import backdoor, edge_case_backdoor
 from fedjax_sim.population.datasets import breast_cancer, digits, digits_partition
 from fedjax_sim.population.federated_data import FederatedData, from_sites
 from fedjax_sim.population.groups import Group, Grouped, grouped
@@ -20,6 +21,7 @@ from fedjax_sim.population.partition import (
     quantity_power_law,
     shards,
 )
+from fedjax_sim.population.poisoning import Poisoned, label_flip, label_offset, poisoned, random_labels
 from fedjax_sim.population.population import (
     Generated,
     Indexed,
@@ -31,11 +33,13 @@ from fedjax_sim.population.population import (
     stored,
 )
 from fedjax_sim.population.quadratic import quadratic_loss, quadratic_population, quadratics
+from fedjax_sim.population.scenarios import controller_tuning, overshoot, sensor_calibration
 from fedjax_sim.population.shift import feature_shift
 from fedjax_sim.population.store import read_store, write_store
 from fedjax_sim.population.synthetic import linear_teacher, logistic_teacher, mean_estimation, synthetic
 from fedjax_sim.population.tabular import csv_sites, heart_disease
 from fedjax_sim.population.text import shakespeare
+from fedjax_sim.population.triggers import Trigger, pixels, set_points, spectral, tag
 
 __all__ = [
     "FederatedData",
@@ -45,14 +49,19 @@ __all__ = [
     "Host",
     "Indexed",
     "Partition",
+    "Poisoned",
     "Stored",
+    "Trigger",
+    "backdoor",
     "breast_cancer",
     "by_group",
+    "controller_tuning",
     "csv_sites",
     "digits",
     "digits_partition",
     "dirichlet",
     "dirichlet_draws",
+    "edge_case_backdoor",
     "feature_shift",
     "from_clients",
     "from_sites",
@@ -62,23 +71,33 @@ __all__ = [
     "host_store",
     "iid",
     "indexed",
+    "label_flip",
+    "label_offset",
     "leaf",
     "linear_teacher",
     "logistic_teacher",
     "mean_estimation",
     "native",
+    "overshoot",
+    "pixels",
+    "poisoned",
     "pooled",
     "quadratic_loss",
     "quadratic_population",
     "quadratics",
     "quantity_lognormal",
     "quantity_power_law",
+    "random_labels",
     "read_store",
+    "sensor_calibration",
+    "set_points",
     "shakespeare",
     "shards",
+    "spectral",
     "stored",
     "synthetic",
     "synthetic_images",
+    "tag",
     "tff_hdf5",
     "with_local_test",
     "write_native",

@@ -22,11 +22,14 @@ def describe(data: Any) -> dict[str, Any]:
     Args:
       data: a `population.FederatedData`.
 
-    Returns: `name`, `num_clients`, `num_examples_total` and `examples_quantiles` (for up to four million clients), and
-      where there are classes `client_ids`, `label_names` and `label_counts` of up to 24 clients spread over the ids.
+    Returns: `name`, `num_clients`, `poisons` where there are some, `num_examples_total` and `examples_quantiles` (for
+      up to four million clients), and where there are classes `client_ids`, `label_names` and `label_counts` of up to
+      24 clients spread over the ids.
     """
     size = data.train.size
     about: dict[str, Any] = {"name": data.name, "num_clients": size}
+    if data.poisons:
+        about["poisons"] = list(data.poisons)
     if size <= MAX_VISITED:
         sizes = np.asarray(sizes_of(data.train))
         marks = np.quantile(sizes, [0, 0.25, 0.5, 0.75, 1])
@@ -52,7 +55,8 @@ def digest(data: Any) -> str:
     Guarantees: tests/command/test_app.py::test_other_data_are_refused, with a local test too
     (tests/population/test_local_test.py::test_other_rows_have_another_digest).
     """
-    sha, stored = tree.hashed((data.train, data.test, data.held_out)), data.train
+    more = () if data.triggered is None else (data.triggered,)
+    sha, stored = tree.hashed((data.train, data.test, data.held_out, *more)), data.train
     while hasattr(stored, "inner"):  # what wraps a population, as `with_local_test` does
         stored = stored.inner
     manifest = getattr(getattr(stored, "source", None), "opened", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +38,9 @@ class FederatedData(NamedTuple):
     vocabulary: tuple[str, ...] | None = None  # what tokens 0, 1, ... mean
     name: str = ""
     local_test: Population | None = None  # the clients of `train`, by id, with rows of theirs that nobody trains on
+    triggered: PyTree | None = None  # of a backdoor: test rows of other labels with its trigger, labelled as its target
+    poisons: tuple[str, ...] = ()  # what was done to clients of `train`, as a person reads it
+    measure: Callable | None = None  # (outputs [n, ...], examples) -> {metric: [n]}, told in evaluations
 
 
 def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_outputs: int) -> dict[str, np.ndarray]:

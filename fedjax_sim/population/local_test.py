@@ -68,7 +68,7 @@ def with_local_test(data: FederatedData, *, fraction: float = 0.2, seed: int = 0
     (`capacities`) are lost: every client is read with all its rows.
 
     Raises: TypeError for what is no `FederatedData`; ValueError, TypeError for a fraction out of range; ValueError
-    where a local test is there already.
+    where a local test is there already, or clients are poisoned.
 
     Guarantees: train and test share no row, and together are the client's examples
     (tests/population/test_local_test.py::test_rows_are_split); counts are those of the masks (::test_counts).
@@ -85,6 +85,9 @@ def with_local_test(data: FederatedData, *, fraction: float = 0.2, seed: int = 0
         validate.fail("data", "a FederatedData", type(data).__name__, hint, TypeError)
     if data.local_test is not None:
         validate.fail("data", "a data set without a local test", data.name, "It keeps rows of its clients already.")
+    if data.poisons:
+        hint = "Keep the local test first: its rows are to be clean."
+        validate.fail("data", "a data set that is not poisoned", data.poisons[0], hint)
     words, share = jax.random.key_data(jax.random.key(seed, impl="threefry2x32")), jnp.float32(fraction)
     train, test = (_Part(data.train, words, share, data.train.size, is_test) for is_test in (False, True))
     return data._replace(train=train, local_test=test)

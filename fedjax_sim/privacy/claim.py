@@ -40,6 +40,23 @@ class Claim:
         """The promised epsilon at `delta`; infinite where the profile never falls so low."""
         return epsilon_at(self.profile, delta)
 
+    @property
+    def advantage(self) -> float:
+        """The most that true minus false positive rate of any test may be: delta at epsilon 0.
+
+        For one Gaussian release that is 2 Phi(1 / 2z) - 1. It bounds membership inference by whoever sees what was
+        released, and by nobody who sees more.
+
+        Guarantees: reached, and never passed, by the best score
+        (tests/adversary/test_membership.py::test_noise_bounds_the_advantage).
+
+        References: Humphries et al. 2023, section 4; Dong, Roth and Su 2022, section 2.
+
+        >>> [round(gaussian_claim(z).advantage, 4) for z in (0.5, 1.0, 2.0, 4.0)]
+        [0.6827, 0.3829, 0.1974, 0.0995]
+        """
+        return float(np.asarray(self.profile(np.zeros(1)), np.float64)[0])
+
     @functools.cached_property
     def _deltas(self) -> np.ndarray:
         return np.asarray(self.profile(GRID), np.float64)

@@ -61,7 +61,8 @@ def total_of(records: Sequence[Mapping], name: str) -> float:
 def headline_totals(records: Sequence[Mapping], timing: Sequence[Mapping]) -> dict[str, Any]:
     """The headline figures that the log alone gives, for a run without summary.json."""
     totals: dict[str, Any] = {"rounds": records[-1].get("round", len(records)) if records else 0}
-    for name in ("test_accuracy", "test_loss"):
+    evaluated = [name for record in records for name in record if name.startswith(("test_", "attack_"))]
+    for name in {"test_accuracy": None, "test_loss": None} | dict.fromkeys(evaluated):
         totals[name] = next((record[name] for record in reversed(records) if name in record), None)
     for metric in ROUND_METRICS:
         if metric.unit == "bytes" and any(metric.name in record for record in records):

@@ -89,6 +89,10 @@ def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds") -> 
                     axes.plot(at, values, label=shown, markeredgecolor="white", markeredgewidth=0.6, **look)
             axes.set(xlabel=label, ylabel="Loss" if metric == "loss" else "Accuracy (%)")
             axes.margins(x=0.02)
+        at, values, _ = _thin(along, 100 * _series(records, "attack_success"))
+        if len(values):
+            axes.plot(at, values, label="attack success", color=BLACK, linestyle="--", marker="x", markersize=4)
+            axes.set(ylabel="Accuracy, attack success (%)")
         legend(figure, row)
     return figure
 

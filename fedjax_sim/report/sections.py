@@ -147,7 +147,7 @@ def clients(records: Sequence[Mapping], population: Mapping) -> Iterable[str]:
     if population.get("label_counts"):
         yield "<h3>What some clients hold</h3>"
         yield figure("labels", plots.label_mix, "Shares of labels and numbers of examples of some clients.", population)
-    quantiles = population.get("examples_quantiles")
+    quantiles, poisons = population.get("examples_quantiles"), population.get("poisons")
     quantiles = quantiles if isinstance(quantiles, dict) else {}
     order = [key for key in ("min", "q25", "median", "q75", "max") if key in quantiles]
     yield "<h3>Population</h3>"
@@ -156,5 +156,6 @@ def clients(records: Sequence[Mapping], population: Mapping) -> Iterable[str]:
         ("Clients", count(population.get("num_clients"))),
         ("Examples", count(population.get("num_examples_total"))),
         ("Examples of a client", ", ".join(f"{key} {count(quantiles[key])}" for key in order)),
+        ("Poisoned", "; ".join(map(str, poisons)) if isinstance(poisons, list) else ""),
     ]
     yield table((key, value) for key, value in rows if value not in ("", NOTHING))

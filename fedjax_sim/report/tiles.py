@@ -10,7 +10,7 @@ from fedjax_sim.algorithms.costs import ROUND_METRICS
 from fedjax_sim.report.numbers import count, percent, real, seconds, shown, size
 from fedjax_sim.sampling.visits import DISTINCT
 
-__all__ = ["TILES", "own_metrics", "tiles"]
+__all__ = ["TILES", "more_tests", "own_metrics", "tiles"]
 
 WORDS = {metric.name: metric.words for metric in (*ROUND_METRICS, DISTINCT)}
 TILES = (
@@ -36,6 +36,18 @@ def own_metrics(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield name, str(about.get("words", name)), shown(values[name], str(about.get("unit", "")))
 
 
+def more_tests(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(name, words) of what an evaluation measured on the test set beside loss and accuracy, as an overshoot, and of an
+    attack's success.
+
+    >>> list(more_tests({"test_loss": 1.0, "test_overshoot": 0.2, "attack_success": 0.9}))
+    [('attack_success', 'attack success'), ('test_overshoot', 'test overshoot')]
+    """
+    for name in sorted(values):
+        if name == "attack_success" or (name.startswith("test_") and name not in ("test_accuracy", "test_loss")):
+            yield name, escape(name.replace("_", " "))
+
+
 def tiles(values: Mapping[str, Any]) -> str:
     """One tile for each headline figure and each number that a part states; figures that only some runs have are left
     out where `values` lacks them."""
@@ -45,6 +57,9 @@ def tiles(values: Mapping[str, Any]) -> str:
             continue
         kind = "tile main" if key in ("test_accuracy", "test_loss") else "tile"
         found.append(f'<div class="{kind}"><b>{escape(show(values.get(key)))}</b><span>{label}</span></div>')
+    for name, words in more_tests(values):
+        show = percent if name == "attack_success" else real
+        found.append(f'<div class="tile"><b>{escape(show(values[name]))}</b><span>{words}</span></div>')
     for _, words, text in own_metrics(values):
         found.append(f'<div class="tile"><b>{escape(text)}</b><span>{escape(words)}</span></div>')
     return f'<div class="tiles">{"".join(found)}</div>'

@@ -258,7 +258,7 @@ class Log:
         evaluated = [record for record in self.records if any(name in record for name in losses)]
         last = evaluated[-1] if evaluated else {}
         return {
-            **{name: last[name] for name in last if name.startswith(("test_", "held_out_", "train_"))},
+            **{name: last[name] for name in last if name.startswith(("test_", "held_out_", "train_", "attack_"))},
             "rounds": sum(record["round"] > 0 for record in self.records),
             "client_visits": visits,
             "rounds_seconds": self.seconds,

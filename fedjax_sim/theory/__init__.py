@@ -18,6 +18,7 @@ from fedjax_sim.theory.convergence import (
 from fedjax_sim.theory.drift import QuadraticDrift, quadratic_drift
 from fedjax_sim.theory.estimators import DesignVariance, design_variance
 from fedjax_sim.theory.floor import Budget, budget
+from fedjax_sim.theory.leakage import alignment_auc, overfitting_advantage
 from fedjax_sim.theory.moment_budget import MomentBudget, budget_from_moments
 from fedjax_sim.theory.moments import Moments
 from fedjax_sim.theory.noise import local_to_central_ratio, noise_floor, noise_variance
@@ -76,6 +77,7 @@ __all__ = [
     "QuadraticDrift",
     "QuantizationError",
     "Robustness",
+    "alignment_auc",
     "attackers_met",
     "best_clip_norm",
     "budget",
@@ -110,6 +112,7 @@ __all__ = [
     "noise_floor",
     "noise_to_signal_ratio",
     "noise_variance",
+    "overfitting_advantage",
     "population_variance",
     "proximal_curvature",
     "proximal_drift",

@@ -12,6 +12,7 @@ d model dimension.
 
 from fedjax_sim.types.data import (
     Array,
+    Attackers,
     ClientData,
     Cohort,
     Count,
@@ -43,6 +44,7 @@ __all__ = [
     "Aggregator",
     "Algorithm",
     "Array",
+    "Attackers",
     "ClientData",
     "ClientUpdate",
     "Cohort",

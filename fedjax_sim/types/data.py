@@ -10,9 +10,11 @@ import jax.numpy as jnp
 
 Array = jax.Array
 PyTree = Any
+Attackers = Callable  # (key, ids [c]) -> [c] bool: which clients attack in the round of this key
 
 __all__ = [
     "Array",
+    "Attackers",
     "ClientData",
     "Cohort",
     "Count",

@@ -107,6 +107,7 @@ class Aggregator(NamedTuple):
     view: Callable | None = None  # (key, Round, Received of all slots) -> (messages [m, ...], weights [m]) that the
     # server sees; None = the messages as they arrive
     wire: Callable | None = None  # (update_spec, Wire, num_slots) -> Wire of what a client sends; None = its message
+    attacked: bool = False  # attackers are inside of it: nothing around it sees what they send
 
 
 class ServerUpdate(NamedTuple):

@@ -75,7 +75,7 @@ def test_the_sum_is_exact(name, num_servers):
         def total(made):
             carry = made.init(spec, 4)
             for part in (slice(0, 3), slice(3, 4)):
-                carry = made.accumulate(KEY, None, carry, jax.tree.map(lambda x: x[part], some))
+                carry = made.accumulate(KEY, None, carry, jax.tree.map(lambda x, part=part: x[part], some))
             return made.finalize(KEY, None, carry)
 
         return total(plain), total(drawn), total(not_drawn)

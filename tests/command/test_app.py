@@ -242,6 +242,7 @@ def test_list_shows_every_part():
     sampler = call("list", "sampler").output
     assert "cohort_size = (required)" in sampler and "[sampler] in a config" in sampler
     assert call("list", "sampler").output == call("list", "sampling").output
+    assert "attack = (required), {name" in call("list", "aggregator").output
     wrong = call("list", "samplers")
     assert wrong.exit_code == 2 and "Did you mean" not in wrong.output.split("expected")[0]
 

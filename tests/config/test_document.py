@@ -16,6 +16,7 @@ from fedjax_sim.config import registry
 from fedjax_sim.config.build import Builder, build
 from fedjax_sim.config.document import ConfigError, load
 from fedjax_sim.transform.chain import wire_of
+from tests.aggregation.robust import applied
 from tests.laws import cases
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -237,10 +238,67 @@ def test_every_part_builds(table):
 def test_wrapped_rules_build():
     """Fault: a wrapper of aggregators that a config can name but not build."""
     needed = {"bucket_size": "2", "max_norm": "1.0", "num_byzantine": "1"}
+    needed |= {"attack": "{name='alie'}", "who": "{name='clients', ids=[3]}"}
     for name, part in registry.wrappers("aggregator").items():
         options = [f"aggregator.{name}.{key}={needed[key]}" for key in part.options if key in needed]
         inner = ["aggregator.name=krum", "aggregator.num_byzantine=1"]
         assert build(load(None, [*SMALL, *inner, *options])).algorithm.parts.aggregator.start is None
+
+
+NEEDED_INSIDE = {"cohort_weight": "10.0", "ids": "[3]", "share": "0.1", "factor": "2.0", "value": "1.0", "std": "1.0"}
+ROBUST = ["aggregator.name=krum", "aggregator.num_byzantine=1"]
+CORRUPTED = "aggregator.corrupted."
+WHO, ATTACK = CORRUPTED + "who={name='clients', ids=[3]}", CORRUPTED + "attack={name='alie'}"
+
+
+@pytest.mark.parametrize("argument", ["attack", "who"])
+def test_every_attack_builds(argument):
+    """Fault: an attack, or a choice of attackers, that a config can name but not build."""
+    kind = registry.wrappers("aggregator")["corrupted"].options[argument].kind
+    assert {"attack": "alie", "who": "clients"}[argument] in registry.named(kind)
+    for name, part in registry.named(kind).items():
+        needed = [f"{key}={NEEDED_INSIDE[key]}" for key, (_, default) in part.options.items() if key in NEEDED_INSIDE]
+        table = f"{CORRUPTED}{argument}={{{', '.join([f'name={name!r}', *needed])}}}"
+        other = WHO if argument == "attack" else ATTACK
+        aggregator = build(load(None, [*SMALL, *ROBUST, table, other])).algorithm.parts.aggregator
+        assert "attackers_met" in {metric.name for metric in aggregator.metrics}
+
+
+def test_a_part_inside_a_part(tmp_path):
+    """Fault: options inside an option that are lost on the way to the factory, in a file or in a run's identity."""
+    inside = "{name='forged_weight', factor=3.0, attack={name='scaled', factor=-2.0}}"
+    config = load(None, [*SMALL, "aggregator.name=mean", f"{CORRUPTED}attack={inside}", WHO])
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    assert load(tmp_path / "config.toml") == config
+    other = load(None, [*SMALL, "aggregator.name=mean", f"{CORRUPTED}attack={inside.replace('-2', '2')}", WHO])
+    assert other.identity() != config.identity()
+    aggregator = build(config).algorithm.parts.aggregator
+    update, weights, ids = np.ones((2, 1), np.float32), np.ones(2, np.float32), np.array([3, 4])
+    got, _ = applied(aggregator, update, weights, ids=ids)  # (3 * -2 + 1) / (3 + 1)
+    np.testing.assert_allclose(got, -1.25)
+
+
+@pytest.mark.parametrize(
+    "settings, told",
+    [
+        ([WHO], r"corrupted.attack: expected a table with a name, got nothing. Write \{name = .*, alie, "),
+        ([WHO, CORRUPTED + "attack=alie"], "corrupted.attack: expected a table with a name, got 'alie'"),
+        ([WHO, CORRUPTED + "attack={}"], "corrupted.attack.name: expected one of .*, got nothing"),
+        ([WHO, CORRUPTED + "attack.name=ali"], "corrupted.attack.name: expected .* Did you mean 'alie'"),
+        ([WHO, CORRUPTED + "attack={name='alie', zz=1}"], "attack.zz: expected one of name, z, got the unknown key"),
+        ([WHO, CORRUPTED + "attack={name='scaled'}"], "attack.factor: expected a finite number, got nothing"),
+        ([WHO, CORRUPTED + "attack={name='min_max', direction='up'}"], "corrupted.attack.direction: expected one of"),
+        ([WHO, CORRUPTED + "attack={name='forged_weight', factor=2, attack={name='alie'}}"],
+         "attack.attack.name: expected one of"),
+        ([ATTACK, CORRUPTED + "who={name='share_of_clients', share=1.5}"], "corrupted.who.share: expected a number"),
+        ([ATTACK, CORRUPTED + "who={name='clients', ids=[40]}"], "who.ids: expected ids below the population's 40"),
+        (["aggregator.name=corrupted"], r"write the table \[aggregator.corrupted\]"),
+    ],
+)  # fmt: skip
+def test_wrong_attackers(settings, told):
+    """Fault: attackers that a config states and that are silently others, or none."""
+    with pytest.raises(ConfigError, match=told):
+        build(load(None, [*SMALL, *settings]))
 
 
 def test_every_task_builds():

@@ -83,9 +83,9 @@ def _trusting():
     return aggregation.fltrust(own, ClientData({"x": jnp.ones((2, 3))}, jnp.ones(2, bool)))
 
 
-def _fixed_point(wrap=lambda rule: rule):
-    """A modular sum of messages in units of 2^-20, or one around it; the laws send floats."""
-    rule, unit = wrap(aggregation.modular_sum(5.0)), 2.0**-20
+def _fixed_point(wrapped=lambda rule: rule):
+    """A modular sum of messages in units of 2^-20, or an aggregator around it; the laws send floats."""
+    rule, unit = wrapped(aggregation.modular_sum(5.0)), 2.0**-20
 
     def integers(received):
         return received._replace(updates=jnp.round(received.updates / unit).astype(jnp.int32))
@@ -194,6 +194,7 @@ CASES = {
         "median": lambda: aggregation.median(trust_weights=True),
         "minimum_diameter": lambda: aggregation.minimum_diameter(1),
         "modular_sum": _fixed_point,
+        "secure_sum": lambda: _fixed_point(lambda rule: aggregation.secure_sum(rule, 1, masks=True)),
         "nearest_neighbour_mixing": lambda: aggregation.nearest_neighbour_mixing(aggregation.median(), 1),
         "norm_bounding": lambda: aggregation.norm_bounding(aggregation.mean(), 1.0),
         "sign_majority": aggregation.sign_majority,

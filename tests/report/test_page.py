@@ -479,3 +479,20 @@ def test_totals_of_some_runs_are_shown_in_those(tmp_path):
     (folder / "summary.json").write_text(json.dumps(summary))
     page = write_report(folder).read_text()
     assert "entropy code" in page and "7 MB" in page
+
+
+def test_an_attack_is_shown_beside_the_clean_accuracy(tmp_path):
+    """Fault: a backdoor's success that only the log has, one that a killed run lacks, a share that is not in per cent,
+    and attack words on the page of a run without one."""
+    folder = fake_run(tmp_path / "attacked")
+    assert "attack" not in write_report(folder).read_text(encoding="utf-8")
+    edit_records(
+        folder, lambda r: r | {"attack_success": r["round"] / 101.5, "test_bias": 0.25} if "test_loss" in r else r
+    )
+    edit_json(folder / "summary.json", attack_success=100 / 101.5, test_bias=0.25)
+    edit_json(folder / "population.json", poisons=["backdoor to 7 at 5 of <100> clients"])
+    for words in ("98.52 % attack success", "0.25 test bias", "Poisoned backdoor to 7 at 5 of <100> clients"):
+        assert words in Page(write_report(folder).read_text(encoding="utf-8")).text, words
+    assert "Accuracy, attack success (%)" in write_report(folder).read_text(encoding="utf-8")
+    (folder / "summary.json").unlink()
+    assert "98.52 % attack success" in Page(write_report(folder).read_text(encoding="utf-8")).text

@@ -1,0 +1,45 @@
+"""Model replacement: what an attacker with a backdoor sends."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from fedjax_sim import engine, tree, validate
+from fedjax_sim.adversary.byzantine import Alone
+
+__all__ = ["model_replacement"]
+
+
+def model_replacement(cohort_weight: float, server_rate: float = 1.0, num_attackers: int = 1) -> Alone:
+    """The own update times W / (server's rate x own weight x attackers): its model then replaces the global one.
+
+    That holds under a weighted mean, where the others' updates are small: near convergence, say. What the attacker
+    trains on is a matter of its data: `population.backdoor`.
+
+    Args:
+      cohort_weight: W, positive: the weights of a cohort's messages together, the attackers' included. With
+        `weighting = "uniform"`, or under a rule that trusts no weights, it is the number m of them, if each weighs 1.
+      server_rate: positive, the learning rate of the server's step.
+      num_attackers: f, in each cohort, who share the boost.
+
+    Guarantees: while the others send zeros the global model is the attacker's to 1e-6, and a bound of C on messages'
+      norms bounds its shift by C / m (tests/adversary/test_backdoor.py::test_the_attackers_model_replaces_the_global,
+      ::test_a_norm_bound_bounds_the_shift).
+
+    References: Bagdasaryan et al. 2020, section 3.2, equation 3.
+
+    >>> import jax, jax.numpy as jnp
+    >>> model_replacement(10.0, server_rate=0.5).send(jax.random.key(0), jnp.array([1.0, 2.0]), 1.0)[0].tolist()
+    [20.0, 40.0]
+    """
+    validate.positive("cohort_weight", cohort_weight)
+    validate.positive("server_rate", server_rate)
+    validate.integer("num_attackers", num_attackers)
+    boost = cohort_weight / (server_rate * num_attackers)
+    validate.positive("cohort_weight / (server_rate x num_attackers)", boost)
+    return Alone(
+        lambda key, update, weight: (
+            tree.scaled(update, engine.divide(jnp.float32(boost), jnp.float32(weight))),
+            weight,
+        )
+    )

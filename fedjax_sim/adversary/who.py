@@ -1,0 +1,58 @@
+"""Which clients attack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import engine, validate
+from fedjax_sim.prng import stream
+from fedjax_sim.types import Attackers
+
+__all__ = ["clients", "share_of_clients"]
+
+
+def clients(ids: Sequence[int], *, population_size: int | None = None) -> Attackers:
+    """Attackers by id: the same clients in every round.
+
+    Args:
+      population_size: N, which ids must be below; None = not checked. A config gives it.
+
+    >>> import jax, jax.numpy as jnp
+    >>> clients([3, 5])(jax.random.key(0), jnp.array([5, 6])).tolist()
+    [True, False]
+    """
+    known = np.unique(np.asarray(ids))
+    if known.size == 0 or not np.issubdtype(known.dtype, np.integer) or known[0] < 0 or known[-1] > validate.INT32_MAX:
+        validate.fail("ids", f"clients' ids in [0, {validate.INT32_MAX}], at least one", ids)
+    if population_size is not None and known[-1] >= population_size:
+        validate.fail("ids", f"ids below the population's {population_size}", int(known[-1]))
+    table = jnp.asarray(known, jnp.int32)
+
+    def who(key, ids):
+        place = jnp.clip(jnp.searchsorted(table, ids), 0, table.size - 1)
+        return table[place] == ids
+
+    return who
+
+
+def share_of_clients(share: float, *, seed: int = 0, each_round: bool = False) -> Attackers:
+    """Each client is an attacker with this chance.
+
+    Args:
+      share: in [0, 1].
+      seed: of who they are.
+      each_round: drawn anew in every round, else once for all.
+    """
+    validate.in_range("share", share, 0, 1)
+    validate.integer("seed", seed, 0)
+
+    def who(key, ids):
+        key = stream(key, "attackers") if each_round else jax.random.key(seed)
+        luck = engine.client_keys(key, ids)[:, 0] >> 8  # 24 bits
+        return luck.astype(jnp.float32) < jnp.float32(share * 2**24)
+
+    return who

@@ -1,0 +1,312 @@
+"""Clients who hold poisoned examples: wrappers of a data set that change the rows of some clients, and of no test set.
+
+Poison is a function of a client's rows, evaluated where they are read: on the device, for every kind of population,
+with the same rows in every round. Who is poisoned, and with what, is data of the population, so a digest sees it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+
+from fedjax_sim import tree, validate
+from fedjax_sim.population.federated_data import FederatedData
+from fedjax_sim.population.partition import generator
+from fedjax_sim.population.protocol import sizes_of
+from fedjax_sim.population.seeds import seed_words
+from fedjax_sim.prng import client_key, counter_bits, stream
+from fedjax_sim.types import Array, ClientData, Population, PyTree
+
+__all__ = [
+    "Poisoned",
+    "chosen_clients",
+    "chosen_rows",
+    "label_flip",
+    "label_offset",
+    "num_labels",
+    "poisoned",
+    "random_labels",
+]
+
+MOST_POISONED = 1 << 24
+PURPOSE = 3  # of the seed, beside training (1) and held-out (2) clients
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Poisoned:
+    """Clients some of whom hold changed examples; numbers of examples and masks stay. Built by `poisoned`."""
+
+    inner: Population
+    table: Array  # [f + 1] int32 the poisoned clients' ids, rising, and one that no client has
+    change: Callable  # (key, ClientData) -> examples of the same shapes; a Partial, whose arrays are data
+    seed: Array  # [2] uint32 key data
+    size: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def poisoned_ids(self) -> Array:
+        """[f] int32, rising: who is poisoned; `adversary.clients` takes them."""
+        return self.table[:-1]
+
+    @property
+    def sizes(self) -> Array:
+        """[N] int32 examples per client."""
+        return sizes_of(self.inner)
+
+    @property
+    def capacities(self) -> tuple[int, ...]:
+        """As the inner population's; () where it has none."""
+        return getattr(self.inner, "capacities", ()) if hasattr(self.inner, "capped") else ()
+
+    def capped(self, rows: int) -> Poisoned:
+        """The same clients in arrays of `rows` rows, where the inner population has such."""
+        return dataclasses.replace(self, inner=self.inner.capped(rows))
+
+    def count(self, id: Array) -> Array:
+        """Examples of client `id`."""
+        inner = self.inner
+        return inner.count(id) if hasattr(inner, "count") else inner.client(id).mask.sum(dtype=jnp.int32)
+
+    def announce(self, ids: Array) -> Array:
+        """`ids`, after the inner population's storage was asked to read ahead."""
+        return self.inner.announce(ids) if hasattr(self.inner, "announce") else ids
+
+    def client(self, id: Array) -> ClientData:
+        """Data of client `id`, a scalar int32."""
+        data = self.inner.client(id)
+        id = jnp.asarray(id, jnp.int32)
+        bad = self.table[jnp.searchsorted(self.table, id)] == id
+        key = stream(client_key(jax.random.wrap_key_data(self.seed, impl="threefry2x32"), id), "poison")
+        return data._replace(examples=tree.where(bad, self.change(key, data), data.examples))
+
+
+def poisoned(
+    data: FederatedData,
+    change: Callable,
+    words: str,
+    *,
+    clients: Sequence[int] | None = None,
+    share: float | None = None,
+    seed: int = 0,
+) -> FederatedData:
+    """Some training clients' examples changed by any function.
+
+    Args:
+      data: any data set.
+      change: (key, ClientData) -> examples of the same shapes and dtypes, for ONE client, traceable; the key is the
+        client's own, the same in every round. A `Partial` over arrays keeps them out of the compiled program.
+      words: what it does, for reports, such as "label flip".
+      clients: ids of those who are poisoned, distinct; or
+      share: in [0, 1], of all N clients: exactly round(share N) of them, drawn without replacement by the seed; at most
+        2^24. Wrappers with one seed and one share choose the same clients. 0 poisons nobody: a baseline.
+      seed: of that choice, and of the clients' keys.
+
+    Returns: the same data set with another `train`; test sets stay clean.
+
+    Raises: ValueError, TypeError for ids outside the population or twice, for both or neither of `clients` and `share`,
+      and for a change that returns other shapes.
+
+    Guarantees: exactly these clients change, under padding, size classes, stores on the disk and devices
+      (tests/population/test_poisoning.py::test_only_the_chosen_change, ::test_any_population,
+      ::test_unequal_clients_train_alike); the number of clients is exact (::test_exact_count).
+
+    >>> from fedjax_sim.population import mean_estimation
+    >>> zero = lambda key, data: jax.tree.map(jnp.zeros_like, data.examples)
+    >>> data = poisoned(mean_estimation(num_clients=10, mean=5.0, spread=0.0), zero, "zeros", clients=[3])
+    >>> [float(data.train.client(i).examples["y"][0, 0]) for i in (2, 3)], data.poisons
+    ([5.0, 0.0], ('zeros at 1 of 10 clients',))
+    """
+    check_data(data)
+    validate.function("change", change, "key, data")
+    size = data.train.size
+    ids = chosen_clients(size, clients, share, seed)
+    spec = jax.eval_shape(data.train.client, jax.ShapeDtypeStruct((), jnp.int32))
+    made = jax.eval_shape(change, jax.eval_shape(lambda: jax.random.key(0)), spec)
+    if made != spec.examples:
+        validate.fail("change", f"a function that returns examples like {spec.examples}", made)
+    change = change if isinstance(change, Partial) else Partial(change)
+    table = jnp.asarray(np.append(ids, validate.INT32_MAX), jnp.int32)
+    train = Poisoned(data.train, table, change, jnp.asarray(seed_words(seed, PURPOSE)), size)
+    return data._replace(train=train, poisons=(*data.poisons, f"{words} at {len(ids):,} of {size:,} clients"))
+
+
+def check_data(data: FederatedData) -> None:
+    """Refuses what is no data set."""
+    if not isinstance(data, FederatedData):
+        hint = "A population alone has no test sets: population.digits(...), say, has them."
+        validate.fail("data", "a FederatedData", type(data).__name__, hint, TypeError)
+
+
+def chosen_clients(size: int, clients: Sequence[int] | None, share: float | None, seed: int) -> np.ndarray:
+    """Rising ids of the poisoned clients."""
+    validate.integer("seed", seed, 0)
+    if (clients is None) == (share is None):
+        validate.fail("share", "either clients or share", {"clients": clients, "share": share}, "Say who is poisoned.")
+    if share is not None:
+        validate.in_range("share", share, 0, 1)
+        count = round(share * size)
+        hint = f"Of {size:,} clients, {share:g} is more: take a smaller share."
+        validate.integer("number of poisoned clients", count, 0, MOST_POISONED, hint=hint)
+        return np.sort(generator("poisoned", seed).choice(size, count, replace=False, shuffle=False))
+    ids = np.asarray(clients)
+    whole = ids.ndim == 1 and ids.size > 0 and ids.dtype.kind in "iu"
+    if not whole or ids.min() < 0 or ids.max() >= size:
+        validate.fail("clients", f"ids in [0, {size}), at least one", clients)
+    if len(np.unique(ids)) < len(ids):
+        validate.fail("clients", "distinct ids", clients)
+    return np.sort(ids)
+
+
+def chosen_rows(key: Array, mask: Array, share: Array) -> Array:
+    """[n] bool: exactly round(share times the number of examples) of a client's examples, half to even, drawn by the
+    key; padding, wherever it stands, changes nothing."""
+    rank = jnp.cumsum(mask, dtype=jnp.int32) - 1
+    luck = counter_bits(stream(key, "rows"), rank)  # distinct
+    count = jnp.round(mask.sum(dtype=jnp.int32).astype(jnp.float32) * share).astype(jnp.int32)
+    ordered = jnp.sort(jnp.where(mask, luck, jnp.uint32(2**32 - 1)))
+    return mask & (count > 0) & (luck <= ordered[jnp.maximum(count - 1, 0)])
+
+
+def num_labels(data: FederatedData) -> int:
+    """Classes of a data set whose targets are labels.
+
+    Raises: ValueError for another task.
+    """
+    check_data(data)
+    if data.task not in ("binary", "classification"):
+        validate.fail("data", 'a task "binary" or "classification"', data.task, "Only labels can be exchanged.")
+    return max(2, data.num_outputs)
+
+
+def _relabelled(labels: Array, rows: Array, key: Array, data: ClientData) -> PyTree:
+    y = data.examples["y"]
+    new = labels[jnp.clip(y, 0, labels.shape[0] - 1)].astype(y.dtype)
+    return {**data.examples, "y": jnp.where(chosen_rows(key, data.mask, rows), new, y)}
+
+
+def label_flip(
+    data: FederatedData,
+    *,
+    clients: Sequence[int] | None = None,
+    share: float | None = None,
+    rows: float = 1.0,
+    to: Sequence[int] | None = None,
+    seed: int = 0,
+) -> FederatedData:
+    """Poisoned clients hold label K - 1 - y in place of y, or the label that a map gives.
+
+    Args:
+      data: of the task "binary" or "classification".
+      clients, share, seed: who is poisoned, as in `poisoned`.
+      rows: share in (0, 1] of each of these clients' examples, to the nearest whole number; drawn once.
+      to: [K] the new label of each label; by default K - 1, ..., 1, 0.
+
+    Guarantees: NumPy's labels (tests/population/test_poisoning.py::test_labels_against_numpy); a run's accuracy falls
+      (tests/population/test_backdoors.py::test_poisoning_and_backdoor_are_told_apart).
+
+    References: Tolpegin et al. 2020, section 3; y -> 9 - y as in Fang et al. 2020, section 5.1.
+
+    >>> from fedjax_sim.population import digits
+    >>> clean = digits(num_clients=20)
+    >>> before, after = (data.train.client(4).examples["y"][:20] for data in (clean, label_flip(clean, clients=[4])))
+    >>> bool((before + after == 9).all())
+    True
+    """
+    labels = num_labels(data)
+    to = list(range(labels))[::-1] if to is None else to
+    validate.sequence("to", to)
+    if len(to) != labels:
+        validate.fail("to", f"{labels} labels, one for each", list(to))
+    for label in to:
+        validate.integer("to", label, 0, labels - 1)
+    if list(to) == list(range(labels)):
+        validate.fail("to", "a map that changes a label", list(to))
+    change = Partial(_relabelled, jnp.asarray(to, jnp.int32), _share_of_rows(rows))
+    return poisoned(data, change, "label flip", clients=clients, share=share, seed=seed)
+
+
+def _share_of_rows(rows: float) -> Array:
+    validate.in_range("rows", rows, 0, 1, open_low=True)
+    return jnp.float32(rows)
+
+
+def _random(labels: Array, keep: Array, rows: Array, key: Array, data: ClientData) -> PyTree:
+    y = data.examples["y"]
+    rank = jnp.cumsum(data.mask, dtype=jnp.int32) - 1
+    others = labels - jnp.where(keep, 0, 1).astype(jnp.uint32)
+    drawn = counter_bits(stream(key, "labels"), rank) % others  # of 2^32: uneven by less than K / 2^32
+    new = (y.astype(jnp.uint32) + jnp.where(keep, 0, 1).astype(jnp.uint32) + drawn) % labels
+    return {**data.examples, "y": jnp.where(chosen_rows(key, data.mask, rows), new.astype(y.dtype), y)}
+
+
+def random_labels(
+    data: FederatedData,
+    *,
+    clients: Sequence[int] | None = None,
+    share: float | None = None,
+    rows: float = 1.0,
+    keep: bool = False,
+    seed: int = 0,
+) -> FederatedData:
+    """Poisoned clients hold labels drawn uniformly, once for all rounds.
+
+    Args:
+      data, clients, share, rows, seed: as in `label_flip`.
+      keep: whether the right label may be drawn; by default one of the K - 1 others is.
+
+    Guarantees: never the right label unless asked, and each other one alike
+      (tests/population/test_poisoning.py::test_random_labels_are_uniform).
+
+    References: Zhang et al. 2017, section 2.1 (random labels).
+
+    >>> from fedjax_sim.population import digits
+    >>> clean = digits(num_clients=20)
+    >>> before, after = (data.train.client(4).examples["y"][:20] for data in (clean, random_labels(clean, share=1.0)))
+    >>> bool((before == after).any())
+    False
+    """
+    labels = num_labels(data)
+    validate.one_of("keep", keep, (True, False))
+    change = Partial(_random, jnp.uint32(labels), jnp.asarray(keep), _share_of_rows(rows))
+    return poisoned(data, change, "random labels", clients=clients, share=share, seed=seed)
+
+
+def _moved(offset: Array, key: Array, data: ClientData) -> PyTree:
+    y = data.examples["y"]
+    return {**data.examples, "y": y + offset.astype(y.dtype)}
+
+
+def label_offset(
+    data: FederatedData,
+    *,
+    offset: float,
+    clients: Sequence[int] | None = None,
+    share: float | None = None,
+    seed: int = 0,
+) -> FederatedData:
+    """Poisoned clients report targets that are off by a constant, such as readings of a sensor with a wrong zero.
+
+    Args:
+      data: of the task "regression".
+      offset: added to each target, in its unit.
+      clients, share, seed: who is poisoned, as in `poisoned`.
+
+    Guarantees: f of m such clients move the mean's model by (f / m) offset
+      (tests/population/test_scenarios.py::test_bias_of_mean_and_median).
+
+    >>> from fedjax_sim.population import mean_estimation
+    >>> moved = label_offset(mean_estimation(num_clients=10, mean=1.0, spread=0.0), offset=5.0, clients=[0])
+    >>> float(moved.train.client(0).examples["y"][0, 0])
+    6.0
+    """
+    check_data(data)
+    if data.task != "regression":
+        validate.fail("data", 'the task "regression"', data.task, "For labels there is label_flip.")
+    validate.in_range("offset", offset)
+    change = Partial(_moved, jnp.float32(offset))
+    return poisoned(data, change, f"targets off by {offset:g}", clients=clients, share=share, seed=seed)

@@ -1,0 +1,88 @@
+"""The figure of `leakage`: the digits as they were rebuilt beside the originals, and what is left to an attacker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim.report import plots
+from fedjax_sim.study.charts import DASHED, points, rows_of
+from fedjax_sim.study.findings import Comparison
+from fedjax_sim.study.leakage.attacks import ATTACKS, LARGEST_BATCH, MOST_DECIBELS, Picture
+from fedjax_sim.study.leakage.defences import SIDE, allowed_advantage, multiplier
+from fedjax_sim.study.leakage.pictures import strips
+
+__all__ = ["leakage_figure"]
+
+LOOKS = ((ATTACKS[0], plots.BLUE, "o"), (ATTACKS[1], plots.ORANGE, "^"))
+
+
+def leakage_figure(found: Sequence[Comparison], pictures: Sequence[Picture], options: dict[str, Any]) -> Any:
+    """Pictures on the left, four panels on the right."""
+    from matplotlib.figure import Figure
+
+    rows = list(_strips(pictures))
+    figure = Figure(figsize=(plots.WIDTH * 1.25, 0.52 * len(rows)), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=[1.55, 1])
+    axes = left.subplots()
+    axes.set_title("Digits that a curious server rebuilds from one round's messages: nearest match", loc="center")
+    strips(axes, rows, SIDE)
+    by_batch, worth, by_epsilon, bounded = right.subplots(4, 1)
+    _quality(by_batch, found, "batch size", "batch_size")
+    _quality(by_epsilon, found, "local noise", "epsilon")
+    _batches(worth, found)
+    _bounded(bounded, found, options)
+    for panel in (by_batch, worth):
+        sizes = options["batch_sizes"]
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(sizes, [str(size) for size in sizes])
+        panel.set(xlabel="Examples in a message")
+    for panel in (by_epsilon, bounded):
+        plots.logarithmic(panel, "x")
+        panel.set(xlabel="Epsilon of local noise on a message of one example")
+    for panel in (by_batch, worth, by_epsilon, bounded):
+        panel.legend(fontsize=7.5)
+    return figure
+
+
+def _strips(pictures: Sequence[Picture]) -> Iterator[tuple[str, np.ndarray, str]]:
+    """The originals; then of each defence the attack that comes nearer, and both for the batch that is compared."""
+    names = dict.fromkeys(picture.defence for picture in pictures)
+    for name in names:
+        here = [picture for picture in pictures if picture.defence == name]
+        if name != f"batch of {LARGEST_BATCH}":
+            here = [max(here, key=lambda picture: np.nan_to_num(picture.decibels).mean())]
+        for picture in here:
+            note = f"{picture.decibels.mean():.0f} dB, {picture.attack}" if picture.attack else "mean PSNR, attack"
+            yield name, picture.images, note
+
+
+def _quality(axes: Any, found: Sequence[Comparison], part: str, x: str) -> None:
+    for attack, colour, marker in LOOKS:
+        points(axes, rows_of(found, part=part, quantity=f"PSNR, {attack} (dB)"), x, colour, marker, attack)
+    yardstick = rows_of(found, part="yardstick")[0]["measured"]
+    axes.axhline(yardstick, color=plots.BLACK, linestyle=DASHED, linewidth=1.1, label="the mean digit")
+    highest = max(row["high"] for row in rows_of(found, part=part) if row["quantity"].startswith("PSNR"))
+    axes.set(title=f"Pictures: {part}", ylabel="PSNR (dB)", ylim=(0, 1.1 * min(highest, MOST_DECIBELS)))
+
+
+def _batches(axes: Any, found: Sequence[Comparison]) -> None:
+    for quantity, colour, marker in (("labels recovered", plots.BLACK, "s"), ("membership AUC", plots.BLUE, "o")):
+        points(axes, rows_of(found, part="batch size", quantity=quantity), "batch_size", colour, marker, quantity)
+    rows = rows_of(found, part="batch size", quantity="TPR at FPR 1 %")
+    axes.plot([row["batch_size"] for row in rows], [row["measured"] for row in rows], color=plots.ORANGE, marker="^",
+              linestyle="none", markersize=5, label="members found at FPR 1 %")  # fmt: skip
+    axes.set(title="Labels and members: batch size", ylabel="Share, or AUC", ylim=(0, 1.05))
+
+
+def _bounded(axes: Any, found: Sequence[Comparison], options: dict[str, Any]) -> None:
+    rows = rows_of(found, part="local noise", quantity="membership advantage")
+    points(axes, rows, "epsilon", plots.BLUE, "o", "membership advantage")
+    grid = np.geomspace(options["epsilons"][0], options["epsilons"][-1], 25).tolist()
+    line = [allowed_advantage(multiplier(epsilon, options)) for epsilon in grid]
+    axes.plot(grid, line, color=plots.BLUE, linestyle=DASHED, linewidth=1.3, label="what the noise allows at most")
+    labels = rows_of(found, part="local noise", quantity="labels recovered")
+    points(axes, labels, "epsilon", plots.BLACK, "s", "labels recovered")
+    axes.set(title="Labels and members: local noise", ylabel="Share, or TPR - FPR", ylim=(0, 1.08))

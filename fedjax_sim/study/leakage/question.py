@@ -1,0 +1,126 @@
+"""What do messages leak? Digits rebuilt, labels recovered and members found by a curious server, under each defence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import adversary, validate
+from fedjax_sim.models import per_example
+from fedjax_sim.study.findings import Comparison, Findings, measured
+from fedjax_sim.study.leakage.attacks import Picture, auc_of_groups, decibels, measure
+from fedjax_sim.study.leakage.defences import NUM_SHOWN, Digits, defences, replayed
+from fedjax_sim.study.leakage.figure import leakage_figure
+from fedjax_sim.study.leakage.reading import leakage_reading
+
+__all__ = ["leakage"]
+
+QUESTION = "What does a curious server learn from the messages, and what keeps it from that?"
+KNOWN_BY_HEART = 100  # examples that a model is trained on until it knows them
+
+
+def leakage(
+    *,
+    num_clients: int = 1000,
+    batch_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    clip_norm: float = 0.1,
+    bits: Sequence[int] = (4, 2),
+    shares: Sequence[float] = (0.1, 0.01),
+    epsilons: Sequence[float] = (1.0, 10.0, 100.0, 1000.0),
+    delta: float = 1e-5,
+    num_rebuilt: int = 16,
+    num_steps: int = 1000,
+    num_restarts: int = 4,
+    seed: int = 0,
+) -> Findings:
+    """What does a curious server learn? Digits rebuilt, labels and members found, under each defence.
+
+    One round of FedAvg on an untrained MLP, replayed: the attacks get what a server holds, and nothing else. Each
+    client has B digits and takes one step of SGD on all of them; the defences are tried on one digit, where nothing
+    else protects it.
+
+    Args:
+      num_clients: m, all of them in the round, at least 100.
+      batch_sizes: B, at least two with 1 and 8 among them.
+      clip_norm: C of clipping and of all noise.
+      bits, shares: of quantisation and top-k.
+      epsilons: of local noise, rising, for a client's data replaced; the first one also of central noise.
+      delta: of all epsilons.
+      num_rebuilt: clients whose pictures are rebuilt, at least 8.
+      num_steps, num_restarts: of the optimisation.
+      seed: decides everything.
+
+    Returns: `Findings`: PSNR of the nearest rebuilt picture, labels recovered, AUC, TPR at 1 % FPR and advantage of
+    membership inference, AUC for a property.
+
+    Guarantees: one digit comes out to 1e-5, a masked message gives chance, and noise keeps the advantage below its
+    bound (tests/study/test_leakage.py::test_predictions_hold); defences rank as they should (::test_what_protects).
+
+    References: Phong et al. 2018; Zhu, Liu and Han 2019; Geiping et al. 2020; Yeom et al. 2018; Humphries et al. 2023.
+    """
+    options = dict(locals())
+    _check(options)
+    options |= {name: list(options[name]) for name in ("batch_sizes", "bits", "shares", "epsilons")}
+    digits, key = Digits.load(seed), jax.random.key(seed)
+    yardstick = decibels(digits.own["x"].mean(0)[None], digits.x)
+    found = [measured({"part": "yardstick", "defence": "the mean digit"}, "PSNR, closed form (dB)", yardstick)]
+    originals = Picture("the digits themselves", "", digits.x[digits.shown], np.full(NUM_SHOWN, np.nan))
+    pictures = [originals]
+    for defence in defences(options):
+        seen = replayed(defence, digits, num_clients, seed)
+        compared, rebuilt = measure(key, defence, digits, seen, options)
+        found += compared
+        pictures += rebuilt
+    found += _overfitting(digits, seed)
+    reading = list(leakage_reading(found, options))
+    return Findings("leakage", QUESTION, found, reading, partial(leakage_figure, found, pictures, options), options)
+
+
+def _check(options: dict[str, Any]) -> None:
+    validate.integer("num_clients", options["num_clients"], 100, 100_000)
+    for name in ("batch_sizes", "bits", "shares", "epsilons"):
+        validate.sequence(name, options[name])
+    for size in options["batch_sizes"]:
+        validate.integer("batch_sizes", size, 1, 500)
+    if not {1, 8} <= set(options["batch_sizes"]):
+        validate.fail("batch_sizes", "1 and 8 among them", list(options["batch_sizes"]))
+    validate.in_range("clip_norm", options["clip_norm"], 1e-3, 1e3)
+    for value in options["bits"]:
+        validate.integer("bits", value, 2, 16)
+    for value in options["shares"]:
+        validate.in_range("shares", value, 0, 1, open_low=True)
+    for value in options["epsilons"]:
+        validate.in_range("epsilons", value, 1e-2, 3000)
+    if list(options["epsilons"]) != sorted(set(options["epsilons"])):
+        validate.fail("epsilons", "rising numbers", list(options["epsilons"]))
+    validate.in_range("delta", options["delta"], 0, 1, open_low=True, open_high=True)
+    validate.integer("num_rebuilt", options["num_rebuilt"], NUM_SHOWN, options["num_clients"])
+    validate.integer("num_steps", options["num_steps"])
+    validate.integer("num_restarts", options["num_restarts"])
+    validate.integer("seed", options["seed"], 0)
+
+
+def _overfitting(digits: Digits, seed: int) -> Iterator[Comparison]:
+    """The loss as a score: of a model that knows nothing, and of one that knows a hundred digits by heart."""
+    rows = np.random.default_rng([seed, 1]).permutation(len(digits.x))
+    inside, outside = ({"x": jnp.asarray(digits.x[at]), "y": jnp.asarray(digits.y[at])}
+                       for at in (rows[:KNOWN_BY_HEART], rows[KNOWN_BY_HEART:]))  # fmt: skip
+
+    def mean_loss(params):
+        return per_example(digits.loss_fn(params, inside, None))["loss"].mean()
+
+    @jax.jit
+    def trained(params):
+        return jax.lax.fori_loop(
+            0, 2000, lambda _, p: jax.tree.map(lambda x, g: x - 0.5 * g, p, jax.grad(mean_loss)(p)), params
+        )
+
+    for name, params in (("untrained", digits.params), ("trained", trained(digits.params))):
+        scores = (np.asarray(adversary.loss_threshold_score(params, digits.loss_fn, x)) for x in (inside, outside))
+        conditions = {"part": "overfitting", "defence": f"loss of a model {name} on {KNOWN_BY_HEART} digits"}
+        yield measured(conditions, "membership AUC", auc_of_groups(*scores))

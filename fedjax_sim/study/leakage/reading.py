@@ -1,0 +1,120 @@
+"""What the findings of `leakage` say, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fedjax_sim.study.findings import Comparison
+from fedjax_sim.study.leakage.defences import HIDDEN
+
+__all__ = ["leakage_reading"]
+
+CLOSED, OPTIMISED = "PSNR, closed form (dB)", "PSNR, optimised (dB)"
+LABELS, AUC, ADVANTAGE = "labels recovered", "membership AUC", "membership advantage"
+
+
+class _Numbers:
+    """The comparisons by defence and quantity."""
+
+    def __init__(self, found: Sequence[Comparison]):
+        self.rows = {(one.conditions["defence"], one.quantity): one for one in found}
+
+    def of(self, defence: str, quantity: str) -> float:
+        return self.rows[defence, quantity].measured
+
+    def share(self, defence: str, quantity: str) -> str:
+        return f"{100 * self.of(defence, quantity):.0f} %"
+
+    def bound(self, defence: str) -> float:
+        return self.rows[defence, ADVANTAGE].predicted or 0.0
+
+    def nearest(self, defence: str) -> str:
+        """PSNR of the attack that came nearer."""
+        found = [self.rows[defence, name].measured for name in (CLOSED, OPTIMISED) if (defence, name) in self.rows]
+        return f"{max(found):.0f} dB"
+
+
+def leakage_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[str]:
+    """Paragraphs, from the numbers that were found."""
+    numbers = _Numbers(found)
+    yield from _batches(numbers, options)
+    yield from _noise(numbers, options)
+    yield from _compression(numbers, options)
+    yield from _sums(numbers, options)
+    names = [defence for defence, quantity in numbers.rows if quantity == AUC and defence.startswith("loss of")]
+    before, after = (numbers.of(name, AUC) for name in names)
+    yield (
+        f"A trained model leaks by itself: its loss tells members with AUC {before:.2f} before training and "
+        f"{after:.2f} once it knows them by heart."
+    )
+    yield (
+        "The scores are kind to the attacker: of all pictures that an attack makes the one nearest to the truth "
+        "counts, and the figure shows the attack that came nearer. It knows the model, the learning rate and the "
+        "numbers of examples and of steps. A better idea of what digits look like, more rounds, or a server that "
+        "sends models made to leak would rebuild more: a defence that fails here is broken, one that holds here is as "
+        "good as its proof."
+    )
+
+
+def _batches(numbers: _Numbers, options: dict[str, Any]) -> Iterator[str]:
+    most = f"batch of {max(options['batch_sizes'])}"
+    yield (
+        "A message of one example is that example. Each output of the first layer gives it as the quotient of two "
+        f"numbers, to {numbers.of('batch of 1', 'error of a pixel'):.1g} of the range of a pixel, and its label, "
+        "however deep the net. Clipping only shortens the message, and protects nobody. (60 dB is the most that is "
+        "counted: a difference that nobody sees.)"
+    )
+    yield (
+        "More examples mix, but not at once: behind a ReLU one example alone may reach an output. Of a batch of 8 the "
+        f"rebuilt pictures have {numbers.nearest('batch of 8')}, of a {most} {numbers.nearest(most)}, and the mean "
+        f"digit, for which no message is needed, {numbers.nearest('the mean digit')}. "
+        f"{numbers.share('batch of 8', LABELS)} of the labels in a batch of 8 and {numbers.share(most, LABELS)} in a "
+        f"{most} are recovered. After five local steps an update is no gradient; "
+        f"{numbers.nearest('batch of 8, 5 local steps')} are left. No proof stands behind either."
+    )
+
+
+def _noise(numbers: _Numbers, options: dict[str, Any]) -> Iterator[str]:
+    epsilons, first = options["epsilons"], f"{options['epsilons'][0]:g}"
+    shown = [f"{numbers.nearest(name)} and an advantage of {numbers.of(name, ADVANTAGE):.2f} at epsilon {epsilon:g}"
+             for epsilon in reversed(epsilons) for name in (f"local noise, epsilon {epsilon:g}",)]  # fmt: skip
+    yield (
+        f"Noise on each message takes the pictures first and membership last: {', '.join(shown)}. Pictures below "
+        f"{numbers.nearest('the mean digit')} show noise. The advantage (true minus false positive rate) of any "
+        "attack is at most 2 Phi(C / std) - 1, as a replaced client moves its message by up to 2 C: "
+        f"{numbers.bound(f'local noise, epsilon {first}'):.2f} at epsilon {first}. Another digit in place of a "
+        "client's own moves it by less than 2 C, so the attack stays below."
+    )
+    central, shares = f"central noise, epsilon {first}: the server", f"shares of noise, epsilon {first} of the sum"
+    released = f"central noise, epsilon {first}: the released model"
+    yield (
+        f"Central noise is drawn after the messages have arrived: at epsilon {first} the server rebuilds pictures of "
+        f"{numbers.nearest(central)}. It protects from those who see the released model alone (advantage "
+        f"{numbers.of(released, ADVANTAGE):.2f}, at most {numbers.bound(released):.2f}). Shares of that noise on the "
+        f"messages are each too small: read one by one they leave an advantage of {numbers.of(shares, ADVANTAGE):.2f}, "
+        "so they need a secure sum."
+    )
+
+
+def _compression(numbers: _Numbers, options: dict[str, Any]) -> Iterator[str]:
+    bits, share = min(options["bits"]), min(options["shares"])
+    coarse, sparse = f"quantisation, {bits} bits", f"top-k, {100 * share:g} %"
+    yield (
+        f"Compression is no defence. {bits} bits a number leave pictures of {numbers.nearest(coarse)}, "
+        f"{100 * share:g} % of the numbers {numbers.nearest(sparse)}; labels are recovered "
+        f"({numbers.share(coarse, LABELS)} and {numbers.share(sparse, LABELS)}) and members found (AUC "
+        f"{numbers.of(coarse, AUC):.2f} and {numbers.of(sparse, AUC):.2f}) almost as without it."
+    )
+
+
+def _sums(numbers: _Numbers, options: dict[str, Any]) -> Iterator[str]:
+    m, masked = options["num_clients"], "secure sum: a masked message"
+    summed = f"secure sum: the sum of {m:,}"
+    yield (
+        f"A masked message of a secure sum holds nothing: labels are guesses ({numbers.share(masked, LABELS)} right), "
+        f"members too (AUC {numbers.of(masked, AUC):.2f}). What remains is the sum, one batch of everybody's examples: "
+        f"of {m:,} clients the nearest of {HIDDEN} mixtures, nobody's digit, has {numbers.nearest(summed)}, and AUC is "
+        f"{numbers.of(summed, AUC):.2f}. A secure sum of few clients hides as little as a batch of so many examples "
+        "does, and of one client nothing."
+    )

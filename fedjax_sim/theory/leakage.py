@@ -1,0 +1,49 @@
+"""How well membership can be told from an update, or from overfitting, in the laws that have a closed form."""
+
+from __future__ import annotations
+
+import math
+
+from fedjax_sim import validate
+
+__all__ = ["alignment_auc", "overfitting_advantage"]
+
+
+def alignment_auc(dimension: int, batch_size: int) -> float:
+    """AUC of `adversary.alignment_score` for one mean of B independent Gaussian gradients: Phi(sqrt(d / 2B)).
+
+    A member scores d / B on average, others 0, both with variance about d / B: leading order in d and B.
+
+    Args:
+      dimension: d, of isotropic gradients. A net's gradients are far from isotropic: there d is what is effective.
+      batch_size: B.
+
+    Guarantees: tests/adversary/test_membership.py::test_alignment.
+
+    >>> round(alignment_auc(100, 50), 4)
+    0.8413
+    """
+    validate.integer("dimension", dimension)
+    validate.integer("batch_size", batch_size)
+    return 0.5 * math.erfc(-math.sqrt(dimension / (4 * batch_size)))
+
+
+def overfitting_advantage(ratio: float) -> float:
+    """The best advantage of a threshold on errors that are Gaussian, r times as spread outside of the training data:
+    erf(r u) - erf(u), u = sqrt(ln r / (r^2 - 1)).
+
+    Args:
+      ratio: r >= 1; 1 is no overfitting.
+
+    Guarantees: tests/adversary/test_membership.py::test_overfitting_advantage.
+
+    References: Yeom et al. 2018, section 3.3.
+
+    >>> overfitting_advantage(1.0), round(overfitting_advantage(2.0), 4)
+    (0.0, 0.3227)
+    """
+    validate.in_range("ratio", ratio, 1)
+    if ratio == 1:
+        return 0.0
+    u = math.sqrt(math.log(ratio) / (ratio**2 - 1))
+    return math.erf(ratio * u) - math.erf(u)

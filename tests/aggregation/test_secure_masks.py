@@ -1,0 +1,106 @@
+"""Masks of secure aggregation: they cancel, they hide, and holders of shares are those of the graph."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim.aggregation.ring import Ring
+from fedjax_sim.aggregation.secure_masks import circle, masked, secrets
+
+RINGS = [Ring(8), Ring(32), Ring(45), Ring(31, prime=True)]
+
+
+def total(ring, x):
+    """The ring's sum of elements [m, words, ...]."""
+    return jnp.stack(ring.total(tuple(jnp.moveaxis(x, 1, 0))))
+
+
+@pytest.mark.parametrize(("size", "neighbours"), [(7, None), (9, 4), (5, 4), (8, 2)])
+def test_holders_are_counted(size, neighbours):
+    """Against the edges themselves. Catches windows off by one, and edges that only one of the two knows."""
+    graph = circle(jax.random.key(size), size, neighbours)
+    slots = jnp.arange(size)
+    edges = np.zeros((size, size), int)
+    for distance in graph.distances:
+        edges[np.arange(size), np.asarray(graph.others(slots, jnp.int32(distance)))] += 1
+    assert (edges == edges.T).all() and edges.max() == 1
+    assert (edges.sum(1) == (size if neighbours is None else neighbours)).all()
+    assert np.diag(edges).all() == (neighbours is None)
+    flags = np.random.default_rng(0).random((50, size)) < 0.5
+    found = jax.vmap(graph.holders)(jnp.asarray(flags))
+    assert (np.asarray(found) == flags @ edges).all()
+
+
+def test_random_circles_differ():
+    """Catches neighbours that are always the next slots."""
+    first, second = (circle(jax.random.key(seed), 30, 2).order.tolist() for seed in (0, 1))
+    assert first != second and sorted(first) == list(range(30))
+
+
+@pytest.mark.parametrize("neighbours", [None, 4])
+@pytest.mark.parametrize("ring", RINGS)
+def test_masks_of_pairs_cancel(ring, neighbours):
+    """Messages of zero: the sum is that of the own masks, whoever shared. Catches a pair whose two masks differ, one
+    counted twice (T18), and one with a client that is not there."""
+    key, slots = jax.random.key(1), jnp.arange(7)
+    graph, zeros = circle(key, 7, neighbours), jnp.zeros((7, 3), jnp.int32)
+    send = jax.jit(lambda shared: masked(ring, key, graph, shared, slots, {"w": zeros})["w"])
+    own = send(jnp.zeros(7, bool))  # nobody to share with: own masks alone
+    for there in (range(7), (0, 2, 3, 4, 6)):
+        here = jnp.array(list(there))
+        found = send(jnp.zeros(7, bool).at[here].set(True))
+        assert (total(ring, found[here]) == total(ring, own[here])).all()
+        assert not (found[here] == own[here]).all()
+
+
+@pytest.mark.parametrize("ring", RINGS)
+def test_masked_messages_are_uniform(ring):
+    """Chi-square over 16 cells, 6,000 rounds of a constant message, one false alarm in 10^5; and no correlation between
+    two clients (16 cells of pairs). Catches a mask that a message shines through, and masks used twice."""
+    message = jnp.full((3, 1), 3, jnp.int32)
+
+    @jax.jit
+    @jax.vmap
+    def view(key):
+        return masked(ring, key, circle(key, 3, None), jnp.ones(3, bool), jnp.arange(3), message)[:, :, 0]
+
+    seen = np.asarray(view(jax.random.split(jax.random.key(5), 6000))).astype(object)
+    numbers = sum(seen[..., i] << 32 * i for i in range(ring.words))
+    cells = (numbers * 16 // ring.modulus).astype(int)
+    for u in range(3):
+        counts = np.bincount(cells[:, u], minlength=16)
+        assert ((counts - 375) ** 2 / 375).sum() < 55
+    pairs = np.bincount(cells[:, 0] // 4 * 4 + cells[:, 1] // 4, minlength=16)
+    assert ((pairs - 375) ** 2 / 375).sum() < 55
+
+
+def test_equal_sums_look_alike():
+    """All that the server holds when nobody leaves: masked messages less the own masks that it may open, in a ring of
+    four elements. The 16 pairs that the sum allows are equally likely under two inputs with that sum, and no other
+    triple is seen. Chi-square, one false alarm in 10^5 each. Catches masks of pairs that do not hide one message from
+    another."""
+    ring = Ring(2)
+    for messages in ([0, 0, 3], [1, 1, 1]):
+
+        @jax.jit
+        @jax.vmap
+        def view(key, messages=messages):
+            numbers = jnp.array(messages, jnp.int32)[:, None]
+            sent = masked(ring, key, circle(key, 3, None), jnp.ones(3, bool), jnp.arange(3), numbers)
+            own = masked(ring, key, circle(key, 3, None), jnp.zeros(3, bool), jnp.arange(3), jnp.zeros_like(numbers))
+            return (sent - own)[:, 0, 0] & 3
+
+        seen = np.asarray(view(jax.random.split(jax.random.key(11), 8000))).astype(int)
+        assert (seen.sum(1) % 4 == 3).all()
+        counts = np.bincount(seen[:, 0] * 4 + seen[:, 1], minlength=16)
+        assert ((counts - 500) ** 2 / 500).sum() < 55
+
+
+def test_secrets_are_in_the_field():
+    """Catches the exponent 0, with which all agree on the seed 1."""
+    own, exponents = (np.asarray(x) for x in secrets(jax.random.key(0), 5000))
+    assert own.max() < 2**31 - 1 and exponents.min() >= 1 and exponents.max() < 2**31 - 2
+    assert len(set(own.tolist()) | set(exponents.tolist())) > 9990
