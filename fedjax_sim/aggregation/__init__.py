@@ -1,5 +1,6 @@
 """Aggregators: many messages -> one aggregate. Every public name is a factory of an `Aggregator`."""
 
+from fedjax_sim.aggregation.additive import additive_shares
 from fedjax_sim.aggregation.by_part import by_part
 from fedjax_sim.aggregation.centre import centered_clipping, geometric_median
 from fedjax_sim.aggregation.coordinate import mean_around_median, median, sign_majority, trimmed_mean
@@ -23,6 +24,7 @@ from fedjax_sim.aggregation.trusted import fltrust, foolsgold
 
 __all__ = [
     "adaptive_clipping",
+    "additive_shares",
     "bucketing",
     "bulyan",
     "by_part",

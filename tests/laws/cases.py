@@ -173,6 +173,7 @@ CASES = {
     },
     "aggregation": {
         "adaptive_clipping": lambda: aggregation.adaptive_clipping(aggregation.median(), 1),
+        "additive_shares": lambda: _fixed_point(lambda rule: aggregation.additive_shares(rule, 2, masks=True)),
         "bucketing": lambda: aggregation.bucketing(aggregation.trimmed_mean(1), 2),
         "bulyan": lambda: aggregation.bulyan(1),
         "by_part": _first_of_two,
