@@ -103,6 +103,7 @@ class Aggregator(NamedTuple):
     metrics: tuple[Metric, ...] = ()  # what it states of `finalize`'s numbers
     rule: Callable | None = None  # (key, Round, engine.side_by_side.SideBySide) -> what `finalize` returns; for
     # wrappers that change messages before an aggregator sees them. None = it takes a stream of messages
+    chooses: bool = False  # the rule's metrics have "chosen", [m] bool: whose messages it takes; `finalize`'s have not
 
 
 class ServerUpdate(NamedTuple):
