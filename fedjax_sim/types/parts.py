@@ -108,6 +108,7 @@ class Aggregator(NamedTuple):
     # server sees; None = the messages as they arrive
     wire: Callable | None = None  # (update_spec, Wire, num_slots) -> Wire of what a client sends; None = its message
     attacked: bool = False  # attackers are inside of it: nothing around it sees what they send
+    chooses: bool = False  # the rule's metrics have "chosen", [m] bool: whose messages it takes; `finalize`'s have not
 
 
 class ServerUpdate(NamedTuple):
