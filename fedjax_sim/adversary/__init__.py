@@ -19,7 +19,7 @@ from fedjax_sim.adversary.byzantine import (
     corrupted,
 )
 from fedjax_sim.adversary.omniscient import adaptive, fang, mimic, min_max, min_sum
-from fedjax_sim.adversary.who import clients, share_of_clients
+from fedjax_sim.adversary.who import clients, poisoned, share_of_clients
 
 __all__ = [
     "Alone",
@@ -40,6 +40,7 @@ __all__ = [
     "min_max",
     "min_sum",
     "model_replacement",
+    "poisoned",
     "scaled",
     "share_of_clients",
     "sign_flip",
