@@ -39,7 +39,7 @@ from fedjax_sim.adversary.membership import (
     tpr_at_fpr,
 )
 from fedjax_sim.adversary.omniscient import adaptive, fang, mimic, min_max, min_sum
-from fedjax_sim.adversary.who import clients, share_of_clients
+from fedjax_sim.adversary.who import clients, poisoned, share_of_clients
 
 __all__ = [
     "Alone",
@@ -75,6 +75,7 @@ __all__ = [
     "min_max",
     "min_sum",
     "model_replacement",
+    "poisoned",
     "property_score",
     "recover_labels",
     "released_model",

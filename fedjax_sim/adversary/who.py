@@ -12,7 +12,7 @@ from fedjax_sim import engine, validate
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Attackers
 
-__all__ = ["clients", "share_of_clients"]
+__all__ = ["clients", "poisoned", "share_of_clients"]
 
 
 def clients(ids: Sequence[int], *, population_size: int | None = None) -> Attackers:
@@ -37,6 +37,25 @@ def clients(ids: Sequence[int], *, population_size: int | None = None) -> Attack
         return table[place] == ids
 
     return who
+
+
+def poisoned(poisoned_ids: Sequence[int] | None) -> Attackers:
+    """The clients whose data are poisoned attack too: those who train a backdoor send it.
+
+    Args:
+      poisoned_ids: of a population, `population.Poisoned.poisoned_ids`; a config takes them from the data, of the last
+        poison in the file. None is refused; of no ids nobody attacks.
+
+    Guarantees: tests/population/test_backdoors.py::test_who_holds_poison_attacks.
+
+    >>> import jax, jax.numpy as jnp
+    >>> poisoned([3, 5])(jax.random.key(0), jnp.array([5, 6])).tolist()
+    [True, False]
+    """
+    if poisoned_ids is None:
+        hint = "Poison some, as by [data.backdoor], or say who attacks: adversary.clients."
+        validate.fail("poisoned_ids", "clients with poisoned data", None, hint)
+    return clients(poisoned_ids) if len(poisoned_ids) else lambda key, ids: jnp.zeros(ids.shape, bool)
 
 
 def share_of_clients(share: float, *, seed: int = 0, each_round: bool = False) -> Attackers:

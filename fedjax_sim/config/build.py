@@ -105,6 +105,7 @@ class Builder(Maker):
         made |= {table: self.chain(table, population.size) for table in registry.CHAINS}
         design = None if sampler is None else sampler.design
         known = {"design": design, "population_size": data.train.size}
+        known["poisoned_ids"] = getattr(population, "poisoned_ids", None)
         made["aggregator"] = self.wrapped("aggregator", **known, total_weight=lambda: self.total_weight(data))
         self.stop()
         init = (lambda key: {"w": jnp.zeros(data.input_shape)}) if model is None else lambda key: model.init(key)[0]

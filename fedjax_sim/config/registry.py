@@ -73,7 +73,8 @@ INSIDE = {  # type of an option that is a table with a name -> the subpackage wh
 }
 NOUNS = {noun for _, noun in TABLES.values()}
 VALUES = frozenset(  # arguments whose value comes from the data, the sampler or [run]
-    "design input_shape loss_fn mesh nonfinite num_outputs plan population_size total_weight weights".split()
+    "design input_shape loss_fn mesh nonfinite num_outputs plan poisoned_ids population_size total_weight "
+    "weights".split()
 )
 NAMES = {"bool": bool, "float": float, "int": int, "str": str}
 
@@ -193,7 +194,7 @@ def named(kind: Named) -> dict[str, Part]:
     """The factories that an option of this kind may name.
 
     >>> sorted(named(Named(("Attackers",))))
-    ['clients', 'share_of_clients']
+    ['clients', 'poisoned', 'share_of_clients']
     """
     found = {key: part for name in kind.types for key, part in parts(INSIDE[name]).items() if not part.others}
     return {key: part for key, part in sorted(found.items()) if part.returns in kind.types}

@@ -247,6 +247,7 @@ def test_wrapped_rules_build():
 
 NEEDED_INSIDE = {"cohort_weight": "10.0", "ids": "[3]", "share": "0.1", "factor": "2.0", "value": "1.0", "std": "1.0"}
 ROBUST = ["aggregator.name=krum", "aggregator.num_byzantine=1"]
+POISON = ["data.label_flip.clients=[3]"]
 CORRUPTED = "aggregator.corrupted."
 WHO, ATTACK = CORRUPTED + "who={name='clients', ids=[3]}", CORRUPTED + "attack={name='alie'}"
 
@@ -260,7 +261,7 @@ def test_every_attack_builds(argument):
         needed = [f"{key}={NEEDED_INSIDE[key]}" for key, (_, default) in part.options.items() if key in NEEDED_INSIDE]
         table = f"{CORRUPTED}{argument}={{{', '.join([f'name={name!r}', *needed])}}}"
         other = WHO if argument == "attack" else ATTACK
-        aggregator = build(load(None, [*SMALL, *ROBUST, table, other])).algorithm.parts.aggregator
+        aggregator = build(load(None, [*SMALL, *POISON, *ROBUST, table, other])).algorithm.parts.aggregator
         assert "attackers_met" in {metric.name for metric in aggregator.metrics}
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import algorithms, metrics, models, population, run, sampling
+from fedjax_sim import adversary, algorithms, metrics, models, population, run, sampling
 from fedjax_sim.config.build import build
-from fedjax_sim.config.document import load
+from fedjax_sim.config.document import ConfigError, load
 from tests.population.test_poisoning import IDS, LABELS, OFFSETS, ROWS, SIZES, data, rows_of, valid
 
 
@@ -115,7 +115,7 @@ PIXELS = [
 ]
 BOOST = [
     'aggregator.corrupted.attack={name="model_replacement", cohort_weight=20.0}',
-    'aggregator.corrupted.who={name="clients", ids=[0, 1, 2, 3, 4]}',
+    'aggregator.corrupted.who={name="poisoned"}',
 ]
 
 
@@ -137,6 +137,22 @@ def test_a_backdoor_works_and_norm_bounding_stops_it():
     assert success > 0.9 and accuracy > clean - 0.02, (accuracy, success)
     accuracy, success = judged(*PIXELS, "aggregator.norm_bounding.max_norm=0.3", *BOOST)
     assert success < 0.15 and accuracy > clean - 0.05, (accuracy, success)
+
+
+def test_who_holds_poison_attacks():
+    """Catches attackers of a config who are others than those with the poison, and none who attack all the same."""
+    who = 'aggregator.corrupted.who={name="poisoned"}'
+    small = [setting for setting in SMALL if "cohort_size" not in setting]
+    for poison, wanted in ((PIXELS, [0, 1, 2, 3, 4]), ((*PIXELS[:2], "data.backdoor.share=0.0"), [])):
+        made = build(load(None, [*small, "sampler.name=full", *poison, BOOST[0], who]))
+        state = made.algorithm.init(made.key, made.params, made.data.train)
+        _, info = jax.jit(made.algorithm.step)(made.key, state, made.data.train)
+        assert int(info["attackers_met"]) == len(wanted)
+        ids = jnp.arange(100, dtype=jnp.int32)
+        chosen = adversary.poisoned(made.data.train.poisoned_ids)(jax.random.key(0), ids)
+        assert np.flatnonzero(chosen).tolist() == wanted
+    with pytest.raises(ConfigError, match="poisoned_ids: expected clients with poisoned data"):
+        build(load(None, [*SMALL, BOOST[0], who]))
 
 
 def test_poisoning_and_backdoor_are_told_apart():
