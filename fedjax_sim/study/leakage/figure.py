@@ -25,7 +25,7 @@ def leakage_figure(found: Sequence[Comparison], pictures: Sequence[Picture], opt
 
     rows = list(_strips(pictures))
     figure = Figure(figsize=(plots.WIDTH * 1.25, 0.52 * len(rows)), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=[1.55, 1])
+    left, right = np.asarray(figure.subfigures(1, 2, width_ratios=[1.55, 1])).tolist()
     axes = left.subplots()
     axes.set_title("Digits that a curious server rebuilds from one round's messages: nearest match", loc="center")
     strips(axes, rows, SIDE)
