@@ -55,7 +55,7 @@ def _strips(pictures: Sequence[Picture]) -> Iterator[tuple[str, np.ndarray, str]
         if name != f"batch of {LARGEST_BATCH}":
             here = [max(here, key=lambda picture: np.nan_to_num(picture.decibels).mean())]
         for picture in here:
-            note = f"{picture.decibels.mean():.0f} dB, {picture.attack}" if picture.attack else "mean PSNR, attack"
+            note = f"{picture.decibels.mean():.0f} dB, {picture.attack}" if picture.attack else "row's PSNR, attack"
             yield name, picture.images, note
 
 
