@@ -47,7 +47,7 @@ def each_message(observed: Observed) -> View:
 
 
 def ring_messages(key: Array, observed: Observed, *, modulus_bits: int = 32) -> Observed:
-    """The same round with masked messages, as a secure sum's server receives them: uint32 below 2^modulus_bits.
+    """The same round with masked messages, as a secure sum's server receives them: leaves [m, 1, ...] uint32.
 
     With masks that are uniform on the ring, each message but the last is uniform on it and independent of all others;
     the last one is fixed by the sum, which `released_model` shows. So the rows are drawn, and not computed: nothing of
@@ -56,7 +56,7 @@ def ring_messages(key: Array, observed: Observed, *, modulus_bits: int = 32) -> 
     Args:
       key: of the masks.
       observed: of int32 messages.
-      modulus_bits: b in [2, 32], of the ring.
+      modulus_bits: b in [2, 32], of the ring: words are below 2^b.
 
     Raises: TypeError for messages that are not int32.
 
@@ -69,7 +69,7 @@ def ring_messages(key: Array, observed: Observed, *, modulus_bits: int = 32) -> 
     leaves, structure = jax.tree.flatten(observed.messages)
     _check_dtype(leaves, jnp.int32, "A secure sum is one of integers: quantize(..., integers=True).")
     keys = jax.random.split(key, len(leaves))
-    drawn = [jax.random.bits(k, x.shape, jnp.uint32) for k, x in zip(keys, leaves, strict=True)]
+    drawn = [jax.random.bits(k, (x.shape[0], 1, *x.shape[1:]), jnp.uint32) for k, x in zip(keys, leaves, strict=True)]
     return observed._replace(messages=structure.unflatten([x >> (32 - modulus_bits) for x in drawn]))
 
 
@@ -77,15 +77,16 @@ def masked_messages(observed: Observed, unit: float, *, modulus_bits: int = 32) 
     """The view of a server that receives masked integers for a secure sum, and reads them as if they were none.
 
     Args:
-      observed: of uint32 messages below 2^b, such as those of `ring_messages`.
+      observed: of messages [m, 1, ...] uint32, a word below 2^b a number, such as those of `ring_messages`.
       unit: positive, the float that one stands for: a row is read as unit x its integers in [-2^(b-1), 2^(b-1)).
       modulus_bits: b in [2, 32].
 
     Raises: TypeError for messages that are not uint32: what was sent before masks is not for a server's eyes.
+    ValueError for more than one word a number.
 
     >>> seen = Observed((), jnp.array([[3], [2**32 - 1]], jnp.uint32), jnp.ones(2), jnp.arange(2))
     >>> masked_messages(seen, 0.5).messages.tolist()
-    [[1.5], [-0.5]]
+    [1.5, -0.5]
     """
     validate.part("observed", observed, Observed)
     validate.positive("unit", unit)
@@ -94,7 +95,9 @@ def masked_messages(observed: Observed, unit: float, *, modulus_bits: int = 32) 
     spare = 32 - modulus_bits
 
     def read(x):
-        return (jax.lax.bitcast_convert_type(x << spare, jnp.int32) >> spare).astype(jnp.float32) * unit
+        if x.ndim < 2 or x.shape[1] != 1:
+            validate.fail("observed", "messages [m, 1, ...], a word a number", x.shape)
+        return (jax.lax.bitcast_convert_type(x[:, 0] << spare, jnp.int32) >> spare).astype(jnp.float32) * unit
 
     return View(*observed)._replace(messages=jax.tree.map(read, observed.messages))
 

@@ -143,7 +143,7 @@ def property_score(view: View, loss_fn: Callable, having: PyTree, lacking: PyTre
 
 
 def _samples(members: Array, others: Array) -> tuple[np.ndarray, np.ndarray]:
-    found = tuple(np.asarray(x, np.float64).reshape(-1) for x in (members, others))
+    found = np.asarray(members, np.float64).reshape(-1), np.asarray(others, np.float64).reshape(-1)
     for name, x in zip(("members", "others"), found, strict=True):
         if not x.size or not np.isfinite(x).all():
             validate.fail(name, "finite scores", f"{x.size}, of which {(~np.isfinite(x)).sum()} are not")
@@ -152,6 +152,8 @@ def _samples(members: Array, others: Array) -> tuple[np.ndarray, np.ndarray]:
 
 def auc(members: Array, others: Array) -> float:
     """The chance that a member scores above another, ties counted half (Mann and Whitney).
+
+    Guarantees: the count of all pairs (tests/adversary/test_membership.py::test_what_scores_are_worth).
 
     >>> auc([2.0, 1.0], [1.0, 0.0])
     0.875
@@ -167,6 +169,8 @@ def tpr_at_fpr(members: Array, others: Array, false_positive_rate: float = 0.01)
 
     Args:
       false_positive_rate: in [0, 1); at least 1 / (number of others) to say more than "above all others".
+
+    Guarantees: tests/adversary/test_membership.py::test_what_scores_are_worth.
 
     References: Carlini et al. 2022, section 4.
 
@@ -188,8 +192,9 @@ def advantage(members: Array, others: Array) -> tuple[float, float]:
     Args:
       members, others: [n] scores each, at least four, in an order that does not depend on them.
 
-    Guarantees: zero on average for equal laws; never above the bound of a Gaussian release by more than chance
-    (tests/adversary/test_membership.py::test_noise_bounds_the_advantage).
+    Guarantees: zero on average for equal laws, with this error
+    (tests/adversary/test_membership.py::test_no_advantage_where_there_is_none); reaches the bound of a Gaussian release
+    and does not pass it by more than chance (::test_noise_bounds_the_advantage).
 
     References: Yeom et al. 2018, definition 4.
     """

@@ -84,6 +84,8 @@ def test_masks_hide_everything():
     assert set(np.unique(small)) == {x / 2 for x in range(-8, 8)}
     with pytest.raises(TypeError, match="observed: expected int32"):
         adversary.ring_messages(KEY, seen._replace(messages={"w": jnp.zeros(3)}))
+    with pytest.raises(ValueError, match="observed: expected messages"):
+        adversary.masked_messages(seen._replace(messages={"w": jnp.zeros((CLIENTS, 2, 5), jnp.uint32)}), 1.0)
     with pytest.raises(TypeError, match="observed: expected uint32"):
         adversary.masked_messages(seen, 1.0)
 

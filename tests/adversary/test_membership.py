@@ -83,7 +83,13 @@ def test_loss_threshold():
 
 @pytest.mark.parametrize("ratio", [1.5, 3.0])
 def test_overfitting_advantage(ratio):
-    """J7: the best threshold on Gaussian errors of two spreads, 50,000 each, 5 standard errors."""
+    """J7: the best threshold on Gaussian errors of two spreads, 50,000 each, 5 standard errors; no threshold is better.
+
+    Catches another threshold, which costs little and is then no bound.
+    """
+    at = np.linspace(0, 10, 200_001)
+    best = (2 * stats.norm.cdf(at) - 2 * stats.norm.cdf(at / ratio)).max()
+    assert theory.overfitting_advantage(ratio) == pytest.approx(best, rel=1e-7)
     rng = np.random.default_rng(2)
     inside, outside = -(rng.normal(size=50_000) ** 2), -((ratio * rng.normal(size=50_000)) ** 2)
     found, error = adversary.advantage(inside, outside)
@@ -153,6 +159,17 @@ def test_calibration():
         adversary.calibrated_score(jnp.zeros((2, 4)))
 
 
+def test_no_advantage_where_there_is_none():
+    """Of 2,000 pairs of samples of one law, 20 scores each: zero on average, with the stated error (5 sigma of each).
+
+    Catches a threshold that is counted on the scores that chose it: .2 on average.
+    """
+    rng = np.random.default_rng(9)
+    found = np.array([adversary.advantage(*rng.normal(size=(2, 20))) for _ in range(2000)])
+    assert abs(found[:, 0].mean()) < 5 * found[:, 0].std() / 2000**0.5
+    assert found[:, 0].std() == pytest.approx(found[:, 1].mean(), rel=0.25)
+
+
 def test_property():
     """Which clients hold the property, from one message each. Catches the sign, and sides that are exchanged."""
     rng, d = np.random.default_rng(6), 30
@@ -172,12 +189,13 @@ def test_property():
 def test_what_scores_are_worth():
     """Against counts of all pairs. Catches thresholds that let one more through, and ties counted once."""
     rng = np.random.default_rng(8)
-    inside, outside = rng.integers(0, 6, 40) + 1.0, rng.integers(0, 6, 50) * 1.0
-    pairs = inside[:, None] - outside[None]
-    assert adversary.auc(inside, outside) == pytest.approx((pairs > 0).mean() + (pairs == 0).mean() / 2)
-    for rate in (0.0, 0.02, 0.1, 0.5):
-        allowed = [(inside > t).mean() for t in np.append(outside, -1) if (outside > t).mean() <= rate]
-        assert adversary.tpr_at_fpr(inside, outside, rate) == pytest.approx(max(allowed))
+    samples = (rng.integers(0, 6, 40) + 1.0, rng.integers(0, 6, 50) * 1.0), (rng.normal(size=40), rng.normal(size=50))
+    for inside, outside in samples:
+        pairs = inside[:, None] - outside[None]
+        assert adversary.auc(inside, outside) == pytest.approx((pairs > 0).mean() + (pairs == 0).mean() / 2)
+        for rate in (0.0, 0.02, 0.1, 0.5):
+            allowed = [(inside > t).mean() for t in outside if (outside > t).mean() <= rate]
+            assert adversary.tpr_at_fpr(inside, outside, rate) == pytest.approx(max(allowed))
     with pytest.raises(ValueError, match="members: expected finite scores"):
         adversary.auc([np.nan], [0.0])
     with pytest.raises(ValueError, match="at least four scores"):

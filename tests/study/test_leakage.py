@@ -2,12 +2,13 @@
 
 import functools
 
+import jax
 import numpy as np
 import pytest
 
 from fedjax_sim.study.charts import rows_of
 from fedjax_sim.study.leakage.attacks import decibels
-from fedjax_sim.study.leakage.defences import Digits
+from fedjax_sim.study.leakage.defences import Defence, Digits, defences, replayed
 from fedjax_sim.study.leakage.question import leakage
 
 SMALL = {"num_clients": 200, "batch_sizes": (1, 8), "bits": (2,), "shares": (0.01,), "epsilons": (1.0, 100.0),
@@ -62,6 +63,20 @@ def test_figure():
         "the mean digit"
     }
     assert len(panels) == 4 and all(axes.get_xlabel() and axes.get_ylabel() for axes in panels)
+
+
+@pytest.mark.full
+def test_a_sum_is_a_batch():
+    """A sum of eight clients with a digit each is the message of one with these eight, up to the integers' unit.
+
+    Fault: a reading that takes secure sums of few clients for safer than batches, views that weigh clients otherwise.
+    """
+    digits, options = Digits.load(0), SMALL | {"clip_norm": 0.1, "delta": 1e-5, "num_clients": 8}
+    (secure,) = [one for one in defences(options) if one.name == "secure sum: the sum of 8"]
+    summed = replayed(secure, digits, 8, seed=0).view.messages
+    batch = replayed(Defence("", "", batch_size=8), digits, 1, seed=0).view.messages
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1.01 * 2.0**-15), summed, batch)
+    assert max(float(np.abs(x).max()) for x in jax.tree.leaves(batch)) > 100 * 2.0**-15
 
 
 def test_rows_of_clients():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -84,7 +84,7 @@ class Digits:
     def load(cls, seed: int) -> Digits:
         """Rows of scikit-learn's digits and an untrained MLP with 32 hidden units."""
         data = population.digits(num_clients=1, held_out_clients=0, seed=seed)
-        rows = data.train.table
+        rows = cast(population.Indexed, data.train).table
         x, y = np.asarray(rows["x"]), np.asarray(rows["y"])
         model = models.mlp(input_shape=data.input_shape, num_outputs=data.num_outputs, hidden=(HIDDEN,))
         loss_fn = models.supervised(model, models.softmax_cross_entropy)
@@ -114,7 +114,7 @@ def replayed(defence: Defence, digits: Digits, num_clients: int, seed: int) -> S
     """One round in which everybody takes part, as whoever holds the defence's view sees it."""
     mine, others = digits.dealt(num_clients, defence.batch_size, seed)
     offsets = np.arange(num_clients + 1) * defence.batch_size
-    people = population.indexed({"x": digits.x, "y": digits.y}, (mine.reshape(-1), offsets))
+    people = population.indexed({"x": digits.x, "y": digits.y}, population.Partition(mine.reshape(-1), offsets))
     local = client.work(num_steps=defence.num_steps, weighting="uniform")
     algorithm = federated(
         sampling.full(num_clients),
@@ -136,8 +136,8 @@ def defences(options: Mapping[str, Any]) -> Iterator[Defence]:
     """The points of the study, in the order in which they are shown."""
     clip_norm, m = options["clip_norm"], options["num_clients"]
     for size in options["batch_sizes"]:
-        known = {"exact": True, "label_chance": 1.0} if size == 1 else {}
-        yield Defence("batch size", f"batch of {size}", batch_size=size, **known)
+        chance = 1.0 if size == 1 else None
+        yield Defence("batch size", f"batch of {size}", batch_size=size, exact=size == 1, label_chance=chance)
     yield Defence("defence", "batch of 8, 5 local steps", batch_size=8, num_steps=5)
     yield Defence("defence", f"clipping to {clip_norm:g}", transform.clip(clip_norm), exact=True, label_chance=1.0)
     for bits in options["bits"]:
@@ -155,13 +155,10 @@ def defences(options: Mapping[str, Any]) -> Iterator[Defence]:
                       epsilon=each, allowed=allowed_advantage(z))  # fmt: skip
     yield Defence("defence", f"central noise, epsilon {epsilon:g}: the released model", central, view=_released,
                   epsilon=epsilon, allowed=allowed_advantage(strongest))  # fmt: skip
-    secure = {"summed": aggregation.modular_sum(m), "transform": _integers()}
-    yield Defence("defence", "secure sum: a masked message", view=_masked, label_chance=0.1, blind=True, **secure)
-    yield Defence("defence", f"secure sum: the sum of {m:,}", view=_released, **secure)
-
-
-def _integers() -> UpdateTransform:
-    return transform.quantize(SUM_BITS, range=SUM_RANGE, integers=True)
+    integers, added = transform.quantize(SUM_BITS, range=SUM_RANGE, integers=True), aggregation.modular_sum(m)
+    yield Defence("defence", "secure sum: a masked message", integers, view=_masked, summed=added, label_chance=0.1,
+                  blind=True)  # fmt: skip
+    yield Defence("defence", f"secure sum: the sum of {m:,}", integers, view=_released, summed=added)
 
 
 def multiplier(epsilon: float, options: Mapping[str, Any]) -> float:

@@ -25,7 +25,7 @@ def leakage_figure(found: Sequence[Comparison], pictures: Sequence[Picture], opt
 
     rows = list(_strips(pictures))
     figure = Figure(figsize=(plots.WIDTH * 1.25, 0.52 * len(rows)), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=[1.55, 1])
+    left, right = np.asarray(figure.subfigures(1, 2, width_ratios=[1.55, 1])).tolist()
     axes = left.subplots()
     axes.set_title("Digits that a curious server rebuilds from one round's messages: nearest match", loc="center")
     strips(axes, rows, SIDE)
@@ -55,7 +55,7 @@ def _strips(pictures: Sequence[Picture]) -> Iterator[tuple[str, np.ndarray, str]
         if name != f"batch of {LARGEST_BATCH}":
             here = [max(here, key=lambda picture: np.nan_to_num(picture.decibels).mean())]
         for picture in here:
-            note = f"{picture.decibels.mean():.0f} dB, {picture.attack}" if picture.attack else "mean PSNR, attack"
+            note = f"{picture.decibels.mean():.0f} dB, {picture.attack}" if picture.attack else "row's PSNR, attack"
             yield name, picture.images, note
 
 
