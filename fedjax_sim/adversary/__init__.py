@@ -18,7 +18,7 @@ from fedjax_sim.adversary.byzantine import (
     Together,
     corrupted,
 )
-from fedjax_sim.adversary.curious import View, each_message, masked_messages, released_model, ring_messages
+from fedjax_sim.adversary.curious import View, each_message, masked_messages, released_model
 from fedjax_sim.adversary.descent import (
     Rebuilt,
     cosine_distance,
@@ -79,7 +79,6 @@ __all__ = [
     "property_score",
     "recover_labels",
     "released_model",
-    "ring_messages",
     "scaled",
     "share_of_clients",
     "sign_flip",

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from fedjax_sim import tree, validate
 from fedjax_sim.types import Array, Observed, PyTree
 
-__all__ = ["View", "each_message", "masked_messages", "released_model", "ring_messages"]
+__all__ = ["View", "each_message", "masked_messages", "released_model"]
 
 
 class View(NamedTuple):
@@ -41,48 +41,25 @@ def each_message(observed: Observed) -> View:
     validate.part("observed", observed, Observed)
     for x in jax.tree.leaves(observed.messages):
         if not jnp.issubdtype(x.dtype, jnp.floating):
-            hint = "Of integers for a secure sum a server holds masked ones: ring_messages, masked_messages."
+            hint = "Of integers a server holds masked ones, under aggregation.secure_sum: masked_messages."
             validate.fail("observed", "messages of floats", str(x.dtype), hint, TypeError)
     return View(*observed)
-
-
-def ring_messages(key: Array, observed: Observed, *, modulus_bits: int = 32) -> Observed:
-    """The same round with masked messages, as a secure sum's server receives them: leaves [m, 1, ...] uint32.
-
-    With masks that are uniform on the ring, each message but the last is uniform on it and independent of all others;
-    the last one is fixed by the sum, which `released_model` shows. So the rows are drawn, and not computed: nothing of
-    the messages is in them.
-
-    Args:
-      key: of the masks.
-      observed: of int32 messages.
-      modulus_bits: b in [2, 32], of the ring: words are below 2^b.
-
-    Raises: TypeError for messages that are not int32.
-
-    Guarantees: the same rows whatever was sent; uniform (tests/adversary/test_curious.py::test_masks_hide_everything).
-
-    References: Bonawitz et al. 2017, section 4.
-    """
-    validate.part("observed", observed, Observed)
-    validate.integer("modulus_bits", modulus_bits, 2, 32)
-    leaves, structure = jax.tree.flatten(observed.messages)
-    _check_dtype(leaves, jnp.int32, "A secure sum is one of integers: quantize(..., integers=True).")
-    keys = jax.random.split(key, len(leaves))
-    drawn = [jax.random.bits(k, (x.shape[0], 1, *x.shape[1:]), jnp.uint32) for k, x in zip(keys, leaves, strict=True)]
-    return observed._replace(messages=structure.unflatten([x >> (32 - modulus_bits) for x in drawn]))
 
 
 def masked_messages(observed: Observed, unit: float, *, modulus_bits: int = 32) -> View:
     """The view of a server that receives masked integers for a secure sum, and reads them as if they were none.
 
     Args:
-      observed: of messages [m, 1, ...] uint32, a word below 2^b a number, such as those of `ring_messages`.
+      observed: of messages [m, 1, ...] uint32, a word below 2^b a number: what `observe` shows under
+        `aggregation.secure_sum`.
       unit: positive, the float that one stands for: a row is read as unit x its integers in [-2^(b-1), 2^(b-1)).
       modulus_bits: b in [2, 32].
 
     Raises: TypeError for messages that are not uint32: what was sent before masks is not for a server's eyes.
     ValueError for more than one word a number.
+
+    Guarantees: uniform numbers, and the sum still right
+    (tests/adversary/test_curious.py::test_masks_hide_everything).
 
     >>> seen = Observed((), jnp.array([[3], [2**32 - 1]], jnp.uint32), jnp.ones(2), jnp.arange(2))
     >>> masked_messages(seen, 0.5).messages.tolist()
@@ -91,7 +68,7 @@ def masked_messages(observed: Observed, unit: float, *, modulus_bits: int = 32) 
     validate.part("observed", observed, Observed)
     validate.positive("unit", unit)
     validate.integer("modulus_bits", modulus_bits, 2, 32)
-    _check_dtype(jax.tree.leaves(observed.messages), jnp.uint32, "Mask them first: ring_messages.")
+    _check_dtype(jax.tree.leaves(observed.messages), jnp.uint32, "Put aggregation.secure_sum around the modular_sum.")
     spare = 32 - modulus_bits
 
     def read(x):

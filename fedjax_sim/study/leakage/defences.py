@@ -42,8 +42,7 @@ def _messages(key: Array, algorithm: Algorithm, state: PyTree, people: Populatio
 
 def _masked(key: Array, algorithm: Algorithm, state: PyTree, people: Population) -> View:
     seen = jax.jit(partial(observe, algorithm))(key, state, people)
-    received = adversary.ring_messages(stream(key, "masks"), seen)
-    return adversary.masked_messages(received, SUM_RANGE / (2 ** (SUM_BITS - 1) - 1))
+    return adversary.masked_messages(seen, SUM_RANGE / (2 ** (SUM_BITS - 1) - 1))
 
 
 def _released(key: Array, algorithm: Algorithm, state: PyTree, people: Population) -> View:
@@ -155,7 +154,8 @@ def defences(options: Mapping[str, Any]) -> Iterator[Defence]:
                       epsilon=each, allowed=allowed_advantage(z))  # fmt: skip
     yield Defence("defence", f"central noise, epsilon {epsilon:g}: the released model", central, view=_released,
                   epsilon=epsilon, allowed=allowed_advantage(strongest))  # fmt: skip
-    integers, added = transform.quantize(SUM_BITS, range=SUM_RANGE, integers=True), aggregation.modular_sum(m)
+    integers, half = transform.quantize(SUM_BITS, range=SUM_RANGE, integers=True), min(20, (m - 1) // 2 * 2) // 2
+    added = aggregation.secure_sum(aggregation.modular_sum(m), half + 1, neighbours=2 * half)
     yield Defence("defence", "secure sum: a masked message", integers, view=_masked, summed=added, label_chance=0.1,
                   blind=True)  # fmt: skip
     yield Defence("defence", f"secure sum: the sum of {m:,}", integers, view=_released, summed=added)
