@@ -31,6 +31,11 @@ LARGEST = 2.0**100  # as in `algorithms.one_client`
 METRICS = (
     Metric("attackers_met", "messages from attackers", "count"),
     Metric("attackers_lost", "of them lost for not being finite", "count"),
+    Metric("attackers_share", "share of the messages that are attackers'", "share", "mean"),
+)
+CHOSEN = (
+    Metric("messages_chosen", "messages that the rule chose", "count"),
+    Metric("attackers_chosen", "of them attackers'", "count"),
 )
 
 
@@ -70,29 +75,54 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
       attack: what attackers send instead of their messages; their weights are their own, unless the attack forges them.
       who: (key, ids [c]) -> [c] bool; `clients`, `share_of_clients`.
 
-    Returns: an Aggregator. Its metrics are the given one's, `attackers_met` (messages from attackers that arrived), and
-    `attackers_lost` (of these, what was not finite or too large, and counts as absent).
+    Returns: an Aggregator. Its metrics are the given one's, `attackers_met` (messages from attackers that arrived),
+    `attackers_share` (of all that arrived), and `attackers_lost` (of these, what was not finite or too large, and
+    counts as absent). Where the rule chooses messages (Krum's, Bulyan's first half, the minimum diameter) also
+    `messages_chosen`, and `attackers_chosen` among them.
 
     Raises: ValueError for an aggregator that hides single messages (a modular sum); when the round is built, for a
       `who` that does not say yes or no for each id, for messages of another shape, and as the aggregator does.
 
     Guarantees: NumPy's messages under every rule (tests/adversary/test_byzantine.py::test_attackers_are_replaced);
     the same bits on two devices (::test_same_bits_on_two_devices); lost messages count as absent
-    (::test_lost_messages). Sensitivity is not stated: attackers keep no bound.
+    (::test_lost_messages); what is chosen is counted (::test_chosen_attackers). Sensitivity is not stated: attackers
+    keep no bound.
     """
     validate.part("aggregator", aggregator, Aggregator)
     validate.one_of("attack", type(attack), (Alone, Together, Omniscient))
     validate.function("who", who, "key, ids")
     if aggregator.modulus is not None:
         validate.fail("aggregator", "a sum of numbers", "a modular sum", "Nobody sees single messages of that one.")
-    who = partial(_chosen, who)
+    who, metrics = partial(_chosen, who), (*aggregator.metrics, *METRICS, *CHOSEN[: 2 * aggregator.chooses])
+    if aggregator.chooses:
+        aggregator = _counting(aggregator, who)
     if isinstance(attack, Alone):
         made = _alone(aggregator, attack, who)
     elif isinstance(attack, Together) and aggregator.rule is None:
         made = _together(aggregator, attack, who)
     else:
         made = _side_by_side(aggregator, attack, who)
-    return made._replace(sensitivity=None, metrics=(*aggregator.metrics, *METRICS), rule=None, attacked=True)
+    return made._replace(sensitivity=None, metrics=metrics, rule=None, chooses=False, attacked=True)
+
+
+def _counting(aggregator: Aggregator, who: Callable) -> Aggregator:
+    """A rule that says how many of the messages that it chose are attackers'."""
+
+    def rule(key, round, cohort):
+        update, metrics, *state = aggregator.rule(key, round, cohort)
+        chosen, bad = metrics["chosen"], who(key, cohort.ids) & cohort.arrived
+        counts = {"messages_chosen": chosen, "attackers_chosen": chosen & bad}
+        counts = {name: mask.sum(dtype=jnp.int32) for name, mask in counts.items()}
+        return update, {name: x for name, x in metrics.items() if name != "chosen"} | counts, *state
+
+    facts = {"start": aggregator.start, "weighted": aggregator.weighted, "homogeneous": aggregator.homogeneous}
+    return checked(by_rule(rule, **facts), aggregator)
+
+
+def _met(attackers: Array, lost: Array, arrived: Array) -> dict[str, Array]:
+    """The metrics of a round with these numbers of messages."""
+    share = engine.divide(attackers.astype(jnp.float32), jnp.maximum(arrived, 1).astype(jnp.float32))
+    return {"attackers_met": attackers, "attackers_lost": lost, "attackers_share": share}
 
 
 def _chosen(who: Callable, key: Array, ids: Array) -> Array:
@@ -123,7 +153,7 @@ def _kept(mask: Array, updates: PyTree) -> PyTree:
 def _alone(aggregator: Aggregator, attack: Alone, who: Callable) -> Aggregator:
     def init(update_spec, num_slots):
         zero = jnp.zeros((), jnp.int32)
-        return aggregator.init(update_spec, num_slots), {"attackers_met": zero, "attackers_lost": zero}
+        return aggregator.init(update_spec, num_slots), {"met": zero, "lost": zero, "arrived": zero}
 
     def accumulate(key, round, carry, received):
         inner, counts = carry
@@ -139,13 +169,13 @@ def _alone(aggregator: Aggregator, attack: Alone, who: Callable) -> Aggregator:
         updates = tree.where(bad, sent, received.updates)
         weights = jnp.where(bad, weights, received.weights)
         inner = aggregator.accumulate(key, round, inner, received._replace(updates=updates, weights=weights))
-        found = {"attackers_met": bad, "attackers_lost": lost}
+        found = {"met": bad, "lost": lost, "arrived": received.weights > 0}
         return inner, {name: counts[name] + mask.sum(dtype=jnp.int32) for name, mask in found.items()}
 
     def finalize(key, round, carry):
         inner, counts = carry
         update, metrics, *state = aggregator.finalize(key, round, inner)
-        return update, metrics | counts, *state
+        return update, metrics | _met(counts["met"], counts["lost"], counts["arrived"]), *state
 
     return aggregator._replace(init=init, accumulate=accumulate, finalize=finalize)
 
@@ -192,7 +222,7 @@ def _together(aggregator: Aggregator, attack: Together, who: Callable) -> Aggreg
 
         inner, lost = jax.lax.fori_loop(0, attackers, one, (carry["inner"], jnp.zeros((), jnp.int32)))
         update, metrics, *state = aggregator.finalize(key, round, inner)
-        return update, metrics | {"attackers_met": attackers, "attackers_lost": lost}, *state
+        return update, metrics | _met(attackers, lost, attackers + number.astype(jnp.int32)), *state
 
     return aggregator._replace(init=init, accumulate=accumulate, finalize=finalize)
 
@@ -222,12 +252,12 @@ def _side_by_side(aggregator: Aggregator, attack: Together | Omniscient, who: Ca
         else:
             aggregate = lambda messages: judge(key, round, cohort._replace(messages=messages))[0]  # noqa: E731
             changed = attack.send(attack_key, cohort, bad, aggregate)
-        peak = peaks(changed)
+        peak, arrived = peaks(changed), cohort.number
         lost = bad & ~((peak < LARGEST) & (peak * cohort.weights < LARGEST))
         cohort = _without(cohort._replace(messages=changed), lost)
         update, metrics, *state = judge(key, round, cohort)
-        found = {"attackers_met": bad.sum(dtype=jnp.int32), "attackers_lost": lost.sum(dtype=jnp.int32)}
-        return update, metrics | found, *state
+        counts = _met(bad.sum(dtype=jnp.int32), lost.sum(dtype=jnp.int32), arrived)
+        return update, metrics | counts, *state
 
     facts = {"start": aggregator.start, "weighted": aggregator.weighted, "homogeneous": aggregator.homogeneous}
     return checked(by_rule(rule, **facts), aggregator)

@@ -56,13 +56,14 @@ def krum(num_byzantine: int, num_chosen: int = 1) -> Aggregator:
     def rule(key, round, cohort):
         scores = _scores(gaps(cohort.messages), cohort.arrived, cohort.number - num_byzantine - 2)
         if num_chosen == 1:
-            update = one_message(cohort.messages, jnp.argmin(scores))
+            best = jnp.argmin(scores)
+            update, chosen = one_message(cohort.messages, best), jnp.arange(scores.size) == best
         else:
             chosen = jnp.argsort(jnp.argsort(scores, stable=True), stable=True) < num_chosen
             update = weighted_mean(cohort.messages, chosen.astype(jnp.float32))
-        return enough(cohort, least, update), {}
+        return enough(cohort, least, update), {"chosen": chosen & (cohort.number >= least)}
 
-    return by_rule(rule, check, weighted=False, homogeneous=True)
+    return by_rule(rule, check, weighted=False, homogeneous=True, chooses=True)
 
 
 def _scores(apart: Array, there: Array, nearest: Array) -> Array:
@@ -100,9 +101,10 @@ def bulyan(num_byzantine: int) -> Aggregator:
         chosen = _one_by_one(cohort, num_byzantine)
         kept = cohort.number - 4 * num_byzantine
         update = columnwise(cohort.messages, partial(around_median, kept), chosen)
-        return enough(cohort, 4 * num_byzantine + 3, update), {}
+        least = 4 * num_byzantine + 3
+        return enough(cohort, least, update), {"chosen": chosen & (cohort.number >= least)}
 
-    return by_rule(rule, more_than(num_byzantine, 4, 3), weighted=False, homogeneous=True)
+    return by_rule(rule, more_than(num_byzantine, 4, 3), weighted=False, homogeneous=True, chooses=True)
 
 
 def _one_by_one(cohort: SideBySide, num_byzantine: int) -> Array:
@@ -168,10 +170,12 @@ def minimum_diameter(num_byzantine: int) -> Aggregator:
         apart = jnp.where(cohort.arrived[:, None] & cohort.arrived[None], gaps(cohort.messages), jnp.inf)
         diameter = lambda members: apart[members[:, None], members[None]].max()  # noqa: E731
         best = subsets[jnp.argmin(jax.lax.map(diameter, subsets, batch_size=4096))]
-        update = weighted_mean(cohort.messages, jnp.zeros(m, jnp.float32).at[best].set(1))
-        return enough(cohort, m - num_byzantine, update), {}
+        chosen = jnp.zeros(m, bool).at[best].set(True)
+        update = weighted_mean(cohort.messages, chosen.astype(jnp.float32))
+        least = m - num_byzantine
+        return enough(cohort, least, update), {"chosen": chosen & (cohort.number >= least)}
 
-    return by_rule(rule, check, weighted=False, homogeneous=True)
+    return by_rule(rule, check, weighted=False, homogeneous=True, chooses=True)
 
 
 def _subsets(m: int, f: int) -> np.ndarray:

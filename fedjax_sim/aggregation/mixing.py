@@ -28,8 +28,9 @@ def _around(
 
     def rule(key, round, cohort):
         changed = change(stream(key, "pre_aggregation"), cohort)
-        update, *rest = aggregator.rule(stream(key, "rule"), round, changed)
-        return enough(cohort, least, update), *rest
+        update, metrics, *state = aggregator.rule(stream(key, "rule"), round, changed)
+        metrics = {name: x for name, x in metrics.items() if name != "chosen"}  # what it chose is no client's message
+        return enough(cohort, least, update), metrics, *state
 
     facts = {"weighted": aggregator.weighted, "homogeneous": aggregator.homogeneous, "start": aggregator.start}
     return checked(by_rule(rule, check, **facts, metrics=aggregator.metrics), aggregator, number)

@@ -58,7 +58,13 @@ def norm_bounding(aggregator: Aggregator, max_norm: float) -> Aggregator:
         return update, metrics | {"shortened_share": share}, *state
 
     return aggregator._replace(
-        init=init, accumulate=accumulate, finalize=finalize, sensitivity=None, homogeneous=False, rule=None
+        init=init,
+        accumulate=accumulate,
+        finalize=finalize,
+        sensitivity=None,
+        homogeneous=False,
+        rule=None,
+        chooses=False,
     )
 
 

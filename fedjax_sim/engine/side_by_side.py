@@ -60,7 +60,9 @@ def by_rule(rule: Callable, check: Callable | None = None, *, start: Callable | 
         order = jax.lax.sort((absent, jnp.where(absent, 0, ids), slots), num_keys=2)[2]
         messages = messages_of(dataclasses.replace(carry, values=updates), order)
         weights, ids = weights[order], jnp.where(absent, -1, ids)[order]
-        return rule(key, round, SideBySide(messages, weights, ids, (~absent).sum(dtype=jnp.int32)))
+        cohort = SideBySide(messages, weights, ids, (~absent).sum(dtype=jnp.int32))
+        update, metrics, *state = rule(key, round, cohort)
+        return update, {name: x for name, x in metrics.items() if name != "chosen"}, *state
 
     return Aggregator(init, accumulate, finalize, start=start, rule=rule, **facts)
 

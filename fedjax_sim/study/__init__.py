@@ -1,6 +1,7 @@
 """Studies: questions that simulation answers, each with its grid, closed forms beside it, a reading and a figure."""
 
 from fedjax_sim.study.bits.question import bits
+from fedjax_sim.study.breakdown.question import breakdown
 from fedjax_sim.study.central_local.question import central_local
 from fedjax_sim.study.clip.question import clip
 from fedjax_sim.study.drift.question import drift
@@ -9,6 +10,7 @@ from fedjax_sim.study.findings import Comparison, Findings, measured
 from fedjax_sim.study.heterogeneity.question import heterogeneity
 from fedjax_sim.study.page import write_findings
 from fedjax_sim.study.participation.question import participation
+from fedjax_sim.study.price_of_robustness.question import price_of_robustness
 from fedjax_sim.study.privacy_utility.question import privacy_utility
 from fedjax_sim.study.robustness.question import robustness
 from fedjax_sim.study.rounds_to_target.question import rounds_to_target
@@ -17,6 +19,7 @@ __all__ = [
     "Comparison",
     "Findings",
     "bits",
+    "breakdown",
     "central_local",
     "clip",
     "drift",
@@ -24,6 +27,7 @@ __all__ = [
     "heterogeneity",
     "measured",
     "participation",
+    "price_of_robustness",
     "privacy_utility",
     "robustness",
     "rounds_to_target",

@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.report import plots
 
-__all__ = ["CONFIDENCE", "FEW", "KINDS", "Comparison", "Findings", "comparisons_of", "least_runs", "measured"]
+__all__ = ["CONFIDENCE", "FEW", "KINDS", "Comparison", "Findings", "comparisons_of", "few", "least_runs", "measured"]
 
 CONFIDENCE = 0.99  # that every interval of a study contains the truth, together (Bonferroni)
 KINDS = ("exact", "leading order", "upper bound", "estimate")  # the last one is shown and not judged
@@ -83,6 +83,20 @@ def measured(
     error = float(samples.std(ddof=1)) / math.sqrt(samples.size) if samples.size > 1 else 0.0
     mean, prediction = float(samples.mean()), None if predicted is None else float(predicted)
     return Comparison(dict(conditions), quantity, mean, error, max(samples.size - 1, 1), prediction, kind, resolution)
+
+
+def few(conditions: Mapping[str, Any], quantity: str, samples: Any) -> Comparison:
+    """The mean of runs that are too few for an interval, with their `standard_deviation` among the conditions.
+
+    Raises: ValueError for fewer than two.
+
+    >>> few({"part": "digits"}, "test accuracy", [0.8, 0.9]).conditions["standard_deviation"].__round__(4)
+    0.0707
+    """
+    samples = np.asarray(samples, np.float64).reshape(-1)
+    validate.integer("samples", samples.size, 2)
+    conditions = dict(conditions) | {"standard_deviation": float(samples.std(ddof=1))}
+    return Comparison(conditions, quantity, float(samples.mean()), math.nan)
 
 
 def comparisons_of(

@@ -104,6 +104,7 @@ class Aggregator(NamedTuple):
     rule: Callable | None = None  # (key, Round, engine.side_by_side.SideBySide) -> what `finalize` returns; for
     # wrappers that change messages before an aggregator sees them. None = it takes a stream of messages
     attacked: bool = False  # attackers are inside of it: nothing around it sees what they send
+    chooses: bool = False  # the rule's metrics have "chosen", [m] bool: whose messages it takes; `finalize`'s have not
 
 
 class ServerUpdate(NamedTuple):

@@ -82,6 +82,36 @@ def test_lost_messages():
     assert metrics["attackers_lost"] == 2 and np.isfinite(got).all()
 
 
+RULES_THAT_CHOOSE = {
+    "krum": (aggregation.krum(2), 1),
+    "multi-krum": (aggregation.krum(2, 5), 5),
+    "minimum diameter": (aggregation.minimum_diameter(3), 9),
+    "bulyan": (aggregation.bulyan(2), 7),
+}
+
+
+@pytest.mark.parametrize("name", RULES_THAT_CHOOSE)
+def test_chosen_attackers(name):
+    """A coordinate for each message tells which the rule took; attackers, one of them absent, send what is honest.
+
+    Catches a mask in another order than the clients', and absent messages that are counted.
+    """
+    rule, number = RULES_THAT_CHOOSE[name]
+    x, bad = np.concatenate([X, 1e-3 * np.eye(M, dtype=np.float32)], 1), IDS[[1, 2, 4, 5, 8]]
+    update, metrics = applied(rule, x, WEIGHTS, ids=IDS)
+    assert "chosen" not in metrics
+    made = adversary.corrupted(rule, adversary.scaled(1.0), adversary.clients(bad))
+    _, metrics = applied(made, x, WEIGHTS, ids=IDS)
+    assert (metrics["attackers_met"], metrics["messages_chosen"]) == (4, number)
+    np.testing.assert_allclose(metrics["attackers_share"], 4 / 11, rtol=1e-6)
+    if name != "bulyan":  # whose second half leaves out coordinates
+        assert metrics["attackers_chosen"] == (np.isin(IDS, bad) & (update[D:] > 0)).sum()
+    assert metrics["attackers_chosen"] >= number - 7  # the honest ones
+    assert {"messages_chosen", "attackers_chosen", "attackers_share"} <= {metric.name for metric in made.metrics}
+    wrapped = adversary.corrupted(aggregation.bucketing(rule, 1), adversary.scaled(1.0), adversary.clients(bad))
+    assert not wrapped.chooses and "attackers_chosen" not in {metric.name for metric in wrapped.metrics}
+
+
 def test_forged_weights():
     """Catches weights that no attack can change."""
     attack = adversary.forged_weight(10.0, adversary.sign_flip())

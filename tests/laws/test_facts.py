@@ -17,7 +17,7 @@ KEY = jax.random.key(0)
 LEAST = {  # what a part promises that says nothing
     types.Aggregator: {
         "sensitivity": None, "modulus": None, "weighted": True, "homogeneous": False, "design": None,
-        "start": None, "metrics": (), "rule": None, "attacked": False,
+        "start": None, "metrics": (), "rule": None, "attacked": False, "chooses": False,
     },
     types.ClientUpdate: {
         "num_steps": None, "noise": None, "uniform_weights": False, "all_steps": None, "metrics": (),

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.study.findings import Comparison, Findings
+from fedjax_sim.study.findings import Comparison, Findings, few
 from fedjax_sim.study.robust_digits import ATTACKS, RULES, RobustDigits
 from fedjax_sim.study.robustness.figure import robustness_figure
 from fedjax_sim.study.robustness.reading import robustness_reading
@@ -100,7 +100,5 @@ def _comparisons(
             means = {attack: cells[f, rule, attack].mean() for attack in attacks}
             worst = min(means, key=means.__getitem__)
             for part, attack in (*(("accuracy", attack) for attack in attacks), ("worst case", worst)):
-                runs = cells[f, rule, attack]
                 conditions = {"part": part, "attackers": f, "rule": rule, "attack": attack}
-                conditions["standard_deviation"] = float(runs.std(ddof=1))
-                yield Comparison(conditions, "test accuracy", float(runs.mean()), float("nan"))
+                yield few(conditions, "test accuracy", cells[f, rule, attack])

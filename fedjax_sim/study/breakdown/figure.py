@@ -1,0 +1,39 @@
+"""The figure of `breakdown`: fewest attackers that break each rule, and shifts by fewer of them below their bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedjax_sim.report import plots
+from fedjax_sim.study.charts import DASHED, DOTTED, chart, points, rows_of
+from fedjax_sim.study.findings import Comparison, comparisons_of
+
+__all__ = ["breakdown_figure"]
+
+LOOKS = ((plots.BLUE, "o", "-"), (plots.ORANGE, "s", DASHED), (plots.BLACK, "^", DOTTED), (plots.GREY, "D", "-"),
+         (plots.INK, "v", DASHED))  # fmt: skip
+
+
+def breakdown_figure(found: Sequence[Comparison], options: dict[str, Any]) -> Any:
+    """Breakdown points as bars with the closed form as ticks; shifts as points with the bounds as lines."""
+    figure, (bars, shifts) = chart(1, 2)
+    ones = comparisons_of(found, "far messages")[::-1]
+    names = [one.conditions["rule"] for one in ones]
+    bars.barh(names, [one.measured for one in ones], color=plots.BLUE, height=0.6, label="measured")
+    bars.plot([one.predicted for one in ones], range(len(ones)), "|", color=plots.ORANGE, markersize=13,
+              markeredgewidth=2, label="closed form")  # fmt: skip
+    bars.set_xlabel(f"Fewest attackers that break it, of {options['num_messages']} (all: none do)")
+    bars.xaxis.get_major_locator().set_params(integer=True)
+    bars.tick_params(axis="y", labelsize=7.5)
+    bars.legend(fontsize=7.5)
+    known = dict.fromkeys(one.conditions["rule"] for one in comparisons_of(found, "worst attack"))
+    for name, (colour, marker, line) in zip(known, LOOKS, strict=True):
+        rows = rows_of(found, part="worst attack", rule=name)
+        points(shifts, rows, "attackers", colour, marker, name)
+        shifts.plot([row["attackers"] for row in rows], [row["predicted"] for row in rows], color=colour,
+                    linestyle=line, linewidth=1.1)  # fmt: skip
+    shifts.set(xlabel="Attackers f", ylabel="Squared shift / variance (lines: bounds)")
+    plots.logarithmic(shifts, "y")
+    shifts.legend(fontsize=7.5)
+    return figure

@@ -1,0 +1,148 @@
+"""What does a robust rule cost where nobody attacks? Variances on normal messages, accuracies on the digits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_sim import aggregation, engine, theory, validate
+from fedjax_sim.prng import normal, stream
+from fedjax_sim.study.findings import Comparison, Findings, few, measured
+from fedjax_sim.study.price_of_robustness.figure import price_figure
+from fedjax_sim.study.price_of_robustness.reading import price_reading
+from fedjax_sim.study.robust_digits import ATTACKS, RULES, RobustDigits
+from fedjax_sim.study.single_rounds import released
+from fedjax_sim.types import Aggregator, Array
+
+__all__ = ["price_of_robustness"]
+
+QUESTION = "What does a robust rule cost where nobody attacks?"
+
+
+def price_of_robustness(
+    *,
+    num_messages: int = 63,
+    num_byzantine: int = 6,
+    bucket_sizes: Sequence[int] = (1, 3),
+    dimension: int = 500,
+    num_draws: int = 200,
+    num_clients: int = 20,
+    tolerated: int = 2,
+    digits_bucket: int = 2,
+    alphas: Sequence[float] = (100.0, 0.1),
+    num_steps: int = 3,
+    learning_rate: float = 0.3,
+    num_rounds: int = 200,
+    num_runs: int = 3,
+    seed: int = 0,
+) -> Findings:
+    """What does a robust rule cost where nobody attacks? Variances on normal messages, accuracies on the digits.
+
+    First the variance of each rule on normal messages over that of their mean, beside the median's exact one and the
+    trimmed mean's for many messages, with buckets and without. Then digits' clients, alike and unlike, all honest,
+    train a linear model under each rule, with buckets and without.
+
+    Args:
+      num_messages: m of the normal messages, odd, as are the numbers of buckets. num_byzantine: f of their rules.
+      bucket_sizes: s, divisors of m; s = 1 is without buckets.
+      dimension: d. num_draws: rounds behind each variance, of d numbers each.
+      num_clients: of the digits, who all take part; 0 leaves them out. tolerated: f of their rules.
+      digits_bucket: s of the digits, from 2.
+      alphas: of the clients' Dirichlet label shares, from alike to unlike.
+      num_steps, learning_rate, num_rounds, num_runs: of the digits, as for `robustness`.
+      seed: decides everything.
+
+    Returns: `Findings`.
+
+    Guarantees: every exact prediction lies in its interval
+    (tests/study/test_price_of_robustness.py::test_predictions_hold).
+
+    References: Karimireddy, He and Jaggi 2022, table 1; Huber 1981, section 3.3.
+    """
+    options = dict(locals())
+    _check(options)
+    key = jax.random.key(seed)
+    found = [*_variances(stream(key, "normal"), options)]
+    if num_clients:
+        found += _digits(stream(key, "digits"), options)
+    options = {name: list(value) if isinstance(value, Sequence) else value for name, value in options.items()}
+    reading = list(price_reading(found, options))
+    return Findings("price_of_robustness", QUESTION, found, reading, partial(price_figure, found, options), options)
+
+
+def _check(options: dict[str, Any]) -> None:
+    m = options["num_messages"]
+    validate.integer("num_messages", m, 7, 1001)
+    for name in ("bucket_sizes", "alphas"):
+        validate.sequence(name, options[name])
+    for size in options["bucket_sizes"]:
+        validate.integer("bucket_sizes", size, 1)
+        if m % size or (m // size) % 2 == 0:
+            hint = f"A divisor of {m}, with an odd number of buckets: the median's variance is known for these."
+            validate.fail("bucket_sizes", "sizes that divide the messages", size, hint)
+    if list(options["bucket_sizes"]) != sorted(set(options["bucket_sizes"])):
+        validate.fail("bucket_sizes", "rising numbers", list(options["bucket_sizes"]))
+    least = m // max(options["bucket_sizes"])
+    validate.integer("num_byzantine", options["num_byzantine"], 0, (least - 3) // 2, hint="2 f + 3 <= buckets.")
+    validate.integer("dimension", options["dimension"], 1)
+    validate.integer("num_draws", options["num_draws"], 100)
+    validate.integer("digits_bucket", options["digits_bucket"], 2)
+    if options["num_clients"]:
+        validate.integer("num_clients", options["num_clients"], 3 * options["digits_bucket"], 200)
+        most = (-(-options["num_clients"] // options["digits_bucket"]) - 3) // 2
+        validate.integer("tolerated", options["tolerated"], 0, most, hint="2 f + 3 <= buckets.")
+    for alpha in options["alphas"]:
+        validate.positive("alphas", alpha)
+    validate.in_range("learning_rate", options["learning_rate"], 0, 10, open_low=True)
+    for name, low in (("num_steps", 1), ("num_rounds", 1), ("num_runs", 2), ("seed", 0)):
+        validate.integer(name, options[name], low)
+
+
+def _rules(m: int, f: int, bucket_size: int) -> dict[str, Aggregator]:
+    """The rules for m messages in buckets."""
+    if bucket_size == 1:
+        return {name: make(m, f) for name, make in RULES.items()}
+    made = {name: make(-(-m // bucket_size), f) for name, make in RULES.items() if name != "mean"}
+    return {name: aggregation.bucketing(rule, bucket_size) for name, rule in made.items()}
+
+
+def _variances(key: Array, options: dict[str, Any]) -> Iterator[Comparison]:
+    """m times the variance of a rule's coordinate: 1 for the mean of normal messages."""
+    m, f, dimension = options["num_messages"], options["num_byzantine"], options["dimension"]
+    keys = jax.random.split(key, options["num_draws"])
+    for size in options["bucket_sizes"]:
+        for name, rule in _rules(m, f, size).items():
+            if name == "centred clipping":  # it stays near its start, which is the truth here
+                continue
+
+            def one(key, rule=rule):
+                return m * (released(rule, key, normal(stream(key, "messages"), (m, dimension))) ** 2).mean()
+
+            samples = jax.jit(partial(jax.lax.map, one), compiler_options=engine.compiler_options())(keys)
+            number, predicted, kind = m // size, None, "exact"
+            if name in ("mean", "median"):
+                predicted = 1.0 if name == "mean" else theory.median_efficiency(number)
+            elif name == "trimmed mean":  # of many messages
+                predicted, kind = theory.trimmed_mean_efficiency(f / number), "estimate"
+            conditions = {"part": "normal messages", "rule": name, "bucket_size": size, "alpha": None}
+            yield measured(conditions, "variance / the mean's", samples, predicted, kind=kind, resolution=1e-5)
+
+
+def _digits(key: Array, options: dict[str, Any]) -> Iterator[Comparison]:
+    """Test accuracies, and what is lost against the mean with the same first models and minibatches."""
+    m, work = options["num_clients"], ("num_steps", "learning_rate", "num_rounds", "num_runs")
+    settings = [(size, name, rule) for size in (1, options["digits_bucket"])
+                for name, rule in _rules(m, options["tolerated"], size).items()]  # fmt: skip
+    for alpha in options["alphas"]:
+        seen = RobustDigits(m, alpha, options["seed"]).accuracies(
+            stream(key, str(alpha)), [rule for *_, rule in settings], [ATTACKS["none"]],
+            [(i, 0, 0) for i in range(len(settings))], **{name: options[name] for name in work},
+        )  # fmt: skip
+        for (size, name, _), runs in zip(settings, np.asarray(seen), strict=True):
+            conditions = {"part": "digits", "rule": name, "bucket_size": size, "alpha": alpha}
+            yield few(conditions, "test accuracy", runs)
+            yield few(conditions, "loss against the mean", seen[0] - runs)

@@ -1,0 +1,38 @@
+"""What the findings of `price_of_robustness` say, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fedjax_sim.study.findings import Comparison, comparisons_of
+
+__all__ = ["price_reading"]
+
+
+def price_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[str]:
+    """Paragraphs, from the numbers that were found."""
+    for size in options["bucket_sizes"]:
+        ones = comparisons_of(found, "normal messages", bucket_size=size)
+        told = ", ".join(f"{one.conditions['rule']} {one.measured:.3g}" for one in ones)
+        buckets = "" if size == 1 else f" of the means of buckets of {size}"
+        yield f"Variance{buckets} over that of the mean, {options['num_messages']} normal messages: {told}."
+    if not options["num_clients"]:
+        return
+    for alpha in options["alphas"]:
+        told = []
+        for one in comparisons_of(found, "digits", "loss against the mean", alpha=alpha, bucket_size=1):
+            name = one.conditions["rule"]
+            bucketed = comparisons_of(found, "digits", "loss against the mean", alpha=alpha, rule=name,
+                                      bucket_size=options["digits_bucket"])  # fmt: skip
+            told += [f"{name} {100 * one.measured:.1f} ({100 * two.measured:.1f})" for two in bucketed]
+        yield (
+            f"Digits, alpha = {alpha:g}, nobody attacks: points of test accuracy lost against the mean, and in "
+            f"brackets with buckets of {options['digits_bucket']}: {'; '.join(told)}."
+        )
+    yield (
+        "On normal messages the price is variance, which more clients pay. Where clients are unlike it is a bias: "
+        "rules that take few messages, or their middle, leave out who has rare labels, and more rounds do not bring "
+        "that back. Buckets make messages alike, and an attacker then spoils a whole bucket: the rule must withstand "
+        "as many attackers among fewer messages."
+    )
