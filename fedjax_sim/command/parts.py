@@ -40,7 +40,7 @@ def list_parts(
             if where == subpackage and which in (None, subpackage, name)
         ]
         table = tables[0] if tables else None
-        named = registry.table(table) | registry.wrappers(table) if table else registry.insides(subpackage)
+        named = registry.insides(subpackage) | (registry.table(table) | registry.wrappers(table) if table else {})
         parts = registry.parts(subpackage) | named
         grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
         grid.add_column(no_wrap=True)

@@ -21,7 +21,8 @@ from fedjax_sim.population.partition import (
     quantity_power_law,
     shards,
 )
-from fedjax_sim.population.poisoning import Poisoned, label_flip, label_offset, poisoned, random_labels
+from fedjax_sim.population.poisoned_labels import label_flip, label_offset, random_labels
+from fedjax_sim.population.poisoning import Poisoned, poisoned
 from fedjax_sim.population.population import (
     Generated,
     Indexed,

@@ -16,7 +16,8 @@ from jax.tree_util import Partial
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.population.groups import Group
-from fedjax_sim.population.poisoning import chosen_rows, num_labels, poisoned
+from fedjax_sim.population.poisoned_labels import num_labels
+from fedjax_sim.population.poisoning import chosen_rows, poisoned
 from fedjax_sim.population.population import pooled
 from fedjax_sim.population.triggers import Trigger
 from fedjax_sim.prng import counter_bits, stream

@@ -16,7 +16,8 @@ from jax.tree_util import Partial
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.population.partition import generator
-from fedjax_sim.population.poisoning import label_offset, poisoned
+from fedjax_sim.population.poisoned_labels import label_offset
+from fedjax_sim.population.poisoning import poisoned
 from fedjax_sim.population.population import stored
 from fedjax_sim.types import Array, ClientData, PyTree
 

@@ -243,6 +243,7 @@ def test_list_shows_every_part():
     assert "cohort_size = (required)" in sampler and "[sampler] in a config" in sampler
     assert call("list", "sampler").output == call("list", "sampling").output
     assert "attack = (required), {name" in call("list", "aggregator").output
+    assert "positions = (required)" in call("list", "data").output  # of a trigger, which is an option of a data set's
     wrong = call("list", "samplers")
     assert wrong.exit_code == 2 and "Did you mean" not in wrong.output.split("expected")[0]
 

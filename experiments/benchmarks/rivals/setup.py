@@ -20,6 +20,7 @@ PACKAGES = {
     "drjax": ["drjax==0.2.1", "jax==0.10.2", "jaxlib==0.10.2"],
     "pfl": ["pfl[pytorch]==0.6.0", "torch==2.13.0"],
     "flower": ["flwr[simulation]==1.41.0"],
+    "byzfl": ["byzfl==0.0.11", "torch==2.13.0"],  # robust rules alone (p18)
 }
 
 
