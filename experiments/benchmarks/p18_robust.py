@@ -91,7 +91,7 @@ def measure(quick: bool = False) -> dict:
         told = ", ".join(f"{name} {gap:.1e}" for name, gap in apart.items())
         notes.append(f"ByzFL {theirs['version']}. Largest differences: {told}.")
         notes.append(
-            "ByzFL's multi-Krum averages one message more, so its result is not compared; its mixing is left out of large jobs."
+            "ByzFL's multi-Krum averages one message more, and is not compared; its mixing is left out of large jobs."
         )
         notes += [f"ByzFL's {name} failed: {why}" for name, why in theirs["rules_failed"].items()]
     else:

@@ -47,7 +47,8 @@ def bucketing(aggregator: Aggregator, bucket_size: int) -> Aggregator:
       bucket_size: s, 2 as a rule.
 
     Returns: an Aggregator that holds all m messages, and the buckets. A bucket weighs as much as its messages together;
-    its mean is by their weights if the rule trusts them, else plain.
+    its mean is by their weights if the rule trusts them, else plain. These are also the random groups that secure
+    aggregation needs beside a robust rule: the server sees a group's sum and its size, and nothing of a single message.
 
     Raises: ValueError for an aggregator that does not see all messages at once; when the round is built, for one that
       is not defined for ceil(m / s) messages.

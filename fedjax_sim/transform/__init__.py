@@ -7,6 +7,7 @@ from fedjax_sim.transform.feedback import ef21, error_feedback
 from fedjax_sim.transform.gaussian import adaptive_clip, distributed_gaussian, gaussian_mechanism, local_gaussian
 from fedjax_sim.transform.low_rank import low_rank
 from fedjax_sim.transform.matrix import matrix_mechanism
+from fedjax_sim.transform.momentum import client_momentum
 from fedjax_sim.transform.quantize import qsgd, quantize, terngrad
 from fedjax_sim.transform.rotation import drive, rotated
 from fedjax_sim.transform.sign import cast, natural_compression, scaled_sign
@@ -17,6 +18,7 @@ __all__ = [
     "block_k",
     "cast",
     "chain",
+    "client_momentum",
     "clip",
     "discrete_gaussian_mechanism",
     "distributed_gaussian",

@@ -193,7 +193,7 @@ def test_the_seed_decides_the_local_test():
 NEEDED = {
     "clip_norm": "1.0", "noise_multiplier": "1.0", "cohort_size": "10", "population_size": "40", "value": "0.1",
     "levels": "4", "initial_clip_norm": "1.0", "quantile_noise": "2.0", "factor": "0.5", "rank": "1",
-    "dtype": "bfloat16",    "share": "0.5", "block_size": "8", "num_rounds": "8",
+    "dtype": "bfloat16", "decay": "0.9", "share": "0.5", "block_size": "8", "num_rounds": "8",
 }  # fmt: skip
 
 

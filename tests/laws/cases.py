@@ -152,6 +152,7 @@ CASES = {
         "distributed_gaussian": lambda: transform.distributed_gaussian(1.0, 1.0, 10),
         "drive": transform.drive,
         "ef21": lambda: transform.ef21(transform.top_k(count=1), p.NUM_CLIENTS),
+        "client_momentum": lambda: transform.client_momentum(0.9),
         "error_feedback": lambda: transform.error_feedback(transform.top_k(count=1)),
         "gaussian_mechanism": lambda: _at_a_mean(transform.gaussian_mechanism(1.0, 1.0)),
         "identity": transform.identity,

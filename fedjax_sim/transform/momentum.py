@@ -1,0 +1,57 @@
+"""Momentum of each client's messages, which makes them alike over rounds: what robust rules need."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import engine, validate
+from fedjax_sim.transform.chain import as_it_comes, check_floats
+from fedjax_sim.types import UpdateTransform
+
+__all__ = ["client_momentum"]
+
+
+def client_momentum(decay: float) -> UpdateTransform:
+    """A client sends m <- beta m + (1 - beta) u, the moving mean of its updates, and keeps it for its next round.
+
+    Where updates are noisy, honest messages then differ less, by the factor sqrt((1 - beta) / (1 + beta)) for noise
+    that is independent over rounds, and attackers who hide among them do as much less harm. It does not help against
+    clients that differ in their data.
+
+    Args:
+      decay: beta, in [0, 1); m starts at zero, so first messages are shorter.
+
+    Returns: a transform with a memory of the update's size for each client; one that does not report keeps it as it is.
+
+    Guarantees: NumPy's moving mean (tests/transform/test_momentum.py::test_moving_mean); attackers who hide do less
+    harm by the factor above (::test_attackers_hide_less).
+
+    References: Karimireddy, He and Jaggi 2021, section 5 (worker momentum).
+
+    >>> momentum, key = client_momentum(0.5), jax.random.key(0)
+    >>> memory = momentum.init_client(jnp.zeros(1))
+    >>> for _ in range(2):
+    ...     sent, memory, _ = momentum.on_client(key, jnp.ones(1), (), memory)
+    >>> sent.tolist()
+    [0.75]
+    """
+    validate.in_range("decay", decay, 0, 1, open_high=True)
+
+    def init_client(update_spec):
+        check_floats(update_spec)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), update_spec)
+
+    def on_client(key, update, state, memory):  # what is kept as well as sent is computed once: equal bits
+        moved = jax.tree.map(lambda m, u: decay * m + (1 - decay) * u.astype(m.dtype), memory, update)
+        moved = engine.computed_once(moved, key)
+        return jax.tree.map(lambda m, u: m.astype(u.dtype), moved, update), moved, {}
+
+    return UpdateTransform(
+        init=lambda update_spec: (),
+        init_client=init_client,
+        on_client=on_client,
+        on_server=lambda key, cohort, aggregate, state, measured, sensitivity: (aggregate, state, {}),
+        wire=as_it_comes,
+        mirrored=False,
+    )
