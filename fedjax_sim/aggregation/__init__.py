@@ -20,6 +20,7 @@ from fedjax_sim.aggregation.mixing import adaptive_clipping, bucketing, nearest_
 from fedjax_sim.aggregation.modular import modular_sum
 from fedjax_sim.aggregation.norms import norm_bounding
 from fedjax_sim.aggregation.secure import secure_sum
+from fedjax_sim.aggregation.secure_real import real_secure_sum
 from fedjax_sim.aggregation.trusted import fltrust, foolsgold
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "modular_sum",
     "nearest_neighbour_mixing",
     "norm_bounding",
+    "real_secure_sum",
     "secure_sum",
     "sign_majority",
     "total",

@@ -15,6 +15,7 @@ from fedjax_sim.engine.barrier import (
 from fedjax_sim.engine.disk import MemoryFileError
 from fedjax_sim.engine.exact import combine, differentiable, merge
 from fedjax_sim.engine.fold import device_mesh, fold, is_unplaced, one_device, unplaced
+from fedjax_sim.engine.host_calls import on_host
 from fedjax_sim.engine.largest import top_k, top_k_mask
 from fedjax_sim.engine.maximum import largest
 from fedjax_sim.engine.memory import Disk, Sharded
@@ -67,6 +68,7 @@ __all__ = [
     "memory_limit",
     "merge",
     "needs",
+    "on_host",
     "one_device",
     "order_statistic",
     "owned",

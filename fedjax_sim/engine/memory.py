@@ -8,13 +8,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import io_callback
-from jax.experimental.buffer_callback import buffer_callback
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedjax_sim import tree
 from fedjax_sim.engine.disk import MemoryFile
+from fedjax_sim.engine.host_calls import on_host
 from fedjax_sim.types import Array, PyTree
 
 __all__ = ["Disk", "Sharded", "scatter"]
@@ -111,7 +110,7 @@ class Disk:
 
         def each(version, ids):
             specs = [jax.ShapeDtypeStruct((*ids.shape, *spec.shape), spec.dtype) for spec in self.file.format.specs]
-            *leaves, version = _call(self._read, [*specs, version], version, ids)
+            *leaves, version = on_host(self._read, [*specs, version], version, ids)
             return self.file.format.structure.unflatten(leaves), version
 
         rows, version = self._shared(each, 1)(self.version, _padded(jnp.asarray(ids), shares, -1))
@@ -122,7 +121,7 @@ class Disk:
         shares = 1 if self.mesh is None else self.mesh.size
 
         def each(version, ids, rows):
-            (version,) = _call(self._write, [version], version, ids, *jax.tree.leaves(rows))
+            (version,) = on_host(self._write, [version], version, ids, *jax.tree.leaves(rows))
             return (), version
 
         ids = _padded(jnp.where(where & (ids >= 0) & (ids < self.size), ids, -1), shares, -1)
@@ -167,25 +166,3 @@ class Disk:
             if self.mesh is None:
                 raise
         return not self.file.failed
-
-
-def _call(function: Callable, results: list, *arguments: Array) -> list[Array]:
-    """Calls `function(out, *arguments)` on the host with NumPy views, exactly once, when its arguments are computed.
-
-    On CPU it gets the buffers themselves: JAX copies larger arguments of its other callbacks to a device first, and
-    XLA:CPU hangs when two devices wait for that.
-    """
-    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results]
-    if jax.default_backend() == "cpu":
-
-        def on_buffers(context, out, *arguments):
-            function([np.asarray(x) for x in out], *map(np.asarray, arguments))
-
-        return buffer_callback(on_buffers, results, has_side_effect=True)(*arguments)
-
-    def on_copies(*arguments):
-        out = [np.empty(x.shape, x.dtype) for x in results]
-        function(out, *map(np.asarray, arguments))
-        return out
-
-    return io_callback(on_copies, results, *arguments)

@@ -195,6 +195,7 @@ CASES = {
         "median": lambda: aggregation.median(trust_weights=True),
         "minimum_diameter": lambda: aggregation.minimum_diameter(1),
         "modular_sum": _fixed_point,
+        "real_secure_sum": lambda: _fixed_point(lambda rule: aggregation.real_secure_sum(rule, 1)),
         "secure_sum": lambda: _fixed_point(lambda rule: aggregation.secure_sum(rule, 1, masks=True)),
         "nearest_neighbour_mixing": lambda: aggregation.nearest_neighbour_mixing(aggregation.median(), 1),
         "norm_bounding": lambda: aggregation.norm_bounding(aggregation.mean(), 1.0),

@@ -1,0 +1,149 @@
+"""Secure aggregation with real cryptography inside of a round, for a few hundred clients on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import engine, prng, validate
+from fedjax_sim.aggregation import secure_primitives as crypto
+from fedjax_sim.aggregation.modular import ring_of
+from fedjax_sim.aggregation.secure import secure_sum, stages_of
+from fedjax_sim.aggregation.secure_masks import Circle, Stages, circle
+from fedjax_sim.aggregation.secure_protocol import client_up_bytes, run_secure_sum
+from fedjax_sim.tree import num_values
+from fedjax_sim.types import Aggregator, Count, Metric, Wire
+
+__all__ = ["real_secure_sum"]
+
+
+def real_secure_sum(
+    aggregator: Aggregator,
+    threshold: int,
+    *,
+    neighbours: int | None = None,
+    dropout: float | Sequence[float] = 0.0,
+    min_messages: int | None = None,
+) -> Aggregator:
+    """`secure_sum` by real keys, seals, masks and shares: the protocol runs on the host in each round.
+
+    Who leaves, the sum and the aborts are `secure_sum`'s for the same key, bit for bit; all m messages are kept until
+    the end of the round. For 100 clients of a complete graph and 1,000 numbers a round took three seconds on a core.
+
+    Args: as `secure_sum`.
+
+    Returns: an Aggregator with the metrics of `secure_sum`, and `protocol_bytes`, all that clients and server sent.
+    `observe` shows the masked messages, leaves [m, words, ...] uint32.
+
+    Raises: ImportError without `cryptography`, naming the extra; ValueError on several devices, and as `secure_sum`.
+
+    Guarantees: bits of `secure_sum` in every ring, with dropouts and aborts
+    (tests/aggregation/test_secure_real.py::test_bits_of_the_simulated_one, ::test_federations_agree).
+
+    References: Bonawitz et al. 2017; Bell, Bonawitz, Gascon, Lepoint and Raykova 2020.
+    """
+    crypto.check_installed()
+    simulated = secure_sum(aggregator, threshold, neighbours=neighbours, dropout=dropout, min_messages=min_messages)
+    ring = ring_of(aggregator)
+    each = [dropout] * 4 if isinstance(dropout, (int, float)) else list(dropout)
+    left = 1 - np.cumprod([1 - x for x in each])  # before each step's end
+
+    def init(update_spec, num_slots):
+        return {"simulated": simulated.init(update_spec, num_slots), "rows": engine.buffer(update_spec, num_slots)}
+
+    def accumulate(key, round, carry, received):
+        total = simulated.accumulate(key, round, carry["simulated"], received)
+        return {"simulated": total, "rows": engine.fill(carry["rows"], received.slots, received.updates)}
+
+    def advertised(key, reported, step=0):
+        """[m] bool: who of those that reported stays to the end of a step."""
+        return stages_of(key, reported, reported, np.full(4, left[step])).shared
+
+    def protocol(key, reported, uploaded, messages, results, shown):
+        """`results` of a run on the host; messages: leaves [m, ...]."""
+        number = reported.shape[0]
+        graph = circle(key, number, neighbours)
+        stages = stages_of(key, reported, uploaded, left)
+        table = jnp.concatenate([x.reshape(number, -1) for x in jax.tree.leaves(messages)], axis=1)
+        seed = jax.random.bits(prng.stream(key, "real_secrets"), (8,), jnp.uint32)
+        flags = jnp.stack([advertised(key, reported), *stages]).astype(jnp.int32)
+        run = partial(_run, ring, threshold, simulated.least, graph.distances, shown)
+        return engine.on_host(run, results, table, flags, graph.order, graph.place, seed, vmap_method="sequential")
+
+    def finalize(key, round, carry):
+        rows, total = carry["rows"], carry["simulated"]
+        if rows.mesh is not None and rows.mesh.size > 1:
+            hint = "The protocol runs on the host, once: mesh=None (in a config run.devices = 1), or secure_sum."
+            validate.fail("mesh", "one device for real_secure_sum", f"{rows.mesh.size} devices", hint)
+        uploaded = total["uploaded"] > 0
+        messages = engine.all_rows(rows, jnp.arange(uploaded.shape[0], dtype=jnp.int32))
+        size = sum(x.size for x in jax.tree.leaves(messages)) // uploaded.shape[0]
+        word = partial(jax.ShapeDtypeStruct, dtype=jnp.uint32)
+        results = [word((ring.words, size)), word(()), word((2,))]
+        words, aborted, sent = protocol(key, round.reported, uploaded, messages, results, False)
+        lanes = jnp.stack(ring.lanes(tuple(words)))
+        lanes = _as_messages(lanes, jax.tree.map(lambda x: x[0], messages))
+        found = total | {"sum": total["sum"]._replace(lanes=lanes)}
+        update, metrics = simulated.finalize(key, round, found)
+        update = jax.tree.map(lambda x: jnp.where(aborted > 0, jnp.nan, x), update)
+        return update, metrics | {"protocol_bytes": Count(jnp.int32(1), sent)}
+
+    def view(key, round, received):
+        here = (received.weights > 0) & advertised(key, round.reported, 2)
+        size = sum(x[0].size for x in jax.tree.leaves(received.updates))
+        results = [jax.ShapeDtypeStruct((here.shape[0], ring.words, size), jnp.uint32)]
+        (masked,) = protocol(key, round.reported, here, received.updates, results, True)
+        return _as_messages(masked, jax.tree.map(lambda x: x[0], received.updates)), jnp.where(
+            here, received.weights, 0
+        )
+
+    def wire(update_spec, wire, num_slots):
+        values = num_values(update_spec)
+        around, keeps = (num_slots - 1, True) if neighbours is None else (neighbours, False)
+        sent = 8 * client_up_bytes(around, keeps, values, ring)
+        return Wire(values, values * ring.bits, sent - values * ring.bits)
+
+    stated = Metric("protocol_bytes", "bytes of secure aggregation, clients and server", "bytes")
+    metrics = (*simulated.metrics, stated)
+    return simulated._replace(
+        init=init, accumulate=accumulate, finalize=finalize, view=view, wire=wire, metrics=metrics
+    )
+
+
+def _as_messages(table, like):
+    """Leaves [a, b, ...] of a table [a, b, d], for messages of d numbers in all."""
+    leaves, structure = jax.tree.flatten(like)
+    ends = np.cumsum([x.size for x in leaves])[:-1]
+    parts = jnp.split(table, ends, axis=-1)
+    return structure.unflatten([p.reshape(*p.shape[:-1], *x.shape) for p, x in zip(parts, leaves, strict=True)])
+
+
+def _run(ring, threshold, least, distances, shown, out, messages, flags, order, place, seed):
+    """Fills `out` with the sum's words, whether it was aborted, and the bytes; or with the masked messages."""
+    advertised, *stages = flags > 0
+    run = run_secure_sum(
+        messages,
+        ring,
+        threshold,
+        graph=Circle(order, place, distances),
+        stages=Stages(*stages),
+        advertised=advertised,
+        min_messages=least,
+        seed=np.asarray(seed).tobytes(),
+    )
+    if shown:
+        out[0][...] = np.stack(_words(ring, run.masked), axis=1)
+        return
+    size = messages.shape[1]
+    total = np.zeros(size, np.uint64) if run.sum is None else crypto.reduced(ring, run.sum)
+    out[0][...] = np.stack(_words(ring, total))
+    out[1][...] = run.aborted
+    out[2][...] = divmod(int(run.client_bytes.sum() + run.server_bytes.sum()), 1 << 32)
+
+
+def _words(ring, elements):
+    return [(elements >> np.uint64(32 * i)).astype(np.uint32) for i in range(ring.words)]

@@ -1,0 +1,41 @@
+"""Calls of Python from inside of a compiled program, with NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax.experimental import io_callback
+from jax.experimental.buffer_callback import buffer_callback
+
+from fedjax_sim.types import Array
+
+__all__ = ["on_host"]
+
+
+def on_host(function: Callable, results: list, *arguments: Array, vmap_method: str | None = None) -> list[Array]:
+    """Calls `function(out, *arguments)` on the host with NumPy views, exactly once, when its arguments are computed.
+
+    On CPU it gets the buffers themselves: JAX copies larger arguments of its other callbacks to a device first, and
+    XLA:CPU hangs when two devices wait for that. There it has to stand on one device, or inside `shard_map`.
+
+    Args:
+      function: fills the arrays `out`, shaped as `results`.
+      results: arrays or specs.
+      vmap_method: "sequential" for a function that may be vmapped on CPU, once for each row.
+    """
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results]
+    if jax.default_backend() == "cpu":
+
+        def on_buffers(context, out, *arguments):
+            function([np.asarray(x) for x in out], *map(np.asarray, arguments))
+
+        return buffer_callback(on_buffers, results, has_side_effect=True, vmap_method=vmap_method)(*arguments)
+
+    def on_copies(*arguments):
+        out = [np.empty(x.shape, x.dtype) for x in results]
+        function(out, *map(np.asarray, arguments))
+        return out
+
+    return io_callback(on_copies, results, *arguments)
