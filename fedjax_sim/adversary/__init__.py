@@ -9,6 +9,7 @@ from fedjax_sim.adversary.attacks import (
     large_value,
     scaled,
     sign_flip,
+    stale,
 )
 from fedjax_sim.adversary.byzantine import (
     Alone,
@@ -41,4 +42,5 @@ __all__ = [
     "scaled",
     "share_of_clients",
     "sign_flip",
+    "stale",
 ]

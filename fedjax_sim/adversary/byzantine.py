@@ -57,7 +57,8 @@ class Alone(NamedTuple):
 class Together(NamedTuple):
     """An attack in which all attackers send the same message."""
 
-    send: Callable  # (key, Honest) -> update
+    send: Callable  # (key, Honest) -> update; with `start` (key, Honest, memory) -> (update, next memory)
+    start: Callable | None = None  # (update_spec) -> what attackers remember before the first round; None = nothing
 
 
 class Omniscient(NamedTuple):
@@ -96,13 +97,35 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
     who, metrics = partial(_chosen, who), (*aggregator.metrics, *METRICS, *CHOSEN[: 2 * aggregator.chooses])
     if aggregator.chooses:
         aggregator = _counting(aggregator, who)
+    own = start = aggregator.start
+    if isinstance(attack, Together) and attack.start is not None:
+        aggregator = _beside_memory(aggregator)
+        start = lambda spec: (() if own is None else own(spec), attack.start(spec))  # noqa: E731
     if isinstance(attack, Alone):
         made = _alone(aggregator, attack, who)
     elif isinstance(attack, Together) and aggregator.rule is None:
         made = _together(aggregator, attack, who)
     else:
         made = _side_by_side(aggregator, attack, who)
-    return made._replace(sensitivity=None, metrics=metrics, rule=None, chooses=False)
+    return made._replace(sensitivity=None, metrics=metrics, start=start, rule=None, chooses=False)
+
+
+def _beside_memory(aggregator: Aggregator) -> Aggregator:
+    """An aggregator whose state is the first of two, the second being the attackers' memory."""
+
+    def own(call: Callable | None) -> Callable | None:
+        return call and (lambda key, round, *args: call(key, round._replace(state=round.state[0]), *args))
+
+    parts = {name: own(getattr(aggregator, name)) for name in ("accumulate", "finalize", "rule")}
+    return aggregator._replace(**parts)
+
+
+def _acted(attack: Together, key: Array, honest: Honest, round: Round) -> tuple[PyTree, Callable]:
+    """What attackers send together, and a function of the aggregator's next state that puts their memory beside it."""
+    if attack.start is None:
+        return attack.send(key, honest), lambda state: state
+    message, memory = attack.send(key, honest, round.state[1])
+    return message, lambda state: [(state[0] if state else (), memory)]
 
 
 def _counting(aggregator: Aggregator, who: Callable) -> Aggregator:
@@ -207,7 +230,7 @@ def _together(aggregator: Aggregator, attack: Together, who: Callable) -> Aggreg
         total, squares, number = exact.total(carry["moments"])
         attackers = (weights > 0).sum(dtype=jnp.int32)
         honest = _moments(total, squares, number, attackers)
-        message = attack.send(stream(key, "attack"), honest)
+        message, beside = _acted(attack, stream(key, "attack"), honest, round)
         _check_sent(message, total)
         order = jnp.argsort(weights == 0, stable=True).astype(jnp.int32)  # attackers first
         spec = jax.tree.map(lambda x, y: y.astype(x.dtype)[None], total, message)
@@ -222,7 +245,7 @@ def _together(aggregator: Aggregator, attack: Together, who: Callable) -> Aggreg
 
         inner, lost = jax.lax.fori_loop(0, attackers, one, (carry["inner"], jnp.zeros((), jnp.int32)))
         update, metrics, *state = aggregator.finalize(key, round, inner)
-        return update, metrics | _met(attackers, lost, attackers + number.astype(jnp.int32)), *state
+        return update, metrics | _met(attackers, lost, attackers + number.astype(jnp.int32)), *beside(state)
 
     return aggregator._replace(init=init, accumulate=accumulate, finalize=finalize)
 
@@ -246,8 +269,9 @@ def _side_by_side(aggregator: Aggregator, attack: Together | Omniscient, who: Ca
 
     def rule(key, round, cohort):
         bad, attack_key = who(key, cohort.ids) & cohort.arrived, stream(key, "attack")
+        beside = lambda state: state  # noqa: E731
         if isinstance(attack, Together):
-            message = attack.send(attack_key, seen(cohort, bad))
+            message, beside = _acted(attack, attack_key, seen(cohort, bad), round)
             changed = with_message(cohort.messages, bad, message)
         else:
             aggregate = lambda messages: judge(key, round, cohort._replace(messages=messages))[0]  # noqa: E731
@@ -257,7 +281,7 @@ def _side_by_side(aggregator: Aggregator, attack: Together | Omniscient, who: Ca
         cohort = _without(cohort._replace(messages=changed), lost)
         update, metrics, *state = judge(key, round, cohort)
         counts = _met(bad.sum(dtype=jnp.int32), lost.sum(dtype=jnp.int32), arrived)
-        return update, metrics | counts, *state
+        return update, metrics | counts, *beside(state)
 
     facts = {"start": aggregator.start, "weighted": aggregator.weighted, "homogeneous": aggregator.homogeneous}
     return checked(by_rule(rule, **facts), aggregator)
