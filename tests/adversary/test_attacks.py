@@ -123,7 +123,7 @@ def test_stale(rule, delay):
         expected = np.median(sent, 0) if rule.rule else sent.mean(0)
         if rule.start is not None:
             away = sent - kept
-            kept = kept + (away * np.minimum(1, 1 / np.linalg.norm(away, axis=1))[:, None]).mean(0)
+            kept = kept + (away * np.minimum(1, 1 / np.maximum(np.linalg.norm(away, axis=1), 1e-30))[:, None]).mean(0)
             expected = kept
         np.testing.assert_allclose(update, expected, rtol=1e-4, atol=1e-5)
         assert metrics["attackers_met"] == 2
