@@ -11,13 +11,8 @@ from fedjax_sim.adversary.attacks import (
     sign_flip,
     stale,
 )
-from fedjax_sim.adversary.byzantine import (
-    Alone,
-    Honest,
-    Omniscient,
-    Together,
-    corrupted,
-)
+from fedjax_sim.adversary.byzantine import corrupted
+from fedjax_sim.adversary.kinds import Alone, Honest, Omniscient, Together
 from fedjax_sim.adversary.omniscient import adaptive, fang, mimic, min_max, min_sum
 from fedjax_sim.adversary.who import clients, share_of_clients
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
-from fedjax_sim.adversary.byzantine import Alone, Together
+from fedjax_sim.adversary.kinds import Alone, Together
 
 __all__ = [
     "alie",
