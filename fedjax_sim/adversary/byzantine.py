@@ -52,7 +52,7 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
     counts as absent). Where the rule chooses messages (Krum's, Bulyan's first half, the minimum diameter) also
     `messages_chosen`, and `attackers_chosen` among them.
 
-    Raises: ValueError for an aggregator that hides single messages (a modular sum); when the round is built, for a
+    Raises: ValueError for an aggregator that hides single messages (a modular sum), and for a corrupted one; when the round is built, for a
       `who` that does not say yes or no for each id, for messages of another shape, and as the aggregator does.
 
     Guarantees: NumPy's messages under every rule (tests/adversary/test_byzantine.py::test_attackers_are_replaced);
@@ -65,6 +65,9 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
     validate.function("who", who, "key, ids")
     if aggregator.modulus is not None:
         validate.fail("aggregator", "a sum of numbers", "a modular sum", "Nobody sees single messages of that one.")
+    if aggregator.attacked:
+        hint = "The other attackers would count as honest: write one attack, whose `send` does both."
+        validate.fail("aggregator", "one without attackers inside", "a corrupted one", hint)
     who, metrics = partial(_chosen, who), (*aggregator.metrics, *METRICS, *CHOSEN[: 2 * aggregator.chooses])
     if aggregator.chooses:
         aggregator = _counting(aggregator, who)

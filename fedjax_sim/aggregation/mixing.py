@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import engine, validate
 from fedjax_sim.aggregation.coordinate import enough, more_than
-from fedjax_sim.aggregation.norms import shortening
+from fedjax_sim.aggregation.norms import check_honest, shortening
 from fedjax_sim.engine.messages import gaps, mixed, pooled, squared_distances, weighted_rows
 from fedjax_sim.engine.side_by_side import SideBySide, by_rule, checked
 from fedjax_sim.prng import stream
@@ -22,6 +22,7 @@ def _around(
     """`aggregator` of what `change(key, SideBySide) -> SideBySide` makes of a cohort of at least `least`: `number(m)`
     messages."""
     validate.part("aggregator", aggregator, Aggregator)
+    check_honest(aggregator)
     if aggregator.rule is None:
         hint = "Rules such as median, trimmed_mean, krum and geometric_median do; sums gain nothing from it."
         validate.fail("aggregator", "one that sees all messages at once", "another", hint)

@@ -8,7 +8,7 @@ from fedjax_sim import engine, tree, validate
 from fedjax_sim.aggregation.rows import squared_norms
 from fedjax_sim.types import Aggregator, Array, PyTree
 
-__all__ = ["norm_bounding", "shortening"]
+__all__ = ["check_honest", "norm_bounding", "shortening"]
 
 
 def norm_bounding(aggregator: Aggregator, max_norm: float) -> Aggregator:
@@ -34,9 +34,7 @@ def norm_bounding(aggregator: Aggregator, max_norm: float) -> Aggregator:
     validate.positive("max_norm", max_norm)
     if aggregator.modulus is not None:
         validate.fail("aggregator", "a sum of numbers", "a modular sum", "Nobody sees single messages of that one.")
-    if aggregator.attacked:
-        hint = "Its bound would meet honest messages alone: corrupt the bounded aggregator instead."
-        validate.fail("aggregator", "one without attackers inside", "a corrupted one", hint)
+    check_honest(aggregator)
     limit = jnp.float32(max_norm)
 
     def init(update_spec, num_slots):
@@ -66,6 +64,13 @@ def norm_bounding(aggregator: Aggregator, max_norm: float) -> Aggregator:
         rule=None,
         chooses=False,
     )
+
+
+def check_honest(aggregator: Aggregator) -> None:
+    """Refuses an aggregator with attackers inside, for a wrapper that would meet honest messages alone."""
+    if aggregator.attacked:
+        hint = "This wrapper would meet honest messages alone: put adversary.corrupted around it, behind it in a config."
+        validate.fail("aggregator", "one without attackers inside", "a corrupted one", hint)
 
 
 def _shortened(updates: PyTree, limit: Array) -> tuple[PyTree, Array]:

@@ -172,6 +172,16 @@ def test_what_is_refused():
         adversary.forged_weight(2.0, adversary.alie())
     made = adversary.corrupted(aggregation.fixed_mean(3.0), adversary.sign_flip(), adversary.clients([1]))
     assert made.sensitivity is None and made.rule is None
+    for outer in (  # attackers would be counted twice or not at all, and be mixed as if they were honest
+        lambda inner: adversary.corrupted(inner, adversary.free_rider(), adversary.clients([2])),
+        lambda inner: aggregation.norm_bounding(inner, 1.0),
+        lambda inner: aggregation.bucketing(inner, 2),
+        lambda inner: aggregation.nearest_neighbour_mixing(inner, 1),
+        lambda inner: aggregation.adaptive_clipping(inner, 1),
+    ):
+        for rule in (aggregation.fixed_mean(3.0), aggregation.median()):
+            with pytest.raises(ValueError, match="aggregator: expected one without attackers inside"):
+                outer(adversary.corrupted(rule, adversary.sign_flip(), adversary.clients([1])))
 
 
 @pytest.mark.parametrize("rule", [aggregation.mean(), aggregation.median()], ids=["mean", "median"])
