@@ -52,8 +52,9 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
     counts as absent). Where the rule chooses messages (Krum's, Bulyan's first half, the minimum diameter) also
     `messages_chosen`, and `attackers_chosen` among them.
 
-    Raises: ValueError for an aggregator that hides single messages (a modular sum), and for a corrupted one; when the round is built, for a
-      `who` that does not say yes or no for each id, for messages of another shape, and as the aggregator does.
+    Raises: ValueError for an aggregator that hides single messages (a modular sum), and for one with attackers inside;
+    when the round is built, for a `who` that does not say yes or no for each id, for messages of another shape, and as
+    the aggregator does.
 
     Guarantees: NumPy's messages under every rule (tests/adversary/test_byzantine.py::test_attackers_are_replaced);
     the same bits on two devices (::test_same_bits_on_two_devices); lost messages count as absent

@@ -69,7 +69,7 @@ def norm_bounding(aggregator: Aggregator, max_norm: float) -> Aggregator:
 def check_honest(aggregator: Aggregator) -> None:
     """Refuses an aggregator with attackers inside, for a wrapper that would meet honest messages alone."""
     if aggregator.attacked:
-        hint = "This wrapper would meet honest messages alone: put adversary.corrupted around it, behind it in a config."
+        hint = "This wrapper would meet honest messages alone: put `corrupted` around it, in a config behind it."
         validate.fail("aggregator", "one without attackers inside", "a corrupted one", hint)
 
 

@@ -17,7 +17,7 @@ from fedjax_sim import validate
 from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.population.groups import Group
 from fedjax_sim.population.poisoned_labels import num_labels
-from fedjax_sim.population.poisoning import chosen_rows, poisoned
+from fedjax_sim.population.poisoning import chosen_clients, chosen_rows, poisoned
 from fedjax_sim.population.population import pooled
 from fedjax_sim.population.triggers import Trigger
 from fedjax_sim.prng import counter_bits, stream
@@ -151,12 +151,10 @@ def edge_case_backdoor(
     validate.in_range("edge", edge, 0, 1, open_low=True, open_high=True)
     if source == target:
         validate.fail("source", "another label than the target", source)
-    words = f"edge cases of {source} as {target}"
-    made = poisoned(data, _untouched, words, clients=clients, share=share, seed=seed)
-    ids = made.train.poisoned_ids
+    ids = chosen_clients(data.train.size, clients, share, seed)
     if not len(ids):
         validate.fail("share", "a poisoned client at least", share, "Edge cases are those that attackers hold.")
-    rows_held = pooled(Group(data.train, ids, jnp.int32(len(ids)), len(ids)))
+    rows_held = pooled(Group(data.train, jnp.asarray(ids, jnp.int32), jnp.int32(len(ids)), len(ids)))
     x, y = (np.asarray(rows_held.examples[leaf]) for leaf in ("x", "y"))
     held = x[y == source]
     if not len(held):
@@ -171,12 +169,9 @@ def edge_case_backdoor(
             validate.fail(name, "one at least", 0, "Take a larger edge, or poison more clients.")
     table = jnp.asarray(held[distances > limit])
     change = Partial(_replaced, table, jnp.int32(target), jnp.float32(rows))
+    words = f"edge cases of {source} as {target}"
     made = poisoned(data, change, words, clients=clients, share=share, seed=seed)
     return made._replace(triggered=_labelled({name: leaf[rare] for name, leaf in tested.items()}, target))
-
-
-def _untouched(key: Array, data: ClientData) -> PyTree:
-    return data.examples
 
 
 def _distances(x: np.ndarray, centre: np.ndarray) -> np.ndarray:

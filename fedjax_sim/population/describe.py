@@ -61,4 +61,5 @@ def digest(data: Any) -> str:
         stored = stored.inner
     manifest = getattr(getattr(stored, "source", None), "opened", None)
     sha.update(repr(manifest[1] if manifest else "").encode())  # of a store on the disk, the hash of its manifest
+    sha.update("".join(data.poisons).encode())  # functions have no bytes
     return sha.hexdigest()

@@ -34,11 +34,16 @@ def write_native(directory: str | os.PathLike, data: FederatedData) -> None:
       directory: the folder to make; it must not exist.
       data: its populations must be enumerable: up to 2^24 clients.
 
-    Raises: FileExistsError for an existing folder.
+    Raises: FileExistsError for an existing folder; ValueError for poisoned clients, a local test or a measure, which a
+      folder does not hold: put those around `native(...)`.
 
     Guarantees: what is read is what was written (tests/population/test_native_data.py::test_round_trip); the folder
     appears complete or not at all (tests/population/test_native_data.py::test_a_failed_write_leaves_nothing).
     """
+    for field in ("poisons", "triggered", "local_test", "measure"):
+        if getattr(data, field):
+            hint = "A folder does not hold it: write the plain data, and wrap what is read."
+            validate.fail("data", f"a data set without {field}", data.name, hint)
     target = pathlib.Path(directory).absolute()
     if target.exists():
         raise FileExistsError(f"directory: expected a folder that does not exist, got {str(target)!r}.")

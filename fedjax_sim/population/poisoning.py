@@ -1,7 +1,8 @@
 """Clients who hold poisoned examples: wrappers of a data set that change the rows of some clients, and of no test set.
 
 Poison is a function of a client's rows, evaluated where they are read: on the device, for every kind of population,
-with the same rows in every round. Who is poisoned, and with what, is data of the population, so a digest sees it.
+with the same rows in every round. Who is poisoned, and with what, is data of the population, so a digest sees it; of
+a function of your own it sees the arrays and the words.
 """
 
 from __future__ import annotations
@@ -94,10 +95,12 @@ def poisoned(
       words: what it does, for reports, such as "label flip".
       clients: ids of those who are poisoned, distinct; or
       share: in [0, 1], of all N clients: exactly round(share N) of them, drawn without replacement by the seed; at most
-        2^24. Wrappers with one seed and one share choose the same clients. 0 poisons nobody: a baseline.
+        2^24. Wrappers with one seed and one share choose the same clients. 0 poisons nobody: a baseline; a share that
+        is rounded to nobody is refused.
       seed: of that choice, and of the clients' keys.
 
-    Returns: the same data set with another `train`; test sets stay clean.
+    Returns: the same data set with another `train`; test sets stay clean. `train_*` metrics of an evaluation read the
+      changed examples.
 
     Raises: ValueError, TypeError for ids outside the population or twice, for both or neither of `clients` and `share`,
       and for a change that returns other shapes.
@@ -118,7 +121,7 @@ def poisoned(
     ids = chosen_clients(size, clients, share, seed)
     spec = jax.eval_shape(data.train.client, jax.ShapeDtypeStruct((), jnp.int32))
     made = jax.eval_shape(change, jax.eval_shape(lambda: jax.random.key(0)), spec)
-    if made != spec.examples:
+    if tree.spec(made) != tree.spec(spec.examples):  # whether types are weak does not matter
         validate.fail("change", f"a function that returns examples like {spec.examples}", made)
     change = change if isinstance(change, Partial) else Partial(change)
     table = jnp.asarray(np.append(ids, validate.INT32_MAX), jnp.int32)
@@ -141,6 +144,8 @@ def chosen_clients(size: int, clients: Sequence[int] | None, share: float | None
     if share is not None:
         validate.in_range("share", share, 0, 1)
         count = round(share * size)
+        if share and not count:
+            validate.fail("share", f"0, or one that poisons a client of {size:,}", share, "It is rounded to nobody.")
         hint = f"Of {size:,} clients, {share:g} is more: take a smaller share."
         validate.integer("number of poisoned clients", count, 0, MOST_POISONED, hint=hint)
         return np.sort(generator("poisoned", seed).choice(size, count, replace=False, shuffle=False))

@@ -104,7 +104,8 @@ def run_sweep(
 ) -> Any:
     """Runs a loaded sweep; if the `metric` to be shown is missing it stops after its first points.
 
-    Returns: a `Sweep`. Seed s has the bits of `fedjax-sim run` with that seed and the same `data.seed`
+    Returns: a `Sweep`. Seed s has the bits of `fedjax-sim run` with that seed and the same seeds of the data and of
+    their wrappers, `data.seed`, `data.label_flip.seed`
     (tests/sweeps/test_config.py::test_a_config_sweep_is_runs).
     """
     import jax

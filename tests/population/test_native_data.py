@@ -9,7 +9,9 @@ import pytest
 
 from fedjax_sim.population import native_data as module
 from fedjax_sim.population.federated_data import from_sites
+from fedjax_sim.population.local_test import with_local_test
 from fedjax_sim.population.native_data import native, write_native
+from fedjax_sim.population.poisoned_labels import label_flip
 
 
 @pytest.fixture
@@ -48,6 +50,15 @@ def test_a_failed_write_leaves_nothing(tmp_path, data, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         write_native(tmp_path / "new", data)
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_what_a_folder_cannot_hold_is_refused(tmp_path, data):
+    # Faults: poisoned clients that are read as clean ones, a backdoor without its test rows, a local test that is lost.
+    told = data._replace(measure=lambda outputs, examples: {})
+    for made in (label_flip(data, clients=[0]), with_local_test(data), told):
+        with pytest.raises(ValueError, match="data: expected a data set without"):
+            write_native(tmp_path / "toy", made)
+        assert not list(tmp_path.iterdir())
 
 
 def test_test_set_from_held_out(tmp_path, data):

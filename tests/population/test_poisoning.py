@@ -185,6 +185,12 @@ def test_others_have_another_digest(tmp_path):
         *(population.backdoor(data(), target=1, trigger=population.tag(0, v), clients=[2]) for v in (3.0, 4.0)),
         population.backdoor(data(), target=2, trigger=population.tag(0, 3.0), clients=[2]),
         population.backdoor(data(), target=2, trigger=population.tag(1, 3.0), clients=[2]),
+        *(
+            population.poisoned(
+                data(), lambda key, d, f=f: {**d.examples, "y": f * d.examples["y"]}, f"y times {f}", clients=[2]
+            )
+            for f in (0, 2)
+        ),
     ]
     assert len({digest(x) for x in made}) == len(made)
     for number, folder in enumerate("ab"):
@@ -192,6 +198,14 @@ def test_others_have_another_digest(tmp_path):
         stored = data(population.host_store(tmp_path / folder))
         made.append(population.label_flip(stored, clients=[2]))
     assert len({digest(x) for x in made}) == len(made)
+
+
+def test_weak_types_are_no_other_shape():
+    """Catches the refusal of a change that selects among Python's numbers."""
+    made = population.poisoned(
+        data(), lambda key, d: {**d.examples, "x": jnp.where(d.examples["x"] > 0, 1.0, 0.0)}, "signs", clients=[2]
+    )
+    assert set(np.unique(valid(made.train, 2)["x"])) <= {0.0, 1.0}
 
 
 def test_a_config_may_poison():
@@ -219,6 +233,7 @@ def test_a_config_may_poison():
         (lambda: population.label_flip(data()), "share: expected either clients or share"),
         (lambda: population.label_flip(data(), clients=[1], share=0.1), "share: expected either clients or share"),
         (lambda: population.label_flip(data(), share=float("nan")), r"share: expected a number in \[0, 1\]"),
+        (lambda: population.label_flip(data(), share=0.06), "share: expected 0, or one that poisons a client of 8"),
         (lambda: population.label_flip(data(), clients=[1, 1]), "clients: expected distinct ids"),
         (lambda: population.label_flip(data(), clients=[-1]), r"clients: expected ids in \[0, 8\)"),
         (lambda: population.label_flip(data(), clients=[]), r"clients: expected ids in \[0, 8\)"),
