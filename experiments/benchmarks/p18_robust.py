@@ -23,21 +23,12 @@ import numpy as np
 from experiments.benchmarks import harness
 from experiments.benchmarks.rivals.setup import VENVS, python_of
 from fedjax_sim import aggregation, engine
-from fedjax_sim.types import Received
+from fedjax_sim.study.single_rounds import released
 
 STEPS = 8  # of the geometric median
 HERE = pathlib.Path(__file__).resolve().parent
 TIME_LIMIT = 1800  # seconds for ByzFL
 OTHERWISE = ("multi-Krum",)  # ByzFL's averages one message more
-
-
-def applied(rule, x):
-    """What a rule makes of messages that arrive at once."""
-    m = x.shape[0]
-    slots = jnp.arange(m, dtype=jnp.int32)
-    carry = rule.init(jax.ShapeDtypeStruct(x.shape[1:], x.dtype), m)
-    carry = rule.accumulate(jax.random.key(0), None, carry, Received(x, jnp.ones(m), slots, slots))
-    return rule.finalize(jax.random.key(0), None, carry)[0]
 
 
 def rules_of(m: int, f: int) -> dict:
@@ -61,7 +52,7 @@ def measure(quick: bool = False) -> dict:
     x, c = jnp.asarray(host), jnp.ones(m) / m
     exact = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
     compiled = functools.partial(jax.jit, compiler_options=engine.compiler_options())
-    mine = {name: compiled(functools.partial(applied, rule)) for name, rule in rules_of(m, f).items()}
+    mine = {name: compiled(functools.partial(released, rule, jax.random.key(0))) for name, rule in rules_of(m, f).items()}
     plain = {
         "jnp.median": jax.jit(lambda x: jnp.median(x, axis=0)),
         "jnp.sort, mean": jax.jit(lambda x: jnp.sort(x, axis=0)[f : m - f].mean(0)),

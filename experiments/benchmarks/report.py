@@ -67,9 +67,12 @@ def bars(axes: Any, rows: Iterable[dict]) -> None:
     axes.barh([row["name"] for row in rows], values, xerr=ends, color=colors, ecolor="black", capsize=2)
     if values and max(values) > 20 * min(values):
         axes.set_xscale("log")
-    for i, value in enumerate(values):
-        axes.annotate(number(value), (value, i), (6, 0), textcoords="offset points", va="center", fontsize=8)
-    axes.margins(x=0.15)
+    for i, (value, end) in enumerate(zip(values, ends[1], strict=True)):
+        axes.annotate(number(value), (value + end, i), (6, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.margins(y=0.02)
+    if values:  # a quarter of the axis for the labels
+        low, most = axes.get_xlim()[0], max(values)
+        axes.set_xlim(low, most * (most / low) ** (1 / 3) if axes.get_xscale() == "log" else 4 / 3 * most)
     axes.set_xlabel(rows[0]["unit"] if rows else "")
 
 
