@@ -9,15 +9,10 @@ from fedjax_sim.adversary.attacks import (
     large_value,
     scaled,
     sign_flip,
+    stale,
 )
 from fedjax_sim.adversary.backdoor import model_replacement
-from fedjax_sim.adversary.byzantine import (
-    Alone,
-    Honest,
-    Omniscient,
-    Together,
-    corrupted,
-)
+from fedjax_sim.adversary.byzantine import corrupted
 from fedjax_sim.adversary.curious import View, each_message, masked_messages, released_model
 from fedjax_sim.adversary.descent import (
     Rebuilt,
@@ -29,6 +24,7 @@ from fedjax_sim.adversary.descent import (
     total_variation,
 )
 from fedjax_sim.adversary.inversion import affine_rows, gradient_rank, invert_affine, recover_labels
+from fedjax_sim.adversary.kinds import Alone, Honest, Omniscient, Together
 from fedjax_sim.adversary.membership import (
     advantage,
     alignment_score,
@@ -84,6 +80,7 @@ __all__ = [
     "sign_flip",
     "squared_distance",
     "squared_norm",
+    "stale",
     "total_variation",
     "tpr_at_fpr",
 ]

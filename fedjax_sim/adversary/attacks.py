@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
-from fedjax_sim.adversary.byzantine import Alone, Together
+from fedjax_sim.adversary.kinds import Alone, Together
 
 __all__ = [
     "alie",
@@ -17,6 +17,7 @@ __all__ = [
     "large_value",
     "scaled",
     "sign_flip",
+    "stale",
 ]
 
 
@@ -117,6 +118,28 @@ def alie(z: float | None = None) -> Together:
         return jax.tree.map(lambda m, s: m - reach.astype(m.dtype) * s, honest.mean, honest.std)
 
     return Together(send)
+
+
+def stale(delay: int = 1) -> Together:
+    """Replay: the mean of the honest messages of an earlier round, which was honest then.
+
+    Args:
+      delay: rounds that it is late, at least 1; the honest means of as many rounds are remembered, and zero is sent in
+        the first ones. A round that is skipped is not remembered.
+
+    Guarantees: NumPy's means of earlier rounds (tests/adversary/test_attacks.py::test_stale).
+    """
+    validate.integer("delay", delay, 1, 1000)
+
+    def start(update_spec):
+        wide = lambda x: jnp.promote_types(x.dtype, jnp.float32)  # noqa: E731
+        return jax.tree.map(lambda x: jnp.zeros((delay, *x.shape), wide(x)), update_spec)
+
+    def send(key, honest, memory):
+        oldest = jax.tree.map(lambda x, m: x[0].astype(m.dtype), memory, honest.mean)
+        return oldest, jax.tree.map(lambda x, m: jnp.concatenate([x[1:], m[None].astype(x.dtype)]), memory, honest.mean)
+
+    return Together(send, start)
 
 
 def inner_product(epsilon: float = 0.1) -> Together:

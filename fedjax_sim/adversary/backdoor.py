@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
-from fedjax_sim.adversary.byzantine import Alone
+from fedjax_sim.adversary.kinds import Alone
 
 __all__ = ["model_replacement"]
 

@@ -13,19 +13,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
+from fedjax_sim.adversary.kinds import Alone, Honest, Omniscient, Together, seen
 from fedjax_sim.engine import exact
-from fedjax_sim.engine.messages import columnwise, one_message, peaks, with_message
+from fedjax_sim.engine.messages import one_message, peaks, with_message
 from fedjax_sim.engine.side_by_side import SideBySide, by_rule, checked
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Aggregator, Array, Attackers, Metric, PyTree, Received, Round
 
-__all__ = ["Alone", "Honest", "Omniscient", "Together", "corrupted", "seen"]
+__all__ = ["corrupted"]
 
 LARGEST = 2.0**100  # as in `algorithms.one_client`
 METRICS = (
@@ -37,34 +37,6 @@ CHOSEN = (
     Metric("messages_chosen", "messages that the rule chose", "count"),
     Metric("attackers_chosen", "of them attackers'", "count"),
 )
-
-
-class Honest(NamedTuple):
-    """What attackers who act together know of the honest messages of a round."""
-
-    mean: PyTree  # unweighted
-    std: PyTree  # of the sample: divided by number - 1
-    number: Array  # [] float32 honest messages that arrived
-    attackers: Array  # [] float32 messages from attackers that arrived
-
-
-class Alone(NamedTuple):
-    """An attack of each attacker by itself."""
-
-    send: Callable  # (key, update, weight) -> (update, weight), for ONE attacker; key is the client's own in this round
-
-
-class Together(NamedTuple):
-    """An attack in which all attackers send the same message."""
-
-    send: Callable  # (key, Honest) -> update
-
-
-class Omniscient(NamedTuple):
-    """An attack by who sees every honest message."""
-
-    send: Callable  # (key, SideBySide, attackers [m] bool, aggregate) -> engine.messages.Messages, of which only the
-    # attackers' are changed; `aggregate(Messages) -> update` is what the server would make of them
 
 
 def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who: Attackers) -> Aggregator:
@@ -96,13 +68,35 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
     who, metrics = partial(_chosen, who), (*aggregator.metrics, *METRICS, *CHOSEN[: 2 * aggregator.chooses])
     if aggregator.chooses:
         aggregator = _counting(aggregator, who)
+    own = start = aggregator.start
+    if isinstance(attack, Together) and attack.start is not None:
+        aggregator = _beside_memory(aggregator)
+        start = lambda spec: (() if own is None else own(spec), attack.start(spec))  # noqa: E731
     if isinstance(attack, Alone):
         made = _alone(aggregator, attack, who)
     elif isinstance(attack, Together) and aggregator.rule is None:
         made = _together(aggregator, attack, who)
     else:
         made = _side_by_side(aggregator, attack, who)
-    return made._replace(sensitivity=None, metrics=metrics, rule=None, chooses=False, attacked=True)
+    return made._replace(sensitivity=None, metrics=metrics, start=start, rule=None, chooses=False, attacked=True)
+
+
+def _beside_memory(aggregator: Aggregator) -> Aggregator:
+    """An aggregator whose state is the first of two, the second being the attackers' memory."""
+
+    def own(call: Callable | None) -> Callable | None:
+        return call and (lambda key, round, *args: call(key, round._replace(state=round.state[0]), *args))
+
+    parts = {name: own(getattr(aggregator, name)) for name in ("accumulate", "finalize", "rule")}
+    return aggregator._replace(**parts)
+
+
+def _acted(attack: Together, key: Array, honest: Honest, round: Round) -> tuple[PyTree, Callable]:
+    """What attackers send together, and a function of the aggregator's next state that puts their memory beside it."""
+    if attack.start is None:
+        return attack.send(key, honest), lambda state: state
+    message, memory = attack.send(key, honest, round.state[1])
+    return message, lambda state: [(state[0] if state else (), memory)]
 
 
 def _counting(aggregator: Aggregator, who: Callable) -> Aggregator:
@@ -207,7 +201,7 @@ def _together(aggregator: Aggregator, attack: Together, who: Callable) -> Aggreg
         total, squares, number = exact.total(carry["moments"])
         attackers = (weights > 0).sum(dtype=jnp.int32)
         honest = _moments(total, squares, number, attackers)
-        message = attack.send(stream(key, "attack"), honest)
+        message, beside = _acted(attack, stream(key, "attack"), honest, round)
         _check_sent(message, total)
         order = jnp.argsort(weights == 0, stable=True).astype(jnp.int32)  # attackers first
         spec = jax.tree.map(lambda x, y: y.astype(x.dtype)[None], total, message)
@@ -222,7 +216,7 @@ def _together(aggregator: Aggregator, attack: Together, who: Callable) -> Aggreg
 
         inner, lost = jax.lax.fori_loop(0, attackers, one, (carry["inner"], jnp.zeros((), jnp.int32)))
         update, metrics, *state = aggregator.finalize(key, round, inner)
-        return update, metrics | _met(attackers, lost, attackers + number.astype(jnp.int32)), *state
+        return update, metrics | _met(attackers, lost, attackers + number.astype(jnp.int32)), *beside(state)
 
     return aggregator._replace(init=init, accumulate=accumulate, finalize=finalize)
 
@@ -246,8 +240,9 @@ def _side_by_side(aggregator: Aggregator, attack: Together | Omniscient, who: Ca
 
     def rule(key, round, cohort):
         bad, attack_key = who(key, cohort.ids) & cohort.arrived, stream(key, "attack")
+        beside = lambda state: state  # noqa: E731
         if isinstance(attack, Together):
-            message = attack.send(attack_key, seen(cohort, bad))
+            message, beside = _acted(attack, attack_key, seen(cohort, bad), round)
             changed = with_message(cohort.messages, bad, message)
         else:
             aggregate = lambda messages: judge(key, round, cohort._replace(messages=messages))[0]  # noqa: E731
@@ -257,32 +252,10 @@ def _side_by_side(aggregator: Aggregator, attack: Together | Omniscient, who: Ca
         cohort = _without(cohort._replace(messages=changed), lost)
         update, metrics, *state = judge(key, round, cohort)
         counts = _met(bad.sum(dtype=jnp.int32), lost.sum(dtype=jnp.int32), arrived)
-        return update, metrics | counts, *state
+        return update, metrics | counts, *beside(state)
 
     facts = {"start": aggregator.start, "weighted": aggregator.weighted, "homogeneous": aggregator.homogeneous}
     return checked(by_rule(rule, **facts), aggregator)
-
-
-def seen(cohort: SideBySide, bad: Array) -> Honest:
-    """The moments of the honest messages, squares about the mean."""
-    honest = cohort.arrived & ~bad
-    number = honest.sum().astype(jnp.float32)
-
-    def total(x):
-        return exact.total(exact.add(exact.zeros(jax.ShapeDtypeStruct(x.shape[1:], x.dtype)), x))
-
-    def moments(values, honest):
-        wide, there = values.astype(jnp.promote_types(values.dtype, jnp.float32)), honest[:, None] > 0
-        mean = engine.divide(total(jnp.where(there, wide, 0)), jnp.maximum(number, 1).astype(wide.dtype))
-        away = jnp.where(there, wide - mean[None], 0)
-        squares = engine.rounded_here(away * away, engine.hidden_zero(honest))
-        spread = engine.divide(total(squares), jnp.maximum(number - 1, 1).astype(wide.dtype))
-        return mean, jnp.sqrt(spread)
-
-    weights = honest.astype(jnp.float32)
-    mean = columnwise(cohort.messages, lambda x, honest: moments(x, honest)[0], weights)
-    std = columnwise(cohort.messages, lambda x, honest: moments(x, honest)[1], weights)
-    return Honest(mean, std, number, bad.sum().astype(jnp.float32))
 
 
 def _without(cohort: SideBySide, lost: Array) -> SideBySide:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, validate
-from fedjax_sim.adversary.byzantine import Omniscient, seen
+from fedjax_sim.adversary.kinds import Omniscient, seen
 from fedjax_sim.engine.messages import columnwise, gaps, inner_products, one_message, squared_distances, with_message
 from fedjax_sim.types import Array, PyTree
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import adversary, engine
-from fedjax_sim.adversary.byzantine import seen
+from fedjax_sim.adversary.kinds import seen
 from fedjax_sim.engine.messages import Messages, one_message, with_message
 from fedjax_sim.engine.side_by_side import SideBySide, by_rule, checked
 from fedjax_sim.prng import stream

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
 from fedjax_sim import adversary, aggregation
+from fedjax_sim.types import Round
 from tests.aggregation.robust import applied
 
 RNG = np.random.default_rng(0)
@@ -98,3 +100,30 @@ def test_adaptive():
                 x[9:] = mean - spread * scale / np.linalg.norm(way) * way
                 tried.append(np.linalg.norm(applied(rule, x)[0] - mean))
         np.testing.assert_allclose(np.linalg.norm(got - mean), max(tried), rtol=1e-4)
+
+
+@pytest.mark.parametrize("delay", [1, 3])
+@pytest.mark.parametrize("rule", [aggregation.mean(), aggregation.median(), aggregation.centered_clipping(1.0)],
+                         ids=["mean", "median", "centred clipping"])  # fmt: skip
+def test_stale(rule, delay):
+    """Five rounds under a sum, a rule, and a rule with a state of its own: NumPy's.
+
+    Catches a memory of the aggregate or of all messages in the place of the honest ones, one of another age, and a
+    rule's state that the attackers' memory replaces.
+    """
+    x = np.random.default_rng(2).normal(size=(5, 7, 4)).astype(np.float32)
+    made = adversary.corrupted(rule, adversary.stale(delay), adversary.clients([0, 5]))
+    slots, everyone = jnp.arange(7), jnp.ones(7, bool)
+    state, means, kept = made.start(jax.ShapeDtypeStruct((4,), np.float32)), [], np.zeros(4)
+    for t in range(5):
+        update, metrics, state = applied(made, x[t], round=Round(slots, everyone, everyone, state=state))
+        sent = x[t].astype(np.float64)
+        means.append(np.delete(sent, [0, 5], 0).mean(0))
+        sent[[0, 5]] = means[t - delay] if t >= delay else 0
+        expected = np.median(sent, 0) if rule.rule else sent.mean(0)
+        if rule.start is not None:
+            away = sent - kept
+            kept = kept + (away * np.minimum(1, 1 / np.maximum(np.linalg.norm(away, axis=1), 1e-30))[:, None]).mean(0)
+            expected = kept
+        np.testing.assert_allclose(update, expected, rtol=1e-4, atol=1e-5)
+        assert metrics["attackers_met"] == 2

@@ -142,12 +142,13 @@ def test_who_attacks():
 
 
 @pytest.mark.optimised
-@pytest.mark.parametrize("attack", ["alie", "sign_flip"])
+@pytest.mark.parametrize("attack", ["alie", "sign_flip", "stale"])
 @pytest.mark.parametrize("rule", ["mean", "bucketing"])
 def test_same_bits_on_two_devices(attack, rule):
     """In a federation, two rounds. Catches moments, and a number of attackers, of one device's clients."""
     rules = {"mean": aggregation.mean(), "bucketing": aggregation.bucketing(aggregation.krum(1), 2)}
-    made = adversary.corrupted(rules[rule], ATTACKS[attack][0], adversary.clients(p.COHORT[[0, 3]]))
+    attack = adversary.stale() if attack == "stale" else ATTACKS[attack][0]
+    made = adversary.corrupted(rules[rule], attack, adversary.clients(p.COHORT[[0, 3]]))
     found = []
     for devices in (1, 2):
         federation = p.Federation(aggregator=made, mesh=engine.device_mesh(devices))

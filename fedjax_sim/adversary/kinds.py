@@ -1,0 +1,68 @@
+"""The kinds of attacks, by what attackers know, and what those who act together know of the honest messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import engine
+from fedjax_sim.engine import exact
+from fedjax_sim.engine.messages import columnwise
+from fedjax_sim.engine.side_by_side import SideBySide
+from fedjax_sim.types import Array, PyTree
+
+__all__ = ["Alone", "Honest", "Omniscient", "Together", "seen"]
+
+
+class Honest(NamedTuple):
+    """What attackers who act together know of the honest messages of a round."""
+
+    mean: PyTree  # unweighted
+    std: PyTree  # of the sample: divided by number - 1
+    number: Array  # [] float32 honest messages that arrived
+    attackers: Array  # [] float32 messages from attackers that arrived
+
+
+class Alone(NamedTuple):
+    """An attack of each attacker by itself."""
+
+    send: Callable  # (key, update, weight) -> (update, weight), for ONE attacker; key is the client's own in this round
+
+
+class Together(NamedTuple):
+    """An attack in which all attackers send the same message."""
+
+    send: Callable  # (key, Honest) -> update; with `start` (key, Honest, memory) -> (update, next memory)
+    start: Callable | None = None  # (update_spec) -> what attackers remember before the first round; None = nothing
+
+
+class Omniscient(NamedTuple):
+    """An attack by who sees every honest message."""
+
+    send: Callable  # (key, SideBySide, attackers [m] bool, aggregate) -> engine.messages.Messages, of which only the
+    # attackers' are changed; `aggregate(Messages) -> update` is what the server would make of them
+
+
+def seen(cohort: SideBySide, bad: Array) -> Honest:
+    """The moments of the honest messages, squares about the mean."""
+    honest = cohort.arrived & ~bad
+    number = honest.sum().astype(jnp.float32)
+
+    def total(x):
+        return exact.total(exact.add(exact.zeros(jax.ShapeDtypeStruct(x.shape[1:], x.dtype)), x))
+
+    def moments(values, honest):
+        wide, there = values.astype(jnp.promote_types(values.dtype, jnp.float32)), honest[:, None] > 0
+        mean = engine.divide(total(jnp.where(there, wide, 0)), jnp.maximum(number, 1).astype(wide.dtype))
+        away = jnp.where(there, wide - mean[None], 0)
+        squares = engine.rounded_here(away * away, engine.hidden_zero(honest))
+        spread = engine.divide(total(squares), jnp.maximum(number - 1, 1).astype(wide.dtype))
+        return mean, jnp.sqrt(spread)
+
+    weights = honest.astype(jnp.float32)
+    mean = columnwise(cohort.messages, lambda x, honest: moments(x, honest)[0], weights)
+    std = columnwise(cohort.messages, lambda x, honest: moments(x, honest)[1], weights)
+    return Honest(mean, std, number, bad.sum().astype(jnp.float32))
