@@ -14,6 +14,8 @@ SEAL 4 divides the rest of the encryption noise by a prime that is dropped).
 from __future__ import annotations
 
 import math
+import operator
+from functools import reduce
 from typing import NamedTuple
 
 import jax
@@ -189,16 +191,11 @@ def run_homomorphic_sum(
     clients.global_scale = 2.0**scale_bits
     server = tenseal.context_from(clients.serialize(save_secret_key=False))
     number, size = messages.shape
-    starts = range(0, size, degree // 2)
     bytes_up, bytes_down, found = np.zeros(number, np.int64), 0, []
-    for start in starts:
-        total = None
-        for i, message in enumerate(messages):
-            sent = tenseal.ckks_vector(clients, message[start : start + degree // 2]).serialize()
-            bytes_up[i] += len(sent)
-            received = tenseal.ckks_vector_from(server, sent)
-            total = received if total is None else total + received
-        sent = total.serialize()
+    for start in range(0, size, degree // 2):
+        blocks = [tenseal.ckks_vector(clients, x[start : start + degree // 2]).serialize() for x in messages]
+        bytes_up += [len(sent) for sent in blocks]
+        sent = reduce(operator.add, (tenseal.ckks_vector_from(server, sent) for sent in blocks)).serialize()
         bytes_down += len(sent)
         found.append(np.asarray(tenseal.ckks_vector_from(clients, sent).decrypt()))
     result, std = np.concatenate(found), homomorphic_std(degree, scale_bits, number)
