@@ -65,6 +65,13 @@ def test_bits_of_the_simulated_one(ring, options):
     assert not all(aborts)
 
 
+def test_bytes_of_those_who_leave():
+    """All advertise keys and leave: they are sent each other's, and that is all. Catches a step taken for another."""
+    made = real_secure_sum(modular_sum(1.0), 2, dropout=[0, 1.0, 0, 0])
+    (found, metrics), _ = round_of(made, jnp.ones((6, 3), jnp.int32), np.float32([0, 1, 1, 1, 1, 1]))(jax.random.key(0))
+    assert np.isnan(found).all() and metrics["protocol_bytes"].total() == 5 * 64 + 5 * 4 * 64
+
+
 def test_the_view_is_uniform():
     """Chi-square of the bytes of equal messages, p > 1e-5. Catches a view of the messages."""
     made = real_secure_sum(modular_sum(1.0), 2)
