@@ -7,6 +7,7 @@ from fedjax_sim.aggregation.coordinate import mean_around_median, median, sign_m
 from fedjax_sim.aggregation.distance import bulyan, krum, minimum_diameter
 from fedjax_sim.aggregation.extrapolated import extrapolated
 from fedjax_sim.aggregation.gather import gather
+from fedjax_sim.aggregation.homomorphic import homomorphic_mean
 from fedjax_sim.aggregation.linear import (
     fixed_mean,
     horvitz_thompson,
@@ -36,6 +37,7 @@ __all__ = [
     "foolsgold",
     "gather",
     "geometric_median",
+    "homomorphic_mean",
     "horvitz_thompson",
     "keep_old",
     "krum",

@@ -11,7 +11,7 @@ from fedjax_sim import prng, validate
 from fedjax_sim.aggregation.modular import ModularSum, ring_of
 from fedjax_sim.aggregation.ring import Element, Ring
 from fedjax_sim.tree import num_values
-from fedjax_sim.types import Aggregator, Array, Metric, PyTree, Wire
+from fedjax_sim.types import Aggregator, Array, Metric, PyTree, Received, Wire
 
 __all__ = ["additive_shares", "shares_of"]
 
@@ -75,42 +75,23 @@ def additive_shares(
             carry = carry._replace(lanes=jax.tree.map(apart, carry.lanes))
         return {"sum": carry, "left": jnp.zeros((), jnp.int32)}
 
-    def arrives(key, received):
-        """[c] bool: whose shares reach all servers."""
-        if dropout == 0:
-            return received.weights > 0
-        key = prng.stream(key, "share_dropout")
-        drawn = jax.vmap(lambda slot: jax.random.uniform(jax.random.fold_in(key, slot)))(received.slots)
-        return (received.weights > 0) & (drawn >= dropout)
-
     def accumulate(key, round, carry, received):
-        here = arrives(key, received)
+        here = _arrives(key, received, dropout)
         number = here.sum(dtype=jnp.int32)
         left = carry["left"] + (received.weights > 0).sum(dtype=jnp.int32) - number
         received = received._replace(weights=jnp.where(here, received.weights, 0))
         if not masks:
             return {"sum": aggregator.accumulate(key, round, carry["sum"], received), "left": left}
 
-        def added(shares, old):
-            mask = here.reshape(-1, *[1] * (shares.ndim - 3))
-            lanes = [
-                [jnp.where(mask, x, 0).sum(0, dtype=jnp.uint32) for x in ring.lanes(tuple(jnp.moveaxis(share, 1, 0)))]
-                for share in jnp.moveaxis(shares, 1, 0)
-            ]
-            return old + jnp.stack([jnp.stack(x) for x in lanes])
-
         shares = shares_of(ring, key, num_servers, received.slots, received.updates)
-        lanes = jax.tree.map(added, shares, carry["sum"].lanes)
+        lanes = jax.tree.map(lambda x, old: old + _lanes(ring, x, here), shares, carry["sum"].lanes)
         return {"sum": ModularSum(lanes, carry["sum"].messages + number), "left": left}
 
     def finalize(key, round, carry):
         total = carry["sum"]
 
-        def together(lanes):
-            return jnp.stack(ring.lanes(reduce(ring.add, [ring.gathered(tuple(x)) for x in lanes])))
-
         if masks:
-            total = total._replace(lanes=jax.tree.map(together, total.lanes))
+            total = total._replace(lanes=jax.tree.map(lambda x: _together(ring, x), total.lanes))
         aborted = total.messages < (least or 0)
         update, metrics = aggregator.finalize(key, round, total)
         update = jax.tree.map(lambda x: jnp.where(aborted, jnp.nan, x), update)
@@ -118,7 +99,7 @@ def additive_shares(
         return update, metrics | counts
 
     def view(key, round, received):
-        here = arrives(key, received)
+        here = _arrives(key, received, dropout)
         seen = [i for i in range(num_servers) if i != honest_server]
 
         def others(x):
@@ -165,6 +146,31 @@ def _shares(ring: Ring, key: Array, num_servers: int, number: Array) -> Array:
     drawn: list[Element] = [ring.draw(jax.random.fold_in(key, i), number.shape) for i in range(num_servers - 1)]
     last = reduce(ring.add, map(ring.negative, drawn), ring.of(number))
     return jnp.stack([jnp.stack(x) for x in (*drawn, last)])
+
+
+def _arrives(key: Array, received: Received, dropout: float) -> Array:
+    """[c] bool: whose shares reach all servers."""
+    if dropout == 0:
+        return received.weights > 0
+    key = prng.stream(key, "share_dropout")
+    drawn = jax.vmap(lambda slot: jax.random.uniform(jax.random.fold_in(key, slot)))(received.slots)
+    return (received.weights > 0) & (drawn >= dropout)
+
+
+def _lanes(ring: Ring, shares: Array, here: Array) -> Array:
+    """[S, lanes, ...]: what each server adds of shares [c, S, words, ...] of those who are here."""
+    mask = here.reshape(-1, *[1] * (shares.ndim - 3))
+
+    def added(share):
+        parts = ring.lanes(tuple(jnp.moveaxis(share, 1, 0)))
+        return jnp.stack([jnp.where(mask, x, 0).sum(0, dtype=jnp.uint32) for x in parts])
+
+    return jnp.stack([added(share) for share in jnp.moveaxis(shares, 1, 0)])
+
+
+def _together(ring: Ring, lanes: Array) -> Array:
+    """[lanes, ...]: the sum of the servers' sums [S, lanes, ...]."""
+    return jnp.stack(ring.lanes(reduce(ring.add, [ring.gathered(tuple(x)) for x in lanes])))
 
 
 def _checked(aggregator, num_servers, dropout, min_messages, honest_server, masks) -> int | None:

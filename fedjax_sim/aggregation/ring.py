@@ -55,7 +55,7 @@ class Ring(NamedTuple):
         """The elements of int32 numbers."""
         low = jax.lax.bitcast_convert_type(x, jnp.uint32)
         if self.prime:
-            return (_folded(jnp.where(x < 0, low + jnp.uint32(PRIME), low)),)
+            return (jnp.where(x < 0, _folded(low - jnp.uint32(2)), _folded(low)),)  # 2^32 is 2 modulo the prime
         return self._masked((low, jax.lax.bitcast_convert_type(x >> 31, jnp.uint32))[: self.words])
 
     def draw(self, key: Array, shape: tuple[int, ...]) -> Element:

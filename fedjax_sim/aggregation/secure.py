@@ -10,14 +10,19 @@ import numpy as np
 
 from fedjax_sim import prng, validate
 from fedjax_sim.aggregation.modular import ModularSum, ring_of
+from fedjax_sim.aggregation.ring import Ring
 from fedjax_sim.aggregation.secure_cost import secure_sum_cost
-from fedjax_sim.aggregation.secure_masks import Stages, circle, is_aborted, masked, unmasked
+from fedjax_sim.aggregation.secure_masks import Circle, Stages, circle, is_aborted, masked, unmasked
 from fedjax_sim.tree import num_values
-from fedjax_sim.types import Aggregator, Array, Metric, Wire
+from fedjax_sim.types import Aggregator, Array, Metric, PyTree, Received, Wire
 
 __all__ = ["STEPS", "secure_sum", "stages_of"]
 
 STEPS = ("advertise", "share", "upload", "unmask")
+METRICS = (
+    Metric("aborted_rounds", "secure sums aborted", "count"),
+    Metric("secure_dropouts", "clients that left during secure aggregation", "count"),
+)
 
 
 def secure_sum(
@@ -86,25 +91,17 @@ def secure_sum(
             carry = carry._replace(lanes=jax.tree.map(words, update_spec))
         return {"sum": carry, "uploaded": jnp.zeros(num_slots, jnp.int32)}
 
-    def uploads(key, received, num_slots):
-        """[c] bool: whose message comes, and their slots, m for the others."""
-        here = (received.weights > 0) & (_left(key, received.slots, cumulative) > 2)
-        return here, jnp.where(here, received.slots, num_slots)
-
     def accumulate(key, round, carry, received):
         num_slots = carry["uploaded"].shape[0]
-        here, slots = uploads(key, received, num_slots)
-        came = carry["uploaded"].at[slots].add(1, mode="drop")
+        here = _uploads(key, received, cumulative)
+        came = carry["uploaded"].at[jnp.where(here, received.slots, num_slots)].add(1, mode="drop")
         received = received._replace(weights=jnp.where(here, received.weights, 0))
         if not masks:
             return {"sum": aggregator.accumulate(key, round, carry["sum"], received), "uploaded": came}
         graph, shared = circle(key, num_slots, neighbours), _shared(key, round.reported, cumulative)
         sent = masked(ring, key, graph, shared, jnp.minimum(received.slots, num_slots - 1), received.updates)
         lanes = jax.tree.map(lambda x, old: old + _lanes(ring, x, here), sent, carry["sum"].lanes)
-        return {
-            "sum": ModularSum(lanes, carry["sum"].messages + here.sum(dtype=jnp.int32)),
-            "uploaded": came,
-        }
+        return {"sum": ModularSum(lanes, carry["sum"].messages + here.sum(dtype=jnp.int32)), "uploaded": came}
 
     def finalize(key, round, carry):
         uploaded = carry["uploaded"] > 0
@@ -112,18 +109,16 @@ def secure_sum(
         stages = stages_of(key, round.reported, uploaded, cumulative)
         total = carry["sum"]
         if masks:
-            gathered = jax.tree.map(lambda x: _words(ring, x), total.lanes)
-            opened = unmasked(ring, key, graph, stages, threshold, gathered)
-            total = total._replace(lanes=jax.tree.map(lambda x: jnp.stack(ring.lanes(tuple(x))), opened))
+            total = total._replace(lanes=_opened(ring, key, graph, stages, threshold, total.lanes))
         aborted = is_aborted(graph, stages, threshold, least)
         update, metrics = aggregator.finalize(key, round, total)
         update = jax.tree.map(lambda x: jnp.where(aborted, jnp.nan, x), update)
-        left = (round.reported.sum(dtype=jnp.int32) - uploaded.sum(dtype=jnp.int32)).astype(jnp.float32)
+        left = round.reported.sum(dtype=jnp.int32) - uploaded.sum(dtype=jnp.int32)
         return update, metrics | {"aborted_rounds": aborted.astype(jnp.int32), "secure_dropouts": left}
 
     def view(key, round, received):
         num_slots = round.reported.shape[0]
-        here, _ = uploads(key, received, num_slots)
+        here = _uploads(key, received, cumulative)
         graph, shared = circle(key, num_slots, neighbours), _shared(key, round.reported, cumulative)
         sent = masked(ring, key, graph, shared, received.slots, received.updates)
         sent = jax.tree.map(lambda x: jnp.where(here.reshape(-1, *[1] * (x.ndim - 1)), x, 0), sent)
@@ -134,15 +129,11 @@ def secure_sum(
         cost = secure_sum_cost(num_slots, values, ring.bits, neighbours=neighbours)
         return Wire(values, values * ring.bits, cost.client_up_bits - values * ring.bits)
 
-    stated = (
-        Metric("aborted_rounds", "secure sums aborted", "count"),
-        Metric("secure_dropouts", "clients that left during secure aggregation", "count"),
-    )
     return aggregator._replace(
         init=init,
         accumulate=accumulate,
         finalize=finalize,
-        metrics=aggregator.metrics + stated,
+        metrics=aggregator.metrics + METRICS,
         least=least,
         view=view,
         wire=wire,
@@ -162,15 +153,20 @@ def stages_of(key: Array, reported: Array, uploaded: Array, cumulative: np.ndarr
 def _left(key: Array, slots: Array, cumulative: np.ndarray) -> Array:
     """[c] int32: the step before which a slot leaves; 4 = it stays."""
     key = prng.stream(key, "secure_dropout")
-    drawn = jax.vmap(lambda slot: jax.random.uniform(jax.random.fold_in(key, slot)))(slots)
+    drawn = jax.vmap(lambda slot: jax.random.uniform(jax.random.fold_in(key, slot), (), jnp.float32))(slots)
     return (drawn[:, None] >= jnp.asarray(cumulative, jnp.float32)[None]).sum(1, dtype=jnp.int32)
+
+
+def _uploads(key: Array, received: Received, cumulative: np.ndarray) -> Array:
+    """[c] bool: whose message comes."""
+    return (received.weights > 0) & (_left(key, received.slots, cumulative) > 2)
 
 
 def _shared(key: Array, reported: Array, cumulative: np.ndarray) -> Array:
     return stages_of(key, reported, reported, cumulative).shared
 
 
-def _lanes(ring, element: Array, here: Array) -> Array:
+def _lanes(ring: Ring, element: Array, here: Array) -> Array:
     """[words, lanes a word, ...]: sums of the lanes of elements [c, words, ...] over those who are here."""
     parts = ring.lanes(tuple(jnp.moveaxis(element, 1, 0)))
     mask = here.reshape(-1, *[1] * (element.ndim - 2))
@@ -178,9 +174,11 @@ def _lanes(ring, element: Array, here: Array) -> Array:
     return sums.reshape(ring.words, -1, *sums.shape[1:])
 
 
-def _words(ring, lanes: Array) -> Array:
-    """[words, ...]: the elements of sums of lanes [words, lanes a word, ...]."""
-    return jnp.stack(ring.gathered(tuple(lanes.reshape(-1, *lanes.shape[2:]))))
+def _opened(ring: Ring, key: Array, graph: Circle, stages: Stages, threshold: int, lanes: PyTree) -> PyTree:
+    """Lanes of `modular_sum` without masks, from sums of the lanes [words, lanes a word, ...] of masked messages."""
+    words = jax.tree.map(lambda x: jnp.stack(ring.gathered(tuple(x.reshape(-1, *x.shape[2:])))), lanes)
+    found = unmasked(ring, key, graph, stages, threshold, words)
+    return jax.tree.map(lambda x: jnp.stack(ring.lanes(tuple(x))), found)
 
 
 def _checked(aggregator, threshold, neighbours, dropout, min_messages, masks) -> tuple[np.ndarray, int]:

@@ -7,6 +7,7 @@ far too small for security: it is the structure of the protocol that is simulate
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from fedjax_sim.types import Array, PyTree
 __all__ = ["Circle", "Stages", "circle", "is_aborted", "masked", "secrets", "unmasked"]
 
 GENERATOR = 7  # of the field's multiplicative group
+SORTED = 1024  # slots
 
 
 class Stages(NamedTuple):
@@ -65,15 +67,25 @@ def circle(key: Array, num_slots: int, neighbours: int | None) -> Circle:
     if neighbours is None:
         slots = jnp.arange(num_slots, dtype=jnp.int32)
         return Circle(slots, slots, np.arange(num_slots))
-    order = jax.random.permutation(prng.stream(key, "graph"), num_slots).astype(jnp.int32)
+    order = _random_order(prng.stream(key, "graph"), num_slots)
     place = jnp.zeros(num_slots, jnp.int32).at[order].set(jnp.arange(num_slots, dtype=jnp.int32), unique_indices=True)
     side = np.arange(1, neighbours // 2 + 1)
     return Circle(order, place, np.concatenate([side, -side]))
 
 
+def _random_order(key: Array, size: int) -> Array:
+    """[size] int32: a random permutation; of many slots by a Feistel network, since sorts take long."""
+    if size <= SORTED:
+        return jax.random.permutation(key, size).astype(jnp.int32)
+    side = math.isqrt(size - 1) + 1
+    words = jax.random.bits(key, (prng.ROUNDS, 2), jnp.uint32)
+    network = functools.partial(prng.feistel, words, side, -(-size // side))
+    return prng.walked(network, jnp.arange(size, dtype=jnp.uint32), size).astype(jnp.int32)
+
+
 def secrets(key: Array, num_slots: int) -> tuple[Array, Array]:
     """(b [m], s [m]): uint32, in [0, p) and in [1, p - 1)."""
-    drawn = jax.random.bits(prng.stream(key, "secrets"), (2, num_slots))
+    drawn = jax.random.bits(prng.stream(key, "secrets"), (2, num_slots), jnp.uint32)
     (own,) = Ring(31, prime=True).of(jax.lax.bitcast_convert_type(drawn[0] >> 1, jnp.int32))
     return own, drawn[1] % jnp.uint32(PRIME - 2) + 1
 

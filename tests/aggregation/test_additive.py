@@ -54,7 +54,7 @@ def rings_and_servers():
             yield pytest.param(name, servers, marks=() if servers == 3 or name == "40 bits" else pytest.mark.full)
 
 
-@pytest.mark.parametrize("name, num_servers", rings_and_servers())
+@pytest.mark.parametrize("name, num_servers", list(rings_and_servers()))
 def test_the_sum_is_exact(name, num_servers):
     """Bits equal the plain modular sum's for every absent set of four clients, shares drawn or not.
 

@@ -38,6 +38,11 @@ def test_random_circles_differ():
     """Catches neighbours that are always the next slots."""
     first, second = (circle(jax.random.key(seed), 30, 2).order.tolist() for seed in (0, 1))
     assert first != second and sorted(first) == list(range(30))
+    graph = circle(jax.random.key(0), 3001, 4)
+    assert sorted(graph.order.tolist()) == list(range(3001))
+    assert (graph.order[graph.place] == jnp.arange(3001)).all()
+    steps = np.diff(np.asarray(graph.order))  # of a random order: |i - j| of two slots is m / 3 on average
+    assert abs(np.abs(steps).mean() / 3001 - 1 / 3) < 4.5 * np.sqrt(1 / 18 / 3000)
 
 
 @pytest.mark.parametrize("neighbours", [None, 4])

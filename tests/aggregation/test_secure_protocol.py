@@ -14,7 +14,7 @@ from scipy import stats
 from fedjax_sim.aggregation import secure_primitives as crypto
 from fedjax_sim.aggregation.ring import Ring
 from fedjax_sim.aggregation.secure_cost import secure_sum_cost
-from fedjax_sim.aggregation.secure_masks import Stages, circle, is_aborted, masked, unmasked
+from fedjax_sim.aggregation.secure_masks import Circle, Stages, circle, is_aborted, masked, unmasked
 from fedjax_sim.aggregation.secure_parties import Asked, Client, Refused
 from fedjax_sim.aggregation.secure_protocol import client_up_bytes, run_secure_sum
 
@@ -116,6 +116,21 @@ def test_an_abort_holds_no_number():
     steps, _ = stages([4, 3, 3, 3, 3])
     run = run_secure_sum(messages, Ring(32), 2, stages=steps, seed=0)
     assert run.sum is None and run.aborted and run.client_bytes[0, 3] > 0
+
+
+def test_a_key_that_stays_closed_aborts():
+    """On a circle all seeds open, and the key of slot 1, which left, does not: 0 never came, and 2 does not answer.
+
+    Catches a sum in which a pair's mask is left.
+    """
+    slots = np.arange(6)
+    graph, (steps, advertised) = Circle(slots, slots, np.array([1, -1])), stages([0, 2, 3, 4, 4, 4])
+    messages = np.ones((6, 2), int)
+    run = run_secure_sum(messages, Ring(32), 1, graph=graph, stages=steps, advertised=advertised, seed=0)
+    assert run.aborted and run.sum is None and (run.client_bytes[3:, 3] > 0).all()
+    steps = steps._replace(answered=slots > 1)
+    run = run_secure_sum(messages, Ring(32), 1, graph=graph, stages=steps, advertised=advertised, seed=0)
+    assert run.sum.tolist() == [4, 4]
 
 
 def test_masked_messages_are_uniform():

@@ -10,6 +10,8 @@ from scipy import stats
 
 from fedjax_sim import algorithms, transform
 from fedjax_sim.aggregation import modular_sum, real_secure_sum, secure_sum
+from fedjax_sim.config.build import build
+from fedjax_sim.config.document import load
 from fedjax_sim.types import Received, Round
 from tests.laws import problems as p
 
@@ -61,6 +63,13 @@ def test_bits_of_the_simulated_one(ring, options):
         assert masked["a"].shape == (10, words, 2, 2) and not masked["b"][np.asarray(seen) == 0].any()
         aborts.append(bool(metrics["aborted_rounds"]))
     assert not all(aborts)
+
+
+def test_bytes_of_those_who_leave():
+    """All advertise keys and leave: they are sent each other's, and that is all. Catches a step taken for another."""
+    made = real_secure_sum(modular_sum(1.0), 2, dropout=[0, 1.0, 0, 0])
+    (found, metrics), _ = round_of(made, jnp.ones((6, 3), jnp.int32), np.float32([0, 1, 1, 1, 1, 1]))(jax.random.key(0))
+    assert np.isnan(found).all() and metrics["protocol_bytes"].total() == 5 * 64 + 5 * 4 * 64
 
 
 def test_the_view_is_uniform():
@@ -115,3 +124,21 @@ def test_several_devices_are_refused():
     made = real_secure_sum(modular_sum(float(p.SLOTS), modulus_bits=16), 2)
     with pytest.raises(ValueError, match="mesh: expected one device for real_secure_sum, got '2 devices'"):
         p.Federation(transform=quantised, aggregator=made, mesh="all").run(np.arange(p.SLOTS))
+
+
+def test_a_config_sets_it():
+    """In place of `secure_sum`, and shares beside it. Catches options that a config cannot name."""
+    small = ["data.num_clients=40", "data.held_out_clients=3", "sampler.cohort_size=10", "model.hidden=[4]"]
+    small += [
+        "run.devices=1",
+        "algorithm.weighting=uniform",
+        "aggregator.name=modular_sum",
+        "aggregator.denominator=10.0",
+    ]
+    small += [f"transform.quantize.{text}" for text in ("bits=4", "range=1.0", "integers=true")]
+    for name, options in {
+        "real_secure_sum": ("threshold=6", "neighbours=8", "dropout=0.1", "min_messages=5"),
+        "additive_shares": ("num_servers=3", "dropout=0.1", "min_messages=5", "masks=true"),
+    }.items():
+        experiment = build(load(None, [*small, *(f"aggregator.{name}.{text}" for text in options)]))
+        assert experiment.algorithm.parts.aggregator.least == 5

@@ -185,6 +185,7 @@ CASES = {
         "foolsgold": lambda: aggregation.foolsgold(p.NUM_CLIENTS),
         "gather": lambda: aggregation.gather(lambda key, updates, weights, ids: (updates * weights[:, None]).sum(0)),
         "geometric_median": lambda: aggregation.geometric_median(3),
+        "homomorphic_mean": aggregation.homomorphic_mean,
         "horvitz_thompson": lambda: aggregation.horvitz_thompson(DESIGN, TOTAL),
         "keep_old": lambda: aggregation.keep_old(TOTAL),
         "krum": lambda: aggregation.krum(1, 2),
