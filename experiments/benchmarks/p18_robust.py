@@ -52,7 +52,8 @@ def measure(quick: bool = False) -> dict:
     x, c = jnp.asarray(host), jnp.ones(m) / m
     exact = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
     compiled = functools.partial(jax.jit, compiler_options=engine.compiler_options())
-    mine = {name: compiled(functools.partial(released, rule, jax.random.key(0))) for name, rule in rules_of(m, f).items()}
+    key, rules = jax.random.key(0), rules_of(m, f)
+    mine = {name: compiled(functools.partial(released, rule, key)) for name, rule in rules.items()}
     plain = {
         "jnp.median": jax.jit(lambda x: jnp.median(x, axis=0)),
         "jnp.sort, mean": jax.jit(lambda x: jnp.sort(x, axis=0)[f : m - f].mean(0)),

@@ -102,8 +102,8 @@ def alie(z: float | None = None) -> Together:
       z: None = the largest that hides: with n messages, f of them attackers', and s = floor(n / 2 + 1) - f honest
         ones to be won over, Phi^-1((n - f - s) / (n - f)).
 
-    Guarantees: the paper's z (tests/adversary/test_attacks.py::test_alie). In front of a rule that only sums, deviations
-    come from sums of squares, with a relative error of some 2^-23 (mean / deviation)^2: 1 % at a ratio of 300.
+    Guarantees: the paper's z (tests/adversary/test_attacks.py::test_alie). In front of a rule that only sums, the
+    deviations come from sums of squares, with a relative error of some 2^-23 (mean / std)^2: 1 % at a ratio of 300.
 
     References: Baruch, Baruch and Goldberg 2019, algorithm 3 and equation 1.
     """

@@ -42,9 +42,9 @@ def breakdown(
     """How many attackers break a rule, and how far do fewer of them move it? Beside breakdown points and proven bounds.
 
     Messages are normal. First attackers all send one number that is far away, and more and more of them; rules that
-    are told a number of attackers are told f, and the geometric median makes 400 steps: with few it stays near its start
-    and hardly follows a majority. Then each rule is told the true number, and what the worst of the attacks
-    does to it is compared with its bound.
+    are told a number of attackers are told f, and the geometric median makes 400 steps, for after few it has not
+    followed a majority yet. Then each rule is told the true number, and what the worst of the attacks does to it is
+    compared with its bound.
 
     Args:
       num_messages: m, odd, so that no majority is even.
