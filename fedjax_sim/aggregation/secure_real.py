@@ -59,18 +59,18 @@ def real_secure_sum(
         total = simulated.accumulate(key, round, carry["simulated"], received)
         return {"simulated": total, "rows": engine.fill(carry["rows"], received.slots, received.updates)}
 
-    def advertised(key, reported, step=0):
+    def advertised(key, round, step=0):
         """[m] bool: who of those that reported stays to the end of a step."""
-        return stages_of(key, reported, reported, np.full(4, left[step])).shared
+        return stages_of(key, round.ids, round.reported, round.reported, np.full(4, left[step])).shared
 
-    def protocol(key, reported, uploaded, messages, results, shown):
+    def protocol(key, round, uploaded, messages, results, shown):
         """`results` of a run on the host; messages: leaves [m, ...]."""
-        number = reported.shape[0]
-        graph = circle(key, number, neighbours)
-        stages = stages_of(key, reported, uploaded, left)
+        number = round.ids.shape[0]
+        graph = circle(key, number, neighbours, round.ids)
+        stages = stages_of(key, round.ids, round.reported, uploaded, left)
         table = jnp.concatenate([x.reshape(number, -1) for x in jax.tree.leaves(messages)], axis=1)
         seed = jax.random.bits(prng.stream(key, "real_secrets"), (8,), jnp.uint32)
-        flags = jnp.stack([advertised(key, reported), *stages]).astype(jnp.int32)
+        flags = jnp.stack([advertised(key, round), *stages]).astype(jnp.int32)
         run = partial(_run, ring, threshold, simulated.least, graph.distances, shown)
         return engine.on_host(run, results, table, flags, graph.order, graph.place, seed, vmap_method="sequential")
 
@@ -84,7 +84,7 @@ def real_secure_sum(
         size = sum(x.size for x in jax.tree.leaves(messages)) // uploaded.shape[0]
         word = partial(jax.ShapeDtypeStruct, dtype=jnp.uint32)
         results = [word((ring.words, size)), word(()), word((2,))]
-        words, aborted, sent = protocol(key, round.reported, uploaded, messages, results, False)
+        words, aborted, sent = protocol(key, round, uploaded, messages, results, False)
         lanes = jnp.stack(ring.lanes(tuple(words)))
         lanes = _as_messages(lanes, jax.tree.map(lambda x: x[0], messages))
         found = total | {"sum": total["sum"]._replace(lanes=lanes)}
@@ -93,10 +93,10 @@ def real_secure_sum(
         return update, metrics | {"protocol_bytes": Count(jnp.int32(1), sent)}
 
     def view(key, round, received):
-        here = (received.weights > 0) & advertised(key, round.reported, 2)
+        here = (received.weights > 0) & advertised(key, round, 2)
         size = sum(x[0].size for x in jax.tree.leaves(received.updates))
         results = [jax.ShapeDtypeStruct((here.shape[0], ring.words, size), jnp.uint32)]
-        (masked,) = protocol(key, round.reported, here, received.updates, results, True)
+        (masked,) = protocol(key, round, here, received.updates, results, True)
         return _as_messages(masked, jax.tree.map(lambda x: x[0], received.updates)), jnp.where(
             here, received.weights, 0
         )
