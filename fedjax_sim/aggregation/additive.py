@@ -11,7 +11,7 @@ from fedjax_sim import prng, validate
 from fedjax_sim.aggregation.modular import ModularSum, ring_of
 from fedjax_sim.aggregation.ring import Element, Ring
 from fedjax_sim.tree import num_values
-from fedjax_sim.types import Aggregator, Array, Metric, PyTree, Received, Wire
+from fedjax_sim.types import Aggregator, Array, Metric, PyTree, Wire
 
 __all__ = ["additive_shares", "shares_of"]
 
@@ -36,15 +36,16 @@ def additive_shares(
     Args:
       aggregator: a `modular_sum`. Its modulus is that of the shares.
       num_servers: S, in [2, 64].
-      dropout: the probability in [0, 1] that not all servers get a client's shares; all leave that client out.
+      dropout: the probability in [0, 1] that not all servers get a client's shares; all leave that client out, who
+        counts as one who did not report; one that is in the cohort twice is left out with both.
       min_messages: fewer messages than this abort the round: it is skipped. None: 1 with a dropout; without, none
         needed, for every message that arrives is in the sum.
       honest_server: in [0, S): `observe` shows the shares of all servers but this one.
       masks: draw the shares in the round and add them apart, S m d random elements. False: they cancel, so they are not
         drawn; the sum is the same integers.
 
-    Returns: an Aggregator with the metrics `aborted_rounds` and `secure_dropouts`, the clients left out. `observe`
-    shows leaves [m, S - 1, words, ...] uint32. A message costs S elements of the ring a number.
+    Returns: an Aggregator with the metrics `aborted_rounds` and `secure_dropouts`, the clients left out of those who
+    reported. `observe` shows leaves [m, S - 1, words, ...] uint32. A message costs S elements of the ring a number.
 
     Raises: ValueError for an aggregator that is no `modular_sum`, and for servers out of range.
 
@@ -73,33 +74,52 @@ def additive_shares(
         if masks:
             apart = lambda x: jnp.zeros((num_servers, *x.shape), x.dtype)  # noqa: E731
             carry = carry._replace(lanes=jax.tree.map(apart, carry.lanes))
-        return {"sum": carry, "left": jnp.zeros((), jnp.int32)}
+        return carry
+
+    def lost(key, ids):
+        """[c] bool: whose shares do not reach all servers."""
+        key = prng.stream(key, "share_dropout")
+        return jax.vmap(lambda id: jax.random.uniform(prng.client_key(key, id), dtype=jnp.float32))(ids) < dropout
+
+    def arrives(key, received):
+        return received.weights > 0 if dropout == 0 else (received.weights > 0) & ~lost(key, received.ids)
+
+    def stays(key, round, slots):
+        return ~lost(key, round.ids[slots])
 
     def accumulate(key, round, carry, received):
-        here = _arrives(key, received, dropout)
-        number = here.sum(dtype=jnp.int32)
-        left = carry["left"] + (received.weights > 0).sum(dtype=jnp.int32) - number
+        here = arrives(key, received)
         received = received._replace(weights=jnp.where(here, received.weights, 0))
         if not masks:
-            return {"sum": aggregator.accumulate(key, round, carry["sum"], received), "left": left}
+            return aggregator.accumulate(key, round, carry, received)
+
+        def added(shares, old):
+            mask = here.reshape(-1, *[1] * (shares.ndim - 3))
+            lanes = [
+                [jnp.where(mask, x, 0).sum(0, dtype=jnp.uint32) for x in ring.lanes(tuple(jnp.moveaxis(share, 1, 0)))]
+                for share in jnp.moveaxis(shares, 1, 0)
+            ]
+            return old + jnp.stack([jnp.stack(x) for x in lanes])
 
         shares = shares_of(ring, key, num_servers, received.slots, received.updates)
-        lanes = jax.tree.map(lambda x, old: old + _lanes(ring, x, here), shares, carry["sum"].lanes)
-        return {"sum": ModularSum(lanes, carry["sum"].messages + number), "left": left}
+        lanes = jax.tree.map(added, shares, carry.lanes)
+        return ModularSum(lanes, carry.messages + here.sum(dtype=jnp.int32))
 
-    def finalize(key, round, carry):
-        total = carry["sum"]
+    def finalize(key, round, total):
+        def together(lanes):
+            return jnp.stack(ring.lanes(reduce(ring.add, [ring.gathered(tuple(x)) for x in lanes])))
 
         if masks:
-            total = total._replace(lanes=jax.tree.map(lambda x: _together(ring, x), total.lanes))
+            total = total._replace(lanes=jax.tree.map(together, total.lanes))
         aborted = total.messages < (least or 0)
         update, metrics = aggregator.finalize(key, round, total)
         update = jax.tree.map(lambda x: jnp.where(aborted, jnp.nan, x), update)
-        counts = {"aborted_rounds": aborted.astype(jnp.int32), "secure_dropouts": carry["left"].astype(jnp.float32)}
+        left = jnp.float32(0) if dropout == 0 else (round.reported & lost(key, round.ids)).sum().astype(jnp.float32)
+        counts = {"aborted_rounds": aborted.astype(jnp.int32), "secure_dropouts": left}
         return update, metrics | counts
 
     def view(key, round, received):
-        here = _arrives(key, received, dropout)
+        here = arrives(key, received)
         seen = [i for i in range(num_servers) if i != honest_server]
 
         def others(x):
@@ -117,7 +137,7 @@ def additive_shares(
         Metric("secure_dropouts", "clients that left during secure aggregation", "count"),
     )
     made = aggregator._replace(init=init, accumulate=accumulate, finalize=finalize, least=least, view=view, wire=wire)
-    return made._replace(metrics=aggregator.metrics + stated)
+    return made._replace(metrics=aggregator.metrics + stated, stays=stays if dropout > 0 else None)
 
 
 def shares_of(ring: Ring, key: Array, num_servers: int, slots: Array, messages: PyTree) -> PyTree:
@@ -146,31 +166,6 @@ def _shares(ring: Ring, key: Array, num_servers: int, number: Array) -> Array:
     drawn: list[Element] = [ring.draw(jax.random.fold_in(key, i), number.shape) for i in range(num_servers - 1)]
     last = reduce(ring.add, map(ring.negative, drawn), ring.of(number))
     return jnp.stack([jnp.stack(x) for x in (*drawn, last)])
-
-
-def _arrives(key: Array, received: Received, dropout: float) -> Array:
-    """[c] bool: whose shares reach all servers."""
-    if dropout == 0:
-        return received.weights > 0
-    key = prng.stream(key, "share_dropout")
-    drawn = jax.vmap(lambda slot: jax.random.uniform(jax.random.fold_in(key, slot)))(received.slots)
-    return (received.weights > 0) & (drawn >= dropout)
-
-
-def _lanes(ring: Ring, shares: Array, here: Array) -> Array:
-    """[S, lanes, ...]: what each server adds of shares [c, S, words, ...] of those who are here."""
-    mask = here.reshape(-1, *[1] * (shares.ndim - 3))
-
-    def added(share):
-        parts = ring.lanes(tuple(jnp.moveaxis(share, 1, 0)))
-        return jnp.stack([jnp.where(mask, x, 0).sum(0, dtype=jnp.uint32) for x in parts])
-
-    return jnp.stack([added(share) for share in jnp.moveaxis(shares, 1, 0)])
-
-
-def _together(ring: Ring, lanes: Array) -> Array:
-    """[lanes, ...]: the sum of the servers' sums [S, lanes, ...]."""
-    return jnp.stack(ring.lanes(reduce(ring.add, [ring.gathered(tuple(x)) for x in lanes])))
 
 
 def _checked(aggregator, num_servers, dropout, min_messages, honest_server, masks) -> int | None:

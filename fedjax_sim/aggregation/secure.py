@@ -14,7 +14,7 @@ from fedjax_sim.aggregation.ring import Ring
 from fedjax_sim.aggregation.secure_cost import secure_sum_cost
 from fedjax_sim.aggregation.secure_masks import Circle, Stages, circle, is_aborted, masked, unmasked
 from fedjax_sim.tree import num_values
-from fedjax_sim.types import Aggregator, Array, Metric, PyTree, Received, Wire
+from fedjax_sim.types import Aggregator, Array, Metric, PyTree, Received, Round, Wire
 
 __all__ = ["STEPS", "secure_sum", "stages_of"]
 
@@ -39,11 +39,12 @@ def secure_sum(
     Each client adds to its message a mask of its own and one for each neighbour, which that one subtracts. It gives its
     neighbours shares of its secrets. Of each client that uploaded, the server is sent shares of its own mask's seed; of
     each that left before, shares of its key; with `threshold` of them it can take all masks off the sum. With fewer, or
-    with fewer than `min_messages` messages, the round is aborted: it is skipped, and all that anyone learns is that too
-    few were left.
+    with fewer than `min_messages` messages, the round is aborted: it is skipped, and of its messages all that
+    anyone learns is that too few were left.
 
     Clients of the cohort that do not report, and those whose message is not finite, leave before they advertise keys,
-    and before they upload.
+    and before they upload. To a round, who leaves before the upload is a client who did not report: it keeps its state,
+    and is in no metric. Each client leaves by a draw of its own; one that is in the cohort twice leaves with both.
 
     Args:
       aggregator: a `modular_sum`. Its modulus is that of the masks.
@@ -59,17 +60,19 @@ def secure_sum(
         holders each that is m (h + 1) d random words. False: masks cancel, so they are not drawn; who leaves, what is
         opened, and the sum, are the same integers.
 
-    Returns: an Aggregator with the metrics `aborted_rounds` and `secure_dropouts`, the clients that left during the
-    protocol after they had a message to send. `observe` shows masked messages, leaves [m, words, ...] uint32. Bytes
-    are those of a ring's element a number, keys and shares.
+    Returns: an Aggregator with the metrics `aborted_rounds` and `secure_dropouts`, the clients of those who reported
+    that left before they uploaded. `observe` shows masked messages, leaves [m, words, ...] uint32. Bytes
+    are those of a ring's element a number, keys and shares, for those who leave as well.
 
     Raises: ValueError for an aggregator that is no `modular_sum`, a threshold past the number of holders (when the
     round is built), and an odd number of neighbours.
 
     Guarantees: bit for bit the plain modular sum of those who uploaded, for every set of survivors and every dropout at
     every step, with masks drawn or not; an abort below the threshold, and no number
-    (tests/aggregation/test_secure.py); never both secrets of a client (::test_never_both_secrets); masked messages are
-    uniform on the ring (tests/aggregation/test_secure_masks.py).
+    (tests/aggregation/test_secure.py); the cohort's order does not matter (::test_order_is_irrelevant); who leaves is
+    one who did not report (::test_who_leaves_did_not_report), and an aborted round changes nothing
+    (::test_an_aborted_round_changes_nothing); never both secrets of a client (::test_never_both_secrets); masked
+    messages are uniform on the ring (tests/aggregation/test_secure_masks.py).
 
     References: Bonawitz et al. 2017, section 4 and figure 4; Bell, Bonawitz, Gascon, Lepoint and Raykova 2020.
 
@@ -80,6 +83,9 @@ def secure_sum(
     """
     cumulative, least = _checked(aggregator, threshold, neighbours, dropout, min_messages, masks)
     ring = ring_of(aggregator)
+
+    def stays(key, round, slots):
+        return _left(key, round.ids[slots], cumulative) > 2
 
     def init(update_spec, num_slots):
         _check_size(threshold, neighbours, least, num_slots)
@@ -98,28 +104,28 @@ def secure_sum(
         received = received._replace(weights=jnp.where(here, received.weights, 0))
         if not masks:
             return {"sum": aggregator.accumulate(key, round, carry["sum"], received), "uploaded": came}
-        graph, shared = circle(key, num_slots, neighbours), _shared(key, round.reported, cumulative)
+        graph, shared = circle(key, num_slots, neighbours, round.ids), _shared(key, round, cumulative)
         sent = masked(ring, key, graph, shared, jnp.minimum(received.slots, num_slots - 1), received.updates)
         lanes = jax.tree.map(lambda x, old: old + _lanes(ring, x, here), sent, carry["sum"].lanes)
         return {"sum": ModularSum(lanes, carry["sum"].messages + here.sum(dtype=jnp.int32)), "uploaded": came}
 
     def finalize(key, round, carry):
         uploaded = carry["uploaded"] > 0
-        graph = circle(key, uploaded.shape[0], neighbours)
-        stages = stages_of(key, round.reported, uploaded, cumulative)
+        graph = circle(key, uploaded.shape[0], neighbours, round.ids)
+        stages = stages_of(key, round.ids, round.reported, uploaded, cumulative)
         total = carry["sum"]
         if masks:
             total = total._replace(lanes=_opened(ring, key, graph, stages, threshold, total.lanes))
         aborted = is_aborted(graph, stages, threshold, least)
         update, metrics = aggregator.finalize(key, round, total)
         update = jax.tree.map(lambda x: jnp.where(aborted, jnp.nan, x), update)
-        left = round.reported.sum(dtype=jnp.int32) - uploaded.sum(dtype=jnp.int32)
+        left = (round.reported & (_left(key, round.ids, cumulative) < 3)).sum(dtype=jnp.int32)
         return update, metrics | {"aborted_rounds": aborted.astype(jnp.int32), "secure_dropouts": left}
 
     def view(key, round, received):
         num_slots = round.reported.shape[0]
         here = _uploads(key, received, cumulative)
-        graph, shared = circle(key, num_slots, neighbours), _shared(key, round.reported, cumulative)
+        graph, shared = circle(key, num_slots, neighbours, round.ids), _shared(key, round, cumulative)
         sent = masked(ring, key, graph, shared, received.slots, received.updates)
         sent = jax.tree.map(lambda x: jnp.where(here.reshape(-1, *[1] * (x.ndim - 1)), x, 0), sent)
         return sent, jnp.where(here, received.weights, 0)
@@ -134,36 +140,37 @@ def secure_sum(
         accumulate=accumulate,
         finalize=finalize,
         metrics=aggregator.metrics + METRICS,
+        stays=stays if cumulative[2] > 0 else None,
         least=least,
         view=view,
         wire=wire,
     )
 
 
-def stages_of(key: Array, reported: Array, uploaded: Array, cumulative: np.ndarray) -> Stages:
-    """`Stages` of a round, by each slot's own draw.
+def stages_of(key: Array, ids: Array, reported: Array, uploaded: Array, cumulative: np.ndarray) -> Stages:
+    """`Stages` of a round, by each client's own draw.
 
     Guarantees: each step is left with its probability
     (tests/aggregation/test_secure.py::test_clients_leave_with_the_stated_probability).
     """
-    left = _left(key, jnp.arange(reported.shape[0], dtype=jnp.int32), cumulative)
+    left = _left(key, ids, cumulative)
     return Stages(reported & (left > 1), uploaded, uploaded & (left > 3))
 
 
-def _left(key: Array, slots: Array, cumulative: np.ndarray) -> Array:
-    """[c] int32: the step before which a slot leaves; 4 = it stays."""
+def _left(key: Array, ids: Array, cumulative: np.ndarray) -> Array:
+    """[c] int32: the step before which a client leaves; 4 = it stays."""
     key = prng.stream(key, "secure_dropout")
-    drawn = jax.vmap(lambda slot: jax.random.uniform(jax.random.fold_in(key, slot), (), jnp.float32))(slots)
+    drawn = jax.vmap(lambda id: jax.random.uniform(prng.client_key(key, id), dtype=jnp.float32))(ids)
     return (drawn[:, None] >= jnp.asarray(cumulative, jnp.float32)[None]).sum(1, dtype=jnp.int32)
 
 
 def _uploads(key: Array, received: Received, cumulative: np.ndarray) -> Array:
     """[c] bool: whose message comes."""
-    return (received.weights > 0) & (_left(key, received.slots, cumulative) > 2)
+    return (received.weights > 0) & (_left(key, received.ids, cumulative) > 2)
 
 
-def _shared(key: Array, reported: Array, cumulative: np.ndarray) -> Array:
-    return stages_of(key, reported, reported, cumulative).shared
+def _shared(key: Array, round: Round, cumulative: np.ndarray) -> Array:
+    return stages_of(key, round.ids, round.reported, round.reported, cumulative).shared
 
 
 def _lanes(ring: Ring, element: Array, here: Array) -> Array:

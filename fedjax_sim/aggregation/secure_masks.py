@@ -7,7 +7,6 @@ far too small for security: it is the structure of the protocol that is simulate
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import prng
+from fedjax_sim import engine, prng
 from fedjax_sim.aggregation import shamir
 from fedjax_sim.aggregation.ring import PRIME, Element, Ring, power
 from fedjax_sim.types import Array, PyTree
@@ -23,7 +22,6 @@ from fedjax_sim.types import Array, PyTree
 __all__ = ["Circle", "Stages", "circle", "is_aborted", "masked", "secrets", "unmasked"]
 
 GENERATOR = 7  # of the field's multiplicative group
-SORTED = 1024  # slots
 
 
 class Stages(NamedTuple):
@@ -56,8 +54,11 @@ class Circle(NamedTuple):
         return (upto[2 * reach + 1 :] - upto[:size])[self.place] - flags
 
 
-def circle(key: Array, num_slots: int, neighbours: int | None) -> Circle:
+def circle(key: Array, num_slots: int, neighbours: int | None, ids: Array | None = None) -> Circle:
     """The complete graph, or a random circle on which each slot has `neighbours` / 2 neighbours to each side.
+
+    Args:
+      ids: [m] int32 of the clients in the slots, whose order does not matter then; by default they are the slots.
 
     Guarantees: holders counted by sums over windows are those of the graph
     (tests/aggregation/test_secure_masks.py::test_holders_are_counted).
@@ -67,20 +68,12 @@ def circle(key: Array, num_slots: int, neighbours: int | None) -> Circle:
     if neighbours is None:
         slots = jnp.arange(num_slots, dtype=jnp.int32)
         return Circle(slots, slots, np.arange(num_slots))
-    order = _random_order(prng.stream(key, "graph"), num_slots)
-    place = jnp.zeros(num_slots, jnp.int32).at[order].set(jnp.arange(num_slots, dtype=jnp.int32), unique_indices=True)
+    slots = jnp.arange(num_slots, dtype=jnp.int32)
+    luck = engine.client_keys(prng.stream(key, "graph"), slots if ids is None else ids)
+    order = jax.lax.sort((*luck.T, slots), num_keys=luck.shape[1])[-1]
+    place = jnp.zeros(num_slots, jnp.int32).at[order].set(slots, unique_indices=True)
     side = np.arange(1, neighbours // 2 + 1)
     return Circle(order, place, np.concatenate([side, -side]))
-
-
-def _random_order(key: Array, size: int) -> Array:
-    """[size] int32: a random permutation; of many slots by a Feistel network, since sorts take long."""
-    if size <= SORTED:
-        return jax.random.permutation(key, size).astype(jnp.int32)
-    side = math.isqrt(size - 1) + 1
-    words = jax.random.bits(key, (prng.ROUNDS, 2), jnp.uint32)
-    network = functools.partial(prng.feistel, words, side, -(-size // side))
-    return prng.walked(network, jnp.arange(size, dtype=jnp.uint32), size).astype(jnp.int32)
 
 
 def secrets(key: Array, num_slots: int) -> tuple[Array, Array]:

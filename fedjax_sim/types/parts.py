@@ -103,7 +103,9 @@ class Aggregator(NamedTuple):
     metrics: tuple[Metric, ...] = ()  # what it states of `finalize`'s numbers
     rule: Callable | None = None  # (key, Round, engine.side_by_side.SideBySide) -> what `finalize` returns; for
     # wrappers that change messages before an aggregator sees them. None = it takes a stream of messages
-    least: int | None = None  # it makes NaN of a sum of fewer messages; None = every message that arrives is in the sum
+    stays: Callable | None = None  # (key, Round, slots [c]) -> [c] bool: whose message reaches it; the others count as
+    # clients who did not report; None = every message that arrives does
+    least: int | None = None  # it makes NaN of a sum of fewer messages; None = of none
     view: Callable | None = None  # (key, Round, Received of all slots) -> (messages [m, ...], weights [m]) that the
     # server sees; None = the messages as they arrive
     wire: Callable | None = None  # (update_spec, Wire, num_slots) -> Wire of what a client sends; None = its message

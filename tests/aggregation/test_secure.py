@@ -16,7 +16,9 @@ from fedjax_sim.aggregation.ring import Ring
 from fedjax_sim.aggregation.secure import STEPS, secure_sum
 from fedjax_sim.aggregation.secure_cost import secure_sum_cost
 from fedjax_sim.aggregation.secure_masks import Stages, circle, is_aborted, masked, unmasked
+from fedjax_sim.algorithms import federated
 from fedjax_sim.algorithms.round import observe
+from fedjax_sim.prng import stream
 from fedjax_sim.types import Received, Round
 from tests.laws import laws
 from tests.laws import problems as p
@@ -174,7 +176,9 @@ def test_masks_change_nothing(options, neighbours):
         found, metrics = both[0]
         differs += int(metrics["secure_dropouts"] > 0) + int(metrics["aborted_rounds"] == 0)
         if metrics["aborted_rounds"] == 0:
-            assert float(metrics["total_weight"]) == reported.sum() - float(metrics["secure_dropouts"])
+            stays = ways[0].stays(jax.random.key(seed), Round(jnp.arange(size), reported, reported), jnp.arange(size))
+            assert float(metrics["total_weight"]) == (weights & stays).sum()
+            assert float(metrics["secure_dropouts"]) == (reported & ~stays).sum()
         else:
             assert np.isnan(found).all()
     assert differs >= 2
@@ -204,7 +208,7 @@ def test_an_abort_reveals_nothing():
 @pytest.mark.parametrize("around", [secure_sum, aggregation.additive_shares])
 def test_an_aborted_round_changes_nothing(around):
     """Server with momentum and without NaNs, clients with a state. Catches an abort that a server's step makes 0 of."""
-    made = around(aggregation.modular_sum(None), 2, dropout=0.5, min_messages=8)
+    made = around(aggregation.modular_sum(None), 2, dropout=0.7, min_messages=9)
     step = server.optimizer(optax.chain(optax.zero_nans(), optax.sgd(1.0, momentum=0.9)))
     federation = p.Federation(transform=transform.quantize(8, range=5.0, integers=True), aggregator=made, server=step)
     state, infos = federation.run(p.COHORT, num_rounds=3)
@@ -212,6 +216,52 @@ def test_an_aborted_round_changes_nothing(around):
     assert [int(info[name]) for info in infos for name in ("aborted_rounds", "skipped_rounds")] == [1] * 6
     kept = [(x.server, x.clients, x.transform) for x in (start, state)]
     laws.check_equal_bits(*jax.device_get(kept), "an aborted round")
+
+
+LEAVING = {
+    "complete graph": lambda: secure_sum(aggregation.modular_sum(None), 5, dropout=[0, 0.2, 0.2, 0.2]),
+    "circle": lambda: secure_sum(aggregation.modular_sum(None), 2, neighbours=4, dropout=0.06),
+    "servers": lambda: aggregation.additive_shares(aggregation.modular_sum(None), 2, dropout=0.4, min_messages=5),
+}
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize("name", LEAVING)
+def test_order_is_irrelevant(name):
+    """Catches a client that leaves, or a graph that follows, by its place in the cohort."""
+    member = transform.quantize(8, range=5.0, integers=True)
+    federation = p.Federation(transform=member, aggregator=LEAVING[name]())
+    (state, infos), other = (federation.run(ids, num_rounds=8) for ids in (p.COHORT, p.COHORT[::-1]))
+    laws.check_equal_bits(p.outcome(state, infos), p.outcome(*other), name)
+    assert {int(info["aborted_rounds"]) for info in infos} == {0, 1}
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize("name", ["complete graph", "servers"])
+def test_who_leaves_did_not_report(name):
+    """The round in which they do not report, but for the counts of it: model, their states, and metrics. A client with
+    NaN is dropped or has left, never both.
+
+    Catches clients who keep the state of a message that nobody got, and metrics of them.
+    """
+    member, made = transform.quantize(8, range=5.0, integers=True), LEAVING[name]()
+    whole, seen = p.Federation(transform=member, aggregator=made), []
+    part = p.Federation(transform=member, aggregator=aggregation.modular_sum(None))
+    for federation in (whole, part):  # clients with NaN are no error
+        federation._step = jax.jit(federated(*federation.algorithm.parts[:5]).step)
+    data, round = p.ragged(spoil={17: np.nan, 5: np.nan}), Round(*p.cohort(p.COHORT))
+    for i in range(5):
+        key = stream(jax.random.fold_in(jax.random.key(1), i), "aggregation")
+        stays = np.asarray(made.stays(key, round, jnp.arange(p.SLOTS)))
+        state, (info,) = whole.run(p.COHORT, data, keys=[i])
+        alone, (other,) = part.run(p.cohort(p.COHORT, reported=stays), data, keys=[i])
+        seen.append((int(info["dropped_clients"]), int(info["aborted_rounds"])))
+        if not info["aborted_rounds"]:
+            laws.check_equal_bits(*(jax.device_get((x.server, x.clients)) for x in (state, alone)), name)
+            assert info["local_loss"] == other["local_loss"]
+        assert int(info["clients_reported"]) == int(other["clients_reported"])
+        assert seen[-1][0] + int(info["clients_reported"]) + int(info["secure_dropouts"]) == p.SLOTS
+    assert len({dropped for dropped, _ in seen}) > 1 and (0 in {aborted for _, aborted in seen})
 
 
 def test_clients_leave_with_the_stated_probability():
@@ -227,7 +277,7 @@ def test_clients_leave_with_the_stated_probability():
         jax.random.key(0), round, made.init(jax.ShapeDtypeStruct((1,), jnp.int32), 20_000), received
     )
     uploaded = carry["uploaded"] > 0
-    found = stages_of(jax.random.key(0), all_there, uploaded, 1 - stays)
+    found = stages_of(jax.random.key(0), round.ids, all_there, uploaded, 1 - stays)
     assert not (uploaded & ~found.shared).any() and len(STEPS) == 4
     for mask, expected in zip(found, stays[1:], strict=True):
         assert abs(float(mask.mean()) - expected) < 4.5 * np.sqrt(expected * (1 - expected) / 20_000)
