@@ -61,7 +61,8 @@ def backdoor(
       test row or gives another shape, and a test set of target rows only.
 
     Guarantees: NumPy's rows (tests/population/test_backdoors.py::test_rows_against_numpy); above 0.9 attack success
-      with a clean drop below 0.02, which norm bounding stops (::test_a_backdoor_works_and_norm_bounding_stops_it).
+      with a clean drop below 0.02, which a bound on norms that shortens honest messages too stops, with one below 0.05
+      (::test_a_backdoor_works_and_norm_bounding_stops_it).
 
     References: Gu, Dolan-Gavitt and Garg 2017, section 4; Bagdasaryan et al. 2020, section 3.
 
