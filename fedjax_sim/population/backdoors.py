@@ -80,6 +80,8 @@ def backdoor(
     stamped = stamp(jnp.asarray(others["x"]))
     if stamped.shape != others["x"].shape or stamped.dtype != others["x"].dtype:
         validate.fail("trigger", f"x like {others['x'].shape} {others['x'].dtype}", f"{stamped.shape} {stamped.dtype}")
+    if not np.isfinite(stamped).all():
+        validate.fail("trigger", "finite numbers", "NaN or inf", "Of these a model's labels mean nothing.")
     if np.array_equal(stamped, others["x"]):
         validate.fail("trigger", "a function that changes a test row", "none changed", "Is the pattern there already?")
     stamp = stamp if isinstance(stamp, Partial) else Partial(stamp)
