@@ -148,8 +148,9 @@ def close(
       gathered: of `collect`.
       state: the one that `collect` was given, with the sampler's next state.
       usable: [] bool; False skips the round. It is also skipped where no usable message arrived, where fewer arrived
-        than a distributed noise assumes (all slots, if it does not say), and where the server's step is not finite. A
-        skipped round leaves the model, the clients' states and memories, and the aggregator's state as they were.
+        than a distributed noise assumes (all slots, if it does not say), and where the aggregate or the server's step
+        is not finite. A skipped round leaves the model, the clients' states and memories, and the aggregator's state as
+        they were.
 
     Returns: (the next state, info): info has scalars and `Count`s by name, as `federated` lists them.
 
@@ -172,6 +173,7 @@ def close(
             shares = noise.named_details.get("cohort_size", star.sampler.num_slots)
             fit = arrived >= shares  # fewer messages hold less noise: nothing is released
         fit = fit if usable is True else fit & usable
+        fit &= tree.all_finite(found.update)  # a server's step may make numbers of NaN: optax.zero_nans
         fit &= tree.all_finite(star.server.params(moved)) & stays_finite(state.server, moved)
         kept = released & tree.all_finite(found.transform)  # noise was released even if the step is discarded
         moved = tree.where(fit, moved, state.server)

@@ -8,9 +8,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from fedjax_sim import aggregation, engine, transform
+from fedjax_sim import aggregation, engine, server, transform
 from fedjax_sim.aggregation.ring import Ring
 from fedjax_sim.aggregation.secure import STEPS, secure_sum
 from fedjax_sim.aggregation.secure_cost import secure_sum_cost
@@ -197,6 +198,20 @@ def test_an_abort_reveals_nothing():
         found, metrics = aggregated(made, messages, reported=reported)
         assert np.isnan(found).all() and int(metrics["aborted_rounds"]) == 1
         assert max(float(x) for x in metrics.values()) <= 5
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize("around", [secure_sum, aggregation.additive_shares])
+def test_an_aborted_round_changes_nothing(around):
+    """Server with momentum and without NaNs, clients with a state. Catches an abort that a server's step makes 0 of."""
+    made = around(aggregation.modular_sum(None), 2, dropout=0.5, min_messages=8)
+    step = server.optimizer(optax.chain(optax.zero_nans(), optax.sgd(1.0, momentum=0.9)))
+    federation = p.Federation(transform=transform.quantize(8, range=5.0, integers=True), aggregator=made, server=step)
+    state, infos = federation.run(p.COHORT, num_rounds=3)
+    start = federation.init()
+    assert [int(info[name]) for info in infos for name in ("aborted_rounds", "skipped_rounds")] == [1] * 6
+    kept = [(x.server, x.clients, x.transform) for x in (start, state)]
+    laws.check_equal_bits(*jax.device_get(kept), "an aborted round")
 
 
 def test_clients_leave_with_the_stated_probability():

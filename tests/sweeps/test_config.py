@@ -48,7 +48,7 @@ def test_a_config_sweep_is_runs(tmp_path):
     assert CliRunner().invoke(app, arguments).exit_code == 1
     again = CliRunner().invoke(app, [*arguments, "--resume"])
     assert again.exit_code == 0 and (out / "points.jsonl").read_bytes() == before
-    other = CliRunner().invoke(app, [*arguments, "--resume", "--set", "run.lanes=2", "--set", "run.delta=0.01"])
+    other = CliRunner().invoke(app, [*arguments, "--resume", "--set", "run.lanes=3", "--set", "run.delta=0.01"])
     assert other.exit_code == 1 and "config.run.delta: None in the file, 0.01 now" in other.output
     assert "config.run.lanes: " in other.output and (out / "points.jsonl").read_bytes() == before
 
