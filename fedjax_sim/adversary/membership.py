@@ -86,7 +86,7 @@ def loss_threshold_score(params: PyTree, loss_fn: Callable, candidates: PyTree) 
     return -_losses(loss_fn, params, candidates)
 
 
-def calibrated_score(scores: Array) -> Array:
+def calibrated_score(scores: Array) -> np.ndarray:
     """Scores in standard deviations from what the same candidate scores against the other messages, without shadows.
 
     A candidate with a large gradient scores high against everybody's message; what others' messages make of it takes
@@ -95,7 +95,7 @@ def calibrated_score(scores: Array) -> Array:
     Args:
       scores: [m, n] of m >= 3 messages, of `alignment_score`; in columns, a candidate is in few of the messages.
 
-    Returns: [m, n], (score - mean of the others) / std of the others.
+    Returns: [m, n] float64 on the host, (score - mean of the others) / std of the others.
 
     Guarantees: the leave-one-out mean and deviation; a higher AUC where candidates differ in scale
     (tests/adversary/test_membership.py::test_calibration).
@@ -106,13 +106,14 @@ def calibrated_score(scores: Array) -> Array:
     >>> round(float(calibrated_score(jnp.array([[3.0], [0.0], [2.0]]))[0, 0]), 4)
     1.4142
     """
-    m = jnp.shape(scores)[0]
-    if jnp.ndim(scores) != 2 or m < 3:
-        validate.fail("scores", "rows of at least three messages", jnp.shape(scores))
+    scores = np.asarray(scores, np.float64)  # sums of squares, of which the largest is taken off again
+    if scores.ndim != 2 or len(scores) < 3:
+        validate.fail("scores", "rows of at least three messages", scores.shape)
+    m = len(scores)
     moved = scores - scores.mean(0)[None]  # the others' mean is -moved / (m - 1)
     others = -moved / (m - 1)
     squares = (moved**2).sum(0)[None] - moved**2 - (m - 1) * others**2
-    return (moved - others) / jnp.sqrt(jnp.maximum(squares / (m - 2), 1e-30))
+    return (moved - others) / np.sqrt(np.maximum(squares / (m - 2), 1e-30))
 
 
 def property_score(view: View, loss_fn: Callable, having: PyTree, lacking: PyTree) -> Array:

@@ -63,7 +63,7 @@ def share_of_clients(share: float, *, seed: int = 0, each_round: bool = False) -
 
     Args:
       share: in [0, 1].
-      seed: of who they are.
+      seed: of who they are; 0 in a config too, so runs of other seeds have the same attackers unless it is set.
       each_round: drawn anew in every round, else once for all.
     """
     validate.in_range("share", share, 0, 1)

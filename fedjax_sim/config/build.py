@@ -16,7 +16,7 @@ from fedjax_sim.config import registry
 from fedjax_sim.config.document import Config
 from fedjax_sim.config.kinds import problem
 from fedjax_sim.config.maker import Maker
-from fedjax_sim.config.registry import Part
+from fedjax_sim.config.signatures import Part
 from fedjax_sim.metrics import evaluation
 from fedjax_sim.models import default_loss, supervised
 from fedjax_sim.population import FederatedData, quadratic_loss

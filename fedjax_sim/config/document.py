@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from fedjax_sim.config import registry
 from fedjax_sim.config.kinds import Words, check, integer, nearest, number, problem, rule
-from fedjax_sim.config.registry import REQUIRED, Named, Option, Part
+from fedjax_sim.config.signatures import REQUIRED, Named, Option, Part
 from fedjax_sim.config.toml import ConfigError, override, read_document, written
 
 __all__ = ["Config", "ConfigError", "check_options", "load", "resolve"]

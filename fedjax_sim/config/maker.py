@@ -9,7 +9,7 @@ from typing import Any
 
 from fedjax_sim.config import registry
 from fedjax_sim.config.document import Config, ConfigError
-from fedjax_sim.config.registry import Part
+from fedjax_sim.config.signatures import Part
 from fedjax_sim.transform import chain
 
 __all__ = ["Maker"]

@@ -61,7 +61,8 @@ def backdoor(
       test row or gives another shape, and a test set of target rows only.
 
     Guarantees: NumPy's rows (tests/population/test_backdoors.py::test_rows_against_numpy); above 0.9 attack success
-      with a clean drop below 0.02, which norm bounding stops (::test_a_backdoor_works_and_norm_bounding_stops_it).
+      with a clean drop below 0.02, which a bound on norms that shortens honest messages too stops, with one below 0.05
+      (::test_a_backdoor_works_and_norm_bounding_stops_it).
 
     References: Gu, Dolan-Gavitt and Garg 2017, section 4; Bagdasaryan et al. 2020, section 3.
 
@@ -79,6 +80,8 @@ def backdoor(
     stamped = stamp(jnp.asarray(others["x"]))
     if stamped.shape != others["x"].shape or stamped.dtype != others["x"].dtype:
         validate.fail("trigger", f"x like {others['x'].shape} {others['x'].dtype}", f"{stamped.shape} {stamped.dtype}")
+    if not np.isfinite(stamped).all():
+        validate.fail("trigger", "finite numbers", "NaN or inf", "Of these a model's labels mean nothing.")
     if np.array_equal(stamped, others["x"]):
         validate.fail("trigger", "a function that changes a test row", "none changed", "Is the pattern there already?")
     stamp = stamp if isinstance(stamp, Partial) else Partial(stamp)

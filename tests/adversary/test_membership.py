@@ -146,6 +146,10 @@ def test_calibration():
     for i in range(6):
         others = np.delete(scores, i, 0)
         np.testing.assert_allclose(found[i], (scores[i] - others.mean(0)) / others.std(0, ddof=1), rtol=1e-4)
+    scores = rng.normal(size=(50, 3)).astype(np.float32)
+    scores[0] += 1e5  # a member whose own message says much: in float32 the others' deviation cancelled
+    expected = (scores[0] - scores[1:].mean(0, np.float64)) / scores[1:].std(0, np.float64, ddof=1)
+    np.testing.assert_allclose(adversary.calibrated_score(jnp.asarray(scores))[0], expected, rtol=1e-4)
     m = 200
     scores = rng.normal(size=(m, 2 * m))
     scores[np.arange(m), np.arange(m)] += 2

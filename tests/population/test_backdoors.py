@@ -204,6 +204,7 @@ def rare(data, source=1, **who):
     [
         (lambda d: planted(d, population.tag(2, 1.0)), "positions: expected an integer"),
         (lambda d: planted(d, TAG, 5), "target: expected an integer"),
+        (lambda d: planted(d, population.Trigger(lambda shape: jnp.log)), "trigger: expected finite numbers"),
         (lambda d: planted(d, lambda x: x), "trigger: expected a Trigger"),
         (
             lambda d: planted(d, population.Trigger(lambda shape: lambda x: x)),

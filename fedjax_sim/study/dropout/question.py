@@ -48,7 +48,7 @@ def dropout(
       seed: decides everything.
 
     Returns: `Findings`: the share of aborted rounds (exact on the complete graph, an upper bound on the circle), and
-      the number of messages in a sum.
+      the number of messages in a sum, counted in aborted rounds too.
 
     Guarantees: every prediction holds (tests/study/test_dropout.py::test_predictions_hold).
 

@@ -25,9 +25,9 @@ def dropout_reading(
     )
     last = comparisons_of(found, costs[0][0], "messages in a sum")[-1]
     yield (
-        f"A round that is not aborted holds fewer messages than clients were asked: {last.measured:.1f} of "
-        f"{options['num_clients']} on average at {last.conditions['dropout']:g}. A mean must be divided by their "
-        "number, and noise that clients share must be enough with the fewest that a sum may hold."
+        f"Fewer messages reach the server than clients were asked: {last.measured:.1f} of {options['num_clients']} on "
+        f"average at {last.conditions['dropout']:g}, aborted rounds included. A mean must be divided by their number, "
+        "and noise that clients share must be enough with the fewest that a sum may hold."
     )
     prices = "; ".join(f"{name} {extra:,.0f} bytes, {words} mask words a number" for name, extra, words in costs)
     yield (

@@ -152,7 +152,7 @@ def _member_rows(defence: Defence, digits: Digits, seen: Seen, conditions: dict)
     if scores.shape[0] == 1:
         inside, outside = np.split(np.asarray(scores)[0], 2)
     else:
-        scores = np.asarray(adversary.calibrated_score(scores))
+        scores = adversary.calibrated_score(scores)
         inside, outside = np.diag(scores[:, :m]), np.diag(scores[:, m:])
     known = (0.5, 0.0) if defence.blind else (None, None)
     yield measured(conditions, "membership AUC", auc_of_groups(inside, outside), known[0])

@@ -41,7 +41,7 @@ def robustness(
 
     Args:
       rules: names; None = all. attacks: names; None = all; "none" sends what is honest.
-      attackers: f, each below half of the clients by two at least.
+      attackers: numbers f of them, rising; each rule is set for its f, and Krum needs 2 f + 3 <= m.
       num_clients: m. alpha: of the clients' Dirichlet label shares.
       num_steps, learning_rate: of local work in a round, minibatches of 20 from 40 examples.
       num_rounds: T. num_runs: independent runs of each composition.

@@ -1,0 +1,182 @@
+"""The public names of a subpackage with their arguments, read from its source without importing it.
+
+An argument's annotation says what it takes: a value that TOML can express, another part, or a table with a name.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+from types import NoneType
+from typing import Any, NamedTuple
+
+__all__ = ["INSIDE", "REQUIRED", "TABLES", "VALUES", "Argument", "Named", "Option", "Part", "parts"]
+
+REQUIRED = "required"
+PACKAGE = Path(__file__).parents[1]
+TABLES = {  # table of a config -> its subpackage, and the part that its factories return
+    "data": ("population", "FederatedData"),
+    "model": ("models", "Model"),
+    "sampler": ("sampling", "Sampler"),
+    "algorithm": ("algorithms", "Algorithm"),
+    "client_optimizer": ("client.optimizers", "GradientTransformation"),
+    "transform": ("transform", "UpdateTransform"),
+    "downlink": ("transform", "UpdateTransform"),
+    "aggregator": ("aggregation", "Aggregator"),
+}
+INSIDE = {  # type of an option that is a table with a name -> the subpackage whose factories return it
+    "Alone": "adversary",
+    "Attackers": "adversary",
+    "Omniscient": "adversary",
+    "Together": "adversary",
+    "Trigger": "population",
+}
+NOUNS = {noun for _, noun in TABLES.values()}
+VALUES = frozenset(  # arguments whose value comes from the data, the sampler or [run]
+    "design input_shape loss_fn mesh nonfinite num_outputs plan poisoned_ids population_size total_weight "
+    "weights".split()
+)
+NAMES = {"bool": bool, "float": float, "int": int, "str": str}
+
+
+class Named(NamedTuple):
+    """The kind of an option that is a table: a `name`, and the options of the factory of that name."""
+
+    types: tuple[str, ...]  # of `INSIDE`, sorted; what the factory returns is one of them
+    optional: bool = False  # whether None will do
+
+
+class Option(NamedTuple):
+    """An argument of a factory that a config may set."""
+
+    kind: Any  # a type, a union of types or list[type], as `config.kinds.check` takes it; or `Named`
+    default: Any  # REQUIRED if there is none
+
+
+class Argument(NamedTuple):
+    """An argument of a factory that takes another part."""
+
+    noun: str  # that part's type, such as "Sampler"
+    required: bool  # whether it has no default
+
+
+class Part(NamedTuple):
+    """A public name of a subpackage; a factory unless `others` says that it is not a function."""
+
+    subpackage: str
+    name: str
+    meaning: str  # the first line of its docstring
+    returns: str  # the annotation of its result, or ""
+    options: dict[str, Option]  # arguments that TOML can express
+    parts: dict[str, Argument]  # arguments that take other parts, by their annotation
+    values: frozenset[str]  # arguments in `VALUES`
+    others: frozenset[str]  # required arguments that neither TOML nor other parts can give
+    module: str  # the module that defines it
+
+
+@cache
+def parts(subpackage: str) -> dict[str, Part]:
+    """Every public name of a subpackage, sorted by name.
+
+    Args:
+      subpackage: such as "sampling", or a module such as "client.optimizers".
+
+    Raises: FileNotFoundError for a subpackage that does not exist.
+
+    >>> parts("sampling")["uniform"].options
+    {'cohort_size': Option(kind=<class 'int'>, default='required')}
+    """
+    path = PACKAGE.joinpath(*subpackage.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    tree, origin, public = _parse(path), {}, []
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            origin |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
+        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            public = ast.literal_eval(node.value)
+    here = f"fedjax_sim.{subpackage}"
+    return {name: _part(subpackage, name, *origin.get(name, (here, name))) for name in sorted(public)}
+
+
+@cache
+def _parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _part(subpackage: str, name: str, module: str, original: str) -> Part:
+    path = PACKAGE.joinpath(*module.split(".")[1:])
+    empty = Part(subpackage, name, "", "", {}, {}, frozenset(), frozenset({"not a function"}), module)
+    if (path / f"{original}.py").is_file():  # a module that is re-exported
+        doc = ast.get_docstring(_parse(path / f"{original}.py")) or ""
+        return empty._replace(meaning=doc.split("\n")[0])
+    body = _parse(path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py").body
+    for node in body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == original:
+            if isinstance(node.value, ast.Name):  # an alias
+                return _part(subpackage, name, module, node.value.id)
+        if getattr(node, "name", None) != original:
+            continue
+        part = empty._replace(meaning=(ast.get_docstring(node) or "").split("\n")[0])
+        return _signature(part, node) if isinstance(node, ast.FunctionDef) else part
+    return empty
+
+
+def _signature(part: Part, node: ast.FunctionDef) -> Part:
+    arguments = node.args
+    positional = arguments.posonlyargs + arguments.args
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
+    pairs = [*zip(positional, defaults, strict=True), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    options, parts, values, others = {}, {}, set(), set()
+    for argument, default in pairs:
+        kind, noun = _kind(argument.annotation), _noun(argument.annotation)
+        if argument.arg in VALUES:
+            values.add(argument.arg)
+        elif noun is not None:
+            parts[argument.arg] = Argument(noun, default is None)
+        elif kind is not None:
+            options[argument.arg] = Option(kind, REQUIRED if default is None else _literal(default))
+        elif default is None:
+            others.add(argument.arg)
+    others |= {extra.arg for extra in (arguments.vararg, arguments.kwarg) if extra}
+    returns = ast.unparse(node.returns) if node.returns else ""
+    values, others = frozenset(values), frozenset(others)
+    return part._replace(returns=returns, options=options, parts=parts, values=values, others=others)
+
+
+def _noun(node: ast.expr | None) -> str | None:
+    """The type of part in an annotation such as `Sampler` or `Sampler | None`; None for other annotations."""
+    match node:
+        case ast.BinOp(left, ast.BitOr(), ast.Constant(None)):
+            return _noun(left)
+        case ast.Attribute(attr=name) | ast.Name(name) if name in NOUNS:
+            return name
+    return None
+
+
+def _literal(node: ast.expr) -> Any:
+    if isinstance(node, ast.BinOp):  # 2**34
+        powers = {ast.Pow: lambda a, b: a**b, ast.LShift: lambda a, b: a << b, ast.Mult: lambda a, b: a * b}
+        return powers[type(node.op)](_literal(node.left), _literal(node.right))
+    value = ast.literal_eval(node)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _kind(node: ast.expr | None) -> Any:
+    """The type that an annotation names, or None where TOML cannot express it."""
+    names = set() if node is None else set(ast.unparse(node).split(" | "))
+    if names & INSIDE.keys():
+        inside = names - {"None"}
+        return Named(tuple(sorted(inside)), "None" in names) if inside <= INSIDE.keys() else None
+    match node:
+        case ast.Name(id) if id in NAMES:
+            return NAMES[id]
+        case ast.Constant(None):
+            return NoneType
+        case ast.BinOp(left, ast.BitOr(), right):
+            left, right = _kind(left), _kind(right)
+            return None if left is None or right is None else left | right
+        case ast.Subscript(ast.Name("Sequence" | "list" | "tuple"), inner):
+            inner = _kind(inner.elts[0] if isinstance(inner, ast.Tuple) else inner)
+            return None if inner is None else list[inner]
+    return None
