@@ -55,11 +55,11 @@ class Ring(NamedTuple):
         """The elements of int32 numbers."""
         low = jax.lax.bitcast_convert_type(x, jnp.uint32)
         if self.prime:
-            return (_folded(jnp.where(x < 0, low + jnp.uint32(PRIME), low)),)
+            return (_folded(jnp.where(x < 0, low + jnp.uint32(2 * PRIME), low)),)
         return self._masked((low, jax.lax.bitcast_convert_type(x >> 31, jnp.uint32))[: self.words])
 
     def draw(self, key: Array, shape: tuple[int, ...]) -> Element:
-        """Uniform elements; in the prime field two of them are 2^-31 likelier than their share, relatively."""
+        """Uniform elements; in the prime field 0 and 1 are half as likely again as others, 2^-31 in total variation."""
         drawn = jax.random.bits(key, (self.words, *shape), jnp.uint32)
         return (_folded(drawn[0]),) if self.prime else self._masked(tuple(drawn))
 
