@@ -182,12 +182,12 @@ def _lanes(ring, element: Array, here: Array) -> Array:
     parts = ring.lanes(tuple(jnp.moveaxis(element, 1, 0)))
     mask = here.reshape(-1, *[1] * (element.ndim - 2))
     sums = jnp.stack([jnp.where(mask, x, 0).sum(0, dtype=jnp.uint32) for x in parts])
-    return sums.reshape(ring.words, -1, *sums.shape[1:])
+    return sums.reshape(ring.words, ring.num_lanes // ring.words, *sums.shape[1:])
 
 
 def _words(ring, lanes: Array) -> Array:
     """[words, ...]: the elements of sums of lanes [words, lanes a word, ...]."""
-    return jnp.stack(ring.gathered(tuple(lanes.reshape(-1, *lanes.shape[2:]))))
+    return jnp.stack(ring.gathered(tuple(lanes.reshape(ring.num_lanes, *lanes.shape[2:]))))
 
 
 def _checked(aggregator, threshold, neighbours, dropout, min_messages, masks) -> tuple[np.ndarray, int]:
@@ -203,7 +203,7 @@ def _checked(aggregator, threshold, neighbours, dropout, min_messages, masks) ->
             validate.fail("neighbours", "an even number, half to each side", neighbours)
         if threshold > neighbours:
             validate.fail("threshold", f"at most the {neighbours} neighbours who hold shares", threshold)
-    each = [dropout] * len(STEPS) if isinstance(dropout, (int, float)) else list(dropout)
+    each = [dropout] * len(STEPS) if np.ndim(dropout) == 0 else list(dropout)
     if len(each) != len(STEPS):
         validate.fail("dropout", f"a probability, or one for each of {', '.join(STEPS)}", dropout)
     for i, probability in enumerate(each):
