@@ -78,7 +78,7 @@ def circle(key: Array, num_slots: int, neighbours: int | None, ids: Array | None
 
 def secrets(key: Array, num_slots: int) -> tuple[Array, Array]:
     """(b [m], s [m]): uint32, in [0, p) and in [1, p - 1)."""
-    drawn = jax.random.bits(prng.stream(key, "secrets"), (2, num_slots))
+    drawn = jax.random.bits(prng.stream(key, "secrets"), (2, num_slots), jnp.uint32)
     (own,) = Ring(31, prime=True).of(jax.lax.bitcast_convert_type(drawn[0] >> 1, jnp.int32))
     return own, drawn[1] % jnp.uint32(PRIME - 2) + 1
 

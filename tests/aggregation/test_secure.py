@@ -207,6 +207,18 @@ def test_any_leaves(masks):
         assert jax.tree.structure(made.view(KEY, round, received)[0]) == jax.tree.structure(updates)
 
 
+@pytest.mark.parametrize("neighbours", [None, 4])
+def test_double_precision_changes_nothing(neighbours):
+    """Catches secrets, masks and dropouts that are drawn in the default width."""
+    made = secure_sum(aggregation.modular_sum(None), 2, neighbours=neighbours, dropout=0.1, masks=True)
+    messages = RNG.integers(-99, 99, (6, 2)).astype(np.int32)
+    found = []
+    for doubles in (False, True):
+        with jax.enable_x64(doubles):
+            found.append(str(jax.device_get(aggregated(made, messages))))
+    assert found[0] == found[1] and "nan" not in found[0]
+
+
 def test_an_abort_reveals_nothing():
     """Catches a partial sum in the aggregate or in a metric."""
     messages = RNG.integers(1000, 2000, (5, 3)).astype(np.int32)
