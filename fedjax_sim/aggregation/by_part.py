@@ -10,6 +10,8 @@ from fedjax_sim.types import Aggregator
 
 __all__ = ["by_part"]
 
+WHOLE = ("modulus", "least", "view", "wire", "stays")  # facts that a part alone cannot state
+
 
 def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
     """For updates that are dicts: each entry has its own aggregator.
@@ -20,7 +22,8 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
     Returns: an Aggregator whose metrics are prefixed by the key, and whose sensitivity is the largest of the parts',
     since an update's motion is split between them.
 
-    Raises: TypeError for what is not a dict of aggregators, ValueError for a modular sum and for designs that differ.
+    Raises: TypeError for what is not a dict of aggregators, ValueError for modular and secure sums and for designs that
+    differ.
 
     Guarantees: each part's aggregate is that of its aggregator alone, bit for bit
     (tests/aggregation/test_by_part.py::test_each_part_is_alone), with a random stream of its own
@@ -36,8 +39,9 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
         validate.fail("parts", "a dict of aggregators", parts, error=TypeError)
     for name, rule in parts.items():
         validate.part(f"parts[{name!r}]", rule, Aggregator)
-        if rule.modulus is not None:
-            validate.fail(f"parts[{name!r}]", "a sum of numbers", "a modular sum", "Use it for whole updates.")
+        if any(getattr(rule, fact) is not None for fact in WHOLE):
+            found = "a modular or secure sum"
+            validate.fail(f"parts[{name!r}]", "a sum of numbers that all give", found, "Use it for whole updates.")
     designs = {name: rule.design for name, rule in parts.items() if rule.weighted}
     design = next(iter(designs.values()), None)
     for name, other in designs.items():

@@ -59,7 +59,7 @@ class Ring(NamedTuple):
         return self._masked((low, jax.lax.bitcast_convert_type(x >> 31, jnp.uint32))[: self.words])
 
     def draw(self, key: Array, shape: tuple[int, ...]) -> Element:
-        """Uniform elements; in the prime field two of them are 2^-31 likelier than their share, relatively."""
+        """Uniform elements; in the prime field 0 and 1 are half as likely again as others, 2^-31 in total variation."""
         drawn = jax.random.bits(key, (self.words, *shape), jnp.uint32)
         return (_folded(drawn[0]),) if self.prime else self._masked(tuple(drawn))
 

@@ -178,12 +178,12 @@ def _lanes(ring: Ring, element: Array, here: Array) -> Array:
     parts = ring.lanes(tuple(jnp.moveaxis(element, 1, 0)))
     mask = here.reshape(-1, *[1] * (element.ndim - 2))
     sums = jnp.stack([jnp.where(mask, x, 0).sum(0, dtype=jnp.uint32) for x in parts])
-    return sums.reshape(ring.words, -1, *sums.shape[1:])
+    return sums.reshape(ring.words, ring.num_lanes // ring.words, *sums.shape[1:])
 
 
 def _opened(ring: Ring, key: Array, graph: Circle, stages: Stages, threshold: int, lanes: PyTree) -> PyTree:
     """Lanes of `modular_sum` without masks, from sums of the lanes [words, lanes a word, ...] of masked messages."""
-    words = jax.tree.map(lambda x: jnp.stack(ring.gathered(tuple(x.reshape(-1, *x.shape[2:])))), lanes)
+    words = jax.tree.map(lambda x: jnp.stack(ring.gathered(tuple(x.reshape(ring.num_lanes, *x.shape[2:])))), lanes)
     found = unmasked(ring, key, graph, stages, threshold, words)
     return jax.tree.map(lambda x: jnp.stack(ring.lanes(tuple(x))), found)
 
@@ -201,7 +201,7 @@ def _checked(aggregator, threshold, neighbours, dropout, min_messages, masks) ->
             validate.fail("neighbours", "an even number, half to each side", neighbours)
         if threshold > neighbours:
             validate.fail("threshold", f"at most the {neighbours} neighbours who hold shares", threshold)
-    each = [dropout] * len(STEPS) if isinstance(dropout, (int, float)) else list(dropout)
+    each = [dropout] * len(STEPS) if np.ndim(dropout) == 0 else list(dropout)
     if len(each) != len(STEPS):
         validate.fail("dropout", f"a probability, or one for each of {', '.join(STEPS)}", dropout)
     for i, probability in enumerate(each):

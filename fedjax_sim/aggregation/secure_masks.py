@@ -88,7 +88,7 @@ def _mask(ring: Ring, seed: Array, kind: int, shapes: list[tuple[int, ...]]) -> 
     words = jnp.stack([jnp.uint32(kind), seed])
     drawn = ring.draw(jax.random.wrap_key_data(words, impl="threefry2x32"), (sum(map(math.prod, shapes)),))
     ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
-    parts = [jnp.split(x, ends) for x in drawn]
+    parts = [jnp.split(x, ends)[: len(shapes)] for x in drawn]
     return [tuple(x.reshape(shape) for x in part) for shape, part in zip(shapes, zip(*parts, strict=True), strict=True)]
 
 

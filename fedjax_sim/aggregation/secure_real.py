@@ -49,7 +49,7 @@ def real_secure_sum(
     crypto.check_installed()
     simulated = secure_sum(aggregator, threshold, neighbours=neighbours, dropout=dropout, min_messages=min_messages)
     ring = ring_of(aggregator)
-    each = [dropout] * 4 if isinstance(dropout, (int, float)) else list(dropout)
+    each = [dropout] * 4 if np.ndim(dropout) == 0 else list(dropout)
     left = 1 - np.cumprod([1 - x for x in each])  # before each step's end
 
     def init(update_spec, num_slots):

@@ -73,8 +73,8 @@ def mechanism_of(algorithm: Any, *, adjacency: str | None = None, dimension: int
 
     Raises: ValueError, TypeError with the reason where noise is there, but its privacy cannot be accounted for: an
     aggregate that a client moves without bound (example weights, a divisor of the realised cohort), messages longer
-    than the noise's clip norm, rounds without messages that release no noise, two parts with noise, a sampler
-    that observes losses (`Sampler.observe`), and what `Mechanism` refuses, an unknown scheme among it.
+    than the noise's clip norm, rounds without messages, or with few, that release no noise, two parts with noise, a
+    sampler that observes losses (`Sampler.observe`), and what `Mechanism` refuses, an unknown scheme among it.
 
     Guarantees: each of these is refused (tests/privacy/test_mechanism.py::test_refusals_of_parts); parts as this
     package composes them are read (::test_reads_the_parts).
@@ -135,6 +135,9 @@ def _check_aggregator(transform: Any, aggregator: Any, noise: Any) -> None:
     if not transform.releases_when_empty:
         hint = "A round without messages would release no noise, and so show that nobody was there."
         validate.fail("transform.releases_when_empty", "True", transform.releases_when_empty, hint)
+    if getattr(aggregator, "least", None) is not None:
+        hint = "A sum of too few messages releases no noise, and so shows that too few were there."
+        validate.fail("aggregator.least", "None beside central noise", aggregator.least, hint)
     if noise.named_details.get("adaptive"):
         return
     bound = transform.l2_bound

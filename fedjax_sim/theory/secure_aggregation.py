@@ -15,7 +15,7 @@ STEPS = 4  # advertise keys, share secrets, upload, unmask
 
 def _stays(dropout: float | Sequence[float]) -> np.ndarray:
     """[4] the probability of being there after each step."""
-    each = [dropout] * STEPS if isinstance(dropout, int | float) else list(dropout)
+    each = [dropout] * STEPS if np.ndim(dropout) == 0 else list(dropout)
     if len(each) != STEPS:
         validate.fail("dropout", "a probability, or one for each of the four steps", dropout)
     for i, probability in enumerate(each):

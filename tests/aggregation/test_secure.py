@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import aggregation, engine, server, transform
+from fedjax_sim import aggregation, engine, server, theory, transform
 from fedjax_sim.aggregation.ring import Ring
 from fedjax_sim.aggregation.secure import STEPS, secure_sum
 from fedjax_sim.aggregation.secure_cost import secure_sum_cost
@@ -23,7 +23,7 @@ from fedjax_sim.types import Received, Round
 from tests.laws import laws
 from tests.laws import problems as p
 
-RNG = np.random.default_rng(0)
+RNG, KEY = np.random.default_rng(0), jax.random.key(0)
 
 
 def stages(left) -> Stages:
@@ -193,6 +193,32 @@ def test_nobody_leaves_is_the_modular_sum():
         assert found.tolist() == aggregated(plain, messages)[0].tolist()
 
 
+@pytest.mark.parametrize("masks", [False, True])
+def test_any_leaves(masks):
+    """Bare scalars, leaves without numbers, and no leaves. Catches shapes that only full leaves have."""
+    made = secure_sum(aggregation.modular_sum(1.0, modulus_bits=40), 2, masks=masks)
+    for updates in ((), jnp.ones((3, 0), jnp.int32), ({"a": jnp.ones((3, 0, 2), jnp.int32)}, jnp.int32([1, 2, -4]))):
+        spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), updates)
+        slots, there = jnp.arange(3), jnp.ones(3, bool)
+        round, received = Round(slots, there, there), Received(updates, jnp.ones(3), slots, slots)
+        total, _ = made.finalize(KEY, round, made.accumulate(KEY, round, made.init(spec, 3), received))
+        assert jax.tree.map(jnp.shape, total) == jax.tree.map(lambda x: x.shape, spec)
+        assert all(float(x) == -1 for x in jax.tree.leaves(total) if x.size)
+        assert jax.tree.structure(made.view(KEY, round, received)[0]) == jax.tree.structure(updates)
+
+
+@pytest.mark.parametrize("neighbours", [None, 4])
+def test_double_precision_changes_nothing(neighbours):
+    """Catches secrets, masks and dropouts that are drawn in the default width."""
+    made = secure_sum(aggregation.modular_sum(None), 2, neighbours=neighbours, dropout=0.1, masks=True)
+    messages = RNG.integers(-99, 99, (6, 2)).astype(np.int32)
+    found = []
+    for doubles in (False, True):
+        with jax.enable_x64(doubles):
+            found.append(str(jax.device_get(aggregated(made, messages))))
+    assert found[0] == found[1] and "nan" not in found[0]
+
+
 def test_an_abort_reveals_nothing():
     """Catches a partial sum in the aggregate or in a metric."""
     messages = RNG.integers(1000, 2000, (5, 3)).astype(np.int32)
@@ -333,7 +359,7 @@ def test_wrong_options_are_refused():
         "neighbours: expected an even number": lambda: secure_sum(plain, 2, neighbours=3),
         "threshold: expected at most the 4 neighbours": lambda: secure_sum(plain, 5, neighbours=4),
         "dropout: expected a probability, or one for each": lambda: secure_sum(plain, 2, dropout=[0.1, 0.1]),
-        r"dropout\[0\]: expected": lambda: secure_sum(plain, 2, dropout=float("nan")),
+        r"dropout\[0\]: expected a number in \[0, 1\], got nan": lambda: secure_sum(plain, 2, dropout=float("nan")),
         r"dropout\[2\]: expected": lambda: secure_sum(plain, 2, dropout=[0, 0, 2, 0]),
         "min_messages: expected": lambda: secure_sum(plain, 2, min_messages=0),
         "neighbours: expected fewer than the 4 slots": lambda: aggregated(
@@ -345,6 +371,9 @@ def test_wrong_options_are_refused():
             call()
     with pytest.raises(TypeError, match="masks: expected True or False"):
         secure_sum(plain, 2, masks=1)
+    for call in (secure_sum, aggregation.real_secure_sum, partial(theory.abort_probability, 5)):
+        with pytest.raises(TypeError, match=r"dropout\[0\]: expected a number in \[0, 1\], got None"):
+            call(*([plain] if call in (secure_sum, aggregation.real_secure_sum) else []), 2, dropout=None)
 
 
 def test_noise_is_shared_among_the_least_number():

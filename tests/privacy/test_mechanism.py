@@ -154,6 +154,7 @@ def test_refusals_of_parts():
         (parts(change=base._replace(l2_bound=None)), "l2_bound"),
         (parts(change=base._replace(l2_bound=1.01)), "l2_bound"),
         (parts(change=base._replace(releases_when_empty=False)), "nobody was there"),
+        (parts(aggregator=aggregation.fixed_mean(M)._replace(least=2)), "too few were there"),
         (parts(sampling.with_replacement(N, M)), "without replacement"),
         (parts(sampling.weighted([1.0] * N, M)), "without replacement"),
         (parts(sampling.cyclic(N, M)), "independent rounds"),
