@@ -39,8 +39,8 @@ def secure_sum(
     Each client adds to its message a mask of its own and one for each neighbour, which that one subtracts. It gives its
     neighbours shares of its secrets. Of each client that uploaded, the server is sent shares of its own mask's seed; of
     each that left before, shares of its key; with `threshold` of them it can take all masks off the sum. With fewer, or
-    with fewer than `min_messages` messages, the round is aborted: it is skipped, and of its messages all that
-    anyone learns is that too few were left.
+    with fewer than `min_messages` messages, the round is aborted: it is skipped, and of its messages all that anyone
+    learns is that too few were left. The clients' metrics, such as `local_loss`, bear no masks.
 
     Clients of the cohort that do not report, and those whose message is not finite, leave before they advertise keys,
     and before they upload. To a round, who leaves before the upload is a client who did not report: it keeps its state,
@@ -51,7 +51,7 @@ def secure_sum(
       threshold: t, the shares that open a secret; in [1, m] on the complete graph, where a client holds a share of its
         own secrets too, and in [1, neighbours] else. Fewer than t colluding holders learn nothing.
       neighbours: k, even, of each client on a random circle (Bell et al.); None: all clients of the cohort (Bonawitz et
-        al.).
+        al.). Slots that invite nobody are on the circle too, as clients who left: take samplers that fill their slots.
       dropout: the probability in [0, 1] that a client leaves before a step, for all four steps (advertise keys, share
         secrets, upload, unmask), or one for each.
       min_messages: the least number of messages in a sum; by default the threshold. A distributed noise must be shared
@@ -61,8 +61,8 @@ def secure_sum(
         opened, and the sum, are the same integers.
 
     Returns: an Aggregator with the metrics `aborted_rounds` and `secure_dropouts`, the clients of those who reported
-    that left before they uploaded. `observe` shows masked messages, leaves [m, words, ...] uint32. Bytes
-    are those of a ring's element a number, keys and shares, for those who leave as well.
+    that left before they uploaded. `observe` shows masked messages, leaves [m, words, ...] uint32. Bytes are those of a
+    ring's element a number, keys and shares, for those who leave as well.
 
     Raises: ValueError for an aggregator that is no `modular_sum`, a threshold past the number of holders (when the
     round is built), and an odd number of neighbours.

@@ -252,7 +252,7 @@ CASES = {
 
 
 def round_for(aggregator) -> Round:
-    """What an aggregator may read in a round of a model of three numbers: who is there, its state, and the model."""
+    """What an aggregator may read in a round of a model of three numbers: ids, who reported, state and model."""
     state = () if aggregator.start is None else aggregator.start(jax.ShapeDtypeStruct((3,), jnp.float32))
     known = {"state": state, "broadcast": jnp.ones(3, jnp.float32), "reported": jnp.ones(p.SLOTS, bool)}
     known["ids"] = jnp.arange(p.SLOTS, dtype=jnp.int32)
