@@ -17,8 +17,8 @@ KEY = jax.random.key(0)
 LEAST = {  # what a part promises that says nothing
     types.Aggregator: {
         "sensitivity": None, "modulus": None, "weighted": True, "homogeneous": False, "design": None,
-        "start": None, "metrics": (), "rule": None, "least": None, "view": None, "wire": None, "attacked": False,
-        "chooses": False,
+        "start": None, "metrics": (), "rule": None, "stays": None, "least": None, "view": None, "wire": None,
+        "attacked": False, "chooses": False,
     },
     types.ClientUpdate: {
         "num_steps": None, "noise": None, "uniform_weights": False, "all_steps": None, "metrics": (),
