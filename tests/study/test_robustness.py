@@ -53,6 +53,19 @@ def test_a_cell_is_a_run(rule, attack):
     np.testing.assert_allclose(cell.conditions["standard_deviation"], np.std(runs, ddof=1), atol=0.003)
 
 
+@pytest.mark.full
+def test_every_rule_and_attack_is_its_own():
+    """As above, for every rule and every attack. Catches a branch that is another one in the middle of a list."""
+    options = {"num_clients": 9, "num_rounds": 10, "num_runs": 2, "attackers": (2,)}
+    found = robustness(**options).comparisons
+    digits, keys = RobustDigits(9, 0.3, 0), jax.random.split(jax.random.key(0), 2)
+    for i, attack in enumerate(ATTACKS):
+        rule = list(RULES)[i % len(RULES)]
+        (cell,) = comparisons_of(found, "accuracy", rule=rule, attack=attack, attackers=2)
+        runs = [float(alone(digits, key, rule, attack, 2, 10)["accuracy"]) for key in keys]
+        np.testing.assert_allclose(cell.measured, np.mean(runs), atol=0.003, err_msg=f"{rule}, {attack}")
+
+
 def test_the_table():
     """Catches a worst case that is not the least, and cells that all are one run."""
     found = findings()

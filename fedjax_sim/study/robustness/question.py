@@ -49,8 +49,8 @@ def robustness(
 
     Returns: `Findings`: test accuracies, with their standard deviations over runs.
 
-    Guarantees: each composition has the accuracy of a run of its own
-    (tests/study/test_robustness.py::test_a_cell_is_a_run).
+    Guarantees: each composition has the accuracy of a run of its own, up to one of 360 test examples, for it is rounded
+    otherwise (tests/study/test_robustness.py::test_a_cell_is_a_run, ::test_every_rule_and_attack_is_its_own).
 
     References: Karimireddy, He and Jaggi 2022, section 6; Shejwalkar and Houmansadr 2021; the benchmark of ByzFL
     (Gonzalez et al. 2025).
