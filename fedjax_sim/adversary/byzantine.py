@@ -58,8 +58,8 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
 
     Guarantees: NumPy's messages under every rule (tests/adversary/test_byzantine.py::test_attackers_are_replaced);
     the same bits on two devices (::test_same_bits_on_two_devices); lost messages count as absent
-    (::test_lost_messages); what is chosen is counted (::test_chosen_attackers). Sensitivity is not stated: attackers
-    keep no bound.
+    (::test_lost_messages), and a round of them alone is skipped (::test_a_round_of_lost_messages_is_skipped); what is
+    chosen is counted (::test_chosen_attackers). Sensitivity is not stated: attackers keep no bound.
     """
     validate.part("aggregator", aggregator, Aggregator)
     validate.one_of("attack", type(attack), (Alone, Together, Omniscient))
@@ -117,10 +117,12 @@ def _counting(aggregator: Aggregator, who: Callable) -> Aggregator:
     return checked(by_rule(rule, **facts), aggregator)
 
 
-def _met(attackers: Array, lost: Array, arrived: Array) -> dict[str, Array]:
-    """The metrics of a round with these numbers of messages."""
+def _met(update: PyTree, attackers: Array, lost: Array, arrived: Array) -> tuple[PyTree, dict[str, Array]]:
+    """(The aggregate, or NaN where every message was lost: such a round is skipped; the metrics of these numbers.)"""
+    nan = lambda x: jnp.where(arrived > lost, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.inexact) else x  # noqa: E731
     share = engine.divide(attackers.astype(jnp.float32), jnp.maximum(arrived, 1).astype(jnp.float32))
-    return {"attackers_met": attackers, "attackers_lost": lost, "attackers_share": share}
+    metrics = {"attackers_met": attackers, "attackers_lost": lost, "attackers_share": share}
+    return jax.tree.map(nan, update), metrics
 
 
 def _chosen(who: Callable, key: Array, ids: Array) -> Array:
@@ -173,7 +175,8 @@ def _alone(aggregator: Aggregator, attack: Alone, who: Callable) -> Aggregator:
     def finalize(key, round, carry):
         inner, counts = carry
         update, metrics, *state = aggregator.finalize(key, round, inner)
-        return update, metrics | _met(counts["met"], counts["lost"], counts["arrived"]), *state
+        update, found = _met(update, counts["met"], counts["lost"], counts["arrived"])
+        return update, metrics | found, *state
 
     return aggregator._replace(init=init, accumulate=accumulate, finalize=finalize)
 
@@ -220,7 +223,8 @@ def _together(aggregator: Aggregator, attack: Together, who: Callable) -> Aggreg
 
         inner, lost = jax.lax.fori_loop(0, attackers, one, (carry["inner"], jnp.zeros((), jnp.int32)))
         update, metrics, *state = aggregator.finalize(key, round, inner)
-        return update, metrics | _met(attackers, lost, attackers + number.astype(jnp.int32)), *beside(state)
+        update, found = _met(update, attackers, lost, attackers + number.astype(jnp.int32))
+        return update, metrics | found, *beside(state)
 
     return aggregator._replace(init=init, accumulate=accumulate, finalize=finalize)
 
@@ -255,8 +259,8 @@ def _side_by_side(aggregator: Aggregator, attack: Together | Omniscient, who: Ca
         lost = bad & ~((peak < LARGEST) & (peak * cohort.weights < LARGEST))
         cohort = _without(cohort._replace(messages=changed), lost)
         update, metrics, *state = judge(key, round, cohort)
-        counts = _met(bad.sum(dtype=jnp.int32), lost.sum(dtype=jnp.int32), arrived)
-        return update, metrics | counts, *beside(state)
+        update, found = _met(update, bad.sum(dtype=jnp.int32), lost.sum(dtype=jnp.int32), arrived)
+        return update, metrics | found, *beside(state)
 
     facts = {"start": aggregator.start, "weighted": aggregator.weighted, "homogeneous": aggregator.homogeneous}
     return checked(by_rule(rule, **facts), aggregator)

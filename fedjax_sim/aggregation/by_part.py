@@ -80,5 +80,6 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
     weighted = any(rule.weighted for rule in parts.values())
     bound, homogeneous = None if None in bounds else max(bounds), all(rule.homogeneous for rule in parts.values())
     facts = {"weighted": weighted, "homogeneous": homogeneous, "design": design, "start": start if stateful else None}
+    facts["attacked"] = any(rule.attacked for rule in parts.values())
     stated = (metric._replace(name=f"{name}_{metric.name}") for name, rule in parts.items() for metric in rule.metrics)
     return Aggregator(init, accumulate, finalize, bound, metrics=tuple(stated), **facts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
@@ -137,7 +138,7 @@ def label_offset(
 
     Args:
       data: of the task "regression".
-      offset: added to each target, in its unit.
+      offset: added to each target, in its unit; whole where targets are integers.
       clients, share, seed: who is poisoned, as in `poisoned`.
 
     Guarantees: f of m such clients move the mean's model by (f / m) offset
@@ -152,5 +153,8 @@ def label_offset(
     if data.task != "regression":
         validate.fail("data", 'the task "regression"', data.task, "For labels there is label_flip.")
     validate.in_range("offset", offset)
+    y = jax.eval_shape(data.train.client, jax.ShapeDtypeStruct((), jnp.int32)).examples["y"]
+    if jnp.issubdtype(y.dtype, jnp.integer) and offset != int(offset):
+        validate.fail("offset", f"a whole number, for targets of {y.dtype}", offset, "Or convert targets to floats.")
     change = Partial(_moved, jnp.float32(offset))
     return poisoned(data, change, f"targets off by {offset:g}", clients=clients, share=share, seed=seed)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from fedjax_sim import adversary, aggregation, engine
+from fedjax_sim import adversary, aggregation, engine, server
 from tests.aggregation.robust import applied
 from tests.laws import laws
 from tests.laws import problems as p
@@ -80,6 +81,27 @@ def test_lost_messages():
     weight = adversary.forged_weight(2.0**101)
     got, metrics = applied(adversary.corrupted(aggregation.mean(), weight, adversary.clients(BAD)), X, WEIGHTS, ids=IDS)
     assert metrics["attackers_lost"] == 2 and np.isfinite(got).all()
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize("kind", ["alone", "together", "omniscient"])
+def test_a_round_of_lost_messages_is_skipped(kind):
+    """Only attackers report, and all that they send is lost: as if nobody had reported, the model stays.
+
+    Catches a zero in the place of nothing, by which a server with momentum moves on, and a round that counts.
+    """
+    attack = {
+        "alone": adversary.forged_weight(2.0**101),
+        "together": adversary.Together(lambda key, honest: jnp.full_like(honest.mean, jnp.nan)),
+        "omniscient": adversary.fang(),  # without an honest range
+    }[kind]
+    made = adversary.corrupted(aggregation.mean(), attack, adversary.clients(p.COHORT[:3]))
+    step = server.optimizer(optax.sgd(1.0, momentum=0.9))
+    federation = p.Federation(aggregator=made, server=step)
+    before, _ = federation.run(p.COHORT[3:], num_rounds=1)
+    after, (info,) = federation.run(p.COHORT[:3], num_rounds=1, state=before)
+    assert (info["attackers_met"], info["attackers_lost"], info["skipped_rounds"]) == (3, 3, 1)
+    laws.check_equal_bits(before.server, after.server, "server")
 
 
 RULES_THAT_CHOOSE = {
@@ -178,6 +200,7 @@ def test_what_is_refused():
         lambda inner: aggregation.bucketing(inner, 2),
         lambda inner: aggregation.nearest_neighbour_mixing(inner, 1),
         lambda inner: aggregation.adaptive_clipping(inner, 1),
+        lambda inner: aggregation.norm_bounding(aggregation.by_part({"w": inner, "b": aggregation.mean()}), 1.0),
     ):
         for rule in (aggregation.fixed_mean(3.0), aggregation.median()):
             with pytest.raises(ValueError, match="aggregator: expected one without attackers inside"):

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import algorithms, client, sampling, transform
+from fedjax_sim import adversary, aggregation, algorithms, client, sampling, server, transform
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.types import ClientData
 from tests.oracles import scalars
@@ -70,6 +70,25 @@ def test_steps_are_sent_beside():
         part(transform.gaussian_mechanism(1.0, 1.0))
     with pytest.raises(TypeError, match="transform: expected an UpdateTransform"):
         part(transform.clip)
+
+
+def test_attackers_would_change_the_steps():
+    """Catches an attack that is none: where everybody flips a whole message, the step is the honest one."""
+    everybody = adversary.share_of_clients(1.0)
+    flipped = adversary.corrupted(aggregation.mean(), adversary.sign_flip(), everybody)
+    with pytest.raises(ValueError, match="aggregator: expected one without attackers inside for fednova"):
+        algorithms.fednova(scalars.loss, sampling.full(2), aggregator=flipped, **WORK, **scalars.OPTIONS)
+    rule = aggregation.by_part({"direction": flipped, "steps": aggregation.mean()})
+    solver = client.local_sgd(scalars.loss, optax.sgd(0.1), client.work(**WORK))
+    parts = client.normalized(solver), rule, server.rescaled(server.optimizer(optax.sgd(1.0)))
+    attacked = algorithms.federated(sampling.full(2), *parts, **scalars.OPTIONS)
+    honest = algorithms.fednova(scalars.loss, sampling.full(2), learning_rate=0.1, **WORK, **scalars.OPTIONS)
+    moved = []
+    for algorithm in (honest, attacked):  # the way from the start after one round
+        _, path = scalars.converged(algorithm, data(), num_rounds=1)
+        moved.append(path[0] - 0.3)
+    assert moved[0] > 0.04
+    np.testing.assert_allclose(moved[1], -moved[0], rtol=1e-4)
 
 
 def test_equal_work_is_fedavg():

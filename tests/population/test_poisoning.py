@@ -260,3 +260,13 @@ def test_wrong_input(call, told):
     """Catches an error from deep inside, or a plausible run of something else."""
     with pytest.raises((TypeError, ValueError), match=told):
         call()
+
+
+def test_whole_targets_take_whole_offsets():
+    """Catches half a unit that is cut to zero: clients that count as poisoned and are not."""
+    clean = data()._replace(task="regression", num_outputs=1)
+    with pytest.raises(ValueError, match=r"offset: expected a whole number, for targets of int32, got 0\.5"):
+        population.label_offset(clean, offset=0.5, clients=[2])
+    moved = population.label_offset(clean, offset=2.0, clients=[2])
+    before, after = (made.train.client(jnp.int32(2)) for made in (clean, moved))
+    assert np.array_equal(after.examples["y"][after.mask], before.examples["y"][before.mask] + 2)
