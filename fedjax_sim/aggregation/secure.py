@@ -49,7 +49,7 @@ def secure_sum(
       threshold: t, the shares that open a secret; in [1, m] on the complete graph, where a client holds a share of its
         own secrets too, and in [1, neighbours] else. Fewer than t colluding holders learn nothing.
       neighbours: k, even, of each client on a random circle (Bell et al.); None: all clients of the cohort (Bonawitz et
-        al.). Slots that invite nobody are on the circle too, as clients who left: take samplers that fill their slots.
+        al.). Slots that invite nobody are not on it; a round that invites k clients or fewer is aborted.
       dropout: the probability in [0, 1] that a client leaves before a step, for all four steps (advertise keys, share
         secrets, upload, unmask), or one for each.
       min_messages: the least number of messages in a sum; by default the threshold. A distributed noise must be shared
@@ -67,8 +67,8 @@ def secure_sum(
 
     Guarantees: bit for bit the plain modular sum of those who uploaded, for every set of survivors and every dropout at
     every step, with masks drawn or not; an abort below the threshold, and no number
-    (tests/aggregation/test_secure.py); the cohort's order does not matter (::test_order_is_irrelevant); who leaves is
-    one who did not report (::test_who_leaves_did_not_report), and an aborted round changes nothing
+    (tests/aggregation/test_secure.py); the cohort's order does not matter (::test_order_is_irrelevant), nor do empty
+    slots on a circle (::test_empty_slots_change_nothing); who leaves is one who did not report (::test_who_leaves_did_not_report), and an aborted round changes nothing
     (::test_an_aborted_round_changes_nothing); never both secrets of a client (::test_never_both_secrets); masked
     messages are uniform on the ring (tests/aggregation/test_secure_masks.py).
 
@@ -105,13 +105,13 @@ def secure_sum(
 
     def masked_messages(key, round, received):
         num_slots = round.ids.shape[0]
-        graph = circle(key, num_slots, neighbours, round.ids)
+        graph = circle(key, num_slots, neighbours, round)
         shared = stages_of(key, round.ids, round.reported, round.reported, cumulative).shared
         return masked(ring, key, graph, shared, jnp.minimum(received.slots, num_slots - 1), received.updates)
 
     def finalize(key, round, carry):
         uploaded, total = carry["uploaded"] > 0, carry["sum"]
-        graph = circle(key, uploaded.shape[0], neighbours, round.ids)
+        graph = circle(key, uploaded.shape[0], neighbours, round)
         stages = stages_of(key, round.ids, round.reported, uploaded, cumulative)
         if masks:
             total = total._replace(lanes=_opened(ring, key, graph, stages, threshold, total.lanes))

@@ -58,7 +58,7 @@ def run_secure_sum(
 ) -> SecureRun:
     """Runs secure aggregation between m clients and a server: X25519, HKDF, AES-GCM, AES-CTR masks, Shamir's shares.
 
-    On two cores a hundred clients of a complete graph take some seconds; work and bytes grow with m times neighbours.
+    Work and bytes grow with m times neighbours.
 
     Args:
       messages: [m, d] integers.
@@ -109,7 +109,7 @@ def run_secure_sum(
         sent = clients[u].upload(server.seals_for(u), messages[u])
         masked[u] = server.masked[u] = crypto.unpacked(ring, sent, size)
         client_bytes[u, 2] = len(sent)
-    if len(server.masked) < least:
+    if len(server.masked) < least or graph.too_small:
         return SecureRun(None, True, masked, client_bytes, server_bytes)
     answers = {}
     for u in there[2]:
@@ -132,7 +132,7 @@ def _checked(messages, ring, threshold, graph, stages, advertised):
     number = len(messages)
     if graph is None:
         everyone = np.arange(number)
-        graph = Circle(everyone, everyone, everyone)
+        graph = Circle(everyone, everyone, everyone, number)
     graph = Circle(*map(np.asarray, graph))
     validate.integer("threshold", threshold, 1, max(len(graph.distances), 1))
     stages = Stages(*np.ones((3, number), bool)) if stages is None else Stages(*(np.asarray(x, bool) for x in stages))

@@ -184,6 +184,31 @@ def test_masks_change_nothing(options, neighbours):
     assert differs >= 2
 
 
+@pytest.mark.parametrize("masks", [False, True])
+def test_empty_slots_change_nothing(masks):
+    """7 clients, some of whom leave, on a circle in 12 slots, as samplers of random size leave them, and in 7: equal
+    numbers. Catches a circle on which an empty slot is a client who left.
+    """
+    made = secure_sum(aggregation.modular_sum(1.0), 3, neighbours=4, dropout=0.03, masks=masks)
+    messages, slots = RNG.integers(-99, 99, (7, 2)).astype(np.int32), jnp.array([11, 0, 5, 2, 8, 9, 4])
+    spread = jnp.zeros((12, 2), jnp.int32).at[slots].set(messages)
+    spread_ids, there = jnp.zeros(12, jnp.int32).at[slots].set(jnp.arange(7)), jnp.zeros(12, bool).at[slots].set(True)
+    aborted = set()
+
+    @jax.jit
+    def run(key, messages, ids, there):
+        round, everyone = Round(ids, there, there), jnp.arange(len(ids))
+        carry = made.init(jax.ShapeDtypeStruct((2,), jnp.int32), len(ids))
+        received = Received(messages, there.astype(jnp.float32), ids, everyone)
+        return made.finalize(key, round, made.accumulate(key, round, carry, received))
+
+    for seed in range(8):
+        found = run(jax.random.key(seed), spread, spread_ids, there)
+        assert str(found) == str(run(jax.random.key(seed), messages, jnp.arange(7), jnp.ones(7, bool)))
+        aborted.add(int(found[1]["aborted_rounds"]))
+    assert 0 in aborted
+
+
 def test_nobody_leaves_is_the_modular_sum():
     """Bits equal the wrapped aggregator's. Catches a mean over another number."""
     messages = RNG.integers(-(2**20), 2**20, (7, 5)).astype(np.int32)
