@@ -32,8 +32,8 @@ def additive_shares(
     """A modular sum by several servers, each of which sees one uniform share of every message.
 
     A client sends S - 1 servers uniform elements of the ring, and the last one its message minus these. Every server
-    adds what it got, and the sum of their sums is the sum of the messages. S - 1 servers that collude, and do not hold
-    the share of the last, learn the sum alone, whatever they can compute. All servers must answer: none may drop out.
+    adds what it got, and the sum of their sums is the sum of the messages. Any S - 1 servers that collude learn the sum
+    alone, whatever they can compute. All servers must answer: none may drop out.
 
     Args:
       aggregator: a `modular_sum`. Its modulus is that of the shares.

@@ -68,9 +68,10 @@ def secure_sum(
     Guarantees: bit for bit the plain modular sum of those who uploaded, for every set of survivors and every dropout at
     every step, with masks drawn or not; an abort below the threshold, and no number
     (tests/aggregation/test_secure.py); the cohort's order does not matter (::test_order_is_irrelevant), nor do empty
-    slots on a circle (::test_empty_slots_change_nothing); who leaves is one who did not report (::test_who_leaves_did_not_report), and an aborted round changes nothing
-    (::test_an_aborted_round_changes_nothing); never both secrets of a client (::test_never_both_secrets); masked
-    messages are uniform on the ring (tests/aggregation/test_secure_masks.py).
+    slots on a circle (::test_empty_slots_change_nothing); who leaves is one who did not report
+    (::test_who_leaves_did_not_report), and an aborted round changes nothing (::test_an_aborted_round_changes_nothing);
+    the server asks for one secret of a client at most (::test_never_both_secrets); masked messages are uniform on the
+    ring (tests/aggregation/test_secure_masks.py).
 
     References: Bonawitz et al. 2017, section 4 and figure 4; Bell, Bonawitz, Gascon, Lepoint and Raykova 2020.
 
