@@ -33,7 +33,7 @@ def real_secure_sum(
     """`secure_sum` by real keys, seals, masks and shares: the protocol runs on the host in each round.
 
     Who leaves, the sum and the aborts are `secure_sum`'s for the same key, bit for bit; all m messages are kept until
-    the end of the round. Its time grows with m times neighbours.
+    the end of the round.
 
     Args: as `secure_sum`.
 

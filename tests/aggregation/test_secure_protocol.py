@@ -224,6 +224,7 @@ def test_wrong_input_is_refused():
             ones, ring, 3, graph=circle(jax.random.key(0), 4, 2)
         ),
         "min_messages: expected": lambda: run_secure_sum(ones, ring, 2, min_messages=0),
+        "seed: expected an integer": lambda: run_secure_sum(ones, ring, 2, seed=-1),
         "stages: expected flags for each of 4 clients": lambda: run_secure_sum(
             ones, ring, 2, graph=circle(jax.random.key(0), 5, 2)
         ),
