@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fedjax_sim import prng, validate
+from fedjax_sim import prng, tree, validate
+from fedjax_sim.aggregation.hidden import METRICS, check_options, luck, released, start, summed
 from fedjax_sim.aggregation.modular import ModularSum, ring_of
 from fedjax_sim.aggregation.ring import Element, Ring
 from fedjax_sim.tree import num_values
-from fedjax_sim.types import Aggregator, Array, Metric, PyTree, Wire
+from fedjax_sim.types import Aggregator, Array, PyTree, Wire
 
 __all__ = ["additive_shares", "shares_of"]
 
@@ -30,8 +32,8 @@ def additive_shares(
     """A modular sum by several servers, each of which sees one uniform share of every message.
 
     A client sends S - 1 servers uniform elements of the ring, and the last one its message minus these. Every server
-    adds what it got, and the sum of their sums is the sum of the messages. S - 1 servers that collude, and do not hold
-    the share of the last, learn the sum alone, whatever they can compute. All servers must answer: none may drop out.
+    adds what it got, and the sum of their sums is the sum of the messages. Any S - 1 servers that collude learn the sum
+    alone, whatever they can compute. All servers must answer: none may drop out.
 
     Args:
       aggregator: a `modular_sum`. Its modulus is that of the shares.
@@ -65,79 +67,61 @@ def additive_shares(
     ring = ring_of(aggregator)
 
     def init(update_spec, num_slots):
-        if least is not None and least > num_slots:
-            hint = "Every round would be aborted."
-            validate.fail("min_messages", f"at most the {num_slots} slots of the cohort", least, hint)
-        carry = aggregator.init(update_spec, num_slots)
-        if not isinstance(carry, ModularSum):
-            validate.fail("aggregator", "a modular_sum itself", "one around it", "Wrap the shared sum instead.")
-        if masks:
-            apart = lambda x: jnp.zeros((num_servers, *x.shape), x.dtype)  # noqa: E731
-            carry = carry._replace(lanes=jax.tree.map(apart, carry.lanes))
-        return carry
-
-    def lost(key, ids):
-        """[c] bool: whose shares do not reach all servers."""
-        key = prng.stream(key, "share_dropout")
-        return jax.vmap(lambda id: jax.random.uniform(prng.client_key(key, id), dtype=jnp.float32))(ids) < dropout
-
-    def arrives(key, received):
-        return received.weights > 0 if dropout == 0 else (received.weights > 0) & ~lost(key, received.ids)
+        carry = start(aggregator, update_spec, num_slots, min_messages=least)
+        if not masks:
+            return carry
+        return carry._replace(lanes=jax.tree.map(lambda x: jnp.zeros((num_servers, *x.shape), x.dtype), carry.lanes))
 
     def stays(key, round, slots):
-        return ~lost(key, round.ids[slots])
+        return ~_lost(key, round.ids[slots], dropout)
 
     def accumulate(key, round, carry, received):
-        here = arrives(key, received)
-        received = received._replace(weights=jnp.where(here, received.weights, 0))
+        here = (received.weights > 0) & ~_lost(key, received.ids, dropout)
         if not masks:
+            received = received._replace(weights=jnp.where(here, received.weights, 0))
             return aggregator.accumulate(key, round, carry, received)
-
-        def added(shares, old):
-            mask = here.reshape(-1, *[1] * (shares.ndim - 3))
-            lanes = [
-                [jnp.where(mask, x, 0).sum(0, dtype=jnp.uint32) for x in ring.lanes(tuple(jnp.moveaxis(share, 1, 0)))]
-                for share in jnp.moveaxis(shares, 1, 0)
-            ]
-            return old + jnp.stack([jnp.stack(x) for x in lanes])
-
         shares = shares_of(ring, key, num_servers, received.slots, received.updates)
-        lanes = jax.tree.map(added, shares, carry.lanes)
+        each = jax.vmap(partial(summed, ring, here), in_axes=1)  # server
+        lanes = jax.tree.map(lambda old, x: old + each(x), carry.lanes, shares)
         return ModularSum(lanes, carry.messages + here.sum(dtype=jnp.int32))
 
     def finalize(key, round, total):
-        def together(lanes):
-            return jnp.stack(ring.lanes(reduce(ring.add, [ring.gathered(tuple(x)) for x in lanes])))
-
         if masks:
-            total = total._replace(lanes=jax.tree.map(together, total.lanes))
+            total = total._replace(lanes=jax.tree.map(partial(_together, ring), total.lanes))
         aborted = total.messages < (least or 0)
-        update, metrics = aggregator.finalize(key, round, total)
-        update = jax.tree.map(lambda x: jnp.where(aborted, jnp.nan, x), update)
-        left = jnp.float32(0) if dropout == 0 else (round.reported & lost(key, round.ids)).sum().astype(jnp.float32)
-        counts = {"aborted_rounds": aborted.astype(jnp.int32), "secure_dropouts": left}
-        return update, metrics | counts
+        left = round.reported & _lost(key, round.ids, dropout)
+        return released(aborted, *aggregator.finalize(key, round, total), left)
 
     def view(key, round, received):
-        here = arrives(key, received)
-        seen = [i for i in range(num_servers) if i != honest_server]
-
-        def others(x):
-            return jnp.where(here.reshape(-1, *[1] * (x.ndim - 1)), x[:, jnp.array(seen)], 0)
-
+        here = (received.weights > 0) & ~_lost(key, received.ids, dropout)
+        seen = np.delete(np.arange(num_servers), honest_server)
         shares = shares_of(ring, key, num_servers, received.slots, received.updates)
-        return jax.tree.map(others, shares), jnp.where(here, received.weights, 0)
+        return jax.tree.map(lambda x: tree.where(here, x[:, seen], 0), shares), jnp.where(here, received.weights, 0)
 
     def wire(update_spec, wire, num_slots):
         values = num_values(update_spec)
         return Wire(values, num_servers * values * ring.bits)
 
-    stated = (
-        Metric("aborted_rounds", "secure sums aborted", "count"),
-        Metric("secure_dropouts", "clients that left during secure aggregation", "count"),
+    return aggregator._replace(
+        init=init,
+        accumulate=accumulate,
+        finalize=finalize,
+        metrics=aggregator.metrics + METRICS,
+        stays=stays if dropout > 0 else None,
+        least=least,
+        view=view,
+        wire=wire,
     )
-    made = aggregator._replace(init=init, accumulate=accumulate, finalize=finalize, least=least, view=view, wire=wire)
-    return made._replace(metrics=aggregator.metrics + stated, stays=stays if dropout > 0 else None)
+
+
+def _lost(key: Array, ids: Array, dropout: float) -> Array:
+    """[c] bool: whose shares do not reach all servers."""
+    return luck(key, ids, "share_dropout") < dropout
+
+
+def _together(ring: Ring, lanes: Array) -> Array:
+    """[lanes, ...] of the sum of the servers' sums, [S, lanes, ...]."""
+    return jnp.stack(ring.lanes(reduce(ring.add, [ring.gathered(tuple(x)) for x in lanes])))
 
 
 def shares_of(ring: Ring, key: Array, num_servers: int, slots: Array, messages: PyTree) -> PyTree:
@@ -170,15 +154,8 @@ def _shares(ring: Ring, key: Array, num_servers: int, number: Array) -> Array:
 
 def _checked(aggregator, num_servers, dropout, min_messages, honest_server, masks) -> int | None:
     """The least number of messages of a sum."""
-    validate.part("aggregator", aggregator, Aggregator)
-    if aggregator.modulus is None or aggregator.view is not None:
-        found = "a sum of numbers" if aggregator.modulus is None else "one that is secure already"
-        validate.fail("aggregator", "a modular_sum", found, "Shares are uniform in a ring of integers only.")
+    check_options(aggregator, min_messages, masks, "Shares are uniform in a ring of integers only.")
     validate.integer("num_servers", num_servers, 2, MOST_SERVERS)
     validate.integer("honest_server", honest_server, 0, num_servers - 1)
     validate.in_range("dropout", dropout, 0, 1)
-    if min_messages is not None:
-        validate.integer("min_messages", min_messages)
-    if not isinstance(masks, bool):
-        validate.fail("masks", "True or False", masks, error=TypeError)
     return 1 if min_messages is None and dropout > 0 else min_messages

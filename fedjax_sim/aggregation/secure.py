@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import prng, validate
+from fedjax_sim import tree, validate
+from fedjax_sim.aggregation.hidden import METRICS, check_options, luck, released, start, summed, words
 from fedjax_sim.aggregation.modular import ModularSum, ring_of
 from fedjax_sim.aggregation.ring import Ring
 from fedjax_sim.aggregation.secure_cost import secure_sum_cost
 from fedjax_sim.aggregation.secure_masks import Circle, Stages, circle, is_aborted, masked, unmasked
 from fedjax_sim.tree import num_values
-from fedjax_sim.types import Aggregator, Array, Metric, PyTree, Received, Round, Wire
+from fedjax_sim.types import Aggregator, Array, PyTree, Received, Wire
 
-__all__ = ["STEPS", "secure_sum", "stages_of"]
+__all__ = ["STEPS", "leaves_before", "left_by", "secure_sum", "stages_of"]
 
 STEPS = ("advertise", "share", "upload", "unmask")
-METRICS = (
-    Metric("aborted_rounds", "secure sums aborted", "count"),
-    Metric("secure_dropouts", "clients that left during secure aggregation", "count"),
-)
 
 
 def secure_sum(
@@ -51,7 +49,7 @@ def secure_sum(
       threshold: t, the shares that open a secret; in [1, m] on the complete graph, where a client holds a share of its
         own secrets too, and in [1, neighbours] else. Fewer than t colluding holders learn nothing.
       neighbours: k, even, of each client on a random circle (Bell et al.); None: all clients of the cohort (Bonawitz et
-        al.). Slots that invite nobody are on the circle too, as clients who left: take samplers that fill their slots.
+        al.). Slots that invite nobody are not on it; a round that invites k clients or fewer is aborted.
       dropout: the probability in [0, 1] that a client leaves before a step, for all four steps (advertise keys, share
         secrets, upload, unmask), or one for each.
       min_messages: the least number of messages in a sum; by default the threshold. A distributed noise must be shared
@@ -69,10 +67,11 @@ def secure_sum(
 
     Guarantees: bit for bit the plain modular sum of those who uploaded, for every set of survivors and every dropout at
     every step, with masks drawn or not; an abort below the threshold, and no number
-    (tests/aggregation/test_secure.py); the cohort's order does not matter (::test_order_is_irrelevant); who leaves is
-    one who did not report (::test_who_leaves_did_not_report), and an aborted round changes nothing
-    (::test_an_aborted_round_changes_nothing); never both secrets of a client (::test_never_both_secrets); masked
-    messages are uniform on the ring (tests/aggregation/test_secure_masks.py).
+    (tests/aggregation/test_secure.py); the cohort's order does not matter (::test_order_is_irrelevant), nor do empty
+    slots on a circle (::test_empty_slots_change_nothing); who leaves is one who did not report
+    (::test_who_leaves_did_not_report), and an aborted round changes nothing (::test_an_aborted_round_changes_nothing);
+    the server asks for one secret of a client at most (::test_never_both_secrets); masked messages are uniform on the
+    ring (tests/aggregation/test_secure_masks.py).
 
     References: Bonawitz et al. 2017, section 4 and figure 4; Bell, Bonawitz, Gascon, Lepoint and Raykova 2020.
 
@@ -85,49 +84,45 @@ def secure_sum(
     ring = ring_of(aggregator)
 
     def stays(key, round, slots):
-        return _left(key, round.ids[slots], cumulative) > 2
+        return leaves_before(key, round.ids[slots], cumulative) > 2
 
     def init(update_spec, num_slots):
-        _check_size(threshold, neighbours, least, num_slots)
-        carry = aggregator.init(update_spec, num_slots)
-        if not isinstance(carry, ModularSum):
-            validate.fail("aggregator", "a modular_sum itself", "one around it", "Wrap the secure sum instead.")
-        if masks:
-            words = lambda x: jnp.zeros((ring.words, ring.num_lanes // ring.words, *x.shape), jnp.uint32)  # noqa: E731
-            carry = carry._replace(lanes=jax.tree.map(words, update_spec))
+        if neighbours is not None and neighbours >= num_slots:
+            hint = "neighbours=None makes all of them share with each other."
+            validate.fail("neighbours", f"fewer than the {num_slots} slots of the cohort", neighbours, hint)
+        carry = start(aggregator, update_spec, num_slots, threshold=threshold, min_messages=least)
         return {"sum": carry, "uploaded": jnp.zeros(num_slots, jnp.int32)}
 
     def accumulate(key, round, carry, received):
         num_slots = carry["uploaded"].shape[0]
         here = _uploads(key, received, cumulative)
         came = carry["uploaded"].at[jnp.where(here, received.slots, num_slots)].add(1, mode="drop")
-        received = received._replace(weights=jnp.where(here, received.weights, 0))
         if not masks:
+            received = received._replace(weights=jnp.where(here, received.weights, 0))
             return {"sum": aggregator.accumulate(key, round, carry["sum"], received), "uploaded": came}
-        graph, shared = circle(key, num_slots, neighbours, round.ids), _shared(key, round, cumulative)
-        sent = masked(ring, key, graph, shared, jnp.minimum(received.slots, num_slots - 1), received.updates)
-        lanes = jax.tree.map(lambda x, old: old + _lanes(ring, x, here), sent, carry["sum"].lanes)
+        sent = masked_messages(key, round, received)
+        lanes = jax.tree.map(lambda old, x: old + summed(ring, here, x), carry["sum"].lanes, sent)
         return {"sum": ModularSum(lanes, carry["sum"].messages + here.sum(dtype=jnp.int32)), "uploaded": came}
 
+    def masked_messages(key, round, received):
+        num_slots = round.ids.shape[0]
+        graph = circle(key, num_slots, neighbours, round)
+        shared = stages_of(key, round.ids, round.reported, round.reported, cumulative).shared
+        return masked(ring, key, graph, shared, jnp.minimum(received.slots, num_slots - 1), received.updates)
+
     def finalize(key, round, carry):
-        uploaded = carry["uploaded"] > 0
-        graph = circle(key, uploaded.shape[0], neighbours, round.ids)
+        uploaded, total = carry["uploaded"] > 0, carry["sum"]
+        graph = circle(key, uploaded.shape[0], neighbours, round)
         stages = stages_of(key, round.ids, round.reported, uploaded, cumulative)
-        total = carry["sum"]
         if masks:
             total = total._replace(lanes=_opened(ring, key, graph, stages, threshold, total.lanes))
+        left = round.reported & (leaves_before(key, round.ids, cumulative) < 3)
         aborted = is_aborted(graph, stages, threshold, least)
-        update, metrics = aggregator.finalize(key, round, total)
-        update = jax.tree.map(lambda x: jnp.where(aborted, jnp.nan, x), update)
-        left = (round.reported & (_left(key, round.ids, cumulative) < 3)).sum(dtype=jnp.int32)
-        return update, metrics | {"aborted_rounds": aborted.astype(jnp.int32), "secure_dropouts": left}
+        return released(aborted, *aggregator.finalize(key, round, total), left)
 
     def view(key, round, received):
-        num_slots = round.reported.shape[0]
         here = _uploads(key, received, cumulative)
-        graph, shared = circle(key, num_slots, neighbours, round.ids), _shared(key, round, cumulative)
-        sent = masked(ring, key, graph, shared, received.slots, received.updates)
-        sent = jax.tree.map(lambda x: jnp.where(here.reshape(-1, *[1] * (x.ndim - 1)), x, 0), sent)
+        sent = jax.tree.map(lambda x: tree.where(here, x, 0), masked_messages(key, round, received))
         return sent, jnp.where(here, received.weights, 0)
 
     def wire(update_spec, wire, num_slots):
@@ -153,47 +148,30 @@ def stages_of(key: Array, ids: Array, reported: Array, uploaded: Array, cumulati
     Guarantees: each step is left with its probability
     (tests/aggregation/test_secure.py::test_clients_leave_with_the_stated_probability).
     """
-    left = _left(key, ids, cumulative)
+    left = leaves_before(key, ids, cumulative)
     return Stages(reported & (left > 1), uploaded, uploaded & (left > 3))
 
 
-def _left(key: Array, ids: Array, cumulative: np.ndarray) -> Array:
-    """[c] int32: the step before which a client leaves; 4 = it stays."""
-    key = prng.stream(key, "secure_dropout")
-    drawn = jax.vmap(lambda id: jax.random.uniform(prng.client_key(key, id), dtype=jnp.float32))(ids)
+def leaves_before(key: Array, ids: Array, cumulative: np.ndarray) -> Array:
+    """[c] int32: the step before whose end a client leaves, an index of `STEPS`; 4 = it stays."""
+    drawn = luck(key, ids, "secure_dropout")
     return (drawn[:, None] >= jnp.asarray(cumulative, jnp.float32)[None]).sum(1, dtype=jnp.int32)
 
 
 def _uploads(key: Array, received: Received, cumulative: np.ndarray) -> Array:
     """[c] bool: whose message comes."""
-    return (received.weights > 0) & (_left(key, received.ids, cumulative) > 2)
-
-
-def _shared(key: Array, round: Round, cumulative: np.ndarray) -> Array:
-    return stages_of(key, round.ids, round.reported, round.reported, cumulative).shared
-
-
-def _lanes(ring: Ring, element: Array, here: Array) -> Array:
-    """[words, lanes a word, ...]: sums of the lanes of elements [c, words, ...] over those who are here."""
-    parts = ring.lanes(tuple(jnp.moveaxis(element, 1, 0)))
-    mask = here.reshape(-1, *[1] * (element.ndim - 2))
-    sums = jnp.stack([jnp.where(mask, x, 0).sum(0, dtype=jnp.uint32) for x in parts])
-    return sums.reshape(ring.words, ring.num_lanes // ring.words, *sums.shape[1:])
+    return (received.weights > 0) & (leaves_before(key, received.ids, cumulative) > 2)
 
 
 def _opened(ring: Ring, key: Array, graph: Circle, stages: Stages, threshold: int, lanes: PyTree) -> PyTree:
-    """Lanes of `modular_sum` without masks, from sums of the lanes [words, lanes a word, ...] of masked messages."""
-    words = jax.tree.map(lambda x: jnp.stack(ring.gathered(tuple(x.reshape(ring.num_lanes, *x.shape[2:])))), lanes)
-    found = unmasked(ring, key, graph, stages, threshold, words)
+    """Lanes of `modular_sum` without masks, from sums of the lanes of masked messages."""
+    found = unmasked(ring, key, graph, stages, threshold, jax.tree.map(partial(words, ring), lanes))
     return jax.tree.map(lambda x: jnp.stack(ring.lanes(tuple(x))), found)
 
 
 def _checked(aggregator, threshold, neighbours, dropout, min_messages, masks) -> tuple[np.ndarray, int]:
     """(the probability that a client has left before each step's end [4], the least number of messages)."""
-    validate.part("aggregator", aggregator, Aggregator)
-    if aggregator.modulus is None or aggregator.view is not None:
-        found = "a sum of numbers" if aggregator.modulus is None else "one that is secure already"
-        validate.fail("aggregator", "a modular_sum", found, "Masks cancel in a ring of integers only.")
+    check_options(aggregator, min_messages, masks, "Masks cancel in a ring of integers only.")
     validate.integer("threshold", threshold)
     if neighbours is not None:
         validate.integer("neighbours", neighbours, 2)
@@ -201,24 +179,17 @@ def _checked(aggregator, threshold, neighbours, dropout, min_messages, masks) ->
             validate.fail("neighbours", "an even number, half to each side", neighbours)
         if threshold > neighbours:
             validate.fail("threshold", f"at most the {neighbours} neighbours who hold shares", threshold)
+    return left_by(dropout), threshold if min_messages is None else min_messages
+
+
+def left_by(dropout: float | Sequence[float]) -> np.ndarray:
+    """[4] float64: the probability that a client has left before each step's end.
+
+    Raises: ValueError, TypeError for what is neither a probability nor one for each of `STEPS`.
+    """
     each = [dropout] * len(STEPS) if np.ndim(dropout) == 0 else list(dropout)
     if len(each) != len(STEPS):
         validate.fail("dropout", f"a probability, or one for each of {', '.join(STEPS)}", dropout)
     for i, probability in enumerate(each):
         validate.in_range(f"dropout[{i}]", probability, 0, 1)
-    if min_messages is not None:
-        validate.integer("min_messages", min_messages)
-    if not isinstance(masks, bool):
-        validate.fail("masks", "True or False", masks, error=TypeError)
-    stays = np.cumprod([1 - x for x in each])
-    return 1 - stays, threshold if min_messages is None else min_messages
-
-
-def _check_size(threshold: int, neighbours: int | None, least: int, num_slots: int) -> None:
-    if neighbours is not None and neighbours >= num_slots:
-        hint = "neighbours=None makes all of them share with each other."
-        validate.fail("neighbours", f"fewer than the {num_slots} slots of the cohort", neighbours, hint)
-    for name, value in (("threshold", threshold), ("min_messages", least)):
-        if value > num_slots:
-            hint = "Every round would be aborted."
-            validate.fail(name, f"at most the {num_slots} slots of the cohort", value, hint)
+    return 1 - np.cumprod([1 - x for x in each])

@@ -10,7 +10,10 @@ __all__ = ["SecureCost", "secure_sum_cost"]
 
 
 class SecureCost(NamedTuple):
-    """One round of secure aggregation in which no client leaves before it uploads, but `dropped` of them do."""
+    """One round of secure aggregation in which `dropped` clients share secrets and do not upload; nobody else leaves.
+
+    A client's figures are those of one that stays.
+    """
 
     client_up_bits: (
         int  # two public keys, shares of two secrets to each other holder, the masked message, opened shares

@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_sim import engine, prng
 from fedjax_sim.aggregation import shamir
 from fedjax_sim.aggregation.ring import PRIME, Element, Ring, power
-from fedjax_sim.types import Array, PyTree
+from fedjax_sim.types import Array, PyTree, Round
 
 __all__ = ["Circle", "Stages", "circle", "is_aborted", "masked", "secrets", "unmasked"]
 
@@ -33,47 +33,58 @@ class Stages(NamedTuple):
 
 
 class Circle(NamedTuple):
-    """Slots on a circle; each shares with those at these distances from it."""
+    """Slots on a circle; each shares with those at these distances from it. Slots past `size` share with nobody."""
 
     order: Array  # [m] int32, the slot at each place
     place: Array  # [m] int32, of each slot
     distances: np.ndarray  # [h] of the holders of its shares; 0, which is itself, among all of a complete graph
+    size: Array | int  # how many of the places are on the circle
+
+    @property
+    def too_small(self) -> Array | bool:
+        """Whether a slot has fewer others on the circle than it shares with."""
+        return self.size < len(self.distances) + (0 not in self.distances)
 
     def others(self, slots: Array, distance: Array) -> Array:
-        """The slots at a distance from these."""
-        return self.order[(self.place[slots] + distance) % self.order.shape[0]]
+        """The slots at a distance from these, for slots on the circle."""
+        return self.order[(self.place[slots] + distance) % (self.size + (self.size == 0))]
 
     def holders(self, flags: Array) -> Array:
-        """[m] int32: how many holders of a slot's shares have the flag [m]."""
-        size, reach = self.order.shape[0], int(self.distances.max(initial=0))
+        """[m] int32: how many holders of a slot's shares have the flag [m], which only slots on the circle have."""
+        reach, size = int(self.distances.max(initial=0)), self.size + (self.size == 0)
         if 0 in self.distances:
-            return jnp.full(size, flags.sum(dtype=jnp.int32))
-        around = flags[self.order].astype(jnp.int32)
-        around = jnp.concatenate([around[-reach:], around, around[:reach]])
-        upto = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(around)])
-        return (upto[2 * reach + 1 :] - upto[:size])[self.place] - flags
+            return jnp.full(self.order.shape[0], flags.sum(dtype=jnp.int32))
+        upto = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(flags[self.order], dtype=jnp.int32)])
+
+        def before(place):
+            """Flags before a place, in turns around the circle."""
+            return upto[place % size] + place // size * upto[-1]
+
+        return before(self.place + reach + 1) - before(self.place - reach) - flags
 
 
-def circle(key: Array, num_slots: int, neighbours: int | None, ids: Array | None = None) -> Circle:
+def circle(key: Array, num_slots: int, neighbours: int | None, round: Round | None = None) -> Circle:
     """The complete graph, or a random circle on which each slot has `neighbours` / 2 neighbours to each side.
 
     Args:
-      ids: [m] int32 of the clients in the slots, whose order does not matter then; by default they are the slots.
+      round: its clients' order does not matter, and slots that invite nobody are not on the circle; by default all
+        slots are, by their own numbers.
 
     Guarantees: holders counted by sums over windows are those of the graph
-    (tests/aggregation/test_secure_masks.py::test_holders_are_counted).
+    (tests/aggregation/test_secure_masks.py::test_holders_are_counted), empty slots or not
+    (::test_empty_slots_are_not_on_the_circle).
 
     References: Bell, Bonawitz, Gascon, Lepoint and Raykova 2020, section 3 (a Harary graph on a random order).
     """
-    if neighbours is None:
-        slots = jnp.arange(num_slots, dtype=jnp.int32)
-        return Circle(slots, slots, np.arange(num_slots))
     slots = jnp.arange(num_slots, dtype=jnp.int32)
-    luck = engine.client_keys(prng.stream(key, "graph"), slots if ids is None else ids)
-    order = jax.lax.sort((*luck.T, slots), num_keys=luck.shape[1])[-1]
+    if neighbours is None:
+        return Circle(slots, slots, np.arange(num_slots), num_slots)
+    luck = engine.client_keys(prng.stream(key, "graph"), slots if round is None else round.ids)
+    empty = jnp.zeros(num_slots, bool) if round is None else ~round.invited
+    order = jax.lax.sort((empty, *luck.T, slots), num_keys=1 + luck.shape[1])[-1]
     place = jnp.zeros(num_slots, jnp.int32).at[order].set(slots, unique_indices=True)
     side = np.arange(1, neighbours // 2 + 1)
-    return Circle(order, place, np.concatenate([side, -side]))
+    return Circle(order, place, np.concatenate([side, -side]), num_slots - empty.sum(dtype=jnp.int32))
 
 
 def secrets(key: Array, num_slots: int) -> tuple[Array, Array]:
@@ -188,11 +199,12 @@ def unmasked(
 
 
 def is_aborted(graph: Circle, stages: Stages, threshold: int, least: int) -> Array:
-    """[] bool: whether a secret that the server needs stays closed, or fewer than `least` messages came.
+    """[] bool: whether a secret that the server needs stays closed, fewer than `least` messages came, or the circle
+    is too small.
 
     Guarantees: an exhaustive count of who holds what (tests/aggregation/test_secure.py::test_aborts).
     """
     neighbour_came = graph.holders(stages.uploaded) > 0
     needed = stages.uploaded | (stages.shared & neighbour_came)
     closed = needed & (graph.holders(stages.answered) < threshold)
-    return closed.any() | (stages.uploaded.sum(dtype=jnp.int32) < least)
+    return closed.any() | (stages.uploaded.sum(dtype=jnp.int32) < least) | graph.too_small

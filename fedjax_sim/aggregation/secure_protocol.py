@@ -58,7 +58,7 @@ def run_secure_sum(
 ) -> SecureRun:
     """Runs secure aggregation between m clients and a server: X25519, HKDF, AES-GCM, AES-CTR masks, Shamir's shares.
 
-    On two cores a hundred clients of a complete graph take some seconds; work and bytes grow with m times neighbours.
+    Bytes and masks grow with m times neighbours, the arithmetic of shares with that times the threshold.
 
     Args:
       messages: [m, d] integers.
@@ -68,7 +68,7 @@ def run_secure_sum(
       stages: who is left after each step; None: all.
       advertised: [m] bool who sends keys; by default all do.
       min_messages: fewer uploads abort; by default the threshold.
-      seed: of all secrets; None: the operating system's.
+      seed: of all secrets, an integer of at least 0 or bytes; None: the operating system's.
 
     Raises: ImportError without `cryptography`, naming the extra; ValueError or TypeError for what does not fit.
 
@@ -84,6 +84,8 @@ def run_secure_sum(
     messages, graph, stages, sent_keys = _checked(messages, ring, threshold, graph, stages, advertised)
     least = threshold if min_messages is None else min_messages
     validate.integer("min_messages", least)
+    if seed is not None and not isinstance(seed, bytes):
+        validate.integer("seed", seed, 0)
     crypto.check_installed()
     if not isinstance(seed, bytes):
         seed = secrets.token_bytes(32) if seed is None else str(seed).encode()
@@ -109,7 +111,7 @@ def run_secure_sum(
         sent = clients[u].upload(server.seals_for(u), messages[u])
         masked[u] = server.masked[u] = crypto.unpacked(ring, sent, size)
         client_bytes[u, 2] = len(sent)
-    if len(server.masked) < least:
+    if len(server.masked) < least or graph.too_small:
         return SecureRun(None, True, masked, client_bytes, server_bytes)
     answers = {}
     for u in there[2]:
@@ -132,7 +134,7 @@ def _checked(messages, ring, threshold, graph, stages, advertised):
     number = len(messages)
     if graph is None:
         everyone = np.arange(number)
-        graph = Circle(everyone, everyone, everyone)
+        graph = Circle(everyone, everyone, everyone, number)
     graph = Circle(*map(np.asarray, graph))
     validate.integer("threshold", threshold, 1, max(len(graph.distances), 1))
     stages = Stages(*np.ones((3, number), bool)) if stages is None else Stages(*(np.asarray(x, bool) for x in stages))

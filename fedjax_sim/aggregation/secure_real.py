@@ -8,11 +8,12 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from fedjax_sim import engine, prng, validate
 from fedjax_sim.aggregation import secure_primitives as crypto
 from fedjax_sim.aggregation.modular import ring_of
-from fedjax_sim.aggregation.secure import secure_sum, stages_of
+from fedjax_sim.aggregation.secure import leaves_before, left_by, secure_sum, stages_of
 from fedjax_sim.aggregation.secure_masks import Circle, Stages, circle
 from fedjax_sim.aggregation.secure_protocol import client_up_bytes, run_secure_sum
 from fedjax_sim.tree import num_values
@@ -32,7 +33,7 @@ def real_secure_sum(
     """`secure_sum` by real keys, seals, masks and shares: the protocol runs on the host in each round.
 
     Who leaves, the sum and the aborts are `secure_sum`'s for the same key, bit for bit; all m messages are kept until
-    the end of the round. For 100 clients of a complete graph and 1,000 numbers a round took three seconds on a core.
+    the end of the round.
 
     Args: as `secure_sum`.
 
@@ -49,8 +50,7 @@ def real_secure_sum(
     crypto.check_installed()
     simulated = secure_sum(aggregator, threshold, neighbours=neighbours, dropout=dropout, min_messages=min_messages)
     ring = ring_of(aggregator)
-    each = [dropout] * 4 if np.ndim(dropout) == 0 else list(dropout)
-    left = 1 - np.cumprod([1 - x for x in each])  # before each step's end
+    cumulative = left_by(dropout)
 
     def init(update_spec, num_slots):
         return {"simulated": simulated.init(update_spec, num_slots), "rows": engine.buffer(update_spec, num_slots)}
@@ -59,47 +59,42 @@ def real_secure_sum(
         total = simulated.accumulate(key, round, carry["simulated"], received)
         return {"simulated": total, "rows": engine.fill(carry["rows"], received.slots, received.updates)}
 
-    def advertised(key, round, step=0):
-        """[m] bool: who of those that reported stays to the end of a step."""
-        return stages_of(key, round.ids, round.reported, round.reported, np.full(4, left[step])).shared
-
     def protocol(key, round, uploaded, messages, results, shown):
         """`results` of a run on the host; messages: leaves [m, ...]."""
         number = round.ids.shape[0]
-        graph = circle(key, number, neighbours, round.ids)
-        stages = stages_of(key, round.ids, round.reported, uploaded, left)
+        graph = circle(key, number, neighbours, round)
+        advertised = round.reported & (leaves_before(key, round.ids, cumulative) > 0)
+        stages = stages_of(key, round.ids, round.reported, uploaded, cumulative)
         table = jnp.concatenate([x.reshape(number, -1) for x in jax.tree.leaves(messages)], axis=1)
         seed = jax.random.bits(prng.stream(key, "real_secrets"), (8,), jnp.uint32)
-        flags = jnp.stack([advertised(key, round), *stages]).astype(jnp.int32)
+        flags = jnp.stack([advertised, *stages]).astype(jnp.int32)
         run = partial(_run, ring, threshold, simulated.least, graph.distances, shown)
-        return engine.on_host(run, results, table, flags, graph.order, graph.place, seed, vmap_method="sequential")
+        around = graph.order, graph.place, jnp.int32(graph.size)
+        return engine.on_host(run, results, table, flags, *around, seed, vmap_method="sequential")
 
     def finalize(key, round, carry):
         rows, total = carry["rows"], carry["simulated"]
-        if rows.mesh is not None and rows.mesh.size > 1:
-            hint = "The protocol runs on the host, once: mesh=None (in a config run.devices = 1), or secure_sum."
-            validate.fail("mesh", "one device for real_secure_sum", f"{rows.mesh.size} devices", hint)
+        _check_one_device(rows.mesh)
         uploaded = total["uploaded"] > 0
         messages = engine.all_rows(rows, jnp.arange(uploaded.shape[0], dtype=jnp.int32))
-        size = sum(x.size for x in jax.tree.leaves(messages)) // uploaded.shape[0]
+        one = jax.tree.map(lambda x: x[0], messages)
+        size = sum(x.size for x in jax.tree.leaves(one))
         word = partial(jax.ShapeDtypeStruct, dtype=jnp.uint32)
         results = [word((ring.words, size)), word(()), word((2,))]
         words, aborted, sent = protocol(key, round, uploaded, messages, results, False)
-        lanes = jnp.stack(ring.lanes(tuple(words)))
-        lanes = _as_messages(lanes, jax.tree.map(lambda x: x[0], messages))
+        lanes = _as_messages(jnp.stack(ring.lanes(tuple(words))), one)
         found = total | {"sum": total["sum"]._replace(lanes=lanes)}
         update, metrics = simulated.finalize(key, round, found)
         update = jax.tree.map(lambda x: jnp.where(aborted > 0, jnp.nan, x), update)
         return update, metrics | {"protocol_bytes": Count(jnp.int32(1), sent)}
 
     def view(key, round, received):
-        here = (received.weights > 0) & advertised(key, round, 2)
-        size = sum(x[0].size for x in jax.tree.leaves(received.updates))
+        here = (received.weights > 0) & round.reported & (leaves_before(key, round.ids, cumulative) > 2)
+        one = jax.tree.map(lambda x: x[0], received.updates)
+        size = sum(x.size for x in jax.tree.leaves(one))
         results = [jax.ShapeDtypeStruct((here.shape[0], ring.words, size), jnp.uint32)]
         (masked,) = protocol(key, round, here, received.updates, results, True)
-        return _as_messages(masked, jax.tree.map(lambda x: x[0], received.updates)), jnp.where(
-            here, received.weights, 0
-        )
+        return _as_messages(masked, one), jnp.where(here, received.weights, 0)
 
     def wire(update_spec, wire, num_slots):
         values = num_values(update_spec)
@@ -108,10 +103,14 @@ def real_secure_sum(
         return Wire(values, values * ring.bits, sent - values * ring.bits)
 
     stated = Metric("protocol_bytes", "bytes of secure aggregation, clients and server", "bytes")
-    metrics = (*simulated.metrics, stated)
-    return simulated._replace(
-        init=init, accumulate=accumulate, finalize=finalize, view=view, wire=wire, metrics=metrics
-    )
+    made = simulated._replace(init=init, accumulate=accumulate, finalize=finalize, view=view, wire=wire)
+    return made._replace(metrics=(*simulated.metrics, stated))
+
+
+def _check_one_device(mesh: Mesh | None) -> None:
+    if mesh is not None and mesh.size > 1:
+        hint = "The protocol runs on the host, once: mesh=None (in a config run.devices = 1), or secure_sum."
+        validate.fail("mesh", "one device for real_secure_sum", f"{mesh.size} devices", hint)
 
 
 def _as_messages(table, like):
@@ -122,14 +121,14 @@ def _as_messages(table, like):
     return structure.unflatten([p.reshape(*p.shape[:-1], *x.shape) for p, x in zip(parts, leaves, strict=True)])
 
 
-def _run(ring, threshold, least, distances, shown, out, messages, flags, order, place, seed):
+def _run(ring, threshold, least, distances, shown, out, messages, flags, order, place, on_circle, seed):
     """Fills `out` with the sum's words, whether it was aborted, and the bytes; or with the masked messages."""
     advertised, *stages = flags > 0
     run = run_secure_sum(
         messages,
         ring,
         threshold,
-        graph=Circle(order, place, distances),
+        graph=Circle(order, place, distances, int(on_circle)),
         stages=Stages(*stages),
         advertised=advertised,
         min_messages=least,

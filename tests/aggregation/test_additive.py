@@ -71,12 +71,13 @@ def test_the_sum_is_exact(name, num_servers):
     @jax.vmap
     def each(there):
         some = received(messages, there)
+        round = Round(some.slots, there, there)
 
         def total(made):
             carry = made.init(spec, 4)
             for part in (slice(0, 3), slice(3, 4)):
-                carry = made.accumulate(KEY, None, carry, jax.tree.map(lambda x, part=part: x[part], some))
-            return made.finalize(KEY, None, carry)
+                carry = made.accumulate(KEY, round, carry, jax.tree.map(lambda x, part=part: x[part], some))
+            return made.finalize(KEY, round, carry)
 
         return total(plain), total(drawn), total(not_drawn)
 

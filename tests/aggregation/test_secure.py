@@ -12,8 +12,9 @@ import optax
 import pytest
 
 from fedjax_sim import aggregation, engine, server, theory, transform
+from fedjax_sim.aggregation import shamir
 from fedjax_sim.aggregation.ring import Ring
-from fedjax_sim.aggregation.secure import STEPS, secure_sum
+from fedjax_sim.aggregation.secure import STEPS, secure_sum, stages_of
 from fedjax_sim.aggregation.secure_cost import secure_sum_cost
 from fedjax_sim.aggregation.secure_masks import Stages, circle, is_aborted, masked, unmasked
 from fedjax_sim.algorithms import federated
@@ -184,6 +185,31 @@ def test_masks_change_nothing(options, neighbours):
     assert differs >= 2
 
 
+@pytest.mark.parametrize("masks", [False, True])
+def test_empty_slots_change_nothing(masks):
+    """7 clients, some of whom leave, on a circle in 12 slots, as samplers of random size leave them, and in 7: equal
+    numbers. Catches a circle on which an empty slot is a client who left.
+    """
+    made = secure_sum(aggregation.modular_sum(1.0), 3, neighbours=4, dropout=0.03, masks=masks)
+    messages, slots = RNG.integers(-99, 99, (7, 2)).astype(np.int32), jnp.array([11, 0, 5, 2, 8, 9, 4])
+    spread = jnp.zeros((12, 2), jnp.int32).at[slots].set(messages)
+    spread_ids, there = jnp.zeros(12, jnp.int32).at[slots].set(jnp.arange(7)), jnp.zeros(12, bool).at[slots].set(True)
+    aborted = set()
+
+    @jax.jit
+    def run(key, messages, ids, there):
+        round, everyone = Round(ids, there, there), jnp.arange(len(ids))
+        carry = made.init(jax.ShapeDtypeStruct((2,), jnp.int32), len(ids))
+        received = Received(messages, there.astype(jnp.float32), ids, everyone)
+        return made.finalize(key, round, made.accumulate(key, round, carry, received))
+
+    for seed in range(8):
+        found = run(jax.random.key(seed), spread, spread_ids, there)
+        assert str(found) == str(run(jax.random.key(seed), messages, jnp.arange(7), jnp.ones(7, bool)))
+        aborted.add(int(found[1]["aborted_rounds"]))
+    assert 0 in aborted
+
+
 def test_nobody_leaves_is_the_modular_sum():
     """Bits equal the wrapped aggregator's. Catches a mean over another number."""
     messages = RNG.integers(-(2**20), 2**20, (7, 5)).astype(np.int32)
@@ -292,8 +318,6 @@ def test_who_leaves_did_not_report(name):
 
 def test_clients_leave_with_the_stated_probability():
     """20,000 slots, 4.5 standard errors at each step. Catches steps that share a draw, and the last step skipped."""
-    from fedjax_sim.aggregation.secure import stages_of
-
     each = np.array([0.1, 0.2, 0.3, 0.4])
     stays, all_there = np.cumprod(1 - each), jnp.ones(20_000, bool)
     made = secure_sum(aggregation.modular_sum(1.0), 1, dropout=each.tolist())
@@ -309,11 +333,23 @@ def test_clients_leave_with_the_stated_probability():
         assert abs(float(mask.mean()) - expected) < 4.5 * np.sqrt(expected * (1 - expected) / 20_000)
 
 
-def test_never_both_secrets():
-    """Of all cases of 6 slots, no client is asked for both. Catches a server that could unmask one message."""
-    steps = stages(np.array(list(itertools.product(range(1, 5), repeat=6))))
-    own, pairs = steps.uploaded, steps.shared & ~steps.uploaded  # what `unmasked` asks shares of
-    assert not (own & pairs).any() and (own | pairs).any()
+def test_never_both_secrets(monkeypatch):
+    """All cases of 5 slots: what the server asks the holders for is one secret of a client, own mask or key, and both
+    kinds are asked for. Catches a server that could unmask one message.
+    """
+    asked, opened = [], shamir.opened
+    monkeypatch.setattr(shamir, "opened", lambda held, there, t: asked.append(there) or opened(held, there, t))
+    graph, sums = circle(KEY, 5, None), jnp.zeros((1, 1), jnp.uint32)
+
+    @jax.jit
+    @jax.vmap
+    def run(left):
+        asked.clear()
+        unmasked(Ring(9), KEY, graph, stages(left), 2, sums)
+        return [there.any(1) for there in asked]
+
+    own, pairs = run(np.array(list(itertools.product(range(1, 5), repeat=5))))
+    assert not (own & pairs).any() and own.any() and pairs.any()
 
 
 @pytest.mark.optimised

@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_sim.aggregation.ring import Ring
 from fedjax_sim.aggregation.secure_masks import circle, masked, secrets
+from fedjax_sim.types import Round
 
 RINGS = [Ring(8), Ring(32), Ring(45), Ring(31, prime=True)]
 
@@ -32,6 +33,32 @@ def test_holders_are_counted(size, neighbours):
     flags = np.random.default_rng(0).random((50, size)) < 0.5
     found = jax.vmap(graph.holders)(jnp.asarray(flags))
     assert (np.asarray(found) == flags @ edges).all()
+
+
+def test_empty_slots_are_not_on_the_circle():
+    """Each invited client holds the shares of the same clients as on the circle of the invited alone; counts too.
+
+    Catches neighbours that are empty slots, and windows that run past the last invited slot.
+    """
+    ids = np.random.default_rng(0).permutation(40)[:13].astype(np.int32)
+    for seed, number in ((0, 5), (1, 8), (2, 13)):
+        here = np.sort(np.random.default_rng(seed).permutation(13)[:number])
+        invited = jnp.zeros(13, bool).at[here].set(True)
+        whole = circle(jax.random.key(seed), 13, 4, Round(jnp.asarray(ids), invited, invited))
+        alone = circle(jax.random.key(seed), number, 4, Round(jnp.asarray(ids[here]), *[jnp.ones(number, bool)] * 2))
+        around = [ids[whole.others(here, jnp.int32(x))] for x in whole.distances]
+        expected = [ids[here][alone.others(np.arange(number), jnp.int32(x))] for x in alone.distances]
+        np.testing.assert_array_equal(around, expected)
+        flags = np.random.default_rng(9).random((20, number)) < 0.5
+        spread = np.zeros((20, 13), bool)
+        spread[:, here] = flags
+        found = jax.vmap(whole.holders)(jnp.asarray(spread))[:, here]
+        np.testing.assert_array_equal(found, jax.vmap(alone.holders)(jnp.asarray(flags)))
+        assert not whole.too_small and not alone.too_small
+    for number in range(5):
+        invited = jnp.arange(13) < number
+        graph = circle(jax.random.key(0), 13, 4, Round(jnp.asarray(ids), invited, invited))
+        assert graph.too_small
 
 
 def test_random_circles_differ():

@@ -124,7 +124,7 @@ def test_a_key_that_stays_closed_aborts():
     Catches a sum in which a pair's mask is left.
     """
     slots = np.arange(6)
-    graph, (steps, advertised) = Circle(slots, slots, np.array([1, -1])), stages([0, 2, 3, 4, 4, 4])
+    graph, (steps, advertised) = Circle(slots, slots, np.array([1, -1]), 6), stages([0, 2, 3, 4, 4, 4])
     messages = np.ones((6, 2), int)
     run = run_secure_sum(messages, Ring(32), 1, graph=graph, stages=steps, advertised=advertised, seed=0)
     assert run.aborted and run.sum is None and (run.client_bytes[3:, 3] > 0).all()
@@ -224,6 +224,7 @@ def test_wrong_input_is_refused():
             ones, ring, 3, graph=circle(jax.random.key(0), 4, 2)
         ),
         "min_messages: expected": lambda: run_secure_sum(ones, ring, 2, min_messages=0),
+        "seed: expected an integer": lambda: run_secure_sum(ones, ring, 2, seed=-1),
         "stages: expected flags for each of 4 clients": lambda: run_secure_sum(
             ones, ring, 2, graph=circle(jax.random.key(0), 5, 2)
         ),

@@ -21,10 +21,10 @@ LEFT = [0.05, 0.1, 0.15, 0.1]
 
 
 def round_of(made, messages, weights):
-    """key -> ((update, metrics), view) of a round in two chunks; client 0 does not report."""
+    """key -> ((update, metrics), view) of a round in two chunks; slot 0 is empty."""
     slots = jnp.arange(len(weights), dtype=jnp.int32)
     everyone = Received(messages, jnp.asarray(weights), slots, slots)
-    round = Round(slots, slots >= 0, jnp.ones(len(weights), bool).at[0].set(False))
+    round = Round(slots, slots > 0, slots > 0)
     spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), messages)
 
     @jax.jit
@@ -37,19 +37,19 @@ def round_of(made, messages, weights):
     return run
 
 
-@pytest.mark.parametrize("options", [{}, {"neighbours": 4, "min_messages": 3}])
+@pytest.mark.parametrize("options", [{"threshold": 5}, {"threshold": 2, "neighbours": 4, "min_messages": 3}])
 @pytest.mark.parametrize(
     "ring", [{"modulus_bits": 20}, {"modulus_bits": 64}, {"prime": True}], ids=lambda ring: str(*ring.values())
 )
 def test_bits_of_the_simulated_one(ring, options):
-    """Sums, aborts, dropouts of 10 clients who leave at every step, one that does not report and one whose message did
-    not come. Catches stages drawn otherwise, rows of another slot, and words in the wrong order.
+    """Sums, aborts, dropouts of 9 clients who leave at every step, an empty slot, and a client whose message did not
+    come. Catches stages drawn otherwise, rows of another slot, and words in the wrong order.
     """
     plain = modular_sum(None, **ring)
     messages = {"a": RNG.integers(-(2**30), 2**30, (10, 2, 2)), "b": RNG.integers(-9, 9, (10, 3))}
     messages = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), messages)
     weights = np.float32([0, 1, 2, 0, 1, 1, 5, 1, 1, 1])
-    made = [make(plain, 2, dropout=LEFT, **options) for make in (secure_sum, real_secure_sum)]
+    made = [make(plain, dropout=LEFT, **options) for make in (secure_sum, real_secure_sum)]
     simulated, real = (round_of(one, messages, weights) for one in made)
     aborts = []
     for seed in range(6):
@@ -62,7 +62,15 @@ def test_bits_of_the_simulated_one(ring, options):
         words = 2 if ring == {"modulus_bits": 64} else 1
         assert masked["a"].shape == (10, words, 2, 2) and not masked["b"][np.asarray(seen) == 0].any()
         aborts.append(bool(metrics["aborted_rounds"]))
-    assert not all(aborts)
+    assert set(aborts) == {False, True}
+
+
+@pytest.mark.parametrize("make", [secure_sum, real_secure_sum])
+def test_a_circle_of_too_few_is_aborted(make):
+    """Four invited of five slots, four neighbours each. Catches a client that is its neighbour's neighbour twice."""
+    run = round_of(make(modular_sum(1.0), 2, neighbours=4), jnp.ones((5, 3), jnp.int32), np.float32([0, 1, 1, 1, 1]))
+    (found, metrics), _ = run(jax.random.key(0))
+    assert np.isnan(found).all() and int(metrics["aborted_rounds"]) == 1
 
 
 def test_bytes_of_those_who_leave():
