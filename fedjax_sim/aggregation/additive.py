@@ -72,8 +72,8 @@ def additive_shares(
             return carry
         return carry._replace(lanes=jax.tree.map(lambda x: jnp.zeros((num_servers, *x.shape), x.dtype), carry.lanes))
 
-    def stays(key, round, slots):
-        return ~_lost(key, round.ids[slots], dropout)
+    def stays(key, round):
+        return ~_lost(key, round.ids, dropout)
 
     def accumulate(key, round, carry, received):
         here = (received.weights > 0) & ~_lost(key, received.ids, dropout)

@@ -83,8 +83,8 @@ def secure_sum(
     cumulative, least = _checked(aggregator, threshold, neighbours, dropout, min_messages, masks)
     ring = ring_of(aggregator)
 
-    def stays(key, round, slots):
-        return leaves_before(key, round.ids[slots], cumulative) > 2
+    def stays(key, round):
+        return leaves_before(key, round.ids, cumulative) > 2
 
     def init(update_spec, num_slots):
         if neighbours is not None and neighbours >= num_slots:

@@ -96,7 +96,11 @@ def collect(star: Star, key: Array, cohort: Cohort, state: FederatedState, popul
     client_rows, clients = engine.take(state.clients, ids)
     memory_rows, memory = engine.take(state.memory, ids)
     keys = tuple(engine.client_keys(stream(key, name), ids) for name in ("client", "transform"))
-    slots = Slot(positions, wanted, keys, cohort.reported, client_rows, memory_rows, cohort.work)
+    reported = cohort.reported
+    if star.aggregator.stays is not None:
+        round = Round(*cohort, broadcast, state.aggregator)
+        reported &= engine.steady(star.aggregator.stays)(stream(key, "aggregation"), round)
+    slots = Slot(positions, wanted, keys, reported, client_rows, memory_rows, cohort.work)
     message, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
     counts = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message.counts)
     empty = star.aggregator.init(message.update, num_slots)

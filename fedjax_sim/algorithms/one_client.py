@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.population.protocol import num_rows
-from fedjax_sim.prng import stream
-from fedjax_sim.types import Array, ClientData, Cohort, PyTree, Round, Star
+from fedjax_sim.types import Array, ClientData, Cohort, PyTree, Star
 
 __all__ = ["Message", "Shared", "Slot", "client_round", "stays_finite", "usable_rows"]
 
@@ -135,12 +134,8 @@ def client_round(star: Star) -> Callable:
         sound &= stays_finite((slot.client, slot.memory), (client_state, memory))
         sound &= tree.all_finite((report.metrics, measured))
         known = (slot.id >= 0) & (slot.id < shared.population.size)  # or a wrong id would pass as an empty client
-        here = slot.reported
-        if star.aggregator.stays is not None:
-            round = Round(*shared.cohort, shared.broadcast, shared.aggregator)
-            here &= star.aggregator.stays(stream(shared.key, "aggregation"), round, slot.position[None])[0]
-        arrived = here & known & sound & (weight > 0)
-        dropped = here & (~known | (~sound & (weight != 0)))
+        arrived = slot.reported & known & sound & (weight > 0)
+        dropped = slot.reported & (~known | (~sound & (weight != 0)))
         counts = {name: _bytes(x, slot.reported & known, name) for name, x in report.counts.items()}
         message = Message(update, weight, (report.metrics, measured), arrived, dropped, counts)
         loss = _loss(report.metrics, arrived) if star.sampler.observe is not None else ()

@@ -103,7 +103,7 @@ class Aggregator(NamedTuple):
     metrics: tuple[Metric, ...] = ()  # what it states of `finalize`'s numbers
     rule: Callable | None = None  # (key, Round, engine.side_by_side.SideBySide) -> what `finalize` returns; for
     # wrappers that change messages before an aggregator sees them. None = it takes a stream of messages
-    stays: Callable | None = None  # (key, Round, slots [c]) -> [c] bool: whose message reaches it; the others count as
+    stays: Callable | None = None  # (key, Round) -> [m] bool: whose message reaches it; the others count as
     # clients who did not report; None = every message that arrives does
     least: int | None = None  # it makes NaN of a sum of fewer messages; None = of none
     view: Callable | None = None  # (key, Round, Received of all slots) -> (messages [m, ...], weights [m]) that the

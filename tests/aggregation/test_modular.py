@@ -105,5 +105,5 @@ def test_wrong_options_are_refused(bits):
 
 def test_parts_of_messages_are_refused():
     """Catches a ring that `federated` no longer sees, and so never checks."""
-    with pytest.raises(ValueError, match="expected a sum of numbers, got 'a modular sum'"):
+    with pytest.raises(ValueError, match="expected a sum of numbers that all give, got 'a modular or secure sum'"):
         aggregation.by_part({"a": aggregation.modular_sum(10.0)})

@@ -177,7 +177,7 @@ def test_masks_change_nothing(options, neighbours):
         found, metrics = both[0]
         differs += int(metrics["secure_dropouts"] > 0) + int(metrics["aborted_rounds"] == 0)
         if metrics["aborted_rounds"] == 0:
-            stays = ways[0].stays(jax.random.key(seed), Round(jnp.arange(size), reported, reported), jnp.arange(size))
+            stays = ways[0].stays(jax.random.key(seed), Round(jnp.arange(size), reported, reported))
             assert float(metrics["total_weight"]) == (weights & stays).sum()
             assert float(metrics["secure_dropouts"]) == (reported & ~stays).sum()
         else:
@@ -304,7 +304,7 @@ def test_who_leaves_did_not_report(name):
     data, round = p.ragged(spoil={17: np.nan, 5: np.nan}), Round(*p.cohort(p.COHORT))
     for i in range(5):
         key = stream(jax.random.fold_in(jax.random.key(1), i), "aggregation")
-        stays = np.asarray(made.stays(key, round, jnp.arange(p.SLOTS)))
+        stays = np.asarray(made.stays(key, round))
         state, (info,) = whole.run(p.COHORT, data, keys=[i])
         alone, (other,) = part.run(p.cohort(p.COHORT, reported=stays), data, keys=[i])
         seen.append((int(info["dropped_clients"]), int(info["aborted_rounds"])))
