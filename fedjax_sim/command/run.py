@@ -262,7 +262,8 @@ def _show(summary: dict[str, Any], report: Path) -> None:
     grid.add_row("compilation", f"{summary['compile_seconds']:.1f} s")
     grid.add_row("sent up, down", f"{shown_bytes(summary['uplink_bytes'])}, {shown_bytes(summary['downlink_bytes'])}")
     grid.add_row("peak memory", shown_bytes(summary["peak_memory_bytes"]))
-    grid.add_row("reported", f"{visits - summary['dropped_clients']:,} of {summary['clients_invited']:,} invited")
+    if summary["clients_invited"]:  # nobody invites the nodes of a graph
+        grid.add_row("reported", f"{visits - summary['dropped_clients']:,} of {summary['clients_invited']:,} invited")
     grid.add_row(
         "not finite", f"{summary['dropped_clients']:,} updates dropped, {summary['skipped_rounds']:,} rounds skipped"
     )
