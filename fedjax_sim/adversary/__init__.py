@@ -24,8 +24,10 @@ from fedjax_sim.adversary.descent import (
     squared_norm,
     total_variation,
 )
+from fedjax_sim.adversary.embeddings import edge_scores, guessed_labels
 from fedjax_sim.adversary.inversion import affine_rows, gradient_rank, invert_affine, recover_labels
 from fedjax_sim.adversary.kinds import Alone, Honest, Omniscient, Together
+from fedjax_sim.adversary.labels import label_scores
 from fedjax_sim.adversary.membership import (
     advantage,
     alignment_score,
@@ -36,6 +38,7 @@ from fedjax_sim.adversary.membership import (
     tpr_at_fpr,
 )
 from fedjax_sim.adversary.omniscient import adaptive, fang, mimic, min_max, min_sum
+from fedjax_sim.adversary.smashed import inversion_error, invert_smashed, labels_by_direction, labels_of_logits
 from fedjax_sim.adversary.who import clients, poisoned, share_of_clients
 
 __all__ = [
@@ -56,14 +59,21 @@ __all__ = [
     "corrupted",
     "cosine_distance",
     "each_message",
+    "edge_scores",
     "fang",
     "forged_weight",
     "free_rider",
     "gaussian_noise",
     "gradient_rank",
+    "guessed_labels",
     "inner_product",
+    "inversion_error",
     "invert_affine",
     "invert_by_optimization",
+    "invert_smashed",
+    "label_scores",
+    "labels_by_direction",
+    "labels_of_logits",
     "large_value",
     "local_steps",
     "loss_threshold_score",

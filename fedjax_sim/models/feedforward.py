@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.models.layers import METHODS, convolution, dense, init_convolution, init_dense, max_pool
-from fedjax_sim.models.model import Model, from_fn
-from fedjax_sim.prng import stream
+from fedjax_sim.models.model import Model
+from fedjax_sim.models.sequential import Layer, layer, sequential
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import fail, integer, one_of
 
@@ -55,10 +56,14 @@ def linear(*, input_shape: Sequence[int], num_outputs: int) -> Model:
     input_shape = _sizes("input_shape", input_shape)
     integer("num_outputs", num_outputs)
     features = math.prod(input_shape)
-    return from_fn(
-        lambda key: {"kernel": jnp.zeros((features, num_outputs)), "bias": jnp.zeros(num_outputs)},
-        lambda params, x: dense(params, _rows(x, input_shape)),
-    )
+
+    def init(key: Array) -> PyTree:
+        return {"kernel": jnp.zeros((features, num_outputs)), "bias": jnp.zeros(num_outputs)}
+
+    def apply(params: PyTree, x: Array) -> Array:
+        return dense(params, _rows(x, input_shape))
+
+    return sequential([Layer("output", init, apply, ("kernel", "bias"))])
 
 
 logistic = linear  # softmax regression is the linear model: the loss makes it logistic
@@ -88,24 +93,22 @@ def mlp(*, input_shape: Sequence[int], num_outputs: int, hidden: Sequence[int] =
     input_shape, hidden = _sizes("input_shape", input_shape), _sizes("hidden", hidden)
     integer("num_outputs", num_outputs)
 
-    def init(key: Array) -> PyTree:
-        return _init_head(key, math.prod(input_shape), hidden, num_outputs)
-
-    return from_fn(jax.jit(init), lambda params, x: _head(params, _rows(x, input_shape), len(hidden)))
+    return sequential(_head(math.prod(input_shape), hidden, num_outputs, lambda x: _rows(x, input_shape)))
 
 
-def _init_head(key: Array, num_inputs: int, hidden: tuple[int, ...], num_outputs: int) -> PyTree:
-    params = {}
-    for i, width in enumerate(hidden):
-        params[f"hidden_{i}"] = init_dense(stream(key, f"hidden_{i}"), num_inputs, width, relu=True)
+def _head(num_inputs: int, hidden: tuple[int, ...], num_outputs: int, rows: Callable) -> list[Layer]:
+    """The dense layers of a network; the first one makes rows [n, features] of what it gets."""
+    layers, names = [], [*(f"hidden_{i}" for i in range(len(hidden))), "output"]
+    for i, (name, width) in enumerate(zip(names, (*hidden, num_outputs), strict=True)):
+        relu = name != "output"
+
+        def apply(params, x, first=i == 0, relu=relu):
+            x = dense(params, rows(x) if first else x)
+            return jax.nn.relu(x) if relu else x
+
+        layers.append(layer(name, partial(init_dense, num_inputs=num_inputs, num_outputs=width, relu=relu), apply))
         num_inputs = width
-    return params | {"output": init_dense(stream(key, "output"), num_inputs, num_outputs)}
-
-
-def _head(params: PyTree, x: Array, num_hidden: int) -> Array:
-    for i in range(num_hidden):
-        x = jax.nn.relu(dense(params[f"hidden_{i}"], x))
-    return dense(params["output"], x)
+    return layers
 
 
 def cnn(
@@ -166,19 +169,18 @@ def cnn(
             fail("channels", f"few enough convolutions and 2 x 2 pools for {shape[0]} x {shape[1]} pixels", channels)
     depth = shape[2] if len(shape) == 3 else 1
 
-    def init(key: Array) -> PyTree:
-        params, before = {}, depth
-        for i, after in enumerate(channels):
-            params[f"conv_{i}"] = init_convolution(stream(key, f"conv_{i}"), kernel_size, before, after)
-            before = after
-        return params | _init_head(key, height * width * before, hidden, num_outputs)
+    layers, before = [], depth
+    for i, after in enumerate(channels):
 
-    def apply(params: PyTree, x: Array) -> Array:
-        x = _rows(x, shape).reshape(x.shape[0], *shape[:2], depth)
-        for i in range(len(channels)):
-            x = convolution(params[f"conv_{i}"], x, padding=padding, method=method)
+        def apply(params, x, i=i):
+            if i == 0:
+                x = _rows(x, shape).reshape(x.shape[0], *shape[:2], depth)
+            x = convolution(params, x, padding=padding, method=method)
             # Pooling first gives the same numbers, and leaves a quarter of the ReLU's work.
-            x = jax.nn.relu(max_pool(x) if (i + 1) % pool_every == 0 else x)
-        return _head(params, x.reshape(x.shape[0], -1), len(hidden))
+            return jax.nn.relu(max_pool(x) if (i + 1) % pool_every == 0 else x)
 
-    return from_fn(jax.jit(init), apply)
+        init = partial(init_convolution, kernel_size=kernel_size, num_inputs=before, num_outputs=after)
+        layers.append(layer(f"conv_{i}", init, apply))
+        before = after
+    rows = (lambda x: x.reshape(x.shape[0], -1)) if channels else partial(_rows, input_shape=shape)
+    return sequential(layers + _head(height * width * before, hidden, num_outputs, rows))

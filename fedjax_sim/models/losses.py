@@ -16,9 +16,11 @@ from fedjax_sim.validate import fail, one_of
 __all__ = [
     "default_loss",
     "next_token_cross_entropy",
+    "node_cross_entropy",
     "sigmoid_cross_entropy",
     "softmax_cross_entropy",
     "squared_error",
+    "taylor_cross_entropy",
 ]
 
 
@@ -104,6 +106,31 @@ def sigmoid_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
     return {"loss": jnp.where(positive | (labels == 0), loss, jnp.nan), "accuracy": accuracy}
 
 
+def taylor_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
+    """Binary cross entropy to second order around a logit of 0: log 2 - s_i z_i / 2 + z_i^2 / 8, s_i = 2 y_i - 1.
+
+    Its derivative z_i / 4 - s_i / 2 is linear in z_i, so that parties who add encrypted scores can compute it.
+
+    Args:
+      outputs, targets: as in `sigmoid_cross_entropy`.
+
+    Returns: "loss" [n], "accuracy" [n] as there.
+
+    Guarantees: value, slope and curvature of `sigmoid_cross_entropy` at 0, from which it differs by at most z^4 / 192
+    (tests/models/test_vertical.py::test_taylor).
+
+    References: Hardy et al. 2017, section 4.1.
+
+    >>> import jax.numpy as jnp
+    >>> [round(float(x), 4) for x in taylor_cross_entropy(jnp.array([0.0, 1.0]), jnp.array([0, 1]))["loss"]]
+    [0.6931, 0.3181]
+    """
+    exact = sigmoid_cross_entropy(outputs, targets)
+    logits, labels = _column("outputs", outputs), _column("targets", targets)
+    loss = jnp.log(2.0).astype(logits.dtype) - jnp.where(labels == 1, logits, -logits) / 2 + jnp.square(logits) / 8
+    return {"loss": jnp.where((labels == 1) | (labels == 0), loss, jnp.nan), "accuracy": exact["accuracy"]}
+
+
 def _column(name: str, x: Array) -> Array:
     if x.ndim not in (1, 2) or x.shape[1:] not in ((), (1,)):
         fail(name, "shape [n] or [n, 1]", x.shape, "A binary model has num_outputs=1.")
@@ -164,8 +191,27 @@ def next_token_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]
     return {"loss": mean(loss), "accuracy": mean(correct), "weight": weight}
 
 
+def node_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
+    """Cross entropy of a graph, averaged over its labelled nodes; "weight" is their number.
+
+    Args:
+      outputs: [n, V, C] logits.
+      targets: [n, V] integers in [0, C); -1 = no label; others give a NaN loss.
+
+    Returns: "loss" [n] in nats a node, "accuracy" [n], "weight" [n]; all are 0 for a graph without labels.
+
+    Guarantees: those of `next_token_cross_entropy`, which it is, with nodes in place of tokens.
+
+    >>> import jax.numpy as jnp
+    >>> node_cross_entropy(jnp.zeros((1, 3, 4)), jnp.array([[0, 1, -1]]))["weight"].tolist()
+    [2.0]
+    """
+    return next_token_cross_entropy(outputs, targets)
+
+
 def default_loss(task: str) -> Callable:
-    """The usual loss of a data set's task: "classification", "binary", "regression" or "next_token".
+    """The usual loss of a data set's task: "classification", "binary", "regression", "next_token",
+    "node_classification" or "graph_classification".
 
     Raises: ValueError: another task; the error names the nearest.
 
@@ -177,6 +223,8 @@ def default_loss(task: str) -> Callable:
         "binary": sigmoid_cross_entropy,
         "regression": squared_error,
         "next_token": next_token_cross_entropy,
+        "node_classification": node_cross_entropy,
+        "graph_classification": softmax_cross_entropy,
     }
     one_of("task", task, losses)
     return losses[task]

@@ -24,6 +24,7 @@ class Model(NamedTuple):
 
     init: Callable
     apply: Callable
+    layers: tuple = ()  # what it is made of, in order, so that it can be cut; () = it cannot
 
 
 def accepts(function: Callable, name: str) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import jax
+from functools import partial
 
 from fedjax_sim.models.cells import gru_layer, init_gru, init_lstm, lstm_layer
 from fedjax_sim.models.layers import dense, init_dense, init_embedding
 from fedjax_sim.models.layers import embedding as embed
-from fedjax_sim.models.model import Model, from_fn
-from fedjax_sim.prng import stream
+from fedjax_sim.models.model import Model
+from fedjax_sim.models.sequential import layer as one
+from fedjax_sim.models.sequential import sequential
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import fail, integer
 
@@ -66,18 +66,13 @@ def _recurrent(
         integer(name, value)
     integer("num_layers", num_layers)
 
-    def init(key: Array) -> PyTree:
-        params = {"embedding": init_embedding(stream(key, "embedding"), num_outputs, embedding)}
-        for i in range(num_layers):
-            params[f"layer_{i}"] = init_layer(stream(key, f"layer_{i}"), hidden if i else embedding, hidden)
-        return params | {"output": init_dense(stream(key, "output"), hidden, num_outputs)}
-
-    def apply(params: PyTree, x: Array) -> Array:
+    def embedded(params: PyTree, x: Array) -> Array:
         if x.ndim != 2:
             fail("x", "tokens [n, length]", x.shape)
-        x = embed(params["embedding"], x)
-        for i in range(num_layers):
-            x = layer(params[f"layer_{i}"], x)
-        return dense(params["output"], x)
+        return embed(params, x)
 
-    return from_fn(jax.jit(init), apply)
+    layers = [one("embedding", partial(init_embedding, vocabulary=num_outputs, features=embedding), embedded)]
+    for i in range(num_layers):
+        sizes = {"num_inputs": hidden if i else embedding, "hidden": hidden}
+        layers.append(one(f"layer_{i}", partial(init_layer, **sizes), layer))
+    return sequential([*layers, one("output", partial(init_dense, num_inputs=hidden, num_outputs=num_outputs), dense)])

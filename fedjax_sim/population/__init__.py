@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from fedjax_sim.population.alignment import Alignment, align_diffie_hellman, align_exact, align_keyed
 from fedjax_sim.population.backdoors import backdoor, edge_case_backdoor
 from fedjax_sim.population.datasets import breast_cancer, digits, digits_partition
 from fedjax_sim.population.federated_data import FederatedData, from_sites
+from fedjax_sim.population.graph_partition import (
+    Parties,
+    edge_owners,
+    graph_data,
+    neighbourhoods,
+    node_owners,
+    parties_of,
+)
+from fedjax_sim.population.graphs import cora, karate_club, molecules, node_data, stochastic_blocks
 from fedjax_sim.population.grouping import with_groups
 from fedjax_sim.population.groups import Group, Grouped, grouped
 from fedjax_sim.population.host import Host, host_store
 from fedjax_sim.population.images import synthetic_images
+from fedjax_sim.population.linkage import align_similar, bloom_filters, dice
+from fedjax_sim.population.links import link_data
 from fedjax_sim.population.loaders import leaf, tff_hdf5
 from fedjax_sim.population.local_test import with_local_test
 from fedjax_sim.population.native_data import native, write_native
@@ -34,6 +46,7 @@ from fedjax_sim.population.population import (
     pooled,
     stored,
 )
+from fedjax_sim.population.private_labels import PrivateLabels, with_private_labels
 from fedjax_sim.population.quadratic import quadratic_loss, quadratic_population, quadratics
 from fedjax_sim.population.scenarios import controller_tuning, overshoot, sensor_calibration
 from fedjax_sim.population.server_rows import with_server_rows
@@ -43,46 +56,67 @@ from fedjax_sim.population.synthetic import linear_teacher, logistic_teacher, me
 from fedjax_sim.population.tabular import csv_sites, heart_disease
 from fedjax_sim.population.text import shakespeare
 from fedjax_sim.population.triggers import Trigger, pixels, set_points, spectral, tag
+from fedjax_sim.population.vertical import joined, with_parties
 
 __all__ = [
+    "Alignment",
     "FederatedData",
     "Generated",
     "Group",
     "Grouped",
     "Host",
     "Indexed",
+    "Parties",
     "Partition",
     "Poisoned",
+    "PrivateLabels",
     "Stored",
     "Trigger",
+    "align_diffie_hellman",
+    "align_exact",
+    "align_keyed",
+    "align_similar",
     "backdoor",
+    "bloom_filters",
     "breast_cancer",
     "by_group",
     "constrained",
     "controller_tuning",
+    "cora",
     "csv_sites",
+    "dice",
     "digits",
     "digits_partition",
     "dirichlet",
     "dirichlet_draws",
     "edge_case_backdoor",
+    "edge_owners",
     "feature_shift",
     "from_clients",
     "from_sites",
     "generated",
+    "graph_data",
     "grouped",
     "heart_disease",
     "host_store",
     "iid",
     "indexed",
+    "joined",
+    "karate_club",
     "label_flip",
     "label_offset",
     "leaf",
     "linear_teacher",
+    "link_data",
     "logistic_teacher",
     "mean_estimation",
+    "molecules",
     "native",
+    "neighbourhoods",
+    "node_data",
+    "node_owners",
     "overshoot",
+    "parties_of",
     "pixels",
     "poisoned",
     "pooled",
@@ -98,6 +132,7 @@ __all__ = [
     "shakespeare",
     "shards",
     "spectral",
+    "stochastic_blocks",
     "stored",
     "synthetic",
     "synthetic_images",
@@ -105,6 +140,8 @@ __all__ = [
     "tff_hdf5",
     "with_groups",
     "with_local_test",
+    "with_parties",
+    "with_private_labels",
     "with_server_rows",
     "write_native",
     "write_store",

@@ -25,7 +25,9 @@ class FederatedData(NamedTuple):
 
     Examples are dicts `x` [n, *input_shape] and `y`: int32 [n] for "binary" (0 or 1, one output) and "classification",
     int32 [n, *input_shape] for "next_token" (-1 marks padding), float32 [n, num_outputs] for "regression". The task
-    "quadratic" has `hessian` [n, d, d] and `center` [n, d] instead, and its own loss, `quadratic_loss`.
+    "quadratic" has `hessian` [n, d, d] and `center` [n, d] instead, and its own loss, `quadratic_loss`. Those of
+    graphs, "node_classification" and "graph_classification", have batches of `GraphData` as x, and F of a node as input
+    shape.
     """
 
     train: Population  # the clients who train
@@ -33,7 +35,7 @@ class FederatedData(NamedTuple):
     held_out: Population | None  # clients made of test rows, who never train
     input_shape: tuple[int, ...]  # of one example
     num_outputs: int
-    task: str  # one of TASKS
+    task: str  # one of TASKS, or of graphs
     label_names: tuple[str, ...] | None = None  # what outputs 0, 1, ... mean
     vocabulary: tuple[str, ...] | None = None  # what tokens 0, 1, ... mean
     name: str = ""
@@ -42,6 +44,7 @@ class FederatedData(NamedTuple):
     poisons: tuple[str, ...] = ()  # what was done to clients of `train`, as a person reads it
     server: PyTree | None = None  # rows that the server holds: NumPy leaves [n, ...], no client's and not tested on
     measure: Callable | None = None  # (outputs [n, ...], examples) -> {metric: [n]}, told in evaluations
+    columns: tuple[int, ...] | None = None  # of each party in x [n, d], in order: they hold the same rows vertically
 
 
 def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_outputs: int) -> dict[str, np.ndarray]:

@@ -4,6 +4,8 @@ from fedjax_sim.privacy.accountant import PrivacySpent, account, compose
 from fedjax_sim.privacy.audit import Audit, audit_release, judge
 from fedjax_sim.privacy.calibration import Calibrated, calibrate, compare, comparison_table, written_down
 from fedjax_sim.privacy.claim import Claim, accounted_claim, gaussian_claim
+from fedjax_sim.privacy.embeddings import embedding_claim
+from fedjax_sim.privacy.labels import label_claim
 from fedjax_sim.privacy.ledger import Ledger
 from fedjax_sim.privacy.mechanism import Mechanism
 from fedjax_sim.privacy.one_run import audit_one_run, one_run_epsilon
@@ -27,9 +29,11 @@ __all__ = [
     "compare",
     "comparison_table",
     "compose",
+    "embedding_claim",
     "explain",
     "gaussian_claim",
     "judge",
+    "label_claim",
     "mechanism_from",
     "mechanism_of",
     "one_run_epsilon",

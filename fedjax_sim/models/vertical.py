@@ -1,0 +1,158 @@
+"""Models of a vertical federation: a bottom for each party's columns, and a top with the party that has the labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.models.layers import dense, init_dense
+from fedjax_sim.models.model import Model
+from fedjax_sim.models.sequential import Layer, branches, layer, sequential
+from fedjax_sim.types import Array, PyTree
+from fedjax_sim.validate import fail, integer, sequence
+
+__all__ = ["by_party", "vertical_linear", "vertical_mlp"]
+
+PARTIES = "parties"
+
+
+def by_party(
+    columns: Sequence[int], bottoms: Sequence[Sequence[Layer]], join: Callable, top: Sequence[Layer] = ()
+) -> Model:
+    """A model whose first layer is a branch for each party, over its own columns; the join and the rest are the top.
+
+    Args:
+      columns: [P] how many columns each party has. x is [n, d], the parties' columns side by side, or P arrays
+        [n, d_p], which need no copy.
+      bottoms: of each party, its layers; the first one takes [n, d_p]. Their outputs are what parties send.
+      join: (the parties' outputs, a list) -> what the top takes.
+      top: layers of the label holder, party 0.
+
+    Returns: a `Model` with parameters {"parties": {"party_0": ..., ...}, ...}; `algorithms.vertical` trains it.
+
+    Raises: ValueError, TypeError for fewer than two parties, another number of bottoms, and columns below 1.
+
+    Guarantees: an array and P arrays give the same output
+    (tests/models/test_vertical.py::test_the_two_forms_of_features).
+
+    >>> import jax
+    >>> half = [layer("half", None, lambda x: x / 2)]
+    >>> model = by_party((2, 1), [half, half], lambda parts: jnp.concatenate(parts, axis=1))
+    >>> model.apply({}, (), jnp.ones((1, 3)), None, False)[0].tolist()
+    [[0.5, 0.5, 0.5]]
+    """
+    columns = _checked(columns)
+    if len(bottoms) != len(columns):
+        fail("bottoms", f"layers for each of {len(columns)} parties", len(bottoms))
+    edges = pairwise(np.cumsum([0, *columns]).tolist())
+    parts = {}
+    for party, (span, bottom) in enumerate(zip(edges, bottoms, strict=True)):
+        own = layer("columns", None, partial(_own, party=party, span=span, columns=columns))
+        parts[f"party_{party}"] = [own, *bottom]
+    return sequential([branches(PARTIES, parts, join), *top])
+
+
+def _own(x: Array | Sequence[Array], *, party: int, span: tuple[int, int], columns: tuple[int, ...]) -> Array:
+    """A party's columns [n, d_p]."""
+    widths = [part.shape[-1] for part in x] if isinstance(x, (tuple, list)) else None
+    if (list(columns) != widths) if widths is not None else x.ndim != 2 or x.shape[1] != sum(columns):
+        fail("x", f"parties with {list(columns)} columns", x.shape if widths is None else widths)
+    return x[:, slice(*span)] if widths is None else x[party]
+
+
+def _checked(columns: Sequence[int]) -> tuple[int, ...]:
+    hint = "A data set gets them by population.with_parties, [data.with_parties]."
+    if columns is None:
+        fail("columns", "how many columns each party has", None, hint)
+    sequence("columns", columns, least=2)
+    for number in columns:
+        integer("columns", number, hint=hint)
+    return tuple(int(number) for number in columns)
+
+
+def vertical_linear(*, columns: Sequence[int], num_outputs: int) -> Model:
+    """Linear or logistic regression over parties: the scores sum_p X_p W_p + b, from zero; the label holder has b.
+
+    A party sends its partial scores X_p W_p, [n, num_outputs].
+
+    Args:
+      columns: as in `by_party`; a config takes them from the data.
+      num_outputs: 1 for a binary logit, else targets or classes.
+
+    Guarantees: the scores of `linear` (tests/models/test_vertical.py::test_the_scores_are_those_of_one_table).
+
+    References: Hardy et al. 2017, section 4; Yang et al. 2019, section 2.4.
+
+    >>> params, _ = vertical_linear(columns=(2, 3), num_outputs=1).init(jax.random.key(0))
+    >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+    6
+    """
+    columns = _checked(columns)
+    integer("num_outputs", num_outputs)
+
+    def zeros(key: Array, width: int) -> PyTree:
+        return {"kernel": jnp.zeros((width, num_outputs))}
+
+    def score(params: PyTree, x: Array) -> Array:
+        return x.astype(params["kernel"].dtype) @ params["kernel"]
+
+    bottoms = [[layer("score", partial(zeros, width=width), score)] for width in columns]
+    bias = layer("bias", lambda key: jnp.zeros(num_outputs), lambda b, x: x + b[None])
+    return by_party(columns, bottoms, sum, [bias])
+
+
+def vertical_mlp(
+    *,
+    columns: Sequence[int],
+    num_outputs: int,
+    hidden: Sequence[int] = (),
+    embedding: int = 8,
+    top: Sequence[int] = (16,),
+) -> Model:
+    """A network over parties: each party embeds its columns, the label holder's top reads all embeddings.
+
+    Args:
+      columns, num_outputs: as in `vertical_linear`.
+      hidden: widths of a bottom's hidden ReLU layers.
+      embedding: k, what a party sends of each row, before any activation.
+      top: widths of the top's hidden layers; a ReLU stands before each layer of the top.
+
+    Guarantees: parameters counted by hand (tests/models/test_vertical.py::test_parameters_of_the_network).
+
+    References: Vepakomma et al. 2018, section 3 (vertically partitioned data).
+
+    >>> params, _ = vertical_mlp(columns=(2, 3), num_outputs=1).init(jax.random.key(0))
+    >>> sorted(params)
+    ['output', 'parties', 'top_0']
+    """
+    columns = _checked(columns)
+    for name, values in (("hidden", hidden), ("top", top)):
+        if not isinstance(values, (tuple, list)):
+            fail(name, "widths in a list", values, error=TypeError)
+        for value in values:
+            integer(name, value)
+    integer("num_outputs", num_outputs)
+    integer("embedding", embedding)
+    bottoms = []
+    for width in columns:
+        widths = [width, *hidden, embedding]
+        names = [*(f"hidden_{i}" for i in range(len(hidden))), "embedding"]
+        bottoms.append(
+            [_dense(name, *ends, relu=name != "embedding") for name, ends in zip(names, pairwise(widths), strict=True)]
+        )
+    widths, names = [embedding * len(columns), *top, num_outputs], [*(f"top_{i}" for i in range(len(top))), "output"]
+    head = [_dense(name, *ends, relu=name != "output") for name, ends in zip(names, pairwise(widths), strict=True)]
+    return by_party(columns, bottoms, lambda parts: jax.nn.relu(jnp.concatenate(parts, axis=1)), head)
+
+
+def _dense(name: str, num_inputs: int, num_outputs: int, *, relu: bool) -> Layer:
+    def apply(params: PyTree, x: Array) -> Array:
+        out = dense(params, x)
+        return jax.nn.relu(out) if relu else out
+
+    return layer(name, partial(init_dense, num_inputs=num_inputs, num_outputs=num_outputs, relu=relu), apply)

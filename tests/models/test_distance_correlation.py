@@ -1,0 +1,40 @@
+"""Distance correlation against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.spatial.distance import cdist
+
+from fedjax_sim.models import distance_correlation
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(30, 4)).astype(np.float32)
+Z = np.stack([X[:, 0] ** 2, RNG.normal(size=30)], 1).astype(np.float32)
+
+
+def by_numpy(x, z):
+    def centred(y):
+        d = cdist(y.astype(np.float64), y.astype(np.float64))
+        return d - d.mean(0) - d.mean(1, keepdims=True) + d.mean()
+
+    a, b = centred(x), centred(z)
+    return np.sqrt((a * b).mean() / np.sqrt((a * a).mean() * (b * b).mean()))
+
+
+def test_against_numpy():
+    """Catches squared distances, a lost centring, and a root too few."""
+    np.testing.assert_allclose(distance_correlation(X, Z), by_numpy(X, Z), rtol=1e-5)
+    q = np.linalg.qr(RNG.normal(size=(4, 4)))[0]
+    np.testing.assert_allclose(distance_correlation(X, 3 * X @ q + 1), 1.0, rtol=1e-5)
+
+
+def test_weights():
+    """Catches padding that counts, in value or in slope."""
+    padded = [np.concatenate([y, np.full((5, y.shape[1]), 1e3, np.float32)]) for y in (X, Z)]
+    weights = jnp.arange(35) < 30
+    value, slope = jax.value_and_grad(lambda z: distance_correlation(padded[0], z, weights))(jnp.array(padded[1]))
+    np.testing.assert_allclose(value, by_numpy(X, Z), rtol=1e-5)
+    assert (slope[30:] == 0).all() and jnp.isfinite(slope).all() and (slope[:30] != 0).any()
+    alike = jax.grad(lambda z: distance_correlation(X, z))(jnp.zeros((30, 2)))
+    assert (alike == 0).all()
+    assert distance_correlation(X, Z, jnp.zeros(30)) == 0
