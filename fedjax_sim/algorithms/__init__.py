@@ -15,13 +15,21 @@ from fedjax_sim.algorithms.pairwise import pairwise_gossip
 from fedjax_sim.algorithms.push_sum import push_sum
 from fedjax_sim.algorithms.recipes import fedavg, fednova, fedprox, fedsgd, record_private_fedavg
 from fedjax_sim.algorithms.server_steps import fedadagrad, fedadam, fedavgm, fedexp, fedyogi
+from fedjax_sim.algorithms.split import Split, split_client, split_loss
+from fedjax_sim.algorithms.split_costs import SplitCosts, StepTime, split_costs
+from fedjax_sim.algorithms.split_graph import split_gnn
+from fedjax_sim.algorithms.splitfed import split_learning, splitfed
 from fedjax_sim.algorithms.state import FederatedState
 from fedjax_sim.algorithms.tiers import fedat
 from fedjax_sim.algorithms.tracking import gradient_tracking
 from fedjax_sim.algorithms.transfer import feddf, pretrained
+from fedjax_sim.algorithms.vertical import vertical, vertical_loss, vertical_transcript
 
 __all__ = [
     "FederatedState",
+    "Split",
+    "SplitCosts",
+    "StepTime",
     "as_client_update",
     "asynchronous",
     "choco",
@@ -54,4 +62,13 @@ __all__ = [
     "push_sum",
     "record_private_fedavg",
     "scaffold",
+    "split_client",
+    "split_costs",
+    "split_gnn",
+    "split_learning",
+    "split_loss",
+    "splitfed",
+    "vertical",
+    "vertical_loss",
+    "vertical_transcript",
 ]

@@ -16,7 +16,7 @@ import optax
 from jax.sharding import Mesh
 
 from fedjax_sim import aggregation, client, engine, server, tree, validate
-from fedjax_sim.algorithms.compatibility import looks_like_the_model
+from fedjax_sim.algorithms.compatibility import check_discount, discounts, looks_like_the_model
 from fedjax_sim.algorithms.costs import message_spec, metrics_of, work_of
 from fedjax_sim.algorithms.federated import federated
 from fedjax_sim.algorithms.flights import Arrivals, Flights, Traffic, next_arrivals, take_off
@@ -60,11 +60,12 @@ MOST_STALENESS = 4095  # an entry of Info holds 4,096 numbers
 METRICS = (
     Metric("round_seconds", "simulated time", "seconds"),
     Metric("simulated_seconds", "simulated time so far", "seconds", "last"),
-    Metric("staleness", "server steps between a model's sending and its update's use", "", "mean"),
-    Metric("largest_staleness", "the largest of them", "count", "last"),
-    Metric("delay_seconds", "simulated time between an update's arrival and its use", "seconds", "mean"),
+    Metric("arrivals", "messages that arrived", "count"),
+    Metric("staleness", "server steps between a model's sending and its update's use", "", "mean", by="arrivals"),
+    Metric("largest_staleness", "the largest of them", "count", "max"),
+    Metric("delay_seconds", "simulated time from an update's arrival to its use", "seconds", "mean", by="arrivals"),
     Metric("updates_per_second", "updates in a second of simulated time, so far", "", "last"),
-    Metric("utilisation", "share of the places whose client was at work", "share", "mean"),
+    Metric("utilisation", "share of the places whose client was at work", "share", "mean", by="round_seconds"),
     Metric("empty_places", "places without a client", "count", "last"),
     Metric("stopped_clients", "clients stopped, for their model was too old", "count"),
     Metric("joules", "energy of the work that was begun", "joules"),
@@ -76,7 +77,7 @@ class AsyncState(NamedTuple):
 
     federation: FederatedState
     flights: Flights
-    models: PyTree  # leaves [V, ...]: what was broadcast as version v stands at v mod V
+    models: PyTree  # leaves [V, ...]: what was broadcast as version v stands at v mod V, V = `Traffic.num_models`
 
 
 def check_traffic(traffic: Traffic, population_size: int, block: str) -> None:
@@ -139,7 +140,7 @@ def start(
       federation: of the server, its model broadcast as version 0.
     """
     broadcast = star.server.broadcast(federation.server)
-    models = jax.tree.map(lambda x: jnp.broadcast_to(x, (traffic.max_staleness + 1, *jnp.shape(x))), broadcast)
+    models = jax.tree.map(lambda x: jnp.broadcast_to(x, (traffic.num_models, *jnp.shape(x))), broadcast)
     flights = take_off(key, traffic, load_for(star, params, population))
     return AsyncState(federation, flights, models)
 
@@ -167,11 +168,12 @@ def arrive(
 def _metrics(traffic: Traffic, found: Arrivals, after: Flights) -> dict[str, Array]:
     tick = 1.0 / traffic.devices.ticks_per_second
     count, elapsed = found.there.sum(dtype=jnp.float32), found.elapsed.astype(jnp.float32)
-    now = after.clock.seconds.astype(jnp.float32) + after.clock.ticks.astype(jnp.float32) * tick
+    now = after.clock.read(traffic.devices.ticks_per_second)
     counts = jnp.zeros(traffic.max_staleness + 1, jnp.int32).at[found.gaps].add(found.there.astype(jnp.int32))
     return {
         "round_seconds": elapsed * tick,
         "simulated_seconds": now,
+        "arrivals": found.there.sum(dtype=jnp.int32),
         "staleness": found.gaps.sum(dtype=jnp.float32) / count,
         "largest_staleness": found.gaps.max(),
         "staleness_counts": counts,
@@ -221,24 +223,29 @@ def asynchronous(
       concurrency: C in [1, N]; C + K <= N with other clients.
       buffer_size: K in [1, C]. Fewer arrive if fewer are in flight, for too few were there.
       staleness: factor of each update by its staleness, before its transform: a clip holds for what is added, and
-        shares of noise stay whole. None = 1 / sqrt(1 + staleness).
+        shares of noise stay whole. None = 1 / sqrt(1 + staleness). Clients with a state that belongs to the whole
+        update, and messages of integers, take `server.staleness.constant()`.
       max_staleness: in [0, 4095]; a client whose model is older at the beginning of a step is stopped, which
         `stopped_clients` counts, and its place filled at the end of the step. So many earlier models are kept.
       refill: who is sent work in the place of a client that arrived. "other": at once, one drawn uniformly from those
         who were there, and not in flight, when the buffer was opened. "same": the same client, with the next version.
 
     Returns: an Algorithm with the info of `federated`, where invited are those who are sent a model, and with time and
-    staleness: `round_seconds`, `simulated_seconds`, `staleness` (mean), `largest_staleness`, `staleness_counts`,
-    `delay_seconds` (from arrival to use: waiting in a buffer makes nothing staler), `updates_per_second`,
-    `utilisation`, `empty_places`, `stopped_clients`, `joules` (of the work that was begun). A round cannot be observed.
+    staleness: `round_seconds`, `simulated_seconds`, `arrivals`, `staleness` (mean of these), `largest_staleness`,
+    `staleness_counts`, `delay_seconds` (from arrival to use: waiting in a buffer makes nothing staler),
+    `updates_per_second`, `utilisation`, `empty_places`, `stopped_clients`, `joules` (of the work that was begun). A
+    run's means are those of its arrivals, or of its time. A round cannot be observed.
 
     Raises: ValueError, TypeError for options out of range, and for parts that do not fit, as in `federated`: weights by
-    examples too, for fast clients arrive more often already.
+    examples too, for fast clients arrive more often already. `init` refuses clients whose updates may not count in
+    part (`ClientUpdate.scalable`), unless no update does.
 
     Guarantees: the models of an event loop in NumPy (tests/algorithms/test_asynchronous.py::
     test_fedbuff_is_the_event_loop); with K = C and the same clients again the bits of synchronous FedAvg, whatever the
     delays (::test_a_full_buffer_is_synchronous); a client alone is sequential SGD (::test_one_client_is_sequential);
-    delay and staleness are counted apart (the same test); no epsilon is stated
+    delay and staleness are counted apart (the same test), and a run's means are those of all arrivals
+    (::test_summary_of_a_run); SCAFFOLD's c stays the clients' mean
+    (::test_control_variates_without_a_discount); no epsilon is stated
     (::test_what_reads_the_parts_refuses).
 
     References: Nguyen et al. 2022 (FedBuff), algorithm 1; Koloskova, Stich and Jaggi 2022, for waiting ("same").
@@ -247,20 +254,24 @@ def asynchronous(
     check_traffic(traffic, population_size, "buffer_size")
     weigh = polynomial() if staleness is None else staleness
     validate.function("staleness", weigh, "gaps")
+    discounted = discounts(weigh, max_staleness)
     options = {"downlink": downlink, "nonfinite": nonfinite, "plan": plan, "mesh": mesh}
     star = federated(arrivals_only(traffic), client, aggregator, server, transform, **options).parts
+    star = star._replace(complete=False)  # versions, flights and time are not in it
 
     def init(key, params, population):
         federation = initial_state(star, params, population)
         state = start(star, traffic, key, params, population, federation)
         spec = message_spec(star, jax.eval_shape(star.server.broadcast, federation.server), population)
+        if discounted:
+            check_discount(client, spec)
         if not looks_like_the_model(spec, star.server, tree.spec(params)):
             jax.eval_shape(step, key, state, population)
         return state
 
     def step(key, state, population):
         found, flights, cohort = arrive(star, traffic, key, state, population)
-        size = traffic.max_staleness + 1
+        size = traffic.num_models
         bases = Bases(state.models, found.bases % size, engine.steady(weigh)(found.gaps))
         gathered = collect(star, key, cohort, state.federation, population, bases)
         federation, info = close(star, key, cohort, gathered, state.federation)

@@ -16,7 +16,7 @@ __all__ = ["BARRIERS", "TIME_METRICS", "Timing", "advanced", "asked_of", "finish
 BARRIERS = ("global", "local")
 TIME_METRICS = (
     Metric("simulated_seconds", "seconds of simulated time until the last node was done", "seconds", "last"),
-    Metric("first_seconds", "the same of the first node", "seconds", "last"),
+    Metric("first_seconds", "the same of the first node that is up", "seconds", "last"),
 )
 
 
@@ -64,7 +64,8 @@ def advanced(timing: Timing, key: Array, clock: Clock, links: Links, load: Load)
     """The clocks after a round: t_i(k + 1) = max of t_j(k) over those whom node i waits for, plus its own duration.
 
     With a local barrier a node waits for itself and for those that it hears in this round, with a global one for
-    everybody. Nodes that are down do nothing, and nobody waits for them.
+    everybody who was at work in an earlier one. Nodes that are down do nothing, and their clocks stand still: a global
+    round does not wait for what they miss, and still begins after the last one that they were in.
 
     Args:
       key: of the round. clock: of [N]. load: of [N].
@@ -78,9 +79,8 @@ def advanced(timing: Timing, key: Array, clock: Clock, links: Links, load: Load)
     ids = jnp.arange(links.up.shape[0], dtype=jnp.int32)
     lasts = devices.spend(stream(key, "devices"), ids, load).total
     if timing.barrier == "global":
-        there = [jnp.where(links.up, x, -1) for x in clock]
-        seconds = there[0].max()
-        ticks = jnp.where(there[0] == seconds, there[1], -1).max()
+        seconds = clock.seconds.max()
+        ticks = jnp.where(clock.seconds == seconds, clock.ticks, -1).max()
         waited = Clock(jnp.broadcast_to(seconds, ids.shape), jnp.broadcast_to(ticks, ids.shape))
     else:
         heard = jnp.where(links.weights != 0, links.neighbours, ids[:, None])
@@ -99,9 +99,10 @@ def finished(clock: Clock, ticks_per_second: int) -> Array:
     return clock.seconds.astype(jnp.float32) + clock.ticks.astype(jnp.float32) / ticks_per_second
 
 
-def times(timing: Timing, clock: PyTree) -> dict[str, Array]:
-    """Info of a round: seconds until the first and the last node were done."""
+def times(timing: Timing, clock: PyTree, up: Array) -> dict[str, Array]:
+    """Info of a round: seconds until the first node of those that are up, and the last of all, were done."""
     if timing.devices is None:
         return {}
     seconds = finished(clock, timing.devices.ticks_per_second)
-    return {"simulated_seconds": seconds.max(), "first_seconds": seconds.min()}
+    first = jnp.where(up | ~up.any(), seconds, jnp.inf).min()
+    return {"simulated_seconds": seconds.max(), "first_seconds": first}

@@ -17,7 +17,7 @@ from fedjax_sim.population.protocol import num_rows
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Aggregator, Array, Cohort, Observed, Population, Received, Round, Star
 
-__all__ = ["collect", "seen"]
+__all__ = ["collect", "everything", "seen"]
 
 ONE_BY_ONE = engine.Plan(1, 1)
 
@@ -150,7 +150,7 @@ def seen(star: Star, key: Array, cohort: Cohort, state: FederatedState, populati
 
     Guarantees: tests/algorithms/test_round.py::test_observe_is_the_round.
     """
-    gathered = collect(star._replace(aggregator=_everything(star)), key, cohort, state, population)
+    gathered = collect(star._replace(aggregator=everything(star)), key, cohort, state, population)
     slots = jnp.arange(cohort.ids.shape[0], dtype=jnp.int32)
     updates, weights = engine.all_rows(gathered.carry, slots)
     if star.aggregator.view is not None:
@@ -160,8 +160,8 @@ def seen(star: Star, key: Array, cohort: Cohort, state: FederatedState, populati
     return Observed(gathered.broadcast, updates, weights, cohort.ids)
 
 
-def _everything(star: Star) -> Aggregator:
-    """An aggregator that keeps each slot's message, in whatever dtype it was sent."""
+def everything(star: Star) -> Aggregator:
+    """The star's aggregator, but one that keeps each slot's message and weight, in whatever dtype they were sent."""
 
     def init(update_spec, num_slots):
         return engine.buffer((update_spec, jax.ShapeDtypeStruct((), jnp.float32)), num_slots)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.types import Aggregator, ClientUpdate, PyTree, Sampler, ServerUpdate, UpdateTransform
 
-__all__ = ["check_aggregate", "check_distinct", "check_parts", "looks_like_the_model"]
+__all__ = ["check_aggregate", "check_discount", "check_distinct", "check_parts", "discounts", "looks_like_the_model"]
 
 LARGEST_INTEGER = 2**24  # that float32 holds, with all below it
 
@@ -59,6 +62,56 @@ def check_distinct(sampler: Sampler, hint: str) -> None:
     if getattr(sampler.design, "replacement", True):
         found = getattr(sampler.design, "scheme", "one that does not say")
         validate.fail("sampler", "a design without replacement, for clients with state", found, hint)
+
+
+def discounts(factors: Callable, most: int) -> bool:
+    """Whether some updates count less for their staleness.
+
+    Args:
+      factors: a `StalenessWeight`, which is called with the gaps 0, ..., most.
+
+    Raises: ValueError, TypeError for factors of another shape or dtype, outside of (0, 1] or not finite.
+
+    Guarantees: tests/algorithms/test_asynchronous.py::test_factors_out_of_range.
+    """
+    gaps = jnp.arange(most + 1, dtype=jnp.int32)
+    with jax.ensure_compile_time_eval():
+        found = jnp.asarray(factors(gaps))
+    if found.shape != gaps.shape or not jnp.issubdtype(found.dtype, jnp.floating):
+        rule = f"a float for each of {gaps.size} gaps"
+        validate.fail(
+            "staleness", rule, f"{found.dtype} of shape {found.shape}", "See server.staleness.polynomial.", TypeError
+        )
+    if isinstance(found, jax.core.Tracer):
+        return True  # a sweep's exponent
+    found = np.asarray(found)  # constants: `discounts` also answers while a program is traced
+    wrong = ~((found > 0) & (found <= 1))
+    if wrong.any():
+        gap = int(np.argmax(wrong))
+        validate.fail(f"staleness({gap})", "a factor in (0, 1]", float(found[gap]))
+    return bool((found < 1).any())
+
+
+def check_discount(client: ClientUpdate, update: PyTree) -> None:
+    """Refuses what a stale update cannot count in part.
+
+    Args:
+      update: spec of the client's, before its transform.
+
+    Raises: ValueError for clients that do not state `scalable`; TypeError for integers, a share of which is rounded.
+
+    Guarantees: tests/algorithms/test_asynchronous.py::test_updates_that_cannot_be_discounted.
+    """
+    if not client.scalable:
+        hint = (
+            "It keeps what belongs to the whole update (SCAFFOLD, FedDyn), or sends no difference of models. "
+            "Take staleness=server.staleness.constant(); a client of your own states `scalable`."
+        )
+        validate.fail("client", "one whose updates may count in part when they are stale (`scalable`)", "another", hint)
+    for path, x in jax.tree_util.tree_leaves_with_path(update):
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            hint = "Stale updates count in part: send floats, or take staleness=server.staleness.constant()."
+            validate.fail(f"update{jax.tree_util.keystr(path)}", "floats", str(x.dtype), hint, TypeError)
 
 
 def _check_integers(sampler: Sampler, transform: UpdateTransform, aggregator: Aggregator) -> None:

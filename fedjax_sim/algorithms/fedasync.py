@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from fedjax_sim import client, engine, tree, validate
+from fedjax_sim import client, engine, validate
 from fedjax_sim.algorithms.asynchronous import (
     METRICS,
     AsyncState,
@@ -19,10 +20,13 @@ from fedjax_sim.algorithms.asynchronous import (
     sent_instead,
     start,
 )
+from fedjax_sim.algorithms.compatibility import discounts
 from fedjax_sim.algorithms.costs import metrics_of
 from fedjax_sim.algorithms.flights import Traffic
 from fedjax_sim.algorithms.round import close, collect
 from fedjax_sim.algorithms.state import Bases, initial_state
+from fedjax_sim.client.local_sgd import stateless_client
+from fedjax_sim.client.proximal import proximal_term
 from fedjax_sim.server import replacement
 from fedjax_sim.server.staleness import polynomial
 from fedjax_sim.transform import identity
@@ -60,21 +64,23 @@ def fedasync(
       optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `shuffle` as in `client.work`. A client's number
         of examples has no influence on a.
       mixing_rate: alpha in (0, 1].
-      staleness: s, such as `constant()`, `polynomial(0.5)`, `hinge(10.0, 4)`; None = `polynomial(0.5)`.
+      staleness: s, such as `constant()`, `polynomial(0.5)`, `hinge(10.0, 4)`; None = `polynomial(0.5)`. A message with
+        a outside of [0, 1] changes nothing.
       coefficient: of the clients' proximal term, as in `fedprox`.
       refill: who is sent the new model after an arrival: "other", a client drawn uniformly from those who were there,
         and not in flight, at the step's beginning; or "same", the one who arrived.
       arrivals_per_step: M in [1, C] arrivals that a step takes at most. Those whose models were sent before the step
         are trained at once, and mixed in one after the other; the step ends before the first one whose model is made in
-        it. So M changes the speed, and of the result only what is drawn: keys are a step's. About sqrt(C) is good.
+        it. So M changes the speed, and of the result only what is drawn: keys are a step's. C / 8 is good.
 
     Returns: an Algorithm with the info of `asynchronous`; `update_norm` is that of the whole step. A message that is
     not finite makes a version too, equal to the one before.
 
     Guarantees: the models of an event loop in NumPy (tests/algorithms/test_fedasync.py::
     test_fedasync_is_the_event_loop), in any blocks (::test_blocks_change_nothing); a message that is not finite changes
-    nothing (::test_a_message_that_is_not_finite); with one client and rate 1 sequential SGD, bit for bit
-    (tests/algorithms/test_asynchronous.py::test_one_client_is_sequential).
+    nothing (::test_a_message_that_is_not_finite), nor does one that cannot be mixed (::test_a_factor_that_is_none); no
+    step copies all versions, in a sweep neither (::test_no_copy_of_the_versions); with one client and rate 1 sequential
+    SGD, bit for bit (tests/algorithms/test_asynchronous.py::test_one_client_is_sequential).
 
     References: Xie, Koyejo and Gupta 2019 (FedAsync), algorithm 1.
     """
@@ -83,38 +89,39 @@ def fedasync(
     validate.in_range("mixing_rate", mixing_rate, 0, 1, open_low=True)
     weigh = polynomial() if staleness is None else staleness
     validate.function("staleness", weigh, "gaps")
+    discounts(weigh, max_staleness)
     validate.one_of("nonfinite", nonfinite, ("drop", "error"))
     work = client.work(
         num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting="uniform", shuffle=shuffle
     )
-    local = client.proximal(loss_fn, optimizer, coefficient, work)
-    sampler, size = arrivals_only(traffic), max_staleness + 1
-    star = Star(sampler, local, _in_order(), replacement(), identity(), plan, mesh, nonfinite)
+    local = stateless_client(loss_fn, optimizer, work, proximal_term(coefficient), sends_model=True)
+    star = Star(arrivals_only(traffic), local, _in_order(), replacement(), identity(), plan, mesh, nonfinite)
+    size, order = traffic.num_models, jnp.arange(arrivals_per_step, dtype=jnp.int32)
 
     def init(key, params, population):
         return start(star, traffic, key, params, population, initial_state(star, params, population))
 
     def mixed(params, models, carry, found, version):
         """(The model after the arrivals, the versions with those that they made.)"""
-        updates, weights = engine.all_rows(carry, jnp.arange(arrivals_per_step, dtype=jnp.int32))
+        (messages, weights), rows = engine.rows_in_place(carry)
         factors = mixing_rate * weigh(found.gaps)
+        factors = jnp.where((weights[rows] > 0) & (factors >= 0) & (factors <= 1), factors, 0)
 
-        def one(i, made):
+        def one(made, arrival):
             params, models = made
-            base = jax.tree.map(lambda x: x[found.bases[i] % size], models)
-            moved = jax.tree.map(
-                lambda w, u, x: (w + factors[i] * (u[i] + (x - w))).astype(w.dtype), params, updates, base
-            )
-            params = tree.where((weights[i] > 0) & tree.all_finite(moved), moved, params)
-            return params, jax.tree.map(lambda x, w: x.at[(version + 1 + i) % size].set(w), models, params)
+            row, factor, place = arrival
+            params = jax.tree.map(lambda w, x: (w + factor * (x[row] - w)).astype(w.dtype), params, messages)
+            put = partial(jax.lax.dynamic_update_index_in_dim, index=place, axis=0)
+            return (params, jax.tree.map(put, models, params)), None
 
-        return jax.lax.fori_loop(0, found.there.sum(dtype=jnp.int32), one, (params, models))
+        # Past the arrivals nothing changes the model: it is written to places that no version holds (`num_models`).
+        places = (version + 1 + order) % size
+        return jax.lax.scan(one, (params, models), (rows, factors, places))[0]
 
     def step(key, state, population):
         found, flights, cohort = arrive(star, traffic, key, state, population)
-        bases = Bases(state.models, found.bases % size, jnp.ones(arrivals_per_step, jnp.float32))
         federation = state.federation
-        gathered = collect(star, key, cohort, federation, population, bases)
+        gathered = collect(star, key, cohort, federation, population, Bases(state.models, found.bases % size))
         last, models = engine.steady(mixed)(
             federation.server, state.models, gathered.carry, found, state.flights.version
         )

@@ -84,7 +84,7 @@ def federated(
         hint = "A run that stops, and names clients, reveals what the noise hides."
         validate.fail("nonfinite", "'drop' beside noise", nonfinite, hint)
     check_parts(sampler, client, transform, aggregator)
-    star = Star(sampler, client, aggregator, server, transform, plan, mesh, nonfinite)
+    star = Star(sampler, client, aggregator, server, transform, plan, mesh, nonfinite, complete=True)
 
     def init(key, params, population):
         state = initial_state(star, params, population)

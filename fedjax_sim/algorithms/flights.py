@@ -41,6 +41,12 @@ class Traffic(NamedTuple):
         return self.refill == "same" and self.buffer_size > 1
 
     @property
+    def num_models(self) -> int:
+        """Versions that are kept, version v at v mod this. Where a step makes a version for each arrival, it may write
+        as many places as a step has arrivals, also those of versions that it does not make."""
+        return self.max_staleness + 1 + (self.block if self.buffer_size == 1 else 0)
+
+    @property
     def num_candidates(self) -> int:
         """Clients drawn in a step, of which those who are there are sent work."""
         each = CANDIDATES if self.devices.availability is None else LOOKING

@@ -23,6 +23,7 @@ from fedjax_sim.algorithms.recipes import fedavg
 from fedjax_sim.algorithms.round import FederatedState, close, collect, initial_state, invite
 from fedjax_sim.engine import exact
 from fedjax_sim.prng import stream
+from fedjax_sim.sampling.fates import recounted
 from fedjax_sim.types import (
     Aggregator,
     Algorithm,
@@ -65,16 +66,17 @@ def as_client_update(
 
     Returns: a ClientUpdate whose `federation` is the star.
 
-    Raises: ValueError for parts that do not fit, for an aggregator made for one population's weights (a fixed divisor
-    is the same number in each edge), for a sampler with a state that is not kept (it would draw the same cohorts for
-    ever) or in groups of unequal size (a cohort of empty places sends nothing, so it would be drawn again),
-    and for `keep` with a server that cannot go on from another model (`ServerUpdate.moved`).
+    Raises: ValueError for parts that do not fit, or are not a whole algorithm (`Star.complete`: Mime has a pass more);
+    for a server that does not say how it goes on from another model (`ServerUpdate.moved`: SCAFFOLD's is more than a
+    model); for an aggregator made for one population's weights; for a sampler with a state in groups of unequal size (a
+    cohort of empty places would be drawn again); and, without `keep`, for a state of sampler, clients, transform or
+    aggregator that would be lost. An optimiser's begins anew.
 
     Guarantees: one round, weighed by examples, under a mean is flat FedAvg, and not if weighed equally
     (tests/algorithms/test_hierarchical.py::test_one_edge_round_is_flat); more rounds meet a closed form
     (::test_fixed_points); a group without messages sends none, and the model keeps its bits (::test_empty_groups), nor
     does one whose rounds were skipped (::test_skipped_rounds_weigh_nothing); what is kept goes on
-    (::test_momentum_at_the_edge).
+    (::test_momentum_at_the_edge); what an edge would lose is refused (::test_what_an_edge_would_lose).
 
     References: Liu, Zhang, Song and Letaief 2020 (HierFAVG), algorithm 1.
     """
@@ -86,7 +88,10 @@ def as_client_update(
             hint = "A cohort of empty places would be drawn again and again. Take uniform, poisson or full."
             validate.fail("sampler", "one without a state in groups of unequal size", "one with a state", hint)
         with engine.unplaced():  # the memory of a group is a plain array
-            return initial_state(inner, params, group)
+            state = initial_state(inner, params, group)
+        if not keep:
+            _check_nothing_is_lost(state)
+        return state
 
     def one_round(key: Array, state: FederatedState, group: Population) -> tuple[FederatedState, _Told]:
         cohort, sampler = invite(inner, key, state)
@@ -113,7 +118,12 @@ def as_client_update(
         return Report(update, weight, means, counts), end if keep else own
 
     levels = [
-        x._replace(name=f"{name}_{x.name}", words=f"{x.words} ({name})", instead=x.instead and f"{name}_{x.instead}")
+        x._replace(
+            name=f"{name}_{x.name}",
+            words=f"{x.words} ({name})",
+            instead=x.instead and f"{name}_{x.instead}",
+            by=x.by and f"{name}_{x.by}",
+        )
         for x in metrics_of(star._replace(client=None))
     ]
     return ClientUpdate(
@@ -206,16 +216,30 @@ def _check(star: Star, rounds: int, name: str, weighting: str, keep: bool) -> No
     validate.one_of("keep", keep, (True, False))
     if not (isinstance(name, str) and name.isidentifier()):
         validate.fail("name", "a word, such as 'edge'", name)
+    if star.complete is not True:
+        hint = "Its rounds are more than invite, collect and close: take parts of `federated`, which say `complete`."
+        validate.fail("star", "the parts of a whole algorithm (`Star.complete`)", "parts without the rest", hint)
     check_parts(star.sampler, star.client, star.transform, star.aggregator)
     if star.aggregator.design is not None:
         hint = "Its weights add up to those of one population, and each edge has its own: take aggregation.mean()."
         validate.fail("aggregator", "one that takes weights as they come, inside of a hierarchy", "another", hint)
-    if keep and star.server.moved is None:
-        hint = "Take server.optimizer, or state `moved` for a server of your own."
-        validate.fail("server", "one that can go on from another model, with keep=True", "another", hint)
+    if star.server.moved is None:
+        hint = "What it keeps beside the model would be lost, or wrong. Take server.optimizer, or state `moved`."
+        validate.fail("server", "one that can go on from another model (`ServerUpdate.moved`)", "another", hint)
+    if star.sampler.devices is not None:
+        hint = "The time of rounds inside is in no clock above: put with_clock around the upper sampler."
+        validate.fail("sampler", "one without a clock, inside of a hierarchy", "one with a clock", hint)
     if not keep and _remembers(star):
         hint = "It would begin anew, and draw the same cohorts, in each round above. Pass keep=True."
         validate.fail("sampler", "one without a state, with keep=False", "one with a state", hint)
+
+
+def _check_nothing_is_lost(state: FederatedState) -> None:
+    kept = {"client": state.clients, "transform": (state.memory, state.transform), "aggregator": state.aggregator}
+    for name, own in kept.items():
+        if jax.tree.leaves(own):
+            hint = "It would begin anew in each round above. Pass keep=True (keep_edges)."
+            validate.fail(name, "one without a state inside of an edge that keeps nothing", "one with a state", hint)
 
 
 def _remembers(star: Star) -> bool:
@@ -239,7 +263,7 @@ def _existing(cohort: Cohort, group: Population) -> Cohort:
         return cohort
     there = group.there(cohort.ids)
     sent = None if cohort.sent is None else cohort.sent & there
-    return cohort._replace(invited=cohort.invited & there, reported=cohort.reported & there, sent=sent)
+    return recounted(cohort._replace(invited=cohort.invited & there, reported=cohort.reported & there, sent=sent))
 
 
 class _Told(NamedTuple):

@@ -138,8 +138,8 @@ def mime(
     def told(params, population):
         """The sampler's state, with the costs of both passes."""
         one, two = work_of(first, params, population), work_of(second, params, population)
-        both = {name: getattr(one, name) + getattr(two, name) for name in ("bytes_up", "bytes_down", "flops")}
-        return sampler.tell(sampler.init(), two._replace(**both))
+        both = {name: getattr(one, name) + getattr(two, name) for name in ("bytes_up", "bytes_down")}
+        return sampler.tell(sampler.init(), two._replace(**both, before=one))
 
     def init(key, params, population):
         asked = initial_state(first, params, population)
@@ -187,7 +187,8 @@ def mime(
         sent, lost = traffic(cohort, asked.up, asked.down), unusable(first, cohort, asked.dropped, asked.num_dropped)
         return state, _both(info, sent, lost, norm, usable)
 
-    return made._replace(init=init, step=step, params=lambda state: inner.params(state.server), observe=observe)
+    parts = second._replace(complete=False)  # without the first pass
+    return Algorithm(init, step, lambda state: inner.params(state.server), parts, observe, metrics=made.metrics)
 
 
 def _check_transform(transform: UpdateTransform | None) -> None:

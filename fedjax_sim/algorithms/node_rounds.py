@@ -70,8 +70,8 @@ def mean_over(models: PyTree, counted: Array | None) -> PyTree:
     if counted is None:
         return jax.tree.map(lambda x: x.mean(0), models)
     number = jnp.maximum(counted.sum(), 1)
-    kept = tree.where(counted, models, tree.zeros_like(models))
-    return jax.tree.map(lambda x: (x.sum(0) / number).astype(x.dtype), kept)
+    kept = tree.widened(tree.where(counted, models, tree.zeros_like(models)))
+    return jax.tree.map(lambda x, like: (x.sum(0) / number).astype(like.dtype), kept, models)
 
 
 def distance(models: PyTree, counted: Array | None = None) -> Array:
@@ -116,7 +116,7 @@ def finish(
     if nodes.timing.devices is not None:
         load = asked_of(work, state.tables["examples"], links, num_bytes)
         clock = engine.steady(partial(advanced, nodes.timing))(key, clock, links, load)
-        info |= engine.steady(partial(times, nodes.timing))(clock)
+        info |= engine.steady(partial(times, nodes.timing))(clock, links.up)
     everyone = jnp.ones(links.up.shape, bool)
     clients = engine.put(memory, jnp.arange(links.up.shape[0], dtype=jnp.int32), rows, everyone)
     return NodesState(state.star._replace(round=state.star.round + 1, clients=clients), state.tables, clock), info
@@ -163,11 +163,12 @@ def node_algorithm(nodes: Nodes, combine: Callable) -> Algorithm:
 
 def own_models(nodes: Nodes, state: NodesState, ids: Array) -> PyTree:
     """The models of these nodes, leaves [len(ids), ...]."""
-    return engine.steady(nodes.models)(engine.take(state.star.clients, ids)[0])
+    own = engine.steady(lambda rows, like: tree.cast(nodes.models(rows), like))
+    return own(engine.take(state.star.clients, ids)[0], state.star.server)
 
 
 def mean_model(nodes: Nodes, state: NodesState) -> PyTree:
     """The mean of the models of all nodes that do not attack."""
     ids = jnp.arange(nodes.mixing.graph.population_size, dtype=jnp.int32)
-    mean = engine.steady(lambda rows, counted: mean_over(nodes.models(rows), counted))
-    return mean(engine.take(state.star.clients, ids)[0], state.tables.get("honest"))
+    mean = engine.steady(lambda rows, counted, like: tree.cast(mean_over(nodes.models(rows), counted), like))
+    return mean(engine.take(state.star.clients, ids)[0], state.tables.get("honest"), state.star.server)

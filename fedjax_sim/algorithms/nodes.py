@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import aggregation, engine, sampling, server, validate
+from fedjax_sim import aggregation, engine, sampling, server, tree, validate
 from fedjax_sim.algorithms.barriers import TIME_METRICS, Timing, start_of
 from fedjax_sim.algorithms.costs import ROUND_METRICS
 from fedjax_sim.algorithms.state import FederatedState
@@ -126,12 +126,12 @@ def training(local: ClientUpdate, start: Callable, at: Callable, moved: Callable
     Args:
       local: trains from a model.
       start: (params) -> a node's state.
-      at: (state) -> the model that it trains from.
+      at: (state) -> the model that it trains from, in the dtypes of the initial one or wider.
       moved: (state, update) -> the state after training.
     """
 
     def apply(key, broadcast, own, data):
-        report, _ = local.apply(key, at(own), (), data)
+        report, _ = local.apply(key, tree.cast(at(own), broadcast), (), data)
         peaks = [engine.largest(jnp.abs(x)).astype(jnp.float32) for x in jax.tree.leaves(report.update) if x.size]
         return report._replace(update=jnp.stack(peaks).max()), moved(own, report.update)
 

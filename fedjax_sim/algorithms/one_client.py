@@ -41,7 +41,7 @@ class Slot(NamedTuple):
     client: PyTree  # the client's state
     memory: PyTree  # the transform's memory of this client
     work: Array | None  # [], as `Cohort.work`
-    base: tuple[Array, Array] | None = None  # [] which of `Shared.models` it starts from, and the factor of its update
+    base: tuple[Array, Array | None] | None = None  # [] which of `Shared.models` it starts from, its update's factor
 
 
 class Message(NamedTuple):

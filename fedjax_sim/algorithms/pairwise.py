@@ -45,7 +45,7 @@ def pairwise_gossip(
 
     Args:
       sampler: who wakes up in a round, without replacement; `sampling.uniform(N, m)`. With m = 1 this is the algorithm
-        with Poisson clocks.
+        with Poisson clocks. All nodes wake up equally often, or those who do it more would count more.
       graph: undirected. A node without neighbours trains alone.
       optimizer, num_steps, num_epochs, batch_size, shuffle, nonfinite, plan, mesh: as in `dpsgd`.
 
@@ -53,7 +53,8 @@ def pairwise_gossip(
     in each of which two models are sent.
 
     Guarantees: NumPy's models, meeting by meeting (tests/algorithms/test_pairwise.py::test_numpy); meetings keep the
-    average (::test_meetings_keep_the_average); each neighbour is as likely (::test_partners).
+    average (::test_meetings_keep_the_average); each neighbour is as likely (::test_partners); nodes of unequal size
+    count alike (::test_unequal_nodes).
 
     References: Boyd, Ghosh, Prabhakar and Shah 2006, section 2 (asynchronous gossip); Lian et al. 2018 (AD-PSGD),
     algorithm 1.
@@ -63,6 +64,9 @@ def pairwise_gossip(
     validate.one_of("nonfinite", nonfinite, ("drop", "error"))
     if graph.directed:
         validate.fail("graph", "an undirected graph", "a directed one", "Two nodes take the same mean.")
+    if not getattr(sampler.design, "equal_chances", False):
+        hint = "Nodes that wake up more often count more in what all agree on: take sampling.uniform."
+        validate.fail("sampler", "one that wakes all nodes equally often", sampler.design.scheme, hint)
     local = local_work(
         loss_fn, optimizer, num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, shuffle=shuffle
     )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from fedjax_sim import engine, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.algorithms.decentralized import local_work
 from fedjax_sim.algorithms.node_rounds import node_algorithm
 from fedjax_sim.algorithms.nodes import check_average, nodes_of, training
@@ -43,13 +43,14 @@ def push_sum(
     Args:
       mixing: keeps sums; `network.push` of a directed graph, `network.epidemic`, or any that `dpsgd` takes.
       optimizer, num_steps, num_epochs, batch_size, shuffle, devices, barrier, nonfinite, plan, mesh: as in `dpsgd`.
-        Messages are a model and one number more. A step moves x_i / w_i by 1 / w_i of it: where weights get small, as
-        with `epidemic`, take a smaller rate.
+        Messages are a model, in float32 or wider, and one number more. A step moves x_i / w_i by 1 / w_i of it: where
+        weights get small, as with `epidemic`, take a smaller rate.
 
     Returns: an Algorithm. `personal` is x_i / w_i; `params` is the sum of all x_i over that of all w_i.
 
     Guarantees: NumPy's models, and the average where taking shares is biased
-    (tests/algorithms/test_push_sum.py::test_numpy, ::test_the_average_of_a_directed_graph).
+    (tests/algorithms/test_push_sum.py::test_numpy, ::test_the_average_of_a_directed_graph), of bfloat16 models too
+    (::test_narrow_models_keep_their_average).
 
     References: Kempe, Dobra and Gehrke 2003; Nedic and Olshevsky 2015 (subgradient-push); Assran et al. 2019,
     algorithm 1.
@@ -63,25 +64,29 @@ def push_sum(
         weight = own["weight"]
 
         def leaf(x):
-            return (x / weight.reshape(weight.shape + (1,) * (x.ndim - weight.ndim))).astype(x.dtype)
+            return x / weight.reshape(weight.shape + (1,) * (x.ndim - weight.ndim)).astype(x.dtype)
 
         return jax.tree.map(leaf, own["sum"])
+
+    def start(params):
+        sums = tree.widened(params)  # many roundings of a narrow sum, and one of its weight, would move the average
+        return {"sum": sums, "weight": jnp.ones((), jnp.result_type(jnp.float32, *jax.tree.leaves(sums)))}
 
     def moved(own, update):
         return own | {"sum": jax.tree.map(lambda x, u: (x + u).astype(x.dtype), own["sum"], update)}
 
-    node = training(local, lambda params: {"sum": params, "weight": jnp.ones(())}, models, moved)
+    node = training(local, start, models, moved)
     run = {"devices": devices, "barrier": barrier, "nonfinite": nonfinite, "plan": plan, "mesh": mesh}
     nodes = nodes_of(node, mixing, models=models, message=lambda own: own, **run)
     made = node_algorithm(nodes, lambda links, done: mixed(links, done.after))
 
     @engine.steady
-    def mean(own):
+    def mean(own, like):
         total = own["weight"].sum()
-        return jax.tree.map(lambda x: (x.sum(0) / total).astype(x.dtype), own["sum"])
+        return tree.cast(jax.tree.map(lambda x: x.sum(0) / total, own["sum"]), like)
 
     def params(state):
         ids = jnp.arange(mixing.graph.population_size, dtype=jnp.int32)
-        return mean(engine.take(state.star.clients, ids)[0])
+        return mean(engine.take(state.star.clients, ids)[0], state.star.server)
 
     return made._replace(params=params)

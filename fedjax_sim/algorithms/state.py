@@ -50,7 +50,7 @@ class Bases(NamedTuple):
 
     models: PyTree  # leaves [V, ...], earlier broadcasts
     index: Array  # [m] int32, which of them each slot was sent
-    factors: Array  # [m] float32 by which each slot's update is multiplied, before its transform
+    factors: Array | None = None  # [m] float32 by which each slot's update is multiplied, before its transform; None: 1
 
 
 class Aggregated(NamedTuple):

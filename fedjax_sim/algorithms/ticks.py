@@ -44,8 +44,8 @@ def advanced(clock: Clock, ticks: Array, ticks_per_second: int) -> Clock:
 def earliest(times: Array, ids: Array, count: int) -> Array:
     """The places of the `count` earliest times, of equal ones those of the lowest ids; in no order.
 
-    Two searches by bisection, each 32 passes over C numbers: for C = 10^5 on one core 1 ms, where a sort by both takes
-    28 ms.
+    A search by bisection, 32 passes over C numbers, and one more where equal times are cut: for C = 10^5 on one core
+    1 ms, where a sort by both takes 28 ms.
 
     Args:
       times: [C] uint32.
@@ -58,7 +58,8 @@ def earliest(times: Array, ids: Array, count: int) -> Array:
     """
     cut = _kth(times, count)
     ids = jnp.where(times == cut, ids.astype(jnp.uint32), NEVER)
-    most = _kth(ids, count - (times < cut).sum(dtype=jnp.int32))
+    before, until = (found.sum(dtype=jnp.int32) for found in (times < cut, times <= cut))
+    most = jax.lax.cond(until == count, lambda: ids.max(), lambda: _kth(ids, count - before))
     return jnp.nonzero((times < cut) | ((times == cut) & (ids <= most)), size=count)[0].astype(jnp.int32)
 
 

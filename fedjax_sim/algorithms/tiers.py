@@ -40,7 +40,8 @@ __all__ = ["TierState", "fedat"]
 METRICS = (
     Metric("round_seconds", "simulated time", "seconds"),
     Metric("simulated_seconds", "simulated time so far", "seconds", "last"),
-    Metric("staleness", "updates of the model between its sending and its tier's update", "", "mean"),
+    Metric("arrivals", "messages that arrived", "count"),
+    Metric("staleness", "updates of the model between its sending and its tier's", "", "mean", by="arrivals"),
     Metric("tier", "which tier was done, 0 the fastest", "", "last"),
     Metric("joules", "energy of the work that was begun", "joules"),
 )
@@ -115,9 +116,9 @@ def fedat(
       coefficient: of the clients' proximal term, as in `fedprox`; the paper's lambda.
       aggregator, transform, nonfinite, plan, mesh: as in `federated`.
 
-    Returns: an Algorithm with the info of `federated`, `round_seconds`, `simulated_seconds`, `staleness` (updates of
-    the model between its sending and the tier's), `tier` and `joules`. A round cannot be observed, and no epsilon is
-    stated: nobody knows the law of who takes part.
+    Returns: an Algorithm with the info of `federated`, `round_seconds`, `simulated_seconds`, `arrivals`, `staleness`
+    (updates of the model between its sending and the tier's), `tier` and `joules`. A round cannot be observed, and no
+    epsilon is stated: nobody knows the law of who takes part.
 
     Guarantees: the models of an event loop in NumPy (tests/algorithms/test_tiers.py::test_fedat_is_the_event_loop); one
     tier of everybody is FedAvg (::test_one_tier_is_synchronous).
@@ -136,10 +137,15 @@ def fedat(
     )
     tiers = _Tiers(devices, num_tiers, clients_per_tier)
     rule = aggregation.mean() if aggregator is None else aggregator
+    validate.part("aggregator", rule, Aggregator)
+    if rule.design is not None:
+        hint = "Tiers differ by a client in size, and draw among those who are there: take aggregation.mean()."
+        validate.fail("aggregator", "one that takes weights as they come", "one made for a sampler's chances", hint)
     local, options = client.proximal(loss_fn, optimizer, coefficient, work), {"nonfinite": nonfinite}
     inside = sampling.uniform(population_size // num_tiers, clients_per_tier)  # the law in a tier, for the checks
     star = federated(inside, local, rule, _mirrored(num_tiers), transform, plan=plan, mesh=mesh, **options).parts
-    star = star._replace(sampler=arrivals_only(Traffic(devices, num_tiers, clients_per_tier, clients_per_tier, 0, "")))
+    traffic = Traffic(devices, num_tiers, clients_per_tier, clients_per_tier, 0, "")
+    star = star._replace(sampler=arrivals_only(traffic), complete=False)
     plain = star._replace(server=server.replacement())  # what clients are sent
 
     def init(key, params, population):
@@ -165,7 +171,8 @@ def fedat(
         tick = 1.0 / devices.ticks_per_second
         metrics = {
             "round_seconds": elapsed.astype(jnp.float32) * tick,
-            "simulated_seconds": clock.seconds.astype(jnp.float32) + clock.ticks.astype(jnp.float32) * tick,
+            "simulated_seconds": clock.read(devices.ticks_per_second),
+            "arrivals": rounds.there[tier].sum(dtype=jnp.int32),
             "staleness": (state.version - rounds.versions[tier]).astype(jnp.float32),
             "tier": tier,
             "joules": state.joules + joules,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from fedjax_sim import client, engine, server, validate
+from fedjax_sim import client, engine, server, tree, validate
 from fedjax_sim.aggregation import gather, rows
 from fedjax_sim.algorithms.federated import federated
 from fedjax_sim.models import Model, distillation
@@ -32,10 +32,11 @@ def pretrained(algorithm: Algorithm, work: ClientUpdate, data: ClientData) -> Al
 
     Returns: the Algorithm with another `init`.
 
-    Raises: ValueError, TypeError for other parts.
+    Raises: ValueError, TypeError for other parts, and for examples that are not finite; FloatingPointError in `init`
+    where the training ends at a model that is not.
 
     Guarantees: the rounds are those from the trained model, bit for bit
-    (tests/algorithms/test_transfer.py::test_pretrained).
+    (tests/algorithms/test_transfer.py::test_pretrained); what diverges stops there (::test_pretraining_that_diverges).
     """
     validate.part("algorithm", algorithm, Algorithm)
     data = own_examples(work, data)
@@ -43,9 +44,14 @@ def pretrained(algorithm: Algorithm, work: ClientUpdate, data: ClientData) -> Al
     def init(key, params, population):
         report, _ = work.apply(stream(key, "pretraining"), params, work.init(params), data)
         start = jax.tree.map(lambda x, u: (x + u).astype(x.dtype), params, report.update)
+        fit = tree.all_finite(start)
+        if not isinstance(fit, jax.core.Tracer) and not fit:
+            hint = "Its training on the server's examples diverged: take a smaller rate, or fewer steps."
+            validate.fail("work", "training that ends at a finite model", "NaN or infinity", hint, FloatingPointError)
         return algorithm.init(key, start, population)
 
-    return algorithm._replace(init=init)
+    parts = algorithm.parts and algorithm.parts._replace(complete=False)
+    return algorithm._replace(init=init, parts=parts)
 
 
 @validate.named_arguments

@@ -8,13 +8,15 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import aggregation, algorithms, population, sampling, transform
+from fedjax_sim import aggregation, algorithms, client, population, sampling, server, transform
 from fedjax_sim.algorithms.flights import Traffic
 from fedjax_sim.algorithms.round import observe
 from fedjax_sim.instruments import variance_budget
 from fedjax_sim.privacy import mechanism_of
 from fedjax_sim.prng import stream
-from fedjax_sim.types import Devices, Spent
+from fedjax_sim.running.log import as_record, totals_of
+from fedjax_sim.server import staleness
+from fedjax_sim.types import ClientUpdate, Devices, Report, Spent
 from tests.algorithms import test_flights as events
 from tests.laws import problems as p
 from tests.laws.laws import check_equal_bits
@@ -72,9 +74,10 @@ def test_fedbuff_is_the_event_loop(refill):
     )
     found, infos, _ = run(made, {"w": jnp.zeros(1)}, clients())
     loop = events.Loop(Traffic(events.devices(SIZE), 9, 4, 4, 20, refill))
-    versions, speed, gaps = [0.0], 0.0, []
+    versions, speed, gaps, worked = [0.0], 0.0, [], []
     for t in range(STEPS):
         rows, stopped = arrivals(loop, t)
+        worked += [row[0] for row in rows]
         assert not stopped
         mean = np.mean([local(versions[base], id) / np.sqrt(1 + gap) for id, base, gap, _ in rows])
         speed = 0.4 * speed + mean
@@ -85,6 +88,8 @@ def test_fedbuff_is_the_event_loop(refill):
         np.testing.assert_allclose(infos[t]["delay_seconds"], np.mean([x[3] for x in rows]) / 10, rtol=1e-6)
         assert infos[t]["staleness_counts"].tolist() == np.bincount(gaps, minlength=21).tolist()
         np.testing.assert_allclose(infos[t]["simulated_seconds"], loop.now / 10, rtol=1e-6)
+    joules = events.ticks(np.array([*worked, *loop.places])).sum()  # of who arrived, and who is in flight
+    assert sum(info["joules"] for info in infos) == joules
     assert infos[-1]["downlink_bytes"].total() == 16 == infos[-1]["uplink_bytes"].total()
     assert infos[0]["clients_invited"] == 13
 
@@ -187,6 +192,92 @@ def test_what_reads_the_parts_refuses():
         ragged(devices, weighting="examples", aggregator=aggregation.mean(), **options)
     with pytest.raises(ValueError, match="aggregator: expected one whose result a client moves"):
         ragged(devices, transform=transform.gaussian_mechanism(1.0, 1.0), **options)
+
+
+def test_summary_of_a_run():
+    """Against all single arrivals, of steps with 1 to 4 of them. Catches a mean over steps, a share of the time that a
+    short step decides, and the last step's largest staleness."""
+    options = {"concurrency": 9, "arrivals_per_step": 4, "max_staleness": 200, "mixing_rate": 0.1}
+    made = quadratic(algorithms.fedasync, **options)
+    records = [as_record(t, info) for t, info in enumerate(run(made, {"w": jnp.zeros(1)}, clients(), 16)[1])]
+    loop, gaps, waits = events.Loop(Traffic(events.devices(SIZE), 9, 4, 1, 200, "other")), [], []
+    for t in range(16):
+        rows, _ = arrivals(loop, t)
+        gaps += [gap for _, _, gap, _ in rows]
+        waits += [wait / 10 for _, _, _, wait in rows]
+    found = totals_of(records, made.metrics)
+    assert found["arrivals"] == len(gaps) < 64
+    assert found["staleness"] == pytest.approx(np.mean(gaps)) and found["largest_staleness"] == max(gaps)
+    assert found["delay_seconds"] == pytest.approx(np.mean(waits), abs=1e-6)
+    busy = sum(r["utilisation"] * r["round_seconds"] for r in records)
+    assert found["utilisation"] == pytest.approx(busy / found["simulated_seconds"], rel=1e-5)
+
+
+def parts(work, rule, step, **options):
+    """`asynchronous` of other clients."""
+    return algorithms.asynchronous(
+        events.devices(SIZE), work, rule, step, population_size=SIZE, concurrency=9, buffer_size=4, mesh=None, **options
+    )
+
+
+def corrected(**options):
+    """SCAFFOLD's clients and server."""
+    work = client.scaffold(population.quadratic_loss, RATE, client.work(num_steps=2))
+    rule = aggregation.by_part({"params": aggregation.mean(), "control": aggregation.keep_old(float(SIZE))})
+    return parts(work, rule, server.control_variates(server.optimizer(optax.sgd(1.0))), **options)
+
+
+def test_updates_that_cannot_be_discounted():
+    """Catches half of a control variate's update beside a client's whole one, a share of a model that is averaged as a
+    model, a share of a direction times a share of its steps, and integers whose share is zero."""
+    plain = client.local_sgd(population.quadratic_loss, optax.sgd(RATE), client.work(num_steps=2))
+    tilted = client.dynamic(population.quadratic_loss, optax.sgd(RATE), 1.0, client.work(num_steps=2))
+    mean, step = aggregation.mean(weighting="uniform"), server.optimizer(optax.sgd(1.0))
+    start, known = {"w": jnp.zeros(1)}, {"staleness": staleness.constant()}
+    for make in (
+        corrected,
+        lambda **own: parts(tilted, mean, step, **own),
+        lambda **own: parts(client.send_model(plain), mean, server.replacement(), **own),
+        lambda **own: parts(client.normalized(plain), mean, server.rescaled(step), **own),
+    ):
+        make(**known).init(events.KEY, start, clients())
+        make(max_staleness=0).init(events.KEY, start, clients())
+        with pytest.raises(ValueError, match=r"client: expected one whose updates may count in part .* got 'another'"):
+            make().init(events.KEY, start, clients())
+
+    def apply(key, broadcast, state, data):
+        return Report({"w": jnp.full(1, 3, jnp.int16)}, jnp.float32(1), {}), state
+
+    counts = ClientUpdate(lambda params: (), apply, uniform_weights=True, scalable=True)
+    with pytest.raises(TypeError, match=r"update\['w'\]: expected floats, got 'int16'"):
+        parts(counts, mean, step).init(events.KEY, {"w": jnp.zeros(1, jnp.int16)}, clients())
+
+
+def test_control_variates_without_a_discount():
+    """Whatever the delays, c is the mean of all clients' c_i. Catches the state of another arrival."""
+    made = corrected(staleness=staleness.constant())
+    _, infos, state = run(made, {"w": jnp.zeros(1)}, clients())
+    assert max(info["largest_staleness"] for info in infos) > 0
+    own = np.asarray(state.federation.clients["w"])
+    assert np.ptp(own) > 0
+    np.testing.assert_allclose(state.federation.server.control["w"], own.mean(0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "factors, words",
+    [
+        (lambda gaps: jnp.where(gaps > 3, jnp.nan, 1.0), r"staleness\(4\): expected a factor in \(0, 1\], got nan"),
+        (lambda gaps: 1.0 - gaps / 4, r"staleness\(4\): expected a factor"),
+        (lambda gaps: 1.0 + gaps, r"staleness\(1\): expected a factor"),
+        (lambda gaps: 0.5, "staleness: expected a float for each of 101 gaps"),
+        (lambda gaps: 1 + 0 * gaps, "staleness: expected a float for each"),
+    ],
+)
+def test_factors_out_of_range(factors, words):
+    """Catches factors that make NaN, turn an update round, or lengthen it."""
+    for make in (algorithms.fedbuff, algorithms.fedasync):
+        with pytest.raises((TypeError, ValueError), match=words):
+            quadratic(make, concurrency=12, staleness=factors, max_staleness=100)
 
 
 def test_shares_of_noise_need_a_whole_buffer():

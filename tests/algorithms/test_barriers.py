@@ -61,7 +61,8 @@ def test_a_global_barrier():
 
 
 def test_who_is_down_does_not_wait():
-    """In Python integers, with nodes that fail. Catches one that is down and whose clock runs, or whom others await."""
+    """In Python integers, with nodes that fail. Catches one that is down and whose clock runs, or whom others await;
+    and a global round that begins before the last one is over, because its slowest node is down in this one."""
     mixing = network.with_node_failures(network.with_link_failures(g.RING, 0.2), 0.4)
     for barrier in ("local", "global"):
         made = algorithms.dpsgd(
@@ -73,16 +74,20 @@ def test_who_is_down_does_not_wait():
             devices=devices(2),
             barrier=barrier,
         )
-        state, _ = g.run(made, 6)
+        state, infos = g.run(made, 6)
         exact = [0] * g.N
         for matrix, up in zip(*g.weights(mixing, 6), strict=True):
             if barrier == "local":
                 waited = [max(exact[j] for j in range(g.N) if matrix[i, j] > 0 or i == j) for i in range(g.N)]
             else:
-                waited = [max([t for t, there in zip(exact, up, strict=True) if there], default=0)] * g.N
+                waited = [max(exact)] * g.N
             lasts = [SLOW if i == 2 else FAST for i in range(g.N)]
             exact = [waited[i] + lasts[i] if up[i] else exact[i] for i in range(g.N)]
         assert ticks(state) == exact
+        assert not up.all() and min(exact) < min(t for t, there in zip(exact, up, strict=True) if there)
+        first = min(t for t, there in zip(exact, up, strict=True) if there)
+        np.testing.assert_allclose(infos[-1]["first_seconds"], first / 1000, rtol=1e-6)
+        np.testing.assert_allclose(infos[-1]["simulated_seconds"], max(exact) / 1000, rtol=1e-6)
 
 
 def test_time_changes_no_number():
@@ -112,6 +117,11 @@ def test_what_a_round_asks():
     load = barriers.asked_of(Work(4, 4, 2, 10.0, 5.0), jnp.ones(g.N, jnp.int32), links, 4)
     assert load.bytes_up.tolist() == load.bytes_down.tolist() == [28.0] + [4.0] * 7
     assert load.flops.tolist() == [15.0] * g.N
+    arrows = network.push(network.from_edges(g.N, [(0, i) for i in range(1, g.N)], directed=True))
+    load = barriers.asked_of(
+        Work(4, 4, 2, 10.0, 5.0), jnp.ones(g.N, jnp.int32), arrows.links(None, 0, arrows.tables), 4
+    )
+    assert load.bytes_up.tolist() == [28.0] + [0.0] * 7 and load.bytes_down.tolist() == [0.0] + [4.0] * 7
     assert barriers.finished(Clock(jnp.int32([2]), jnp.int32([500])), 1000).tolist() == [2.5]
 
 

@@ -53,6 +53,21 @@ def test_operations_by_hand(work, rows, steps):
     assert found.flops <= one + 4 * WIDTH + 20
 
 
+def test_a_term_of_zero_costs_nothing():
+    """Catches FedAsync and FedAT without a proximal term in the simulated time of one with it."""
+    for work in ({"num_steps": 3, "batch_size": BATCH}, {"num_epochs": 2}):
+        given = loss, optax.sgd(0.1)
+        plain, none, some = (
+            told(make)._replace(steps=None, examples=None)
+            for make in (
+                client.local_sgd(*given, client.work(**work)),
+                client.proximal(*given, 0.0, client.work(**work)),
+                client.proximal(*given, 0.1, client.work(**work)),
+            )
+        )
+        assert none == plain and some.step_flops >= plain.step_flops + 3 * WIDTH
+
+
 def test_loops_of_known_length():
     """Clients who do not stop early: their whole loop counts. Catches DP-SGD as one step."""
     options = {"num_examples": ROWS, "batch_size": BATCH}

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from fedjax_sim import algorithms, engine, network, population, run, sampling, theory
+from fedjax_sim.algorithms.node_rounds import distance, mean_over
 from tests.algorithms import gossip as g
 
 FORMS = ("combine_while_adapt", "adapt_then_combine")
@@ -203,11 +204,22 @@ def test_no_epsilon():
         algorithms.round.observe(dpsgd(), g.KEY, None, g.clients())
 
 
+def other(make, **options):
+    biased = network.neighbour_mean(network.star(g.N))
+    return make(population.quadratic_loss, biased, optax.sgd(0.1), num_steps=1, **options)
+
+
 @pytest.mark.parametrize(
     "call, words",
     [
         (lambda: dpsgd(network.push(network.exponential(g.N))), "mixing: expected one that keeps the nodes' average"),
         (lambda: dpsgd(network.neighbour_mean(network.star(g.N))), "mixing: expected one that keeps the nodes'"),
+        (lambda: other(algorithms.consensus), "mixing: expected one that keeps the nodes' average and"),
+        (
+            lambda: other(algorithms.clipped_gossip, radius=1.0),
+            "mixing: expected one that keeps the nodes' average and",
+        ),
+        (lambda: other(algorithms.choco), "mixing: expected one that keeps the nodes' average and"),
         (lambda: dpsgd(form="gossip"), "form: expected one of"),
         (lambda: dpsgd(barrier="everywhere"), "barrier: expected one of"),
         (lambda: dpsgd(nonfinite="keep"), "nonfinite: expected one of"),
@@ -218,3 +230,13 @@ def test_what_is_refused(call, words):
     """Catches a directed graph whose nodes would agree on another point, and a graph of other nodes."""
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_means_of_narrow_models():
+    """Faults: a sum of float16 that overflows where its mean does not; nodes that do not count and still do."""
+    models = {"w": jnp.full((400, 3), 300.0, jnp.float16).at[0].set(jnp.nan).at[1:200].set(100.0)}
+    counted = jnp.arange(400) > 0
+    mean = mean_over(models, counted)["w"]
+    np.testing.assert_allclose(np.float64(mean), (199 * 100 + 200 * 300) / 399, rtol=1e-3)
+    spread = np.r_[np.full(199, 100.0), np.full(200, 300.0)].std() * np.sqrt(3)
+    np.testing.assert_allclose(float(distance(models, counted)), spread, rtol=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -34,21 +35,26 @@ def options(**own):
     return {"concurrency": 9, "mixing_rate": ALPHA, "staleness": hinge(10.0, 4), "coefficient": PROX} | own
 
 
-@pytest.mark.parametrize("block", [1, 4])
-def test_fedasync_is_the_event_loop(block):
+@pytest.mark.parametrize(("block", "oldest"), [(1, 200), (4, 200), (4, 8)])
+def test_fedasync_is_the_event_loop(block, oldest):
     """Catches an update that is mixed in from a version that it was not sent, a factor of another gap, a block that is
-    used past its end, versions that are missing in the ring."""
-    made = quadratic(algorithms.fedasync, **options(arrivals_per_step=block, max_staleness=200))
+    used past its end, versions that are missing in the ring, a cut block that writes over one in use."""
+    made = quadratic(algorithms.fedasync, **options(arrivals_per_step=block, max_staleness=oldest))
     found, infos, _ = run(made, {"w": jnp.zeros(1)}, clients(), 16)
-    loop, versions = events.Loop(Traffic(events.devices(SIZE), 9, block, 1, 200, "other")), [0.0]
+    loop, versions = events.Loop(Traffic(events.devices(SIZE), 9, block, 1, oldest, "other")), [0.0]
+    gaps, sizes = set(), set()
     for t, model in enumerate(found):
-        rows, stopped = arrivals(loop, t)
-        assert not stopped
+        rows, old = arrivals(loop, t)
         for id, base, gap, _ in rows:
             versions.append(mixed(versions, id, base, gap))
+            gaps.add(gap)
         np.testing.assert_allclose(model["w"], versions[-1], rtol=2e-5, atol=1e-6)
         assert infos[t]["clients_reported"] == len(rows)
-    assert block == 1 or len({int(info["clients_reported"]) for info in infos}) > 1, "no block was cut"
+        sizes.add(len(rows))
+        if old:  # the loop does not fill the places of those who were stopped
+            break
+    assert block == 1 or len(sizes) > 1, "no block was cut"
+    assert old == 0 if oldest == 200 else oldest in gaps
 
 
 def test_blocks_change_nothing():
@@ -95,3 +101,48 @@ def test_a_message_that_is_not_finite():
         assert int(infos[t]["dropped_clients"]) == dropped
         lost += dropped
     assert lost > 0
+
+
+def test_a_factor_that_is_none():
+    """A message whose mixing rate is not in [0, 1] changes nothing, where a sweep varies it: known ones are refused.
+    Catches NaN in the model, and mixing too much."""
+
+    def strange(gaps, one=1.0):
+        return one * jnp.where(gaps % 3 == 0, jnp.nan, jnp.where(gaps % 3 == 1, 2.0, 1.0))
+
+    def fedasync(**own):
+        return quadratic(algorithms.fedasync, **options(arrivals_per_step=4, max_staleness=200, **own))
+
+    @jax.jit
+    def swept(one, *given):
+        return fedasync(staleness=lambda gaps: strange(gaps, one)).step(*given)
+
+    made = fedasync()._replace(step=lambda *given: swept(jnp.float32(1), *given))
+    found, _, _ = run(made, {"w": jnp.zeros(1)}, clients(), 16)
+    loop, versions = events.Loop(Traffic(events.devices(SIZE), 9, 4, 1, 200, "other")), [0.0]
+    for t, model in enumerate(found):
+        for id, base, gap, _ in arrivals(loop, t)[0]:
+            sent = versions[base] + proximal(versions[base], id)
+            versions.append(versions[-1] + ALPHA * (sent - versions[-1]) if gap % 3 == 2 else versions[-1])
+        np.testing.assert_allclose(model["w"], versions[-1], rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("runs", [None, 2])
+def test_no_copy_of_the_versions(runs):
+    """A step holds no second copy of all versions that are kept, a sweep's neither. Catches versions that are selected
+    as a whole for each arrival."""
+    dimension, kept, data = 4000, 400, clients()
+
+    def loss(params, examples, key):
+        return jnp.sum((params["w"][None] - examples["center"][:, :1]) ** 2, axis=1)
+
+    options = {"concurrency": 4, "refill": "same", "arrivals_per_step": 4, "max_staleness": kept}
+    made = algorithms.fedasync(
+        loss, events.devices(SIZE), optax.sgd(RATE), population_size=SIZE, num_steps=1, mesh=None, **options
+    )
+    state, step = jax.eval_shape(made.init, events.KEY, {"w": jnp.zeros(dimension)}, data), made.step
+    if runs:
+        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((runs, *x.shape), x.dtype), state)
+        step = jax.vmap(step, in_axes=(None, 0, None))
+    program = jax.jit(step, donate_argnums=1).lower(events.KEY, state, data).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 4 * dimension * kept / 2

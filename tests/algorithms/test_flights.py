@@ -244,6 +244,35 @@ def test_a_client_whose_model_is_too_old_is_stopped():
     assert found.sent.sum() - found.there.sum() - found.stopped.sum() in range(12 + 1)
 
 
+def test_no_update_is_older_than_the_ring():
+    """Blocks of four that each make a version, of which three are kept. Catches an arrival whose base has left them."""
+    traffic = Traffic(devices(40), 9, 4, 1, 3, "other")
+    flights = take_off(KEY, traffic, lambda ids: LOAD)
+    step = jax.jit(lambda key, flights: next_arrivals(key, traffic, flights, lambda ids: LOAD))
+    gaps, stopped = [], 0
+    for t in range(40):
+        found, flights = step(keyed(t), flights)
+        gaps += found.gaps[found.there].tolist()
+        stopped += int(found.stopped)
+    assert max(gaps) == 3 and stopped > 0
+
+
+def test_energy_of_those_who_are_sent_work():
+    """Everybody's work takes 5 J. Catches energy of clients who were drawn and are not there."""
+
+    def spend(key, ids, load):
+        nothing = jnp.zeros_like(ids)
+        return Spent(nothing, 1 + ids % 7, nothing, jnp.full(ids.shape, 5.0))
+
+    some = Devices(20, spend, Availability(lambda ids, seconds: ids % 2 == 0), ticks_per_second=10)
+    for refill in ("other", "same"):
+        traffic = Traffic(some, 6, 3, 3, 9, refill)
+        flights = take_off(KEY, traffic, lambda ids: LOAD)
+        for t in range(6):
+            found, flights = next_arrivals(keyed(t), traffic, flights, lambda ids: LOAD)
+            assert float(found.joules) == 5 * int(found.sent), (refill, t)
+
+
 def test_earliest_is_a_sort():
     """Catches ties by place, and counts at both ends."""
     rng = np.random.default_rng(0)

@@ -9,14 +9,14 @@ import optax
 import pytest
 
 from experiments import two_edges
-from fedjax_sim import aggregation, algorithms, population, sampling, server, theory, transform
+from fedjax_sim import aggregation, algorithms, client, network, population, sampling, server, theory, transform
 from fedjax_sim.algorithms import as_client_update, federated
 from fedjax_sim.algorithms.costs import eight_bytes, two_words, words_of
 from fedjax_sim.instruments.variance_budget import variance_budget
 from fedjax_sim.privacy import mechanism_of
 from fedjax_sim.running import loop
-from fedjax_sim.types import Count
-from tests.laws import laws
+from fedjax_sim.types import Count, Star
+from tests.laws import cases, laws
 from tests.laws import problems as p
 
 KEY, START = jax.random.key(5), jnp.array(p.START)
@@ -104,6 +104,7 @@ def test_empty_groups():
     assert int(info["skipped_rounds"]) == 1 and int(info["clients_reported"]) == 0
     state, info = step(KEY, start, some)
     assert int(info["clients_reported"]) == 3 and info["edge_skipped_rounds"].total() == 2
+    assert float(info["total_weight"]) == sizes.sum()  # of one round, not of two
     assert np.isfinite(np.asarray(state.server.params)).all()
     without = population.grouped(p.ragged(), GROUPS)
     changed, _ = step(KEY, start, without)
@@ -327,15 +328,99 @@ def test_what_is_refused():
     design = sampling.uniform(SIZE, 2).design
     with pytest.raises(ValueError, match="aggregator: expected one that takes weights as they come"):
         as_client_update(edges(sampling.uniform(SIZE, 2), aggregator=aggregation.horvitz_thompson(design, 90.0)))
-    scaffold = algorithms.scaffold(p.linear_loss, sampling.full(SIZE), learning_rate=0.1, num_steps=1).parts
-    with pytest.raises(ValueError, match="server: expected one that can go on from another model"):
-        as_client_update(scaffold, keep=True)
     with pytest.raises(TypeError, match=r"population: expected one of groups \(`Population.group`\), got 'Generated'"):
         over(edges(), size=24).init(KEY, START, p.ragged())
     with pytest.raises(ValueError, match="sampler: expected a design for the population's"):
         over(edges(sampling.full(3))).init(KEY, START, population.grouped(p.ragged(), GROUPS))
     with pytest.raises(ValueError, match="client: expected one that is no federation"):
         variance_budget(over(edges()), START, population.grouped(p.ragged(), GROUPS), num_clients=2)
+    alike = {name: network.constant(1.0) for name in ("speed", "bandwidth_down", "bandwidth_up")}
+    clocked = sampling.with_clock(sampling.full(SIZE), network.heterogeneous(SIZE, **alike))
+    with pytest.raises(ValueError, match="sampler: expected one without a clock, inside of a hierarchy"):
+        as_client_update(edges(clocked), keep=True)
     for wrong in ({"rounds": 0}, {"name": "the edge"}, {"weighting": "clients"}, {"keep": 2}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}: expected"):
             as_client_update(edges(), **wrong)
+
+
+WHOLE = {"as_client_update", "fedadagrad", "fedadam", "fedavg", "fedavgm", "federated", "fednova", "fedprox", "fedsgd"}
+WHOLE |= {"fedyogi", "hierarchical_fedavg", "record_private_fedavg", "split_client"}
+UNKNOWN_SERVERS = {"feddf", "feddyn", "fedexp", "mime_lite", "scaffold"}  # what they keep beside the model
+
+
+@pytest.mark.parametrize("name", sorted(cases.CASES["algorithms"]))
+def test_what_an_edge_would_lose(name):
+    """Every algorithm: an edge makes whole ones' rounds, and refuses the others, whether it keeps its state or not.
+
+    Faults: Mime without its first pass; a SCAFFOLD that forgets its control variates; FedExP whose mean of two models,
+    made for evaluation, is trained from; stale updates without their versions; pre-training that nobody did.
+    """
+    star = cases.CASES["algorithms"][name]().parts
+    if star is None:  # gossip
+        return
+    if name in WHOLE:
+        as_client_update(star, name="region", keep=True)
+        return
+    rule = "server: expected one that can go on" if name in UNKNOWN_SERVERS else "star: expected the parts of a whole"
+    for keep in (True, False):
+        with pytest.raises(ValueError, match=rule):
+            as_client_update(star, keep=keep)
+
+
+def test_parts_that_say_nothing_are_no_algorithm():
+    """Faults: a default that promises; a server with a state of its own that begins anew without a word."""
+    star = edges()
+    with pytest.raises(ValueError, match="star: expected the parts of a whole algorithm"):
+        as_client_update(Star(*star[:5]))
+    for unknown in (star.server._replace(moved=None), server.downlink(STEP, transform.top_k(count=1))):
+        with pytest.raises(ValueError, match=r"server: expected one that can go on from another model"):
+            as_client_update(star._replace(server=unknown))
+
+
+def counting_rounds():
+    """An aggregator with a state."""
+    rule = aggregation.mean()
+
+    def finalize(key, cohort, carry):
+        return *rule.finalize(key, cohort, carry), cohort.state + 1
+
+    return rule._replace(start=lambda spec: jnp.zeros(()), finalize=finalize)
+
+
+KEEPERS = {
+    "client": lambda: edges()._replace(
+        client=client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=1))._replace(init=lambda x: x)
+    ),
+    "transform": lambda: edges(**PARTS["remembers"]),
+    "aggregator": lambda: edges(aggregator=counting_rounds()),
+}
+
+
+@pytest.mark.parametrize("name", KEEPERS)
+def test_a_state_that_is_not_kept(name):
+    """Fault: error feedback whose memory begins at zero in each round above: what was left out is never sent."""
+    groups = population.grouped(p.ragged(), GROUPS)
+    with pytest.raises(ValueError, match=f"{name}: expected one without a state inside of an edge that keeps nothing"):
+        made = over(KEEPERS[name]())
+        jax.eval_shape(made.step, KEY, made.init(KEY, START, groups), groups)
+
+
+ALONE = {
+    "fedavgm": {"server_learning_rate": 0.3},
+    "fednova": {"learning_rate": p.RATE},
+    "fedprox": {"coefficient": 0.5},
+    "fedyogi": {},
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.full) for name in ALONE if name != "fedavgm"]
+                         + ["fedavgm"])  # fmt: skip
+def test_one_edge_of_everybody_is_its_algorithm(name):
+    """Three cloud rounds of an edge that keeps its state, with everybody under it, are three of its own rounds, to
+    1e-6. Fault: an edge that loses a part of the algorithm inside, such as its momentum or its moments."""
+    options = ALONE[name] | {"num_steps": 2, "mesh": None, "plan": p.PLAN}
+    recipe, optimizer = getattr(algorithms, name), () if "learning_rate" in options else (optax.sgd(p.RATE),)
+    made = recipe(p.linear_loss, sampling.full(p.NUM_CLIENTS), *optimizer, **options)
+    people, everybody = p.ragged(), population.grouped(p.ragged(), [0] * p.NUM_CLIENTS)
+    found = model(over(made.parts, size=1, keep=True), everybody, rounds=3)
+    np.testing.assert_allclose(found, model(made, people, rounds=3), atol=1e-6, rtol=0)

@@ -8,7 +8,9 @@ import pytest
 
 from fedjax_sim import algorithms, engine, network, population, run, sampling
 from fedjax_sim.algorithms.pairwise import first_places, meetings
+from fedjax_sim.prng import stream
 from tests.algorithms import gossip as g
+from tests.laws import problems as p
 
 GRAPH = network.from_edges(g.N, [(0, i) for i in range(1, g.N - 1)] + [(1, 2), (3, 4)])  # node 7 is alone
 
@@ -33,8 +35,6 @@ def test_numpy(lost):
     sampler = sampling.with_dropout(sampler, 0.4) if lost else sampler
     made, data = gossip(sampler=sampler), g.clients()
     state, step, x, met = made.init(g.KEY, g.START, data), jax.jit(made.step), np.zeros(g.N), 0
-    from fedjax_sim.prng import stream
-
     for t in range(9):
         key = jax.random.fold_in(g.KEY, t)
         cohort, _ = sampler.sample(stream(key, "sampling"), sampler.init())
@@ -118,3 +118,58 @@ def test_what_is_refused():
         algorithms.pairwise_gossip(
             population.quadratic_loss, sampling.uniform(8, 2), optax.sgd(0.1), network.exponential(8), num_steps=1
         )
+
+
+def test_unequal_nodes():
+    """Four rounds of nodes with 0 to 7 examples each, meeting by meeting, against NumPy: each takes its step on the
+    mean of its own loss, and who has no examples meets all the same. Catches steps by size, rows in the order in which
+    clients of unequal size were trained, and samplers by which larger nodes count more."""
+    ring = network.ring(p.NUM_CLIENTS)
+    sampler = sampling.uniform(p.NUM_CLIENTS, 9)
+    options = {"num_steps": 1, "batch_size": None, "mesh": None}
+    made = algorithms.pairwise_gossip(p.linear_loss, sampler, optax.sgd(p.RATE), ring, **options)
+    data = p.ragged(sizes=np.where(np.arange(p.NUM_CLIENTS) % 5 == 0, 0, p.SIZES))
+    clients = [jax.device_get(data.client(jnp.int32(i))) for i in range(p.NUM_CLIENTS)]
+    rows = {"neighbours": jnp.array(ring.neighbours()[0]), "degrees": jnp.array(ring.in_degrees, jnp.int32)}
+
+    def slope(i, w):
+        there = clients[i].mask
+        x, y = (np.float64(clients[i].examples[name][there]) for name in ("x", "y"))
+        return x.T @ (x @ w - y) / max(there.sum(), 1)
+
+    state, step = made.init(g.KEY, jnp.array(p.START), data), jax.jit(made.step)
+    x = np.tile(np.float64(p.START), (p.NUM_CLIENTS, 1))
+    for t in range(4):
+        key = jax.random.fold_in(g.KEY, t)
+        cohort, _ = sampler.sample(stream(key, "sampling"), sampler.init())
+        partners, order = map(np.asarray, meetings(key, cohort.ids, rows))
+        start, ids = x.copy(), np.asarray(cohort.ids)
+        for slot in order:
+            i, j = ids[slot], partners[slot]
+            x[i] = x[j] = (x[i] + x[j]) / 2
+            x[i] -= p.RATE * slope(i, start[i])
+        state, info = step(key, state, data)
+        assert info["edges"] == 9 and info["clients_reported"] == sum(clients[i].mask.any() for i in ids)
+    found = made.personal(state, jnp.arange(p.NUM_CLIENTS, dtype=jnp.int32))
+    np.testing.assert_allclose(found, x, rtol=1e-4, atol=1e-5)
+    by_size = sampling.weighted_without_replacement(p.SIZES, 6)
+    with pytest.raises(ValueError, match="sampler: expected one that wakes all nodes equally often"):
+        algorithms.pairwise_gossip(p.linear_loss, by_size, optax.sgd(p.RATE), ring, **options)
+
+
+def test_a_round_that_diverges_is_skipped():
+    """Neighbours 6e38 apart, a difference that is not finite: models stay, and the round is counted. Catches
+    models of infinity."""
+
+    def loss(params, examples, key):
+        return jnp.zeros(jax.tree.leaves(examples)[0].shape[0]) * params["w"][0]
+
+    made = algorithms.pairwise_gossip(
+        loss, sampling.full(g.N), optax.sgd(1.0), network.ring(g.N), num_steps=1, mesh=None
+    )
+    data, far = g.clients(), 3e38 * (-1.0) ** np.arange(g.N)
+    state = made.init(g.KEY, g.START, data)
+    state = state._replace(star=state.star._replace(clients={"model": {"w": jnp.float32(far)[:, None]}}))
+    state, info = jax.jit(made.step)(g.KEY, state, data)
+    assert info["skipped_rounds"] == 1 and info["clients_reported"] == g.N
+    assert (g.models(made, state) == np.float32(far)).all()

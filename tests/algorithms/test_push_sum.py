@@ -69,3 +69,25 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="mixing: expected one that keeps the nodes' average"):
         push_sum(network.neighbour_mean(ONE_WAY))
     assert jnp.isfinite(push_sum(network.push(ONE_WAY)).init(g.KEY, g.START, g.clients()).star.clients["weight"]).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_models_keep_their_average(dtype):
+    """300 rounds of shares of 1/3 and 1/5, with links that fail: sums, weights and their ratio stay, to 1e-5.
+
+    Catches sums in the model's own precision, shares that are rounded to it (columns then add up to 1.002), and models
+    that come back in another dtype."""
+    made = push_sum(network.with_link_failures(network.push(ONE_WAY), 0.3), rate=1e-9)
+    data, start = g.clients(), {"w": jnp.full(1, 9.0, dtype)}
+    state, step = made.init(g.KEY, start, data), jax.jit(made.step)
+    sums = state.star.clients["sum"]["w"]
+    assert sums.dtype == jnp.float32
+    own = {"sum": {"w": sums + jnp.arange(g.N)[:, None]}, "weight": jnp.ones(g.N)}
+    state = state._replace(star=state.star._replace(clients=own))
+    for t in range(300):
+        state, info = step(jax.random.fold_in(g.KEY, t), state, data)
+    end = jax.device_get(state.star.clients)
+    assert (made.params(state)["w"].dtype, made.personal(state, g.IDS)["w"].dtype) == (dtype, dtype)
+    np.testing.assert_allclose(end["sum"]["w"].sum(), (9 + np.arange(g.N)).sum(), rtol=1e-5)
+    np.testing.assert_allclose(end["sum"]["w"][:, 0] / end["weight"], 9 + np.arange(g.N).mean(), rtol=1e-5)
+    assert info["uplink_bytes"].total() == int(info["edges"]) * 8

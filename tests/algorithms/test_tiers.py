@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import algorithms, population, sampling
+from fedjax_sim import aggregation, algorithms, population, sampling
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.permutation import permute
 from tests.algorithms import test_flights as events
@@ -33,7 +33,7 @@ def test_fedat_is_the_event_loop():
     w, models, now = 0.0, np.zeros(TIERS), 0
     rounds = {q: (0.0, drawn(stream(events.KEY, f"tier {q}"), q), 0) for q in range(TIERS)}
     due = {q: max(events.ticks(rounds[q][1])) for q in range(TIERS)}
-    tiers = []
+    tiers, joules = [], sum(events.ticks(ids).sum() for _, ids, _ in rounds.values())
     for t, model in enumerate(found):
         tier = min(due, key=lambda q: (due[q], q))
         now, (base, ids, version) = due[tier], rounds[tier]
@@ -44,6 +44,8 @@ def test_fedat_is_the_event_loop():
         assert infos[t]["tier"] == tier and infos[t]["staleness"] == t - version
         np.testing.assert_allclose(infos[t]["simulated_seconds"], now / 10, rtol=1e-6)
         ids = drawn(stream(events.keyed(t), "arrivals"), tier)
+        assert infos[t]["joules"] == joules + events.ticks(ids).sum()
+        joules = 0
         rounds[tier], due[tier] = (w, ids, t + 1), now + max(events.ticks(ids))
         tiers.append(tier)
     assert set(tiers) == {0, 1, 2} and infos[0]["clients_invited"] == 8
@@ -79,6 +81,13 @@ def test_a_tier_without_clients_waits():
     assert [int(info["skipped_rounds"]) for info in infos] == [1] * 8 + [0] * 8
     assert sorted(np.asarray(state.order).tolist()) == list(range(SIZE - 1))
     assert jax.tree.leaves(state.rounds.there)[0].all()
+
+
+def test_weights_of_a_sampler():
+    """Catches weights by the chances of a draw from tiers of equal size, all of whom are there."""
+    rule = aggregation.horvitz_thompson(sampling.uniform(SIZE // TIERS, SLOTS).design, SIZE / TIERS)
+    with pytest.raises(ValueError, match="aggregator: expected one that takes weights as they come"):
+        quadratic(algorithms.fedat, num_tiers=TIERS, clients_per_tier=SLOTS, aggregator=rule)
 
 
 @pytest.mark.parametrize(

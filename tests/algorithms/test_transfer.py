@@ -125,3 +125,19 @@ def test_pretrained():
     for t in range(2):
         found, expected = (step(jax.random.fold_in(KEY, t), state, p.ragged())[0] for state in (found, expected))
     laws.check_equal_bits(found, expected, "rounds from the trained model")
+
+
+def test_pretraining_that_diverges():
+    """Faults: a model of NaN that every round then skips; examples of NaN or infinity that reach the start."""
+    people, start = population.stored({"x": X, "y": Y}, OFFSETS), jnp.zeros((3, 2))
+    made = algorithms.fedavg(LOSS, sampling.full(3), optax.sgd(0.1), num_steps=1, mesh=None)
+    work = client.local_sgd(LOSS, optax.sgd(3e38), client.work(num_steps=50))
+    own = ClientData({"x": jnp.array(X), "y": jnp.array(Y)}, jnp.ones(12, bool))
+    with pytest.raises(FloatingPointError, match="work: expected training that ends at a finite model"):
+        algorithms.pretrained(made, work, own).init(KEY, start, people)
+    for wrong in (np.nan, np.inf, -np.inf):
+        spoilt = ClientData({"x": own.examples["x"].at[4, 1].set(wrong), "y": own.examples["y"]}, own.mask)
+        with pytest.raises(ValueError, match="data: expected finite examples"):
+            algorithms.pretrained(made, work, spoilt)
+        hidden = spoilt._replace(mask=jnp.arange(12) != 4)  # padding may hold anything
+        algorithms.pretrained(made, work, hidden)
