@@ -1,5 +1,6 @@
 """Studies: questions that simulation answers, each with its grid, closed forms beside it, a reading and a figure."""
 
+from fedjax_sim.study.availability.question import availability
 from fedjax_sim.study.bits.question import bits
 from fedjax_sim.study.breakdown.question import breakdown
 from fedjax_sim.study.central_local.question import central_local
@@ -18,10 +19,13 @@ from fedjax_sim.study.price_of_robustness.question import price_of_robustness
 from fedjax_sim.study.privacy_utility.question import privacy_utility
 from fedjax_sim.study.robustness.question import robustness
 from fedjax_sim.study.rounds_to_target.question import rounds_to_target
+from fedjax_sim.study.staleness.question import staleness
+from fedjax_sim.study.time_to_target.question import time_to_target
 
 __all__ = [
     "Comparison",
     "Findings",
+    "availability",
     "bits",
     "breakdown",
     "central_local",
@@ -39,5 +43,7 @@ __all__ = [
     "privacy_utility",
     "robustness",
     "rounds_to_target",
+    "staleness",
+    "time_to_target",
     "write_findings",
 ]

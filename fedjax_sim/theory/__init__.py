@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedjax_sim.theory.asynchrony import arrival_weights, fedasync_contraction, fedasync_floor
 from fedjax_sim.theory.bounds import FedAvgBound, ProximalDrift, fedavg_bound, fedprox_descent, proximal_drift
 from fedjax_sim.theory.clipping import ClippedMean, best_clip_norm, clipped_mean_error
 from fedjax_sim.theory.coefficients import cohort_coefficients
@@ -83,6 +84,7 @@ from fedjax_sim.theory.sgd import (
 from fedjax_sim.theory.staleness import (
     StaleError,
     delayed_contraction,
+    delayed_floor,
     delayed_step_limit,
     expected_staleness,
     stale_gradient_error,
@@ -92,6 +94,7 @@ from fedjax_sim.theory.timing import (
     expected_round_time,
     exponential_quantile,
     harmonic,
+    sampled_order_statistic,
     shortfall_probability,
     throughput_ratio,
 )
@@ -112,6 +115,7 @@ __all__ = [
     "abort_probability",
     "agreed_weights",
     "alignment_auc",
+    "arrival_weights",
     "attackers_met",
     "best_clip_norm",
     "best_constant",
@@ -126,6 +130,7 @@ __all__ = [
     "crossover_cohort_size",
     "decaying_step_limit",
     "delayed_contraction",
+    "delayed_floor",
     "delayed_step_limit",
     "design_variance",
     "dgd_fixed_point",
@@ -141,6 +146,8 @@ __all__ = [
     "expected_staleness",
     "exponential_quantile",
     "exponential_spectrum",
+    "fedasync_contraction",
+    "fedasync_floor",
     "fedavg_bound",
     "fedavg_contraction",
     "fedavg_fixed_point",
@@ -181,6 +188,7 @@ __all__ = [
     "robustness_coefficients",
     "rounding_variance",
     "rounds_until",
+    "sampled_order_statistic",
     "sgd_contraction",
     "sgd_floor",
     "shortfall_probability",

@@ -99,7 +99,7 @@ def regular_spectrum(population_size: int, degree: int) -> np.ndarray:
     References: McKay 1981.
     """
     validate.integer("population_size", population_size, 2)
-    validate.integer("degree", degree, 3)
+    validate.integer("degree", degree, 3, max(population_size - 1, 3))
     edge = 2 * np.sqrt(degree - 1)
     angles = (np.arange(20_000) + 0.5) * np.pi / 20_000  # x = edge cos(angle): the density is smooth in the angle
     x = edge * np.cos(angles)
@@ -160,6 +160,8 @@ def consensus_error(eigenvalues: Any, rounds: Any, *, spread: float = 1.0) -> np
         validate.fail("eigenvalues", "those of a mixing matrix, the largest one 1", values[:3].tolist())
     validate.in_range("spread", spread, 0, wide=True)
     times = np.asarray(rounds)
+    if times.dtype.kind not in "iu" or (times < 0).any():
+        validate.fail("rounds", "integers >= 0", rounds)
     powers = [float((values[1:] ** (2 * int(t))).sum()) for t in times.reshape(-1)]
     return spread**2 * np.array(powers).reshape(times.shape) / len(values)
 
@@ -195,16 +197,33 @@ def dgd_fixed_point(matrix: Any, curvatures: Any, centers: Any, learning_rate: f
     Args:
       matrix: W [N, N]. curvatures, centers: [N], h_i > 0.
 
+    Raises: ValueError for other shapes, what is not finite, and a rate with which the recursion does not contract: no
+    run stops there (tests/theory/test_consensus.py::test_where_nothing_stops).
+
     Guarantees: where runs stop (tests/algorithms/test_tracking.py::test_tracking_is_exact_where_dgd_stops).
 
     References: Yuan, Ling and Yin 2016, section 2.
     """
     validate.positive("learning_rate", learning_rate, wide=True)
     weights, curved = np.asarray(matrix, np.float64), np.asarray(curvatures, np.float64)
+    points = np.asarray(centers, np.float64)
+    _check_finite(matrix=weights, curvatures=curved, centers=points)
+    if curved.ndim != 1 or points.shape != curved.shape or weights.shape != 2 * curved.shape:
+        shapes = weights.shape, curved.shape, points.shape
+        validate.fail("matrix, curvatures, centers", "[N, N], [N] and [N]", shapes)
     if not (curved > 0).all():
         validate.fail("curvatures", "numbers > 0", curved.min())
-    inner = np.eye(len(curved)) - weights + learning_rate * np.diag(curved)
-    return np.linalg.solve(inner, learning_rate * curved * np.asarray(centers, np.float64))
+    step = weights - learning_rate * np.diag(curved)
+    if (largest := np.abs(np.linalg.eigvals(step)).max()) >= 1:
+        rule, hint = "a rate with which the recursion contracts", f"A mode has the factor {largest:g}."
+        validate.fail("learning_rate", rule, learning_rate, hint)
+    return np.linalg.solve(np.eye(len(curved)) - step, learning_rate * curved * points)
+
+
+def _check_finite(**arrays: np.ndarray) -> None:
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            validate.fail(name, "finite numbers", "NaN or infinity")
 
 
 class GossipFloor(NamedTuple):
@@ -233,9 +252,11 @@ def dpsgd_floor(
       eigenvalues, vectors: [N] and [N, N] of a symmetric W, as of `numpy.linalg.eigh`.
       centers: [N] c_i. curvature: h > 0. noise: sigma >= 0, standard deviation of a node's gradient.
 
-    Raises: ValueError for a rate with which a mode does not shrink.
+    Raises: ValueError for a rate with which a mode does not shrink, other shapes, what is not finite, and a W that does
+    not keep the constant vector.
 
-    Guarantees: tests/theory/test_consensus.py::test_floor_of_noisy_quadratics; larger for a smaller gap
+    Guarantees: tests/theory/test_consensus.py::test_floor_of_noisy_quadratics; of a graph that falls apart too
+    (::test_floor_of_two_islands); larger for a smaller gap
     (::test_floor_falls_with_the_gap).
 
     References: Lian et al. 2017, theorem 1 (as a bound); Yuan, Ling and Yin 2016.
@@ -244,6 +265,13 @@ def dpsgd_floor(
     validate.positive("curvature", curvature, wide=True)
     validate.in_range("noise", noise, 0, wide=True)
     values, size = np.asarray(eigenvalues, np.float64), len(eigenvalues)
+    basis, points = np.asarray(vectors, np.float64), np.asarray(centers, np.float64)
+    _check_finite(eigenvalues=values, vectors=basis, centers=points)
+    if values.shape != (size,) or basis.shape != (size, size) or points.shape != (size,):
+        shapes = values.shape, basis.shape, points.shape
+        validate.fail("eigenvalues, vectors, centers", "[N], [N, N] and [N]", shapes)
+    if np.abs((values - 1) * basis.sum(0)).max() > 1e-4 * np.sqrt(size):
+        validate.fail("eigenvalues, vectors", "those of a W that keeps the constant vector", "others")
     pull = learning_rate * curvature
     factors = values - pull
     if not (np.abs(factors) < 1).all():
@@ -252,11 +280,11 @@ def dpsgd_floor(
             "learning_rate", rule, learning_rate, f"A mode has the factor {factors[abs(factors).argmax()]:g}."
         )
     noisy = (learning_rate * noise) ** 2 / (1 - factors**2) / size
-    away = np.asarray(vectors, np.float64).T @ (np.asarray(centers, np.float64) - np.mean(centers))
+    away = basis.T @ (points - points.mean())
     shifted = (pull * away / (1 - factors)) ** 2 / size
     first = int(np.abs(values - 1).argmin())
     rest = np.delete(noisy, first)
-    return GossipFloor(float(noisy[first]), float(rest.sum()), float(np.delete(shifted, first).sum()))
+    return GossipFloor(float(noisy[first]), float(rest.sum()), float(shifted.sum()))
 
 
 def agreed_weights(matrix: Any) -> np.ndarray:
@@ -264,6 +292,8 @@ def agreed_weights(matrix: Any) -> np.ndarray:
 
     All 1 / N where columns of W add up to 1 too; elsewhere those who are heard more count more. Under push-sum all
     count alike.
+
+    Raises: ValueError for a matrix whose rows do not add up to 1, and one with which nodes do not agree.
 
     Guarantees: where mixing ends (tests/network/test_mixing.py::test_pushing_corrects_what_taking_biases).
 
@@ -276,5 +306,8 @@ def agreed_weights(matrix: Any) -> np.ndarray:
     if weights.ndim != 2 or weights.shape[0] != weights.shape[1] or not np.allclose(weights.sum(1), 1, atol=1e-6):
         validate.fail("matrix", "[N, N] with rows that add up to 1", weights.shape)
     size = len(weights)
+    if (kept := int((np.abs(np.linalg.eigvals(weights)) > 1 - 1e-9).sum())) > 1:
+        hint = "The graph falls apart, or models go round and round."
+        validate.fail("matrix", "one with which nodes agree: a single eigenvalue of modulus 1", kept, hint)
     equations = np.vstack([weights.T - np.eye(size), np.ones(size)])
     return np.linalg.lstsq(equations, np.r_[np.zeros(size), 1.0], rcond=None)[0]

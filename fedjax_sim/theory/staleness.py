@@ -1,4 +1,4 @@
-"""Stale updates: when gradient descent with delay converges, how wrong a stale gradient is, and how stale updates are.
+"""Stale updates: when gradient descent with delay converges and where it stays, how wrong and how old a gradient is.
 
 On a quadratic of curvature h, steps with gradients that are tau versions old are w_{t+1} = w_t - eta h w_{t-tau}.
 """
@@ -13,7 +13,14 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.theory.quadratic import symmetric_matrix
 
-__all__ = ["StaleError", "delayed_contraction", "delayed_step_limit", "expected_staleness", "stale_gradient_error"]
+__all__ = [
+    "StaleError",
+    "delayed_contraction",
+    "delayed_floor",
+    "delayed_step_limit",
+    "expected_staleness",
+    "stale_gradient_error",
+]
 
 MOST_DELAY = 1000
 
@@ -62,6 +69,45 @@ def delayed_contraction(hessian: Any, delay: int, *, step_size: float) -> float:
     rest = [0.0] * (delay - 1)
     equations = [[1.0, -1.0, *rest, step_size * h] if delay else [1.0, step_size * h - 1.0] for h in eigenvalues]
     return float(max(np.abs(np.roots(coefficients)).max() for coefficients in equations))
+
+
+def delayed_floor(hessian: Any, delay: int, *, step_size: float, noise: float = 1.0) -> float:
+    """Where SGD with gradients `delay` versions old stays: E|w - w*|^2 in the long run; exact on a quadratic.
+
+    A mode of curvature h is w_{t+1} = w_t - a w_{t-tau} + e_t with a = eta h and e of variance (eta sigma)^2. Its
+    autocovariances c_k = c_{k-1} - a c_{tau+1-k} for 0 < k <= tau + 1, so that c_{k+1} - 2 c_k + c_{k-1} = -a^2 c_k: a
+    cosine in k of frequency theta with 2 sin(theta / 2) = a. Both ends of the recursion fix phase and size:
+
+      c_0 = (eta sigma)^2 cot((pi - (2 tau + 1) theta) / 4) / (2 sin theta),
+
+    (eta sigma)^2 / (a (2 - a)) without delay, about 1 + (tau + 1/2) a times eta sigma^2 / (2 h) for small steps, and
+    infinite at `delayed_step_limit`.
+
+    Args:
+      hessian: a number or [d, d], positive definite.
+      delay: tau >= 0.
+      step_size: eta, below the limit of the largest curvature.
+      noise: sigma >= 0, standard deviation of each coordinate of a gradient, independent of one step to the next.
+
+    Raises: ValueError for a step at which a mode does not shrink, and for a curvature that is not positive.
+
+    Guarantees: the recursion's Lyapunov equation (tests/theory/test_staleness.py::test_floor_solves_lyapunov);
+    simulated rounds stay there (tests/study/test_staleness.py::test_predictions_hold).
+
+    References: derived above; Kuechler and Mensch 1992, for the same equation in continuous time.
+
+    >>> round(delayed_floor(1.0, 0, step_size=0.5), 6), round(delayed_floor(1.0, 1, step_size=0.5), 6)
+    (0.333333, 0.6)
+    """
+    curvatures = np.linalg.eigvalsh(symmetric_matrix("hessian", hessian))
+    if not curvatures.min() > 0:
+        validate.fail("hessian", "a positive definite matrix", f"an eigenvalue {curvatures.min():g}")
+    limit = delayed_step_limit(delay, curvature=float(curvatures.max()))
+    validate.in_range("step_size", step_size, 0, limit, open_low=True, open_high=True, hint="The limit at this delay.")
+    validate.in_range("noise", noise, 0, wide=True)
+    theta = 2 * np.arcsin(step_size * curvatures / 2)
+    modes = 1 / (2 * np.sin(theta) * np.tan((math.pi - (2 * delay + 1) * theta) / 4))
+    return float((step_size * noise) ** 2 * modes.sum())
 
 
 class StaleError(NamedTuple):

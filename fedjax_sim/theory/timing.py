@@ -14,6 +14,7 @@ __all__ = [
     "expected_round_time",
     "exponential_quantile",
     "harmonic",
+    "sampled_order_statistic",
     "shortfall_probability",
     "throughput_ratio",
 ]
@@ -89,6 +90,40 @@ def expected_order_statistic(k: int, m: int, quantile: Callable | None = None) -
     if not abs(mass[-1]) <= 1e-6 * max(abs(total), 1e-300):
         validate.fail("quantile", "times whose k-th smallest has a mean", "a heavy tail", "Cut it off, or take k < m.")
     return total
+
+
+def sampled_order_statistic(times: np.ndarray, k: int, m: int) -> float:
+    """The mean of the k-th smallest time of m clients drawn without replacement from N whose times are known.
+
+    It is the j-th smallest of all with probability C(j-1, k-1) C(N-j, m-k) / C(N, m). Beside
+    `expected_order_statistic`, whose clients are drawn from a law, this is exact for a population as it is.
+
+    Args:
+      times: [N] finite, in any order.
+      k, m: 1 <= k <= m <= N.
+
+    Guarantees: all cohorts of a small population (tests/theory/test_timing.py::test_cohorts_of_a_population).
+
+    References: David and Nagaraja 2003, section 3.7 (sampling from a finite population).
+
+    >>> round(sampled_order_statistic(np.array([1.0, 2.0, 6.0]), 2, 2), 6)  # (2 + 6 + 6) / 3
+    4.666667
+    """
+    from scipy import special
+
+    times = np.asarray(times, np.float64)
+    if times.ndim != 1 or not times.size or not np.isfinite(times).all():
+        validate.fail("times", "finite numbers [N]", times)
+    validate.integer("m", m, 1, times.size)
+    validate.integer("k", k, 1, m)
+
+    def log_choose(n, r):
+        return -np.log1p(n) - special.betaln(n - r + 1, r + 1)
+
+    size = times.size
+    rank = np.arange(k, size - m + k + 1, dtype=np.float64)
+    logs = log_choose(rank - 1, k - 1) + log_choose(size - rank, m - k) - log_choose(float(size), m)
+    return float(np.exp(logs) @ np.sort(times)[k - 1 : size - m + k])
 
 
 def expected_round_time(

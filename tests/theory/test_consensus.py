@@ -148,3 +148,48 @@ def test_floor_falls_with_the_gap():
     assert len({round(floor.mean, 9) for floor in floors}) == 1
     with pytest.raises(ValueError, match="learning_rate: expected a rate with which every mode shrinks"):
         floor_of(network.metropolis(network.ring(SIZE)), rate=2.1)
+
+
+def test_floor_of_two_islands():
+    """Nodes 0, 1 and 2, 3 never meet: without noise each pair stops at its own mean, 2 from the optimum, whatever basis
+    the eigenvalue 1 is given. Catches a shift that is left out with one of two vectors of that eigenvalue."""
+    matrix, centers = np.kron(np.eye(2), np.full((2, 2), 0.5)), np.array([0.0, 0.0, 4.0, 4.0])
+    values, vectors = np.linalg.eigh(matrix)
+    mean, difference = np.full(4, 0.5), np.array([0.5, 0.5, -0.5, -0.5])
+    other = vectors.copy()
+    other[:, np.isclose(values, 1)] = np.stack([mean, difference], 1)
+    for basis in (vectors, other):
+        floor = theory.dpsgd_floor(values, basis, centers, learning_rate=0.1, curvature=1.0, noise=0.0)
+        np.testing.assert_allclose(floor.total, 4.0)
+    point = theory.dgd_fixed_point(matrix, np.ones(4), centers, 0.1)
+    np.testing.assert_allclose(((point - 2) ** 2).mean(), 4.0)
+
+
+def test_where_nothing_stops():
+    """Outside of what theory describes there is no number. Catches a fixed point that no run reaches, one center
+    for all, half a round, what isolated nodes would agree on, and a law of degrees that no graph has."""
+    half = np.full((2, 2), 0.5)
+    with pytest.raises(ValueError, match="learning_rate: expected a rate with which the recursion contracts"):
+        theory.dgd_fixed_point(half, [1.0, 1.0], [0.0, 1.0], 1.01)
+    theory.dgd_fixed_point(half, [1.0, 1.0], [0.0, 1.0], 0.99)
+    for centers in ([1.0], [1.0, np.nan]):
+        with pytest.raises(ValueError, match="centers: expected"):
+            theory.dgd_fixed_point(half, [1.0, 1.0], centers, 0.1)
+    for rounds in (1.5, -1, [0, -2]):
+        with pytest.raises(ValueError, match="rounds: expected integers >= 0"):
+            theory.consensus_error([1.0, 0.5], rounds)
+    assert theory.consensus_error([1.0, 0.5], 1, spread=3.0) == 9 * theory.consensus_error([1.0, 0.5], 1)
+    for spread in (-1.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match="spread: expected"):
+            theory.consensus_error([1.0, 0.5], 1, spread=spread)
+    for matrix in (np.eye(3), [[0.0, 1.0], [1.0, 0.0]]):
+        with pytest.raises(ValueError, match="matrix: expected one with which nodes agree"):
+            theory.agreed_weights(matrix)
+    with pytest.raises(ValueError, match="degree: expected an integer in"):
+        theory.regular_spectrum(8, 8)
+    options = {"learning_rate": 0.1, "curvature": 1.0, "noise": 0.0}
+    with pytest.raises(ValueError, match="those of a W that keeps the constant vector"):
+        theory.dpsgd_floor([0.9, 0.1], np.array([[1.0, 1.0], [1.0, -1.0]]) / np.sqrt(2), [0.0, 1.0], **options)
+    for centers in ([1.0], [0.0, np.inf]):
+        with pytest.raises(ValueError, match="centers: expected"):
+            theory.dpsgd_floor([0.0, 1.0], np.array([[1.0, 1.0], [-1.0, 1.0]]) / np.sqrt(2), centers, **options)

@@ -81,3 +81,14 @@ def test_wrong_input(change, words):
     options = dict(zip(("hessians", "centers", "edges"), WORKED, strict=True)) | STEPS | change
     with pytest.raises(ValueError, match=words):
         theory.hierarchy_fixed_point(**options)
+
+
+def test_an_edge_without_a_share_is_absent():
+    """Fault: a division by an edge's weight of zero."""
+    h, a, shares = problem()
+    shares = np.where(EDGES == 5, 0, shares)
+    there, kappa = EDGES != 5, {"edge_rounds": 3, **STEPS}
+    for made in (theory.hierarchy_fixed_point, theory.hierarchy_contraction):
+        with_it = made(h, a, EDGES, shares / shares.sum(), **kappa)
+        without = made(h[there], a[there], EDGES[there], shares[there] / shares.sum(), **kappa)
+        np.testing.assert_allclose(with_it, without, rtol=1e-12)

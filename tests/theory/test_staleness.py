@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy.linalg import solve_discrete_lyapunov
 
 from fedjax_sim import algorithms, population, theory
 from fedjax_sim.server.staleness import constant
@@ -23,6 +24,32 @@ def test_limits():
         radii = [theory.delayed_contraction([[0.1, 0], [0, 1.0]], delay, step_size=c * exact) for c in (0.99, 1, 1.01)]
         assert radii[0] < 1 < radii[2] and abs(radii[1] - 1) < 1e-9
     assert theory.delayed_contraction(3.0, 0, step_size=0.1) == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("delay", [0, 1, 2, 10])
+def test_floor_solves_lyapunov(delay):
+    """P = A P A^T + B of the companion matrix, near the limit too. Catches a phase that is one lag off."""
+    for share in (0.1, 0.5, 0.99):
+        step, expected = share * theory.delayed_step_limit(delay, curvature=3.0), 0.0
+        for curvature in (0.5, 3.0):
+            companion = np.eye(delay + 1, k=-1)
+            companion[0, 0] += 1
+            companion[0, delay] -= step * curvature
+            source = np.zeros_like(companion)
+            source[0, 0] = (step * 0.7) ** 2
+            expected += solve_discrete_lyapunov(companion, source)[0, 0]
+        floor = theory.delayed_floor(np.diag([0.5, 3.0]), delay, step_size=step, noise=0.7)
+        assert floor == pytest.approx(expected, rel=1e-7)
+
+
+def test_no_floor_beyond_the_limit():
+    """Catches a finite number for what diverges, or for a direction without curvature."""
+    limit = theory.delayed_step_limit(3)
+    for wrong in (limit, 1.01 * limit, float("nan")):
+        with pytest.raises(ValueError, match="step_size: expected"):
+            theory.delayed_floor(1.0, 3, step_size=wrong)
+    with pytest.raises(ValueError, match="hessian: expected a positive definite matrix"):
+        theory.delayed_floor(np.diag([0.0, 1.0]), 0, step_size=0.1)
 
 
 def test_errors_of_stale_gradients():

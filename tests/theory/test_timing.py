@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from scipy import special, stats
@@ -94,3 +96,15 @@ def test_wrong_input(call, told):
     """Catches an infinite mean that is stated as a number."""
     with pytest.raises(ValueError, match=told):
         call()
+
+
+def test_cohorts_of_a_population():
+    """The mean over all cohorts. Catches a rank that is one off, and draws with replacement."""
+    times = np.array([3.0, 1.0, 4.0, 1.5, 9.0, 2.6])
+    for m in range(1, 7):
+        cohorts = np.sort([times[list(who)] for who in itertools.combinations(range(6), m)], axis=1)
+        for k in range(1, m + 1):
+            assert theory.sampled_order_statistic(times, k, m) == pytest.approx(cohorts[:, k - 1].mean(), rel=1e-12)
+    for wrong in ([], [1.0, float("nan")]):
+        with pytest.raises(ValueError, match="times: expected finite numbers"):
+            theory.sampled_order_statistic(wrong, 1, 1)

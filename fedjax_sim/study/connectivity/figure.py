@@ -43,7 +43,7 @@ def _decay(axes: Any, rows: list[dict[str, Any]]) -> None:
         points(axes, mine, "rounds", colour, marker, name)
     axes.set(xlabel="Rounds", ylabel="Mean squared distance from the mean")
     plots.logarithmic(axes)
-    axes.legend(fontsize=7.5)
+    axes.legend(title="points: measured, lines: theory", fontsize=7.5, title_fontsize=7.5)
 
 
 def _agreement(bytes_: Any, rounds: Any, rows: list[dict[str, Any]]) -> None:

@@ -39,14 +39,29 @@ def hierarchy_reading(found: Sequence[Comparison], options: dict[str, Any]) -> I
             f"round each, and after {rounds[most]:.0f} with {most} (mixed groups); the traffic between clients and "
             "edges does not fall."
         )
-    digits = comparisons_of(found, "digits")
-    if digits:
-        shown = "; ".join(
-            f"{one.conditions['groups']}, {one.conditions['edge_rounds']} edge rounds: {one.measured:.1%} with "
-            f"{one.conditions['cloud_bytes'] / 1e6:.2f} MB to the cloud"
-            for one in digits
+    if comparisons_of(found, "digits"):
+        yield _digits(found, options)
+
+
+def _digits(found: Sequence[Comparison], options: dict[str, Any]) -> str:
+    """What edges do to the model of digits, in words."""
+
+    def share(way, kappa):
+        return comparisons_of(found, "digits", groups=way, edge_rounds=kappa)[0]
+
+    flat, one = share("flat", 1), share("random", 1)
+    text = (
+        f"Softmax regression on digits after {options['model_rounds']} cloud rounds: flat FedAvg reaches "
+        f"{flat.measured:.1%} with {flat.conditions['cloud_bytes'] / 1e6:.2f} MB to the cloud, edges with one round "
+        f"each {one.measured:.1%} with {one.conditions['cloud_bytes'] / 1e6:.2f} MB."
+    )
+    if more := options["edge_rounds"][1:]:
+        numbers = {
+            way: ", ".join(f"{share(way, kappa).measured:.1%}" for kappa in more) for way in ("random", "labels")
+        }
+        text += (
+            f" For the same bytes to the cloud {', '.join(map(str, more))} edge rounds in each of its rounds reach "
+            f"{numbers['random']} where edges have random clients, and {numbers['labels']} where an edge's clients "
+            "have labels that are alike."
         )
-        yield (
-            f"Softmax regression on digits after {options['model_rounds']} cloud rounds: {shown}. Flat is FedAvg; "
-            "labels groups clients whose labels are alike."
-        )
+    return text

@@ -1,0 +1,81 @@
+"""What does it cost when who is there depends on the data? Bias and variance of FedAvg, and of its correction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from fedjax_sim import validate
+from fedjax_sim.study.availability.clients import Work, day_rows, persistence_rows, rate_rows
+from fedjax_sim.study.availability.figure import availability_figure
+from fedjax_sim.study.availability.reading import availability_reading
+from fedjax_sim.study.findings import FEW, Findings, least_runs
+
+__all__ = ["availability"]
+
+QUESTION = "What does it cost when who is there depends on the data?"
+SLOWER = 10  # of the second step size of training around the clock
+
+
+def availability(
+    *,
+    num_clients: int = 10,
+    dimension: int = 4,
+    correlations: Sequence[float] = (0.0, 0.5, 1.0),
+    stays: Sequence[float] = (2.0, 8.0, 24.0),
+    num_looks: int = 800,
+    zone_clients: int = 240,
+    share: float = 0.25,
+    num_steps: int = 5,
+    step_size: float = 0.2,
+    seed: int = 0,
+) -> Findings:
+    """What does it cost when who is there depends on the data? FedAvg's bias, and what its correction costs.
+
+    Clients hold f_i = |w - a_i|^2 / 2; rounds take simulated time, and whoever is there takes part. Clients are there
+    with a chance of their own that goes with a_i; or for some rounds on end, whatever a_i; or in their night, with a_i
+    of their time zone.
+
+    Args:
+      num_clients: N, at most 12: predictions add up all sets of clients. dimension: d.
+      correlations: of clients' rates with the first coordinate of a_i, in [0, 1].
+      stays: mean rounds of a presence and of an absence, at least 2.
+      num_looks: models of a long run, far apart, behind each mean.
+      zone_clients: N of the clients with time zones. share: of the day that they are there.
+      num_steps: K. step_size: eta, in (0, 1).
+      seed: decides everything.
+
+    Returns: `Findings`.
+
+    Guarantees: every prediction lies in its interval (tests/study/test_availability.py::test_predictions_hold), and the
+    study could tell it from others (::test_it_can_tell_other_laws); its closed forms are those of a simulation in NumPy
+    (::test_laws).
+
+    References: Bonawitz et al. 2019, section 2.2 (clients of the same hour are alike); Eichner et al. 2019 (data that
+    follow the day); Horvitz and Thompson 1952.
+    """
+    validate.integer("dimension", dimension, 1, 8)
+    validate.integer("num_clients", num_clients, dimension + 2, 12, hint="Two more than dimensions.")
+    for name, values, low, high in (("correlations", correlations, 0, 1), ("stays", stays, 2, 200)):
+        validate.sequence(name, values)
+        for i, value in enumerate(values):
+            validate.in_range(f"{name}[{i}]", value, low, high)
+    validate.integer("num_looks", num_looks, least_runs(dimension), 100_000, hint=FEW)
+    validate.integer("zone_clients", zone_clients, 24, 100_000)
+    validate.in_range("share", share, 1 / 24, 1, open_high=True)
+    validate.integer("num_steps", num_steps, 1, 100)
+    validate.in_range("step_size", step_size, 0.02, 0.9)
+    validate.integer("seed", seed, 0)
+    work = Work(num_steps, step_size)
+    found = list(rate_rows(work, num_clients, dimension, correlations, num_looks, seed))
+    found += persistence_rows(work, num_clients, dimension, stays, num_looks, seed)
+    slower = Work(num_steps, step_size / SLOWER)
+    found += day_rows(work, zone_clients, share, seed)
+    found += day_rows(slower, zone_clients, share, seed)
+    options = {
+        "num_clients": num_clients, "dimension": dimension, "correlations": list(correlations), "stays": list(stays),
+        "num_looks": num_looks, "zone_clients": zone_clients, "share": share, "num_steps": num_steps,
+        "step_size": step_size, "seed": seed,
+    }  # fmt: skip
+    figure = partial(availability_figure, found, options)
+    return Findings("availability", QUESTION, found, list(availability_reading(found, options)), figure, options)

@@ -1,0 +1,149 @@
+"""The figure of `staleness`: the limit, FedAsync beside it, the floor, stale gradients, weights, and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim import theory
+from fedjax_sim.report import plots
+from fedjax_sim.study.charts import DASHED, DOTTED, MARKERS, chart, points, rows_of
+from fedjax_sim.study.findings import Comparison
+from fedjax_sim.study.staleness.delays import DIMENSION, MIXING, STEP, stale_prediction
+
+__all__ = ["staleness_figure"]
+
+LOOKS = ((plots.BLUE, "o", "-"), (plots.ORANGE, "s", DASHED), (plots.BLACK, "^", DOTTED))
+
+
+def staleness_figure(found: Sequence[Comparison], step: float, noise: float) -> Any:
+    """Six panels; theory as lines, measurement as points.
+
+    Args:
+      step: at which floors are measured. noise: of the gradients.
+
+    Returns: a matplotlib Figure.
+    """
+    figure, (limit, mixing, floor, error, weights, buffers) = chart(3, 2)
+    _limit(limit, rows_of(found, part="limit"))
+    _same_step(mixing, rows_of(found, part="same step", quantity="factor per step"))
+    _floor(floor, found, step, noise)
+    _error(error, rows_of(found, part="error"), step)
+    _weights(weights, found)
+    _buffers(buffers, rows_of(found, part="buffers"))
+    return figure
+
+
+def _limit(axes: Any, rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    delays = sorted({row["delay"] for row in rows})
+    shown = sorted({delays[0], delays[len(delays) // 2], delays[-1]})
+    shares = np.linspace(0.9, 1.06, 33)
+    for delay, (colour, marker, line) in zip(shown, LOOKS, strict=False):
+        limit = theory.delayed_step_limit(delay)
+        curve = [theory.delayed_contraction(1.0, delay, step_size=share * limit) for share in shares]
+        turn = 2 * delay + 1
+        axes.plot(shares, np.power(curve, turn), color=colour, linestyle=line, linewidth=1.2)
+        mine = [row for row in rows if row["delay"] == delay]
+        at, seen = [row["step_over_limit"] for row in mine], [row["measured"] ** turn for row in mine]
+        axes.plot(at, seen, marker, color=colour, label=f"delay {delay}", **MARKERS)
+    axes.axhline(1, color=plots.GREY, linewidth=0.8)
+    axes.set(xlabel="Step / its limit at this delay", ylabel="Factor of the error in 2 delay + 1 steps")
+    axes.legend(fontsize=7.5)
+
+
+def _same_step(axes: Any, rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    grid = range(max(row["delay"] for row in rows) + 1)
+    lines = {
+        "fedbuff": [theory.delayed_contraction(1.0, t, step_size=STEP) for t in grid],
+        "fedasync": [theory.fedasync_contraction(1.0, t, mixing_rate=MIXING, step_size=STEP / MIXING) for t in grid],
+    }
+    for (name, line), (colour, marker, style) in zip(lines.items(), LOOKS, strict=False):
+        axes.plot(grid, line, color=colour, linestyle=style, linewidth=1.2)
+        mine = [row for row in rows if row["algorithm"] == name]
+        points(axes, mine, "delay", colour, marker, {"fedbuff": "FedBuff", "fedasync": "FedAsync"}[name])
+    axes.axhline(1, color=plots.GREY, linewidth=0.8)
+    axes.set(xlabel=f"Delay, versions; step {STEP:g}", ylabel="Factor of the error per step")
+    axes.legend(fontsize=7.5)
+
+
+def _floor(axes: Any, found: Sequence[Comparison], step: float, noise: float) -> None:
+    rows = rows_of(found, part="floor")
+    if not rows:
+        return
+    eye, grid = np.eye(DIMENSION), range(max(row["delay"] for row in rows) + 1)
+    for (name, size), (colour, marker, style) in zip(
+        ((f"step {step:.3g}", lambda t: step), ("3/4 of the limit", lambda t: 0.75 * theory.delayed_step_limit(t))),
+        LOOKS,
+        strict=False,
+    ):
+        curve = [theory.delayed_floor(eye, t, step_size=size(t), noise=noise) for t in grid]
+        axes.plot(grid, curve, color=colour, linestyle=style, linewidth=1.2)
+        mine = [
+            row
+            for row in rows
+            if np.isclose(row["step_over_limit"] * theory.delayed_step_limit(row["delay"]), size(row["delay"]))
+        ]
+        points(axes, mine, "delay", colour, marker, name)
+    axes.set(xlabel="Delay, versions", ylabel="Floor: squared distance")
+    plots.logarithmic(axes, "y")
+    axes.legend(fontsize=7.5)
+
+
+def _error(axes: Any, rows: list[dict[str, Any]], step: float) -> None:
+    grid = range(max((row["delay"] for row in rows), default=0) + 1)
+    lines = np.array([stale_prediction(delay, step) for delay in grid])
+    for line, style, label in zip(lines.T, ("-", DASHED), ("theory", "bound: L times the distance"), strict=True):
+        axes.plot(grid, line, color=plots.BLUE, linestyle=style, linewidth=1.2, label=label)
+    exact = [row for row in rows if row["kind"] == "exact"]
+    axes.plot(
+        [row["delay"] for row in exact], [row["measured"] for row in exact], "o", color=plots.BLUE, label="measured",
+        **MARKERS,
+    )  # fmt: skip
+    axes.set(xlabel="Delay, versions", ylabel="Error of a stale gradient")
+    axes.legend(fontsize=7.5)
+
+
+def _weights(axes: Any, found: Sequence[Comparison]) -> None:
+    """Noise against bias of the weights by staleness."""
+    shares = {row["weights"]: row for row in rows_of(found, part="speeds")}
+    longest = max((one.conditions.get("delay", 0) for one in found), default=0)
+    floors = {row["weights"]: row for part in ("floor", "weights")
+              for row in rows_of(found, part=part, delay=longest, quantity="squared distance")
+              if row["step_over_limit"] < 0.7}  # fmt: skip
+    for name, row in shares.items():
+        if name not in floors:
+            continue
+        x, y = floors[name]["predicted"], row["predicted"]
+        axes.plot([x], [y], "o", color="none", markeredgecolor=plots.BLACK, markersize=9)
+        axes.plot([floors[name]["measured"]], [row["measured"]], "o", color=plots.BLUE, **MARKERS)
+        axes.annotate(
+            name,
+            (x, y),
+            textcoords="offset points",
+            xytext=(0, -17 if name == "polynomial 1" else 9),
+            fontsize=7.5,
+            ha="center",
+        )
+    plots.logarithmic(axes, "x")
+    axes.set(xlabel=f"Floor at delay {longest} (circles: theory)", ylabel="Weight of the slow half")
+    axes.margins(0.25)
+
+
+def _buffers(axes: Any, rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    count, sizes = rows[0]["concurrency"], np.arange(1, max(row["buffer_size"] for row in rows) + 1)
+    lines = {"staleness, versions": (count - 1) / sizes, "delay, seconds": (sizes - 1) / (2 * count)}
+    for (name, line), (colour, marker, style) in zip(lines.items(), LOOKS, strict=False):
+        mine = [row for row in rows if row["quantity"] == name]
+        axes.plot(sizes, line, color=colour, linestyle=style, linewidth=1.2)
+        axes.plot([row["buffer_size"] for row in mine], [row["measured"] for row in mine], marker, color=colour,
+                  label=name, **MARKERS)  # fmt: skip
+    axes.set(xlabel=f"Size of the buffer, {count} clients in flight", ylabel="Staleness; delay")
+    axes.legend(fontsize=7.5)

@@ -1,0 +1,68 @@
+"""What the findings of `time_to_target` say, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fedjax_sim.study.findings import Comparison
+
+__all__ = ["time_reading"]
+
+
+def time_reading(found: Sequence[Comparison], options: Mapping[str, Any]) -> Iterator[str]:
+    """Paragraphs, from the numbers that were found."""
+    rounds = _of(found, "seconds a round")
+    if "waits for all" in rounds:
+        waits = rounds["waits for all"].measured
+        others = ", ".join(f"{one.measured:.3g} s ({name})" for name, one in rounds.items() if name != "waits for all")
+        yield (
+            f"A round that waits for all lasts as long as the slowest of its {options['cohort_size']} clients: "
+            f"{waits:.3g} s on average, where the median client trains for 1 s. Rounds that end sooner take {others}. "
+            "All of these are order statistics of the clients' times: for a cohort drawn from a population whose times "
+            "are known they are exact, and the law of the speeds alone comes close."
+        )
+    seconds = _of(found, "seconds to target")
+    if seconds:
+        yield _to_target(found, seconds, options)
+    missing = _of(found, "accuracy after the last step")
+    if missing:
+        words = ", ".join(f"{name} ({one.measured:.3f})" for name, one in missing.items())
+        yield f"Not all runs reached the target with: {words}, their mean test accuracy at the end."
+    speed, gaps = _of(found, "seconds an update"), _of(found, "staleness")
+    if speed and "waits for all" in rounds:
+        each = rounds["waits for all"].measured / options["cohort_size"]
+        words = ", ".join(
+            f"{name} makes {each / one.measured:.3g} times as many updates in a second, {gaps[name].measured:.3g} "
+            "versions old on average" for name, one in speed.items()
+        )  # fmt: skip
+        yield (
+            f"Asynchronous servers never wait. With as many clients at work {words}: staleness is (C - 1) / K for C "
+            "clients in flight and K updates a version, whatever their speeds. What a slow client sends is old when it "
+            "arrives, and counts less; but it arrives."
+        )
+    yield (
+        "What this does not show: here a client's speed has nothing to do with its data. Where slow clients have other "
+        "data, deadlines and over-selection leave these out, and the model is worse for them, however fast it is "
+        "there; partial work leaves out fewer, and waiting none. All servers have the same learning rates; tuned ones "
+        "would differ."
+    )
+
+
+def _of(found: Sequence[Comparison], quantity: str) -> dict[str, Comparison]:
+    return {one.conditions["server"]: one for one in found if one.quantity == quantity}
+
+
+def _to_target(found: Sequence[Comparison], seconds: dict[str, Comparison], options: Mapping[str, Any]) -> str:
+    ordered = sorted(seconds, key=lambda name: seconds[name].measured)
+    words = ", ".join(f"{name} {seconds[name].measured:.3g}" for name in ordered)
+    text = f"To a test accuracy of {options['target']:g}, simulated seconds: {words}."
+    for unit in ("updates", "megabytes", "joules"):
+        spent = _of(found, f"{unit} to target")
+        ordered = sorted(spent, key=lambda name: spent[name].measured)
+        words = ", ".join(f"{name} {spent[name].measured:,.4g}" for name in ordered)
+        text += f" In {unit}: {words}."
+    return text + (
+        " What is fastest is not what is cheapest: clients who were invited and not needed, or too late, have received "
+        "the model and spent energy for nothing."
+    )
