@@ -136,6 +136,20 @@ def scaled(tree: PyTree, factor: Array | float) -> PyTree:
     return jax.tree.map(product, tree)
 
 
+def cast(tree: PyTree, like: PyTree) -> PyTree:
+    """The same values in the dtypes of another tree's leaves."""
+    return jax.tree.map(lambda x, y: x.astype(y.dtype), tree, like)
+
+
+def widened(tree: PyTree) -> PyTree:
+    """Floats of at least 32 bits: bfloat16 and float16 become float32, wider leaves and integers stay."""
+
+    def leaf(x):
+        return x.astype(jnp.promote_types(x.dtype, jnp.float32)) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+
+    return jax.tree.map(leaf, tree)
+
+
 def zeros_like(tree: PyTree) -> PyTree:
     """Zeros of the same shapes and dtypes."""
     return jax.tree.map(jnp.zeros_like, tree)

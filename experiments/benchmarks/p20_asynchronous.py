@@ -1,25 +1,37 @@
 """Asynchronous simulation: what an update costs beside one of a synchronous round of as many clients.
 
-The same clients in the same process: a round of FedAvg with 100 clients, a step of FedBuff with a buffer of 100 and
-1,000 in flight, and FedAsync with 1,000 in flight and blocks of 64, which a step cuts where a model made in it arrives.
-Beside them what it takes to find the next 1,000 arrivals of 100,000 clients in flight.
+The same clients in the same process: a step of FedBuff with a buffer of 100 and 1,000 in flight beside a round of
+FedAvg with 100 clients; a step of FedAsync with 1,000 in flight and up to 128 arrivals, which ends where a model made
+in it arrives, beside a round of 128.
+Beside them what it takes to find the next 1,000 arrivals of 100,000 clients in flight; and FLGo's FedAsync (PyTorch),
+where `python -m experiments.benchmarks.rivals.setup flgo` made its environment, on as many equal clients.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import pathlib
 import statistics
+import subprocess
+import tempfile
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from experiments.benchmarks import harness
+from experiments.benchmarks.rivals.beside import write_arrays
+from experiments.benchmarks.rivals.setup import VENVS, python_of
 from experiments.benchmarks.workloads import workload
-from fedjax_sim import algorithms, network, sampling
+from fedjax_sim import algorithms, engine, network, sampling
 from fedjax_sim.algorithms.flights import Traffic, next_arrivals, take_off
 from fedjax_sim.types import Load
 
-MODELS, ROUNDS, BLOCK = ("softmax", "mlp"), 20, 64
+TIME_LIMIT = 900  # seconds for FLGo
+MODELS, ROUNDS, BLOCK = ("softmax", "mlp"), 20, 128
+BESIDE = {"FedBuff": "FedAvg", "FedAsync": "FedAvg, a round as large as a block"}
 
 
 def devices(size: int):
@@ -29,26 +41,29 @@ def devices(size: int):
 
 
 def programs(name: str, quick: bool) -> tuple[dict, dict]:
-    """({way: one compiled loop of rounds}, {way: updates in it})."""
+    """({way: one compiled loop of rounds}, {way: updates in each call's rounds})."""
     buffer, flying = (10, 40) if quick else (100, 1000)
     job = workload(name, cohort_size=buffer, num_clients=200 if quick else 4000)
     how = {"num_steps": job.num_steps, "batch_size": job.batch_size, "mesh": None}
     traffic = {"population_size": job.data.size, "concurrency": flying} | how
-    plain = sampling.uniform(job.data.size, buffer)
+    block = 4 if quick else BLOCK
     loss, rate, phones = job.loss_fn, optax.sgd(job.learning_rate), devices(job.data.size)
     ways = {
-        "FedAvg": algorithms.fedavg(loss, plain, rate, weighting="uniform", **how),
+        BESIDE[way]: algorithms.fedavg(loss, sampling.uniform(job.data.size, size), rate, weighting="uniform", **how)
+        for way, size in (("FedBuff", buffer), ("FedAsync", block))
+    } | {
         "FedBuff": algorithms.fedbuff(loss, phones, rate, buffer_size=buffer, **traffic),
-        "FedAsync": algorithms.fedasync(
-            loss, phones, rate, arrivals_per_step=4 if quick else BLOCK, max_staleness=4000, **traffic
-        ),
+        "FedAsync": algorithms.fedasync(loss, phones, rate, arrivals_per_step=block, max_staleness=4000, **traffic),
     }
-    loops = {way: loop(made, job) for way, made in ways.items()}
-    return loops, {way: int(jnp.sum(call())) for way, call in loops.items()}
+    counts = {way: [] for way in ways}
+    return {way: loop(made, job, counts[way]) for way, made in ways.items()}, counts
 
 
-def loop(algorithm, job):
-    """() -> updates in each of some rounds, as `run` makes them: the state's buffers are given to the program."""
+def loop(algorithm, job, counted):
+    """() -> updates in each of some rounds, as `run` makes them: the state's buffers are given to the program.
+
+    `counted` has those of each call, for blocks are cut.
+    """
     state = [jax.jit(algorithm.init)(jax.random.key(5), job.params, job.data)]
 
     def rounds(state, data):
@@ -58,10 +73,11 @@ def loop(algorithm, job):
 
         return jax.lax.scan(one, state, jnp.arange(ROUNDS))
 
-    program = jax.jit(rounds, donate_argnums=0)
+    program = jax.jit(rounds, donate_argnums=0, compiler_options=engine.compiler_options())
 
     def call():
         state[0], counts = program(state[0], job.data)
+        counted.append(counts)
         return counts
 
     return call
@@ -77,24 +93,70 @@ def search(quick: bool):
     return lambda: step(jax.random.key(1), flights)
 
 
+def race(name: str, quick: bool) -> tuple[list, list, list]:
+    """Rows, ratios and notes: FedAsync with 100 of 400 clients in flight, here and in FLGo, evaluating nothing."""
+    python = python_of("flgo", pathlib.Path(os.environ.get("RIVALS_VENVS", VENVS)))
+    if quick or not python.is_file():
+        return [], [], [f"{name}: FLGo was not measured."]
+    job, counts = workload(name, cohort_size=400, num_clients=400), []
+    how = {"num_steps": job.num_steps, "batch_size": job.batch_size, "mesh": None, "arrivals_per_step": 16}
+    made = algorithms.fedasync(
+        job.loss_fn, devices(400), optax.sgd(job.learning_rate), population_size=400, concurrency=100, **how
+    )
+    call = loop(made, job, counts)
+    mine = [harness.timed(call) for _ in range(11)]
+    with tempfile.TemporaryDirectory() as folder:
+        arrays = pathlib.Path(folder) / "arrays.npz"
+        write_arrays(arrays, job)
+        command = [
+            str(python),
+            str(pathlib.Path(__file__).parent / "rivals" / "flgo_job.py"),
+            str(arrays),
+            "100",
+            "1000",
+        ]
+        variables = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "NPROC")}
+        done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=TIME_LIMIT)
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"version"')]
+    if not lines:
+        return [], [], [f"{name}: FLGo failed: {' '.join(done.stderr.split())[-200:]}"]
+    mine += [harness.timed(call) for _ in range(10)]
+    found, updates = json.loads(lines[-1]), np.array(counts).sum(1)
+    timing = harness.Timing(mine[0] / updates[0], tuple(np.array(mine[1:]) / updates[1:]))
+    theirs = found["update_seconds"]
+    rows = [
+        harness.row(f"{name}, 100 of 400 in flight: FedAsync", timing, "s/update", ours=True),
+        harness.row(f"{name}, 100 of 400 in flight: FLGo's FedAsync", theirs, "s/update"),
+    ]
+    note = f"{name}: {found['version']}, {found['form']}."
+    return rows, [harness.ratio(f"{name}: speed against FLGo", theirs / timing.median)], [note]
+
+
 def measure(quick: bool = False) -> dict:
     """Seconds an update, each way, and seconds of a search."""
     rows, ratios, filled = [], [], []
     for name in MODELS:
-        loops, updates = programs(name, quick)
+        loops, counts = programs(name, quick)
         found = harness.interleaved(loops, repeats=3 if quick else 15, budget_seconds=60)
-        times = {way: harness.Timing(t.first, tuple(s / updates[way] for s in t.seconds)) for way, t in found.items()}
+        updates = {way: np.array(calls).sum(1) for way, calls in counts.items()}
+        times = {
+            way: harness.Timing(t.first, tuple(np.array(t.seconds) / updates[way][1:])) for way, t in found.items()
+        }
         rows += [harness.row(f"{name}: {way}", t, "s/update", ours=True) for way, t in times.items()]
-        for way in ("FedBuff", "FedAsync"):
-            pairs = zip(times[way].seconds, times["FedAvg"].seconds, strict=True)
+        for way, beside in BESIDE.items():
+            pairs = zip(times[way].seconds, times[beside].seconds, strict=True)
             times_as_long = statistics.median(a / b for a, b in pairs)
             ratios.append(harness.ratio(f"{name}: an update of {way} / of FedAvg", times_as_long, at_most=1.3))
-        filled.append(f"{name} {updates['FedAsync'] / ROUNDS:.1f}")
+        filled.append(f"{name} {updates['FedAsync'].mean() / ROUNDS:.1f}")
     events = harness.interleaved({"events": search(quick)}, repeats=3 if quick else 15)["events"]
     rows.append(harness.row("next 1,000 of 100,000 in flight", events, "s", ours=True))
+    parts = [race(name, quick) for name in MODELS]
+    rows += [row for part in parts for row in part[0]]
+    ratios += [ratio for part in parts for ratio in part[1]]
     notes = [
         "A ratio is the median over interleaved repeats; all on one device.",
-        f"Arrivals in a block of FedAsync: {', '.join(filled)} of {4 if quick else BLOCK}.",
+        f"Arrivals in a block of FedAsync: {', '.join(filled)} of {4 if quick else BLOCK} at most.",
+        *(note for part in parts for note in part[2]),
     ]
     goal = "an update of an asynchronous simulation takes at most 1.3 times as long as one of a synchronous round."
     return harness.result("P20", "Asynchronous simulation", goal=goal, rows=rows, ratios=ratios, notes=notes)

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_sim import engine, validate
 from fedjax_sim.aggregation.coordinate import around_median, enough, more_than
+from fedjax_sim.engine import exact
 from fedjax_sim.engine.messages import columnwise, gaps, one_message, weighted_mean
 from fedjax_sim.engine.side_by_side import SideBySide, by_rule
 from fedjax_sim.types import Aggregator, Array
@@ -68,11 +69,21 @@ def krum(num_byzantine: int, num_chosen: int = 1) -> Aggregator:
 
 def _scores(apart: Array, there: Array, nearest: Array) -> Array:
     """[m] the sum of the `nearest` smallest of each row of distances [m, m] to others that are `there` [m]; infinity
-    for those that are not, and where a distance is infinite."""
-    others = there[None] & ~jnp.eye(there.size, dtype=bool)
-    ordered = jnp.sort(jnp.where(others, apart, jnp.inf), axis=1)
-    counted = jnp.arange(there.size)[None] < nearest
-    scores = engine.pairwise_sum(jnp.where(counted, ordered, 0), (1,))
+    for those that are not, and where a distance is infinite.
+
+    The last of them is selected, and those below it are summed exactly: a sort of all takes four times as long, and
+    equal distances in another order give equal scores all the same.
+    """
+    m = there.size
+    apart = jnp.where(there[:, None] & ~jnp.eye(m, dtype=bool), apart, jnp.inf)  # symmetric: [others, m]
+    last = engine.order_statistic(apart, nearest - 1)
+    below = apart < last[None]
+    total = exact.zeros(jax.ShapeDtypeStruct((m,), apart.dtype))
+    for first in range(0, m, exact.MAX_CHUNK):
+        some = slice(first, first + exact.MAX_CHUNK)
+        total = exact.add(total, jnp.where(below[some], apart[some], 0))
+    rest = nearest - below.sum(0, dtype=jnp.int32)
+    scores = exact.total(total) + jnp.where(rest > 0, rest * last, 0)
     return jnp.where(there, scores, jnp.inf)
 
 

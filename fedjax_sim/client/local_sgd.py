@@ -15,7 +15,7 @@ from fedjax_sim.client.work import LocalWork
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, ClientData, ClientUpdate, Mean, PyTree, Report
 
-__all__ = ["UNROLLED_STEPS", "Training", "local_sgd", "local_training", "send_model", "stateless_client"]
+__all__ = ["UNROLLED_STEPS", "Training", "local_sgd", "local_training", "send_model", "stateless_client", "uncorrected"]
 
 UNROLLED_STEPS = 8
 
@@ -155,13 +155,27 @@ def local_sgd(loss_fn: Callable, optimizer: optax.GradientTransformation, work: 
     >>> float(report.update), float(report.weight)
     (1.0, 2.0)
     """
-    return stateless_client(loss_fn, optimizer, work, lambda broadcast: lambda gradients, params: gradients)
+    return stateless_client(loss_fn, optimizer, work, uncorrected)
+
+
+def uncorrected(broadcast: PyTree) -> Callable:
+    """The correction that changes nothing."""
+    return lambda gradients, params: gradients
 
 
 def stateless_client(
-    loss_fn: Callable, optimizer: optax.GradientTransformation, work: LocalWork, correction: Callable
+    loss_fn: Callable,
+    optimizer: optax.GradientTransformation,
+    work: LocalWork,
+    correction: Callable,
+    *,
+    sends_model: bool = False,
 ) -> ClientUpdate:
-    """Local training whose gradients are changed by `correction(broadcast)`: (gradients, params) -> gradients."""
+    """Local training whose gradients are changed by `correction(broadcast)`: (gradients, params) -> gradients.
+
+    Args:
+      sends_model: True: the message is the trained model itself, its difference from the broadcast never computed.
+    """
     train, by_examples = local_training(loss_fn, optimizer, work), work.weighs_examples("examples")
 
     def apply(key, broadcast, state, data):
@@ -169,10 +183,11 @@ def stateless_client(
         if data.pull is not None:
             correct = _pulled(correct, broadcast, data.pull)
         done = train(key, broadcast, data, correct)
-        report = done.report((), by_examples)
-        return report._replace(update=tree.subtract(done.params, broadcast)), state
+        update = done.params if sends_model else tree.subtract(done.params, broadcast)
+        return done.report(update, by_examples), state
 
     facts = {"uniform_weights": not by_examples, "all_steps": work.all_steps(), "pulled": True}
+    facts["scalable"] = not sends_model  # a share of a model is another model
     return ClientUpdate(lambda params: (), apply, work.minibatch_steps(), **facts)
 
 
@@ -198,4 +213,4 @@ def send_model(client: ClientUpdate) -> ClientUpdate:
         report, state = client.apply(key, broadcast, state, data)
         return report._replace(update=jax.tree.map(jnp.add, broadcast, report.update)), state
 
-    return client._replace(apply=apply)
+    return client._replace(apply=apply, scalable=False)

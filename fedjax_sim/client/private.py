@@ -143,8 +143,8 @@ def private_sgd(
         "max_batch_size": slots,
     }
     noise = Noise("gaussian", "local", noise_multiplier, clip_norm, "record", details)
-    alike = weighting == "uniform"
-    return ClientUpdate(lambda params: (), apply, num_steps=num_steps, noise=noise, uniform_weights=alike)
+    facts = {"uniform_weights": weighting == "uniform", "scalable": True}
+    return ClientUpdate(lambda params: (), apply, num_steps=num_steps, noise=noise, **facts)
 
 
 def _check_batches(num_steps: int, batch_size: int, num_examples: int, microbatch_size: int | None) -> None:

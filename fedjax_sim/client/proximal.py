@@ -8,11 +8,11 @@ import jax
 import optax
 
 from fedjax_sim import validate
-from fedjax_sim.client.local_sgd import stateless_client
+from fedjax_sim.client.local_sgd import stateless_client, uncorrected
 from fedjax_sim.client.work import LocalWork
 from fedjax_sim.types import ClientUpdate
 
-__all__ = ["proximal"]
+__all__ = ["proximal", "proximal_term"]
 
 
 def proximal(
@@ -29,6 +29,15 @@ def proximal(
 
     References: Li et al. 2020 (FedProx), equation 2; its stragglers (section 5.2) are `sampling.with_stragglers`.
     """
+    return stateless_client(loss_fn, optimizer, work, proximal_term(coefficient))
+
+
+def proximal_term(coefficient: float) -> Callable:
+    """broadcast -> ((gradients, params) -> gradients of the risk and the term); for a known 0 it is not computed.
+
+    Args:
+      coefficient: as in `proximal`.
+    """
     validate.in_range("coefficient", coefficient, 0)
 
     def correction(broadcast):
@@ -37,4 +46,5 @@ def proximal(
 
         return correct
 
-    return stateless_client(loss_fn, optimizer, work, correction)
+    known = not isinstance(coefficient, jax.core.Tracer)
+    return uncorrected if known and coefficient == 0 else correction

@@ -11,10 +11,11 @@ __all__ = ["list_parts"]
 
 def list_parts(
     which: Annotated[
-        str | None, typer.Argument(help="A subpackage (e.g. sampling) or a table of the config (e.g. sampler).")
+        str | None,
+        typer.Argument(help="A subpackage (e.g. sampling), a table of the config (e.g. sampler), a part (fedbuff)."),
     ] = None,
 ) -> None:
-    """Show every part with its description; for one subpackage also the options that a config can set."""
+    """Show every part with its description; for one subpackage or part also the options that a config can set."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -30,32 +31,45 @@ def list_parts(
         for option, (_, default) in RUN.items():
             console.print(Text(f"  {option} = {registry.shown(default)}"))
         return
-    if which is not None and which not in known:
-        typer.echo(problem("which", "one of " + ", ".join([*known, "run"]), which), err=True)
+    homes = [known[which]] if which in known else list(registry.SUBPACKAGES)
+    shown = {subpackage: _parts(subpackage, None if which in known else which) for subpackage in homes}
+    if not any(parts for _, parts, _ in shown.values()):
+        rule = "the name of a part, or one of " + ", ".join([*known, "run"])
+        typer.echo(problem("which", rule, which), err=True)
         raise typer.Exit(2)
-    for subpackage in registry.SUBPACKAGES if which is None else [known[which]]:
-        tables = [
-            name
-            for name, (where, _) in registry.TABLES.items()
-            if where == subpackage and which in (None, subpackage, name)
-        ]
+    for subpackage, (tables, parts, named) in shown.items():
+        if not parts:
+            continue
+        if which in registry.TABLES and which != subpackage:
+            tables = [which]
         table = tables[0] if tables else None
-        named = registry.insides(subpackage) | (registry.table(table) | registry.wrappers(table) if table else {})
-        parts = registry.parts(subpackage) | named
         grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
         grid.add_column(no_wrap=True)
         for name, part in sorted(parts.items()):
             inside = table and (name in registry.wrappers(table) or (table in registry.CHAINS and name in named))
-            shown = f"[{table}.{name}]" if inside else name
-            grid.add_row(Text(shown + "*" if name in named else shown), Text(part.meaning))
+            words = f"[{table}.{name}]" if inside else name
+            grid.add_row(Text(words + "*" if name in named else words), Text(part.meaning))
             for option, (kind, default) in named[name].options.items() if which is not None and name in named else ():
                 choices = registry.named(kind) if isinstance(kind, registry.Named) else ()
                 either = ", a number or " if choices and kind.number else ", "
                 inner = either + "{name = ...} of " + ", ".join(choices) if choices else ""
                 grid.add_row("", Text(f"{option} = {registry.shown(default)}{inner}", "dim"))
         where = f"   [{'], ['.join(tables)}] in a config" if table else ""
+        if which in parts and which in registry.insides(subpackage):
+            where = "   an option of other parts in a config, as {name = ...}"
         console.print(Text(subpackage, "bold") + Text(where, "dim"))
         console.print(grid)
     typer.echo(
         "\n* can be named in a config; `fedjax-sim list NAME` shows its options, `fedjax-sim list run` those of [run]."
     )
+
+
+def _parts(subpackage: str, only: str | None) -> tuple[list[str], dict, dict]:
+    """(The subpackage's tables in a config, its parts or the one of this name, those that a config can name.)"""
+    from fedjax_sim.config import registry
+
+    tables = [name for name, (where, _) in registry.TABLES.items() if where == subpackage]
+    inside = registry.table(tables[0]) | registry.wrappers(tables[0]) if tables else {}
+    named = registry.insides(subpackage) | inside
+    parts = registry.parts(subpackage) | named
+    return tables, {name: part for name, part in parts.items() if only in (None, name)}, named

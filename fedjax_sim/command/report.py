@@ -1,10 +1,10 @@
-"""`fedjax-sim report`: writes a run's page again."""
+"""`fedjax-sim report`: writes a run's page again, or the timeline of one of its rounds."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,21 +19,101 @@ def write_page(run: Path) -> Path:
     Guarantees: tests/command/test_app.py::test_a_page_can_be_written_again.
     """
     from fedjax_sim.report.page import FILES, write_report
-    from fedjax_sim.running.files import RunLocked, lock
 
     with ExitStack() as stack:
         if any((run / name).is_file() for name in FILES):
-            with suppress(RunLocked):
-                stack.enter_context(lock(run))
+            _lock(stack, run)
         return write_report(run)
 
 
-def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, e.g. runs/digits-fedavg-0-001.")]):
+def _lock(stack: ExitStack, run: Path) -> None:
+    from fedjax_sim.running.files import RunLocked, lock
+
+    with suppress(RunLocked):
+        stack.enter_context(lock(run))
+
+
+def write_timeline_page(run: Path, round: int) -> Path:
+    """Writes the page of one round of a run whose rounds take simulated time, replayed from config and seed.
+
+    Nothing of the run is changed. The replay is compared with the log.
+
+    Raises: ConfigError for a folder without a run, a round that it has not, a run without a clock or with noise;
+    CheckpointError where files were changed or the replay is not what the log says.
+
+    Guarantees: tests/command/test_app.py::test_the_timeline_of_a_round.
+    """
+    from fedjax_sim.config.build import build
+    from fedjax_sim.config.document import ConfigError, load
+    from fedjax_sim.config.kinds import problem
+    from fedjax_sim.instruments.timeline import timeline_of_round
+    from fedjax_sim.report.page import write_timeline
+    from fedjax_sim.running.environment import prepare
+
+    logged = _logged(run)
+    if round not in logged:
+        rule = f"one of the rounds in the log, 1 to {max(logged)}" if logged else "a run with rounds in its log"
+        raise ConfigError([problem("--timeline", rule, round)])
+    config = load(run / "config.toml")
+    if not any("round_seconds" in record for record in logged.values()):
+        hint = "A config has one with [devices] and [sampler.with_clock]."
+        raise ConfigError([problem("--timeline", "a run whose rounds take simulated time", str(run), hint)])
+    prepare()
+    made = build(config)
+    try:
+        found = timeline_of_round(made.key, made.algorithm, made.params, made.data.train, round)
+    except ValueError as error:
+        raise ConfigError([f"--timeline: {error}"]) from error
+    _compare(run, logged[round], found)
+    with ExitStack() as stack:
+        _lock(stack, run)
+        return write_timeline(run, round, found)
+
+
+def _logged(run: Path) -> dict[int, dict[str, Any]]:
+    """The log's records by round, of files that are as the run wrote them."""
+    from fedjax_sim.report.files import read_lines
+    from fedjax_sim.running.checksums import check
+    from fedjax_sim.running.log import check_logs, verified
+
+    if not (run / "config.toml").is_file() or not (run / "metrics.jsonl").is_file():
+        raise FileNotFoundError(f"RUN: expected a run's folder, with config.toml and metrics.jsonl, got {str(run)!r}.")
+    check(run, ["config.toml"])
+    check_logs(run)
+    records = read_lines(run / "metrics.jsonl", [], verified(run))
+    return {record["round"]: record for record in records if record.get("round", 0) > 0}
+
+
+def _compare(run: Path, record: dict[str, Any], found: dict[str, Any]) -> None:
+    """Refuses a replay that is not the round of the log."""
+    import numpy as np
+
+    from fedjax_sim.running.files import CheckpointError
+
+    pairs = {"round_seconds": "lasts", "clients_invited": "invited", "clients_reported": "reported"}
+    for name, replayed in pairs.items():
+        if name in record and np.float32(record[name]) != np.float32(found[replayed]):
+            raise CheckpointError(
+                f"{run}: the replay of round {record['round']} is not that of the log: {name} is {record[name]} there, "
+                f"{found[replayed]} here. Data, or versions of fedjax_sim or JAX, are not those of the run (env.json)."
+            )
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, e.g. runs/digits-fedavg-0-001.")],
+    timeline: Annotated[
+        int | None, typer.Option(metavar="ROUND", help="Instead: who did what, when, in this round of simulated time.")
+    ] = None,
+):
     """Write a run's report.html again from its files, finished or not."""
+    from fedjax_sim.config.document import ConfigError
     from fedjax_sim.running.files import CheckpointError
 
     try:
-        typer.echo(str(write_page(run)))
+        typer.echo(str(write_page(run) if timeline is None else write_timeline_page(run, timeline)))
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
     except (CheckpointError, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2 if isinstance(error, FileNotFoundError) else 1) from error

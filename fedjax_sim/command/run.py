@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 from pathlib import Path
@@ -123,6 +124,7 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
 
 def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, quiet: bool, files: dict) -> Any:
     """Runs the rounds of an experiment in its folder: the last state, and the run's `History`."""
+    from fedjax_sim.config.files import file_contents
     from fedjax_sim.population.describe import digest
     from fedjax_sim.running import distributed
     from fedjax_sim.running.loop import run as train
@@ -130,6 +132,10 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
     options = loaded.resolved()["run"]
     data_sha256 = digest(experiment.data)
     distributed.check_same("data", data_sha256, "Every process must read the same files.")
+    files_read = file_contents(loaded.tables)
+    if files_read:
+        content = hashlib.sha256(repr(files_read).encode()).hexdigest()
+        distributed.check_same("files", content, "Every process must read the same files.")
     if not quiet:
         done = f" after the {rounds_done(folder):,} done" if start["resume"] else ""
         clients, rounds = experiment.data.train.size, options["rounds"]
@@ -149,7 +155,7 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
         delta=options["delta"],
         **start,
         progress=options["progress"] and not quiet,
-        identity=loaded.identity() | {"data_sha256": data_sha256},
+        identity=loaded.identity() | {"data_sha256": data_sha256} | ({"files": files_read} if files_read else {}),
         files=files,
     )
 

@@ -31,6 +31,8 @@ __all__ = ["Builder", "Experiment", "build"]
 MOST_COUNTED = 100_000_000  # largest population with `distinct_clients`: checkpoints then hold a bit a client
 DRY_CLIENTS = 100  # enough for a data set to check its options when the config is refused anyway
 INPUTS = {"quadratic": "point", "next_token": "tokens"}  # task -> input of its model; "features" for other tasks
+INPUTS |= {"node_classification": "graph", "graph_classification": "graph"}
+UNLABELLED = ("next_token", "node_classification")  # tasks with padding among the labels, which has no weight
 
 
 class Experiment(NamedTuple):
@@ -99,7 +101,7 @@ class Builder(Maker):
             sampler = self.sampler(population.size, weights=lambda: np.asarray(population.sizes))
         model, loss_fn = self.model(data)
         self.stop()
-        made = {"sampler": sampler, "client_optimizer": self.make("client_optimizer")}
+        made = {"sampler": sampler, "client_optimizer": self.make("client_optimizer"), "model": model}
         made |= {table: self.chain(table, population.size) for table in registry.CHAINS}
         design = None if sampler is None else sampler.design
         known = {"design": design, "population_size": data.train.size}
@@ -164,7 +166,14 @@ class Builder(Maker):
         """
         part = self.parts["algorithm"]
         wired = {argument: made[table] for table in made if (argument := registry.takes(part, table)) is not None}
-        wired |= {"loss_fn": loss_fn, "plan": plan, "mesh": mesh, "nonfinite": self.tables["run"]["nonfinite"]}
+        loss = default_loss(data.task) if "loss" in part.values and data.task != "quadratic" else None
+        wired |= {
+            "loss_fn": loss_fn,
+            "loss": loss,
+            "plan": plan,
+            "mesh": mesh,
+            "nonfinite": self.tables["run"]["nonfinite"],
+        }
         wired["population_size"], size = data.train.size, getattr(data.train, "group_size", None)
         wired |= {"group_size": size, "inside": {"population_size": size or data.train.size}}
         wired["total_weight"] = lambda: self.total_weight(data) if self.weighs_examples() else None
@@ -222,7 +231,8 @@ class Builder(Maker):
             return None, None
         if wanted == "point":
             return None, quadratic_loss
-        made = self.make("model", input_shape=data.input_shape, num_outputs=data.num_outputs)
+        sizes = {"input_shape": data.input_shape, "num_features": data.input_shape[-1], "columns": data.columns}
+        made = self.make("model", **sizes, num_outputs=data.num_outputs)
         loss = partial(supervised, made, default_loss(data.task), measure=data.measure) if made else None
         return made, made and self.attempt("model", {}, loss)
 
@@ -248,7 +258,7 @@ class Builder(Maker):
         """
         if not self.weighs_examples():
             return float((np.asarray(data.train.sizes) > 0).sum())
-        if data.task == "next_token":  # weights are tokens, without padding
+        if data.task in UNLABELLED:  # weights are tokens or nodes, without padding
             if not hasattr(data.train, "examples"):
                 hint = "Weight clients equally (weighting = 'uniform'), or load the data into memory."
                 validate.fail("total_weight", "tokens that can be counted beforehand", type(data.train).__name__, hint)
@@ -276,5 +286,7 @@ class Builder(Maker):
 
 
 def _inputs(part: Part) -> str:
-    """The kind of a model's input: "point", "features" or "tokens"."""
-    return "point" if part.name == "point" else "features" if "input_shape" in part.values else "tokens"
+    """The kind of a model's input: "point", "features", "graph" or "tokens"."""
+    if "num_features" in part.values:
+        return "graph"
+    return "point" if part.name == "point" else "features" if part.values & {"columns", "input_shape"} else "tokens"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-__all__ = ["Words", "check", "integer", "nearest", "number", "problem", "rule"]
+__all__ = ["FILE", "Words", "check", "integer", "nearest", "number", "problem", "rule"]
 
 
 def problem(path: str, rule: str, value: Any, hint: str = "") -> str:
@@ -29,6 +29,7 @@ class Words(str):
     """A description of a value, which an error message shows without quotes."""
 
 
+FILE = Annotated[str, Field(description="the path of a file")]
 LARGEST = 2.0**128 - 2.0**104  # the largest float32
 
 

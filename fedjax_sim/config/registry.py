@@ -14,8 +14,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
+from fedjax_sim.config.kinds import FILE
 from fedjax_sim.config.signatures import INSIDE, NOUNS, REQUIRED, TABLES, Named, Option, Part, parts
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Named",
     "inside_options",
     "insides",
+    "is_file",
     "named",
     "named_in",
     "parts",
@@ -144,6 +146,11 @@ def inside_options(part: Part) -> dict[str, Option]:
     """
     inner = {key: (Named((one.noun,), not one.required), one.required) for key, one in part.parts.items()}
     return part.options | {key: Option(kind, REQUIRED if needed else None) for key, (kind, needed) in inner.items()}
+
+
+def is_file(option: Option) -> bool:
+    """Whether an option is the path of a file whose content a run depends on (`types.FilePath`)."""
+    return option.kind == FILE or FILE in get_args(option.kind)
 
 
 def takes(part: Part, name: str) -> str | None:

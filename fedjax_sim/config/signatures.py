@@ -11,6 +11,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
+from fedjax_sim.config.kinds import FILE
+
 __all__ = ["INSIDE", "NOUNS", "REQUIRED", "TABLES", "VALUES", "Argument", "Named", "Option", "Part", "parts"]
 
 REQUIRED = "required"
@@ -33,6 +35,7 @@ INSIDE = {  # type of an option that is a table with a name -> the subpackage wh
     "Distribution": "network",
     "Graph": "network",
     "Hazard": "network",
+    "Link": "network",
     "Mixing": "network",
     "Omniscient": "adversary",
     "StalenessWeight": "server.staleness",
@@ -41,10 +44,10 @@ INSIDE = {  # type of an option that is a table with a name -> the subpackage wh
 }
 NOUNS = {noun: where for where, noun in TABLES.values()}
 VALUES = frozenset(  # arguments whose value comes from the data, the sampler or [run]
-    "design group_size input_shape loss_fn mesh nonfinite num_outputs plan poisoned_ids population_size server_data "
-    "server_work total_weight weights".split()
+    "columns design group_size input_shape loss loss_fn mesh nonfinite num_features num_outputs plan poisoned_ids "
+    "population_size server_data server_work total_weight weights".split()
 )
-NAMES = {"bool": bool, "float": float, "int": int, "str": str}
+NAMES = {"bool": bool, "float": float, "int": int, "str": str, "FilePath": FILE}
 
 
 class Named(NamedTuple):

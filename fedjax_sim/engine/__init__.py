@@ -22,7 +22,7 @@ from fedjax_sim.engine.maximum import largest
 from fedjax_sim.engine.memory import Disk, Sharded
 from fedjax_sim.engine.plan import Needs, Plan, needs, plan_for, total_memory, working_bytes
 from fedjax_sim.engine.rounding import divide, pairwise_sum, steady
-from fedjax_sim.engine.rows import Rows, all_rows, buffer, fill
+from fedjax_sim.engine.rows import Rows, all_rows, buffer, fill, rows_in_place
 from fedjax_sim.engine.select import median, order_statistic, trimmed_mean
 from fedjax_sim.engine.shuffling import client_keys, shuffle
 from fedjax_sim.engine.store import (
@@ -79,6 +79,7 @@ __all__ = [
     "put",
     "rounded_here",
     "rounding_here",
+    "rows_in_place",
     "scattered",
     "shuffle",
     "steady",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax.extend import core
@@ -23,7 +24,7 @@ def flops(program: core.ClosedJaxpr | core.Jaxpr, turns: int = 1) -> int:
     """Operations on floats: two for each product that a matmul or convolution adds up, one for each number computed.
 
     Args:
-      program: a traced program; results that nobody reads cost nothing.
+      program: a traced program; results that nobody reads cost nothing, in loops and branches neither.
       turns: how often loops of unknown length turn, unless they stand inside of another loop; those turn once. Loops of
         known length are counted in full; of branches the most expensive one.
 
@@ -34,47 +35,90 @@ def flops(program: core.ClosedJaxpr | core.Jaxpr, turns: int = 1) -> int:
     >>> flops(jax.make_jaxpr(lambda x, y: x @ y + 1)(jnp.ones((2, 3)), jnp.ones((3, 4))))
     56
     """
-    jaxpr = program.jaxpr if isinstance(program, core.ClosedJaxpr) else program
-    return _live(jaxpr, jaxpr.outvars, turns)
+    jaxpr = _opened(program)
+    return _live(jaxpr, [True] * len(jaxpr.outvars), turns)[0]
 
 
-def _live(jaxpr: core.Jaxpr, results: list, turns: int) -> int:
-    """The operations behind these results."""
-    needed, total = {x for x in results if isinstance(x, core.Var)}, 0
+def _opened(program: core.ClosedJaxpr | core.Jaxpr) -> core.Jaxpr:
+    return program.jaxpr if isinstance(program, core.ClosedJaxpr) else program
+
+
+def _live(jaxpr: core.Jaxpr, read: list[bool], turns: int) -> tuple[int, list[bool]]:
+    """(The operations behind those results that are read, which of the program's arguments they need.)"""
+    needed = {x for x, wanted in zip(jaxpr.outvars, read, strict=True) if wanted and isinstance(x, core.Var)}
+    total = 0
     for eqn in reversed(jaxpr.eqns):
-        if not (needed.intersection(eqn.outvars) or eqn.effects):
+        outputs = [x in needed or bool(eqn.effects) for x in eqn.outvars]
+        if not any(outputs):
             continue
-        total += _operations(eqn, needed, turns)
-        needed.update(x for x in eqn.invars if isinstance(x, core.Var))
-    return total
+        count, inputs = _operations(eqn, outputs, turns)
+        total += count
+        needed.update(x for x, wanted in zip(eqn.invars, inputs, strict=True) if wanted and isinstance(x, core.Var))
+    return total, [x in needed for x in jaxpr.invars]
 
 
-def _operations(eqn: core.JaxprEqn, needed: set, turns: int) -> int:
-    name, inner = eqn.primitive.name, list(inner_programs(eqn))
+def _operations(eqn: core.JaxprEqn, read: list[bool], turns: int) -> tuple[int, list[bool]]:
+    """(The operations of an equation of which these results are read, which of its arguments it needs for them.)"""
+    name, inner, everything = eqn.primitive.name, [_opened(x) for x in inner_programs(eqn)], [True] * len(eqn.invars)
     if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
-        return 2 * _size(eqn.outvars[0]) * math.prod(eqn.invars[0].aval.shape[i] for i in contracted)
+        return 2 * _size(eqn.outvars[0]) * math.prod(eqn.invars[0].aval.shape[i] for i in contracted), everything
     if name == "conv_general_dilated":
         kernel, layout = eqn.invars[1].aval.shape, eqn.params["dimension_numbers"].rhs_spec
-        return 2 * _size(eqn.outvars[0]) * math.prod(kernel) // kernel[layout[0]]
+        return 2 * _size(eqn.outvars[0]) * math.prod(kernel) // kernel[layout[0]], everything
     if name == "scan":
-        return eqn.params["length"] * flops(inner[0])
+        return _scanned(eqn, inner[0], read)
     if name == "while":
-        return turns * sum(flops(one) for one in inner)
+        return _repeated(eqn, read, turns)
     if name == "cond":
-        return max(flops(one, turns) for one in inner)
-    if name in ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call") and inner:
-        body = inner[0].jaxpr if isinstance(inner[0], core.ClosedJaxpr) else inner[0]
-        if getattr(body.debug_info, "func_name", None) == BARRIER:
-            return 0
-        read = [x for x, outside in zip(body.outvars, eqn.outvars, strict=True) if outside in needed]
-        return _live(body, read, turns)
+        counts, inputs = zip(*(_live(one, read, turns) for one in inner), strict=True)
+        return max(counts), [True, *map(any, zip(*inputs, strict=True))]
     if inner and not name.startswith(("reduce", "scatter", "cum")):
-        return sum(flops(one, turns) for one in inner)
+        (body, *more) = inner
+        if more or (len(body.invars), len(body.outvars)) != (len(eqn.invars), len(eqn.outvars)):
+            return sum(flops(one, turns) for one in inner), everything
+        count, inputs = _live(body, read, turns)
+        return 0 if getattr(body.debug_info, "func_name", None) == BARRIER else count, inputs
     if name in MOVES:
-        return 0
+        return 0, everything
     counted = eqn.invars if name.startswith(("reduce", "arg")) else eqn.invars[2:] if "scatter" in name else eqn.outvars
-    return sum(_size(x) for x in counted if jnp.issubdtype(x.aval.dtype, jnp.inexact))
+    return sum(_size(x) for x in counted if jnp.issubdtype(x.aval.dtype, jnp.inexact)), everything
+
+
+def _scanned(eqn: core.JaxprEqn, body: core.Jaxpr, read: list[bool]) -> tuple[int, list[bool]]:
+    """`_operations` of a loop of known length."""
+    first, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+
+    def turn(carry):
+        count, inputs = _live(body, carry + read[carried:], 1)
+        return count, inputs, inputs[first : first + carried]
+
+    count, inputs, carry = _settled(turn, read[:carried])
+    return eqn.params["length"] * count, inputs[:first] + carry + inputs[first + carried :]
+
+
+def _repeated(eqn: core.JaxprEqn, read: list[bool], turns: int) -> tuple[int, list[bool]]:
+    """`_operations` of a loop of unknown length: whether it goes on is always read."""
+    test, body = _opened(eqn.params["cond_jaxpr"]), _opened(eqn.params["body_jaxpr"])
+    own, first = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    asked, needs = _live(test, [True], 1)
+
+    def turn(carry):
+        count, inputs = _live(body, carry, 1)
+        return count, inputs, inputs[first:]
+
+    count, inputs, carry = _settled(turn, [a or b for a, b in zip(read, needs[own:], strict=True)])
+    return turns * (asked + count), needs[:own] + inputs[:first] + carry
+
+
+def _settled(turn: Callable, carry: list[bool]) -> tuple[int, list[bool], list[bool]]:
+    """(Operations of a turn, its arguments, the carry), once the next turn reads no more of the carry."""
+    while True:
+        count, inputs, before = turn(carry)
+        more = [a or b for a, b in zip(carry, before, strict=True)]
+        if more == carry:
+            return count, inputs, carry
+        carry = more
 
 
 def _size(value: core.Var | core.Literal) -> int:

@@ -74,13 +74,16 @@ def _over_tiles(x: Array, step: Callable, carry: PyTree) -> PyTree:
     return step(carry, jnp.int32(whole * size), rest, size) if rest else carry
 
 
-def _tile(x: Array, order: Array, start: Array | int, width: int, size: int) -> Array:
-    """[m, size] a tile's columns of the messages in order, floats of 32 bits at least."""
-    empty = jnp.zeros((order.shape[0], size), jnp.promote_types(x.dtype, jnp.float32))
+def _tile(
+    x: Array, order: Array, start: Array | int, width: int, size: int, scale: Array | None = None, dtype=None
+) -> Array:
+    """[m, size] a tile's columns of the messages in order, floats of 32 bits at least, each times a power of two [m] of
+    `scale`."""
+    empty = jnp.zeros((order.shape[0], size), jnp.promote_types(x.dtype, jnp.float32) if dtype is None else dtype)
 
     def put(i, tile):
         row = jax.lax.dynamic_slice(x, (order[i], start), (1, width)).astype(tile.dtype)
-        return jax.lax.dynamic_update_slice(tile, row, (i, jnp.int32(0)))
+        return jax.lax.dynamic_update_slice(tile, row if scale is None else row * scale[i], (i, jnp.int32(0)))
 
     return _repeated(order.shape[0], put, empty)
 
@@ -204,7 +207,7 @@ def products(messages: Messages, scale: Array | None = None) -> Array:
         for x in leaves:
 
             def tile(total, start, width, size, x=x):
-                rows = _tile(x, order, start, width, size).astype(jnp.float32) * scale[:, None]
+                rows = _tile(x, order, start, width, size, scale, jnp.float32)
                 found = [
                     jnp.matmul(rows[a:b], rows[c:d].T, precision=jax.lax.Precision.HIGHEST)[None]
                     for (a, b), (c, d) in pairs

@@ -8,6 +8,7 @@ coordinates of all of them.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -17,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjax_sim.engine.barrier import unsigned_zeros
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["AXIS", "Rows", "all_rows", "buffer", "everywhere", "fill", "merged_rows", "spread_rows"]
+__all__ = ["AXIS", "Rows", "all_rows", "buffer", "everywhere", "fill", "merged_rows", "rows_in_place", "spread_rows"]
 
 AXIS = "clients"  # of a mesh of devices
 
@@ -82,10 +83,23 @@ def all_rows(rows: Rows, slots: Array) -> PyTree:
     """The rows of these slots, leaves [len(slots), ...], on every device."""
     if rows.mesh is None:
         return jax.tree.map(lambda x: x[rows.place[slots]], rows.values)
+    return _gathered(rows, lambda x, at: x[at], everywhere(rows.place[slots], rows.mesh))
 
-    def together(values, at):
-        return jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True)[at], values)
+
+def rows_in_place(rows: Rows) -> tuple[PyTree, Array]:
+    """(All rows where they stand, leaves [places, ...], and the place of each slot [m]) on every device: for what looks
+    at them one after the other, and needs no copy of all in their order."""
+    if rows.mesh is None:
+        return rows.values, rows.place
+    return _gathered(rows, lambda x: x), everywhere(rows.place, rows.mesh)
+
+
+def _gathered(rows: Rows, of: Callable, *args: Array) -> PyTree:
+    """`of(leaf [places, ...], *args)` of all devices' rows, on every device."""
+
+    def together(values, *args):
+        return jax.tree.map(lambda x: of(jax.lax.all_gather(x, AXIS, tiled=True), *args), values)
 
     here, split = PartitionSpec(), PartitionSpec(AXIS)
-    moved = jax.shard_map(together, mesh=rows.mesh, in_specs=(split, here), out_specs=here, check_vma=False)
-    return moved(rows.values, everywhere(rows.place[slots], rows.mesh))
+    specs = {"in_specs": (split, *[here] * len(args)), "out_specs": here, "check_vma": False}
+    return jax.shard_map(together, mesh=rows.mesh, **specs)(rows.values, *args)

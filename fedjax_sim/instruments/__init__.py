@@ -11,7 +11,7 @@ from fedjax_sim.instruments.audit_figure import audit_figure
 from fedjax_sim.instruments.hypergradient import hypergradient
 from fedjax_sim.instruments.moments import Moments, population_moments
 from fedjax_sim.instruments.runs import independent_runs, squared_distance
-from fedjax_sim.instruments.timeline import timeline
+from fedjax_sim.instruments.timeline import timeline, timeline_of_round
 from fedjax_sim.instruments.variance_budget import variance_budget
 
 __all__ = [
@@ -27,5 +27,6 @@ __all__ = [
     "population_moments",
     "squared_distance",
     "timeline",
+    "timeline_of_round",
     "variance_budget",
 ]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
 import types
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedjax_sim import validate
+from fedjax_sim import engine, validate
 from fedjax_sim.algorithms.round import invite
-from fedjax_sim.types import Array, PyTree, Star
+from fedjax_sim.prng import init_key
+from fedjax_sim.running.environment import matmul_precision
+from fedjax_sim.types import Algorithm, Array, Population, PyTree, Star, noisy_parts
 
-__all__ = ["timeline"]
+__all__ = ["timeline", "timeline_of_round"]
 
 
 def timeline(star: Star, key: Array, sampler_state: PyTree, *, most: int = 60) -> dict[str, Any]:
@@ -33,9 +36,7 @@ def timeline(star: Star, key: Array, sampler_state: PyTree, *, most: int = 60) -
     Guarantees: the round that the algorithm makes (tests/instruments/test_timeline.py::test_it_is_the_round).
     """
     validate.part("star", star, Star)
-    if star.sampler.devices is None:
-        hint = "Put with_clock(sampler, devices) around it."
-        validate.fail("star.sampler", "a sampler with a clock", "one whose rounds take no time", hint)
+    _clocked("star.sampler", star)
     validate.integer("most", most)
     state = types.SimpleNamespace(sampler=sampler_state)
     cohort = jax.device_get(jax.jit(lambda key: invite(star, key, state)[0])(key))
@@ -63,3 +64,59 @@ def timeline(star: Star, key: Array, sampler_state: PyTree, *, most: int = 60) -
         "reported": int(cohort.reported.sum()),
         "clients": [one(slot) for slot in shown.tolist()],
     }
+
+
+def timeline_of_round(
+    key: Array, algorithm: Algorithm, params: PyTree, population: Population, round: int, *, most: int = 60
+) -> dict[str, Any]:
+    """`timeline` of any round of a run, from what the run was made of; the rounds before it are replayed.
+
+    Nobody trains for that, unless the sampler learns from what clients report: then all earlier rounds run again.
+
+    Args:
+      key, algorithm, params, population: as `run` was given them.
+      round: 1, 2, ..., as in the log.
+      most: as in `timeline`.
+
+    Returns: as `timeline`.
+
+    Raises: ValueError where rounds take no time, and for a run with noise, which hides who took part.
+
+    Guarantees: what the log says of that round (tests/instruments/test_timeline.py::test_any_round).
+    """
+    validate.part("algorithm", algorithm, Algorithm)
+    validate.integer("round", round)
+    star = algorithm.parts
+    _clocked("algorithm", star)
+    if parts := noisy_parts(star):
+        validate.fail("algorithm", "one without noise, which hides who takes part", f"noise in {', '.join(parts)}")
+    state = _sampler_after(round - 1, key, algorithm, params, population)
+    return timeline(star, jax.random.fold_in(key, round - 1), state, most=most)
+
+
+def _sampler_after(rounds: int, key: Array, algorithm: Algorithm, params: PyTree, population: Population) -> PyTree:
+    """The sampler's state after so many rounds."""
+    star = algorithm.parts
+    alone = star.sampler.observe is None
+
+    def step(key, state, population):
+        if alone:
+            return invite(star, key, types.SimpleNamespace(sampler=state))[1]
+        return algorithm.step(key, state, population)[0]
+
+    def replay(key, state, population, rounds):
+        return jax.lax.fori_loop(0, rounds, lambda t, x: step(jax.random.fold_in(key, t), x, population), state)
+
+    with tempfile.TemporaryDirectory() as folder, engine.client_memory("auto", folder):
+        state = algorithm.init(init_key(key), params, population)
+        given = (state.sampler, ()) if alone else (state, population)
+        with jax.default_matmul_precision(matmul_precision()):
+            state = jax.jit(replay, compiler_options=engine.compiler_options())(key, *given, rounds)
+        return jax.device_get(state if alone else state.sampler)
+
+
+def _clocked(name: str, star: Star | None) -> None:
+    """Refuses parts whose rounds take no time."""
+    if star is None or star.sampler.devices is None:
+        hint = "Put with_clock(sampler, devices) around its sampler; in a config, write [sampler.with_clock]."
+        validate.fail(name, "a sampler with a clock", "one whose rounds take no time", hint)

@@ -27,7 +27,7 @@ def constant_baseline(test: Any, task: str) -> dict[str, float]:
     """
     if task == "regression" and len(test["y"]):
         return {"baseline_loss": float(np.asarray(test["y"], np.float64).var(axis=0).mean())}
-    if task not in ("binary", "classification", "next_token"):
+    if task not in ("binary", "classification", "graph_classification", "next_token", "node_classification"):
         return {}
     labels = np.asarray(test["y"]).reshape(-1)
     counts = np.bincount(labels[labels >= 0])

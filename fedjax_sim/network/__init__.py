@@ -1,4 +1,4 @@
-"""The network: clients' devices, when they are there, and who can send to whom."""
+"""The network: clients' devices, when they are there, who can send to whom, and links inside of a model."""
 
 from fedjax_sim.network.availability import always, bernoulli, both, charging_and_wifi, daily_window, diurnal
 from fedjax_sim.network.changing import (
@@ -19,6 +19,7 @@ from fedjax_sim.network.eigenvalues import (
     spectrum,
 )
 from fedjax_sim.network.hazards import Hazard, memoryless, weibull
+from fedjax_sim.network.link import Link, Transcript, link, transcript
 from fedjax_sim.network.load import load_of
 from fedjax_sim.network.markov import markov
 from fedjax_sim.network.measured import measured
@@ -47,10 +48,12 @@ __all__ = [
     "Distribution",
     "Graph",
     "Hazard",
+    "Link",
     "Links",
     "Mixing",
     "Profile",
     "Spectrum",
+    "Transcript",
     "algebraic_connectivity",
     "always",
     "bernoulli",
@@ -76,6 +79,7 @@ __all__ = [
     "laplacian_extremes",
     "laplacian_matrix",
     "lazy",
+    "link",
     "load_of",
     "lognormal",
     "markov",
@@ -102,6 +106,7 @@ __all__ = [
     "tiers",
     "torus",
     "trace",
+    "transcript",
     "uniform",
     "weibull",
     "with_link_failures",

@@ -13,13 +13,34 @@ from fedjax_sim.network.distributions import Distribution, as_distribution, unit
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, Availability
 
-__all__ = ["always", "bernoulli", "both", "charging_and_wifi", "daily_window", "diurnal", "source"]
+__all__ = ["always", "bernoulli", "both", "charging_and_wifi", "daily_window", "diurnal", "slot_of", "source"]
 
 
 def source(name: str, seed: int, **options: float) -> Array:
     """The key of a condition's draws: another name, seed or option is another draw."""
     validate.integer("seed", seed, 0)
     return stream(jax.random.key(seed), f"availability {name} {sorted(options.items())}")
+
+
+def slot_of(key: Array, ids: Array, seconds: Array, slot_seconds: int) -> tuple[Array, Array]:
+    """The slot of time that each client is in, and when it began.
+
+    Each client's slots begin at a moment of its own, so that clients do not come and go all at once.
+
+    Args:
+      key: of the condition.
+      ids: [c] integers.
+      seconds: [] or [c] int32.
+
+    Returns: ([c] int32 numbers of slots, [c] int32 seconds at which they began: at 0 or less for the first).
+
+    Guarantees: tests/network/test_availability.py::test_a_slot_is_one_draw, ::test_slots_begin_at_all_moments.
+    """
+    seconds = jnp.broadcast_to(jnp.asarray(seconds, jnp.int32), ids.shape)
+    offset = (unit_draws(stream(key, "offset"), ids) * slot_seconds).astype(jnp.int32)
+    offset = jnp.minimum(offset, slot_seconds - 1)
+    into = seconds % slot_seconds + offset  # below 2^31, unlike seconds + offset
+    return seconds // slot_seconds + (into >= slot_seconds), seconds - into % slot_seconds
 
 
 def always() -> Availability:
@@ -38,7 +59,7 @@ def bernoulli(rate: Distribution | float, *, slot_seconds: int = 3600, seed: int
 
     Args:
       rate: the probability, in (0, 1]: a number for all clients, or a distribution over them.
-      slot_seconds: length of a slot.
+      slot_seconds: length of a slot, at most 2^30; each client's slots begin at a moment of its own.
       seed: of the draws.
 
     Guarantees: the stated rates, independent between clients and slots
@@ -50,11 +71,12 @@ def bernoulli(rate: Distribution | float, *, slot_seconds: int = 3600, seed: int
     rate = as_distribution("rate", rate)
     if not (0 < rate.least and rate.most <= 1):
         validate.fail("rate", "probabilities in (0, 1]", (rate.least, rate.most))
-    validate.integer("slot_seconds", slot_seconds)
+    validate.integer("slot_seconds", slot_seconds, 1, 1 << 30)
     own, key = source("rate", seed), source("bernoulli", seed, slot_seconds=slot_seconds)
 
     def at(ids, seconds):
-        return unit_draws(key, ids, seconds // slot_seconds) < rate.draw(own, ids)
+        slot, _ = slot_of(key, ids, seconds, slot_seconds)
+        return unit_draws(key, ids, slot) < rate.draw(own, ids)
 
     return Availability(at, lambda ids: np.asarray(rate.draw(own, jnp.asarray(ids)), np.float64))
 
@@ -112,7 +134,8 @@ def diurnal(
     Args:
       mean, amplitude: mean in (0, 1), amplitude at most min(mean, 1 - mean).
       num_zones, day_seconds, seed: as in `daily_window`.
-      slot_seconds: the probability is that at the slot's beginning; a divisor of the day, at most half of it.
+      slot_seconds: the probability is that at the slot's beginning; a divisor of the day, at most half of it. Each
+        client's slots begin at a moment of its own.
 
     Guarantees: the mean is the long-run share of every client
     (tests/network/test_availability.py::test_rates_are_the_long_run_shares), and the probability follows the sine
@@ -130,8 +153,8 @@ def diurnal(
     key, zones = source("diurnal", seed, slot_seconds=slot_seconds), source("zone", seed)
 
     def at(ids, seconds):
-        slot = seconds // slot_seconds
-        local = _local_time(zones, ids, slot * slot_seconds, num_zones, day_seconds).astype(jnp.float32)
+        slot, began = slot_of(key, ids, seconds, slot_seconds)
+        local = _local_time(zones, ids, began, num_zones, day_seconds).astype(jnp.float32)
         chance = mean + amplitude * jnp.sin(local * (2 * math.pi / day_seconds))
         return unit_draws(key, ids, slot) < chance
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -105,14 +106,15 @@ def with_link_failures(mixing: Mixing, rate: float) -> Mixing:
 
     Raises: ValueError for a mixing that would no longer keep the average.
 
-    Guarantees: the average stays, and edges fail at that rate (tests/network/test_changing.py::test_failures).
+    Guarantees: the average stays, and edges fail at that rate (tests/network/test_changing.py::test_failures); around
+    other failures it adds its own, independently (::test_failures_around_failures).
     """
     validate.in_range("rate", rate, 0, 1, open_high=True)
 
     def links(key, round, tables):
         found = mixing.links(key, round, tables)
         edges = tables["edges"][round % tables["edges"].shape[0]]
-        there = ~_chance(stream(key, "links"), edges, rate)
+        there = ~_chance(_own(stream(key, "links"), mixing), edges, rate)
         return found._replace(weights=jnp.where(there, found.weights, 0))
 
     return _failing(mixing, links)
@@ -131,7 +133,7 @@ def with_node_failures(mixing: Mixing, rate: float) -> Mixing:
     def links(key, round, tables):
         found = mixing.links(key, round, tables)
         ids = jnp.arange(found.up.shape[0], dtype=jnp.uint32)
-        up = found.up & ~_chance(stream(key, "nodes"), ids, rate)
+        up = found.up & ~_chance(_own(stream(key, "nodes"), mixing), ids, rate)
         return _without(found, up)
 
     return _failing(mixing, links)
@@ -149,7 +151,12 @@ def _failing(mixing: Mixing, links: Callable) -> Mixing:
     if not (mixing.symmetric or gives):
         hint = "What one node does not hear another must not lose: take metropolis, or push on a directed graph."
         validate.fail("mixing", "a symmetric one, or one in which nodes give", "another", hint)
-    return mixing._replace(links=links, static=False)
+    return mixing._replace(links=links, static=False, failures=mixing.failures + 1)
+
+
+def _own(key: Array, inner: Mixing) -> Array:
+    """The key of one wrapper among several: what fails twice fails independently."""
+    return jax.random.fold_in(key, inner.failures) if inner.failures else key
 
 
 def _draws(key: Array, counters: Array, weights: Array) -> Array:

@@ -44,4 +44,6 @@ def load_of(work: Work, num_examples: Array, share: Array | None = None) -> Load
     if work.rows is not None:
         flops = flops * (examples / work.rows)
     flops = jnp.where(examples > 0, flops, 0.0).astype(jnp.float32)
+    if work.before is not None:
+        flops = flops + load_of(work.before, examples).flops
     return Load(flops, *(jnp.full(examples.shape, size, jnp.float32) for size in (work.bytes_down, work.bytes_up)))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.network.availability import source
+from fedjax_sim.network.availability import slot_of, source
 from fedjax_sim.network.distributions import unit_draws
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Availability
@@ -23,11 +23,11 @@ MOST_SLOTS = 4096  # of a look back
 def markov(mean_on_seconds: float, mean_off_seconds: float, *, slot_seconds: int = 600, seed: int = 0) -> Availability:
     """A client is there for a while, away for a while: a stationary two-state chain that moves once in a slot of time.
 
-    Each slot has one uniform draw u. With a = slot / mean_on and b = slot / mean_off, u < b switches a client on and
-    u >= 1 - a switches it off, whatever it was; between them it stays. So the last slot that switches decides, and
-    nothing is kept: a look back reads the draws of the slots before. It ends, in the stationary law, after as many
-    slots as none of them switches with probability 2^-30: the chance of any state is exact at any time, and that of two
-    times together to 2^-30.
+    Each client's slots begin at a moment of its own. Each slot has one uniform draw u. With a = slot / mean_on and b
+    = slot / mean_off, u < b switches a client on and u >= 1 - a switches it off, whatever it was; between them it
+    stays. So the last slot that switches decides, and nothing is kept: a look back reads the draws of the slots
+    before. It ends, in the stationary law, after as many slots as none of them switches with probability 2^-30: the
+    chance of any state is exact at any time, and that of two times together to 2^-30.
 
     Args:
       mean_on_seconds, mean_off_seconds: mean lengths of a presence and of an absence; slot / on + slot / off <= 1, and
@@ -45,7 +45,7 @@ def markov(mean_on_seconds: float, mean_off_seconds: float, *, slot_seconds: int
     >>> markov(1200.0, 3600.0).rate(np.arange(1)).tolist()
     [0.25]
     """
-    validate.integer("slot_seconds", slot_seconds)
+    validate.integer("slot_seconds", slot_seconds, 1, 1 << 30)
     for name, mean in (("mean_on_seconds", mean_on_seconds), ("mean_off_seconds", mean_off_seconds)):
         validate.in_range(name, mean, slot_seconds, hint="Slots are shorter than what they tell apart.")
     leaves, comes = slot_seconds / mean_on_seconds, slot_seconds / mean_off_seconds
@@ -61,7 +61,7 @@ def markov(mean_on_seconds: float, mean_off_seconds: float, *, slot_seconds: int
     share = comes / (leaves + comes)
 
     def at(ids, seconds):
-        now = jnp.broadcast_to(jnp.asarray(seconds, jnp.int32) // slot_seconds, ids.shape)
+        now, _ = slot_of(key, ids, seconds, slot_seconds)
 
         def undecided(carry):
             back, decided, _ = carry

@@ -10,8 +10,9 @@ from fedjax_sim import validate
 from fedjax_sim.network.csv_file import SECONDS, columns, factor, numbers
 from fedjax_sim.network.devices import Profile, of_profiles
 from fedjax_sim.network.distributions import unit_draws
+from fedjax_sim.network.layouts import filled
 from fedjax_sim.prng import stream
-from fedjax_sim.types import Array, Availability, Devices
+from fedjax_sim.types import Array, Availability, Devices, FilePath
 
 __all__ = ["measured"]
 
@@ -22,20 +23,22 @@ BYTES |= {"bit/s": 1 / 8, "kbit/s": 1e3 / 8, "Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 
 
 def measured(
     population_size: int,
-    path: str,
+    path: FilePath,
     *,
-    speed: float | str = "speed",
-    bandwidth_down: float | str = "bandwidth_down",
-    bandwidth_up: float | str = "bandwidth_up",
-    latency: float | str = 0.0,
+    layout: str = "plain",
+    speed: float | str | None = None,
+    bandwidth_down: float | str | None = None,
+    bandwidth_up: float | str | None = None,
+    latency: float | str | None = None,
     joules_per_flop: float | str = 0.0,
     joules_per_byte: float | str = 0.0,
     compute_watts: float | str = 0.0,
     radio_watts: float | str = 0.0,
-    speed_unit: str = "flops/s",
+    speed_unit: str | None = None,
     reference_flops: float | None = None,
-    bandwidth_unit: str = "bytes/s",
-    latency_unit: str = "s",
+    bandwidth_unit: str | None = None,
+    latency_unit: str | None = None,
+    row_weight: str | None = None,
     assign: str = "random",
     jitter: float = 0.0,
     availability: Availability | None = None,
@@ -44,16 +47,24 @@ def measured(
 ) -> Devices:
     """Clients whose hardware is a row of a file; what belongs together stays together.
 
-    Args: each number is a column of the file by its name, or one number for all (in seconds, bytes/s, flops/s).
+    Args: each number is a column of the file by its name, or one number for all (in seconds, bytes/s, flops/s); None:
+      as the layout says.
       population_size: N.
       path: of a CSV file with a header; columns that are not named are ignored.
+      layout: whose columns and units the file has. "plain": speed, bandwidth_down, bandwidth_up in flops/s and bytes/s,
+        no latency. "ookla": tiles of Ookla's open data, each as likely as it has devices; "mlab": M-Lab's NDT tests,
+        `unified_downloads`; of both, latency is half a round trip, and speed (of NDT also bandwidth_up) is to be given.
+        "fedscale": FedScale's device capacities, a row a device; `reference_flops` are those of training its model on
+        one example, three times its inference.
       speed: of training; with a unit of time, how long `reference_flops` took.
       bandwidth_down, bandwidth_up: may be the same column.
       latency, joules_per_flop, joules_per_byte, compute_watts, radio_watts: as in `heterogeneous`.
       speed_unit: "flops/s" (k, M, G, T), or "s", "ms", "us"; a number may stand before a unit, as in "2.5e6 flops/s".
       reference_flops: the operations whose time was measured; with a unit of time only.
       bandwidth_unit: "bytes/s" or "B/s" (kB, MB, GB), "bit/s" (k, M, G).
-      latency_unit: "s", "ms", "us".
+      latency_unit: "s", "ms", "us"; such as "0.5 ms" for a round trip.
+      row_weight: column of numbers to which the chances of rows are proportional, for "random"; None: as the layout
+        says, equal chances in a plain one.
       assign: "random": a client draws its row by its id, all equally likely; "in_turn": client i has row i % rows.
       jitter, availability, ticks_per_second: as in `of_profiles`.
       seed: of the draws.
@@ -62,9 +73,20 @@ def measured(
     its row.
 
     Guarantees: times by hand for a file with other names and units (tests/network/test_measured.py::
-    test_columns_and_units); rows are equally likely and kept whole (::test_clients_have_rows).
+    test_columns_and_units) and for published layouts (::test_published_layouts); rows are equally likely, or as likely
+    as their weights say, and kept whole (::test_clients_have_rows, ::test_rows_have_weights).
+
+    References: Ookla, Speedtest global fixed and mobile network performance maps (columns avg_d_kbps, avg_u_kbps,
+    avg_lat_ms, devices); Measurement Lab, NDT unified views (MeanThroughputMbps, MinRTT); Lai et al. 2022 (FedScale),
+    device traces (computation, communication).
     """
-    given = {"speed": speed, "bandwidth_down": bandwidth_down, "bandwidth_up": bandwidth_up, "latency": latency}
+    units_of = {"speed_unit": speed_unit, "bandwidth_unit": bandwidth_unit, "latency_unit": latency_unit}
+    if row_weight is not None and assign != "random":
+        validate.fail("row_weight", f"None where assign is {assign!r}", row_weight)
+    numbers_of = {"speed": speed, "bandwidth_down": bandwidth_down, "bandwidth_up": bandwidth_up, "latency": latency}
+    chosen = filled(layout, numbers_of | units_of | {"row_weight": row_weight})
+    speed_unit, bandwidth_unit, latency_unit, row_weight = (chosen.pop(name) for name in (*units_of, "row_weight"))
+    given: dict[str, float | str] = dict(chosen)
     given |= {"joules_per_flop": joules_per_flop, "joules_per_byte": joules_per_byte}
     given |= {"compute_watts": compute_watts, "radio_watts": radio_watts}
     units = {"latency": factor("latency_unit", latency_unit, SECONDS)}
@@ -78,7 +100,9 @@ def measured(
         validate.positive("reference_flops", reference_flops)
     validate.one_of("assign", assign, ("random", "in_turn"))
     validate.integer("seed", seed, 0)
-    texts = columns(path, {option: name for option, name in given.items() if isinstance(name, str)})
+    named = {option: name for option, name in given.items() if isinstance(name, str)}
+    weighted = assign == "random" and row_weight is not None
+    texts = columns(path, named | ({"row_weight": row_weight} if weighted else {}))
     table = {}
     for option, value in given.items():
         above = option in ("speed", "bandwidth_down", "bandwidth_up")
@@ -94,12 +118,28 @@ def measured(
     rows = max(map(len, table.values()))
 
     key = stream(jax.random.key(seed), "measured devices")
+    rows = len(texts["row_weight"]) if weighted else rows
+    chances = _cumulated(numbers("row_weight", texts["row_weight"])) if weighted else None
+
+    def row_of(ids: Array) -> Array:
+        if assign == "in_turn":
+            return ids % rows
+        draws = unit_draws(key, ids)
+        drawn = draws * rows if chances is None else jnp.searchsorted(jnp.asarray(chances), draws, side="right")
+        return jnp.minimum(drawn.astype(jnp.int32), rows - 1)
 
     def profile(ids: Array) -> Profile:
-        row = (
-            jnp.minimum((unit_draws(key, ids) * rows).astype(jnp.int32), rows - 1) if assign == "random" else ids % rows
-        )
+        row = row_of(ids)
         return Profile(**{name: jnp.asarray(column)[row % len(column)] for name, column in table.items()})
 
     options = {"jitter": jitter, "availability": availability, "ticks_per_second": ticks_per_second}
     return of_profiles(population_size, profile, **options)
+
+
+def _cumulated(weights: np.ndarray) -> np.ndarray:
+    """[rows] float32 cumulated shares, of which the last with a weight is 1."""
+    if not weights.sum() > 0:
+        validate.fail("row_weight", "a weight above 0", "zeros alone")
+    shares = np.cumsum(weights) / weights.sum()
+    shares[np.flatnonzero(weights)[-1] :] = 1.0
+    return shares.astype(np.float32)

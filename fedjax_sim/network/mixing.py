@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import sparse
 
-from fedjax_sim import validate
+from fedjax_sim import tree, validate
 from fedjax_sim.network.eigenvalues import laplacian_extremes
 from fedjax_sim.network.topology import Graph
 from fedjax_sim.types import Array, PyTree
@@ -56,6 +56,7 @@ class Mixing(NamedTuple):
     keeps_average: bool = False  # columns do: the mean over the nodes never moves
     symmetric: bool = False  # in every round
     static: bool = False  # the same in every round
+    failures: int = 0  # wrappers that fail around it; each draws from a stream of its own
 
 
 def tables_of(graph: Graph, values: np.ndarray) -> dict[str, np.ndarray]:
@@ -66,7 +67,7 @@ def tables_of(graph: Graph, values: np.ndarray) -> dict[str, np.ndarray]:
 
     Raises: MemoryError where a node has so many neighbours that rows padded to their number do not fit.
     """
-    size, width = graph.population_size, int(graph.in_degrees.max(initial=0))
+    size, width = graph.population_size, int(graph.in_degrees.max(initial=1))
     hint = f"A node has {width:,} neighbours, and every row is padded to them."
     validate.fits_in_memory("graph", 12 * size * width, LARGEST_TABLE, hint=hint)
     ids, _ = graph.neighbours()
@@ -216,7 +217,7 @@ def mixed(links: Links, values: PyTree, heard: PyTree = None) -> PyTree:
 
     Args:
       links: of the round. Inside of an algorithm call it in `engine.steady`.
-      values: leaves [N, ...] of floats.
+      values: leaves [N, ...] of floats; sums of narrow ones (bfloat16) are float32, and rounded once.
       heard: what nodes send, where that is something else than their values.
 
     Guarantees: the mean is kept to 1e-6 over a thousand rounds (tests/network/test_mixing.py::test_the_average_stays);
@@ -235,15 +236,21 @@ def mixed(links: Links, values: PyTree, heard: PyTree = None) -> PyTree:
         given = jnp.zeros(links.share.shape, jnp.int32).at[neighbours].add(sent)  # integers: in any order
         kept = 1 - given.astype(jnp.float32) * links.share
 
-    def leaf(x, sent):
+    def leaf(own, sent):
+        if not jnp.issubdtype(own.dtype, jnp.inexact):
+            hint = "A share of an integer is rounded to nothing."
+            validate.fail("values", "floats, which nodes can mix", str(own.dtype), hint, TypeError)
+        x = tree.widened(own)
+
         def spread(column):
             return column.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)
 
         def add(place, total):
             ids, weight = neighbours[:, place], spread(weights[:, place])
-            return total + weight * (sent[ids] - x if kept is None else sent[ids])
+            heard = sent[ids].astype(x.dtype)
+            return total + weight * (heard - x if kept is None else heard)
 
         # a loop: straight-line code is no faster on a CPU, and over devices a gather each takes minutes to compile
-        return jax.lax.fori_loop(0, weights.shape[1], add, x if kept is None else spread(kept) * x)
+        return jax.lax.fori_loop(0, weights.shape[1], add, x if kept is None else spread(kept) * x).astype(own.dtype)
 
     return jax.tree.map(leaf, values, values if heard is None else heard)

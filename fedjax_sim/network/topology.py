@@ -12,6 +12,7 @@ import numpy as np
 from scipy import sparse
 
 from fedjax_sim import validate
+from fedjax_sim.types import FilePath
 
 __all__ = [
     "Graph",
@@ -64,12 +65,12 @@ class Graph:
         return np.arange(len(self.senders)) - starts[self.receivers]
 
     def neighbours(self) -> tuple[np.ndarray, np.ndarray]:
-        """From whom each node receives, padded to the largest in-degree k with the node itself.
+        """From whom each node receives, padded to the largest in-degree k, at least 1, with the node itself.
 
         Returns: (ids [N, k] int32, rising in each row before the padding; which are there, [N, k] bool).
         """
         degrees = self.in_degrees
-        width = int(degrees.max(initial=0))
+        width = int(degrees.max(initial=1))
         ids = np.repeat(np.arange(self.population_size, dtype=np.int32)[:, None], width, axis=1)
         ids[self.receivers, self.places()] = self.senders
         return ids, np.arange(width) < degrees[:, None]
@@ -116,7 +117,7 @@ def from_edges(population_size: int, edges: Any, *, directed: bool = False) -> G
     return Graph(population_size, senders.astype(np.int32), receivers.astype(np.int32), directed)
 
 
-def from_csv(population_size: int, file: str, *, directed: bool = False) -> Graph:
+def from_csv(population_size: int, file: FilePath, *, directed: bool = False) -> Graph:
     """A graph from a CSV file with two integers a row, (from, to); a first row without integers is a header.
 
     Args:

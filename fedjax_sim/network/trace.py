@@ -8,13 +8,13 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.network.csv_file import SECONDS, columns, factor, numbers
-from fedjax_sim.types import Availability
+from fedjax_sim.types import Availability, FilePath
 
 __all__ = ["trace"]
 
 
 def trace(
-    path: str,
+    path: FilePath,
     *,
     client: str = "client",
     start: str = "start",

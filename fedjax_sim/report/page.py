@@ -22,7 +22,7 @@ from fedjax_sim.running import checksums
 from fedjax_sim.running.files import write_atomically
 from fedjax_sim.running.log import check_logs, verified
 
-__all__ = ["write_report"]
+__all__ = ["write_report", "write_timeline"]
 
 OBJECTS = ("summary.json", "env.json", "population.json", "timeline.json")
 FILES = ("config.toml", "metrics.jsonl", "timing.jsonl", *OBJECTS)
@@ -103,6 +103,22 @@ def write_report(run_directory: str | Path) -> Path:
         parts += ["<h3>Other results</h3>", table(_rows(others))]
     html = page(f"{name} · fedjax_sim", parts)
     return write_atomically(folder / "report.html", [html.encode("utf-8", errors="replace")])
+
+
+def write_timeline(run_directory: str | Path, round: int, timeline: Mapping) -> Path:
+    """Writes `timeline_ROUND.html` into a run's folder: the clients of one round.
+
+    Args:
+      round: of the log, from 1.
+      timeline: of that round, as `instruments.timeline` makes it.
+
+    Returns: the page's path.
+    """
+    folder = Path(run_directory).resolve()
+    lead = sections.one_round(timeline, f"Round {count(round)}, replayed.")
+    parts = [f"<h1>{escape(folder.name)}</h1>", *(lead if timeline.get("clients") else [absent("Nobody was invited.")])]
+    html = page(f"{folder.name}, round {round} · fedjax_sim", parts)
+    return write_atomically(folder / f"timeline_{round}.html", [html.encode("utf-8", errors="replace")])
 
 
 def _config(path: Path) -> str:

@@ -16,7 +16,7 @@ from fedjax_sim.report.files import total_of
 from fedjax_sim.report.html import absent, figure, table
 from fedjax_sim.report.numbers import NOTHING, count, number, real, seconds
 
-__all__ = ["clients", "learning", "left_out", "privacy", "simulated_time", "state_of_the_run", "variance"]
+__all__ = ["clients", "learning", "left_out", "one_round", "privacy", "simulated_time", "state_of_the_run", "variance"]
 
 
 def state_of_the_run(summary: Mapping, records: Sequence[Mapping], totals: Mapping) -> Iterable[str]:
@@ -130,7 +130,19 @@ def simulated_time(records: Sequence[Mapping], timeline: Mapping) -> Iterable[st
     if not _simulated(records):
         return
     yield "<h2>Simulated time</h2>"
+    if scaled := _scaled(records):
+        yield f"<p>{escape(scaled)}</p>"
     yield figure("time", time.rounds_and_energy, "Length of rounds, and energy, by simulated time.", records)
+    yield from one_round(timeline, "The next round after the last one.")
+
+
+def one_round(timeline: Mapping, lead: str) -> Iterable[str]:
+    """The clients of one round; nothing without any.
+
+    Args:
+      timeline: as `instruments.timeline` makes it, or {}.
+      lead: which round it is, in words.
+    """
     if not timeline.get("clients"):
         return
     shown, invited, reported = len(timeline["clients"]), timeline.get("invited"), timeline.get("reported")
@@ -138,8 +150,20 @@ def simulated_time(records: Sequence[Mapping], timeline: Mapping) -> Iterable[st
     at = seconds(timeline.get("begins"))
     yield f"<h3>One round, {escape(at)} after the start</h3>"
     words = f"{count(invited)} clients were invited, {count(reported)} reported in time."
-    yield f"<p>The next round after the last one. {escape(words + few)}</p>"
+    yield f"<p>{escape(f'{lead} {words}{few}')}</p>"
     yield figure("timeline", time.picture, "What clients spend a round on.", timeline)
+
+
+def _scaled(records: Sequence[Mapping]) -> str:
+    """Which heavier model the times are of, in words; "" where they are of the model itself."""
+    last = {name: number(records[-1].get(f"{name}_scale", 1)) for name in ("flops", "bytes")}
+    if all(scale == 1 for scale in last.values()):
+        return ""
+    return (
+        f"Times and energy are those of a model with {last['flops']:,g} times the operations and "
+        f"{last['bytes']:,g} times the bytes of the one that was trained (flops_scale, bytes_scale); "
+        "accuracy and traffic are of the latter."
+    )
 
 
 def privacy(spent: Any, shown: set[str]) -> Iterable[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -34,15 +35,27 @@ def totals_of(records: Sequence[Mapping[str, Any]], metrics: Iterable[Metric]) -
     """
     found = {}
     for metric in metrics:
-        values = [record[metric.name] for record in records if metric.name in record]
-        if not values:
+        having = [record for record in records if metric.name in record]
+        if not having:
             continue
+        numbers = [_number(record[metric.name]) for record in having]
+        weights = [1 if metric.by is None else _number(record.get(metric.by, math.nan)) for record in having]
         if metric.instead is not None:
-            values += [record.get(metric.instead, 0) for record in records if metric.name not in record]
-        numbers = [float(x) if isinstance(x, str) else x for x in values]  # "nan" and "inf" of a log
-        mean = sum(numbers) / len(numbers)
-        found[metric.name] = plain({"sum": sum(numbers), "mean": mean, "last": numbers[-1]}[metric.pooled])
+            others = [_number(record.get(metric.instead, 0)) for record in records if metric.name not in record]
+            numbers, weights = numbers + others, weights + [1] * len(others)
+        pools = {"sum": sum(numbers), "mean": _mean(numbers, weights), "max": max(numbers), "last": numbers[-1]}
+        found[metric.name] = plain(pools[metric.pooled])
     return found
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, str) else value  # "nan" and "inf" of a log
+
+
+def _mean(numbers: Sequence[float], weights: Sequence[float]) -> float:
+    """The weighted mean; a number without weight may be anything, and NaN is the mean of none."""
+    total = sum(x * weight for x, weight in zip(numbers, weights, strict=True) if weight != 0)
+    return total / sum(weights) if sum(weights) != 0 else math.nan
 
 
 def visits_of(counts: Mapping[str, Any]) -> int:

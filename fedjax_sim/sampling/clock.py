@@ -11,10 +11,12 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.design import SamplingDesign
+from fedjax_sim.sampling.fates import losing
 from fedjax_sim.sampling.price import Price
+from fedjax_sim.sampling.visits import DISTINCT
 from fedjax_sim.types import Array, Clock, Cohort, Devices, Load, Metric, PyTree, Sampler, Spent
 
-__all__ = ["Timed", "changed", "cut", "spend", "stated", "timed", "untimed", "window"]
+__all__ = ["Timed", "changed", "cut", "spend", "stated", "timed", "unlimited", "untimed", "window"]
 
 LONGEST = 2**31 - 2**21  # ticks until the last client is done
 
@@ -32,11 +34,19 @@ def timed(sampler: Sampler, name: str) -> Devices:
 
     Raises: TypeError for what is no sampler, ValueError for one without a clock, which `name` needs.
     """
-    validate.part("sampler", sampler, Sampler)
+    _final(sampler, name)
     if sampler.devices is None:
         hint = "Put with_clock(sampler, devices) inside; in a config, write [sampler.with_clock] before it."
         validate.fail("sampler", f"one with a clock, for {name}", "one whose rounds take no time", hint)
     return sampler.devices
+
+
+def _final(sampler: Sampler, name: str) -> None:
+    """Refuses what `name` would change after it was counted."""
+    validate.part("sampler", sampler, Sampler)
+    if DISTINCT in sampler.metrics:
+        hint = f"Put with_distinct_clients around {name}."
+        validate.fail("sampler", f"one that does not count clients yet, for {name}", "with_distinct_clients", hint)
 
 
 def untimed(sampler: Sampler, name: str) -> None:
@@ -44,10 +54,20 @@ def untimed(sampler: Sampler, name: str) -> None:
 
     Raises: TypeError for what is no sampler, ValueError for one with a clock.
     """
-    validate.part("sampler", sampler, Sampler)
+    _final(sampler, name)
     if sampler.devices is not None:
         hint = f"Put {name} inside of with_clock; in a config, before it."
         validate.fail("sampler", f"one without a clock, for {name}", "one with a clock", hint)
+
+
+def unlimited(sampler: Sampler, name: str, hint: str) -> None:
+    """Refuses a sampler in which the first few reports count, since `name` changes who is among them.
+
+    Raises: ValueError.
+    """
+    most = getattr(sampler.design, "max_reports", None)
+    if most is not None:
+        validate.fail("sampler", f"one without a limit of reports, for {name}", most, hint)
 
 
 def changed(
@@ -87,20 +107,22 @@ def spend(devices: Devices, key: Array, cohort: Cohort, price: Price) -> Spent:
     return jax.tree.map(lambda x: jnp.where(cohort.invited, x, 0), spent)
 
 
-def cut(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array) -> Cohort:
-    """The cohort whose clients stop at a moment: who is not done by then does not report.
+def cut(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, name: str) -> Cohort:
+    """The cohort whose clients stop at a moment: who is not done by then does not report, and is lost to `name`.
 
-    A message that is on its way then counts as sent, in full; of each of the three parts of a round, energy is spent in
-    proportion to its time.
+    That goes for who was to be lost at a later moment, too. A message that is on its way then counts as sent, in full;
+    of each of the three parts of a round, energy is spent in proportion to its time.
 
     Args:
       key: that the cohort was drawn with.
       at: [] or [m] int32, ticks after the invitation.
+      name: of the metric that counts them.
 
-    Guarantees: tests/sampling/test_timed.py::test_energy_of_what_was_done.
+    Guarantees: tests/sampling/test_timed.py::test_energy_of_what_was_done; in whatever order cuts are made, the first
+    moment counts (tests/sampling/test_fates.py::test_every_client_is_counted_once).
     """
     spent = cohort.spent
-    late = spent.total > at
+    late = cohort.invited & (spent.total > at)
     done, left = [], jnp.maximum(at, 0)
     for ticks in spent[:3]:
         done.append(jnp.minimum(ticks, left))
@@ -109,11 +131,8 @@ def cut(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array) -
     shares = [jnp.where(all_of > 0, x / jnp.maximum(all_of, 1), 1) for x, all_of in zip(done, whole, strict=True)]
     part = sum(energy * share for energy, share in zip(energies, shares, strict=True))
     sent = cohort.reported if cohort.sent is None else cohort.sent
-    return cohort._replace(
-        reported=cohort.reported & ~late,
-        sent=sent & (~late | (done[2] > 0)),
-        spent=Spent(*done, jnp.where(late & cohort.invited, part, spent.joules)),
-    )
+    done_by = Spent(*done, jnp.where(late, part, spent.joules))
+    return losing(cohort._replace(sent=sent & (~late | (done[2] > 0)), spent=done_by), name, late)
 
 
 def _by_part(devices: Devices, key: Array, cohort: Cohort, price: Price) -> tuple[tuple, tuple]:
@@ -141,7 +160,8 @@ def stated(cohort: Cohort, before: Clock, after: Clock, per_second: int) -> Coho
         return whole.astype(jnp.float32) + ticks.astype(jnp.float32) / per_second
 
     length = seconds(after.seconds - before.seconds, after.ticks - before.ticks)
-    times = {"round_seconds": length, "simulated_seconds": seconds(*after)}
+    had = window(cohort).astype(jnp.float32) * cohort.invited.sum(dtype=jnp.float32) / per_second
+    times = {"round_seconds": length, "simulated_seconds": after.read(per_second), "client_seconds": had}
     return cohort._replace(metrics=cohort.metrics | times)
 
 

@@ -12,7 +12,9 @@ from fedjax_sim import validate
 from fedjax_sim.network import within_budget
 from fedjax_sim.sampling.clock import changed, cut, spend, timed
 from fedjax_sim.sampling.design import SamplingDesign, one_for_one, responding
+from fedjax_sim.sampling.fates import losing, recounted
 from fedjax_sim.sampling.price import Price
+from fedjax_sim.sampling.timed import INTERRUPTED
 from fedjax_sim.types import Array, Cohort, Devices, Metric, Sampler
 
 __all__ = ["with_deadline", "with_over_selection", "with_radio_budget"]
@@ -30,7 +32,7 @@ def with_deadline(sampler: Sampler, seconds: float, *, late: str = "dropped") ->
     """A round ends after so many seconds at the latest.
 
     Args:
-      sampler: one with a clock, `with_clock(...)`.
+      sampler: one with a clock, `with_clock(...)`, and without another deadline.
       seconds: from the invitation to the end, at least one tick; rounded down to whole ones.
       late: "dropped": who has not arrived by then stops, and does not report; a message that was on its way counts as
         sent, and its bytes as wasted. "partial": a client does as many local steps as let its message arrive in time
@@ -39,8 +41,8 @@ def with_deadline(sampler: Sampler, seconds: float, *, late: str = "dropped") ->
     Returns: a sampler of the same cohorts. Who responds depends on the client: formulas and Horvitz-Thompson refuse the
     design. Accountants of client-level privacy take it, for no client decides about another.
 
-    Raises: ValueError, TypeError for a sampler without a clock, or values out of range; for "partial" with clients that
-    cannot stop early, `algorithms.round.collect` does.
+    Raises: ValueError, TypeError for a sampler without a clock or with a deadline, or values out of range; for
+    "partial" with clients that cannot stop early, `algorithms.round.collect` does.
 
     Guarantees: who arrives in time reports, and no round is longer (tests/sampling/test_closing.py::test_deadline);
     partial work is the most that arrives in time (::test_partial_work_is_the_most_that_fits); without late clients both
@@ -49,6 +51,8 @@ def with_deadline(sampler: Sampler, seconds: float, *, late: str = "dropped") ->
     References: Bonawitz et al. 2019, section 2.2; Nishio and Yonetani 2019 (FedCS), section 3.
     """
     devices = timed(sampler, "with_deadline")
+    if LATE in sampler.metrics:
+        validate.fail("sampler", "one without a deadline", "one with a deadline", "Keep the shorter of the two.")
     validate.positive("seconds", seconds)
     validate.one_of("late", late, ("dropped", "partial"))
     ticks = min(math.floor(seconds * devices.ticks_per_second), NEVER)
@@ -60,34 +64,28 @@ def with_deadline(sampler: Sampler, seconds: float, *, late: str = "dropped") ->
 
     def ended(key, cohort, price):
         if late == "dropped":
-            stopped = cut(devices, key, cohort, price, jnp.int32(ticks))
-            counted = {"late": (cohort.reported & ~stopped.reported).sum(dtype=jnp.int32)}
-            return stopped._replace(metrics=cohort.metrics | counted)
+            return cut(devices, key, cohort, price, jnp.int32(ticks), LATE.name)
         shorter = _shortened(devices, key, cohort, price, ticks)
-        stopped = cut(devices, key, shorter, price, jnp.int32(ticks))
+        stopped = cut(devices, key, shorter, price, jnp.int32(ticks), LATE.name)
         less = stopped.reported & (shorter.work < price.num_steps(cohort))
-        counted = {"late": (shorter.reported & ~stopped.reported).sum(dtype=jnp.int32)}
-        counted["shortened"] = less.sum(dtype=jnp.int32)
-        return stopped._replace(metrics=shorter.metrics | counted)
+        return stopped._replace(metrics=stopped.metrics | {"shortened": less.sum(dtype=jnp.int32)})
 
     metrics = (LATE, SHORTENED) if late == "partial" else (LATE,)
     return changed(sampler, ended, responding(sampler.design, "client"), metrics)
 
 
 def _shortened(devices: Devices, key: Array, cohort: Cohort, price: Price, ticks: int) -> Cohort:
-    """The cohort, doing no more than arrives in time. Who was to leave later than that now arrives before."""
-    whole = spend(devices, key, cohort, price).total
+    """The cohort, doing no more than arrives in time. Who was to leave after its message then arrives before."""
     steps = _steps_in_time(devices, key, cohort, price, ticks)
     shorter = cohort._replace(work=steps)
-    interrupted = cohort.invited & (cohort.spent.total < whole)
-    saved = interrupted & ~cohort.reported & (cohort.spent.total >= ticks)
-    kept = interrupted & ~saved
-    spent = jax.tree.map(lambda x, y: jnp.where(kept, x, y), cohort.spent, spend(devices, key, shorter, price))
-    metrics = dict(cohort.metrics)
-    if "interrupted" in metrics:
-        metrics["interrupted"] -= saved.sum(dtype=jnp.int32)
+    spent = spend(devices, key, shorter, price)
+    left = cohort.lost.get(INTERRUPTED.name, jnp.zeros_like(cohort.invited))
+    saved = left & (cohort.spent.total >= jnp.minimum(spent.total, ticks))
+    spent = jax.tree.map(lambda x, y: jnp.where(left & ~saved, x, y), cohort.spent, spent)
     sent = None if cohort.sent is None else cohort.sent | saved
-    return shorter._replace(reported=cohort.reported | saved, sent=sent, spent=spent, metrics=metrics)
+    lost = cohort.lost | {INTERRUPTED.name: left & ~saved}
+    shorter = shorter._replace(reported=cohort.reported | saved, sent=sent, spent=spent)
+    return recounted(shorter._replace(lost=lost)) if INTERRUPTED.name in cohort.lost else shorter
 
 
 def _steps_in_time(devices: Devices, key: Array, cohort: Cohort, price: Price, ticks: int) -> Array:
@@ -133,10 +131,8 @@ def with_over_selection(sampler: Sampler, num_reports: int) -> Sampler:
         slots = jnp.arange(arrival.size, dtype=jnp.int32)
         times, _, order = jax.lax.sort((arrival, cohort.ids, slots), num_keys=2)
         among = jnp.zeros_like(cohort.reported).at[order[:num_reports]].set(True)
-        stopped = cut(devices, key, cohort, price, times[num_reports - 1])
-        reported = stopped.reported & among
-        counted = {"not_needed": (cohort.reported & ~reported).sum(dtype=jnp.int32)}
-        return stopped._replace(reported=reported, metrics=cohort.metrics | counted)
+        stopped = cut(devices, key, cohort, price, times[num_reports - 1], NOT_NEEDED.name)
+        return losing(stopped, NOT_NEEDED.name, stopped.reported & ~among)
 
     return changed(sampler, ended, design, (NOT_NEEDED,))
 
@@ -185,10 +181,11 @@ def with_radio_budget(
         if budget_bytes is not None:  # messages of one size: so many
             most = jnp.minimum(jnp.floor(budget / price.bytes_up), MOST_AIRTIME).astype(jnp.int32)
             cost = jnp.ones_like(cohort.ids)
-        place = within_budget(cohort.ids, cost, cohort.reported, most, ready if order == "arrival" else None)
-        stopped = cut(devices, key, cohort, price, jnp.where(place | ~cohort.reported, NEVER, ready))
-        counted = {"no_radio": (cohort.reported & ~place).sum(dtype=jnp.int32)}
-        return stopped._replace(reported=place, metrics=cohort.metrics | counted)
+        wanted = cohort.reported if cohort.sent is None else cohort.sent  # also those cut off on their way
+        place = within_budget(cohort.ids, cost, wanted, most, ready if order == "arrival" else None)
+        without = wanted & ~place
+        stopped = cut(devices, key, cohort, price, jnp.where(without, ready, NEVER), NO_RADIO.name)
+        return losing(stopped._replace(sent=place), NO_RADIO.name, without)
 
     return changed(sampler, ended, design, (NO_RADIO,))
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.network import Hazard
 from fedjax_sim.prng import stream
-from fedjax_sim.sampling.clock import changed, cut, timed
+from fedjax_sim.sampling.clock import changed, cut, timed, unlimited
 from fedjax_sim.sampling.design import responding
 from fedjax_sim.sampling.timed import INTERRUPTED
 from fedjax_sim.types import Sampler
@@ -20,10 +20,11 @@ NEVER = 2**31 - 1
 def with_hazard(sampler: Sampler, hazard: Hazard) -> Sampler:
     """Clients may leave while they train: the longer it takes, the likelier.
 
-    Who leaves stops there and does not report; `metrics["interrupted"]` counts them.
+    Who leaves stops there and does not report; `metrics["interrupted"]` counts them. Around a deadline with partial
+    work a client must stay until that work is done; inside of one, until the message of that work has arrived.
 
     Args:
-      sampler: one with a clock, `with_clock(...)`.
+      sampler: one with a clock, `with_clock(...)`, and without a limit of reports: this goes inside of that.
       hazard: seconds of computing until a client leaves, such as `network.memoryless(3600.0)`; in a config
         `hazard = {name = "memoryless", mean_seconds = 3600.0}`.
 
@@ -38,17 +39,15 @@ def with_hazard(sampler: Sampler, hazard: Hazard) -> Sampler:
     References: Bonawitz et al. 2019, section 4 (6 to 10 % of the clients of a round leave).
     """
     devices = timed(sampler, "with_hazard")
+    unlimited(sampler, "with_hazard", "Who leaves is not among the first: put it inside of what limits the reports.")
     validate.part("hazard", hazard, Hazard)
 
     def thinned(key, cohort, price):
         down, compute, *_ = cohort.spent
         after = hazard.leaves_after(stream(key, "hazard"), cohort.ids) * devices.ticks_per_second
         leaves = down + jnp.minimum(after, compute.astype(jnp.float32)).astype(jnp.int32)
-        stays = (after >= compute.astype(jnp.float32)) | ~cohort.reported
-        stopped = cut(devices, key, cohort, price, jnp.where(stays, NEVER, leaves))
-        left = (cohort.reported & ~stopped.reported).sum(dtype=jnp.int32)
-        counted = {"interrupted": cohort.metrics.get("interrupted", 0) + left}
-        return stopped._replace(metrics=cohort.metrics | counted)
+        stays = after >= compute.astype(jnp.float32)
+        return cut(devices, key, cohort, price, jnp.where(stays, NEVER, leaves), INTERRUPTED.name)
 
     known = any(metric.name == INTERRUPTED.name for metric in sampler.metrics)
     return changed(sampler, thinned, responding(sampler.design, "client"), () if known else (INTERRUPTED,))

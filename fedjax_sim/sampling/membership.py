@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.sampling.clock import unlimited, untimed
 from fedjax_sim.sampling.design import SamplingDesign, one_for_one, responding
+from fedjax_sim.sampling.fates import recounted, some_slots
 from fedjax_sim.types import Array, Cohort, Metric, PyTree, Sampler
 
 __all__ = ["UNFILLED", "first_invited", "of_first", "with_membership"]
@@ -39,8 +40,8 @@ def with_membership(
     the former, `metrics["unfilled"]` places left empty.
 
     Args:
-      sampler: any sampler without a clock: `with_clock` goes around this. For a round of simulated time in which
-        clients join, see availability (`network`).
+      sampler: any sampler without a clock or a limit of reports: what adds those goes around this. For a round of
+        simulated time in which clients join, see availability (`network`).
       joins: the first round of each client, at least 1 (the run's first); a shorter list repeats.
       leaves: the round in which each client is gone, above its `joins`; a list of that length. None = all stay.
       num_invited: at most `num_slots`; None = every client drawn who is there.
@@ -52,16 +53,15 @@ def with_membership(
     Guarantees: who is there is invited, and only then (tests/sampling/test_membership.py::test_who_is_a_member); of the
     members every one is equally likely (::test_places_are_filled_evenly).
 
+    >>> import jax
     >>> from fedjax_sim.sampling.uniform import full
     >>> growing = with_membership(full(3), [1, 1, 2])
     >>> cohort, state = growing.sample(jax.random.key(0), growing.init())
     >>> cohort.invited.tolist(), growing.sample(jax.random.key(1), state)[0].invited.tolist()
     ([True, True, False], [True, True, True])
     """
-    validate.part("sampler", sampler, Sampler)
-    if sampler.devices is not None:
-        hint = "Put with_membership inside of with_clock; in a config, before it."
-        validate.fail("sampler", "one without a clock", "one with a clock", hint)
+    untimed(sampler, "with_membership")
+    unlimited(sampler, "with_membership", "Members alone are among the first: put with_over_invitation around it.")
     given = {"joins": joins} if leaves is None else {"joins": joins, "leaves": leaves}
     size = sampler.design.population_size
     for name, rounds in given.items():
@@ -84,8 +84,8 @@ def with_membership(
         here = (state.joins[who] <= round) & (round < state.leaves[who])
         absent = (cohort.invited & ~here).sum(dtype=jnp.int32)
         sent = None if cohort.sent is None else cohort.sent & here
-        cohort = cohort._replace(invited=cohort.invited & here, reported=cohort.reported & here, sent=sent)
-        cohort = cohort._replace(metrics=cohort.metrics | {"absent": absent})
+        there = {"invited": cohort.invited & here, "reported": cohort.reported & here, "sent": sent}
+        cohort = recounted(cohort._replace(**there, metrics=cohort.metrics | {"absent": absent}))
         if num_invited is not None:
             cohort = first_invited(cohort, num_invited)
         return cohort, state._replace(sampler=inner, round=round)
@@ -117,10 +117,9 @@ def first_invited(cohort: Cohort, num_invited: int) -> Cohort:
     ([3, 5, 7], [True, True, False], 1)
     """
     first = jnp.argsort(~cohort.invited, stable=True)[:num_invited]
-    rest = cohort._replace(metrics={})
-    few = jax.tree.map(lambda x: x[first], rest)
+    few = some_slots(cohort, first)
     unfilled = num_invited - few.invited.sum(dtype=jnp.int32)
-    return few._replace(metrics=cohort.metrics | {"unfilled": unfilled})
+    return few._replace(metrics=few.metrics | {"unfilled": unfilled})
 
 
 def of_first(design: SamplingDesign, num_invited: int) -> SamplingDesign:

@@ -13,6 +13,7 @@ from fedjax_sim import validate
 from fedjax_sim.prng import client_key, stream
 from fedjax_sim.sampling.clock import untimed
 from fedjax_sim.sampling.design import SamplingDesign, mean_of_minimum, responding
+from fedjax_sim.sampling.fates import losing
 from fedjax_sim.types import Array, Metric, Sampler
 
 __all__ = ["client_bits", "with_dropout", "with_over_invitation", "with_response_rates"]
@@ -35,12 +36,13 @@ def with_dropout(sampler: Sampler, rate: float) -> Sampler:
     """Each invited client fails to report with probability `rate`, independently; `metrics["dropped"]` counts them.
 
     Args:
-      sampler: any sampler; wrapping twice drops twice, independently.
+      sampler: any sampler without a clock, `with_clock` goes around this; wrapping twice drops twice, independently.
       rate: in [0, 1); may be traced, so that a sweep can vary it.
 
     Returns: a sampler of the same cohorts, some of whose reports are missing.
 
-    Raises: ValueError, TypeError for a rate out of range.
+    Raises: ValueError, TypeError for a rate out of range, and for a sampler with a clock, whose rounds end by who
+    reports.
 
     Guarantees: m(1 - rate) reports are expected, clients independent
     (tests/sampling/test_participation.py::test_dropout_rate_and_independence); ids and invitations are untouched, and
@@ -53,7 +55,7 @@ def with_dropout(sampler: Sampler, rate: float) -> Sampler:
     >>> with_dropout(uniform(100, 10), 0.2).design.response_rate
     0.8
     """
-    validate.part("sampler", sampler, Sampler)
+    untimed(sampler, "with_dropout")
     validate.in_range("rate", rate, 0, 1, open_high=True, hint="It is a client's probability not to report.")
     name = f"dropout {len(sampler.design.response_rates)}"  # a second wrapper has a stream of its own
     traced = isinstance(rate, jax.core.Tracer)
@@ -62,10 +64,8 @@ def with_dropout(sampler: Sampler, rate: float) -> Sampler:
 
     def thinned(key, cohort):
         there = client_bits(stream(key, name), cohort.ids) >= threshold
-        reported = cohort.reported & there
-        dropped = (cohort.reported & ~reported).sum(dtype=jnp.int32) + cohort.metrics.get("dropped", 0)
         sent = None if cohort.sent is None else cohort.sent & there
-        return cohort._replace(reported=reported, sent=sent, metrics={**cohort.metrics, "dropped": dropped})
+        return losing(cohort._replace(sent=sent), "dropped", cohort.reported & ~there)
 
     rates = (*sampler.design.response_rates, None if traced else 1 - float(rate))
     design = dataclasses.replace(sampler.design, response_rates=rates)
@@ -81,14 +81,14 @@ def with_response_rates(sampler: Sampler, rates: Sequence[float]) -> Sampler:
     others.
 
     Args:
-      sampler: any sampler whose response rates are alike so far.
+      sampler: any sampler without a clock whose response rates are alike so far.
       rates: in (0, 1]: one number a client, or a shorter list that repeats.
 
     Returns: a sampler of the same cohorts, some of whose reports are missing; `metrics["silent"]` counts them. Its
     design knows the rates, and so do its inclusion probabilities; variance formulas, which take one rate for all,
     refuse it.
 
-    Raises: ValueError, TypeError for rates out of range, or more of them than clients.
+    Raises: ValueError, TypeError for rates out of range, more of them than clients, or a sampler with a clock.
 
     Guarantees: each client's rate, and Horvitz-Thompson unbiased under it where the mean is not
     (tests/sampling/test_participation.py::test_response_rates_of_clients).
@@ -97,7 +97,7 @@ def with_response_rates(sampler: Sampler, rates: Sequence[float]) -> Sampler:
     >>> with_response_rates(uniform(4, 2), [1.0, 0.5]).design.inclusion_probabilities().tolist()
     [0.5, 0.25, 0.5, 0.25]
     """
-    validate.part("sampler", sampler, Sampler)
+    untimed(sampler, "with_response_rates")
     design, size = sampler.design, sampler.design.population_size
     if not isinstance(design, SamplingDesign) or design.client_rates is not None:
         validate.fail("sampler", "a sampler whose clients respond alike", type(design).__name__, "Multiply the rates.")
@@ -111,9 +111,8 @@ def with_response_rates(sampler: Sampler, rates: Sequence[float]) -> Sampler:
 
     def thinned(key, cohort):
         there = client_bits(stream(key, "response"), cohort.ids) >= jnp.asarray(threshold)[cohort.ids % len(given)]
-        silent = (cohort.reported & ~there).sum(dtype=jnp.int32)
         sent = None if cohort.sent is None else cohort.sent & there
-        return cohort._replace(reported=cohort.reported & there, sent=sent, metrics=cohort.metrics | {"silent": silent})
+        return losing(cohort._replace(sent=sent), "silent", cohort.reported & ~there)
 
     everyone = np.resize(given, size)
     everyone.flags.writeable = False
@@ -156,9 +155,7 @@ def with_over_invitation(sampler: Sampler, num_reports: int) -> Sampler:
         slots = jnp.arange(sampler.num_slots, dtype=jnp.int32)
         order = jax.lax.sort((late, client_bits(stream(key, "arrival"), cohort.ids), slots), num_keys=2)[2]
         reported = cohort.reported & jnp.zeros_like(cohort.reported).at[order[:num_reports]].set(True)
-        discarded = (cohort.reported & ~reported).sum(dtype=jnp.int32)
-        metrics = {**cohort.metrics, "discarded": discarded}
-        return cohort._replace(reported=reported, sent=cohort.reported, metrics=metrics)
+        return losing(cohort._replace(sent=cohort.reported), "discarded", cohort.reported & ~reported)
 
     arrives = design.response_rate
     kept = (

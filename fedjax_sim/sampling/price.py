@@ -41,17 +41,18 @@ class Price(NamedTuple):
         return Load(flops, *(_of(x, cohort.ids) for x in (self.bytes_down, self.bytes_up)))
 
 
-def price_of(work: Work | None) -> Price:
+def price_of(work: Work | None, flops_scale: float = 1.0, bytes_scale: float = 1.0) -> Price:
     """The costs of a round, from what a sampler is told of them; None = nothing was told: nothing costs anything.
 
     Clients are looked up by their numbers of examples where their work depends on these; else all are alike, and count
-    as having some.
+    as having some. Operations and bytes are multiplied by the two scales.
 
     Raises: ValueError where those numbers are needed and not known.
     """
     if work is None:
         work = Work(0, 0, None, 0.0)
-    if callable(work.steps) or work.rows is not None:
+    passes = [one for one in (work, work.before) if one is not None]
+    if any(callable(one.steps) or one.rows is not None for one in passes):
         if work.examples is None:
             validate.fail("work.examples", "the clients' numbers of examples", None, "Their work depends on these.")
         examples = jnp.asarray(work.examples(), jnp.int32)
@@ -61,11 +62,14 @@ def price_of(work: Work | None) -> Price:
 
     def flops(number):
         share = None if work.steps is None else jnp.full(examples.shape, number, jnp.int32)
-        return load_of(work, examples, share).flops
+        return load_of(own, examples, share).flops * jnp.float32(flops_scale)
 
-    first = flops(1)
-    sizes = (jnp.float32(x) for x in (work.bytes_down, work.bytes_up))
-    return Price(first, flops(2) - first, jnp.broadcast_to(jnp.int32(steps), examples.shape), *sizes)
+    own = work._replace(before=None)  # a step may be small beside the pass before
+    first, step = flops(1), flops(2) - flops(1)
+    if work.before is not None:
+        first = first + load_of(work.before, examples).flops * jnp.float32(flops_scale)
+    sizes = (jnp.float32(x) * jnp.float32(bytes_scale) for x in (work.bytes_down, work.bytes_up))
+    return Price(first, step, jnp.broadcast_to(jnp.int32(steps), examples.shape), *sizes)
 
 
 def _of(values: Array, ids: Array) -> Array:

@@ -7,8 +7,9 @@ import math
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.sampling.clock import Timed, cut, spend, stated, untimed, window
+from fedjax_sim.sampling.clock import Timed, cut, spend, stated, unlimited, untimed, window
 from fedjax_sim.sampling.design import responding
+from fedjax_sim.sampling.fates import recounted
 from fedjax_sim.sampling.membership import UNFILLED, first_invited, of_first
 from fedjax_sim.sampling.price import price_of
 from fedjax_sim.types import Array, Clock, Cohort, Devices, Metric, Sampler
@@ -18,12 +19,18 @@ __all__ = ["INTERRUPTED", "with_clock"]
 TIMES = (
     Metric("round_seconds", "mean simulated time of a round", "seconds", "mean"),
     Metric("simulated_seconds", "simulated time", "seconds", "last"),
-    Metric("utilisation", "share of the time until rounds closed that clients were busy", "share", "mean"),
+    Metric("client_seconds", "simulated time that invited clients had, together", "seconds"),
+    Metric("utilisation", "share of it that they were busy", "share", "mean", by="client_seconds"),
     Metric("joules", "energy spent by clients", "joules"),
     Metric("wasted_joules", "of it for nothing", "joules"),
 )
 UNAVAILABLE = Metric("unavailable", "clients drawn who were not there", "count")
 INTERRUPTED = Metric("interrupted", "clients who left before their message had arrived", "count")
+SCALES = (
+    Metric("flops_scale", "operations that take time, times those computed", "count", pooled="last"),
+    Metric("bytes_scale", "bytes that take time, times those sent", "count", pooled="last"),
+)
+MOST_SCALE = 1e12
 
 
 @validate.named_arguments
@@ -35,6 +42,8 @@ def with_clock(
     overhead_seconds: float = 0.0,
     idle_seconds: float = 60.0,
     checks: int = 8,
+    flops_scale: float = 1.0,
+    bytes_scale: float = 1.0,
 ) -> Sampler:
     """Rounds take simulated time: the server waits for everybody.
 
@@ -48,27 +57,36 @@ def with_clock(
     first m: `with_clock(uniform(N, 20 * m), devices, num_invited=m)`.
 
     Info gets `round_seconds`, `simulated_seconds` (since the run's start), `joules` of all clients, `wasted_joules` of
-    those who did not report, and `utilisation`, the share of the round in which its clients received, trained or sent;
-    `unavailable` and `interrupted` count clients who were not there, or left; `unfilled` places that nobody filled.
+    those who did not report, `client_seconds` that those invited had until the last one was done, and `utilisation`,
+    the share of them in which they received, trained or sent; `unavailable` and `interrupted` count clients who were
+    not there, or left; `unfilled` places that nobody filled.
+
+    A small model can stand for a heavier one: times, energy and radio budgets are those of `flops_scale` times its
+    operations and `bytes_scale` times its bytes, each way. What it learns, and the bytes of the log, are its own; Info
+    then has both scales, and the page says so.
 
     Args:
-      sampler: any sampler without a clock. What changes clients' work, such as `with_stragglers`, goes inside.
+      sampler: any sampler without a clock. What changes clients' work or loses reports at any time, such as
+        `with_stragglers` and `with_dropout`, goes inside; who drops out spends all, and is waited for.
       devices: of all N clients; in a config `[devices]`.
       num_invited: how many of the clients drawn who are there are invited, the first in the order of the slots (random
         for `uniform`); None = all of them.
       overhead_seconds: of the server in each round, at least 0, at most 2^30 ticks.
       idle_seconds: how long the server waits to look again where nobody could be invited, above 0, at most 2^30 ticks.
       checks: presence is looked up after the download, so often, evenly spaced, during the local work, and on arrival.
+      flops_scale, bytes_scale: in (0, 1e12]; 1 = the model as it is.
 
     Returns: a sampler of the same cohorts, less who is not there, with `Cohort.spent`. With availability a client's
     speed decides when the next round begins, and so who is there then: formulas and accountants refuse that design.
 
-    Raises: ValueError, TypeError for a sampler with a clock, devices of another population, or values out of range.
+    Raises: ValueError, TypeError for a sampler with a clock or a limit of reports, devices of another population, or
+    values out of range.
 
     Guarantees: a run that waits for everybody has the bits of one without a clock
     (tests/sampling/test_timed.py::test_time_changes_no_number); times are exact integers (::test_the_clock_is_exact);
     who is there is invited, each with the same chance (::test_who_is_there, ::test_inclusion_given_availability), and
-    who leaves does not report (::test_who_leaves).
+    who leaves does not report (::test_who_leaves); whoever is lost is counted once
+    (tests/sampling/test_fates.py::test_every_client_is_counted_once).
 
     References: Bonawitz et al. 2019, section 2; Lai et al. 2022 (FedScale), section 4.
 
@@ -84,6 +102,7 @@ def with_clock(
     (1.5, [500, 500, 500])
     """
     untimed(sampler, "with_clock")
+    unlimited(sampler, "with_clock", "Arrivals follow from the devices: put with_over_selection around with_clock.")
     validate.part("devices", devices, Devices)
     if devices.population_size != sampler.design.population_size:
         rule = f"those of the sampler's {sampler.design.population_size} clients"
@@ -92,6 +111,10 @@ def with_clock(
     validate.in_range("overhead_seconds", overhead_seconds, 0, most)
     validate.in_range("idle_seconds", idle_seconds, 0, most, open_low=True)
     validate.integer("checks", checks, 1, 64)
+    scales = {"flops_scale": flops_scale, "bytes_scale": bytes_scale}
+    for name, scale in scales.items():
+        validate.in_range(name, scale, 0, MOST_SCALE, open_low=True)
+    scaled = any(scale != 1 for scale in scales.values())
     slots = sampler.num_slots if num_invited is None else num_invited
     validate.integer("num_invited", slots, 1, sampler.num_slots, hint="Draw more clients than are invited.")
     per_second, present = devices.ticks_per_second, devices.availability
@@ -103,7 +126,7 @@ def with_clock(
 
     def tell(state, work):
         inner = state.sampler if sampler.tell is None else sampler.tell(state.sampler, work)
-        return state._replace(sampler=inner, price=price_of(work))
+        return state._replace(sampler=inner, price=price_of(work, **scales))
 
     def sample(key, state):
         cohort, inner = sampler.sample(key, state.sampler)
@@ -116,6 +139,8 @@ def with_clock(
             cohort = _staying(devices, key, cohort, state, checks)
         ticks = jnp.where(cohort.invited.any(), window(cohort), idle)
         clock = state.clock.moved(ticks, per_second).moved(overhead, per_second)
+        if scaled:
+            cohort = cohort._replace(metrics=cohort.metrics | {name: jnp.float32(x) for name, x in scales.items()})
         return stated(cohort, state.clock, clock, per_second), Timed(inner, clock, state.price)
 
     def observe(state, cohort, outcome):
@@ -124,6 +149,7 @@ def with_clock(
     design = sampler.design if num_invited is None else of_first(sampler.design, num_invited)
     metrics = TIMES if present is None else (*TIMES, UNAVAILABLE, INTERRUPTED)
     metrics = metrics if num_invited is None else (*metrics, UNFILLED)
+    metrics = (*metrics, *SCALES) if scaled else metrics
     return sampler._replace(
         init=init,
         sample=sample,
@@ -141,7 +167,8 @@ def _there(cohort: Cohort, here: Array) -> Cohort:
     gone = (cohort.invited & ~here).sum(dtype=jnp.int32)
     sent = None if cohort.sent is None else cohort.sent & here
     metrics = cohort.metrics | {"unavailable": gone}
-    return cohort._replace(invited=cohort.invited & here, reported=cohort.reported & here, sent=sent, metrics=metrics)
+    there = {"invited": cohort.invited & here, "reported": cohort.reported & here, "sent": sent}
+    return recounted(cohort._replace(**there, metrics=metrics))
 
 
 def _staying(devices: Devices, key: Array, cohort: Cohort, state: Timed, checks: int) -> Cohort:
@@ -149,12 +176,11 @@ def _staying(devices: Devices, key: Array, cohort: Cohort, state: Timed, checks:
     down, compute, up, _ = cohort.spent
     parts = [compute // checks * i + compute % checks * i // checks for i in range(checks + 1)]
     moments = jnp.stack([*(down + part for part in parts), down + compute + up])  # [checks + 2, m]
-    seconds = state.clock.seconds + (state.clock.ticks + moments) // devices.ticks_per_second
+    unit = devices.ticks_per_second
+    rest = state.clock.ticks + moments % unit  # the sum of all ticks may exceed an int32
+    seconds = state.clock.seconds + moments // unit + rest // unit
     ids = jnp.broadcast_to(cohort.ids, moments.shape)
     here = devices.availability.at(ids.ravel(), seconds.ravel()).reshape(moments.shape)
     leaves = jnp.where(here, jnp.int32(2**31 - 1), moments).min(0)
     leaves = jnp.where(here.all(0), leaves, jnp.minimum(leaves, cohort.spent.total - 1))  # not there on arrival: lost
-    leaves = jnp.where(cohort.reported, leaves, jnp.int32(2**31 - 1))  # who is lost anyway spends all
-    stayed = cut(devices, key, cohort, state.price, leaves)
-    left = (cohort.reported & ~stayed.reported).sum(dtype=jnp.int32)
-    return stayed._replace(metrics=cohort.metrics | {"interrupted": left})
+    return cut(devices, key, cohort, state.price, leaves, INTERRUPTED.name)

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.prng import stream
-from fedjax_sim.sampling.clock import untimed
+from fedjax_sim.sampling.clock import unlimited, untimed
 from fedjax_sim.sampling.design import SamplingDesign
+from fedjax_sim.sampling.fates import some_slots
 from fedjax_sim.sampling.importance import checked_weights, race
 from fedjax_sim.types import Array, Cohort, Devices, Metric, PyTree, Sampler
 
@@ -53,6 +54,7 @@ def power_of_choice(sampler: Sampler, cohort_size: int) -> Sampler:
     5
     """
     untimed(sampler, "power_of_choice")
+    unlimited(sampler, "power_of_choice", "Candidates do not report.")
     validate.integer("cohort_size", cohort_size, 1, sampler.num_slots, hint="There are no more candidates.")
     size = sampler.design.population_size
 
@@ -64,8 +66,7 @@ def power_of_choice(sampler: Sampler, cohort_size: int) -> Sampler:
         known = jnp.where(candidates.invited, state.losses[candidates.ids], -jnp.inf)
         best = jnp.argsort(-known, stable=True)[:cohort_size]
         first = jnp.sort(best)  # in the order of the candidates
-        few = jax.tree.map(lambda x: x[first], candidates._replace(metrics={}))
-        return few._replace(metrics=candidates.metrics), state._replace(sampler=inner)
+        return some_slots(candidates, first), state._replace(sampler=inner)
 
     def tell(state, work):
         return state._replace(sampler=sampler.tell(state.sampler, work))

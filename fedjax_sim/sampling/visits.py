@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.types import Array, Metric, PyTree, Sampler
 
-__all__ = ["with_distinct_clients"]
+__all__ = ["DISTINCT", "with_distinct_clients"]
 
 
 DISTINCT = Metric("distinct_clients", "different clients took part", "count", "last")
@@ -24,8 +24,9 @@ class _Visited(NamedTuple):
 def with_distinct_clients(sampler: Sampler) -> Sampler:
     """The same cohorts; `metrics["distinct_clients"]` is the number of distinct clients that have reported so far.
 
-    The count is exact: the sampler's state has a bit for each of the N clients, so a checkpoint holds it. Put this
-    wrapper outermost, where it sees who finally reports. A client whose non-finite update is dropped has reported.
+    The count is exact: the sampler's state has a bit for each of the N clients, so a checkpoint holds it. This wrapper
+    is the outermost, where it sees who finally reports: the others refuse a sampler that counts already. A client whose
+    non-finite update is dropped has reported.
 
     Args:
       sampler: any sampler.

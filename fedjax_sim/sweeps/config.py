@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_sim.config.document import Config, ConfigError, resolve
+from fedjax_sim.config.files import file_contents
 from fedjax_sim.config.kinds import Words, nearest, problem
 from fedjax_sim.config.toml import override, read_document
 
@@ -128,6 +129,7 @@ def run_sweep(
     def built(config: Config) -> Any:
         return Again(config.planned(base.plan)).experiment()
 
+    files = sorted({content for config in loaded.configs for content in file_contents(config.tables).values()})
     place = {tuple(values.items()): config for values, config in zip(loaded.combinations, loaded.configs, strict=True)}
     roots = [jax.random.key(seed) for seed in loaded.seeds]
     starts = [built(_seeded(loaded.configs[0], seed)).params for seed in loaded.seeds]
@@ -136,7 +138,8 @@ def run_sweep(
         [stream(root, "rounds") for root in roots], starts, base.data.train, tables["run"]["rounds"],
         evaluation=base.evaluation, evaluate_every=tables["run"]["evaluate_every"], metrics=loaded.metrics,
         batch=loaded.batch, delta=tables["run"]["delta"], directory=directory, resume=resume, progress=progress,
-        identity={"config": loaded.configs[0].planned(base.plan).identity()}, needed=metric,
+        identity={"config": loaded.configs[0].planned(base.plan).identity()} | ({"files": files} if files else {}),
+        needed=metric,
     )  # fmt: skip
 
 

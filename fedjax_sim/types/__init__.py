@@ -1,7 +1,8 @@
 """The types that all subpackages share: data are pytrees, and a part is a NamedTuple of pure functions.
 
-`types.data` holds what flows through a round (data of clients, cohorts, reports, messages); `types.parts` holds what
-handles it (samplers, clients, transforms, aggregators, servers, and the algorithm made of them).
+`types.data` holds what flows through a round (data of clients, cohorts, reports, messages); `types.graph` a graph
+as an example; `types.parts` holds what handles it (samplers, clients, transforms, aggregators, servers, and the
+algorithm made of them).
 
 A part also carries static facts about itself, such as its sensitivity, which compatibility checks and the accountant
 read. The default of each fact is the claim that promises least (tests/laws/test_facts.py::test_facts_fail_closed).
@@ -17,6 +18,7 @@ from fedjax_sim.types.data import (
     Clock,
     Cohort,
     Count,
+    FilePath,
     Load,
     Mean,
     Metric,
@@ -33,6 +35,7 @@ from fedjax_sim.types.data import (
     Wire,
     Work,
 )
+from fedjax_sim.types.graph import GraphData
 from fedjax_sim.types.parts import (
     Aggregator,
     Algorithm,
@@ -58,6 +61,8 @@ __all__ = [
     "Cohort",
     "Count",
     "Devices",
+    "FilePath",
+    "GraphData",
     "Load",
     "Mean",
     "Metric",

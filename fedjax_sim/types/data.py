@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 Array = jax.Array
 PyTree = Any
+FilePath = str  # of a file whose content a run depends on: a config then has its SHA-256 in its identity
 Attackers = Callable  # (key, ids [c]) -> [c] bool: which clients attack in the round of this key
 StalenessWeight = Callable  # (gaps [c] int32 >= 0) -> [c] float32 in (0, 1]: how much updates count that are so stale
 
@@ -91,10 +92,10 @@ class Cohort(NamedTuple):
     sent: Array | None = None  # [m] bool; sent a message, in time or too late; None = those who reported
     work: Array | None = None  # [m] how much of its local work each slot completes: a share in (0, 1] (float), or a
     # number of steps (int32); None = all of it
-    spent: Spent | None = (
-        None  # by each slot until its message arrived, it left or the round closed, zeros where nobody
-    )
-    # is invited; None = time is not simulated
+    spent: Spent | None = None  # by each slot until its message arrived, it left or the round closed, zeros where
+    # nobody is invited; None = time is not simulated
+    lost: dict[str, Array] = {}  # [m] bool: invited clients whose report does not count, by the name in `metrics` of
+    # what took it first
 
 
 class Mean(NamedTuple):
@@ -110,8 +111,9 @@ class Metric(NamedTuple):
     name: str  # in Info
     words: str  # as a person reads it, e.g. "clients that dropped out"
     unit: str = ""  # "count", "bytes", "share", "seconds", or "" for a plain number
-    pooled: str = "sum"  # over a run's rounds: "sum", "mean" or "last"
+    pooled: str = "sum"  # over a run's rounds: "sum", "mean", "max" or "last"
     instead: str | None = None  # the number that counts in a round without this one
+    by: str | None = None  # of a mean: the number in Info that a round weighs, such as its messages; None = all alike
 
 
 class Report(NamedTuple):
@@ -136,13 +138,14 @@ class Received(NamedTuple):
 class Round(NamedTuple):
     """What an aggregator may read in a round: the cohort's fields, the broadcast model, and its own state."""
 
-    ids: Array  # [m] int32, as in `Cohort`; so are the next six
+    ids: Array  # [m] int32, as in `Cohort`; so are the next seven
     invited: Array
     reported: Array
     metrics: dict[str, Array] = {}
     sent: Array | None = None
     work: Array | None = None
     spent: Spent | None = None
+    lost: dict[str, Array] = {}
     broadcast: PyTree = ()  # what the clients received
     state: PyTree = ()  # the aggregator's own, from the round before
     key: Array | None = None  # of the whole message, where the aggregator of a part of it has a stream of its own
@@ -158,6 +161,7 @@ class Work(NamedTuple):
     step_flops: float = 0.0  # of each further turn of that loop: a local step
     rows: int | None = None  # those rows, where a client's flops grow with its examples; None = they are minibatches
     examples: Callable | None = None  # () -> [N] number of examples of each client; None = not known
+    before: Work | None = None  # of a pass before this one, whose flops are not in these; its bytes are
 
 
 class Load(NamedTuple):
@@ -196,6 +200,14 @@ class Clock(NamedTuple):
         """
         ticks = self.ticks + ticks
         return Clock(self.seconds + ticks // per_second, ticks % per_second)
+
+    def read(self, per_second: int) -> Array:
+        """[] float32 seconds since the start of a run; infinity once they have left the 68 years.
+
+        Guarantees: tests/sampling/test_timed.py::test_a_long_life_of_the_clock.
+        """
+        passed = self.seconds.astype(jnp.float32) + self.ticks.astype(jnp.float32) / per_second
+        return jnp.where(self.seconds < 0, jnp.inf, passed)
 
 
 class Outcome(NamedTuple):

@@ -69,6 +69,8 @@ class ClientUpdate(NamedTuple):
     federation: Any = None  # the `Star` that it is, seen from above: `init` is then (params, Population) -> state, and
     # `apply` takes a Population (`Population.group`) in the place of ClientData; None = an ordinary client
     pulled: bool = False  # it obeys `ClientData.pull`
+    scalable: bool = False  # a share of its update is an update too: it is a difference from the broadcast, and nothing
+    # that the client keeps assumes that all of it counts
 
 
 class UpdateTransform(NamedTuple):
@@ -163,6 +165,7 @@ class Star(NamedTuple):
     plan: Any = None  # engine.Plan: how many clients are vmapped and summed at once; None = fitted to the model
     mesh: Any = "all"  # devices that share the cohort; "all" = every visible one, None = one
     nonfinite: str = "drop"  # or "error": what happens on a message that is not finite
+    complete: bool = False  # these parts are the whole algorithm: its rounds are invite, collect and close over them
 
 
 class Algorithm(NamedTuple):

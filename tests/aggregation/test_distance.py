@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_sim.aggregation import bulyan, krum, minimum_diameter
+from fedjax_sim.aggregation.distance import _scores
 from tests.aggregation.robust import adversaries, applied
 from tests.aggregation.test_coordinate import around
 
@@ -64,6 +66,24 @@ def test_krum_is_numpys(chosen):
     for x, there in cohorts(11):
         got, _ = applied(krum(3, chosen), x, there)
         np.testing.assert_allclose(got, numpy_krum(x, np.flatnonzero(there), 3, chosen), rtol=1e-5, atol=1e-5)
+
+
+def test_equal_distances_in_another_order_are_equal_scores():
+    """Bit for bit, so that ties go by id. Catches float sums in the order of rows, and an infinite distance counted."""
+    m, nearest = 40, 23
+    apart = RNG.uniform(1, 2, (m, m)).astype(np.float32)
+    apart = np.maximum(apart, apart.T)
+    apart[3, 5] = apart[5, 3] = np.inf
+    apart[7, :20] = apart[:20, 7] = 2.0**-30
+    there, order = np.arange(m) % 9 != 4, RNG.permutation(m)
+    first = np.asarray(_scores(jnp.asarray(apart), jnp.asarray(there), jnp.int32(nearest)))
+    other = _scores(jnp.asarray(apart[order][:, order]), jnp.asarray(there[order]), jnp.int32(nearest))
+    np.testing.assert_array_equal(np.asarray(other), first[order])
+    for i in range(m):
+        others = sorted(float(apart[i, j]) for j in range(m) if j != i and there[j])
+        np.testing.assert_allclose(first[i], sum(others[:nearest]) if there[i] else np.inf, rtol=1e-6)
+    few = np.asarray(_scores(jnp.asarray(apart), jnp.asarray(there), jnp.int32(there.sum() - 1)))
+    assert np.isinf(few[[3, 5]]).all() and np.isfinite(few[0])
 
 
 def test_bulyan_is_numpys():

@@ -133,6 +133,38 @@ def test_resume_goes_on_to_the_same_bits(done, tmp_path):
     assert json.loads((short / "summary.json").read_text())["rounds"] == 3
 
 
+def test_the_timeline_of_a_round(done, tmp_path):
+    """Fault: another round's clients, a run that is changed by looking, a round or run without one that gets a page."""
+    folder = tmp_path / "timed"
+    clock = ["devices.name=cross_device", "sampler.with_clock.num_invited=8", "sampler.with_clock.flops_scale=1e5"]
+    clock += ["sampler.with_deadline.seconds=2.0"]
+    tiny = [word for word in TINY if "cohort_size" not in word] + ["sampler.cohort_size=150"]
+    assert call("run", *sets(*tiny, *clock), "--out", folder, "-q").exit_code == 0
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    record = json.loads((folder / "metrics.jsonl").read_text().splitlines()[2])
+    written = call("report", folder, "--timeline", 2)
+    assert written.exit_code == 0 and written.output.strip() == str(folder / "timeline_2.html"), written.output
+    page = (folder / "timeline_2.html").read_text()
+    reported = f"{record['clients_invited']} clients were invited, {record['clients_reported']} reported"
+    assert reported in page and "Round 2, replayed" in page and "<svg" in page
+    assert before == {path: path.read_bytes() for path in before}
+    for which, words, code in (
+        ((folder, "--timeline", 4), "one of the rounds in the log, 1 to 3, got 4", 2),
+        ((folder, "--timeline", 0), "1 to 3, got 0", 2),
+        ((done[0], "--timeline", 1), "a run whose rounds take simulated time", 2),
+        ((tmp_path, "--timeline", 1), "expected a run's folder", 2),
+    ):
+        refused = call("report", *which)
+        assert refused.exit_code == code and words in refused.output, refused.output
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace("seconds = 2.0", "seconds = 1.0"))
+    changed = call("report", folder, "--timeline", 2)
+    assert changed.exit_code == 1 and "config.toml" in changed.output
+    (folder / "SHA256SUMS").unlink()  # nothing but the log tells
+    other = call("report", folder, "--timeline", 2)
+    assert other.exit_code == 1 and "is not that of the log: round_seconds is" in other.output, other.output
+
+
 def test_a_page_can_be_written_again(done, tmp_path):
     """Fault: a run killed between its summary and its page, for which no command writes one."""
     copy = shutil.copytree(done[0], tmp_path / "copy")
@@ -255,6 +287,11 @@ def test_list_shows_every_part():
     assert call("list", "sampler").output == call("list", "sampling").output
     assert "attack = (required), {name" in call("list", "aggregator").output
     assert "positions = (required)" in call("list", "data").output  # of a trigger, which is an option of a data set's
+    assert "[transform], [downlink] in a config" in call("list", "transform").output
+    one = call("list", "fedbuff").output
+    assert "buffer_size = 10" in one and "[algorithm] in a config" in one and "fedasync" not in one
+    inside = call("list", "metropolis").output
+    assert "graph = (required), {name" in inside and "as {name = ...}" in inside and "[devices]" not in inside
     wrong = call("list", "samplers")
     assert wrong.exit_code == 2 and "Did you mean" not in wrong.output.split("expected")[0]
 

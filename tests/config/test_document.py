@@ -53,9 +53,10 @@ def test_experiments_load(path):
     load(path, ["data.directory=somewhere"] if needs_files else [])
 
 
-@pytest.mark.parametrize("name", ["compressed_private", "record_private"])
+@pytest.mark.parametrize("name", ["compressed_private", "record_private", "social_graph"])
 def test_private_experiments_build(name):
-    """Fault: parts of an experiment that a config may hold, but that refuse each other."""
+    """Fault: parts of an experiment that a config may hold, but that refuse each other; a model that SplitGNN is not
+    handed."""
     few = ["data.num_clients=50"] if name == "compressed_private" else []
     experiment = build(load(EXPERIMENTS / f"{name}.toml", few))
     state = jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
@@ -140,14 +141,21 @@ def test_identity_leaves_out_what_changes_no_bit():
 def test_every_algorithm_builds(name):
     """Fault: a recipe that a config can name but not build."""
     part = registry.table("algorithm")[name]
-    needed = ("clip_norm", "noise_multiplier", "graph", "mixing", "radius")
+    needed = ("clip_norm", "cut", "noise_multiplier", "graph", "mixing", "radius")
     required = [f"algorithm.{key}={NEEDED[key]}" for key in part.options if key in needed]
     required += ["data.with_groups.num_groups=12"] if "group_size" in part.values else []
+    if "loss" in part.values and "cut" not in part.options:  # of a model with parties
+        required += ["model.name=vertical_mlp", "data.with_parties.num_parties=3"]
     fewer = {"concurrency": 9, "buffer_size": 4, "clients_per_tier": 7}
     required += [f"algorithm.{key}={fewer[key]}" for key in part.options if key in fewer]
     required += ["devices.name=cross_silo"] * (registry.takes(part, "devices") is not None)
     alone = registry.takes(part, "sampler") is None
     small = [x for x in SMALL if not (alone and x.startswith("sampler."))]
+    if name == "split_gnn":
+        small, required = (
+            [],
+            ["data.name=stochastic_blocks", "data.num_clients=3", "model.name=gcn", "sampler.name=full"],
+        )
     experiment = build(load(None, [*small, f"algorithm.name={name}", *required]))
     jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
 
@@ -201,7 +209,7 @@ NEEDED = {
     "clip_norm": "1.0", "noise_multiplier": "1.0", "cohort_size": "10", "population_size": "40", "value": "0.1",
     "levels": "4", "initial_clip_norm": "1.0", "quantile_noise": "2.0", "factor": "0.5", "rank": "1",
     "graph": "{name='ring'}", "mixing": "{name='metropolis', graph={name='ring'}}", "radius": "1.0",
-    "dtype": "bfloat16", "decay": "0.9", "share": "0.5", "block_size": "8", "num_rounds": "8",
+    "cut": "hidden_0", "dtype": "bfloat16", "decay": "0.9", "share": "0.5", "block_size": "8", "num_rounds": "8",
 }  # fmt: skip
 
 
@@ -333,8 +341,16 @@ def test_wrong_attackers(settings, told):
 
 def test_every_task_builds():
     """Fault: a data set whose model or loss the config cannot find."""
-    for name, model in (("quadratics", "point"), ("synthetic", "logistic"), ("mean_estimation", "linear")):
-        experiment = build(load(None, [f"data.name={name}", f"model.name={model}", "sampler.cohort_size=5"]))
+    for name, model in (
+        ("quadratics", "point"),
+        ("synthetic", "logistic"),
+        ("mean_estimation", "linear"),
+        ("karate_club", "gcn"),
+        ("molecules", "graph_sage"),
+    ):
+        options = {"karate_club": ["sampler.name=full"], "molecules": ["sampler.cohort_size=5", "model.readout=mean"]}
+        options = options.get(name, ["sampler.cohort_size=5"])
+        experiment = build(load(None, [f"data.name={name}", f"model.name={model}", *options]))
         assert jax.tree.leaves(experiment.params)
 
 

@@ -39,6 +39,42 @@ def test_what_nobody_reads_is_free():
     assert counted(lambda x, y: (x @ y, y)[1], X, Y) == 0
 
 
+def test_what_nobody_reads_in_loops_is_free():
+    """Catches a carry that only itself reads, results of a turn or a branch that are thrown away, work before a call or
+    a barrier for a result of it that is not read; and a carry that another one needs and is left out."""
+    square = jnp.ones((3, 3))
+
+    def both(carry, _):
+        return (carry[0] + 1, carry[1] @ carry[1]), carry[1] @ carry[1]
+
+    def crossed(carry, _):
+        return (carry[0] + carry[1], carry[2], carry[2] @ carry[2]), None
+
+    def scanned(body, carry):
+        return lambda x: jax.lax.scan(body, (x,) * carry, None, length=5)[0][0]
+
+    assert counted(scanned(both, 2), square) == 5 * 9 and counted(scanned(crossed, 3), square) == 5 * (9 + 54)
+    assert counted(lambda x: jax.lax.scan(both, (x, x), None, length=5)[1], square) == 5 * 2 * 54
+
+    def repeated(x, n):
+        return jax.lax.fori_loop(0, n, lambda i, carry: both(carry, i)[0], (x, x @ x))
+
+    assert [counted(lambda x, n, i=i: repeated(x, n)[i], square, 3, turns=4) for i in (0, 1)] == [36, 54 + 4 * 54]
+
+    def until(x):  # what decides whether a loop goes on is read
+        return jax.lax.while_loop(lambda c: c[1].sum() < 9, lambda c: (c[0] + 1, c[1] @ c[1]), (x, x))[0]
+
+    assert counted(until, square) == 9 + 54 + 9
+
+    def branch(x):
+        return jax.lax.cond(x[0, 0] > 0, lambda x: (x @ x, x + 1), lambda x: (x, x @ x @ x), x)
+
+    assert [counted(lambda x, i=i: branch(x)[i], square) for i in (0, 1)] == [54, 108]
+    for call in (jax.jit, jax.checkpoint):
+        assert counted(lambda x, call=call: call(lambda x, y: (x + 1, y + 1))(x, x @ x)[0], square) == 9
+    assert counted(lambda x: engine.computed_once((x, x @ x), x[0, 0])[0], square) == 0
+
+
 def test_loops_by_hand():
     """Catches a loop of known length that counts once, and turns of an inner loop that count as those of the outer."""
     square = jnp.ones((3, 3))

@@ -8,15 +8,15 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import algorithms, network, sampling
-from fedjax_sim.instruments import timeline
+from fedjax_sim import algorithms, network, run, sampling, transform
+from fedjax_sim.instruments import timeline, timeline_of_round
 from tests.laws import problems as p
 
 KEY = jax.random.key(3)
 
 
-def made(sampler):
-    return algorithms.fedavg(p.linear_loss, sampler, optax.sgd(0.1), num_steps=2, mesh=None)
+def made(sampler, **options):
+    return algorithms.fedavg(p.linear_loss, sampler, optax.sgd(0.1), num_steps=2, mesh=None, **options)
 
 
 def test_it_is_the_round():
@@ -51,3 +51,45 @@ def test_without_a_clock():
     """Catches a picture of a round that takes no time."""
     with pytest.raises(ValueError, match="a sampler with a clock"):
         timeline(made(sampling.full(p.NUM_CLIENTS)).parts, KEY, ())
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_any_round(learns):
+    """Rounds of a run, against its log; of a sampler that learns from losses, too.
+
+    Catches the key, the clock or what a sampler has learnt of another round, and one that counts from 0.
+    """
+    devices = network.heterogeneous(
+        p.NUM_CLIENTS, speed=network.lognormal(500.0, 1.0), bandwidth_down=100.0, bandwidth_up=10.0, jitter=0.3
+    )
+    plain = sampling.uniform(p.NUM_CLIENTS, 8)
+    plain = sampling.power_of_choice(plain, 4) if learns else sampling.with_stragglers(plain, 0.3)
+    clocked = sampling.with_clock(plain, devices, overhead_seconds=0.5)
+    algorithm = made(sampling.with_deadline(clocked, 2.2), weighting="uniform")
+    given = KEY, algorithm, jnp.array(p.START), p.ragged()
+    records = run(*given, 6)[1].records
+    seen = [timeline_of_round(*given, t) for t in (1, 2, 6)]
+    assert len({shown["begins"] for shown in seen}) == 3
+    for t, shown in zip((1, 2, 6), seen, strict=True):
+        record = next(x for x in records if x["round"] == t)
+        assert (
+            np.float32(shown["lasts"]) == np.float32(record["round_seconds"])
+            and shown["reported"] == record["clients_reported"]
+        )
+        assert shown["invited"] == record["clients_invited"] == len(shown["clients"])
+        assert shown["begins"] + shown["lasts"] == pytest.approx(record["simulated_seconds"], rel=1e-6)
+        assert [x["end"] for x in shown["clients"]].count("cut off") == record["late"]
+    with pytest.raises(ValueError, match="round: expected an integer"):
+        timeline_of_round(*given, 0)
+
+
+def test_rounds_that_are_not_shown():
+    """Catches a round that takes no time, and one of a private run, whose noise hides who takes part."""
+    rest = jnp.array(p.START), p.ragged(), 1
+    with pytest.raises(ValueError, match="a sampler with a clock"):
+        timeline_of_round(KEY, made(sampling.full(p.NUM_CLIENTS)), *rest)
+    noise = transform.gaussian_mechanism(1.0, 1.0)
+    sampler = sampling.with_clock(sampling.uniform(p.NUM_CLIENTS, 4), network.cross_device(p.NUM_CLIENTS))
+    with pytest.raises(ValueError, match="without noise, which hides who takes part, got 'noise in transform'"):
+        private = made(sampler)
+        timeline_of_round(KEY, private._replace(parts=private.parts._replace(transform=noise)), *rest)

@@ -10,11 +10,24 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.flatten_util import ravel_pytree
 
-from fedjax_sim import adversary, aggregation, algorithms, client, network, population, sampling, server, transform
+from fedjax_sim import (
+    adversary,
+    aggregation,
+    algorithms,
+    client,
+    models,
+    network,
+    population,
+    sampling,
+    server,
+    transform,
+)
 from fedjax_sim.algorithms.base import base_optimizer
-from fedjax_sim.models import from_fn
-from fedjax_sim.types import ClientData, ClientUpdate, Devices, Report, Round, Spent
+from fedjax_sim.models import Model, from_fn, layer, per_example, sequential, squared_error
+from fedjax_sim.models.graph_layers import GraphLayer
+from fedjax_sim.types import ClientData, ClientUpdate, Devices, GraphData, Report, Round, Spent
 from tests.laws import problems as p
 
 SUBPACKAGES = {
@@ -207,6 +220,36 @@ def _gossiping():
     return _over_groups(algorithms.hierarchical_gossip(edge, path, cloud_every=3, mesh=RUN["mesh"]))
 
 
+def _by_party():
+    """Three parties of the laws' columns over a noisy link: two scale what they send, the first has the laws' model."""
+
+    def scaled(start, stop):
+        scale = models.layer("scale", lambda key: jnp.ones(()), lambda scale, x: scale * x[:, start:stop])
+        return [scale]
+
+    parties = {
+        "party_0": [models.layer("own", None, lambda x: x[:, :1])],
+        "party_1": scaled(1, 2),
+        "party_2": scaled(2, None),
+    }
+    split = models.branches("parties", parties, lambda parts: jnp.concatenate(parts, 1))
+    top = models.layer("model", lambda key: jnp.zeros(3), lambda params, x: (params, x))
+
+    def loss(outputs, y):
+        return p.linear_loss(outputs[0], {"x": outputs[1], "y": y}, None)
+
+    noisy = {"forward": transform.local_gaussian(100.0, 1e-4), "backward": transform.qsgd(64)}
+    made = algorithms.vertical(
+        models.sequential([split, top]), loss, SAMPLER, optax.sgd(p.RATE / 10), **noisy, **WORK, **RUN
+    )
+    ones = {"scale": jnp.ones(())}
+
+    def init(key, params, people):
+        return made.init(key, {"parties": {"party_1": ones, "party_2": ones}, "model": params}, people)
+
+    return made._replace(init=init, params=lambda state: made.params(state)["model"], parts=None, observe=None)
+
+
 def _over_groups(made):
     """An algorithm over groups, as one over the laws' clients."""
 
@@ -217,6 +260,89 @@ def _over_groups(made):
         return made.step(key, state, population.grouped(people, GROUPS))
 
     return made._replace(init=init, step=step, observe=None)
+
+
+def _as_graph(people, id):
+    """A client's rows as nodes on a path, whose first hears the first of the next client."""
+    data = people.client(id)
+    n = data.mask.shape[0]
+    place = jnp.arange(n, dtype=jnp.int32)
+    y = data.examples["y"].astype(jnp.float32)[:, None]
+    graph = GraphData(
+        jnp.concatenate([data.examples["x"], y], 1),
+        jnp.where(data.mask, id * n + place, -1),
+        jnp.concatenate([place[:-1], jnp.full(1, n)]),
+        jnp.concatenate([place[1:], jnp.zeros(1, jnp.int32)]),
+    )
+    halo = jnp.full(1, (id + 1) % people.size * n, jnp.int32)
+    examples = {"x": graph, "halo": halo, "y": jnp.where(data.mask, 0, -1)}
+    return ClientData(jax.tree.map(lambda x: x[None], examples), jnp.ones(1, bool))
+
+
+def _over_graphs():
+    """SplitGNN over the laws' clients; a node's features are mixed with its neighbours', and label 0 is a small loss of
+    the laws' model."""
+
+    def combine(params, graph, h, sent, received):
+        near = jnp.concatenate([sent, received]).at[graph.senders].get(mode="fill", fill_value=0)
+        mixed = h[:, :-1] + 0.1 * jnp.zeros(h.shape).at[graph.receivers].add(near, mode="drop")[:, :-1]
+        y = h[:, -1].astype(jnp.int32) if p.ROWS == 50 else h[:, -1]  # classes, of the rows of `device_rows`
+        loss = per_example(p.linear_loss(params, {"x": mixed, "y": y}, None))["loss"]
+        return jnp.stack([-loss, jnp.zeros_like(loss)], 1)
+
+    width = p.WIDTH + 1 if p.ROWS != 50 else 65
+    only = GraphLayer("only", None, lambda params, graph, h: h, combine, width, 2, lambda x: x)
+    made = algorithms.split_gnn(Model(None, None, (only,)), SAMPLER, optax.sgd(p.RATE))
+
+    def init(key, params, people):
+        return made.init(key, {"only": params}, population.Generated(people.size, _as_graph, people))
+
+    def step(key, state, people):
+        return made.step(key, state, population.Generated(people.size, _as_graph, people))
+
+    return made._replace(init=init, step=step, params=lambda state: made.params(state)["only"], observe=None)
+
+
+def _split(make, **options):
+    """A linear model, of which a client has the first number and the server the rest; its bits cross the link."""
+
+    def first(w, x):
+        return jnp.concatenate([x[:, :1] * w[None], x[:, 1:]], axis=1)
+
+    def rest(w, x):
+        return x[:, 0] + (x[:, 1:] * w[None, : x.shape[1] - 1]).sum(1)
+
+    model = sequential([layer(name, lambda key: jnp.zeros(1), f) for name, f in (("first", first), ("rest", rest))])
+    made = make(model, options)
+
+    def init(key, params, people):
+        flat = ravel_pytree(params)[0]
+        return made.init(key, {"first": flat[:1], "rest": flat[1:]}, people)
+
+    def params(state):
+        found = made.params(state)
+        return jnp.concatenate([found["first"], found["rest"]])
+
+    return made._replace(init=init, params=params)
+
+
+def _split_recipe(make, *, rate=1.0, **options):
+    def made(model, more):  # no part is made on import, and the sampler is the one of the moment
+        link, step = network.link(forward=transform.quantize(8)), optax.sgd(rate * p.RATE)
+        return make(model, squared_error, SAMPLER, step, cut="first", link=link, **WORK, **RUN, **more)
+
+    return lambda: _split(made, **options)
+
+
+def _split_star(model, options):
+    split = algorithms.split_loss(model, squared_error, "first", link=network.link(backward=transform.qsgd(8)))
+    work = algorithms.split_client([split, split], optax.sgd(p.RATE), client.work(**WORK), tier=_drawn_tier)
+    return algorithms.federated(SAMPLER, work, aggregation.mean(), server.optimizer(optax.sgd(1.0)), **RUN)
+
+
+def _drawn_tier(key, data):
+    """The state of a device in a round."""
+    return jax.random.bits(key) >> 31
 
 
 CASES = {
@@ -251,6 +377,7 @@ CASES = {
         "k_regular": lambda: network.k_regular(p.NUM_CLIENTS, 3),
         "laplacian": lambda: network.laplacian(GRAPH),
         "lazy": lambda: network.lazy(network.push(network.exponential(p.NUM_CLIENTS))),
+        "link": lambda: network.link(forward=transform.quantize(8), encrypted=True),
         "lognormal": lambda: network.lognormal(3.0, 1.0),
         "markov": lambda: network.markov(1800.0, 3600.0),
         "measured": lambda: network.measured(p.NUM_CLIENTS, str(HERE / "phones.csv")),
@@ -485,6 +612,11 @@ CASES = {
             **RUN,
         ),
         "scaffold": lambda: algorithms.scaffold(p.linear_loss, SAMPLER, learning_rate=p.RATE, **WORK, **RUN),
+        "split_gnn": _over_graphs,
+        "vertical": _by_party,
+        "split_client": lambda: _split(_split_star),
+        "split_learning": _split_recipe(algorithms.split_learning, handover="peer", rate=0.02),
+        "splitfed": _split_recipe(algorithms.splitfed, server_copies=3),
     },
 }
 
@@ -505,7 +637,7 @@ NO_PARTS |= {
     "laplacian_matrix",
     "spectrum",
 }  # of graphs
-NO_PARTS |= {"matrix_of", "mixed"}
+NO_PARTS |= {"matrix_of", "mixed", "split_costs", "split_loss", "transcript", "vertical_loss", "vertical_transcript"}
 
 
 def members(name: str) -> list[str]:
@@ -521,7 +653,7 @@ def members(name: str) -> list[str]:
 COMPILED = {  # one row a family, where a law compiles each row; traced laws (`jax.eval_shape`) meet all of them
     "client": ("full_gradient", "mime", "normalized", "private_sgd", "scaffold", "touched_rows"),
     "aggregation": ("by_part", "extrapolated", "gather", "horvitz_thompson", "krum", "mean", "modular_sum"),
-    "algorithms": ("dpsgd", "fedadam", "fedasync", "hierarchical_fedavg", "scaffold"),
+    "algorithms": ("dpsgd", "fedadam", "fedasync", "hierarchical_fedavg", "scaffold", "splitfed"),
 }
 
 

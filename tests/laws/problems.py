@@ -88,7 +88,10 @@ def counting(work: ClientUpdate) -> ClientUpdate:
         total = sum(jnp.sum(x) for x in jax.tree.leaves(report.update))
         return report, {"rounds": state["rounds"] + 1, "sum": state["sum"] + total}
 
-    return ClientUpdate(lambda params: {"rounds": jnp.zeros((), jnp.int32), "sum": jnp.zeros(())}, apply)
+    def init(params):
+        return {"rounds": jnp.zeros((), jnp.int32), "sum": jnp.zeros(())}
+
+    return ClientUpdate(init, apply, scalable=work.scalable)
 
 
 class Federation:

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from fedjax_sim import engine
-from fedjax_sim.network import Distribution, Graph, Hazard, Mixing
+from fedjax_sim.network import Distribution, Graph, Hazard, Link, Mixing
 from fedjax_sim.types import Availability, Devices, Load
 from tests.laws import cases
 from tests.laws import problems as p
 
 KEY, IDS = jax.random.key(0), jnp.arange(p.NUM_CLIENTS, dtype=jnp.int32)
 EVERY = {name: make() for name, make in cases.CASES["network"].items()}
-MADE = {name: made for name, made in EVERY.items() if not isinstance(made, Graph | Mixing)}  # those: test_gossip.py
+OTHERS = Graph | Mixing | Link  # their laws are in test_gossip.py, and in tests/network/test_link.py
+MADE = {name: made for name, made in EVERY.items() if not isinstance(made, OTHERS)}
 LOADS = [Load(*map(jnp.float32, load)) for load in ((1e9, 1e6, 1e5), (0, 0, 0), (1e30, jnp.inf, jnp.nan))]
 
 

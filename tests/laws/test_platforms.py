@@ -13,7 +13,7 @@ from tests.laws import problems as p
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 DEFAULT = {  # what differs by platform: barriers, exact sums, selections, client memory, local loops
-    "algorithms": ("dpsgd", "fedavg", "fedbuff", "pairwise_gossip", "scaffold"),
+    "algorithms": ("dpsgd", "fedavg", "fedbuff", "pairwise_gossip", "scaffold", "split_gnn"),
     "transform": ("top_k", "gaussian_mechanism", "quantize integers"),
     "sampling": ("uniform",),
     "aggregation": ("gather", "extrapolated"),

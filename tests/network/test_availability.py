@@ -45,23 +45,41 @@ def test_rates_are_the_long_run_shares(name):
 
 
 def test_slots_are_independent():
-    """Catches one draw for all slots or all clients, and slots that end elsewhere: correlations below 5 sigma."""
+    """Catches one draw for all slots or all clients: correlations below 5 sigma."""
     condition = network.bernoulli(0.5, slot_seconds=60)
     grid = there(condition, np.arange(0, 500 * 60, 60))
     centred = grid - 0.5
     for product in (centred[1:] * centred[:-1], centred[:, 1:] * centred[:, :-1]):
         assert abs(product.mean()) * 4 * np.sqrt(product.size) < 5
-    np.testing.assert_array_equal(there(condition, np.arange(0, 500 * 60, 60) + 59), grid)
     times = jnp.arange(400, dtype=jnp.int32) * 60  # a time for each client
     np.testing.assert_array_equal(condition.at(IDS, times), grid[np.arange(400), np.arange(400)])
 
 
 def test_a_slot_is_one_draw():
-    """Catches a probability, or a draw, that changes within a slot."""
-    starts = np.arange(0, DAY, 1800)
+    """Minute by minute: what a client is changes at one minute of its slots at most. Catches a probability, or a draw,
+    that changes within a slot, and a beginning that differs from slot to slot."""
     for name in ("bernoulli", "diurnal"):
-        first, last = (there(CONDITIONS[name], starts + offset) for offset in (0, 1799))
-        np.testing.assert_array_equal(first, last)
+        grid = there(CONDITIONS[name], np.arange(0, 2 * DAY, 60))
+        changes = (grid[1:] != grid[:-1]).reshape(-1, 400)
+        minutes = (np.arange(len(changes)) + 1) % 30
+        when = [np.unique(minutes[changes[:, i]]) for i in range(400)]
+        assert max(map(len, when)) == 1 and min(map(len, when)) >= 0
+        counts = np.bincount(np.concatenate(when), minlength=30)  # of clients, by the minute at which slots begin
+        assert stats.chisquare(counts).pvalue > 1e-5
+
+
+@pytest.mark.parametrize("start", [0, 2**31 - 4 * 3600])
+def test_slots_begin_at_all_moments(start):
+    """Of 4,000 clients about as many change in each minute. Catches slots that end for everybody at once, and times
+    that wrap around."""
+    ids = jnp.arange(4000)
+    markov = network.markov(7200.0, 7200.0, slot_seconds=3600)
+    for condition in (network.bernoulli(0.5), network.diurnal(0.4, 0.2), markov):
+        grid = there(condition, start + 60 * np.arange(4 * 60), ids)
+        counts = (grid[1:] != grid[:-1]).sum(1)
+        assert counts.max() < counts.mean() + 6 * np.sqrt(counts.mean()) and counts.mean() > 10
+        shares = grid.mean(1)
+        assert abs(shares - shares.mean()).max() < 0.15
 
 
 def test_windows_are_contiguous():
@@ -80,9 +98,13 @@ def test_windows_are_contiguous():
 
 
 def test_the_day_is_a_sine():
-    """One time zone: hourly means follow mean + amplitude sin, 5 standard errors. Catches another phase."""
+    """One time zone: hourly means follow mean + amplitude sin, over the hour in which slots began, 5 standard errors.
+
+    Catches another phase, and the probability of another moment than the slot's beginning.
+    """
     grid = there(network.diurnal(0.4, 0.3, num_zones=1), np.arange(0, 50 * DAY, 3600)).reshape(50, 24, 400)
-    expected = 0.4 + 0.3 * np.sin(2 * np.pi * np.arange(24) / 24)
+    ago = (np.arange(60) + 0.5) / 60  # hours since slots began
+    expected = 0.4 + 0.3 * np.sin(2 * np.pi * (np.arange(24)[:, None] - ago) / 24).mean(1)
     assert (abs(grid.mean((0, 2)) - expected) < 5 * np.sqrt(0.25 / (50 * 400))).all()
 
 

@@ -34,6 +34,13 @@ def test_large_rings_by_factors():
     np.testing.assert_allclose(found[1], 4, rtol=1e-6)
 
 
+def test_negative_eigenvalues_count():
+    """A hypercube whose step is near its limit: lambda_N = 1 - 22 x 0.088 decides. Catches a modulus of the second
+    eigenvalue alone, by Lanczos."""
+    found = network.spectrum(network.matrix_of(network.laplacian(network.hypercube(2048), step=0.088)))
+    np.testing.assert_allclose(found, (1 - 2 * 0.088, 1 - 22 * 0.088, 22 * 0.088 - 1, 2 - 22 * 0.088), atol=1e-5)
+
+
 def test_a_gap_below_the_tolerance(monkeypatch):
     """Catches a gap of 4e-4 read off an eigenvalue that is known to 1e-4."""
     monkeypatch.setattr(eigenvalues, "DENSE", 10)

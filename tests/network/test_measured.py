@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from scipy import stats
 from fedjax_sim import network
 from fedjax_sim.types import Load
 
+LAYOUTS = Path(__file__).parent / "layouts"
 KEY = jax.random.key(0)
 PHONES = """model,ms per batch,down (Mbit/s),up,"power, W",note
 slow,400,1,100,1.5,"a ""quoted"", note"
@@ -100,3 +103,61 @@ def test_wrong_files(tmp_path, text, told):
         network.measured(7, str(path), bandwidth_down=1.0, bandwidth_up=1.0)
     with pytest.raises(ValueError, match=r"path: expected a CSV file in UTF-8, got .*FileNotFoundError"):
         network.measured(7, str(tmp_path / "other.csv"))
+
+
+@pytest.mark.parametrize(
+    "layout, file, options, expected",
+    [
+        ("ookla", "ookla", {"speed": 1e9}, [(1000, 110, 60), (1000, 1050, 1050), (1000, 23, 7)]),
+        ("mlab", "mlab", {"speed": 2e9, "bandwidth_up": 1e6}, [(500, 521, 121), (500, 10_125, 225)]),
+        ("fedscale", "fedscale_capacity", {"reference_flops": 1e9}, [(486, 1000, 100), (108, 200, 20)]),
+    ],
+)
+def test_published_layouts(layout, file, options, expected):
+    """By hand, 10^9 operations, 10^6 bytes down and 10^5 up. Catches another column or unit of a published file, and a
+    round trip taken for one way."""
+    devices = network.measured(4, str(LAYOUTS / f"{file}.csv"), layout=layout, **options, assign="in_turn")
+    spent = devices.spend(KEY, jnp.arange(len(expected)), LOAD)
+    np.testing.assert_array_equal(np.stack([spent.compute, spent.down, spent.up], 1), expected)
+
+
+def test_availability_of_fedscale():
+    """Intervals of FedScale's behaviour trace, by the names of its columns."""
+    columns = {"client": "client_id", "start": "active", "end": "inactive"}
+    there = network.trace(str(LAYOUTS / "fedscale_behaviour.csv"), **columns, period_seconds=10_800)
+    hours = np.stack([there.at(jnp.arange(2), jnp.int32(t * 1800)) for t in range(6)])
+    np.testing.assert_array_equal(hours.T, [[1, 1, 0, 0, 1, 0], [0, 1, 1, 0, 0, 0]])
+
+
+def test_rows_have_weights():
+    """30, 10 and 0 devices (wrong once in 10^4 seeds). Catches equal chances of tiles, and a tile without devices."""
+    devices = network.measured(20_000, str(LAYOUTS / "ookla.csv"), layout="ookla", speed=1.0)
+    down = devices.spend(KEY, jnp.arange(20_000), LOAD).down
+    values, counts = np.unique(down, return_counts=True)
+    assert values.tolist() == [110, 1050]
+    assert stats.binomtest(int(counts[0]), 20_000, 0.75).pvalue > 1e-4
+    plain = network.measured(20_000, str(LAYOUTS / "ookla.csv"), layout="ookla", speed=1.0, row_weight="tests")
+    assert (plain.spend(KEY, jnp.arange(20_000), LOAD).down == 23).sum() > 400
+
+
+@pytest.mark.parametrize(
+    "layout, text, options, told",
+    [
+        ("ookla", None, {}, "speed: expected a number for all, or a column's name, got None. Files of layout 'ookla'"),
+        ("ookla", None, {"speed": 1.0, "row_weight": "tests", "assign": "in_turn"}, "row_weight: expected None where"),
+        ("mlab", None, {"speed": 1.0}, "bandwidth_up: expected a number for all"),
+        ("speedtest", None, {}, "layout: expected one of 'plain', 'ookla', 'mlab', 'fedscale'"),
+        ("fedscale", "computation,communication\n1,2\n", {}, "reference_flops: expected the operations"),
+        ("ookla", "avg_d_kbps,avg_u_kbps,avg_lat_ms\n1,1,1\n", {"speed": 1.0}, "row_weight: expected one of the file"),
+        ("ookla", "avg_d_kbps,avg_u_kbps,avg_lat_ms,devices\n1,0,1,1\n", {"speed": 1.0}, "bandwidth_up: .* in row 1"),
+        ("ookla", "avg_d_kbps,avg_u_kbps,avg_lat_ms,devices\n1,1,,1\n", {"speed": 1.0}, "latency: .* in row 1, got ''"),
+        ("ookla", "avg_d_kbps,avg_u_kbps,avg_lat_ms,devices\n1,1,1,0\n", {"speed": 1.0}, "row_weight: .* above 0"),
+        ("ookla", "avg_d_kbps,avg_u_kbps,avg_lat_ms,devices\n1,1,1,-1\n", {"speed": 1.0}, "row_weight: .*, got '-1'"),
+        ("mlab", "MeanThroughputMbps,MinRTT\nnan,1\n", {"speed": 1.0, "bandwidth_up": 1.0}, "down: .* got 'nan'"),
+    ],
+)
+def test_wrong_layouts(tmp_path, layout, text, options, told):
+    """Catches a number that a published file lacks and that is guessed, and a missing value of one of its rows."""
+    (tmp_path / "given.csv").write_text(text or (LAYOUTS / f"{layout.replace('speedtest', 'mlab')}.csv").read_text())
+    with pytest.raises(ValueError, match=told):
+        network.measured(4, str(tmp_path / "given.csv"), layout=layout, **options)

@@ -47,7 +47,10 @@ def test_matrices():
     assert network.neighbour_mean(network.torus(16)).symmetric
 
 
-@pytest.mark.parametrize("make", [*TAKEN.values(), lambda: network.push(ONE_WAY)])
+PUSHED = (lambda: network.push(ONE_WAY), lambda: network.lazy(network.push(ONE_WAY)))
+
+
+@pytest.mark.parametrize("make", [*TAKEN.values(), *PUSHED])
 def test_mixing_is_a_product_with_the_matrix(make):
     """Catches padding that counts, a neighbour's weight beside another's model, leaves of several axes or bfloat16."""
     mixing, rng = make(), np.random.default_rng(0)
@@ -58,6 +61,10 @@ def test_mixing_is_a_product_with_the_matrix(make):
     matrix = network.matrix_of(mixing).toarray()
     np.testing.assert_allclose(found["a"], np.einsum("ij,jab->iab", matrix, x["a"]), atol=5e-7)
     assert found["b"].dtype == jnp.bfloat16
+    exact = matrix @ np.float64(x["b"])  # sums are wide, and rounded once
+    np.testing.assert_allclose(np.float64(found["b"]), exact, rtol=2.0**-8, atol=1e-6)
+    with pytest.raises(TypeError, match="values: expected floats, which nodes can mix, got 'int32'"):
+        network.mixed(links, jnp.arange(size))
     wide = np.asarray(x["b"], np.float64)
     np.testing.assert_allclose(np.asarray(found["b"], np.float64), matrix @ wide, atol=0.1)
 

@@ -9,6 +9,7 @@ from fedjax_sim import network
 MAKES = {
     "erdos_renyi": lambda seed: network.erdos_renyi(60, 0.2, seed=seed),
     "k_regular": lambda seed: network.k_regular(60, 4, seed=seed),
+    "k_regular, dense": lambda seed: network.k_regular(20, 13, seed=seed),  # by its complement
     "small_world": lambda seed: network.small_world(60, 4, 0.3, seed=seed),
     "stochastic_block": lambda seed: network.stochastic_block(60, 3, 0.4, 0.1, seed=seed),
 }
@@ -68,6 +69,10 @@ def test_small_world():
         kept = sum(len(ring & edges(graph)) for graph in moved) / (40 * 120)
         expected = (1 - chance) + chance * 6 / 39  # a moved edge may fall on the lattice again
         assert abs(kept - expected) < 0.04
+    dense = network.small_world(12, 8, 0.2, seed=1)  # where most moved edges fall on others, and are moved again
+    stays = np.random.default_rng(1).random(48) >= 0.2
+    near = {frozenset((i // 4, (i // 4 + 1 + i % 4) % 12)) for i in range(48) if stays[i]}
+    assert near <= edges(dense) and dense.num_edges == 48  # an edge that was not moved is where it was
 
 
 @pytest.mark.parametrize(

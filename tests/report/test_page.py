@@ -513,12 +513,18 @@ def timed_run(folder):
 
 
 def test_simulated_time_is_shown(tmp_path):
-    """Fault: a run with a clock whose page has no axis of simulated time, no energy, or not the clients of a round."""
+    """Fault: a run with a clock whose page has no axis of simulated time, no energy, or not the clients of a round, or
+    that takes the times of a heavier model for its own."""
     timed_run(tmp_path)
     page = write_report(tmp_path).read_text()
     for words in ("Against simulated time", "Simulated time (h)", "Energy so far (Wh)", "3 h 53 min after the start",
                   "90 clients were invited, 30 reported", "7 of them are shown", "cut off", "left before"):  # fmt: skip
         assert words in page, words
+    assert "_scale" not in page
+    lines = [json.loads(line) | {"flops_scale": 12e3} for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    heavier = "those of a model with 12,000 times the operations and 1 times the bytes of the one that was trained"
+    assert heavier in Page(write_report(tmp_path).read_text()).text
     fake_run(tmp_path / "plain", 20)
     assert "imulated" not in write_report(tmp_path / "plain").read_text()
 

@@ -22,10 +22,18 @@ pytestmark = pytest.mark.optimised(False)
 RECORDS = [{"round": 1, "a": 2, "b": 10}, {"round": 2, "a": 4}, {"round": 3, "a": 9, "b": 1}]
 
 
-@pytest.mark.parametrize(("pooled", "total"), [("sum", 15), ("mean", 5), ("last", 9)])
+@pytest.mark.parametrize(("pooled", "total"), [("sum", 15), ("mean", 5), ("last", 9), ("max", 9)])
 def test_pooling(pooled, total):
     """Catches a mean of sums, and a total of what only the last round knows."""
     assert totals_of(RECORDS, [Metric("a", "a", pooled=pooled)]) == {"a": total}
+
+
+def test_weighted_means():
+    """Catches a mean over rounds of what belongs to messages, and a NaN of a round without any."""
+    records = [{"gap": 1.0, "n": 3}, {"gap": "nan", "n": 0}, {"gap": 5.0, "n": 1}, {"other": 1}]
+    assert totals_of(records, [Metric("gap", "gap", pooled="mean", by="n")]) == {"gap": 2.0}
+    assert totals_of(records[1:2], [Metric("gap", "gap", pooled="mean", by="n")]) == {"gap": "nan"}
+    assert totals_of(records, [Metric("gap", "gap", pooled="mean", by="missing")]) == {"gap": "nan"}
 
 
 def test_rounds_without_it():

@@ -43,7 +43,7 @@ def test_time_changes_no_number():
     assert p.digest(state.server) == p.digest(timed.server)
     for before, after in zip(history.records, other.records, strict=True):
         assert before.items() <= after.items()
-        new = {"round_seconds", "simulated_seconds", "joules", "wasted_joules", "utilisation"}
+        new = {"round_seconds", "simulated_seconds", "client_seconds", "joules", "wasted_joules", "utilisation"}
         assert after.keys() - before.keys() == new
     times = [record["round_seconds"] for record in other.records]
     assert min(times) > 0 and other.summary["simulated_seconds"] == pytest.approx(sum(times), rel=1e-5)
@@ -92,6 +92,11 @@ def test_a_long_life_of_the_clock():
     assert [int(x) for x in state.clock] == list(divmod(2**31 - 2**21 + 2**30, 1000))
     _, state = soon.sample(KEY, told(soon, WORK._replace(steps=1)))
     assert [int(x) for x in state.clock] == list(divmod(2000 + 2**30, 1000))
+    years = sampling.with_clock(sampling.full(N), tables(*[np.full(N, 715_827_840)] * 3, ticks_per_second=1))
+    state = told(years, WORK._replace(steps=1))
+    for expected in (2**31 - 2**21, np.inf):  # 68 years a round: the second one ends past what is counted
+        cohort, state = years.sample(KEY, state)
+        assert float(cohort.metrics["simulated_seconds"]) == expected
 
 
 def test_energy_and_utilisation():
@@ -109,6 +114,23 @@ def test_energy_and_utilisation():
     assert {float(x) for x in spent_by(nobody).values()} == {0.0}
 
 
+def test_utilisation_of_a_run():
+    """Poisson cohorts of a run: client-seconds at work over client-seconds until rounds closed. Catches a mean over
+    rounds of one client and of many, and overhead that counts as time of clients."""
+    clocked = sampling.with_clock(sampling.poisson(p.NUM_CLIENTS, 0.2), everywhere(), overhead_seconds=100.0)
+    _, history = run(KEY, recipe(clocked), jnp.array(p.START), p.ragged(), 8)
+    records, busy, had = history.records, 0.0, 0.0
+    for record in records:
+        time = record["round_seconds"] - 100 if record["clients_invited"] else 0.0
+        busy, had = (
+            busy + record["utilisation"] * time * record["clients_invited"],
+            had + time * record["clients_invited"],
+        )
+        assert record["client_seconds"] == pytest.approx(time * record["clients_invited"], rel=1e-4)
+    assert history.summary["utilisation"] == pytest.approx(busy / had, rel=1e-4)
+    assert abs(np.mean([r["utilisation"] for r in records]) - busy / had) > 0.01
+
+
 def test_energy_of_what_was_done():
     """Cut at every tick: parts by parts, against NumPy. Catches energy by the whole time, or of parts not begun; and a
     message that was not begun and counts as sent."""
@@ -116,7 +138,7 @@ def test_energy_of_what_was_done():
     everyone = jnp.ones(N, bool)
     clocked = sampling.with_clock(sampling.full(N), devices)
     cohort, _ = clocked.sample(KEY, told(clocked))
-    stop = jax.jit(jax.vmap(lambda at: cut(devices, KEY, cohort, price, at)))
+    stop = jax.jit(jax.vmap(lambda at: cut(devices, KEY, cohort, price, at, "late")))
     ends = np.unique(np.concatenate([np.arange(0, 60), DOWN + 5 * STEP, DOWN + 5 * STEP + 1, TOTAL, TOTAL - 1]))
     found = stop(jnp.asarray(ends, jnp.int32))
     done = np.minimum(DOWN, ends[:, None])
@@ -129,6 +151,19 @@ def test_energy_of_what_was_done():
     np.testing.assert_array_equal(found.reported, ends[:, None] >= TOTAL)
     np.testing.assert_array_equal(found.sent, sent > 0)
     assert bool(everyone.all())
+
+
+def test_energy_of_latency():
+    """One second of latency each way and of download, training and message, at 2 W of radio: cut at any time, the radio
+    has used 2 W for as long as it was on. Catches latency that counts in one direction alone."""
+    speeds = dict.fromkeys(("speed", "bandwidth_down", "bandwidth_up"), network.constant(1.0))
+    devices = network.heterogeneous(1, **speeds, latency=1.0, radio_watts=2.0)
+    clocked = sampling.with_clock(sampling.full(1), devices)
+    work = Work(1, 1, 1, 1.0)
+    cohort, _ = clocked.sample(KEY, told(clocked, work))
+    for tick, joules in ((500, 1.0), (2000, 4.0), (3000, 4.0), (4000, 6.0), (4999, 7.998)):
+        found = cut(devices, KEY, cohort, price_of(work), jnp.int32(tick), "late")
+        assert float(found.spent.joules[0]) == pytest.approx(joules, rel=1e-4), tick
 
 
 def test_steps_are_those_that_clients_take():
@@ -148,6 +183,50 @@ def test_steps_are_those_that_clients_take():
     made = recipe(sampling.with_clock(sampling.full(p.NUM_CLIENTS), everywhere()), num_steps=None, num_epochs=2)
     state = made.init(KEY, jnp.array(p.START), p.ragged())
     np.testing.assert_array_equal(state.sampler.price.steps, 2 * -(-p.SIZES // 2))
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: sampling.with_deadline(x, 1.5, late="partial")])
+def test_scales_are_a_heavier_model(wrap):
+    """Against a model of 4 times the operations and 8 times the bytes, to the bit, and energy by hand.
+
+    Catches a scale of one direction, of the first step alone, of a wrapper that prices again, a log without scales.
+    """
+    devices = everywhere(N, compute_watts=network.constant(2.0), joules_per_byte=network.constant(0.5))
+    scaled = wrap(sampling.with_clock(sampling.full(N), devices, flops_scale=4.0, bytes_scale=8))
+    plain = wrap(sampling.with_clock(sampling.full(N), devices))
+    heavy = WORK._replace(flops=4.0, step_flops=4.0, bytes_up=8 * WORK.bytes_up, bytes_down=8 * WORK.bytes_down)
+    (one, after), (other, then) = scaled.sample(KEY, told(scaled)), plain.sample(KEY, told(plain, heavy))
+    assert {name: float(one.metrics.pop(name)) for name in ("flops_scale", "bytes_scale")} == {
+        "flops_scale": 4.0,
+        "bytes_scale": 8.0,
+    }
+    assert p.digest((one, after)) == p.digest((other, then))
+    light, _ = plain.sample(KEY, told(plain))
+    assert (np.asarray(light.spent.total) < np.asarray(one.spent.total)).any()
+    stated = {x.name for x in scaled.metrics} - {x.name for x in plain.metrics}
+    assert stated == {"flops_scale", "bytes_scale"}
+
+
+def test_scales_change_no_number_learnt():
+    """A run's model and bytes. Catches a scale that reaches the clients, or the bytes of the log."""
+    samplers = [sampling.with_clock(sampling.full(p.NUM_CLIENTS), everywhere(), flops_scale=x) for x in (1.0, 1e6)]
+    (state, history), (heavy, other) = (run(KEY, recipe(x), jnp.array(p.START), p.ragged(), 2) for x in samplers)
+    assert p.digest(state.server) == p.digest(heavy.server)
+    assert history.summary["uplink_bytes"] == other.summary["uplink_bytes"]
+    assert "flops_scale" not in history.summary and other.summary["flops_scale"] == 1e6
+    assert other.summary["simulated_seconds"] > 1e3 * history.summary["simulated_seconds"]
+
+
+def test_a_pass_over_all_examples():
+    """Mime's clients take a gradient of all their examples, and then steps of two. Catches a pass over padded rows that
+    costs a client with one example what it costs the largest, and partial work that makes it shorter."""
+    clocked = sampling.with_clock(sampling.full(p.NUM_CLIENTS), everywhere())
+    price = algorithms.mime(p.linear_loss, clocked, **RUN).init(KEY, jnp.array(p.START), p.ragged()).sampler.price
+    once = recipe(clocked, num_steps=1, batch_size=None).init(KEY, jnp.array(p.START), p.ragged()).sampler.price
+    np.testing.assert_allclose(np.diff(price.first), np.diff(once.first), rtol=0.2)
+    assert np.ptp(price.first) > 0 and np.ptp(price.step) == 0
+    cohort = Cohort(jnp.arange(3), jnp.ones(3, bool), jnp.ones(3, bool), work=jnp.ones(3, jnp.int32))
+    np.testing.assert_array_equal(price.load(cohort).flops, price.first[:3])
 
 
 def night(ids, seconds):
@@ -205,6 +284,13 @@ def test_who_leaves():
     assert np.flatnonzero(~np.asarray(cohort.reported)).tolist() == [2, 5]
     assert cohort.spent.total[jnp.array([2, 5, 0])].tolist() == [1001, 2001, 2601]
     assert int(cohort.metrics["interrupted"]) == 2 and not cohort.sent[2] and int(state.clock.seconds) == 2
+    begun = told(clocked)._replace(clock=Clock(jnp.int32(0), jnp.int32(600)))  # everything is 600 ticks later
+    cohort, _ = clocked.sample(KEY, begun)
+    assert cohort.spent.total[jnp.array([2, 5])].tolist() == [501, 1501]
+    times = {"down": np.full(N, 1), "step": np.full(N, 380), "up": np.full(N, 200)}  # done at 1901, arrived at 2101
+    ready = sampling.with_clock(sampling.full(N), tables(**times, there=devices.availability.at))
+    cohort, _ = ready.sample(KEY, told(ready))
+    assert np.flatnonzero(~np.asarray(cohort.reported)).tolist() == [2, 5] and cohort.spent.total[5] == 2100
     quick = sampling.with_clock(sampling.full(N), devices)
     cohort, _ = quick.sample(KEY, told(quick, WORK._replace(steps=1)))
     assert bool(cohort.reported.all()) and int(cohort.metrics["interrupted"]) == 0
@@ -260,6 +346,8 @@ def test_wrong_input():
         (lambda: sampling.with_clock(sampling.full(N), tables(), idle_seconds=0.0), "idle_seconds"),
         (lambda: sampling.with_clock(sampling.full(N), tables(), checks=0), "checks"),
         (lambda: sampling.with_clock(sampling.uniform(N, 4), tables(), num_invited=5), "num_invited"),
+        (lambda: sampling.with_clock(sampling.full(N), tables(), flops_scale=0.0), "flops_scale: expected a number in"),
+        (lambda: sampling.with_clock(sampling.full(N), tables(), bytes_scale=float("nan")), "bytes_scale"),
         (lambda: sampling.with_stragglers(clocked, 0.5), "one without a clock, for with_stragglers"),
         (lambda: sampling.with_local_steps(clocked, [1]), "one without a clock, for with_local_steps"),
         (lambda: sampling.with_over_invitation(clocked, 2), "one without a clock, for with_over_invitation"),

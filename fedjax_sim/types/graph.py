@@ -1,0 +1,23 @@
+"""A graph as an example: the type that loaders make and graph networks read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fedjax_sim.types.data import Array
+
+__all__ = ["GraphData"]
+
+
+class GraphData(NamedTuple):
+    """One graph of at most V nodes and E directed edges, padded; in a batch each leaf has a leading axis.
+
+    An undirected edge is two directed ones. A sender in [V, V + H) is one of H nodes that another party holds: its
+    embeddings are received, not computed (`population.graph_partition`).
+    """
+
+    nodes: Array  # [V, F] features; rows of padding may hold anything
+    ids: Array  # [V] int32, a node's identity, the same at every party; -1 = padding
+    senders: Array  # [E] int32
+    receivers: Array  # [E] int32 in [0, V); an edge with another end is padding
+    types: Array | None = None  # [E] int32 in [0, R), of typed edges
