@@ -19,7 +19,7 @@ import optax
 
 import fedjax_sim
 from fedjax_sim import aggregation, algorithms, client, models, population, sampling, server
-from fedjax_sim.algorithms.split import split_client, split_loss
+from fedjax_sim.algorithms import split_client, split_loss
 from fedjax_sim.types import Algorithm
 
 PLANT_OF = np.repeat([0, 1, 2], [3, 4, 5])

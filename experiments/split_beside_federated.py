@@ -71,7 +71,7 @@ def measured(name: str, rounds: int) -> Row:
         sent += sum(x.total() for name, x in info.items() if name.endswith("link_bytes") or name.startswith("split_"))
     params = made.params(state)
     split = algorithms.split_loss(model, loss, options.pop("cut", "hidden_0"), **options)
-    told = models.supervised(model, loss)(params, data.test)
+    told = split(params, data.test)  # as a user asks it, through the links
     client = jax.device_get(data.train.client(jnp.int32(0)))
     rows = np.flatnonzero(client.mask)[:BATCH]
     batch = {name: jnp.asarray(client.examples[name][rows]) for name in ("x", "y")}

@@ -15,7 +15,8 @@ from fedjax_sim.algorithms.pairwise import pairwise_gossip
 from fedjax_sim.algorithms.push_sum import push_sum
 from fedjax_sim.algorithms.recipes import fedavg, fednova, fedprox, fedsgd, record_private_fedavg
 from fedjax_sim.algorithms.server_steps import fedadagrad, fedadam, fedavgm, fedexp, fedyogi
-from fedjax_sim.algorithms.split import Split, split_client, split_loss
+from fedjax_sim.algorithms.split import Split, split_loss
+from fedjax_sim.algorithms.split_client import split_client
 from fedjax_sim.algorithms.split_costs import SplitCosts, StepTime, split_costs
 from fedjax_sim.algorithms.split_graph import split_gnn
 from fedjax_sim.algorithms.splitfed import split_learning, splitfed

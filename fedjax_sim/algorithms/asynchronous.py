@@ -16,7 +16,7 @@ import optax
 from jax.sharding import Mesh
 
 from fedjax_sim import aggregation, client, engine, server, tree, validate
-from fedjax_sim.algorithms.compatibility import check_discount, discounts, looks_like_the_model
+from fedjax_sim.algorithms.compatibility import check_alone, check_discount, discounts, looks_like_the_model
 from fedjax_sim.algorithms.costs import message_spec, metrics_of, work_of
 from fedjax_sim.algorithms.federated import federated
 from fedjax_sim.algorithms.flights import Arrivals, Flights, Traffic, next_arrivals, take_off
@@ -255,6 +255,8 @@ def asynchronous(
     weigh = polynomial() if staleness is None else staleness
     validate.function("staleness", weigh, "gaps")
     discounted = discounts(weigh, max_staleness)
+    validate.part("client", client, ClientUpdate)
+    check_alone(client)
     options = {"downlink": downlink, "nonfinite": nonfinite, "plan": plan, "mesh": mesh}
     star = federated(arrivals_only(traffic), client, aggregator, server, transform, **options).parts
     star = star._replace(complete=False)  # versions, flights and time are not in it

@@ -11,7 +11,15 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.types import Aggregator, ClientUpdate, PyTree, Sampler, ServerUpdate, UpdateTransform
 
-__all__ = ["check_aggregate", "check_discount", "check_distinct", "check_parts", "discounts", "looks_like_the_model"]
+__all__ = [
+    "check_aggregate",
+    "check_alone",
+    "check_discount",
+    "check_distinct",
+    "check_parts",
+    "discounts",
+    "looks_like_the_model",
+]
 
 LARGEST_INTEGER = 2**24  # that float32 holds, with all below it
 
@@ -21,9 +29,13 @@ def check_parts(sampler: Sampler, client: ClientUpdate, transform: UpdateTransfo
 
     Guarantees: tests/laws/test_compositions.py; a client drawn in proportion to its size is not weighted by size as
     well (tests/laws/test_facts.py::test_nobody_counts_twice); an aggregator made for another sampler is refused
-    (::test_weights_belong_to_the_sampler).
+    (::test_weights_belong_to_the_sampler); no clock prices what others help with, and no bytes of late clients are lost
+    (tests/algorithms/test_split_client.py::test_no_clock_prices_what_others_help_with).
     """
     _check_integers(sampler, transform, aggregator)
+    if sampler.devices is not None:
+        check_alone(client, "sampler")
+    _check_late(sampler, client)
     noise, design = transform.noise, sampler.design
     if noise is not None and noise.place != "local" and aggregator.sensitivity is None:
         hint = "Divide by a number fixed beforehand: aggregation.fixed_mean(m), with uniform weights."
@@ -52,6 +64,34 @@ def check_parts(sampler: Sampler, client: ClientUpdate, transform: UpdateTransfo
             "aggregation.li_scheme_one(); a part of your own states its `weighted`, `uniform_weights`."
         )
         validate.fail("aggregator", "one that takes no weights from clients", "one that does", hint)
+
+
+def check_alone(client: ClientUpdate, name: str = "client") -> None:
+    """Raises ValueError where others compute parts of a client's steps, on any level: for rounds that take time.
+
+    Args:
+      name: of the argument that is refused.
+
+    Guarantees: tests/algorithms/test_split_client.py::test_no_clock_prices_what_others_help_with.
+    """
+    if _is_helped(client):
+        hint = "A clock would price all of the model at the client, and nothing of what crosses in each step: take a "
+        hint += "sampler without one, and algorithms.split_costs for the time of a step."
+        rule = "rounds that take no time, for others compute parts of a client's steps"
+        validate.fail(name, rule, "simulated time", hint)
+
+
+def _is_helped(client: ClientUpdate) -> bool:
+    return client.helped or (client.federation is not None and _is_helped(client.federation.client))
+
+
+def _check_late(sampler: Sampler, client: ClientUpdate) -> None:
+    if not _is_helped(client):
+        return
+    cohort, _ = jax.eval_shape(lambda: sampler.sample(jax.random.key(0), sampler.init()))
+    if cohort.sent is not None:
+        hint = "Late clients train too, and what crosses in their steps would not be counted: invite as many as report."
+        validate.fail("sampler", "one without late clients, for others help them", "one with late clients", hint)
 
 
 def check_distinct(sampler: Sampler, hint: str) -> None:

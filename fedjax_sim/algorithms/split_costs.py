@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
-from fedjax_sim.algorithms.split import Crossing, Split, crossings
+from fedjax_sim.algorithms.crossings import Crossing, crossings
+from fedjax_sim.algorithms.split import Split
+from fedjax_sim.models import distance_correlation
 from fedjax_sim.types import PyTree
 
 __all__ = ["SplitCosts", "StepTime", "split_costs"]
@@ -48,7 +51,7 @@ class SplitCosts(NamedTuple):
         if not training:
             last = [(there[-1][1], 0, self.batch_size * self.output_bits)] if self.output_bits else []
             return (*there, *last)
-        labels = [(x.source, x.target, self.batch_size * x.there) for x in self.crossed if x.kind == "labels"]
+        labels = [(x.source, x.target, self.batch_size * x.there + x.batch) for x in self.crossed if x.kind == "labels"]
         back = [(x.target, x.source, self.batch_size * x.back + x.batch) for x in self.crossed if x.back]
         return (*labels, *there, *reversed(back))
 
@@ -94,9 +97,11 @@ def split_costs(split: Split, params: PyTree, examples: PyTree) -> SplitCosts:
       examples: a batch {"x": [n, ...], "y": [n, ...]}; arrays or specs.
 
     Returns: `SplitCosts`. Operations are those of each party's own program, from what it has and receives to what it
-    sends; a link's transforms are not in them.
+    sends, with the distance correlation of `decorrelation`; links' transforms and optimisers' steps are not in them.
 
-    Guarantees: operations of the toy's parties by hand (tests/algorithms/test_split_costs.py::test_operations_by_hand).
+    Guarantees: operations of the toy's parties by hand (tests/algorithms/test_split_costs.py::test_operations_by_hand),
+    and of distance correlations (::test_no_peek_is_not_for_nothing); bytes are those that a round counts
+    (tests/algorithms/test_split_client.py::test_bytes_are_those_of_the_arrays).
 
     References: Vepakomma et al. 2018, table 1, counts operations at the client as well.
 
@@ -145,6 +150,9 @@ def _flops(split: Split, party: int, params: PyTree, examples: PyTree, training:
             return there
 
         out = split.cut.apply(params, examples["x"], move)
+        if training and split.decorrelation and party == 0:
+            smashed = jnp.concatenate([x.reshape(x.shape[0], -1) for x in sent], axis=1)
+            sent.append(distance_correlation(examples["x"], smashed))
         if split.cut.last != party:
             return sent
         if not training:

@@ -1,9 +1,7 @@
 """Split learning over many clients: SplitFed (V1, V2, several server copies), and the relay of Gupta and Raskar.
 
-With S copies of the server's part, a round has ceil(m / S) turns. In a turn each copy serves one client: its local
-steps move the copy and the client's own part, and the copy goes on with the next client. At the end the clients' parts
-are aggregated, and so are the copies. S = m is SplitFed V1, FedAvg on the joint model; S = 1 is V2; and if the client's
-part goes on too, from client to client, it is the relay.
+With S copies of the server's part a round has turns (`algorithms.turns`): S = m is SplitFed V1, FedAvg on the joint
+model; S = 1 is V2; and if the client's part goes on too, from client to client, it is the relay.
 """
 
 from __future__ import annotations
@@ -16,30 +14,21 @@ import optax
 from jax.sharding import Mesh
 
 from fedjax_sim import aggregation, client, engine, server, tree, validate
-from fedjax_sim.algorithms.collect import collect, everything
-from fedjax_sim.algorithms.compatibility import check_distinct
-from fedjax_sim.algorithms.costs import metrics_of, wires
 from fedjax_sim.algorithms.federated import federated
-from fedjax_sim.algorithms.round import close, invite
-from fedjax_sim.algorithms.split import Split, split_client, split_loss
-from fedjax_sim.algorithms.state import Bases, Gathered
-from fedjax_sim.engine import exact
+from fedjax_sim.algorithms.split import Split, split_loss
+from fedjax_sim.algorithms.split_client import split_client
+from fedjax_sim.algorithms.turns import in_turns
 from fedjax_sim.models import Model
 from fedjax_sim.network import Link
-from fedjax_sim.prng import stream
 from fedjax_sim.transform.chain import identity, plain_wire
 from fedjax_sim.types import (
     Aggregator,
     Algorithm,
     ClientUpdate,
-    Cohort,
     Metric,
     PyTree,
-    Received,
-    Round,
     Sampler,
     ServerUpdate,
-    Star,
     UpdateTransform,
     Wire,
 )
@@ -87,14 +76,17 @@ def splitfed(
       num_steps, num_epochs, batch_size, weighting, shuffle: as in `client.work`.
       transform: of the client's part, on its way up; without noise.
 
-    Returns: an Algorithm, whose model is the joint one.
+    Returns: an Algorithm, whose model is the joint one; `Algorithm.model` goes through the links, and so do the
+    evaluations of `fedjax-sim run`.
 
     Raises: ValueError for samplers whose rounds take time (a clock would price the whole model at the client: see
-    `split_costs`), for a transform with noise, and with `server_copies` for one with a memory.
+    `split_costs`) or have late clients (`split_client`), for a transform with noise, and with `server_copies` for one
+    with a memory.
 
     Guarantees: V1 is FedAvg on the joint model bit for bit, and FedSGD with one step (tests/algorithms/test_splitfed.py
     ::test_version_one_is_fedavg, ::test_one_step_is_fedsgd); V2 and copies follow NumPy's loop (::test_copies_by_hand);
-    bytes are those of the clients' parts (::test_only_the_clients_part_travels).
+    bytes are those of the clients' parts (::test_only_the_clients_part_travels); the order of a cohort counts where
+    `Algorithm.in_turns` says so, and there alone (tests/laws/test_turns.py::test_order).
 
     References: Thapa, Arachchige, Camtepe and Sun 2022 (SplitFed), algorithms 1 and 2; Gawali et al. 2021 for copies.
     """
@@ -106,13 +98,13 @@ def splitfed(
     step = server.optimizer(optax.sgd(1.0) if server_optimizer is None else server_optimizer)
     inner = identity() if transform is None else transform
     parts = (split_client(split, optimizer, work), rule, _sends_part(step, split), _on_part(inner, split))
-    made = _federated(sampler, parts, nonfinite, plan, mesh)
+    made = _federated(sampler, parts, split, nonfinite, plan, mesh)
     if server_copies is None:
         return made
     validate.integer("server_copies", server_copies, 1, sampler.num_slots)
     if transform is not None:
         _check_memoryless(model, inner, split)
-    return _in_turns(made, split, server_copies, relay=False)
+    return in_turns(made, split, server_copies)
 
 
 @validate.named_arguments
@@ -149,7 +141,7 @@ def split_learning(
       num_steps, num_epochs, batch_size, shuffle: as in `client.work`.
       nonfinite, plan, mesh: as in `fedavg`.
 
-    Returns: an Algorithm. A client whose result is not finite hands on what it got.
+    Returns: an Algorithm, as of `splitfed`. A client whose result is not finite hands on what it got.
 
     Raises: ValueError as `splitfed`.
 
@@ -167,16 +159,14 @@ def split_learning(
     if handover == "peer":
         trains, nothing = _hands_on(trains, split), Wire(0, 0)
         sends, step = sends._replace(wire=lambda *_: nothing), step._replace(wire=lambda spec: nothing)
-    made = _federated(sampler, (trains, aggregation.mean(), step, sends), nonfinite, plan, mesh)
-    return _in_turns(made, split, 1, relay=True)
+    made = _federated(sampler, (trains, aggregation.mean(), step, sends), split, nonfinite, plan, mesh)
+    return in_turns(made, split, 1, relay=True)
 
 
-def _federated(sampler: Sampler, parts: tuple, nonfinite: str, plan: engine.Plan | None, mesh) -> Algorithm:
-    validate.part("sampler", sampler, Sampler)
-    if sampler.devices is not None:
-        hint = "Its clock would price the whole model at the client; algorithms.split_costs has the time of a step."
-        validate.fail("sampler", "one whose rounds take no time", "one with a clock", hint)
-    return federated(sampler, *parts, nonfinite=nonfinite, plan=plan, mesh=mesh)
+def _federated(sampler: Sampler, parts: tuple, split: Split, nonfinite: str, plan: engine.Plan | None, mesh):
+    """`federated`, whose evaluations go through the links where these change outputs."""
+    made = federated(sampler, *parts, nonfinite=nonfinite, plan=plan, mesh=mesh)
+    return made._replace(model=split.model if split.changes_outputs else None)
 
 
 def _own(split: Split, params: PyTree) -> PyTree:
@@ -236,94 +226,8 @@ def _hands_on(trains: ClientUpdate, split: Split) -> ClientUpdate:
 
     def apply(key, broadcast, state, data):
         report, state = trains.apply(key, broadcast, state, data)
-        size = jnp.array(divmod(8 * tree.num_bytes(_own(split, broadcast)) // 8, 1 << 32), jnp.uint32)
+        size = jnp.array(divmod(tree.num_bytes(_own(split, broadcast)), 1 << 32), jnp.uint32)
         there = (report.weight > 0).astype(jnp.uint32)
         return report._replace(counts=report.counts | {"peer_bytes": size * there}), state
 
     return trains._replace(apply=apply, metrics=(*trains.metrics, PEER))
-
-
-def _in_turns(made: Algorithm, split: Split, copies: int, *, relay: bool) -> Algorithm:
-    """The algorithm whose round goes through its cohort in turns of so many clients, as this module says."""
-    star = made.parts
-    check_distinct(star.sampler, "A client is served once a round.")
-    keeping = star._replace(aggregator=everything(star))
-
-    def step(key, state, population):
-        cohort, sampler_state = invite(star, key, state)
-        gathered = _turns(star, keeping, split, copies, relay, key, cohort, state, population)
-        return close(star, key, cohort, gathered, state._replace(sampler=sampler_state))
-
-    parts = star._replace(complete=False)  # its rounds are turns, which no edge above would make
-    return made._replace(step=step, observe=None, parts=parts, metrics=metrics_of(star))
-
-
-def _turns(
-    star: Star, keeping: Star, split: Split, copies: int, relay: bool, key, cohort: Cohort, state, population
-) -> Gathered:
-    """`Gathered` of a cohort that goes through the servers' copies; its messages end at the copies' last models."""
-    num_slots = cohort.ids.shape[0]
-    turns = -(-num_slots // copies)
-    room = jnp.arange(turns * copies, dtype=jnp.int32).reshape(turns, copies)
-    place = jnp.minimum(room, num_slots - 1)
-    there = room < num_slots
-    broadcast = engine.steady(star.server.broadcast)(state.server)
-    models = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (copies, *x.shape)), broadcast)
-
-    def turn(models, slots):
-        at, real = slots
-        work = None if cohort.work is None else cohort.work[at]
-        some = Cohort(cohort.ids[at], cohort.invited[at] & real, cohort.reported[at] & real, work=work)
-        bases = Bases(models, jnp.arange(copies, dtype=jnp.int32), jnp.ones(copies))
-        found = collect(keeping, key, some, state, population, bases)
-        updates, weights = engine.all_rows(found.carry, jnp.arange(copies, dtype=jnp.int32))
-
-        def moved(models, updates):
-            after = jax.tree.map(lambda x, u: x + u.astype(x.dtype), models, updates)
-            if relay:
-                return after
-            own = jax.vmap(lambda x: _own(split, x))(models)
-            return jax.vmap(split.cut.join)((own, *jax.vmap(split.cut.split)(after)[1:]))
-
-        losses = () if found.losses is None else found.losses
-        told = (updates, weights, found.arrived, found.dropped, losses)
-        rest = (found.means, found.counts, found.num_arrived, found.num_dropped)
-        return engine.steady(moved)(models, updates), (told, rest)
-
-    last, (told, rest) = jax.lax.scan(turn, models, (place, there))
-    updates, weights, arrived, dropped, losses = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_slots], told)
-    means, counts, num_arrived, num_dropped = rest
-    means = jax.lax.scan(lambda a, b: (exact.merge(a, b), None), *_first(means))[0]
-    sums = [jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), x) for x in (counts, num_arrived, num_dropped)]
-    messages = engine.steady(lambda *x: _ends(split, copies, relay, *x))(broadcast, last, updates)
-    round = Round(*cohort, broadcast, state.aggregator)
-    carry = star.aggregator.init(
-        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), messages), num_slots
-    )
-
-    def accumulate(carry, one):
-        received = Received(*jax.tree.map(lambda x: x[None], one))
-        return star.aggregator.accumulate(stream(key, "aggregation"), round, carry, received), None
-
-    positions = jnp.arange(num_slots, dtype=jnp.int32)
-    rows = (messages, weights, cohort.ids, positions)
-    carry = jax.lax.scan(engine.steady(accumulate), carry, rows)[0]
-    stores = [engine.take(store, cohort.ids)[::-1] for store in (state.clients, state.memory)]
-    losses = None if star.sampler.observe is None else losses
-    up_down = wires(star, broadcast, population)
-    return Gathered(carry, means, sums[0], arrived, dropped, *sums[1:], *stores, losses, broadcast, *up_down)
-
-
-def _ends(split: Split, copies: int, relay: bool, broadcast: PyTree, last: PyTree, updates: PyTree) -> PyTree:
-    """The messages [m, ...]: a client's own part moved as it says, all else to where its copy ended."""
-    slots = jax.tree.leaves(updates)[0].shape[0]
-    ends = jax.tree.map(lambda x, y: (x - y[None])[jnp.arange(slots) % copies], last, broadcast)
-    if relay:
-        return ends
-    own = jax.vmap(lambda x: _own(split, x))(updates)
-    return jax.vmap(split.cut.join)((own, *jax.vmap(split.cut.split)(ends)[1:]))
-
-
-def _first(stacked: PyTree) -> tuple[PyTree, PyTree]:
-    """(the first of stacked pytrees, the others)."""
-    return jax.tree.map(lambda x: x[0], stacked), jax.tree.map(lambda x: x[1:], stacked)

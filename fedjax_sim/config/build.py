@@ -200,7 +200,13 @@ class Builder(Maker):
         return {"server_work": work, "server_data": ClientData(rows, jnp.ones(number, bool))}
 
     def evaluation(self, loss_fn: Callable, data: FederatedData, algorithm: Algorithm) -> Callable:
-        """The evaluation on test and held-out data, on clients' own test rows, and, by option, on the training data."""
+        """The evaluation on test and held-out data, on clients' own test rows, and, by option, on the training data.
+
+        Guarantees: a model whose parties ask each other over links is judged with these
+        (tests/config/test_split_runs.py::test_evaluations_go_through_the_links).
+        """
+        if algorithm.model is not None:
+            loss_fn = supervised(algorithm.model, default_loss(data.task), measure=data.measure)
         clients, train = self.tables["run"]["evaluate_train"], {}
         if clients is not None:
             some = clients != "all" and clients < data.train.size

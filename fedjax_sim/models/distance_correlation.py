@@ -15,8 +15,8 @@ LEAST = 1e-12  # under roots: a distance of zero has no slope
 def distance_correlation(x: Array, z: Array, weights: Array | None = None) -> Array:
     """The distance correlation of two samples: 0 for independent views of a large sample, 1 for a view and its copy.
 
-    With distances a_jk = |x_j - x_k| and b_jk = |z_j - z_k|, centred over rows and columns, it is the root of
-    mean(A B) / sqrt(mean(A A) mean(B B)).
+    With distances a_jk = |x_j - x_k| and b_jk = |z_j - z_k|, those below 1e-6 taken for 0, centred over rows and
+    columns, it is the root of mean(A B) / sqrt(mean(A A) mean(B B)).
 
     Args:
       x, z: [n, ...], the same examples in both.
@@ -27,7 +27,7 @@ def distance_correlation(x: Array, z: Array, weights: Array | None = None) -> Ar
     Raises: ValueError for other numbers of examples.
 
     Guarantees: SciPy's distances in float64, and an example of weight 0 changes nothing
-    (tests/models/test_distance_correlation.py::test_against_numpy, ::test_weights).
+    (tests/models/test_distance_correlation.py::test_against_numpy, ::test_weights); the range (::test_range).
 
     References: Szekely, Rizzo and Bakirov 2007, definition 4; Vepakomma, Singh, Gupta and Raskar 2020 (NoPeek).
 
@@ -43,9 +43,10 @@ def distance_correlation(x: Array, z: Array, weights: Array | None = None) -> Ar
     there = pairs > 0
     a, b = (_centred(_distances(y, there), w) for y in (x, z))
     both, first, second = (jnp.where(there, pairs * one * other, 0).sum() for one, other in ((a, b), (a, a), (b, b)))
-    spread = first * second
-    ratio = jnp.maximum(both, 0) / jnp.sqrt(jnp.where(spread > 0, spread, 1))
-    positive = (spread > 0) & (ratio > 0)
+    spread = (first > 0) & (second > 0)
+    lengths = (jnp.sqrt(jnp.where(spread, one, 1)) for one in (first, second))  # their product may overflow
+    ratio = jnp.minimum(both / next(lengths) / next(lengths), 1)
+    positive = spread & (ratio > 0)
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, ratio, 1)), 0)
 
 

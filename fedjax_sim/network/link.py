@@ -1,9 +1,9 @@
 """A link between two parties of one model: activations go forward, gradients come back, and their bytes are counted.
 
-Each example's activation is a message of its own: the transforms see one example at a time, with a key of its own. So
-padding, batch size and the order of a batch change no message, and bytes are exact counts. The sender's gradient is the
-one at what the receiver got, passed through the transform of the way back (straight through the one of the way there):
-that is what two machines would compute.
+Each example's activation is a message of its own: the transforms see one example at a time, with the key of its row. So
+no message depends on padding or on the other examples of its batch, and bytes are exact counts. The sender's gradient
+is the one at what the receiver got, passed through the transform of the way back (straight through the one of the way
+there): that is what two machines would compute.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def link(
 
     Args:
       forward, backward: of activations and of gradients, such as `transform.quantize(8)`; each sees one example. None:
-        sent as they are.
+        sent as they are. An example whose gradient is exactly zero, as that of padding, is sent none, and so no noise:
+        where a loss may reach zero, noise on the way back does not hide that it did.
       encrypted: costs 224 bits a batch and way (nonce and tag), hides it from third parties, changes nothing else.
       batch_bits: what a batch costs beside, each way.
 
@@ -95,8 +96,8 @@ def link(
 
     Guarantees: without transforms a program through it is the one without, to the letter
     (tests/network/test_link.py::test_an_identity_link_changes_nothing); values and gradients under transforms are
-    those of two machines (::test_two_machines); padding, the batch and its order change no message
-    (::test_examples_are_messages_of_their_own).
+    those of two machines (::test_two_machines); padding and the rest of the batch change no message, whose random bits
+    are those of its row (::test_examples_are_messages_of_their_own).
 
     References: Gupta and Raskar 2018, section 3.
 

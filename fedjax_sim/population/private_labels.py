@@ -19,6 +19,7 @@ from fedjax_sim.types import Array, ClientData, Population
 __all__ = ["PrivateLabels", "kept_share", "with_private_labels"]
 
 PURPOSE = 7  # of the seed
+LEAST_EPSILON, MOST_CLASSES = 1e-3, 2**20  # beyond, 2^32 draws are too few for equal chances
 
 
 @jax.tree_util.register_dataclass
@@ -86,12 +87,13 @@ def with_private_labels(data: FederatedData, *, epsilon: float, seed: int = 0) -
 
     Args:
       data: of the task "binary" or "classification".
-      epsilon: in (0, 20], per label: the chances of anything told differ by a factor e^eps at most between two labels.
+      epsilon: in [0.001, 20], per label: the chances of anything told differ by a factor e^eps at most between two
+        labels.
       seed: of the draws.
 
     Returns: the same data set with another `train`; test sets stay clean.
 
-    Raises: ValueError, TypeError for another task and for numbers out of range.
+    Raises: ValueError, TypeError for another task, more than 2^20 classes, and numbers out of range.
 
     Guarantees: pure epsilon, exactly, of 2^32 draws (tests/population/test_private_labels.py::test_epsilon_is_exact);
       the law of the labels (::test_shares), which padding and size classes leave alone (::test_padding);
@@ -107,7 +109,9 @@ def with_private_labels(data: FederatedData, *, epsilon: float, seed: int = 0) -
     (False, True)
     """
     classes = num_labels(data)
-    validate.in_range("epsilon", epsilon, 0, 20, open_low=True)
+    if classes > MOST_CLASSES:
+        validate.fail("data", f"at most {MOST_CLASSES} classes", classes, "The others' chances would not be alike.")
+    validate.in_range("epsilon", epsilon, LEAST_EPSILON, 20)
     validate.integer("seed", seed, 0)
     key = jax.random.wrap_key_data(jnp.asarray(seed_words(seed, PURPOSE), jnp.uint32), impl="threefry2x32")
     train = PrivateLabels(

@@ -133,8 +133,18 @@ def run_sweep(
     place = {tuple(values.items()): config for values, config in zip(loaded.combinations, loaded.configs, strict=True)}
     roots = [jax.random.key(seed) for seed in loaded.seeds]
     starts = [built(_seeded(loaded.configs[0], seed)).params for seed in loaded.seeds]
+
+    def algorithm(**values: Any) -> Any:
+        made = built(place[tuple(values.items())]).algorithm
+        swept = [name for name in values if name.startswith("algorithm.")]
+        if made.model is not None and swept:
+            hint = "All points are evaluated as the first one, through its links: make a sweep for each."
+            raise ConfigError([problem(f"sweep.grid.{swept[0]}", "no option of what is evaluated over links",
+                                       values[swept[0]], hint)])  # fmt: skip
+        return made
+
     return sweep_points(
-        lambda **values: built(place[tuple(values.items())]).algorithm, loaded.combinations, loaded.seeds,
+        algorithm, loaded.combinations, loaded.seeds,
         [stream(root, "rounds") for root in roots], starts, base.data.train, tables["run"]["rounds"],
         evaluation=base.evaluation, evaluate_every=tables["run"]["evaluate_every"], metrics=loaded.metrics,
         batch=loaded.batch, delta=tables["run"]["delta"], directory=directory, resume=resume, progress=progress,

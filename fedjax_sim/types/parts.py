@@ -71,6 +71,7 @@ class ClientUpdate(NamedTuple):
     pulled: bool = False  # it obeys `ClientData.pull`
     scalable: bool = False  # a share of its update is an update too: it is a difference from the broadcast, and nothing
     # that the client keeps assumes that all of it counts
+    helped: bool = False  # others compute parts of its steps, and only its counts tell what crosses: no clock prices it
 
 
 class UpdateTransform(NamedTuple):
@@ -178,6 +179,9 @@ class Algorithm(NamedTuple):
     observe: Callable | None = None  # (key, state, population) -> Observed of the round that `step` makes
     personal: Callable | None = None  # (state, ids) -> params of these clients, leaves [len(ids), ...]
     metrics: tuple[Metric, ...] = ()  # what it states of its Info's numbers
+    model: Any = None  # the `models.Model` as those who trained it compute it together, with what changes between them;
+    # evaluations ask it. None = the model as it was given
+    in_turns: bool = False  # some of a cohort's clients follow one another, so the order of its slots counts
 
 
 def noisy_parts(parts: Star | Mapping[str, Any] | None) -> dict[str, Noise]:

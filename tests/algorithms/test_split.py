@@ -6,8 +6,10 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import client, engine, network, transform, tree
-from fedjax_sim.algorithms.split import client_bits, crossings, split_client, split_loss, transcript
+from fedjax_sim import client, engine, network, tree
+from fedjax_sim.algorithms import split_client, split_loss
+from fedjax_sim.algorithms.crossings import client_bits, crossings
+from fedjax_sim.algorithms.split import transcript
 from fedjax_sim.models import (
     blocks,
     distance_correlation,
@@ -134,6 +136,22 @@ def _tail(params, h):
     return softmax_cross_entropy(h @ params["output"]["kernel"] + params["output"]["bias"][None], Y)["loss"]
 
 
+def test_labels_are_encrypted_as_the_rest_is():
+    """Catches labels that somebody on the line reads although the link is encrypted, and a second nonce where they go
+    with the activations, or none where they go alone."""
+    examples, made = {"x": X, "y": Y}, network.link(encrypted=True)
+    for at, beside in (("hidden_0", 0), (("hidden_0", "hidden_1"), 224)):
+        split = split_loss(DEEP, softmax_cross_entropy, at, link=made)
+        seen = transcript(split, DEEP.init(KEY)[0], examples, KEY)
+        assert all(m.encrypted for m in seen.messages) and seen.messages[0].kind == "labels"
+        assert (seen.overheard(KEY)[0].value != Y.astype(jnp.uint32)).mean() > 0.9
+        (labels, *_) = crossings(split, DEEP.init(KEY)[0], {"x": X[0], "y": Y[0]})
+        assert (labels.there, labels.back, labels.batch) == (32, 0, beside)
+    alone = split_loss(DEEP, softmax_cross_entropy, "hidden_0", link={"labels": made})
+    plain = transcript(alone, DEEP.init(KEY)[0], examples, KEY).messages
+    assert [m.encrypted for m in plain] == [True, False, False] and (plain[0].value == Y).all()
+
+
 def test_the_worked_configuration():
     """10 -> 20 -> 15 -> 1, batches of 32: 1,312 floats a batch against 1,102 a round of FedAvg; 6,400 products a step.
 
@@ -172,58 +190,6 @@ def test_the_toy_ends_at_the_floor():
     assert 0.7 < float(last) < 1.3
 
 
-def test_bytes_are_those_of_the_arrays():
-    """Catches messages of padding, a partial batch counted as full, a hop that is not counted, bits of a batch."""
-    made = network.link(forward=transform.quantize(8), batch_bits=16)
-    split = split_loss(DEEP, softmax_cross_entropy, ("hidden_0", "hidden_1"), link={"hidden_2": made})
-    params = DEEP.init(KEY)[0]
-    seen = transcript(split, params, {"x": X, "y": Y}, KEY)
-    found = crossings(split, params, {"x": X[0], "y": Y[0]})
-    assert [(c.name, c.there, c.back, c.batch) for c in found] == [
-        ("labels", 32, 0, 0),
-        ("hidden_1", 9 * 32, 9 * 32, 0),
-        ("hidden_2", 8 * 8 + 32, 8 * 32, 16),
-    ]
-    plain = [m for m in seen.messages if m.name == "hidden_1"]
-    assert [8 * m.value.nbytes for m in plain] == [40 * 9 * 32] * 2
-    work = client.work(num_steps=7, batch_size=8)  # 37 examples are 5 batches, the last of 5; 7 steps are 37 + 16
-    counts = split_client(split, optax.sgd(0.1), work).apply(KEY, params, (), data())[0].counts
-    visited = 37 + 16
-    assert {name: x.tolist() for name, x in counts.items()} == {
-        "split_up_bytes": [0, visited * (4 + 36)],
-        "split_down_bytes": [0, visited * 36],
-        "split_other_bytes": [0, visited * (12 + 32) + 7 * 4],
-    }
-    nobody = split_client(split, optax.sgd(0.1), work).apply(KEY, params, (), data(0))[0].counts
-    assert all((x == 0).all() for x in nobody.values())
-    assert client_bits(found, training=False) == {"up": (288, 0), "down": (0, 0), "other": (96, 16)}
-
-
-def test_tiers_train_the_same_model():
-    """Catches a cut that changes the result, counts of another tier, and links of another tier."""
-    work = client.work(num_steps=3, batch_size=8)
-    splits = [split_loss(DEEP, softmax_cross_entropy, at) for at in ("hidden_0", "hidden_2")]
-    params = DEEP.init(KEY)[0]
-    plain = client.local_sgd(supervised(DEEP, softmax_cross_entropy), optax.sgd(0.1), work)
-    expected = jax.jit(lambda: plain.apply(KEY, params, (), data())[0].update)()
-    for tier, width in ((0, 9), (1, 7)):
-        tiered = split_client(splits, optax.sgd(0.1), work, tier=lambda key, data, tier=tier: tier)
-        report = jax.jit(lambda made=tiered: made.apply(KEY, params, (), data())[0])()
-        for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(report.update), strict=True):
-            np.testing.assert_array_equal(a, b)
-        assert report.counts["split_down_bytes"].tolist() == [0, 24 * 4 * width]
-    coarse = network.link(forward=transform.stateless(lambda key, x: jnp.round(x)))
-    mixed = [splits[0], split_loss(DEEP, softmax_cross_entropy, "hidden_2", link=coarse)]
-    both = [
-        split_client(mixed, optax.sgd(0.1), work, tier=lambda key, data, tier=tier: tier).apply(KEY, params, (), data())
-        for tier in (0, 1)
-    ]
-    alone = split_client(mixed[1], optax.sgd(0.1), work).apply(KEY, params, (), data())[0].update
-    np.testing.assert_allclose(both[0][0].update["hidden_0"]["kernel"], expected["hidden_0"]["kernel"], atol=1e-6)
-    np.testing.assert_allclose(both[1][0].update["hidden_0"]["kernel"], alone["hidden_0"]["kernel"], atol=1e-6)
-    assert (jnp.abs(alone["hidden_0"]["kernel"] - expected["hidden_0"]["kernel"]) > 1e-4).any()
-
-
 def test_no_peek():
     """Less of the examples in what is sent, and padding left out. Catches a penalty without a slope or of the server's
     layers, one in evaluations, and rows that do not exist."""
@@ -250,16 +216,17 @@ def test_no_peek():
 
 
 def test_splits_that_cannot_be():
-    """Catches a link of a layer that receives nothing, and tiers without a function that tells them."""
+    """Catches a link of a layer that receives nothing, of labels that nobody sends, and padding in a correlation."""
     with pytest.raises(ValueError, match="hidden_1"):
         split_loss(DEEP, softmax_cross_entropy, "hidden_0", link={"hiden_1": network.Link()})
     with pytest.raises(TypeError, match="link"):
         split_loss(DEEP, softmax_cross_entropy, "hidden_0", link=8)
     with pytest.raises(ValueError, match="decorrelation"):
         split_loss(DEEP, softmax_cross_entropy, "hidden_0", decorrelation=-1.0)
-    split = split_loss(DEEP, softmax_cross_entropy, "hidden_0")
-    with pytest.raises(ValueError, match="tier"):
-        split_client([split, split], optax.sgd(0.1), client.work(num_steps=1))
-    other = split_loss(mlp(input_shape=(10,), num_outputs=3), softmax_cross_entropy, "hidden_0")
-    with pytest.raises(ValueError, match="several models"):
-        split_client([split, other], optax.sgd(0.1), client.work(num_steps=1), tier=lambda key, data: 0)
+    with pytest.raises(ValueError, match="labels"):
+        split_loss(
+            DEEP, softmax_cross_entropy, ("hidden_0", "hidden_1"), u_shaped=True, link={"labels": network.Link()}
+        )
+    hidden = split_loss(TOY, squared_error, "hidden_0", decorrelation=1.0)
+    with pytest.raises(ValueError, match="padding"):
+        client.local_sgd(hidden, optax.sgd(0.1), client.work(num_steps=1)).apply(KEY, TOY.init(KEY)[0], (), data())

@@ -39,6 +39,13 @@ def test_operations_by_hand():
     )
 
 
+def test_no_peek_is_not_for_nothing():
+    """32 x 32 distances over 10 inputs and 20 activations, thrice each at least. Catches a penalty that nobody pays."""
+    plain, hidden = costs(), costs(decorrelation=1.0)
+    assert hidden.training_flops[0] - plain.training_flops[0] > 32 * 32 * 3 * (10 + 20)
+    assert hidden.training_flops[1:] == plain.training_flops[1:] and hidden.inference_flops == plain.inference_flops
+
+
 def test_times_by_hand():
     """Catches latency that is left out or counted for labels, bits for bytes, and messages of the other pass."""
     found = costs()

@@ -5,8 +5,9 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import algorithms, network, population, sampling, transform, tree
+from fedjax_sim import aggregation, algorithms, network, population, sampling, transform, tree
 from fedjax_sim.models import mlp, softmax_cross_entropy, supervised
+from fedjax_sim.prng import stream
 
 KEY = jax.random.key(0)
 MODEL = mlp(input_shape=(6,), num_outputs=3, hidden=(5, 4))
@@ -137,6 +138,28 @@ def test_only_the_clients_part_travels():
         MODEL, softmax_cross_entropy, FULL, optax.sgd(RATE), **CUT, num_steps=1, transform=transform.quantize(8)
     )
     assert run(few, 1)[1][0]["uplink_bytes"].total() == 5 * (35 + 2 * 4)
+
+
+def test_aggregators_see_zeros_for_the_absent():
+    """A rule without weights, over five slots of which one is empty. Catches the end of a copy in the place of nobody's
+    message."""
+    rule = aggregation.gather(lambda key, updates, weights, ids: jax.tree.map(lambda x: x.sum(0), updates))
+    few = sampling.poisson(5, 0.6, num_slots=5)
+    for copies in (None, 1):
+        options = {**CUT, "num_steps": 1, "server_copies": copies, "aggregator": rule, "weighting": "uniform"}
+        made = algorithms.splitfed(MODEL, softmax_cross_entropy, few, optax.sgd(RATE), **options)
+        state = made.init(KEY, START, PEOPLE)
+        cohort, _ = few.sample(stream(KEY, "sampling"), few.init())
+        there = [int(i) for i, invited in zip(cohort.ids, cohort.invited, strict=True) if invited]
+        assert 1 < len(there) < 5
+        ends = [START]
+        for i in there:
+            before = START if copies is None else {**ends[-1], "hidden_0": START["hidden_0"]}
+            ends.append(stepped(before, i))
+        sums = jax.tree.map(lambda s, *x: s + sum(y - s for y in x), START, *ends[1:])
+        moved = tree.scaled(tree.subtract(ends[-1], START), float(len(there)))
+        rest = sums if copies is None else jax.tree.map(np.add, START, moved)
+        same({**rest, "hidden_0": sums["hidden_0"]}, made.params(jax.jit(made.step)(KEY, state, PEOPLE)[0]))
 
 
 def test_a_client_that_breaks_hands_on_what_it_got():

@@ -326,10 +326,11 @@ def _split(make, **options):
     return made._replace(init=init, params=params)
 
 
-def _split_recipe(make, *, rate=1.0, **options):
+def split_recipe(make, *, rate=1.0, sampler=None, **options):
     def made(model, more):  # no part is made on import, and the sampler is the one of the moment
         link, step = network.link(forward=transform.quantize(8)), optax.sgd(rate * p.RATE)
-        return make(model, squared_error, SAMPLER, step, cut="first", link=link, **WORK, **RUN, **more)
+        who = SAMPLER if sampler is None else sampler
+        return make(model, squared_error, who, step, cut="first", link=link, **WORK, **RUN, **more)
 
     return lambda: _split(made, **options)
 
@@ -615,8 +616,8 @@ CASES = {
         "split_gnn": _over_graphs,
         "vertical": _by_party,
         "split_client": lambda: _split(_split_star),
-        "split_learning": _split_recipe(algorithms.split_learning, handover="peer", rate=0.02),
-        "splitfed": _split_recipe(algorithms.splitfed, server_copies=3),
+        "split_learning": split_recipe(algorithms.split_learning, handover="peer", rate=0.02),
+        "splitfed": split_recipe(algorithms.splitfed, server_copies=3),
     },
 }
 

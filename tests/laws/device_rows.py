@@ -85,8 +85,8 @@ def names(kind: str) -> list[str]:
     return sorted(rows - {"additive_shares", "modular_sum", "real_secure_sum", "secure_sum"})
 
 
-def digest(kind: str, name: str, work: str, count: int, loss: str) -> str:
-    """Of the states and logs of some rounds."""
+def digest(kind: str, name: str, work: str, count: int, loss: str) -> tuple[str, bool]:
+    """(of the states and logs of some rounds, whether the algorithm says that the order of its cohorts counts)."""
     options, plan = WORKS[work]
     cases.WORK.update(options)
     cases.RUN.update(plan=plan, mesh=engine.device_mesh(abs(count)))
@@ -106,7 +106,7 @@ def digest(kind: str, name: str, work: str, count: int, loss: str) -> str:
     for i in range(ROUNDS):
         state, info = step(jax.random.fold_in(jax.random.key(1), i), state, data)
         found.append(jax.device_get((made.params(state), info)))
-    return p.digest((found, jax.device_get(unpadded(state))))
+    return p.digest((found, jax.device_get(unpadded(state)))), made.in_turns
 
 
 def unpadded(state):
@@ -125,8 +125,13 @@ def main(kind: str, counts: str, losses: str, works: str, *chosen: str) -> None:
     for name in chosen or names(kind):
         for loss in losses.split(","):
             for work in works.split(","):
-                digests = {count: digest(kind, name, work, count, loss) for count in map(int, counts.split(","))}
-                print(json.dumps({"row": name, "loss": loss, "work": work, "digests": digests}), flush=True)
+                found = {count: digest(kind, name, work, count, loss) for count in map(int, counts.split(","))}
+                forward, backward = ({x for n, (x, _) in found.items() if (n < 0) == b} for b in (False, True))
+                turned = any(in_turns for _, in_turns in found.values())  # then another order is another result
+                equal = len(forward) == 1 and len(backward) <= 1
+                equal &= not backward or (forward != backward) == turned
+                row = {"row": name, "loss": loss, "work": work, "equal": equal, "digests": found}
+                print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -38,3 +38,10 @@ def test_weights():
     alike = jax.grad(lambda z: distance_correlation(X, z))(jnp.zeros((30, 2)))
     assert (alike == 0).all()
     assert distance_correlation(X, Z, jnp.zeros(30)) == 0
+
+
+def test_range():
+    """Of a view and itself, at any scale. Catches a product that overflows, and rounding above 1."""
+    for scale in (1e-3, 1.0, 1e12):
+        found = np.array([distance_correlation(scale * X[i:], scale * X[i:]) for i in range(8)])
+        assert (found <= 1).all() and (found > 0.9999).all()

@@ -47,15 +47,17 @@ def test_shares():
     assert (noisy.test["y"] == data().test["y"]).all()
 
 
-@pytest.mark.parametrize("classes", [2, 3, 10, 1000])
-@pytest.mark.parametrize("epsilon", [0.01, 1.0, 3.0, 20.0])
+@pytest.mark.parametrize("classes", [2, 3, 10, 1000, 2**20])
+@pytest.mark.parametrize("epsilon", [0.001, 0.01, 1.0, 3.0, 20.0])
 def test_epsilon_is_exact(epsilon, classes):
-    """Of all 2^64 draws: odds of the kept label against the rarest other one. Catches a share that is rounded up."""
+    """Of all 2^64 draws: the odds of any two chances of one label told. Catches a share that is rounded up, and others
+    that are not alike where epsilon is small."""
     kept = threshold(epsilon, classes)
-    rarest = Fraction(2**32 // (classes - 1), 2**32)
-    odds = Fraction(kept, 2**32) / (Fraction(2**32 - kept, 2**32) * rarest)
-    assert odds <= Fraction(exp(epsilon))
-    assert kept / 2**32 == pytest.approx(kept_share(epsilon, classes), rel=1e-6)
+    each, left = divmod(2**32, classes - 1)
+    others = [Fraction(2**32 - kept, 2**32) * Fraction(n, 2**32) for n in (each, each + (left > 0))]
+    chances = [Fraction(kept, 2**32), *others[: classes - 1]]  # of two classes there is one other
+    assert max(chances) <= min(chances) * Fraction(exp(epsilon))
+    assert kept / 2**32 == pytest.approx(kept_share(epsilon, classes), rel=1e-6 + classes * 2.0**-30)
 
 
 def test_padding():
@@ -76,8 +78,10 @@ def test_padding():
 
 def test_what_is_refused():
     """Catches targets that are no labels, and epsilons that are none."""
-    for epsilon in (0.0, -1.0, float("nan"), 21.0):
+    for epsilon in (0.0, -1.0, float("nan"), 21.0, 1e-9):
         with pytest.raises(ValueError, match="epsilon"):
             population.with_private_labels(data(), epsilon=epsilon)
     with pytest.raises(ValueError, match="task"):
         population.with_private_labels(data(task="regression"), epsilon=1.0)
+    with pytest.raises(ValueError, match="classes"):
+        population.with_private_labels(data()._replace(num_outputs=2**21), epsilon=1.0)

@@ -1,0 +1,168 @@
+"""The client of split learning: it trains through a cut, and counts what crosses in its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_sim import client, validate
+from fedjax_sim.algorithms.costs import words_of
+from fedjax_sim.algorithms.crossings import client_bits, crossings
+from fedjax_sim.algorithms.split import PRESENT, Split
+from fedjax_sim.client import LocalWork
+from fedjax_sim.types import Array, ClientData, ClientUpdate, Count, Metric, Noise, PyTree
+
+__all__ = ["split_client"]
+
+METRICS = (
+    Metric("split_up_bytes", "activations, labels and gradients that clients sent", "bytes"),
+    Metric("split_down_bytes", "activations and gradients that clients received", "bytes"),
+    Metric("split_other_bytes", "the same among the other parties", "bytes"),
+)
+
+
+def split_client(
+    split: Split | Sequence[Split],
+    optimizer: optax.GradientTransformation,
+    work: LocalWork,
+    *,
+    tier: Callable | None = None,
+) -> ClientUpdate:
+    """Local training through a cut, whose bytes are counted; under `federated` it is a device with its gateway.
+
+    The update is that of the whole model: where only the client's part is sent on, take `splitfed`.
+
+    Args:
+      split: of `split_loss`, or one for each tier.
+      optimizer, work: as in `client.local_sgd`; each party has this optimiser for its own parameters, whose norm is all
+        that a clip by the global norm sees. With several splits it must treat each coordinate by itself.
+      tier: (key, ClientData) -> [] integer, which of the splits a client trains with in this round: by its data (a
+        column that says what its device is), or drawn anew (a state of the device).
+
+    Returns: a ClientUpdate with counts `split_up_bytes`, `split_down_bytes` and, with three parties or more,
+    `split_other_bytes`: each message of an example in whole bytes, each time that it is visited. Noise on a link is
+    stated as the client's, of a mechanism that no accountant knows: such a run has no epsilon.
+
+    Raises: ValueError for tiers without a function that tells them, or of other models; `federated` refuses it with
+    samplers whose rounds take time or have late clients.
+
+    Guarantees: `client.local_sgd` bit for bit with plain links, whatever the tier
+    (tests/algorithms/test_split_client.py::test_tiers_train_the_same_model), if the optimiser treats each coordinate by
+    itself, and else the optimisers of two machines (::test_each_party_has_its_own_optimiser); partial batches and
+    epochs are counted by their examples (::test_bytes_are_those_of_the_arrays), past 2^31 too
+    (::test_long_work_is_counted); no clock prices it (::test_no_clock_prices_what_others_help_with), and noise has no
+    epsilon (::test_noise_on_links_has_no_epsilon).
+
+    References: Vepakomma et al. 2018, section 2; Samikwa, Di Maio and Braun 2022 (ARES), for cuts by device.
+    """
+    splits = (split,) if isinstance(split, Split) else tuple(split)
+    for i, one in enumerate(splits):
+        validate.part(f"split[{i}]", one, Split)
+    if (len(splits) > 1) != (tier is not None):
+        validate.fail("tier", "a function (key, data) with several splits, None with one", tier)
+    whole, more = _by_tier(splits), any(one.cut.num_parties > 2 for one in splits)
+    directions = ("up", "down", "other") if more else ("up", "down")
+    validate.optimizer("optimizer", optimizer)
+    inner = client.local_sgd(whole, optimizer if len(splits) > 1 else _by_party(optimizer, splits[0]), work)
+
+    def apply(key, broadcast, state, data):
+        place = jnp.zeros((), jnp.int32)
+        given = data
+        if any(one.decorrelation for one in splits):
+            given = data._replace(examples={**data.examples, PRESENT: data.mask.astype(jnp.float32)})
+        if tier is not None:
+            place = jnp.clip(jnp.asarray(tier(key, data), jnp.int32), 0, len(splits) - 1)
+            rows = jnp.broadcast_to(place, data.mask.shape)
+            given = given._replace(examples={**given.examples, "tier": rows})
+        report, state = inner.apply(key, broadcast, state, given)
+        visits = _visits(work, data)
+        found = [_bytes(one, broadcast, data, *visits) for one in splits]
+        counts = {f"split_{way}_bytes": jnp.stack([x[way] for x in found])[place] for way in directions}
+        return report._replace(counts=report.counts | counts), state
+
+    metrics = (*inner.metrics, *METRICS[: len(directions)])
+    return inner._replace(apply=apply, noise=_noise(splits), metrics=metrics, helped=True)
+
+
+def _by_party(optimizer: optax.GradientTransformation, split: Split) -> optax.GradientTransformation:
+    """The optimiser, once for each party: nobody sees another's gradients."""
+
+    def init(params):
+        return tuple(optimizer.init(part) for part in split.cut.split(params))
+
+    def update(gradients, states, params):
+        parts = zip(*map(split.cut.split, (gradients, params)), states, strict=True)
+        moved = [optimizer.update(gradient, state, own) for gradient, own, state in parts]
+        updates, states = zip(*moved, strict=True)
+        return split.cut.join(updates), states
+
+    return optax.GradientTransformation(init, update)
+
+
+def _noise(splits: tuple[Split, ...]) -> Noise | None:
+    """That of a link, if any has some: stated, so that nobody takes the run for one without, or accounts for it."""
+    ways = [way for split in splits for link in split.links.values() for way in (link.forward, link.backward)]
+    found = next((way.noise for way in ways if way is not None and way.noise), None)
+    return found and found._replace(mechanism="noise on links", unit="record")
+
+
+def _by_tier(splits: tuple[Split, ...]) -> Callable:
+    """The loss of whichever split the column "tier" of the examples names; of any, where no link changes anything."""
+    if len(splits) == 1:
+        return splits[0]
+    if any(one.cut.model is not splits[0].cut.model for one in splits):
+        validate.fail("split", "cuts of one model", "several models", "Their parameters would differ.")
+    plain = all(one.forward is None and one.backward is None for each in splits for one in each.links.values())
+    plain &= not any(one.decorrelation for one in splits)
+
+    def loss(params, examples, key):
+        examples = dict(examples)
+        tiers = examples.pop("tier", None)
+        if plain or tiers is None:
+            return splits[0](params, examples, key)
+        return jax.lax.switch(tiers.max(), [partial(one, key=key) for one in splits], params, examples)
+
+    return loss
+
+
+def _visits(work: LocalWork, data: ClientData) -> tuple[Array, Array]:
+    """(examples that the batches hold, each as often as it is visited; steps), [2] uint32 words each."""
+    rows = data.mask.shape[0]
+    size = rows if work.batch_size is None else min(work.batch_size, rows)
+    number = data.mask.sum(dtype=jnp.int32)
+    per_epoch = jnp.maximum(-(-number // size), 1)
+    steps = jnp.where(number > 0, jnp.asarray(work.own_steps(per_epoch, data.work), jnp.int32), 0)
+    epochs, rest = jax.lax.div(steps, per_epoch), jax.lax.rem(steps, per_epoch)
+    visited = _sum(_product(number, _words(epochs)), _words(jnp.minimum(rest * size, number)))
+    return visited, _words(steps)
+
+
+def _bytes(split: Split, params: PyTree, data: ClientData, visited: Array, steps: Array) -> dict[str, Array]:
+    """[2] uint32 words of the bytes that cross in all visits and steps, by direction."""
+    example = {name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), data.examples[name])
+               for name in ("x", "y")}  # fmt: skip
+    spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+    found = client_bits(crossings(split, spec, example))
+    return {
+        way: _sum(_product(jnp.uint32(bits // 8), visited), _product(jnp.uint32(beside // 8), steps))
+        for way, (bits, beside) in found.items()
+    }
+
+
+def _words(number: Array) -> Array:
+    return jnp.stack([jnp.zeros_like(number), number]).astype(jnp.uint32)
+
+
+def _product(number: Array, words: Array) -> Array:
+    """number * words modulo 2^64; number is [], words and the result are [2] uint32, high and low."""
+    return words_of(Count(number, words))
+
+
+def _sum(a: Array, b: Array) -> Array:
+    """a + b modulo 2^64, [2] uint32 words each."""
+    low = a[1] + b[1]
+    return jnp.stack([a[0] + b[0] + (low < a[1]).astype(jnp.uint32), low])

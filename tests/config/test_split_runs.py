@@ -1,0 +1,38 @@
+"""Split learning in a config: what its evaluations ask, and what sweeps of it may vary."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedjax_sim import metrics
+from fedjax_sim.config.build import build
+from fedjax_sim.config.document import ConfigError, load
+from fedjax_sim.models import default_loss, supervised
+from fedjax_sim.sweeps.config import load_sweep, run_sweep
+
+NOISE = "algorithm.link={name='link', forward={name='local_gaussian', clip_norm=20.0, noise_multiplier=0.05}}"
+
+
+def test_evaluations_go_through_the_links():
+    """Faults: an accuracy of a model that nobody can ask, and another number where links change nothing."""
+    plain, noisy, back = (
+        build(load("experiments/splitfed.toml", ["run.devices=1", *more]))
+        for more in ((), (NOISE,), (NOISE.replace("forward", "backward"),))
+    )
+    assert plain.algorithm.model is None and back.algorithm.model is None
+    told = [float(made.evaluation(made.params)["test_loss"]) for made in (plain, noisy, back)]
+    asked = metrics.pooled(
+        supervised(noisy.algorithm.model, default_loss("classification")), noisy.params, noisy.data.test
+    )
+    assert told[0] == told[2] != told[1] == float(asked["loss"])
+
+
+def test_a_sweep_varies_nothing_that_is_evaluated_otherwise(tmp_path):
+    """Faults: points that are judged through the first one's links."""
+    config = tmp_path / "sweep.toml"
+    text = (
+        open("experiments/splitfed.toml").read().replace("encrypted = true", "forward = {name = 'quantize', bits = 8}")
+    )
+    config.write_text(text + "\n[sweep]\nseeds = 1\n[sweep.grid]\n'algorithm.cut' = ['hidden_0', 'hidden_1']\n")
+    with pytest.raises(ConfigError, match="evaluated over links"):
+        run_sweep(load_sweep(str(config), ["run.rounds=1"]), None)
