@@ -46,12 +46,14 @@ def hierarchical_gossip(
 
     Returns: an Algorithm. `params` is the plain mean of the edges' models, which are its clients' states. Info holds
     `gossip_bytes`, `consensus_distance`, `uplink_bytes` and `downlink_bytes` of the cloud, and the edges' counts. An
-    edge without a usable message mixes the model that it has. Its parts are unknown, so no epsilon is stated.
+    edge without a usable message mixes the model that it has; where a model is not finite afterwards the round is
+    skipped. Its parts are unknown, so no epsilon is stated.
 
     Raises: ValueError for another matrix, and what `as_client_update` raises.
 
     Guarantees: NumPy's on a ring (tests/algorithms/test_clusters.py::test_a_ring_under_a_cloud); a cloud in each round
-    is HierFAVG, and a matrix of 1/G its equally weighed form (::test_special_cases).
+    is HierFAVG, and a matrix of 1/G its equally weighed form (::test_special_cases); a round that overflows changes
+    nothing, and is counted (::test_a_round_that_overflows).
 
     References: Castiglia, Das and Patterson 2021 (multi-level local SGD), algorithm 1.
     """
@@ -77,26 +79,29 @@ def hierarchical_gossip(
     rule = aggregation.gather(by_edge)
     star = Star(sampling.full(size), nodes, rule, server.replacement(), transform.identity(), None, mesh, nonfinite)
 
-    def mixed(models: PyTree, sent: tuple[PyTree, Array], number: Array) -> tuple[PyTree, Array, Array]:
+    def mixed(before: PyTree, sent: tuple[PyTree, Array], number: Array) -> tuple[PyTree, Array, Array, Array]:
         updates, weights = sent
-        models = _combined(jax.tree.map(lambda x, u: x + u.astype(x.dtype), models, updates), columns)
+        models = _combined(jax.tree.map(lambda x, u: x + u.astype(x.dtype), before, updates), columns)
         total = weights.sum()
         clouded = (total > 0) & (number % (cloud_every or 1) == 0) & (cloud_every is not None)
         shares = (weights / jnp.where(total > 0, total, 1))[:, None]
         average = _combined(models, jnp.broadcast_to(shares, (size, size)))
         models = tree.where(clouded, average, models)
+        fit = tree.all_finite(models)
+        models = tree.where(fit, models, before)
         away = tree.subtract(models, jax.tree.map(lambda x: jnp.broadcast_to(x.mean(0), x.shape), models))
-        return models, clouded, optax.tree.norm(away) / np.float32(np.sqrt(size))
+        return models, fit, clouded, optax.tree.norm(away) / np.float32(np.sqrt(size))
 
     def step(key, state, population):
         cohort, _ = invite(star, key, state)
         gathered = collect(star, key, cohort, state, population)
         found = aggregate(star, key, cohort, gathered, state)
         models, memory = engine.take(state.clients, jnp.arange(size, dtype=jnp.int32))
-        models, clouded, distance = engine.steady(mixed)(models, found.update, state.round + 1)
+        models, fit, clouded, distance = engine.steady(mixed)(models, found.update, state.round + 1)
         own = {name: Count(jnp.ones((), jnp.int32), two_words(x)) for name, x in gathered.counts.items()}
         up, down = (Count.of(jnp.where(clouded, size, 0), -(-wire.bits // 8)) for wire in (gathered.up, gathered.down))
         info = {name: engine.divide(mean.total, mean.weight) for name, mean in found.means.items()}
+        info |= {"skipped_rounds": (~fit).astype(jnp.int32)}
         info |= {"clients_reported": gathered.num_arrived, "uplink_bytes": up, "downlink_bytes": down}
         info |= {"gossip_bytes": Count.of(jnp.int32(links), -(-gathered.up.bits // 8)), "consensus_distance": distance}
         info |= own | unusable(star, cohort, gathered.dropped, gathered.num_dropped)

@@ -132,7 +132,7 @@ def cut(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, n
     part = sum(energy * share for energy, share in zip(energies, shares, strict=True))
     sent = cohort.reported if cohort.sent is None else cohort.sent
     done_by = Spent(*done, jnp.where(late, part, spent.joules))
-    return losing(cohort._replace(sent=sent & (~late | (done[2] > 0)), spent=done_by), name, late)
+    return losing(cohort._replace(sent=sent & (~late | (done[2] > 0)), spent=done_by), name, late, at)
 
 
 def _by_part(devices: Devices, key: Array, cohort: Cohort, price: Price) -> tuple[tuple, tuple]:

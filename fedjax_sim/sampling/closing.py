@@ -12,7 +12,7 @@ from fedjax_sim import validate
 from fedjax_sim.network import within_budget
 from fedjax_sim.sampling.clock import changed, cut, spend, timed
 from fedjax_sim.sampling.design import SamplingDesign, one_for_one, responding
-from fedjax_sim.sampling.fates import losing, recounted
+from fedjax_sim.sampling.fates import NEVER, losing, regained
 from fedjax_sim.sampling.price import Price
 from fedjax_sim.sampling.timed import INTERRUPTED
 from fedjax_sim.types import Array, Cohort, Devices, Metric, Sampler
@@ -23,7 +23,6 @@ LATE = Metric("late", "clients too late for the deadline", "count")
 SHORTENED = Metric("shortened", "clients that sent part of their work", "count")
 NOT_NEEDED = Metric("not_needed", "clients slower than the first that were needed", "count")
 NO_RADIO = Metric("no_radio", "clients without a place on the radio channel", "count")
-NEVER = 2**31 - 1
 MOST_AIRTIME = 10**9  # ticks
 
 
@@ -78,14 +77,15 @@ def _shortened(devices: Devices, key: Array, cohort: Cohort, price: Price, ticks
     """The cohort, doing no more than arrives in time. Who was to leave after its message then arrives before."""
     steps = _steps_in_time(devices, key, cohort, price, ticks)
     shorter = cohort._replace(work=steps)
-    spent = spend(devices, key, shorter, price)
-    left = cohort.lost.get(INTERRUPTED.name, jnp.zeros_like(cohort.invited))
-    saved = left & (cohort.spent.total >= jnp.minimum(spent.total, ticks))
+    spent, ends = spend(devices, key, shorter, price), cohort.spent.total
+    left = ends < spend(devices, key, cohort, price).total  # nothing else cuts a round short inside of this
+    saved = left & (ends >= jnp.minimum(spent.total, ticks))
     spent = jax.tree.map(lambda x, y: jnp.where(left & ~saved, x, y), cohort.spent, spent)
-    sent = None if cohort.sent is None else cohort.sent | saved
-    lost = cohort.lost | {INTERRUPTED.name: left & ~saved}
-    shorter = shorter._replace(reported=cohort.reported | saved, sent=sent, spent=spent)
-    return recounted(shorter._replace(lost=lost)) if INTERRUPTED.name in cohort.lost else shorter
+    shorter = shorter._replace(spent=spent)
+    if INTERRUPTED.name not in cohort.lost:
+        return shorter
+    back = regained(shorter, INTERRUPTED.name, saved)
+    return back._replace(sent=cohort.sent | (back.reported & saved))
 
 
 def _steps_in_time(devices: Devices, key: Array, cohort: Cohort, price: Price, ticks: int) -> Array:

@@ -94,8 +94,8 @@ class Cohort(NamedTuple):
     # number of steps (int32); None = all of it
     spent: Spent | None = None  # by each slot until its message arrived, it left or the round closed, zeros where
     # nobody is invited; None = time is not simulated
-    lost: dict[str, Array] = {}  # [m] bool: invited clients whose report does not count, by the name in `metrics` of
-    # what took it first
+    lost: dict[str, Array] = {}  # [m] int32: when a client's report was lost, in ticks after the invitation, to each
+    # cause that `metrics` counts (2^31 - 1: it was not; one less: whenever the round ends); the first one counts
 
 
 class Mean(NamedTuple):

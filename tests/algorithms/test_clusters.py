@@ -85,3 +85,13 @@ def test_wrong_input(matrix, options, words):
     """Fault: models that grow or vanish by mixing."""
     with pytest.raises(ValueError, match=words):
         algorithms.hierarchical_gossip(EDGE, matrix, **options)
+
+
+def test_a_round_that_overflows():
+    """Rows that sum to 1 + 9e-6, and models at the end of float32. Fault: infinite models that nobody counts."""
+    slow = algorithms.fedavg(population.quadratic_loss, sampling.full(2), optax.sgd(1e-9), num_steps=1, mesh=None).parts
+    made = algorithms.hierarchical_gossip(slow, np.eye(4) * (1 + 9e-6), mesh=None)
+    state = made.init(KEY, {"w": jnp.full(1, 3.4028e38)}, PEOPLE)
+    after, info = jax.jit(made.step)(KEY, state, PEOPLE)
+    assert int(info["skipped_rounds"]) == 1
+    np.testing.assert_array_equal(after.clients["w"], state.clients["w"])

@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_sim import network, sampling
 from fedjax_sim.prng import stream
+from fedjax_sim.sampling.fates import NEVER, lost_to
 from fedjax_sim.types import Clock
 from tests.sampling.timing import DOWN, STEP, UP, WORK, N, tables, told
 
@@ -99,7 +100,7 @@ def test_every_client_is_counted_once(name):
         found = expected(cohort, lost, **limits)
         for cause, ids in found.items():
             if cause in cohort.metrics:
-                assert set(cohort.ids[cohort.lost[cause]].tolist()) == ids, (t, cause)
+                assert set(cohort.ids[lost_to(cohort)[cause]].tolist()) == ids, (t, cause)
                 assert cohort.metrics[cause] == len(ids)
             else:
                 assert not ids
@@ -114,7 +115,7 @@ def _drawn(key, name):
     """Who would be lost of all N clients, were everybody invited."""
     full = sampling.full(N)
     wrapped = sampling.with_dropout(full, 0.2) if name == "dropped" else sampling.with_response_rates(full, [0.9, 0.7])
-    return set(np.flatnonzero(wrapped.sample(key, ())[0].lost[name]).tolist())
+    return set(np.flatnonzero(wrapped.sample(key, ())[0].lost[name] < NEVER).tolist())
 
 
 def test_candidates_are_not_counted():
@@ -191,6 +192,41 @@ def test_hazards_and_deadlines_in_any_order():
             np.testing.assert_array_equal(short.reported, whole & ~(before & (leaves < 5 * STEP)))
             assert not bool((short.sent & ~short.reported & (leaves < STEP * fits)).any())
             assert bool((short.sent | ~short.reported).all())
+
+
+def test_shorter_work_of_clients_that_are_lost():
+    """Clients drop out, are silent or report nothing, and leave before a deadline with partial work, or would have.
+
+    Catches a client that dropped out and reports, since its shorter work ends before it leaves."""
+    drawn = sampling.with_response_rates(sampling.with_dropout(sampling.full(N), 0.4), [1.0, 0.7, 0.8])
+
+    def mute(key, state):  # a sampler of somebody's own, that loses reports and does not say why
+        cohort, state = drawn.sample(key, state)
+        return cohort._replace(reported=cohort.reported & (cohort.ids != 3)), state
+
+    regained = 0
+    for timed in (
+        lambda s: sampling.with_clock(s, tables(there=there)),
+        lambda s: sampling.with_hazard(sampling.with_clock(s, tables()), network.memoryless(0.8)),
+    ):
+        whole, heard = timed(drawn), timed(sampling.full(N))
+        short = [sampling.with_deadline(s, 0.9, late="partial") for s in (timed(drawn._replace(sample=mute)), heard)]
+        rounds = [jax.jit(lambda key, s=s: s.sample(key, told(s))[0]) for s in (*short, whole)]
+        for t in range(20):
+            key = jax.random.fold_in(KEY, t)
+            some, everyone, long = (jax.device_get(sample(key)) for sample in rounds)
+            silent = ~np.asarray(drawn.sample(key, ())[0].reported) | (np.arange(N) == 3)
+            np.testing.assert_array_equal(some.reported, everyone.reported & ~silent)
+            np.testing.assert_array_equal(some.sent, everyone.sent & ~silent)
+            jax.tree.map(np.testing.assert_array_equal, some.spent, everyone.spent)
+            counts = sum(int(some.metrics[name]) for name in ("silent", "dropped", "interrupted", "late"))
+            assert counts + some.reported.sum() == N - (not some.reported[3] and not _named(some, 3))
+            regained += int((some.reported & ~long.reported).sum())
+    assert regained > 20
+
+
+def _named(cohort, slot):
+    return any(where[slot] for where in lost_to(cohort).values())
 
 
 def test_times_near_the_end_of_int32():
