@@ -7,8 +7,9 @@ factory; a wrapper of the sampler is a table inside it, such as `[sampler.with_d
 tables inside `[transform]`, in their order: `[transform.quantize]`, then `[transform.gaussian_mechanism]`; what a
 wrapper wraps is a table inside its own, `[transform.error_feedback.top_k]`. Those of the broadcast are tables inside
 `[downlink]`. A part that is another's option is a table with a name: in `[aggregator.corrupted]`,
-`attack = {name = "alie"}`; `[algorithm.edge_sampler]` has a name too. Every part that takes devices gets those of
-`[devices]`. TOML has no null: "none" stands for it.
+`attack = {name = "alie"}`; `[algorithm.edge_sampler]` has a name too. Several transforms there are tables without one,
+`[algorithm.edge_transform.quantize]`. Every part that takes devices gets those of `[devices]`. TOML has no null: "none"
+stands for it.
 """
 
 from __future__ import annotations
@@ -266,6 +267,8 @@ def _named(path: str, kind: Named, given: Any, problems: list[str]) -> dict[str,
         return None
     if kind.number and isinstance(given, (int, float)):
         return check(path, float, given, problems)
+    if table := registry.chained(kind, given):
+        return _members(table, path, given, problems)
     wanted, hint = _example(kind)
     if not isinstance(given, dict):
         problems.append(problem(path, wanted, given, hint))

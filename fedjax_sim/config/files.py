@@ -62,7 +62,9 @@ def _of_part(path: str, part: Part, options: Mapping[str, Any], inside: bool = F
     for key, value in options.items():
         if key not in kinds:
             continue
-        if isinstance(value, dict):
+        if isinstance(value, dict) and (table := registry.chained(kinds[key].kind, value)):
+            yield from _members(table, f"{path}.{key}", value)
+        elif isinstance(value, dict):
             yield from _of_part(f"{path}.{key}", registry.named(kinds[key].kind)[value["name"]], value, True)
         elif registry.is_file(kinds[key]) and value is not None:
             yield f"{path}.{key}", value

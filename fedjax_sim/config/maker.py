@@ -87,8 +87,12 @@ class Maker:
         options, problems = {key: value for key, value in options.items() if key in kinds}, len(self.problems)
         for key, value in options.items():
             if isinstance(value, dict):
+                here, known = f"{path}.{key}", given.get("inside", given)
+                if table := registry.chained(kinds[key].kind, value):
+                    options[key] = self.chain(table, known.get("population_size"), here, value)
+                    continue
                 inner = registry.named(kinds[key].kind)[value["name"]]
-                options[key] = self._made(inner, f"{path}.{key}", value, given.get("inside", given), True)
+                options[key] = self._made(inner, here, value, known, True)
         if len(self.problems) > problems:
             return None
         if "seed" in part.options:

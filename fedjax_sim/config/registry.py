@@ -25,6 +25,7 @@ __all__ = [
     "SUBPACKAGES",
     "TABLES",
     "Named",
+    "chained",
     "inside_options",
     "insides",
     "is_file",
@@ -136,6 +137,16 @@ def named(kind: Named) -> dict[str, Part]:
     found = {key: part for key, part in sorted(found.items()) if part.returns.split(".")[-1] in kind.types}
     known = {"population_size"} if NOUNS.keys() & set(kind.types) else None
     return {key: part for key, part in found.items() if known is None or part.values <= known}
+
+
+def chained(kind: Named, given: Any) -> str | None:
+    """The table of `CHAINS` whose members an option holds, where it is a table of tables without a name.
+
+    >>> chained(Named(("UpdateTransform",)), {"clip": {}, "quantize": {}}), chained(Named(("Sampler",)), {"full": {}})
+    ('transform', None)
+    """
+    members = isinstance(given, Mapping) and "name" not in given and any(isinstance(x, Mapping) for x in given.values())
+    return next((table for table in CHAINS if members and kind.types == (TABLES[table][1],)), None)
 
 
 def inside_options(part: Part) -> dict[str, Option]:

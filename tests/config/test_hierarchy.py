@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from fedjax_sim import transform
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
+from fedjax_sim.types import Wire
 
 SMALL = ["data.num_clients=40", "data.held_out_clients=3", "model.hidden=[4]", "run.devices=1"]
 HIERARCHY = [*SMALL, "data.with_groups.num_groups=4", "algorithm.name=hierarchical_fedavg", "sampler.name=full"]
@@ -29,6 +34,26 @@ def test_a_hierarchy_in_a_config(tmp_path):
     assert star.aggregator.rule is not None and cloud.aggregator.rule is None
 
 
+def test_transforms_of_an_edge(tmp_path):
+    """Faults: one of several transforms, another order, a wrapper's own that is lost, and another run's identity."""
+    options = "{clip={clip_norm=0.5}, error_feedback={top_k={share=0.5}}, quantize={bits=8}}"
+    config = load(None, [*HIERARCHY, f"algorithm.edge_transform={options}", "run.lanes=2"])
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    assert load(tmp_path / "config.toml") == config
+    turned = "{quantize={bits=8}, clip={clip_norm=0.5}, error_feedback={top_k={share=0.5}}}"
+    assert load(None, [*HIERARCHY, f"algorithm.edge_transform={turned}", "run.lanes=2"]).identity() != config.identity()
+    told = build(load(None, [*HIERARCHY, f"algorithm.edge_transform={options}", "algorithm.keep_edges=true"]))
+    found = told.algorithm.parts.client.federation.transform
+    spec = jax.ShapeDtypeStruct((100,), jnp.float32)
+    by_hand = transform.chain(
+        transform.clip(0.5), transform.error_feedback(transform.top_k(share=0.5)), transform.quantize(8)
+    )
+    assert found.wire(spec, Wire(100, 3200)) == by_hand.wire(spec, Wire(100, 3200))
+    key, x = jax.random.key(1), jnp.linspace(-1.0, 1.0, 100)
+    sent = [t.on_client(key, x, t.init(x), t.init_client(x))[0] for t in (found, by_hand)]
+    jax.tree.map(np.testing.assert_array_equal, *sent)
+
+
 @pytest.mark.parametrize(
     "setting, told",
     [
@@ -42,6 +67,9 @@ def test_a_hierarchy_in_a_config(tmp_path):
             r"edge_sampler.cohort_size: expected an integer in \[1, 10\]",
         ),
         ("edge_aggregator={name='keep_old'}", "edge_aggregator.name: expected one of"),
+        ("edge_transform={clip={clip_norm=-1.0}}", "algorithm.edge_transform.clip.clip_norm: expected"),
+        ("edge_transform={clp={clip_norm=1.0}}", "algorithm.edge_transform.clp: expected one of .*Did you mean 'clip'"),
+        ("edge_transform={}", "algorithm.edge_transform.name: expected one of"),
         ("edge_weighting=clients", "algorithm.*weighting: expected one of"),
         ("edge_rounds=0", "algorithm.*rounds: expected an integer"),
     ],
