@@ -19,9 +19,9 @@ from fedjax_sim.types import Array, ClientData, ClientUpdate, Count, Metric, Noi
 __all__ = ["split_client"]
 
 METRICS = (
-    Metric("split_up_bytes", "activations, labels and gradients that clients sent", "bytes"),
-    Metric("split_down_bytes", "activations and gradients that clients received", "bytes"),
-    Metric("split_other_bytes", "the same among the other parties", "bytes"),
+    Metric("split_up_bytes", "besides, sent up at the cut", "bytes", besides=True),  # activations, labels, gradients
+    Metric("split_down_bytes", "besides, sent down at the cut", "bytes", besides=True),  # activations, gradients
+    Metric("split_other_bytes", "besides, sent among the others", "bytes", besides=True),
 )
 
 

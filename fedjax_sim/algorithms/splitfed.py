@@ -35,7 +35,7 @@ from fedjax_sim.types import (
 
 __all__ = ["split_learning", "splitfed"]
 
-PEER = Metric("peer_bytes", "clients' parts handed on from client to client", "bytes")
+PEER = Metric("peer_bytes", "besides, parts handed on to peers", "bytes", besides=True)
 
 
 @validate.named_arguments

@@ -273,8 +273,8 @@ def _counted(
         return report._replace(counts=report.counts | counts), state
 
     words = (
-        Metric("forward_bytes", "sent by parties to the label holder", "bytes"),
-        Metric("backward_bytes", "sent back to the parties", "bytes"),
+        Metric("forward_bytes", "sent by parties to the label holder", "bytes", besides=True),
+        Metric("backward_bytes", "sent back to the parties", "bytes", besides=True),
     )
     ways = [way for one in between.values() for way in (one.forward, one.backward)]
     noisy = next((way.noise for way in ways if way is not None and way.noise), None)

@@ -76,7 +76,7 @@ def write_report(run_directory: str | Path) -> Path:
         *(f'<p class="note">{escape(note)}</p>' for note in notes),
         tiles({**totals, **{k: v for k, v in summary.items() if v is not None}}),
         "<h2>Learning</h2>",
-        *sections.learning(records, timing),
+        *sections.learning(records, timing, summary),
         "<h2>Participation</h2>",
         *(f"<p>{escape(line)}</p>" for line in sections.left_out(records, summary)),
         figure("participation", plots.participation, "Clients and updates left out, by round.", records)

@@ -53,22 +53,24 @@ MOST_POINTS = 400
 MOST_CLIENTS = 40
 
 
-def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds") -> Any:
+def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds", besides: Sequence[str] = ()) -> Any:
     """Loss and accuracy during local training, and of the server's model on training, test and held-out data.
 
     Args:
       records: one a round; for x="seconds" each carries the cumulative "seconds" of its round.
       x: "rounds", "bytes" (sent so far, up and down), "simulated" (time) or "seconds" (wall time of rounds without
         compilation).
+      besides: names of bytes that were sent besides those (`Metric.besides`).
 
     Returns: a matplotlib Figure.
     Raises: ValueError for another x; ImportError without matplotlib.
     """
     one_of("x", x, ("rounds", "bytes", "simulated", "seconds"))
     if x == "bytes":
-        sent = np.cumsum(np.nan_to_num(_series(records, "uplink_bytes") + _series(records, "downlink_bytes")))
+        ways = ("uplink_bytes", "downlink_bytes", *besides)
+        sent = np.cumsum(sum(np.nan_to_num(_series(records, name)) for name in ways))
         unit, name = scaled_bytes(float(sent[-1]) if len(sent) else 0.0)
-        along, label = sent / unit, f"Sent so far, up and down ({name})"
+        along, label = sent / unit, f"Sent so far, {'all ways' if besides else 'up and down'} ({name})"
     elif x == "simulated":
         now = _series(records, "simulated_seconds")
         now = np.where(_series(records, "round") == 0, 0.0, now)

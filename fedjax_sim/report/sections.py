@@ -15,6 +15,7 @@ from fedjax_sim.report import plots, time
 from fedjax_sim.report.files import total_of
 from fedjax_sim.report.html import absent, figure, table
 from fedjax_sim.report.numbers import NOTHING, count, number, real, seconds
+from fedjax_sim.report.tiles import besides
 
 __all__ = ["clients", "learning", "left_out", "one_round", "privacy", "simulated_time", "state_of_the_run", "variance"]
 
@@ -32,7 +33,7 @@ def state_of_the_run(summary: Mapping, records: Sequence[Mapping], totals: Mappi
             yield f"The {words} loss was not finite in {len(bad):,} rounds, first in round {count(bad[0])}."
 
 
-def learning(records: Sequence[Mapping], timing: Sequence[Mapping]) -> Iterable[str]:
+def learning(records: Sequence[Mapping], timing: Sequence[Mapping], summary: Mapping) -> Iterable[str]:
     """Loss and accuracy against rounds, bytes and seconds, and what each curve was measured on."""
     if not records:
         yield absent("No round has been recorded.")
@@ -48,7 +49,7 @@ def learning(records: Sequence[Mapping], timing: Sequence[Mapping]) -> Iterable[
         if x == "seconds" and not timing:
             yield absent("No timing.jsonl in this folder.")
             continue
-        yield figure(x, plots.learning_curves, f"Loss and accuracy {title.lower()}.", records, x)
+        yield figure(x, plots.learning_curves, f"Loss and accuracy {title.lower()}.", records, x, besides(summary))
     yield (
         '<p class="muted">Local: means over the minibatches that the round&rsquo;s cohort met during local training, '
         "while its models moved away from the server&rsquo;s: not the value of an objective at one model. Train: the "

@@ -10,7 +10,7 @@ from fedjax_sim.algorithms.costs import ROUND_METRICS
 from fedjax_sim.report.numbers import count, percent, real, seconds, shown, size
 from fedjax_sim.sampling.visits import DISTINCT
 
-__all__ = ["TILES", "more_tests", "own_metrics", "tiles"]
+__all__ = ["TILES", "besides", "more_tests", "own_metrics", "tiles"]
 
 WORDS = {metric.name: metric.words for metric in (*ROUND_METRICS, DISTINCT)}
 TILES = (
@@ -34,6 +34,17 @@ def own_metrics(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for name, about in stated.items() if isinstance(stated, dict) else ():
         if name in values and isinstance(about, dict):
             yield name, str(about.get("words", name)), shown(values[name], str(about.get("unit", "")))
+
+
+def besides(values: Mapping[str, Any]) -> list[str]:
+    """Names of bytes that were sent besides those up and down (`Metric.besides`), in a summary.
+
+    >>> besides({"metrics": {"peer_bytes": {"besides": True}, "wasted_bytes": {}}, "peer_bytes": 8})
+    ['peer_bytes']
+    """
+    stated = values.get("metrics")
+    found = {name: x for name, x in stated.items() if isinstance(x, dict)} if isinstance(stated, dict) else {}
+    return [name for name, about in found.items() if name in values and about.get("besides") is True]
 
 
 def more_tests(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

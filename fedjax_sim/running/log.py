@@ -266,7 +266,7 @@ class Log:
         visits = visits_of(totals)
         totals.pop("clients_reported")
         stated = [x for x in self.metrics if x.name in totals and x.name not in KNOWN]
-        own = {x.name: {"words": x.words, "unit": x.unit} for x in stated}
+        own = {x.name: {"words": x.words, "unit": x.unit} | ({"besides": True} if x.besides else {}) for x in stated}
         losses = ("test_loss", "held_out_loss", "train_loss")
         evaluated = [record for record in self.records if any(name in record for name in losses)]
         last = evaluated[-1] if evaluated else {}

@@ -114,6 +114,7 @@ class Metric(NamedTuple):
     pooled: str = "sum"  # over a run's rounds: "sum", "mean", "max" or "last"
     instead: str | None = None  # the number that counts in a round without this one
     by: str | None = None  # of a mean: the number in Info that a round weighs, such as its messages; None = all alike
+    besides: bool = False  # bytes that are sent, besides `uplink_bytes` and `downlink_bytes`, and in no other number
 
 
 class Report(NamedTuple):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
+
 import pytest
 
 from fedjax_sim import metrics
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
 from fedjax_sim.models import default_loss, supervised
+from fedjax_sim.report.tiles import besides
+from fedjax_sim.running.loop import run
 from fedjax_sim.sweeps.config import load_sweep, run_sweep
 
 NOISE = "algorithm.link={name='link', forward={name='local_gaussian', clip_norm=20.0, noise_multiplier=0.05}}"
@@ -27,12 +32,20 @@ def test_evaluations_go_through_the_links():
     assert told[0] == told[2] != told[1] == float(asked["loss"])
 
 
+def test_a_page_knows_what_is_sent_besides(tmp_path):
+    """Faults: bytes at the cut that the summary takes for some of those up and down, or that no curve has."""
+    made = build(load("experiments/split.toml", ["run.devices=1", "algorithm.handover=peer"]))
+    run(made.key, made.algorithm, made.params, made.data.train, 1, directory=tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert besides(summary) == ["split_up_bytes", "split_down_bytes", "peer_bytes"]
+    assert summary["uplink_bytes"] == 0 and summary["peer_bytes"] == 10 * 4 * 65 * 32
+
+
 def test_a_sweep_varies_nothing_that_is_evaluated_otherwise(tmp_path):
     """Faults: points that are judged through the first one's links."""
     config = tmp_path / "sweep.toml"
-    text = (
-        open("experiments/splitfed.toml").read().replace("encrypted = true", "forward = {name = 'quantize', bits = 8}")
-    )
+    text = pathlib.Path("experiments/splitfed.toml").read_text()
+    text = text.replace("encrypted = true", "forward = {name = 'quantize', bits = 8}")
     config.write_text(text + "\n[sweep]\nseeds = 1\n[sweep.grid]\n'algorithm.cut' = ['hidden_0', 'hidden_1']\n")
     with pytest.raises(ConfigError, match="evaluated over links"):
         run_sweep(load_sweep(str(config), ["run.rounds=1"]), None)

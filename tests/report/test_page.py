@@ -419,7 +419,8 @@ def test_long_runs_stay_small(tmp_path):
 
 
 def test_curves_show_the_recorded_numbers():
-    """Fault: bytes not accumulated, percent taken for shares, evaluation at the wrong round, NaN drawn as zero."""
+    """Fault: bytes not accumulated, or not those sent besides, percent taken for shares, evaluation at the wrong round,
+    NaN drawn as zero."""
     rows = [
         {"round": r, "local_loss": 1.0 / r, "local_accuracy": 0.1 * r, "uplink_bytes": 1e6, "downlink_bytes": 2e6}
         for r in (1, 2, 3)
@@ -428,6 +429,9 @@ def test_curves_show_the_recorded_numbers():
     loss, accuracy = plots.learning_curves(rows, "bytes").axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in accuracy.lines}
     assert lines["local"] == [[3, 10], [6, 20], [9, pytest.approx(30)]] and lines["test"] == [[6, 25]]
+    more = [row | {"split_up_bytes": 3e6} for row in rows]
+    drawn = plots.learning_curves(more, "bytes", ["split_up_bytes"]).axes[1]
+    assert drawn.lines[0].get_xdata().tolist() == [6, 12, 18] and "all ways" in drawn.get_xlabel()
     assert "(MB)" in accuracy.get_xlabel() and accuracy.get_ylabel() == "Accuracy (%)"
     assert math.isnan(loss.lines[0].get_ydata()[1])
     assert plots.learning_curves(rows, "rounds").axes[0].lines[-1].get_xydata().tolist() == [[2, 0.7]]
