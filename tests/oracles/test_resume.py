@@ -46,9 +46,13 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, name, kind):
     assert isinstance(resumed.clients, engine.Disk) == (kind == "disk")
 
 
-def test_clients_in_flight_survive_a_kill(tmp_path):
-    """FedBuff stopped after two steps. Catches a ring of models, places or a clock that a checkpoint forgets."""
-    made, start, data = cases.CASES["algorithms"]["fedbuff"](), jax.numpy.array(p.START), p.ragged()
+@pytest.mark.parametrize(
+    "name", cases.rows(("fedbuff", "split_client", "split_learning", "splitfed"), ("fedbuff", "splitfed"))
+)
+def test_rows_survive_a_kill(tmp_path, name):
+    """Stopped after two steps. Catches a ring of models, places or a clock that a checkpoint forgets, and chains of
+    clients that begin elsewhere."""
+    made, start, data = cases.CASES["algorithms"][name](), jax.numpy.array(p.START), p.ragged()
     straight, history = run(KEY, made, start, data, ROUNDS)
     run(KEY, made, start, data, 2, directory=tmp_path)
     resumed, records = run(KEY, made, start, data, ROUNDS, resume=True, directory=tmp_path)
