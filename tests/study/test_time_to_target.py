@@ -71,7 +71,7 @@ def test_predictions_hold():
     found = question.time_to_target(**SMALL)
     rows = found.rows()
     assert [row for row in rows if row["holds"] is False] == [] and sum(row["holds"] is True for row in rows) >= 11
-    assert len({row["server"] for row in rows}) == 6 and len(found.draw().axes) == 4 and len(found.reading) >= 4
+    assert len({row["server"] for row in rows}) == 7 and len(found.draw().axes) == 4 and len(found.reading) >= 4
     seconds = {row["server"]: row["measured"] for row in rows if row["quantity"] == "seconds a round"}
     assert seconds["waits for all"] > 1.5 * max(seconds["deadline, dropped"], seconds["130 % invited"])
 

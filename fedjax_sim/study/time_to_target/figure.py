@@ -14,7 +14,7 @@ __all__ = ["time_figure"]
 
 LOOKS = (
     (plots.BLACK, "-"), (plots.BLUE, DASHED), (plots.BLUE, DOTTED), (plots.GREY, "-"), (plots.ORANGE, "-"),
-    (plots.ORANGE, DASHED),
+    (plots.ORANGE, DASHED), (plots.ORANGE, DOTTED),
 )  # fmt: skip
 AXES = (("round_seconds", 1.0, "Simulated seconds"), ("bytes", 1e-6, "Megabytes, both ways"), ("joules", 1.0, "Joules"))
 

@@ -42,13 +42,14 @@ def time_to_target(
 
     Clients of the digits with unlike labels train a linear model on devices of lognormal speed: in rounds that wait for
     all, end at a deadline (late clients dropped, or with the part of their work that arrives in time) or with the first
-    of 130 %, and with FedBuff and FedAsync with as many clients at work. All make as many updates as `num_rounds` full
-    rounds. A round's seconds are an order statistic of the clients' times.
+    of 130 %, and with FedBuff, FedAsync and FedAT (four tiers of like speed, each in rounds of its own) with as many
+    clients at work. All make as many updates as `num_rounds` full rounds. A round's seconds are an order statistic of
+    the clients' times.
 
     Args:
       num_clients: N. alpha: of the clients' Dirichlet label shares.
       speed_sigma: of the lognormal law of speeds, whose median client trains for 1 s.
-      cohort_size: m clients in a round, or in flight; FedBuff has buffers of m / 4.
+      cohort_size: m clients in a round, or in flight; FedBuff has buffers, and FedAT tiers' cohorts, of m / 4.
       num_steps, learning_rate: of local work, minibatches of 20.
       deadline_share: of the clients, who are done before the deadline.
       target: a test accuracy. num_rounds: T. num_runs: independent runs of each server.
@@ -60,7 +61,8 @@ def time_to_target(
     Guarantees: every exact prediction lies in its interval (tests/study/test_time_to_target.py::
     test_predictions_hold), and that of another cohort size does not (::test_it_can_tell_another_cohort).
 
-    References: Bonawitz et al. 2019 (130 %); Nguyen et al. 2022 (FedBuff); Xie, Koyejo and Gupta 2019 (FedAsync).
+    References: Bonawitz et al. 2019 (130 %); Nguyen et al. 2022 (FedBuff); Xie, Koyejo and Gupta 2019 (FedAsync);
+    Chai et al. 2021 (FedAT).
     """
     options = dict(locals())
     _check(options)

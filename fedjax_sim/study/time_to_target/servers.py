@@ -19,6 +19,7 @@ __all__ = ["BATCH", "OVER", "Field", "Server", "field", "servers"]
 
 EXAMPLES, BATCH = 40, 20  # of a client
 DOWN, UP, LATENCY = 7e6, 2e6, 0.05  # bytes/s and seconds of everybody's link
+TIERS = 4  # of FedAT: a tier's cohort and a buffer of FedBuff are of one size
 OVER = 1.3  # clients invited for each that is needed: Bonawitz et al. 2019
 
 
@@ -138,6 +139,14 @@ def servers(has: Field, deadline_share: float) -> dict[str, Server]:
     for name, one, size, most in (("FedBuff", fedbuff, buffer, buffer), ("FedAsync", fedasync, 1, block)):
         gap, flying = theory.expected_staleness(m, size), _updates_per_tick(has.ticks(one, has.num_steps)[0], m)
         made[name] = Server(one, most, {}, None, tick / flying, gap)
+    each = m // TIERS
+    fedat = algorithms.fedat(
+        has.loss_fn, has.devices, optax.sgd(has.learning_rate), population_size=n, num_tiers=TIERS,
+        clients_per_tier=each, weighting="uniform", **options,
+    )  # fmt: skip
+    tiers = np.array_split(np.sort(has.ticks(fedat, has.num_steps)[0]), TIERS)
+    pace = sum(each / slowest(times, each, each) for times in tiers)
+    made["FedAT"] = Server(fedat, each, {}, None, 1 / pace, theory.expected_staleness(TIERS))
     return made
 
 
