@@ -18,7 +18,7 @@ from fedjax_sim.config.kinds import problem
 from fedjax_sim.config.maker import Maker
 from fedjax_sim.config.signatures import Part
 from fedjax_sim.metrics import evaluation
-from fedjax_sim.models import default_loss, supervised
+from fedjax_sim.models import default_loss, link_prediction, supervised
 from fedjax_sim.population import FederatedData, quadratic_loss
 from fedjax_sim.prng import stream
 from fedjax_sim.running import distributed
@@ -31,8 +31,8 @@ __all__ = ["Builder", "Experiment", "build"]
 MOST_COUNTED = 100_000_000  # largest population with `distinct_clients`: checkpoints then hold a bit a client
 DRY_CLIENTS = 100  # enough for a data set to check its options when the config is refused anyway
 INPUTS = {"quadratic": "point", "next_token": "tokens"}  # task -> input of its model; "features" for other tasks
-INPUTS |= {"node_classification": "graph", "graph_classification": "graph"}
-UNLABELLED = ("next_token", "node_classification")  # tasks with padding among the labels, which has no weight
+INPUTS |= dict.fromkeys(("node_classification", "graph_classification", "link_prediction"), "graph")
+UNLABELLED = ("next_token", "node_classification", "link_prediction")  # tasks with padding among the labels: no weight
 
 
 class Experiment(NamedTuple):
@@ -239,8 +239,11 @@ class Builder(Maker):
             return None, quadratic_loss
         sizes = {"input_shape": data.input_shape, "num_features": data.input_shape[-1], "columns": data.columns}
         made = self.make("model", **sizes, num_outputs=data.num_outputs)
-        loss = partial(supervised, made, default_loss(data.task), measure=data.measure) if made else None
-        return made, made and self.attempt("model", {}, loss)
+        if made is None:
+            return None, None
+        if data.task == "link_prediction":
+            return made, self.attempt("model", {}, partial(link_prediction, made))
+        return made, self.attempt("model", {}, partial(supervised, made, default_loss(data.task), measure=data.measure))
 
     def weighs_examples(self) -> bool:
         """Whether clients report their number of examples as their weight."""

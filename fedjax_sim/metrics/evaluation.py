@@ -32,8 +32,9 @@ TRAIN_BATCH = 1024  # rows of clients at once, of which only sums are kept
 def metric_sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str, tuple]:
     """{metric: (weighted total, total weight)} of one client's valid rows, by the name of each per-example metric.
 
-    Rows are weighted by the loss function's "weight" if it returns one, otherwise alike. The loss function is called
-    with key None, which asks for its evaluation mode.
+    Rows are weighted by the loss function's "weight" if it returns one, otherwise alike; a metric that not every row
+    has by its own, "auc" by "auc_weight" (tests/models/test_links.py::test_auc_of_graphs_that_have_one). The loss
+    function is called with key None, which asks for its evaluation mode.
     """
     validate.loss_function(loss_fn)
 
@@ -42,8 +43,10 @@ def metric_sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str
 
     out = loss_fn(params, jax.tree.map(masked, data.examples), None)
     out = dict(out) if isinstance(out, dict) else {"loss": out}
-    weights = jnp.where(data.mask, out.pop("weight", 1.0), 0.0)
-    return {name: (jnp.where(data.mask, x * weights, 0.0).sum(), weights.sum()) for name, x in out.items()}
+    own = {name: out.pop(f"{name}_weight") for name in [*out] if f"{name}_weight" in out}
+    shared = out.pop("weight", 1.0)
+    weights = {name: jnp.where(data.mask, own.get(name, shared), 0.0) for name in out}
+    return {name: (jnp.where(data.mask, x * weights[name], 0.0).sum(), weights[name].sum()) for name, x in out.items()}
 
 
 def clients_at_once(population: Population, count: int, most_rows: int) -> int:

@@ -265,11 +265,13 @@ def link_prediction(model: Model) -> Callable:
 
     Returns: `loss_fn(params, examples, key)` with examples `x` (a batch of graphs), `pairs` [n, L, 2] int32 nodes, and
     `y` [n, L]: 1 joined, 0 not, -1 padding. It gives "loss" (mean cross entropy of a graph's pairs), "weight" (their
-    number) and in evaluations "auc": the chance that a joined pair scores above another, ties counted half (0 with
-    weight 0 without both kinds of pairs).
+    number) and in evaluations "auc": the chance that a joined pair scores above another of its graph, ties counted
+    half. A graph without both kinds of pairs has no AUC: its "auc_weight" is 0, and a mean over such graphs alone is
+    NaN. A pair with a label whose end is no node, or padding, makes the loss NaN.
 
     Guarantees: AUC is the count of all pairs of pairs, padding changes nothing
-    (tests/models/test_links.py::test_auc_and_loss).
+    (tests/models/test_links.py::test_auc_and_loss); graphs without an AUC do not lower the mean
+    (::test_auc_of_graphs_that_have_one).
 
     References: Kipf and Welling 2016 (the inner product decoder).
     """
@@ -280,7 +282,8 @@ def link_prediction(model: Model) -> Callable:
         h, _ = model.apply(params, (), examples["x"], key, key is not None)
         pairs, y = examples["pairs"], examples["y"]
         size = h.shape[1]
-        known = (y >= 0) & (pairs >= 0).all(-1) & (pairs < size).all(-1)
+        there = jax.vmap(lambda ids, at: ids.at[at].get(mode="fill", fill_value=-1))(examples["x"].ids, pairs) >= 0
+        known = (y >= 0) & (pairs >= 0).all(-1) & there.all(-1)
         ends = [jax.vmap(lambda rows, at: rows[at])(h, jnp.clip(pairs[..., i], 0, size - 1)) for i in (0, 1)]
         scores = jnp.where(known, (ends[0] * ends[1]).sum(-1), 0)
         wrong = (y >= 0) & (~known | (y > 1))
@@ -288,7 +291,11 @@ def link_prediction(model: Model) -> Callable:
         count = known.sum(1).astype(jnp.float32)
         loss = jnp.where(known, losses, 0).sum(1) / jnp.maximum(count, 1)
         found = {"loss": jnp.where(wrong.any(1), jnp.nan, loss), "weight": count}
-        return found if key is not None else found | {"auc": jax.vmap(_auc)(scores, known & (y == 1), known & (y == 0))}
+        if key is not None:
+            return found
+        joined, apart = known & (y == 1), known & (y == 0)
+        both = joined.any(1) & apart.any(1)
+        return found | {"auc": jax.vmap(_auc)(scores, joined, apart), "auc_weight": jnp.where(both, count, 0)}
 
     return loss_fn
 

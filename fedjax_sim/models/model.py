@@ -65,7 +65,8 @@ def per_example(out: Array | Mapping[str, Array], num_examples: int | None = Non
 
     Args:
       out: [n] losses, or a dict of [n] arrays that holds "loss". "weight" is each example's weight in averages over
-        examples (default 1); all other entries are metrics.
+        examples (default 1); all other entries are metrics; "<metric>_weight" is the weight of a metric that
+        not every example has.
       num_examples: n, if known.
 
     Returns: the dict.

@@ -20,7 +20,7 @@ from fedjax_sim.population.groups import Group, Grouped, grouped
 from fedjax_sim.population.host import Host, host_store
 from fedjax_sim.population.images import synthetic_images
 from fedjax_sim.population.linkage import align_similar, bloom_filters, dice
-from fedjax_sim.population.links import link_data
+from fedjax_sim.population.links import link_data, with_links
 from fedjax_sim.population.loaders import leaf, tff_hdf5
 from fedjax_sim.population.local_test import with_local_test
 from fedjax_sim.population.native_data import native, write_native
@@ -139,6 +139,7 @@ __all__ = [
     "tag",
     "tff_hdf5",
     "with_groups",
+    "with_links",
     "with_local_test",
     "with_parties",
     "with_private_labels",

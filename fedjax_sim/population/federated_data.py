@@ -26,8 +26,8 @@ class FederatedData(NamedTuple):
     Examples are dicts `x` [n, *input_shape] and `y`: int32 [n] for "binary" (0 or 1, one output) and "classification",
     int32 [n, *input_shape] for "next_token" (-1 marks padding), float32 [n, num_outputs] for "regression". The task
     "quadratic" has `hessian` [n, d, d] and `center` [n, d] instead, and its own loss, `quadratic_loss`. Those of
-    graphs, "node_classification" and "graph_classification", have batches of `GraphData` as x, and F of a node as input
-    shape.
+    graphs, "node_classification", "graph_classification" and "link_prediction", have batches of `GraphData` as x, and F
+    of a node as input shape.
     """
 
     train: Population  # the clients who train

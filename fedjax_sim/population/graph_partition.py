@@ -159,12 +159,15 @@ def _breadth_first(graph: GraphData, rng: np.random.Generator) -> np.ndarray:
 
 
 def edge_owners(graph: GraphData, num_parties: int, *, seed: int = 0) -> np.ndarray:
-    """The party of each edge, at random in equal parts; both directions of an edge go to one party. [E] int32."""
-    validate.integer("num_parties", num_parties, 1, max(1, len(graph.senders)))
+    """The party of each edge, at random in equal parts; both directions of an edge go to one party. [E] int32.
+
+    Guarantees: every party has an edge (tests/population/test_graphs.py::test_every_party_has_an_edge).
+    """
     low, high = np.minimum(graph.senders, graph.receivers), np.maximum(graph.senders, graph.receivers)
     _, pair = np.unique(np.stack([low, high], 1), axis=0, return_inverse=True)
     number = int(pair.max()) + 1 if len(pair) else 0
-    party = generator("edge_owners", seed).permutation(number) * num_parties // max(number, 1)
+    validate.integer("num_parties", num_parties, 1, number, hint=f"There are {number} edges.")
+    party = generator("edge_owners", seed).permutation(number) * num_parties // number
     return party[pair.reshape(-1)].astype(np.int32)
 
 
@@ -196,10 +199,13 @@ def parties_of(
     Args:
       node_owner: [V], each node's party, which knows the edges that it receives; edges from other parties' nodes are
         cut, and their senders are the halo.
-      edge_owner: [E], each edge's party, which holds both ends: nodes stand at several parties.
-      held: [P, V] bool, each party's nodes and the edges among them.
+      edge_owner: [E], each edge's party, which holds both ends: nodes stand at several parties, one without an edge at
+        none.
+      held: [P, V] bool, each party's nodes and the edges among them; nodes and edges that nobody holds are left out.
 
-    Guarantees: nodes, edges and features are those of the whole graph, each cut edge once
+    Raises: ValueError for owners below 0, of another shape, and for a party without a node.
+
+    Guarantees: nodes, edges and features are those of the whole graph, but for what is left out, each cut edge once
     (tests/population/test_graphs.py::test_parties_hold_the_graph).
     """
     given = [x for x in (node_owner, edge_owner, held) if x is not None]
@@ -214,6 +220,9 @@ def parties_of(
         rule = f"a party for each {'node' if edge_owner is None else 'edge'}"
         if owner.shape != ((size,) if edge_owner is None else ends[0].shape) or owner.dtype.kind not in "iu":
             validate.fail("node_owner" if edge_owner is None else "edge_owner", rule, owner.shape)
+        if not owner.size or owner.min() < 0:
+            shown = int(owner.min()) if owner.size else "nothing"
+            validate.fail("node_owner" if edge_owner is None else "edge_owner", "parties >= 0, one at least", shown)
         parties = np.arange(int(owner.max()) + 1)[:, None]
         if edge_owner is None:
             nodes, edges = owner[None] == parties, owner[ends[1]][None] == parties

@@ -45,7 +45,7 @@ def node_data(
     Args:
       graph: of `graph_data`, V nodes.
       labels: [V] integers in [0, C).
-      train, test: nodes whose labels are trained and tested on, without common ones.
+      train, test: integers in [0, V), nodes whose labels are trained and tested on, without common ones.
       num_clients: P parties; `partition` as `by` of `node_owners`.
 
     Returns: `FederatedData`, task "node_classification": client p has one example, its graph `x`, with `halo` [H]
@@ -58,8 +58,14 @@ def node_data(
     size, classes = len(graph.ids), int(labels.max()) + 1
     if labels.shape != (size,) or labels.dtype.kind not in "iu" or labels.min() < 0:
         validate.fail("labels", f"integers >= 0, one a node [{size}]", f"{labels.dtype.name}{list(labels.shape)}")
-    if not len(train) or not len(test) or len(np.intersect1d(train, test)):
-        validate.fail("train, test", "nodes, none in both", (len(train), len(test)))
+    for where, nodes in (("train", train := np.asarray(train)), ("test", test := np.asarray(test))):
+        if nodes.ndim != 1 or not nodes.size or nodes.dtype.kind not in "iu":
+            hint = "np.flatnonzero(mask) makes nodes of a mask."
+            validate.fail(where, "nodes, integers [K]", f"{nodes.dtype.name}{list(nodes.shape)}", hint)
+        if nodes.min() < 0 or nodes.max() >= size:
+            validate.fail(where, f"nodes in [0, {size})", (int(nodes.min()), int(nodes.max())))
+    if len(both := np.intersect1d(train, test)):
+        validate.fail("train, test", "nodes, none in both", both[:5].tolist())
     owner = node_owners(graph, num_clients, by=partition, labels=labels, seed=seed)
     parties = parties_of(graph, node_owner=owner)
 

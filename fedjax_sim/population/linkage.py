@@ -112,6 +112,10 @@ def align_similar(
     tables = check_records("records", records, tuple, "a tuple of texts")
     validate.in_range("threshold", threshold, 0, 1, open_low=True)
     how = {"num_bits": num_bits, "num_hashes": num_hashes, "gram": gram}
+    for p, table in enumerate(tables):
+        if len(table[0]) != len(tables[0][0]):
+            hint = "A field is compared with the one at its place: give those that all parties have, in one order."
+            validate.fail(f"records[{p}]", f"{len(tables[0][0])} fields, as party 0 has", len(table[0]), hint)
     filters = [bloom_filters(table, key, **how) for table in tables]
     links = np.full((len(tables[0]), len(tables)), -1, np.int64)
     links[:, 0] = np.arange(len(links))

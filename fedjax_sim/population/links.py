@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from fedjax_sim import validate
@@ -11,7 +13,7 @@ from fedjax_sim.population.partition import generator
 from fedjax_sim.population.population import stored
 from fedjax_sim.types import GraphData
 
-__all__ = ["link_data"]
+__all__ = ["link_data", "with_links"]
 
 
 def link_data(
@@ -35,14 +37,72 @@ def link_data(
       embedding_size: outputs of the model.
 
     Returns: `FederatedData`, task "link_prediction": `x`, `pairs` [L, 2] and `y` [L] of `models.link_prediction`, with
-    as many pairs that are not joined in the whole graph as edges. `test` is the whole graph without the test edges.
+    as many pairs that are not joined in the whole graph as edges, or half of the pairs of nodes where these are too
+    few. `test` is the whole graph without the test edges.
+
+    Raises: ValueError for a directed graph, for options out of range, and for a graph where all nodes are joined.
 
     Guarantees: no test edge is in a graph that anybody sees, no pair without a link is an edge
     (tests/population/test_graphs.py::test_links_are_kept_apart).
     """
+
+    def owners(seen: GraphData) -> np.ndarray:
+        return node_owners(seen, num_clients, by=partition, labels=labels, seed=seed)
+
+    return _links(graph, owners, num_clients, test_share, embedding_size, name, seed)
+
+
+def with_links(
+    data: FederatedData, *, test_share: float = 0.2, embedding_size: int = 16, seed: int = 0
+) -> FederatedData:
+    """The data set whose parties hold one graph, with links to predict in the place of labels.
+
+    Args:
+      data: of `node_data`, such as `cora` or `stochastic_blocks`; its parties keep their nodes.
+      test_share, embedding_size, seed: as in `link_data`.
+
+    Returns: see `link_data`. In a config, [data.with_links]; the model is a graph network, trained by FedAvg or others
+    of its kind.
+
+    Raises: TypeError, ValueError for data of another kind, and as `link_data`.
+
+    Guarantees: nodes stay at their party (tests/population/test_graphs.py::test_links_of_a_data_set).
+
+    >>> from fedjax_sim.population import karate_club
+    >>> data = with_links(karate_club(), test_share=0.1)
+    >>> data.task, data.train.size, int((data.test["y"] == 1).sum())
+    ('link_prediction', 2, 8)
+    """
+    if not isinstance(data, FederatedData):
+        validate.fail("data", "a FederatedData", type(data).__name__, "population.karate_club(), say.", TypeError)
+    if data.task != "node_classification" or not hasattr(data.train, "examples"):
+        validate.fail("data", "one graph over parties (population.node_data)", (data.name, data.task))
+    held = np.asarray(data.train.examples["x"].ids)
+    graph = GraphData(*(None if leaf is None else np.asarray(leaf[0]) for leaf in data.test["x"]))
+    real = graph.receivers >= 0
+    types = None if graph.types is None else graph.types[real]
+    graph = graph._replace(senders=graph.senders[real], receivers=graph.receivers[real], types=types)
+    owner = np.zeros(len(graph.ids), np.int32)
+    for party, ids in enumerate(held):
+        owner[ids[ids >= 0]] = party
+    return _links(graph, lambda seen: owner, len(held), test_share, embedding_size, f"{data.name} links", seed)
+
+
+def _links(
+    graph: GraphData,
+    owners: Callable,
+    num_clients: int,
+    test_share: float,
+    embedding_size: int,
+    name: str,
+    seed: int,
+) -> FederatedData:
     validate.in_range("test_share", test_share, 0, 1, open_low=True, open_high=True)
     validate.integer("embedding_size", embedding_size)
     rng, size = generator("link_data", seed), len(graph.ids)
+    there, back = (a * np.int64(size) + b for a, b in ((graph.senders, graph.receivers), graph[3:1:-1]))
+    if len(np.setdiff1d(there, back)):
+        validate.fail("graph", "one whose edges have both directions", "a directed graph", "graph_data makes such.")
     once = graph.senders < graph.receivers
     edges = rng.permutation(np.stack([graph.senders[once], graph.receivers[once]], 1))
     count = round(test_share * len(edges))
@@ -56,7 +116,7 @@ def link_data(
     )
     types = None if graph.types is None else graph.types[kept]
     seen = graph._replace(senders=graph.senders[kept], receivers=graph.receivers[kept], types=types)
-    owner = node_owners(seen, num_clients, by=partition, labels=labels, seed=seed)
+    owner = owners(seen)
     parties = parties_of(seen, node_owner=owner)
 
     def apart(nodes: np.ndarray, wanted: int) -> np.ndarray:
@@ -88,6 +148,9 @@ def link_data(
         joined.append(place[inside])
         others.append(place[apart(nodes, len(inside))] if len(nodes) > 1 else np.zeros((0, 2), int))
     train = stored({"x": parties.graphs, **rows(joined, others)}, np.arange(num_clients + 1))
-    central = {"x": stacked([seen]), **rows([tested], [apart(np.arange(size), count)])}
+    unjoined = apart(np.arange(size), count)
+    if not len(unjoined):
+        validate.fail("graph", "pairs of nodes that are not joined", "a complete graph", "An AUC needs both kinds.")
+    central = {"x": stacked([seen]), **rows([tested], [unjoined])}
     shape = (graph.nodes.shape[1],)
     return FederatedData(train, central, None, shape, embedding_size, "link_prediction", name=name)

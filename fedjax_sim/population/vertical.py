@@ -31,14 +31,15 @@ def joined(
     """The parties' rows in one order, that of party 0, as each party has them after alignment.
 
     Args:
-      features: of each party, [n_p, d_p]; y: [n_0], the labels of party 0.
+      features: of each party, [n_p, d_p], one column too is a table; y: [n_0], the labels of party 0.
       alignment: of their rows.
       missing: "drop" leaves out whom a party does not know; "zeros" keeps all of party 0's rows, with zeros (the mean,
         of standardised columns) where a party has none. Each party knows which rows it filled.
 
     Returns: {"x": P arrays [n, d_p], "y": [n]}.
 
-    Raises: ValueError for tables that are shorter than the alignment's rows.
+    Raises: ValueError for what is no table, for other rows of party 0 or labels than were aligned, and for tables of
+      others that are shorter than the alignment's rows.
 
     Guarantees: row k of every party is the same individual (tests/population/test_vertical.py::test_joined); whom a
     party lacks has zeros there (::test_missing_overlap).
@@ -53,10 +54,14 @@ def joined(
     rows = alignment.rows if missing == "drop" else alignment.links
     if len(features) != rows.shape[1]:
         validate.fail("features", f"a table for each of {rows.shape[1]} parties", len(features))
-    for p, part in enumerate((*features, np.asarray(y))):
-        held, name = (rows[:, p], f"features[{p}]") if p < len(features) else (rows[:, 0], "y")
-        if len(part) <= held.max():
-            validate.fail(name, f"more than {held.max()} rows, as the alignment says", len(part))
+    for p, part in enumerate(features):
+        if part.ndim != 2:
+            validate.fail(f"features[{p}]", "a table [n, d]", part.shape, "One column is a table too: x[:, None].")
+        if len(part) <= rows[:, p].max():
+            validate.fail(f"features[{p}]", f"more than {rows[:, p].max()} rows, as the alignment says", len(part))
+    for name, part in (("features[0]", features[0]), ("y", np.asarray(y))):
+        if len(part) != len(alignment.links):
+            validate.fail(name, f"the {len(alignment.links)} rows that were aligned", len(part))
     x = tuple(
         np.where(r[:, None] >= 0, part[r], 0).astype(part.dtype) for part, r in zip(features, rows.T, strict=True)
     )

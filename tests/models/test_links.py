@@ -7,6 +7,9 @@ import optax
 import pytest
 
 from fedjax_sim import adversary, algorithms, models, population, sampling
+from fedjax_sim.config.build import build
+from fedjax_sim.config.document import load
+from fedjax_sim.metrics.evaluation import pooled
 
 KEY = jax.random.key(0)
 
@@ -38,6 +41,27 @@ def test_auc_and_loss():
     assert float(loss_fn(flat, examples, None)["auc"][0]) == 0.5
     beyond = examples | {"pairs": examples["pairs"].at[0, 0, 0].set(99)}
     assert np.isnan(loss_fn(params, beyond, None)["loss"][0])
+    gone = examples["x"]._replace(ids=examples["x"].ids.at[0, int(examples["pairs"][0, 0, 0])].set(-1))
+    assert np.isnan(loss_fn(params, examples | {"x": gone}, None)["loss"][0]), "a pair of padding"
+
+
+def test_auc_of_graphs_that_have_one():
+    """Catches a graph without both kinds of pairs that enters the mean AUC as 0, and one that turns it into NaN.
+
+    Three graphs of three nodes: both kinds, joined pairs alone, no pairs. Nodes 0 and 1 have the same features.
+    """
+    one = population.graph_data(np.array([[1.0], [1.0], [-1.0]]), [[0, 1]])
+    examples = {
+        "x": jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * 3), one),
+        "pairs": jnp.array([[[0, 1], [0, 2]], [[0, 1], [0, 2]], [[0, 0], [0, 0]]]),
+        "y": jnp.array([[1, 0], [1, 1], [-1, -1]]),
+    }
+    model = models.gcn(1, 1, hidden=(), dropout=0.0)
+    params = {"output": {"kernel": jnp.ones((1, 1)), "bias": jnp.zeros(1)}}
+    found = pooled(models.link_prediction(model), params, examples)
+    assert float(found["auc"]) == 1 and np.isfinite(found["loss"])
+    alone = jax.tree.map(lambda leaf: leaf[1:], examples)
+    assert np.isnan(pooled(models.link_prediction(model), params, alone)["auc"])
 
 
 def test_links_are_learned():
@@ -55,6 +79,18 @@ def test_links_are_learned():
     for i in range(8):
         state, _ = step(jax.random.fold_in(KEY, i), state, data.train)
     assert float(loss_fn(made.params(state), jax.tree.map(jnp.asarray, data.test), None)["auc"][0]) > 0.7
+
+
+def test_a_config_predicts_links():
+    """Faults: a task that the config cannot build, weights that are not the numbers of pairs, accuracy for AUC."""
+    settings = ["data.name=karate_club", "data.with_links={test_share=0.2, embedding_size=4}", "model.name=gcn"]
+    made = build(load(None, [*settings, "sampler.name=full", "run.devices=1"]))
+    assert made.data.task == "link_prediction" and made.data.train.size == 2
+    state = jax.jit(made.algorithm.init)(made.key, made.params, made.data.train)
+    state, info = jax.jit(made.algorithm.step)(made.key, state, made.data.train)
+    assert np.isfinite(float(info["local_loss"]))
+    found = made.evaluation(made.algorithm.params(state))
+    assert 0 <= found["test_auc"] <= 1 and "test_accuracy" not in found
 
 
 def test_models_without_graph_layers_are_refused():

@@ -218,3 +218,54 @@ def test_links_are_kept_apart():
         pairs, y = ids[rows["pairs"][p]], rows["y"][p]
         assert {tuple(sorted(pair)) for pair in pairs[y == 1].tolist()} == {tuple(sorted(edge)) for edge in own}
         assert not {tuple(sorted(pair)) for pair in pairs[y == 0].tolist()} & edges
+
+
+def test_links_of_a_data_set():
+    """Catches nodes that change their party, a test edge in a party's graph, and fewer pairs than there are."""
+    club = population.karate_club(num_clients=3)
+    data = population.with_links(club, test_share=0.25)
+    np.testing.assert_array_equal(data.train.examples["x"].ids, club.train.examples["x"].ids)
+    central = {name: np.asarray(data.test[name][0]) for name in ("pairs", "y")}
+    tested = {tuple(sorted(pair)) for pair in central["pairs"][central["y"] == 1].tolist()}
+    edges = undirected(jax.tree.map(lambda x: x[0], club.test["x"]))
+    assert len(tested) == 20 == (central["y"] == 0).sum()
+    assert undirected(jax.tree.map(lambda x: x[0], data.test["x"])) == edges - tested
+    with pytest.raises(ValueError, match="data: expected one graph over parties"):
+        population.with_links(population.molecules(num_clients=2, graphs_per_client=3, num_test=4))
+    with pytest.raises(TypeError, match="data: expected a FederatedData"):
+        population.with_links(GRAPH)
+
+
+def test_links_that_cannot_be_judged_are_refused():
+    """Catches a complete graph, whose AUC was 0, and a directed one, whose edges could be called none."""
+    complete = [(i, j) for i in range(8) for j in range(i)]
+    with pytest.raises(ValueError, match="graph: expected pairs of nodes that are not joined"):
+        population.link_data(population.graph_data(np.eye(8), complete))
+    with pytest.raises(ValueError, match="graph: expected one whose edges have both directions"):
+        population.link_data(population.graph_data(np.eye(8), complete, directed=True))
+
+
+def test_wrong_owners_are_refused():
+    """Catches a node of party -1: nobody had it, and the halo gave its neighbours another node's embedding."""
+    for options in ({"node_owner": [0, -1] * 15}, {"edge_owner": np.full(len(GRAPH.senders), -1)}):
+        with pytest.raises(ValueError, match=r"(node|edge)_owner: expected parties >= 0"):
+            population.parties_of(GRAPH, **options)
+    lonely = population.graph_data(np.eye(3), np.zeros((0, 2), int))
+    with pytest.raises(ValueError, match="edge_owner: expected parties"):
+        population.parties_of(lonely, edge_owner=np.zeros(0, int))
+
+
+def test_every_party_has_an_edge():
+    """Catches more parties than edges, some of them without any: directions were counted."""
+    path = population.graph_data(np.eye(4), [[0, 1], [1, 2], [2, 3]])
+    assert sorted(set(population.edge_owners(path, 3).tolist())) == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"num_parties: expected an integer in \[1, 3\]"):
+        population.edge_owners(path, 4)
+
+
+@pytest.mark.parametrize("train", [[-1], [4], [True, False, False, False], [], [[0]], [0.0]])
+def test_wrong_nodes_are_refused(train):
+    """Catches -1, which gave padding a label or none, a mask that is read as the nodes 0 and 1."""
+    path = population.graph_data(np.eye(4), [[0, 1], [1, 2], [2, 3]])
+    with pytest.raises(ValueError, match="train: expected nodes"):
+        population.node_data(path, np.array([0, 1, 0, 1]), np.array(train), np.array([2, 3]), name="path")

@@ -110,3 +110,10 @@ def test_wrong_options_are_refused():
         align_similar([[("ann", 3)], [("ann", "4")]], KEY)
     with pytest.raises(TypeError, match="a tuple of texts"):
         align_similar([["ann"], ["ann"]], KEY)
+
+
+def test_tables_of_other_fields_are_refused():
+    """Catches a party with a field more, whose records were compared with those of others place by place."""
+    tables = [[("ann", "1980")], [("ann", "1980", "f")]]
+    with pytest.raises(ValueError, match=r"records\[1\]: expected 2 fields, as party 0 has"):
+        population.align_similar(tables, b"sixteen bytes...", threshold=0.5)

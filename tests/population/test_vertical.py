@@ -36,6 +36,12 @@ def test_joined():
     ]
     with pytest.raises(ValueError, match=r"features\[1\]"):
         joined([features[0], features[1][:1], features[2]], np.arange(4), found)
+    with pytest.raises(ValueError, match=r"features\[1\]: expected a table"):  # one column [n] became [n, n]
+        joined([features[0], features[1][:, 0], features[2]], np.arange(4), found)
+    with pytest.raises(ValueError, match=r"features\[0\]: expected the 4 rows that were aligned"):
+        joined([np.ones((5, 1)), *features[1:]], np.arange(4), found)
+    with pytest.raises(ValueError, match="y: expected the 4 rows"):
+        joined(features, np.arange(9), found)
     with pytest.raises(ValueError, match="each of 3 parties"):
         joined(features[:2], np.arange(4), found)
 
