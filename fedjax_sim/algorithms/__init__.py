@@ -1,13 +1,14 @@
 """Algorithms: recipes over `federated`, itself composed of the steps of a round in `algorithms.round`; and others
 over these steps, such as those without a server."""
 
-from fedjax_sim.algorithms.asynchronous import asynchronous, fedbuff
+from fedjax_sim.algorithms.asynchronous import asynchronous
 from fedjax_sim.algorithms.choco import choco
 from fedjax_sim.algorithms.clipped_gossip import clipped_gossip
 from fedjax_sim.algorithms.clusters import hierarchical_gossip
 from fedjax_sim.algorithms.corrected import feddyn, scaffold
 from fedjax_sim.algorithms.decentralized import consensus, dgd, dpsgd
 from fedjax_sim.algorithms.fedasync import fedasync
+from fedjax_sim.algorithms.fedbuff import fedbuff
 from fedjax_sim.algorithms.federated import federated
 from fedjax_sim.algorithms.hierarchical import as_client_update, hierarchical_fedavg
 from fedjax_sim.algorithms.mime import mime, mime_lite

@@ -1,8 +1,8 @@
 """Asynchronous federated learning: clients train on the version of the model that they were sent, while others move on.
 
 A step of the server is: whose messages arrive next (`algorithms.flights`), collect with each of them at its own base
-(`Bases`), close. `asynchronous` is FedBuff from its parts, as `federated` is FedAvg; `fedbuff` is its recipe. FedAsync,
-whose server steps after every message, is in `algorithms.fedasync`.
+(`Bases`), close. `asynchronous` is FedBuff from its parts, as `federated` is FedAvg; its recipe is in
+`algorithms.fedbuff`. FedAsync, whose server steps after every message, is in `algorithms.fedasync`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh
 
-from fedjax_sim import aggregation, client, engine, server, tree, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.algorithms.compatibility import check_alone, check_discount, discounts, looks_like_the_model
 from fedjax_sim.algorithms.costs import message_spec, metrics_of, work_of
 from fedjax_sim.algorithms.federated import federated
@@ -51,7 +50,6 @@ __all__ = [
     "arrive",
     "asynchronous",
     "check_traffic",
-    "fedbuff",
     "sent_instead",
     "start",
 ]
@@ -285,62 +283,3 @@ def asynchronous(
         return star.server.params(state.federation.server)
 
     return Algorithm(init, step, params, star, metrics=(*metrics_of(star), *METRICS))
-
-
-@validate.named_arguments
-def fedbuff(
-    loss_fn: Callable,
-    devices: Devices,
-    optimizer: optax.GradientTransformation,
-    *,
-    population_size: int,
-    concurrency: int = 100,
-    buffer_size: int = 10,
-    staleness: StalenessWeight | None = None,
-    max_staleness: int = 100,
-    refill: str = "other",
-    server_optimizer: optax.GradientTransformation | None = None,
-    aggregator: Aggregator | None = None,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    weighting: str = "uniform",
-    shuffle: bool = True,
-    transform: UpdateTransform | None = None,
-    downlink: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
-) -> Algorithm:
-    """FedBuff: the server averages the first K updates to arrive, each less the staler it is, and goes on.
-
-    Args:
-      devices, population_size, concurrency, buffer_size, staleness, max_staleness, refill: as in `asynchronous`.
-      optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `weighting`, `shuffle` as in `client.work`.
-      server_optimizer: optax; SGD with rate 1 by default, the paper's eta_g.
-      aggregator: the mean of the K updates by default.
-
-    Guarantees: as `asynchronous`.
-
-    References: Nguyen et al. 2022 (FedBuff), algorithm 1.
-    """
-    work = client.work(
-        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
-    )
-    return asynchronous(
-        devices,
-        client.local_sgd(loss_fn, optimizer, work),
-        aggregation.mean(weighting="uniform") if aggregator is None else aggregator,
-        server.optimizer(optax.sgd(1.0) if server_optimizer is None else server_optimizer),
-        transform,
-        population_size=population_size,
-        concurrency=concurrency,
-        buffer_size=buffer_size,
-        staleness=staleness,
-        max_staleness=max_staleness,
-        refill=refill,
-        downlink=downlink,
-        nonfinite=nonfinite,
-        plan=plan,
-        mesh=mesh,
-    )

@@ -15,10 +15,7 @@ from fedjax_sim.theory.consensus import (
     consensus_error,
     dgd_fixed_point,
     dpsgd_floor,
-    exponential_spectrum,
-    laplacian_spectrum,
     mixing_rounds,
-    regular_spectrum,
 )
 from fedjax_sim.theory.convergence import (
     fedavg_contraction,
@@ -81,6 +78,7 @@ from fedjax_sim.theory.sgd import (
     sgd_floor,
     stationary_covariance,
 )
+from fedjax_sim.theory.spectra import exponential_spectrum, laplacian_spectrum, regular_spectrum
 from fedjax_sim.theory.staleness import (
     StaleError,
     delayed_contraction,

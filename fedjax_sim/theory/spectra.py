@@ -1,0 +1,94 @@
+"""Spectra of graphs in closed form."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedjax_sim import validate
+
+__all__ = ["exponential_spectrum", "laplacian_spectrum", "regular_spectrum"]
+
+
+def _cycle(n: int) -> np.ndarray:
+    return 2 - 2 * np.cos(2 * np.pi * np.arange(n) / n) if n > 2 else np.arange(n) * 2.0
+
+
+SPECTRA = {
+    "complete": lambda n: np.r_[0.0, np.full(n - 1, float(n))],
+    "hypercube": lambda n: 2.0 * np.bitwise_count(np.arange(n)).astype(float),
+    "path": lambda n: 2 - 2 * np.cos(np.pi * np.arange(n) / n),
+    "ring": _cycle,
+    "star": lambda n: np.r_[0.0, np.full(max(n - 2, 0), 1.0), np.full(int(n > 1), float(n))],
+    "torus": lambda n, rows: np.add.outer(_cycle(rows), _cycle(n // rows)).ravel(),
+}
+
+
+def laplacian_spectrum(graph: str, population_size: int, *, rows: int | None = None) -> np.ndarray:
+    """All eigenvalues of the Laplacian of a graph, rising, [N] float64.
+
+    Args:
+      graph: "complete", "hypercube", "path", "ring", "star" or "torus", as `network` makes them.
+      rows: of a torus; None = the one nearest to a square.
+
+    Raises: ValueError for sizes that the graph does not have.
+
+    Guarantees: those of the matrices to 1e-8 (tests/theory/test_consensus.py::test_closed_forms).
+
+    References: Fiedler 1973; Brouwer and Haemers 2012, section 1.4.
+
+    >>> laplacian_spectrum("star", 4).tolist()
+    [0.0, 1.0, 1.0, 4.0]
+    """
+    validate.one_of("graph", graph, sorted(SPECTRA))
+    validate.integer("population_size", population_size)
+    sizes = [population_size]
+    if graph == "hypercube" and population_size & (population_size - 1):
+        validate.fail("population_size", "a power of 2", population_size)
+    if graph == "torus":
+        if rows is None:
+            rows = max(r for r in range(1, int(population_size**0.5) + 1) if population_size % r == 0)
+        validate.integer("rows", rows, 2, max(population_size // 2, 2))
+        if population_size % rows or population_size // rows < 2:
+            validate.fail("rows", f"a divisor of N = {population_size} from 2 to N / 2", rows)
+        sizes.append(rows)
+    return np.sort(SPECTRA[graph](*sizes))
+
+
+def exponential_spectrum(population_size: int) -> np.ndarray:
+    """Moduli of the eigenvalues of `network.exponential` with equal shares, falling, [N] float64.
+
+    The matrix is a circulant: normal, so it shrinks a distance by its second modulus at most, in every round.
+
+    Guarantees: tests/theory/test_consensus.py::test_closed_forms.
+
+    References: Ying et al. 2021, proposition 1.
+    """
+    validate.integer("population_size", population_size)
+    row = np.zeros(population_size)
+    hops = [0] + [1 << j for j in range((population_size - 1).bit_length())]
+    np.add.at(row, np.array(hops) % population_size, 1 / len(hops))
+    return np.sort(np.abs(np.fft.fft(row)))[::-1]
+
+
+def regular_spectrum(population_size: int, degree: int) -> np.ndarray:
+    """Eigenvalues of the adjacency matrix of a large random regular graph, falling, [N]: the degree, and quantiles of
+    the law of Kesten and McKay, k sqrt(4 (k - 1) - x^2) / (2 pi (k^2 - x^2)) for |x| <= 2 sqrt(k - 1).
+
+    An estimate: the law is that of N to infinity, and single graphs have a few short cycles more or less.
+
+    Args:
+      degree: k >= 3.
+
+    Guarantees: moments of the law, and those of a graph to 4 %
+    (tests/theory/test_consensus.py::test_random_regular_spectrum).
+
+    References: McKay 1981.
+    """
+    validate.integer("population_size", population_size, 2)
+    validate.integer("degree", degree, 3, max(population_size - 1, 3))
+    edge = 2 * np.sqrt(degree - 1)
+    angles = (np.arange(20_000) + 0.5) * np.pi / 20_000  # x = edge cos(angle): the density is smooth in the angle
+    x = edge * np.cos(angles)
+    mass = np.cumsum(np.sin(angles) ** 2 / (degree**2 - x**2))
+    wanted = (np.arange(population_size - 1) + 0.5) / (population_size - 1)
+    return np.r_[float(degree), np.interp(wanted, mass / mass[-1], x)]
