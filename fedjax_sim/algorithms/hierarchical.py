@@ -299,11 +299,8 @@ def _over_rounds(told: _Told, weight: str) -> tuple[dict[str, Mean], dict[str, A
     Args:
       told: leaves [rounds, ...].
     """
-    means, counts = (
-        jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), tree.joined({"client": told.means, "level": told.scalars})),
-        {},
-    )
-    for key, words in told.counts.items():
-        counts[key] = two_words(eight_bytes(words).sum(0, dtype=jnp.uint32))
+    both = tree.joined({"client": told.means, "level": told.scalars})
+    means = jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), both)
+    counts = {key: two_words(eight_bytes(words).sum(0, dtype=jnp.uint32)) for key, words in told.counts.items()}
     weights = jnp.where(told.used, told.means[weight].total, 0).sum()
     return {key: x for key, x in means.items() if key != weight}, counts, (weights, told.used.sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -30,8 +31,10 @@ from fedjax_sim.types import (
     Cohort,
     Devices,
     Metric,
+    Population,
     PyTree,
     ServerUpdate,
+    Star,
     UpdateTransform,
 )
 
@@ -149,46 +152,12 @@ def fedat(
     plain = star._replace(server=server.replacement())  # what clients are sent
 
     def init(key, params, population):
-        load, zero = load_for(plain, params, population), jnp.zeros((), jnp.int32)
-        order = tiers.order(key, load)
-        begin = [tiers.begin(stream(key, f"tier {q}"), order, load, zero)(q) for q in range(num_tiers)]
-        ids, there, due, sent, joules = (jnp.stack(x) for x in zip(*begin, strict=True))
-        rounds = _Rounds(ids, there, due, jnp.zeros_like(due, jnp.int32))
-        models = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_tiers, *jnp.shape(x))), params)
-        counts = jnp.zeros(num_tiers, jnp.int32)
-        federation = initial_state(plain, params, population)
-        federation = federation._replace(server=_Mean(params, models, counts, zero, ()))
-        return TierState(federation, rounds, models, order, zero, Clock(zero, zero), sent.sum(), joules.sum())
-
-    def events(key, state, population):
-        """(Tier, elapsed ticks, the clock, how the tier goes on.)"""
-        tier = jnp.argmin(state.rounds.due).astype(jnp.int32)
-        elapsed = state.rounds.due[tier]
-        clock = advanced(state.clock, elapsed, devices.ticks_per_second)
-        load = load_for(plain, tree.spec(state.federation.server.params), population)
-        ids, there, due, sent, joules = tiers.begin(key, state.order, load, clock.seconds)(tier)
-        now, rounds = state.version + 1, state.rounds
-        tick = 1.0 / devices.ticks_per_second
-        metrics = {
-            "round_seconds": elapsed.astype(jnp.float32) * tick,
-            "simulated_seconds": clock.read(devices.ticks_per_second),
-            "arrivals": rounds.there[tier].sum(dtype=jnp.int32),
-            "staleness": (state.version - rounds.versions[tier]).astype(jnp.float32),
-            "tier": tier,
-            "joules": state.joules + joules,
-        }
-        next = _Rounds(
-            rounds.ids.at[tier].set(ids),
-            rounds.there.at[tier].set(there),
-            (rounds.due - elapsed).at[tier].set(due),
-            rounds.versions.at[tier].set(now),
-        )
-        cohort = Cohort(rounds.ids[tier], rounds.there[tier], rounds.there[tier], metrics)
-        return tier, cohort, next, clock, state.sent + sent
+        return _taken_off(tiers, plain, key, params, population)
 
     def step(key, state, population):
         light = state._replace(federation=state.federation._replace(clients=(), memory=()))
-        tier, cohort, rounds, clock, sent = engine.steady(events)(stream(key, "arrivals"), light, population)
+        ended = engine.steady(partial(_round_ended, tiers, plain))
+        tier, cohort, rounds, clock, sent = ended(stream(key, "arrivals"), light, population)
         slots = jnp.full(clients_per_tier, tier)
         bases = Bases(state.bases, slots, jnp.ones(clients_per_tier, jnp.float32))
         base = jax.tree.map(lambda x: x[tier], state.bases)
@@ -240,6 +209,48 @@ class _Tiers(NamedTuple):
             return ids, there, jnp.where(there.any(), last(took), wait), *begun(jnp.where(there, took, NEVER), spent)
 
         return one
+
+
+def _taken_off(tiers: _Tiers, plain: Star, key: Array, params: PyTree, population: Population) -> TierState:
+    """The state before the first step: every tier's first round has begun."""
+    load, zero = load_for(plain, params, population), jnp.zeros((), jnp.int32)
+    order = tiers.order(key, load)
+    begin = [tiers.begin(stream(key, f"tier {q}"), order, load, zero)(q) for q in range(tiers.number)]
+    ids, there, due, sent, joules = (jnp.stack(x) for x in zip(*begin, strict=True))
+    rounds = _Rounds(ids, there, due, jnp.zeros_like(due, jnp.int32))
+    models = jax.tree.map(lambda x: jnp.broadcast_to(x, (tiers.number, *jnp.shape(x))), params)
+    counts = jnp.zeros(tiers.number, jnp.int32)
+    federation = initial_state(plain, params, population)
+    federation = federation._replace(server=_Mean(params, models, counts, zero, ()))
+    return TierState(federation, rounds, models, order, zero, Clock(zero, zero), sent.sum(), joules.sum())
+
+
+def _round_ended(
+    tiers: _Tiers, plain: Star, key: Array, state: TierState, population: Population
+) -> tuple[Array, Cohort, _Rounds, Clock, Array]:
+    """(The tier whose round ends next, who reports, all rounds once its next one has begun, the time, models sent.)"""
+    unit, rounds = tiers.devices.ticks_per_second, state.rounds
+    tier = jnp.argmin(rounds.due).astype(jnp.int32)
+    elapsed = rounds.due[tier]
+    clock = advanced(state.clock, elapsed, unit)
+    load = load_for(plain, tree.spec(state.federation.server.params), population)
+    ids, there, due, sent, joules = tiers.begin(key, state.order, load, clock.seconds)(tier)
+    metrics = {
+        "round_seconds": elapsed.astype(jnp.float32) * (1.0 / unit),
+        "simulated_seconds": clock.read(unit),
+        "arrivals": rounds.there[tier].sum(dtype=jnp.int32),
+        "staleness": (state.version - rounds.versions[tier]).astype(jnp.float32),
+        "tier": tier,
+        "joules": state.joules + joules,
+    }
+    next = _Rounds(
+        rounds.ids.at[tier].set(ids),
+        rounds.there.at[tier].set(there),
+        (rounds.due - elapsed).at[tier].set(due),
+        rounds.versions.at[tier].set(state.version + 1),
+    )
+    cohort = Cohort(rounds.ids[tier], rounds.there[tier], rounds.there[tier], metrics)
+    return tier, cohort, next, clock, state.sent + sent
 
 
 def _mirrored(number: int) -> ServerUpdate:
