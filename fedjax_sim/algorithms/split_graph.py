@@ -39,8 +39,8 @@ __all__ = ["split_gnn"]
 
 METRICS = (
     *ROUND_METRICS,
-    Metric("boundary_bytes", "of them for cut edges: embeddings and gradients, both ways", "bytes"),
-    Metric("activation_bytes", "of them between parties' layers and the server's, both ways", "bytes"),
+    Metric("boundary_bytes", "for cut edges: embeddings and gradients, both ways", "bytes"),
+    Metric("activation_bytes", "between parties' layers and the server's, both ways", "bytes"),
     Metric("cut_edges_used", "cut edges along which embeddings went", "count", pooled="last"),
 )
 
@@ -89,7 +89,9 @@ def split_gnn(
     `uplink_bytes` and `downlink_bytes`: the parties' weights down and their gradients up, an embedding of each node to
     the server's layers and its gradient back (`activation_bytes`), and of each boundary node up and each halo node
     down, with gradients the other way (`boundary_bytes`); `cut_edges_used`. Labels, which are sent once, are not
-    counted. A step that is not finite, or without a labelled node, is skipped.
+    counted. A step that is not finite, or without a labelled node, is skipped. Evaluations judge the model by itself,
+    without the link: on `test` with all edges of the graph, on `local_test` with none that is cut. Where edges are
+    dropped in the parties' layers alone, the federation's own predictions are neither.
 
     Raises: ValueError for models without layers, samplers that may draw a party twice, draw some more often, or take
     simulated time.

@@ -203,8 +203,10 @@ def vertical(
       model: one with a branch for each party, of `models.by_party`; it decides who computes what.
       loss: (outputs, targets) -> per-example losses; a config takes that of the task.
       sampler: of consortia.
-      optimizer: of every party, for what it holds; made anew in each round. One that mixes coordinates, by a global
-        norm, say, would need another message: use those that work by coordinate.
+      optimizer: of every party, for what it holds. Its state is not carried to the next round, as in FedAvg, with one
+        consortium too: momentum, or Adam's moments, start from zero (tests/algorithms/test_vertical.py::
+        test_optimisers_start_anew). Training that shall keep them is one round with many steps. An optimiser that mixes
+        coordinates, by a global norm, say, would need another message: use those that work by coordinate.
       objective: "exact", the loss; "taylor", `models.taylor_cross_entropy` in its place, for a binary label.
       forward, backward, encrypted: of the links between each party and party 0, as in `network.link`: what one row's
         output, and the gradient by it, go through, such as `transform.local_gaussian(clip_norm, noise_multiplier)`.

@@ -23,9 +23,13 @@ def embedding_claim(
     "replace_one" the whole table is hidden as well as a row. Which rows a batch has is public, so nothing is
     amplified. Labels are party 0's and are not hidden by it.
 
+    It covers the messages of one consortium, and nothing else that a party gives away: a trained bottom that is
+    published after the run, or that parties of several consortia average, was made of raw columns, and tells more.
+
     Args:
       noise_multiplier: z > 0, of `transform.local_gaussian` on the way forward.
-      visits: how often each row is sent in the run: epochs, rounded up.
+      visits: the most often that a row may be sent in the run. Every round draws its own order, so this is the number
+        of rounds times the epochs of one round, rounded up in each: 8 rounds of half an epoch may send a row 8 times.
       rows: n, of the party's table.
       trained: whether the bottom learns from the party's columns.
       adjacency: "zero_out", the row sends zeros; "replace_one", it is another one's.
@@ -36,7 +40,8 @@ def embedding_claim(
 
     Guarantees: the closed form of as many Gaussian releases (tests/privacy/test_embeddings.py::test_closed_form); a
     trained bottom does carry a row into other rows' messages, a fixed one does not
-    (tests/algorithms/test_vertical_privacy.py::test_a_trained_bottom_carries_a_row_into_others).
+    (tests/algorithms/test_vertical_privacy.py::test_a_trained_bottom_carries_a_row_into_others); rounds of half an
+    epoch do send some rows more often than the epochs of the run (::test_a_row_may_be_sent_in_every_round).
 
     References: Dong, Roth and Su 2022, corollary 3.3 (composition of Gaussian mechanisms).
 

@@ -133,6 +133,22 @@ def test_a_round_is_centralised_descent(name):
     assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == 0  # the model stays where it is
 
 
+def test_optimisers_start_anew():
+    """The first step of Adam moves each weight by the rate: so does each round of one step, and not a second step.
+
+    Catches moments that one consortium carries over, which is said of none.
+    """
+
+    def moved(rounds, steps):
+        work = {"num_steps": steps, "mesh": None}
+        made = algorithms.vertical(LINEAR, models.sigmoid_cross_entropy, sampling.full(1), optax.adam(0.1), **work)
+        return _flat(_round(made, _consortia(), _params(np.zeros(6), 0.0, np.float32), rounds)[0])
+
+    once, twice, together = moved(1, 1), moved(2, 1), moved(1, 2)
+    np.testing.assert_allclose(np.abs(twice - once), 0.1, rtol=1e-4)
+    assert np.abs(twice - together).max() > 1e-4
+
+
 def test_misaligned_rows_change_it():
     """The same tables in another order at one party: another model, and a worse one."""
     start, moved = _params(np.zeros(6), 0.0, np.float32), X.copy()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+import scipy.stats
 
-from experiments import banks_and_bureau, industrial_iot, smart_city
+from experiments import banks_and_bureau, hospitals, industrial_iot, smart_city
 from fedjax_sim import population
 
 
@@ -54,9 +55,46 @@ def test_what_stage_one_brings():
 
 @pytest.mark.full
 def test_departments_choose_their_epsilon():
-    """More noise, a smaller epsilon and fewer right answers; each department its own."""
-    found = smart_city.main()
-    free, lenient, strict = found.values()
-    assert free["accuracy"] > lenient["accuracy"] > strict["accuracy"] > 0.5
+    """More noise, a smaller epsilon and fewer right answers; each department its own.
+
+    Four cities that the levels were not chosen on; each order holds by a one-sided t test at 1 %. The gaps, 0.07 and
+    0.09, deviate by about 0.01 from city to city, so the test fails by chance less than once in 1,000 times.
+    """
+    cities = [smart_city.main(seed) for seed in (1, 2, 3, 4)]
+    for better, worse in (("no noise", "lenient"), ("lenient", "strict")):
+        gaps = [found[better]["accuracy"] - found[worse]["accuracy"] for found in cities]
+        assert scipy.stats.ttest_1samp(gaps, 0, alternative="greater").pvalue < 0.01, gaps
+    free, lenient, strict = cities[0].values()
+    assert min(found["strict"]["accuracy"] for found in cities) > 0.52  # four standard errors above a coin
     assert free["health"] == float("inf") > lenient["traffic"] > lenient["health"] > strict["health"] > 0
-    assert smart_city.figure(found).axes
+    assert smart_city.figure(cities[0]).axes
+
+
+@pytest.mark.parametrize("both, least, most", [(False, 7, 33), pytest.param(True, 36, 40, marks=pytest.mark.full)])
+def test_hospitals_learn_from_their_own_columns(both, least, most, monkeypatch):
+    """The second department's column decides, the first one's is a coin: right answers out of 40 new patients.
+
+    Faults: a model of one department that reads the other's column, answers that are counted twice or not at all. By
+    chance 40 coins are right 33 times or more with 2e-5.
+    """
+    monkeypatch.setattr(hospitals, "ROUNDS", 5)
+    monkeypatch.setattr(hospitals, "RATE", 1.0)
+    rng = np.random.default_rng(0)
+
+    def rows(number):
+        x = rng.standard_normal((number, 2)).astype(np.float32)
+        return {"x": x, "y": (x[:, 1] > 0).astype(np.int32)}
+
+    known, new = [rows(40), rows(40)], [rows(20), rows(20)]
+    assert least <= hospitals.correct(known, new, (1, 1), both) <= most
+
+
+@pytest.mark.full
+def test_what_hospitals_bring(shared_data):
+    """What the script's text says of these 230 patients: one model of one department loses to hospitals' own, and other
+    columns make up for most of that. Deterministic: a statement about this data, not about hospitals."""
+    found = hospitals.main(str(shared_data / "heart_disease"))
+    own, common = found["one department, one hospital"], found["one department, all hospitals"]
+    assert own > common + 0.024
+    assert found["two departments, all hospitals"] - common > (own - common) / 2
+    assert hospitals.figure(found).axes
