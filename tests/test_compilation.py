@@ -112,7 +112,10 @@ print([program.as_text().count("outer_dimension_partitions") for program in seen
 """
 
 
-@pytest.mark.parametrize("first", ["", "from fedjax_sim.running.environment import prepare; prepare()"])
+PREPARED = "from fedjax_sim.running.environment import prepare; prepare()"
+
+
+@pytest.mark.parametrize("first", [PREPARED, pytest.param("", marks=pytest.mark.full)])
 def test_loops_are_not_cut(first):
     """Into tasks for the threads of a pool: a device has one. Catches a round whose every loop waits for eight threads,
     in `run` from Python and, once the command line has prepared JAX, in every program.

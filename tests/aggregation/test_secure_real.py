@@ -47,7 +47,9 @@ def round_of(made, messages, weights):
     ],
 )
 @pytest.mark.parametrize(
-    "ring", [{"modulus_bits": 20}, {"modulus_bits": 64}, {"prime": True}], ids=lambda ring: str(*ring.values())
+    "ring",
+    [{"modulus_bits": 64}, *(pytest.param(x, marks=pytest.mark.full) for x in ({"modulus_bits": 20}, {"prime": True}))],
+    ids=lambda ring: str(*ring.values()),
 )
 def test_bits_of_the_simulated_one(ring, options):
     """Sums, aborts, dropouts of 9 clients who leave at every step, an empty slot, and a client whose message did not

@@ -95,7 +95,7 @@ def test_integers_do_not_hide_a_broken_client():
     laws.nonfinite_clients_are_dropped(np.nan, p.Federation(transform=messages, aggregator=aggregation.fixed_mean(9.0)))
 
 
-@pytest.mark.parametrize("stated", [True, False])
+@pytest.mark.parametrize("stated", [pytest.param(True, marks=pytest.mark.full), False])
 def test_missing_shares_of_noise_release_nothing(stated):
     """Catches a round whose messages have less noise than its accountant assumes: of every slot, where no number of
     shares is stated."""

@@ -168,15 +168,15 @@ def test_interrupt_is_passed_on(tmp_path):
     assert errors.count("\n") == 1 and state_bytes(folder)[1] == rounds_logged(folder)
 
 
-def test_a_bad_config_is_told_once(alone, tmp_path):
+FINISHED = pytest.param([], "It holds metrics.jsonl", marks=pytest.mark.full)
+
+
+@pytest.mark.parametrize("settings, told", [(["run.rounds=0"], "run.rounds: expected"), FINISHED])
+def test_a_bad_config_is_told_once(alone, settings, told):
     """Fault: one message a process, or a process that waits for those who refused."""
-    for arguments, told in (
-        (words("run", settings=["run.rounds=0"]), "run.rounds: expected"),
-        (words("run", "--out", alone, settings=TINY), "It holds metrics.jsonl"),
-    ):
-        with started("launch", "-n", 2, "--", *arguments) as job:
-            said, errors = job.communicate(timeout=MINUTE)
-        assert (job.returncode, said) == (2, "") and errors.count(told) == 1 and errors.count("\n") == 1, errors
+    with started("launch", "-n", 2, "--", *words("run", "--out", alone, settings=[*TINY, *settings])) as job:
+        said, errors = job.communicate(timeout=MINUTE)
+    assert (job.returncode, said) == (2, "") and errors.count(told) == 1 and errors.count("\n") == 1, errors
 
 
 def test_a_killed_launcher_leaves_nobody(tmp_path):

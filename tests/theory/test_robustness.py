@@ -65,8 +65,8 @@ def test_coefficients_bound_attackers():
 
 def test_efficiencies():
     """100,000 draws of 11 messages, where the limit is 5 % more, and 25,000 of 100; four standard errors. Catches the
-    limit in the place of few messages': three are compared with the variance of their middle one, 0.44867; and the plain
-    mean, 6 % less than the trimmed one."""
+    limit in the place of few messages', three of which are compared with the variance of their middle one, 0.44867; and
+    the plain mean, 6 % less than the trimmed one."""
     x = jax.random.normal(jax.random.key(1), (11, 100_000))
     close = 4 * np.sqrt(2 / x.shape[1])
     assert np.isclose(float(jnp.var(engine.median(x))) * 11, theory.median_efficiency(11), rtol=close)
