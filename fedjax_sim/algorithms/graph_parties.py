@@ -151,22 +151,27 @@ def counts(places: Places, cohort: Cohort, joint: Joint, weights: int) -> dict:
     """What a step sends, and who sent it."""
     slots, width = joint.labels.shape
     used = jnp.where(joint.known, joint.halo, slots * width)
-    boundary = jnp.zeros(slots * width, bool).at[used.reshape(-1)].set(True, mode="drop").sum(dtype=jnp.int32)
-    halo, nodes = joint.known.sum(dtype=jnp.int32), (joint.graphs.ids >= 0).sum(dtype=jnp.int32)
+    asked = jnp.zeros(slots * width, bool).at[used.reshape(-1)].set(True, mode="drop").reshape(slots, width)
+    rows = (asked, joint.known, joint.graphs.ids >= 0)
+    boundary, halo, nodes = (x.sum(dtype=jnp.int32) for x in rows)
+    owners, askers, present = (x.any(1).sum(dtype=jnp.int32) for x in rows)  # parties, each of which sends one batch
     invited, reported = (x.sum(dtype=jnp.int32) for x in (cohort.invited, cohort.reported))
     across = [_row_bytes(places.link, layer.width) for layer in places.exchanged()]
     there, back = (sum(ways[i] for ways in across) for i in (0, 1))
     ahead, behind = _row_bytes(places.link, places.cut_width()) if places.cut_width() else (0, 0)
-    most = joint.halo.size * 2 * (there + back) + slots * width * (ahead + behind) + slots * weights
+    header = -(-places.link.batch_bits // 8)
+    headers, own = header * len(across), header * bool(places.cut_width())
+    most = joint.halo.size * 2 * (there + back) + slots * (width * (ahead + behind) + weights + 2 * headers + own)
     validate.integer("bytes that a round may send each way", most, 0, hint="Counts are exact up to 2^31.")
-    up, down = boundary * there + halo * back, halo * there + boundary * back
+    beside, activations = (owners + askers) * headers, present * own
+    up, down = boundary * there + halo * back + beside, halo * there + boundary * back + beside
     both = jax.vmap(known_edges)(joint.graphs, joint.known)
     outside = (both.senders >= width) & (both.receivers < width)
     found = {
-        "uplink_bytes": up + nodes * ahead + reported * weights,
-        "downlink_bytes": down + nodes * behind + invited * weights,
+        "uplink_bytes": up + nodes * ahead + activations + reported * weights,
+        "downlink_bytes": down + nodes * behind + activations + invited * weights,
         "boundary_bytes": up + down,
-        "activation_bytes": nodes * (ahead + behind),
+        "activation_bytes": nodes * (ahead + behind) + 2 * activations,
     }
     return {name: Count.of(number, 1) for name, number in found.items()} | {
         "clients_invited": invited,

@@ -83,7 +83,8 @@ def split_gnn(
         server, which holds the graph, sums over neighbours (models that sum what was sent: `gcn`, `gat`).
       weight_decay: of the first layer, >= 0: adds weight_decay / 2 times its squared norm to the loss.
       link: what embeddings and their gradients go through, a node's row a message (`network.link`): a halo embedding
-        once, at its owner, and its gradient at the party that needed it.
+        once, at its owner, and its gradient at the party that needed it. What it adds to a batch, as encryption does,
+        is sent with each party's rows of a layer and way.
 
     Returns: an Algorithm. Its info holds `local_loss` and `local_accuracy` over all labelled nodes, in training; exact
     `uplink_bytes` and `downlink_bytes`: the parties' weights down and their gradients up, an embedding of each node to

@@ -170,8 +170,13 @@ def test_bytes():
     up, down = (infos[0][f"{way}link_bytes"].total() for way in ("up", "down"))
     assert up == 3 * 3 + 4 * 3 * 4 + 3 * 3 + 3 * own * 4
     assert down == 4 * 3 + 3 * 3 * 4 + 3 * 3 * 4 + 3 * own * 4
-    _, infos = trained(model, 2, data=data, rounds=1, cut_edges="drop")
+    _, infos = trained(model, 2, data=data, rounds=1, link=network.link(encrypted=True))  # 28 bytes a batch
+    assert infos[0]["boundary_bytes"].total() == 2 * (2 + 2) * (3 * 4 + 28)  # as many parties as rows, in this layer
+    assert infos[0]["activation_bytes"].total() == 2 * (4 * 3 * 4 + 2 * 28)
+    assert infos[0]["uplink_bytes"].total() == infos[0]["downlink_bytes"].total() == each + 4 * 28 + 2 * 28
+    _, infos = trained(model, 2, data=data, rounds=1, cut_edges="drop", link=network.link(encrypted=True))
     assert infos[0]["boundary_bytes"].total() == infos[0]["cut_edges_used"] == 0
+    assert infos[0]["activation_bytes"].total() == 2 * (4 * 3 * 4 + 2 * 28)
 
 
 def test_links():
