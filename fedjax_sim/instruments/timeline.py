@@ -13,6 +13,7 @@ from fedjax_sim import engine, validate
 from fedjax_sim.algorithms.round import invite
 from fedjax_sim.prng import init_key
 from fedjax_sim.running.environment import matmul_precision
+from fedjax_sim.sampling.fates import NEVER, UNHEARD
 from fedjax_sim.types import Algorithm, Array, Population, PyTree, Star, noisy_parts
 
 __all__ = ["timeline", "timeline_of_round"]
@@ -29,7 +30,8 @@ def timeline(star: Star, key: Array, sampler_state: PyTree, *, most: int = 60) -
 
     Returns: plain numbers for `report.timeline.picture`, and for JSON: `begins` (simulated seconds since the run's
     start), `lasts`, `invited`, `reported`, and `clients`: of each its `id`, seconds of `download`, `training` and
-    `sending`, and its `end`: "reported", "cut off" (the round closed), or "left" (before).
+    `sending`, and its `end`: "reported", "cut off" (the round closed), "left" (before), or "silent" (it did all, and
+    its report was lost).
 
     Raises: ValueError for a sampler whose rounds take no time.
 
@@ -46,9 +48,11 @@ def timeline(star: Star, key: Array, sampler_state: PyTree, *, most: int = 60) -
     order = invited[np.lexsort((cohort.ids[invited], totals[invited]))]
     shown = order[np.unique(np.linspace(0, len(order) - 1, min(most, len(order))).round().astype(int))]
     closed = totals.max(initial=0)
+    unheard = np.min([*cohort.lost.values(), np.full(len(totals), NEVER)], axis=0) == UNHEARD
 
     def one(slot: int) -> dict[str, Any]:
-        end = "reported" if cohort.reported[slot] else "cut off" if totals[slot] == closed else "left"
+        end = "cut off" if totals[slot] == closed else "left"
+        end = "reported" if cohort.reported[slot] else "silent" if unheard[slot] else end
         seconds = (parts[slot] / per_second).tolist()
         return (
             {"id": int(cohort.ids[slot])}

@@ -13,7 +13,10 @@ from fedjax_sim.report.numbers import count, number, scaled_joules, scaled_secon
 __all__ = ["picture", "rounds_and_energy"]
 
 PARTS = (("download", "receives the model", GREY), ("training", "trains", BLUE), ("sending", "sends", GREEN))
-ENDS = (("reported", "arrived", "o", BLACK), ("cut off", "cut off", "X", ORANGE), ("left", "left before", "v", ORANGE))
+ENDS = (
+    ("reported", "arrived", "o", BLACK), ("cut off", "cut off", "X", ORANGE), ("left", "left before", "v", ORANGE),
+    ("silent", "did not report", "D", ORANGE),
+)  # fmt: skip
 
 
 def rounds_and_energy(records: Sequence[Mapping[str, Any]]) -> Any:

@@ -132,7 +132,7 @@ def with_over_selection(sampler: Sampler, num_reports: int) -> Sampler:
         times, _, order = jax.lax.sort((arrival, cohort.ids, slots), num_keys=2)
         among = jnp.zeros_like(cohort.reported).at[order[:num_reports]].set(True)
         stopped = cut(devices, key, cohort, price, times[num_reports - 1], NOT_NEEDED.name)
-        return losing(stopped, NOT_NEEDED.name, stopped.reported & ~among)
+        return losing(stopped, NOT_NEEDED.name, stopped.reported & ~among, times[num_reports - 1])
 
     return changed(sampler, ended, design, (NOT_NEEDED,))
 
@@ -185,7 +185,7 @@ def with_radio_budget(
         place = within_budget(cohort.ids, cost, wanted, most, ready if order == "arrival" else None)
         without = wanted & ~place
         stopped = cut(devices, key, cohort, price, jnp.where(without, ready, NEVER), NO_RADIO.name)
-        return losing(stopped._replace(sent=place), NO_RADIO.name, without)
+        return losing(stopped._replace(sent=place), NO_RADIO.name, without, ready)
 
     return changed(sampler, ended, design, (NO_RADIO,))
 

@@ -47,6 +47,23 @@ def test_it_is_the_round():
     np.testing.assert_allclose(parts[whole, 2], 1.2)  # 12 bytes at 10 bytes/s
 
 
+def test_clients_who_drop_out():
+    """Reports that are lost whenever the round ends. Catches them shown as clients who left, or who were cut off."""
+    devices = network.heterogeneous(
+        p.NUM_CLIENTS, speed=network.lognormal(500.0, 1.0), bandwidth_down=100.0, bandwidth_up=10.0
+    )
+    dropping = sampling.with_dropout(sampling.full(p.NUM_CLIENTS), 0.4)
+    clocked = sampling.with_clock(dropping, devices)
+    for sampler in (clocked, sampling.with_deadline(clocked, 2.2)):
+        algorithm = made(sampler)
+        state = algorithm.init(KEY, jnp.array(p.START), p.ragged())
+        ends = [client["end"] for client in timeline(algorithm.parts, KEY, state.sampler)["clients"]]
+        info = algorithm.step(KEY, state, p.ragged())[1]
+        assert ends.count("silent") == int(info["dropped"]) > 0
+        assert ends.count("cut off") == int(info.get("late", 0)) and ("late" in info) == ("cut off" in ends)
+        assert ends.count("left") == 0
+
+
 def test_without_a_clock():
     """Catches a picture of a round that takes no time."""
     with pytest.raises(ValueError, match="a sampler with a clock"):

@@ -509,8 +509,8 @@ def timed_run(folder):
     for i, record in enumerate(lines):
         record |= {"simulated_seconds": 700.0 * (i + 1), "round_seconds": 700.0, "joules": 1e5, "wasted_joules": 2e4}
     write_lines(folder / "metrics.jsonl", lines)
-    ends = ("reported", "cut off", "left")
-    clients = [{"id": i, "download": 1.0, "training": 5.0, "sending": 2.0, "end": ends[i % 3]} for i in range(7)]
+    ends = ("reported", "cut off", "left", "silent")
+    clients = [{"id": i, "download": 1.0, "training": 5.0, "sending": 2.0, "end": ends[i % 4]} for i in range(7)]
     about = {"begins": 14_000.0, "lasts": 8.0, "invited": 90, "reported": 30, "clients": clients}
     (folder / "timeline.json").write_text(json.dumps(about))
     return about
@@ -522,7 +522,8 @@ def test_simulated_time_is_shown(tmp_path):
     timed_run(tmp_path)
     page = write_report(tmp_path).read_text()
     for words in ("Against simulated time", "Simulated time (h)", "Energy so far (Wh)", "3 h 53 min after the start",
-                  "90 clients were invited, 30 reported", "7 of them are shown", "cut off", "left before"):  # fmt: skip
+                  "90 clients were invited, 30 reported", "7 of them are shown", "cut off", "left before",
+                  "did not report"):  # fmt: skip
         assert words in page, words
     assert "_scale" not in page
     lines = [json.loads(line) | {"flops_scale": 12e3} for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
