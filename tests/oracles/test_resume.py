@@ -46,12 +46,16 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, name, kind):
     assert isinstance(resumed.clients, engine.Disk) == (kind == "disk")
 
 
-@pytest.mark.parametrize(
-    "name", cases.rows(("fedbuff", "split_client", "split_learning", "splitfed"), ("fedbuff", "splitfed"))
-)
+ROWS = (
+    "choco", "dpsgd", "fedasync", "fedat", "fedbuff", "gradient_tracking", "hierarchical_fedavg", "hierarchical_gossip",
+    "pairwise_gossip", "push_sum", "split_client", "split_learning", "splitfed",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", cases.rows(ROWS, ("fedbuff", "splitfed")))
 def test_rows_survive_a_kill(tmp_path, name):
-    """Stopped after two steps. Catches a ring of models, places or a clock that a checkpoint forgets, and chains of
-    clients that begin elsewhere."""
+    """Stopped after two steps. Catches a ring of models, places, tiers, nodes' models or a clock that a checkpoint
+    forgets, and chains of clients that begin elsewhere."""
     made, start, data = cases.CASES["algorithms"][name](), jax.numpy.array(p.START), p.ragged()
     straight, history = run(KEY, made, start, data, ROUNDS)
     run(KEY, made, start, data, 2, directory=tmp_path)
