@@ -72,7 +72,7 @@ def figure(found: dict[str, float]):
     drawn = Figure(figsize=(5.5, 2.5), layout="constrained")
     axes = drawn.subplots()
     axes.barh(list(found)[::-1], list(found.values())[::-1], xerr=0.024)
-    axes.set(xlim=(0.5, 1), xlabel="accuracy on hospitals' own test rows, with a standard error")
+    axes.set(xlim=(0.5, 1), xlabel="accuracy on own test rows, ± a standard error")
     return drawn
 
 
