@@ -61,6 +61,7 @@ def test_an_outlier_hardly_moves_it():
     np.testing.assert_allclose(np.r_[np.ravel(found["a"]), found["b"]], expected, atol=1e-4)
 
 
+@pytest.mark.full
 def test_same_bits():
     """On 1 and 2 devices, with the cohort as it is, backwards and permuted; a model of two leaves."""
     work = client.local_sgd(p.mlp_loss, optax.sgd(p.RATE), client.work(num_steps=2, batch_size=p.BATCH))

@@ -190,6 +190,7 @@ def test_the_recipe():
     np.testing.assert_allclose(found, w, rtol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.optimised(False)  # one program, stopped and started again
 def test_a_resumed_hierarchy_has_the_same_bits(tmp_path):
     """Fault: momentum or memory of an edge that a checkpoint forgets."""

@@ -189,6 +189,7 @@ def test_wrappers_compose():
             assert clock.seconds * 1000 + clock.ticks == end == cohort.spent.total.max()
 
 
+@pytest.mark.full
 def test_resumed_on_other_devices(tmp_path):
     """Four rounds in one go, and two on one device and two on another number. Catches a clock, a price or energy that a
     checkpoint loses or devices decide."""

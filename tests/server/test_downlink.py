@@ -184,6 +184,7 @@ def test_servers_around_it_keep_its_bytes():
     assert server.control_variates(SGD).wire is None
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 def test_bits_do_not_depend_on_devices():
     """Catches a difference whose rounding another program changes."""

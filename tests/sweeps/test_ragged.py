@@ -40,7 +40,8 @@ def scaffold(rate, mu):
 
 @pytest.mark.optimised
 @pytest.mark.parametrize(
-    ("make", "clients"), [(proximal, people(1, 3, 0, 9, 6)), (scaffold, people(1, 70, 0, 9, 6))]
+    ("make", "clients"),
+    [(proximal, people(1, 3, 0, 9, 6)), pytest.param(scaffold, people(1, 70, 0, 9, 6), marks=pytest.mark.full)],
 )  # the second in two classes
 def test_ragged_points_are_their_runs(make, clients):
     """Catches a vmapped loop that is replayed as if its lanes ended together, or that does not trace at all."""
