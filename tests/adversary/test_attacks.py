@@ -118,7 +118,7 @@ def test_adaptive():
         np.testing.assert_allclose(np.linalg.norm(got - mean), max(tried), rtol=1e-4)
 
 
-@pytest.mark.parametrize("delay", [1, 3])
+@pytest.mark.parametrize("delay", [pytest.param(1, marks=pytest.mark.full), 3])
 @pytest.mark.parametrize("rule", [aggregation.mean(), aggregation.median(), aggregation.centered_clipping(1.0)],
                          ids=["mean", "median", "centred clipping"])  # fmt: skip
 def test_stale(rule, delay):

@@ -152,7 +152,10 @@ def aggregated(made, messages, *, reported=None, weights=None, chunks=1, key=Non
     return jax.jit(made.finalize)(key, round, carry)
 
 
-@pytest.mark.parametrize("options", [{}, {"modulus_bits": 48}, {"prime": True}, {"modulus_bits": 14}])
+RINGS = [pytest.param(x, marks=pytest.mark.full) for x in ({}, {"prime": True}, {"modulus_bits": 14})]
+
+
+@pytest.mark.parametrize("options", [{"modulus_bits": 48}, *RINGS])
 @pytest.mark.parametrize("neighbours", [None, 6])
 def test_masks_change_nothing(options, neighbours):
     """Drawn masks, masks that are not drawn, and the modular sum of those who uploaded: equal numbers, metrics too.

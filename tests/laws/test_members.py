@@ -14,6 +14,7 @@ from fedjax_sim.transform.chain import wire_of
 from tests.laws import cases, laws
 from tests.laws import problems as p
 
+pytestmark = pytest.mark.optimised(False)  # bits that are compared here are those of one program
 KEY = jax.random.key(0)
 
 
