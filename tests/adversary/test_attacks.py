@@ -101,6 +101,7 @@ def test_mimic():
     assert np.array_equal(message_of(adversary.mimic(10), honest, 3), honest[0])
 
 
+@pytest.mark.full
 def test_adaptive():
     """At least as far from the honest mean as each of its trials. Catches the least harmful one, and a rule unseen."""
     honest = RNG.normal(size=(9, 6)).astype(np.float32) + 1

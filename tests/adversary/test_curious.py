@@ -40,6 +40,7 @@ def replayed(change, aggregator=None, scale=1.0):
     return seen, 0.1 * values[np.asarray(seen.ids)], made.params(state), after
 
 
+@pytest.mark.full
 def test_who_sees_the_noise():
     """Central noise is drawn after the messages were received: the server's view has none, the released model has it.
 

@@ -162,6 +162,7 @@ def test_too_few_messages_abort(masks):
     assert np.isnan(aggregate(alone, messages, np.ones(5, bool))[0]).all() and alone.least == 1
 
 
+@pytest.mark.full
 def test_a_federation():
     """Quantised FedAvg: the model of the plain modular sum, on one device and on all; bytes are S times the ring's.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_sim.aggregation import centered_clipping, geometric_median
 from fedjax_sim.types import Round
@@ -62,6 +63,7 @@ def test_centered_clipping():
             np.testing.assert_allclose(flat(state, rows=False), v, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.full
 def test_attackers_move_it_little():
     """Six of thirteen messages are the attackers', up to 2^99. Catches a result that follows them."""
     rng = np.random.default_rng(3)

@@ -136,6 +136,7 @@ def test_sums_past_the_range():
         run_homomorphic_sum(messages, degree=4096, modulus_bits=40, scale_bits=30)
 
 
+@pytest.mark.full
 def test_a_federation():
     """FedAvg with uniform weights: near the plain run's model, the same bits on one and two devices; the bytes of
     ciphertexts; the server observes nothing but uniform words. Catches a view of the messages.

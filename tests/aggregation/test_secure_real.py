@@ -101,6 +101,7 @@ def test_the_view_is_uniform():
         assert stats.chisquare(np.bincount(cells, minlength=256)).pvalue > 1e-5
 
 
+@pytest.mark.full
 def test_federations_agree():
     """Two rounds of quantised FedAvg, and what the server observes of one. Catches a callback that a compiled loop
     drops, and bytes that are not of this protocol.

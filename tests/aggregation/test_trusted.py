@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from fedjax_sim import client
 from fedjax_sim.aggregation import fltrust, foolsgold
@@ -49,6 +50,7 @@ def test_fltrust():
     assert not nobody["w"].any()
 
 
+@pytest.mark.full
 def test_a_majority_of_attackers():
     """Eight of nine. Catches an update longer than the server's, and NaN from messages of 2^99."""
     rule, data, own = of_server()

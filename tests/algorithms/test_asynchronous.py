@@ -144,6 +144,7 @@ def test_a_full_buffer_is_synchronous():
 
 
 @pytest.mark.optimised
+@pytest.mark.full
 def test_one_client_is_sequential():
     """One client in flight is a round of one client after the other, bit for bit."""
     alone = population.generated(1, p._read, jax.tree.map(lambda x: x[2:3], p.ragged().parameters))

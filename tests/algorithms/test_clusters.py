@@ -55,6 +55,7 @@ def test_a_ring_under_a_cloud():
     np.testing.assert_allclose(run(skewed, 4)[0], by_hand(skewed, 4), rtol=1e-5)
 
 
+@pytest.mark.full
 def test_special_cases():
     """Fault: a cloud, or a complete graph, that is not the average."""
     for matrix, weighting, options in (

@@ -180,6 +180,7 @@ def test_a_resumed_run_has_the_same_bits(make, tmp_path):
     assert [{k: v for k, v in record.items()} for record in one.records] == history.records
 
 
+@pytest.mark.full
 def test_same_bits_on_two_devices():
     """Whole states and logs of an irregular graph with failures, 50 nodes of 30 numbers. Catches a sum over nodes that
     is split with the rows of client memory."""

@@ -112,6 +112,7 @@ def test_empty_groups():
 
 
 @pytest.mark.optimised
+@pytest.mark.full
 def test_messages_that_are_not_finite():
     """A device inside whose update is NaN equals an absent one and is counted; with "error" its edge is named.
 
@@ -213,6 +214,7 @@ def test_the_worked_example():
     assert found["loss"][-1] < 0.05 < found["loss"][0]
 
 
+@pytest.mark.full
 def test_three_levels():
     """Devices, edges, regions, cloud: one round on each level is flat. Bytes are told by level.
 
@@ -257,7 +259,7 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", cases.rows(PARTS, ["remembers"]))
 def test_any_part_at_the_edge(name):
     """Fault: a robust rule, a secure sum, noise or a memory that only works under one server."""
     made = over(edges(**PARTS[name]), 2, keep=name == "remembers")

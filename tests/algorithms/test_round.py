@@ -54,6 +54,7 @@ def test_observe_is_the_round(change):
         observe(made._replace(observe=None), KEY, state, p.ragged())
 
 
+@pytest.mark.full
 def test_mime_is_observed_in_both_passes():
     """Catches an observer that misses one of the two messages of a client."""
     made = algorithms.mime(p.linear_loss, sampling.full(p.NUM_CLIENTS), learning_rate=0.05, num_steps=2, mesh=None)

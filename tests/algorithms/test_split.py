@@ -93,6 +93,7 @@ def parties_by_hand(params, x, y, lr, steps):
     return own | rest
 
 
+@pytest.mark.full
 def test_split_equals_two_machines():
     """The four steps written out with two optimisers. Catches a traced program that no two machines could compute."""
     y = jax.random.normal(jax.random.key(5), (40,))

@@ -91,6 +91,7 @@ def test_a_server_with_the_graph():
         algorithms.split_gnn(models.graph_sage(5, 3), sampling.full(2), optax.sgd(0.1), graph_at="server")
 
 
+@pytest.mark.full
 def test_two_graph_layers():
     """Catches a server's layer that drops cut edges: 5 -> 8 (parties) -> 6 (server, whole graph) -> 3 (dense)."""
     model = models.gcn(5, 3, hidden=(8, 6), output="dense", dropout=0.0)
@@ -179,6 +180,7 @@ def test_bytes():
     assert infos[0]["activation_bytes"].total() == 2 * (4 * 3 * 4 + 2 * 28)
 
 
+@pytest.mark.full
 def test_links():
     """Catches a link left out of one way, gradients quantised where they are added up, and bytes of plain floats.
 
@@ -239,6 +241,7 @@ def test_absent_parties_leave_no_trace():
     assert np.abs(found["output"]["kernel"] - model.init(KEY)[0]["output"]["kernel"]).max() > 0
 
 
+@pytest.mark.full
 def test_what_the_server_sees():
     """Structural: catches inputs or labels in the view, and gradients of parties that do not add up."""
     model, data = models.gcn(5, 3, hidden=(4,), dropout=0.0), blocks(4)

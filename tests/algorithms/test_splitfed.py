@@ -140,6 +140,7 @@ def test_only_the_clients_part_travels():
     assert run(few, 1)[1][0]["uplink_bytes"].total() == 5 * (35 + 2 * 4)
 
 
+@pytest.mark.full
 def test_aggregators_see_zeros_for_the_absent():
     """A rule without weights, over five slots of which one is empty. Catches the end of a copy in the place of nobody's
     message."""

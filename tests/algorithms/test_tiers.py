@@ -52,6 +52,7 @@ def test_fedat_is_the_event_loop():
 
 
 @pytest.mark.optimised
+@pytest.mark.full
 def test_one_tier_is_synchronous():
     """One tier of everybody is FedAvg by examples, bit for bit."""
     work = {"num_steps": 3, "batch_size": 2, "plan": p.PLAN, "mesh": None}

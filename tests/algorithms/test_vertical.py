@@ -159,7 +159,11 @@ def test_misaligned_rows_change_it():
 
 
 @pytest.mark.parametrize(
-    "batch_size, num_steps, visits", [(None, 3, 120), (16, 3, 40), (16, 4, 56), (7, 6, 40), (100, 2, 80)]
+    "batch_size, num_steps, visits",
+    [
+        (16, 4, 56),
+        *(pytest.param(*x, marks=pytest.mark.full) for x in ((None, 3, 120), (16, 3, 40), (7, 6, 40), (100, 2, 80))),
+    ],
 )
 def test_bytes_are_those_of_the_arrays(batch_size, num_steps, visits):
     """Two parties send 2 float32 a row visited, there and back: partial batches count by their rows."""
@@ -176,6 +180,7 @@ def _total(count):
     return count.total() if hasattr(count, "total") else (int(count[0]) << 32) + int(count[1])
 
 
+@pytest.mark.full
 def test_bytes_through_a_link():
     """8-bit codes and a scale one way, numbers the other way, and what encryption adds to each batch and message."""
     model = models.vertical_mlp(columns=COLUMNS, num_outputs=1, embedding=4)

@@ -79,6 +79,7 @@ def test_messages_are_clipped_and_bear_their_noise():
     assert abs(np.var(noisy - clipped) - 1) < 0.5 and len({float(x) for x in (noisy - clipped).ravel()}) == noisy.size
 
 
+@pytest.mark.full
 def test_no_noise_is_exact_and_more_costs_more():
     """A clip above every message, and noise 0, change nothing; noise of 30 clip norms learns nothing.
 
@@ -95,6 +96,7 @@ def test_no_noise_is_exact_and_more_costs_more():
     assert loss(plain) < 0.35 < loss(drowned)
 
 
+@pytest.mark.full
 def test_noise_back_moves_bottoms_and_not_the_top():
     """Noise on the gradients reaches party 1's parameters, and in the first step nobody else's."""
     plain, noisy = trained(X), trained(X, backward=transform.local_gaussian(1.0, 1.0))

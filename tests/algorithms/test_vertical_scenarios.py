@@ -11,6 +11,7 @@ from experiments import banks_and_bureau, hospitals, industrial_iot, smart_city
 from fedjax_sim import population
 
 
+@pytest.mark.full
 def test_one_plant_round_is_fedavg_on_the_joint_network():
     """Two rounds of networks cut at the machine and averaged in plants of 3, 4 and 5 machines, against flat FedAvg.
 

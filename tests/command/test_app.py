@@ -133,6 +133,7 @@ def test_resume_goes_on_to_the_same_bits(done, tmp_path):
     assert json.loads((short / "summary.json").read_text())["rounds"] == 3
 
 
+@pytest.mark.full
 def test_the_timeline_of_a_round(done, tmp_path):
     """Fault: another round's clients, a run that is changed by looking, a round or run without one that gets a page."""
     folder = tmp_path / "timed"

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from fedjax_sim import aggregation, algorithms, client, engine, population, sampling, server
 from fedjax_sim.types import ClientData
@@ -40,6 +41,7 @@ def _client(parameters, id):
     return ClientData({"x": x, "y": x[:, 0]}, jnp.ones(4, bool))
 
 
+@pytest.mark.full
 def test_memory_of_a_round_is_flat_in_the_cohort():
     """16 times the cohort, under 5 % more temporary memory. Catches anything of a client that is kept per slot."""
     data = population.generated(4096, _client)

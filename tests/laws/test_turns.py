@@ -26,7 +26,7 @@ def federation(name, num_slots=p.SLOTS):
     )
 
 
-@pytest.mark.parametrize("name", cases.rows(ROWS, ("all at once", "three copies")))
+@pytest.mark.parametrize("name", cases.rows(ROWS, ("three copies",)))
 def test_order(name):
     """Catches keys by slot, float sums, and an algorithm that does not know that its order counts."""
     made = federation(name)

@@ -54,6 +54,7 @@ def test_classes_of_the_population():
     assert [int(data().count(i)) for i in (0, 1, -1, 99)] == [3, 700, 0, 0]
 
 
+@pytest.mark.full
 def test_order_and_devices_change_no_bit():
     """Catches results that depend on the other clients of a batch, on size classes or slots; also with lost reports."""
     expected = model()

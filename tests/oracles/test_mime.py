@@ -161,6 +161,7 @@ def test_full_gradient_is_a_step():
 
 
 @pytest.mark.optimised
+@pytest.mark.full
 def test_same_bits():
     """In any order; a NaN client equals an absent one; an empty round changes nothing."""
     laws.order_is_irrelevant(library())

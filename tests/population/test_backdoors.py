@@ -128,6 +128,7 @@ def judged(*settings, rounds=40):
     return float(history.summary["test_accuracy"]), float(history.summary["attack_success"])
 
 
+@pytest.mark.full
 def test_a_backdoor_works_and_norm_bounding_stops_it():
     """Five of a hundred clients, with model replacement: success above 0.9 with a clean drop below 0.02; a bound on
     norms brings it under 0.15. Catches poison that reaches nobody, a boost that is lost, and a bound inside of it."""

@@ -174,6 +174,7 @@ def loss(params, examples, key):
     return (examples["x"] @ params - examples["y"]) ** 2
 
 
+@pytest.mark.full
 def test_unequal_clients_train_alike():
     """Bits of a run over a wrapper are those of the population with the poisoned rows written out, on one device and on
     two. Catches padding that reaches a gradient, and clients that are packed by other sizes than their own."""

@@ -88,6 +88,7 @@ def after(rounds, settings, tmp_path):
     return made, info, made.evaluation(made.algorithm.params(state))
 
 
+@pytest.mark.full
 def test_fltrust_from_a_config(tmp_path):
     """Three fifths of the clients send -3 times their update. Catches rows other than the server's, a server that does
     not train or trains otherwise than clients, and attackers that are trusted."""

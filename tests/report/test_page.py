@@ -485,6 +485,7 @@ def test_totals_of_some_runs_are_shown_in_those(tmp_path):
     assert "entropy code" in page and "7 MB" in page
 
 
+@pytest.mark.full
 def test_an_attack_is_shown_beside_the_clean_accuracy(tmp_path):
     """Fault: a backdoor's success that only the log has, one that a killed run lacks, a share that is not in per cent,
     and attack words on the page of a run without one."""

@@ -235,9 +235,10 @@ def test_a_failed_evaluation_can_be_resumed(parts, reference, tmp_path):
     assert same_bits(state, reference[0]) and history.records == reference[1].records
 
 
-SCHEDULED = pytest.param(optax.sgd(optax.linear_schedule(0.1, 0.0, 5)), marks=pytest.mark.full)
+SCHEDULED = optax.sgd(optax.linear_schedule(0.1, 0.0, 5))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("optimizer", [optax.adam(0.1), SCHEDULED], ids=["adam", "schedule"])
 def test_stateful_client_optimisers_run_on_two_devices(parts, optimizer):
     """Fault: an optimiser state that starts from constants, refused or rounded otherwise under a mesh."""

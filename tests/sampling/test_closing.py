@@ -83,6 +83,7 @@ def test_who_would_leave_after_the_deadline():
     assert dropped.reported.sum() == 0 and dropped.metrics["late"] == N - 1 and dropped.metrics["interrupted"] == 1
 
 
+@pytest.mark.full
 def test_a_generous_deadline():
     """Three rounds of FedAvg. Catches a deadline that changes anything where nobody is late."""
     speeds = {"speed": network.lognormal(1e6, 1.0), "bandwidth_down": network.constant(1e6)}

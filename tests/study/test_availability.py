@@ -52,6 +52,7 @@ def test_a_chain_without_memory_is_chance():
     assert longer[0] < longer[1] < longer[2]
 
 
+@pytest.mark.full
 def test_predictions_hold():
     """Fault: a round that asks who is there at another time, an average or a correction that is off."""
     rows = findings().rows()

@@ -54,6 +54,7 @@ def test_a_config_sweep_is_runs(tmp_path):
 
 
 @pytest.mark.optimised(False)
+@pytest.mark.full
 def test_a_metric_that_is_not_there_is_told_at_once(monkeypatch, tmp_path):
     """Catches a typing error that is reported after the last of a thousand points."""
     added = []
