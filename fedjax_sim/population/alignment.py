@@ -186,7 +186,7 @@ def _blind(key: bytes) -> Callable[[bytes], bytes]:
     try:
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     except ImportError as missing:
-        hint = "pip install 'fedjax_sim[secagg]'; population.align_keyed needs no package, but a shared key."
+        hint = "pip install 'fedjax_sim[secagg]'; alignment by keyed hashes needs no package, but a shared key."
         raise ImportError(f"cryptography: expected to be installed. {hint}") from missing
     secret = X25519PrivateKey.from_private_bytes(key)
     return lambda point: secret.exchange(X25519PublicKey.from_public_bytes(point))
