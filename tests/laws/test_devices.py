@@ -84,7 +84,7 @@ def test_pixels_that_are_never_on(make):
     loss_fn, found = models.supervised(model, models.default_loss(data.task)), []
     for mesh in (None, engine.device_mesh(2)):
         made = make(loss_fn, mesh)
-        state, step, infos = made.init(KEY, model.init(None)[0], data.train), jax.jit(made.step), []
+        state, step, infos = made.init(KEY, model.init(KEY)[0], data.train), jax.jit(made.step), []
         for i in range(3):
             state, info = step(jax.random.fold_in(KEY, i), state, data.train)
             infos.append(info)
