@@ -351,7 +351,7 @@ def test_a_models_noise_has_the_same_bits_on_two_devices(name):
             batch_size=4, weighting="uniform", aggregator=aggregation.fixed_mean(6.0), transform=NOISY[name](),
             mesh=mesh,
         )  # fmt: skip
-        return jax.tree.leaves(run(jax.random.key(4), made, model.init(None)[0], data.train, 3)[0])
+        return jax.tree.leaves(run(jax.random.key(4), made, model.init(jax.random.key(0))[0], data.train, 3)[0])
 
     for x, y in zip(after(None), after("all"), strict=True):
         np.testing.assert_array_equal(x, y)
