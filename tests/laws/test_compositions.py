@@ -34,7 +34,7 @@ def aggregator_for(member, name):
     return aggregation.modular_sum(denominator=10.0) if integers else aggregation.fixed_mean(10.0)
 
 
-COMPILED = {"ef21"}
+COMPILED = {"ef21", "quantize integers"}
 
 
 @pytest.mark.parametrize("name", cases.rows(MEMBERS, COMPILED))
