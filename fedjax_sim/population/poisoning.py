@@ -16,9 +16,9 @@ import numpy as np
 from jax.tree_util import Partial
 
 from fedjax_sim import tree, validate
+from fedjax_sim.population.around import Around
 from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.population.partition import generator
-from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.population.seeds import seed_words
 from fedjax_sim.prng import client_key, counter_bits, stream
 from fedjax_sim.types import Array, ClientData, Population
@@ -31,7 +31,7 @@ PURPOSE = 3  # of the seed, beside training (1) and held-out (2) clients
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Poisoned:
+class Poisoned(Around):
     """Clients some of whom hold changed examples; numbers of examples and masks stay. Built by `poisoned`."""
 
     inner: Population
@@ -45,29 +45,6 @@ class Poisoned:
     def poisoned_ids(self) -> Array:
         """[f] int32, rising: who is poisoned; `adversary.clients` takes them."""
         return self.table[:-1]
-
-    @property
-    def sizes(self) -> Array:
-        """[N] int32 examples per client."""
-        return sizes_of(self.inner)
-
-    @property
-    def capacities(self) -> tuple[int, ...]:
-        """As the inner population's; () where it has none."""
-        return getattr(self.inner, "capacities", ()) if hasattr(self.inner, "capped") else ()
-
-    def capped(self, rows: int) -> Poisoned:
-        """The same clients in arrays of `rows` rows, where the inner population has such."""
-        return dataclasses.replace(self, inner=self.inner.capped(rows))
-
-    def count(self, id: Array) -> Array:
-        """Examples of client `id`."""
-        inner = self.inner
-        return inner.count(id) if hasattr(inner, "count") else inner.client(id).mask.sum(dtype=jnp.int32)
-
-    def announce(self, ids: Array) -> Array:
-        """`ids`, after the inner population's storage was asked to read ahead."""
-        return self.inner.announce(ids) if hasattr(self.inner, "announce") else ids
 
     def client(self, id: Array) -> ClientData:
         """Data of client `id`, a scalar int32."""

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import prng, validate
+from fedjax_sim.population.around import Around
 from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.population.poisoned_labels import num_labels
-from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.population.seeds import seed_words
 from fedjax_sim.types import Array, ClientData, Population
 
@@ -24,7 +24,7 @@ LEAST_EPSILON, MOST_CLASSES = 1e-3, 2**20  # beyond, 2^32 draws are too few for 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class PrivateLabels:
+class PrivateLabels(Around):
     """Clients whose labels went through randomised response once, the same in every round."""
 
     inner: Population
@@ -32,29 +32,6 @@ class PrivateLabels:
     others: Array  # [] uint32, K - 1
     seed: Array  # [2] uint32 key data
     size: int = dataclasses.field(metadata={"static": True})
-
-    @property
-    def sizes(self) -> Array:
-        """[N] int32 examples per client."""
-        return sizes_of(self.inner)
-
-    @property
-    def capacities(self) -> tuple[int, ...]:
-        """As the inner population's; () where it has none."""
-        return getattr(self.inner, "capacities", ()) if hasattr(self.inner, "capped") else ()
-
-    def capped(self, rows: int) -> PrivateLabels:
-        """The same clients in arrays of `rows` rows, where the inner population has such."""
-        return dataclasses.replace(self, inner=self.inner.capped(rows))
-
-    def count(self, id: Array) -> Array:
-        """Examples of client `id`."""
-        inner = self.inner
-        return inner.count(id) if hasattr(inner, "count") else inner.client(id).mask.sum(dtype=jnp.int32)
-
-    def announce(self, ids: Array) -> Array:
-        """`ids`, after the inner population's storage was asked to read ahead."""
-        return self.inner.announce(ids) if hasattr(self.inner, "announce") else ids
 
     def client(self, id: Array) -> ClientData:
         """Data of client `id`, a scalar int32."""
