@@ -218,7 +218,8 @@ def vertical(
     Returns: an Algorithm; its info counts `forward_bytes`, from the parties to party 0, and `backward_bytes`.
 
     Raises: ValueError for a model without parties; for "taylor" with another loss than the binary cross entropy; for a
-      transform with one consortium.
+      transform with one consortium; for samplers whose rounds take time, which would be that of one device without
+      links (tests/algorithms/test_vertical.py::test_no_clock_prices_a_consortium).
 
     Guarantees: a full-batch step is the centralised one (tests/algorithms/test_vertical.py::
     test_a_round_is_centralised_descent), and misaligned rows are another step (::test_misaligned_rows_change_it); bytes
@@ -281,7 +282,7 @@ def _counted(
     ways = [way for one in between.values() for way in (one.forward, one.backward)]
     noisy = next((way.noise for way in ways if way is not None and way.noise), None)
     noise = noisy and noisy._replace(mechanism="noise on links", unit="record")
-    return local._replace(apply=apply, noise=noise, metrics=(*local.metrics, *words))
+    return local._replace(apply=apply, noise=noise, metrics=(*local.metrics, *words), helped=True)
 
 
 def _row(parties: Parties, params: PyTree, data: ClientData) -> list[PyTree]:

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import algorithms, models, population, sampling, transform
+from fedjax_sim import algorithms, models, network, population, sampling, transform
 from fedjax_sim.algorithms.vertical import _sum, _times, parties_of
 from fedjax_sim.network.link import link, wires
 from fedjax_sim.privacy import mechanism_of
@@ -209,7 +209,7 @@ def test_noise_on_links_is_not_accounted_as_something_else():
 
 
 def test_consortia_are_fedavg():
-    """Three consortia of unequal size are FedAvg on the joint model, bit for bit, and their models do travel."""
+    """Three consortia of unequal size are FedAvg on the joint model, to 1e-7, and their models do travel."""
     sizes, model = (10, 25, 5), models.vertical_mlp(columns=COLUMNS, num_outputs=1)
     params, data = model.init(jax.random.key(0))[0], _consortia(sizes=(10, 25, 5))
     work = {"num_epochs": 2, "batch_size": 8}
@@ -220,6 +220,14 @@ def test_consortia_are_fedavg():
     for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, two, rtol=0, atol=1e-7)
     assert info["uplink_bytes"].total() == other["uplink_bytes"].total() > 0 and sum(sizes) == ROWS
+
+
+def test_no_clock_prices_a_consortium():
+    """Catches a consortium whose parties' work a clock prices as that of one device without links."""
+    devices = network.heterogeneous(3, speed=1e9, bandwidth_down=1e6, bandwidth_up=1e6)
+    timed = sampling.with_clock(sampling.full(3), devices)
+    with pytest.raises(ValueError, match="take no time"):
+        algorithms.vertical(LINEAR, models.sigmoid_cross_entropy, timed, optax.sgd(0.5), num_steps=1, mesh=None)
 
 
 def test_arrays_by_party_train_alike():
