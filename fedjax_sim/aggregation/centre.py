@@ -5,21 +5,16 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, tree, validate
-from fedjax_sim.engine.messages import Messages, squared_distances, weighted_mean, weighted_sum
+from fedjax_sim import engine, validate
+from fedjax_sim.engine.messages import mean_and_distances, squared_distances, weighted_mean, weighted_sum
 from fedjax_sim.engine.side_by_side import by_rule
-from fedjax_sim.types import Aggregator, Array, PyTree
+from fedjax_sim.types import Aggregator, Array
 
 __all__ = ["centered_clipping", "geometric_median"]
 
 
 def _weights(cohort, trust_weights: bool) -> Array:
     return cohort.weights if trust_weights else cohort.arrived.astype(jnp.float32)
-
-
-def _distances(messages: Messages, point: PyTree) -> Array:
-    """[m]; infinity from about 1.8e19 on."""
-    return jnp.sqrt(squared_distances(messages, point))
 
 
 def geometric_median(num_steps: int = 8, *, smoothing: float = 1e-6, trust_weights: bool = False) -> Aggregator:
@@ -30,7 +25,7 @@ def geometric_median(num_steps: int = 8, *, smoothing: float = 1e-6, trust_weigh
     take a step for each few powers of two. Half of the weight breaks it down.
 
     Args:
-      num_steps: T; each reads the messages twice.
+      num_steps: T; the messages are read once more than that.
       smoothing: nu, positive, in the unit of updates: distances below it count as nu.
       trust_weights: w_i is the weight that a client reports (its examples), which an attacker may forge. False: 1.
 
@@ -50,12 +45,14 @@ def geometric_median(num_steps: int = 8, *, smoothing: float = 1e-6, trust_weigh
     def rule(key, round, cohort):
         weights = _weights(cohort, trust_weights)
 
-        def closer(_, point):
-            shares = engine.divide(weights, jnp.maximum(_distances(cohort.messages, point), smoothing))
-            return weighted_mean(cohort.messages, shares)
+        def shares(squares):
+            return engine.divide(weights, jnp.maximum(jnp.sqrt(squares), smoothing))
 
-        start = jax.eval_shape(lambda x: weighted_sum(x, weights), cohort.messages)
-        return jax.lax.fori_loop(0, num_steps, closer, tree.zeros_like(start)), {}
+        def closer(_, squares):
+            return mean_and_distances(cohort.messages, shares(squares))[1]
+
+        squares = jax.lax.fori_loop(0, num_steps - 1, closer, squared_distances(cohort.messages))
+        return weighted_mean(cohort.messages, shares(squares)), {}
 
     return by_rule(rule, weighted=trust_weights)
 
@@ -87,7 +84,7 @@ def centered_clipping(radius: float, num_steps: int = 1, *, trust_weights: bool 
         total = jnp.where(total > 0, total, 1)
 
         def closer(_, point):
-            apart = jnp.maximum(_distances(cohort.messages, point), 2.0**-100)
+            apart = jnp.maximum(jnp.sqrt(squared_distances(cohort.messages, point)), 2.0**-100)
             shares = engine.divide(weights * jnp.minimum(1, engine.divide(jnp.float32(radius), apart)), total)
             rest = 1 - engine.pairwise_sum(shares, (0,))
             moved = weighted_sum(cohort.messages, shares)

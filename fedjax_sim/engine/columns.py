@@ -93,12 +93,17 @@ def _exchanged(x: Array, devices: int) -> Array:
     return whole.reshape(devices * x.shape[0], mine)
 
 
-def on_devices(messages: Messages, work: Callable, *args: PyTree, columns: tuple = (), split: bool = False) -> PyTree:
-    """`work(leaves, columns, *args)` on each device's columns; `split`: so are its results' last axes, else equal."""
+def on_devices(messages: Messages, work: Callable, *args: PyTree, columns: tuple = (), split: PyTree = False) -> PyTree:
+    """`work(leaves, columns, *args)` on each device's columns; `split`: so are its results' last axes, else equal; for
+    all results or for each part."""
     if messages.mesh is None:
         return work(messages.columns, columns, *args)
     here, last = PartitionSpec(), PartitionSpec(None, AXIS)
-    specs = {"in_specs": (last, last, *[here] * len(args)), "out_specs": last if split else here, "check_vma": False}
+    specs = {
+        "in_specs": (last, last, *[here] * len(args)),
+        "out_specs": jax.tree.map(lambda x: last if x else here, split),
+        "check_vma": False,
+    }
     args = jax.tree.map(lambda x: everywhere(x, messages.mesh), args)
     return jax.shard_map(work, mesh=messages.mesh, **specs)(messages.columns, columns, *args)
 

@@ -21,26 +21,32 @@ from fedjax_sim.engine import exact
 from fedjax_sim.engine.barrier import hidden_zero, rounded_here
 from fedjax_sim.engine.columns import (
     Messages,
-    as_columns,
-    as_message,
     columnwise,
     messages_of,
     on_devices,
     one_message,
     peaks,
-    tile_width,
     with_message,
 )
 from fedjax_sim.engine.digits import power_of_two
-from fedjax_sim.engine.rounding import divide, pairwise_sum
 from fedjax_sim.engine.rows import AXIS
-from fedjax_sim.types import Array, PyTree
+from fedjax_sim.engine.sums import (
+    inner_products,
+    mean_and_distances,
+    over_tiles,
+    repeated,
+    squared_distances,
+    weighted_mean,
+    weighted_sum,
+)
+from fedjax_sim.types import Array
 
 __all__ = [
     "Messages",
     "columnwise",
     "gaps",
     "inner_products",
+    "mean_and_distances",
     "messages_of",
     "mixed",
     "one_message",
@@ -54,24 +60,7 @@ __all__ = [
     "with_message",
 ]
 
-BLOCK = 48  # messages of a tile whose squares are summed at once: a core's cache holds them
-GROUP = 16  # messages that are added at once
 BLOCKS, LEAST = 4, 256  # of messages whose products are worked out at once; fewer messages than that are one block
-
-
-def _repeated(number: int, body: Callable, carry: PyTree) -> PyTree:
-    """A loop whose counter has 32 bits, also where integers have 64."""
-    return jax.lax.fori_loop(jnp.int32(0), jnp.int32(number), body, carry)
-
-
-def _over_tiles(x: Array, step: Callable, carry: PyTree) -> PyTree:
-    """`step(carry, start, width, size)` for the tiles of a leaf [places, d]: `width` columns from `start` on, to be
-    padded with zeros to `size`."""
-    size = tile_width(x.shape[1])
-    whole, rest = divmod(x.shape[1], size)
-    if whole:
-        carry = _repeated(whole, lambda i, carry: step(carry, i * size, size, size), carry)
-    return step(carry, jnp.int32(whole * size), rest, size) if rest else carry
 
 
 def _tile(
@@ -85,107 +74,7 @@ def _tile(
         row = jax.lax.dynamic_slice(x, (order[i], start), (1, width)).astype(tile.dtype)
         return jax.lax.dynamic_update_slice(tile, row if scale is None else row * scale[i], (i, jnp.int32(0)))
 
-    return _repeated(order.shape[0], put, empty)
-
-
-def squared_distances(messages: Messages, point: PyTree | None = None) -> Array:
-    """[m] float32 |u_i - p|^2 over all leaves.
-
-    Args:
-      point: shaped like a message; zero by default.
-
-    Returns: infinity where it is past float32's range (distances from about 1.8e19 on).
-
-    Guarantees: NumPy's sum to 2^-20, the same bits on any devices (tests/engine/test_messages.py::test_distances).
-    """
-
-    def squares(rows, p):
-        away = rows if p is None else rows - p
-        return away * away
-
-    found = _summed(messages, point, squares)
-    return jnp.where(jnp.isnan(found), jnp.inf, found)
-
-
-def inner_products(messages: Messages, point: PyTree) -> Array:
-    """[m] float32 <u_i, p> over all leaves; NaN where it is past float32's range.
-
-    Guarantees: tests/engine/test_messages.py::test_inner_products.
-    """
-    return _summed(messages, point, jnp.multiply)
-
-
-def _summed(messages: Messages, point: PyTree | None, terms: Callable) -> Array:
-    """[m] float32: the sums of `terms(rows, p)` over all coordinates: each tile's by halves, the tiles exactly."""
-    point = () if point is None else [x.astype(jnp.float32) for x in as_columns(messages, point)]
-
-    def work(leaves, point, order):
-        zero, total = hidden_zero(leaves), exact.zeros(jax.ShapeDtypeStruct((leaves[0].shape[0],), jnp.float32))
-
-        def of_leaf(total, x, p):
-            block = min(BLOCK, x.shape[0])
-
-            def tile(total, start, width, size):
-                def some(i, found):
-                    first = jnp.minimum(i * block, x.shape[0] - block)  # the last block looks again at some rows
-                    rows = jax.lax.dynamic_slice(x, (first, start), (block, width)).astype(jnp.float32)
-                    here = None if p is None else jax.lax.dynamic_slice(p, (jnp.int32(0), start), (1, width))
-                    sums = pairwise_sum(rounded_here(terms(rows, here), zero), (1,))
-                    return jax.lax.dynamic_update_slice(found, sums, (first,))
-
-                found = _repeated(-(-x.shape[0] // block), some, jnp.zeros(x.shape[0], jnp.float32))
-                return exact.add(total, found[None])
-
-            return _over_tiles(x, tile, total)
-
-        for x, p in zip(leaves, point or [None] * len(leaves), strict=True):
-            total = of_leaf(total, x, p)
-        return exact.total(total if messages.mesh is None else exact.combine(total, AXIS))[order]
-
-    return on_devices(messages, work, messages.order, columns=point)
-
-
-def weighted_sum(messages: Messages, coefficients: Array) -> PyTree:
-    """sum_i c_i u_i, leaves [...] of float32 at least: groups of 16 products by halves, group after group.
-
-    Args:
-      coefficients: [m] floats; 0 adds nothing.
-    """
-    groups = -(-messages.number // GROUP)
-    padding = groups * GROUP - messages.number
-
-    def work(leaves, _, order, coefficients):
-        order, coefficients = jnp.pad(order, (0, padding)), jnp.pad(coefficients, (0, padding))
-        zero = hidden_zero(coefficients)
-
-        def of_leaf(x):
-            dtype = jnp.promote_types(x.dtype, jnp.float32)
-
-            def tile(out, start, width, size):
-                def group(i, total):
-                    at = jax.lax.dynamic_slice(order, (i * GROUP,), (GROUP,))
-                    c = jax.lax.dynamic_slice(coefficients, (i * GROUP,), (GROUP,)).astype(dtype)
-                    rows = [jax.lax.dynamic_slice(x, (at[k], start), (1, width)).astype(dtype) for k in range(GROUP)]
-                    terms = rounded_here([c[k] * rows[k] for k in range(GROUP)], zero)
-                    while len(terms) > 1:
-                        terms = [a + b for a, b in zip(terms[::2], terms[1::2], strict=True)]
-                    return total + terms[0]
-
-                found = _repeated(groups, group, jnp.zeros((1, width), dtype))
-                return jax.lax.dynamic_update_slice(out, found, (jnp.int32(0), start))
-
-            return _over_tiles(x, tile, jnp.zeros((1, x.shape[1]), dtype))
-
-        return [of_leaf(x) for x in leaves]
-
-    return as_message(messages, on_devices(messages, work, messages.order, coefficients, split=True))
-
-
-def weighted_mean(messages: Messages, weights: Array) -> PyTree:
-    """sum_i w_i u_i / sum_i w_i, the sums of `weighted_sum` and by halves; zeros where no weight [m] is positive."""
-    total = pairwise_sum(weights, (0,))
-    total = jnp.where(total > 0, total, 1)
-    return jax.tree.map(lambda x: divide(x, total.astype(x.dtype)), weighted_sum(messages, weights))
+    return repeated(order.shape[0], put, empty)
 
 
 def products(messages: Messages, scale: Array | None = None) -> Array:
@@ -214,7 +103,7 @@ def products(messages: Messages, scale: Array | None = None) -> Array:
                 ]
                 return exact.add(total, found)
 
-            total = _over_tiles(x, tile, total)
+            total = over_tiles(x, tile, total)
         found = exact.total(total if messages.mesh is None else exact.combine(total, AXIS))
         whole = jnp.zeros((m, m), jnp.float32)
         for ((a, b), (c, d)), block in zip(pairs, found, strict=True):
@@ -287,7 +176,7 @@ def _made(messages: Messages, number: int, rows: Callable, *args: Array) -> Mess
                 found = rows(_tile(x, order, start, width, size), *args)
                 return jax.lax.dynamic_update_slice(out, found[:, :width], (jnp.int32(0), start))
 
-            return _over_tiles(x, tile, jnp.zeros((number, x.shape[1]), jnp.promote_types(x.dtype, jnp.float32)))
+            return over_tiles(x, tile, jnp.zeros((number, x.shape[1]), jnp.promote_types(x.dtype, jnp.float32)))
 
         return [of_leaf(x) for x in leaves]
 

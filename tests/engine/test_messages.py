@@ -90,6 +90,15 @@ def test_weighted_sums():
     assert not flat(got).any()
 
 
+def test_a_mean_and_the_distances_from_it():
+    """Catches distances from another leaf's mean, from a mean before its division, and a tile's left out."""
+    mean, apart = found(functools.partial(all_of.mean_and_distances, weights=WEIGHTS))
+    far = found(functools.partial(all_of.squared_distances, point=mean))
+    laws.check_equal_bits(found(functools.partial(all_of.weighted_mean, weights=WEIGHTS)), mean, "the mean")
+    laws.check_equal_bits(far, apart, "the distances")
+    np.testing.assert_allclose(apart, ((FLAT - flat(mean)) ** 2).sum(1), rtol=2.0**-20)
+
+
 def test_products():
     """Catches a tile that is added twice, and scales on the wrong side; equal messages have equal products."""
     got = found(all_of.products)
