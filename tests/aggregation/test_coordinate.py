@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_sim import adversary
 from fedjax_sim.aggregation import mean_around_median, median, sign_majority, trimmed_mean
 from tests.aggregation.robust import adversaries, applied
 
@@ -123,3 +124,24 @@ def test_weights_count_in_any_unit():
     for unit in (1e-34, 1e-18, 1.0, 2.0**90):
         got, _ = applied(median(trust_weights=True), values.astype(np.float32), weights * np.float32(unit))
         assert got.tolist() == [1]
+
+
+@pytest.mark.full
+def test_cohorts_of_100_000():
+    """More messages than are added at once, a quarter of them far away. Catches rules that refuse them, and halves of
+    sums that wrap."""
+    m, f = 100_000, 30_000
+    x = np.random.default_rng(5).uniform(0.9, 1, (m, 1)).astype(np.float32)
+    x[: m // 4] *= 1000
+    exact = x.astype(np.float64)
+    expected = {
+        trimmed_mean(0): exact.mean(0),
+        trimmed_mean(f): sorted_mean(exact, f),
+        trimmed_mean(f, trust_weights=True): sorted_mean(exact, f),
+        mean_around_median(f): around(exact, m - f),
+    }
+    for rule, value in expected.items():
+        np.testing.assert_allclose(applied(rule, x)[0], value, rtol=1e-6)
+    attack = adversary.corrupted(median(), adversary.alie(0.0), adversary.clients(range(f)))
+    sent = np.where(np.arange(m)[:, None] < f, exact[f:].mean(0), exact)
+    np.testing.assert_allclose(applied(attack, x)[0], np.median(sent, axis=0), rtol=1e-6)
