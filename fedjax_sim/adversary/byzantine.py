@@ -59,7 +59,8 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
     Guarantees: NumPy's messages under every rule (tests/adversary/test_byzantine.py::test_attackers_are_replaced);
     the same bits on two devices (::test_same_bits_on_two_devices); lost messages count as absent
     (::test_lost_messages), and a round of them alone is skipped (::test_a_round_of_lost_messages_is_skipped); what is
-    chosen is counted (::test_chosen_attackers). Sensitivity is not stated: attackers keep no bound.
+    chosen is counted (::test_chosen_attackers). Sensitivity is not stated: attackers keep no bound. Nor do they know of
+    units: `federated` refuses transforms that send integers (::test_integers_are_refused).
     """
     validate.part("aggregator", aggregator, Aggregator)
     validate.one_of("attack", type(attack), (Alone, Together, Omniscient))
@@ -82,7 +83,8 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
         made = _together(aggregator, attack, who)
     else:
         made = _side_by_side(aggregator, attack, who)
-    return made._replace(sensitivity=None, metrics=metrics, start=start, rule=None, chooses=False, attacked=True)
+    facts = {"sensitivity": None, "homogeneous": False, "rule": None, "chooses": False, "attacked": True}
+    return made._replace(metrics=metrics, start=start, **facts)
 
 
 def _beside_memory(aggregator: Aggregator) -> Aggregator:
@@ -190,7 +192,9 @@ def _together(aggregator: Aggregator, attack: Together, who: Callable) -> Aggreg
         )
         moments = exact.zeros((wide, wide, jax.ShapeDtypeStruct((), jnp.float32)))
         slots = {"weights": jnp.zeros(num_slots, jnp.float32), "ids": jnp.zeros(num_slots, jnp.int32)}
-        return {"inner": aggregator.init(update_spec, num_slots), "moments": moments, "attackers": slots}
+        dtypes = jax.tree.map(lambda x: jnp.zeros(0, x.dtype), update_spec)  # of what attackers can send
+        inner = aggregator.init(update_spec, num_slots)
+        return {"inner": inner, "moments": moments, "attackers": slots, "dtypes": dtypes}
 
     def accumulate(key, round, carry, received):
         bad = who(key, round, received.ids) & (received.weights > 0)
@@ -201,7 +205,7 @@ def _together(aggregator: Aggregator, attack: Together, who: Callable) -> Aggreg
         moments = exact.add(carry["moments"], (wide, squares, (weights > 0).astype(jnp.float32)))
         own = {"weights": jnp.where(bad, received.weights, 0), "ids": jnp.where(bad, received.ids, 0)}
         slots = {name: x.at[received.slots].set(own[name], mode="drop") for name, x in carry["attackers"].items()}
-        return {"inner": inner, "moments": moments, "attackers": slots}
+        return {**carry, "inner": inner, "moments": moments, "attackers": slots}
 
     def finalize(key, round, carry):
         weights, ids = carry["attackers"]["weights"], carry["attackers"]["ids"]
@@ -211,14 +215,14 @@ def _together(aggregator: Aggregator, attack: Together, who: Callable) -> Aggreg
         message, beside = _acted(attack, stream(key, "attack"), honest, round)
         _check_sent(message, total)
         order = jnp.argsort(weights == 0, stable=True).astype(jnp.int32)  # attackers first
-        spec = jax.tree.map(lambda x, y: y.astype(x.dtype)[None], total, message)
+        sent = jax.tree.map(lambda x: x[None], tree.cast(message, carry["dtypes"]))
 
         def one(i, state):
             inner, lost = state
             slot = order[i]
-            sound = _sound(spec, weights[slot][None])
+            sound = _sound(sent, weights[slot][None])
             weight = jnp.where(sound, weights[slot], 0)
-            received = Received(_kept(sound, spec), weight, ids[slot][None], slot[None])
+            received = Received(_kept(sound, sent), weight, ids[slot][None], slot[None])
             return aggregator.accumulate(key, round, inner, received), lost + (~sound[0]).astype(jnp.int32)
 
         inner, lost = jax.lax.fori_loop(0, attackers, one, (carry["inner"], jnp.zeros((), jnp.int32)))

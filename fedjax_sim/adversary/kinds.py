@@ -58,15 +58,12 @@ def seen(cohort: SideBySide, bad: Array) -> Honest:
     honest = cohort.arrived & ~bad
     number = honest.sum().astype(jnp.float32)
 
-    def total(x):
-        return exact.total(exact.add(exact.zeros(jax.ShapeDtypeStruct(x.shape[1:], x.dtype)), x))
-
     def moments(values, honest):
         wide, there = values.astype(jnp.promote_types(values.dtype, jnp.float32)), honest[:, None] > 0
-        mean = engine.divide(total(jnp.where(there, wide, 0)), jnp.maximum(number, 1).astype(wide.dtype))
+        mean = engine.divide(exact.summed(jnp.where(there, wide, 0)), jnp.maximum(number, 1).astype(wide.dtype))
         away = jnp.where(there, wide - mean[None], 0)
         squares = engine.rounded_here(away * away, engine.hidden_zero(honest))
-        spread = engine.divide(total(squares), jnp.maximum(number - 1, 1).astype(wide.dtype))
+        spread = engine.divide(exact.summed(squares), jnp.maximum(number - 1, 1).astype(wide.dtype))
         return mean, jnp.sqrt(spread)
 
     weights = honest.astype(jnp.float32)

@@ -141,6 +141,7 @@ def fang(reach: float = 2.0) -> Omniscient:
         keys = jax.random.split(key, len(leaves))
 
         def drawn(key, mean, low, high):
+            low, high = low.astype(mean.dtype), high.astype(mean.dtype)
             factor = 1 + (reach - 1) * jax.random.uniform(key, mean.shape, mean.dtype)
             below = jnp.where(low > 0, engine.divide(low, factor), low * factor)
             above = jnp.where(high < 0, engine.divide(high, factor), high * factor)

@@ -83,7 +83,7 @@ def trimmed_mean(num_byzantine: int, *, trust_weights: bool = False) -> Aggregat
 
     Returns: an Aggregator that holds all m messages. Rounds with at most 2 f messages are skipped.
 
-    Raises: ValueError for 2 f >= m, when the round is built.
+    Raises: ValueError for 2 f >= m and for m above 131,071, when the round is built.
 
     Guarantees: the mean of the sorted rest (tests/aggregation/test_coordinate.py::test_rules_are_numpys); within the
     honest range up to f attackers, and not with f + 1 (::test_breakdown_points).
@@ -146,8 +146,7 @@ def around_median(kept: Array, values: Array, there: Array) -> Array:
     cut = engine.order_statistic(apart, kept - 1, there)
     inside, at_cut = apart < cut[None], apart == cut[None]
     count, ties = (x.sum(0, dtype=jnp.int32) for x in (inside, at_cut & there[:, None]))
-    zeros = exact.zeros((jax.ShapeDtypeStruct(cut.shape, wide),) * 2)
-    inner, outer = exact.total(exact.add(zeros, tuple(jnp.where(mask, away, 0) for mask in (inside, at_cut))))
+    inner, outer = exact.summed(tuple(jnp.where(mask, away, 0) for mask in (inside, at_cut)))
     share = engine.divide((kept - count).astype(wide), jnp.maximum(ties, 1).astype(wide))
     mean = engine.divide(inner + outer * share, jnp.maximum(kept, 1).astype(wide))
     return (centre.astype(wide) + mean).astype(values.dtype)

@@ -78,12 +78,8 @@ def _scores(apart: Array, there: Array, nearest: Array) -> Array:
     apart = jnp.where(there[:, None] & ~jnp.eye(m, dtype=bool), apart, jnp.inf)  # symmetric: [others, m]
     last = engine.order_statistic(apart, nearest - 1)
     below = apart < last[None]
-    total = exact.zeros(jax.ShapeDtypeStruct((m,), apart.dtype))
-    for first in range(0, m, exact.MAX_CHUNK):
-        some = slice(first, first + exact.MAX_CHUNK)
-        total = exact.add(total, jnp.where(below[some], apart[some], 0))
     rest = nearest - below.sum(0, dtype=jnp.int32)
-    scores = exact.total(total) + jnp.where(rest > 0, rest * last, 0)
+    scores = exact.summed(jnp.where(below, apart, 0)) + jnp.where(rest > 0, rest * last, 0)
     return jnp.where(there, scores, jnp.inf)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim import engine, validate
 from fedjax_sim.aggregation.coordinate import enough, more_than
@@ -134,9 +135,9 @@ def adaptive_clipping(aggregator: Aggregator, num_byzantine: int) -> Aggregator:
 
     def change(key, cohort):
         norms = jnp.where(cohort.arrived, jnp.sqrt(squared_distances(cohort.messages)), -1)
-        number = jnp.maximum(cohort.number, 1)
-        count = 2 * num_byzantine * (number - num_byzantine) // number
-        limit = jnp.sort(norms)[::-1][jnp.clip(count, 0, norms.size - 1)]
+        number = np.arange(1, norms.size + 1)  # 64 bits: 2 f (m - f) of large cohorts is past 32
+        counts = jnp.asarray(2 * num_byzantine * (number - num_byzantine) // number, jnp.int32)
+        limit = jnp.sort(norms)[::-1][jnp.maximum(counts[cohort.number - 1], 0)]
         return cohort._replace(messages=weighted_rows(cohort.messages, shortening(norms, limit)))
 
     return _around(aggregator, change, more_than(num_byzantine, 2))

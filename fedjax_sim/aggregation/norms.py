@@ -25,8 +25,8 @@ def norm_bounding(aggregator: Aggregator, max_norm: float) -> Aggregator:
     Returns: an Aggregator that holds what the given one holds; the metric `shortened_share` is the share of messages
     that were longer than C. Norms past 1.8e19 count as infinite: such a message becomes zero.
 
-    Guarantees: NumPy's shortened messages, and none longer (tests/aggregation/test_norms.py); the accountant does not
-    take it for a clip: it states no sensitivity.
+    Guarantees: NumPy's shortened messages, and none longer but for the rounding of its numbers
+    (tests/aggregation/test_norms.py); the accountant does not take it for a clip: it states no sensitivity.
 
     References: Sun, Kairouz, Suresh and McMahan 2019 (norm thresholding of updates), section 4.2.
     """
@@ -76,7 +76,8 @@ def check_honest(aggregator: Aggregator) -> None:
 def _shortened(updates: PyTree, limit: Array) -> tuple[PyTree, Array]:
     """(updates [m, ...] of at most this norm, [m] whether they were longer)."""
     norms = jnp.sqrt(squared_norms(updates))
-    return tree.scaled(updates, shortening(norms, limit)), norms > limit
+    shorter = tree.scaled(tree.widened(updates), shortening(norms, limit))  # no factor of 16 bits
+    return tree.cast(shorter, updates), norms > limit
 
 
 def shortening(norms: Array, limit: Array) -> Array:

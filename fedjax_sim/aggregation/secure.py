@@ -92,11 +92,7 @@ def secure_sum(
         return leaves_before(key, round.ids, cumulative) > 2
 
     def init(update_spec, num_slots):
-        if neighbours is not None and neighbours >= num_slots:
-            hint = "neighbours=None makes all of them share with each other."
-            validate.fail("neighbours", f"fewer than the {num_slots} slots of the cohort", neighbours, hint)
-        if signed:
-            check_majority(threshold, neighbours or num_slots)
+        _check_slots(num_slots, threshold, neighbours, signed)
         carry = start(aggregator, update_spec, num_slots, threshold=threshold, min_messages=least)
         return {"sum": carry, "uploaded": jnp.zeros(num_slots, jnp.int32)}
 
@@ -188,6 +184,14 @@ def _checked(aggregator, threshold, neighbours, dropout, min_messages, masks, si
         if threshold > neighbours:
             validate.fail("threshold", f"at most the {neighbours} neighbours who hold shares", threshold)
     return left_by(dropout), threshold if min_messages is None else min_messages
+
+
+def _check_slots(num_slots: int, threshold: int, neighbours: int | None, signed: bool) -> None:
+    if neighbours is not None and neighbours >= num_slots:
+        hint = "neighbours=None makes all of them share with each other."
+        validate.fail("neighbours", f"fewer than the {num_slots} slots of the cohort", neighbours, hint)
+    if signed:
+        check_majority(threshold, neighbours or num_slots)
 
 
 def left_by(dropout: float | Sequence[float]) -> np.ndarray:

@@ -85,9 +85,8 @@ def real_secure_sum(
         uploaded = total["uploaded"] > 0
         messages = engine.all_rows(rows, jnp.arange(uploaded.shape[0], dtype=jnp.int32))
         one = jax.tree.map(lambda x: x[0], messages)
-        size = sum(x.size for x in jax.tree.leaves(one))
         word = partial(jax.ShapeDtypeStruct, dtype=jnp.uint32)
-        results = [word((ring.words, size)), word(()), word((2,))]
+        results = [word((ring.words, num_values(one))), word(()), word((2,))]
         words, aborted, sent = protocol(key, round, uploaded, messages, results, False)
         lanes = _as_messages(jnp.stack(ring.lanes(tuple(words))), one)
         found = total | {"sum": total["sum"]._replace(lanes=lanes)}
@@ -98,8 +97,7 @@ def real_secure_sum(
     def view(key, round, received):
         here = (received.weights > 0) & round.reported & (leaves_before(key, round.ids, cumulative) > 2)
         one = jax.tree.map(lambda x: x[0], received.updates)
-        size = sum(x.size for x in jax.tree.leaves(one))
-        results = [jax.ShapeDtypeStruct((here.shape[0], ring.words, size), jnp.uint32)]
+        results = [jax.ShapeDtypeStruct((here.shape[0], ring.words, num_values(one)), jnp.uint32)]
         (masked,) = protocol(key, round, here, received.updates, results, True)
         return _as_messages(masked, one), jnp.where(here, received.weights, 0)
 

@@ -120,8 +120,11 @@ def _nonzero(x: Array) -> Array:
 
 def _cosines(rows: PyTree) -> Array:
     """[m, m] of the rows of leaves [m, ...]; 0 beside a row of zeros."""
+    peaks = jnp.stack([jnp.abs(x.reshape(x.shape[0], -1)).max(1, initial=0) for x in jax.tree.leaves(rows)]).max(0)
+    peaks = _nonzero(peaks)  # or squares and products of long rows were infinite
+    rows = jax.tree.map(lambda x: engine.divide(x, peaks.reshape(-1, *[1] * (x.ndim - 1))), rows)
     lengths = jnp.sqrt(squared_norms(rows))
-    unit = engine.divide(jnp.ones_like(lengths), jnp.where(lengths > 0, lengths, 1))
+    unit = engine.divide(jnp.ones_like(lengths), _nonzero(lengths))
     product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
     flat = [x.reshape(x.shape[0], -1) for x in jax.tree.leaves(rows)]
     total = sum(product(x, x.T) for x in flat)

@@ -32,6 +32,7 @@ __all__ = [
     "differentiable",
     "is_differentiable",
     "merge",
+    "summed",
     "total",
     "zeros",
 ]
@@ -133,6 +134,17 @@ def add(acc: ExactSums, values: PyTree) -> ExactSums:
     else:
         parts = [part + x.astype(part.dtype).sum(0) for part, x in zip(acc.parts, messages, strict=True)]
     return dataclasses.replace(acc, parts=tuple(parts))
+
+
+def summed(values: PyTree) -> PyTree:
+    """The exact total of messages, leaves [c, ...], of any number c.
+
+    Guarantees: the bits of `add` (tests/engine/test_exact.py::test_more_messages_than_a_chunk).
+    """
+    acc = zeros(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), values))
+    for first in range(0, jax.tree.leaves(values)[0].shape[0], MAX_CHUNK):
+        acc = add(acc, jax.tree.map(lambda x, first=first: x[first : first + MAX_CHUNK], values))
+    return total(acc)
 
 
 def merge(a: PyTree, b: PyTree) -> PyTree:

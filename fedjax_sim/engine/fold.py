@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -109,7 +110,7 @@ def _laid_out(x: Array, layout: _Layout) -> Array:
 
 def _flat(leaves: PyTree, axes: int) -> PyTree:
     """The first axes of each leaf as one."""
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[axes:]), leaves)
+    return jax.tree.map(lambda x: x.reshape(math.prod(x.shape[:axes]), *x.shape[axes:]), leaves)
 
 
 def _is_rows(x) -> bool:
@@ -239,4 +240,4 @@ def fold(
         rows, place = iter(rows), jnp.arange(layout.source.size, dtype=jnp.int32)[layout.place]
         whole = lambda like, x: Rows(next(rows), place, mesh) if _is_rows(like) else x  # noqa: E731
         carry = jax.tree.map(whole, carry, sums, is_leaf=_is_rows)
-    return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[layout.place], per_slot)
+    return carry, jax.tree.map(lambda x: x[layout.place], _flat(per_slot, 2))

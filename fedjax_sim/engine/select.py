@@ -166,7 +166,7 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, w
     of the larger one's power of two; of values equal to one of the two, as many copies count as lie inside the cut.
 
     Args:
-      values: [m, ...] floats, finite where kept, m <= 65,536.
+      values: [m, ...] floats, finite where kept, m <= 131,071.
       trim: [] or [...] integers >= 0: messages taken off at each end; with weights, how much of them.
       valid: [m] bool, the messages that arrived; all by default.
       weights: [m] int32, how often each message counts, at least once where valid; together less than 2^31. Those of
@@ -186,12 +186,12 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, w
     """
     flat, valid = _checked(values, valid)
     shape = jnp.shape(values)[1:]
-    validate.integer("messages", flat.shape[0], 1, 1 << 16)
+    validate.integer("messages", flat.shape[0], 1, (1 << 17) - 1)
     weights = None if weights is None else jnp.where(valid, weights, 0)
     count = (valid if weights is None else weights).sum(dtype=jnp.int32)
     double = flat.dtype == jnp.float64
     wide, digits = (jnp.float64, 60) if double else (jnp.float32, 28)
-    half = digits // 2  # so that a sum of half-words of 2^16 messages fits
+    half = digits // 2  # so that a sum of half-words of 2^17 - 1 messages fits
 
     def of_block(block, trim):
         keys = ordered(block)
@@ -212,9 +212,9 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, w
     def weighted(block, inside, ends, copies_low, copies_high, trim):
         zero = hidden_zero(block)
         products = jnp.where(inside, block.astype(wide), 0) * weights[:, None].astype(wide)
-        inner = exact.add(exact.zeros(jax.ShapeDtypeStruct(block.shape[1:], wide)), rounded_here(products, zero))
+        inner = exact.summed(rounded_here(products, zero))
         outer = rounded_here((ends[0] * copies_low.astype(wide), ends[1] * copies_high.astype(wide)), zero)
-        total = exact.total(inner)[None] + (outer[0] + outer[1])
+        total = inner[None] + (outer[0] + outer[1])
         return divide(total, (count - 2 * trim).astype(wide))
 
     def plain(block, inside, ends, copies_low, copies_high, trim):

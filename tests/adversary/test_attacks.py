@@ -11,6 +11,7 @@ from scipy import stats
 from fedjax_sim import adversary, aggregation
 from fedjax_sim.types import Round
 from tests.aggregation.robust import applied
+from tests.laws import cases
 
 RNG = np.random.default_rng(0)
 
@@ -71,6 +72,41 @@ def test_half_precision_hides_as_well(attack):
         rows = rows.astype(np.float64)
         away.append(np.linalg.norm(rows[-1] - rows[:7].mean(0)))
     np.testing.assert_allclose(away[1], away[0], rtol=5e-3)
+
+
+EVERY = {
+    "adaptive": adversary.adaptive(4),
+    "alie": adversary.alie(),
+    "fang": adversary.fang(),
+    "forged_weight": adversary.forged_weight(3.0),
+    "gaussian_noise": adversary.gaussian_noise(2.0),
+    "inner_product": adversary.inner_product(0.3),
+    "large_value": adversary.large_value(7.1),
+    "mimic": adversary.mimic(),
+    "model_replacement": adversary.model_replacement(9.1),
+    "scaled": adversary.scaled(-0.3),
+    "scaled_to": adversary.scaled_to(2.0),
+    "stale": adversary.stale(),
+}
+
+
+@pytest.mark.parametrize("name", cases.rows(EVERY, ["fang"]))
+def test_half_precision_is_attacked_alike(name):
+    """Messages of bfloat16, before a rule and before a sum: what the same numbers in float32 bring, to a hundredth.
+
+    Catches an attack that knows float32 alone, and steps that are rounded to a message's dtype.
+    """
+    honest = jnp.asarray(RNG.normal(size=(9, 40)) + 1, jnp.bfloat16)
+    for rule in (aggregation.krum(2, 4), aggregation.mean()):
+        made, found = adversary.corrupted(rule, EVERY[name], adversary.clients([7, 8])), []
+        for dtype in (jnp.float32, jnp.bfloat16):
+            x = np.asarray(honest.astype(dtype))
+            spec = jax.ShapeDtypeStruct((40,), dtype)
+            state = None if made.start is None else made.start(spec)
+            slots, everyone = jnp.arange(9), jnp.ones(9, bool)
+            round = Round(slots, everyone, everyone, state=state)
+            found.append(applied(made, x, np.arange(1, 10), round=round)[0].astype(np.float64))
+        assert np.linalg.norm(found[1] - found[0]) < 0.01 * np.linalg.norm(found[0])
 
 
 def test_gaussian_noise():

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import adversary, aggregation, engine, server
+from fedjax_sim import adversary, aggregation, engine, server, transform
 from tests.aggregation.robust import applied
 from tests.laws import cases, laws
 from tests.laws import problems as p
@@ -63,7 +63,10 @@ def test_attackers_are_replaced(name):
 
 
 def test_lost_messages():
-    """NaN, infinity and 2^100 count as absent, for each kind of attack. Catches a NaN in an aggregate."""
+    """NaN, infinity and 2^100 count as absent, for each kind of attack, as does what messages' dtype does not hold.
+
+    Catches a NaN in an aggregate, and attackers of a sum who send wider numbers than clients can.
+    """
     there = HONEST.astype(np.float32) * WEIGHTS
     bad = [jnp.nan, jnp.inf, 2.0**100]
     for value in bad:
@@ -78,6 +81,10 @@ def test_lost_messages():
                 expected, _ = applied(rule, X, there, ids=IDS)
                 np.testing.assert_allclose(got, expected, rtol=1e-6)
                 assert (metrics["attackers_met"], metrics["attackers_lost"]) == (2, 2)
+    sent = adversary.Together(lambda key, honest: jnp.full_like(honest.mean, 1e6))  # past float16
+    for rule in (aggregation.mean(), aggregation.median()):
+        made = adversary.corrupted(rule, sent, adversary.clients(BAD))
+        assert applied(made, X.astype(np.float16), WEIGHTS, ids=IDS)[1]["attackers_lost"] == 2
     weight = adversary.forged_weight(2.0**101)
     got, metrics = applied(adversary.corrupted(aggregation.mean(), weight, adversary.clients(BAD)), X, WEIGHTS, ids=IDS)
     assert metrics["attackers_lost"] == 2 and np.isfinite(got).all()
@@ -206,6 +213,13 @@ def test_what_is_refused():
         for rule in (aggregation.fixed_mean(3.0), aggregation.median()):
             with pytest.raises(ValueError, match="aggregator: expected one without attackers inside"):
                 outer(adversary.corrupted(rule, adversary.sign_flip(), adversary.clients([1])))
+
+
+def test_integers_are_refused():
+    """Catches half an integer, which is 0, and -100 of them, which wrap: messages that nobody asked for."""
+    made = adversary.corrupted(aggregation.mean(), adversary.scaled(-0.5), adversary.clients(BAD))
+    with pytest.raises(ValueError, match="transform: expected one that sends numbers"):
+        p.Federation(transform=transform.quantize(4, range=2.0, integers=True), aggregator=made)
 
 
 @pytest.mark.parametrize("rule", [aggregation.mean(), aggregation.median()], ids=["mean", "median"])

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_sim import adversary
 from fedjax_sim.aggregation import mean_around_median, median, sign_majority, trimmed_mean
 from tests.aggregation.robust import adversaries, applied
 
@@ -68,20 +69,20 @@ def test_rules_are_numpys(present):
 
 
 def test_breakdown_points():
-    """2,000 draws of attackers for each rule: inside the honest range up to f of them, and outside with one more.
+    """10,000 draws of attackers: inside the honest range up to f of them, and outside with one more.
 
     Catches a rule that one attacker more than it says, or one fewer, can move anywhere.
     """
-    rng = np.random.default_rng(1)
+    rng, draws = np.random.default_rng(1), 3400  # for each rule; all far away, on one side, is the optimal attack
     for rule, most in ((median(), 5), (trimmed_mean(F), F), (mean_around_median(F), F)):
         run = jax.jit(jax.vmap(lambda x, rule=rule: _messages(rule, x)))
-        honest = rng.normal(size=(2000, M - most, 5)).astype(np.float32)
+        honest = rng.normal(size=(draws, M - most, 5)).astype(np.float32)
         sent = np.stack([adversaries(rng, x, most).astype(np.float32) for x in honest])
         got = np.asarray(run(jnp.concatenate([honest, sent], axis=1)))
         low, high = honest.min(1), honest.max(1)
         slack = high - low if rule.rule.__qualname__.startswith("mean_around") else 1e-6
         assert (got >= low - slack).all() and (got <= high + slack).all()
-        one_more = np.concatenate([honest[:, 1:], np.full((2000, most + 1, 5), 2.0**99, np.float32)], axis=1)
+        one_more = np.concatenate([honest[:, 1:], np.full((draws, most + 1, 5), 2.0**99, np.float32)], axis=1)
         assert (np.asarray(run(jnp.asarray(one_more))) > 2.0**90).all()
     votes = np.where(np.arange(M)[:, None] < 7, 1.0, -9.0) * np.ones(3)
     assert (applied(sign_majority(), {"a": votes.astype(np.float32)})[0]["a"] == 1).all()
@@ -123,3 +124,24 @@ def test_weights_count_in_any_unit():
     for unit in (1e-34, 1e-18, 1.0, 2.0**90):
         got, _ = applied(median(trust_weights=True), values.astype(np.float32), weights * np.float32(unit))
         assert got.tolist() == [1]
+
+
+@pytest.mark.full
+def test_cohorts_of_100_000():
+    """More messages than are added at once, a quarter of them far away. Catches rules that refuse them, and halves of
+    sums that wrap."""
+    m, f = 100_000, 30_000
+    x = np.random.default_rng(5).uniform(0.9, 1, (m, 1)).astype(np.float32)
+    x[: m // 4] *= 1000
+    exact = x.astype(np.float64)
+    expected = {
+        trimmed_mean(0): exact.mean(0),
+        trimmed_mean(f): sorted_mean(exact, f),
+        trimmed_mean(f, trust_weights=True): sorted_mean(exact, f),
+        mean_around_median(f): around(exact, m - f),
+    }
+    for rule, value in expected.items():
+        np.testing.assert_allclose(applied(rule, x)[0], value, rtol=1e-6)
+    attack = adversary.corrupted(median(), adversary.alie(0.0), adversary.clients(range(f)))
+    sent = np.where(np.arange(m)[:, None] < f, exact[f:].mean(0), exact)
+    np.testing.assert_allclose(applied(attack, x)[0], np.median(sent, axis=0), rtol=1e-6)

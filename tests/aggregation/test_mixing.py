@@ -85,6 +85,15 @@ def test_adaptive_clipping():
         np.testing.assert_allclose(got, np.median(short, axis=0), rtol=1e-5, atol=1e-6)
 
 
+def test_adaptive_clipping_of_a_large_cohort():
+    """100,000 messages, 20,000 of attackers. Catches 2 f (m - f), which is past 32 bits: nothing was shortened."""
+    m, f = 100_000, 20_000
+    longest = by_rule(lambda key, round, cohort: (columnwise(cohort.messages, lambda x: x.max(0)), {}), weighted=False)
+    x = np.where(np.arange(m) < f, 1e6, np.linspace(0, 1, m))[:, None].astype(np.float32)
+    got = applied(adaptive_clipping(longest, f), x)[0]
+    assert got == np.sort(x[:, 0])[::-1][2 * f * (m - f) // m] < 1
+
+
 def test_wrappers_wrap():
     """Catches rules that lose their place in a wrapper, and streams that are taken for rules."""
     rule = bucketing(nearest_neighbour_mixing(adaptive_clipping(trimmed_mean(1), 1), 1), 2)

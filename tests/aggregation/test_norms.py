@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.aggregation import mean, median, modular_sum, norm_bounding
+from fedjax_sim.aggregation import gather, mean, median, modular_sum, norm_bounding
 from tests.aggregation.robust import applied
 
 RNG = np.random.default_rng(0)
@@ -43,3 +44,12 @@ def test_attackers_are_bound():
     with pytest.raises(ValueError, match="aggregator: expected a sum of numbers, got 'a modular sum'"):
         norm_bounding(modular_sum(3.0), 1.0)
     assert norm_bounding(mean(), 1.0).sensitivity is None
+
+
+def test_bounds_of_half_precision():
+    """300 numbers of bfloat16. Catches a factor of 16 bits, which lengthens a whole message by up to a 500th."""
+    x = np.asarray(jnp.asarray(10 * RNG.normal(size=(M, 300)), jnp.bfloat16))
+    shown = gather(lambda key, updates, weights, ids: updates)
+    got = applied(norm_bounding(shown, 1.0), x)[0]
+    assert got.dtype == x.dtype
+    np.testing.assert_allclose(np.linalg.norm(got.astype(np.float64), axis=1), 1, atol=5e-4)

@@ -94,6 +94,22 @@ def test_foolsgold():
             assert share[ids[there] < 4].max() < 0.2
 
 
+def test_sybils_with_long_messages():
+    """Two sybils of 2^90 for one round, then as their aim: their sums stay long, and they count for nothing.
+
+    Catches infinite products, by which two attackers had every round skipped.
+    """
+    n, rng = 8, np.random.default_rng(1)
+    rule, state = foolsgold(n), {"w": jnp.zeros((n, D))}
+    for size in (2.0**90, 1.0):
+        x = rng.normal(size=(n, D)).astype(np.float32)
+        x[:2] = size * np.array([1, -1, 1, 1], np.float32)
+        got, _, state = applied(rule, {"w": x}, round=round_of(jax.tree.map(jnp.asarray, state)))
+    share = numpy_foolsgold(state["w"].astype(np.float64))
+    assert share[:2].tolist() == [0, 0] and np.abs(state["w"][:2]).min() >= 2.0**90
+    np.testing.assert_allclose(got["w"], share @ x / share.sum(), rtol=2e-3, atol=2e-4)
+
+
 def test_a_client_that_is_drawn_twice_is_no_sybil_of_itself():
     """Sampling with replacement. Catches a client that loses its weight for being like itself."""
     x, state = RNG.normal(size=(5, D)).astype(np.float32), {"w": jnp.zeros((9, D))}

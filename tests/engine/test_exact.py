@@ -303,3 +303,12 @@ def test_derivatives():
         through = lambda x: jnp.sum(engine.computed_once(engine.rounded_here(x**2, zero), zero))  # noqa: E731
         np.testing.assert_allclose(jax.grad(through)(x), 2 * x)
     assert float(jax.jit(lambda x: summed(x))(x)) == float(plain)  # traced anew
+
+
+def test_more_messages_than_a_chunk():
+    """Catches messages past the first chunk that are lost, or refused."""
+    x = np.random.default_rng(0).integers(-(2**20), 2**20, (exact.MAX_CHUNK + 3, 2)).astype(np.float32)
+    assert np.array_equal(jax.jit(exact.summed)(jnp.asarray(x)), x.sum(0, dtype=np.float64).astype(np.float32))
+    few = jnp.asarray(x[:5] * np.float32(0.1))
+    spec = jax.ShapeDtypeStruct((2,), jnp.float32)
+    assert np.array_equal(exact.summed(few), exact.total(exact.add(exact.zeros(spec), few)))

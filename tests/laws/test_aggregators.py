@@ -111,3 +111,13 @@ def test_declared_sensitivity_holds(aggregator):
             after = np.asarray(aggregator.finalize(aggregator.add(aggregator.empty, range(p.SLOTS), moved))[0])
             largest = max(largest, np.linalg.norm(after - before))
     assert 0.99 * declared < largest <= declared * (1 + 1e-5)
+
+
+def test_declared_homogeneity_holds(aggregator):
+    """Messages in another unit give the result in that unit. Catches a rule that compares them with a number."""
+    if not aggregator.member.homogeneous or aggregator.member.modulus is not None:
+        return
+    result = [aggregator.finalize(aggregator.add(aggregator.empty, range(p.SLOTS), UPDATES * unit))[0]
+              for unit in np.float32([1, 2.0**-9, -(2.0**7)])]  # fmt: skip
+    for found, unit in zip(result[1:], (2.0**-9, -(2.0**7)), strict=True):
+        np.testing.assert_allclose(np.asarray(found), np.asarray(result[0]) * unit, rtol=2e-6)

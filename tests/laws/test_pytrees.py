@@ -13,9 +13,10 @@ from fedjax_sim.types import ClientData
 
 
 def test_nested_scalars_and_low_precision():
-    """Catches parameters that are flattened, promoted or zipped: a tuple of tuples, a scalar, a bfloat16 leaf."""
+    """Catches parameters that are flattened, promoted or zipped: a tuple of tuples, a scalar, a bfloat16 leaf, and one
+    without numbers."""
     data = population.from_clients([{"a": np.full(n, n, np.float32)} for n in (1, 2, 3, 4)])
-    params = ((jnp.zeros((2, 2)), jnp.bfloat16(1)), {"s": jnp.float32(-1)}, [jnp.zeros(())])
+    params = ((jnp.zeros((2, 2)), jnp.bfloat16(1)), {"s": jnp.float32(-1)}, [jnp.zeros(()), jnp.zeros((2, 0))])
 
     def loss(params, x, key):
         return sum(
@@ -24,7 +25,7 @@ def test_nested_scalars_and_low_precision():
         )
 
     algorithm = algorithms.fedavg(
-        loss, sampling.full(4), optax.sgd(1.0), num_steps=1, plan=engine.Plan(2, 2), mesh=None
+        loss, sampling.full(4), optax.sgd(1.0), num_steps=1, plan=engine.Plan(2, 4), mesh=None
     )
     state = algorithm.init(jax.random.key(0), params, data)
     state, info = jax.jit(algorithm.step)(jax.random.key(1), state, data)
