@@ -21,8 +21,9 @@ def geometric_median(num_steps: int = 8, *, smoothing: float = 1e-6, trust_weigh
     """The point with the least (weighted) sum of distances from the messages: smoothed Weiszfeld, RFA.
 
     Each step is the mean of the messages with weights w_i / max(nu, |u_i - z|), from z = 0 (the model that was
-    broadcast), where the first weights are 1 / |u_i|: from the mean, as in the paper, a single message of 2^90 would
-    take a step for each few powers of two. Half of the weight breaks it down.
+    broadcast): from the mean, as in the paper, a single message of 2^90 would take a step for each few powers of two.
+    In the first step messages shorter than the median length count as long as that: else those of free riders, who
+    send zeros, would hold z where it begins. Half of the weight breaks it down.
 
     Args:
       num_steps: T; the messages are read once more than that.
@@ -32,7 +33,8 @@ def geometric_median(num_steps: int = 8, *, smoothing: float = 1e-6, trust_weigh
     Returns: an Aggregator that holds all m messages. Those further than 1.8e19 away count for nothing.
 
     Guarantees: NumPy's steps, and the minimum as steps grow (tests/aggregation/test_centre.py::test_geometric_median);
-    near the honest messages under any f < m / 2 attackers (::test_attackers_move_it_little).
+    near the honest messages under any f < m / 2 attackers (::test_attackers_move_it_little), and after 8 steps where
+    these send zeros (::test_free_riders_do_not_hold_it).
 
     References: Pillutla, Kakade and Harchaoui 2022 (RFA), algorithm 2; Weiszfeld 1937.
 
@@ -45,14 +47,15 @@ def geometric_median(num_steps: int = 8, *, smoothing: float = 1e-6, trust_weigh
     def rule(key, round, cohort):
         weights = _weights(cohort, trust_weights)
 
-        def shares(squares):
-            return engine.divide(weights, jnp.maximum(jnp.sqrt(squares), smoothing))
+        def shares(apart, least=smoothing):
+            return engine.divide(weights, jnp.maximum(apart, least))
 
-        def closer(_, squares):
-            return mean_and_distances(cohort.messages, shares(squares))[1]
+        def closer(_, scales):
+            return shares(jnp.sqrt(mean_and_distances(cohort.messages, scales)[1]))
 
-        squares = jax.lax.fori_loop(0, num_steps - 1, closer, squared_distances(cohort.messages))
-        return weighted_mean(cohort.messages, shares(squares)), {}
+        lengths = jnp.sqrt(squared_distances(cohort.messages))
+        first = shares(lengths, jnp.maximum(engine.median(lengths, cohort.arrived), smoothing))
+        return weighted_mean(cohort.messages, jax.lax.fori_loop(0, num_steps - 1, closer, first)), {}
 
     return by_rule(rule, weighted=trust_weights)
 
