@@ -22,6 +22,7 @@ from fedjax_sim.types import Array, Clock, Devices, Spent
 __all__ = ["PATIENCE", "Arrivals", "Flights", "Traffic", "begun", "durations", "next_arrivals", "take_off", "there_at"]
 
 PATIENCE = 60  # seconds until a server looks again for clients when nobody is in flight
+COUNTED = 1024  # clients; more are sorted
 CANDIDATES, LOOKING = 2, 64  # drawn for each arrival: where clients are always there, and where they may not be
 
 
@@ -126,7 +127,9 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
     flights = flights._replace(due=jnp.where(old, NEVER, flights.due))
     places = earliest(flights.due, flights.ids, m)
     fresh = jnp.full_like(places, -1)
-    waiting = _ordered(_Entry(flights.due[places], flights.ids[places], flights.bases[places], fresh))
+    waiting = _Entry(flights.due[places], flights.ids[places], flights.bases[places], fresh)
+    if traffic.refill == "same":  # who is sent work after the i-th arrival is the i-th of them
+        waiting = _ordered(waiting)
     candidates, present, spare = _candidates(key, traffic, flights, waiting)
     took, spent = durations(key, traffic.devices, load, candidates, present)
     start, arrive = _settled(traffic, waiting.time, took)
@@ -137,7 +140,7 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
     elapsed = jnp.where(count > 0, jnp.where(there, time, 0).max(), np.uint32(PATIENCE * unit))
 
     stays = (entries.rank < count) & jnp.concatenate([~there, jnp.ones(m, bool)])  # M of 2M
-    left = jax.tree.map(lambda x: x[jnp.argsort(~stays, stable=True)[:m]], entries)
+    left = _at(jnp.nonzero(stays, size=m)[0], entries)
     due = flights.due.at[places].set(left.time)
     sent, joules = begun(jnp.where(there, took, NEVER), spent)
     versions = count if traffic.buffer_size == 1 else (count > 0).astype(jnp.int32)
@@ -172,8 +175,24 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
 
 
 def _ordered(entry: _Entry) -> _Entry:
-    """By time, equal times by id."""
-    return _Entry(*jax.lax.sort(tuple(entry), num_keys=2))
+    """By time, equal times by id; of a client who is there twice, the earlier entry of its two first.
+
+    Counting who comes before each takes n^2 comparisons, and up to a thousand clients less time than a sort.
+    """
+    time, ids, number = entry.time, entry.ids, jnp.arange(entry.ids.size, dtype=jnp.int32)
+    if number.size > COUNTED:
+        return _Entry(*jax.lax.sort(tuple(entry), num_keys=2))
+
+    def first(at, id, own):  # [n] whom this one comes before
+        ties = (id < ids) | ((id == ids) & (own < number))
+        return (at < time) | ((at == time) & ties)
+
+    places = jax.vmap(first)(time, ids, number).sum(0, dtype=jnp.int32)
+    return _at(jnp.zeros_like(number).at[places].set(number, unique_indices=True), entry)
+
+
+def _at(index: Array, entry: _Entry) -> _Entry:
+    return jax.tree.map(lambda x: x[index], entry)
 
 
 def there_at(devices: Devices, ids: Array, seconds: Array) -> Array:
@@ -235,7 +254,8 @@ def _settled(traffic: Traffic, waiting: Array, took: Array) -> tuple[Array, Arra
     def differ(pair):
         return (pair[0] != pair[1]).any()
 
-    _, times = jax.lax.while_loop(differ, lambda pair: (pair[1], again(pair[1])), (waiting, again(waiting)))
+    first = jnp.sort(waiting)
+    _, times = jax.lax.while_loop(differ, lambda pair: (pair[1], again(pair[1])), (first, again(first)))
     return times, later(times, took)
 
 

@@ -14,10 +14,20 @@ from fedjax_sim import aggregation, client, engine, server, tree, validate
 from fedjax_sim.algorithms.base import base_optimizer
 from fedjax_sim.algorithms.costs import traffic, unusable, work_of
 from fedjax_sim.algorithms.federated import federated
-from fedjax_sim.algorithms.round import aggregate, close, collect, initial_state, invite, remember, seen
+from fedjax_sim.algorithms.round import (
+    Aggregated,
+    FederatedState,
+    aggregate,
+    close,
+    collect,
+    initial_state,
+    invite,
+    remember,
+    seen,
+)
 from fedjax_sim.prng import stream
 from fedjax_sim.transform.chain import plain_wire
-from fedjax_sim.types import Algorithm, Array, Count, PyTree, Sampler, ServerUpdate, Star, UpdateTransform
+from fedjax_sim.types import Algorithm, Array, Count, PyTree, Sampler, ServerUpdate, Star, UpdateTransform, Work
 
 __all__ = ["mime", "mime_lite"]
 
@@ -135,25 +145,15 @@ def mime(
     gradients = client.full_gradient(loss_fn, weighting=weighting)
     first = second._replace(client=gradients, server=server.replacement())
 
-    def told(params, population):
-        """The sampler's state, with the costs of both passes."""
-        one, two = work_of(first, params, population), work_of(second, params, population)
-        both = {name: getattr(one, name) + getattr(two, name) for name in ("bytes_up", "bytes_down")}
-        return sampler.tell(sampler.init(), two._replace(**both, before=one))
-
     def init(key, params, population):
         asked = initial_state(first, params, population)
         state = made.init(key, params, population)
         both = {"memory": (asked.memory, state.memory), "transform": (asked.transform, state.transform)}
         state = state._replace(server=state.server.server, **both)
-        return state if sampler.tell is None else state._replace(sampler=told(params, population))
-
-    def mean_gradient(found, num_arrived, state):
-        """(Whether there is a usable one, c or zero, its norm, the next state of the first pass's transform.)"""
-        control = jax.tree.map(lambda g, x: g.astype(x.dtype), found.update, state.server)
-        usable = (num_arrived > 0) & tree.all_finite(control)
-        control = tree.where(usable, control, tree.zeros_like(control))
-        return usable, control, optax.tree.norm(control), tree.where(usable, found.transform, state.transform)
+        if sampler.tell is None:
+            return state
+        works = work_of(first, params, population), work_of(second, params, population)
+        return state._replace(sampler=sampler.tell(sampler.init(), _work_of_both(*works)))
 
     def ask(key, cohort, state, population):
         """The first pass; and the state in which the second one starts."""
@@ -161,7 +161,7 @@ def mime(
         asking = state._replace(memory=asked_memory, transform=asked_transform, server=inner.params(state.server))
         asked = collect(first, key, cohort, asking, population)
         found = aggregate(first, key, cohort, asked, asking)
-        usable, control, norm, asked_transform = engine.steady(mean_gradient)(found, asked.num_arrived, asking)
+        usable, control, norm, asked_transform = engine.steady(_mean_gradient)(found, asked.num_arrived, asking)
         start = _ControlState(state.server, control)
         return asked, asked_transform, usable, norm, state._replace(memory=memory, transform=transform, server=start)
 
@@ -226,6 +226,20 @@ def _controlled(inner: ServerUpdate) -> ServerUpdate:
         params=lambda state: inner.params(state.server),
         wire=wire,
     )
+
+
+def _work_of_both(first: Work, second: Work) -> Work:
+    """What both passes cost a client, as samplers are told it."""
+    both = {name: getattr(first, name) + getattr(second, name) for name in ("bytes_up", "bytes_down")}
+    return second._replace(**both, before=first)
+
+
+def _mean_gradient(found: Aggregated, num_arrived: Array, state: FederatedState) -> tuple[Array, PyTree, Array, PyTree]:
+    """(Whether the first pass has a usable one, c or zero, its norm, the next state of the pass's transform.)"""
+    control = jax.tree.map(lambda g, x: g.astype(x.dtype), found.update, state.server)
+    usable = (num_arrived > 0) & tree.all_finite(control)
+    control = tree.where(usable, control, tree.zeros_like(control))
+    return usable, control, optax.tree.norm(control), tree.where(usable, found.transform, state.transform)
 
 
 def _both(info: dict, sent: dict, lost: dict, norm: Array, usable: Array) -> dict:

@@ -175,16 +175,7 @@ def oort(
         epsilon = jnp.maximum(least_exploration, exploration * exploration_decay ** state.round.astype(jnp.float32))
         new = len(sizes) - known.sum(dtype=jnp.int32)
         explored = jnp.clip(jnp.round(epsilon * cohort_size).astype(jnp.int32), cohort_size + new - len(sizes), new)
-        exploited = cohort_size - explored
-        ranked = jax.lax.top_k(jnp.where(known, utility, -jnp.inf), cohort_size)[0]
-        least = cutoff * ranked[jnp.maximum(exploited - 1, 0)]
-        among = known & (utility >= least)
-        waits = race(stream(key, "exploitation"), jnp.where(among, utility, 0))
-        best = jax.lax.top_k(jnp.where(among, -waits, -jnp.inf), cohort_size)[1]
-        waits = race(stream(key, "exploration"), jnp.ones_like(utility))
-        fresh = jax.lax.top_k(jnp.where(known, -jnp.inf, -waits), cohort_size)[1]
-        slots = jnp.arange(cohort_size, dtype=jnp.int32)
-        ids = jnp.where(slots < exploited, best, fresh[jnp.maximum(slots - exploited, 0)]).astype(jnp.int32)
+        ids = _drawn(key, utility, cohort_size, explored, cutoff)
         everyone = jnp.ones(cohort_size, bool)
         metrics = {"explored": explored, "preferred_seconds": state.preferred / per_second}
         return Cohort(ids, everyone, everyone, metrics), state._replace(round=round)
@@ -216,6 +207,20 @@ def _utility(state: _Oort, round: Array, penalty: float) -> Array:
     ticks = state.ticks.astype(jnp.float32)
     slow = (state.preferred / jnp.maximum(ticks, 1)) ** penalty
     return (state.utility + since) * jnp.where(ticks > state.preferred, slow, 1)
+
+
+def _drawn(key: Array, utility: Array, cohort_size: int, explored: Array, cutoff: float) -> Array:
+    """[m] int32 clients: first those drawn by utility [N], then `explored` of those that never reported (NaN)."""
+    known, exploited = ~jnp.isnan(utility), cohort_size - explored
+    ranked = jax.lax.top_k(jnp.where(known, utility, -jnp.inf), cohort_size)[0]
+    least = cutoff * ranked[jnp.maximum(exploited - 1, 0)]
+    among = known & (utility >= least)
+    waits = race(stream(key, "exploitation"), jnp.where(among, utility, 0))
+    best = jax.lax.top_k(jnp.where(among, -waits, -jnp.inf), cohort_size)[1]
+    waits = race(stream(key, "exploration"), jnp.ones_like(utility))
+    fresh = jax.lax.top_k(jnp.where(known, -jnp.inf, -waits), cohort_size)[1]
+    slots = jnp.arange(cohort_size, dtype=jnp.int32)
+    return jnp.where(slots < exploited, best, fresh[jnp.maximum(slots - exploited, 0)]).astype(jnp.int32)
 
 
 def _learned(losses: Array, cohort: Cohort, observed: Array) -> Array:

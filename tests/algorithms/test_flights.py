@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_sim.algorithms import flights
 from fedjax_sim.algorithms.flights import PATIENCE, Traffic, next_arrivals, take_off
 from fedjax_sim.algorithms.ticks import NEVER, earliest
 from fedjax_sim.prng import stream
@@ -282,3 +283,14 @@ def test_earliest_is_a_sort():
         ids = rng.permutation(1000)[:size].astype(np.int32)
         found = set(np.asarray(earliest(jnp.array(times), jnp.array(ids), count)).tolist())
         assert found == set(np.lexsort((ids, times))[:count].tolist())
+
+
+@pytest.mark.parametrize("refill", ["other", "same"])
+def test_many_clients_are_sorted_and_few_counted(refill, monkeypatch):
+    """The same events both ways, with equal times and absent clients. Catches ties by place, and a client that stands
+    twice among those who may be next."""
+    traffic = Traffic(devices(60 if refill == "other" else 5, window), 5, 4, 4, 50, refill)
+    counted = walked(traffic, 60)
+    monkeypatch.setattr(flights, "COUNTED", 0)
+    for a, b in zip(*map(jax.tree.leaves, (counted, walked(traffic, 60))), strict=True):
+        np.testing.assert_array_equal(a, b)
