@@ -38,7 +38,10 @@ def in_order(cohort: Cohort) -> Cohort:
 
 
 def joint_of(cohort: Cohort, population: Population) -> Joint:
-    """What the parties of a cohort in order hold."""
+    """What the parties of a cohort in order hold; in a group of parties, edges to others' nodes have nobody there."""
+    if not hasattr(population, "place") and hasattr(population, "group"):
+        hint = "Groups of parties take hierarchical_split_gnn, or as_client_update(split_gnn(...))."
+        validate.fail("population", "parties", "groups of parties", hint)
     data = jax.vmap(population.client)(cohort.ids)
     examples = data.examples
     if not isinstance(examples, dict) or not {"x", "halo", "y"} <= set(examples):
@@ -52,8 +55,10 @@ def joint_of(cohort: Cohort, population: Population) -> Joint:
     size, (slots, width) = population.size, labels.shape
     slot = jnp.full(size, -1, jnp.int32)
     slot = slot.at[jnp.where(there, cohort.ids, size)].set(jnp.arange(slots, dtype=jnp.int32), mode="drop")
-    holder = slot[jnp.clip(halo // width, 0, size - 1)]
-    known = (halo >= 0) & (halo < size * width) & (holder >= 0) & there[:, None]
+    party = jnp.where(halo >= 0, halo // width, -1)
+    party = population.place(party) if hasattr(population, "place") else jnp.where(party < size, party, -1)
+    holder = slot[jnp.clip(party, 0, size - 1)]
+    known = (party >= 0) & (holder >= 0) & there[:, None]
     ids = jnp.where(there[:, None], graphs.ids, -1)
     address = jnp.where(known, holder * width + halo % width, slots * width)
     known &= ids.reshape(-1).at[address].get(mode="fill", fill_value=-1) >= 0

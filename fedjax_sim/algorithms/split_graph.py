@@ -17,16 +17,22 @@ from fedjax_sim import engine, server, tree, validate
 from fedjax_sim.algorithms.compatibility import check_distinct
 from fedjax_sim.algorithms.costs import ROUND_METRICS
 from fedjax_sim.algorithms.graph_parties import Joint, Places, counts, in_order, joint_of, objective
+from fedjax_sim.algorithms.levels import existing
 from fedjax_sim.algorithms.round import invite
 from fedjax_sim.models import Model
 from fedjax_sim.models.graph_layers import GraphLayer
 from fedjax_sim.network import Link
+from fedjax_sim.network.link import noise_of
 from fedjax_sim.prng import stream
 from fedjax_sim.transform import identity
 from fedjax_sim.types import (
     Algorithm,
     Array,
+    ClientUpdate,
     Cohort,
+    Inside,
+    Level,
+    Mean,
     Metric,
     Observed,
     Population,
@@ -43,6 +49,7 @@ METRICS = (
     Metric("activation_bytes", "between parties' layers and the server's, both ways", "bytes"),
     Metric("cut_edges_used", "cut edges along which embeddings went", "count", pooled="last"),
 )
+NO_CLIENT = ClientUpdate(lambda params: (), None, scalable=False, helped=True)  # type: ignore[arg-type]  # facts alone
 
 
 class SplitState(NamedTuple):
@@ -109,10 +116,11 @@ def split_gnn(
     validate.optimizer("optimizer", optimizer)
     validate.in_range("weight_decay", weight_decay, 0)
     whole = server.optimizer(optimizer)
-    star = Star(sampler, None, None, whole, identity())  # type: ignore[arg-type]  # only `invite` reads it
+    client = NO_CLIENT._replace(noise=noise_of([places.link]))
+    star = Star(sampler, client, None, whole, identity())  # type: ignore[arg-type]  # nothing is aggregated
     names = [layer.name for layer in places.layers[:client_layers]]
 
-    def init(key: Array, params: PyTree, population: Population) -> SplitState:
+    def init(key: Array | None, params: PyTree, population: Population) -> SplitState:
         if sampler.design.population_size != population.size:
             rule = f"a design for the population's {population.size} parties"
             validate.fail("sampler", rule, sampler.design.population_size)
@@ -122,10 +130,8 @@ def split_gnn(
         state = SplitState(jnp.zeros((), jnp.int32), sampler.init(), whole.init(params))
         return jax.tree.map(jnp.asarray, state)
 
-    def step(key: Array, state: SplitState, population: Population) -> tuple[SplitState, dict]:
-        cohort, next_sampler = invite(star, key, state)  # type: ignore[arg-type]
-        cohort = in_order(cohort)
-        joint = joint_of(cohort, population)
+    def inside(key: Array, state: SplitState, population: Population) -> tuple[SplitState, Inside]:
+        cohort, next_sampler, joint = taking_part(key, state, population)
 
         def stepped(key, joint, held):
             params = whole.params(held)
@@ -135,22 +141,38 @@ def split_gnn(
             sums, count = found[1]
             update = jax.tree.map(jnp.negative, gradient)
             moved = whole.apply(stream(key, "server"), update, held)
-            fit = (count > 0) & tree.all_finite((found[0], update, moved))
-            moved = tree.where(fit, moved, held)
-            means = {f"local_{name}": total / jnp.maximum(count, 1) for name, total in sums.items()}
+            finite = tree.all_finite((found[0], update, moved))
+            moved = tree.where((count > 0) & finite, moved, held)
             length = optax.tree.norm(tree.subtract(whole.params(moved), params))
-            return moved, fit, means | {"update_norm": length}
+            return moved, finite, sums, count, {"update_norm": length}
 
-        moved, fit, info = engine.steady(stepped)(key, joint, state.server)
+        moved, finite, sums, count, info = engine.steady(stepped)(key, joint, state.server)
         weights = tree.num_bytes({name: whole.params(state.server)[name] for name in names})
-        info |= counts(places, cohort, joint, weights) | {"skipped_rounds": (~fit).astype(jnp.int32)}
-        return SplitState(state.round + 1, next_sampler, moved), tree.joined({"sampler": cohort.metrics, "own": info})
+        skipped = (count == 0) | ~finite
+        info |= counts(places, cohort, joint, weights) | {"skipped_rounds": skipped.astype(jnp.int32)}
+        info = tree.joined({"sampler": cohort.metrics, "own": info})
+        means = {f"local_{name}": Mean(total, count) for name, total in sums.items()}
+        return SplitState(state.round + 1, next_sampler, moved), Inside(info, means, {}, count, ~finite)
+
+    def step(key: Array, state: SplitState, population: Population) -> tuple[SplitState, dict]:
+        state, told = inside(key, state, population)
+
+        def divided(means):
+            return {name: total / jnp.maximum(weight, 1) for name, (total, weight) in means.items()}
+
+        return state, tree.joined({"own": told.info, "local": engine.steady(divided)(told.means)})
+
+    def taking_part(key: Array, state: SplitState, population: Population) -> tuple[Cohort, PyTree, Joint]:
+        cohort, next_sampler = invite(star, key, state)  # type: ignore[arg-type]
+        cohort = in_order(existing(cohort, population))
+        return cohort, next_sampler, joint_of(cohort, population)
 
     def observe(key: Array, state: SplitState, population: Population) -> Observed:
-        cohort = in_order(invite(star, key, state)[0])  # type: ignore[arg-type]
-        return _seen(places, key, whole.params(state.server), cohort, joint_of(cohort, population), names)
+        cohort, _, joint = taking_part(key, state, population)
+        return _seen(places, key, whole.params(state.server), cohort, joint, names)
 
-    return Algorithm(init, step, lambda state: whole.params(state.server), None, observe, metrics=METRICS)
+    level = Level(star, lambda params, population: init(None, params, population), inside, METRICS)
+    return Algorithm(init, step, lambda state: whole.params(state.server), None, observe, metrics=METRICS, level=level)
 
 
 def _checked(

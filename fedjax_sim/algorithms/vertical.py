@@ -20,7 +20,7 @@ from fedjax_sim import aggregation, client, engine, server, validate
 from fedjax_sim.algorithms.costs import words_of
 from fedjax_sim.algorithms.federated import federated
 from fedjax_sim.models import Model, per_example, sequential, sigmoid_cross_entropy, taylor_cross_entropy
-from fedjax_sim.network.link import Link, Transcript, link, send, transcript, wires
+from fedjax_sim.network.link import Link, Transcript, link, noise_of, send, transcript, wires
 from fedjax_sim.types import (
     Aggregator,
     Algorithm,
@@ -279,9 +279,7 @@ def _counted(
         Metric("forward_bytes", "sent by parties to the label holder", "bytes", besides=True),
         Metric("backward_bytes", "sent back to the parties", "bytes", besides=True),
     )
-    ways = [way for one in between.values() for way in (one.forward, one.backward)]
-    noisy = next((way.noise for way in ways if way is not None and way.noise), None)
-    noise = noisy and noisy._replace(mechanism="noise on links", unit="record")
+    noise = noise_of(between.values())
     return local._replace(apply=apply, noise=noise, metrics=(*local.metrics, *words), helped=True)
 
 
