@@ -108,7 +108,7 @@ def _by_party(optimizer: optax.GradientTransformation, split: Split) -> optax.Gr
 def _by_tier(splits: tuple[Split, ...]) -> Callable:
     """The loss of whichever split the column "tier" of the examples names; of any, where no link changes anything."""
     if len(splits) == 1:
-        return splits[0]
+        return partial(splits[0])  # which counts below, so that it need not say that others help
     if any(one.cut.model is not splits[0].cut.model for one in splits):
         validate.fail("split", "cuts of one model", "several models", "Their parameters would differ.")
     plain = all(one.forward is None and one.backward is None for each in splits for one in each.links.values())

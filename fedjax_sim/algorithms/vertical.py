@@ -9,6 +9,7 @@ alignment (`population.alignment`), and which rows a batch has is known to all.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -107,6 +108,7 @@ def vertical_loss(model: Model, loss: Callable, link: Link | Mapping[str, Link] 
 
         return per_example(loss(_outputs(parties, params, examples["x"], across), examples["y"]))
 
+    loss_fn.helped = True  # type: ignore[attr-defined]  # see `client.losses.check_own`
     return loss_fn
 
 
@@ -242,7 +244,8 @@ def vertical(
         validate.fail("links", "None beside forward, backward or encrypted", sorted(links), "Put them into the links.")
     shared = link(forward=forward, backward=backward, encrypted=encrypted)
     between = _links(parties, shared if links is None else links)
-    local = _counted(client.local_sgd(vertical_loss(model, loss, between), optimizer, work), parties, work, between)
+    joint = partial(vertical_loss(model, loss, between))  # counted here, so it need not say that others help
+    local = _counted(client.local_sgd(joint, optimizer, work), parties, work, between)
     rule = aggregation.mean() if aggregator is None else aggregator
     validate.part("sampler", sampler, Sampler)
     alone = sampler.design.population_size == 1
