@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import validate
+from fedjax_sim import tree, validate
 from fedjax_sim.models import node_cross_entropy
 from fedjax_sim.models.graph import apply_layer
 from fedjax_sim.models.graph_layers import GraphLayer, known_edges
@@ -152,8 +152,18 @@ def objective(
     return sums["loss"] / total + decay / 2 * squares, (sums, count.sum())
 
 
-def counts(places: Places, cohort: Cohort, joint: Joint, weights: int) -> dict:
+def counts(places: Places, cohort: Cohort, joint: Joint, params: PyTree) -> dict:
     """What a step sends, and who sent it."""
+    names = [layer.name for layer in places.layers]
+    weights = tree.num_bytes([params[name] for name in names[: places.at_clients]])
+
+    def row_bytes(layer: GraphLayer, width: int) -> tuple[int, int]:
+        """Bytes of a node's embedding, and of its gradient, as they are sent around this layer."""
+        known = [params[name] for name in names[: names.index(layer.name) + 1]]
+        row = jax.ShapeDtypeStruct((width,), jnp.result_type(jnp.float32, *jax.tree.leaves(known)))
+        there, back = wires(places.link, row)
+        return -(-there.bits // 8), -(-back.bits // 8)
+
     slots, width = joint.labels.shape
     used = jnp.where(joint.known, joint.halo, slots * width)
     asked = jnp.zeros(slots * width, bool).at[used.reshape(-1)].set(True, mode="drop").reshape(slots, width)
@@ -161,9 +171,10 @@ def counts(places: Places, cohort: Cohort, joint: Joint, weights: int) -> dict:
     boundary, halo, nodes = (x.sum(dtype=jnp.int32) for x in rows)
     owners, askers, present = (x.any(1).sum(dtype=jnp.int32) for x in rows)  # parties, each of which sends one batch
     invited, reported = (x.sum(dtype=jnp.int32) for x in (cohort.invited, cohort.reported))
-    across = [_row_bytes(places.link, layer.width) for layer in places.exchanged()]
+    across = [row_bytes(layer, layer.width) for layer in places.exchanged()]
     there, back = (sum(ways[i] for ways in across) for i in (0, 1))
-    ahead, behind = _row_bytes(places.link, places.cut_width()) if places.cut_width() else (0, 0)
+    last = places.layers[places.at_clients - 1]
+    ahead, behind = row_bytes(last, places.cut_width()) if places.cut_width() else (0, 0)
     header = -(-places.link.batch_bits // 8)
     headers, own = header * len(across), header * bool(places.cut_width())
     most = joint.halo.size * 2 * (there + back) + slots * (width * (ahead + behind) + weights + 2 * headers + own)
@@ -184,9 +195,3 @@ def counts(places: Places, cohort: Cohort, joint: Joint, weights: int) -> dict:
         "dropped_clients": jnp.zeros((), jnp.int32),
         "cut_edges_used": outside.sum(dtype=jnp.int32) * (1 if places.exchanged() else 0),
     }
-
-
-def _row_bytes(link: Link, width: int) -> tuple[int, int]:
-    """Bytes of a node's embedding, and of its gradient, as they are sent."""
-    there, back = wires(link, jax.ShapeDtypeStruct((width,), jnp.float32))
-    return -(-there.bits // 8), -(-back.bits // 8)

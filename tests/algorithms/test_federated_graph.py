@@ -111,6 +111,7 @@ def test_bytes():
         assert info["edge_cut_edges_used"].total() == 5 * 2 * (boundary > 0)
 
 
+@pytest.mark.full
 def test_devices_and_resume(tmp_path):
     """Dropout, Adam, some parties and some edges. Catches bits that follow the devices, and moments of an edge that a
     checkpoint lacks."""
@@ -139,6 +140,20 @@ def test_steps_that_are_not_finite():
     assert infos[0]["edge_skipped_rounds"].total() == 2 and infos[0]["clients_reported"] == 0
     with pytest.raises(FloatingPointError, match="client"):
         run(KEY, hierarchy(people, far, nonfinite="error"), start, people, 1)
+
+
+def test_other_steps_of_an_edge_go_on():
+    """One party's labels are none. Catches an edge that is lost for one step of several, by a loss of NaN."""
+    data, start = blocks(4), MODEL.init(KEY)[0]
+    rows = data.train.examples
+    y = np.array(rows["y"])
+    y[0] = np.where(y[0] >= 0, 9, -1)
+    people = population.grouped(population.stored(rows | {"y": y}, np.arange(5)), [0] * 4)
+    made = hierarchy(people, optax.sgd(0.3), edge_sampler=sampling.uniform(4, 2), edge_rounds=8)
+    found, infos = trained(made, start, people, 1)
+    assert 0 < infos[0]["edge_skipped_rounds"].total() < 8
+    assert infos[0]["clients_reported"] == 1 and np.isfinite(infos[0]["local_loss"])
+    assert np.abs(found["output"]["kernel"] - start["output"]["kernel"]).max() > 1e-3
 
 
 def test_what_is_refused():

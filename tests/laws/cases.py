@@ -25,7 +25,8 @@ from fedjax_sim import (
     transform,
 )
 from fedjax_sim.algorithms.base import base_optimizer
-from fedjax_sim.models import Model, from_fn, layer, per_example, sequential, squared_error
+from fedjax_sim.models import from_fn, layer, per_example, sequential, squared_error
+from fedjax_sim.models.graph import graph_network
 from fedjax_sim.models.graph_layers import GraphLayer
 from fedjax_sim.types import ClientData, ClientUpdate, Devices, GraphData, Report, Round, Spent
 from tests.laws import problems as p
@@ -294,7 +295,7 @@ def _over_graphs(groups=None):
 
     width = p.WIDTH + 1 if p.ROWS != 50 else 65
     only = GraphLayer("only", None, lambda params, graph, h: h, combine, width, 2, lambda x: x)
-    model, step_size = Model(None, None, (only,)), optax.sgd(p.RATE, momentum=0.5)
+    model, step_size = graph_network([only], width), optax.sgd(p.RATE, momentum=0.5)
     if groups is None:
         made = algorithms.split_gnn(model, SAMPLER, optax.sgd(p.RATE))
     else:
