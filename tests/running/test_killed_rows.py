@@ -49,9 +49,7 @@ def numbers(state):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "name", ["hierarchical_split_gnn", "split_client", "split_gnn", "split_learning", "splitfed", "vertical"]
-)
+@pytest.mark.parametrize("name", ["split_client", "split_gnn", "split_learning", "splitfed", "vertical"])
 def test_kill_and_resume_gives_the_same_bits(name, tmp_path):
     """Fault: a turn, a copy or a count that a checkpoint forgets, and bits that follow the devices of a start."""
     code = PROGRAM.format(root=str(pathlib.Path(__file__).parents[2]), name=name)
