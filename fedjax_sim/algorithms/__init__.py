@@ -10,6 +10,7 @@ from fedjax_sim.algorithms.decentralized import consensus, dgd, dpsgd
 from fedjax_sim.algorithms.fedasync import fedasync
 from fedjax_sim.algorithms.fedbuff import fedbuff
 from fedjax_sim.algorithms.federated import federated
+from fedjax_sim.algorithms.federated_graph import hierarchical_split_gnn
 from fedjax_sim.algorithms.hierarchical import as_client_update, hierarchical_fedavg
 from fedjax_sim.algorithms.mime import mime, mime_lite
 from fedjax_sim.algorithms.pairwise import pairwise_gossip
@@ -57,6 +58,7 @@ __all__ = [
     "gradient_tracking",
     "hierarchical_fedavg",
     "hierarchical_gossip",
+    "hierarchical_split_gnn",
     "mime",
     "mime_lite",
     "pairwise_gossip",

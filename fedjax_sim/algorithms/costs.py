@@ -86,7 +86,7 @@ def message_spec(star: Star, broadcast: PyTree, population: Population) -> PyTre
 def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Plan:
     """The plan that fits the star's clients: their messages, what they work with, and the slots of the cohort.
 
-    Of clients that are federations it is the plan inside of them: they themselves follow one another.
+    Of clients that are federations it is the plan inside of them, if they have one: they themselves follow one another.
 
     Args:
       broadcast: arrays or specs; nothing is computed.
@@ -94,7 +94,9 @@ def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Pla
     Guarantees: the same for any number of devices (tests/algorithms/test_round.py::test_plans_fit_the_work).
     """
 
-    if (inside := star.client.federation) is not None:
+    if (inside := star.client.federation) is not None and inside.client.apply is None:
+        return engine.Plan(1, 1)
+    if inside is not None:
         group = jax.eval_shape(lambda people: own_data(star, people, jnp.zeros((), jnp.int32)), population)
         sent = jax.eval_shape(lambda params: inside.server.broadcast(inside.server.init(params)), broadcast)
         return plan_of(inside, sent, group)

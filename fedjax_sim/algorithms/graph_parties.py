@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import validate
+from fedjax_sim import tree, validate
 from fedjax_sim.models import node_cross_entropy
 from fedjax_sim.models.graph import apply_layer
 from fedjax_sim.models.graph_layers import GraphLayer, known_edges
@@ -38,7 +38,10 @@ def in_order(cohort: Cohort) -> Cohort:
 
 
 def joint_of(cohort: Cohort, population: Population) -> Joint:
-    """What the parties of a cohort in order hold."""
+    """What the parties of a cohort in order hold; in a group of parties, edges to others' nodes have nobody there."""
+    if not hasattr(population, "place") and hasattr(population, "group"):
+        hint = "Groups of parties take hierarchical_split_gnn, or as_client_update(split_gnn(...))."
+        validate.fail("population", "parties", "groups of parties", hint)
     data = jax.vmap(population.client)(cohort.ids)
     examples = data.examples
     if not isinstance(examples, dict) or not {"x", "halo", "y"} <= set(examples):
@@ -52,8 +55,10 @@ def joint_of(cohort: Cohort, population: Population) -> Joint:
     size, (slots, width) = population.size, labels.shape
     slot = jnp.full(size, -1, jnp.int32)
     slot = slot.at[jnp.where(there, cohort.ids, size)].set(jnp.arange(slots, dtype=jnp.int32), mode="drop")
-    holder = slot[jnp.clip(halo // width, 0, size - 1)]
-    known = (halo >= 0) & (halo < size * width) & (holder >= 0) & there[:, None]
+    party = jnp.where(halo >= 0, halo // width, -1)
+    party = population.place(party) if hasattr(population, "place") else jnp.where(party < size, party, -1)
+    holder = slot[jnp.clip(party, 0, size - 1)]
+    known = (party >= 0) & (holder >= 0) & there[:, None]
     ids = jnp.where(there[:, None], graphs.ids, -1)
     address = jnp.where(known, holder * width + halo % width, slots * width)
     known &= ids.reshape(-1).at[address].get(mode="fill", fill_value=-1) >= 0
@@ -147,8 +152,18 @@ def objective(
     return sums["loss"] / total + decay / 2 * squares, (sums, count.sum())
 
 
-def counts(places: Places, cohort: Cohort, joint: Joint, weights: int) -> dict:
+def counts(places: Places, cohort: Cohort, joint: Joint, params: PyTree) -> dict:
     """What a step sends, and who sent it."""
+    names = [layer.name for layer in places.layers]
+    weights = tree.num_bytes([params[name] for name in names[: places.at_clients]])
+
+    def row_bytes(layer: GraphLayer, width: int) -> tuple[int, int]:
+        """Bytes of a node's embedding, and of its gradient, as they are sent around this layer."""
+        known = [params[name] for name in names[: names.index(layer.name) + 1]]
+        row = jax.ShapeDtypeStruct((width,), jnp.result_type(jnp.float32, *jax.tree.leaves(known)))
+        there, back = wires(places.link, row)
+        return -(-there.bits // 8), -(-back.bits // 8)
+
     slots, width = joint.labels.shape
     used = jnp.where(joint.known, joint.halo, slots * width)
     asked = jnp.zeros(slots * width, bool).at[used.reshape(-1)].set(True, mode="drop").reshape(slots, width)
@@ -156,9 +171,10 @@ def counts(places: Places, cohort: Cohort, joint: Joint, weights: int) -> dict:
     boundary, halo, nodes = (x.sum(dtype=jnp.int32) for x in rows)
     owners, askers, present = (x.any(1).sum(dtype=jnp.int32) for x in rows)  # parties, each of which sends one batch
     invited, reported = (x.sum(dtype=jnp.int32) for x in (cohort.invited, cohort.reported))
-    across = [_row_bytes(places.link, layer.width) for layer in places.exchanged()]
+    across = [row_bytes(layer, layer.width) for layer in places.exchanged()]
     there, back = (sum(ways[i] for ways in across) for i in (0, 1))
-    ahead, behind = _row_bytes(places.link, places.cut_width()) if places.cut_width() else (0, 0)
+    last = places.layers[places.at_clients - 1]
+    ahead, behind = row_bytes(last, places.cut_width()) if places.cut_width() else (0, 0)
     header = -(-places.link.batch_bits // 8)
     headers, own = header * len(across), header * bool(places.cut_width())
     most = joint.halo.size * 2 * (there + back) + slots * (width * (ahead + behind) + weights + 2 * headers + own)
@@ -179,9 +195,3 @@ def counts(places: Places, cohort: Cohort, joint: Joint, weights: int) -> dict:
         "dropped_clients": jnp.zeros((), jnp.int32),
         "cut_edges_used": outside.sum(dtype=jnp.int32) * (1 if places.exchanged() else 0),
     }
-
-
-def _row_bytes(link: Link, width: int) -> tuple[int, int]:
-    """Bytes of a node's embedding, and of its gradient, as they are sent."""
-    there, back = wires(link, jax.ShapeDtypeStruct((width,), jnp.float32))
-    return -(-there.bits // 8), -(-back.bits // 8)

@@ -8,7 +8,7 @@ With n_e examples under edge e, n all of them, and w_e the model of edge e after
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,20 +17,20 @@ from jax.sharding import Mesh
 
 from fedjax_sim import aggregation, engine, sampling, server, tree, validate
 from fedjax_sim.algorithms.compatibility import check_parts
-from fedjax_sim.algorithms.costs import eight_bytes, metrics_of, two_words, words_of
+from fedjax_sim.algorithms.costs import metrics_of
 from fedjax_sim.algorithms.federated import federated
+from fedjax_sim.algorithms.levels import existing, named_by, over_rounds, remembers, told
 from fedjax_sim.algorithms.recipes import fedavg
 from fedjax_sim.algorithms.round import FederatedState, close, collect, initial_state, invite
 from fedjax_sim.engine import exact
 from fedjax_sim.prng import stream
-from fedjax_sim.sampling.fates import recounted
 from fedjax_sim.types import (
     Aggregator,
     Algorithm,
     Array,
     ClientUpdate,
-    Cohort,
-    Count,
+    Inside,
+    Level,
     Mean,
     Population,
     PyTree,
@@ -43,10 +43,16 @@ from fedjax_sim.types import (
 __all__ = ["as_client_update", "hierarchical_fedavg"]
 
 WEIGHTINGS = ("examples", "uniform")
+WEIGHT = "weight inside"  # a metric of clients, which nobody above sees
 
 
 def as_client_update(
-    star: Star, rounds: int = 1, *, name: str = "edge", weighting: str = "examples", keep: bool = False
+    federation: Star | Algorithm,
+    rounds: int = 1,
+    *,
+    name: str = "edge",
+    weighting: str = "examples",
+    keep: bool = False,
 ) -> ClientUpdate:
     """A federation as one client: it makes `rounds` rounds of its own, and sends how far its model moved.
 
@@ -55,8 +61,9 @@ def as_client_update(
     group's id and that place, and a sampler draws places, some of which are empty in groups that are not the largest.
 
     Args:
-      star: the parts of the federation inside, such as `federated(...).parts`; its `mesh` is not used: devices share
-        out edges. With `nonfinite="error"` a message inside that is not finite makes this client's own so.
+      federation: the one inside: an algorithm such as `fedavg(...)` or `split_gnn(...)`, or its parts; its `mesh` is
+        not used: devices share out edges. With `nonfinite="error"` a message inside that is not finite makes this
+        client's own so.
       rounds: kappa, of its own for each one above.
       name: of this level: "edge" tells `edge_uplink_bytes`, `edge_clients_reported`, ... in info, summed exactly.
       weighting: "examples": the weights that its clients reported, summed, as a mean over its rounds: n_e where all
@@ -64,7 +71,7 @@ def as_client_update(
       keep: whether sampler, optimiser, memories and clients' states go on in the next round above, from the model that
         is then broadcast; else all begin anew.
 
-    Returns: a ClientUpdate whose `federation` is the star.
+    Returns: a ClientUpdate whose `federation` is the star of these parts.
 
     Raises: ValueError for parts that do not fit, or are not a whole algorithm (`Star.complete`: Mime has a pass more);
     for a server that does not say how it goes on from another model (`ServerUpdate.moved`: SCAFFOLD's is more than a
@@ -80,25 +87,19 @@ def as_client_update(
 
     References: Liu, Zhang, Song and Letaief 2020 (HierFAVG), algorithm 1.
     """
-    _check(star, rounds, name, weighting, keep)
-    inner = star._replace(client=_weighed(star.client, f"{name}_weight"), mesh=None)
+    level = _level_of(federation)
+    _check(level.star, rounds, name, weighting, keep)
+    star = level.star
 
-    def initial(params: PyTree, group: Population) -> FederatedState:
-        if getattr(group, "ragged", False) and _remembers(star):
+    def initial(params: PyTree, group: Population) -> PyTree:
+        if getattr(group, "ragged", False) and remembers(star.sampler):
             hint = "A cohort of empty places would be drawn again and again. Take uniform, poisson or full."
             validate.fail("sampler", "one without a state in groups of unequal size", "one with a state", hint)
         with engine.unplaced():  # the memory of a group is a plain array
-            state = initial_state(inner, params, group)
+            state = level.init(params, group)
         if not keep:
             _check_nothing_is_lost(state)
         return state
-
-    def one_round(key: Array, state: FederatedState, group: Population) -> tuple[FederatedState, _Told]:
-        cohort, sampler = invite(inner, key, state)
-        cohort = _existing(cohort, group)
-        gathered = collect(inner, key, cohort, state, group)
-        state, info = close(inner, key, cohort, gathered, state._replace(sampler=sampler))
-        return state, _told(info, exact.total(gathered.means)[0], gathered.counts, name)
 
     def apply(key, broadcast, own, group):
         if keep:
@@ -107,32 +108,48 @@ def as_client_update(
             start = initial(broadcast, group)
 
         def step(state, t):
-            return one_round(jax.random.fold_in(stream(key, "inside"), t), state, group)
+            state, inside = level.step(jax.random.fold_in(stream(key, "inside"), t), state, group)
+            return state, told(inside, name)
 
-        end, told = jax.lax.scan(step, start, jnp.arange(rounds))
+        end, rows = jax.lax.scan(step, start, jnp.arange(rounds))
         update = tree.subtract(star.server.params(end.server), broadcast)
-        means, counts, (weight, used) = _over_rounds(told, f"{name}_weight")
+        means, counts, (weight, used) = over_rounds(rows)
         weight = weight / rounds if weighting == "examples" else (used > 0).astype(jnp.float32)
         if star.nonfinite == "error":
-            weight = jnp.where(counts[f"{name}_dropped_clients"].any(), jnp.nan, weight)
+            weight = jnp.where(rows.broken.any(), jnp.nan, weight)
         return Report(update, weight, means, counts), end if keep else own
 
-    levels = [
-        x._replace(
-            name=f"{name}_{x.name}",
-            words=f"{x.words} ({name})",
-            instead=x.instead and f"{name}_{x.instead}",
-            by=x.by and f"{name}_{x.by}",
-        )
-        for x in metrics_of(star._replace(client=None))
-    ]
     return ClientUpdate(
         init=initial if keep else lambda params, group: (),
         apply=apply,
         uniform_weights=weighting == "uniform",
-        metrics=(*levels, *star.client.metrics),
+        metrics=(*named_by(name, level.metrics), *star.client.metrics),
         federation=star._replace(mesh=None),
     )
+
+
+def _level_of(federation: Star | Algorithm) -> Level:
+    """What a hierarchy needs of a federation: stated by the algorithm, or made of the parts of a whole one."""
+    if isinstance(federation, Algorithm):
+        if federation.level is not None:
+            return federation.level
+        federation = federation.parts
+    validate.part("star", federation, Star)
+    _check_whole(federation)
+    inner = federation._replace(client=_weighed(federation.client), mesh=None)
+
+    def step(key: Array, state: FederatedState, group: Population) -> tuple[FederatedState, Inside]:
+        cohort, sampler = invite(inner, key, state)
+        cohort = existing(cohort, group)
+        gathered = collect(inner, key, cohort, state, group)
+        state, info = close(inner, key, cohort, gathered, state._replace(sampler=sampler))
+        means = exact.total(gathered.means)[0]
+        weight = means.pop(WEIGHT).total
+        info = {name: x for name, x in info.items() if name.removeprefix("client_") != WEIGHT}
+        return state, Inside(info, means, gathered.counts, weight, info["dropped_clients"] > 0)
+
+    init = partial(initial_state, inner)
+    return Level(federation, init, step, metrics_of(federation._replace(client=None)))
 
 
 @validate.named_arguments
@@ -210,12 +227,20 @@ def hierarchical_fedavg(
 
 
 def _check(star: Star, rounds: int, name: str, weighting: str, keep: bool) -> None:
-    validate.part("star", star, Star)
     validate.integer("rounds", rounds)
     validate.one_of("weighting", weighting, WEIGHTINGS)
     validate.one_of("keep", keep, (True, False))
     if not (isinstance(name, str) and name.isidentifier()):
         validate.fail("name", "a word, such as 'edge'", name)
+    if star.sampler.devices is not None:
+        hint = "The time of rounds inside is in no clock above: put with_clock around the upper sampler."
+        validate.fail("sampler", "one without a clock, inside of a hierarchy", "one with a clock", hint)
+    if not keep and remembers(star.sampler):
+        hint = "It would begin anew, and draw the same cohorts, in each round above. Pass keep=True."
+        validate.fail("sampler", "one without a state, with keep=False", "one with a state", hint)
+
+
+def _check_whole(star: Star) -> None:
     if star.complete is not True:
         hint = "Its rounds are more than invite, collect and close: take parts of `federated`, which say `complete`."
         validate.fail("star", "the parts of a whole algorithm (`Star.complete`)", "parts without the rest", hint)
@@ -226,15 +251,11 @@ def _check(star: Star, rounds: int, name: str, weighting: str, keep: bool) -> No
     if star.server.moved is None:
         hint = "What it keeps beside the model would be lost, or wrong. Take server.optimizer, or state `moved`."
         validate.fail("server", "one that can go on from another model (`ServerUpdate.moved`)", "another", hint)
-    if star.sampler.devices is not None:
-        hint = "The time of rounds inside is in no clock above: put with_clock around the upper sampler."
-        validate.fail("sampler", "one without a clock, inside of a hierarchy", "one with a clock", hint)
-    if not keep and _remembers(star):
-        hint = "It would begin anew, and draw the same cohorts, in each round above. Pass keep=True."
-        validate.fail("sampler", "one without a state, with keep=False", "one with a state", hint)
 
 
-def _check_nothing_is_lost(state: FederatedState) -> None:
+def _check_nothing_is_lost(state: PyTree) -> None:
+    if not isinstance(state, FederatedState):
+        return
     kept = {"client": state.clients, "transform": (state.memory, state.transform), "aggregator": state.aggregator}
     for name, own in kept.items():
         if jax.tree.leaves(own):
@@ -242,65 +263,12 @@ def _check_nothing_is_lost(state: FederatedState) -> None:
             validate.fail(name, "one without a state inside of an edge that keeps nothing", "one with a state", hint)
 
 
-def _remembers(star: Star) -> bool:
-    return bool(jax.tree.leaves(jax.eval_shape(star.sampler.init)))
-
-
-def _weighed(client: ClientUpdate, name: str) -> ClientUpdate:
+def _weighed(client: ClientUpdate) -> ClientUpdate:
     """The same client, whose weight is a metric too, so that the weights that arrived add up exactly."""
 
     def apply(*args):
         report, state = client.apply(*args)
         weight = jnp.asarray(report.weight, jnp.float32)
-        return report._replace(metrics=report.metrics | {name: Mean(weight, jnp.ones_like(weight))}), state
+        return report._replace(metrics=report.metrics | {WEIGHT: Mean(weight, jnp.ones_like(weight))}), state
 
     return client._replace(apply=apply)
-
-
-def _existing(cohort: Cohort, group: Population) -> Cohort:
-    """The cohort without the places of the group that are empty: nothing is sent to or by them."""
-    if not hasattr(group, "there"):
-        return cohort
-    there = group.there(cohort.ids)
-    sent = None if cohort.sent is None else cohort.sent & there
-    return recounted(cohort._replace(invited=cohort.invited & there, reported=cohort.reported & there, sent=sent))
-
-
-class _Told(NamedTuple):
-    """What a round inside tells those above."""
-
-    means: dict[str, Mean]  # the clients' metrics
-    scalars: dict[str, Mean]  # floats in info
-    counts: dict[str, Array]  # [2] uint32 words
-    used: Array  # [] bool; the round was not skipped
-
-
-def _told(info: dict[str, Any], means: dict[str, Mean], own: dict[str, Array], name: str) -> _Told:
-    """The clients' metrics and counts under their own names; what the level itself counted under the level's."""
-    counts, scalars = {key: two_words(x) for key, x in own.items()}, {}
-    for key, x in info.items():
-        if f"{name}_{key}" in own:
-            validate.fail("name", "another than that of a level inside", name, "Name it 'region', say.")
-        if key in own or key.removeprefix("client_") in means or (not isinstance(x, Count) and jnp.ndim(x)):
-            continue
-        if isinstance(x, Count):
-            counts[f"{name}_{key}"] = words_of(x)
-        elif jnp.issubdtype(x.dtype, jnp.inexact):
-            finite = jnp.isfinite(x)
-            scalars[f"{name}_{key}"] = Mean(jnp.where(finite, x, 0), finite.astype(jnp.float32))
-        else:
-            counts[f"{name}_{key}"] = jnp.stack([jnp.uint32(0), x.astype(jnp.uint32)])
-    return _Told(means, scalars, counts, info["skipped_rounds"] == 0)
-
-
-def _over_rounds(told: _Told, weight: str) -> tuple[dict[str, Mean], dict[str, Array], tuple[Array, Array]]:
-    """Metrics and counts summed over rounds, and (the clients' weights in rounds that were used, the number of these).
-
-    Args:
-      told: leaves [rounds, ...].
-    """
-    both = tree.joined({"client": told.means, "level": told.scalars})
-    means = jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), both)
-    counts = {key: two_words(eight_bytes(words).sum(0, dtype=jnp.uint32)) for key, words in told.counts.items()}
-    weights = jnp.where(told.used, told.means[weight].total, 0).sum()
-    return {key: x for key, x in means.items() if key != weight}, counts, (weights, told.used.sum())

@@ -1,14 +1,15 @@
 """Split learning: a loss whose model is cut between parties.
 
-Party 0 is the client: it has the examples, and its layers. The loss is one traced program with links inside, so every
-client, algorithm and instrument takes it: the steps of two machines are those of one (tests/algorithms/test_split.py::
-test_split_equals_monolithic).
+Party 0 is the client: it has the examples, and its layers. The loss is one traced program with links inside: the steps
+of two machines are those of one (tests/algorithms/test_split.py::test_split_equals_monolithic). Instruments take it as
+any other loss, and federations by `split_client`, which counts what crosses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax.numpy as jnp
 
@@ -34,6 +35,7 @@ class Split:
     links: Mapping[str, Link]  # by the layer that receives; plain where it is not named
     measure: Callable | None = None
     decorrelation: float = 0.0  # of the examples' distance correlation with what party 0 sends
+    helped: ClassVar[bool] = True  # no client computes it alone, nor counts what crosses: `split_client` does
 
     @property
     def model(self) -> Model:

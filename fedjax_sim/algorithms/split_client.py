@@ -14,7 +14,8 @@ from fedjax_sim.algorithms.costs import words_of
 from fedjax_sim.algorithms.crossings import client_bits, crossings
 from fedjax_sim.algorithms.split import PRESENT, Split
 from fedjax_sim.client import LocalWork
-from fedjax_sim.types import Array, ClientData, ClientUpdate, Count, Metric, Noise, PyTree
+from fedjax_sim.network.link import noise_of
+from fedjax_sim.types import Array, ClientData, ClientUpdate, Count, Metric, PyTree
 
 __all__ = ["split_client"]
 
@@ -85,7 +86,8 @@ def split_client(
         return report._replace(counts=report.counts | counts), state
 
     metrics = (*inner.metrics, *METRICS[: len(directions)])
-    return inner._replace(apply=apply, noise=_noise(splits), metrics=metrics, helped=True)
+    noise = noise_of(link for one in splits for link in one.links.values())
+    return inner._replace(apply=apply, noise=noise, metrics=metrics, helped=True)
 
 
 def _by_party(optimizer: optax.GradientTransformation, split: Split) -> optax.GradientTransformation:
@@ -103,17 +105,10 @@ def _by_party(optimizer: optax.GradientTransformation, split: Split) -> optax.Gr
     return optax.GradientTransformation(init, update)
 
 
-def _noise(splits: tuple[Split, ...]) -> Noise | None:
-    """That of a link, if any has some: stated, so that nobody takes the run for one without, or accounts for it."""
-    ways = [way for split in splits for link in split.links.values() for way in (link.forward, link.backward)]
-    found = next((way.noise for way in ways if way is not None and way.noise), None)
-    return found and found._replace(mechanism="noise on links", unit="record")
-
-
 def _by_tier(splits: tuple[Split, ...]) -> Callable:
     """The loss of whichever split the column "tier" of the examples names; of any, where no link changes anything."""
     if len(splits) == 1:
-        return splits[0]
+        return partial(splits[0])  # which counts below, so that it need not say that others help
     if any(one.cut.model is not splits[0].cut.model for one in splits):
         validate.fail("split", "cuts of one model", "several models", "Their parameters would differ.")
     plain = all(one.forward is None and one.backward is None for each in splits for one in each.links.values())

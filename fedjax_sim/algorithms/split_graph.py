@@ -17,16 +17,22 @@ from fedjax_sim import engine, server, tree, validate
 from fedjax_sim.algorithms.compatibility import check_distinct
 from fedjax_sim.algorithms.costs import ROUND_METRICS
 from fedjax_sim.algorithms.graph_parties import Joint, Places, counts, in_order, joint_of, objective
+from fedjax_sim.algorithms.levels import existing
 from fedjax_sim.algorithms.round import invite
 from fedjax_sim.models import Model
 from fedjax_sim.models.graph_layers import GraphLayer
 from fedjax_sim.network import Link
+from fedjax_sim.network.link import noise_of
 from fedjax_sim.prng import stream
 from fedjax_sim.transform import identity
 from fedjax_sim.types import (
     Algorithm,
     Array,
+    ClientUpdate,
     Cohort,
+    Inside,
+    Level,
+    Mean,
     Metric,
     Observed,
     Population,
@@ -43,6 +49,7 @@ METRICS = (
     Metric("activation_bytes", "between parties' layers and the server's, both ways", "bytes"),
     Metric("cut_edges_used", "cut edges along which embeddings went", "count", pooled="last"),
 )
+NO_CLIENT = ClientUpdate(lambda params: (), None, scalable=False, helped=True)  # type: ignore[arg-type]  # facts alone
 
 
 class SplitState(NamedTuple):
@@ -90,18 +97,19 @@ def split_gnn(
     `uplink_bytes` and `downlink_bytes`: the parties' weights down and their gradients up, an embedding of each node to
     the server's layers and its gradient back (`activation_bytes`), and of each boundary node up and each halo node
     down, with gradients the other way (`boundary_bytes`); `cut_edges_used`. Labels, which are sent once, are not
-    counted. A step that is not finite, or without a labelled node, is skipped. Evaluations judge the model by itself,
-    without the link: on `test` with all edges of the graph, on `local_test` with none that is cut. Where edges are
-    dropped in the parties' layers alone, the federation's own predictions are neither.
+    counted. A step that is not finite, or without a labelled node, is skipped, its loss NaN. Evaluations judge the
+    model by itself, without the link: on `test` with all edges of the graph, on `local_test` with none that is cut.
+    Where edges are dropped in the parties' layers alone, the federation's own predictions are neither.
 
-    Raises: ValueError for models without layers, samplers that may draw a party twice, draw some more often, or take
-    simulated time.
+    Raises: ValueError for models without layers or with a readout, samplers that may draw a party twice, draw some more
+    often, have late clients or partial work, or take simulated time.
 
     Guarantees: with exchanged edges it is training on the whole graph, for any partition, dropout included
     (tests/algorithms/test_split_graph.py::test_exchange_is_the_whole_graph), and so are a server that holds the graph
     (::test_a_server_with_the_graph) and a second graph layer at the server (::test_two_graph_layers); dropped edges
     give what is computed by hand (::test_path_by_hand), one hop beyond the boundary too; bytes are counted arrays
-    (::test_bytes).
+    (::test_bytes), of wider numbers too (::test_bytes_of_wider_numbers); nobody's round has no loss
+    (::test_an_empty_cohort).
 
     References: Kipf and Welling 2017; Gupta and Raskar 2018.
     """
@@ -109,10 +117,11 @@ def split_gnn(
     validate.optimizer("optimizer", optimizer)
     validate.in_range("weight_decay", weight_decay, 0)
     whole = server.optimizer(optimizer)
-    star = Star(sampler, None, None, whole, identity())  # type: ignore[arg-type]  # only `invite` reads it
+    client = NO_CLIENT._replace(noise=noise_of([places.link]))
+    star = Star(sampler, client, None, whole, identity())  # type: ignore[arg-type]  # nothing is aggregated
     names = [layer.name for layer in places.layers[:client_layers]]
 
-    def init(key: Array, params: PyTree, population: Population) -> SplitState:
+    def init(key: Array | None, params: PyTree, population: Population) -> SplitState:
         if sampler.design.population_size != population.size:
             rule = f"a design for the population's {population.size} parties"
             validate.fail("sampler", rule, sampler.design.population_size)
@@ -122,10 +131,8 @@ def split_gnn(
         state = SplitState(jnp.zeros((), jnp.int32), sampler.init(), whole.init(params))
         return jax.tree.map(jnp.asarray, state)
 
-    def step(key: Array, state: SplitState, population: Population) -> tuple[SplitState, dict]:
-        cohort, next_sampler = invite(star, key, state)  # type: ignore[arg-type]
-        cohort = in_order(cohort)
-        joint = joint_of(cohort, population)
+    def inside(key: Array, state: SplitState, population: Population) -> tuple[SplitState, Inside]:
+        cohort, next_sampler, joint = taking_part(key, state, population)
 
         def stepped(key, joint, held):
             params = whole.params(held)
@@ -135,22 +142,42 @@ def split_gnn(
             sums, count = found[1]
             update = jax.tree.map(jnp.negative, gradient)
             moved = whole.apply(stream(key, "server"), update, held)
-            fit = (count > 0) & tree.all_finite((found[0], update, moved))
-            moved = tree.where(fit, moved, held)
-            means = {f"local_{name}": total / jnp.maximum(count, 1) for name, total in sums.items()}
+            finite = tree.all_finite((found[0], update, moved))
+            moved = tree.where((count > 0) & finite, moved, held)
             length = optax.tree.norm(tree.subtract(whole.params(moved), params))
-            return moved, fit, means | {"update_norm": length}
+            return moved, finite, sums, count, {"update_norm": length}
 
-        moved, fit, info = engine.steady(stepped)(key, joint, state.server)
-        weights = tree.num_bytes({name: whole.params(state.server)[name] for name in names})
-        info |= counts(places, cohort, joint, weights) | {"skipped_rounds": (~fit).astype(jnp.int32)}
-        return SplitState(state.round + 1, next_sampler, moved), tree.joined({"sampler": cohort.metrics, "own": info})
+        moved, finite, sums, count, info = engine.steady(stepped)(key, joint, state.server)
+        fit = (count > 0) & finite
+        info |= counts(places, cohort, joint, whole.params(state.server)) | {"skipped_rounds": (~fit).astype(jnp.int32)}
+        info = tree.joined({"sampler": cohort.metrics, "own": info})
+        means = {f"local_{name}": Mean(*(jnp.where(fit, x, 0) for x in (total, count))) for name, total in sums.items()}
+        return SplitState(state.round + 1, next_sampler, moved), Inside(info, means, {}, count, ~finite)
+
+    def step(key: Array, state: SplitState, population: Population) -> tuple[SplitState, dict]:
+        state, told = inside(key, state, population)
+
+        def divided(means):
+            return {name: total / weight for name, (total, weight) in means.items()}
+
+        return state, tree.joined({"own": told.info, "local": engine.steady(divided)(told.means)})
+
+    def taking_part(key: Array, state: SplitState, population: Population) -> tuple[Cohort, PyTree, Joint]:
+        cohort, next_sampler = invite(star, key, state)  # type: ignore[arg-type]
+        cohort = in_order(existing(cohort, population))
+        joint = joint_of(cohort, population)
+        params = whole.params(state.server)
+        outputs = jax.eval_shape(lambda: model.apply(params, (), joint.graphs, None, False)[0])
+        if outputs.shape[:2] != joint.labels.shape:
+            validate.fail("model", "outputs for each node", outputs.shape, "Whole graphs (readout) take FedAvg.")
+        return cohort, next_sampler, joint
 
     def observe(key: Array, state: SplitState, population: Population) -> Observed:
-        cohort = in_order(invite(star, key, state)[0])  # type: ignore[arg-type]
-        return _seen(places, key, whole.params(state.server), cohort, joint_of(cohort, population), names)
+        cohort, _, joint = taking_part(key, state, population)
+        return _seen(places, key, whole.params(state.server), cohort, joint, names)
 
-    return Algorithm(init, step, lambda state: whole.params(state.server), None, observe, metrics=METRICS)
+    level = Level(star, lambda params, population: init(None, params, population), inside, METRICS)
+    return Algorithm(init, step, lambda state: whole.params(state.server), None, observe, metrics=METRICS, level=level)
 
 
 def _checked(
@@ -173,6 +200,10 @@ def _checked(
     if not getattr(sampler.design, "equal_chances", False):
         hint = "The loss counts labelled nodes alike."
         validate.fail("sampler", "one that draws all parties alike", sampler.design, hint)
+    cohort, _ = jax.eval_shape(lambda: sampler.sample(jax.random.key(0), sampler.init()))
+    if cohort.sent is not None or cohort.work is not None:
+        hint = "What late parties send would not be counted, and a step has no parts."
+        validate.fail("sampler", "one whose parties do whole steps, in time", "one with late clients or work", hint)
     if sampler.devices is not None or sampler.tell is not None or sampler.observe is not None:
         hint = "Take full, uniform or poisson, without devices."
         validate.fail("sampler", "one that neither takes time nor learns", "another", hint)

@@ -9,6 +9,7 @@ alignment (`population.alignment`), and which rows a batch has is known to all.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ from fedjax_sim import aggregation, client, engine, server, validate
 from fedjax_sim.algorithms.costs import words_of
 from fedjax_sim.algorithms.federated import federated
 from fedjax_sim.models import Model, per_example, sequential, sigmoid_cross_entropy, taylor_cross_entropy
-from fedjax_sim.network.link import Link, Transcript, link, send, transcript, wires
+from fedjax_sim.network.link import Link, Transcript, link, noise_of, send, transcript, wires
 from fedjax_sim.types import (
     Aggregator,
     Algorithm,
@@ -107,6 +108,7 @@ def vertical_loss(model: Model, loss: Callable, link: Link | Mapping[str, Link] 
 
         return per_example(loss(_outputs(parties, params, examples["x"], across), examples["y"]))
 
+    loss_fn.helped = True  # type: ignore[attr-defined]  # see `client.losses.check_own`
     return loss_fn
 
 
@@ -242,7 +244,8 @@ def vertical(
         validate.fail("links", "None beside forward, backward or encrypted", sorted(links), "Put them into the links.")
     shared = link(forward=forward, backward=backward, encrypted=encrypted)
     between = _links(parties, shared if links is None else links)
-    local = _counted(client.local_sgd(vertical_loss(model, loss, between), optimizer, work), parties, work, between)
+    joint = partial(vertical_loss(model, loss, between))  # counted here, so it need not say that others help
+    local = _counted(client.local_sgd(joint, optimizer, work), parties, work, between)
     rule = aggregation.mean() if aggregator is None else aggregator
     validate.part("sampler", sampler, Sampler)
     alone = sampler.design.population_size == 1
@@ -279,9 +282,7 @@ def _counted(
         Metric("forward_bytes", "sent by parties to the label holder", "bytes", besides=True),
         Metric("backward_bytes", "sent back to the parties", "bytes", besides=True),
     )
-    ways = [way for one in between.values() for way in (one.forward, one.backward)]
-    noisy = next((way.noise for way in ways if way is not None and way.noise), None)
-    noise = noisy and noisy._replace(mechanism="noise on links", unit="record")
+    noise = noise_of(between.values())
     return local._replace(apply=apply, noise=noise, metrics=(*local.metrics, *words), helped=True)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import engine, tree, validate
-from fedjax_sim.client.losses import full_gradient_at, loss_and_metrics, own_weight
+from fedjax_sim.client.losses import check_own, full_gradient_at, loss_and_metrics, own_weight
 from fedjax_sim.client.work import LocalWork
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, ClientData, ClientUpdate, Mean, PyTree, Report
@@ -50,7 +50,7 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
     Returns: (key, params, data, correct, at=None) -> `Training`. `correct(gradients, params)` changes the gradients
     before the optimiser sees them; with `at`, a model, it has a third argument: the gradient of the batch there.
     """
-    validate.loss_function(loss_fn)
+    check_own(loss_fn)
     validate.optimizer("optimizer", optimizer)
     if not isinstance(work, LocalWork):
         validate.fail("work", "a LocalWork", work, "Call client.work(num_steps=..., batch_size=...).", TypeError)

@@ -10,7 +10,21 @@ import jax.numpy as jnp
 from fedjax_sim import tree, validate
 from fedjax_sim.types import Array, ClientData, Mean, PyTree
 
-__all__ = ["full_gradient_at", "loss_and_metrics", "own_weight"]
+__all__ = ["check_own", "full_gradient_at", "loss_and_metrics", "own_weight"]
+
+
+def check_own(loss_fn: Callable) -> None:
+    """Refuses all but a loss function that a client computes by itself.
+
+    Raises: TypeError for what is no function; ValueError for a loss that says that other parties compute parts of it
+    (its attribute `helped`): what crosses between them would not be counted, and a clock would price all at the client.
+
+    Guarantees: tests/algorithms/test_split_client.py::test_a_loss_of_several_parties_is_no_clients_own.
+    """
+    validate.loss_function(loss_fn)
+    if getattr(loss_fn, "helped", False):
+        hint = "Nobody would count what crosses: take algorithms.split_client, splitfed or vertical."
+        validate.fail("loss_fn", "one that the client computes by itself", "one of several parties", hint)
 
 
 def loss_and_metrics(loss_fn: Callable, params: PyTree, examples: PyTree, mask: Array, key: Array | None):

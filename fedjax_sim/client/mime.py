@@ -10,7 +10,7 @@ import optax
 
 from fedjax_sim import tree, validate
 from fedjax_sim.client.local_sgd import local_training
-from fedjax_sim.client.losses import full_gradient_at, own_weight
+from fedjax_sim.client.losses import check_own, full_gradient_at, own_weight
 from fedjax_sim.client.work import LocalWork
 from fedjax_sim.prng import stream
 from fedjax_sim.types import ClientUpdate, Report
@@ -36,7 +36,7 @@ def full_gradient(loss_fn: Callable, *, weighting: str = "examples") -> ClientUp
     >>> float(one.apply(jax.random.key(0), jnp.zeros(()), (), data)[0].update)
     -2.0
     """
-    validate.loss_function(loss_fn)
+    check_own(loss_fn)
     validate.one_of("weighting", weighting, ("examples", "uniform"))
 
     def apply(key, broadcast, state, data):

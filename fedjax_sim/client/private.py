@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.client.clipping import GRADIENTS, clipped_sum
 from fedjax_sim.client.local_sgd import UNROLLED_STEPS
-from fedjax_sim.client.losses import own_weight
+from fedjax_sim.client.losses import check_own, own_weight
 from fedjax_sim.prng import normal, stream
 from fedjax_sim.types import Array, ClientData, ClientUpdate, Noise, PyTree, Report
 
@@ -95,7 +95,7 @@ def private_sgd(
     validate.positive("clip_norm", clip_norm)
     validate.in_range("noise_multiplier", noise_multiplier, 0)
     validate.in_range("learning_rate", learning_rate, 0)
-    validate.loss_function(loss_fn)
+    check_own(loss_fn)
     _check_batches(num_steps, batch_size, num_examples, microbatch_size)
     validate.one_of("sampling", sampling, SAMPLING)
     validate.one_of("weighting", weighting, ("examples", "uniform"))

@@ -8,7 +8,7 @@ there): that is what two machines would compute.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -17,9 +17,9 @@ import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
 from fedjax_sim.prng import stream
-from fedjax_sim.types import Array, PyTree, UpdateTransform, Wire
+from fedjax_sim.types import Array, Noise, PyTree, UpdateTransform, Wire
 
-__all__ = ["Link", "Sent", "Tap", "Transcript", "back", "link", "send", "transcript", "wires"]
+__all__ = ["Link", "Sent", "Tap", "Transcript", "back", "link", "noise_of", "send", "transcript", "wires"]
 
 ENCRYPTION_BITS = 96 + 128  # nonce and tag of a message under AES-GCM (NIST SP 800-38D)
 
@@ -211,6 +211,16 @@ def wires(link: Link, example: PyTree) -> tuple[Wire, Wire]:
     ways = (link.forward, link.backward)
     there, back = (plain if way is None else way.wire(example, plain) for way in ways)
     return there, back
+
+
+def noise_of(links: Iterable[Link]) -> Noise | None:
+    """The noise of a link, if any has some: stated, so that nobody takes the run for one without, or accounts for it.
+
+    Guarantees: tests/algorithms/test_split_client.py::test_noise_on_links_has_no_epsilon.
+    """
+    ways = [way for one in links for way in (one.forward, one.backward)]
+    found = next((way.noise for way in ways if way is not None and way.noise), None)
+    return found and found._replace(mechanism="noise on links", unit="record")
 
 
 class Tap:

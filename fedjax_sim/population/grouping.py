@@ -39,13 +39,15 @@ def with_groups(
       groups: [N] the group of each client, in the place of `num_groups` and `by`.
       seed: of "random" and "labels".
 
-    Returns: the same data set with `population.Grouped` clients; test sets are unchanged.
+    Returns: the same data set with `population.Grouped` clients; a group's local test has its clients' rows, other test
+    sets are unchanged.
 
-    Raises: ValueError, TypeError for options out of range, for more than one way or none, for groups without a client,
-    and for a data set with local tests, whose ids are those of single clients.
+    Raises: ValueError, TypeError for options out of range, for more than one way or none, and for groups without a
+    client.
 
     Guarantees: every client is in one group, like ones together
-    (tests/population/test_groups.py::test_ways_to_group, ::test_groups_by_labels).
+    (tests/population/test_groups.py::test_ways_to_group, ::test_groups_by_labels), their local tests too
+    (::test_a_group_has_its_clients_local_tests).
 
     >>> from fedjax_sim.population import synthetic_images
     >>> data = with_groups(synthetic_images(num_clients=10, examples_per_client=20), num_groups=4)
@@ -54,13 +56,10 @@ def with_groups(
     """
     validate.integer("seed", seed, 0)
     validate.one_of("by", by, WAYS)
-    if data.local_test is not None:
-        hint = "A client's own test belongs to the client, and not to its group."
-        validate.fail("data", "a data set without a local test", data.name, hint)
     if (num_groups is None) == (groups is None):
         validate.fail("num_groups, groups", "exactly one of the two", (num_groups, groups))
     if groups is not None:
-        return data._replace(train=grouped(data.train, np.asarray(groups)))
+        return _grouped(data, np.asarray(groups))
     size = data.train.size
     validate.integer("num_groups", num_groups, 1, size)
     if by == "labels":
@@ -76,7 +75,12 @@ def with_groups(
         found = np.empty(size, np.int64)
         for group, members in enumerate(np.array_split(order, num_groups)):
             found[members] = group
-    return data._replace(train=grouped(data.train, found))
+    return _grouped(data, found)
+
+
+def _grouped(data: FederatedData, groups: np.ndarray) -> FederatedData:
+    own = None if data.local_test is None else grouped(data.local_test, groups)
+    return data._replace(train=grouped(data.train, groups), local_test=own)
 
 
 def label_counts(population: Population, num_labels: int) -> np.ndarray:

@@ -74,6 +74,16 @@ class Group:
         """Which of these members exist, in the shape of `ids`."""
         return (0 <= ids) & (ids < self.num_members)
 
+    def place(self, ids: Array) -> Array:
+        """Where these clients of the population are in the group, in the shape of `ids`; -1 for those of others."""
+        there = self.there(jnp.arange(self.size))
+
+        def one(id):
+            here = (self.members == id) & there
+            return jnp.where(here.any(), here.argmax().astype(jnp.int32), -1)
+
+        return jax.vmap(one)(ids.reshape(-1)).reshape(ids.shape)
+
     def client(self, id: Array) -> ClientData:
         """Data of the group's member number `id`; no valid row where there is none."""
         data = self.population.client(self._member(id))

@@ -65,7 +65,8 @@ class Population(Protocol):
     - `group(id)`: the client as a population of its own clients, for a client that is a federation
       (`ClientUpdate.federation`); one without clients where the id is outside of [0, size).
     - `there(ids)`: [c] bool, which of these clients exist, where ids are places of which some may be empty, as in a
-      group. Without it all do. `ragged`: whether some places stay empty.
+      group. Without it all do. `ragged`: whether some places stay empty. `place(ids)`: where clients whom data name by
+      their ids in the whole population are among these; -1 for those of other groups. Without it ids are places.
 
     Guarantees: tests/population/test_protocol.py::test_size_and_client_are_enough_to_train.
     """

@@ -13,6 +13,8 @@ __all__ = [
     "Availability",
     "ClientUpdate",
     "Devices",
+    "Inside",
+    "Level",
     "Sampler",
     "ServerUpdate",
     "Star",
@@ -169,6 +171,25 @@ class Star(NamedTuple):
     complete: bool = False  # these parts are the whole algorithm: its rounds are invite, collect and close over them
 
 
+class Inside(NamedTuple):
+    """What a round inside of a hierarchy tells: `Info`, apart from it the clients' own metrics, and what they weigh."""
+
+    info: dict[str, Any]  # of the round
+    means: dict[str, Any]  # `Mean`, the clients' metrics
+    counts: dict[str, Any]  # the clients' counts, [4] or [8] uint32, the bytes of each, the lowest first
+    weight: Any  # [] float32 of those who reported, together
+    broken: Any  # [] bool; something that was sent was not finite
+
+
+class Level(NamedTuple):
+    """A federation as a hierarchy above it needs it."""
+
+    star: Star  # its sampler and server, and the facts of its clients; all of it where rounds are those of a star
+    init: Callable  # (params, Population) -> state, whose `server` is that of the star
+    step: Callable  # (key, state, Population) -> (state, Inside)
+    metrics: tuple[Metric, ...] = ()  # what it states of its Info's numbers
+
+
 class Algorithm(NamedTuple):
     """Anything that learns over rounds: the one interface that `run`, sweeps and instruments take."""
 
@@ -182,6 +203,7 @@ class Algorithm(NamedTuple):
     model: Any = None  # the `models.Model` as those who trained it compute it together, with what changes between them;
     # evaluations ask it. None = the model as it was given
     in_turns: bool = False  # some of a cohort's clients follow one another, so the order of its slots counts
+    level: Level | None = None  # what a hierarchy above needs of it; None = its parts, where they are whole
 
 
 def noisy_parts(parts: Star | Mapping[str, Any] | None) -> dict[str, Noise]:

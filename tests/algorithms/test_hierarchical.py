@@ -347,7 +347,7 @@ def test_what_is_refused():
 
 
 WHOLE = {"as_client_update", "fedadagrad", "fedadam", "fedavg", "fedavgm", "federated", "fednova", "fedprox", "fedsgd"}
-WHOLE |= {"fedyogi", "hierarchical_fedavg", "record_private_fedavg", "split_client"}
+WHOLE |= {"fedyogi", "hierarchical_fedavg", "hierarchical_split_gnn", "record_private_fedavg", "split_client"}
 UNKNOWN_SERVERS = {"feddf", "feddyn", "fedexp", "mime_lite", "scaffold"}  # what they keep beside the model
 
 

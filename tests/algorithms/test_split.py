@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from fedjax_sim import client, engine, network, tree
-from fedjax_sim.algorithms import split_client, split_loss
+from fedjax_sim.algorithms import Split, split_client, split_loss
 from fedjax_sim.algorithms.crossings import client_bits, crossings
 from fedjax_sim.algorithms.split import transcript
 from fedjax_sim.models import (
@@ -53,7 +53,8 @@ CUTS = {
 def trained(loss_fn, model, optimizer, **work):
     work = {"num_steps": 50, "batch_size": 8} | work
     params = model.init(KEY)[0]
-    made = client.local_sgd(loss_fn, optimizer, client.work(**work))
+    made = split_client if isinstance(loss_fn, Split) else client.local_sgd
+    made = made(loss_fn, optimizer, client.work(**work))
     report = jax.jit(lambda: made.apply(KEY, params, (), data())[0])()
     return jax.tree.map(jnp.add, params, report.update)
 
@@ -98,7 +99,7 @@ def test_split_equals_two_machines():
     """The four steps written out with two optimisers. Catches a traced program that no two machines could compute."""
     y = jax.random.normal(jax.random.key(5), (40,))
     split, params = split_loss(TOY, squared_error, "hidden_0"), TOY.init(KEY)[0]
-    made = client.local_sgd(split, optax.adam(0.01), client.work(num_steps=50))
+    made = split_client(split, optax.adam(0.01), client.work(num_steps=50))
     report = made.apply(KEY, params, (), data(40, y))[0]
     expected = jax.jit(lambda: parties_by_hand(params, X, y, 0.01, 50))()
     for name in params:
@@ -230,4 +231,4 @@ def test_splits_that_cannot_be():
         )
     hidden = split_loss(TOY, squared_error, "hidden_0", decorrelation=1.0)
     with pytest.raises(ValueError, match="padding"):
-        client.local_sgd(hidden, optax.sgd(0.1), client.work(num_steps=1)).apply(KEY, TOY.init(KEY)[0], (), data())
+        hidden(TOY.init(KEY)[0], data().examples, KEY)

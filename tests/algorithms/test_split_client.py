@@ -10,7 +10,7 @@ from fedjax_sim import aggregation, algorithms, client, network, sampling, serve
 from fedjax_sim.algorithms import split_client, split_costs, split_loss
 from fedjax_sim.algorithms.crossings import client_bits, crossings
 from fedjax_sim.algorithms.split import transcript
-from fedjax_sim.models import mlp, softmax_cross_entropy, supervised
+from fedjax_sim.models import mlp, softmax_cross_entropy, squared_error, supervised, vertical_linear
 from fedjax_sim.types import ClientData
 
 KEY = jax.random.key(0)
@@ -134,6 +134,22 @@ def test_no_clock_prices_what_others_help_with():
     with pytest.raises(ValueError, match="late clients"):
         star(sampling.with_over_invitation(sampling.uniform(5, 3), 2), made)
     star(sampling.with_stragglers(full, 0.5), made)
+
+
+def test_a_loss_of_several_parties_is_no_clients_own():
+    """Catches a cut whose bytes nobody counts, and whose server's layers a clock prices at the client."""
+    model, full, step = vertical_linear(columns=(4, 6), num_outputs=1), sampling.full(5), optax.sgd(0.1)
+    losses = split_loss(DEEP, softmax_cross_entropy, "hidden_0"), algorithms.vertical_loss(model, squared_error)
+    work = client.work(num_steps=1)
+    for loss_fn in losses:
+        for make in (
+            lambda loss_fn: algorithms.fedavg(loss_fn, full, step, num_steps=1),
+            lambda loss_fn: client.scaffold(loss_fn, 0.1, work),
+            lambda loss_fn: client.full_gradient(loss_fn),
+            lambda loss_fn: client.private_sgd(loss_fn, 1.0, 1.0, 0.1, num_steps=1, batch_size=2, num_examples=9),
+        ):
+            with pytest.raises(ValueError, match="loss_fn: expected one that the client computes by itself"):
+                make(loss_fn)
 
 
 def test_noise_on_links_has_no_epsilon():

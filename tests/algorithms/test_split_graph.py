@@ -290,6 +290,11 @@ def test_resume_gives_the_same_bits(tmp_path):
         ({"model": models.linear(input_shape=(5,), num_outputs=3)}, "model: expected a network of graph layers"),
         ({"sampler": sampling.with_replacement(4, 2)}, "sampler"),
         ({"sampler": sampling.weighted_without_replacement([1, 2, 3, 4], 2)}, "sampler"),
+        (
+            {"sampler": sampling.with_over_invitation(sampling.uniform(4, 2), 2)},
+            "sampler: expected one whose parties do",
+        ),
+        ({"sampler": sampling.with_stragglers(sampling.full(4), 0.5)}, "sampler: expected one whose parties do"),
         ({"sampler": sampling.power_of_choice(sampling.uniform(4, 3), 2)}, "sampler"),
     ],
 )
@@ -298,6 +303,37 @@ def test_wrong_arguments_are_refused(options, words):
     given = {"model": models.gcn(5, 3), "sampler": sampling.full(4), "optimizer": optax.sgd(0.1)} | options
     with pytest.raises(ValueError, match=words):
         algorithms.split_gnn(**given)
+
+
+def test_an_empty_cohort():
+    """Catches a loss of 0 where nobody was there, bytes of nobody, and a step on nothing."""
+    data, start = blocks(4), models.gcn(5, 3).init(KEY)[0]
+    made = algorithms.split_gnn(models.gcn(5, 3), sampling.poisson(4, 1e-6), optax.sgd(0.1), weight_decay=0.1)
+    state, info = made.step(KEY, made.init(KEY, start, data.train), data.train)
+    jax.tree.map(np.testing.assert_array_equal, start, made.params(state))
+    assert np.isnan(info["local_loss"]) and np.isnan(info["local_accuracy"]) and info["skipped_rounds"] == 1
+    assert all(info[name].total() == 0 for name in ("uplink_bytes", "downlink_bytes", "boundary_bytes"))
+
+
+def test_bytes_of_wider_numbers():
+    """Under JAX_ENABLE_X64. Catches rows that are counted as float32 where parameters make them float64."""
+    model, data = models.gcn(1, 2, hidden=(3,), dropout=0.0), path_data(2)
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda x: x.astype(np.float64), jax.device_get(model.init(KEY)[0]))
+        made = algorithms.split_gnn(model, sampling.full(2), optax.sgd(0.1))
+        state = made.init(KEY, params, data.train)
+        seen, info = observe(made, KEY, state, data.train).messages, made.step(KEY, state, data.train)[1]
+        assert seen["embeddings"].dtype == seen["boundary_graph_0"].dtype == np.float64
+        assert info["activation_bytes"].total() == 2 * 4 * 3 * 8
+        assert info["boundary_bytes"].total() == 2 * (2 + 2) * 3 * 8
+
+
+def test_a_readout_is_refused():
+    """Catches nodes that are classified by a network for whole graphs, whose readout is ignored."""
+    data, model = blocks(2), models.gcn(5, 3, readout="mean")
+    made = algorithms.split_gnn(model, sampling.full(2), optax.sgd(0.1))
+    with pytest.raises(ValueError, match="model: expected outputs for each node"):
+        jax.eval_shape(made.step, KEY, made.init(KEY, model.init(KEY)[0], data.train), data.train)
 
 
 def test_data_of_another_kind_are_refused():

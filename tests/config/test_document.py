@@ -53,7 +53,7 @@ def test_experiments_load(path):
     load(path, ["data.directory=somewhere"] if needs_files else [])
 
 
-@pytest.mark.parametrize("name", ["compressed_private", "record_private", "social_graph"])
+@pytest.mark.parametrize("name", ["compressed_private", "federated_graph", "record_private", "social_graph"])
 def test_private_experiments_build(name):
     """Fault: parts of an experiment that a config may hold, but that refuse each other; a model that SplitGNN is not
     handed."""
@@ -151,11 +151,8 @@ def test_every_algorithm_builds(name):
     required += ["devices.name=cross_silo"] * (registry.takes(part, "devices") is not None)
     alone = registry.takes(part, "sampler") is None
     small = [x for x in SMALL if not (alone and x.startswith("sampler."))]
-    if name == "split_gnn":
-        small, required = (
-            [],
-            ["data.name=stochastic_blocks", "data.num_clients=3", "model.name=gcn", "sampler.name=full"],
-        )
+    if name in ("split_gnn", "hierarchical_split_gnn"):
+        small = ["data.name=stochastic_blocks", "data.num_clients=12", "model.name=gcn", "sampler.name=full"]
     experiment = build(load(None, [*small, f"algorithm.name={name}", *required]))
     jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
 

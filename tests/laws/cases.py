@@ -25,7 +25,8 @@ from fedjax_sim import (
     transform,
 )
 from fedjax_sim.algorithms.base import base_optimizer
-from fedjax_sim.models import Model, from_fn, layer, per_example, sequential, squared_error
+from fedjax_sim.models import from_fn, layer, per_example, sequential, squared_error
+from fedjax_sim.models.graph import graph_network
 from fedjax_sim.models.graph_layers import GraphLayer
 from fedjax_sim.types import ClientData, ClientUpdate, Devices, GraphData, Report, Round, Spent
 from tests.laws import problems as p
@@ -279,9 +280,11 @@ def _as_graph(people, id):
     return ClientData(jax.tree.map(lambda x: x[None], examples), jnp.ones(1, bool))
 
 
-def _over_graphs():
-    """SplitGNN over the laws' clients; a node's features are mixed with its neighbours', and label 0 is a small loss of
-    the laws' model."""
+def _over_graphs(groups=None):
+    """SplitGNN over the laws' clients, or over groups of them that are clients of a federation.
+
+    A node's features are mixed with its neighbours', and label 0 is a small loss of the laws' model.
+    """
 
     def combine(params, graph, h, sent, received):
         near = jnp.concatenate([sent, received]).at[graph.senders].get(mode="fill", fill_value=0)
@@ -292,13 +295,22 @@ def _over_graphs():
 
     width = p.WIDTH + 1 if p.ROWS != 50 else 65
     only = GraphLayer("only", None, lambda params, graph, h: h, combine, width, 2, lambda x: x)
-    made = algorithms.split_gnn(Model(None, None, (only,)), SAMPLER, optax.sgd(p.RATE))
+    model, step_size = graph_network([only], width), optax.sgd(p.RATE, momentum=0.5)
+    if groups is None:
+        made = algorithms.split_gnn(model, SAMPLER, optax.sgd(p.RATE))
+    else:
+        inside = {"edge_sampler": sampling.uniform(5, 3), "edge_rounds": 2, "keep_edges": True, "mesh": RUN["mesh"]}
+        made = algorithms.hierarchical_split_gnn(model, sampling.uniform(5, 2), step_size, **inside)
+
+    def graphs(people):
+        nodes = population.Generated(people.size, _as_graph, people)
+        return nodes if groups is None else population.grouped(nodes, groups)
 
     def init(key, params, people):
-        return made.init(key, {"only": params}, population.Generated(people.size, _as_graph, people))
+        return made.init(key, {"only": params}, graphs(people))
 
     def step(key, state, people):
-        return made.step(key, state, population.Generated(people.size, _as_graph, people))
+        return made.step(key, state, graphs(people))
 
     return made._replace(init=init, step=step, params=lambda state: made.params(state)["only"], observe=None)
 
@@ -613,6 +625,7 @@ CASES = {
             **RUN,
         ),
         "scaffold": lambda: algorithms.scaffold(p.linear_loss, SAMPLER, learning_rate=p.RATE, **WORK, **RUN),
+        "hierarchical_split_gnn": lambda: _over_graphs(GROUPS),
         "split_gnn": _over_graphs,
         "vertical": _by_party,
         "split_client": lambda: _split(_split_star),

@@ -48,6 +48,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, name, kind):
 
 ROWS = (
     "choco", "dpsgd", "fedasync", "fedat", "fedbuff", "gradient_tracking", "hierarchical_fedavg", "hierarchical_gossip",
+    "hierarchical_split_gnn",
     "pairwise_gossip", "push_sum", "split_client", "split_learning", "splitfed",
 )  # fmt: skip
 

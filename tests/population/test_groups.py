@@ -88,8 +88,19 @@ def test_wrong_groups(options, words):
     same = field.stored({"x": np.zeros((8, 1), np.float32), "y": np.zeros(8, int)}, np.arange(9))
     with pytest.raises((ValueError, TypeError), match=words):
         field.with_groups(data._replace(train=same), **options)
-    with pytest.raises(ValueError, match="data: expected a data set without a local test"):
-        field.with_groups(field.with_local_test(data), num_groups=2)
+
+
+def test_a_group_has_its_clients_local_tests():
+    """Fault: a group that is judged by the rows of one client, or by those of another group."""
+    data = field.with_local_test(field.synthetic_images(num_clients=4, examples_per_client=10), fraction=0.3)
+    found = field.with_groups(data, groups=[1, 0, 1, 0]).local_test
+
+    def rows(data):
+        return sorted(np.asarray(data.examples["x"])[np.asarray(data.mask)].sum((1, 2)).ravel().tolist())
+
+    for group, members in ((0, (1, 3)), (1, (0, 2))):
+        assert rows(found.client(group)) == sorted(x for i in members for x in rows(data.local_test.client(i)))
+        assert int(found.sizes[group]) == 6
 
 
 def test_groups_of_groups():
