@@ -312,4 +312,5 @@ def _unsent(made: Algorithm) -> Algorithm:
         state, info = made.step(key, state, population)
         return state, info | {name: Count.of(jnp.int32(0), 0) for name in ("uplink_bytes", "downlink_bytes")}
 
-    return made._replace(step=step)
+    parts = made.parts._replace(complete=False)  # an edge above would count what nobody sends
+    return made._replace(step=step, parts=parts)

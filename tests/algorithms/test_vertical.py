@@ -230,6 +230,14 @@ def test_no_clock_prices_a_consortium():
         algorithms.vertical(LINEAR, models.sigmoid_cross_entropy, timed, optax.sgd(0.5), num_steps=1, mesh=None)
 
 
+def test_one_consortium_is_no_edge():
+    """Its model is sent to nobody, which an edge over its parts would count. Catches parts that say they are all."""
+    for federation in (_vertical(), _vertical().parts):
+        with pytest.raises(ValueError, match="the parts of a whole algorithm"):
+            algorithms.as_client_update(federation)
+    assert algorithms.as_client_update(_vertical(2)).metrics
+
+
 def test_arrays_by_party_train_alike():
     """P arrays in place of one: the same model, without a copy of the columns."""
     parts = tuple(jnp.asarray(np.float32(part)) for part in np.split(X, np.cumsum(COLUMNS)[:-1], axis=1))
