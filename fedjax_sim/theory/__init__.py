@@ -51,8 +51,10 @@ from fedjax_sim.theory.relative_error import (
     top_k_contraction,
 )
 from fedjax_sim.theory.robustness import (
+    Breakdown,
     Robustness,
     attackers_met,
+    breakdown_points,
     chance_of_more_attackers,
     median_efficiency,
     most_attackers,
@@ -98,6 +100,7 @@ from fedjax_sim.theory.timing import (
 )
 
 __all__ = [
+    "Breakdown",
     "Budget",
     "ClippedMean",
     "DesignVariance",
@@ -118,6 +121,7 @@ __all__ = [
     "best_clip_norm",
     "best_constant",
     "best_contraction",
+    "breakdown_points",
     "budget",
     "budget_from_moments",
     "chance_of_more_attackers",

@@ -14,8 +14,10 @@ from scipy import integrate, stats
 from fedjax_sim import validate
 
 __all__ = [
+    "Breakdown",
     "Robustness",
     "attackers_met",
+    "breakdown_points",
     "chance_of_more_attackers",
     "median_efficiency",
     "most_attackers",
@@ -94,6 +96,39 @@ def most_attackers(
         if chance_of_more_attackers(population_size, num_attackers, cohort_size, f, num_rounds=num_rounds) <= chance:
             return f
     return cohort_size
+
+
+class Breakdown(NamedTuple):
+    """f: the most attackers among m messages that a rule can be set for; one more may send its result anywhere."""
+
+    mean: int
+    median: int
+    trimmed_mean: int
+    mean_around_median: int
+    geometric_median: int
+    minimum_diameter: int
+    krum: int
+    bulyan: int
+
+
+def breakdown_points(cohort_size: int) -> Breakdown:
+    """Breakdown points of rules, in messages. A rule set for fewer than `most_attackers` will meet more.
+
+    Args:
+      cohort_size: m, 3 or more.
+
+    Guarantees: a rule of `aggregation` takes this f in such a cohort, and no larger one
+    (tests/theory/test_robustness.py::test_rules_take_as_many_attackers); `fedjax-sim study breakdown` measures them.
+
+    References: Blanchard et al. 2017 (Krum: 2 f + 2 < m); El Mhamdi et al. 2018 (Bulyan: 4 f + 3 <= m); Lopuhaa and
+    Rousseeuw 1991 (medians: 2 f < m).
+
+    >>> breakdown_points(20).krum, breakdown_points(20).bulyan, breakdown_points(20).median
+    (8, 4, 9)
+    """
+    validate.integer("cohort_size", cohort_size, 3)
+    minority = (cohort_size - 1) // 2
+    return Breakdown(0, *[minority] * 5, krum=(cohort_size - 3) // 2, bulyan=(cohort_size - 3) // 4)
 
 
 class Robustness(NamedTuple):

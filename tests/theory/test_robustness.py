@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_sim import engine, sampling, theory
+from fedjax_sim import aggregation, engine, sampling, theory
 from fedjax_sim.aggregation import geometric_median, krum, median, nearest_neighbour_mixing, trimmed_mean
 from tests.aggregation.robust import adversaries, applied
 
@@ -33,6 +33,17 @@ def test_attackers_that_cohorts_meet():
     f = theory.most_attackers(n, bad, m, num_rounds=5, chance=0.01)
     chance = lambda f: theory.chance_of_more_attackers(n, bad, m, f, num_rounds=5)  # noqa: E731
     assert chance(f) <= 0.01 < chance(f - 1)
+
+
+@pytest.mark.parametrize("m", range(3, 13))
+def test_rules_take_as_many_attackers(m):
+    """Catches a breakdown point that is one too large or too small for the rule as it is built."""
+    most = theory.breakdown_points(m)
+    for name in ("trimmed_mean", "mean_around_median", "minimum_diameter", "krum", "bulyan"):
+        init, f = lambda f, name=name: getattr(aggregation, name)(f).init(jnp.zeros(2), m), getattr(most, name)
+        init(f)
+        with pytest.raises(ValueError, match="num_byzantine"):
+            init(f + 1)
 
 
 @pytest.mark.full
