@@ -29,6 +29,7 @@ from tests import compiler  # noqa: E402
 compiler.install()
 jax.config.update("jax_num_cpu_devices", int(os.environ.get("JAX_NUM_CPU_DEVICES", "2")))
 jax.config.update("jax_numpy_rank_promotion", "raise")
+from tests import pictures  # noqa: E402  (imports the library, after all of that is set)
 
 LONGEST = (  # in tests/
     "laws/test_devices.py",
@@ -73,11 +74,12 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Chooses the compiler before any fixture of the test compiles; what the command line sets for its process, a test
-    before this one may have set."""
+    """Chooses the compiler before any fixture of the test compiles, and which figures are drawn; what the command line
+    sets for its process, a test before this one may have set."""
     jax.config.update("jax_default_matmul_precision", None)
     optimised = _optimised(item)
     compiler.choose(bool(optimised), optimised is not None)
+    pictures.choose(item.get_closest_marker("pictures"))
 
 
 def pytest_collection_finish(session):

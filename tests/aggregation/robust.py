@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,19 +19,26 @@ def applied(aggregator, updates, weights=None, *, round=None, ids=None):
     m = jax.tree.leaves(updates)[0].shape[0]
     weights = np.ones(m, np.float32) if weights is None else np.asarray(weights, np.float32)
     ids = np.arange(m) if ids is None else ids
-    spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), updates)
+    zeroed = jax.tree.map(lambda x: np.where(weights.reshape(-1, *[1] * (x.ndim - 1)) > 0, x, 0), updates)
+    sent = jax.tree.map(jnp.asarray, zeroed), jnp.asarray(weights), jnp.asarray(ids, jnp.int32)
+    update, metrics, *state = _compiled(aggregator)(round, *sent)
+    return jax.tree.map(np.asarray, (update, metrics, *state))
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(aggregator):
+    """One compiled function for each aggregator, for tests that apply it many times."""
 
     @jax.jit
-    def run(updates, weights, ids):
+    def run(round, updates, weights, ids):
+        m, spec = len(weights), jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), updates)
         carry = aggregator.init(spec, m)
         for slots in (jnp.arange(m // 2), jnp.arange(m // 2, m)):
             chunk = tree.take((updates, weights, ids), slots)
             carry = aggregator.accumulate(KEY, round, carry, Received(*chunk, slots))
         return aggregator.finalize(KEY, round, carry)
 
-    zeroed = jax.tree.map(lambda x: np.where(weights.reshape(-1, *[1] * (x.ndim - 1)) > 0, x, 0), updates)
-    update, metrics, *state = run(jax.tree.map(jnp.asarray, zeroed), jnp.asarray(weights), jnp.asarray(ids, jnp.int32))
-    return jax.tree.map(np.asarray, (update, metrics, *state))
+    return run
 
 
 def adversaries(rng, honest, number):

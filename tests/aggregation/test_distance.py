@@ -63,8 +63,9 @@ def cohorts(m, num=12):
 @pytest.mark.parametrize("chosen", [1, 3])
 def test_krum_is_numpys(chosen):
     """Catches a wrong number of neighbours, the message itself among them, ties by anything but id, absent ones."""
+    rule = krum(3, chosen)
     for x, there in cohorts(11):
-        got, _ = applied(krum(3, chosen), x, there)
+        got, _ = applied(rule, x, there)
         np.testing.assert_allclose(got, numpy_krum(x, np.flatnonzero(there), 3, chosen), rtol=1e-5, atol=1e-5)
 
 
@@ -88,15 +89,17 @@ def test_equal_distances_in_another_order_are_equal_scores():
 
 def test_bulyan_is_numpys():
     """Catches neighbours that count after they were chosen, and a number of neighbours that does not fall."""
+    rule = bulyan(2)
     for x, there in cohorts(16, 24):
-        got, _ = applied(bulyan(2), x, there)
+        got, _ = applied(rule, x, there)
         np.testing.assert_allclose(got, numpy_bulyan(x, np.flatnonzero(there), 2), rtol=1e-4, atol=1e-4)
 
 
 def test_minimum_diameter_is_numpys():
     """Catches a subset that is left out, and absent messages that are taken."""
+    rule = minimum_diameter(3)
     for x, there in cohorts(9):
-        got, _ = applied(minimum_diameter(3), x, there)
+        got, _ = applied(rule, x, there)
         np.testing.assert_allclose(got, numpy_minimum_diameter(x, np.flatnonzero(there), 3), rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match="at most 200,000 subsets of 40 messages"):
         applied(minimum_diameter(15), np.zeros((40, 2), np.float32))
@@ -112,7 +115,7 @@ def test_attackers_are_not_chosen():
         for _ in range(300):
             honest = rng.normal(size=(m - f, D)).astype(np.float32)
             x = np.concatenate([honest, adversaries(rng, honest, f).astype(np.float32)])
-            got, _ = _compiled(rule, x)
+            got, _ = applied(rule, x)
             if f == 2:
                 assert (got >= honest.min(0) - 1e-5).all() and (got <= honest.max(0) + 1e-5).all()
             else:
@@ -120,28 +123,13 @@ def test_attackers_are_not_chosen():
                 assert ((got[None] - honest) ** 2).sum(-1).min() <= m * reach
 
 
-_CACHE: dict = {}
-
-
-def _compiled(rule, x):
-    """`applied`, compiled once for each rule."""
-    import jax
-    import jax.numpy as jnp
-
-    from tests.aggregation.test_coordinate import _messages
-
-    if id(rule) not in _CACHE:
-        _CACHE[id(rule)] = rule, jax.jit(lambda x: _messages(rule, x))
-    return np.asarray(_CACHE[id(rule)][1](jnp.asarray(x))), None
-
-
 @pytest.mark.parametrize(("rule", "least"), [(krum, 2 * 5 + 3), (bulyan, 4 * 5 + 3)])
 def test_cohorts_that_are_too_small(rule, least):
     """Catches a choice among too few messages."""
-    x = RNG.normal(size=(least, D)).astype(np.float32)
-    assert np.isfinite(applied(rule(5), x)[0]).all()
-    assert np.isnan(applied(rule(5), x, np.arange(least) > 0)[0]).all()
+    x, made = RNG.normal(size=(least, D)).astype(np.float32), rule(5)
+    assert np.isfinite(applied(made, x)[0]).all()
+    assert np.isnan(applied(made, x, np.arange(least) > 0)[0]).all()
     with pytest.raises(ValueError, match=r"num_byzantine: expected an integer in \[0, 4\], got 5"):
-        applied(rule(5), x[1:])
+        applied(made, x[1:])
     with pytest.raises(ValueError, match=r"num_chosen: expected an integer in \[1, 6\], got 7"):
         applied(krum(3, 7), x[:11])

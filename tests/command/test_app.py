@@ -24,7 +24,7 @@ from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
 from fedjax_sim.running.environment import prepare
 from fedjax_sim.running.files import lock
-from tests import compiler
+from tests import compiler, pictures
 
 pytestmark = pytest.mark.optimised(False)  # bits that are compared here are those of one program; the rest is words
 
@@ -61,6 +61,7 @@ def done(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDJAX_SIM_CACHE", "off")
+        patch.setattr("fedjax_sim.report.axes.to_svg", pictures.drawn)
         result = call("run", *sets(*TINY), "--out", folder)
     assert result.exit_code == 0, result.output
     return folder, result.output
@@ -166,6 +167,7 @@ def test_the_timeline_of_a_round(done, tmp_path):
     assert other.exit_code == 1 and "is not that of the log: round_seconds is" in other.output, other.output
 
 
+@pytest.mark.pictures
 def test_a_page_can_be_written_again(done, tmp_path):
     """Fault: a run killed between its summary and its page, for which no command writes one."""
     copy = shutil.copytree(done[0], tmp_path / "copy")

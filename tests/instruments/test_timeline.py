@@ -58,7 +58,7 @@ def test_clients_who_drop_out():
         algorithm = made(sampler)
         state = algorithm.init(KEY, jnp.array(p.START), p.ragged())
         ends = [client["end"] for client in timeline(algorithm.parts, KEY, state.sampler)["clients"]]
-        info = algorithm.step(KEY, state, p.ragged())[1]
+        info = jax.jit(algorithm.step)(KEY, state, p.ragged())[1]
         assert ends.count("silent") == int(info["dropped"]) > 0
         assert ends.count("cut off") == int(info.get("late", 0)) and ("late" in info) == ("cut off" in ends)
         assert ends.count("left") == 0

@@ -164,6 +164,7 @@ def check_safe(page: Page) -> None:
         assert not re.search(r"url\((?!#)", value or "") and "javascript:" not in (value or ""), value
 
 
+@pytest.mark.pictures
 def test_report_is_self_contained(whole):
     """Fault: a script, a font, a picture or a style sheet from elsewhere; a style that leaks out of a figure."""
     page, text = whole
@@ -173,6 +174,7 @@ def test_report_is_self_contained(whole):
     assert "default-src 'none'" in text
 
 
+@pytest.mark.pictures
 def test_report_shows_what_a_person_wants(whole):
     """Fault: a headline figure left out, in the wrong unit, or rounded into another number."""
     text = whole[0].text
@@ -196,6 +198,7 @@ def test_report_shows_what_a_person_wants(whole):
         assert words in text, words
 
 
+@pytest.mark.pictures
 def test_report_is_deterministic(tmp_path, whole):
     """Fault: a date, a random id, an order of a set, or a user's matplotlibrc in the page."""
     import matplotlib
@@ -207,6 +210,7 @@ def test_report_is_deterministic(tmp_path, whole):
     assert not list((tmp_path / "whole").glob(".*"))
 
 
+@pytest.mark.pictures
 def test_svg_ids_do_not_collide(whole):
     """Fault: a second figure clipped or marked by the first one's shapes."""
     page, _ = whole
@@ -217,6 +221,7 @@ def test_svg_ids_do_not_collide(whole):
     assert {id.split("-")[0] for id in ids} == {"rounds", "bytes", "seconds", "spread", "labels", "participation"}
 
 
+@pytest.mark.pictures
 def test_hostile_strings_are_escaped(tmp_path):
     """Fault: any string of a file reaching the page as markup, a formula or a path."""
     folder = fake_run(tmp_path / "<b>run", rounds=6)
@@ -342,6 +347,7 @@ CASES += (nested_too_deep, nonsense, counts_differ, nothing_lost)
 SOME = (before_training, unfinished, not_a_number, torn, nonsense, nested_too_deep, counts_differ)
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize("case", cases.rows(CASES, SOME))
 @pytest.mark.filterwarnings("error")
 def test_degraded_runs_are_reported(tmp_path, case):
@@ -404,6 +410,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
             write_report(path)
 
 
+@pytest.mark.pictures
 def test_long_runs_stay_small(tmp_path):
     """Fault: a page that grows with the rounds, or thinning that hides a gap or moves the mean."""
     x = np.arange(1, 100_001.0)
@@ -459,6 +466,7 @@ def test_privacy_is_reported(tmp_path, key, expected):
     assert "<h2>Privacy</h2>" not in write_report(folder).read_text()
 
 
+@pytest.mark.pictures("variance")
 def test_an_aggregate_without_variance(tmp_path):
     """Catches a division by a variance of zero, and a colon with nothing after it."""
     folder = fake_run(tmp_path / "run", 5)
@@ -486,6 +494,7 @@ def test_totals_of_some_runs_are_shown_in_those(tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.pictures
 def test_an_attack_is_shown_beside_the_clean_accuracy(tmp_path):
     """Fault: a backdoor's success that only the log has, one that a killed run lacks, a share that is not in per cent,
     and attack words on the page of a run without one."""
@@ -517,6 +526,7 @@ def timed_run(folder):
     return about
 
 
+@pytest.mark.pictures("simulated", "time", "timeline")
 def test_simulated_time_is_shown(tmp_path):
     """Fault: a run with a clock whose page has no axis of simulated time, no energy, or not the clients of a round, or
     that takes the times of a heavier model for its own."""
@@ -535,6 +545,7 @@ def test_simulated_time_is_shown(tmp_path):
     assert "imulated" not in write_report(tmp_path / "plain").read_text()
 
 
+@pytest.mark.pictures("timeline")
 @pytest.mark.parametrize("clients", [[], [3], [{"id": HOSTILE, "download": HOSTILE, "end": HOSTILE}], {}, "x"])
 def test_a_timeline_that_is_none(tmp_path, clients):
     """Fault: a page that fails over a timeline that somebody else wrote, or that shows its text as it is."""

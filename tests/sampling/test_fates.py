@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import jax
@@ -26,11 +27,22 @@ def there(ids, seconds):
     return seconds < jnp.asarray(LEAVES)[ids]
 
 
+@functools.cache
 def lossy():
     """Clients who drop out or are silent, of whom those who are there are invited."""
     drawn = sampling.with_response_rates(sampling.uniform(N, N), [0.9, 0.7])
     drawn = sampling.with_membership(sampling.with_dropout(drawn, 0.2), [1, 1, 1, 1, 1, 2])
     return sampling.with_clock(drawn, tables(there=there), num_invited=SLOTS, checks=CHECKS)
+
+
+causes_of = jax.jit(lost_to)
+
+
+@functools.cache
+def rounds_of(sampler):
+    """key -> what the sampler makes of it and its first state, compiled once."""
+    state, sample = sampler.init() if sampler.tell is None else told(sampler), jax.jit(sampler.sample)
+    return lambda key: jax.device_get(sample(key, state))
 
 
 def first_moments(ids):
@@ -88,19 +100,17 @@ def test_every_client_is_counted_once(name):
     Catches counts of clients who were not invited, one client under two names, and a later cause that hides the first.
     """
     wrap, limits = WRAPPERS[name]
-    plain, sampler = lossy(), wrap(lossy())
-    sample = [jax.jit(s.sample) for s in (plain, sampler)]
-    seen = {}
+    plain, wrapped, seen = rounds_of(lossy()), rounds_of(wrap(lossy())), {}
     for t in range(40):
         key = jax.random.fold_in(KEY, t)
-        whole, cohort = (jax.device_get(f(key, told(s))[0]) for f, s in zip(sample, (plain, sampler), strict=True))
+        (whole, _), (cohort, _) = plain(key), wrapped(key)
         invited = set(cohort.ids[cohort.invited].tolist())
         lost = {x: _drawn(key, x) & invited for x in ("silent", "dropped")}
         lost["dropped"] -= lost["silent"]
-        found = expected(cohort, lost, **limits)
+        found, causes = expected(cohort, lost, **limits), jax.device_get(causes_of(cohort))
         for cause, ids in found.items():
             if cause in cohort.metrics:
-                assert set(cohort.ids[lost_to(cohort)[cause]].tolist()) == ids, (t, cause)
+                assert set(cohort.ids[causes[cause]].tolist()) == ids, (t, cause)
                 assert cohort.metrics[cause] == len(ids)
             else:
                 assert not ids
@@ -111,11 +121,15 @@ def test_every_client_is_counted_once(name):
     assert all(seen[kind] > 0 for kind in kinds), seen
 
 
+EVERYBODY = {
+    "dropped": sampling.with_dropout(sampling.full(N), 0.2),
+    "silent": sampling.with_response_rates(sampling.full(N), [0.9, 0.7]),
+}
+
+
 def _drawn(key, name):
     """Who would be lost of all N clients, were everybody invited."""
-    full = sampling.full(N)
-    wrapped = sampling.with_dropout(full, 0.2) if name == "dropped" else sampling.with_response_rates(full, [0.9, 0.7])
-    return set(np.flatnonzero(wrapped.sample(key, ())[0].lost[name] < NEVER).tolist())
+    return set(np.flatnonzero(rounds_of(EVERYBODY[name])(key)[0].lost[name] < NEVER).tolist())
 
 
 def test_candidates_are_not_counted():
@@ -128,8 +142,7 @@ def test_candidates_are_not_counted():
         sampling.with_clock(sampling.with_membership(drawn, [1, 9]), tables()),
     ):
         for t in range(20):
-            state = sampler.init() if sampler.tell is None else told(sampler)
-            cohort = sampler.sample(jax.random.fold_in(KEY, t), state)[0]
+            cohort, _ = rounds_of(sampler)(jax.random.fold_in(KEY, t))
             assert int(cohort.metrics["dropped"]) == int((cohort.invited & ~cohort.reported).sum()), t
 
 
@@ -139,7 +152,7 @@ def test_a_channel_that_late_messages_use(airtime):
     timed = sampling.with_clock(sampling.full(N), tables())
     deadline = int(np.median(TOTAL))
     late = sampling.with_deadline(timed, deadline / 1000)
-    cohort = sampling.with_radio_budget(late, airtime_seconds=airtime).sample(KEY, told(late))[0]
+    cohort, _ = rounds_of(sampling.with_radio_budget(late, airtime_seconds=airtime))(KEY)
     ready, left, place = DOWN + 5 * STEP, 1000 * airtime, set()
     for i in np.lexsort((np.arange(N), ready)):
         used = min(UP[i], deadline - ready[i])
@@ -158,8 +171,7 @@ def test_a_channel_that_late_messages_use(airtime):
 def test_messages_shorter_than_a_tick():
     """Places by number of messages, none of which takes a tick. Catches one without a place that counts as sent."""
     timed = sampling.with_clock(sampling.full(N), tables(up=np.zeros(N)))
-    radio = sampling.with_radio_budget(timed, budget_bytes=3.5 * WORK.bytes_up)
-    cohort = radio.sample(KEY, told(radio))[0]
+    cohort, _ = rounds_of(sampling.with_radio_budget(timed, budget_bytes=3.5 * WORK.bytes_up))(KEY)
     first = np.lexsort((np.arange(N), DOWN + 5 * STEP))[:3]
     assert set(np.flatnonzero(cohort.sent)) == set(first) == set(np.flatnonzero(cohort.reported))
     assert int(cohort.metrics["no_radio"]) == N - 3
@@ -171,27 +183,27 @@ def test_hazards_and_deadlines_in_any_order():
     risk = network.memoryless(0.8)
     timed = sampling.with_clock(sampling.full(N), tables())
     alone = sampling.with_hazard(timed, risk)
+    leaves_after = jax.jit(lambda key: risk.leaves_after(stream(key, "hazard"), jnp.arange(N)))
     for limit in (0.5, 1.0, 1.5):
         inside = sampling.with_deadline(alone, limit)
         outside = sampling.with_hazard(sampling.with_deadline(timed, limit), risk)
         within = sampling.with_deadline(alone, limit, late="partial")
         partial = sampling.with_hazard(sampling.with_deadline(timed, limit, late="partial"), risk)
+        draws = [rounds_of(s) for s in (inside, outside, within, partial)]
         for t in range(10):
             key = jax.random.fold_in(KEY, t)
-            found = [jax.device_get(s.sample(key, told(s))) for s in (inside, outside)]
-            jax.tree.map(np.testing.assert_array_equal, *found)
-            cohort, _ = found[0]
+            found = [draw(key) for draw in draws]
+            jax.tree.map(np.testing.assert_array_equal, *found[:2])
+            (cohort, _), _, (kept, _), (short, _) = found
             assert cohort.metrics["late"] + cohort.metrics["interrupted"] + cohort.reported.sum() == N
-            leaves = np.asarray(risk.leaves_after(stream(key, "hazard"), jnp.arange(N))) * 1000
-            short = partial.sample(key, told(partial))[0]
+            leaves = np.asarray(leaves_after(key)) * 1000
             fits = np.clip((int(limit * 1000) - DOWN - UP) // STEP, 1, 5)
             whole = DOWN + STEP * fits + UP <= limit * 1000
             np.testing.assert_array_equal(short.reported, whole & (leaves >= STEP * fits))
             before = leaves.astype(int) + DOWN < np.minimum(DOWN + STEP * fits + UP, int(limit * 1000))
-            short = within.sample(key, told(within))[0]
-            np.testing.assert_array_equal(short.reported, whole & ~(before & (leaves < 5 * STEP)))
-            assert not bool((short.sent & ~short.reported & (leaves < STEP * fits)).any())
-            assert bool((short.sent | ~short.reported).all())
+            np.testing.assert_array_equal(kept.reported, whole & ~(before & (leaves < 5 * STEP)))
+            assert not bool((kept.sent & ~kept.reported & (leaves < STEP * fits)).any())
+            assert bool((kept.sent | ~kept.reported).all())
 
 
 def test_shorter_work_of_clients_that_are_lost():
@@ -211,22 +223,19 @@ def test_shorter_work_of_clients_that_are_lost():
     ):
         whole, heard = timed(drawn), timed(sampling.full(N))
         short = [sampling.with_deadline(s, 0.9, late="partial") for s in (timed(drawn._replace(sample=mute)), heard)]
-        rounds = [jax.jit(lambda key, s=s: s.sample(key, told(s))[0]) for s in (*short, whole)]
+        rounds = [rounds_of(s) for s in (*short, whole, drawn)]
         for t in range(20):
             key = jax.random.fold_in(KEY, t)
-            some, everyone, long = (jax.device_get(sample(key)) for sample in rounds)
-            silent = ~np.asarray(drawn.sample(key, ())[0].reported) | (np.arange(N) == 3)
+            some, everyone, long, lossy_alone = (draw(key)[0] for draw in rounds)
+            silent = ~lossy_alone.reported | (np.arange(N) == 3)
             np.testing.assert_array_equal(some.reported, everyone.reported & ~silent)
             np.testing.assert_array_equal(some.sent, everyone.sent & ~silent)
             jax.tree.map(np.testing.assert_array_equal, some.spent, everyone.spent)
             counts = sum(int(some.metrics[name]) for name in ("silent", "dropped", "interrupted", "late"))
-            assert counts + some.reported.sum() == N - (not some.reported[3] and not _named(some, 3))
+            named = any(where[3] for where in causes_of(some).values())
+            assert counts + some.reported.sum() == N - (not some.reported[3] and not named)
             regained += int((some.reported & ~long.reported).sum())
     assert regained > 20
-
-
-def _named(cohort, slot):
-    return any(where[slot] for where in lost_to(cohort).values())
 
 
 def test_times_near_the_end_of_int32():
