@@ -66,7 +66,7 @@ def _sent(attack, key: Array, cohort: SideBySide, bad: Array, aggregate: Callabl
         return attack.send(key, cohort, bad, aggregate)
     if isinstance(attack, adversary.Together):
         return with_message(cohort.messages, bad, attack.send(key, seen(cohort, bad)))
-    words = engine.client_keys(stream(key, "alone"), cohort.ids)
+    words = engine.client_keys(key, cohort.ids)  # as `adversary.corrupted` has them
     keys = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
 
     def one(rank, messages):
