@@ -39,7 +39,7 @@ from fedjax_sim.adversary.membership import (
 )
 from fedjax_sim.adversary.omniscient import adaptive, fang, mimic, min_max, min_sum
 from fedjax_sim.adversary.smashed import inversion_error, invert_smashed, labels_by_direction, labels_of_logits
-from fedjax_sim.adversary.who import clients, poisoned, share_of_clients
+from fedjax_sim.adversary.who import clients, number_of_attackers, poisoned, share_of_clients
 
 __all__ = [
     "Alone",
@@ -82,6 +82,7 @@ __all__ = [
     "min_max",
     "min_sum",
     "model_replacement",
+    "number_of_attackers",
     "poisoned",
     "property_score",
     "recover_labels",

@@ -27,11 +27,13 @@ from fedjax_sim.types import Aggregator, Array, Attackers, Metric, PyTree, Recei
 
 __all__ = ["corrupted"]
 
+KEPT = ("start", "weighted", "homogeneous", "withstands")
 LARGEST = 2.0**100  # as in `algorithms.one_client`
 METRICS = (
     Metric("attackers_met", "messages from attackers", "count"),
     Metric("attackers_lost", "of them lost for not being finite", "count"),
     Metric("attackers_share", "share of the messages that are attackers'", "share", "mean"),
+    Metric("attackers_beyond", "rounds with more attackers than the rule withstands", "count"),
 )
 CHOSEN = (
     Metric("messages_chosen", "messages that the rule chose", "count"),
@@ -48,9 +50,10 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
       who: (key, ids [c]) -> [c] bool; `clients`, `share_of_clients`.
 
     Returns: an Aggregator. Its metrics are the given one's, `attackers_met` (messages from attackers that arrived),
-    `attackers_share` (of all that arrived), and `attackers_lost` (of these, what was not finite or too large, and
-    counts as absent). Where the rule chooses messages (Krum's, Bulyan's first half, the minimum diameter) also
-    `messages_chosen`, and `attackers_chosen` among them.
+    `attackers_share` (of all that arrived), `attackers_lost` (of these, what was not finite or too large, and counts as
+    absent), and `attackers_beyond`: 1 where more were left than the aggregator withstands of so many messages. Where
+    the rule chooses messages (Krum's, Bulyan's first half, the minimum diameter) also `messages_chosen`, and
+    `attackers_chosen` among them.
 
     Raises: ValueError for an aggregator that hides single messages (a modular sum), and for one with attackers inside;
     when the round is built, for a `who` that does not say yes or no for each id, for messages of another shape, and as
@@ -67,10 +70,11 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
     validate.function("who", who, "key, ids")
     if aggregator.modulus is not None:
         validate.fail("aggregator", "a sum of numbers", "a modular sum", "Nobody sees single messages of that one.")
-    if aggregator.attacked:
+    if aggregator.attackers is not None:
         hint = "The other attackers would count as honest: write one attack, whose `send` does both."
         validate.fail("aggregator", "one without attackers inside", "a corrupted one", hint)
-    who, metrics = partial(_chosen, who), (*aggregator.metrics, *METRICS, *CHOSEN[: 2 * aggregator.chooses])
+    attackers, metrics = who, (*aggregator.metrics, *METRICS, *CHOSEN[: 2 * aggregator.chooses])
+    who = partial(_chosen, who)
     if aggregator.chooses:
         aggregator = _counting(aggregator, who)
     own = start = aggregator.start
@@ -83,7 +87,7 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
         made = _together(aggregator, attack, who)
     else:
         made = _side_by_side(aggregator, attack, who)
-    facts = {"sensitivity": None, "homogeneous": False, "rule": None, "chooses": False, "attacked": True}
+    facts = {"sensitivity": None, "homogeneous": False, "rule": None, "chooses": False, "attackers": attackers}
     return made._replace(metrics=metrics, start=start, **facts)
 
 
@@ -115,15 +119,18 @@ def _counting(aggregator: Aggregator, who: Callable) -> Aggregator:
         counts = {name: mask.sum(dtype=jnp.int32) for name, mask in counts.items()}
         return update, {name: x for name, x in metrics.items() if name != "chosen"} | counts, *state
 
-    facts = {"start": aggregator.start, "weighted": aggregator.weighted, "homogeneous": aggregator.homogeneous}
-    return checked(by_rule(rule, **facts), aggregator)
+    return checked(by_rule(rule, **{name: getattr(aggregator, name) for name in KEPT}), aggregator)
 
 
-def _met(update: PyTree, attackers: Array, lost: Array, arrived: Array) -> tuple[PyTree, dict[str, Array]]:
+def _met(
+    aggregator: Aggregator, update: PyTree, attackers: Array, lost: Array, arrived: Array
+) -> tuple[PyTree, dict[str, Array]]:
     """(The aggregate, or NaN where every message was lost: such a round is skipped; the metrics of these numbers.)"""
     nan = lambda x: jnp.where(arrived > lost, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.inexact) else x  # noqa: E731
     share = engine.divide(attackers.astype(jnp.float32), jnp.maximum(arrived, 1).astype(jnp.float32))
-    metrics = {"attackers_met": attackers, "attackers_lost": lost, "attackers_share": share}
+    most = 0 if aggregator.withstands is None else aggregator.withstands(arrived - lost)
+    beyond = (attackers - lost > most).astype(jnp.int32)
+    metrics = {"attackers_met": attackers, "attackers_lost": lost, "attackers_share": share, "attackers_beyond": beyond}
     return jax.tree.map(nan, update), metrics
 
 
@@ -177,7 +184,7 @@ def _alone(aggregator: Aggregator, attack: Alone, who: Callable) -> Aggregator:
     def finalize(key, round, carry):
         inner, counts = carry
         update, metrics, *state = aggregator.finalize(key, round, inner)
-        update, found = _met(update, counts["met"], counts["lost"], counts["arrived"])
+        update, found = _met(aggregator, update, counts["met"], counts["lost"], counts["arrived"])
         return update, metrics | found, *state
 
     return aggregator._replace(init=init, accumulate=accumulate, finalize=finalize)
@@ -227,7 +234,7 @@ def _together(aggregator: Aggregator, attack: Together, who: Callable) -> Aggreg
 
         inner, lost = jax.lax.fori_loop(0, attackers, one, (carry["inner"], jnp.zeros((), jnp.int32)))
         update, metrics, *state = aggregator.finalize(key, round, inner)
-        update, found = _met(update, attackers, lost, attackers + number.astype(jnp.int32))
+        update, found = _met(aggregator, update, attackers, lost, attackers + number.astype(jnp.int32))
         return update, metrics | found, *beside(state)
 
     return aggregator._replace(init=init, accumulate=accumulate, finalize=finalize)
@@ -263,11 +270,10 @@ def _side_by_side(aggregator: Aggregator, attack: Together | Omniscient, who: Ca
         lost = bad & ~((peak < LARGEST) & (peak * cohort.weights < LARGEST))
         cohort = _without(cohort._replace(messages=changed), lost)
         update, metrics, *state = judge(key, round, cohort)
-        update, found = _met(update, bad.sum(dtype=jnp.int32), lost.sum(dtype=jnp.int32), arrived)
+        update, found = _met(aggregator, update, bad.sum(dtype=jnp.int32), lost.sum(dtype=jnp.int32), arrived)
         return update, metrics | found, *beside(state)
 
-    facts = {"start": aggregator.start, "weighted": aggregator.weighted, "homogeneous": aggregator.homogeneous}
-    return checked(by_rule(rule, **facts), aggregator)
+    return checked(by_rule(rule, **{name: getattr(aggregator, name) for name in KEPT}), aggregator)
 
 
 def _without(cohort: SideBySide, lost: Array) -> SideBySide:

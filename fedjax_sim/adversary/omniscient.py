@@ -7,10 +7,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, validate
-from fedjax_sim.adversary.kinds import Omniscient, dot, seen
+from fedjax_sim import engine, tree, validate
+from fedjax_sim.adversary.kinds import Honest, Omniscient, dot, seen
+from fedjax_sim.engine.digits import power_of_two
 from fedjax_sim.engine.messages import columnwise, gaps, inner_products, one_message, squared_distances, with_message
-from fedjax_sim.types import PyTree
+from fedjax_sim.types import Array, PyTree
 
 __all__ = ["adaptive", "fang", "mimic", "min_max", "min_sum"]
 
@@ -154,46 +155,90 @@ def fang(reach: float = 2.0) -> Omniscient:
     return Omniscient(send)
 
 
-def adaptive(num_scales: int = 16) -> Omniscient:
-    """Of many messages, the one that moves this very aggregator furthest from the honest mean, tried one by one.
+def adaptive(num_scales: int = 16, num_ascents: int = 8) -> Omniscient:
+    """The message that moves this very aggregator far from the honest mean: a search along lines, then an ascent.
 
-    Tried are mean - gamma p for p the mean's direction, its signs and the standard deviations, and gamma in powers of
-    two from 2^-4 to 2^(n - 5) times the honest messages' root mean square deviation over |p|. Order statistics and
-    choices have no useful derivative, so nothing ascends a gradient.
+    First mean - gamma p is tried, for p the mean's direction, its signs and the standard deviations, and gamma in
+    powers of two from 2^-4 to 2^(n - 5) times the honest messages' root mean square deviation over |p|. From the best
+    of them the harm |aggregate - mean|^2 is ascended. Order statistics and choices have no derivative that helps, so
+    each step takes the best of five messages: from the mean the way that the aggregate was moved (the gradient, where a
+    rule moves every coordinate by the same factor), half, once and twice as far as the best so far; and that one plus
+    and minus a random step, one sign for each coordinate, in proportion to the standard deviations. Where none is
+    better the random steps become shorter.
 
     Args:
-      num_scales: n; the rule is computed 3 n times.
+      num_scales: n, in [1, 64]; the rule is computed 3 n times.
+      num_ascents: steps of the ascent, in [0, 1024]; the rule is computed five times in each.
 
-    Guarantees: never less harmful than what it tries (tests/adversary/test_attacks.py::test_adaptive).
+    Guarantees: never less harmful than what it tries (tests/adversary/test_attacks.py::test_adaptive), and the ascent
+    finds worse ones (::test_ascent).
 
     References: Shejwalkar and Houmansadr 2021, section 4 (aggregation known); Fang et al. 2020, section 3.2 (lambda by
-    halving).
+    halving); Spall 1992 (simultaneous perturbation).
     """
     validate.integer("num_scales", num_scales, 1, 64)
+    validate.integer("num_ascents", num_ascents, 0, 1024)
 
     def send(key, cohort, bad, aggregate):
         found, honest = seen(cohort, bad), cohort.arrived & ~bad
         own = jnp.where(honest, squared_distances(cohort.messages, found.mean), 0)
         spread = jnp.sqrt(engine.divide(engine.pairwise_sum(own, (0,)), jnp.maximum(found.number, 1)))
-        ways = [make(found.mean, found.std) for make in DIRECTIONS.values()]
 
-        def message(way, scale):
-            length = jnp.sqrt(dot(way, way))
-            gamma = engine.divide(spread * scale, jnp.where(length > 0, length, 1))
-            return jax.tree.map(lambda m, p: m - gamma.astype(m.dtype) * p, found.mean, way)
+        def harm(message):
+            moved = aggregate(with_message(cohort.messages, bad, message))
+            away = jax.tree.map(lambda x, m: x.astype(m.dtype) - m, moved, found.mean)
+            size = dot(away, away).astype(jnp.float32)
+            return jnp.where(jnp.isfinite(size), size, -1), away  # a round that is skipped does no harm
 
-        def harm(way, scale):
-            moved = aggregate(with_message(cohort.messages, bad, message(way, scale)))
-            away = jax.tree.map(lambda x, m: x.astype(jnp.float32) - m.astype(jnp.float32), moved, found.mean)
-            size = dot(away, away)
-            return jnp.where(jnp.isfinite(size), size, -1)  # a round that is skipped does no harm
-
-        scales = jnp.float32(2) ** jnp.arange(-4, num_scales - 4)
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *ways)
-        pairs = jnp.arange(len(ways) * num_scales)
-        way_of = lambda i: jax.tree.map(lambda x: x[i // num_scales], stacked)  # noqa: E731
-        harms = jax.lax.map(lambda i: harm(way_of(i), scales[i % num_scales]), pairs)
-        best = jnp.argmax(harms)
-        return with_message(cohort.messages, bad, message(way_of(best), scales[best % num_scales]))
+        best = _along_lines(harm, found, spread, num_scales)
+        best = _ascended(harm, found, key, best, num_ascents)
+        return with_message(cohort.messages, bad, best[0])
 
     return Omniscient(send)
+
+
+def _better(harm: Callable, state: tuple, message: PyTree) -> tuple:
+    """The more harmful one of (message, its harm, how the aggregate was moved) and another message."""
+    size, away = harm(message)
+    return jax.tree.map(lambda new, old: jnp.where(size > state[1], new, old), (message, size, away), state)
+
+
+def _line(start: PyTree, way: PyTree, length: Array) -> PyTree:
+    """`length` from a point along a direction."""
+    own = jnp.sqrt(dot(way, way))
+    gamma = engine.divide(length, jnp.where(own > 0, own, 1))
+    return jax.tree.map(lambda m, p: m + gamma.astype(m.dtype) * p.astype(m.dtype), start, way)
+
+
+def _along_lines(harm: Callable, found: Honest, spread: Array, num_scales: int) -> tuple:
+    """The most harmful of the messages along fixed directions, with its harm and how it moves the aggregate."""
+    ways = jax.tree.map(lambda *x: jnp.stack(x), *(make(found.mean, found.std) for make in DIRECTIONS.values()))
+
+    def one(i, state):
+        way = jax.tree.map(lambda x: x[i // num_scales], ways)
+        scale = power_of_two(i % num_scales - 4, jnp.float32)
+        return _better(harm, state, _line(found.mean, way, -spread * scale))
+
+    start = found.mean, jnp.float32(-2), tree.zeros_like(found.mean)
+    return jax.lax.fori_loop(0, len(DIRECTIONS) * num_scales, one, start)
+
+
+def _ascended(harm: Callable, found: Honest, key: Array, best: tuple, num_ascents: int) -> tuple:
+    """A more harmful message, as `adaptive` says."""
+
+    def ascent(i, state):
+        best, reach = state
+        away = jax.tree.map(jnp.subtract, best[0], found.mean)
+        length = jnp.sqrt(dot(away, away))
+        leaves, structure = jax.tree.flatten(found.std)
+        keys = jax.random.split(jax.random.fold_in(key, i), len(leaves))
+        signs = [jax.random.rademacher(k, x.shape, x.dtype) * x for k, x in zip(keys, leaves, strict=True)]
+        signs = structure.unflatten(signs)
+        tried = [_line(found.mean, best[2], c * length) for c in (0.5, 1.0, 2.0)]
+        tried += [_line(best[0], signs, c * reach * length) for c in (1.0, -1.0)]
+        stacked, last = jax.tree.map(lambda *x: jnp.stack(x), *tried), best[1]
+        take = lambda k: jax.tree.map(lambda x: x[k], stacked)  # noqa: E731
+        best = jax.lax.fori_loop(0, len(tried), lambda k, state: _better(harm, state, take(k)), best)
+        return best, jnp.where(best[1] > last, reach, 0.7 * reach)
+
+    return jax.lax.fori_loop(0, num_ascents, ascent, (best, jnp.float32(0.5)))[0]

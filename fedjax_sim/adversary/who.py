@@ -12,7 +12,9 @@ from fedjax_sim import engine, validate
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Attackers
 
-__all__ = ["clients", "poisoned", "share_of_clients"]
+__all__ = ["clients", "number_of_attackers", "poisoned", "share_of_clients"]
+
+PART = 1 << 20  # ids looked at together
 
 
 def clients(ids: Sequence[int], *, population_size: int | None = None) -> Attackers:
@@ -75,3 +77,22 @@ def share_of_clients(share: float, *, seed: int = 0, each_round: bool = False) -
         return luck.astype(jnp.float32) < jnp.float32(share * 2**24)
 
     return who
+
+
+def number_of_attackers(who: Attackers, population_size: int, *, seed: int = 0) -> int:
+    """How many of a population's clients attack; of attackers that are drawn anew each round, in one such draw.
+
+    Args:
+      who: as for `corrupted`; `Aggregator.attackers` of a corrupted one.
+      population_size: N.
+      seed: of the draw.
+
+    >>> number_of_attackers(clients([3, 5]), 5)
+    1
+    """
+    validate.function("who", who, "key, ids")
+    validate.integer("population_size", population_size)
+    found, key = 0, jax.random.key(seed)
+    for start in range(0, population_size, PART):
+        found += int(who(key, jnp.arange(start, min(start + PART, population_size), dtype=jnp.int32)).sum())
+    return found

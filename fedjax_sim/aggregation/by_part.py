@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping
+
+import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.prng import stream
@@ -84,6 +88,12 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
     weighted = any(rule.weighted for rule in parts.values())
     bound, homogeneous = None if None in bounds else max(bounds), all(rule.homogeneous for rule in parts.values())
     facts = {"weighted": weighted, "homogeneous": homogeneous, "design": design, "start": start if stateful else None}
-    facts["attacked"] = any(rule.attacked for rule in parts.values())
+    who = [rule.attackers for rule in parts.values() if rule.attackers is not None]
+    facts["attackers"] = (
+        (lambda key, ids: functools.reduce(operator.or_, (one(key, ids) for one in who))) if who else None
+    )
+    limits = [rule.withstands for rule in parts.values()]
+    least = lambda number: functools.reduce(jnp.minimum, (limit(number) for limit in limits))  # noqa: E731
+    facts["withstands"] = None if None in limits else least
     stated = (metric._replace(name=f"{name}_{metric.name}") for name, rule in parts.items() for metric in rule.metrics)
     return Aggregator(init, accumulate, finalize, bound, metrics=tuple(stated), **facts)

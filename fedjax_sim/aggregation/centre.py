@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, validate
+from fedjax_sim.aggregation.coordinate import minority
 from fedjax_sim.engine.messages import mean_and_distances, squared_distances, weighted_mean, weighted_sum
 from fedjax_sim.engine.side_by_side import by_rule
 from fedjax_sim.types import Aggregator, Array
@@ -57,7 +58,7 @@ def geometric_median(num_steps: int = 8, *, smoothing: float = 1e-6, trust_weigh
         first = shares(lengths, jnp.maximum(engine.median(lengths, cohort.arrived), smoothing))
         return weighted_mean(cohort.messages, jax.lax.fori_loop(0, num_steps - 1, closer, first)), {}
 
-    return by_rule(rule, weighted=trust_weights)
+    return by_rule(rule, weighted=trust_weights, withstands=None if trust_weights else minority)
 
 
 def centered_clipping(radius: float, num_steps: int = 1, *, trust_weights: bool = False) -> Aggregator:
@@ -99,4 +100,5 @@ def centered_clipping(radius: float, num_steps: int = 1, *, trust_weights: bool 
     def start(update_spec):
         return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), update_spec)
 
-    return by_rule(rule, weighted=trust_weights, start=start)
+    withstands = None if trust_weights else minority
+    return by_rule(rule, weighted=trust_weights, start=start, withstands=withstands)

@@ -20,6 +20,7 @@ __all__ = [
     "enough",
     "mean_around_median",
     "median",
+    "minority",
     "more_than",
     "sign_majority",
     "trimmed_mean",
@@ -69,7 +70,7 @@ def median(*, trust_weights: bool = False) -> Aggregator:
 
         return columnwise(cohort.messages, middle, units), {}
 
-    return by_rule(rule, weighted=trust_weights, homogeneous=True)
+    return by_rule(rule, weighted=trust_weights, homogeneous=True, withstands=None if trust_weights else minority)
 
 
 def trimmed_mean(num_byzantine: int, *, trust_weights: bool = False) -> Aggregator:
@@ -107,7 +108,9 @@ def trimmed_mean(num_byzantine: int, *, trust_weights: bool = False) -> Aggregat
         update = columnwise(cohort.messages, trimmed, units)
         return enough(cohort, 2 * num_byzantine + 1, update), {}
 
-    return by_rule(rule, more_than(num_byzantine, 2), weighted=trust_weights, homogeneous=True)
+    withstands = None if trust_weights else lambda number: num_byzantine
+    check = more_than(num_byzantine, 2)
+    return by_rule(rule, check, weighted=trust_weights, homogeneous=True, withstands=withstands)
 
 
 def mean_around_median(num_byzantine: int) -> Aggregator:
@@ -135,7 +138,8 @@ def mean_around_median(num_byzantine: int) -> Aggregator:
         update = columnwise(cohort.messages, partial(around_median, kept), cohort.arrived)
         return enough(cohort, 2 * num_byzantine + 1, update), {}
 
-    return by_rule(rule, more_than(num_byzantine, 2), weighted=False, homogeneous=True)
+    facts = {"weighted": False, "homogeneous": True, "withstands": lambda number: num_byzantine}
+    return by_rule(rule, more_than(num_byzantine, 2), **facts)
 
 
 def around_median(kept: Array, values: Array, there: Array) -> Array:
@@ -181,7 +185,13 @@ def sign_majority(*, trust_weights: bool = False) -> Aggregator:
         votes, total = exact.total(carry)
         return jax.tree.map(jnp.sign, votes), {"total_weight": total}
 
-    return Aggregator(init, accumulate, finalize, weighted=trust_weights)
+    withstands = None if trust_weights else minority
+    return Aggregator(init, accumulate, finalize, weighted=trust_weights, withstands=withstands)
+
+
+def minority(number):
+    """The most of `number` messages that are fewer than half of them; an int, or integers of an array."""
+    return (number - (number > 0)) // 2
 
 
 def more_than(num_byzantine: int, times: int, more: int = 1) -> Callable:

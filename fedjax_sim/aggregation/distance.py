@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import engine, validate
-from fedjax_sim.aggregation.coordinate import around_median, enough, more_than
+from fedjax_sim.aggregation.coordinate import around_median, more_than
 from fedjax_sim.engine import exact
 from fedjax_sim.engine.messages import columnwise, gaps, one_message, weighted_mean
 from fedjax_sim.engine.side_by_side import SideBySide, by_rule
-from fedjax_sim.types import Aggregator, Array
+from fedjax_sim.types import Aggregator, Array, PyTree
 
 __all__ = ["bulyan", "krum", "minimum_diameter"]
 
@@ -33,7 +33,7 @@ def krum(num_byzantine: int, num_chosen: int = 1) -> Aggregator:
       num_chosen: q, in [1, m - f - 2].
 
     Returns: an Aggregator that holds all m messages, and m x m distances. Weights are not looked at. A round with fewer
-    than 2 f + 3 messages is skipped.
+    than 2 f + 3 messages is skipped, and one whose scores are infinite: distances of 1.8e19 and more count as infinite.
 
     Raises: ValueError, when the round is built, for a cohort that is too small for f or q.
 
@@ -62,9 +62,19 @@ def krum(num_byzantine: int, num_chosen: int = 1) -> Aggregator:
         else:
             chosen = jnp.argsort(jnp.argsort(scores, stable=True), stable=True) < num_chosen
             update = weighted_mean(cohort.messages, chosen.astype(jnp.float32))
-        return enough(cohort, least, update), {"chosen": chosen & (cohort.number >= least)}
+        known = jnp.isfinite(jnp.where(chosen, scores, 0)).all()
+        return _made((cohort.number >= least) & known, update, chosen)
 
-    return by_rule(rule, check, weighted=False, homogeneous=True, chooses=True)
+    return by_rule(rule, check, **_facts(num_byzantine))
+
+
+def _facts(num_byzantine: int) -> dict:
+    return {"weighted": False, "homogeneous": True, "chooses": True, "withstands": lambda number: num_byzantine}
+
+
+def _made(sound: Array, update: PyTree, chosen: Array) -> tuple[PyTree, dict[str, Array]]:
+    """What a rule returns: the update and whom it chose, or NaN (a skipped round) and nobody."""
+    return jax.tree.map(lambda x: jnp.where(sound, x, jnp.nan), update), {"chosen": chosen & sound}
 
 
 def _scores(apart: Array, there: Array, nearest: Array) -> Array:
@@ -93,29 +103,29 @@ def bulyan(num_byzantine: int) -> Aggregator:
       num_byzantine: f, the attackers in a cohort that it withstands; 4 f + 3 <= m.
 
     Returns: an Aggregator that holds all m messages, and m x m distances. Weights are not looked at. A round with fewer
-    than 4 f + 3 messages is skipped.
+    than 4 f + 3 messages is skipped, and one in which a score is infinite, as for `krum`.
 
     Raises: ValueError for 4 f + 3 > m, when the round is built.
 
-    Guarantees: NumPy's (tests/aggregation/test_distance.py::test_bulyan_is_numpys); within the honest range at each
-    coordinate up to f attackers (::test_attackers_are_not_chosen).
+    Guarantees: NumPy's (tests/aggregation/test_distance.py::test_bulyan_is_numpys); up to f attackers, no further
+    outside of the honest range at a coordinate than its width (::test_attackers_are_not_chosen): it averages values
+    nearest to an honest median, and a value just outside of the range may be among them.
 
     References: El Mhamdi, Guerraoui and Rouault 2018, section 4.
     """
     validate.integer("num_byzantine", num_byzantine, 0)
 
     def rule(key, round, cohort):
-        chosen = _one_by_one(cohort, num_byzantine)
+        chosen, known = _one_by_one(cohort, num_byzantine)
         kept = cohort.number - 4 * num_byzantine
         update = columnwise(cohort.messages, partial(around_median, kept), chosen)
-        least = 4 * num_byzantine + 3
-        return enough(cohort, least, update), {"chosen": chosen & (cohort.number >= least)}
+        return _made((cohort.number >= 4 * num_byzantine + 3) & known, update, chosen)
 
-    return by_rule(rule, more_than(num_byzantine, 4, 3), weighted=False, homogeneous=True, chooses=True)
+    return by_rule(rule, more_than(num_byzantine, 4, 3), **_facts(num_byzantine))
 
 
-def _one_by_one(cohort: SideBySide, num_byzantine: int) -> Array:
-    """[m] bool: n - 2 f messages by Krum among those that are left, each time.
+def _one_by_one(cohort: SideBySide, num_byzantine: int) -> tuple[Array, Array]:
+    """([m] bool: n - 2 f messages by Krum among those that are left, each time; whether all their scores are finite).
 
     Rows of distances are sorted once. Of a message's neighbours that are left, the nearest end at a place that moves
     down as neighbours are chosen, for one neighbour fewer counts each time.
@@ -129,10 +139,11 @@ def _one_by_one(cohort: SideBySide, num_byzantine: int) -> Array:
     end = jnp.full(m, cohort.number - f - 3)  # the place of the last neighbour that counts
 
     def choose(i, state):
-        chosen, left, end = state
+        chosen, left, end, known = state
         counted = left & (places[None] <= end[:, None])
         scores = engine.pairwise_sum(jnp.where(counted, apart, 0), (1,))
         best = jnp.argmin(jnp.where(cohort.arrived & ~chosen, scores, jnp.inf)).astype(jnp.int32)
+        known &= jnp.isfinite(scores[best])
         gone = who == best
         inside = (gone & (places[None] <= end[:, None])).any(1)
         left &= ~gone
@@ -141,10 +152,11 @@ def _one_by_one(cohort: SideBySide, num_byzantine: int) -> Array:
         still = lambda end: (~left[places, jnp.maximum(end, 0)] & (end >= 0)).any()  # noqa: E731
         down = lambda end: jnp.where(~left[places, jnp.maximum(end, 0)] & (end >= 0), end - 1, end)  # noqa: E731
         end = jax.lax.while_loop(still, down, end)
-        return chosen.at[best].set(True), left, end
+        return chosen.at[best].set(True), left, end, known
 
-    start = jnp.zeros(m, bool), left, end
-    return jax.lax.fori_loop(0, jnp.maximum(cohort.number - 2 * f, 0), choose, start)[0]
+    start = jnp.zeros(m, bool), left, end, jnp.array(True)
+    chosen, *_, known = jax.lax.fori_loop(0, jnp.maximum(cohort.number - 2 * f, 0), choose, start)
+    return chosen, known
 
 
 def minimum_diameter(num_byzantine: int) -> Aggregator:
@@ -157,7 +169,8 @@ def minimum_diameter(num_byzantine: int) -> Aggregator:
       num_byzantine: f, the attackers in a cohort that it withstands; 2 f < m.
 
     Returns: an Aggregator that holds all m messages and, in the program, all subsets. Weights are not looked at. A
-    round in which a message is missing takes m - f of those that arrived.
+    round in which a message is missing takes m - f of those that arrived; one whose diameters are all infinite (1.8e19
+    or more) is skipped.
 
     Raises: ValueError, when the round is built, for 2 f >= m and for more than 200,000 subsets.
 
@@ -176,13 +189,13 @@ def minimum_diameter(num_byzantine: int) -> Aggregator:
         subsets = jnp.asarray(_subsets(m, num_byzantine))
         apart = jnp.where(cohort.arrived[:, None] & cohort.arrived[None], gaps(cohort.messages), jnp.inf)
         diameter = lambda members: apart[members[:, None], members[None]].max()  # noqa: E731
-        best = subsets[jnp.argmin(jax.lax.map(diameter, subsets, batch_size=4096))]
-        chosen = jnp.zeros(m, bool).at[best].set(True)
+        diameters = jax.lax.map(diameter, subsets, batch_size=4096)
+        best = jnp.argmin(diameters)
+        chosen = jnp.zeros(m, bool).at[subsets[best]].set(True)
         update = weighted_mean(cohort.messages, chosen.astype(jnp.float32))
-        least = m - num_byzantine
-        return enough(cohort, least, update), {"chosen": chosen & (cohort.number >= least)}
+        return _made(jnp.isfinite(diameters[best]), update, chosen)  # infinite with fewer than m - f messages
 
-    return by_rule(rule, check, weighted=False, homogeneous=True, chooses=True)
+    return by_rule(rule, check, **_facts(num_byzantine))
 
 
 def _subsets(m: int, f: int) -> np.ndarray:

@@ -18,10 +18,10 @@ __all__ = ["adaptive_clipping", "bucketing", "nearest_neighbour_mixing"]
 
 
 def _around(
-    aggregator: Aggregator, change, check=None, number=lambda num_slots: num_slots, least: int = 0
+    aggregator: Aggregator, change, check=None, number=lambda num_slots: num_slots, least: int = 0, most=None
 ) -> Aggregator:
     """`aggregator` of what `change(key, SideBySide) -> SideBySide` makes of a cohort of at least `least`: `number(m)`
-    messages."""
+    messages. It withstands at most `most` attackers, however many the aggregator does; None = no limit of its own."""
     validate.part("aggregator", aggregator, Aggregator)
     check_honest(aggregator)
     if aggregator.rule is None:
@@ -34,7 +34,12 @@ def _around(
         metrics = {name: x for name, x in metrics.items() if name != "chosen"}  # what it chose is no client's message
         return enough(cohort, least, update), metrics, *state
 
+    def withstands(num_messages):
+        inner = aggregator.withstands(number(num_messages))
+        return inner if most is None else jnp.minimum(most, inner)
+
     facts = {"weighted": aggregator.weighted, "homogeneous": aggregator.homogeneous, "start": aggregator.start}
+    facts["withstands"] = aggregator.withstands and withstands
     return checked(by_rule(rule, check, **facts, metrics=aggregator.metrics), aggregator, number)
 
 
@@ -110,7 +115,8 @@ def nearest_neighbour_mixing(aggregator: Aggregator, num_byzantine: int) -> Aggr
         share = engine.divide(chosen.astype(jnp.float32), jnp.maximum(kept, 1).astype(jnp.float32))
         return cohort._replace(messages=mixed(cohort.messages, share))
 
-    return _around(aggregator, change, more_than(num_byzantine, 2), least=2 * num_byzantine + 1)
+    least = 2 * num_byzantine + 1
+    return _around(aggregator, change, more_than(num_byzantine, 2), least=least, most=num_byzantine)
 
 
 def adaptive_clipping(aggregator: Aggregator, num_byzantine: int) -> Aggregator:
@@ -140,4 +146,4 @@ def adaptive_clipping(aggregator: Aggregator, num_byzantine: int) -> Aggregator:
         limit = jnp.sort(norms)[::-1][jnp.maximum(counts[cohort.number - 1], 0)]
         return cohort._replace(messages=weighted_rows(cohort.messages, shortening(norms, limit)))
 
-    return _around(aggregator, change, more_than(num_byzantine, 2))
+    return _around(aggregator, change, more_than(num_byzantine, 2), most=num_byzantine)

@@ -36,6 +36,7 @@ def norm_bounding(aggregator: Aggregator, max_norm: float) -> Aggregator:
         validate.fail("aggregator", "a sum of numbers", "a modular sum", "Nobody sees single messages of that one.")
     check_honest(aggregator)
     limit = jnp.float32(max_norm)
+    withstands = aggregator.withstands or ((lambda number: number) if aggregator.homogeneous else None)
 
     def init(update_spec, num_slots):
         zero = jnp.zeros((), jnp.int32)
@@ -63,12 +64,13 @@ def norm_bounding(aggregator: Aggregator, max_norm: float) -> Aggregator:
         homogeneous=False,
         rule=None,
         chooses=False,
+        withstands=withstands,
     )
 
 
 def check_honest(aggregator: Aggregator) -> None:
     """Refuses an aggregator with attackers inside, for a wrapper that would meet honest messages alone."""
-    if aggregator.attacked:
+    if aggregator.attackers is not None:
         hint = "This wrapper would meet honest messages alone: put `corrupted` around it, in a config behind it."
         validate.fail("aggregator", "one without attackers inside", "a corrupted one", hint)
 

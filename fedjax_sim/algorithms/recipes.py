@@ -157,9 +157,9 @@ def fednova(
     References: Wang et al. 2020 (FedNova), equation 4.
     """
     validate.positive("learning_rate", learning_rate)
-    if aggregator is not None and not (aggregator.homogeneous and not aggregator.attacked):
+    if aggregator is not None and not (aggregator.homogeneous and aggregator.attackers is None):
         how = "Build the round by `federated` with client.normalized, server.rescaled and"
-        if aggregator.attacked:
+        if aggregator.attackers is not None:
             hint = f'The number of steps changes too, so a flipped sign cancels. {how} by_part({{"direction": '
             hint += 'corrupted(...), "steps": mean()}).'
             validate.fail("aggregator", "one without attackers inside for fednova", "a corrupted one", hint)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedjax_sim.command.attackers import expected_attackers
 from fedjax_sim.running.environment import prepare
 
 __all__ = ["plan", "shown_bytes"]
@@ -43,7 +44,10 @@ def plan(
     except MemoryError as error:
         typer.echo(f"MemoryError: {error}", err=True)
         raise typer.Exit(1) from error
-    _show_plan(loaded.resolved()["run"], experiment, found, largest)
+    options = loaded.resolved()["run"]
+    if attackers := expected_attackers(experiment, options["rounds"]):
+        typer.echo(attackers)
+    _show_plan(options, experiment, found, largest)
 
 
 def shown_bytes(value: float) -> str:

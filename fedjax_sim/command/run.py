@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from fedjax_sim.command.attackers import expected_attackers
 from fedjax_sim.command.folders import (
     RUNS,
     check_fresh,
@@ -140,6 +141,8 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
         done = f" after the {rounds_done(folder):,} done" if start["resume"] else ""
         clients, rounds = experiment.data.train.size, options["rounds"]
         typer.echo(f"{name}: {clients:,} clients, {rounds:,} rounds{done}, into {folder}")
+        if attackers := expected_attackers(experiment, rounds):
+            typer.echo(attackers)
     return train(
         experiment.key,
         experiment.algorithm,

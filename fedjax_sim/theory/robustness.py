@@ -6,24 +6,30 @@ N clients of which F are attackers, cohorts of m drawn without replacement, f at
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from scipy import integrate, stats
 
 from fedjax_sim import validate
+from fedjax_sim.sampling.design import SamplingDesign
+from fedjax_sim.theory.cohorts import check_design, report_counts
 
 __all__ = [
     "Breakdown",
     "Robustness",
     "attackers_met",
     "breakdown_points",
+    "chance_beyond",
     "chance_of_more_attackers",
     "median_efficiency",
     "most_attackers",
     "robustness_coefficients",
     "trimmed_mean_efficiency",
 ]
+
+INDEPENDENT = ("uniform_without_replacement", "full", "poisson", "truncated_poisson")
 
 
 def _counts(population_size: int, num_attackers: int, cohort_size: int) -> None:
@@ -96,6 +102,42 @@ def most_attackers(
         if chance_of_more_attackers(population_size, num_attackers, cohort_size, f, num_rounds=num_rounds) <= chance:
             return f
     return cohort_size
+
+
+def chance_beyond(
+    design: SamplingDesign, num_attackers: int, withstands: Callable[[np.ndarray], np.ndarray], *, num_rounds: int = 1
+) -> float:
+    """The chance that in some of T rounds more attackers report than the rule withstands among so many messages.
+
+    Unlike `chance_of_more_attackers` it takes cohorts whose size is random, as under Poisson sampling or dropout.
+
+    Args:
+      design: of the sampler; independent cohorts without replacement, all clients alike.
+      num_attackers: F, in [0, N].
+      withstands: numbers of messages [k] -> attackers [k] or one for all, as `Aggregator.withstands`.
+      num_rounds: T.
+
+    Raises: ValueError for a design whose cohorts depend on each other, or in which clients differ or are drawn twice.
+
+    Guarantees: cohorts of the samplers, with dropout too (tests/theory/test_robustness.py::test_rules_that_are_beaten).
+
+    >>> sizes = {"population_size": 1000, "cohort_size": 100, "num_slots": 100}
+    >>> design = SamplingDesign(scheme="uniform_without_replacement", **sizes)
+    >>> round(chance_beyond(design, 100, lambda number: 15), 4)
+    0.032
+    """
+    check_design(design)
+    hint = "Count the metric `attackers_beyond` of a run instead."
+    if design.scheme not in INDEPENDENT:
+        validate.fail("design.scheme", " or ".join(INDEPENDENT), design.scheme, hint)
+    if design.client_rates is not None or design.response != "random":
+        validate.fail("design", "one in which all clients are as likely to report", design.response, hint)
+    validate.integer("num_attackers", num_attackers, 0, design.population_size)
+    validate.integer("num_rounds", num_rounds)
+    counts, chances = report_counts(design)
+    most = np.asarray(withstands(counts))
+    once = float(chances @ stats.hypergeom(design.population_size, num_attackers, counts).sf(most))
+    return -math.expm1(num_rounds * math.log1p(-once)) if once < 1 else 1.0
 
 
 class Breakdown(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_sim.types.data import Metric, Noise, PyTree
+from fedjax_sim.types.data import Attackers, Metric, Noise, PyTree
 
 __all__ = [
     "Aggregator",
@@ -121,8 +121,10 @@ class Aggregator(NamedTuple):
     view: Callable | None = None  # (key, Round, Received of all slots) -> (messages [m, ...], weights [m]) that the
     # server sees; None = the messages as they arrive
     wire: Callable | None = None  # (update_spec, Wire, num_slots) -> Wire of what a client sends; None = its message
-    attacked: bool = False  # attackers are inside of it: nothing around it sees what they send
+    attackers: Attackers | None = None  # who of its clients attack, inside of it: nothing around it sees what they send
     chooses: bool = False  # the rule's metrics have "chosen", [m] bool: whose messages it takes; `finalize`'s have not
+    withstands: Callable | None = None  # (number of messages) -> the most attackers among them whose harm it bounds,
+    # whatever they send; None = none
 
 
 class ServerUpdate(NamedTuple):

@@ -146,13 +146,33 @@ def test_adaptive():
     spread = np.sqrt(((honest - mean) ** 2).sum(1).mean())
     ways = (mean / np.linalg.norm(mean), np.sign(mean), honest.std(0, ddof=1))
     for rule in (aggregation.trimmed_mean(3), aggregation.krum(3), aggregation.mean()):
-        got = applied(adversary.corrupted(rule, adversary.adaptive(8), who), x)[0]
+        got = applied(adversary.corrupted(rule, adversary.adaptive(8, 0), who), x)[0]
         tried = []
         for way in ways:
             for scale in 2.0 ** np.arange(-4, 4):
                 x[9:] = mean - spread * scale / np.linalg.norm(way) * way
                 tried.append(np.linalg.norm(applied(rule, x)[0] - mean))
         np.testing.assert_allclose(np.linalg.norm(got - mean), max(tried), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("rule", "gain"), [(aggregation.geometric_median(), 1.1), (aggregation.krum(3), 1.02)],
+                         ids=["geometric median", "krum"])  # fmt: skip
+def test_ascent(rule, gain):
+    """Twenty cohorts: never less harm than the lines' best, and more on average.
+
+    Catches an ascent that goes down, one that stays where it is (gain 1), and one whose best message is not sent.
+    """
+    x = np.random.default_rng(3).normal(size=(20, 16, 30)).astype(np.float32) * np.float32(2) ** np.arange(
+        -3, 3
+    ).repeat(5)
+    x[:, 13:], mean = 0, x[:, :13].mean(1, dtype=np.float64)
+
+    def harm(num_ascents):
+        made = adversary.corrupted(rule, adversary.adaptive(16, num_ascents), adversary.clients([13, 14, 15]))
+        return np.array([np.linalg.norm(applied(made, each)[0] - m) for each, m in zip(x, mean, strict=True)])
+
+    lines, ascended = harm(0), harm(16)
+    assert (ascended >= lines * (1 - 1e-5)).all() and (ascended / lines).mean() > gain
 
 
 @pytest.mark.parametrize("delay", [pytest.param(1, marks=pytest.mark.full), 3])

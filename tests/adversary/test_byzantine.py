@@ -62,6 +62,36 @@ def test_attackers_are_replaced(name):
         assert (metrics["attackers_met"], metrics["attackers_lost"]) == (2, 0)
 
 
+def test_rounds_with_more_attackers_than_the_rule_withstands():
+    """Catches a limit of the slots where fewer arrive, of messages where a bucket counts, and lost ones that count.
+
+    A rule that states nothing withstands nobody; a bound on the norm withstands all, whatever sum is inside.
+    """
+    five = np.arange(len(X)) < 5
+    limits = {
+        aggregation.mean(): (0, 0),
+        aggregation.norm_bounding(aggregation.mean(), 1.0): (len(X), 5),
+        aggregation.median(): ((len(X) - 1) // 2, 2),
+        aggregation.median(trust_weights=True): (0, 0),
+        aggregation.trimmed_mean(1): (1, 1),
+        aggregation.bucketing(aggregation.median(), 2): ((-(-len(X) // 2) - 1) // 2, 1),
+        aggregation.nearest_neighbour_mixing(aggregation.median(), 1): (1, 1),
+    }
+    for rule, limit in limits.items():
+        made = {
+            count: adversary.corrupted(rule, adversary.sign_flip(), adversary.clients(sorted(IDS[:count]) or [10**6]))
+            for count in range(5)
+        }
+        assert made[1].withstands is rule.withstands
+        for there, most in zip((np.ones(len(X)), five), limit, strict=True):
+            counts = [c for c in (most, most + 1) if c < 5]
+            found = [applied(made[c], X, there, ids=IDS)[1]["attackers_beyond"] for c in counts]
+            assert found == [0, 1][: len(counts)]
+    nan = adversary.Alone(lambda key, update, weight: (update + jnp.nan, weight))
+    made = adversary.corrupted(aggregation.trimmed_mean(1), nan, adversary.clients(sorted(IDS[:3])))
+    assert applied(made, X, ids=IDS)[1]["attackers_beyond"] == 0
+
+
 def test_lost_messages():
     """NaN, infinity and 2^100 count as absent, for each kind of attack, as does what messages' dtype does not hold.
 

@@ -18,7 +18,7 @@ LEAST = {  # what a part promises that says nothing
     types.Aggregator: {
         "sensitivity": None, "modulus": None, "weighted": True, "homogeneous": False, "design": None,
         "start": None, "metrics": (), "rule": None, "stays": None, "least": None, "view": None, "wire": None,
-        "attacked": False, "chooses": False,
+        "attackers": None, "chooses": False, "withstands": None,
     },
     types.ClientUpdate: {
         "num_steps": None, "noise": None, "uniform_weights": False, "all_steps": None, "metrics": (),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from fedjax_sim import aggregation, client, sampling, server, transform
+from fedjax_sim import adversary, aggregation, client, sampling, server, transform
 from fedjax_sim.algorithms import federated
 from fedjax_sim.privacy import Mechanism, account, mechanism_from, mechanism_of, written_down
 from fedjax_sim.types import Noise
@@ -142,6 +142,39 @@ def test_record_level_is_read():
         mechanism_of(made(sampling="shuffled"), adjacency="add_or_remove_one")
     with pytest.raises(ValueError, match="one part with noise"):
         mechanism_of(made() | {"transform": transform.gaussian_mechanism(1.0, 1.0)})
+
+
+ATTACKS = (adversary.sign_flip(), adversary.forged_weight(9.0), adversary.alie(1.0), adversary.mimic())
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=["sign flip", "forged weight", "alie", "mimic"])
+def test_attackers_keep_no_bound(attack):
+    """Central and distributed noise hide what a clip bounds, which attackers leave out: no epsilon. What honest clients
+    add to their own messages or gradients needs no such bound: theirs stays.
+
+    Catches a corrupted aggregate that states the honest one's sensitivity, whatever is put around it, and local noise
+    that is refused with it.
+    """
+    central = [
+        parts(),
+        parts(change=transform.adaptive_clip(1.0, initial_clip_norm=0.1, quantile_noise=5.0)),
+        parts(change=transform.matrix_mechanism(1.0, 2.0, num_rounds=40, bands=4, separation=1)),
+        parts(sampling.full(N), transform.distributed_gaussian(1.0, 1.0, N)),
+    ]
+    record = client.private_sgd(lambda w, x, key: 0.0, 1.0, 1.1, 0.1, num_steps=5, batch_size=4, num_examples=40)
+    own = [parts(change=transform.local_gaussian(1.0, 3.0)), parts(change=transform.identity(), own=record)]
+    around = (lambda x: x, lambda x: aggregation.by_part({"all": x}))
+
+    def attacked(given, wrap):
+        return given | {"aggregator": wrap(adversary.corrupted(given["aggregator"], attack, adversary.clients([3])))}
+
+    for wrap in around:
+        for given in central:
+            assert mechanism_of(given | {"aggregator": wrap(given["aggregator"])}) == mechanism_of(given)
+            with pytest.raises(ValueError, match=r"aggregator\.sensitivity"):
+                mechanism_of(attacked(given, wrap))
+        for given in own:
+            assert mechanism_of(attacked(given, wrap)) == mechanism_of(given)
 
 
 def test_refusals_of_parts():
