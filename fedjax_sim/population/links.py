@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import PADDING, FederatedData
-from fedjax_sim.population.graph_partition import node_owners, parties_of, stacked
+from fedjax_sim.population.graph_partition import PARTITIONS, node_owners, parties_of, stacked
 from fedjax_sim.population.partition import generator
 from fedjax_sim.population.population import stored
 from fedjax_sim.types import GraphData
@@ -49,6 +49,9 @@ def link_data(
     def owners(seen: GraphData) -> np.ndarray:
         return node_owners(seen, num_clients, by=partition, labels=labels, seed=seed)
 
+    validate.part("graph", graph, GraphData)
+    validate.integer("num_clients", num_clients, 1, len(graph.ids), hint=f"There are {len(graph.ids)} nodes.")
+    validate.one_of("partition", partition, PARTITIONS)
     return _links(graph, owners, num_clients, test_share, embedding_size, name, seed)
 
 

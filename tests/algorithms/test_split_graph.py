@@ -305,6 +305,13 @@ def test_wrong_arguments_are_refused(options, words):
         algorithms.split_gnn(**given)
 
 
+@pytest.mark.parametrize("params, shown", [(None, "'NoneType'"), ({"output": {}}, r"\['output'\]. .*'graph_0'")])
+def test_a_model_of_another_kind_is_refused(params, shown):
+    made = algorithms.split_gnn(models.gcn(5, 3), sampling.full(4), optax.sgd(0.1))
+    with pytest.raises(ValueError, match=f"params: expected those of the model, got {shown}"):
+        made.init(KEY, params, blocks(4).train)
+
+
 def test_an_empty_cohort():
     """Catches a loss of 0 where nobody was there, bytes of nobody, and a step on nothing."""
     data, start = blocks(4), models.gcn(5, 3).init(KEY)[0]
