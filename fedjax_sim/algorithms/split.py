@@ -174,6 +174,6 @@ def transcript(split: Split, params: PyTree, examples: PyTree, key: Array | None
     def step(tap):
         values = split.through(tap, params, examples, key)
         weight = values.get("weight", jnp.ones_like(values["loss"]))
-        return (values["loss"] * weight).sum() / weight.sum()
+        return (values["loss"] * weight).sum() / jnp.where(weight.sum() > 0, weight.sum(), 1)
 
     return taken_down(step)

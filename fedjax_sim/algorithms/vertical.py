@@ -152,11 +152,13 @@ def vertical_transcript(
       key: of the step; None draws as in an evaluation.
 
     Returns: the `Transcript` of party 0 and parties 1, ..., P - 1: outputs [n, k_p] to party 0, then the derivatives of
-    the mean loss by what arrived, [n, k_p], back. Party p's gradient is made of these and of its own columns.
+    the loss's weighted mean by what arrived, [n, k_p], back. Party p's gradient is made of these and of its columns.
 
     Guarantees: nobody receives labels or columns, and gradients are made of what was received
     (tests/algorithms/test_vertical.py::test_what_each_party_sees); for linear models, partial scores and residuals in
-    float64 (::test_gradients_are_centralised); bytes are those of these arrays (::test_bytes_are_those_of_the_arrays).
+    float64 (::test_gradients_are_centralised); examples weigh what the loss says
+    (tests/algorithms/test_split_extremes.py::test_weighted_vertical_transcript); bytes are those of these arrays
+    (tests/algorithms/test_vertical.py::test_bytes_are_those_of_the_arrays).
 
     References: Hardy et al. 2017, algorithm 1 (without encryption); Vepakomma et al. 2018.
     """
@@ -170,7 +172,9 @@ def vertical_transcript(
             return tap(between[name], key, out, party, 0, name)
 
         outputs = _outputs(parties, params, examples["x"], across)
-        return per_example(loss(outputs, examples["y"]))["loss"].mean()
+        values = per_example(loss(outputs, examples["y"]))
+        weight = values.get("weight", jnp.ones_like(values["loss"]))
+        return (values["loss"] * weight).sum() / jnp.where(weight.sum() > 0, weight.sum(), 1)
 
     return transcript(step)
 
