@@ -43,7 +43,8 @@ def link_data(
     Raises: ValueError for a directed graph, for options out of range, and for a graph where all nodes are joined.
 
     Guarantees: no test edge is in a graph that anybody sees, no pair without a link is an edge
-    (tests/population/test_graphs.py::test_links_are_kept_apart).
+    (tests/population/test_graphs.py::test_links_are_kept_apart); a pair that edges of several types join is one link
+    (::test_a_pair_of_several_types_is_one_link).
     """
 
     def owners(seen: GraphData) -> np.ndarray:
@@ -106,7 +107,8 @@ def _links(
     there, back = (a * np.int64(size) + b for a, b in ((graph.senders, graph.receivers), graph[3:1:-1]))
     if len(np.setdiff1d(there, back)):
         validate.fail("graph", "one whose edges have both directions", "a directed graph", "graph_data makes such.")
-    once = graph.senders < graph.receivers
+    once = np.flatnonzero(graph.senders < graph.receivers)
+    once = once[np.sort(np.unique(there[once], return_index=True)[1])]  # a pair may have edges of several types
     edges = rng.permutation(np.stack([graph.senders[once], graph.receivers[once]], 1))
     count = round(test_share * len(edges))
     if not 0 < count < len(edges):

@@ -12,6 +12,7 @@ import pytest
 
 from fedjax_sim import aggregation, algorithms, client, models, network, population, sampling, server, transform
 from fedjax_sim.algorithms.round import observe
+from fedjax_sim.algorithms.split import transcript
 from fedjax_sim.algorithms.vertical import parties_of
 from fedjax_sim.models import squared_error
 from tests.laws.cases import rows
@@ -123,6 +124,18 @@ def test_half_precision_on_the_wire():
     state = made.init(KEY, half, GRAPH)
     seen, info = observe(made, KEY, state, GRAPH).messages, sent(made.step(KEY, state, GRAPH)[1])
     assert info["activation_bytes"] == 2 * 30 * 4 * seen["embeddings"].dtype.itemsize
+
+
+@pytest.mark.parametrize("made", [network.link(), network.link(forward=transform.local_gaussian(1.0, 0.1))])
+def test_transcripts_of_half_precision(made):
+    """Faults: messages of another type than their model's, whose bytes are those of the model's type."""
+    examples = {"x": X, "y": Y}
+    split = algorithms.split_loss(MLP, squared_error, "hidden_0", link=made)
+    vertical = partial(algorithms.vertical_transcript, PARTIES, squared_error, link=made, key=KEY)
+    for model, seen in ((MLP, partial(transcript, split)), (PARTIES, vertical)):
+        half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.init(KEY)[0])
+        sent = [message for message in seen(half, examples).messages if message.kind != "labels"]
+        assert len(sent) == 2 and {message.value.dtype for message in sent} == {jnp.dtype(jnp.bfloat16)}
 
 
 @pytest.mark.parametrize("name", rows(PROGRAMS, ("splitfed V2", "split_gnn", "vertical")))

@@ -243,6 +243,19 @@ def test_links_are_kept_apart():
         assert not {tuple(sorted(pair)) for pair in pairs[y == 0].tolist()} & edges
 
 
+def test_a_pair_of_several_types_is_one_link():
+    """Catches a pair that is trained as joined by one of its types, and tested by another."""
+    twice = population.graph_data(GRAPH.nodes, np.concatenate([EDGES, EDGES]), edge_types=np.repeat([0, 1], len(EDGES)))
+    data = population.link_data(twice, test_share=0.4)
+    seen = []
+    for examples in (data.test, data.train.examples):
+        pairs, y = np.asarray(examples["pairs"][0]), np.asarray(examples["y"][0])
+        seen.append([tuple(sorted(pair)) for pair in pairs[y == 1].tolist()])
+    assert not set(seen[0]) & set(seen[1]) and set(seen[0]) | set(seen[1]) == undirected(twice)
+    assert all(len(pairs) == len(set(pairs)) for pairs in seen)
+    assert sorted(set(np.asarray(data.test["x"].types[0]).tolist())) == [0, 1]
+
+
 def test_links_of_a_data_set():
     """Catches nodes that change their party, a test edge in a party's graph, and fewer pairs than there are."""
     club = population.karate_club(num_clients=3)
