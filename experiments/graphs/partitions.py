@@ -4,9 +4,9 @@
 
 Five parties of a graph of four communities, each with its own part alone. A partition by nodes cuts edges; one by edges
 keeps them all, and holds nodes several times, each time with a part of its neighbours; neighbourhoods hold nodes
-several times with all that is near, and leave out what is far from every centre. The error is that of one graph convolution
-(Kipf and Welling): the squared difference of a node's sum over neighbours from that on the whole graph, over all nodes
-that somebody holds (the mean over holders), relative to the sums' mean square.
+several times with all that is near, and leave out what is far from every centre. The error is that of one graph
+convolution (Kipf and Welling): the squared difference of a node's sum over neighbours from that on the whole graph,
+over all nodes that somebody holds (the mean over holders), relative to the sums' mean square.
 """
 
 from __future__ import annotations
