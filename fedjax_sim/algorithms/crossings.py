@@ -1,4 +1,4 @@
-"""What crosses between the parties of split learning: the bits of an example, and of a batch, by direction."""
+"""What crosses between the parties of one model: the bits of an example and of a batch, and how often they cross."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
+from fedjax_sim.algorithms.costs import words_of
 from fedjax_sim.algorithms.split import Split
+from fedjax_sim.client import LocalWork
 from fedjax_sim.network import Link
 from fedjax_sim.network.link import Tap, wires
-from fedjax_sim.types import PyTree
+from fedjax_sim.types import Array, ClientData, Count, PyTree
 
-__all__ = ["Crossing", "client_bits", "crossings"]
+__all__ = ["Crossing", "client_bits", "crossings", "product", "total", "visits"]
 
 
 class Crossing(NamedTuple):
@@ -74,3 +77,30 @@ def client_bits(crossed: Sequence[Crossing], *, training: bool = True) -> dict[s
             total[where][0] += bits
             total[where][1] += one.batch
     return {where: (bits[0], bits[1]) for where, bits in total.items()}
+
+
+def visits(work: LocalWork, data: ClientData) -> tuple[Array, Array]:
+    """(examples that the batches hold, each as often as it is visited; steps), [2] uint32 words each."""
+    rows = data.mask.shape[0]
+    size = rows if work.batch_size is None else min(work.batch_size, rows)
+    number = data.mask.sum(dtype=jnp.int32)
+    per_epoch = jnp.maximum(-(-number // size), 1)
+    steps = jnp.where(number > 0, jnp.asarray(work.own_steps(per_epoch, data.work), jnp.int32), 0)
+    epochs, rest = jax.lax.div(steps, per_epoch), jax.lax.rem(steps, per_epoch)
+    visited = total(product(number, _words(epochs)), _words(jnp.minimum(rest * size, number)))
+    return visited, _words(steps)
+
+
+def _words(number: Array) -> Array:
+    return jnp.stack([jnp.zeros_like(number), number]).astype(jnp.uint32)
+
+
+def product(number: Array, words: Array) -> Array:
+    """number * words modulo 2^64; number is [], words and the result are [2] uint32, high and low."""
+    return words_of(Count(number, words))
+
+
+def total(a: Array, b: Array) -> Array:
+    """a + b modulo 2^64, [2] uint32 words each."""
+    low = a[1] + b[1]
+    return jnp.stack([a[0] + b[0] + (low < a[1]).astype(jnp.uint32), low])

@@ -70,6 +70,7 @@ def hierarchical_split_gnn(
     >>> int(made.step(jax.random.key(0), state, regions)[1]["edge_clients_reported"].total())
     4
     """
+    validate.integer("edge_rounds", edge_rounds)
     if edge_sampler is None:
         hint = "Group the parties: population.grouped, or [data.with_groups] in a config; or give an edge_sampler."
         if group_size is None:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.models import Cut, Model, cut, distance_correlation, supervised
+from fedjax_sim.models.model import check_examples
 from fedjax_sim.network import Link, Transcript
 from fedjax_sim.network.link import send
 from fedjax_sim.network.link import transcript as taken_down
@@ -66,6 +67,7 @@ class Split:
 
     def through(self, tap: Callable, params: PyTree, examples: PyTree, key: Array | None) -> dict[str, Array]:
         """The loss with `tap` in the place of the links, as `network.link.transcript` calls it."""
+        check_examples(examples)
         plain, smashed = Link(), []
 
         def move(key, x, source, target, name):
@@ -111,9 +113,11 @@ def split_loss(
         sends is added to the loss in training, and told as `distance_correlation`. It takes b^2 distances a batch, and
         a client that leaves padding out, others are refused: `split_client`, `splitfed` or `split_learning`.
 
-    Returns: a `Split`, which is a loss function of the whole model's parameters.
+    Returns: a `Split`, which is a loss function of the whole model's parameters. It trains by plain local steps:
+    `fedprox`, `scaffold`, `mime` and all other clients, which compute their loss by themselves, refuse it.
 
-    Raises: ValueError, TypeError as `models.cut`, and for links of layers that receive nothing.
+    Raises: ValueError, TypeError as `models.cut`, and for links of layers that receive nothing; for graph networks,
+    whose nodes need their neighbours too: take `split_gnn`.
 
     Guarantees: with plain links 50 steps of Adam are those of the whole model, for 1 to 4 cuts, U-shaped and by branch
     (tests/algorithms/test_split.py::test_split_equals_monolithic); a server's view has neither examples nor, U-shaped,
@@ -134,6 +138,8 @@ def split_loss(
     made = cut(model, at, u_shaped=u_shaped)
     validate.function("loss", loss, "outputs, targets", hint="Call its factory: default_loss(task), say.")
     validate.in_range("decorrelation", decorrelation, 0, 1e6)
+    if measure is not None:
+        validate.function("measure", measure, "outputs, examples")
     links = {} if link is None else link
     receiving = [*made.places, *_branch_names(made), *[LABELS] * (made.last != 0)]
     if isinstance(links, Link):
@@ -161,13 +167,13 @@ def transcript(split: Split, params: PyTree, examples: PyTree, key: Array | None
 
     Guarantees: tests/algorithms/test_split.py::test_what_each_party_sees.
     """
-
+    validate.part("split", split, Split)
     if split.decorrelation and PRESENT not in examples:
         examples = {**examples, PRESENT: jnp.ones(examples["y"].shape[:1])}
 
     def step(tap):
         values = split.through(tap, params, examples, key)
         weight = values.get("weight", jnp.ones_like(values["loss"]))
-        return (values["loss"] * weight).sum() / weight.sum()
+        return (values["loss"] * weight).sum() / jnp.where(weight.sum() > 0, weight.sum(), 1)
 
     return taken_down(step)

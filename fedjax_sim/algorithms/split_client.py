@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import client, validate
-from fedjax_sim.algorithms.costs import words_of
-from fedjax_sim.algorithms.crossings import client_bits, crossings
+from fedjax_sim.algorithms.crossings import client_bits, crossings, product, total, visits
 from fedjax_sim.algorithms.split import PRESENT, Split
 from fedjax_sim.client import LocalWork
 from fedjax_sim.network.link import noise_of
-from fedjax_sim.types import Array, ClientData, ClientUpdate, Count, Metric, PyTree
+from fedjax_sim.types import Array, ClientData, ClientUpdate, Metric, PyTree
 
 __all__ = ["split_client"]
 
@@ -60,11 +59,15 @@ def split_client(
 
     References: Vepakomma et al. 2018, section 2; Samikwa, Di Maio and Braun 2022 (ARES), for cuts by device.
     """
-    splits = (split,) if isinstance(split, Split) else tuple(split)
+    splits = tuple(split) if isinstance(split, (list, tuple)) else (split,)
+    if not splits:
+        validate.fail("split", "a Split of split_loss, or one for each tier", split)
     for i, one in enumerate(splits):
         validate.part(f"split[{i}]", one, Split)
-    if (len(splits) > 1) != (tier is not None):
-        validate.fail("tier", "a function (key, data) with several splits, None with one", tier)
+    if len(splits) > 1:
+        validate.function("tier", tier, "key, data", hint="It says which of the splits a client trains with.")
+    elif tier is not None:
+        validate.fail("tier", "None with one split", tier)
     whole, more = _by_tier(splits), any(one.cut.num_parties > 2 for one in splits)
     directions = ("up", "down", "other") if more else ("up", "down")
     validate.optimizer("optimizer", optimizer)
@@ -80,8 +83,8 @@ def split_client(
             rows = jnp.broadcast_to(place, data.mask.shape)
             given = given._replace(examples={**given.examples, "tier": rows})
         report, state = inner.apply(key, broadcast, state, given)
-        visits = _visits(work, data)
-        found = [_bytes(one, broadcast, data, *visits) for one in splits]
+        visited = visits(work, data)
+        found = [_bytes(one, broadcast, data, *visited) for one in splits]
         counts = {f"split_{way}_bytes": jnp.stack([x[way] for x in found])[place] for way in directions}
         return report._replace(counts=report.counts | counts), state
 
@@ -124,18 +127,6 @@ def _by_tier(splits: tuple[Split, ...]) -> Callable:
     return loss
 
 
-def _visits(work: LocalWork, data: ClientData) -> tuple[Array, Array]:
-    """(examples that the batches hold, each as often as it is visited; steps), [2] uint32 words each."""
-    rows = data.mask.shape[0]
-    size = rows if work.batch_size is None else min(work.batch_size, rows)
-    number = data.mask.sum(dtype=jnp.int32)
-    per_epoch = jnp.maximum(-(-number // size), 1)
-    steps = jnp.where(number > 0, jnp.asarray(work.own_steps(per_epoch, data.work), jnp.int32), 0)
-    epochs, rest = jax.lax.div(steps, per_epoch), jax.lax.rem(steps, per_epoch)
-    visited = _sum(_product(number, _words(epochs)), _words(jnp.minimum(rest * size, number)))
-    return visited, _words(steps)
-
-
 def _bytes(split: Split, params: PyTree, data: ClientData, visited: Array, steps: Array) -> dict[str, Array]:
     """[2] uint32 words of the bytes that cross in all visits and steps, by direction."""
     example = {name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), data.examples[name])
@@ -143,21 +134,6 @@ def _bytes(split: Split, params: PyTree, data: ClientData, visited: Array, steps
     spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
     found = client_bits(crossings(split, spec, example))
     return {
-        way: _sum(_product(jnp.uint32(bits // 8), visited), _product(jnp.uint32(beside // 8), steps))
+        way: total(product(jnp.uint32(bits // 8), visited), product(jnp.uint32(beside // 8), steps))
         for way, (bits, beside) in found.items()
     }
-
-
-def _words(number: Array) -> Array:
-    return jnp.stack([jnp.zeros_like(number), number]).astype(jnp.uint32)
-
-
-def _product(number: Array, words: Array) -> Array:
-    """number * words modulo 2^64; number is [], words and the result are [2] uint32, high and low."""
-    return words_of(Count(number, words))
-
-
-def _sum(a: Array, b: Array) -> Array:
-    """a + b modulo 2^64, [2] uint32 words each."""
-    low = a[1] + b[1]
-    return jnp.stack([a[0] + b[0] + (low < a[1]).astype(jnp.uint32), low])

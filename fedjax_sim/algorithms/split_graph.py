@@ -7,6 +7,8 @@ labelled nodes, and its gradient goes back the way that embeddings came.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -38,6 +40,7 @@ from fedjax_sim.types import (
     Population,
     PyTree,
     Sampler,
+    ServerUpdate,
     Star,
 )
 
@@ -122,32 +125,14 @@ def split_gnn(
     names = [layer.name for layer in places.layers[:client_layers]]
 
     def init(key: Array | None, params: PyTree, population: Population) -> SplitState:
-        if sampler.design.population_size != population.size:
-            rule = f"a design for the population's {population.size} parties"
-            validate.fail("sampler", rule, sampler.design.population_size)
-        missing = {layer.name for layer in places.layers} ^ set(params)
-        if missing:
-            validate.fail("params", "those of the model", sorted(params), f"They differ in {sorted(missing)}.")
+        _check_start(places, sampler, params, population)
         state = SplitState(jnp.zeros((), jnp.int32), sampler.init(), whole.init(params))
         return jax.tree.map(jnp.asarray, state)
 
     def inside(key: Array, state: SplitState, population: Population) -> tuple[SplitState, Inside]:
         cohort, next_sampler, joint = taking_part(key, state, population)
-
-        def stepped(key, joint, held):
-            params = whole.params(held)
-            found, gradient = jax.value_and_grad(
-                lambda params: objective(places, weight_decay, params, joint, stream(key, "loss")), has_aux=True
-            )(params)
-            sums, count = found[1]
-            update = jax.tree.map(jnp.negative, gradient)
-            moved = whole.apply(stream(key, "server"), update, held)
-            finite = tree.all_finite((found[0], update, moved))
-            moved = tree.where((count > 0) & finite, moved, held)
-            length = optax.tree.norm(tree.subtract(whole.params(moved), params))
-            return moved, finite, sums, count, {"update_norm": length}
-
-        moved, finite, sums, count, info = engine.steady(stepped)(key, joint, state.server)
+        stepped = engine.steady(partial(_stepped, places, whole, weight_decay))
+        moved, finite, sums, count, info = stepped(key, joint, state.server)
         fit = (count > 0) & finite
         info |= counts(places, cohort, joint, whole.params(state.server)) | {"skipped_rounds": (~fit).astype(jnp.int32)}
         info = tree.joined({"sampler": cohort.metrics, "own": info})
@@ -178,6 +163,31 @@ def split_gnn(
 
     level = Level(star, lambda params, population: init(None, params, population), inside, METRICS)
     return Algorithm(init, step, lambda state: whole.params(state.server), None, observe, metrics=METRICS, level=level)
+
+
+def _stepped(places: Places, whole: ServerUpdate, weight_decay: float, key: Array, joint: Joint, held: PyTree) -> tuple:
+    """One step from the state `held`: (the next one, whether it is finite, sums by metric, labelled nodes, info)."""
+    params = whole.params(held)
+    found, gradient = jax.value_and_grad(
+        lambda params: objective(places, weight_decay, params, joint, stream(key, "loss")), has_aux=True
+    )(params)
+    sums, count = found[1]
+    update = jax.tree.map(jnp.negative, gradient)
+    moved = whole.apply(stream(key, "server"), update, held)
+    finite = tree.all_finite((found[0], update, moved))
+    moved = tree.where((count > 0) & finite, moved, held)
+    length = optax.tree.norm(tree.subtract(whole.params(moved), params))
+    return moved, finite, sums, count, {"update_norm": length}
+
+
+def _check_start(places: Places, sampler: Sampler, params: PyTree, population: Population) -> None:
+    if sampler.design.population_size != population.size:
+        rule, hint = f"a design for the population's {population.size} parties", "In a hierarchy: group_size."
+        validate.fail("sampler", rule, sampler.design.population_size, hint)
+    names, known = sorted(layer.name for layer in places.layers), isinstance(params, Mapping)
+    if not known or set(names) != set(params):
+        hint = f"They differ in {sorted(set(names) ^ set(params))}." if known else f"A dict with {names}."
+        validate.fail("params", "those of the model", sorted(params) if known else type(params).__name__, hint)
 
 
 def _checked(

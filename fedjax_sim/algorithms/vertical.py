@@ -18,9 +18,10 @@ import optax
 from jax.sharding import Mesh
 
 from fedjax_sim import aggregation, client, engine, server, validate
-from fedjax_sim.algorithms.costs import words_of
+from fedjax_sim.algorithms.crossings import product, total, visits
 from fedjax_sim.algorithms.federated import federated
 from fedjax_sim.models import Model, per_example, sequential, sigmoid_cross_entropy, taylor_cross_entropy
+from fedjax_sim.models.model import check_examples
 from fedjax_sim.network.link import Link, Transcript, link, noise_of, send, transcript, wires
 from fedjax_sim.types import (
     Aggregator,
@@ -106,23 +107,24 @@ def vertical_loss(model: Model, loss: Callable, link: Link | Mapping[str, Link] 
             name = parties.names[party]
             return out if key is None else send(between[name], key, out, name)
 
+        check_examples(examples)
         return per_example(loss(_outputs(parties, params, examples["x"], across), examples["y"]))
 
     loss_fn.helped = True  # type: ignore[attr-defined]  # see `client.losses.check_own`
     return loss_fn
 
 
-def _links(parties: Parties, given: Link | Mapping[str, Link] | None) -> dict[str, Link]:
+def _links(parties: Parties, given: Link | Mapping[str, Link] | None, argument: str = "link") -> dict[str, Link]:
     """The link of each party but party 0."""
     names = parties.names[1:]
     if isinstance(given, Mapping):
         for name in given:
-            validate.one_of("link", name, names)
+            validate.one_of(argument, name, names)
         links = {name: given.get(name, Link()) for name in names}
     else:
         links = dict.fromkeys(names, Link() if given is None else given)
     for name, one in links.items():
-        validate.part(f"link of {name}", one, Link)
+        validate.part(f"{argument}[{name!r}]", one, Link)
     return links
 
 
@@ -150,16 +152,19 @@ def vertical_transcript(
       key: of the step; None draws as in an evaluation.
 
     Returns: the `Transcript` of party 0 and parties 1, ..., P - 1: outputs [n, k_p] to party 0, then the derivatives of
-    the mean loss by what arrived, [n, k_p], back. Party p's gradient is made of these and of its own columns.
+    the loss's weighted mean by what arrived, [n, k_p], back. Party p's gradient is made of these and of its columns.
 
     Guarantees: nobody receives labels or columns, and gradients are made of what was received
     (tests/algorithms/test_vertical.py::test_what_each_party_sees); for linear models, partial scores and residuals in
-    float64 (::test_gradients_are_centralised); bytes are those of these arrays (::test_bytes_are_those_of_the_arrays).
+    float64 (::test_gradients_are_centralised); examples weigh what the loss says
+    (tests/algorithms/test_split_extremes.py::test_weighted_vertical_transcript); bytes are those of these arrays
+    (tests/algorithms/test_vertical.py::test_bytes_are_those_of_the_arrays).
 
     References: Hardy et al. 2017, algorithm 1 (without encryption); Vepakomma et al. 2018.
     """
     parties = parties_of(model)
     between = _links(parties, link)
+    check_examples(examples)
 
     def step(tap: Callable) -> Array:
         def across(out: Array, party: int) -> Array:
@@ -167,7 +172,9 @@ def vertical_transcript(
             return tap(between[name], key, out, party, 0, name)
 
         outputs = _outputs(parties, params, examples["x"], across)
-        return per_example(loss(outputs, examples["y"]))["loss"].mean()
+        values = per_example(loss(outputs, examples["y"]))
+        weight = values.get("weight", jnp.ones_like(values["loss"]))
+        return (values["loss"] * weight).sum() / jnp.where(weight.sum() > 0, weight.sum(), 1)
 
     return transcript(step)
 
@@ -243,7 +250,7 @@ def vertical(
     if links is not None and (forward, backward, encrypted) != (None, None, False):
         validate.fail("links", "None beside forward, backward or encrypted", sorted(links), "Put them into the links.")
     shared = link(forward=forward, backward=backward, encrypted=encrypted)
-    between = _links(parties, shared if links is None else links)
+    between = _links(parties, shared if links is None else links, "links")
     joint = partial(vertical_loss(model, loss, between))  # counted here, so it need not say that others help
     local = _counted(client.local_sgd(joint, optimizer, work), parties, work, between)
     rule = aggregation.mean() if aggregator is None else aggregator
@@ -265,15 +272,13 @@ def _counted(
     def apply(key, broadcast, state, data: ClientData):
         report, state = local.apply(key, broadcast, state, data)
         ways = [wires(one, out) for one, out in zip(between.values(), _row(parties, broadcast, data), strict=True)]
-        rows, held = data.mask.shape[0], data.mask.sum(dtype=jnp.int32)
-        size = rows if work.batch_size is None else min(work.batch_size, rows)
-        steps_per_epoch = jnp.maximum(-(-held // size), 1)
-        steps = jnp.where(held > 0, jnp.asarray(work.own_steps(steps_per_epoch, data.work), jnp.int32), 0)
-        epochs, rest = jax.lax.div(steps, steps_per_epoch), jax.lax.rem(steps, steps_per_epoch)
-        visits = _sum(_times(held, epochs), _times(rest * size, 1))
+        visited, steps = visits(work, data)
         headers = sum(-(-one.batch_bits // 8) for one in between.values())
         counts = {
-            name: _sum(_times(visits, sum(-(-wire.bits // 8) for wire in there)), _times(steps, headers))
+            name: total(
+                product(jnp.uint32(sum(-(-wire.bits // 8) for wire in there)), visited),
+                product(jnp.uint32(headers), steps),
+            )
             for name, there in zip(("forward_bytes", "backward_bytes"), zip(*ways, strict=True), strict=True)
         }
         return report._replace(counts=report.counts | counts), state
@@ -291,18 +296,6 @@ def _row(parties: Parties, params: PyTree, data: ClientData) -> list[PyTree]:
     first = jax.tree.map(lambda x: x[:1], data.examples["x"])
     outs = [jax.eval_shape(bottom, params, first) for bottom in parties.bottoms[1:]]
     return jax.tree.map(lambda out: jax.ShapeDtypeStruct(out.shape[1:], out.dtype), outs)
-
-
-def _times(number: Array, factor: Array | int) -> Array:
-    """[2] uint32 words of a product; `number` is [] or has two words itself."""
-    words = number if number.ndim else jnp.stack([jnp.zeros_like(number), number]).astype(jnp.uint32)
-    return words_of(Count(jnp.asarray(factor).astype(jnp.uint32), words))
-
-
-def _sum(one: Array, other: Array) -> Array:
-    """[2] uint32 words of a sum."""
-    low = one[1] + other[1]
-    return jnp.stack([one[0] + other[0] + (low < other[1]), low])
 
 
 def _unsent(made: Algorithm) -> Algorithm:

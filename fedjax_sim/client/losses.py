@@ -23,7 +23,9 @@ def check_own(loss_fn: Callable) -> None:
     """
     validate.loss_function(loss_fn)
     if getattr(loss_fn, "helped", False):
-        hint = "Nobody would count what crosses: take algorithms.split_client, splitfed or vertical."
+        hint = (
+            "Nobody would count what crosses: take algorithms.split_client, splitfed or vertical, by plain local steps."
+        )
         validate.fail("loss_fn", "one that the client computes by itself", "one of several parties", hint)
 
 

@@ -2,6 +2,7 @@
 
 from fedjax_sim.models import blocks, cells, layers
 from fedjax_sim.models.adapters import from_linen, from_nnx
+from fedjax_sim.models.cuts import Cut, cut
 from fedjax_sim.models.distance_correlation import distance_correlation
 from fedjax_sim.models.ensemble import distillation, ensemble, interpolated
 from fedjax_sim.models.feedforward import cnn, linear, logistic, mlp
@@ -18,7 +19,7 @@ from fedjax_sim.models.losses import (
 from fedjax_sim.models.model import Model, from_fn, per_example, supervised
 from fedjax_sim.models.partition import combine, partition
 from fedjax_sim.models.recurrent import gru, lstm
-from fedjax_sim.models.sequential import Cut, Layer, branches, cut, layer, sequential
+from fedjax_sim.models.sequential import Layer, branches, layer, sequential
 from fedjax_sim.models.vertical import by_party, vertical_linear, vertical_mlp
 
 __all__ = [

@@ -22,12 +22,13 @@ def distance_correlation(x: Array, z: Array, weights: Array | None = None) -> Ar
       x, z: [n, ...], the same examples in both.
       weights: [n] non-negative; an example of weight 0 is not there. None = 1 each.
 
-    Returns: [] float32 in [0, 1]; 0 where one of the views is constant.
+    Returns: [] float32 in [0, 1]; 0 where one of the views is constant; NaN where an example is not finite.
 
     Raises: ValueError for other numbers of examples.
 
     Guarantees: SciPy's distances in float64, and an example of weight 0 changes nothing
-    (tests/models/test_distance_correlation.py::test_against_numpy, ::test_weights); the range (::test_range).
+    (tests/models/test_distance_correlation.py::test_against_numpy, ::test_weights); the range (::test_range); no
+    zero for what is not finite (::test_not_finite).
 
     References: Szekely, Rizzo and Bakirov 2007, definition 4; Vepakomma, Singh, Gupta and Raskar 2020 (NoPeek).
 
@@ -43,10 +44,10 @@ def distance_correlation(x: Array, z: Array, weights: Array | None = None) -> Ar
     there = pairs > 0
     a, b = (_centred(_distances(y, there), w) for y in (x, z))
     both, first, second = (jnp.where(there, pairs * one * other, 0).sum() for one, other in ((a, b), (a, a), (b, b)))
-    spread = (first > 0) & (second > 0)
+    spread = ~((first <= 0) | (second <= 0))  # and NaN where an example is not finite
     lengths = (jnp.sqrt(jnp.where(spread, one, 1)) for one in (first, second))  # their product may overflow
     ratio = jnp.minimum(both / next(lengths) / next(lengths), 1)
-    positive = spread & (ratio > 0)
+    positive = spread & ~(ratio <= 0)
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, ratio, 1)), 0)
 
 
@@ -54,7 +55,7 @@ def _distances(x: Array, there: Array) -> Array:
     """[n, n] Euclidean distances, zero on the diagonal and where an example is not there."""
     rows = x.reshape(x.shape[0], -1).astype(jnp.float32)
     square = jnp.square(rows[:, None] - rows[None]).sum(-1)
-    apart = there & (square > LEAST)
+    apart = there & ~(square <= LEAST)
     return jnp.where(apart, jnp.sqrt(jnp.where(apart, square, 1)), 0)
 
 

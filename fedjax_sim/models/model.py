@@ -103,6 +103,13 @@ def per_example(out: Array | Mapping[str, Array], num_examples: int | None = Non
     return values
 
 
+def check_examples(examples: Mapping[str, PyTree]) -> None:
+    """Refuses all but a dict that has "x" and "y", with a TypeError."""
+    if not isinstance(examples, Mapping) or not {"x", "y"} <= set(examples):
+        shown = sorted(examples) if isinstance(examples, Mapping) else type(examples).__name__
+        fail("examples", 'a dict with "x" and "y"', shown, "Write your own loss_fn for other layouts.", TypeError)
+
+
 def supervised(
     model: Model,
     loss: Callable,
@@ -167,9 +174,7 @@ def supervised(
     fixed = () if frozen_state is None else frozen_state
 
     def loss_fn(params: PyTree, examples: Mapping[str, PyTree], key: Array | None = None) -> dict[str, Array]:
-        if not isinstance(examples, Mapping) or not {"x", "y"} <= set(examples):
-            shown = sorted(examples) if isinstance(examples, Mapping) else type(examples).__name__
-            fail("examples", 'a dict with "x" and "y"', shown, "Write your own loss_fn for other layouts.", TypeError)
+        check_examples(examples)
         train = key is not None and frozen_state is None
         out, _ = model.apply(params, fixed, examples["x"], key, train)
         values = loss(out, examples["y"])

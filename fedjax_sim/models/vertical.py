@@ -47,8 +47,9 @@ def by_party(
     [[0.5, 0.5, 0.5]]
     """
     columns = _checked(columns)
-    if len(bottoms) != len(columns):
-        fail("bottoms", f"layers for each of {len(columns)} parties", len(bottoms))
+    if not isinstance(bottoms, (list, tuple)) or len(bottoms) != len(columns):
+        shown = len(bottoms) if isinstance(bottoms, (list, tuple)) else bottoms
+        fail("bottoms", f"layers for each of {len(columns)} parties", shown)
     edges = pairwise(np.cumsum([0, *columns]).tolist())
     parts = {}
     for party, (span, bottom) in enumerate(zip(edges, bottoms, strict=True)):

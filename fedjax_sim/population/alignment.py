@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +43,9 @@ def check_records(name: str, tables: Sequence[Sequence[Any]], kind: type, what: 
 
     Guarantees: tests/population/test_alignment.py::test_what_cannot_be_aligned_is_refused.
     """
+    for shown, one in ((name, tables), *((f"{name}[{p}]", table) for p, table in enumerate(tables or ()))):
+        if isinstance(one, str) or not isinstance(one, Iterable):
+            validate.fail(shown, "records in a list", one, "Each party has a list of its own.", TypeError)
     tables = [list(table) for table in tables]
     if len(tables) < 2:
         validate.fail(name, "the records of two parties at least", len(tables))

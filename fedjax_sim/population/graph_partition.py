@@ -16,8 +16,18 @@ from fedjax_sim import validate
 from fedjax_sim.population.partition import generator
 from fedjax_sim.types import GraphData
 
-__all__ = ["Parties", "edge_owners", "graph_data", "neighbourhoods", "node_owners", "parties_of", "stacked"]
+__all__ = [
+    "PARTITIONS",
+    "Parties",
+    "edge_owners",
+    "graph_data",
+    "neighbourhoods",
+    "node_owners",
+    "parties_of",
+    "stacked",
+]
 
+PARTITIONS = ("community", "label", "random")
 PASSES = 10  # over all nodes, of the partition by community
 
 
@@ -56,6 +66,7 @@ def graph_data(
         validate.fail("features", "finite numbers [V, F]", x.shape if x.ndim != 2 else "NaN or infinity")
     if ends.ndim != 2 or ends.shape[1] != 2 or (ends.size and ends.dtype.kind not in "iu"):
         validate.fail("edges", "integers [K, 2]", f"{ends.dtype.name}{list(ends.shape)}")
+    validate.one_of("directed", directed, (True, False))
     if ends.size and not (0 <= ends.min() and ends.max() < len(x)):
         validate.fail("edges", f"nodes in [0, {len(x)})", (int(ends.min()), int(ends.max())))
     kinds = np.zeros(len(ends), np.int64) if edge_types is None else np.asarray(edge_types)
@@ -105,15 +116,17 @@ def node_owners(
 
     References: Stanton and Kliot 2012 (linear deterministic greedy); Nishimura and Ugander 2013 (several passes).
     """
+    validate.part("graph", graph, GraphData)
     size = len(graph.ids)
-    validate.integer("num_parties", num_parties, 1, size)
-    validate.one_of("by", by, ("community", "label", "random"))
+    validate.integer("num_parties", num_parties, 1, size, hint=f"There are {size} nodes.")
+    validate.one_of("by", by, PARTITIONS)
     rng = generator("node_owners", seed)
     order = rng.permutation(size)
     if by == "label":
         given = np.asarray(labels)
-        if given.shape != (size,):
-            validate.fail("labels", f"one label a node, [{size}]", None if labels is None else given.shape)
+        if given.shape != (size,) or given.dtype.kind not in "iu":
+            shown = None if labels is None else f"{given.dtype.name}{list(given.shape)}"
+            validate.fail("labels", f"one label a node, integers [{size}]", shown)
         order = order[np.argsort(given[order], kind="stable")]
     owner = np.empty(size, np.int32)
     owner[order] = np.arange(size) * num_parties // size
@@ -163,6 +176,7 @@ def edge_owners(graph: GraphData, num_parties: int, *, seed: int = 0) -> np.ndar
 
     Guarantees: every party has an edge (tests/population/test_graphs.py::test_every_party_has_an_edge).
     """
+    validate.part("graph", graph, GraphData)
     low, high = np.minimum(graph.senders, graph.receivers), np.maximum(graph.senders, graph.receivers)
     _, pair = np.unique(np.stack([low, high], 1), axis=0, return_inverse=True)
     number = int(pair.max()) + 1 if len(pair) else 0
@@ -175,7 +189,9 @@ def neighbourhoods(
     graph: GraphData, num_parties: int, *, hops: int = 2, num_centres: int = 1, seed: int = 0
 ) -> np.ndarray:
     """[P, V] bool: each party's nodes, those within so many hops of its random centres; parties may share nodes."""
+    validate.part("graph", graph, GraphData)
     size = len(graph.ids)
+    validate.integer("num_parties", num_parties)
     validate.integer("num_centres", num_centres, 1, size)
     validate.integer("hops", hops, 0)
     rng = generator("neighbourhoods", seed)
@@ -211,9 +227,12 @@ def parties_of(
     given = [x for x in (node_owner, edge_owner, held) if x is not None]
     if len(given) != 1:
         validate.fail("node_owner, edge_owner, held", "one of the three", len(given))
+    validate.part("graph", graph, GraphData)
     size, ends = len(graph.ids), (graph.senders, graph.receivers)
     if held is not None:
-        nodes = np.asarray(held, bool)
+        nodes = np.asarray(held)
+        if nodes.ndim != 2 or nodes.shape[1] != size or nodes.dtype != bool:
+            validate.fail("held", f"bool [P, {size}]", f"{nodes.dtype.name}{list(nodes.shape)}")
         edges = nodes[:, ends[0]] & nodes[:, ends[1]]
     else:
         owner = np.asarray(given[0])

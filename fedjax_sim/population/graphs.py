@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import PADDING, FederatedData, existing
-from fedjax_sim.population.graph_partition import graph_data, node_owners, parties_of, stacked
+from fedjax_sim.population.graph_partition import PARTITIONS, graph_data, node_owners, parties_of, stacked
 from fedjax_sim.population.partition import generator
 from fedjax_sim.population.population import stored
 from fedjax_sim.types import GraphData
@@ -54,10 +54,15 @@ def node_data(
 
     Guarantees: every label is at one party (tests/population/test_graphs.py::test_labels_are_at_one_party).
     """
+    validate.part("graph", graph, GraphData)
+    validate.integer("num_clients", num_clients, 1, len(graph.ids), hint=f"There are {len(graph.ids)} nodes.")
+    validate.one_of("partition", partition, PARTITIONS)
     labels = np.asarray(labels)
     size, classes = len(graph.ids), int(labels.max()) + 1
     if labels.shape != (size,) or labels.dtype.kind not in "iu" or labels.min() < 0:
-        validate.fail("labels", f"integers >= 0, one a node [{size}]", f"{labels.dtype.name}{list(labels.shape)}")
+        least = f", the least {labels.min()}" if labels.size else ""
+        shown = f"{labels.dtype.name}{list(labels.shape)}{least}"
+        validate.fail("labels", f"integers >= 0, one a node [{size}]", shown)
     for where, nodes in (("train", train := np.asarray(train)), ("test", test := np.asarray(test))):
         if nodes.ndim != 1 or not nodes.size or nodes.dtype.kind not in "iu":
             hint = "np.flatnonzero(mask) makes nodes of a mask."

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import PADDING, FederatedData
-from fedjax_sim.population.graph_partition import node_owners, parties_of, stacked
+from fedjax_sim.population.graph_partition import PARTITIONS, node_owners, parties_of, stacked
 from fedjax_sim.population.partition import generator
 from fedjax_sim.population.population import stored
 from fedjax_sim.types import GraphData
@@ -43,12 +43,16 @@ def link_data(
     Raises: ValueError for a directed graph, for options out of range, and for a graph where all nodes are joined.
 
     Guarantees: no test edge is in a graph that anybody sees, no pair without a link is an edge
-    (tests/population/test_graphs.py::test_links_are_kept_apart).
+    (tests/population/test_graphs.py::test_links_are_kept_apart); a pair that edges of several types join is one link
+    (::test_a_pair_of_several_types_is_one_link).
     """
 
     def owners(seen: GraphData) -> np.ndarray:
         return node_owners(seen, num_clients, by=partition, labels=labels, seed=seed)
 
+    validate.part("graph", graph, GraphData)
+    validate.integer("num_clients", num_clients, 1, len(graph.ids), hint=f"There are {len(graph.ids)} nodes.")
+    validate.one_of("partition", partition, PARTITIONS)
     return _links(graph, owners, num_clients, test_share, embedding_size, name, seed)
 
 
@@ -103,7 +107,8 @@ def _links(
     there, back = (a * np.int64(size) + b for a, b in ((graph.senders, graph.receivers), graph[3:1:-1]))
     if len(np.setdiff1d(there, back)):
         validate.fail("graph", "one whose edges have both directions", "a directed graph", "graph_data makes such.")
-    once = graph.senders < graph.receivers
+    once = np.flatnonzero(graph.senders < graph.receivers)
+    once = once[np.sort(np.unique(there[once], return_index=True)[1])]  # a pair may have edges of several types
     edges = rng.permutation(np.stack([graph.senders[once], graph.receivers[once]], 1))
     count = round(test_share * len(edges))
     if not 0 < count < len(edges):

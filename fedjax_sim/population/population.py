@@ -182,7 +182,8 @@ def from_clients(clients: Sequence[PyTree]) -> Stored:
     if not clients:
         validate.fail("clients", "a client at least", clients)
     structure = jax.tree.structure(clients[0])
-    like = [(np.shape(x)[1:], np.result_type(x)) for x in jax.tree.leaves(clients[0])]
+    types = [[np.result_type(getattr(x, "dtype", x)) for x in jax.tree.leaves(client)] for client in clients]
+    like = [(np.shape(x)[1:], dtype) for x, dtype in zip(jax.tree.leaves(clients[0]), types[0], strict=True)]
     counts = []
     for i, client in enumerate(clients):
         leaves, here = jax.tree.flatten(client)
@@ -190,9 +191,9 @@ def from_clients(clients: Sequence[PyTree]) -> Stored:
             validate.fail(f"clients[{i}]", f"the structure of clients[0], {structure}", here)
         if any(np.ndim(x) == 0 for x in leaves) or len({len(x) for x in leaves}) != 1:
             validate.fail(f"clients[{i}]", "leaves of one length", [np.shape(x) for x in leaves])
-        for x, (shape, dtype) in zip(leaves, like, strict=True):
-            if np.shape(x)[1:] != shape or np.result_type(x) != dtype:
-                found = f"{np.result_type(x)}{list(np.shape(x)[1:])}"
+        for x, own, (shape, dtype) in zip(leaves, types[i], like, strict=True):
+            if np.shape(x)[1:] != shape or own != dtype:
+                found = f"{own}{list(np.shape(x)[1:])}"
                 validate.fail(f"clients[{i}]", f"examples like clients[0]'s {dtype}{list(shape)}", found)
         counts.append(len(leaves[0]))
     examples = jax.tree.map(lambda *xs: np.concatenate([np.asarray(x) for x in xs]), *clients)

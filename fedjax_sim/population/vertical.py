@@ -50,6 +50,9 @@ def joined(
     [[8.0], [7.0]]
     """
     validate.one_of("missing", missing, MISSING)
+    validate.part("alignment", alignment, Alignment)
+    if not isinstance(features, (list, tuple)):
+        validate.fail("features", "a list of tables, one for each party", type(features).__name__, error=TypeError)
     features = [np.asarray(part) for part in features]
     rows = alignment.rows if missing == "drop" else alignment.links
     if len(features) != rows.shape[1]:
@@ -57,11 +60,15 @@ def joined(
     for p, part in enumerate(features):
         if part.ndim != 2:
             validate.fail(f"features[{p}]", "a table [n, d]", part.shape, "One column is a table too: x[:, None].")
+        if part.dtype.kind not in "fiub":
+            validate.fail(f"features[{p}]", "numbers", part.dtype.name, "Encode words as numbers first.")
+        if not np.isfinite(part).all():
+            validate.fail(f"features[{p}]", "finite numbers", "NaN or infinity", "Impute or drop those rows first.")
         if len(part) <= rows[:, p].max():
             validate.fail(f"features[{p}]", f"more than {rows[:, p].max()} rows, as the alignment says", len(part))
     for name, part in (("features[0]", features[0]), ("y", np.asarray(y))):
-        if len(part) != len(alignment.links):
-            validate.fail(name, f"the {len(alignment.links)} rows that were aligned", len(part))
+        if part.shape[:1] != alignment.links.shape[:1]:
+            validate.fail(name, f"the {len(alignment.links)} rows that were aligned", part.shape)
     x = tuple(
         np.where(r[:, None] >= 0, part[r], 0).astype(part.dtype) for part, r in zip(features, rows.T, strict=True)
     )

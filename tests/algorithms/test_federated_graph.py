@@ -165,6 +165,10 @@ def test_what_is_refused():
         jax.eval_shape(alone.step, KEY, alone.init(KEY, start, singles), singles)
     with pytest.raises(ValueError, match="group_size: expected the parties"):
         hierarchy(singles, optax.sgd(0.1), group_size=None)
+    with pytest.raises(ValueError, match="edge_rounds: expected an integer"):
+        hierarchy(singles, optax.sgd(0.1), edge_rounds=0)
+    with pytest.raises(ValueError, match=r"sampler: expected a design for the population's 1 parties.* group_size"):
+        trained(hierarchy(singles, optax.sgd(0.1), group_size=2), start, singles, 1)
     clock = sampling.with_clock(sampling.full(4), network.cross_silo(4))
     with pytest.raises(ValueError, match="sampler: expected rounds that take no time"):
         algorithms.hierarchical_split_gnn(MODEL, clock, optax.sgd(0.1), group_size=1)

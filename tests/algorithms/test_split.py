@@ -229,6 +229,14 @@ def test_splits_that_cannot_be():
         split_loss(
             DEEP, softmax_cross_entropy, ("hidden_0", "hidden_1"), u_shaped=True, link={"labels": network.Link()}
         )
+    with pytest.raises(TypeError, match=r"measure: expected a function \(outputs, examples\)"):
+        split_loss(DEEP, softmax_cross_entropy, "hidden_0", measure=3)
+    plain = split_loss(TOY, squared_error, "hidden_0")
+    for call in (plain, lambda *rest: transcript(plain, *rest)):
+        with pytest.raises(TypeError, match='examples: expected a dict with "x" and "y"'):
+            call(TOY.init(KEY)[0], {"x": jnp.ones((2, 10))})
+    with pytest.raises(TypeError, match="split: expected a Split"):
+        transcript(squared_error, TOY.init(KEY)[0], data().examples)
     hidden = split_loss(TOY, squared_error, "hidden_0", decorrelation=1.0)
     with pytest.raises(ValueError, match="padding"):
         hidden(TOY.init(KEY)[0], data().examples, KEY)

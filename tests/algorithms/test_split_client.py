@@ -64,11 +64,12 @@ def test_messages_are_whole_bytes():
 
 def test_long_work_is_counted():
     """2^24 steps of 3,000 examples: 5.0e10 visits. Catches a number of visits that wraps at 2^31."""
-    from fedjax_sim.algorithms.split_client import _bytes, _visits
+    from fedjax_sim.algorithms.crossings import visits
+    from fedjax_sim.algorithms.split_client import _bytes
 
     mask, split = jnp.ones(3000, bool), split_loss(DEEP, softmax_cross_entropy, "hidden_0")
     many = ClientData({"x": jnp.zeros((3000, 10)), "y": jnp.zeros(3000, jnp.int32)}, mask)
-    visited, steps = _visits(client.work(num_steps=1 << 24), many)
+    visited, steps = visits(client.work(num_steps=1 << 24), many)
     assert [int(x[0]) * 2**32 + int(x[1]) for x in (visited, steps)] == [3000 << 24, 1 << 24]
     found = _bytes(split, DEEP.init(KEY)[0], many, visited, steps)
     assert int(found["up"][0]) * 2**32 + int(found["up"][1]) == (3000 << 24) * 40
@@ -140,15 +141,16 @@ def test_a_loss_of_several_parties_is_no_clients_own():
     """Catches a cut whose bytes nobody counts, and whose server's layers a clock prices at the client."""
     model, full, step = vertical_linear(columns=(4, 6), num_outputs=1), sampling.full(5), optax.sgd(0.1)
     losses = split_loss(DEEP, softmax_cross_entropy, "hidden_0"), algorithms.vertical_loss(model, squared_error)
-    work = client.work(num_steps=1)
     for loss_fn in losses:
         for make in (
             lambda loss_fn: algorithms.fedavg(loss_fn, full, step, num_steps=1),
-            lambda loss_fn: client.scaffold(loss_fn, 0.1, work),
+            lambda loss_fn: algorithms.fedprox(loss_fn, full, step, coefficient=0.1, num_steps=1),
+            lambda loss_fn: algorithms.scaffold(loss_fn, full, learning_rate=0.1, num_steps=1),
             lambda loss_fn: client.full_gradient(loss_fn),
             lambda loss_fn: client.private_sgd(loss_fn, 1.0, 1.0, 0.1, num_steps=1, batch_size=2, num_examples=9),
         ):
-            with pytest.raises(ValueError, match="loss_fn: expected one that the client computes by itself"):
+            words = "loss_fn: expected one that the client computes by itself.* take algorithms.split_client, splitfed"
+            with pytest.raises(ValueError, match=words):
                 make(loss_fn)
 
 
@@ -168,8 +170,16 @@ def test_noise_on_links_has_no_epsilon():
 def test_tiers_that_cannot_be():
     """Catches tiers without a function that tells them, and cuts of other models."""
     split = split_loss(DEEP, softmax_cross_entropy, "hidden_0")
-    with pytest.raises(ValueError, match="tier"):
-        split_client([split, split], optax.sgd(0.1), client.work(num_steps=1))
+    work, step = client.work(num_steps=1), optax.sgd(0.1)
+    for tier in (None, 3):
+        with pytest.raises(TypeError, match=r"tier: expected a function \(key, data\)"):
+            split_client([split, split], step, work, tier=tier)
+    with pytest.raises(ValueError, match="tier: expected None with one split"):
+        split_client(split, step, work, tier=lambda key, data: 0)
+    with pytest.raises(ValueError, match="split: expected a Split"):
+        split_client([], step, work)
+    with pytest.raises(TypeError, match=r"split\[0\]: expected a Split"):
+        split_client(softmax_cross_entropy, step, work)
     other = split_loss(mlp(input_shape=(10,), num_outputs=3), softmax_cross_entropy, "hidden_0")
     with pytest.raises(ValueError, match="several models"):
         split_client([split, other], optax.sgd(0.1), client.work(num_steps=1), tier=lambda key, data: 0)

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.graphs import worked_example
+from experiments.graphs import partitions, worked_example
 from fedjax_sim import algorithms, models, network, population, run, sampling, transform
 from fedjax_sim.algorithms.round import observe
 from fedjax_sim.models.graph import apply_layer
@@ -212,6 +212,32 @@ def test_worked_example():
     assert abs(found["first"] - np.log(7)) < 0.3 and found["last"] < found["first"]
 
 
+def test_what_partitions_cost():
+    """The path by hand, cut by nodes, by edges and by neighbourhoods. Catches an edge or a node counted twice, and an
+    error of padding."""
+    x = np.arange(1.0, 5)
+    graph = population.graph_data(x[:, None], [[0, 1], [1, 2], [2, 3]])
+    size = np.mean(np.square(FULL))
+    apart = partitions.cost(graph, population.parties_of(graph, node_owner=[0, 0, 1, 1]))
+    error = np.mean(np.square(np.array(FULL) - DROPPED)) / size
+    assert (apart["cut"], apart["copies"], apart["nodes"], apart["holders"]) == (2 / 6, 4 / 6, 1, 1)
+    np.testing.assert_allclose(apart["error"], error, rtol=1e-5)
+    middle = (graph.senders + graph.receivers > 3).astype(int)  # the last edge at party 1; node 3 is at both
+    edges = partitions.cost(graph, population.parties_of(graph, edge_owner=middle))
+    assert (edges["cut"], edges["copies"], edges["nodes"], edges["holders"]) == (0, 1, 1, 5 / 4)
+    second = (x[0] + x[2]) / np.sqrt(6) + x[1] / 3  # node 3 has one neighbour at each party, so node 2 changes too
+    third, fourth = x[1] / np.sqrt(6) + x[2] / 2, x[2] / 2 + x[3] / 2  # node 3 at party 0, nodes 3 and 4 at party 1
+    there = [
+        0,
+        (second - FULL[1]) ** 2,
+        ((third - FULL[2]) ** 2 + (fourth - FULL[2]) ** 2) / 2,
+        (fourth - FULL[3]) ** 2,
+    ]
+    np.testing.assert_allclose(edges["error"], np.mean(there) / size, rtol=1e-5)
+    whole = partitions.cost(graph, population.parties_of(graph, held=np.ones((2, 4), bool)))
+    assert whole == {"cut": 0, "copies": 2, "nodes": 1, "holders": 2, "error": pytest.approx(0, abs=1e-12)}
+
+
 def test_absent_parties_leave_no_trace():
     """Catches embeddings of parties that take no part: their edges are dropped for the round, their labels too."""
     model, data = models.gcn(5, 3, hidden=(4,), dropout=0.0), blocks(4)
@@ -303,6 +329,13 @@ def test_wrong_arguments_are_refused(options, words):
     given = {"model": models.gcn(5, 3), "sampler": sampling.full(4), "optimizer": optax.sgd(0.1)} | options
     with pytest.raises(ValueError, match=words):
         algorithms.split_gnn(**given)
+
+
+@pytest.mark.parametrize("params, shown", [(None, "'NoneType'"), ({"output": {}}, r"\['output'\]. .*'graph_0'")])
+def test_a_model_of_another_kind_is_refused(params, shown):
+    made = algorithms.split_gnn(models.gcn(5, 3), sampling.full(4), optax.sgd(0.1))
+    with pytest.raises(ValueError, match=f"params: expected those of the model, got {shown}"):
+        made.init(KEY, params, blocks(4).train)
 
 
 def test_an_empty_cohort():

@@ -1,11 +1,13 @@
 """SplitFed and the relay against FedAvg, centralised SGD and NumPy's loops."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import aggregation, algorithms, network, population, sampling, transform, tree
+from fedjax_sim import aggregation, algorithms, models, network, population, sampling, transform, tree
 from fedjax_sim.models import mlp, softmax_cross_entropy, supervised
 from fedjax_sim.prng import stream
 
@@ -197,12 +199,16 @@ def test_what_is_refused():
         ({"transform": transform.gaussian_mechanism(1.0, 1.0)}, "without noise"),
         ({"transform": transform.error_feedback(transform.top_k(0.5)), "server_copies": 2}, "memory"),
         ({"server_copies": 6}, "server_copies"),
-        ({"cut": "output"}, "cut|at"),
+        ({"cut": "output"}, "cut: expected layers among"),
         ({"sampler": sampling.with_replacement(5, 3), "server_copies": 1, "weighting": "uniform"}, "replacement"),
     ):
         options = {"sampler": FULL, **CUT, "num_steps": 1} | options
         with pytest.raises(ValueError, match=words):
             algorithms.splitfed(MODEL, softmax_cross_entropy, optimizer=optax.sgd(RATE), **options)
+    graphs = models.gcn(3, 2)
+    for make in (algorithms.splitfed, partial(algorithms.splitfed, server_copies=1), algorithms.split_learning):
+        with pytest.raises(ValueError, match=r"model: .* take algorithms.split_gnn or hierarchical_split_gnn"):
+            make(graphs, models.node_cross_entropy, FULL, optax.sgd(RATE), cut="graph_0", num_steps=1)
     with pytest.raises(ValueError, match="handover"):
         algorithms.split_learning(
             MODEL, softmax_cross_entropy, FULL, optax.sgd(RATE), **CUT, num_steps=1, handover="pear"

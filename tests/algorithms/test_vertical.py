@@ -9,7 +9,8 @@ import optax
 import pytest
 
 from fedjax_sim import algorithms, models, network, population, sampling, transform
-from fedjax_sim.algorithms.vertical import _sum, _times, parties_of
+from fedjax_sim.algorithms.crossings import product, total
+from fedjax_sim.algorithms.vertical import parties_of
 from fedjax_sim.network.link import link, wires
 from fedjax_sim.privacy import mechanism_of
 from fedjax_sim.types import ClientData, noisy_parts
@@ -195,8 +196,10 @@ def test_bytes_through_a_link():
 def test_counts_past_32_bits():
     """Rows times steps times bytes, against Python. Catches a product that wraps."""
     for held, steps, factor in ((100_000, 70_000, 96), (2**31 - 1, 2**20, 1024), (7, 1, 3)):
-        visits = _times(jnp.int32(held), jnp.int32(steps))
-        assert _total(_sum(_times(visits, factor), _times(jnp.int32(steps), 28))) == held * steps * factor + 28 * steps
+        steps_words = jnp.array([0, steps], jnp.uint32)
+        visits = product(jnp.int32(held), steps_words)
+        found = total(product(jnp.uint32(factor), visits), product(jnp.uint32(28), steps_words))
+        assert _total(found) == held * steps * factor + 28 * steps
 
 
 def test_noise_on_links_is_not_accounted_as_something_else():
@@ -258,3 +261,12 @@ def test_what_does_not_fit_is_refused():
         _vertical(transform=transform.top_k(0.5))
     with pytest.raises(TypeError, match="a Model"):
         algorithms.vertical_loss(lambda x: x, models.squared_error)
+    with pytest.raises(ValueError, match=r"links: expected one of 'party_1'.*, got 'party_0'"):
+        _vertical(links={"party_0": network.link()})
+    with pytest.raises(TypeError, match=r"links\['party_1'\]: expected a Link"):
+        _vertical(links=3)
+    model = models.vertical_linear(columns=(1, 1), num_outputs=1)
+    params, loss_fn = model.init(jax.random.key(0))[0], algorithms.vertical_loss(model, models.squared_error)
+    for call in (loss_fn, lambda *rest: algorithms.vertical_transcript(model, models.squared_error, *rest)):
+        with pytest.raises(TypeError, match='examples: expected a dict with "x" and "y"'):
+            call(params, {"x": jnp.ones((2, 2))})

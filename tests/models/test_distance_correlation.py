@@ -45,3 +45,12 @@ def test_range():
     for scale in (1e-3, 1.0, 1e12):
         found = np.array([distance_correlation(scale * X[i:], scale * X[i:]) for i in range(8)])
         assert (found <= 1).all() and (found > 0.9999).all()
+
+
+def test_not_finite():
+    """Catches a view that says nothing (0) because its numbers are lost, and padding that makes it so."""
+    for x, z in ((X * np.nan, Z), (X, jnp.where(np.arange(30)[:, None] == 3, np.inf, Z))):
+        assert jnp.isnan(distance_correlation(jnp.asarray(x), z))
+    padded = np.concatenate([X, np.full((5, X.shape[1]), np.nan, np.float32)])
+    weights = (np.arange(35) < 30).astype(np.float32)
+    np.testing.assert_allclose(distance_correlation(padded, padded[:, :2], weights), by_numpy(X, X[:, :2]), rtol=1e-5)

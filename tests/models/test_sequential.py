@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.models import blocks, branches, cnn, cut, gru, layer, layers, linear, lstm, mlp, sequential
+from fedjax_sim.models import blocks, branches, cnn, cut, gcn, gru, layer, layers, linear, lstm, mlp, sequential
 from fedjax_sim.prng import stream
 
 KEY = jax.random.key(0)
@@ -130,6 +130,19 @@ def test_cuts_that_cannot_be():
     assert cut(model, ("first", "norm"), u_shaped=True).last == 0
     with pytest.raises(ValueError, match="layers"):
         cut(model._replace(layers=()), "first")
+    for at in (None, 3):
+        with pytest.raises(TypeError, match="where: expected names of layers, such as 'first'"):
+            cut(model, at, name="where")
+    with pytest.raises(ValueError, match="u_shaped: expected one of True, False, got 'no'"):
+        cut(model, ("first", "norm"), u_shaped="no")
+    with pytest.raises(ValueError, match=r"got \['graph_0', 'output'\]. A graph network's parties exchange nodes too"):
+        cut(gcn(3, 2), "graph_0")
+    with pytest.raises(TypeError, match="join: expected a function"):
+        branches("fork", {"left": []}, 3)
+    params = model.init(jax.random.key(0))[0]
+    for path, wrong in (("first", {}), ("first", None), ("fork", {**params, "fork": {}})):
+        with pytest.raises(ValueError, match=f"params: expected a dict with .*, of the layer '{path}"):
+            model.apply(wrong, (), jnp.ones((2, 10)), None, False)
     with pytest.raises(ValueError, match="Rename"):
         sequential([layer("a", None, jnp.abs), layer("a", None, jnp.abs)])
     with pytest.raises(ValueError, match="branch"):

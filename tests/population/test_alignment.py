@@ -97,6 +97,9 @@ def test_what_cannot_be_aligned_is_refused(way):
         align([["ann"], []])
     with pytest.raises(ValueError, match="two parties"):
         align([["ann"]])
+    for tables, shown in (("ann", "'ann'"), ([["ann"], "ann"], "'ann'"), ([["ann"], 3], "3"), (None, "None")):
+        with pytest.raises(TypeError, match=f": expected records in a list, got {shown}"):
+            population.align_exact(tables)
     if way != "similar":
         with pytest.raises(TypeError, match="an id as text"):
             align([["ann"], [7]])

@@ -65,6 +65,8 @@ def test_owners():
         population.node_owners(GRAPH, 31)
     with pytest.raises(ValueError, match="labels"):
         population.node_owners(GRAPH, 3, by="label")
+    with pytest.raises(ValueError, match=r"labels: .* integers"):  # NaN has a place of its own in an order
+        population.node_owners(GRAPH, 3, by="label", labels=np.full(30, np.nan))
 
 
 def spelled(parties):
@@ -105,6 +107,11 @@ def test_parties_hold_the_graph():
         assert sorted(spelled(one)) == inside
     with pytest.raises(ValueError, match="one of the three"):
         population.parties_of(GRAPH)
+    for held in ([[True]], np.ones((2, 30))):
+        with pytest.raises(ValueError, match=r"held: expected bool \[P, 30\]"):
+            population.parties_of(GRAPH, held=held)
+    with pytest.raises(ValueError, match="num_parties"):
+        population.neighbourhoods(GRAPH, 0)
     with pytest.raises(ValueError, match="none at party 1"):
         population.parties_of(GRAPH, node_owner=np.where(np.arange(30) < 9, 0, 2))
 
@@ -189,6 +196,22 @@ def test_broken_cora_is_refused(tmp_path):
         population.cora(directory=str(tmp_path))
 
 
+def test_arguments_are_named_as_they_were_given():
+    """Catches errors about the argument of a function that the user did not call, and arrays taken for graphs."""
+    node = {"labels": np.zeros(30, int), "train": np.array([0]), "test": np.array([1]), "name": "n"}
+    for make in (lambda graph, **o: population.node_data(graph, **node, **o), population.link_data):
+        for options, words in (({"num_clients": 31}, "num_clients: expected"), ({"partition": "x"}, "partition: exp")):
+            with pytest.raises(ValueError, match=words):
+                make(GRAPH, **options)
+        with pytest.raises(TypeError, match="graph: expected a GraphData"):
+            make(np.eye(3))
+    for call in (population.node_owners, population.edge_owners, population.neighbourhoods):
+        with pytest.raises(TypeError, match="graph: expected a GraphData"):
+            call(np.eye(3), 2)
+    with pytest.raises(ValueError, match="directed: expected one of True, False"):
+        population.graph_data(np.eye(3), [[0, 1]], directed="no")
+
+
 def test_stacked_keeps_what_it_pads():
     """Catches padding that is a node or an edge."""
     small = population.graph_data(np.ones((2, 4)), [[0, 1]], edge_types=[2])
@@ -218,6 +241,19 @@ def test_links_are_kept_apart():
         pairs, y = ids[rows["pairs"][p]], rows["y"][p]
         assert {tuple(sorted(pair)) for pair in pairs[y == 1].tolist()} == {tuple(sorted(edge)) for edge in own}
         assert not {tuple(sorted(pair)) for pair in pairs[y == 0].tolist()} & edges
+
+
+def test_a_pair_of_several_types_is_one_link():
+    """Catches a pair that is trained as joined by one of its types, and tested by another."""
+    twice = population.graph_data(GRAPH.nodes, np.concatenate([EDGES, EDGES]), edge_types=np.repeat([0, 1], len(EDGES)))
+    data = population.link_data(twice, test_share=0.4)
+    seen = []
+    for examples in (data.test, data.train.examples):
+        pairs, y = np.asarray(examples["pairs"][0]), np.asarray(examples["y"][0])
+        seen.append([tuple(sorted(pair)) for pair in pairs[y == 1].tolist()])
+    assert not set(seen[0]) & set(seen[1]) and set(seen[0]) | set(seen[1]) == undirected(twice)
+    assert all(len(pairs) == len(set(pairs)) for pairs in seen)
+    assert sorted(set(np.asarray(data.test["x"].types[0]).tolist())) == [0, 1]
 
 
 def test_links_of_a_data_set():

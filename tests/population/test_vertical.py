@@ -40,6 +40,15 @@ def test_joined():
         joined([features[0], features[1][:, 0], features[2]], np.arange(4), found)
     with pytest.raises(ValueError, match=r"features\[0\]: expected the 4 rows that were aligned"):
         joined([np.ones((5, 1)), *features[1:]], np.arange(4), found)
+    for wrong, words in ((np.array([["a"]] * 4), "numbers, got 'str32'"), (np.full((4, 1), np.nan), "finite")):
+        with pytest.raises(ValueError, match=rf"features\[0\]: expected {words}"):
+            joined([wrong, *features[1:]], np.arange(4), found)
+    with pytest.raises(TypeError, match="features: expected a list of tables"):
+        joined(None, np.arange(4), found)
+    with pytest.raises(TypeError, match="alignment: expected an Alignment"):
+        joined(features, np.arange(4), found.links)
+    with pytest.raises(ValueError, match="y: expected the 4 rows"):
+        joined(features, None, found)
     with pytest.raises(ValueError, match="y: expected the 4 rows"):
         joined(features, np.arange(9), found)
     with pytest.raises(ValueError, match="each of 3 parties"):
