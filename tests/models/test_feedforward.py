@@ -211,7 +211,7 @@ FLAT = "image shape"
         (lambda: mlp(input_shape=(4,), num_outputs=2, hidden=float("nan")), "hidden: expected a tuple"),
         (lambda: linear(input_shape=(-4,), num_outputs=2), r"input_shape\[0\]: expected an integer"),
         (
-            lambda: MODELS["mlp"][0].apply({}, (), jnp.zeros((2, 9, 8)), None, False),
+            lambda: MODELS["mlp"][0].apply(MODELS["mlp"][0].init(KEY)[0], (), jnp.zeros((2, 9, 8)), None, False),
             r"x: expected shape \[n, 9, 8, 2\]",
         ),
     ],

@@ -55,5 +55,6 @@ def test_error_texts():
         gru(num_outputs=5, hidden=4.0)
     with pytest.raises(ValueError, match="num_layers: expected an integer"):
         lstm(num_outputs=5, num_layers=0)
+    model = gru(num_outputs=5)
     with pytest.raises(ValueError, match=r"x: expected tokens \[n, length\]"):
-        gru(num_outputs=5).apply({}, (), jnp.zeros(3, int), None, False)
+        model.apply(model.init(KEY)[0], (), jnp.zeros(3, int), None, False)
