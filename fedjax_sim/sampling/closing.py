@@ -85,7 +85,9 @@ def _shortened(devices: Devices, key: Array, cohort: Cohort, price: Price, ticks
     if INTERRUPTED.name not in cohort.lost:
         return shorter
     back = regained(shorter, INTERRUPTED.name, saved)
-    return back._replace(sent=cohort.sent | (back.reported & saved))
+    again = back.reported & saved
+    begun = None if cohort.begun is None else cohort.begun | again
+    return back._replace(sent=cohort.sent | again, begun=begun)
 
 
 def _steps_in_time(devices: Devices, key: Array, cohort: Cohort, price: Price, ticks: int) -> Array:
@@ -179,13 +181,15 @@ def with_radio_budget(
         ready = spent.down + spent.compute
         cost, most = spent.up, airtime
         if budget_bytes is not None:  # messages of one size: so many
-            most = jnp.minimum(jnp.floor(budget / price.bytes_up), MOST_AIRTIME).astype(jnp.int32)
+            most = jnp.minimum(jnp.floor(budget / price.all_bytes_up()), MOST_AIRTIME).astype(jnp.int32)
             cost = jnp.ones_like(cohort.ids)
-        wanted = cohort.reported if cohort.sent is None else cohort.sent  # also those cut off on their way
+        sent = cohort.reported if cohort.sent is None else cohort.sent  # also those cut off on their way
+        wanted = sent if cohort.begun is None else cohort.begun
         place = within_budget(cohort.ids, cost, wanted, most, ready if order == "arrival" else None)
         without = wanted & ~place
         stopped = cut(devices, key, cohort, price, jnp.where(without, ready, NEVER), NO_RADIO.name)
-        return losing(stopped._replace(sent=place), NO_RADIO.name, without, ready)
+        stopped = stopped._replace(sent=sent & place, begun=None if stopped.begun is None else wanted & place)
+        return losing(stopped, NO_RADIO.name, without, ready)
 
     return changed(sampler, ended, design, (NO_RADIO,))
 

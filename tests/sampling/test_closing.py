@@ -11,7 +11,7 @@ from scipy import stats
 
 from fedjax_sim import algorithms, engine, network, run, sampling
 from fedjax_sim.privacy.reading import mechanism_from
-from fedjax_sim.types import Noise
+from fedjax_sim.types import Noise, Work
 from tests.laws import problems as p
 from tests.sampling.timing import DOWN, STEP, UP, WORK, N, tables, told
 
@@ -120,6 +120,37 @@ def test_what_was_sent_was_sent():
     assert record["clients_reported"] == p.NUM_CLIENTS - record["late"] > 0
     assert record["wasted_joules"] == pytest.approx(1.5 * record["late"], rel=0.01)
     assert record["joules"] == pytest.approx(record["wasted_joules"] + 0.3 * record["clients_reported"], rel=0.01)
+
+
+@pytest.mark.parametrize("quantile", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_the_first_of_two_messages_was_sent(quantile):
+    """Deadlines throughout a round of two passes, against a comparison of numbers. Catches a gradient that was sent
+    while its client still trained and that nobody counted, a second message that had not been begun, and a radio whose
+    first message is nobody's."""
+    work = WORK._replace(bytes_up=24, bytes_down=12, before=Work(4, 8, None, 2.0))
+    first, second = DOWN + 2 * STEP, 2 * DOWN + 7 * STEP + UP  # until each message is begun
+    ticks = int(np.quantile(np.concatenate([first, second, second + UP]), quantile))
+    late = sampling.with_deadline(clocked(), ticks / 1000)
+    cohort, _ = drawn(late, work=work)
+    np.testing.assert_array_equal(cohort.reported, second + UP <= ticks)
+    np.testing.assert_array_equal(cohort.sent, second < ticks)
+    np.testing.assert_array_equal(cohort.begun, first < ticks)
+    few, _ = drawn(sampling.with_radio_budget(late, budget_bytes=24.0 * 5, order="id"), work=work)
+    on_air = np.isin(few.ids, np.flatnonzero(first < ticks)[:5])
+    np.testing.assert_array_equal(few.begun, on_air)
+    np.testing.assert_array_equal(few.sent, on_air & (second < ticks))
+
+
+def test_gradients_that_nobody_waits_for():
+    """Mime under a deadline that everybody misses while they train. Catches a first pass whose bytes are not counted."""
+    devices = network.heterogeneous(p.NUM_CLIENTS, speed=1e3, bandwidth_down=1e9, bandwidth_up=1e9, latency=0.1)
+    clocked = sampling.with_clock(sampling.full(p.NUM_CLIENTS), devices)
+    made = algorithms.mime(p.linear_loss, sampling.with_deadline(clocked, 2.0), num_steps=1000, batch_size=2, mesh=None)
+    _, history = run(KEY, made, jnp.array(p.START), p.ragged(), 1)
+    record = history.records[-1]
+    assert record["late"] == p.NUM_CLIENTS and record["clients_reported"] == 0
+    assert record["uplink_bytes"] == record["wasted_bytes"] == 12 * p.NUM_CLIENTS  # of each its gradient alone
+    assert record["joules"] == record["wasted_joules"]
 
 
 def test_over_selection_takes_the_first():
