@@ -130,8 +130,8 @@ def cut(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, n
       name: of the metric that counts them.
 
     Guarantees: tests/sampling/test_timed.py::test_energy_of_what_was_done; both messages of two passes are begun when
-    they are (tests/sampling/test_closing.py::test_the_first_of_two_messages_was_sent); in whatever order cuts are made, the first
-    moment counts (tests/sampling/test_fates.py::test_every_client_is_counted_once).
+    they are (tests/sampling/test_closing.py::test_the_first_of_two_messages_was_sent); in whatever order cuts are made,
+    the first moment counts (tests/sampling/test_fates.py::test_every_client_is_counted_once).
     """
     spent = cohort.spent
     late = cohort.invited & (spent.total > at)

@@ -44,7 +44,8 @@ def with_deadline(sampler: Sampler, seconds: float, *, late: str = "dropped") ->
     "partial" with clients that cannot stop early, `algorithms.round.collect` does.
 
     Guarantees: who arrives in time reports, and no round is longer (tests/sampling/test_closing.py::test_deadline);
-    partial work is the most that arrives in time (::test_partial_work_is_the_most_that_fits); without late clients both
+    partial work is the most that arrives in time (::test_partial_work_is_the_most_that_fits); control variates, error
+    feedback and secure sums see the cohort alone (::test_time_acts_through_the_cohort_alone); without late clients both
     are the sampler without a deadline (::test_a_generous_deadline).
 
     References: Bonawitz et al. 2019, section 2.2; Nishio and Yonetani 2019 (FedCS), section 3.

@@ -144,7 +144,7 @@ def test_the_first_of_two_messages_was_sent(quantile):
 
 
 def test_gradients_that_nobody_waits_for():
-    """Mime under a deadline that everybody misses while they train. Catches a first pass whose bytes are not counted."""
+    """Mime under a deadline that everybody misses while they train. Catches a first pass whose bytes nobody counts."""
     devices = network.heterogeneous(p.NUM_CLIENTS, speed=1e3, bandwidth_down=1e9, bandwidth_up=1e9, latency=0.1)
     clocked = sampling.with_clock(sampling.full(p.NUM_CLIENTS), devices)
     made = algorithms.mime(p.linear_loss, sampling.with_deadline(clocked, 2.0), num_steps=1000, batch_size=2, mesh=None)
