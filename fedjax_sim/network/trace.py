@@ -24,6 +24,8 @@ def trace(
 ) -> Availability:
     """Clients are there in the intervals that a file lists, which repeat.
 
+    A client that joins and leaves once has one interval, in a period longer than the run.
+
     Args:
       path: of a CSV file with a header and a row for each interval; intervals of a client may overlap.
       client, start, end: names of its columns. The clients of the file are numbered as they first appear, and client i
@@ -31,13 +33,15 @@ def trace(
       unit: of the times, "s", "ms", "min" or "h"; the first one is 0.
       period_seconds: after which all repeats; None: the last end, in whole seconds.
 
-    Returns: `Availability`; a query is a binary search among the intervals of its client.
+    Returns: `Availability`; a query is a binary search among the intervals of its client. Its `rate` is the share of a
+    whole period: what a shorter run sees of it may be all or nothing.
 
     Raises: ValueError for a file that cannot be read, times that are no numbers or below 0, and intervals that end
     before they begin or after the period.
 
     Guarantees: as the file says, at every second (tests/network/test_trace.py::test_every_second); the share of each
-    client is exact (::test_shares_are_exact).
+    client is exact (::test_shares_are_exact), and stands for no chance in a round: nothing that needs one takes it
+    (::test_a_share_is_no_chance).
     """
     texts = columns(path, {"client": client, "start": start, "end": end})
     seconds = factor("unit", unit, SECONDS)
