@@ -62,14 +62,14 @@ def test_a_share_is_no_chance(tmp_path):
     timed = sampling.with_clock(sampling.poisson(8, 0.5), devices)
     for sampler in (timed, sampling.with_deadline(timed, 1.0), sampling.with_hazard(timed, network.memoryless(9.0))):
         for ask in (sampler.design.inclusion_probabilities, sampler.design.check_known):
-            with pytest.raises(ValueError, match="design.response: expected 'random', got 'others'"):
+            with pytest.raises(ValueError, match="response: expected 'random', got 'others'"):
                 ask()
-        with pytest.raises(ValueError, match="design.response: expected 'random', got 'others'"):
+        with pytest.raises(ValueError, match="response: expected 'random', got 'others'"):
             aggregation.horvitz_thompson(sampler.design, 8.0)
         private = {"weighting": "uniform", "transform": transform.gaussian_mechanism(1.0, 1.0), "num_steps": 1}
         rule = aggregation.fixed_mean(4.0)
         made = algorithms.fedavg(population.quadratic_loss, sampler, optax.sgd(0.1), aggregator=rule, **private)
-        with pytest.raises(ValueError, match="no client decides who else takes part, got .others"):
+        with pytest.raises(ValueError, match="no client decides who else takes part"):
             mechanism_of(made, dimension=1)
 
 
