@@ -73,6 +73,18 @@ def test_a_share_is_no_chance(tmp_path):
             mechanism_of(made, dimension=1)
 
 
+def test_times_since_another_moment(tmp_path):
+    """Unix times. Catches a file that loads, and whose clients then are not there for 54 years."""
+    path = written(tmp_path, "client,start,end\na,1709286000.5,1709289600.25\nb,1709286100,1709289700\n")
+    with pytest.raises(ValueError, match=r"start: .* within a year of the run's begin, got '54.2 years'. .* origin"):
+        network.trace(path)
+    condition = network.trace(path, origin=1709286000.0)
+    assert condition.at(jnp.array([0, 0, 1, 1]), jnp.array([0, 1, 99, 100])).tolist() == [False, True, False, True]
+    assert condition.rate(np.arange(2)).tolist() == [3600 / 3700] * 2
+    with pytest.raises(ValueError, match="start: expected a finite number >= 1709286001 in row 1"):
+        network.trace(path, origin=1709286001.0)
+
+
 def test_units(tmp_path):
     """Hours that are whole seconds stay so. Catches 0.07 * 3600 = 252.00000000000003 rounded up."""
     text = "id,from,to\nx,0.07,0.14\n"
