@@ -12,12 +12,12 @@ from fedjax_sim import validate
 from fedjax_sim.network.devices import MOST_TICKS
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.design import SamplingDesign
-from fedjax_sim.sampling.fates import losing
+from fedjax_sim.sampling.fates import NEVER, losing
 from fedjax_sim.sampling.price import Price
 from fedjax_sim.sampling.visits import DISTINCT
 from fedjax_sim.types import Array, Clock, Cohort, Devices, Load, Metric, PyTree, Sampler, Spent
 
-__all__ = ["Timed", "changed", "cut", "spend", "stated", "timed", "unlimited", "untimed", "window"]
+__all__ = ["Timed", "changed", "cut", "lasting", "spend", "stated", "timed", "unlimited", "untimed", "window"]
 
 LONGEST = 2**31 - 2**21  # ticks until the last client is done
 
@@ -151,6 +151,23 @@ def cut(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, n
     sent &= ~late | (done[2] > up)
     done_by = Spent(*done, jnp.where(late, part, spent.joules))
     return losing(cohort._replace(sent=sent, begun=begun, spent=done_by), name, late, at)
+
+
+def lasting(devices: Devices, key: Array, cohort: Cohort, price: Price, joules: Array) -> Array:
+    """[m] int32 ticks after the invitation when clients have spent so many joules, [m]; `NEVER` for who needs no more.
+
+    Args:
+      key: that the cohort was drawn with.
+
+    Guarantees: tests/sampling/test_battery.py::test_who_runs_out.
+    """
+    at, going = jnp.zeros_like(cohort.ids), jnp.ones_like(cohort.invited)
+    for ticks, energy in zip(*_by_part(devices, key, cohort, price), strict=True):
+        enough = energy <= joules
+        share = jnp.where(enough, 1.0, joules / jnp.where(enough, 1.0, energy))
+        done = jnp.where(enough, ticks, jnp.minimum((share * ticks).astype(jnp.int32), ticks))
+        at, going, joules = at + jnp.where(going, done, 0), going & enough, jnp.maximum(joules - energy, 0)
+    return jnp.where(going, NEVER, at)
 
 
 def _by_part(devices: Devices, key: Array, cohort: Cohort, price: Price) -> tuple[tuple, tuple]:

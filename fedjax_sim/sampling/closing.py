@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.network import within_budget
+from fedjax_sim.sampling.battery import EXHAUSTED
 from fedjax_sim.sampling.clock import changed, cut, spend, timed
 from fedjax_sim.sampling.design import SamplingDesign, one_for_one, responding
 from fedjax_sim.sampling.fates import NEVER, losing, regained
@@ -58,6 +59,9 @@ def with_deadline(sampler: Sampler, seconds: float, *, late: str = "dropped") ->
     ticks = min(math.floor(seconds * devices.ticks_per_second), NEVER)
     if ticks < 1:
         validate.fail("seconds", f"at least one tick, {1 / devices.ticks_per_second:g} s", seconds)
+    if late == "partial" and EXHAUSTED in sampler.metrics:
+        hint = "How long a battery lasts follows from how much work is done: put with_battery around with_deadline."
+        validate.fail("sampler", "one without batteries, for partial work", "with_battery", hint)
     if late == "partial" and getattr(sampler.design, "max_reports", None) is not None:
         hint = "Who is among the first follows from how much everybody does: put with_deadline inside."
         validate.fail("sampler", "one without a limit of reports, for partial work", sampler.design.max_reports, hint)
