@@ -97,8 +97,7 @@ class Cohort(NamedTuple):
     # nobody is invited; None = time is not simulated
     lost: dict[str, Array] = {}  # [m] int32: when a client's report was lost, in ticks after the invitation, to each
     # cause that `metrics` counts (2^31 - 1: it was not; one less: whenever the round ends); the first one counts
-    begun: Array | None = None  # [m] bool; sent the first of its two messages, where a round has two (`Work.before`),
-    # and `sent` is of the second; None = as `sent`
+    begun: Array | None = None  # [m] bool; sent the first of two messages (`Work.before`), `sent` is of the second
 
 
 class Mean(NamedTuple):
