@@ -243,7 +243,8 @@ def asynchronous(
     delays (::test_a_full_buffer_is_synchronous); a client alone is sequential SGD (::test_one_client_is_sequential);
     delay and staleness are counted apart (the same test), and a run's means are those of all arrivals
     (::test_summary_of_a_run); SCAFFOLD's c stays the clients' mean
-    (::test_control_variates_without_a_discount); no epsilon is stated
+    (::test_control_variates_without_a_discount), and what error feedback keeps is what was not sent
+    (::test_what_feedback_keeps); no epsilon is stated
     (::test_what_reads_the_parts_refuses).
 
     References: Nguyen et al. 2022 (FedBuff), algorithm 1; Koloskova, Stich and Jaggi 2022, for waiting ("same").

@@ -65,7 +65,8 @@ def as_client_update(
         not used: devices share out edges. With `nonfinite="error"` a message inside that is not finite makes this
         client's own so.
       rounds: kappa, of its own for each one above.
-      name: of this level: "edge" tells `edge_uplink_bytes`, `edge_clients_reported`, ... in info, summed exactly.
+      name: of this level: "edge" tells `edge_uplink_bytes`, `edge_clients_reported`, ... in info, summed exactly over
+        those that report: what went on inside of one that is late for a deadline above is not counted.
       weighting: "examples": the weights that its clients reported, summed, as a mean over its rounds: n_e where all
         take part; "uniform": 1. A round inside that was skipped counts for nothing; without any there is no message.
       keep: whether sampler, optimiser, memories and clients' states go on in the next round above, from the model that
@@ -83,7 +84,8 @@ def as_client_update(
     (tests/algorithms/test_hierarchical.py::test_one_edge_round_is_flat); more rounds meet a closed form
     (::test_fixed_points); a group without messages sends none, and the model keeps its bits (::test_empty_groups), nor
     does one whose rounds were skipped (::test_skipped_rounds_weigh_nothing); what is kept goes on
-    (::test_momentum_at_the_edge); what an edge would lose is refused (::test_what_an_edge_would_lose).
+    (::test_momentum_at_the_edge); what an edge would lose is refused (::test_what_an_edge_would_lose). To a clock above
+    all work as the largest group does, the empty ones too (::test_time_of_an_empty_group).
 
     References: Liu, Zhang, Song and Letaief 2020 (HierFAVG), algorithm 1.
     """

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from fedjax_sim import aggregation, client, engine, server, tree, validate
 from fedjax_sim.algorithms.base import base_optimizer
-from fedjax_sim.algorithms.costs import traffic, unusable, work_of
+from fedjax_sim.algorithms.costs import traffic, unusable, words_of, work_of
 from fedjax_sim.algorithms.federated import federated
 from fedjax_sim.algorithms.round import (
     Aggregated,
@@ -119,7 +119,8 @@ def mime(
 
     `dropped_clients` is the larger count of the two passes: at least so many messages could not be used. Where only a
     client's local steps overflow its gradient stays in c, which the other clients have used already. Without a usable
-    gradient in the first pass the round is skipped.
+    gradient in the first pass the round is skipped. Where rounds take simulated time both passes do, without a wait
+    between them; who is cut off during either takes part in neither, and what it had begun to send counts as wasted.
 
     Raises: ValueError, TypeError for options out of range, and for a transform with noise or memory at the clients.
 
@@ -127,7 +128,8 @@ def mime(
     any number of full-batch steps and full participation it converges to the optimum of heterogeneous quadratics, where
     FedAvg and MimeLite do not; with partial participation c lacks the absent clients' gradients, which leaves an error
     floor (::test_error_floor_with_a_few). The same bits for any device count and order of the cohort
-    (::test_same_bits); a round whose first pass has no usable message is skipped (::test_no_usable_gradient).
+    (::test_same_bits); a round whose first pass has no usable message is skipped (::test_no_usable_gradient). Gradients
+    that were sent in vain are counted (tests/sampling/test_closing.py::test_gradients_that_nobody_waits_for).
 
     References: Karimireddy et al. 2021 (Mime), algorithm 1.
     """
@@ -184,7 +186,8 @@ def mime(
         state, info = close(second, key, cohort, answered, state, usable=usable)
         memory, transforms = (asked_memory, state.memory), (asked_transform, state.transform)
         state = state._replace(memory=memory, transform=transforms, server=state.server.server)
-        sent, lost = traffic(cohort, asked.up, asked.down), unusable(first, cohort, asked.dropped, asked.num_dropped)
+        begun = cohort if cohort.begun is None else cohort._replace(sent=cohort.begun)
+        sent, lost = traffic(begun, asked.up, asked.down), unusable(first, cohort, asked.dropped, asked.num_dropped)
         return state, _both(info, sent, lost, norm, usable)
 
     parts = second._replace(complete=False)  # without the first pass
@@ -254,6 +257,7 @@ def _both(info: dict, sent: dict, lost: dict, norm: Array, usable: Array) -> dic
 
 
 def _sum(a: Count, b: Count) -> Count:
-    """The bytes of both messages of the same clients: the unit sizes are added, as 64-bit integers in two words."""
-    low = a.unit[1] + b.unit[1]
-    return Count(b.number, jnp.stack([a.unit[0] + b.unit[0] + (low < a.unit[1]).astype(jnp.uint32), low]))
+    """The bytes of both messages, as one 64-bit integer in two words."""
+    (more, first), (high, second) = words_of(a), words_of(b)
+    low = first + second
+    return Count(jnp.int32(1), jnp.stack([more + high + (low < first).astype(jnp.uint32), low]))

@@ -21,7 +21,8 @@ def columns(path: str, names: Mapping[str, str]) -> dict[str, list[str]]:
     """The texts of some columns.
 
     Args:
-      path: of a file with a header, in UTF-8.
+      path: of a file with a header, in UTF-8, with commas between values, quoted or not, and any line ends; spaces
+        around names and values do not count.
       names: what is asked for -> the column's name in the file.
 
     Returns: what is asked for -> its texts, row by row, without empty lines.
@@ -29,17 +30,20 @@ def columns(path: str, names: Mapping[str, str]) -> dict[str, list[str]]:
     Raises: ValueError for a file that cannot be read, a column that is not there or twice, a row of another length, no
     rows or more than 2^18.
 
-    Guarantees: tests/network/test_measured.py::test_wrong_files.
+    Guarantees: tests/network/test_measured.py::test_wrong_files, ::test_a_file_of_another_style.
     """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = [row for row in csv.reader(file, strict=True) if row]
+            rows = [row for row in csv.reader(file, strict=True, skipinitialspace=True) if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         validate.fail("path", "a CSV file in UTF-8", path, f"{type(error).__name__}: {error}")
-    header, rows = (rows[0], rows[1:]) if rows else ([], [])
+    if not rows:
+        validate.fail("path", "a CSV file with a header", path, "The file is empty.")
+    header, rows = [name.strip() for name in rows[0]], rows[1:]
     for option, name in names.items():
         if header.count(name) != 1:
-            validate.fail(option, f"one of the file's columns {', '.join(header)}", name)
+            hint = "" if len(header) > 1 else "Values are separated by commas."
+            validate.fail(option, f"one of the file's columns {', '.join(header)}", name, hint)
     if not 1 <= len(rows) <= MOST_ROWS:
         validate.fail("path", f"1 to {MOST_ROWS} rows below the header", len(rows))
     for i, row in enumerate(rows):
@@ -60,7 +64,7 @@ def numbers(option: str, texts: Sequence[str], least: float = 0.0, *, above: boo
         except ValueError:
             found[i] = math.nan
         if not (math.isfinite(found[i]) and (found[i] > least or (found[i] == least and not above))):
-            rule = f"a finite number {'>' if above else '>='} {least:g} in row {i + 1}"
+            rule = f"a finite number {'>' if above else '>='} {least:.15g} in row {i + 1}"
             validate.fail(option, rule, text)
     return found
 

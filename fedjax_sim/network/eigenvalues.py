@@ -95,6 +95,9 @@ def spectrum(matrix: Any) -> Spectrum:
     >>> spectrum(np.full((4, 4), 0.25)).gap.__round__(9)
     1.0
     """
+    if isinstance(matrix, (Graph, tuple)):  # a Graph or a Mixing, which SciPy would print whole
+        hint = "That of a mixing is network.matrix_of(mixing); of a graph, take network.metropolis(graph), say."
+        validate.fail("matrix", "an [N, N] matrix, dense or sparse", type(matrix).__name__, hint)
     matrix = sparse.csr_matrix(matrix, dtype=np.float64)
     size = matrix.shape[0]
     if matrix.shape != (size, size) or size < 2:

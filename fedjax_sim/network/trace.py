@@ -12,6 +12,8 @@ from fedjax_sim.types import Availability, FilePath
 
 __all__ = ["trace"]
 
+YEAR = 365 * 86_400  # seconds
+
 
 def trace(
     path: FilePath,
@@ -20,31 +22,46 @@ def trace(
     start: str = "start",
     end: str = "end",
     unit: str = "s",
+    origin: float = 0.0,
     period_seconds: int | None = None,
 ) -> Availability:
     """Clients are there in the intervals that a file lists, which repeat.
+
+    A client that joins and leaves once has one interval, in a period longer than the run.
 
     Args:
       path: of a CSV file with a header and a row for each interval; intervals of a client may overlap.
       client, start, end: names of its columns. The clients of the file are numbered as they first appear, and client i
         has the intervals of number i % clients. An interval begins at `start` and ends before `end`.
-      unit: of the times, "s", "ms", "min" or "h"; the first one is 0.
+      unit: of the times, "s", "ms", "min" or "h".
+      origin: the time in the file, in its unit, at which a run begins, such as 1709286000 of Unix times.
       period_seconds: after which all repeats; None: the last end, in whole seconds.
 
-    Returns: `Availability`; a query is a binary search among the intervals of its client.
+    Returns: `Availability`; a query is a binary search among the intervals of its client. Its `rate` is the share of a
+    whole period: what a shorter run sees of it may be all or nothing.
 
-    Raises: ValueError for a file that cannot be read, times that are no numbers or below 0, and intervals that end
-    before they begin or after the period.
+    Raises: ValueError for a file that cannot be read, times that are no numbers or before the origin, intervals that
+    end before they begin or after the period, and where the first one begins after more than a year and more than the
+    file's own span.
 
     Guarantees: as the file says, at every second (tests/network/test_trace.py::test_every_second); the share of each
-    client is exact (::test_shares_are_exact).
+    client is exact (::test_shares_are_exact), and stands for no chance in a round: nothing that needs one takes it
+    (::test_a_share_is_no_chance); Unix times, which would leave a run alone for decades, are refused without their
+    origin (::test_times_since_another_moment).
     """
     texts = columns(path, {"client": client, "start": start, "end": end})
     seconds = factor("unit", unit, SECONDS)
-    begins, ends = (np.ceil(np.round(numbers(name, texts[name]) * seconds, 6)) for name in ("start", "end"))
+    validate.in_range("origin", origin, 0, 1e15)
+    times = (numbers(name, texts[name], origin) - origin for name in ("start", "end"))
+    begins, ends = (np.ceil(np.round(time * seconds, 6)) for time in times)
     for i in np.flatnonzero(ends < begins)[:1]:
         validate.fail("end", f"no end before the start in row {i + 1}", texts["end"][i])
-    last = max(int(ends.max()), 1)
+    last, earliest = max(int(ends.max()), 1), begins.min()
+    if earliest > max(YEAR, last - earliest):
+        hint = "Nobody would be there before. If these are times since another moment, name it: origin."
+        validate.fail(
+            "start", "a first interval within a year of the run's begin", f"{earliest / YEAR:.3g} years", hint
+        )
     period = last if period_seconds is None else period_seconds
     validate.integer("period_seconds", period, last, hint="It holds all intervals of the file.")
     numbered = {name: i for i, name in enumerate(dict.fromkeys(texts["client"]))}

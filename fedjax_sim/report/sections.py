@@ -21,16 +21,25 @@ __all__ = ["clients", "learning", "left_out", "one_round", "privacy", "simulated
 
 
 def state_of_the_run(summary: Mapping, records: Sequence[Mapping], totals: Mapping) -> Iterable[str]:
-    """Whether the run has not finished, or a loss was not finite."""
+    """Whether the run has not finished, or a loss was not finite; nobody has one in a round without messages.
+
+    Guarantees: tests/report/test_page.py::test_rounds_without_messages_have_no_loss.
+    """
     if not summary:
         yield f"This run has not finished: no summary.json. The figures go up to round {count(totals['rounds'])}."
     elif summary.get("finished") is False:
         yield f"This run stopped before its last round, after round {count(totals['rounds'])}."
     losses = (("local_loss", "local training"), ("train_loss", "training"), ("test_loss", "test"))
     for name, words in (*losses, ("held_out_loss", "held-out")):
-        bad = [record.get("round") for record in records if name in record and not math.isfinite(number(record[name]))]
+        having = [record for record in records if name in record and not (name == "local_loss" and _silent(record))]
+        bad = [record.get("round") for record in having if not math.isfinite(number(record[name]))]
         if bad:
             yield f"The {words} loss was not finite in {len(bad):,} rounds, first in round {count(bad[0])}."
+
+
+def _silent(record: Mapping) -> bool:
+    """Whether no message arrived in a round."""
+    return record.get("clients_reported") == 0 == record.get("dropped_clients")
 
 
 def learning(records: Sequence[Mapping], timing: Sequence[Mapping], summary: Mapping) -> Iterable[str]:

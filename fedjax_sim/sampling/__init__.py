@@ -1,5 +1,6 @@
 """Samplers: population -> cohort. Every public name is a factory of a `Sampler`."""
 
+from fedjax_sim.sampling.battery import with_battery
 from fedjax_sim.sampling.closing import with_deadline, with_over_selection, with_radio_budget
 from fedjax_sim.sampling.importance import weighted, weighted_without_replacement
 from fedjax_sim.sampling.leaving import with_hazard
@@ -21,6 +22,7 @@ __all__ = [
     "uniform",
     "weighted",
     "weighted_without_replacement",
+    "with_battery",
     "with_clock",
     "with_deadline",
     "with_distinct_clients",

@@ -9,14 +9,15 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import validate
+from fedjax_sim.network.devices import MOST_TICKS
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.design import SamplingDesign
-from fedjax_sim.sampling.fates import losing
+from fedjax_sim.sampling.fates import NEVER, losing
 from fedjax_sim.sampling.price import Price
 from fedjax_sim.sampling.visits import DISTINCT
 from fedjax_sim.types import Array, Clock, Cohort, Devices, Load, Metric, PyTree, Sampler, Spent
 
-__all__ = ["Timed", "changed", "cut", "spend", "stated", "timed", "unlimited", "untimed", "window"]
+__all__ = ["Timed", "changed", "cut", "lasting", "spend", "stated", "timed", "unlimited", "untimed", "window"]
 
 LONGEST = 2**31 - 2**21  # ticks until the last client is done
 
@@ -103,23 +104,34 @@ def spend(devices: Devices, key: Array, cohort: Cohort, price: Price) -> Spent:
     Args:
       key: that the cohort was drawn with.
     """
-    spent = devices.spend(stream(key, "devices"), cohort.ids, price.load(cohort))
+    spent = _spent(devices, key, cohort.ids, price.loads(cohort))
     return jax.tree.map(lambda x: jnp.where(cohort.invited, x, 0), spent)
+
+
+def _spent(devices: Devices, key: Array, ids: Array, loads: tuple[Load, ...]) -> Spent:
+    """What all passes of a round take, each with messages of its own; a phase is that of all of them together."""
+    first, *rest = (devices.spend(stream(key, "devices"), ids, load) for load in loads)
+    for one in rest:
+        ticks = (jnp.minimum(x + y, MOST_TICKS) for x, y in zip(first[:3], one[:3], strict=True))
+        first = Spent(*ticks, first.joules + one.joules)
+    return first
 
 
 def cut(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, name: str) -> Cohort:
     """The cohort whose clients stop at a moment: who is not done by then does not report, and is lost to `name`.
 
     That goes for who was to be lost at a later moment, too. A message that is on its way then counts as sent, in full;
-    of each of the three parts of a round, energy is spent in proportion to its time.
+    so does the first of two (`Cohort.begun`). Of each of the three parts of a round, energy is spent in proportion to
+    its time.
 
     Args:
       key: that the cohort was drawn with.
       at: [] or [m] int32, ticks after the invitation.
       name: of the metric that counts them.
 
-    Guarantees: tests/sampling/test_timed.py::test_energy_of_what_was_done; in whatever order cuts are made, the first
-    moment counts (tests/sampling/test_fates.py::test_every_client_is_counted_once).
+    Guarantees: tests/sampling/test_timed.py::test_energy_of_what_was_done; both messages of two passes are begun when
+    they are (tests/sampling/test_closing.py::test_the_first_of_two_messages_was_sent); in whatever order cuts are made,
+    the first moment counts (tests/sampling/test_fates.py::test_every_client_is_counted_once).
     """
     spent = cohort.spent
     late = cohort.invited & (spent.total > at)
@@ -131,17 +143,42 @@ def cut(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, n
     shares = [jnp.where(all_of > 0, x / jnp.maximum(all_of, 1), 1) for x, all_of in zip(done, whole, strict=True)]
     part = sum(energy * share for energy, share in zip(energies, shares, strict=True))
     sent = cohort.reported if cohort.sent is None else cohort.sent
+    begun, up = cohort.begun, 0
+    if price.before is not None:
+        before = _spent(devices, key, cohort.ids, price.loads(cohort)[:1])
+        begun, up = sent if begun is None else begun, before.up
+        begun &= ~late | (at > before.down + before.compute)
+    sent &= ~late | (done[2] > up)
     done_by = Spent(*done, jnp.where(late, part, spent.joules))
-    return losing(cohort._replace(sent=sent & (~late | (done[2] > 0)), spent=done_by), name, late, at)
+    return losing(cohort._replace(sent=sent, begun=begun, spent=done_by), name, late, at)
+
+
+def lasting(devices: Devices, key: Array, cohort: Cohort, price: Price, joules: Array) -> Array:
+    """[m] int32 ticks after the invitation when clients have spent so many joules, [m]; `NEVER` for who needs no more.
+
+    Args:
+      key: that the cohort was drawn with.
+
+    Guarantees: tests/sampling/test_battery.py::test_who_runs_out.
+    """
+    at, going = jnp.zeros_like(cohort.ids), jnp.ones_like(cohort.invited)
+    for ticks, energy in zip(*_by_part(devices, key, cohort, price), strict=True):
+        enough = energy <= joules
+        share = jnp.where(enough, 1.0, joules / jnp.where(enough, 1.0, energy))
+        done = jnp.where(enough, ticks, jnp.minimum((share * ticks).astype(jnp.int32), ticks))
+        at, going, joules = at + jnp.where(going, done, 0), going & enough, jnp.maximum(joules - energy, 0)
+    return jnp.where(going, NEVER, at)
 
 
 def _by_part(devices: Devices, key: Array, cohort: Cohort, price: Price) -> tuple[tuple, tuple]:
     """The ticks and the joules of download, local work and message, [m] each; what a round costs without either, such
     as latency, belongs to download and message alike."""
     parts = ((1, 0, 0, 1), (1, 0, 1, 0), (1, 0, 0, 0))  # everything, nothing, the download, the local work
-    load = price.load(cohort)
-    loads = Load(*(jnp.concatenate([x * one for one in ones]) for x, ones in zip(load, parts, strict=True)))
-    spent = devices.spend(stream(key, "devices"), jnp.tile(cohort.ids, 4), loads)
+
+    def by_part(load):
+        return Load(*(jnp.concatenate([x * one for one in ones]) for x, ones in zip(load, parts, strict=True)))
+
+    spent = _spent(devices, key, jnp.tile(cohort.ids, 4), tuple(map(by_part, price.loads(cohort))))
     spent = jax.tree.map(lambda x: x.reshape(4, -1), spent)
     everything, nothing, down, compute = spent.joules
     down, compute = down - nothing / 2, compute - nothing

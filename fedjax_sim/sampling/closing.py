@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.network import within_budget
+from fedjax_sim.sampling.battery import EXHAUSTED
 from fedjax_sim.sampling.clock import changed, cut, spend, timed
 from fedjax_sim.sampling.design import SamplingDesign, one_for_one, responding
 from fedjax_sim.sampling.fates import NEVER, losing, regained
@@ -44,7 +45,8 @@ def with_deadline(sampler: Sampler, seconds: float, *, late: str = "dropped") ->
     "partial" with clients that cannot stop early, `algorithms.round.collect` does.
 
     Guarantees: who arrives in time reports, and no round is longer (tests/sampling/test_closing.py::test_deadline);
-    partial work is the most that arrives in time (::test_partial_work_is_the_most_that_fits); without late clients both
+    partial work is the most that arrives in time (::test_partial_work_is_the_most_that_fits); control variates, error
+    feedback and secure sums see the cohort alone (::test_time_acts_through_the_cohort_alone); without late clients both
     are the sampler without a deadline (::test_a_generous_deadline).
 
     References: Bonawitz et al. 2019, section 2.2; Nishio and Yonetani 2019 (FedCS), section 3.
@@ -57,6 +59,9 @@ def with_deadline(sampler: Sampler, seconds: float, *, late: str = "dropped") ->
     ticks = min(math.floor(seconds * devices.ticks_per_second), NEVER)
     if ticks < 1:
         validate.fail("seconds", f"at least one tick, {1 / devices.ticks_per_second:g} s", seconds)
+    if late == "partial" and EXHAUSTED in sampler.metrics:
+        hint = "How long a battery lasts follows from how much work is done: put with_battery around with_deadline."
+        validate.fail("sampler", "one without batteries, for partial work", "with_battery", hint)
     if late == "partial" and getattr(sampler.design, "max_reports", None) is not None:
         hint = "Who is among the first follows from how much everybody does: put with_deadline inside."
         validate.fail("sampler", "one without a limit of reports, for partial work", sampler.design.max_reports, hint)
@@ -85,7 +90,9 @@ def _shortened(devices: Devices, key: Array, cohort: Cohort, price: Price, ticks
     if INTERRUPTED.name not in cohort.lost:
         return shorter
     back = regained(shorter, INTERRUPTED.name, saved)
-    return back._replace(sent=cohort.sent | (back.reported & saved))
+    again = back.reported & saved
+    begun = None if cohort.begun is None else cohort.begun | again
+    return back._replace(sent=cohort.sent | again, begun=begun)
 
 
 def _steps_in_time(devices: Devices, key: Array, cohort: Cohort, price: Price, ticks: int) -> Array:
@@ -179,13 +186,15 @@ def with_radio_budget(
         ready = spent.down + spent.compute
         cost, most = spent.up, airtime
         if budget_bytes is not None:  # messages of one size: so many
-            most = jnp.minimum(jnp.floor(budget / price.bytes_up), MOST_AIRTIME).astype(jnp.int32)
+            most = jnp.minimum(jnp.floor(budget / price.all_bytes_up()), MOST_AIRTIME).astype(jnp.int32)
             cost = jnp.ones_like(cohort.ids)
-        wanted = cohort.reported if cohort.sent is None else cohort.sent  # also those cut off on their way
+        sent = cohort.reported if cohort.sent is None else cohort.sent  # also those cut off on their way
+        wanted = sent if cohort.begun is None else cohort.begun
         place = within_budget(cohort.ids, cost, wanted, most, ready if order == "arrival" else None)
         without = wanted & ~place
         stopped = cut(devices, key, cohort, price, jnp.where(without, ready, NEVER), NO_RADIO.name)
-        return losing(stopped._replace(sent=place), NO_RADIO.name, without, ready)
+        stopped = stopped._replace(sent=sent & place, begun=None if stopped.begun is None else wanted & place)
+        return losing(stopped, NO_RADIO.name, without, ready)
 
     return changed(sampler, ended, design, (NO_RADIO,))
 

@@ -40,8 +40,8 @@ def with_membership(
     the former, `metrics["unfilled"]` places left empty.
 
     Args:
-      sampler: any sampler without a clock or a limit of reports: what adds those goes around this. For a round of
-        simulated time in which clients join, see availability (`network`).
+      sampler: any sampler without a clock or a limit of reports: what adds those goes around this. By the
+        seconds of simulated time they join and leave in `network.trace`.
       joins: the first round of each client, at least 1 (the run's first); a shorter list repeats.
       leaves: the round in which each client is gone, above its `joins`; a list of that length. None = all stay.
       num_invited: at most `num_slots`; None = every client drawn who is there.

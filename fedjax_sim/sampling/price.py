@@ -21,6 +21,7 @@ class Price(NamedTuple):
     steps: Array  # [] or [N] int32 steps of the whole local work
     bytes_down: Array  # [] float32
     bytes_up: Array  # [] float32
+    before: Load | None = None  # [] or [N] each: of a pass before the local work, which is not in the numbers above
 
     def num_steps(self, cohort: Cohort) -> Array:
         """[m] int32 local steps that each slot takes, by its `Cohort.work`.
@@ -34,11 +35,16 @@ class Price(NamedTuple):
             return jnp.clip(jnp.ceil(cohort.work * steps).astype(jnp.int32), 1, steps)
         return jnp.clip(cohort.work, 1, steps)
 
-    def load(self, cohort: Cohort) -> Load:
-        """What the round asks of each slot, [m] each."""
+    def loads(self, cohort: Cohort) -> tuple[Load, ...]:
+        """What each pass of the round asks of each slot, [m] each: one, or two in their order."""
         first, step = (_of(x, cohort.ids) for x in (self.first, self.step))
         flops = first + step * (self.num_steps(cohort) - 1)
-        return Load(flops, *(_of(x, cohort.ids) for x in (self.bytes_down, self.bytes_up)))
+        last = Load(flops, *(_of(x, cohort.ids) for x in (self.bytes_down, self.bytes_up)))
+        return (last,) if self.before is None else (Load(*(_of(x, cohort.ids) for x in self.before)), last)
+
+    def all_bytes_up(self) -> Array:
+        """[] float32 bytes of all that a client sends in a round."""
+        return self.bytes_up if self.before is None else self.bytes_up + self.before.bytes_up
 
 
 def price_of(work: Work | None, flops_scale: float = 1.0, bytes_scale: float = 1.0) -> Price:
@@ -60,16 +66,21 @@ def price_of(work: Work | None, flops_scale: float = 1.0, bytes_scale: float = 1
         examples = jnp.int32(1)
     steps = 1 if work.steps is None else work.steps(examples) if callable(work.steps) else work.steps
 
+    def scaled(sizes):
+        return [jnp.float32(x) * jnp.float32(bytes_scale) for x in sizes]
+
     def flops(number):
         share = None if work.steps is None else jnp.full(examples.shape, number, jnp.int32)
         return load_of(own, examples, share).flops * jnp.float32(flops_scale)
 
-    own = work._replace(before=None)  # a step may be small beside the pass before
-    first, step = flops(1), flops(2) - flops(1)
+    own, sizes, before = work._replace(before=None), (work.bytes_down, work.bytes_up), None
     if work.before is not None:
-        first = first + load_of(work.before, examples).flops * jnp.float32(flops_scale)
-    sizes = (jnp.float32(x) * jnp.float32(bytes_scale) for x in (work.bytes_down, work.bytes_up))
-    return Price(first, step, jnp.broadcast_to(jnp.int32(steps), examples.shape), *sizes)
+        asked = work.before.bytes_down, work.before.bytes_up
+        operations = load_of(work.before, examples).flops * jnp.float32(flops_scale)
+        before = Load(operations, *scaled(asked))
+        sizes = [x - y for x, y in zip(sizes, asked, strict=True)]
+    first, step = flops(1), flops(2) - flops(1)
+    return Price(first, step, jnp.broadcast_to(jnp.int32(steps), examples.shape), *scaled(sizes), before)
 
 
 def _of(values: Array, ids: Array) -> Array:

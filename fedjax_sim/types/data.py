@@ -97,6 +97,7 @@ class Cohort(NamedTuple):
     # nobody is invited; None = time is not simulated
     lost: dict[str, Array] = {}  # [m] int32: when a client's report was lost, in ticks after the invitation, to each
     # cause that `metrics` counts (2^31 - 1: it was not; one less: whenever the round ends); the first one counts
+    begun: Array | None = None  # [m] bool; sent the first of two messages (`Work.before`), `sent` is of the second
 
 
 class Mean(NamedTuple):
@@ -140,7 +141,7 @@ class Received(NamedTuple):
 class Round(NamedTuple):
     """What an aggregator may read in a round: the cohort's fields, the broadcast model, and its own state."""
 
-    ids: Array  # [m] int32, as in `Cohort`; so are the next seven
+    ids: Array  # [m] int32, as in `Cohort`; so are the next eight
     invited: Array
     reported: Array
     metrics: dict[str, Array] = {}
@@ -148,6 +149,7 @@ class Round(NamedTuple):
     work: Array | None = None
     spent: Spent | None = None
     lost: dict[str, Array] = {}
+    begun: Array | None = None
     broadcast: PyTree = ()  # what the clients received
     state: PyTree = ()  # the aggregator's own, from the round before
     key: Array | None = None  # of the whole message, where the aggregator of a part of it has a stream of its own

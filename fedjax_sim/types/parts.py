@@ -147,7 +147,8 @@ class Availability(NamedTuple):
     """When clients can take part, as a pure function of id and time: nothing is kept for N clients."""
 
     at: Callable  # (ids [c], seconds [] or [c] int32 since the start) -> [c] bool
-    rate: Callable | None = None  # (ids [c] on the host) -> [c] float64 long-run share of time; None = unknown
+    rate: Callable | None = None  # (ids [c] on the host) -> [c] float64 share of all time; None = unknown. That of a
+    # run may be another: formulas, Horvitz-Thompson and accountants take none, and refuse samplers over availability
 
 
 class Devices(NamedTuple):

@@ -16,7 +16,7 @@ from fedjax_sim.privacy import mechanism_of
 from fedjax_sim.prng import stream
 from fedjax_sim.running.log import as_record, totals_of
 from fedjax_sim.server import staleness
-from fedjax_sim.types import ClientUpdate, Devices, Report, Spent
+from fedjax_sim.types import ClientData, ClientUpdate, Devices, Report, Spent
 from tests.algorithms import test_flights as events
 from tests.laws import problems as p
 from tests.laws.laws import check_equal_bits
@@ -279,6 +279,30 @@ def test_factors_out_of_range(factors, words):
     for make in (algorithms.fedbuff, algorithms.fedasync):
         with pytest.raises((TypeError, ValueError), match=words):
             quadratic(make, concurrency=12, staleness=factors, max_staleness=100)
+
+
+def test_what_feedback_keeps():
+    """Clients that send two numbers of six, of whom those whose model is old are stopped: what the model moved by and
+    what they keep add up to the updates of those who arrived, exactly.
+
+    Catches a memory written by who was stopped, and a residual that a step loses or counts twice."""
+    own = jnp.array(np.random.default_rng(0).integers(-8, 9, (SIZE, 6)), jnp.float32)
+    data = population.generated(SIZE, lambda own, id: ClientData(own[id][None], jnp.ones(1, bool)), own)
+
+    def apply(key, broadcast, arrived, data):
+        return Report(data.examples[0], jnp.float32(1), {}), arrived + 1
+
+    work = ClientUpdate(lambda params: jnp.int32(0), apply, scalable=True)
+    rule, step = aggregation.fixed_mean(4.0), server.optimizer(optax.sgd(1.0))
+    feedback = transform.error_feedback(transform.top_k(count=2))
+    made = parts(work, rule, step, transform=feedback, staleness=staleness.constant(), max_staleness=1)
+    _, infos, state = run(made, jnp.zeros(6), data, 40)
+    arrived, kept, moved = map(
+        np.asarray, (state.federation.clients, state.federation.memory.numbers, made.params(state))
+    )
+    assert sum(int(info["stopped_clients"]) for info in infos) > 10 and np.abs(kept).max() > 1
+    assert arrived.sum() == sum(int(info["clients_reported"]) for info in infos)
+    np.testing.assert_array_equal(4 * moved + kept.sum(0), arrived @ np.asarray(own))
 
 
 def test_shares_of_noise_need_a_whole_buffer():

@@ -112,6 +112,19 @@ def test_empty_groups():
 
 
 @pytest.mark.optimised
+def test_time_of_an_empty_group():
+    """Rounds of simulated time over edges, one of which has no examples: the bits of rounds without time, and times
+    that are numbers. Catches an edge without a message that nobody waits for, or that stops the clock."""
+    alike = {"speed": 1e4, "bandwidth_down": 1e3, "bandwidth_up": network.tiers([0.5, 0.5], [12.0, 120.0])}
+    people = population.grouped(p.ragged(sizes=np.where(GROUPS == 1, 0, p.SIZES)), GROUPS)
+    timed = sampling.with_clock(sampling.full(4), network.heterogeneous(4, **alike))
+    (state, info), (plain, same) = (run(over(edges(), 2, sampler=sampler), people) for sampler in (timed, None))
+    laws.check_equal_bits(state.server, plain.server, "time")
+    assert info["clients_reported"] == 3 and all(info[name] == same[name] for name in same if np.ndim(same[name]) == 0)
+    assert info["simulated_seconds"] == 2 * info["round_seconds"] > 2 and 0 < info["utilisation"] <= 1
+
+
+@pytest.mark.optimised
 @pytest.mark.full
 def test_messages_that_are_not_finite():
     """A device inside whose update is NaN equals an absent one and is counted; with "error" its edge is named.

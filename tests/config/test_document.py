@@ -254,11 +254,18 @@ def test_wrapped_samplers_build():
     """Fault: a wrapper of samplers that a config can name but not build, with the devices of its table if it needs a
     clock. That of distinct clients is around every sampler."""
     needed = {"rate": "0.1", "share": "0.5", "steps": "[1, 2]", "num_reports": "3", "cohort_size": "5", "checks": "4"}
-    needed |= {"budget_bytes": "1e9", "joins": "[1, 2]", "rates": "[0.5, 1.0]", "seconds": "60.0"}
+    needed |= {"budget_bytes": "1e9", "joins": "[1, 2]", "rates": "[0.5, 1.0]", "seconds": "60.0", "joules": "5.0"}
     needed["hazard"] = "{name='memoryless', mean_seconds=60.0}"
     for name, part in registry.wrappers("sampler").items():
         options = [f"sampler.{name}.{key}={needed[key]}" for key in part.options if key in needed]
-        clocked = name in ("with_clock", "with_deadline", "with_hazard", "with_over_selection", "with_radio_budget")
+        clocked = name in (
+            "with_battery",
+            "with_clock",
+            "with_deadline",
+            "with_hazard",
+            "with_over_selection",
+            "with_radio_budget",
+        )
         if clocked:
             options = ["devices.name=cross_silo", "sampler.with_clock.overhead_seconds=1.0", *options]
         if name == "power_of_choice":

@@ -427,6 +427,7 @@ CASES = {
         "uniform": lambda: SAMPLER,
         "weighted": lambda: sampling.weighted(p.SIZES, p.SLOTS),
         "weighted_without_replacement": lambda: sampling.weighted_without_replacement(p.SIZES, p.SLOTS),
+        "with_battery": lambda: sampling.with_battery(clocked(), network.uniform(1.0, 40.0)),
         "with_clock": lambda: sampling.with_clock(SAMPLER, phones(), num_invited=6),
         "with_deadline": lambda: sampling.with_deadline(clocked(), 3.0, late="partial"),
         "with_distinct_clients": lambda: sampling.with_distinct_clients(SAMPLER),

@@ -72,5 +72,8 @@ def test_islands(monkeypatch):
         assert network.spectrum(network.matrix_of(network.metropolis(parts))).gap < 1e-6
     with pytest.raises(ValueError, match="matrix: expected rows or columns"):
         network.spectrum(np.eye(3) * 2)
+    for other in (network.ring(9), network.metropolis(network.ring(9))):
+        with pytest.raises(ValueError, match=r"matrix: expected .*, got '(Graph|Mixing)'. .*network.matrix_of"):
+            network.spectrum(other)
     with pytest.raises(ValueError, match="graph: expected at least two nodes"):
         network.laplacian_extremes(network.ring(1))

@@ -82,10 +82,29 @@ def test_wrong_options(phones, options, told):
         network.measured(7, phones, **NAMES | options)
 
 
+def test_a_file_of_another_style(tmp_path):
+    """A byte-order mark, Windows line ends, quotes inside of quotes, spaces, an empty line, seconds with decimals;
+    devices and their hours in one file. By hand. Catches a name that keeps its spaces, and a shifted column."""
+    path = tmp_path / "fleet.csv"
+    lines = ['"device_id", "Model name", "train_s", up_mbps, down_mbps, "rtt", "from", "to"']
+    lines += ['"A-1","Pixel ""6"", 8GB",0.250,12.5,48.25,0.0305,0.5,28800.75', ""]
+    lines += ['"B-2","iPhone, 13",0.125, 20.0 ,100.0,0.020,"3600.0","7200.5"']
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode() + b"\r\n")
+    links = {"bandwidth_up": "up_mbps", "bandwidth_down": "down_mbps", "bandwidth_unit": "Mbit/s"}
+    times = {"speed": "train_s", "speed_unit": "s", "reference_flops": 1e9, "latency": "rtt", "latency_unit": "0.5 s"}
+    there = network.trace(str(path), client="device_id", start="from", end="to")
+    devices = network.measured(2, str(path), **links, **times, assign="in_turn", availability=there)
+    spent = devices.spend(KEY, jnp.arange(2), Load(jnp.float32(1e9), jnp.float32(1e6), jnp.float32(1e6)))
+    assert np.stack(spent[:3]).T.tolist() == [[182, 250, 656], [90, 125, 410]]
+    assert there.rate(np.arange(2)).tolist() == [28800 / 28801, 3601 / 28801]
+
+
 @pytest.mark.parametrize(
     "text, told",
     [
-        (b"", "speed: expected one of the file's columns"),
+        (b"", "path: expected a CSV file with a header, got .* The file is empty"),
+        (b"speed;x\n1;2\n", "speed: expected one of the file's columns speed;x, .* Values are separated by commas"),
+        (b'speed,x\n"1,5",2\n', "speed: expected a finite number > 0 in row 1, got '1,5'"),
         (b"speed,speed\n1,2\n", "speed: expected one of the file's columns speed, speed"),
         (b"speed,x\n", "path: expected 1 to 262144 rows below the header, got 0"),
         (b"speed,x\n1,2\n3\n", "path: expected 2 values in row 2, got 1"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from fedjax_sim import network
+from fedjax_sim import aggregation, algorithms, network, population, sampling, transform
+from fedjax_sim.privacy import mechanism_of
 
 FILE = """client,start,end,why
 b,10,20,night
@@ -49,6 +51,38 @@ def test_shares_are_exact(tmp_path):
     condition = network.trace(written(tmp_path), period_seconds=40)
     expected = [np.mean([listed(client, second, 40) for second in range(40)]) for client in range(9)]
     np.testing.assert_allclose(condition.rate(np.arange(9)), expected, rtol=1e-12)
+
+
+def test_a_share_is_no_chance(tmp_path):
+    """A client that is there for 21 seconds of a year, all of which a run sees: what asks for its chance is refused,
+    behind other wrappers too. Catches a weight of a year over 21 seconds, and an epsilon by that chance."""
+    there = network.trace(written(tmp_path), period_seconds=365 * 86_400)
+    assert 0 < there.rate(np.zeros(1, int))[0] < 1e-6 < float(there.at(jnp.zeros(1, int), 15)[0])
+    devices = network.heterogeneous(8, speed=1e9, bandwidth_down=1e6, bandwidth_up=1e6, availability=there)
+    timed = sampling.with_clock(sampling.poisson(8, 0.5), devices)
+    for sampler in (timed, sampling.with_deadline(timed, 1.0), sampling.with_hazard(timed, network.memoryless(9.0))):
+        for ask in (sampler.design.inclusion_probabilities, sampler.design.check_known):
+            with pytest.raises(ValueError, match="response: expected 'random', got 'others'"):
+                ask()
+        with pytest.raises(ValueError, match="response: expected 'random', got 'others'"):
+            aggregation.horvitz_thompson(sampler.design, 8.0)
+        private = {"weighting": "uniform", "transform": transform.gaussian_mechanism(1.0, 1.0), "num_steps": 1}
+        rule = aggregation.fixed_mean(4.0)
+        made = algorithms.fedavg(population.quadratic_loss, sampler, optax.sgd(0.1), aggregator=rule, **private)
+        with pytest.raises(ValueError, match="no client decides who else takes part"):
+            mechanism_of(made, dimension=1)
+
+
+def test_times_since_another_moment(tmp_path):
+    """Unix times. Catches a file that loads, and whose clients then are not there for 54 years."""
+    path = written(tmp_path, "client,start,end\na,1709286000.5,1709289600.25\nb,1709286100,1709289700\n")
+    with pytest.raises(ValueError, match=r"start: .* within a year of the run's begin, got '54.2 years'. .* origin"):
+        network.trace(path)
+    condition = network.trace(path, origin=1709286000.0)
+    assert condition.at(jnp.array([0, 0, 1, 1]), jnp.array([0, 1, 99, 100])).tolist() == [False, True, False, True]
+    assert condition.rate(np.arange(2)).tolist() == [3600 / 3700] * 2
+    with pytest.raises(ValueError, match="start: expected a finite number >= 1709286001 in row 1"):
+        network.trace(path, origin=1709286001.0)
 
 
 def test_units(tmp_path):

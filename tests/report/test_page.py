@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_sim.report import axes, plots
+from fedjax_sim.report import axes, plots, sections
 from fedjax_sim.report.page import write_report
 from tests.laws import cases
 
@@ -358,6 +358,18 @@ def test_degraded_runs_are_reported(tmp_path, case):
     check_safe(page)
     for expected in words:
         assert expected in page.text, (expected, page.text)
+
+
+def test_rounds_without_messages_have_no_loss():
+    """Fault: an asynchronous step without arrivals, or a round to which nobody came, told as a loss that diverged."""
+    counts = [(0, 0), (3, 0), (0, 2), (0, 0)]
+    records = [
+        {"round": t + 1, "local_loss": "nan", "clients_reported": came, "dropped_clients": lost}
+        for t, (came, lost) in enumerate(counts)
+    ]
+    words = list(sections.state_of_the_run({"finished": True}, records, {"rounds": 4}))
+    assert words == ["The local training loss was not finite in 2 rounds, first in round 2."]
+    assert not list(sections.state_of_the_run({"finished": True}, records[::3], {"rounds": 4}))
 
 
 @pytest.mark.parametrize("case", [nothing_lost, only_config])

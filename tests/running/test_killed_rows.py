@@ -24,7 +24,8 @@ from tests.laws.laws import check_equal_bits
 pytestmark = pytest.mark.optimised
 
 KEY, ROUNDS = jax.random.key(5), 40
-ROWS = ("hierarchical_split_gnn", "split_client", "split_gnn", "split_learning", "splitfed", "vertical")
+ROWS = ["hierarchical_split_gnn", "split_client", "split_gnn", "split_learning", "splitfed", "vertical"]
+ROWS += ["dpsgd", "fedat", "fedbuff", "hierarchical_fedavg"]
 PROGRAM = """
 import sys, time
 sys.path.insert(0, {root!r})
@@ -76,7 +77,7 @@ def test_rows_that_fill_up_client_memory_reach_nothing():
 @pytest.mark.full
 @pytest.mark.parametrize("name", ROWS)
 def test_kill_and_resume_gives_the_same_bits(name, tmp_path):
-    """Fault: a turn, a copy or a count that a checkpoint forgets, and bits that follow the devices of a start."""
+    """Fault: a turn, a copy, a count or a flight that a checkpoint forgets, and bits that follow a start's devices."""
     code = PROGRAM.format(root=str(pathlib.Path(__file__).parents[2]), name=name)
 
     def start(mode, devices):

@@ -9,9 +9,11 @@ import optax
 import pytest
 from scipy import stats
 
-from fedjax_sim import algorithms, engine, network, run, sampling
+from fedjax_sim import aggregation, algorithms, client, engine, network, run, sampling, server, transform
+from fedjax_sim.algorithms.round import invite
 from fedjax_sim.privacy.reading import mechanism_from
-from fedjax_sim.types import Noise
+from fedjax_sim.types import Noise, Work
+from tests.laws import cases
 from tests.laws import problems as p
 from tests.sampling.timing import DOWN, STEP, UP, WORK, N, tables, told
 
@@ -122,6 +124,37 @@ def test_what_was_sent_was_sent():
     assert record["joules"] == pytest.approx(record["wasted_joules"] + 0.3 * record["clients_reported"], rel=0.01)
 
 
+@pytest.mark.parametrize("quantile", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_the_first_of_two_messages_was_sent(quantile):
+    """Deadlines throughout a round of two passes, against a comparison of numbers. Catches a gradient that was sent
+    while its client still trained and that nobody counted, a second message that had not been begun, and a radio whose
+    first message is nobody's."""
+    work = WORK._replace(bytes_up=24, bytes_down=12, before=Work(4, 8, None, 2.0))
+    first, second = DOWN + 2 * STEP, 2 * DOWN + 7 * STEP + UP  # until each message is begun
+    ticks = int(np.quantile(np.concatenate([first, second, second + UP]), quantile))
+    late = sampling.with_deadline(clocked(), ticks / 1000)
+    cohort, _ = drawn(late, work=work)
+    np.testing.assert_array_equal(cohort.reported, second + UP <= ticks)
+    np.testing.assert_array_equal(cohort.sent, second < ticks)
+    np.testing.assert_array_equal(cohort.begun, first < ticks)
+    few, _ = drawn(sampling.with_radio_budget(late, budget_bytes=24.0 * 5, order="id"), work=work)
+    on_air = np.isin(few.ids, np.flatnonzero(first < ticks)[:5])
+    np.testing.assert_array_equal(few.begun, on_air)
+    np.testing.assert_array_equal(few.sent, on_air & (second < ticks))
+
+
+def test_gradients_that_nobody_waits_for():
+    """Mime under a deadline that everybody misses while they train. Catches a first pass whose bytes nobody counts."""
+    devices = network.heterogeneous(p.NUM_CLIENTS, speed=1e3, bandwidth_down=1e9, bandwidth_up=1e9, latency=0.1)
+    clocked = sampling.with_clock(sampling.full(p.NUM_CLIENTS), devices)
+    made = algorithms.mime(p.linear_loss, sampling.with_deadline(clocked, 2.0), num_steps=1000, batch_size=2, mesh=None)
+    _, history = run(KEY, made, jnp.array(p.START), p.ragged(), 1)
+    record = history.records[-1]
+    assert record["late"] == p.NUM_CLIENTS and record["clients_reported"] == 0
+    assert record["uplink_bytes"] == record["wasted_bytes"] == 12 * p.NUM_CLIENTS  # of each its gradient alone
+    assert record["joules"] == record["wasted_joules"]
+
+
 def test_over_selection_takes_the_first():
     """Against a sort, with equal arrivals and fewer reports than needed. Catches ties by slot, a round that waits for
     the slow, and one that ends before the last message that counts."""
@@ -188,6 +221,72 @@ def test_wrappers_compose():
             assert set(np.flatnonzero(cohort.reported)) == set(np.flatnonzero(end >= TOTAL))
             clock = state.sampler.clock
             assert clock.seconds * 1000 + clock.ticks == end == cohort.spent.total.max()
+
+
+def secured(sampler):
+    parts = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(weighting="uniform", num_steps=2))
+    rule = aggregation.secure_sum(aggregation.modular_sum(5.0), 2, dropout=0.05)
+    how = transform.quantize(8, range=1.0, integers=True)
+    return algorithms.federated(sampler, parts, rule, server.optimizer(optax.sgd(1.0)), how, mesh=None)
+
+
+TIMED = {
+    "error_feedback": lambda sampler: algorithms.fedavg(
+        p.linear_loss,
+        sampler,
+        optax.sgd(p.RATE),
+        num_steps=2,
+        transform=transform.error_feedback(transform.top_k(0.4)),
+        mesh=None,
+    ),
+    "scaffold": lambda sampler: algorithms.scaffold(
+        p.linear_loss, sampler, learning_rate=p.RATE, num_steps=2, mesh=None
+    ),
+    "secure_sum": secured,
+}
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize("name", cases.rows(TIMED, ["scaffold"]))
+def test_time_acts_through_the_cohort_alone(name):
+    """Twelve rounds of Poisson cohorts, some of nobody, with clients who leave or are late, and the same cohorts given
+    to a sampler without a clock: one state of server, clients and memories, and one log but for its times. Who never
+    reports keeps what it had.
+
+    Catches who is late and keeps what it would have kept, a wait for nobody that a part takes for a round, a mask of
+    somebody who left that stays in the sum."""
+    slow = {"speed": network.lognormal(1e3, 1.0), "bandwidth_down": network.constant(1e6)}
+    devices = network.heterogeneous(p.NUM_CLIENTS, **slow, bandwidth_up=network.constant(1e6), jitter=0.5)
+    timed = sampling.with_hazard(
+        sampling.with_clock(sampling.poisson(p.NUM_CLIENTS, 0.08), devices), network.memoryless(2.0)
+    )
+    made = TIMED[name](sampling.with_deadline(timed, 0.3))
+    start, data, cohorts = jnp.array(p.START), p.ragged(), []
+    first, step = made.init(KEY, start, data), jax.jit(made.step)
+    state, invited, infos = first, jax.jit(lambda key, state: invite(made.parts, key, state)[0]), []
+    for t in range(12):
+        cohorts.append(invited(jax.random.fold_in(KEY, t), state)._replace(spent=None, lost={}, metrics={}))
+        state, info = step(jax.random.fold_in(KEY, t), state, data)
+        infos.append(info)
+    rows = jax.tree.map(lambda *x: jnp.stack(x), *cohorts)
+
+    def sample(key, t):
+        return jax.tree.map(lambda x: x[t], rows), t + 1
+
+    written = timed._replace(init=lambda: jnp.int32(0), sample=sample, tell=None, devices=None, metrics=())
+    other = TIMED[name](written)
+    again, step = other.init(KEY, start, data), jax.jit(other.step)
+    for t, info in enumerate(infos):
+        again, found = step(jax.random.fold_in(KEY, t), again, data)
+        assert p.digest(jax.device_get(found)) == p.digest(jax.device_get({name: info[name] for name in found}))
+    assert p.digest(jax.device_get(again._replace(sampler=()))) == p.digest(jax.device_get(state._replace(sampler=())))
+    counts = {name: [int(info[name]) for info in infos] for name in ("clients_invited", "late", "interrupted")}
+    assert min(counts["clients_invited"]) == 0 < min(sum(counts["late"]), sum(counts["interrupted"]))
+    reports = np.array([int(info["clients_reported"]) for info in infos])
+    assert (reports <= np.asarray(rows.reported).sum(1)).all() and reports.sum() > 3
+    never = np.setdiff1d(rows.ids[rows.invited], rows.ids[rows.reported])
+    before, after = (jax.tree.map(lambda x: x[never], (x.clients, x.memory)) for x in (first, state))
+    assert len(never) > 3 and p.digest(jax.device_get(before)) == p.digest(jax.device_get(after))
 
 
 @pytest.mark.full
