@@ -22,6 +22,12 @@ def clocked():
     return sampling.with_clock(sampling.full(N), tables())
 
 
+def free():
+    """A clock over devices that spend time alone."""
+    devices = network.heterogeneous(N, speed=2.5, bandwidth_down=1e3, bandwidth_up=1.0)
+    return sampling.with_clock(sampling.full(N), devices)
+
+
 @pytest.mark.parametrize("joules", [1.0, float(np.quantile(JOULES.sum(0), 0.2)), float(np.median(JOULES.sum(0))), 1e9])
 def test_who_runs_out(joules):
     """Catches a client that works on without energy, one that stops with enough, and a moment in another part."""
@@ -64,6 +70,7 @@ def test_messages_that_cost_no_energy():
     "make, told",
     [
         (lambda: sampling.with_battery(sampling.full(N), 1.0), "sampler: expected one with a clock, for with_battery"),
+        (lambda: sampling.with_battery(free(), 1.0), "sampler: expected a clock of devices that state their energy"),
         (lambda: sampling.with_battery(clocked(), 0.0), "joules: expected a distribution above 0"),
         (lambda: sampling.with_battery(sampling.with_battery(clocked(), 1.0), 2.0), "expected one without batteries"),
         (
