@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 __all__ = ["expected_attackers"]
 
 
@@ -18,6 +16,8 @@ def expected_attackers(experiment: Any, num_rounds: int) -> str:
 
     Guarantees: tests/command/test_attackers.py.
     """
+    import numpy as np
+
     from fedjax_sim.adversary import number_of_attackers
     from fedjax_sim.theory import chance_beyond
 
