@@ -7,6 +7,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -30,9 +31,11 @@ from fedjax_sim.client.proximal import proximal_term
 from fedjax_sim.server import replacement
 from fedjax_sim.server.staleness import polynomial
 from fedjax_sim.transform import identity
-from fedjax_sim.types import Aggregator, Algorithm, Devices, StalenessWeight, Star
+from fedjax_sim.types import Aggregator, Algorithm, Array, Devices, PyTree, StalenessWeight, Star
 
 __all__ = ["fedasync"]
+
+SMALL = 2048  # numbers in a leaf
 
 
 @validate.named_arguments
@@ -107,16 +110,9 @@ def fedasync(
         factors = mixing_rate * weigh(found.gaps)
         factors = jnp.where((weights[rows] > 0) & (factors >= 0) & (factors <= 1), factors, 0)
 
-        def one(made, arrival):
-            params, models = made
-            row, factor, place = arrival
-            params = jax.tree.map(lambda w, x: (w + factor * (x[row] - w)).astype(w.dtype), params, messages)
-            put = partial(jax.lax.dynamic_update_index_in_dim, index=place, axis=0)
-            return (params, jax.tree.map(put, models, params)), None
-
         # Past the arrivals nothing changes the model: it is written to places that no version holds (`num_models`).
         places = (version + 1 + order) % size
-        return jax.lax.scan(one, (params, models), (rows, factors, places))[0]
+        return _chain(params, models, messages, rows, factors, places)
 
     def step(key, state, population):
         found, flights, cohort = arrive(star, traffic, key, state, population)
@@ -130,6 +126,45 @@ def fedasync(
 
     metrics = (*metrics_of(star), *METRICS)
     return Algorithm(init, step, lambda state: state.federation.server, star, metrics=metrics)
+
+
+def _chain(params: PyTree, models: PyTree, messages: PyTree, rows: Array, factors: Array, places: Array) -> tuple:
+    """(The model after messages were mixed in one after the other, the versions with those that this made.)
+
+    Small leaves are mixed as one, and their versions are written at the end: a turn of the loop costs more than they.
+
+    Args:
+      params, models, messages: leaves [...], [V, ...], [M or more, ...].
+      rows, factors, places: [M] each: which message is next, a, and where the version that it makes is kept.
+    """
+    leaves, structure = jax.tree.flatten(params)
+    kept, sent = (structure.flatten_up_to(x) for x in (models, messages))
+    small = [i for i, x in enumerate(leaves) if x.size <= SMALL and x.dtype == jnp.float32]
+    large = [i for i in range(len(leaves)) if i not in small]
+    shapes, ends = [leaves[i].shape for i in small], np.cumsum([leaves[i].size for i in small])
+
+    def together(parts, lead):
+        return jnp.concatenate([jnp.zeros((*lead, 0), jnp.float32), *(x.reshape(*lead, -1) for x in parts)], axis=-1)
+
+    def apart(x):
+        parts = jnp.split(x, ends[:-1], axis=-1) if small else []
+        return [part.reshape(*x.shape[:-1], *shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    rest = [sent[i] for i in large] + [together([sent[i] for i in small], sent[0].shape[:1])]
+
+    def one(made, arrival):
+        params, kept = made
+        row, factor, place = arrival
+        params = [(w + factor * (x[row] - w)).astype(w.dtype) for w, x in zip(params, rest, strict=True)]
+        put = partial(jax.lax.dynamic_update_index_in_dim, index=place, axis=0)
+        return (params, [put(ring, w) for ring, w in zip(kept, params[:-1], strict=True)]), params[-1]
+
+    start = [leaves[i] for i in large] + [together([leaves[i] for i in small], ())], [kept[i] for i in large]
+    (last, rings), versions = jax.lax.scan(one, start, (rows, factors, places))
+    rings += [kept[i].at[places].set(x, unique_indices=True) for i, x in zip(small, apart(versions), strict=True)]
+    turn = np.argsort(large + small)
+    found = ([*last[:-1], *apart(last[-1])], rings)
+    return tuple(structure.unflatten([x[i] for i in turn]) for x in found)
 
 
 def _in_order() -> Aggregator:

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from fedjax_sim import algorithms, population
+from fedjax_sim.algorithms.fedasync import _chain
 from fedjax_sim.algorithms.flights import Traffic
 from fedjax_sim.server.staleness import hinge
 from tests.algorithms import test_flights as events
@@ -125,6 +126,36 @@ def test_a_factor_that_is_none():
             sent = versions[base] + proximal(versions[base], id)
             versions.append(versions[-1] + ALPHA * (sent - versions[-1]) if gap % 3 == 2 else versions[-1])
         np.testing.assert_allclose(model["w"], versions[-1], rtol=2e-5, atol=1e-6)
+
+
+LEAVES = {"many": (60, 50), "few": (3, 4), "none": (0, 2), "one": (), "half": (7,), "more": (2049,)}
+
+
+@pytest.mark.parametrize("names", [tuple(LEAVES), ("many", "more"), ("one",), ("half", "none")], ids=" ".join)
+def test_leaves_of_all_sizes(names):
+    """Leaf by leaf in NumPy, nine messages out of order among twelve rows, a ring that begins anew, 16 bits.
+
+    Catches small leaves that are taken apart in another order than they were put together, a version in another place,
+    one that nothing made, and a model of another dtype.
+    """
+    rng, size, count, rows = np.random.default_rng(1), 14, 12, jnp.array([3, 0, 11, 7, 2, 9, 1, 5, 10])
+    factors, places = jnp.float32(rng.uniform(0, 1, 9)), (10 + jnp.arange(9)) % size
+    kind = {name: jnp.bfloat16 if name == "half" else jnp.float32 for name in names}
+
+    def made(*lead):
+        return {name: jnp.asarray(rng.normal(size=(*lead, *LEAVES[name])), kind[name]) for name in names}
+
+    params, models, messages = made(), made(size), made(count)
+    last, kept = jax.jit(_chain)(params, models, messages, rows, factors, places)
+    for name in names:
+        w, ring = params[name], np.array(models[name])
+        for row, factor, place in zip(rows, factors, places, strict=True):
+            w = (w + factor * (messages[name][row] - w)).astype(kind[name])
+            ring[place] = w
+        slack = 0.02 if name == "half" else 1e-6
+        for found, expected in ((last[name], w), (kept[name], ring)):
+            assert found.dtype == kind[name] and found.shape == np.shape(expected)
+            np.testing.assert_allclose(np.float64(found), np.float64(expected), atol=slack)
 
 
 @pytest.mark.parametrize("runs", [None, 2])
