@@ -55,8 +55,8 @@ def backwards(sampler: Sampler) -> Sampler:
     """The same cohorts, from the last slot to the first."""
 
     def turned(key, cohort):
-        rows = {name: getattr(cohort, name) for name in ("ids", "invited", "reported", "sent", "work")}
-        return cohort._replace(**{name: None if x is None else x[::-1] for name, x in rows.items()})
+        rows = {name: x for name, x in cohort._asdict().items() if name != "metrics"}  # those are of the whole cohort
+        return cohort._replace(**jax.tree.map(lambda x: x[::-1], rows))
 
     return sampler.then(turned)
 
