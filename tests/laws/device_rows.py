@@ -1,6 +1,6 @@
 """Run as a script: digests of whole logs of one kind's rows, one JSON line a row.
 
-On several numbers of devices; -1 stands for one device with the cohort backwards.
+On several numbers of devices; -3 stands for three with the cohort backwards, which finds what follows either.
 """
 
 from __future__ import annotations
