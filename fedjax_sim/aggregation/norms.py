@@ -36,7 +36,6 @@ def norm_bounding(aggregator: Aggregator, max_norm: float) -> Aggregator:
         validate.fail("aggregator", "a sum of numbers", "a modular sum", "Nobody sees single messages of that one.")
     check_honest(aggregator)
     limit = jnp.float32(max_norm)
-    withstands = aggregator.withstands or ((lambda number: number) if aggregator.homogeneous else None)
 
     def init(update_spec, num_slots):
         zero = jnp.zeros((), jnp.int32)
@@ -64,7 +63,6 @@ def norm_bounding(aggregator: Aggregator, max_norm: float) -> Aggregator:
         homogeneous=False,
         rule=None,
         chooses=False,
-        withstands=withstands,
     )
 
 

@@ -61,7 +61,7 @@ def fltrust(server_work: ClientUpdate, server_data: ClientData) -> Aggregator:
         scales = engine.divide(trust * length, safe * jnp.where(total > 0, total, 1))
         return weighted_sum(cohort.messages, scales), {"trusted_share": _share(trust > 0, cohort.number)}, round.state
 
-    return by_rule(rule, weighted=False, start=lambda spec: server_data, withstands=lambda number: number)
+    return by_rule(rule, weighted=False, start=lambda spec: server_data)
 
 
 def _share(chosen: Array, number: Array) -> Array:
