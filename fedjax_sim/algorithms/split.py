@@ -21,7 +21,7 @@ from fedjax_sim.network.link import send
 from fedjax_sim.network.link import transcript as taken_down
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["LABELS", "PRESENT", "Split", "split_loss", "transcript"]
+__all__ = ["LABELS", "PRESENT", "Split", "split_loss", "split_of", "transcript"]
 
 LABELS = "labels"  # the name of their message
 PRESENT = "present"  # a column of the examples: 0 in padding, as all of it
@@ -135,7 +135,13 @@ def split_loss(
     >>> values["loss"].shape, [sum(x.size for x in jax.tree.leaves(part)) for part in made.cut.split(params)]
     ((2,), [220, 331])
     """
-    made = cut(model, at, u_shaped=u_shaped)
+    return split_of(cut(model, at, u_shaped=u_shaped), loss, link, measure, decorrelation)
+
+
+def split_of(
+    made: Cut, loss: Callable, link: Link | Mapping[str, Link] | None, measure: Callable | None, decorrelation: float
+) -> Split:
+    """`split_loss` of a model that is cut already."""
     validate.function("loss", loss, "outputs, targets", hint="Call its factory: default_loss(task), say.")
     validate.in_range("decorrelation", decorrelation, 0, 1e6)
     if measure is not None:

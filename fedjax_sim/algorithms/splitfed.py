@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from fedjax_sim import aggregation, client, engine, models, server, tree, validate
 from fedjax_sim.algorithms.federated import federated
-from fedjax_sim.algorithms.split import Split, split_loss
+from fedjax_sim.algorithms.split import Split, split_of
 from fedjax_sim.algorithms.split_client import split_client
 from fedjax_sim.algorithms.turns import in_turns
 from fedjax_sim.models import Model
@@ -90,8 +90,7 @@ def splitfed(
 
     References: Thapa, Arachchige, Camtepe and Sun 2022 (SplitFed), algorithms 1 and 2; Gawali et al. 2021 for copies.
     """
-    models.cut(model, cut, u_shaped=u_shaped, name="cut")
-    split = split_loss(model, loss, cut, u_shaped=u_shaped, link=link, decorrelation=decorrelation)
+    split = split_of(models.cut(model, cut, u_shaped=u_shaped, name="cut"), loss, link, None, decorrelation)
     work = client.work(
         num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
     )
@@ -153,8 +152,7 @@ def split_learning(
     References: Gupta and Raskar 2018, section 3.3 (peer to peer) and 3.4; Vepakomma et al. 2018.
     """
     validate.one_of("handover", handover, ("server", "peer"))
-    models.cut(model, cut, u_shaped=u_shaped, name="cut")
-    split = split_loss(model, loss, cut, u_shaped=u_shaped, link=link, decorrelation=decorrelation)
+    split = split_of(models.cut(model, cut, u_shaped=u_shaped, name="cut"), loss, link, None, decorrelation)
     work = client.work(num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, shuffle=shuffle)
     trains, sends = split_client(split, optimizer, work), _on_part(identity(), split)
     step = _sends_part(server.optimizer(optax.sgd(1.0)), split)

@@ -16,6 +16,7 @@ def expected_attackers(experiment: Any, num_rounds: int) -> str:
 
     Guarantees: tests/command/test_attackers.py.
     """
+    import jax
     import numpy as np
 
     from fedjax_sim.adversary import number_of_attackers
@@ -25,13 +26,17 @@ def expected_attackers(experiment: Any, num_rounds: int) -> str:
     if star is None or star.aggregator.attackers is None:
         return ""
     size, rule = experiment.data.train.size, star.aggregator
-    number = number_of_attackers(rule.attackers, size)
-    words = f"attackers: {number:,} of {size:,} clients; "
+    number, other = number_of_attackers(rule.attackers, size), jax.random.key(1)
+    anew = number_of_attackers(lambda key, ids: rule.attackers(key, ids) ^ rule.attackers(other, ids), size)
+    about = "about " if anew else ""  # others in each round
+    words = f"attackers: {about}{number:,} of {size:,} clients; "
     if rule.withstands is None:
         return words + "the aggregator states no number that it withstands"
     words += (
         f"of {star.sampler.num_slots:,} messages the rule withstands {int(rule.withstands(star.sampler.num_slots)):,}"
     )
+    if anew:
+        return words
     try:
         chance = chance_beyond(
             star.sampler.design, number, lambda n: np.asarray(rule.withstands(n)), num_rounds=num_rounds

@@ -80,6 +80,11 @@ def chance_of_more_attackers(
     validate.integer("num_byzantine", num_byzantine, 0)
     validate.integer("num_rounds", num_rounds)
     once = float(stats.hypergeom(population_size, num_attackers, cohort_size).sf(num_byzantine))
+    return _in_some_round(once, num_rounds)
+
+
+def _in_some_round(once: float, num_rounds: int) -> float:
+    """The chance in T independent rounds of what has the chance `once` in one."""
     return -math.expm1(num_rounds * math.log1p(-once)) if once < 1 else 1.0
 
 
@@ -137,7 +142,7 @@ def chance_beyond(
     counts, chances = report_counts(design)
     most = np.asarray(withstands(counts))
     once = float(chances @ stats.hypergeom(design.population_size, num_attackers, counts).sf(most))
-    return -math.expm1(num_rounds * math.log1p(-once)) if once < 1 else 1.0
+    return _in_some_round(once, num_rounds)
 
 
 class Breakdown(NamedTuple):
