@@ -137,7 +137,7 @@ def measure(quick: bool = False) -> dict:
     rows, ratios, filled = [], [], []
     for name in MODELS:
         loops, counts = programs(name, quick)
-        found = harness.interleaved(loops, repeats=3 if quick else 15, budget_seconds=60)
+        found = harness.interleaved(loops, repeats=3 if quick else 61, budget_seconds=60)
         updates = {way: np.array(calls).sum(1) for way, calls in counts.items()}
         times = {
             way: harness.Timing(t.first, tuple(np.array(t.seconds) / updates[way][1:])) for way, t in found.items()

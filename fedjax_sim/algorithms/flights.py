@@ -19,7 +19,18 @@ from fedjax_sim.prng import stream
 from fedjax_sim.sampling.permutation import permute
 from fedjax_sim.types import Array, Clock, Devices, Spent
 
-__all__ = ["PATIENCE", "Arrivals", "Flights", "Traffic", "begun", "durations", "next_arrivals", "take_off", "there_at"]
+__all__ = [
+    "PATIENCE",
+    "Arrivals",
+    "Flights",
+    "Traffic",
+    "begun",
+    "durations",
+    "next_arrivals",
+    "others",
+    "take_off",
+    "there_at",
+]
 
 PATIENCE = 60  # seconds until a server looks again for clients when nobody is in flight
 COUNTED = 1024  # clients; more are sorted
@@ -184,8 +195,7 @@ def _ordered(entry: _Entry) -> _Entry:
         return _Entry(*jax.lax.sort(tuple(entry), num_keys=2))
 
     def first(at, id, own):  # [n] whom this one comes before
-        ties = (id < ids) | ((id == ids) & (own < number))
-        return (at < time) | ((at == time) & ties)
+        return jnp.where(at == time, jnp.where(id == ids, own < number, id < ids), at < time)
 
     places = jax.vmap(first)(time, ids, number).sum(0, dtype=jnp.int32)
     return _at(jnp.zeros_like(number).at[places].set(number, unique_indices=True), entry)
@@ -199,6 +209,38 @@ def there_at(devices: Devices, ids: Array, seconds: Array) -> Array:
     """[c] bool: who can take part at this time."""
     rule = devices.availability
     return jnp.ones(ids.shape, bool) if rule is None else rule.at(ids, seconds)
+
+
+def others(ids: Array, ranks: Array, size: int) -> Array:
+    """The r-th of the ids in [0, N), from 0, that are not among `ids`, for each r of `ranks`.
+
+    From one bit for each of the N where these are few beside C: for C = 10^5 of 10^6 a sixth of the time of a sort.
+
+    Args:
+      ids: [C] int32, all different.
+      ranks: [c] int32 in [0, N - C).
+
+    Guarantees: those of a set's complement, by either way
+    (tests/algorithms/test_flights.py::test_others_are_the_complement).
+
+    >>> others(jnp.array([3, 0]), jnp.array([0, 1, 2]), 5).tolist()
+    [1, 2, 4]
+    """
+    if size > 32 * ids.size:  # r, and one more for each id that comes before it
+        before = jnp.sort(ids) - jnp.arange(ids.size, dtype=jnp.int32)
+        return ranks + jnp.searchsorted(before, ranks, side="right").astype(jnp.int32)
+    one = jnp.uint32(1)
+    words = ~jnp.zeros(-(-size // 32), jnp.uint32).at[ids >> 5].add(one << (ids & 31).astype(jnp.uint32))
+    counts = jax.lax.population_count(words).astype(jnp.int32)
+    until = jnp.cumsum(counts)
+    word = jnp.searchsorted(until, ranks, side="right").astype(jnp.int32)
+    found, left, bits = word * 32, ranks - (until - counts)[word], words[word]
+    for half in (16, 8, 4, 2, 1):  # whether it is among the upper bits
+        lower = jax.lax.population_count(bits & ((one << half) - one)).astype(jnp.int32)
+        upper = left >= lower
+        found, left = found + jnp.where(upper, half, 0), left - jnp.where(upper, lower, 0)
+        bits = jnp.where(upper, bits >> half, bits)
+    return found
 
 
 def durations(key: Array, devices: Devices, load: Callable, ids: Array, present: Array) -> tuple[Array, Spent]:
@@ -222,11 +264,9 @@ def _candidates(key: Array, traffic: Traffic, flights: Flights, waiting: _Entry)
         start = jnp.where(start == NEVER, 0, start)
         seconds = advanced(flights.clock, start, traffic.devices.ticks_per_second).seconds
         return waiting.ids, there_at(traffic.devices, waiting.ids, seconds), waiting.ids[:0]
-    # the r-th id that has no place: r, and one more for each place whose id comes before it
-    free = traffic.devices.population_size - traffic.concurrency
-    drawn = permute(stream(key, "candidates"), jnp.arange(traffic.num_candidates, dtype=jnp.int32), free)
-    before = jnp.sort(flights.ids) - jnp.arange(traffic.concurrency, dtype=jnp.int32)
-    ids = drawn + jnp.searchsorted(before, drawn, side="right").astype(jnp.int32)
+    size = traffic.devices.population_size
+    ranks = jnp.arange(traffic.num_candidates, dtype=jnp.int32)
+    ids = others(flights.ids, permute(stream(key, "candidates"), ranks, size - traffic.concurrency), size)
     present = there_at(traffic.devices, ids, flights.clock.seconds)
     first, present = _first(present, min(2 * m, traffic.num_candidates))
     return ids[first[:m]], present[:m], ids[first[m:]]
