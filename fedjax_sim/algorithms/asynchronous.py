@@ -56,8 +56,8 @@ __all__ = [
 
 MOST_STALENESS = 4095  # an entry of Info holds 4,096 numbers
 METRICS = (
-    Metric("round_seconds", "simulated time", "seconds"),
-    Metric("simulated_seconds", "simulated time so far", "seconds", "last"),
+    Metric("round_seconds", "mean simulated time of a step", "seconds", "mean"),
+    Metric("simulated_seconds", "simulated time", "seconds", "last"),
     Metric("arrivals", "messages that arrived", "count"),
     Metric("staleness", "server steps between a model's sending and its update's use", "", "mean", by="arrivals"),
     Metric("largest_staleness", "the largest of them", "count", "max"),

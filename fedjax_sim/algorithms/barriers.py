@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.network import Links, load_of
-from fedjax_sim.prng import stream
+from fedjax_sim.network.devices import spent_by
 from fedjax_sim.types import Array, Clock, Devices, Load, Metric, PyTree, Work
 
 __all__ = ["BARRIERS", "TIME_METRICS", "Timing", "advanced", "asked_of", "finished", "start_of", "times"]
@@ -77,7 +77,7 @@ def advanced(timing: Timing, key: Array, clock: Clock, links: Links, load: Load)
     """
     devices = timing.devices
     ids = jnp.arange(links.up.shape[0], dtype=jnp.int32)
-    lasts = devices.spend(stream(key, "devices"), ids, load).total
+    lasts = spent_by(devices, key, ids, load).total
     if timing.barrier == "global":
         seconds = clock.seconds.max()
         ticks = jnp.where(clock.seconds == seconds, clock.ticks, -1).max()

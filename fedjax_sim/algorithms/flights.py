@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.algorithms.ticks import NEVER, advanced, earliest, last, later
+from fedjax_sim.network.devices import spent_by, there_at
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.permutation import permute
 from fedjax_sim.types import Array, Clock, Devices, Spent
@@ -29,7 +30,6 @@ __all__ = [
     "next_arrivals",
     "others",
     "take_off",
-    "there_at",
 ]
 
 PATIENCE = 60  # seconds until a server looks again for clients when nobody is in flight
@@ -205,12 +205,6 @@ def _at(index: Array, entry: _Entry) -> _Entry:
     return jax.tree.map(lambda x: x[index], entry)
 
 
-def there_at(devices: Devices, ids: Array, seconds: Array) -> Array:
-    """[c] bool: who can take part at this time."""
-    rule = devices.availability
-    return jnp.ones(ids.shape, bool) if rule is None else rule.at(ids, seconds)
-
-
 def others(ids: Array, ranks: Array, size: int) -> Array:
     """The r-th of the ids in [0, N), from 0, that are not among `ids`, for each r of `ranks`.
 
@@ -246,7 +240,7 @@ def others(ids: Array, ranks: Array, size: int) -> Array:
 def durations(key: Array, devices: Devices, load: Callable, ids: Array, present: Array) -> tuple[Array, Spent]:
     """([c] uint32 ticks from the model's sending to the message's arrival, at least 1, `NEVER` for the absent; what the
     clients spend.)"""
-    spent = devices.spend(stream(key, "devices"), ids, load(ids))
+    spent = spent_by(devices, key, ids, load(ids))
     return jnp.where(present, jnp.maximum(spent.total.astype(jnp.uint32), 1), NEVER), spent
 
 

@@ -17,10 +17,11 @@ from fedjax_sim import aggregation, client, engine, sampling, server, tree, vali
 from fedjax_sim.algorithms.asynchronous import arrivals_only, load_for, sent_instead
 from fedjax_sim.algorithms.costs import metrics_of
 from fedjax_sim.algorithms.federated import federated
-from fedjax_sim.algorithms.flights import LOOKING, PATIENCE, Traffic, begun, durations, there_at
+from fedjax_sim.algorithms.flights import LOOKING, PATIENCE, Traffic, begun, durations
 from fedjax_sim.algorithms.round import close, collect
 from fedjax_sim.algorithms.state import Bases, FederatedState, initial_state
 from fedjax_sim.algorithms.ticks import NEVER, advanced, last
+from fedjax_sim.network.devices import there_at
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.permutation import permute
 from fedjax_sim.types import (
@@ -41,8 +42,8 @@ from fedjax_sim.types import (
 __all__ = ["TierState", "fedat"]
 
 METRICS = (
-    Metric("round_seconds", "simulated time", "seconds"),
-    Metric("simulated_seconds", "simulated time so far", "seconds", "last"),
+    Metric("round_seconds", "mean simulated time of a step", "seconds", "mean"),
+    Metric("simulated_seconds", "simulated time", "seconds", "last"),
     Metric("arrivals", "messages that arrived", "count"),
     Metric("staleness", "updates of the model between its sending and its tier's", "", "mean", by="arrivals"),
     Metric("tier", "which tier was done, 0 the fastest", "", "last"),

@@ -13,7 +13,7 @@ from fedjax_sim.network.distributions import Distribution, as_distribution, logn
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, Availability, Devices, Load, Spent
 
-__all__ = ["MOST_TICKS", "Profile", "heterogeneous", "of_profiles", "whole_ticks"]
+__all__ = ["MOST_TICKS", "Profile", "heterogeneous", "of_profiles", "spent_by", "there_at", "whole_ticks"]
 
 MOST_TICKS = 715_827_840  # of one phase, so that three add up in int32; a float32 number
 
@@ -156,3 +156,36 @@ def heterogeneous(
 
     options = {"jitter": jitter, "availability": availability, "ticks_per_second": ticks_per_second}
     return of_profiles(population_size, profile, **options)
+
+
+def there_at(devices: Devices, ids: Array, seconds: Array) -> Array:
+    """[c] bool: who can take part at this time.
+
+    Raises: TypeError for a rule of the user's own that tells another shape or dtype
+    (tests/network/test_devices.py::test_functions_of_ones_own).
+    """
+    rule = devices.availability
+    if rule is None:
+        return jnp.ones(ids.shape, bool)
+    found = rule.at(ids, seconds)
+    _expect("devices.availability.at(ids, seconds)", found, ids.shape, bool)
+    return found
+
+
+def spent_by(devices: Devices, key: Array, ids: Array, load: Load) -> Spent:
+    """[c] what clients spend on a round's work and messages.
+
+    Raises: as `there_at`.
+    """
+    found = devices.spend(stream(key, "devices"), ids, load)
+    validate.part("devices.spend(key, ids, load)", found, Spent)
+    for name, x in found._asdict().items():
+        kind = jnp.float32 if name == "joules" else jnp.int32
+        _expect(f"devices.spend(key, ids, load).{name}", x, ids.shape, kind)
+    return found
+
+
+def _expect(name: str, found: Array, shape: tuple, dtype: type) -> None:
+    if jnp.shape(found) != shape or jnp.result_type(found) != dtype:
+        got = f"{jnp.result_type(found)} of shape {jnp.shape(found)}"
+        validate.fail(name, f"{jnp.dtype(dtype)} of shape {shape}, one for each id", got, error=TypeError)

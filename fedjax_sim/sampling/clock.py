@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.network.devices import MOST_TICKS
-from fedjax_sim.prng import stream
+from fedjax_sim.network.devices import MOST_TICKS, spent_by
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.sampling.fates import NEVER, losing
 from fedjax_sim.sampling.price import Price
@@ -110,7 +109,7 @@ def spend(devices: Devices, key: Array, cohort: Cohort, price: Price) -> Spent:
 
 def _spent(devices: Devices, key: Array, ids: Array, loads: tuple[Load, ...]) -> Spent:
     """What all passes of a round take, each with messages of its own; a phase is that of all of them together."""
-    first, *rest = (devices.spend(stream(key, "devices"), ids, load) for load in loads)
+    first, *rest = (spent_by(devices, key, ids, load) for load in loads)
     for one in rest:
         ticks = (jnp.minimum(x + y, MOST_TICKS) for x, y in zip(first[:3], one[:3], strict=True))
         first = Spent(*ticks, first.joules + one.joules)

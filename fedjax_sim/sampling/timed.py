@@ -7,6 +7,7 @@ import math
 import jax.numpy as jnp
 
 from fedjax_sim import validate
+from fedjax_sim.network.devices import there_at
 from fedjax_sim.sampling.clock import Timed, cut, spend, stated, unlimited, untimed, window
 from fedjax_sim.sampling.design import responding
 from fedjax_sim.sampling.fates import recounted
@@ -131,7 +132,7 @@ def with_clock(
     def sample(key, state):
         cohort, inner = sampler.sample(key, state.sampler)
         if present is not None:
-            cohort = _there(cohort, present.at(cohort.ids, state.clock.seconds))
+            cohort = _there(cohort, there_at(devices, cohort.ids, state.clock.seconds))
         if num_invited is not None:
             cohort = first_invited(cohort, num_invited)
         cohort = cohort._replace(spent=spend(devices, key, cohort, state.price))
@@ -180,7 +181,7 @@ def _staying(devices: Devices, key: Array, cohort: Cohort, state: Timed, checks:
     rest = state.clock.ticks + moments % unit  # the sum of all ticks may exceed an int32
     seconds = state.clock.seconds + moments // unit + rest // unit
     ids = jnp.broadcast_to(cohort.ids, moments.shape)
-    here = devices.availability.at(ids.ravel(), seconds.ravel()).reshape(moments.shape)
+    here = there_at(devices, ids.ravel(), seconds.ravel()).reshape(moments.shape)
     leaves = jnp.where(here, jnp.int32(2**31 - 1), moments).min(0)
     leaves = jnp.where(here.all(0), leaves, jnp.minimum(leaves, cohort.spent.total - 1))  # not there on arrival: lost
     return cut(devices, key, cohort, state.price, leaves, INTERRUPTED.name)

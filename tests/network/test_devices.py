@@ -5,12 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 
-from fedjax_sim import network
+from fedjax_sim import algorithms, network, population, sampling
 from fedjax_sim.network.devices import whole_ticks
-from fedjax_sim.types import Load
+from fedjax_sim.types import Availability, Load, Spent
 
 KEY, IDS = jax.random.key(0), jnp.arange(20_000)
 LOAD = Load(jnp.float32(2e9), jnp.float32(1e6), jnp.float32(3e5))
@@ -122,3 +123,38 @@ def test_wrong_input(options, told):
     """Catches devices on which nothing ever arrives."""
     with pytest.raises((ValueError, TypeError), match=told):
         made(**options)
+
+
+def by(devices, way):
+    """A round of two clients, synchronous or not."""
+    people, rate = population.quadratic_population([1.0] * 4, [0.0] * 4), optax.sgd(0.1)
+    if way == "clock":
+        made = algorithms.fedavg(
+            population.quadratic_loss, sampling.with_clock(sampling.uniform(4, 2), devices), rate, num_steps=1
+        )
+    else:
+        how = {"population_size": 4, "concurrency": 2, "buffer_size": 2, "num_steps": 1}
+        made = algorithms.fedbuff(population.quadratic_loss, devices, rate, **how)
+    key = jax.random.key(0)
+    made.step(key, made.init(key, {"w": jnp.zeros(1)}, people), people)
+
+
+@pytest.mark.parametrize("way", ["clock", "buffer"])
+@pytest.mark.parametrize(
+    "changes, told",
+    [
+        (
+            {"availability": Availability(lambda ids, seconds: seconds > 5)},
+            r"at\(ids, seconds\): expected bool of shape",
+        ),
+        ({"availability": Availability(lambda ids, seconds: ids * 0.5)}, r"at\(ids, seconds\): expected bool of shape"),
+        ({"spend": lambda key, ids, load: ids}, r"spend\(key, ids, load\): expected a Spent"),
+        ({"spend": lambda key, ids, load: Spent(ids, ids * 0.5, ids, ids * 0.5)}, r"compute: expected int32 of shape"),
+        ({"spend": lambda key, ids, load: Spent(ids, ids, ids[:1], ids * 0.5)}, r"up: expected int32 of shape"),
+        ({"spend": lambda key, ids, load: Spent(ids, ids, ids, 1.0)}, r"joules: expected float32 of shape"),
+    ],
+)
+def test_functions_of_ones_own(changes, told, way):
+    """Catches times in seconds that are cut to whole ticks, and one answer that stands for all clients."""
+    with pytest.raises(TypeError, match=told):
+        by(made()._replace(population_size=4, **changes), way)

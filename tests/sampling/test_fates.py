@@ -240,7 +240,7 @@ def test_shorter_work_of_clients_that_are_lost():
 
 def test_times_near_the_end_of_int32():
     """Clients whose phases last as long as any: those who are there for ever arrive. Catches moments that wrap."""
-    forever = tables(*[np.full(N, 715_827_840)] * 3, there=lambda ids, seconds: seconds >= 0)
+    forever = tables(*[np.full(N, 715_827_840)] * 3, there=lambda ids, seconds: (seconds >= 0) & (ids >= 0))
     clocked = sampling.with_clock(sampling.full(N), forever)
     state = told(clocked, WORK._replace(steps=1))
     state = state._replace(clock=Clock(jnp.int32(5), jnp.int32(999)))
