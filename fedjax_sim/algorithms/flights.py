@@ -17,20 +17,10 @@ import numpy as np
 from fedjax_sim.algorithms.ticks import NEVER, advanced, earliest, last, later
 from fedjax_sim.network.devices import spent_by, there_at
 from fedjax_sim.prng import stream
-from fedjax_sim.sampling.permutation import permute
+from fedjax_sim.sampling.permutation import others, permute
 from fedjax_sim.types import Array, Clock, Devices, Spent
 
-__all__ = [
-    "PATIENCE",
-    "Arrivals",
-    "Flights",
-    "Traffic",
-    "begun",
-    "durations",
-    "next_arrivals",
-    "others",
-    "take_off",
-]
+__all__ = ["PATIENCE", "Arrivals", "Flights", "Traffic", "begun", "durations", "next_arrivals", "take_off"]
 
 PATIENCE = 60  # seconds until a server looks again for clients when nobody is in flight
 COUNTED = 1024  # clients; more are sorted
@@ -203,38 +193,6 @@ def _ordered(entry: _Entry) -> _Entry:
 
 def _at(index: Array, entry: _Entry) -> _Entry:
     return jax.tree.map(lambda x: x[index], entry)
-
-
-def others(ids: Array, ranks: Array, size: int) -> Array:
-    """The r-th of the ids in [0, N), from 0, that are not among `ids`, for each r of `ranks`.
-
-    From one bit for each of the N where these are few beside C: for C = 10^5 of 10^6 a sixth of the time of a sort.
-
-    Args:
-      ids: [C] int32, all different.
-      ranks: [c] int32 in [0, N - C).
-
-    Guarantees: those of a set's complement, by either way
-    (tests/algorithms/test_flights.py::test_others_are_the_complement).
-
-    >>> others(jnp.array([3, 0]), jnp.array([0, 1, 2]), 5).tolist()
-    [1, 2, 4]
-    """
-    if size > 32 * ids.size:  # r, and one more for each id that comes before it
-        before = jnp.sort(ids) - jnp.arange(ids.size, dtype=jnp.int32)
-        return ranks + jnp.searchsorted(before, ranks, side="right").astype(jnp.int32)
-    one = jnp.uint32(1)
-    words = ~jnp.zeros(-(-size // 32), jnp.uint32).at[ids >> 5].add(one << (ids & 31).astype(jnp.uint32))
-    counts = jax.lax.population_count(words).astype(jnp.int32)
-    until = jnp.cumsum(counts)
-    word = jnp.searchsorted(until, ranks, side="right").astype(jnp.int32)
-    found, left, bits = word * 32, ranks - (until - counts)[word], words[word]
-    for half in (16, 8, 4, 2, 1):  # whether it is among the upper bits
-        lower = jax.lax.population_count(bits & ((one << half) - one)).astype(jnp.int32)
-        upper = left >= lower
-        found, left = found + jnp.where(upper, half, 0), left - jnp.where(upper, lower, 0)
-        bits = jnp.where(upper, bits >> half, bits)
-    return found
 
 
 def durations(key: Array, devices: Devices, load: Callable, ids: Array, present: Array) -> tuple[Array, Spent]:

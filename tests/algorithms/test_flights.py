@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim.algorithms import flights
-from fedjax_sim.algorithms.flights import PATIENCE, Traffic, next_arrivals, others, take_off
+from fedjax_sim.algorithms.flights import PATIENCE, Traffic, next_arrivals, take_off
 from fedjax_sim.algorithms.ticks import NEVER, earliest
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.permutation import permute
@@ -272,16 +272,6 @@ def test_energy_of_those_who_are_sent_work():
         for t in range(6):
             found, flights = next_arrivals(keyed(t), traffic, flights, lambda ids: LOAD)
             assert float(found.joules) == 5 * int(found.sent), (refill, t)
-
-
-@pytest.mark.parametrize(
-    "size, number", [(5, 3), (32, 1), (33, 1), (64, 32), (96, 95), (1000, 32), (1024, 31), (4001, 999)]
-)
-def test_others_are_the_complement(size, number):
-    ids = np.random.default_rng(size).permutation(size)[:number].astype(np.int32)
-    ranks = jnp.arange(size - number, dtype=jnp.int32)
-    found = jax.jit(others, static_argnums=2)(ids, ranks[::-1], size)
-    np.testing.assert_array_equal(found[::-1], np.setdiff1d(np.arange(size), ids))
 
 
 def test_earliest_is_a_sort():

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from fedjax_sim.prng import _shift, feistel
-from fedjax_sim.sampling.permutation import _grid, permute
+from fedjax_sim.sampling.permutation import _grid, others, permute
 from tests.laws import cases
 
 ALPHA = 1e-6
@@ -151,3 +151,14 @@ def test_bad_population_size(size):
         (ValueError, TypeError), match=r"population_size: expected an integer in \[1, 2147483647\], got"
     ):
         permute(jax.random.key(0), jnp.arange(1), size)
+
+
+@pytest.mark.parametrize(
+    "size, number", [(5, 3), (32, 1), (33, 1), (64, 32), (96, 95), (1000, 32), (1024, 31), (4001, 999)]
+)
+def test_others_are_the_complement(size, number):
+    """By bits and by a sort. Catches ids at the ends of words."""
+    ids = np.random.default_rng(size).permutation(size)[:number].astype(np.int32)
+    ranks = jnp.arange(size - number, dtype=jnp.int32)
+    found = jax.jit(others, static_argnums=2)(ids, ranks[::-1], size)
+    np.testing.assert_array_equal(found[::-1], np.setdiff1d(np.arange(size), ids))
