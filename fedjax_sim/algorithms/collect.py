@@ -112,7 +112,8 @@ def collect(
     if star.aggregator.stays is not None:
         round = Round(*cohort, broadcast, state.aggregator)
         reported &= engine.steady(star.aggregator.stays)(stream(key, "aggregation"), round)
-    slots = Slot(positions, wanted, keys, reported, client_rows, memory_rows, cohort.work, own)
+    worked = reported if star.client.federation is None or cohort.sent is None else reported | cohort.sent
+    slots = Slot(positions, wanted, keys, reported, worked, client_rows, memory_rows, cohort.work, own)
     message, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
     counts = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message.counts)
     empty = star.aggregator.init(message.update, num_slots)

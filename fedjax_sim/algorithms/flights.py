@@ -113,8 +113,9 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
     Then the next M arrivals are taken. With `refill` "other", the place of each goes at once to a client drawn
     uniformly from those who, at the step's beginning, were there and had no place; nobody is drawn twice in a step, so
     no client is twice in a buffer. With "same" it is the client who arrived, once the next version is there. Places
-    left empty are filled at the end of a step, at most M of them. An update whose base is made in this very step cannot
-    be computed yet, so the step ends before it (`buffer_size` 1 and several arrivals a step).
+    left empty are filled at the end of a step, at most M of them, by others who are there, or by their last clients. An
+    update whose base is made in this very step cannot be computed yet, so the step ends before it (`buffer_size` 1 and
+    several arrivals a step).
 
     Args:
       key: of the step.
@@ -155,7 +156,8 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
         flights.sent + sent,
         flights.joules + joules,
     )
-    after = _filled(key, traffic, after, load, spare)
+    free = jnp.arange(spare.shape[0]) >= count  # no arrival called them
+    after = _filled(key, traffic, after, load, spare, free)
     own = jnp.where(there & (arrive != NEVER), jnp.minimum(arrive, elapsed) - jnp.minimum(start, elapsed), 0)
     busy = jnp.where(flights.due == NEVER, 0, jnp.minimum(flights.due, elapsed))
     gaps = flights.version + (rank if traffic.buffer_size == 1 else 0) - bases
@@ -209,7 +211,7 @@ def begun(took: Array, spent: Spent) -> tuple[Array, Array]:
 
 
 def _candidates(key: Array, traffic: Traffic, flights: Flights, waiting: _Entry) -> tuple[Array, Array, Array]:
-    """([M] who is sent work after the i-th arrival, whether they are there, and (ids, there) of those left over)."""
+    """([M] who is sent work after the i-th arrival, whether they are there, and those with others who may be left)."""
     m = traffic.block
     if traffic.refill == "same":
         start = jnp.full_like(waiting.time, last(waiting.time)) if traffic.waits else waiting.time
@@ -221,7 +223,7 @@ def _candidates(key: Array, traffic: Traffic, flights: Flights, waiting: _Entry)
     ids = others(flights.ids, permute(stream(key, "candidates"), ranks, size - traffic.concurrency), size)
     present = there_at(traffic.devices, ids, flights.clock.seconds)
     first, present = _first(present, min(2 * m, traffic.num_candidates))
-    return ids[first[:m]], present[:m], ids[first[m:]]
+    return ids[first[:m]], present[:m], ids[first]
 
 
 def _first(present: Array, count: int) -> tuple[Array, Array]:
@@ -269,21 +271,29 @@ def _joined(traffic: Traffic, version: Array, waiting: _Entry, start: Array, sen
     return entries, jnp.where(known, m, rank).min()
 
 
-def _filled(key: Array, traffic: Traffic, flights: Flights, load: Callable, spare: Array) -> Flights:
-    """With up to M empty places filled, by candidates left over; by their last clients where there are none."""
-    count = min(spare.shape[0] or traffic.block, traffic.block, traffic.concurrency)
+def _filled(key: Array, traffic: Traffic, flights: Flights, load: Callable, spare: Array, free: Array) -> Flights:
+    """With up to M empty places filled, by candidates left over; those that remain by their last clients: they have no
+    place, and no draw finds them.
+
+    Args:
+      spare: [c] candidates. free: [c] bool, those without a place.
+    """
+    count, nobody = traffic.block, traffic.concurrency
 
     def fill(flights):
-        seconds, empty, nobody = flights.clock.seconds, flights.due == NEVER, traffic.concurrency
+        seconds, empty = flights.clock.seconds, flights.due == NEVER
+        own = empty & there_at(traffic.devices, flights.ids, seconds)
+        places, again = (jnp.nonzero(x, size=count, fill_value=nobody)[0] for x in (empty & ~own, own))
+        rank, without = jnp.arange(count), (empty & ~own).sum(dtype=jnp.int32)
+        ids, drawn = jnp.zeros_like(rank, jnp.int32), 0
         if spare.size:
-            first, present = _first(there_at(traffic.devices, spare, seconds), count)
-            ids = spare[first]
-            places = jnp.nonzero(empty, size=count, fill_value=nobody)[0]
-        else:
-            empty &= there_at(traffic.devices, flights.ids, seconds)
-            places = jnp.nonzero(empty, size=count, fill_value=nobody)[0]
-            ids, present = flights.ids.at[places].get(mode="fill", fill_value=0), True
-        present &= places < nobody
+            first, present = _first(free & there_at(traffic.devices, spare, seconds), count)
+            ids, drawn = spare[first], jnp.minimum(present.sum(dtype=jnp.int32), empty.sum(dtype=jnp.int32))
+        turn = jnp.where(rank < drawn, rank - without, jnp.maximum(drawn - without, 0) + rank - drawn)
+        again = again.at[turn].get(mode="fill", fill_value=nobody, wrap_negative_indices=False)
+        places = jnp.where(rank < jnp.minimum(drawn, without), places, again)
+        ids = jnp.where(rank < drawn, ids, flights.ids.at[places].get(mode="fill", fill_value=0))
+        present = places < nobody
         took, spent = durations(stream(key, "empty places"), traffic.devices, load, ids, present)
         at = jnp.where(present, places, nobody)
         sent, joules = begun(took, spent)

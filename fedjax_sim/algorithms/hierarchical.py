@@ -66,7 +66,7 @@ def as_client_update(
         client's own so.
       rounds: kappa, of its own for each one above.
       name: of this level: "edge" tells `edge_uplink_bytes`, `edge_clients_reported`, ... in info, summed exactly over
-        those that report: what went on inside of one that is late for a deadline above is not counted.
+        those that send a message, also too late for a deadline above; of one that is stopped at its work nothing is.
       weighting: "examples": the weights that its clients reported, summed, as a mean over its rounds: n_e where all
         take part; "uniform": 1. A round inside that was skipped counts for nothing; without any there is no message.
       keep: whether sampler, optimiser, memories and clients' states go on in the next round above, from the model that

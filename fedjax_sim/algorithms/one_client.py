@@ -38,6 +38,7 @@ class Slot(NamedTuple):
     id: Array  # [] int32 of the client
     keys: tuple[Array, Array]  # key data of the client's own streams: for its work, and for its transform
     reported: Array  # [] bool; False in the engine's padding
+    worked: Array  # [] bool; it reported, or it is a federation whose message came too late: its inside is counted
     client: PyTree  # the client's state
     memory: PyTree  # the transform's memory of this client
     work: Array | None  # [], as `Cohort.work`
@@ -126,7 +127,7 @@ def client_round(star: Star) -> Callable:
             examples = tree.where(mask, data.examples, tree.zeros_like(data.examples))
             data = data._replace(examples=examples, mask=mask, work=slot.work)
         else:
-            data = own_data(star, population, jnp.where(slot.reported, slot.id, -1))
+            data = own_data(star, population, jnp.where(slot.worked, slot.id, -1))
         client_key, transform_key = (
             jax.random.wrap_key_data(x, impl=jax.random.key_impl(shared.key)) for x in slot.keys
         )
@@ -150,7 +151,7 @@ def client_round(star: Star) -> Callable:
         known = (slot.id >= 0) & (slot.id < shared.population.size)  # or a wrong id would pass as an empty client
         arrived = slot.reported & known & sound & (weight > 0)
         dropped = slot.reported & (~known | (~sound & (weight != 0)))
-        counts = {name: _bytes(x, slot.reported & known, name) for name, x in report.counts.items()}
+        counts = {name: _bytes(x, slot.worked & known, name) for name, x in report.counts.items()}
         message = Message(update, weight, (report.metrics, measured), arrived, dropped, counts)
         loss = _loss(report.metrics, arrived) if star.sampler.observe is not None else ()
         return message, (*engine.unsigned_zeros((client_state, memory)), arrived, dropped, loss)

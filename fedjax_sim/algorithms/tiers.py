@@ -45,7 +45,7 @@ METRICS = (
     Metric("round_seconds", "mean simulated time of a step", "seconds", "mean"),
     Metric("simulated_seconds", "simulated time", "seconds", "last"),
     Metric("arrivals", "messages that arrived", "count"),
-    Metric("staleness", "updates of the model between its sending and its tier's", "", "mean", by="arrivals"),
+    Metric("staleness", "steps between a model's sending and its tier's update", "", "mean", by="arrivals"),
     Metric("tier", "which tier was done, 0 the fastest", "", "last"),
     Metric("joules", "energy of the work that was begun", "joules"),
 )

@@ -236,6 +236,19 @@ def test_nobody_is_there_yet():
     assert found.flying[-1] == 12
 
 
+def test_the_last_clients_of_empty_places_return():
+    """Two of four clients are there, from a minute on, and they are those who were to be first: no draw finds them, for
+    their ids stand at empty places. Catches a server that waits for ever."""
+    first = take_off(KEY, Traffic(devices(4), 2, 1, 1, 50, "other"), lambda ids: LOAD).ids
+
+    def there(ids, seconds):
+        return (seconds >= PATIENCE) & ((ids == first[0]) | (ids == first[1]))
+
+    _, found = walked(Traffic(devices(4, there), 2, 1, 1, 50, "other"), 20)
+    assert found.there[:, 0].tolist() == [False] + 19 * [True]
+    assert set(found.ids[1:, 0].tolist()) <= set(first.tolist())
+
+
 def test_a_client_whose_model_is_too_old_is_stopped():
     """Catches an update from a model that the ring no longer has, and a place that is never filled again."""
     traffic = Traffic(devices(40), 12, 3, 3, 2, "other")

@@ -15,7 +15,7 @@ from fedjax_sim.algorithms.costs import eight_bytes, two_words, words_of
 from fedjax_sim.instruments.variance_budget import variance_budget
 from fedjax_sim.privacy import mechanism_of
 from fedjax_sim.running import loop
-from fedjax_sim.types import Count, Star
+from fedjax_sim.types import Count, Devices, Spent, Star
 from tests.laws import cases, laws
 from tests.laws import problems as p
 
@@ -122,6 +122,31 @@ def test_time_of_an_empty_group():
     laws.check_equal_bits(state.server, plain.server, "time")
     assert info["clients_reported"] == 3 and all(info[name] == same[name] for name in same if np.ndim(same[name]) == 0)
     assert info["simulated_seconds"] == 2 * info["round_seconds"] > 2 and 0 < info["utilisation"] <= 1
+
+
+@pytest.mark.optimised
+def test_an_edge_too_late_for_a_deadline():
+    """Its devices have sent all that they send, and its message changes nothing. Fault: bytes inside of it that nobody
+    counts, or an edge that is heard after all."""
+
+    def spend(key, ids, load):
+        one = jnp.ones_like(ids)
+        return Spent(one, one, jnp.where(ids == 2, 50, one), jnp.zeros(ids.shape))
+
+    phones = Devices(4, spend)
+    timed, people = sampling.with_clock(sampling.full(4), phones), population.grouped(p.ragged(), GROUPS)
+    late, (_, whole) = (
+        over(edges(), sampler=sampling.with_deadline(timed, 0.01)),
+        run(over(edges(), sampler=timed), people, 1),
+    )
+    cohort = late.parts.sampler.sample(jax.random.fold_in(KEY, 0), late.init(KEY, START, people).sampler)[0]
+    state, info = run(late, people, 1)
+    assert 0 < info["clients_reported"] == int(cohort.reported.sum()) < 4 and info["wasted_bytes"] > 0
+    inside = [name for name in whole if name.startswith("edge_") and name.endswith("bytes")]
+    assert inside and all(info[name] == whole[name] > 0 for name in inside if "wasted" not in name)
+    sizes = np.where(np.isin(GROUPS, np.flatnonzero(cohort.reported)), p.SIZES, 0)
+    others = run(over(edges()), population.grouped(p.ragged(sizes=sizes), GROUPS), 1)[0]
+    laws.check_equal_bits(state.server, others.server, "an edge that is late equals one without examples")
 
 
 @pytest.mark.optimised
