@@ -227,6 +227,8 @@ def asynchronous(
         `stopped_clients` counts, and its place filled at the end of the step. So many earlier models are kept.
       refill: who is sent work in the place of a client that arrived. "other": at once, one drawn uniformly from those
         who were there, and not in flight, when the buffer was opened. "same": the same client, with the next version.
+        A place whose client is away, or was stopped, is empty; at the end of a step up to K such places go to others
+        who are there, and then to their own clients.
 
     Returns: an Algorithm with the info of `federated`, where invited are those who are sent a model, and with time and
     staleness: `round_seconds`, `simulated_seconds`, `arrivals`, `staleness` (mean of these), `largest_staleness`,

@@ -112,7 +112,7 @@ def collect(
     if star.aggregator.stays is not None:
         round = Round(*cohort, broadcast, state.aggregator)
         reported &= engine.steady(star.aggregator.stays)(stream(key, "aggregation"), round)
-    worked = reported if star.client.federation is None or cohort.sent is None else reported | cohort.sent
+    worked = reported if star.client.federation is None or cohort.sent is None else cohort.sent
     slots = Slot(positions, wanted, keys, reported, worked, client_rows, memory_rows, cohort.work, own)
     message, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
     counts = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message.counts)

@@ -111,11 +111,11 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
 
     A client whose model is more than `max_staleness` versions old at a step's beginning is stopped: its place is empty.
     Then the next M arrivals are taken. With `refill` "other", the place of each goes at once to a client drawn
-    uniformly from those who, at the step's beginning, were there and had no place; nobody is drawn twice in a step, so
-    no client is twice in a buffer. With "same" it is the client who arrived, once the next version is there. Places
-    left empty are filled at the end of a step, at most M of them, by others who are there, or by their last clients. An
-    update whose base is made in this very step cannot be computed yet, so the step ends before it (`buffer_size` 1 and
-    several arrivals a step).
+    uniformly from those who, at the step's beginning, were there and had no place, an empty one either; nobody is drawn
+    twice in a step, so no client is twice in a buffer. With "same" it is the client who arrived, once the next version
+    is there. Places left empty are filled at the end of a step, at most M of them: by others who are there, then by
+    their last clients. An update whose base is made in this very step cannot be computed yet, so the step ends before
+    it (`buffer_size` 1 and several arrivals a step).
 
     Args:
       key: of the step.
@@ -156,8 +156,7 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
         flights.sent + sent,
         flights.joules + joules,
     )
-    free = jnp.arange(spare.shape[0]) >= count  # no arrival called them
-    after = _filled(key, traffic, after, load, spare, free)
+    after = _filled(key, traffic, after, load, spare, count)
     own = jnp.where(there & (arrive != NEVER), jnp.minimum(arrive, elapsed) - jnp.minimum(start, elapsed), 0)
     busy = jnp.where(flights.due == NEVER, 0, jnp.minimum(flights.due, elapsed))
     gaps = flights.version + (rank if traffic.buffer_size == 1 else 0) - bases
@@ -271,28 +270,25 @@ def _joined(traffic: Traffic, version: Array, waiting: _Entry, start: Array, sen
     return entries, jnp.where(known, m, rank).min()
 
 
-def _filled(key: Array, traffic: Traffic, flights: Flights, load: Callable, spare: Array, free: Array) -> Flights:
-    """With up to M empty places filled, by candidates left over; those that remain by their last clients: they have no
-    place, and no draw finds them.
-
-    Args:
-      spare: [c] candidates. free: [c] bool, those without a place.
-    """
-    count, nobody = traffic.block, traffic.concurrency
+def _filled(key: Array, traffic: Traffic, flights: Flights, load: Callable, spare: Array, called: Array) -> Flights:
+    """With up to M empty places filled: by the candidates whom no arrival called, first in the place of clients who are
+    away; then by the last clients of places, whom no draw finds."""
+    m, nobody = traffic.block, traffic.concurrency
 
     def fill(flights):
-        seconds, empty = flights.clock.seconds, flights.due == NEVER
-        own = empty & there_at(traffic.devices, flights.ids, seconds)
-        places, again = (jnp.nonzero(x, size=count, fill_value=nobody)[0] for x in (empty & ~own, own))
-        rank, without = jnp.arange(count), (empty & ~own).sum(dtype=jnp.int32)
-        ids, drawn = jnp.zeros_like(rank, jnp.int32), 0
+        seconds, empty, rank = flights.clock.seconds, flights.due == NEVER, jnp.arange(m)
+        back = empty & there_at(traffic.devices, flights.ids, seconds)
+        away = (empty & ~back).sum(dtype=jnp.int32)
+        of_away, of_back = (jnp.nonzero(x, size=m, fill_value=nobody)[0] for x in (empty & ~back, back))
+        new, number = jnp.zeros(m, jnp.int32), 0
         if spare.size:
-            first, present = _first(free & there_at(traffic.devices, spare, seconds), count)
-            ids, drawn = spare[first], jnp.minimum(present.sum(dtype=jnp.int32), empty.sum(dtype=jnp.int32))
-        turn = jnp.where(rank < drawn, rank - without, jnp.maximum(drawn - without, 0) + rank - drawn)
-        again = again.at[turn].get(mode="fill", fill_value=nobody, wrap_negative_indices=False)
-        places = jnp.where(rank < jnp.minimum(drawn, without), places, again)
-        ids = jnp.where(rank < drawn, ids, flights.ids.at[places].get(mode="fill", fill_value=0))
+            free = jnp.arange(spare.size) >= called
+            first, present = _first(free & there_at(traffic.devices, spare, seconds), m)
+            new, number = spare[first], jnp.minimum(present.sum(dtype=jnp.int32), empty.sum(dtype=jnp.int32))
+        turn = jnp.where(rank < number, rank, jnp.maximum(number, away) + rank - number) - away  # among `of_back`
+        of_back = of_back.at[turn].get(mode="fill", fill_value=nobody, wrap_negative_indices=False)
+        places = jnp.where(rank < jnp.minimum(number, away), of_away, of_back)
+        ids = jnp.where(rank < number, new, flights.ids.at[places].get(mode="fill", fill_value=0))
         present = places < nobody
         took, spent = durations(stream(key, "empty places"), traffic.devices, load, ids, present)
         at = jnp.where(present, places, nobody)

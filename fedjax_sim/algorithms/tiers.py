@@ -121,7 +121,7 @@ def fedat(
       aggregator, transform, nonfinite, plan, mesh: as in `federated`.
 
     Returns: an Algorithm with the info of `federated`, `round_seconds`, `simulated_seconds`, `arrivals`, `staleness`
-    (updates of the model between its sending and the tier's), `tier` and `joules`. A round cannot be observed, and no
+    (steps between a model's sending and the tier's update), `tier` and `joules`. A round cannot be observed, and no
     epsilon is stated: nobody knows the law of who takes part.
 
     Guarantees: the models of an event loop in NumPy (tests/algorithms/test_tiers.py::test_fedat_is_the_event_loop); one

@@ -57,7 +57,7 @@ def permute(key: Array, positions: Array, population_size: int) -> Array:
 def others(ids: Array, ranks: Array, size: int) -> Array:
     """The r-th of the ids in [0, N), from 0, that are not among `ids`, for each r of `ranks`.
 
-    From one bit for each of the N where these are few beside C: for C = 10^5 of 10^6 a sixth of the time of a sort.
+    From one bit for each of the N where these are few beside C: for C = 10^5 of 10^6 an eighth of the time of a sort.
 
     Args:
       ids: [C] int32, all different.

@@ -35,6 +35,11 @@ def nobody_early(ids, seconds):
     return (seconds >= 2 * PATIENCE) & (ids >= 0)
 
 
+def window(ids, seconds):
+    """Two of three clients, others in each second."""
+    return (ids + seconds) % 3 != 0
+
+
 def keyed(t):
     return jax.random.fold_in(KEY, t)
 
@@ -46,7 +51,7 @@ class Loop:
         self.traffic, self.rule = traffic, traffic.devices.availability
         size = traffic.devices.population_size
         ids = np.asarray(permute(stream(KEY, "first clients"), jnp.arange(traffic.concurrency), size))
-        self.now, self.version, self.places = 0, 0, {}
+        self.now, self.version, self.places, self.spare, self.sent = 0, 0, {}, [], 0
         for id in map(int, ids):
             self.send(id, 0, 0)
 
@@ -56,6 +61,7 @@ class Loop:
     def send(self, id, at, base, seen_at=None):
         there = self.present(id, at if seen_at is None else seen_at)
         self.places[id] = (at + int(ticks(id)), base) if there else None
+        self.sent += there
 
     def candidates(self, key):
         traffic = self.traffic
@@ -73,6 +79,7 @@ class Loop:
         stopped = [id for id, x in self.places.items() if x is not None and self.version - x[1] > traffic.max_staleness]
         self.places |= dict.fromkeys(stopped)
         pool, known = self.candidates(key), self.version
+        self.pool = list(pool)
         while len(found) < traffic.block:
             flying = sorted((x[0], id) for id, x in self.places.items() if x is not None)
             if not flying:
@@ -97,7 +104,21 @@ class Loop:
         self.now += 0 if found else PATIENCE * 10
         for id in later:
             self.send(id, self.now, self.version)
+        called = len(found) if traffic.refill == "other" else 0
+        self.spare = self.pool[: 2 * traffic.block][called:]
         return [(*x[:3], self.now - x[3]) for x in found], len(stopped)
+
+    def fill(self, ids):
+        """Empty places, given who holds a place after it: which of them others take is all that is not checked."""
+        most, empty = self.traffic.block, {id for id, x in self.places.items() if x is None}
+        back = {id for id in empty if self.present(id, self.now)}
+        others = [id for id in self.spare if self.present(id, self.now)][: min(most, len(empty))]
+        gone, away = set(self.places) - ids, len(empty) - len(back)
+        assert ids - set(self.places) == set(others) and gone <= empty and len(gone) == len(others)
+        assert len(gone & back) == max(0, len(others) - away)  # first in the place of those who are away
+        for id in gone:
+            del self.places[id]
+        return others, back - gone, most - len(others)
 
 
 GRID = {  # N, C, M, K, max_staleness, refill, availability
@@ -109,6 +130,16 @@ GRID = {  # N, C, M, K, max_staleness, refill, availability
     "one by one": (40, 9, 1, 1, 40, "other", None),
     "in blocks": (40, 9, 4, 1, 40, "other", None),
     "in blocks, the same": (9, 9, 5, 1, 40, "same", None),
+    "stopped": (40, 12, 3, 3, 2, "other", None),
+    "stopped, few others": (17, 12, 4, 1, 5, "other", None),
+    "stopped, the same": (9, 9, 5, 1, 3, "same", None),
+    "windows": (60, 12, 4, 4, 9, "other", window),
+    "windows, few others": (17, 12, 4, 4, 9, "other", window),
+    "windows, no others": (16, 12, 4, 1, 9, "other", window),
+    "windows, in blocks": (60, 12, 4, 1, 9, "other", window),
+    "windows, waiting": (12, 12, 4, 4, 9, "same", window),
+    "windows, the same": (12, 12, 4, 1, 9, "same", window),
+    "nobody early": (40, 9, 4, 1, 9, "other", nobody_early),
 }
 
 
@@ -128,12 +159,16 @@ def test_events_are_those_of_a_loop(name):
         assert list(zip(*rows, strict=True)) == expected, (name, t)
         clock = flights.clock
         assert (int(clock.seconds) * 10 + int(clock.ticks), int(flights.version)) == (loop.now, loop.version)
-        if stopped:
-            break  # their places are filled by another rule, which has its own test
         held = {id: (base, due) for id, base, due in zip(*map(np.asarray, flights[:3]), strict=True)}
-        assert held == {id: (x[1], x[0] - loop.now) for id, x in loop.places.items()}, (name, t)
-        assert int(found.sent) == (traffic.concurrency if t == 0 else 0) + count
-    assert t > 3
+        others, back, most = loop.fill(set(held))
+        again = {id for id in back if held[id][1] != NEVER}
+        assert len(again) == min(most, len(back)), (name, t)
+        for id in (*others, *again):
+            loop.send(id, loop.now, loop.version)
+        expected = {id: x and (x[1], x[0] - loop.now) for id, x in loop.places.items()}
+        assert {id: None if x[1] == NEVER else x for id, x in held.items()} == expected, (name, t)
+        assert (int(found.sent), int(found.stopped)) == (loop.sent, stopped)
+        loop.sent = 0
 
 
 def walked(traffic, steps, key=KEY):
@@ -197,11 +232,6 @@ def test_others_are_drawn_uniformly():
     _, found = walked(Traffic(exponential(40), 12, 4, 4, 400, "other"), 4000)
     counts = np.bincount(found.ids[100:].ravel(), minlength=40)
     assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 80.0, counts
-
-
-def window(ids, seconds):
-    """Two of three clients, others in each second."""
-    return (ids + seconds) % 3 != 0
 
 
 @pytest.mark.parametrize("refill", ["other", "same"])
