@@ -289,14 +289,12 @@ def _filled(key: Array, traffic: Traffic, flights: Flights, load: Callable, spar
         of_back = of_back.at[turn].get(mode="fill", fill_value=nobody, wrap_negative_indices=False)
         places = jnp.where(rank < jnp.minimum(number, away), of_away, of_back)
         ids = jnp.where(rank < number, new, flights.ids.at[places].get(mode="fill", fill_value=0))
-        present = places < nobody
-        took, spent = durations(stream(key, "empty places"), traffic.devices, load, ids, present)
-        at = jnp.where(present, places, nobody)
+        took, spent = durations(stream(key, "empty places"), traffic.devices, load, ids, places < nobody)
         sent, joules = begun(took, spent)
         return flights._replace(
-            ids=flights.ids.at[at].set(ids, mode="drop"),
-            bases=flights.bases.at[at].set(flights.version, mode="drop"),
-            due=flights.due.at[at].set(took, mode="drop"),
+            ids=flights.ids.at[places].set(ids, mode="drop"),
+            bases=flights.bases.at[places].set(flights.version, mode="drop"),
+            due=flights.due.at[places].set(took, mode="drop"),
             sent=flights.sent + sent,
             joules=flights.joules + joules,
         )

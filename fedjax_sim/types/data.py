@@ -177,7 +177,8 @@ class Load(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """What clients spend on one round, each [c]; times in whole ticks of `Devices.ticks_per_second`, rounded up."""
+    """What clients spend on one round, each [c] and at least 0; times in whole ticks of `Devices.ticks_per_second`,
+    rounded up. Functions of one's own are held to shapes and dtypes, not to this."""
 
     down: Array  # int32, until the broadcast is there
     compute: Array  # int32, local work
