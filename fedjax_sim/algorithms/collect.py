@@ -112,7 +112,8 @@ def collect(
     if star.aggregator.stays is not None:
         round = Round(*cohort, broadcast, state.aggregator)
         reported &= engine.steady(star.aggregator.stays)(stream(key, "aggregation"), round)
-    worked = reported if star.client.federation is None or cohort.sent is None else cohort.sent
+    uploads = cohort.reported if cohort.sent is None else cohort.sent  # as `costs.traffic` counts them
+    worked = reported if star.client.federation is None else uploads
     slots = Slot(positions, wanted, keys, reported, worked, client_rows, memory_rows, cohort.work, own)
     message, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
     counts = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message.counts)
@@ -122,7 +123,7 @@ def collect(
     plan = star.plan or plan or plan_of(star, broadcast, population)
     how = {"plan": plan, "mesh": mesh_of(star), **_unequal(star, population, cohort)}
     if hasattr(population, "there"):
-        how["there"] = reported
+        how["there"] = worked
     carry, per_slot = engine.fold(each, _accumulate(star, num_slots), shared, carry, slots, **how)
     sums, means, num_arrived, num_dropped, counts = carry
     client_rows, memory_rows, arrived, dropped, losses = per_slot

@@ -66,7 +66,9 @@ def as_client_update(
         client's own so.
       rounds: kappa, of its own for each one above.
       name: of this level: "edge" tells `edge_uplink_bytes`, `edge_clients_reported`, ... in info, summed exactly over
-        those that send a message, also too late for a deadline above; of one that is stopped at its work nothing is.
+        those that send a message, used or not (too late for a deadline above, lost in a secure sum); nothing of one
+        that is stopped at its work (tests/algorithms/test_hierarchical.py::test_an_edge_too_late_for_a_deadline,
+        ::test_late_edges_of_a_region, ::test_edges_that_leave_a_secure_sum).
       weighting: "examples": the weights that its clients reported, summed, as a mean over its rounds: n_e where all
         take part; "uniform": 1. A round inside that was skipped counts for nothing; without any there is no message.
       keep: whether sampler, optimiser, memories and clients' states go on in the next round above, from the model that

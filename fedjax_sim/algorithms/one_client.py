@@ -38,7 +38,7 @@ class Slot(NamedTuple):
     id: Array  # [] int32 of the client
     keys: tuple[Array, Array]  # key data of the client's own streams: for its work, and for its transform
     reported: Array  # [] bool; False in the engine's padding
-    worked: Array  # [] bool; it reported, or it is a federation that sent a message too late: its inside is counted
+    worked: Array  # [] bool; as `reported`, but of a federation that sent a message, used or not: its inside is counted
     client: PyTree  # the client's state
     memory: PyTree  # the transform's memory of this client
     work: Array | None  # [], as `Cohort.work`

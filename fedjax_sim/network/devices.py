@@ -180,12 +180,15 @@ def spent_by(devices: Devices, key: Array, ids: Array, load: Load) -> Spent:
     found = devices.spend(stream(key, "devices"), ids, load)
     validate.part("devices.spend(key, ids, load)", found, Spent)
     for name, x in found._asdict().items():
-        kind = jnp.float32 if name == "joules" else jnp.int32
+        kind = jnp.floating if name == "joules" else jnp.int32
         _expect(f"devices.spend(key, ids, load).{name}", x, ids.shape, kind)
-    return found
+    return found._replace(joules=found.joules.astype(jnp.float32))  # of another width where JAX counts in 64 bits
 
 
-def _expect(name: str, found: Array, shape: tuple, dtype: type) -> None:
-    if jnp.shape(found) != shape or jnp.result_type(found) != dtype:
-        got = f"{jnp.result_type(found)} of shape {jnp.shape(found)}"
-        validate.fail(name, f"{jnp.dtype(dtype)} of shape {shape}, one for each id", got, error=TypeError)
+def _expect(name: str, found: Array, shape: tuple, kind: type) -> None:
+    dtype = jnp.result_type(found)
+    if jnp.shape(found) != shape or not jnp.issubdtype(dtype, kind):
+        rule = "floats" if kind is jnp.floating else jnp.dtype(kind)
+        validate.fail(
+            name, f"{rule} of shape {shape}, one for each id", f"{dtype} of shape {jnp.shape(found)}", error=TypeError
+        )

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from experiments import two_edges
-from fedjax_sim import aggregation, algorithms, client, network, population, sampling, server, theory, transform
+from fedjax_sim import aggregation, algorithms, client, engine, network, population, sampling, server, theory, transform
 from fedjax_sim.algorithms import as_client_update, federated
 from fedjax_sim.algorithms.costs import eight_bytes, two_words, words_of
 from fedjax_sim.instruments.variance_budget import variance_budget
@@ -147,6 +147,47 @@ def test_an_edge_too_late_for_a_deadline():
     sizes = np.where(np.isin(GROUPS, np.flatnonzero(cohort.reported)), p.SIZES, 0)
     others = run(over(edges()), population.grouped(p.ragged(sizes=sizes), GROUPS), 1)[0]
     laws.check_equal_bits(state.server, others.server, "an edge that is late equals one without examples")
+
+
+def told(algorithm, people):
+    """Info of a first round, from a model of one number."""
+    return run(algorithm, people, 1, {"w": jnp.zeros(1)})[1]
+
+
+def twelve():
+    """Six edges of two devices each, and one of them."""
+    people = population.grouped(population.quadratic_population([1.0] * 12, np.arange(12) / 100), np.arange(12) // 2)
+    rate = optax.sgd(0.5)
+    device = algorithms.fedavg(population.quadratic_loss, sampling.full(2), rate, num_steps=1, mesh=None).parts
+    return people, as_client_update(device, weighting="uniform")
+
+
+@pytest.mark.parametrize("plan", [None, engine.Plan(1, 3)], ids=["one by one", "three at once"])
+def test_late_edges_of_a_region(plan):
+    """Three edges of each region send, one counts. Fault: chunks that are passed over, for nobody in them is heard."""
+    people, edge = twelve()
+    over = sampling.with_over_invitation(sampling.full(3), 1)
+    region = as_client_update(
+        federated(over, edge, aggregation.mean(), STEP, plan=plan, mesh=None).parts, name="region"
+    )
+    cloud = federated(sampling.full(2), region, aggregation.mean(), STEP, mesh=None)
+    info = told(cloud, population.grouped(people, np.arange(6) // 3))
+    assert (info["region_uplink_bytes"], info["region_wasted_bytes"]) == (6 * 4, 4 * 4)
+    assert (info["edge_uplink_bytes"], info["edge_clients_reported"]) == (12 * 4, 12)
+
+
+def test_edges_that_leave_a_secure_sum():
+    """They are counted above, so their insides are, with a deadline that nobody misses and without."""
+    people, edge = twelve()
+    one = lambda ids: jnp.ones_like(ids)  # noqa: E731
+    spend = lambda key, ids, load: Spent(one(ids), one(ids), one(ids), jnp.ones(ids.shape))  # noqa: E731
+    timed = sampling.with_clock(sampling.full(6), Devices(6, spend))
+    rule = aggregation.additive_shares(aggregation.modular_sum(6, modulus_bits=16), 2, dropout=0.4)
+    bits = transform.quantize(8, range=1.0, integers=True)
+    for sampler in (timed, sampling.with_deadline(timed, 10.0)):
+        info = told(federated(sampler, edge, rule, STEP, bits, mesh=None), people)
+        assert 0 < info["secure_dropouts"] < 6
+        assert (info["edge_uplink_bytes"], info["edge_clients_reported"]) == (12 * 4, 12)
 
 
 @pytest.mark.optimised

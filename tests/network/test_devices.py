@@ -11,7 +11,7 @@ from scipy import stats
 
 from fedjax_sim import algorithms, network, population, sampling
 from fedjax_sim.network.devices import whole_ticks
-from fedjax_sim.types import Availability, Load, Spent
+from fedjax_sim.types import Availability, Devices, Load, Spent
 
 KEY, IDS = jax.random.key(0), jnp.arange(20_000)
 LOAD = Load(jnp.float32(2e9), jnp.float32(1e6), jnp.float32(3e5))
@@ -126,7 +126,7 @@ def test_wrong_input(options, told):
 
 
 def by(devices, way):
-    """A round of two clients, synchronous or not."""
+    """Info of a round of two clients, synchronous or not."""
     people, rate = population.quadratic_population([1.0] * 4, [0.0] * 4), optax.sgd(0.1)
     if way == "clock":
         made = algorithms.fedavg(
@@ -136,7 +136,7 @@ def by(devices, way):
         how = {"population_size": 4, "concurrency": 2, "buffer_size": 2, "num_steps": 1}
         made = algorithms.fedbuff(population.quadratic_loss, devices, rate, **how)
     key = jax.random.key(0)
-    made.step(key, made.init(key, {"w": jnp.zeros(1)}, people), people)
+    return made.step(key, made.init(key, {"w": jnp.zeros(1, jnp.float32)}, people), people)[1]
 
 
 @pytest.mark.parametrize("way", ["clock", "buffer"])
@@ -151,10 +151,19 @@ def by(devices, way):
         ({"spend": lambda key, ids, load: ids}, r"spend\(key, ids, load\): expected a Spent"),
         ({"spend": lambda key, ids, load: Spent(ids, ids * 0.5, ids, ids * 0.5)}, r"compute: expected int32 of shape"),
         ({"spend": lambda key, ids, load: Spent(ids, ids, ids[:1], ids * 0.5)}, r"up: expected int32 of shape"),
-        ({"spend": lambda key, ids, load: Spent(ids, ids, ids, 1.0)}, r"joules: expected float32 of shape"),
+        ({"spend": lambda key, ids, load: Spent(ids, ids, ids, 1.0)}, r"joules: expected floats of shape"),
     ],
 )
 def test_functions_of_ones_own(changes, told, way):
     """Catches times in seconds that are cut to whole ticks, and one answer that stands for all clients."""
     with pytest.raises(TypeError, match=told):
         by(made()._replace(population_size=4, **changes), way)
+
+
+@pytest.mark.parametrize("way", ["clock", "buffer"])
+def test_devices_of_ones_own_in_64_bits(way):
+    """Catches joules that are float64 only for JAX counts so."""
+    with jax.enable_x64(True):
+        ones = lambda ids: jnp.ones(ids.shape, jnp.int32)  # noqa: E731
+        spend = lambda key, ids, load: Spent(ones(ids), ones(ids), ones(ids), jnp.ones(ids.shape))  # noqa: E731
+        assert by(Devices(4, spend), way)["joules"].dtype == jnp.float32
