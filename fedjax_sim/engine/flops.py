@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax.extend import core
 
-from fedjax_sim.engine.plan import inner_programs
+from fedjax_sim.engine.plan import inner_programs, scan_arguments
 
 __all__ = ["flops"]
 
@@ -87,7 +87,7 @@ def _operations(eqn: core.JaxprEqn, read: list[bool], turns: int) -> tuple[int, 
 
 def _scanned(eqn: core.JaxprEqn, body: core.Jaxpr, read: list[bool]) -> tuple[int, list[bool]]:
     """`_operations` of a loop of known length."""
-    first, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+    first, carried = scan_arguments(eqn.params)
 
     def turn(carry):
         count, inputs = _live(body, carry + read[carried:], 1)

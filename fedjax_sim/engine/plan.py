@@ -15,7 +15,7 @@ from fedjax_sim import tree, validate
 from fedjax_sim.engine.target import target
 from fedjax_sim.types import PyTree
 
-__all__ = ["Needs", "Plan", "inner_programs", "needs", "plan_for", "total_memory", "working_bytes"]
+__all__ = ["Needs", "Plan", "inner_programs", "needs", "plan_for", "scan_arguments", "total_memory", "working_bytes"]
 
 CPU_CACHE_BYTES = 2 << 20  # the second-level cache of a core
 ACCELERATOR_BYTES = 2 << 30  # an eighth of the memory of a small accelerator, 16 GiB
@@ -105,6 +105,21 @@ def inner_programs(eqn: core.JaxprEqn) -> Iterator[core.ClosedJaxpr | core.Jaxpr
         for one in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(one, (core.ClosedJaxpr, core.Jaxpr)):
                 yield one
+
+
+def scan_arguments(params: dict) -> tuple[int, int]:
+    """(Constants, carried values) among the operands of a `scan` with these parameters; rows follow.
+
+    >>> import jax, jax.numpy as jnp
+    >>> one = lambda carry, x: (carry + 2 * x, x)
+    >>> program = jax.make_jaxpr(lambda w, x: jax.lax.scan(lambda s, x: one(s, w * x), w, x))(1.0, jnp.ones(3))
+    >>> next(scan_arguments(e.params) for e in program.eqns if e.primitive.name == "scan")
+    (1, 1)
+    """
+    if "ft_in" in params:  # JAX from 0.12
+        constants, carried, _ = params["ft_in"].unpack()
+        return len(constants), len(carried)
+    return params["num_consts"], params["num_carry"]
 
 
 class Needs(NamedTuple):

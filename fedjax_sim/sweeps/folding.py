@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from fedjax_sim.engine.plan import scan_arguments
+
 __all__ = ["INLINED", "is_float", "kept", "opened"]
 
 INLINED = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2")
@@ -139,5 +141,5 @@ def _entering(name: str, key: str, params: dict, operands: list[_Fact]) -> list[
         tests = params["cond_nconsts"]
         return operands[:tests] if key == "cond_jaxpr" else operands[tests : tests + params["body_nconsts"]]
     if name == "scan":
-        return operands[: len(params["ft_in"].unpack()[0]) if "ft_in" in params else params["num_consts"]]
+        return operands[: scan_arguments(params)[0]]
     return []

@@ -20,6 +20,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from fedjax_sim import tree
+from fedjax_sim.engine.plan import scan_arguments
 from fedjax_sim.sweeps.folding import INLINED, is_float, kept, opened
 from fedjax_sim.types import PyTree
 
@@ -183,10 +184,7 @@ def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
         vmapped = bool(opened(params["cond_jaxpr"])[0].outvars[0].aval.shape)
         return _loop(partial(test, *of_test), partial(turn, *of_turn), start, vmapped)
     if name == "scan":
-        if "ft_in" in params:  # JAX from 0.12
-            count, size, _ = map(len, params["ft_in"].unpack())
-        else:
-            count, size = params["num_consts"], params["num_carry"]
+        count, size = scan_arguments(params)
         shared, start, rows = operands[:count], operands[count : count + size], operands[count + size :]
         turn = inner(params["jaxpr"], floats["jaxpr"])
 

@@ -195,20 +195,21 @@ def test_the_toy_ends_at_the_floor():
 def test_no_peek():
     """Less of the examples in what is sent, and padding left out. Catches a penalty without a slope or of the server's
     layers, one in evaluations, and rows that do not exist."""
-    params, work = TOY.init(KEY)[0], client.work(num_steps=150)
+    params = TOY.init(KEY)[0]
     x, y = X[:20], X[:20, 0] ** 2
     found, told = [], []
     for weight in (0.0, 20.0):
         split = split_loss(TOY, squared_error, "hidden_0", decorrelation=weight)
-        made, updates = split_client(split, optax.adam(0.01), work), []
-        for n in (0, 12):
+        updates = []
+        for steps, n in ((10, 0), (10, 12), (150, 0)):
+            made = split_client(split, optax.adam(0.01), client.work(num_steps=steps))
             rows = {"x": jnp.concatenate([x, 9 + X[:n]]), "y": jnp.concatenate([y, Y[:n] * 1.0])}
             one = ClientData(rows, jnp.arange(20 + n) < 20)
             report = jax.jit(lambda one, made=made: made.apply(KEY, params, (), one)[0])(one)
             updates.append(report.update)
-        for a, b in zip(*map(jax.tree.leaves, updates), strict=True):
-            np.testing.assert_allclose(a, b, atol=2e-4)
-        after = jax.tree.map(jnp.add, params, updates[0])
+        for a, b in zip(*map(jax.tree.leaves, updates[:2]), strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-5)
+        after = jax.tree.map(jnp.add, params, updates[2])
         smashed = transcript(split, after, {"x": x, "y": y}).seen_by(1)[1].value
         found.append(float(distance_correlation(x, smashed)))
         told.append(sorted(report.metrics))

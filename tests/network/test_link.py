@@ -60,7 +60,7 @@ def test_examples_are_messages_of_their_own():
     padded = jnp.concatenate([X, jnp.full((3, 4), 1e6)])
     mask = jnp.arange(8) < 5
     more = jax.grad(lambda x: jnp.where(mask, loss(made, x, W), 0).sum())(padded)
-    np.testing.assert_array_equal(more[:5], got)
+    np.testing.assert_allclose(more[:5], got, rtol=1e-6)  # a product of more rows may be summed in another order
     assert (more[5:] == 0).all()
     noise = link(backward=transform.local_gaussian(1.0, 1.0))
     drawn = jax.grad(lambda x: jnp.where(mask, loss(noise, x, W), 0).sum())(padded)
