@@ -31,6 +31,19 @@ ROUNDED = {
     "erfc", "exp", "exp2", "expm1", "integer_pow", "lgamma", "log", "log1p", "logistic", "mul", "pow", "rsqrt", "sin",
     "sinh", "sqrt", "square", "tan", "tanh",
 }  # fmt: skip
+MOVED = {
+    "abs", "broadcast_in_dim", "clamp", "concatenate", "copy", "dynamic_slice", "dynamic_update_slice", "gather", "max",
+    "min", "neg", "pad", "reduce_max", "reduce_min", "reshape", "rev", "scatter", "select_n", "slice", "sort", "squeeze",
+    "transpose",
+}  # fmt: skip
+COMBINERS = ("reduce", "scatter", "select_and_")  # their programs make one number of two: the compiler knows those
+MOVED = {
+    "abs", "all_gather", "bitcast_convert_type", "broadcast_in_dim", "clamp", "concatenate", "copy", "copy_p",
+    "dynamic_slice", "dynamic_update_slice", "gather", "max", "min", "neg", "optimization_barrier", "pad", "reduce_max",
+    "reduce_min", "reduce_precision", "reshape", "rev", "scatter", "select_n", "slice", "sort", "split", "squeeze",
+    "top_k", "transpose",
+}  # fmt: skip
+COMBINERS = ("reduce", "scatter", "select_and_")  # their programs say how two numbers become one: left as they are
 
 
 @jax.custom_jvp
@@ -95,8 +108,8 @@ def pairwise_sum(x: Array, axes: tuple[int, ...]) -> Array:
 
 def steady(function: Callable, source: PyTree = None) -> Callable:
     """The same function with the same rounding in every program: divisions are correctly rounded, products and
-    elementary functions are rounded where they stand, and sums over axes of up to 2^24 numbers have a fixed order
-    (`pairwise_sum`).
+    elementary functions are rounded where they stand, sums over axes of up to 2^24 numbers have a fixed order
+    (`pairwise_sum`), and floats of 16 bits are rounded to 16 bits after every operation, as they say they are.
 
     Args:
       function: of pytrees of arrays, to pytrees of arrays.
@@ -158,27 +171,36 @@ class _Steady:
         primitive, params = equation.primitive, equation.params
         with equation.ctx.manager:
             if self.chooses(equation):
-                if primitive.name == "div":
-                    return [_divided(*values)]
-                if primitive.name == "reduce_sum":
-                    return [pairwise_sum(values[0], params["axes"])]
+                known = self.known(equation, values)
+                if known is not None:
+                    return rounding(equation.ctx)([known]) if _is_short(known.dtype) else [known]
             if primitive.name in ("custom_jvp_call", "custom_vjp_call"):  # there is no derivative from here on
                 return self.run(params["call_jaxpr"], values, zero)
             if primitive.name == "shard_map":
                 return self.on_devices(params, values)
-            if any(map(self.needed, _programs(tuple(params.values())))):
+            if any(map(self.needed, _called(equation))):
                 values, params = self.inside(primitive.name, values, params, zero)
             out = primitive.bind(*values, **primitive.get_bind_params(params))
             out = out if primitive.multiple_results else [out]
             return rounding(equation.ctx)(out) if self.chooses(equation) else out
 
-    def chooses(self, equation: core.JaxprEqn) -> bool:
-        """Whether a compiler may round what this computes in more than one way."""
+    def known(self, equation: core.JaxprEqn, values: list[Array]) -> Array | None:
+        """A quotient, or a sum that is not too long, without a choice; None of other operations."""
         name = equation.primitive.name
+        if name == "reduce_sum" and values[0].size <= LARGEST_SUM:
+            return pairwise_sum(values[0], equation.params["axes"])
+        return _divided(*values) if name == "div" else None
+
+    def chooses(self, equation: core.JaxprEqn) -> bool:
+        """Whether a compiler may round what this computes in more than one way. Floats of 16 bits it computes in 32, and
+        rounds them where it likes: what they are cast, added or multiplied to."""
+        name = equation.primitive.name
+        dtypes = [x for x in (getattr(x.aval, "dtype", None) for x in equation.outvars) if x and _integer(x)]
+        if any(map(_is_short, dtypes)):
+            return name not in MOVED and not _called(equation)
         if name == "reduce_sum" and equation.invars[0].aval.size > LARGEST_SUM:
             return False
-        known = name in ROUNDED or name in ("div", "reduce_sum")
-        return known and _integer(equation.outvars[0].aval.dtype) is not None
+        return bool(dtypes) and (name in ROUNDED or name in ("div", "reduce_sum"))
 
     def inside(self, name: str, values: list[Array], params: dict, zero: HiddenZero) -> tuple[list[Array], dict]:
         """Operands and parameters of an equation whose inner programs are rewritten, the zero before their own
@@ -231,7 +253,7 @@ class _Steady:
 
     def needed(self, program: core.Jaxpr) -> bool:
         """Whether a program, or one that it calls, has an operation to rewrite."""
-        inner = (x for equation in program.eqns for x in _programs(tuple(equation.params.values())))
+        inner = (x for equation in program.eqns for x in _called(equation))
         return any(map(self.chooses, program.eqns)) or any(map(self.needed, inner))
 
 
@@ -241,6 +263,12 @@ def _of_an_argument() -> dict[str, Any]:
     argument about which nothing is asked."""
     call = jax.make_jaxpr(jax.jit(lambda x, y: x))(0.0, 0.0).eqns[0]
     return {k: v[0] for k, v in call.params.items() if isinstance(v, tuple) and len(v) == 2}
+
+
+def _called(equation: core.JaxprEqn) -> list[core.Jaxpr]:
+    """The programs that an equation runs."""
+    name = equation.primitive.name
+    return [] if name.startswith(COMBINERS) else list(_programs(tuple(equation.params.values())))
 
 
 def _programs(value: Any) -> Iterator[core.Jaxpr]:
@@ -269,6 +297,10 @@ def _has_bits(dtype: Any) -> bool:
         return jnp.finfo(dtype).bits == 8 * dtype.itemsize
     whole = jnp.issubdtype(dtype, jnp.integer)
     return jnp.issubdtype(dtype, bool) or (whole and jnp.iinfo(dtype).bits == 8 * dtype.itemsize)
+
+
+def _is_short(dtype: Any) -> bool:
+    return _integer(dtype) is jnp.int16
 
 
 def _integer(dtype: Any) -> Any:

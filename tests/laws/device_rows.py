@@ -51,6 +51,11 @@ def tanh_loss(params, examples, key):
     return ((hidden - wanted) ** 2).mean(-1) / (0.3 + (hidden**2).mean(-1))
 
 
+def short_loss(params, examples, key):
+    """The same in bfloat16, as the parameters are, from the product on."""
+    return tanh_loss(params, examples | {"x": examples["x"].astype(params.dtype)}, key)
+
+
 def backwards(sampler: Sampler) -> Sampler:
     """The same cohorts, from the last slot to the first."""
 
@@ -92,8 +97,8 @@ def digest(kind: str, name: str, work: str, count: int, loss: str) -> tuple[str,
     cases.RUN.update(plan=plan, mesh=engine.device_mesh(abs(count)))
     turn = backwards if count < 0 else lambda sampler: sampler
     cases.SAMPLER = SAMPLER if kind == "sampling" else turn(SAMPLER)  # a sampler's row is turned as a whole
-    p.ROWS, params = 50, jnp.zeros(FEATURES * CLASSES)
-    p.linear_loss = {"softmax": softmax_loss, "tanh": tanh_loss}.get(loss)
+    p.ROWS, params = 50, jnp.zeros(FEATURES * CLASSES, jnp.bfloat16 if loss == "short" else jnp.float32)
+    p.linear_loss = {"softmax": softmax_loss, "tanh": tanh_loss, "short": short_loss}.get(loss)
     if loss == "mlp":
         model = models.mlp(input_shape=(FEATURES,), num_outputs=CLASSES, hidden=(16,))
         own, params = models.supervised(model, models.default_loss("classification")), model.init(jax.random.key(2))[0]

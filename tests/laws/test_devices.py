@@ -29,6 +29,8 @@ EVERY = {
     ("aggregation", "1,-3", "tanh", "one"),
     ("sampling", "1,2,-3,8", "softmax", "steps"),
     ("transform", "1,-3", "mlp", "steps"),
+    ("transform", "1,-3", "short", "steps"),
+    ("algorithms", "1,3", "short", "steps"),
     ("aggregation", "1,-3", "mlp", "full"),
     ("sampling", "1,-3", "mlp", "one"),
 }
@@ -60,6 +62,12 @@ def test_a_row_of_many_parts():
     """States of clients, two aggregates, full batches. Catches divisions that are left to the compiler, and an order of
     the cohort that counts, which is backwards on three."""
     assert equal_digests("algorithms", "1,-3", "tanh", "full", "scaffold") == ["scaffold"]
+
+
+def test_a_row_of_short_floats():
+    """A model in bfloat16, whose clients remember in float32. Catches updates that are rounded to 16 bits on one device
+    and not on three."""
+    assert equal_digests("transform", "1,3", "short", "steps", "client_momentum") == ["client_momentum"]
 
 
 def with_momentum(loss_fn, mesh):
