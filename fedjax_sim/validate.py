@@ -12,6 +12,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable
+from fractions import Fraction
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -20,6 +21,7 @@ import numpy as np
 import optax
 
 __all__ = [
+    "as_written",
     "contraction",
     "fail",
     "fits_in_memory",
@@ -119,6 +121,15 @@ def integer(name: str, value: Any, low: int = 1, high: int = INT32_MAX, *, hint:
 def steps(name: str, value: Any) -> None:
     """Refuses all but a number of local steps or epochs of a client in a round: an integer in [1, 2^24]."""
     integer(name, value, 1, MOST_STEPS)
+
+
+def as_written(value: float | Fraction) -> Fraction:
+    """A number as its decimals read, for products that are rounded to whole ones: as floats 1.001 * 1000 is < 1001.
+
+    >>> as_written(1.001) * 1000
+    Fraction(1001, 1)
+    """
+    return Fraction(value) if isinstance(value, numbers.Rational) else Fraction(repr(float(value)))
 
 
 def function(name: str, value: Any, arguments: str, *, hint: str = "") -> None:

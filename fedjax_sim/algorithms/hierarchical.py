@@ -78,9 +78,9 @@ def as_client_update(
 
     Raises: ValueError for parts that do not fit, or are not a whole algorithm (`Star.complete`: Mime has a pass more);
     for a server that does not say how it goes on from another model (`ServerUpdate.moved`: SCAFFOLD's is more than a
-    model); for an aggregator made for one population's weights; for a sampler with a state in groups of unequal size (a
-    cohort of empty places would be drawn again); and, without `keep`, for a state of sampler, clients, transform or
-    aggregator that would be lost. An optimiser's begins anew.
+    model); for an aggregator made for one population's weights; in groups of unequal size for a sampler with a state (a
+    cohort of empty places would be drawn again) or a limit of reports (empty places would count); and, without `keep`,
+    for a state of sampler, clients, transform or aggregator that would be lost. An optimiser's begins anew.
 
     Guarantees: one round, weighed by examples, under a mean is flat FedAvg, and not if weighed equally
     (tests/algorithms/test_hierarchical.py::test_one_edge_round_is_flat); more rounds meet a closed form
@@ -99,6 +99,10 @@ def as_client_update(
         if getattr(group, "ragged", False) and remembers(star.sampler):
             hint = "A cohort of empty places would be drawn again and again. Take uniform, poisson or full."
             validate.fail("sampler", "one without a state in groups of unequal size", "one with a state", hint)
+        if getattr(group, "ragged", False) and getattr(star.sampler.design, "max_reports", None) is not None:
+            hint = "Empty places would count among the first. Leave the limit out, or make the groups equal."
+            rule = "one without a limit of reports in groups of unequal size"
+            validate.fail("sampler", rule, star.sampler.design.max_reports, hint)
         with engine.unplaced():  # the memory of a group is a plain array
             state = level.init(params, group)
         if not keep:

@@ -33,8 +33,8 @@ ROUNDED = {
 }  # fmt: skip
 MOVED = {
     "abs", "broadcast_in_dim", "clamp", "concatenate", "copy", "dynamic_slice", "dynamic_update_slice", "gather", "max",
-    "min", "neg", "pad", "reduce_max", "reduce_min", "reshape", "rev", "scatter", "select_n", "slice", "sort", "squeeze",
-    "transpose",
+    "min", "neg", "pad", "reduce_max", "reduce_min", "reshape", "rev", "scatter", "select_n", "slice", "sort",
+    "squeeze", "transpose",
 }  # fmt: skip
 COMBINERS = ("reduce", "scatter", "select_and_")  # their programs make one number of two: the compiler knows those
 MOVED = {
@@ -192,8 +192,8 @@ class _Steady:
         return _divided(*values) if name == "div" else None
 
     def chooses(self, equation: core.JaxprEqn) -> bool:
-        """Whether a compiler may round what this computes in more than one way. Floats of 16 bits it computes in 32, and
-        rounds them where it likes: what they are cast, added or multiplied to."""
+        """Whether a compiler may round what this computes in more than one way. Floats of 16 bits it computes in 32,
+        and rounds where it likes."""
         name = equation.primitive.name
         dtypes = [x for x in (getattr(x.aval, "dtype", None) for x in equation.outvars) if x and _integer(x)]
         if any(map(_is_short, dtypes)):

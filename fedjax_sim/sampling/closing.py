@@ -7,6 +7,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.network import within_budget
@@ -56,7 +57,7 @@ def with_deadline(sampler: Sampler, seconds: float, *, late: str = "dropped") ->
         validate.fail("sampler", "one without a deadline", "one with a deadline", "Keep the shorter of the two.")
     validate.positive("seconds", seconds)
     validate.one_of("late", late, ("dropped", "partial"))
-    ticks = min(math.floor(seconds * devices.ticks_per_second), NEVER)
+    ticks = min(math.floor(validate.as_written(seconds) * devices.ticks_per_second), NEVER)
     if ticks < 1:
         validate.fail("seconds", f"at least one tick, {1 / devices.ticks_per_second:g} s", seconds)
     if late == "partial" and EXHAUSTED in sampler.metrics:
@@ -70,9 +71,8 @@ def with_deadline(sampler: Sampler, seconds: float, *, late: str = "dropped") ->
         if late == "dropped":
             return cut(devices, key, cohort, price, jnp.int32(ticks), LATE.name)
         shorter = _shortened(devices, key, cohort, price, ticks)
-        stopped = cut(devices, key, shorter, price, jnp.int32(ticks), LATE.name)
-        less = stopped.reported & (shorter.work < price.num_steps(cohort))
-        return stopped._replace(metrics=stopped.metrics | {"shortened": less.sum(dtype=jnp.int32)})
+        shorter = shorter._replace(shortened=shorter.work < price.num_steps(cohort))
+        return cut(devices, key, shorter, price, jnp.int32(ticks), LATE.name)
 
     metrics = (LATE, SHORTENED) if late == "partial" else (LATE,)
     return changed(sampler, ended, responding(sampler.design, "client"), metrics)
@@ -158,7 +158,8 @@ def with_radio_budget(
 
     Args:
       sampler: one with a clock, of different clients, without another limit of reports.
-      budget_bytes, airtime_seconds: of all messages of a round, exactly one of the two, above 0.
+      budget_bytes, airtime_seconds: of all messages of a round, exactly one of the two, above 0. A message of more than
+        2^24 bytes counts to 1 part in 2^24, as float32 holds it.
       order: "arrival": by the moment at which a message would be ready; "id": by the clients' ids. Ties go by ids.
 
     Returns: a sampler of the same cohorts; formulas and Horvitz-Thompson refuse the design, and so do accountants, for
@@ -175,7 +176,9 @@ def with_radio_budget(
         validate.fail("budget_bytes, airtime_seconds", "exactly one of the two", (budget_bytes, airtime_seconds))
     name, budget = ("budget_bytes", budget_bytes) if airtime_seconds is None else ("airtime_seconds", airtime_seconds)
     validate.positive(name, budget)
-    airtime = 0 if airtime_seconds is None else math.floor(airtime_seconds * devices.ticks_per_second)
+    airtime = (
+        0 if airtime_seconds is None else math.floor(validate.as_written(airtime_seconds) * devices.ticks_per_second)
+    )
     if airtime > MOST_AIRTIME:
         validate.fail("airtime_seconds", f"at most {MOST_AIRTIME / devices.ticks_per_second:g}", airtime_seconds)
     validate.one_of("order", order, ("arrival", "id"))
@@ -186,7 +189,7 @@ def with_radio_budget(
         ready = spent.down + spent.compute
         cost, most = spent.up, airtime
         if budget_bytes is not None:  # messages of one size: so many
-            most = jnp.minimum(jnp.floor(budget / price.all_bytes_up()), MOST_AIRTIME).astype(jnp.int32)
+            most = (price.all_bytes_up() <= _longest(budget_bytes, sampler.num_slots)).sum(dtype=jnp.int32)
             cost = jnp.ones_like(cohort.ids)
         sent = cohort.reported if cohort.sent is None else cohort.sent  # also those cut off on their way
         wanted = sent if cohort.begun is None else cohort.begun
@@ -197,6 +200,13 @@ def with_radio_budget(
         return losing(stopped, NO_RADIO.name, without, ready)
 
     return changed(sampler, ended, design, (NO_RADIO,))
+
+
+def _longest(budget: float, number: int) -> Array:
+    """[number] float32, the most bytes of a message of which 1, 2, ... fit; exact, which a quotient is not."""
+    counts = np.arange(1, number + 1)  # a float32 times a count below 2^29 is a float64
+    sizes = (budget / counts).astype(np.float32)
+    return jnp.asarray(np.where(sizes.astype(np.float64) * counts > budget, np.nextafter(sizes, np.float32(0)), sizes))
 
 
 def _limited(design: SamplingDesign, num_reports: int) -> SamplingDesign:

@@ -61,8 +61,10 @@ def lost_to(cohort: Cohort) -> dict[str, Array]:
 
 
 def recounted(cohort: Cohort) -> Cohort:
-    """The cohort whose metrics count the invited clients that were lost."""
+    """The cohort whose metrics count the invited clients that were lost, and those that report with shortened work."""
     counts = {name: where.sum(dtype=jnp.int32) for name, where in lost_to(cohort).items()}
+    if cohort.shortened is not None:
+        counts["shortened"] = (cohort.shortened & cohort.reported).sum(dtype=jnp.int32)
     return cohort._replace(metrics=cohort.metrics | counts)
 
 

@@ -119,7 +119,7 @@ def with_clock(
     slots = sampler.num_slots if num_invited is None else num_invited
     validate.integer("num_invited", slots, 1, sampler.num_slots, hint="Draw more clients than are invited.")
     per_second, present = devices.ticks_per_second, devices.availability
-    overhead, idle = (math.ceil(x * per_second) for x in (overhead_seconds, idle_seconds))
+    overhead, idle = (math.ceil(validate.as_written(x) * per_second) for x in (overhead_seconds, idle_seconds))
 
     def init():
         zero = jnp.zeros((), jnp.int32)

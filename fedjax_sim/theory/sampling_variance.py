@@ -103,7 +103,7 @@ def cohort_mean_variance(
 def _fraction(name: str, value: Any) -> Fraction:
     """The number as its decimals read: 0.1 is 1/10."""
     validate.in_range(name, value, 0)
-    return Fraction(value) if isinstance(value, int | Fraction) else Fraction(repr(float(value)))
+    return validate.as_written(value)
 
 
 def noise_to_signal_ratio(variance: float, signal_norm: float, tolerance: float) -> Fraction:

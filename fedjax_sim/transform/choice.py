@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +57,7 @@ def amount(share: float | None, count: int | None, scope: str, what: str) -> Cal
 
     def number(size: int) -> int:
         if count is None:
-            return math.ceil(Fraction(repr(float(share))) * size)
+            return math.ceil(validate.as_written(share) * size)
         if count > size and scope == "vector":
             validate.fail("count", f"at most the update's {size} {what}", count)
         return min(count, size)

@@ -98,6 +98,7 @@ class Cohort(NamedTuple):
     lost: dict[str, Array] = {}  # [m] int32: when a client's report was lost, in ticks after the invitation, to each
     # cause that `metrics` counts (2^31 - 1: it was not; one less: whenever the round ends); the first one counts
     begun: Array | None = None  # [m] bool; sent the first of two messages (`Work.before`), `sent` is of the second
+    shortened: Array | None = None  # [m] bool; does less work than planned, to be in time; `metrics` counts who reports
 
 
 class Mean(NamedTuple):

@@ -407,6 +407,14 @@ def test_what_is_refused():
     made = over(stateful, keep=True)
     with pytest.raises(ValueError, match="sampler: expected one without a state in groups of unequal size"):
         made.init(KEY, START, population.grouped(p.ragged(), GROUPS))
+    for keep in (True, False):
+        alike = over(edges(sampling.with_over_invitation(sampling.full(6), 1)), keep=keep)
+        alike.init(KEY, START, population.grouped(p.ragged(), np.repeat(range(4), 6)))
+        made = over(edges(sampling.with_over_invitation(sampling.full(SIZE), 1)), keep=keep)
+        with pytest.raises(
+            ValueError, match="sampler: expected one without a limit of reports in groups of unequal size"
+        ):
+            made.init(KEY, START, population.grouped(p.ragged(), GROUPS))
     design = sampling.uniform(SIZE, 2).design
     with pytest.raises(ValueError, match="aggregator: expected one that takes weights as they come"):
         as_client_update(edges(sampling.uniform(SIZE, 2), aggregator=aggregation.horvitz_thompson(design, 90.0)))

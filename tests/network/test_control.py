@@ -77,8 +77,9 @@ def test_devices_are_exact():
     cycles = [ControlCycle.checked(50, act=38), ControlCycle.checked(70, sense=1, act=3)]
     ids = jnp.arange(40)
     spend = jax.jit(made.spend)
-    for base in (0, 1, 6, 7, 8, 49 * 3, 7 * 12, 7 * 12 * 5 + 1, 16_000_000, 7_777_777):
-        flops = base + np.arange(40) // 2
+    large = np.float32(np.random.default_rng(0).uniform(2**24, 2**29, (9, 40))).astype(int)  # as float32 holds them
+    for base in (0, 1, 6, 7, 8, 49 * 3, 7 * 12, 7 * 12 * 5 + 1, 16_000_000, 7_777_777, *large):
+        flops = base + np.arange(40) // 2 if np.ndim(base) == 0 else base
         spent = spend(None, ids, Load(jnp.asarray(flops, jnp.float32), NOTHING, jnp.float32(1000)))
         work = [-(-int(x) // (49 if i % 2 else 7)) for i, x in enumerate(flops)]
         assert spent.compute.tolist() == [cycles[i % 2].compute_time(w) for i, w in enumerate(work)]

@@ -30,10 +30,11 @@ def drawn(sampler, key=KEY, work=WORK):
     return jax.device_get(sampler.sample(key, told(sampler, work)))
 
 
-@pytest.mark.parametrize("seconds", [MIDDLE / 1000, 10.0, 0.001, (TOTAL[0] - 1) / 1000])
+@pytest.mark.parametrize("seconds", [MIDDLE / 1000, 10.0, 0.001, (TOTAL[0] - 1) / 1000, 1.001])
 def test_deadline(seconds):
-    """Against a comparison of two numbers. Catches who arrives at the last tick and is dropped, a round beyond its
-    deadline, a late message on its way that nobody sent, and one that was not begun and somebody did."""
+    """Against a comparison of two numbers. Catches who arrives at the last tick and is dropped, a tick that floats lose
+    (1.001 s are 1,001), a round beyond its deadline, a late message on its way that nobody sent, and one that was not
+    begun and somebody did."""
     ticks = round(seconds * 1000)
     cohort, state = drawn(sampling.with_deadline(clocked(), seconds))
     np.testing.assert_array_equal(cohort.reported, ticks >= TOTAL)
@@ -56,6 +57,16 @@ def test_partial_work_is_the_most_that_fits():
         assert cohort.work.dtype == np.int32 and cohort.metrics["late"] == (fits < 1).sum()
         assert cohort.metrics["shortened"] == ((fits >= 1) & (fits < 5)).sum()
         assert state.clock.seconds * 1000 + state.clock.ticks == cohort.spent.total.max() <= ticks
+
+
+def test_shortened_clients_that_are_not_needed():
+    """A message that over-selection or a radio budget leaves out is not one of partial work: every count is of those
+    who report, whatever wraps the deadline."""
+    short = sampling.with_deadline(clocked(), MIDDLE / 1000, late="partial")
+    for wrapped in (sampling.with_over_selection(short, 3), sampling.with_radio_budget(short, airtime_seconds=0.3)):
+        cohort, _ = drawn(wrapped)
+        found = cohort.metrics["shortened"]
+        assert found == (cohort.reported & (cohort.work < 5)).sum() < drawn(short)[0].metrics["shortened"]
 
 
 def test_partial_work_of_stragglers():
@@ -188,8 +199,8 @@ def test_random_arrivals():
 
 
 def test_radio_budget():
-    """Bytes, and airtime in both orders, against a loop. Catches a message that does not fit and is sent, a place that
-    is left empty, a sum that wraps, and one without a place that costs airtime."""
+    """Bytes, and airtime in both orders, against a loop. Catches a message that is sent and does not fit, by one byte, a
+    place that is left empty, a sum that wraps, and one without a place that costs airtime."""
     timed = sampling.with_clock(sampling.with_dropout(sampling.full(N), 0.3), tables())
     plain, _ = drawn(timed)
     there = [i for i in range(N) if plain.reported[i]]
@@ -204,6 +215,11 @@ def test_radio_budget():
             assert cohort.metrics["no_radio"] == len(there) - len(fits)
     cohort, _ = drawn(sampling.with_radio_budget(timed, budget_bytes=3.9 * WORK.bytes_up))
     assert set(np.flatnonzero(cohort.reported)) == set(by_arrival[:3])
+    for count, size in ((4, 9_000_001), (7, 2**24 - 1)):  # in floats, 36,000,003 bytes are 4 times 9,000,001
+        sized = WORK._replace(bytes_up=size)
+        for missing in (0, 1):
+            cohort, _ = drawn(sampling.with_radio_budget(clocked(), budget_bytes=count * size - missing), work=sized)
+            assert cohort.reported.sum() == count - missing
     forever = tables(*[np.full(N, 1)] * 2, np.full(N, 700_000_000))
     cohort, _ = drawn(sampling.with_radio_budget(sampling.with_clock(sampling.full(N), forever), airtime_seconds=1e6))
     assert cohort.reported.sum() == 1

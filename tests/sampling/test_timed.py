@@ -59,6 +59,10 @@ def test_the_clock_is_exact():
     """
     devices = tables(ticks_per_second=3000)
     whole = sampling.with_clock(sampling.poisson(N, 0.3), devices, overhead_seconds=0.0015, idle_seconds=1.0)
+    for overhead, ticks in ((2.007, 2007), (2.0071, 2008)):  # 2.007 * 1000 is above 2007 in floats
+        alone = sampling.with_clock(sampling.full(N), tables(), overhead_seconds=overhead)
+        clock = alone.sample(KEY, told(alone))[1].clock
+        assert clock.seconds * 1000 + clock.ticks == TOTAL.max() + ticks
     short = sampling.with_deadline(whole, 0.4)
 
     @jax.jit
