@@ -30,6 +30,8 @@ class Timing(NamedTuple):
     def checked(cls, devices: Devices | None, barrier: str, population_size: int) -> Timing:
         """Raises ValueError, TypeError for devices of another population, and for another barrier."""
         validate.one_of("barrier", barrier, BARRIERS)
+        if devices is None and barrier != "global":
+            validate.fail("barrier", "'global' without devices", barrier, "Nobody waits where time is not simulated.")
         if devices is not None:
             validate.part("devices", devices, Devices)
             if devices.population_size != population_size:

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from fedjax_sim import client, engine, validate
+from fedjax_sim import client, engine, tree, validate
 from fedjax_sim.algorithms.asynchronous import (
     METRICS,
     AsyncState,
@@ -155,7 +155,7 @@ def _chain(params: PyTree, models: PyTree, messages: PyTree, rows: Array, factor
     def one(made, arrival):
         params, kept = made
         row, factor, place = arrival
-        params = [(w + factor * (x[row] - w)).astype(w.dtype) for w, x in zip(params, rest, strict=True)]
+        params = [_between(w, x[row], factor) for w, x in zip(params, rest, strict=True)]
         put = partial(jax.lax.dynamic_update_index_in_dim, index=place, axis=0)
         return (params, [put(ring, w) for ring, w in zip(kept, params[:-1], strict=True)]), params[-1]
 
@@ -165,6 +165,12 @@ def _chain(params: PyTree, models: PyTree, messages: PyTree, rows: Array, factor
     turn = np.argsort(large + small)
     found = ([*last[:-1], *apart(last[-1])], rings)
     return tuple(structure.unflatten([x[i] for i in turn]) for x in found)
+
+
+def _between(old: Array, new: Array, factor: Array) -> Array:
+    """old + factor (new - old), in the old one's dtype: a difference of floats of 16 bits may be past them."""
+    wide = tree.widened(old)
+    return (wide + factor * (tree.widened(new) - wide)).astype(old.dtype)
 
 
 def _in_order() -> Aggregator:

@@ -13,7 +13,7 @@ from fedjax_sim import engine, tree, validate
 from fedjax_sim.algorithms.decentralized import local_work
 from fedjax_sim.algorithms.node_rounds import node_algorithm
 from fedjax_sim.algorithms.nodes import check_average, nodes_of, training
-from fedjax_sim.network import Mixing, mixed
+from fedjax_sim.network import Mixing, hears_back, mixed
 from fedjax_sim.types import Algorithm, Devices, PyTree
 
 __all__ = ["push_sum"]
@@ -38,7 +38,8 @@ def push_sum(
     """Stochastic gradient push: nodes give shares of a sum x_i and of a weight w_i, and train from x_i / w_i.
 
     x <- A (x + u(x / w)), w <- A w, with the columns of A adding up to 1 and w = 1 at the start: sums are kept, and so
-    x_i / w_i approaches the average on every strongly connected graph.
+    x_i / w_i approaches the average on every strongly connected graph. A round after which a weight would be below what
+    floats hold, or a model past it, is skipped.
 
     Args:
       mixing: keeps sums; `network.push` of a directed graph, `network.epidemic`, or any that `dpsgd` takes.
@@ -48,14 +49,21 @@ def push_sum(
 
     Returns: an Algorithm. `personal` is x_i / w_i; `params` is the sum of all x_i over that of all w_i.
 
+    Raises: ValueError also for a graph with nodes that give and do not get: their weights would fall to 0.
+
     Guarantees: NumPy's models, and the average where taking shares is biased
     (tests/algorithms/test_push_sum.py::test_numpy, ::test_the_average_of_a_directed_graph), of bfloat16 models too
-    (::test_narrow_models_keep_their_average).
+    (::test_narrow_models_keep_their_average); no model without a word (::test_weights_that_vanish).
 
     References: Kempe, Dobra and Gehrke 2003; Nedic and Olshevsky 2015 (subgradient-push); Assran et al. 2019,
     algorithm 1.
     """
     check_average(mixing, constants=False)
+    if not hears_back(mixing.graph):
+        hint = "Weights of nodes that give and do not get fall to 0. Add edges that lead back."
+        validate.fail(
+            "mixing", "a graph in which every node hears, over others, from all that hear from it", "another", hint
+        )
     local = local_work(
         loss_fn, optimizer, num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, shuffle=shuffle
     )
@@ -78,7 +86,14 @@ def push_sum(
     node = training(local, start, models, moved)
     run = {"devices": devices, "barrier": barrier, "nonfinite": nonfinite, "plan": plan, "mesh": mesh}
     nodes = nodes_of(node, mixing, models=models, message=lambda own: own, **run)
-    made = node_algorithm(nodes, lambda links, done: mixed(links, done.after))
+
+    def combined(links, done):
+        rows = mixed(links, done.after)
+        weight = rows["weight"]
+        sound = (weight >= jnp.finfo(weight.dtype).tiny) & tree.all_finite(models(rows))
+        return rows | {"weight": jnp.where(sound, weight, jnp.nan)}  # which skips the round
+
+    made = node_algorithm(nodes, combined)
 
     @engine.steady
     def mean(own, like):

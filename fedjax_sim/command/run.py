@@ -273,9 +273,9 @@ def _show(summary: dict[str, Any], report: Path) -> None:
     grid.add_row("peak memory", shown_bytes(summary["peak_memory_bytes"]))
     if summary["clients_invited"]:  # nobody invites the nodes of a graph
         grid.add_row("reported", f"{visits - summary['dropped_clients']:,} of {summary['clients_invited']:,} invited")
-    grid.add_row(
-        "not finite", f"{summary['dropped_clients']:,} updates dropped, {summary['skipped_rounds']:,} rounds skipped"
-    )
+    grid.add_row("not finite", f"{summary['dropped_clients']:,} updates dropped")
+    skipped = summary["skipped_rounds"]
+    grid.add_row("skipped", f"{skipped:,} of {summary['rounds']:,} rounds, which left the model as it was")
     for _, words, text in own_metrics(summary):
         grid.add_row(words, text)
     if "privacy" in summary:
@@ -288,4 +288,6 @@ def _show(summary: dict[str, Any], report: Path) -> None:
     if not loss <= guess:
         met = summary.get("attackers_met")
         advice = f"{met:,} messages were attackers'" if met else "try a lower learning rate"
+        if 2 * skipped > summary["rounds"]:
+            advice = f"{skipped:,} of {summary['rounds']:,} rounds were skipped, without a message or with none of use"
         console.print(f"The model is no better than guessing: {advice}.", style="red")

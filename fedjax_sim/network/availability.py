@@ -70,7 +70,8 @@ def bernoulli(rate: Distribution | float, *, slot_seconds: int = 3600, seed: int
     """
     rate = as_distribution("rate", rate)
     if not (0 < rate.least and rate.most <= 1):
-        validate.fail("rate", "probabilities in (0, 1]", (rate.least, rate.most))
+        shown = rate.least if rate.least == rate.most else f"{rate.least:g} to {rate.most:g}"
+        validate.fail("rate", "probabilities in (0, 1]", shown)
     validate.integer("slot_seconds", slot_seconds, 1, 1 << 30)
     own, key = source("rate", seed), source("bernoulli", seed, slot_seconds=slot_seconds)
 
@@ -145,7 +146,8 @@ def diurnal(
     [0.3]
     """
     validate.in_range("mean", mean, 0, 1, open_low=True, open_high=True)
-    validate.in_range("amplitude", amplitude, 0, min(mean, 1 - mean))
+    mean_as_written = validate.as_written(mean)  # or the 0.1 beside 0.9 would be too large
+    validate.in_range("amplitude", amplitude, 0, float(min(mean_as_written, 1 - mean_as_written)))
     _check_day(num_zones, day_seconds)
     validate.integer("slot_seconds", slot_seconds, 1, day_seconds // 2)
     if day_seconds % slot_seconds:

@@ -4,25 +4,47 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.types import FilePath
 
-__all__ = ["MOST_ROWS", "SECONDS", "columns", "factor", "numbers"]
+__all__ = ["MOST_ROWS", "SECONDS", "columns", "factor", "numbers", "parted", "rows_of"]
 
 MOST_ROWS = 1 << 18  # programs hold the table
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
+
+
+def rows_of(option: str, path: FilePath) -> list[tuple[int, list[str]]]:
+    """(number of its line, the texts of its values) of each line of a CSV file that is not empty.
+
+    Args:
+      option: what errors call the file.
+      path: of a file in UTF-8, with or without a mark of it at its beginning, with commas between values, quoted or
+        not, and any line ends; spaces before values do not count.
+
+    Raises: ValueError for a file that cannot be read.
+
+    Guarantees: tests/network/test_measured.py::test_a_file_of_another_style, ::test_wrong_files.
+    """
+    try:
+        with Path(os.fspath(path)).expanduser().open(newline="", encoding="utf-8-sig") as file:
+            lines = csv.reader(file, strict=True, skipinitialspace=True)
+            return [(lines.line_num, row) for row in lines if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        validate.fail(option, "a CSV file in UTF-8", os.fspath(path), f"{type(error).__name__}: {error}")
 
 
 def columns(path: str, names: Mapping[str, str]) -> dict[str, list[str]]:
     """The texts of some columns.
 
     Args:
-      path: of a file with a header, in UTF-8, with commas between values, quoted or not, and any line ends; spaces
-        around names and values do not count.
+      path: of a file with a header, as `rows_of` reads it; spaces around names and values do not count.
       names: what is asked for -> the column's name in the file.
 
     Returns: what is asked for -> its texts, row by row, without empty lines.
@@ -32,11 +54,7 @@ def columns(path: str, names: Mapping[str, str]) -> dict[str, list[str]]:
 
     Guarantees: tests/network/test_measured.py::test_wrong_files, ::test_a_file_of_another_style.
     """
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = [row for row in csv.reader(file, strict=True, skipinitialspace=True) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        validate.fail("path", "a CSV file in UTF-8", path, f"{type(error).__name__}: {error}")
+    rows = [row for _, row in rows_of("path", path)]
     if not rows:
         validate.fail("path", "a CSV file with a header", path, "The file is empty.")
     header, rows = [name.strip() for name in rows[0]], rows[1:]
@@ -69,6 +87,16 @@ def numbers(option: str, texts: Sequence[str], least: float = 0.0, *, above: boo
     return found
 
 
+def parted(unit: str) -> tuple[str | None, str]:
+    """(the number before a unit, the unit).
+
+    >>> parted("2.5e6 flops/s"), parted("ms")
+    (('2.5e6', 'flops/s'), (None, 'ms'))
+    """
+    number, name = re.fullmatch(r"\s*([\d.]+(?:[eE][+-]?\d+)?)?\s*(.*?)\s*", str(unit)).groups()
+    return number, name
+
+
 def factor(option: str, unit: str, units: Mapping[str, float]) -> float:
     """The number of base units in a unit such as "Mbit/s" or "2.5e6 flops/s".
 
@@ -77,7 +105,7 @@ def factor(option: str, unit: str, units: Mapping[str, float]) -> float:
     >>> factor("unit", "2 ms", {"s": 1.0, "ms": 0.001})
     0.002
     """
-    number, name = re.fullmatch(r"\s*([\d.]+(?:[eE][+-]?\d+)?)?\s*(.*?)\s*", str(unit)).groups()
+    number, name = parted(unit)
     validate.one_of(option, name, units, hint="A number may stand before it: '2.5 ...'.")
     try:
         times = float(number or 1)

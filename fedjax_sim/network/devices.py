@@ -91,9 +91,11 @@ def of_profiles(
             key = stream(key, "jitter")
             training, link = (factor.quantile(unit_draws(key, ids, which)) for which in (jnp.int32(0), jnp.int32(1)))
             compute, down, up = compute * training, down * link, up * link
+        ticks = [whole_ticks(x, ticks_per_second) for x in (down, compute, up)]
+        down, compute, up = (jnp.minimum(x, MOST_TICKS / ticks_per_second) for x in (down, compute, up))
         joules = load.flops * has.joules_per_flop + (load.bytes_down + load.bytes_up) * has.joules_per_byte
         joules = joules + compute * has.compute_watts + (down + up) * has.radio_watts
-        return Spent(*(whole_ticks(x, ticks_per_second) for x in (down, compute, up)), joules.astype(jnp.float32))
+        return Spent(*ticks, joules.astype(jnp.float32))
 
     return Devices(population_size, spend, availability, ticks_per_second)
 

@@ -88,6 +88,6 @@ def _leaving(name: str, scale: Distribution | float, shape: float, seed: int) ->
     def leaves_after(key: Array, ids: Array) -> Array:
         own = scale.draw(clients, ids)
         drawn = -jnp.log(unit_draws(stream(key, "hazard"), ids))
-        return own * (drawn if shape == 1 else drawn ** (1 / shape))
+        return jnp.maximum(own * (drawn if shape == 1 else drawn ** (1 / shape)), validate.SMALLEST)
 
     return Hazard(leaves_after)

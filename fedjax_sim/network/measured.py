@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.network.csv_file import SECONDS, columns, factor, numbers
+from fedjax_sim.network.csv_file import SECONDS, columns, factor, numbers, parted
 from fedjax_sim.network.devices import Profile, of_profiles
 from fedjax_sim.network.distributions import unit_draws
 from fedjax_sim.network.layouts import filled
@@ -92,7 +92,7 @@ def measured(
     units = {"latency": factor("latency_unit", latency_unit, SECONDS)}
     units |= dict.fromkeys(("bandwidth_down", "bandwidth_up"), factor("bandwidth_unit", bandwidth_unit, BYTES))
     units["speed"] = factor("speed_unit", speed_unit, FLOPS | SECONDS)
-    is_time = any(speed_unit.endswith(f" {name}") or speed_unit == name for name in SECONDS)
+    is_time = parted(speed_unit)[1] in SECONDS
     if is_time != (reference_flops is not None):
         rule = "the operations that were timed" if is_time else "None for a speed in flops/s"
         validate.fail("reference_flops", rule, reference_flops, f"speed_unit is {speed_unit!r}.")
@@ -138,8 +138,9 @@ def measured(
 
 def _cumulated(weights: np.ndarray) -> np.ndarray:
     """[rows] float32 cumulated shares, of which the last with a weight is 1."""
-    if not weights.sum() > 0:
+    if not weights.max() > 0:
         validate.fail("row_weight", "a weight above 0", "zeros alone")
-    shares = np.cumsum(weights) / weights.sum()
+    shares = np.cumsum(weights / weights.max())  # whose sum may be past the largest float
+    shares /= shares[-1]
     shares[np.flatnonzero(weights)[-1] :] = 1.0
     return shares.astype(np.float32)

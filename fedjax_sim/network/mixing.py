@@ -113,7 +113,10 @@ def laplacian(graph: Graph, *, step: float | None = None) -> Mixing:
     validate.part("graph", graph, Graph)
     least, most = laplacian_extremes(graph)
     if step is None:
-        step = 2 / (least + most) if most else 1.0
+        if not least:
+            hint = "Without a path between all nodes none contracts. Join them, or give a step."
+            validate.fail("graph", "a connected one, which has a best step", "one that falls apart", hint)
+        step = 2 / (least + most)
     hint = f"With lambda_N = {most:g} other steps do not contract."
     validate.in_range("step", step, 0, 2 / most if most else np.inf, open_low=True, open_high=True, hint=hint)
     return _taken(graph, np.full(len(graph.senders), step), True)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import os
-from pathlib import Path
+import re
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
 from fedjax_sim import validate
+from fedjax_sim.network.csv_file import rows_of
 from fedjax_sim.types import FilePath
 
 __all__ = [
@@ -20,6 +19,7 @@ __all__ = [
     "exponential",
     "from_csv",
     "from_edges",
+    "hears_back",
     "hypercube",
     "is_connected",
     "path",
@@ -118,29 +118,36 @@ def from_edges(population_size: int, edges: Any, *, directed: bool = False) -> G
 
 
 def from_csv(population_size: int, file: FilePath, *, directed: bool = False) -> Graph:
-    """A graph from a CSV file with two integers a row, (from, to); a first row without integers is a header.
+    """A graph from a CSV file with two integers a row, (from, to); a first row without numbers there is a header.
 
     Args:
-      file: its path. Columns after the second are not read.
+      file: its path; in UTF-8, with commas between values. Columns after the second are not read.
 
-    Raises: OSError, ValueError with the row that is no edge.
+    Raises: ValueError for a file that cannot be read or has no edge, and with the line that is none.
 
     Guarantees: tests/network/test_topology.py::test_a_csv_of_edges.
     """
-    edges = []
-    with Path(os.fspath(file)).expanduser().open(newline="", encoding="utf-8") as rows:
-        for number, row in enumerate(csv.reader(rows), 1):
-            try:
-                edges.append([int(x) for x in row[:2]])
-            except ValueError:
-                if number > 1:
-                    validate.fail("file", "two integers a row", row, f"Row {number} of {file}.")
-                continue
-            if len(edges[-1]) < 2:
-                if row:
-                    validate.fail("file", "two integers a row", row, f"Row {number} of {file}.")
-                edges.pop()
+    validate.integer("population_size", population_size)
+    edges, lines = [], rows_of("file", file)
+    for number, row in lines[_has_header(lines) :]:
+        pair = [x.strip() for x in row[:2]]
+        hint = f"Line {number} of {file}."
+        if len(pair) < 2 or not all(re.fullmatch(r"-?[0-9]+", x) for x in pair):
+            hint += "" if len(row) > 1 else " Values are separated by commas."
+            validate.fail("file", "two integers a row", row, hint)
+        sender, receiver = map(int, pair)
+        if not (0 <= min(sender, receiver) and max(sender, receiver) < population_size and sender != receiver):
+            validate.fail("file", f"two different nodes in [0, {population_size})", row, hint)
+        edges.append((sender, receiver))
+    if not edges:
+        validate.fail("file", "an edge a row", "none", f"{file} has {len(lines)} lines.")
     return from_edges(population_size, edges, directed=directed)
+
+
+def _has_header(lines: list[tuple[int, list[str]]]) -> bool:
+    """Whether the first line names two columns: neither begins as a number does."""
+    names = [x.strip() for x in lines[0][1][:2]] if lines else []
+    return len(names) == 2 and not any(re.match(r"[-+.]?[0-9]", x) for x in names)
 
 
 def ring(population_size: int) -> Graph:
@@ -251,6 +258,19 @@ def remove_node(graph: Graph, node: int) -> Graph:
     edges = np.stack([graph.senders, graph.receivers], 1).astype(np.int64)
     edges = edges[(edges != node).all(1)]
     return from_edges(graph.population_size - 1, edges - (edges > node), directed=graph.directed)
+
+
+def hears_back(graph: Graph) -> bool:
+    """Whether every node can be reached from all that it reaches: true of undirected graphs, whole or in parts.
+
+    Guarantees: tests/network/test_topology.py::test_directed_connection_is_strong.
+    """
+    kinds = ("strong", "weak")
+    found = {
+        kind: sparse.csgraph.connected_components(graph.adjacency(), connection=kind, return_labels=False)
+        for kind in kinds
+    }
+    return found["strong"] == found["weak"]
 
 
 def is_connected(graph: Graph) -> bool:

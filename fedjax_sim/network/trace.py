@@ -62,6 +62,8 @@ def trace(
         validate.fail(
             "start", "a first interval within a year of the run's begin", f"{earliest / YEAR:.3g} years", hint
         )
+    if last > validate.INT32_MAX:
+        validate.fail("end", "times within 2^31 seconds of the origin", last, "If they are milliseconds: unit='ms'.")
     period = last if period_seconds is None else period_seconds
     validate.integer("period_seconds", period, last, hint="It holds all intervals of the file.")
     numbered = {name: i for i, name in enumerate(dict.fromkeys(texts["client"]))}

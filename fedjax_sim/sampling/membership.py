@@ -69,7 +69,10 @@ def with_membership(
         if len(rounds) > size or len(rounds) != len(joins):
             validate.fail(name, f"{len(joins)} numbers, at most {size}", len(rounds), "Each client needs both.")
         for i, round in enumerate(rounds):
-            validate.integer(f"{name}[{i}]", round, 1 if name == "joins" else joins[i] + 1)
+            if name == "joins":
+                validate.integer(f"joins[{i}]", round, 1, validate.INT32_MAX - 1)
+            else:
+                validate.integer(f"leaves[{i}]", round, joins[i] + 1)
     slots = sampler.num_slots if num_invited is None else num_invited
     validate.integer("num_invited", slots, 1, sampler.num_slots, hint="Draw more clients than are invited.")
     first = np.asarray(joins, np.int32)

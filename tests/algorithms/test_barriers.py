@@ -54,6 +54,12 @@ def test_a_delay_spreads_one_hop_a_round():
     assert max(exact) > 2**33
 
 
+def test_no_barrier_without_time():
+    """Catches an option that changes nothing, without a word."""
+    with pytest.raises(ValueError, match="barrier: expected 'global' without devices, got 'local'"):
+        dpsgd(barrier="local")
+
+
 def test_a_global_barrier():
     """Everybody waits for the slowest. Catches a wait for neighbours."""
     state, _ = g.run(dpsgd(devices=devices(slow=3)), 3)

@@ -158,6 +158,18 @@ def test_leaves_of_all_sizes(names):
             np.testing.assert_allclose(np.float64(found), np.float64(expected), atol=slack)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_models_far_apart(dtype):
+    """The halves of the largest and the least number. Catches their difference, which is past the dtype: versions were
+    infinite, and the model stood still from then on."""
+    most = np.finfo(dtype).max / (1 if dtype == "float16" else 2)  # messages are finite, and below a bound in float32
+    old, new = ({"w": jnp.full((*lead, 3), x, dtype)} for lead, x in (((), -most), ((1,), most)))
+    kept = {"w": jnp.zeros((2, 3), dtype)}
+    last, kept = _chain(old, kept, new, jnp.zeros(1, jnp.int32), jnp.full(1, 0.75), jnp.ones(1, jnp.int32))
+    for found in (last["w"], kept["w"][1]):
+        np.testing.assert_allclose(np.float64(found), np.float64(most) / 2, rtol=1e-3)
+
+
 @pytest.mark.parametrize("runs", [None, 2])
 def test_no_copy_of_the_versions(runs):
     """A step holds no second copy of all versions that are kept, a sweep's neither. Catches versions that are selected

@@ -104,13 +104,15 @@ def test_a_run_leaves_everything(done):
 
 
 def test_advice_for_a_model_that_learned_nothing(done, capsys):
-    """Fault: a lower learning rate recommended to who asked for attackers, who succeeded."""
+    """Fault: a lower learning rate recommended to who asked for attackers, or to whom nobody reported."""
     summary = json.loads((done[0] / "summary.json").read_text()) | {"test_loss": 9.0}
     told = []
-    for more in ({}, {"attackers_met": 0}, {"attackers_met": 1234}):
+    lost = {"rounds": 10, "skipped_rounds": 6}
+    for more in ({}, {"attackers_met": 0}, {"attackers_met": 1234}, lost, lost | {"skipped_rounds": 5}):
         _show(summary | more, done[0])
         told.append(capsys.readouterr().out.rpartition("no better than guessing: ")[2].strip())
-    assert told == ["try a lower learning rate."] * 2 + ["1,234 messages were attackers'."]
+    lower, silent = "try a lower learning rate.", "6 of 10 rounds were skipped, without a message or with none of use."
+    assert told == [lower, lower, "1,234 messages were attackers'.", silent, lower]
 
 
 def test_a_start_over_a_run_is_refused(done):

@@ -127,14 +127,23 @@ def test_the_last_second():
         assert condition.at(IDS, jnp.int32(2**31 - 1)).shape == (400,), name
 
 
+def test_the_largest_amplitude():
+    """Numbers as they are written. Catches 0.1 refused beside 0.9, for 1 - 0.9 is below it in floats."""
+    for tenths in range(1, 10):
+        made = network.diurnal(tenths / 10, min(tenths, 10 - tenths) / 10)
+        assert made.rate(np.arange(1)) == tenths / 10
+
+
 @pytest.mark.parametrize(
     "call, told",
     [
-        (lambda: network.bernoulli(0.0), r"rate: expected probabilities in \(0, 1\]"),
+        (lambda: network.bernoulli(0.0), r"rate: expected probabilities in \(0, 1\], got 0.0"),
+        (lambda: network.bernoulli(1.5), r"rate: expected probabilities in \(0, 1\], got 1.5"),
         (lambda: network.bernoulli(network.uniform(0.5, 1.5)), "rate: expected probabilities"),
         (lambda: network.daily_window(float("nan")), "share: expected a number in"),
         (lambda: network.daily_window(0.5, num_zones=7), "num_zones: expected a divisor"),
         (lambda: network.diurnal(0.2, 0.3), "amplitude: expected a number in"),
+        (lambda: network.diurnal(0.9, 0.1001), r"amplitude: expected a number in \[0, 0.1\]"),
         (lambda: network.diurnal(0.2, 0.1, slot_seconds=7000), "slot_seconds: expected a divisor"),
         (lambda: network.both(network.always, network.always()), "first: expected an Availability"),
     ],

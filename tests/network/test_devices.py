@@ -98,11 +98,14 @@ def test_whole_ticks():
 
 
 def test_time_ends_where_integers_do():
-    """Catches a duration that wraps around into the past: three phases add up in int32, whatever is asked."""
+    """Catches a duration that wraps around into the past: three phases add up in int32, whatever is asked; and the
+    energy of 0 W for a time past float32, which is none."""
     slow = network.heterogeneous(3, speed=1e-30, bandwidth_down=1e-30, bandwidth_up=1e-30, jitter=4.0)
     for load in (Load(1e30, 1e30, 1e30), Load(jnp.inf, jnp.inf, jnp.inf), Load(jnp.nan, jnp.nan, jnp.nan)):
         spent = slow.spend(KEY, jnp.arange(3), Load(*map(jnp.float32, load)))
         assert (spent.total == 3 * 715_827_840).all() and spent.total.dtype == jnp.int32
+    still = network.heterogeneous(3, speed=1e-30, bandwidth_down=1e-30, bandwidth_up=1e-30, compute_watts=0.0)
+    assert (still.spend(KEY, jnp.arange(3), Load(*map(jnp.float32, [1e30] * 3))).joules == 0).all()
     assert (slow.spend(KEY, jnp.arange(3), Load(*map(jnp.float32, (0, 0, 0)))).total == 0).all()
 
 

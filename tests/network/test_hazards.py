@@ -42,6 +42,11 @@ def test_weibull():
     assert same.mean() > 0.999 and 0.45 < (first > 30).mean() < 0.55  # a client keeps its scale
 
 
+def test_the_shortest_stay():
+    """Catches a client that leaves before it begins: the tenth power of a small number is below what float32 holds."""
+    assert (left(network.weibull(10.0, 0.1)) > 0).all()
+
+
 def test_a_client_leaves_once():
     """A function of round and client. Catches draws by slot, or the same fate in each round."""
     hazard = network.memoryless(10.0)

@@ -69,6 +69,7 @@ def test_clients_have_rows(phones):
         ({"compute_watts": "note"}, "compute_watts: expected .* in row 1"),
         ({"speed_unit": "Gflop/s"}, "speed_unit: expected one of .* Did you mean 'Gflops/s'"),
         ({"speed_unit": "Gflops/s"}, "reference_flops: expected None for a speed in flops/s, got 200000000.0"),
+        ({"speed_unit": "2ms", "reference_flops": None}, "reference_flops: expected the operations that were timed"),
         ({"reference_flops": None}, "reference_flops: expected the operations that were timed, got None"),
         ({"bandwidth_unit": "0 B/s"}, "bandwidth_unit: expected a positive number before the unit"),
         ({"bandwidth_up": 0.0}, "bandwidth_up: expected a finite number > 0"),
@@ -146,6 +147,16 @@ def test_availability_of_fedscale():
     there = network.trace(str(LAYOUTS / "fedscale_behaviour.csv"), **columns, period_seconds=10_800)
     hours = np.stack([there.at(jnp.arange(2), jnp.int32(t * 1800)) for t in range(6)])
     np.testing.assert_array_equal(hours.T, [[1, 1, 0, 0, 1, 0], [0, 1, 1, 0, 0, 0]])
+
+
+def test_large_weights(tmp_path):
+    """Catches shares of a sum past the largest float, with which the last row is everybody's."""
+    (tmp_path / "given.csv").write_text("v,w\n1e9,1e308\n2e9,1e308\n4e9,1e308\n")
+    devices = network.measured(
+        999, str(tmp_path / "given.csv"), speed="v", bandwidth_down=1.0, bandwidth_up=1.0, row_weight="w"
+    )
+    counts = np.unique(devices.spend(KEY, jnp.arange(999), LOAD).compute, return_counts=True)[1]
+    assert len(counts) == 3 and counts.min() > 250
 
 
 def test_rows_have_weights():

@@ -137,6 +137,15 @@ def test_steps_out_of_range():
             network.laplacian(RAGGED, step=step)
 
 
+def test_a_graph_that_falls_apart():
+    """It has no best step, and the error says so; with a step it mixes part by part."""
+    parts = network.from_edges(5, [(0, 1), (1, 2), (3, 4)])
+    with pytest.raises(ValueError, match=r"graph: expected a connected one, .* got 'one that falls apart'"):
+        network.laplacian(parts)
+    given = network.laplacian(parts, step=0.3)
+    assert network.mixed(given.links(None, 0, given.tables), jnp.arange(5.0))[3:].tolist() == pytest.approx([3.3, 3.7])
+
+
 def test_what_is_refused():
     """Catches a matrix that a directed graph does not have, and rows that no memory holds."""
     for make in (network.laplacian, network.metropolis):

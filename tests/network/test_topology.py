@@ -77,16 +77,43 @@ def test_wrong_edges(edges, error, words):
 
 
 def test_a_csv_of_edges(tmp_path):
-    """Catches a header taken for an edge, a blank line, a broken row that is passed over."""
+    """Catches a header taken for an edge, a blank line, a first edge behind a mark of UTF-8."""
     file = tmp_path / "edges.csv"
     file.write_text("from,to,weight\n0,1,5\n\n2,1,7\n")
     graph = network.from_csv(3, str(file))
     assert graph.num_edges == 2 and not graph.directed
     assert network.from_csv(3, str(file), directed=True).out_degrees.tolist() == [1, 0, 1]
-    for text in ("0,1\n1,x\n", "0,1\n2\n"):
-        file.write_text(text)
-        with pytest.raises(ValueError, match="file: expected two integers a row"):
-            network.from_csv(3, str(file))
+    file.write_bytes(b"\xef\xbb\xbf0,1\r\n 2 , 1\r\n")  # a mark of UTF-8, spaces, Windows line ends
+    assert network.from_csv(3, file).num_edges == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"0,1\n1,x\n", r"file: expected two integers a row, got \['1', 'x'\]. Line 2 of"),
+        (b"0,1\n2\n", "file: expected two integers a row"),
+        (b"0,x\n1,2\n", r"file: expected two integers a row, got \['0', 'x'\]. Line 1"),
+        (b"0.0,1.0\n1,2\n", "file: expected two integers a row.* Line 1"),
+        (b"0;1\n1;2\n", "file: expected two integers a row.* Values are separated by commas"),
+        (b"from,to\n0,1_0\n", "file: expected two integers a row.* Line 2"),
+        (b"from,to\n\n0,99999999999999999999\n", r"file: expected two different nodes in \[0, 12\).* Line 3"),
+        (b"0,1\n-1,2\n", "file: expected two different nodes.* Line 2"),
+        (b"0,1\n2,2\n", "file: expected two different nodes.* Line 2"),
+        (b"from,to\n", "file: expected an edge a row, got 'none'"),
+        (b"", "file: expected an edge a row, got 'none'"),
+        ("von,\xfcber\n0,1\n".encode("latin-1"), "file: expected a CSV file in UTF-8, got .*UnicodeDecodeError"),
+        (b"0," + b"1" * 200_000 + b"\n", "file: expected a CSV file in UTF-8, got .*field larger"),
+    ],
+    ids=lambda x: str(x)[:24],
+)
+def test_files_that_are_no_edges(tmp_path, text, told):
+    """Catches an edge that is passed over as a header, and a number that is guessed."""
+    file = tmp_path / "edges.csv"
+    file.write_bytes(text)
+    with pytest.raises(ValueError, match=told):
+        network.from_csv(12, file)
+    with pytest.raises(ValueError, match=r"file: expected a CSV file in UTF-8, got .*FileNotFoundError"):
+        network.from_csv(12, tmp_path / "other.csv")
 
 
 def test_points_of_failure():
@@ -106,4 +133,8 @@ def test_points_of_failure():
 def test_directed_connection_is_strong():
     """Catches a one-way street that counts as connected."""
     assert not network.is_connected(network.from_edges(3, [(0, 1), (1, 2)], directed=True))
+    assert not network.hears_back(network.from_edges(3, [(0, 1), (1, 2)], directed=True))
+    assert not network.hears_back(network.from_edges(3, [(0, 1), (1, 0), (1, 2)], directed=True))
+    assert network.hears_back(network.from_edges(4, [(0, 1), (1, 0), (2, 3), (3, 2)], directed=True))
+    assert network.hears_back(network.from_edges(4, [(0, 1)])) and network.hears_back(network.exponential(8))
     assert network.is_connected(network.from_edges(3, [(0, 1), (1, 2), (2, 0)], directed=True))

@@ -100,6 +100,7 @@ def test_units(tmp_path):
         ("client,start,end\na,-1,4\n", {}, "start: expected a finite number >= 0 in row 1, got '-1'"),
         ("client,start,end\na,1,inf\n", {}, "end: expected a finite number >= 0 in row 1, got 'inf'"),
         (FILE, {"period_seconds": 29}, "period_seconds: expected an integer in .30, .* It holds all intervals"),
+        ("client,start,end\na,0,3e9\n", {}, r"end: expected times within 2\^31 seconds .* If they are milliseconds"),
         (FILE, {"unit": "days"}, "unit: expected one of 's', 'ms'"),
         (FILE, {"client": "id"}, "client: expected one of the file's columns client, start, end, why, got 'id'"),
     ],

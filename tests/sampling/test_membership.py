@@ -47,6 +47,7 @@ def test_wrong_input():
         (lambda: sampling.with_membership(full, []), "joins"),
         (lambda: sampling.with_membership(full, [0]), r"joins\[0\]"),
         (lambda: sampling.with_membership(full, [3], [3]), r"leaves\[0\]"),
+        (lambda: sampling.with_membership(full, [2**31 - 1], [2**31]), r"joins\[0\]: expected .* 2147483646\]"),
         (lambda: sampling.with_membership(full, [1, 2], [3]), "leaves: expected 2 numbers"),
         (lambda: sampling.with_membership(full, [1] * 10), "at most 9"),
         (lambda: sampling.with_membership(full, [1], num_invited=10), "num_invited"),
