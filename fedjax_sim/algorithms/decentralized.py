@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 from fedjax_sim import client, engine, validate
 from fedjax_sim.algorithms.node_rounds import finish, links_of, mean_model, node_algorithm, own_models, train
 from fedjax_sim.algorithms.nodes import NODE_METRICS, begun, check_average, nodes_of, training
-from fedjax_sim.algorithms.state import initial_state
 from fedjax_sim.network import Mixing, mixed
 from fedjax_sim.types import Algorithm, ClientUpdate, Devices, PyTree, Work
 
@@ -169,7 +168,7 @@ def consensus(
             return state.star._replace(clients=engine.put(done.memory, ids, done.after, ids >= 0))
 
         with engine.client_memory("device"):  # a memory file holds what rounds write, and no round has run
-            state = begun(nodes, initial_state(nodes.star, params, population), population)
+            state = begun(nodes, params, population)
         return state._replace(star=jax.jit(alone)(key, state, population))
 
     def step(key, state, population):

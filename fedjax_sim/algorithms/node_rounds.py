@@ -13,7 +13,7 @@ from fedjax_sim import engine, tree
 from fedjax_sim.algorithms.barriers import advanced, asked_of, times
 from fedjax_sim.algorithms.costs import unusable, work_of
 from fedjax_sim.algorithms.nodes import NODE_METRICS, Nodes, NodesState, Trained, begun
-from fedjax_sim.algorithms.round import aggregate, collect, initial_state
+from fedjax_sim.algorithms.round import aggregate, collect
 from fedjax_sim.network import Links
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Algorithm, Array, Cohort, Count, Population, PyTree, Wire, Work
@@ -145,7 +145,7 @@ def node_algorithm(nodes: Nodes, combine: Callable) -> Algorithm:
     size = nodes.mixing.graph.population_size
 
     def init(key, params, population):
-        return begun(nodes, initial_state(nodes.star, params, population), population)
+        return begun(nodes, params, population)
 
     def step(key, state, population):
         if nodes.attackers is not None:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from fedjax_sim import aggregation, engine, sampling, server, tree, validate
 from fedjax_sim.algorithms.barriers import TIME_METRICS, Timing, start_of
 from fedjax_sim.algorithms.costs import ROUND_METRICS
-from fedjax_sim.algorithms.state import FederatedState
+from fedjax_sim.algorithms.state import FederatedState, initial_state
 from fedjax_sim.network import Mixing
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.transform import identity
@@ -153,8 +153,17 @@ def kept_by_node() -> Aggregator:
     return Aggregator(init, accumulate, finalize, weighted=False)
 
 
-def begun(nodes: Nodes, star: FederatedState, population: Population) -> NodesState:
-    """The state before the first round, around that of the star."""
+def begun(nodes: Nodes, params: PyTree, population: Population) -> NodesState:
+    """The state before the first round.
+
+    Raises: ValueError for another number of clients than of nodes.
+    """
+    if population.size != nodes.mixing.graph.population_size:
+        hint = "Each client is a node."
+        validate.fail(
+            "mixing", f"a graph of the population's {population.size} clients", nodes.mixing.graph.population_size, hint
+        )
+    star = initial_state(nodes.star, params, population)
     tables = jax.tree.map(jnp.asarray, nodes.mixing.tables)
     if nodes.timing.devices is not None:
         tables["examples"] = sizes_of(population)

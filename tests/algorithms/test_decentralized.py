@@ -224,7 +224,10 @@ def other(make, **options):
         (lambda: dpsgd(form="gossip"), "form: expected one of"),
         (lambda: dpsgd(barrier="everywhere"), "barrier: expected one of"),
         (lambda: dpsgd(nonfinite="keep"), "nonfinite: expected one of"),
-        (lambda: g.run(dpsgd(network.metropolis(network.ring(9))), 1), "sampler: expected a design for the population"),
+        (
+            lambda: g.run(dpsgd(network.metropolis(network.ring(9))), 1),
+            "mixing: expected a graph of the population's 8",
+        ),
     ],
 )
 def test_what_is_refused(call, words):

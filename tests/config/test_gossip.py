@@ -44,7 +44,7 @@ def test_every_graph_builds(tmp_path):
             made = built(f"{{name='push', graph={graph}}}", name="push_sum")
         elif name == "remove_node":  # leaves one node fewer than the data have clients
             made = None
-            with pytest.raises(ValueError, match="sampler: expected a design for the population's 16 clients, got 15"):
+            with pytest.raises(ValueError, match="mixing: expected a graph of the population's 16 clients, got 15"):
                 started(built(f"{{name='metropolis', graph={graph}}}"))
         else:
             made = built(f"{{name='metropolis', graph={graph}}}")

@@ -199,8 +199,8 @@ def test_random_arrivals():
 
 
 def test_radio_budget():
-    """Bytes, and airtime in both orders, against a loop. Catches one that is sent and is a byte too long, a place that is
-    left empty, a sum that wraps, and one without a place that costs airtime."""
+    """Bytes, and airtime in both orders, against a loop. Catches one that is sent and is a byte too long, an empty
+    place, a sum that wraps, and one without a place that costs airtime."""
     timed = sampling.with_clock(sampling.with_dropout(sampling.full(N), 0.3), tables())
     plain, _ = drawn(timed)
     there = [i for i in range(N) if plain.reported[i]]
