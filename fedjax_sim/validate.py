@@ -11,6 +11,7 @@ import functools
 import inspect
 import math
 import numbers
+import re
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any, ParamSpec, TypeVar
@@ -23,6 +24,7 @@ import optax
 __all__ = [
     "as_written",
     "contraction",
+    "decimal",
     "fail",
     "fits_in_memory",
     "function",
@@ -130,6 +132,15 @@ def as_written(value: float | Fraction) -> Fraction:
     Fraction(1001, 1)
     """
     return Fraction(value) if isinstance(value, numbers.Rational) else Fraction(repr(float(value)))
+
+
+def decimal(text: str) -> float:
+    """The number in a text, in the digits 0 to 9; NaN for any other. float() takes 1_0 for 10, and digits of others.
+
+    >>> decimal("-2.5e3"), decimal("1_0")
+    (-2500.0, nan)
+    """
+    return float(text) if re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text) else math.nan
 
 
 def function(name: str, value: Any, arguments: str, *, hint: str = "") -> None:

@@ -77,10 +77,7 @@ def numbers(option: str, texts: Sequence[str], least: float = 0.0, *, above: boo
     """
     found = np.empty(len(texts))
     for i, text in enumerate(texts):
-        try:
-            found[i] = float(text)
-        except ValueError:
-            found[i] = math.nan
+        found[i] = validate.decimal(text)
         if not (math.isfinite(found[i]) and (found[i] > least or (found[i] == least and not above))):
             rule = f"a finite number {'>' if above else '>='} {least:.15g} in row {i + 1}"
             validate.fail(option, rule, text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import math
 import pathlib
-import re
 
 import numpy as np
 
@@ -29,7 +28,6 @@ COLUMNS = (
 QUANTITIES = ("age", "trestbps", "chol", "thalach", "oldpeak", "ca")  # standardised
 ANSWERS = ("sex", "fbs", "exang")  # 0 or 1
 CATEGORIES = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "slope": (1, 2, 3), "thal": (3, 6, 7)}  # one column each
-DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 SOMETIMES_MISSING = ("trestbps", "chol", "fbs", "thalach", "exang", "oldpeak", "ca")  # an indicator column each
 
 
@@ -38,7 +36,7 @@ def _number(place: str, text: str, missing: str | None = None) -> float:
     text = text.strip()
     if missing is not None and text == missing:
         return math.nan
-    value = float(text) if DECIMAL.fullmatch(text) else math.nan  # float() reads 1_0 as 10, and the digits of others
+    value = validate.decimal(text)
     if not math.isfinite(value):
         validate.fail(place, "a finite number" + (f" or {missing!r}" if missing else ""), text)
     return value

@@ -106,6 +106,7 @@ def test_a_file_of_another_style(tmp_path):
         (b"", "path: expected a CSV file with a header, got .* The file is empty"),
         (b"speed;x\n1;2\n", "speed: expected one of the file's columns speed;x, .* Values are separated by commas"),
         (b'speed,x\n"1,5",2\n', "speed: expected a finite number > 0 in row 1, got '1,5'"),
+        (b"speed,x\n1_0,2\n", "speed: expected a finite number > 0 in row 1, got '1_0'"),
         (b"speed,speed\n1,2\n", "speed: expected one of the file's columns speed, speed"),
         (b"speed,x\n", "path: expected 1 to 262144 rows below the header, got 0"),
         (b"speed,x\n1,2\n3\n", "path: expected 2 values in row 2, got 1"),
