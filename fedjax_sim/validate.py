@@ -130,8 +130,12 @@ def as_written(value: float | Fraction) -> Fraction:
 
     >>> as_written(1.001) * 1000
     Fraction(1001, 1)
+    >>> as_written(np.float32(2.007)) * 1000, as_written(np.int16(100)) * 1000
+    (Fraction(2007, 1), Fraction(100000, 1))
     """
-    return Fraction(value) if isinstance(value, numbers.Rational) else Fraction(repr(float(value)))
+    if isinstance(value, numbers.Rational):  # NumPy's integers wrap in products of fractions
+        return Fraction(int(value.numerator), int(value.denominator))
+    return Fraction(str(value))  # of NumPy's float32, too, the decimals that it was written with
 
 
 def decimal(text: str) -> float:

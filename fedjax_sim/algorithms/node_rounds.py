@@ -93,14 +93,15 @@ def finish(
     Args:
       links: of the round. memory: of `Trained`.
       before, rows: the nodes' states before the round and after mixing, [N, ...]. Those of nodes that are down do not
-        change; where the others' are not all finite the round is skipped.
+        change; where the others' states and models, in the initial model's dtypes, are not all finite the round is
+        skipped.
       work: of one node, for its time.
 
     Guarantees: tests/algorithms/test_decentralized.py::test_a_round_that_diverges_is_skipped.
     """
 
     def told(before, rows):
-        fit = tree.all_finite(rows)
+        fit = tree.all_finite((rows, tree.cast(nodes.models(rows), state.star.server)))
         rows = tree.where(fit & links.up, rows, before)
         return fit, rows, distance(nodes.models(rows), state.tables.get("honest"))
 

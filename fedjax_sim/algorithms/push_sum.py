@@ -39,7 +39,7 @@ def push_sum(
 
     x <- A (x + u(x / w)), w <- A w, with the columns of A adding up to 1 and w = 1 at the start: sums are kept, and so
     x_i / w_i approaches the average on every strongly connected graph. A round after which a weight would be below what
-    floats hold, or a model past it, is skipped.
+    floats hold, or a model not finite, is skipped.
 
     Args:
       mixing: keeps sums; `network.push` of a directed graph, `network.epidemic`, or any that `dpsgd` takes.
@@ -53,7 +53,8 @@ def push_sum(
 
     Guarantees: NumPy's models, and the average where taking shares is biased
     (tests/algorithms/test_push_sum.py::test_numpy, ::test_the_average_of_a_directed_graph), of bfloat16 models too
-    (::test_narrow_models_keep_their_average); no model without a word (::test_weights_that_vanish).
+    (::test_narrow_models_keep_their_average); a model that is not finite is never kept
+    (::test_weights_that_vanish).
 
     References: Kempe, Dobra and Gehrke 2003; Nedic and Olshevsky 2015 (subgradient-push); Assran et al. 2019,
     algorithm 1.
@@ -61,9 +62,7 @@ def push_sum(
     check_average(mixing, constants=False)
     if not hears_back(mixing.graph):
         hint = "Weights of nodes that give and do not get fall to 0. Add edges that lead back."
-        validate.fail(
-            "mixing", "a graph in which every node hears, over others, from all that hear from it", "another", hint
-        )
+        validate.fail("mixing", "a graph in which every node can be reached from all that it reaches", "another", hint)
     local = local_work(
         loss_fn, optimizer, num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, shuffle=shuffle
     )
@@ -90,8 +89,7 @@ def push_sum(
     def combined(links, done):
         rows = mixed(links, done.after)
         weight = rows["weight"]
-        sound = (weight >= jnp.finfo(weight.dtype).tiny) & tree.all_finite(models(rows))
-        return rows | {"weight": jnp.where(sound, weight, jnp.nan)}  # which skips the round
+        return rows | {"weight": jnp.where(weight >= jnp.finfo(weight.dtype).tiny, weight, jnp.nan)}  # skips the round
 
     made = node_algorithm(nodes, combined)
 

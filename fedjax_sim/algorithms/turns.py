@@ -93,7 +93,7 @@ def _turns(
     sums = [jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), x) for x in (counts, num_arrived, num_dropped)]
     messages = engine.steady(lambda *x: _ends(split, relay, *x))(broadcast, last, updates, rank % copies)
     messages = tree.where(arrived, messages, tree.zeros_like(messages))
-    round = Round(*cohort, broadcast, state.aggregator)
+    round = Round.of(cohort, broadcast, state.aggregator)
     carry = star.aggregator.init(
         jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), messages), num_slots
     )

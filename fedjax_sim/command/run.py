@@ -289,5 +289,5 @@ def _show(summary: dict[str, Any], report: Path) -> None:
         met = summary.get("attackers_met")
         advice = f"{met:,} messages were attackers'" if met else "try a lower learning rate"
         if 2 * skipped > summary["rounds"]:
-            advice = f"{skipped:,} of {summary['rounds']:,} rounds were skipped, without a message or with none of use"
+            advice = f"{skipped:,} of {summary['rounds']:,} rounds were skipped: no message arrived, or none was usable"
         console.print(f"The model is no better than guessing: {advice}.", style="red")

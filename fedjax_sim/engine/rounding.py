@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend import core
+from jax.sharding import PartitionSpec
 
 from fedjax_sim.engine.barrier import HiddenZero, hidden_zero, rounding_here
 from fedjax_sim.engine.digits import without_derivative
@@ -32,18 +33,11 @@ ROUNDED = {
     "sinh", "sqrt", "square", "tan", "tanh",
 }  # fmt: skip
 MOVED = {
-    "abs", "broadcast_in_dim", "clamp", "concatenate", "copy", "dynamic_slice", "dynamic_update_slice", "gather", "max",
-    "min", "neg", "pad", "reduce_max", "reduce_min", "reshape", "rev", "scatter", "select_n", "slice", "sort",
-    "squeeze", "transpose",
+    "abs", "bitcast_convert_type", "broadcast_in_dim", "clamp", "concatenate", "copy", "dynamic_slice",
+    "dynamic_update_slice", "gather", "max", "min", "neg", "pad", "reduce_max", "reduce_min", "reduce_precision",
+    "reshape", "rev", "scatter", "select_n", "slice", "sort", "split", "squeeze", "top_k", "transpose",
 }  # fmt: skip
-COMBINERS = ("reduce", "scatter", "select_and_")  # their programs make one number of two: the compiler knows those
-MOVED = {
-    "abs", "all_gather", "bitcast_convert_type", "broadcast_in_dim", "clamp", "concatenate", "copy", "copy_p",
-    "dynamic_slice", "dynamic_update_slice", "gather", "max", "min", "neg", "optimization_barrier", "pad", "reduce_max",
-    "reduce_min", "reduce_precision", "reshape", "rev", "scatter", "select_n", "slice", "sort", "split", "squeeze",
-    "top_k", "transpose",
-}  # fmt: skip
-COMBINERS = ("reduce", "scatter", "select_and_")  # their programs say how two numbers become one: left as they are
+COMBINERS = ("reduce", "scatter", "select_and_")  # their programs make one number of two: compilers know some of them
 
 
 @jax.custom_jvp
@@ -109,7 +103,7 @@ def pairwise_sum(x: Array, axes: tuple[int, ...]) -> Array:
 def steady(function: Callable, source: PyTree = None) -> Callable:
     """The same function with the same rounding in every program: divisions are correctly rounded, products and
     elementary functions are rounded where they stand, sums over axes of up to 2^24 numbers have a fixed order
-    (`pairwise_sum`), and floats of 16 bits are rounded to 16 bits after every operation, as they say they are.
+    (`pairwise_sum`), and floats of 16 bits are rounded to 16 bits after every operation.
 
     Args:
       function: of pytrees of arrays, to pytrees of arrays.
@@ -117,8 +111,9 @@ def steady(function: Callable, source: PyTree = None) -> Callable:
         none that are traced. Under `vmap`, what all clients share: a zero for each client would be worked out again at
         every coordinate.
 
-    Products of matrices, convolutions, cumulative and longer sums, scattered additions and complex numbers are left to
-    the compiler. Inside `engine.differentiable()`, where equal bits are not promised, the function is called as it is.
+    Products of matrices, convolutions, cumulative and longer sums, products over axes, functions that reduce or scatter
+    with, and complex numbers are left to the compiler. Inside `engine.differentiable()`, where equal bits are not
+    promised, the function is called as it is.
 
     Raises: TypeError for a derivative through it elsewhere, which would be 0.
 
@@ -176,9 +171,9 @@ class _Steady:
                     return rounding(equation.ctx)([known]) if _is_short(known.dtype) else [known]
             if primitive.name in ("custom_jvp_call", "custom_vjp_call"):  # there is no derivative from here on
                 return self.run(params["call_jaxpr"], values, zero)
-            if primitive.name == "shard_map":
-                return self.on_devices(params, values)
             if any(map(self.needed, _called(equation))):
+                if primitive.name == "shard_map":
+                    return self.on_devices(params, values, zero)
                 values, params = self.inside(primitive.name, values, params, zero)
             out = primitive.bind(*values, **primitive.get_bind_params(params))
             out = out if primitive.multiple_results else [out]
@@ -192,10 +187,11 @@ class _Steady:
         return _divided(*values) if name == "div" else None
 
     def chooses(self, equation: core.JaxprEqn) -> bool:
-        """Whether a compiler may round what this computes in more than one way. Floats of 16 bits it computes in 32,
-        and rounds where it likes."""
+        """Whether a compiler may round what this computes in more than one way. With floats of 16 bits it computes in
+        32, and may leave out the rounding between two operations."""
         name = equation.primitive.name
-        dtypes = [x for x in (getattr(x.aval, "dtype", None) for x in equation.outvars) if x and _integer(x)]
+        arrays = [x.aval for x in equation.outvars if isinstance(x.aval, jax.core.ShapedArray)]  # no tokens, no refs
+        dtypes = [x.dtype for x in arrays if _integer(x.dtype)]
         if any(map(_is_short, dtypes)):
             return name not in MOVED and not _called(equation)
         if name == "reduce_sum" and equation.invars[0].aval.size > LARGEST_SUM:
@@ -222,15 +218,20 @@ class _Steady:
             return [index, zero.value, *values], params | {"branches": tuple(map(given, params["branches"]))}
         return values, {key: self.alone(value) for key, value in params.items()}
 
-    def on_devices(self, params: dict, values: list[Array]) -> list[Array]:
-        """A program that each device of a mesh runs, rewritten: its collectives need the mesh's axes when traced."""
+    def on_devices(self, params: dict, values: list[Array], zero: HiddenZero) -> list[Array]:
+        """A program that each device of a mesh runs, rewritten: its collectives need the mesh's axes when traced. The
+        zero comes from outside, where it is the same on all devices: results may have to be."""
         program = core.ClosedJaxpr(params["jaxpr"], ())
         how = {"check_vma": params["check_vma"], "axis_names": params["newly_manual_axes"]}
-        run = lambda *args: self.run(program, args)  # noqa: E731
+        run = lambda zero, *args: self.run(program, args, HiddenZero(zero))  # noqa: E731
         made = jax.shard_map(
-            run, mesh=params["mesh"], in_specs=tuple(params["in_specs"]), out_specs=list(params["out_specs"]), **how
+            run,
+            mesh=params["mesh"],
+            in_specs=(PartitionSpec(), *params["in_specs"]),
+            out_specs=list(params["out_specs"]),
+            **how,
         )
-        return made(*values)
+        return made(zero.value, *values)
 
     def given_zero(self, program: core.ClosedJaxpr) -> core.ClosedJaxpr:
         """A program rewritten, with the zero as its first argument."""

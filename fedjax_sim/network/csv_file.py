@@ -6,7 +6,7 @@ import csv
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +20,8 @@ MOST_ROWS = 1 << 18  # programs hold the table
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
 
 
-def rows_of(option: str, path: FilePath) -> list[tuple[int, list[str]]]:
-    """(number of its line, the texts of its values) of each line of a CSV file that is not empty.
+def rows_of(option: str, path: FilePath) -> Iterator[tuple[int, list[str]]]:
+    """(number of its line, the texts of its values) of each line of a CSV file that is not empty, one after the other.
 
     Args:
       option: what errors call the file.
@@ -35,7 +35,7 @@ def rows_of(option: str, path: FilePath) -> list[tuple[int, list[str]]]:
     try:
         with Path(os.fspath(path)).expanduser().open(newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file, strict=True, skipinitialspace=True)
-            return [(lines.line_num, row) for row in lines if row]
+            yield from ((lines.line_num, row) for row in lines if row)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         validate.fail(option, "a CSV file in UTF-8", os.fspath(path), f"{type(error).__name__}: {error}")
 

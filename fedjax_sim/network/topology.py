@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import Any
 
 import numpy as np
@@ -118,36 +117,38 @@ def from_edges(population_size: int, edges: Any, *, directed: bool = False) -> G
 
 
 def from_csv(population_size: int, file: FilePath, *, directed: bool = False) -> Graph:
-    """A graph from a CSV file with two integers a row, (from, to); a first row without numbers there is a header.
+    """A graph from a CSV file with two integers a row, (from, to).
+
+    A first row of which both values begin with a letter is a header.
 
     Args:
       file: its path; in UTF-8, with commas between values. Columns after the second are not read.
 
-    Raises: ValueError for a file that cannot be read or has no edge, and with the line that is none.
+    Raises: ValueError for a file that cannot be read or has no edge, and for a line that is none, which it names.
 
     Guarantees: tests/network/test_topology.py::test_a_csv_of_edges.
     """
     validate.integer("population_size", population_size)
-    edges, lines = [], rows_of("file", file)
-    for number, row in lines[_has_header(lines) :]:
-        pair = [x.strip() for x in row[:2]]
-        hint = f"Line {number} of {file}."
-        if len(pair) < 2 or not all(re.fullmatch(r"-?[0-9]+", x) for x in pair):
+    edges: list[tuple[int, int]] = []
+    for place, (number, row) in enumerate(rows_of("file", file)):
+        pair, hint = [x.strip() for x in row[:2]], f"Line {number} of {file}."
+        if not place and len(pair) == 2 and all(x[:1].isalpha() for x in pair):
+            continue
+        if len(pair) < 2 or not all(_is_integer(x) for x in pair):
             hint += "" if len(row) > 1 else " Values are separated by commas."
             validate.fail("file", "two integers a row", row, hint)
-        sender, receiver = map(int, pair)
-        if not (0 <= min(sender, receiver) and max(sender, receiver) < population_size and sender != receiver):
+        sender, receiver = int(pair[0]), int(pair[1])
+        if not (0 <= sender < population_size and 0 <= receiver < population_size and sender != receiver):
             validate.fail("file", f"two different nodes in [0, {population_size})", row, hint)
         edges.append((sender, receiver))
     if not edges:
-        validate.fail("file", "an edge a row", "none", f"{file} has {len(lines)} lines.")
+        validate.fail("file", "an edge a row", "none", f"In {file}.")
     return from_edges(population_size, edges, directed=directed)
 
 
-def _has_header(lines: list[tuple[int, list[str]]]) -> bool:
-    """Whether the first line names two columns: neither begins as a number does."""
-    names = [x.strip() for x in lines[0][1][:2]] if lines else []
-    return len(names) == 2 and not any(re.match(r"[-+.]?[0-9]", x) for x in names)
+def _is_integer(text: str) -> bool:
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdigit()
 
 
 def ring(population_size: int) -> Graph:

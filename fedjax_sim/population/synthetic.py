@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -80,7 +81,7 @@ def synthetic(
             bias = rng.normal(model_mean[i], 1.0, classes)
         x = center + deviation * rng.normal(size=(n, dimension))
         y = np.argmax(x @ weights + bias, axis=1)
-        cut = int((1 - test_fraction) * n)
+        cut = n - math.ceil(validate.as_written(test_fraction) * int(n))
         train[f"f_{i:05d}"] = {"x": x[:cut], "y": y[:cut]}
         test[f"f_{i:05d}"] = {"x": x[cut:], "y": y[cut:]}
     return from_sites(train, test, task="classification", num_outputs=classes, name="synthetic")

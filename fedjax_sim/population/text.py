@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from fedjax_sim import validate
@@ -77,7 +79,7 @@ def shakespeare(
     path = existing("directory", directory) / "input.txt"
     existing("directory", str(path), folder=False)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         validate.fail(str(path), "UTF-8 text", str(error))
     roles = {role: spoken for role, spoken in speeches(text).items() if len(spoken) >= min_characters}
@@ -88,7 +90,7 @@ def shakespeare(
     train, test = {}, {}
     for role, spoken in roles.items():
         codes = np.array([code[character] for character in spoken], np.int32)
-        cut = max(len(codes) - int(test_fraction * len(codes)), 2)
+        cut = max(len(codes) - math.floor(validate.as_written(test_fraction) * len(codes)), 2)
         train[role] = windows(codes[:cut], sequence_length)
         test[role] = windows(codes[cut - 1 :], sequence_length)
     vocabulary = ("<padding>", *characters)

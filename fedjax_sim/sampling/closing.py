@@ -181,6 +181,7 @@ def with_radio_budget(
     )
     if airtime > MOST_AIRTIME:
         validate.fail("airtime_seconds", f"at most {MOST_AIRTIME / devices.ticks_per_second:g}", airtime_seconds)
+    longest = None if budget_bytes is None else _longest(budget_bytes, sampler.num_slots)
     validate.one_of("order", order, ("arrival", "id"))
     design = responding(_limited(sampler.design, sampler.num_slots), "others")
 
@@ -189,7 +190,7 @@ def with_radio_budget(
         ready = spent.down + spent.compute
         cost, most = spent.up, airtime
         if budget_bytes is not None:  # messages of one size: so many
-            most = (price.all_bytes_up() <= _longest(budget_bytes, sampler.num_slots)).sum(dtype=jnp.int32)
+            most = (price.all_bytes_up() <= longest).sum(dtype=jnp.int32)
             cost = jnp.ones_like(cohort.ids)
         sent = cohort.reported if cohort.sent is None else cohort.sent  # also those cut off on their way
         wanted = sent if cohort.begun is None else cohort.begun
@@ -202,11 +203,11 @@ def with_radio_budget(
     return changed(sampler, ended, design, (NO_RADIO,))
 
 
-def _longest(budget: float, number: int) -> Array:
+def _longest(budget: float, number: int) -> np.ndarray:
     """[number] float32, the most bytes of a message of which 1, 2, ... fit; exact, which a quotient is not."""
     counts = np.arange(1, number + 1)  # a float32 times a count below 2^29 is a float64
     sizes = (budget / counts).astype(np.float32)
-    return jnp.asarray(np.where(sizes.astype(np.float64) * counts > budget, np.nextafter(sizes, np.float32(0)), sizes))
+    return np.where(sizes.astype(np.float64) * counts > budget, np.nextafter(sizes, np.float32(0)), sizes)
 
 
 def _limited(design: SamplingDesign, num_reports: int) -> SamplingDesign:

@@ -142,7 +142,7 @@ class Received(NamedTuple):
 class Round(NamedTuple):
     """What an aggregator may read in a round: the cohort's fields, the broadcast model, and its own state."""
 
-    ids: Array  # [m] int32, as in `Cohort`; so are the next eight
+    ids: Array  # [m] int32, as in `Cohort`; so are the next nine
     invited: Array
     reported: Array
     metrics: dict[str, Array] = {}
@@ -151,9 +151,15 @@ class Round(NamedTuple):
     spent: Spent | None = None
     lost: dict[str, Array] = {}
     begun: Array | None = None
+    shortened: Array | None = None
     broadcast: PyTree = ()  # what the clients received
     state: PyTree = ()  # the aggregator's own, from the round before
     key: Array | None = None  # of the whole message, where the aggregator of a part of it has a stream of its own
+
+    @classmethod
+    def of(cls, cohort: Cohort, broadcast: PyTree, state: PyTree) -> Round:
+        """That of a cohort, by the names of its fields."""
+        return cls(**cohort._asdict(), broadcast=broadcast, state=state)
 
 
 class Work(NamedTuple):

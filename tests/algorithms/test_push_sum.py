@@ -68,19 +68,21 @@ def test_what_is_refused():
     """Catches rows that add up to 1 where columns must."""
     with pytest.raises(ValueError, match="mixing: expected one that keeps the nodes' average"):
         push_sum(network.neighbour_mean(ONE_WAY))
-    with pytest.raises(ValueError, match="mixing: expected a graph in which every node hears"):
+    with pytest.raises(ValueError, match="mixing: expected a graph in which every node can be reached"):
         push_sum(network.push(network.from_edges(g.N, [(i, i + 1) for i in range(g.N - 1)], directed=True)))
     assert jnp.isfinite(push_sum(network.push(ONE_WAY)).init(g.KEY, g.START, g.clients()).star.clients["weight"]).all()
 
 
-def test_weights_that_vanish():
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_weights_that_vanish(dtype):
     """Node i sends to the next one and to 0, whose weights in the end are 2^-i. A round in which one of 200 would be
-    past float32 is skipped, and says so. Catches 0 / 0, which became a node's model without a word."""
+    past float32, or a model past float16, is skipped, and says so. Catches a model that is not finite, as 0 / 0 was."""
     size = 200
     back = [(i, 0) for i in range(1, size)] + [(i, i + 1) for i in range(size - 1)]
     made = push_sum(network.push(network.from_edges(size, back, directed=True)))
     data = population.quadratic_population(np.ones(size), np.ones(size))
-    state, step, skipped = made.init(g.KEY, g.START, data), jax.jit(made.step), 0
+    start = jax.tree.map(lambda x: x.astype(dtype), g.START)
+    state, step, skipped = made.init(g.KEY, start, data), jax.jit(made.step), 0
     for t in range(400):
         state, info = step(jax.random.fold_in(g.KEY, t), state, data)
         skipped += int(info["skipped_rounds"])

@@ -111,7 +111,7 @@ def test_advice_for_a_model_that_learned_nothing(done, capsys):
     for more in ({}, {"attackers_met": 0}, {"attackers_met": 1234}, lost, lost | {"skipped_rounds": 5}):
         _show(summary | more, done[0])
         told.append(capsys.readouterr().out.rpartition("no better than guessing: ")[2].strip())
-    lower, silent = "try a lower learning rate.", "6 of 10 rounds were skipped, without a message or with none of use."
+    lower, silent = "try a lower learning rate.", "6 of 10 rounds were skipped: no message arrived, or none was usable."
     assert told == [lower, lower, "1,234 messages were attackers'.", silent, lower]
 
 

@@ -647,6 +647,7 @@ def round_for(aggregator) -> Round:
 NO_PARTS = {"load_of", "most_feasible_work", "smallest_deadline", "within_budget", "work"}
 NO_PARTS |= {
     "algebraic_connectivity",
+    "hears_back",
     "is_connected",
     "laplacian_extremes",
     "laplacian_matrix",

@@ -43,7 +43,7 @@ def test_weibull():
 
 
 def test_the_shortest_stay():
-    """Catches a client that leaves before it begins: the tenth power of a small number is below what float32 holds."""
+    """Catches a stay of 0 s, which the law excludes: the tenth power of a small number is below what float32 holds."""
     assert (left(network.weibull(10.0, 0.1)) > 0).all()
 
 

@@ -93,6 +93,7 @@ def test_a_csv_of_edges(tmp_path):
         (b"0,1\n1,x\n", r"file: expected two integers a row, got \['1', 'x'\]. Line 2 of"),
         (b"0,1\n2\n", "file: expected two integers a row"),
         (b"0,x\n1,2\n", r"file: expected two integers a row, got \['0', 'x'\]. Line 1"),
+        ("\u0663,\u0664\n1,2\n".encode(), "file: expected two integers a row.* Line 1"),
         (b"0.0,1.0\n1,2\n", "file: expected two integers a row.* Line 1"),
         (b"0;1\n1;2\n", "file: expected two integers a row.* Values are separated by commas"),
         (b"from,to\n0,1_0\n", "file: expected two integers a row.* Line 2"),

@@ -84,7 +84,8 @@ def test_synthetic_beta_and_iid():
 
 
 def test_synthetic_split_and_seed(heterogeneous):
-    # Faults: a test row lost or shared; a seed that is ignored.
+    # Faults: a test row lost or shared; a row too many, since 0.8 * 50 is above 40 in floats; a seed that is ignored.
+    assert len(rows(synthetic(num_clients=1, max_examples=50, test_fraction=0.8).train, 0)["y"]) == 10
     total = sum(len(rows(heterogeneous.held_out, i)["y"]) for i in range(200))
     assert total == len(heterogeneous.test["y"])
     for i in range(5):

@@ -52,6 +52,15 @@ def test_no_character_is_lost(tmp_path):
     assert shakespeare(directory=str(tmp_path), min_characters=20).train.size == 2
 
 
+def test_a_mark_and_a_share(tmp_path):
+    """Catches a mark of UTF-8 taken for a part of the first role's name, and a share of 0.29 of 100 that is 28."""
+    play = "Ann:\n" + 99 * "a" + "\n\nBob:\nHo!\n\nAnn:\n"
+    (tmp_path / "input.txt").write_bytes(b"\xef\xbb\xbf" + play.encode())
+    data = shakespeare(directory=str(tmp_path), test_fraction=0.29, sequence_length=10)
+    assert data.train.size == 2 and "\ufeff" not in data.vocabulary
+    assert (rows(data.held_out, 0)["y"] >= 0).sum() == 29
+
+
 def test_published_shakespeare_is_complete(shared_data):
     # Fault: as above, on the real text, whose roles sum to its length less headings and empty lines.
     folder = shared_data / "shakespeare"
