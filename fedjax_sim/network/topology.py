@@ -148,7 +148,7 @@ def from_csv(population_size: int, file: FilePath, *, directed: bool = False) ->
 
 def _is_integer(text: str) -> bool:
     digits = text.removeprefix("-")
-    return digits.isascii() and digits.isdigit()
+    return digits.isascii() and digits.isdigit() and len(digits) < 4000  # Python reads no more than 4,300
 
 
 def ring(population_size: int) -> Graph:

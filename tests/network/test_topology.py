@@ -92,6 +92,7 @@ def test_a_csv_of_edges(tmp_path):
     [
         (b"0,1\n1,x\n", r"file: expected two integers a row, got \['1', 'x'\]. Line 2 of"),
         (b"0,1\n2\n", "file: expected two integers a row"),
+        (b"0," + b"1" * 5000 + b"\n", "file: expected two integers a row"),
         (b"0,x\n1,2\n", r"file: expected two integers a row, got \['0', 'x'\]. Line 1"),
         ("\u0663,\u0664\n1,2\n".encode(), "file: expected two integers a row.* Line 1"),
         (b"0.0,1.0\n1,2\n", "file: expected two integers a row.* Line 1"),
