@@ -37,8 +37,9 @@ def advanced(clock: Clock, ticks: Array, ticks_per_second: int) -> Clock:
     """
     unit = np.uint32(ticks_per_second)
     rest = clock.ticks.astype(jnp.uint32) + ticks % unit
-    seconds = clock.seconds + (ticks // unit + rest // unit).astype(jnp.int32)
-    return Clock(seconds, (rest % unit).astype(jnp.int32))
+    passed = ticks // unit + rest // unit
+    seconds = jnp.where(passed < np.uint32(2**31), clock.seconds + passed.astype(jnp.int32), -1)
+    return Clock(jnp.where(clock.seconds < 0, clock.seconds, seconds), (rest % unit).astype(jnp.int32))
 
 
 def earliest(times: Array, ids: Array, count: int) -> Array:

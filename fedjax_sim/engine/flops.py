@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from fedjax_sim.engine.plan import inner_programs, scan_arguments
@@ -21,7 +22,8 @@ BARRIER = "_computed_once"  # of `engine.barrier`: a loop that never turns
 
 
 def flops(program: core.ClosedJaxpr | core.Jaxpr, turns: int = 1) -> int:
-    """Operations on floats: two for each product that a matmul or convolution adds up, one for each number computed.
+    """Operations on floats: two for each product that a matmul or convolution adds up, but those with padding and with
+    zeros between dilated numbers; one for each number computed.
 
     Args:
       program: a traced program; results that nobody reads cost nothing, in loops and branches neither.
@@ -64,8 +66,7 @@ def _operations(eqn: core.JaxprEqn, read: list[bool], turns: int) -> tuple[int, 
         (contracted, _), _ = eqn.params["dimension_numbers"]
         return 2 * _size(eqn.outvars[0]) * math.prod(eqn.invars[0].aval.shape[i] for i in contracted), everything
     if name == "conv_general_dilated":
-        kernel, layout = eqn.invars[1].aval.shape, eqn.params["dimension_numbers"].rhs_spec
-        return 2 * _size(eqn.outvars[0]) * math.prod(kernel) // kernel[layout[0]], everything
+        return 2 * _products(eqn), everything
     if name == "scan":
         return _scanned(eqn, inner[0], read)
     if name == "while":
@@ -83,6 +84,21 @@ def _operations(eqn: core.JaxprEqn, read: list[bool], turns: int) -> tuple[int, 
         return 0, everything
     counted = eqn.invars if name.startswith(("reduce", "arg")) else eqn.invars[2:] if "scatter" in name else eqn.outvars
     return sum(_size(x) for x in counted if jnp.issubdtype(x.aval.dtype, jnp.inexact)), everything
+
+
+def _products(eqn: core.JaxprEqn) -> int:
+    """The products of a convolution, without those with a zero of padding or of a dilation."""
+    numbers, options = eqn.params["dimension_numbers"], eqn.params
+    (image, kernel), out = (x.aval.shape for x in eqn.invars[:2]), eqn.outvars[0].aval.shape
+    total = out[numbers.out_spec[0]] * out[numbers.out_spec[1]] * kernel[numbers.rhs_spec[1]]
+    ways = zip(
+        options["window_strides"], options["padding"], options["lhs_dilation"], options["rhs_dilation"], strict=True
+    )
+    for i, (stride, (before, _), spread, hop) in enumerate(ways, 2):
+        places, taps = np.arange(out[numbers.out_spec[i]]), np.arange(kernel[numbers.rhs_spec[i]])
+        at = places[:, None] * stride + taps * hop - before
+        total *= int(((at >= 0) & (at % spread == 0) & (at // spread < image[numbers.lhs_spec[i]])).sum())
+    return total
 
 
 def _scanned(eqn: core.JaxprEqn, body: core.Jaxpr, read: list[bool]) -> tuple[int, list[bool]]:

@@ -32,7 +32,8 @@ TRAIN_BATCH = 1024  # rows of clients at once, of which only sums are kept
 def metric_sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str, tuple]:
     """{metric: (weighted total, total weight)} of one client's valid rows, by the name of each per-example metric.
 
-    Rows are weighted by the loss function's "weight" if it returns one, otherwise alike; a metric that not every row
+    Sums are float32 at least (tests/metrics/test_evaluation.py::test_metrics_of_16_bits). Rows are weighted by the loss
+    function's "weight" if it returns one, otherwise alike; a metric that not every row
     has by its own, "auc" by "auc_weight" (tests/models/test_links.py::test_auc_of_graphs_that_have_one). The loss
     function is called with key None, which asks for its evaluation mode.
     """
@@ -42,7 +43,7 @@ def metric_sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str
         return jnp.where(data.mask.reshape(data.mask.shape + (1,) * (x.ndim - 1)), x, jnp.zeros_like(x))
 
     out = loss_fn(params, jax.tree.map(masked, data.examples), None)
-    out = dict(out) if isinstance(out, dict) else {"loss": out}
+    out = tree.widened(dict(out) if isinstance(out, dict) else {"loss": out})  # a sum of 16 bits stops growing
     own = {name: out.pop(f"{name}_weight") for name in [*out] if f"{name}_weight" in out}
     shared = out.pop("weight", 1.0)
     weights = {name: jnp.where(data.mask, own.get(name, shared), 0.0) for name in out}

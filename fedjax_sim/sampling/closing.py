@@ -80,19 +80,18 @@ def with_deadline(sampler: Sampler, seconds: float, *, late: str = "dropped") ->
 
 def _shortened(devices: Devices, key: Array, cohort: Cohort, price: Price, ticks: int) -> Cohort:
     """The cohort, doing no more than arrives in time. Who was to leave after its message then arrives before."""
-    steps = _steps_in_time(devices, key, cohort, price, ticks)
-    shorter = cohort._replace(work=steps)
+    shorter = cohort._replace(work=_steps_in_time(devices, key, cohort, price, ticks))
     spent, ends = spend(devices, key, shorter, price), cohort.spent.total
     left = ends < spend(devices, key, cohort, price).total  # nothing else cuts a round short inside of this
-    saved = left & (ends >= jnp.minimum(spent.total, ticks))
-    spent = jax.tree.map(lambda x, y: jnp.where(left & ~saved, x, y), cohort.spent, spent)
     shorter = shorter._replace(spent=spent)
     if INTERRUPTED.name not in cohort.lost:
         return shorter
-    back = regained(shorter, INTERRUPTED.name, saved)
-    again = back.reported & saved
+    back = regained(shorter, INTERRUPTED.name, left)
+    again = back.reported & left
     begun = None if cohort.begun is None else cohort.begun | again
-    return back._replace(sent=cohort.sent | again, begun=begun)
+    back = back._replace(sent=cohort.sent | again, begun=begun)
+    early = left & (ends < jnp.minimum(spent.total, ticks))
+    return cut(devices, key, back, price, jnp.where(early, ends, NEVER), INTERRUPTED.name)
 
 
 def _steps_in_time(devices: Devices, key: Array, cohort: Cohort, price: Price, ticks: int) -> Array:
@@ -158,8 +157,9 @@ def with_radio_budget(
 
     Args:
       sampler: one with a clock, of different clients, without another limit of reports.
-      budget_bytes, airtime_seconds: of all messages of a round, exactly one of the two, above 0. A message of more than
-        2^24 bytes counts to 1 part in 2^24, as float32 holds it.
+      budget_bytes, airtime_seconds: of all messages of a round, exactly one of the two, above 0. Of two passes a place
+        in `budget_bytes` is for both messages, whether or not the second is sent; airtime is what is used. A message of
+        more than 2^24 bytes counts to 1 part in 2^24, as float32 holds it.
       order: "arrival": by the moment at which a message would be ready; "id": by the clients' ids. Ties go by ids.
 
     Returns: a sampler of the same cohorts; formulas and Horvitz-Thompson refuse the design, and so do accountants, for

@@ -201,7 +201,7 @@ class Spent(NamedTuple):
 class Clock(NamedTuple):
     """Simulated time since the start of a run, exact for 68 years."""
 
-    seconds: Array  # [] int32, whole seconds
+    seconds: Array  # [] int32, whole seconds; below 0 for ever after the 68 years
     ticks: Array  # [] int32 in [0, ticks per second)
 
     def moved(self, ticks: Array, per_second: int) -> Clock:
@@ -211,7 +211,8 @@ class Clock(NamedTuple):
         [6, 1]
         """
         ticks = self.ticks + ticks
-        return Clock(self.seconds + ticks // per_second, ticks % per_second)
+        seconds = jnp.where(self.seconds < 0, self.seconds, self.seconds + ticks // per_second)
+        return Clock(seconds, ticks % per_second)
 
     def read(self, per_second: int) -> Array:
         """[] float32 seconds since the start of a run; infinity once they have left the 68 years.

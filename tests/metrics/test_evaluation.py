@@ -43,6 +43,24 @@ def test_matches_a_loop_over_clients(clients):
     )
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_metrics_of_16_bits(dtype, weighted):
+    """10,000 rows of loss 8 and accuracy 1, weighed alike or by 1 and 3. Catches sums in the loss's own dtype, rounded
+    (7.98) or past it."""
+
+    def loss_fn(params, examples, key):
+        ones = jnp.ones(examples["x"].shape, dtype)
+        values = {"loss": 8 * ones, "accuracy": ones}
+        return values | {"weight": ones + 2 * examples["x"].astype(dtype)} if weighted else values
+
+    x = np.arange(10_000, dtype=np.float32) % 2
+    people = from_clients([{"x": x}, {"x": x[:1]}])
+    record = metrics.evaluation(loss_fn, test={"x": x}, held_out=people, train=people)(PARAMS)
+    for who in ("test", "held_out", "train"):
+        assert (record[f"{who}_loss"], record[f"{who}_accuracy"]) == (8.0, 1.0)
+
+
 def test_pooled_is_the_weighted_mean_of_clients(clients):
     """McMahan et al. 2017, section 1. Fault: an unweighted mean over clients, or over batches (more than one batch
     here)."""

@@ -12,7 +12,7 @@ from scipy import stats
 from fedjax_sim import aggregation, algorithms, client, engine, network, run, sampling, server, transform
 from fedjax_sim.algorithms.round import invite
 from fedjax_sim.privacy.reading import mechanism_from
-from fedjax_sim.types import Noise, Work
+from fedjax_sim.types import Devices, Noise, Spent, Work
 from tests.laws import cases
 from tests.laws import problems as p
 from tests.sampling.timing import DOWN, STEP, UP, WORK, N, tables, told
@@ -94,6 +94,42 @@ def test_who_would_leave_after_the_deadline():
     assert set(cohort.work.tolist()) == {2} and cohort.spent.total[[1, 4]].tolist() == [1040, 1500]
     dropped, _ = drawn(sampling.with_deadline(away, 1.6))
     assert dropped.reported.sum() == 0 and dropped.metrics["late"] == N - 1 and dropped.metrics["interrupted"] == 1
+
+
+def test_who_leaves_with_shorter_work():
+    """Two of five steps fit, and clients leave while they send, or compute. By hand: times, energy, what was on its
+    way. Catches who spends what the long work would have, and a message that was begun and is not counted."""
+    leaves = jnp.where(jnp.arange(N) < 6, 230.0, 150.0) / 1000
+    hazard = network.Hazard(lambda key, ids: leaves[ids])
+    times = tables(np.full(N, 10), np.full(N, 100), np.full(N, 50))
+    inside = sampling.with_hazard(sampling.with_clock(sampling.full(N), times), hazard)
+    cohort, _ = drawn(sampling.with_deadline(inside, 0.28, late="partial"))
+    assert set(cohort.work.tolist()) == {2} and not cohort.reported.any() and cohort.metrics["interrupted"] == N
+    assert np.stack(cohort.spent[:3], 1).tolist() == 6 * [[10, 200, 30]] + 6 * [[10, 150, 0]]
+    np.testing.assert_allclose(cohort.spent.joules, 6 * [10 + 2000 + 3000] + 6 * [10 + 1500], rtol=1e-6)
+    assert cohort.sent.tolist() == 6 * [True] + 6 * [False]
+
+
+def test_a_place_for_both_messages():
+    """Three of six clients are late after the first of two messages of 100 bytes: places are for both, as stated."""
+
+    def spend(key, ids, load):
+        slow = jnp.where(ids < 3, 100, 5)
+        first = load.flops >= 500
+        ticks = [
+            jnp.where(load.bytes_down > 0, 1, 0) + 0 * ids,
+            jnp.where(first, 1, jnp.where(load.flops > 0, slow, 0)),
+        ]
+        return Spent(*ticks, jnp.where(load.bytes_up > 0, 1, 0) + 0 * ids, jnp.zeros(ids.shape))
+
+    work = Work(200, 8, 5, 1.0, 1.0, before=Work(100, 4, None, 1000.0))
+    clocked = sampling.with_clock(sampling.full(6), Devices(6, spend, ticks_per_second=10))
+    late = sampling.with_deadline(clocked, 2.0)
+    for budget, places in ((1200, 6), (1199, 5), (600, 3)):
+        cohort, _ = drawn(sampling.with_radio_budget(late, budget_bytes=budget, order="id"), work=work)
+        assert cohort.begun.tolist() == [i < places for i in range(6)]
+        assert cohort.sent.tolist() == [3 <= i < places for i in range(6)]
+        assert 100 * (cohort.begun.sum() + cohort.sent.sum()) <= budget
 
 
 @pytest.mark.full

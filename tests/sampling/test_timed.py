@@ -11,6 +11,7 @@ from scipy import stats
 
 from fedjax_sim import aggregation, algorithms, network, run, sampling, theory
 from fedjax_sim.algorithms.costs import spent_by
+from fedjax_sim.algorithms.ticks import advanced
 from fedjax_sim.prng import client_key
 from fedjax_sim.sampling.clock import cut
 from fedjax_sim.sampling.price import price_of
@@ -98,9 +99,19 @@ def test_a_long_life_of_the_clock():
     assert [int(x) for x in state.clock] == list(divmod(2000 + 2**30, 1000))
     years = sampling.with_clock(sampling.full(N), tables(*[np.full(N, 715_827_840)] * 3, ticks_per_second=1))
     state = told(years, WORK._replace(steps=1))
-    for expected in (2**31 - 2**21, np.inf):  # 68 years a round: the second one ends past what is counted
+    for expected in (2**31 - 2**21, np.inf, np.inf, np.inf, np.inf):  # 68 years a round: from the second on past it
         cohort, state = years.sample(KEY, state)
         assert float(cohort.metrics["simulated_seconds"]) == expected
+
+
+def test_a_clock_past_its_life():
+    """Of steps of up to 2^32 ticks of a second. Catches a clock that wraps twice, and is finite again."""
+    clock = Clock(jnp.int32(1), jnp.int32(0))
+    for ticks in (2**32 - 2, 5, 2**32 - 2, 2**31):
+        clock = advanced(clock, jnp.uint32(ticks), 1)
+        assert float(clock.read(1)) == np.inf
+    once = advanced(Clock(jnp.int32(7), jnp.int32(0)), jnp.uint32(2**31 - 9), 1)
+    assert int(once.seconds) == 2**31 - 2 and float(advanced(once, jnp.uint32(2), 1).read(1)) == np.inf
 
 
 def test_energy_and_utilisation():
