@@ -35,8 +35,9 @@ def control_variates(server: ServerUpdate) -> ServerUpdate:
     Args:
       server: takes the step on the model, such as `optimizer(optax.sgd(1.0))`; its rate is the paper's eta_g.
 
-    Guarantees: c stays the weighted mean of all c_i, whoever takes part, in float32; of a model in 16 bits it is kept in
-    these, and roundings add up over the rounds (tests/oracles/test_scaffold.py::test_control_is_the_mean_of_the_clients).
+    Guarantees: c stays the weighted mean of all c_i, whoever takes part
+    (tests/oracles/test_scaffold.py::test_control_is_the_mean_of_the_clients); of a model in 16 bits to roundings
+    that add up over the rounds.
 
     References: Karimireddy et al. 2020 (SCAFFOLD), algorithm 1, equation 5.
     """

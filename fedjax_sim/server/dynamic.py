@@ -30,8 +30,9 @@ def dynamic(server: ServerUpdate, coefficient: float) -> ServerUpdate:
       server: takes the step on the model; `optimizer(optax.sgd(1.0))` is the paper's.
       coefficient: alpha > 0, the clients' own.
 
-    Guarantees: h stays the weighted mean of all h_i, whoever takes part, in float32; of a model in 16 bits it is kept in
-    these, and roundings add up over the rounds (tests/oracles/test_feddyn.py::test_the_server_holds_the_mean).
+    Guarantees: h stays the weighted mean of all h_i, whoever takes part
+    (tests/oracles/test_feddyn.py::test_the_server_holds_the_mean); of a model in 16 bits to roundings that add up
+    over the rounds.
 
     References: Acar et al. 2021 (FedDyn), algorithm 1.
     """
