@@ -22,6 +22,7 @@ from fedjax_sim.algorithms.flights import Arrivals, Flights, Traffic, next_arriv
 from fedjax_sim.algorithms.round import close, collect
 from fedjax_sim.algorithms.state import Bases, FederatedState, initial_state
 from fedjax_sim.network import load_of
+from fedjax_sim.network.devices import checked
 from fedjax_sim.population.protocol import num_rows
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.design import SamplingDesign
@@ -80,11 +81,8 @@ class AsyncState(NamedTuple):
 
 def check_traffic(traffic: Traffic, population_size: int, block: str) -> None:
     """Raises ValueError, TypeError for options out of range, with the option's name; `block` is that of M."""
-    validate.part("devices", traffic.devices, Devices)
     validate.integer("population_size", population_size)
-    if traffic.devices.population_size != population_size:
-        rule = f"those of the population's {population_size} clients"
-        validate.fail("devices", rule, f"devices of {traffic.devices.population_size}")
+    checked(traffic.devices, population_size)
     validate.one_of("refill", traffic.refill, ("other", "same"))
     validate.integer("concurrency", traffic.concurrency, 1, population_size)
     validate.integer(block, traffic.block, 1, traffic.concurrency)

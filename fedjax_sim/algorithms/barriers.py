@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.network import Links, load_of
-from fedjax_sim.network.devices import spent_by
+from fedjax_sim.network.devices import checked, spent_by
 from fedjax_sim.types import Array, Clock, Devices, Load, Metric, PyTree, Work
 
-__all__ = ["BARRIERS", "TIME_METRICS", "Timing", "advanced", "asked_of", "finished", "start_of", "times"]
+__all__ = ["BARRIERS", "TIME_METRICS", "Timing", "advanced", "asked_of", "start_of", "times"]
 
 BARRIERS = ("global", "local")
 TIME_METRICS = (
@@ -33,9 +33,7 @@ class Timing(NamedTuple):
         if devices is None and barrier != "global":
             validate.fail("barrier", "'global' without devices", barrier, "Nobody waits where time is not simulated.")
         if devices is not None:
-            validate.part("devices", devices, Devices)
-            if devices.population_size != population_size:
-                validate.fail("devices", f"devices of the graph's {population_size} nodes", devices.population_size)
+            checked(devices, population_size, "graph's", "nodes")
             if devices.availability is not None:
                 hint = "Nodes that are away: network.with_node_failures."
                 validate.fail("devices", "devices that are always there", "ones with an availability", hint)
@@ -79,32 +77,25 @@ def advanced(timing: Timing, key: Array, clock: Clock, links: Links, load: Load)
     """
     devices = timing.devices
     ids = jnp.arange(links.up.shape[0], dtype=jnp.int32)
-    lasts = spent_by(devices, key, ids, load).total
+    lasts, passed = spent_by(devices, key, ids, load).total, clock.seconds.astype(jnp.uint32)  # past 68 years: later
     if timing.barrier == "global":
-        seconds = clock.seconds.max()
-        ticks = jnp.where(clock.seconds == seconds, clock.ticks, -1).max()
-        waited = Clock(jnp.broadcast_to(seconds, ids.shape), jnp.broadcast_to(ticks, ids.shape))
+        seconds = passed.max()
+        ticks = jnp.where(passed == seconds, clock.ticks, -1).max()
+        waited = Clock(jnp.broadcast_to(seconds.astype(jnp.int32), ids.shape), jnp.broadcast_to(ticks, ids.shape))
     else:
         heard = jnp.where(links.weights != 0, links.neighbours, ids[:, None])
         heard = jnp.concatenate([ids[:, None], heard], 1)
-        seconds = clock.seconds[heard].max(1)
-        ticks = jnp.where(clock.seconds[heard] == seconds[:, None], clock.ticks[heard], -1).max(1)
-        waited = Clock(seconds, ticks)
-    second = devices.ticks_per_second
-    ticks = waited.ticks + lasts % second
-    new = Clock(waited.seconds + lasts // second + ticks // second, ticks % second)
+        seconds = passed[heard].max(1)
+        ticks = jnp.where(passed[heard] == seconds[:, None], clock.ticks[heard], -1).max(1)
+        waited = Clock(seconds.astype(jnp.int32), ticks)
+    new = waited.moved(lasts, devices.ticks_per_second).since(waited)
     return Clock(*(jnp.where(links.up, x, y) for x, y in zip(new, clock, strict=True)))
-
-
-def finished(clock: Clock, ticks_per_second: int) -> Array:
-    """[N] float32 seconds at which nodes were done with their last round."""
-    return clock.seconds.astype(jnp.float32) + clock.ticks.astype(jnp.float32) / ticks_per_second
 
 
 def times(timing: Timing, clock: PyTree, up: Array) -> dict[str, Array]:
     """Info of a round: seconds until the first node of those that are up, and the last of all, were done."""
     if timing.devices is None:
         return {}
-    seconds = finished(clock, timing.devices.ticks_per_second)
+    seconds = clock.read(timing.devices.ticks_per_second)
     first = jnp.where(up | ~up.any(), seconds, jnp.inf).min()
     return {"simulated_seconds": seconds.max(), "first_seconds": first}

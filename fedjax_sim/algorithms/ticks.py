@@ -37,9 +37,10 @@ def advanced(clock: Clock, ticks: Array, ticks_per_second: int) -> Clock:
     """
     unit = np.uint32(ticks_per_second)
     rest = clock.ticks.astype(jnp.uint32) + ticks % unit
-    passed = ticks // unit + rest // unit
-    seconds = jnp.where(passed < np.uint32(2**31), clock.seconds + passed.astype(jnp.int32), -1)
-    return Clock(jnp.where(clock.seconds < 0, clock.seconds, seconds), (rest % unit).astype(jnp.int32))
+    start = clock.seconds.astype(jnp.uint32)
+    seconds = start + (ticks // unit + rest // unit)
+    seconds = seconds | jnp.where(seconds < start, np.uint32(2**31), np.uint32(0))
+    return Clock(seconds.astype(jnp.int32), (rest % unit).astype(jnp.int32)).since(clock)
 
 
 def earliest(times: Array, ids: Array, count: int) -> Array:

@@ -21,7 +21,7 @@ from fedjax_sim.algorithms.flights import LOOKING, PATIENCE, Traffic, begun, dur
 from fedjax_sim.algorithms.round import close, collect
 from fedjax_sim.algorithms.state import Bases, FederatedState, initial_state
 from fedjax_sim.algorithms.ticks import NEVER, advanced, last
-from fedjax_sim.network.devices import there_at
+from fedjax_sim.network.devices import checked, there_at
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.permutation import permute
 from fedjax_sim.types import (
@@ -129,11 +129,8 @@ def fedat(
 
     References: Chai et al. 2021 (FedAT), algorithm 1 and equation 4.
     """
-    validate.part("devices", devices, Devices)
     validate.integer("population_size", population_size)
-    if devices.population_size != population_size:
-        rule = f"those of the population's {population_size} clients"
-        validate.fail("devices", rule, f"devices of {devices.population_size}")
+    checked(devices, population_size)
     validate.integer("num_tiers", num_tiers, 1, population_size)
     validate.integer("clients_per_tier", clients_per_tier, 1, population_size // num_tiers)
     work = client.work(

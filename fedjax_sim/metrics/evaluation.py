@@ -43,7 +43,8 @@ def metric_sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str
         return jnp.where(data.mask.reshape(data.mask.shape + (1,) * (x.ndim - 1)), x, jnp.zeros_like(x))
 
     out = loss_fn(params, jax.tree.map(masked, data.examples), None)
-    out = tree.widened(dict(out) if isinstance(out, dict) else {"loss": out})  # a sum of 16 bits stops growing
+    out = out if isinstance(out, dict) else {"loss": out}
+    out = tree.widened(jax.tree.map(jnp.asarray, dict(out)))  # a sum of 16 bits stops growing
     own = {name: out.pop(f"{name}_weight") for name in [*out] if f"{name}_weight" in out}
     shared = out.pop("weight", 1.0)
     weights = {name: jnp.where(data.mask, own.get(name, shared), 0.0) for name in out}

@@ -13,9 +13,10 @@ from fedjax_sim.network.distributions import Distribution, as_distribution, logn
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, Availability, Devices, Load, Spent
 
-__all__ = ["MOST_TICKS", "Profile", "heterogeneous", "of_profiles", "spent_by", "there_at", "whole_ticks"]
+__all__ = ["MOST_TICKS", "Profile", "checked", "heterogeneous", "of_profiles", "spent_by", "there_at", "whole_ticks"]
 
 MOST_TICKS = 715_827_840  # of one phase, so that three add up in int32; a float32 number
+FINEST = 1_000_000  # ticks a second
 
 
 class Profile(NamedTuple):
@@ -32,6 +33,14 @@ class Profile(NamedTuple):
     joules_per_byte: Array  # either way
     compute_watts: Array  # while it computes
     radio_watts: Array  # while it sends or receives
+
+
+def checked(devices: Devices, population_size: int, whose: str = "population's", of: str = "clients") -> None:
+    """Raises ValueError, TypeError for devices of another population, which is `whose`, or with ticks out of range."""
+    validate.part("devices", devices, Devices)
+    if devices.population_size != population_size:
+        validate.fail("devices", f"those of the {whose} {population_size} {of}", devices.population_size)
+    validate.integer("devices.ticks_per_second", devices.ticks_per_second, 1, FINEST)
 
 
 def whole_ticks(seconds: Array, ticks_per_second: int) -> Array:
@@ -77,7 +86,7 @@ def of_profiles(
     validate.in_range("jitter", jitter, 0, 4)
     if availability is not None:
         validate.part("availability", availability, Availability)
-    validate.integer("ticks_per_second", ticks_per_second, 1, 1_000_000)
+    validate.integer("ticks_per_second", ticks_per_second, 1, FINEST)
     factor = lognormal(1.0, jitter)
 
     def spend(key: Array, ids: Array, load: Load) -> Spent:

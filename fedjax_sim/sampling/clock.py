@@ -16,7 +16,20 @@ from fedjax_sim.sampling.price import Price
 from fedjax_sim.sampling.visits import DISTINCT
 from fedjax_sim.types import Array, Clock, Cohort, Devices, Load, Metric, PyTree, Sampler, Spent
 
-__all__ = ["Timed", "changed", "cut", "lasting", "spend", "stated", "timed", "unlimited", "untimed", "window"]
+__all__ = [
+    "LONGEST",
+    "Timed",
+    "changed",
+    "cut",
+    "first_pass",
+    "lasting",
+    "spend",
+    "stated",
+    "timed",
+    "unlimited",
+    "untimed",
+    "window",
+]
 
 LONGEST = 2**31 - 2**21  # ticks until the last client is done
 
@@ -89,7 +102,7 @@ def changed(
         cohort, after = sampler.sample(key, state)
         clocked = _found(after)
         shorter = change(key, cohort, clocked.price)
-        clock = clocked.clock.moved(window(shorter) - window(cohort), per_second)
+        clock = clocked.clock.moved(window(shorter) - window(cohort), per_second).since(before)
         after = jax.tree.map(lambda x: x._replace(clock=clock) if _is_timed(x) else x, after, is_leaf=_is_timed)
         return stated(shorter, before, clock, per_second), after
 
@@ -105,6 +118,11 @@ def spend(devices: Devices, key: Array, cohort: Cohort, price: Price) -> Spent:
     """
     spent = _spent(devices, key, cohort.ids, price.loads(cohort))
     return jax.tree.map(lambda x: jnp.where(cohort.invited, x, 0), spent)
+
+
+def first_pass(devices: Devices, key: Array, cohort: Cohort, price: Price) -> Spent:
+    """What clients spend until the first of their two messages has arrived, if nobody stops them."""
+    return _spent(devices, key, cohort.ids, price.loads(cohort)[:1])
 
 
 def _spent(devices: Devices, key: Array, ids: Array, loads: tuple[Load, ...]) -> Spent:
@@ -144,7 +162,7 @@ def cut(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, n
     sent = cohort.reported if cohort.sent is None else cohort.sent
     begun, up = cohort.begun, 0
     if price.before is not None:
-        before = _spent(devices, key, cohort.ids, price.loads(cohort)[:1])
+        before = first_pass(devices, key, cohort, price)
         begun, up = sent if begun is None else begun, before.up
         begun &= ~late | (at > before.down + before.compute)
     sent &= ~late | (done[2] > up)
@@ -195,7 +213,7 @@ def stated(cohort: Cohort, before: Clock, after: Clock, per_second: int) -> Coho
     def seconds(whole, ticks):
         return whole.astype(jnp.float32) + ticks.astype(jnp.float32) / per_second
 
-    length = seconds(after.seconds - before.seconds, after.ticks - before.ticks)
+    length = seconds((after.seconds - before.seconds) & jnp.int32(2**31 - 1), after.ticks - before.ticks)
     had = window(cohort).astype(jnp.float32) * cohort.invited.sum(dtype=jnp.float32) / per_second
     times = {"round_seconds": length, "simulated_seconds": after.read(per_second), "client_seconds": had}
     return cohort._replace(metrics=cohort.metrics | times)

@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.network import within_budget
 from fedjax_sim.sampling.battery import EXHAUSTED
-from fedjax_sim.sampling.clock import changed, cut, spend, timed
+from fedjax_sim.sampling.clock import changed, cut, first_pass, spend, timed
 from fedjax_sim.sampling.design import SamplingDesign, one_for_one, responding
 from fedjax_sim.sampling.fates import NEVER, losing, regained
 from fedjax_sim.sampling.price import Price
@@ -189,6 +189,9 @@ def with_radio_budget(
         spent = cohort.spent
         ready = spent.down + spent.compute
         cost, most = spent.up, airtime
+        if price.before is not None:  # the first of two messages is sent in the middle of a round
+            before = first_pass(devices, key, cohort, price)
+            cost = jnp.maximum(cost, jnp.clip(spent.total - before.down - before.compute, 0, before.up))
         if budget_bytes is not None:  # messages of one size: so many
             most = (price.all_bytes_up() <= longest).sum(dtype=jnp.int32)
             cost = jnp.ones_like(cohort.ids)

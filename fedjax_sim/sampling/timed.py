@@ -7,8 +7,8 @@ import math
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.network.devices import there_at
-from fedjax_sim.sampling.clock import Timed, cut, spend, stated, unlimited, untimed, window
+from fedjax_sim.network.devices import checked, there_at
+from fedjax_sim.sampling.clock import LONGEST, Timed, cut, spend, stated, unlimited, untimed, window
 from fedjax_sim.sampling.design import responding
 from fedjax_sim.sampling.fates import recounted
 from fedjax_sim.sampling.membership import UNFILLED, first_invited, of_first
@@ -72,7 +72,7 @@ def with_clock(
       devices: of all N clients; in a config `[devices]`.
       num_invited: how many of the clients drawn who are there are invited, the first in the order of the slots (random
         for `uniform`); None = all of them.
-      overhead_seconds: of the server in each round, at least 0, at most 2^30 ticks.
+      overhead_seconds: of the server in each round, at least 0, at most 2^30 ticks (below 2^21 of a second).
       idle_seconds: how long the server waits to look again where nobody could be invited, above 0, at most 2^30 ticks.
       checks: presence is looked up after the download, so often, evenly spaced, during the local work, and on arrival.
       flops_scale, bytes_scale: in (0, 1e12]; 1 = the model as it is.
@@ -104,11 +104,8 @@ def with_clock(
     """
     untimed(sampler, "with_clock")
     unlimited(sampler, "with_clock", "Arrivals follow from the devices: put with_over_selection around with_clock.")
-    validate.part("devices", devices, Devices)
-    if devices.population_size != sampler.design.population_size:
-        rule = f"those of the sampler's {sampler.design.population_size} clients"
-        validate.fail("devices", rule, devices.population_size)
-    most = 2**30 / devices.ticks_per_second
+    checked(devices, sampler.design.population_size, "sampler's")
+    most = min(2**30 / devices.ticks_per_second, 2**31 - 1 - LONGEST / devices.ticks_per_second)  # `Clock.since`
     validate.in_range("overhead_seconds", overhead_seconds, 0, most)
     validate.in_range("idle_seconds", idle_seconds, 0, most, open_low=True)
     validate.integer("checks", checks, 1, 64)
@@ -139,7 +136,7 @@ def with_clock(
         if present is not None:
             cohort = _staying(devices, key, cohort, state, checks)
         ticks = jnp.where(cohort.invited.any(), window(cohort), idle)
-        clock = state.clock.moved(ticks, per_second).moved(overhead, per_second)
+        clock = state.clock.moved(ticks, per_second).moved(overhead, per_second).since(state.clock)
         if scaled:
             cohort = cohort._replace(metrics=cohort.metrics | {name: jnp.float32(x) for name, x in scales.items()})
         return stated(cohort, state.clock, clock, per_second), Timed(inner, clock, state.price)

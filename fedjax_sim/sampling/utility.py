@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import validate
+from fedjax_sim.network.devices import checked
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.clock import unlimited, untimed
 from fedjax_sim.sampling.design import SamplingDesign
@@ -149,7 +150,7 @@ def oort(
     sizes = checked_weights(weights).astype("float32")
     validate.integer("cohort_size", cohort_size, 1, len(sizes), hint="There are no more clients.")
     if devices is not None:
-        validate.part("devices", devices, Devices)
+        checked(devices, len(sizes), "weights'")
     for name, value in (("preferred_seconds", preferred_seconds), ("pacer_seconds", pacer_seconds)):
         validate.positive(name, value)
     validate.integer("window", window, 1, 1 << 16)

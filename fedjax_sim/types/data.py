@@ -201,21 +201,31 @@ class Spent(NamedTuple):
 class Clock(NamedTuple):
     """Simulated time since the start of a run, exact for 68 years."""
 
-    seconds: Array  # [] int32, whole seconds; below 0 for ever after the 68 years
+    seconds: Array  # [] int32, whole seconds; below 0 after the 68 years: their number less 2^31, modulo 2^31
     ticks: Array  # [] int32 in [0, ticks per second)
 
     def moved(self, ticks: Array, per_second: int) -> Clock:
         """The clock so many ticks later, or earlier for a negative number; both below 2^31 - 2^20.
 
+        Past 68 years it wraps: see `since`.
+
         >>> [int(x) for x in Clock(jnp.int32(5), jnp.int32(999)).moved(jnp.int32(2), 1000)]
         [6, 1]
         """
         ticks = self.ticks + ticks
-        seconds = jnp.where(self.seconds < 0, self.seconds, self.seconds + ticks // per_second)
-        return Clock(seconds, ticks % per_second)
+        return Clock(self.seconds + ticks // per_second, ticks % per_second)
+
+    def since(self, start: Clock) -> Clock:
+        """This clock, which was moved from `start` by less than 2^31 seconds: past the 68 years if that was.
+
+        >>> late = Clock(jnp.int32(-1), jnp.int32(0))  # the last second before it wraps
+        >>> int(late.moved(jnp.int32(10), 1).seconds), int(late.moved(jnp.int32(10), 1).since(late).seconds)
+        (9, -2147483639)
+        """
+        return self._replace(seconds=self.seconds | (start.seconds & jnp.int32(-(2**31))))
 
     def read(self, per_second: int) -> Array:
-        """[] float32 seconds since the start of a run; infinity once they have left the 68 years.
+        """float32 seconds since the start of a run, shape as `seconds`; infinity past the 68 years.
 
         Guarantees: tests/sampling/test_timed.py::test_a_long_life_of_the_clock.
         """

@@ -146,7 +146,7 @@ class ServerUpdate(NamedTuple):
 class Availability(NamedTuple):
     """When clients can take part, as a pure function of id and time: nothing is kept for N clients."""
 
-    at: Callable  # (ids [c], seconds [] or [c] int32 since the start) -> [c] bool
+    at: Callable  # (ids [c], seconds [] or [c] int32 since the start, as `Clock.seconds`) -> [c] bool
     rate: Callable | None = None  # (ids [c] on the host) -> [c] float64 share of all time; None = unknown. That of a
     # run may be another: formulas, Horvitz-Thompson and accountants take none, and refuse samplers over availability
 
@@ -157,7 +157,7 @@ class Devices(NamedTuple):
     population_size: int
     spend: Callable  # (key, ids [c], Load) -> Spent
     availability: Availability | None = None  # None = always there
-    ticks_per_second: int = 1000  # the unit of simulated time; a duration is below 2^31 ticks
+    ticks_per_second: int = 1000  # the unit of simulated time, in [1, 10^6]; a duration is below 2^31 ticks
 
 
 class Star(NamedTuple):

@@ -128,12 +128,30 @@ def test_what_a_round_asks():
         Work(4, 4, 2, 10.0, 5.0), jnp.ones(g.N, jnp.int32), arrows.links(None, 0, arrows.tables), 4
     )
     assert load.bytes_up.tolist() == [28.0] + [0.0] * 7 and load.bytes_down.tolist() == [0.0] + [4.0] * 7
-    assert barriers.finished(Clock(jnp.int32([2]), jnp.int32([500])), 1000).tolist() == [2.5]
+    assert Clock(jnp.int32([2]), jnp.int32([500])).read(1000).tolist() == [2.5]
+
+
+@pytest.mark.parametrize("barrier", ["global", "local"])
+def test_past_the_clock(barrier):
+    """A node of 63 years a round, in seconds. Who waited for its second round is past what is counted, for ever, the
+    others are in time. Catches clocks that wrap to the past, and waits for the wrong node."""
+    made = dpsgd(devices=devices(slow=3)._replace(ticks_per_second=1), barrier=barrier)
+    state, step, data = made.init(g.KEY, g.START, g.clients()), jax.jit(made.step), g.clients()
+    exact = [0] * g.N
+    for k in range(1, 8):
+        state, info = step(jax.random.fold_in(g.KEY, k), state, data)
+        hops = range(g.N) if barrier == "global" else (-1, 0, 1)
+        exact = [max(exact[(i + hop) % g.N] for hop in hops) + (SLOW if i == 3 else FAST) for i in range(g.N)]
+        expected = [t if t < 2**31 else np.inf for t in exact]
+        np.testing.assert_allclose(state.clock.read(1), expected, rtol=1e-6)
+        assert float(info["simulated_seconds"]) == pytest.approx(max(expected))
 
 
 def test_what_is_refused():
     """Catches devices of other nodes, and clients that come and go where nobody asks."""
-    with pytest.raises(ValueError, match="devices: expected devices of the graph's 8 nodes, got 9"):
+    with pytest.raises(ValueError, match="devices: expected those of the graph's 8 nodes, got 9"):
         dpsgd(devices=devices()._replace(population_size=9))
+    with pytest.raises(ValueError, match=r"devices.ticks_per_second: expected an integer in \[1, 1000000\]"):
+        dpsgd(devices=devices()._replace(ticks_per_second=10**7))
     with pytest.raises(ValueError, match="devices: expected devices that are always there"):
         dpsgd(devices=devices()._replace(availability=network.always()))

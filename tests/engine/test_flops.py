@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from fedjax_sim import engine
@@ -49,6 +50,34 @@ def test_convolutions_and_their_gradients(stride, padding, size):
         return jax.vjp(convolution, kernel, image)[1](jnp.ones(out))
 
     assert counted(gradients, kernel, image) == 4 * products
+
+
+def test_any_convolution():
+    """200 of one dimension, of which a loop over places, taps and numbers counts the products; one of 10^10 at once.
+    Catches strides, dilations and padding, below 0 too, that are mixed up, and a count that takes as long as these."""
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        size, taps, stride, spread, hop = rng.integers(1, [9, 5, 6, 6, 4])
+        padding = before, after = rng.integers(-2, 5, 2).tolist()
+        places = range((max(before + after + (size - 1) * spread - (taps - 1) * hop, -1) // stride) + 1)
+        if size and before + (size - 1) * spread + 1 + after < 0:
+            continue
+        meets = {
+            (i, k)
+            for i in range(size)
+            for k in range(taps)
+            for o in places
+            if o * stride + k * hop - before == i * spread
+        }
+        options = {"lhs_dilation": [spread], "rhs_dilation": [hop]}
+
+        def convolution(x, k, window=(stride,), pads=(padding,), options=options):
+            return jax.lax.conv_general_dilated(x, k, window, pads, **options)
+
+        found = counted(convolution, jnp.ones((2, 3, size)), jnp.ones((4, 3, taps)))
+        assert found == 2 * (2 * 3 * 4) * len(meets), (size, taps, stride, spread, hop, padding)
+    long = jax.ShapeDtypeStruct((100_000,), jnp.float32)
+    assert counted(jnp.convolve, long, long) == 2 * 100_000**2
 
 
 def test_what_nobody_reads_is_free():

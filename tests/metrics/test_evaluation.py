@@ -46,19 +46,26 @@ def test_matches_a_loop_over_clients(clients):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_metrics_of_16_bits(dtype, weighted):
-    """10,000 rows of loss 8 and accuracy 1, weighed alike or by 1 and 3. Catches sums in the loss's own dtype, rounded
-    (7.98) or past it."""
+    """10,000 rows of loss 11 and accuracy 1, weighed alike or by 1 and 9/8. Catches sums in the loss's own dtype,
+    rounded or past it."""
 
     def loss_fn(params, examples, key):
         ones = jnp.ones(examples["x"].shape, dtype)
-        values = {"loss": 8 * ones, "accuracy": ones}
-        return values | {"weight": ones + 2 * examples["x"].astype(dtype)} if weighted else values
+        values = {"loss": 11 * ones, "accuracy": ones}
+        return values | {"weight": ones + examples["x"].astype(dtype) / 8} if weighted else values
 
     x = np.arange(10_000, dtype=np.float32) % 2
     people = from_clients([{"x": x}, {"x": x[:1]}])
     record = metrics.evaluation(loss_fn, test={"x": x}, held_out=people, train=people)(PARAMS)
     for who in ("test", "held_out", "train"):
-        assert (record[f"{who}_loss"], record[f"{who}_accuracy"]) == (8.0, 1.0)
+        assert (record[f"{who}_loss"], record[f"{who}_accuracy"]) == (11.0, 1.0)
+
+
+def test_numbers_of_python():
+    """A weight of 1.0, and the same metric for every row. Catches arrays alone that can be summed."""
+    x = np.arange(5, dtype=np.float32)
+    record = metrics.evaluation(lambda p, e, k: {"loss": e["x"], "heat": 2, "weight": 1.0}, test={"x": x})(PARAMS)
+    assert (record["test_loss"], record["test_heat"]) == (2.0, 2.0)
 
 
 def test_pooled_is_the_weighted_mean_of_clients(clients):

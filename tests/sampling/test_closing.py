@@ -111,7 +111,8 @@ def test_who_leaves_with_shorter_work():
 
 
 def test_a_place_for_both_messages():
-    """Three of six clients are late after the first of two messages of 100 bytes: places are for both, as stated."""
+    """Three of six clients are late after the first of two messages of 100 bytes: a place is for both, airtime is what
+    was used. Catches a first message that takes none."""
 
     def spend(key, ids, load):
         slow = jnp.where(ids < 3, 100, 5)
@@ -130,6 +131,9 @@ def test_a_place_for_both_messages():
         assert cohort.begun.tolist() == [i < places for i in range(6)]
         assert cohort.sent.tolist() == [3 <= i < places for i in range(6)]
         assert 100 * (cohort.begun.sum() + cohort.sent.sum()) <= budget
+    for ticks, begun, sent in ((3, 3, 0), (4, 3, 0), (5, 4, 1), (8, 5, 2), (9, 6, 3)):  # of one message each
+        cohort, _ = drawn(sampling.with_radio_budget(late, airtime_seconds=ticks / 10, order="id"), work=work)
+        assert (cohort.begun.sum(), cohort.sent.sum()) == (begun, sent)
 
 
 @pytest.mark.full

@@ -114,6 +114,38 @@ def test_a_clock_past_its_life():
     assert int(once.seconds) == 2**31 - 2 and float(advanced(once, jnp.uint32(2), 1).read(1)) == np.inf
 
 
+def test_a_client_who_is_never_done():
+    """Rounds of ten seconds and five days, in ticks of a second, and one client who takes 68 years: in Python integers.
+    Catches a clock that is lost in the middle of a round, before the deadline puts it back."""
+    spent = [np.where(np.arange(N) == 2, 715_827_840, 1)] * 3
+    clocked = sampling.with_clock(sampling.full(N), tables(*spent, ticks_per_second=1), overhead_seconds=5 * 86400.0)
+    soon = sampling.with_over_selection(sampling.with_deadline(clocked, 10.0), N - 1)
+    state = told(soon, WORK._replace(steps=1))
+    for k in range(1, 9):
+        cohort, state = soon.sample(KEY, state)
+        assert float(cohort.metrics["round_seconds"]) == 432_003
+        assert float(cohort.metrics["simulated_seconds"]) == 432_003 * k
+
+
+def test_rounds_past_the_clock():
+    """From an hour before the 68 years on rounds last as long, day and night go on, and the time reads infinity.
+    Catches a clock that stands still, and lengths below 0."""
+    night = network.daily_window(0.5, num_zones=1)
+    day = tables(*[np.full(N, 7000)] * 3, there=night.at, ticks_per_second=1)
+    clocked = sampling.with_clock(sampling.full(N), day, idle_seconds=3600.0)
+    state = told(clocked, WORK._replace(steps=1))._replace(clock=Clock(jnp.int32(2**31 - 3600), jnp.int32(0)))
+
+    def one(state, _):
+        cohort, after = clocked.sample(KEY, state)
+        names = ("interrupted", "round_seconds", "simulated_seconds")
+        return after, (cohort.invited.any(), *(cohort.metrics[name] for name in names))
+
+    invited, left, lasts, times = jax.device_get(jax.lax.scan(one, state, jnp.arange(400))[1])
+    np.testing.assert_array_equal(lasts[left == 0], np.where(invited, 21_000, 3600)[left == 0])
+    assert np.isinf(times[1:]).all() and (lasts[left > 0] > 0).all() and (left > 0).sum() < 100
+    assert (np.diff(invited.astype(int)) != 0).sum() > 50
+
+
 def test_energy_and_utilisation():
     """Closed forms of one cohort. Catches waste that counts who reports, and clients that are busy while they wait."""
     clocked = sampling.with_clock(sampling.full(N), tables())
@@ -354,12 +386,16 @@ def test_the_slowest_of_exponential_times():
 
 def test_wrong_input():
     """Catches devices of another population, two clocks, and what changes work or arrivals behind a clock's back."""
-    clocked = sampling.with_clock(sampling.uniform(N, 4), tables())
+    clocked, years = sampling.with_clock(sampling.uniform(N, 4), tables()), tables(ticks_per_second=1)
     for wrong, told_ in (
         (lambda: sampling.with_clock(clocked, tables()), "one without a clock, for with_clock"),
         (lambda: sampling.with_clock(sampling.full(5), tables()), "devices: expected those of the sampler's 5 clients"),
         (lambda: sampling.with_clock(sampling.full(N), tables(), overhead_seconds=-1.0), "overhead_seconds"),
         (lambda: sampling.with_clock(sampling.full(N), tables(), idle_seconds=0.0), "idle_seconds"),
+        (lambda: sampling.with_clock(sampling.full(N), years, overhead_seconds=2**21), "overhead_seconds: expected"),
+        (lambda: sampling.with_clock(sampling.full(N), tables(ticks_per_second=10**7)), "devices.ticks_per_second"),
+        (lambda: sampling.oort(np.ones(N), 2, devices=tables(ticks_per_second=0)), "devices.ticks_per_second"),
+        (lambda: sampling.oort(np.ones(5), 2, devices=tables()), "devices: expected those of the weights' 5 clients"),
         (lambda: sampling.with_clock(sampling.full(N), tables(), checks=0), "checks"),
         (lambda: sampling.with_clock(sampling.uniform(N, 4), tables(), num_invited=5), "num_invited"),
         (lambda: sampling.with_clock(sampling.full(N), tables(), flops_scale=0.0), "flops_scale: expected a number in"),
