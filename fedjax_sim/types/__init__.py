@@ -1,8 +1,8 @@
 """The types that all subpackages share: data are pytrees, and a part is a NamedTuple of pure functions.
 
-`types.data` holds what flows through a round (data of clients, cohorts, reports, messages); `types.graph` a graph
-as an example; `types.parts` holds what handles it (samplers, clients, transforms, aggregators, servers, and the
-algorithm made of them).
+`types.data` holds what flows through a round (data of clients, cohorts, reports, messages); `types.time` what a round
+asks of clients, what they spend, and the clock; `types.graph` a graph as an example; `types.parts` what handles it
+(samplers, clients, transforms, aggregators, servers, and the algorithm made of them).
 
 A part also carries static facts about itself, such as its sensitivity, which compatibility checks and the accountant
 read. The default of each fact is the claim that promises least (tests/laws/test_facts.py::test_facts_fail_closed).
@@ -15,11 +15,9 @@ from fedjax_sim.types.data import (
     Array,
     Attackers,
     ClientData,
-    Clock,
     Cohort,
     Count,
     FilePath,
-    Load,
     Mean,
     Metric,
     Noise,
@@ -30,10 +28,8 @@ from fedjax_sim.types.data import (
     Received,
     Report,
     Round,
-    Spent,
     StalenessWeight,
     Wire,
-    Work,
 )
 from fedjax_sim.types.graph import GraphData
 from fedjax_sim.types.parts import (
@@ -50,6 +46,7 @@ from fedjax_sim.types.parts import (
     UpdateTransform,
     noisy_parts,
 )
+from fedjax_sim.types.time import Clock, Load, Spent, Work
 
 __all__ = [
     "Aggregator",

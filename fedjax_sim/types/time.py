@@ -1,0 +1,82 @@
+"""Simulated time: what a round asks of clients, what they spend on it, and the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+__all__ = ["Clock", "Load", "Spent", "Work"]
+
+
+class Work(NamedTuple):
+    """What a round asks of one client; known on the host before the first round."""
+
+    bytes_up: int  # of its message
+    bytes_down: int  # of the broadcast
+    steps: int | Callable | None  # local steps, or (examples) -> local steps; None = the client does not state them
+    flops: float  # floating-point operations of its local work on all rows, a loop of unknown length counted once
+    step_flops: float = 0.0  # of each further turn of that loop: a local step
+    rows: int | None = None  # those rows, where a client's flops grow with its examples; None = they are minibatches
+    examples: Callable | None = None  # () -> [N] number of examples of each client; None = not known
+    before: Work | None = None  # of a pass before this one, whose flops are not in these; its bytes are
+
+
+class Load(NamedTuple):
+    """What a round asks of clients, as their devices price it; each number [] or [c] float32."""
+
+    flops: Array  # of the local work that they do
+    bytes_down: Array  # of the broadcast
+    bytes_up: Array  # of a message
+
+
+class Spent(NamedTuple):
+    """What clients spend on one round, each [c] and at least 0; times in whole ticks of `Devices.ticks_per_second`,
+    rounded up. Functions of one's own are held to shapes and dtypes, not to this."""
+
+    down: Array  # int32, until the broadcast is there
+    compute: Array  # int32, local work
+    up: Array  # int32, until the message is at the server
+    joules: Array  # float32, of all three
+
+    @property
+    def total(self) -> Array:
+        """[c] int32 ticks from the invitation to the arrival."""
+        return self.down + self.compute + self.up
+
+
+class Clock(NamedTuple):
+    """Simulated time since the start of a run, exact for 68 years."""
+
+    seconds: Array  # [] int32, whole seconds; below 0 after the 68 years: their number less 2^31, modulo 2^31
+    ticks: Array  # [] int32 in [0, ticks per second)
+
+    def moved(self, ticks: Array, per_second: int) -> Clock:
+        """The clock so many ticks later, or earlier for a negative number; both below 2^31 - 2^20.
+
+        Past 68 years it wraps: see `since`.
+
+        >>> [int(x) for x in Clock(jnp.int32(5), jnp.int32(999)).moved(jnp.int32(2), 1000)]
+        [6, 1]
+        """
+        ticks = self.ticks + ticks
+        return Clock(self.seconds + ticks // per_second, ticks % per_second)
+
+    def since(self, start: Clock) -> Clock:
+        """This clock, which was moved from `start` by less than 2^31 seconds: past the 68 years if that was.
+
+        >>> late = Clock(jnp.int32(-1), jnp.int32(0))  # the last second before it wraps
+        >>> int(late.moved(jnp.int32(10), 1).seconds), int(late.moved(jnp.int32(10), 1).since(late).seconds)
+        (9, -2147483639)
+        """
+        return self._replace(seconds=self.seconds | (start.seconds & jnp.int32(-(2**31))))
+
+    def read(self, per_second: int) -> Array:
+        """float32 seconds since the start of a run, shape as `seconds`; infinity past the 68 years.
+
+        Guarantees: tests/sampling/test_timed.py::test_a_long_life_of_the_clock.
+        """
+        passed = self.seconds.astype(jnp.float32) + self.ticks.astype(jnp.float32) / per_second
+        return jnp.where(self.seconds < 0, jnp.inf, passed)
