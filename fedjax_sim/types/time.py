@@ -50,19 +50,17 @@ class Spent(NamedTuple):
 class Clock(NamedTuple):
     """Simulated time since the start of a run, exact for 68 years."""
 
-    seconds: Array  # [] int32, whole seconds; below 0 after the 68 years: their number less 2^31, modulo 2^31
+    seconds: Array  # [] int32, whole seconds; past the 68 years their lower 31 bits, with the sign bit set
     ticks: Array  # [] int32 in [0, ticks per second)
 
     def moved(self, ticks: Array, per_second: int) -> Clock:
-        """The clock so many ticks later, or earlier for a negative number; both below 2^31 - 2^20.
-
-        Past 68 years it wraps: see `since`.
+        """The clock so many int32 ticks later, or earlier for a negative number. Past 68 years it wraps: see `since`.
 
         >>> [int(x) for x in Clock(jnp.int32(5), jnp.int32(999)).moved(jnp.int32(2), 1000)]
         [6, 1]
         """
-        ticks = self.ticks + ticks
-        return Clock(self.seconds + ticks // per_second, ticks % per_second)
+        rest = self.ticks + ticks % per_second
+        return Clock(self.seconds + ticks // per_second + rest // per_second, rest % per_second)
 
     def since(self, start: Clock) -> Clock:
         """This clock, which was moved from `start` by less than 2^31 seconds: past the 68 years if that was.

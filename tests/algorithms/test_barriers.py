@@ -11,7 +11,7 @@ from fedjax_sim.algorithms import barriers
 from fedjax_sim.types import Clock, Devices, Load, Spent
 from tests.algorithms import gossip as g
 
-FAST, SLOW = 1_700, 2_000_000_011  # ticks; the slow one in one round nearly fills an int32
+FAST, SLOW = 1_700, 3 * 715_827_840  # ticks; the slow one in one round nearly fills an int32
 
 
 def devices(slow=None, seen=None):
@@ -133,7 +133,7 @@ def test_what_a_round_asks():
 
 @pytest.mark.parametrize("barrier", ["global", "local"])
 def test_past_the_clock(barrier):
-    """A node of 63 years a round, in seconds. Who waited for its second round is past what is counted, for ever, the
+    """A node of 68 years a round, in seconds. Who waited for its second round is past what is counted, for ever, the
     others are in time. Catches clocks that wrap to the past, and waits for the wrong node."""
     made = dpsgd(devices=devices(slow=3)._replace(ticks_per_second=1), barrier=barrier)
     state, step, data = made.init(g.KEY, g.START, g.clients()), jax.jit(made.step), g.clients()

@@ -90,6 +90,9 @@ def test_a_long_life_of_the_clock():
     late = Clock(jnp.int32(2**31 - 3_000_000), jnp.int32(999))
     clock = late.moved(jnp.int32(2**31 - 2**21), 1000).moved(jnp.int32(-(2**31 - 2**21)), 1000)
     assert [int(x) for x in clock] == [2**31 - 3_000_000, 999]
+    for ticks in (2**31 - 1, 3 * 715_827_840, -(2**31), -1):
+        clock = Clock(jnp.int32(10_000_000), jnp.int32(999_999)).moved(jnp.int32(ticks), 1_000_000)
+        assert [int(x) for x in clock] == list(divmod(10_000_000_999_999 + ticks, 1_000_000))
     ages = tables(*[np.full(N, 715_827_840)] * 3)
     forever = sampling.with_clock(sampling.full(N), ages, overhead_seconds=2**30 / 1000)
     soon = sampling.with_deadline(forever, 2.0)
