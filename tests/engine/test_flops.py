@@ -60,7 +60,7 @@ def test_any_convolution():
         size, taps, stride, spread, hop = rng.integers(1, [9, 5, 6, 6, 4])
         padding = before, after = rng.integers(-2, 5, 2).tolist()
         places = range((max(before + after + (size - 1) * spread - (taps - 1) * hop, -1) // stride) + 1)
-        if size and before + (size - 1) * spread + 1 + after < 0:
+        if before + (size - 1) * spread + 1 + after < 0:
             continue
         meets = {
             (i, k)
