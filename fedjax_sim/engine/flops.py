@@ -95,6 +95,7 @@ def _products(eqn: core.JaxprEqn) -> int:
         options["window_strides"], options["padding"], options["lhs_dilation"], options["rhs_dilation"], strict=True
     )
     for i, (stride, (before, _), spread, hop) in enumerate(ways, 2):
+        stride, before, spread, hop = map(int, (stride, before, spread, hop))  # of NumPy's narrow integers too
         gaps = before - np.arange(kernel[numbers.rhs_spec[i]]) * hop
         total *= _read(out[numbers.out_spec[i]], stride, gaps, spread, image[numbers.lhs_spec[i]])
     return total
@@ -103,8 +104,8 @@ def _products(eqn: core.JaxprEqn) -> int:
 def _read(places: int, stride: int, gaps: np.ndarray, spread: int, size: int) -> int:
     """The pairs of a place p < `places` and a gap whose p * stride - gap is i * spread for an i in [0, size)."""
     shared = math.gcd(stride, spread)
-    period = int(spread) // shared  # of the places that meet a number
-    inverse = pow(int(stride) // shared, -1, period)
+    period = spread // shared  # of the places that meet a number
+    inverse = pow(stride // shared, -1, period)
     first = np.maximum(-(-gaps // stride), 0)
     last = np.minimum((gaps + (size - 1) * spread) // stride, places - 1)
     first += (gaps // shared * inverse - first) % period

@@ -174,9 +174,7 @@ def _staying(devices: Devices, key: Array, cohort: Cohort, state: Timed, checks:
     down, compute, up, _ = cohort.spent
     parts = [compute // checks * i + compute % checks * i // checks for i in range(checks + 1)]
     moments = jnp.stack([*(down + part for part in parts), down + compute + up])  # [checks + 2, m]
-    unit = devices.ticks_per_second
-    rest = state.clock.ticks + moments % unit  # the sum of all ticks may exceed an int32
-    seconds = state.clock.seconds + moments // unit + rest // unit
+    seconds = state.clock.moved(moments, devices.ticks_per_second).since(state.clock).seconds
     ids = jnp.broadcast_to(cohort.ids, moments.shape)
     here = there_at(devices, ids.ravel(), seconds.ravel()).reshape(moments.shape)
     leaves = jnp.where(here, jnp.int32(2**31 - 1), moments).min(0)

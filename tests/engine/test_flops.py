@@ -76,6 +76,14 @@ def test_any_convolution():
 
         found = counted(convolution, jnp.ones((2, 3, size)), jnp.ones((4, 3, taps)))
         assert found == 2 * (2 * 3 * 4) * len(meets), (size, taps, stride, spread, hop, padding)
+    narrow = {"lhs_dilation": [np.int8(3)], "rhs_dilation": [np.int8(2)]}  # 49 * 3 is past an int8
+    same = {name: [int(x[0])] for name, x in narrow.items()}
+    x, k = jnp.ones((2, 3, 50)), jnp.ones((4, 3, 3))
+    found = [
+        counted(lambda x, k, o=o, s=s: jax.lax.conv_general_dilated(x, k, (s,), [(3, 2)], **o), x, k)
+        for o, s in ((narrow, np.int8(2)), (same, 2))
+    ]
+    assert found[0] == found[1] == 3552
     long = jax.ShapeDtypeStruct((100_000,), jnp.float32)
     assert counted(jnp.convolve, long, long) == 2 * 100_000**2
 

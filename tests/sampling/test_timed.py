@@ -147,6 +147,14 @@ def test_rounds_past_the_clock():
     np.testing.assert_array_equal(lasts[left == 0], np.where(invited, 21_000, 3600)[left == 0])
     assert np.isinf(times[1:]).all() and (lasts[left > 0] > 0).all() and (left > 0).sum() < 100
     assert (np.diff(invited.astype(int)) != 0).sum() > 50
+    later = tables(
+        *[np.full(N, 7000)] * 3, there=lambda ids, seconds: jnp.full(ids.shape, seconds < 0), ticks_per_second=1
+    )
+    clocked = sampling.with_clock(sampling.full(N), later)  # past the 68 years: also 68 years on, in one round
+    cohort, _ = clocked.sample(
+        KEY, told(clocked, WORK._replace(steps=1))._replace(clock=Clock(jnp.int32(-9), jnp.int32(0)))
+    )
+    assert cohort.reported.all()
 
 
 def test_energy_and_utilisation():
