@@ -17,20 +17,26 @@ from fedjax_sim.population.protocol import num_rows
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Aggregator, Array, Cohort, Observed, Population, Received, Round, Star
 
-__all__ = ["collect", "everything", "seen"]
+__all__ = ["collect", "everything", "in_turn", "seen"]
 
 ONE_BY_ONE = engine.Plan(1, 1)
 
 
-def _unequal(star: Star, population: Population, cohort: Cohort) -> dict:
-    """Options of `engine.fold` for clients that differ in their amount of work: their sizes, and the size classes."""
+def _capacities(star: Star, population: Population) -> tuple[int, ...]:
+    """Rows of the size classes by which `engine.fold` packs clients that differ in their amount of work; () = none."""
     steps = star.client.num_steps
     classed = steps is not None and hasattr(population, "capped")
     classes = getattr(population, "capacities", ()) if classed else ()
     if not hasattr(population, "count") or (len(classes) < 2 and not callable(steps)):
-        return {}
-    sizes = jnp.where(cohort.reported, jax.vmap(population.count)(cohort.ids), 0)
-    return {"sizes": sizes, "capacities": classes or (num_rows(population),)}
+        return ()
+    return tuple(classes) or (num_rows(population),)
+
+
+def in_turn(star: Star, population: Population) -> bool:
+    """Whether chunks of a cohort follow each other in its order, each seeing what the ones before made of the
+    aggregator's carry: on one device, all clients with as much work, none skipped."""
+    alone = engine.is_unplaced() or mesh_of(star) is None
+    return alone and not _capacities(star, population) and not hasattr(population, "there")
 
 
 def _each(star: Star) -> Callable:
@@ -102,7 +108,7 @@ def collect(
     wanted = population.announce(ids) if announces else ids
     broadcast = engine.steady(star.server.broadcast)(state.server)
     zero = jnp.zeros((), jnp.int32)
-    models, own = (None, None) if bases is None else (bases.models, bases[1:])
+    models, own = (None, None) if bases is None else (bases.models, (bases.index, bases.factors))
     shared = Shared(key, broadcast, state.transform, population, cohort, state.aggregator, models)
     positions = jnp.arange(num_slots, dtype=jnp.int32)
     client_rows, clients = engine.take(state.clients, ids)
@@ -121,9 +127,15 @@ def collect(
     carry = tree.varying((empty, exact.zeros(message.means), zero, zero, counts), state.round)
     plan = ONE_BY_ONE if star.client.federation is not None else None  # inside, clients are vmapped
     plan = star.plan or plan or plan_of(star, broadcast, population)
-    how = {"plan": plan, "mesh": mesh_of(star), **_unequal(star, population, cohort)}
+    how = {"plan": plan, "mesh": mesh_of(star)}
+    if capacities := _capacities(star, population):
+        sizes = jnp.where(cohort.reported, jax.vmap(population.count)(cohort.ids), 0)
+        how |= {"sizes": sizes, "capacities": capacities}
     if hasattr(population, "there"):
         how["there"] = worked
+    if bases is not None and bases.kept is not None:  # no second copy of them beside the carry's
+        shared = shared._replace(models=None)
+        how["renewed"] = lambda shared, carry: shared._replace(models=bases.kept(carry[0]))
     carry, per_slot = engine.fold(each, _accumulate(star, num_slots), shared, carry, slots, **how)
     sums, means, num_arrived, num_dropped, counts = carry
     client_rows, memory_rows, arrived, dropped, losses = per_slot

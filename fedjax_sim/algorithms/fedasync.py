@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from fedjax_sim.algorithms.asynchronous import (
     sent_instead,
     start,
 )
+from fedjax_sim.algorithms.collect import in_turn
 from fedjax_sim.algorithms.compatibility import discounts
 from fedjax_sim.algorithms.costs import metrics_of
 from fedjax_sim.algorithms.flights import Traffic
@@ -104,23 +106,28 @@ def fedasync(
     def init(key, params, population):
         return start(star, traffic, key, params, population, initial_state(star, params, population))
 
-    def mixed(params, models, carry, found, version):
-        """(The model after the arrivals, the versions with those that they made.)"""
-        (messages, weights), rows = engine.rows_in_place(carry)
-        factors = mixing_rate * weigh(found.gaps)
-        factors = jnp.where((weights[rows] > 0) & (factors >= 0) & (factors <= 1), factors, 0)
-
+    def mixed(made, sent, rows, slots, mixing):
+        """`made`, (the model, the versions), after the messages of some slots, one after the other."""
+        (messages, weights), (factors, version) = sent, mixing
+        usable = (weights[rows] > 0) & (factors[slots] >= 0) & (factors[slots] <= 1)
         # Past the arrivals nothing changes the model: it is written to places that no version holds (`num_models`).
-        places = (version + 1 + order) % size
-        return _chain(params, models, messages, rows, factors, places)
+        places = (version + 1 + slots) % size
+        return _chain(*made, messages, rows, jnp.where(usable, factors[slots], 0), places)
 
     def step(key, state, population):
         found, flights, cohort = arrive(star, traffic, key, state, population)
-        federation = state.federation
-        gathered = collect(star, key, cohort, federation, population, Bases(state.models, found.bases % size))
-        last, models = engine.steady(mixed)(
-            federation.server, state.models, gathered.carry, found, state.flights.version
-        )
+        federation, bases = state.federation, Bases(state.models, found.bases % size)
+        made = federation.server, state.models
+        mixing = engine.steady(lambda gaps: mixing_rate * weigh(gaps))(found.gaps), state.flights.version
+        if in_turn(star, population):
+            rule = _as_they_come(star.aggregator, made, mixed)
+            told, bases = federation._replace(aggregator=mixing), bases._replace(kept=itemgetter(1))
+            gathered = collect(star._replace(aggregator=rule), key, cohort, told, population, bases)
+            last, models = gathered.carry
+        else:
+            gathered = collect(star, key, cohort, federation, population, bases)
+            sent, rows = engine.rows_in_place(gathered.carry)
+            last, models = engine.steady(mixed)(made, sent, rows, order, mixing)
         federation, info = close(star, key, cohort, gathered._replace(carry=last), federation)
         return AsyncState(federation, flights, models), sent_instead(info, found.sent)
 
@@ -170,7 +177,22 @@ def _chain(params: PyTree, models: PyTree, messages: PyTree, rows: Array, factor
 def _between(old: Array, new: Array, factor: Array) -> Array:
     """old + factor (new - old), in the old one's dtype: a difference of floats of 16 bits may be past them."""
     wide = tree.widened(old)
-    return (wide + factor * (tree.widened(new) - wide)).astype(old.dtype)
+    return engine.unsigned_zeros((wide + factor * (tree.widened(new) - wide)).astype(old.dtype))
+
+
+def _as_they_come(rule: Aggregator, made: tuple, mixed: Callable) -> Aggregator:
+    """`_in_order`, but messages are mixed in chunk by chunk, and none is kept (`collect.in_turn`).
+
+    Args:
+      made: (the model, the versions) before them.
+    """
+
+    def accumulate(key, round, carry, received):
+        rows = jnp.arange(received.slots.size, dtype=jnp.int32)
+        slots = jnp.minimum(received.slots, round.ids.size - 1)  # the padding writes the last version once more
+        return mixed(carry, (received.updates, received.weights), rows, slots, round.state)
+
+    return rule._replace(init=lambda update_spec, num_slots: made, accumulate=accumulate)
 
 
 def _in_order() -> Aggregator:

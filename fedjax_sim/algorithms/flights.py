@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.algorithms.ticks import NEVER, advanced, earliest, last, later
+from fedjax_sim.algorithms.ticks import NEVER, advanced, earliest, last, later, places_of
 from fedjax_sim.network.devices import spent_by, there_at
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.permutation import others, permute
@@ -221,21 +221,21 @@ def _candidates(key: Array, traffic: Traffic, flights: Flights, waiting: _Entry)
     ranks = jnp.arange(traffic.num_candidates, dtype=jnp.int32)
     ids = others(flights.ids, permute(stream(key, "candidates"), ranks, size - traffic.concurrency), size)
     present = there_at(traffic.devices, ids, flights.clock.seconds)
+    if traffic.devices.availability is None:  # all are there
+        return ids[:m], present[:m], ids
     first, present = _first(present, min(2 * m, traffic.num_candidates))
     return ids[first[:m]], present[:m], ids[first]
 
 
 def _first(present: Array, count: int) -> tuple[Array, Array]:
     """([count] places in their order, first those that are True; which are.) As a stable sort, which takes longer."""
-    rank, number = jnp.arange(count), present.sum(dtype=jnp.int32)
-    there, absent = (jnp.nonzero(x, size=count, fill_value=0)[0] for x in (present, ~present))
-    return jnp.where(rank < number, there, absent[jnp.maximum(rank - number, 0)]), rank < number
+    return places_of(present, ~present)[:count], jnp.arange(count) < present.sum(dtype=jnp.int32)
 
 
 def _settled(traffic: Traffic, waiting: Array, took: Array) -> tuple[Array, Array]:
     """([M] when the clients who follow the next arrivals are sent work, [M] when their messages arrive.)
 
-    The i-th arrival follows from the earlier ones alone, so repeating is exact after M turns, and mostly after two.
+    The i-th arrival follows from the earlier ones alone, so M turns are exact, and mostly none is needed.
     """
     if traffic.waits:
         start = jnp.where(waiting == NEVER, NEVER, last(waiting))
@@ -244,11 +244,13 @@ def _settled(traffic: Traffic, waiting: Array, took: Array) -> tuple[Array, Arra
     def again(times):
         return jnp.sort(jnp.concatenate([waiting, later(times, took)]))[: traffic.block]
 
-    def differ(pair):
-        return (pair[0] != pair[1]).any()
+    def earlier(pair):
+        times = again(pair[1])
+        return (times != pair[1]).any(), times
 
     first = jnp.sort(waiting)
-    _, times = jax.lax.while_loop(differ, lambda pair: (pair[1], again(pair[1])), (first, again(first)))
+    start = (later(first, took) < first[-1]).any(), first
+    _, times = jax.lax.while_loop(lambda pair: pair[0], earlier, start)
     return times, later(times, took)
 
 
@@ -277,17 +279,15 @@ def _filled(key: Array, traffic: Traffic, flights: Flights, load: Callable, spar
 
     def fill(flights):
         seconds, empty, rank = flights.clock.seconds, flights.due == NEVER, jnp.arange(m)
-        back = empty & there_at(traffic.devices, flights.ids, seconds)
-        away = (empty & ~back).sum(dtype=jnp.int32)
-        of_away, of_back = (jnp.nonzero(x, size=m, fill_value=nobody)[0] for x in (empty & ~back, back))
-        new, number = jnp.zeros(m, jnp.int32), 0
+        gone = empty & ~there_at(traffic.devices, flights.ids, seconds)
+        kinds = (empty,) if traffic.devices.availability is None else (gone, empty & ~gone)
+        new, number, away = jnp.zeros(m, jnp.int32), 0, gone.sum(dtype=jnp.int32)
         if spare.size:
-            free = jnp.arange(spare.size) >= called
-            first, present = _first(free & there_at(traffic.devices, spare, seconds), m)
-            new, number = spare[first], jnp.minimum(present.sum(dtype=jnp.int32), empty.sum(dtype=jnp.int32))
-        turn = jnp.where(rank < number, rank, jnp.maximum(number, away) + rank - number) - away  # among `of_back`
-        of_back = of_back.at[turn].get(mode="fill", fill_value=nobody, wrap_negative_indices=False)
-        places = jnp.where(rank < jnp.minimum(number, away), of_away, of_back)
+            free = (jnp.arange(spare.size) >= called) & there_at(traffic.devices, spare, seconds)
+            new = spare.at[places_of(free)[:m]].get(mode="clip")
+            number = jnp.minimum(free.sum(dtype=jnp.int32), empty.sum(dtype=jnp.int32))
+        turn = jnp.where(rank < number, rank, jnp.maximum(number, away) + rank - number)
+        places = places_of(*kinds).at[turn].get(mode="fill", fill_value=nobody)
         ids = jnp.where(rank < number, new, flights.ids.at[places].get(mode="fill", fill_value=0))
         took, spent = durations(stream(key, "empty places"), traffic.devices, load, ids, places < nobody)
         sent, joules = begun(took, spent)

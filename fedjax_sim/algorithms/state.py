@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -51,6 +52,7 @@ class Bases(NamedTuple):
     models: PyTree  # leaves [V, ...], earlier broadcasts
     index: Array  # [m] int32, which of them each slot was sent
     factors: Array | None = None  # [m] float32 by which each slot's update is multiplied, before its transform; None: 1
+    kept: Callable | None = None  # (the aggregator's carry) -> models, where it holds them and changes them (`in_turn`)
 
 
 class Aggregated(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_sim.types import Array, Clock
 
-__all__ = ["NEVER", "advanced", "earliest", "last", "later"]
+__all__ = ["NEVER", "advanced", "earliest", "last", "later", "places_of"]
 
 NEVER = np.uint32(2**32 - 1)
 
@@ -62,7 +62,35 @@ def earliest(times: Array, ids: Array, count: int) -> Array:
     ids = jnp.where(times == cut, ids.astype(jnp.uint32), NEVER)
     before, until = (found.sum(dtype=jnp.int32) for found in (times < cut, times <= cut))
     most = jax.lax.cond(until == count, lambda: ids.max(), lambda: _kth(ids, count - before))
-    return jnp.nonzero((times < cut) | ((times == cut) & (ids <= most)), size=count)[0].astype(jnp.int32)
+    return places_of((times < cut) | ((times == cut) & (ids <= most)))[:count]
+
+
+def places_of(*kinds: Array) -> Array:
+    """[n] int32 where the True ones are, kind after kind, each in its order; n where none is left.
+
+    Args:
+      kinds: [n] bool each; no place is of two.
+
+    >>> places_of(jnp.array([False, False, True]), jnp.array([True, False, False])).tolist()
+    [2, 0, 3]
+    """
+    size, before = kinds[0].size, 0
+    number = jnp.arange(size, dtype=jnp.int32)
+    to = jnp.full_like(number, size)
+    for kind in kinds:
+        until = before + _counted(kind)
+        to, before = jnp.where(kind, until - 1, to), until[-1]
+    return jnp.full_like(number, size).at[to].set(number, mode="drop")
+
+
+def _counted(kind: Array) -> Array:
+    """[n] int32: how many are True up to each. By words of 32, for a cumulative sum of n takes longer."""
+    bit = jnp.arange(32, dtype=jnp.uint32)[None]
+    rows = jnp.pad(kind, (0, -kind.size % 32)).reshape(-1, 32).astype(jnp.uint32)
+    words = (rows << bit).sum(1, dtype=jnp.uint32)
+    counts = jax.lax.population_count(words).astype(jnp.int32)
+    own = jax.lax.population_count(words[:, None] & ((jnp.uint32(2) << bit) - 1)).astype(jnp.int32)
+    return ((jnp.cumsum(counts) - counts)[:, None] + own).reshape(-1)[: kind.size]
 
 
 def _kth(x: Array, k: Array | int) -> Array:

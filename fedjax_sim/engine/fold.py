@@ -132,7 +132,9 @@ def _run_group(each: Callable, alone: bool, shared: PyTree, group: PyTree) -> tu
     return jax.vmap(each, in_axes=(None, 0))(shared, group)
 
 
-def _chunk_step(branches: list[Callable], accumulate: Callable, num_slots: int, shared: PyTree) -> Callable:
+def _chunk_step(
+    branches: list[Callable], accumulate: Callable, num_slots: int, shared: PyTree, renewed: Callable | None
+) -> Callable:
     """The scan's step: a chunk's messages are made, computed once, and accumulated.
 
     Args:
@@ -140,7 +142,6 @@ def _chunk_step(branches: list[Callable], accumulate: Callable, num_slots: int, 
 
     Where the chunk says who is there, one without anybody leaves the carry as it is, and has zeros for each slot.
     """
-    branches = [partial(branch, shared) for branch in branches]
 
     def step(carry, chunk):
         slots, there, positions, kind = chunk
@@ -151,10 +152,12 @@ def _chunk_step(branches: list[Callable], accumulate: Callable, num_slots: int, 
         return jax.lax.cond(there.any(), done, lambda carry, *chunk: (carry, nothing), carry, slots, positions, kind)
 
     def done(carry, slots, positions, kind):
+        seen = shared if renewed is None else renewed(shared, carry)
+        ways = [partial(branch, seen) for branch in branches]
         if positions.shape[0] == 1:
-            messages, per_slot = jax.lax.switch(kind, branches, jax.tree.map(lambda x: x[0], slots))
+            messages, per_slot = jax.lax.switch(kind, ways, jax.tree.map(lambda x: x[0], slots))
         else:
-            messages, per_slot = _flat(jax.lax.map(branches[0], slots), 2)
+            messages, per_slot = _flat(jax.lax.map(ways[0], slots), 2)
         messages, per_slot = computed_once((messages, per_slot), messages)
         carry = accumulate(shared, carry, messages, _flat(slots, 2), positions.reshape(-1) < num_slots)
         return carry, per_slot
@@ -174,6 +177,7 @@ def fold(
     sizes: Array | None = None,
     capacities: tuple[int, ...] = (),
     there: Array | None = None,
+    renewed: Callable | None = None,
 ) -> tuple[PyTree, PyTree]:
     """Runs `each` for every slot and accumulates the messages into one carry.
 
@@ -191,6 +195,8 @@ def fold(
       capacities: with `sizes`, rows of the classes; `each` is then (shared, slot, rows), traced once per class.
       there: [m] bool, slots that may send a message; chunks without one are skipped, and have zeros for each slot.
         Under a vmap they are computed all the same. None: all may.
+      renewed: (shared, carry) -> shared: what the clients of a chunk see of what the chunks before it left. Slots then
+        follow each other in their order: no `mesh`, and no `sizes`. None: all see the same.
 
     Returns: (carry over all slots, per_slot [m, ...]).
 
@@ -204,6 +210,8 @@ def fold(
     num_devices = mesh.size if mesh is not None else 1
     validate.integer("cohort slots", num_slots, 1, exact.MAX_CLIENTS, hint="Exact sums hold that many messages.")
     validate.integer("devices", num_devices, 1, exact.MAX_DEVICES, hint="Exact sums combine that many at once.")
+    if renewed is not None and (mesh is not None or sizes is not None):
+        validate.fail("renewed", "None where devices share the slots, or sizes turn their order", renewed)
     kinds = [partial(each, rows=rows) for rows in capacities] if sizes is not None else [each]
     if plan is None:
         plan = plan_for(jax.eval_shape(kinds[-1], shared, jax.tree.map(lambda x: x[0], slots))[0])
@@ -216,7 +224,7 @@ def fold(
     branches = [partial(_run_group, each, len(kinds) > 1 and capacities[i] > ALONE) for i, each in enumerate(kinds)]
 
     def work(shared, carry, chunks):
-        return jax.lax.scan(_chunk_step(branches, accumulate, num_slots, shared), carry, chunks)
+        return jax.lax.scan(_chunk_step(branches, accumulate, num_slots, shared, renewed), carry, chunks)
 
     def on_device(shared, carry, chunks):
         here, every = layout.source.size // num_devices, jnp.arange(layout.source.size, dtype=jnp.int32)

@@ -8,12 +8,14 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import algorithms, population
-from fedjax_sim.algorithms.fedasync import _chain
+from fedjax_sim import algorithms, engine, population
+from fedjax_sim.algorithms.collect import in_turn
+from fedjax_sim.algorithms.fedasync import _between, _chain
 from fedjax_sim.algorithms.flights import Traffic
 from fedjax_sim.server.staleness import hinge
 from tests.algorithms import test_flights as events
 from tests.algorithms.test_asynchronous import CENTERS, CURVATURES, RATE, SIZE, arrivals, clients, quadratic, run
+from tests.laws.laws import check_equal_bits
 
 ALPHA, PROX = 0.6, 0.4
 
@@ -168,6 +170,65 @@ def test_models_far_apart(dtype):
     last, kept = _chain(old, kept, new, jnp.zeros(1, jnp.int32), jnp.full(1, 0.75), jnp.ones(1, jnp.int32))
     for found in (last["w"], kept["w"][1]):
         np.testing.assert_allclose(np.float64(found), np.float64(most) / 2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_versions_have_zeros_without_a_sign(dtype):
+    """What mixes nothing in, as padding does, would turn them. Catches -0 that is kept, and one that rounding makes."""
+    old, new = (jnp.array(x, dtype) for x in ([-0.0, 0.0, 0.0], [-1.0, -1.0, -1.0]))
+    found = jax.jit(_between)(old, new, jnp.array([0.0, 0.0, 1e-44]))
+    assert not np.signbit(np.float64(found)[:2]).any()
+    assert dtype == "float32" or not np.signbit(np.float64(found)[2])
+
+
+def far_from_smooth(params, examples, key):
+    """Of a model with zeros of both signs and a leaf of 16 bits; NaN for one client."""
+    center = examples["center"][:, :1]
+    wrong = jnp.abs(center - jnp.float32(CENTERS[9])).max(1) < 1e-6
+    loss = sum(((x.astype(jnp.float32)[None] - center) ** 2).sum(1) for x in params.values())
+    return jnp.where(wrong, jnp.nan, 1.0) * (loss + 1e-20 * (params["w"] ** 2).sum())
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize("plan", [(2, 2), (1, 4), (7, 7)], ids=str)
+def test_mixed_as_they_come_and_at_the_end(plan):
+    """On one device messages are mixed in chunk by chunk, on several once all are there: the same bits of the model, of
+    all versions and of the info. Catches padding that is mixed in or overwrites a version in use, and another order."""
+    start = {"w": jnp.array([-0.0, 0.0, 1e-30]), "half": jnp.array([-0.0, 0.5], jnp.bfloat16)}
+    logs, cut = [], 0
+    for mesh in (None, engine.device_mesh(2)):
+        made = algorithms.fedasync(
+            far_from_smooth, events.devices(SIZE), optax.sgd(RATE), population_size=SIZE, num_steps=2, mesh=mesh,
+            plan=engine.Plan(*plan), **options(arrivals_per_step=7, max_staleness=30),
+        )  # fmt: skip
+        assert in_turn(made.parts, clients()) is (mesh is None)
+        models, infos, state = run(made, start, clients(), 20)
+        cut = {int(info["clients_reported"]) for info in infos}
+        logs.append((models, infos, state.models))
+    assert len(cut) > 2 and any(int(info["dropped_clients"]) for info in infos)
+    check_equal_bits(*logs, "as they come, and at the end")
+
+
+def test_no_message_is_kept():
+    """On one device a step's memory is that of a chunk, however many arrive. Catches a buffer of all messages."""
+    dimension, many = 4000, 16
+
+    def needs(arrivals):
+        made = algorithms.fedasync(
+            lambda params, examples, key: ((params["w"][None] - examples["center"][:, :1]) ** 2).sum(1),
+            events.devices(SIZE),
+            optax.sgd(RATE),
+            population_size=SIZE,
+            num_steps=1,
+            plan=engine.Plan(1, 1),
+            mesh=None,
+            **{"concurrency": many, "refill": "same", "arrivals_per_step": arrivals, "max_staleness": 50},
+        )
+        state = jax.eval_shape(made.init, events.KEY, {"w": jnp.zeros(dimension)}, clients())
+        program = jax.jit(made.step, donate_argnums=1).lower(events.KEY, state, clients()).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    assert needs(many) - needs(1) < 4 * dimension * many / 2
 
 
 @pytest.mark.parametrize("runs", [None, 2])

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_sim.algorithms import flights
 from fedjax_sim.algorithms.flights import PATIENCE, Traffic, next_arrivals, take_off
-from fedjax_sim.algorithms.ticks import NEVER, earliest
+from fedjax_sim.algorithms.ticks import NEVER, earliest, places_of
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.permutation import permute
 from fedjax_sim.types import Availability, Devices, Load, Spent
@@ -326,6 +326,19 @@ def test_earliest_is_a_sort():
         ids = rng.permutation(1000)[:size].astype(np.int32)
         found = set(np.asarray(earliest(jnp.array(times), jnp.array(ids), count)).tolist())
         assert found == set(np.lexsort((ids, times))[:count].tolist())
+
+
+def test_places_are_those_of_numpy():
+    """One to three kinds, around whole words of 32. Catches a place that is lost, doubled, or of another order."""
+    rng = np.random.default_rng(1)
+    for size in (1, 5, 31, 32, 33, 64, 95, 1000, 4097):
+        for share in (0.0, 0.1, 0.5, 1.0):
+            kind = rng.integers(0, 3, size)
+            kinds = [(kind == i) & (rng.random(size) < share) for i in range(3)]
+            for number in (1, 2, 3):
+                expected = np.concatenate([np.flatnonzero(x) for x in kinds[:number]])
+                found = np.asarray(places_of(*map(jnp.array, kinds[:number])))
+                assert found.tolist() == [*expected, *[size] * (size - len(expected))]
 
 
 @pytest.mark.parametrize("refill", ["other", "same"])

@@ -62,6 +62,30 @@ def test_chunks_without_anybody_are_skipped():
         assert sorted(seen) == [0, 4, 9, 10]
 
 
+@pytest.mark.parametrize("plan", [(1, 1), (2, 2), (2, 4), (3, 3)])
+def test_a_chunk_sees_what_the_chunks_before_left(plan):
+    """Each message is the slot's number plus the carry before its chunk. Catches a carry of another chunk."""
+
+    def add(shared, carry, messages, slots, valid):
+        return carry + jnp.where(valid, messages, 0).sum()
+
+    def run(slots, **how):
+        renewed = lambda shared, carry: shared + carry  # noqa: E731
+        each = lambda shared, slot: (shared + slot, shared)  # noqa: E731
+        return engine.fold(each, add, jnp.float32(1), jnp.float32(0), slots, plan=Plan(*plan), renewed=renewed, **how)
+
+    slots, carry, seen = np.arange(1.0, 8), 0.0, []
+    for at in range(0, 7, plan[1]):
+        here = slots[at : at + plan[1]]
+        seen += [1 + carry] * len(here)
+        carry += (1 + carry + here).sum()
+    found, rows = jax.jit(run)(jnp.float32(slots))
+    assert float(found) == carry and rows.tolist() == seen
+    for how in ({"mesh": engine.device_mesh(2)}, {"sizes": jnp.ones(7, jnp.int32), "capacities": (1, 2)}):
+        with pytest.raises(ValueError, match="renewed"):
+            run(jnp.float32(slots), **how)
+
+
 def test_gradients_stay_local_under_a_mesh():
     """JAX sums gradients of replicated values over the devices. Catches a fold that lets it."""
 
