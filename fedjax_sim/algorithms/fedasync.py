@@ -84,8 +84,10 @@ def fedasync(
     Guarantees: the models of an event loop in NumPy (tests/algorithms/test_fedasync.py::
     test_fedasync_is_the_event_loop), in any blocks (::test_blocks_change_nothing); a message that is not finite changes
     nothing (::test_a_message_that_is_not_finite), nor does one that cannot be mixed (::test_a_factor_that_is_none); no
-    step copies all versions, in a sweep neither (::test_no_copy_of_the_versions); with one client and rate 1 sequential
-    SGD, bit for bit (tests/algorithms/test_asynchronous.py::test_one_client_is_sequential).
+    step copies all versions, in a sweep neither (::test_no_copy_of_the_versions); several devices give the bits
+    of one (::test_mixed_as_they_come_and_at_the_end), which stores no message (::test_no_message_is_kept) unless
+    clients are packed by size or the population is paged; with one client and rate 1 sequential SGD, bit for bit
+    (tests/algorithms/test_asynchronous.py::test_one_client_is_sequential).
 
     References: Xie, Koyejo and Gupta 2019 (FedAsync), algorithm 1.
     """
