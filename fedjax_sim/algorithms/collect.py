@@ -34,7 +34,7 @@ def _capacities(star: Star, population: Population) -> tuple[int, ...]:
 
 def in_turn(star: Star, population: Population) -> bool:
     """Whether chunks of a cohort follow each other in its order, each seeing what the ones before made of the
-    aggregator's carry: on one device, all clients with as much work, none skipped."""
+    aggregator's carry: without a mesh, of clients that are not packed by size, in places that are never empty."""
     alone = engine.is_unplaced() or mesh_of(star) is None
     return alone and not _capacities(star, population) and not hasattr(population, "there")
 

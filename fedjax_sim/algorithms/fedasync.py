@@ -85,9 +85,9 @@ def fedasync(
     test_fedasync_is_the_event_loop), in any blocks (::test_blocks_change_nothing); a message that is not finite changes
     nothing (::test_a_message_that_is_not_finite), nor does one that cannot be mixed (::test_a_factor_that_is_none); no
     step copies all versions, in a sweep neither (::test_no_copy_of_the_versions); several devices give the bits
-    of one (::test_mixed_as_they_come_and_at_the_end), which stores no message (::test_no_message_is_kept) unless
-    clients are packed by size or the population is paged; with one client and rate 1 sequential SGD, bit for bit
-    (tests/algorithms/test_asynchronous.py::test_one_client_is_sequential).
+    of one (::test_mixed_as_they_come_and_at_the_end), which stores no message (::test_no_message_is_kept) unless it is
+    given as a mesh, clients are packed by size, or places may be empty (`Population.there`); with one client and rate 1
+    sequential SGD, bit for bit (tests/algorithms/test_asynchronous.py::test_one_client_is_sequential).
 
     References: Xie, Koyejo and Gupta 2019 (FedAsync), algorithm 1.
     """
@@ -122,9 +122,9 @@ def fedasync(
         made = federation.server, state.models
         mixing = engine.steady(lambda gaps: mixing_rate * weigh(gaps))(found.gaps), state.flights.version
         if in_turn(star, population):
-            rule = _as_they_come(star.aggregator, made, mixed)
-            told, bases = federation._replace(aggregator=mixing), bases._replace(kept=itemgetter(1))
-            gathered = collect(star._replace(aggregator=rule), key, cohort, told, population, bases)
+            turns = star._replace(aggregator=_as_they_come(star.aggregator, made, mixed))
+            bases, told = bases._replace(kept=itemgetter(1)), federation._replace(aggregator=mixing)
+            gathered = collect(turns, key, cohort, told, population, bases)
             last, models = gathered.carry
         else:
             gathered = collect(star, key, cohort, federation, population, bases)
@@ -170,7 +170,7 @@ def _chain(params: PyTree, models: PyTree, messages: PyTree, rows: Array, factor
 
     start = [leaves[i] for i in large] + [together([leaves[i] for i in small], ())], [kept[i] for i in large]
     (last, rings), versions = jax.lax.scan(one, start, (rows, factors, places))
-    rings += [kept[i].at[places].set(x, unique_indices=True) for i, x in zip(small, apart(versions), strict=True)]
+    rings += [kept[i].at[places].set(x) for i, x in zip(small, apart(versions), strict=True)]
     turn = np.argsort(large + small)
     found = ([*last[:-1], *apart(last[-1])], rings)
     return tuple(structure.unflatten([x[i] for i in turn]) for x in found)
@@ -186,7 +186,8 @@ def _as_they_come(rule: Aggregator, made: tuple, mixed: Callable) -> Aggregator:
     """`_in_order`, but messages are mixed in chunk by chunk, and none is kept (`collect.in_turn`).
 
     Args:
-      made: (the model, the versions) before them.
+      made: (the model, the versions) before them: the carry to begin with.
+      mixed: as in `fedasync`; its `mixing` is the aggregator's state.
     """
 
     def accumulate(key, round, carry, received):

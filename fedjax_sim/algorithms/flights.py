@@ -249,8 +249,8 @@ def _settled(traffic: Traffic, waiting: Array, took: Array) -> tuple[Array, Arra
         return (times != pair[1]).any(), times
 
     first = jnp.sort(waiting)
-    start = (later(first, took) < first[-1]).any(), first
-    _, times = jax.lax.while_loop(lambda pair: pair[0], earlier, start)
+    unsettled = (later(first, took) < first[-1]).any()
+    _, times = jax.lax.while_loop(lambda pair: pair[0], earlier, (unsettled, first))
     return times, later(times, took)
 
 

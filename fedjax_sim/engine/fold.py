@@ -152,8 +152,8 @@ def _chunk_step(
         return jax.lax.cond(there.any(), done, lambda carry, *chunk: (carry, nothing), carry, slots, positions, kind)
 
     def done(carry, slots, positions, kind):
-        seen = shared if renewed is None else renewed(shared, carry)
-        ways = [partial(branch, seen) for branch in branches]
+        now = shared if renewed is None else renewed(shared, carry)
+        ways = [partial(branch, now) for branch in branches]
         if positions.shape[0] == 1:
             messages, per_slot = jax.lax.switch(kind, ways, jax.tree.map(lambda x: x[0], slots))
         else:
@@ -186,7 +186,7 @@ def fold(
       accumulate: (shared, carry, messages [c, ...], slots [c, ...], valid [c] bool) -> carry. Slots that are not
         valid are the engine's padding and must leave the carry as it is.
       shared: what every client sees (broadcast, population, keys); an argument, never a closure.
-      carry: the empty carry, all zeros.
+      carry: the empty carry, all zeros; any values where there is no `mesh`.
       slots: pytree of [m, ...].
       plan: clients vmapped at once and messages summed at once; by default fitted to the cache.
       mesh: devices that share the slots; None for one device.
@@ -196,7 +196,7 @@ def fold(
       there: [m] bool, slots that may send a message; chunks without one are skipped, and have zeros for each slot.
         Under a vmap they are computed all the same. None: all may.
       renewed: (shared, carry) -> shared: what the clients of a chunk see of what the chunks before it left. Slots then
-        follow each other in their order: no `mesh`, and no `sizes`. None: all see the same.
+        follow each other in their order, so there may be neither `mesh` nor `sizes`. None: all see the same.
 
     Returns: (carry over all slots, per_slot [m, ...]).
 
@@ -214,7 +214,8 @@ def fold(
         validate.fail("renewed", "None where devices share the slots, or sizes turn their order", renewed)
     kinds = [partial(each, rows=rows) for rows in capacities] if sizes is not None else [each]
     if plan is None:
-        plan = plan_for(jax.eval_shape(kinds[-1], shared, jax.tree.map(lambda x: x[0], slots))[0])
+        now = shared if renewed is None else jax.eval_shape(renewed, shared, carry)
+        plan = plan_for(jax.eval_shape(kinds[-1], now, jax.tree.map(lambda x: x[0], slots))[0])
     # Lanes and groups may not depend on the number of devices: compilers round differently in another loop.
     lanes = min(plan.lanes, num_slots)
     groups = min(max(plan.chunk // lanes, 1), -(-num_slots // lanes))  # of lanes in a chunk

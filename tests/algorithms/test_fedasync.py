@@ -12,6 +12,7 @@ from fedjax_sim import algorithms, engine, population
 from fedjax_sim.algorithms.collect import in_turn
 from fedjax_sim.algorithms.fedasync import _between, _chain
 from fedjax_sim.algorithms.flights import Traffic
+from fedjax_sim.population.store import write_store
 from fedjax_sim.server.staleness import hinge
 from tests.algorithms import test_flights as events
 from tests.algorithms.test_asynchronous import CENTERS, CURVATURES, RATE, SIZE, arrivals, clients, quadratic, run
@@ -190,19 +191,22 @@ def far_from_smooth(params, examples, key):
 
 
 @pytest.mark.optimised
-@pytest.mark.parametrize("plan", [(2, 2), (1, 4), (7, 7)], ids=str)
-def test_mixed_as_they_come_and_at_the_end(plan):
+@pytest.mark.parametrize(("plan", "on_disk"), [((2, 2), False), ((1, 4), True), ((7, 7), False)], ids=str)
+def test_mixed_as_they_come_and_at_the_end(plan, on_disk, tmp_path):
     """On one device messages are mixed in chunk by chunk, on several once all are there: the same bits of the model, of
     all versions and of the info. Catches padding that is mixed in or overwrites a version in use, and another order."""
     start = {"w": jnp.array([-0.0, 0.0, 1e-30]), "half": jnp.array([-0.0, 0.5], jnp.bfloat16)}
-    logs, cut = [], 0
+    logs, cut, data = [], 0, clients()
+    if on_disk:
+        write_store(tmp_path / "toy", {"center": np.float32(CENTERS)[:, None]}, np.arange(SIZE + 1))
+        data = population.host_store(tmp_path / "toy")
     for mesh in (None, engine.device_mesh(2)):
         made = algorithms.fedasync(
             far_from_smooth, events.devices(SIZE), optax.sgd(RATE), population_size=SIZE, num_steps=2, mesh=mesh,
             plan=engine.Plan(*plan), **options(arrivals_per_step=7, max_staleness=30),
         )  # fmt: skip
-        assert in_turn(made.parts, clients()) is (mesh is None)
-        models, infos, state = run(made, start, clients(), 20)
+        assert in_turn(made.parts, data) is (mesh is None)
+        models, infos, state = run(made, start, data, 20)
         cut = {int(info["clients_reported"]) for info in infos}
         logs.append((models, infos, state.models))
     assert len(cut) > 2 and any(int(info["dropped_clients"]) for info in infos)
@@ -231,10 +235,10 @@ def test_no_message_is_kept():
     assert needs(many) - needs(1) < 4 * dimension * many / 2
 
 
-@pytest.mark.parametrize("runs", [None, 2])
-def test_no_copy_of_the_versions(runs):
-    """A step holds no second copy of all versions that are kept, a sweep's neither. Catches versions that are selected
-    as a whole for each arrival."""
+@pytest.mark.parametrize(("runs", "plan"), [(None, None), (2, None), (None, engine.Plan(2, 4))], ids=str)
+def test_no_copy_of_the_versions(runs, plan):
+    """A step holds no second copy of all versions that are kept, a sweep's neither, nor one of several groups a chunk.
+    Catches versions that are selected as a whole for each arrival."""
     dimension, kept, data = 4000, 400, clients()
 
     def loss(params, examples, key):
@@ -242,7 +246,7 @@ def test_no_copy_of_the_versions(runs):
 
     options = {"concurrency": 4, "refill": "same", "arrivals_per_step": 4, "max_staleness": kept}
     made = algorithms.fedasync(
-        loss, events.devices(SIZE), optax.sgd(RATE), population_size=SIZE, num_steps=1, mesh=None, **options
+        loss, events.devices(SIZE), optax.sgd(RATE), population_size=SIZE, num_steps=1, plan=plan, mesh=None, **options
     )
     state, step = jax.eval_shape(made.init, events.KEY, {"w": jnp.zeros(dimension)}, data), made.step
     if runs:

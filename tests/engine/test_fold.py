@@ -62,21 +62,23 @@ def test_chunks_without_anybody_are_skipped():
         assert sorted(seen) == [0, 4, 9, 10]
 
 
-@pytest.mark.parametrize("plan", [(1, 1), (2, 2), (2, 4), (3, 3)])
+@pytest.mark.parametrize("plan", [Plan(1, 1), Plan(2, 2), Plan(2, 4), Plan(3, 3), None])
 def test_a_chunk_sees_what_the_chunks_before_left(plan):
-    """Each message is the slot's number plus the carry before its chunk. Catches a carry of another chunk."""
+    """A message is the slot's number plus one more than the carry before its chunk; without a plan all are one chunk.
+    Catches a carry of another chunk, and a plan that is made of what is not there before a chunk's turn."""
 
     def add(shared, carry, messages, slots, valid):
         return carry + jnp.where(valid, messages, 0).sum()
 
     def run(slots, **how):
-        renewed = lambda shared, carry: shared + carry  # noqa: E731
+        renewed = lambda shared, carry: 1 + carry  # noqa: E731
         each = lambda shared, slot: (shared + slot, shared)  # noqa: E731
-        return engine.fold(each, add, jnp.float32(1), jnp.float32(0), slots, plan=Plan(*plan), renewed=renewed, **how)
+        return engine.fold(each, add, None, jnp.float32(0), slots, plan=plan, renewed=renewed, **how)
 
     slots, carry, seen = np.arange(1.0, 8), 0.0, []
-    for at in range(0, 7, plan[1]):
-        here = slots[at : at + plan[1]]
+    chunk = 7 if plan is None else plan.chunk
+    for at in range(0, 7, chunk):
+        here = slots[at : at + chunk]
         seen += [1 + carry] * len(here)
         carry += (1 + carry + here).sum()
     found, rows = jax.jit(run)(jnp.float32(slots))
