@@ -32,6 +32,14 @@ def _capacities(star: Star, population: Population) -> tuple[int, ...]:
     return tuple(classes) or (num_rows(population),)
 
 
+def _packed(star: Star, population: Population, cohort: Cohort) -> dict:
+    """Options of `engine.fold` where clients are packed: their sizes, and the size classes."""
+    if not (capacities := _capacities(star, population)):
+        return {}
+    sizes = jnp.where(cohort.reported, jax.vmap(population.count)(cohort.ids), 0)
+    return {"sizes": sizes, "capacities": capacities}
+
+
 def in_turn(star: Star, population: Population) -> bool:
     """Whether chunks of a cohort follow each other in its order, each seeing what the ones before made of the
     aggregator's carry: without a mesh, of clients that are not packed by size, in places that are never empty."""
@@ -127,10 +135,7 @@ def collect(
     carry = tree.varying((empty, exact.zeros(message.means), zero, zero, counts), state.round)
     plan = ONE_BY_ONE if star.client.federation is not None else None  # inside, clients are vmapped
     plan = star.plan or plan or plan_of(star, broadcast, population)
-    how = {"plan": plan, "mesh": mesh_of(star)}
-    if capacities := _capacities(star, population):
-        sizes = jnp.where(cohort.reported, jax.vmap(population.count)(cohort.ids), 0)
-        how |= {"sizes": sizes, "capacities": capacities}
+    how = {"plan": plan, "mesh": mesh_of(star), **_packed(star, population, cohort)}
     if hasattr(population, "there"):
         how["there"] = worked
     if bases is not None and bases.kept is not None:  # no second copy of them beside the carry's

@@ -223,13 +223,8 @@ def _candidates(key: Array, traffic: Traffic, flights: Flights, waiting: _Entry)
     present = there_at(traffic.devices, ids, flights.clock.seconds)
     if traffic.devices.availability is None:  # all are there
         return ids[:m], present[:m], ids
-    first, present = _first(present, min(2 * m, traffic.num_candidates))
-    return ids[first[:m]], present[:m], ids[first]
-
-
-def _first(present: Array, count: int) -> tuple[Array, Array]:
-    """([count] places in their order, first those that are True; which are.) As a stable sort, which takes longer."""
-    return places_of(present, ~present)[:count], jnp.arange(count) < present.sum(dtype=jnp.int32)
+    first = places_of(present, ~present)[: min(2 * m, traffic.num_candidates)]
+    return ids[first[:m]], present[first[:m]], ids[first]
 
 
 def _settled(traffic: Traffic, waiting: Array, took: Array) -> tuple[Array, Array]:
