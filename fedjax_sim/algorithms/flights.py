@@ -101,9 +101,11 @@ def take_off(key: Array, traffic: Traffic, load: Callable) -> Flights:
     """
     places = jnp.arange(traffic.concurrency, dtype=jnp.int32)
     ids = permute(stream(key, "first clients"), places, traffic.devices.population_size)
-    zero = jnp.zeros((), jnp.int32)
-    due, spent = durations(key, traffic.devices, load, ids, there_at(traffic.devices, ids, zero))
-    return Flights(ids, jnp.zeros_like(ids), due, zero, Clock(zero, zero), zero, *begun(due, spent))
+    version, seconds, ticks, arrived = (
+        jnp.zeros((), jnp.int32) for _ in range(4)
+    )  # a state is donated: no array twice
+    due, spent = durations(key, traffic.devices, load, ids, there_at(traffic.devices, ids, seconds))
+    return Flights(ids, jnp.zeros_like(ids), due, version, Clock(seconds, ticks), arrived, *begun(due, spent))
 
 
 def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable) -> tuple[Arrivals, Flights]:
@@ -230,7 +232,8 @@ def _candidates(key: Array, traffic: Traffic, flights: Flights, waiting: _Entry)
 def _settled(traffic: Traffic, waiting: Array, took: Array) -> tuple[Array, Array]:
     """([M] when the clients who follow the next arrivals are sent work, [M] when their messages arrive.)
 
-    The i-th arrival follows from the earlier ones alone, so M turns are exact, and mostly none is needed.
+    The i-th arrival follows from the earlier ones alone, so M turns are exact; none is needed unless one
+    arrives within the step.
     """
     if traffic.waits:
         start = jnp.where(waiting == NEVER, NEVER, last(waiting))

@@ -84,7 +84,7 @@ def places_of(*kinds: Array) -> Array:
 
 
 def _counted(kind: Array) -> Array:
-    """[n] int32: how many are True up to each. By words of 32, for a cumulative sum of n takes longer."""
+    """[n] int32: how many are True up to each. By words of 32, for on a CPU a cumulative sum of n takes longer."""
     bit = jnp.arange(32, dtype=jnp.uint32)[None]
     rows = jnp.pad(kind, (0, -kind.size % 32)).reshape(-1, 32).astype(jnp.uint32)
     words = (rows << bit).sum(1, dtype=jnp.uint32)

@@ -211,16 +211,18 @@ class _Tiers(NamedTuple):
 
 def _taken_off(tiers: _Tiers, plain: Star, key: Array, params: PyTree, population: Population) -> TierState:
     """The state before the first step: every tier's first round has begun."""
-    load, zero = load_for(plain, params, population), jnp.zeros((), jnp.int32)
+    load = load_for(plain, params, population)
     order = tiers.order(key, load)
-    begin = [tiers.begin(stream(key, f"tier {q}"), order, load, zero)(q) for q in range(tiers.number)]
+    tier, version, seconds, ticks = (jnp.zeros((), jnp.int32) for _ in range(4))  # to be donated: no array twice
+    begin = [tiers.begin(stream(key, f"tier {q}"), order, load, seconds)(q) for q in range(tiers.number)]
     ids, there, due, sent, joules = (jnp.stack(x) for x in zip(*begin, strict=True))
     rounds = _Rounds(ids, there, due, jnp.zeros_like(due, jnp.int32))
     models = jax.tree.map(lambda x: jnp.broadcast_to(x, (tiers.number, *jnp.shape(x))), params)
     counts = jnp.zeros(tiers.number, jnp.int32)
     federation = initial_state(plain, params, population)
-    federation = federation._replace(server=_Mean(params, models, counts, zero, ()))
-    return TierState(federation, rounds, models, order, zero, Clock(zero, zero), sent.sum(), joules.sum())
+    federation = federation._replace(server=_Mean(params, models, counts, tier, ()))
+    bases = jax.tree.map(jnp.copy, models)
+    return TierState(federation, rounds, bases, order, version, Clock(seconds, ticks), sent.sum(), joules.sum())
 
 
 def _round_ended(

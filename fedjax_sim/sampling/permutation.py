@@ -14,7 +14,6 @@ from fedjax_sim.types import Array
 
 __all__ = ["others", "permute"]
 
-_COMPARED = 1 << 16  # pairs; up to here comparing all takes less time than a search
 _EXACT_LIMIT = 1024  # a power of two; up to here clients are sorted, and permutations exactly uniform
 
 
@@ -77,8 +76,7 @@ def others(ids: Array, ranks: Array, size: int) -> Array:
     words = ~jnp.zeros(-(-size // 32), jnp.uint32).at[ids >> 5].add(one << (ids & 31).astype(jnp.uint32))
     counts = jax.lax.population_count(words).astype(jnp.int32)
     until = jnp.cumsum(counts)
-    method = "compare_all" if until.size * ranks.size <= _COMPARED else "scan"
-    word = jnp.searchsorted(until, ranks, side="right", method=method).astype(jnp.int32)
+    word = jnp.searchsorted(until, ranks, side="right").astype(jnp.int32)
     found, left, bits = word * 32, ranks - (until - counts)[word], words[word]
     for half in (16, 8, 4, 2, 1):  # whether it is among the upper bits
         lower = jax.lax.population_count(bits & ((one << half) - one)).astype(jnp.int32)

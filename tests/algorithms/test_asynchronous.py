@@ -18,6 +18,7 @@ from fedjax_sim.running.log import as_record, totals_of
 from fedjax_sim.server import staleness
 from fedjax_sim.types import ClientData, ClientUpdate, Devices, Report, Spent
 from tests.algorithms import test_flights as events
+from tests.laws import cases
 from tests.laws import problems as p
 from tests.laws.laws import check_equal_bits
 
@@ -54,6 +55,14 @@ def run(made, start, data, steps=STEPS):
         models.append(jax.device_get(made.params(state)))
         infos.append(jax.device_get(info))
     return models, infos, state
+
+
+@pytest.mark.parametrize("name", ["asynchronous", "fedasync", "fedat", "fedbuff"])
+def test_a_state_may_be_donated(name):
+    """One made outside of `jit` too. Catches two numbers of a state that are one array, which JAX refuses."""
+    made, data = cases.CASES["algorithms"][name](), p.ragged()
+    state = made.init(events.KEY, jnp.array(p.START), data)
+    jax.jit(made.step, donate_argnums=1)(events.KEY, state, data)
 
 
 def arrivals(loop, t):
