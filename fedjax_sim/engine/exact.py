@@ -186,7 +186,7 @@ def combine(carry: PyTree, axis: str) -> PyTree:
         if _is_sum(like):
             merged.append(digits.merged(x, number, like.shape) if own else digits.kept(x, like))
         else:
-            merged.append(x[0].sum(0) if own else x)
+            merged.append(x[0].sum(0, dtype=like.dtype) if own else x)
     return structure.unflatten(merged)
 
 

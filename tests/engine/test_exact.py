@@ -223,6 +223,19 @@ def test_leaves_that_share_a_sum():
             assert np.asarray(together[name]).tobytes() == np.asarray(alone).tobytes(), name
 
 
+def test_counts_of_devices_keep_their_dtype():
+    """Catches counts that are int64 on several devices alone, where JAX counts in 64 bits."""
+    mesh, spec = engine.device_mesh(2), jax.sharding.PartitionSpec()
+    counts = {"number": jnp.int32(3), "bytes": jnp.ones(4, jnp.uint32)}
+    combine = jax.shard_map(
+        lambda x: exact.combine(x, mesh.axis_names[0]), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+    )
+    with jax.enable_x64(True):
+        found = jax.jit(combine)(counts)
+    assert found["number"] == 6 and found["number"].dtype == jnp.int32
+    assert found["bytes"].tolist() == [2] * 4 and found["bytes"].dtype == jnp.uint32
+
+
 @pytest.mark.parametrize("backend", ["cpu", "other"])
 @pytest.mark.parametrize("count", [64, 65, 481])
 def test_an_empty_leaf_with_a_sum_of_its_own(count, backend, monkeypatch):
