@@ -160,7 +160,7 @@ def _one_by_one(cohort: SideBySide, num_byzantine: int) -> tuple[Array, Array]:
 
 
 def minimum_diameter(num_byzantine: int) -> Aggregator:
-    """The mean of the m - f messages whose largest distance from each other is the smallest.
+    """Of n messages the mean of the n - f whose largest distance from each other is the smallest.
 
     All subsets are tried, so it is for small cohorts. Of subsets with the same diameter the first is taken, members by
     client id.
@@ -168,13 +168,14 @@ def minimum_diameter(num_byzantine: int) -> Aggregator:
     Args:
       num_byzantine: f, the attackers in a cohort that it withstands; 2 f < m.
 
-    Returns: an Aggregator that holds all m messages and, in the program, all subsets. Weights are not looked at. A
-    round in which a message is missing takes m - f of those that arrived; one whose diameters are all infinite (1.8e19
-    or more) is skipped.
+    Returns: an Aggregator that holds all m messages and, in the program, all subsets. Weights are not looked at. It
+    leaves out f of the messages that arrived, however many did. A round with 2 f messages or fewer is skipped, and one
+    whose diameters are all infinite (1.8e19 or more).
 
     Raises: ValueError, when the round is built, for 2 f >= m and for more than 200,000 subsets.
 
-    Guarantees: NumPy's choice among all subsets (tests/aggregation/test_distance.py::test_minimum_diameter_is_numpys).
+    Guarantees: NumPy's choice among all subsets of the messages that arrived, in which f attackers count for nothing
+    (tests/aggregation/test_distance.py::test_minimum_diameter_is_numpys).
 
     References: El Mhamdi, Guerraoui and Rouault 2018 (the rule that they call Brute), section 2.
     """
@@ -187,13 +188,16 @@ def minimum_diameter(num_byzantine: int) -> Aggregator:
     def rule(key, round, cohort):
         m = cohort.messages.number
         subsets = jnp.asarray(_subsets(m, num_byzantine))
-        apart = jnp.where(cohort.arrived[:, None] & cohort.arrived[None], gaps(cohort.messages), jnp.inf)
+        # A subset of the slots that leaves out f messages that arrived holds all the missing ones, which are no distance.
+        leaves_out_f = cohort.arrived[subsets].sum(1, dtype=jnp.int32) == cohort.number - num_byzantine
+        apart = jnp.where(cohort.arrived[:, None] & cohort.arrived[None], gaps(cohort.messages), 0)
         diameter = lambda members: apart[members[:, None], members[None]].max()  # noqa: E731
-        diameters = jax.lax.map(diameter, subsets, batch_size=4096)
+        diameters = jnp.where(leaves_out_f, jax.lax.map(diameter, subsets, batch_size=4096), jnp.inf)
         best = jnp.argmin(diameters)
-        chosen = jnp.zeros(m, bool).at[subsets[best]].set(True)
+        chosen = jnp.zeros(m, bool).at[subsets[best]].set(True) & cohort.arrived
         update = weighted_mean(cohort.messages, chosen.astype(jnp.float32))
-        return _made(jnp.isfinite(diameters[best]), update, chosen)  # infinite with fewer than m - f messages
+        enough = cohort.number > 2 * num_byzantine
+        return _made(enough & jnp.isfinite(diameters[best]), update, chosen)
 
     return by_rule(rule, check, **_facts(num_byzantine))
 

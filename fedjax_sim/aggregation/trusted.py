@@ -82,9 +82,10 @@ def foolsgold(population_size: int, *, confidence: float = 1.0) -> Aggregator:
     Returns: an Aggregator with state (a sum for each client). Weights are not looked at; the mean of the messages by
     FoolsGold's weights, zero where all are zero.
 
-    Guarantees: NumPy's over rounds (tests/aggregation/test_trusted.py::test_foolsgold).
+    Guarantees: NumPy's over rounds (tests/aggregation/test_trusted.py::test_foolsgold), also for a client that points
+    away from all others (::test_a_client_unlike_all_others_counts_in_full).
 
-    References: Fung, Yoon and Beschastnikh 2020, algorithm 1.
+    References: Fung, Yoon and Beschastnikh 2020, algorithm 1; a client's cosine with itself is 0, as in their code.
     """
     validate.integer("population_size", population_size)
     validate.positive("confidence", confidence)
@@ -95,12 +96,12 @@ def foolsgold(population_size: int, *, confidence: float = 1.0) -> Aggregator:
         sums = jax.tree.map(lambda h, x: h.at[at].add(x.astype(h.dtype), mode="drop"), round.state, updates)
         own = tree.take(sums, jnp.where(there, ids, 0))
         others = there[:, None] & there[None] & (ids[:, None] != ids[None])  # a client may be drawn twice
-        alike = jnp.where(others, _cosines(own), -jnp.inf)
-        most = jnp.where(there, alike.max(1), 0)
+        alike = jnp.where(others, _cosines(own), 0)  # as its own company a client counts 0, so no maximum is below 0
+        most = alike.max(1)
         # Pardon: the one with less company keeps the part that its largest cosine is of the other's.
         pardoned = jnp.where(most[None] > most[:, None], engine.divide(most[:, None], _nonzero(most[None])), 1)
-        worst = jnp.where(there[:, None] & there[None], alike * jnp.where(alike > -jnp.inf, pardoned, 1), -jnp.inf)
-        share = jnp.where(there, jnp.clip(1 - worst.max(1), 0, 1), 0)
+        worst = (alike * pardoned).max(1)
+        share = jnp.where(there, jnp.clip(1 - worst, 0, 1), 0)
         share = engine.divide(share, _nonzero(share.max()))
         share = jnp.minimum(share, 0.99)
         odds = confidence * (jnp.log(engine.divide(share, 1 - share)) + 0.5)

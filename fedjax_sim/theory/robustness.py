@@ -184,7 +184,7 @@ class Robustness(NamedTuple):
 
     least: float  # no rule has a smaller one
     trimmed_mean: float
-    krum: float
+    krum: float  # of `aggregation.krum(f)`, which takes one message; infinite where 2 f + 2 < m does not hold
     geometric_median: float
     median: float
 
@@ -207,16 +207,39 @@ def robustness_coefficients(cohort_size: int, num_byzantine: int) -> Robustness:
       cohort_size: m.
       num_byzantine: f, 2 f < m.
 
-    Guarantees: no draw of attackers exceeds them (tests/theory/test_robustness.py::test_coefficients_bound_attackers).
+    Guarantees: no draw of attackers exceeds them (tests/theory/test_robustness.py::test_coefficients_bound_attackers);
+    Krum's is the least that its proof gives (::test_the_bound_of_krum).
 
     References: Allouah, Farhadkhani, Guerraoui, Gupta, Pinot and Stephan 2023 (fixing by mixing), table 1, theorem 1.
+    Their Krum counts m - f neighbours, the message itself among them, and has 6 (m - f) / (m - 2 f); the bound here is
+    that of m - f - 2 other messages.
 
     >>> robustness_coefficients(10, 2).least
     0.3333333333333333
     """
     _minority(cohort_size, num_byzantine)
     ratio = num_byzantine / (cohort_size - 2 * num_byzantine)
-    return Robustness(ratio, 6 * ratio * (1 + ratio), 6 * (1 + ratio), 4 * (1 + ratio) ** 2, 4 * (1 + ratio) ** 2)
+    krum = _krum_coefficient(cohort_size, num_byzantine)
+    return Robustness(ratio, 6 * ratio * (1 + ratio), krum, 4 * (1 + ratio) ** 2, 4 * (1 + ratio) ** 2)
+
+
+def _krum_coefficient(m: int, f: int) -> float:
+    """Krum's bound, with the sum of squared distances from the m - f - 2 nearest other messages for a score.
+
+    Let S hold s = m - f messages with mean x and variance v, and let u be Krum's choice. At least q = m - 2 f - 1
+    messages of S are u itself or among its neighbours. For each such w and any a > 0
+
+        |u - x|^2 <= (1 + a) |u - w|^2 + (1 + 1 / a) |w - x|^2.
+
+    Averaged over them, the first squares sum to at most u's score. No message of S has a lower one, and the mean score
+    of S is at most (s - 2) / (s - 1) of the sums of all squared distances in S, which are 2 s v on average. The second
+    squares sum to at most s v. The best a gives the square below.
+    """
+    if 2 * f + 2 >= m:
+        return math.inf
+    s = m - f
+    score = 2 * s * (s - 2) / (s - 1)
+    return (math.sqrt(score) + math.sqrt(s)) ** 2 / (m - 2 * f - 1)
 
 
 def median_efficiency(number: int | None = None) -> float:

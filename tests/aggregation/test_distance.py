@@ -45,7 +45,7 @@ def numpy_bulyan(x, present, f):
 
 
 def numpy_minimum_diameter(x, present, f):
-    size = len(x) - f
+    size = len(present) - f
     apart = ((x[:, None].astype(np.float64) - x[None]) ** 2).sum(-1)
     subsets = itertools.combinations(present, size)
     return x[list(min(subsets, key=lambda s: apart[np.ix_(s, s)].max()))].mean(0)
@@ -99,11 +99,18 @@ def test_bulyan_is_numpys():
 
 
 def test_minimum_diameter_is_numpys():
-    """Catches a subset that is left out, and absent messages that are taken."""
+    """Catches a subset that is left out, absent messages that are taken, and absent ones for which it discards fewer."""
     rule = minimum_diameter(3)
     for x, there in cohorts(9):
         got, _ = applied(rule, x, there)
         np.testing.assert_allclose(got, numpy_minimum_diameter(x, np.flatnonzero(there), 3), rtol=1e-5, atol=1e-5)
+    for number in range(7, 10):  # of nine slots: two messages are missing, one, none
+        x, there = RNG.normal(size=(9, D)).astype(np.float32), np.arange(9) < number
+        x[:3] = 1e6 * (1 + x[:3])  # three attackers, as many as it withstands
+        got, _ = applied(rule, x, there)
+        np.testing.assert_allclose(got, numpy_minimum_diameter(x, np.flatnonzero(there), 3), rtol=1e-5, atol=1e-5)
+        assert np.abs(got).max() < 10
+    assert np.isnan(applied(rule, x, np.arange(9) < 6)[0]).all()  # three of six are no minority
     with pytest.raises(ValueError, match="at most 200,000 subsets of 40 messages"):
         applied(minimum_diameter(15), np.zeros((40, 2), np.float32))
 

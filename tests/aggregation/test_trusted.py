@@ -64,7 +64,7 @@ def test_a_majority_of_attackers():
 def numpy_foolsgold(sums):
     unit = sums / np.linalg.norm(sums, axis=1, keepdims=True)
     alike = unit @ unit.T
-    np.fill_diagonal(alike, -np.inf)
+    np.fill_diagonal(alike, 0)  # as in the authors' code: with company unlike itself a client has none
     most = alike.max(1)
     for i in range(len(sums)):
         for j in range(len(sums)):
@@ -92,6 +92,19 @@ def test_foolsgold():
         np.testing.assert_allclose(got["w"], share @ x[there] / share.sum(), rtol=2e-3, atol=2e-4)
         if (ids[there] < 4).sum() > 1:
             assert share[ids[there] < 4].max() < 0.2
+
+
+def test_a_client_unlike_all_others_counts_in_full():
+    """Unit vectors at 180, 40 and -40 degrees: weights (1, 1, 1) by the authors' code.
+
+    Catches a largest cosine below 0, which pardoning turned into a cosine above 1 and a weight of 0.
+    """
+    angles = np.deg2rad([180.0, 40.0, -40.0])
+    x = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    assert numpy_foolsgold(x).tolist() == [1, 1, 1]
+    state = {"w": jnp.zeros((3, 2))}
+    got, _, _ = applied(foolsgold(3), {"w": x.astype(np.float32)}, round=round_of(state), ids=np.arange(3))
+    np.testing.assert_allclose(got["w"], x.mean(0), atol=1e-6)  # (0.177, 0)
 
 
 def test_sybils_with_long_messages():

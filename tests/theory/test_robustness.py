@@ -100,6 +100,20 @@ def test_coefficients_bound_attackers():
         known.mixed(2, 5)  # else a bound below zero
 
 
+def test_the_bound_of_krum():
+    """The least bound of the proof over its free number a, for the neighbours that `aggregation.krum` counts.
+
+    Catches the coefficient of a Krum with m - f neighbours, 7.7 in place of 8.1 for 2 of 11, and a finite one for a
+    cohort that Krum refuses.
+    """
+    a = np.geomspace(1e-2, 1e2, 200_001)
+    for m, f in ((5, 1), (11, 2), (11, 4), (40, 7)):
+        s, q = m - f, m - 2 * f - 1
+        bounds = ((1 + a) * 2 * s * (s - 2) / (s - 1) + (1 + 1 / a) * s) / q
+        assert np.isclose(theory.robustness_coefficients(m, f).krum, bounds.min(), rtol=1e-6)
+    assert theory.robustness_coefficients(6, 2).krum == np.inf
+
+
 def test_efficiencies():
     """100,000 draws of 11 messages, where the limit is 5 % more, and 25,000 of 100; four standard errors. Catches the
     limit in the place of few messages', three of which are compared with the variance of their middle one, 0.44867; and
