@@ -188,7 +188,7 @@ def minimum_diameter(num_byzantine: int) -> Aggregator:
     def rule(key, round, cohort):
         m = cohort.messages.number
         subsets = jnp.asarray(_subsets(m, num_byzantine))
-        # A subset of the slots that leaves out f messages that arrived holds all the missing ones, which are no distance.
+        # A subset of the slots that leaves out f messages that arrived holds all the missing ones, at no distance.
         leaves_out_f = cohort.arrived[subsets].sum(1, dtype=jnp.int32) == cohort.number - num_byzantine
         apart = jnp.where(cohort.arrived[:, None] & cohort.arrived[None], gaps(cohort.messages), 0)
         diameter = lambda members: apart[members[:, None], members[None]].max()  # noqa: E731

@@ -99,7 +99,7 @@ def test_bulyan_is_numpys():
 
 
 def test_minimum_diameter_is_numpys():
-    """Catches a subset that is left out, absent messages that are taken, and absent ones for which it discards fewer."""
+    """Catches a subset that is left out, and absent messages that are taken, or for which it discards fewer."""
     rule = minimum_diameter(3)
     for x, there in cohorts(9):
         got, _ = applied(rule, x, there)
