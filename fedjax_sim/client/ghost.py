@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from fedjax_sim.engine.jaxpr import as_traced
 from fedjax_sim.types import Array
 
 __all__ = ["Product", "products"]
@@ -92,10 +93,11 @@ def _run(program: core.ClosedJaxpr, args: Sequence[Any]) -> list[Array]:
 
     for equation in program.jaxpr.eqns:
         values = [read(atom) for atom in equation.invars]
-        if equation.primitive.name in ("jit", "pjit") and any(isinstance(x, _Kernel) for x in values):
-            out = _run(equation.params["jaxpr"], values)
-        else:
-            out = _step(equation, values)
+        with as_traced(equation):
+            if equation.primitive.name in ("jit", "pjit") and any(isinstance(x, _Kernel) for x in values):
+                out = _run(equation.params["jaxpr"], values)
+            else:
+                out = _step(equation, values)
         known |= dict(zip(equation.outvars, out, strict=True))
     return _plain([read(atom) for atom in program.jaxpr.outvars])
 

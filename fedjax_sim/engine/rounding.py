@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec
 from fedjax_sim.engine.barrier import HiddenZero, hidden_zero, rounding_here
 from fedjax_sim.engine.digits import without_derivative
 from fedjax_sim.engine.exact import is_differentiable
+from fedjax_sim.engine.jaxpr import as_traced
 from fedjax_sim.types import Array, PyTree
 
 __all__ = ["divide", "pairwise_sum", "steady"]
@@ -164,7 +165,7 @@ class _Steady:
         self, equation: core.JaxprEqn, values: list[Array], rounding: Callable, zero: HiddenZero | None
     ) -> Sequence[Array]:
         primitive, params = equation.primitive, equation.params
-        with equation.ctx.manager:
+        with as_traced(equation):
             if self.chooses(equation):
                 known = self.known(equation, values)
                 if known is not None:

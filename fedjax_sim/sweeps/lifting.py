@@ -20,6 +20,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from fedjax_sim import tree
+from fedjax_sim.engine.jaxpr import as_traced
 from fedjax_sim.engine.plan import scan_arguments
 from fedjax_sim.sweeps.folding import INLINED, is_float, kept, opened
 from fedjax_sim.types import PyTree
@@ -152,18 +153,16 @@ def _replay(jaxpr: Jaxpr, consts: Sequence[Any], floats: list, args: Sequence[An
     for eqn in jaxpr.eqns:
         operands = [read(x) for x in eqn.invars]
         inner = {name: next_floats(_count(value)) for name, value in sorted(eqn.params.items())}
-        if all(x is None for own in inner.values() for x in own):
-            results = _bound(eqn, operands)
-        else:
-            results = _again(eqn, inner, operands)
+        unchanged = all(x is None for own in inner.values() for x in own)
+        with as_traced(eqn):
+            results = _bound(eqn, operands) if unchanged else _again(eqn, inner, operands)
         values.update(zip(eqn.outvars, results, strict=True))
     return [read(x) for x in jaxpr.outvars]
 
 
 def _bound(eqn: Any, operands: list) -> Sequence:
     """The results of an equation, unchanged."""
-    with eqn.ctx.manager:
-        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return results if eqn.primitive.multiple_results else [results]
 
 
