@@ -36,10 +36,10 @@ def measure(quick: bool = False) -> dict:
         job, k = workload("softmax", cohort_size=size, num_clients=size), 10 if quick else 100
         ways = {PLAIN: plain}
         if size == many:
-            ways[CIRCLE] = aggregation.secure_sum(plain, k // 2, neighbours=k, dropout=0.01)
+            ways[CIRCLE] = aggregation.secure_sum(plain, k // 2 + 1, neighbours=k, dropout=0.01)
             ways[WHOLE] = aggregation.secure_sum(plain, size // 2, dropout=0.01)
         else:
-            ways[DRAWN] = aggregation.secure_sum(plain, 10, neighbours=20, dropout=0.01, masks=True)
+            ways[DRAWN] = aggregation.secure_sum(plain, 11, neighbours=20, dropout=0.01, masks=True)
         jobs[size] = {way: rounds(job, rule) for way, rule in ways.items()}
     rows, ratios = [], []
     for size, work in jobs.items():

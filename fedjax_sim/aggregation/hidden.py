@@ -10,7 +10,17 @@ from fedjax_sim.aggregation.modular import ModularSum
 from fedjax_sim.aggregation.ring import Ring
 from fedjax_sim.types import Aggregator, Array, Metric, PyTree
 
-__all__ = ["METRICS", "check_majority", "check_options", "luck", "released", "start", "summed", "words"]
+__all__ = [
+    "METRICS",
+    "check_connected",
+    "check_majority",
+    "check_options",
+    "luck",
+    "released",
+    "start",
+    "summed",
+    "words",
+]
 
 METRICS = (
     Metric("aborted_rounds", "secure sums aborted", "count"),
@@ -35,6 +45,20 @@ def check_majority(threshold: int, holders: int) -> None:
     if 2 * threshold <= holders:
         hint = "The server could tell one half that a client uploaded, and the other that it left."
         validate.fail("threshold", f"more than half of the {holders} holders, for signed", threshold, hint)
+
+
+def check_connected(threshold: int, neighbours: int) -> None:
+    """Raises ValueError unless the clients that stay in an opened sum on a circle are always connected.
+
+    Each of them has `threshold` neighbours left. If that is more than half, there is one to each side of it, within the
+    reach of its neighbours, and so on around the circle. Survivors in two parts would share no mask between the parts,
+    and the server could read the sum of each.
+
+    Guarantees: tests/aggregation/test_secure_masks.py::test_the_server_can_open_one_sum_only.
+    """
+    if 2 * threshold <= neighbours:
+        hint = "Clients that leave could cut the circle into parts, and the server would read the sum of each part."
+        validate.fail("threshold", f"more than half of the {neighbours} neighbours who hold shares", threshold, hint)
 
 
 def start(aggregator: Aggregator, update_spec: PyTree, num_slots: int, **least: int | None) -> ModularSum:

@@ -10,7 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import tree, validate
-from fedjax_sim.aggregation.hidden import METRICS, check_majority, check_options, luck, released, start, summed, words
+from fedjax_sim.aggregation.hidden import (
+    METRICS,
+    check_connected,
+    check_majority,
+    check_options,
+    luck,
+    released,
+    start,
+    summed,
+    words,
+)
 from fedjax_sim.aggregation.modular import ModularSum, ring_of
 from fedjax_sim.aggregation.ring import Ring
 from fedjax_sim.aggregation.secure_cost import secure_sum_cost
@@ -48,7 +58,8 @@ def secure_sum(
     Args:
       aggregator: a `modular_sum`. Its modulus is that of the masks.
       threshold: t, the shares that open a secret; in [1, m] on the complete graph, where a client holds a share of its
-        own secrets too, and in [1, neighbours] else. Fewer than t colluding holders learn nothing.
+        own secrets too. On a circle 2 t > neighbours, t <= neighbours: with fewer, clients that leave could cut the
+        circle into parts, and the server would read the sum of each. Fewer than t colluding holders learn nothing.
       neighbours: k, even, of each client on a random circle (Bell et al.); None: all clients of the cohort (Bonawitz et
         al.). Slots that invite nobody are not on it; a round that invites k clients or fewer is aborted.
       dropout: the probability in [0, 1] that a client leaves before a step, for all four steps (advertise keys, share
@@ -67,8 +78,8 @@ def secure_sum(
     are those of a ring's element a number, keys and shares, and bill who leaves on the way for all of them; those of
     each step as they were sent are the `protocol_bytes` of `real_secure_sum`.
 
-    Raises: ValueError for an aggregator that is no `modular_sum`, a threshold past the number of holders, or not above
-    half of them where it must be (when the round is built), and an odd number of neighbours.
+    Raises: ValueError for an aggregator that is no `modular_sum`, an odd number of neighbours, a threshold past the
+    number of holders, or not above half of them on a circle and, when the round is built, with `signed`.
 
     Guarantees: bit for bit the plain modular sum of those who uploaded, for every set of survivors and every dropout at
     every step, with masks drawn or not; an abort below the threshold, and no number
@@ -76,7 +87,8 @@ def secure_sum(
     slots on a circle (::test_empty_slots_change_nothing); who leaves is one who did not report
     (::test_who_leaves_did_not_report), and an aborted round changes nothing (::test_an_aborted_round_changes_nothing);
     the server asks for one secret of a client at most (::test_never_both_secrets); masked messages are uniform on the
-    ring (tests/aggregation/test_secure_masks.py).
+    ring, and whoever leaves, what the server can take masks off is one sum (tests/aggregation/test_secure_masks.py::
+    test_the_server_can_open_one_sum_only).
 
     References: Bonawitz et al. 2017, section 4 and figure 4; Bell, Bonawitz, Gascon, Lepoint and Raykova 2020.
 
@@ -183,6 +195,7 @@ def _checked(aggregator, threshold, neighbours, dropout, min_messages, masks, si
             validate.fail("neighbours", "an even number, half to each side", neighbours)
         if threshold > neighbours:
             validate.fail("threshold", f"at most the {neighbours} neighbours who hold shares", threshold)
+        check_connected(threshold, neighbours)
     return left_by(dropout), threshold if min_messages is None else min_messages
 
 
@@ -190,8 +203,8 @@ def _check_slots(num_slots: int, threshold: int, neighbours: int | None, signed:
     if neighbours is not None and neighbours >= num_slots:
         hint = "neighbours=None makes all of them share with each other."
         validate.fail("neighbours", f"fewer than the {num_slots} slots of the cohort", neighbours, hint)
-    if signed:
-        check_majority(threshold, neighbours or num_slots)
+    if signed and neighbours is None:
+        check_majority(threshold, num_slots)
 
 
 def left_by(dropout: float | Sequence[float]) -> np.ndarray:

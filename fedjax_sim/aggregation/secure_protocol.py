@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.aggregation import secure_primitives as crypto
-from fedjax_sim.aggregation.hidden import check_majority
+from fedjax_sim.aggregation.hidden import check_connected, check_majority
 from fedjax_sim.aggregation.ring import Ring
 from fedjax_sim.aggregation.secure_masks import Circle, Stages
 from fedjax_sim.aggregation.secure_parties import Asked, Client, Known, Refused, Server, Signed
@@ -67,7 +67,7 @@ def run_secure_sum(
     Args:
       messages: [m, d] integers.
       ring: which ones are summed in: `Ring(bits)`, or `Ring(31, prime=True)`.
-      threshold: t, the shares that open a secret; at most the holders of one.
+      threshold: t, the shares that open a secret; at most the holders of one, and more than half of them on a circle.
       graph: who shares with whom: `secure_masks.circle(key, m, k)`; None: all with all.
       stages: who is left after each step; None: all.
       advertised: [m] bool who sends keys; by default all do.
@@ -130,6 +130,8 @@ def _parties(ring, threshold, graph, advertising, seed, signed) -> tuple[Server,
     """The server, and the clients by slot."""
     around = {u: [int(x) for x in graph.others(u, graph.distances) if x != u] for u in range(len(graph.order))}
     keeps, known = bool((graph.distances == 0).any()), None
+    if not keeps:
+        check_connected(threshold, len(graph.distances))
     if signed:
         check_majority(threshold, len(graph.distances))
         known = Known(around, {})

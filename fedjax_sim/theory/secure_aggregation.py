@@ -53,7 +53,7 @@ def abort_probability(
     Args:
       num_clients: m, all of whom report: on a circle the invited, for empty slots of a Poisson cohort are not on it;
         average over their number. Who is invited and does not report is one who leaves before the first step.
-      threshold, dropout, neighbours, min_messages: as in `secure_sum`.
+      threshold, dropout, neighbours, min_messages: as in `secure_sum`; on a circle 2 t > k.
 
     Guarantees: an enumeration of all ways to leave (tests/theory/test_secure_aggregation.py); the share of simulated
     rounds that are aborted, and below the bound on a circle (tests/study/test_dropout.py).
@@ -70,7 +70,8 @@ def abort_probability(
     holders = num_clients if neighbours is None else neighbours
     if neighbours is not None:
         validate.integer("neighbours", neighbours, 2, num_clients - 1)
-    validate.integer("threshold", threshold, 1, holders)
+    least_threshold = 1 if neighbours is None else neighbours // 2 + 1
+    validate.integer("threshold", threshold, least_threshold, holders)
     least = threshold if min_messages is None else min_messages
     validate.integer("min_messages", least, 1, num_clients)
     _, shares, uploads, answers = _stays(dropout)

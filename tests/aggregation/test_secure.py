@@ -239,7 +239,7 @@ def test_any_leaves(masks):
 @pytest.mark.parametrize("neighbours", [pytest.param(None, marks=pytest.mark.full), 4])
 def test_double_precision_changes_nothing(neighbours):
     """Catches secrets, masks and dropouts that are drawn in the default width."""
-    made = secure_sum(aggregation.modular_sum(None), 2, neighbours=neighbours, dropout=0.1, masks=True)
+    made = secure_sum(aggregation.modular_sum(None), 3, neighbours=neighbours, dropout=0.04, masks=True)
     messages = RNG.integers(-99, 99, (6, 2)).astype(np.int32)
     found = []
     for doubles in (False, True):
@@ -275,7 +275,7 @@ def test_an_aborted_round_changes_nothing(around):
 
 LEAVING = {
     "complete graph": lambda: secure_sum(aggregation.modular_sum(None), 5, dropout=[0, 0.2, 0.2, 0.2]),
-    "circle": lambda: secure_sum(aggregation.modular_sum(None), 2, neighbours=4, dropout=0.06),
+    "circle": lambda: secure_sum(aggregation.modular_sum(None), 3, neighbours=4, dropout=0.06),
     "servers": lambda: aggregation.additive_shares(aggregation.modular_sum(None), 2, dropout=0.4, min_messages=5),
 }
 
@@ -365,7 +365,7 @@ def test_federated():
     """
     member = transform.quantize(8, range=5.0, integers=True)
     plain = aggregation.modular_sum(10.0, modulus_bits=40)
-    hidden = secure_sum(plain, 2, neighbours=4, masks=True)
+    hidden = secure_sum(plain, 3, neighbours=4, masks=True)
     found, seen = {}, {}
     for name, made in {"plain": plain, "secure": secure_sum(plain, 2), "one": hidden, "two": hidden}.items():
         how = {"plan": engine.Plan(2, 2), "mesh": engine.device_mesh(2)} if name == "two" else {}
@@ -398,12 +398,13 @@ def test_wrong_options_are_refused():
         "threshold: expected": lambda: secure_sum(plain, 0),
         "neighbours: expected an even number": lambda: secure_sum(plain, 2, neighbours=3),
         "threshold: expected at most the 4 neighbours": lambda: secure_sum(plain, 5, neighbours=4),
+        "threshold: expected more than half of the 4 neighbours": lambda: secure_sum(plain, 2, neighbours=4),
         "dropout: expected a probability, or one for each": lambda: secure_sum(plain, 2, dropout=[0.1, 0.1]),
         r"dropout\[0\]: expected a number in \[0, 1\], got nan": lambda: secure_sum(plain, 2, dropout=float("nan")),
         r"dropout\[2\]: expected": lambda: secure_sum(plain, 2, dropout=[0, 0, 2, 0]),
         "min_messages: expected": lambda: secure_sum(plain, 2, min_messages=0),
         "neighbours: expected fewer than the 4 slots": lambda: aggregated(
-            secure_sum(plain, 2, neighbours=4), np.ones((4, 1), np.int32)
+            secure_sum(plain, 3, neighbours=4), np.ones((4, 1), np.int32)
         ),
         "threshold: expected at most the 4 slots": lambda: aggregated(secure_sum(plain, 5), np.ones((4, 1), np.int32)),
     }.items():

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_sim.aggregation import modular_sum, real_secure_sum, secure_sum
 from fedjax_sim.aggregation.ring import Ring
-from fedjax_sim.aggregation.secure_masks import circle, masked, secrets
+from fedjax_sim.aggregation.secure_masks import Stages, circle, is_aborted, masked, secrets
+from fedjax_sim.aggregation.secure_protocol import run_secure_sum
 from fedjax_sim.types import Round
 
 RINGS = [Ring(8), Ring(32), Ring(45), Ring(31, prime=True)]
@@ -136,3 +138,50 @@ def test_secrets_are_in_the_field():
     own, exponents = (np.asarray(x) for x in secrets(jax.random.key(0), 5000))
     assert own.max() < 2**31 - 1 and exponents.min() >= 1 and exponents.max() < 2**31 - 2
     assert len(set(own.tolist()) | set(exponents.tolist())) > 9990
+
+
+def sums_that_open(graph, stages: Stages) -> int:
+    """The dimension of what the server can take all masks off: combinations of masked messages that hold no mask which
+    it does not know. It knows the own masks of those who uploaded, and each mask of a pair in which one left after it
+    shared; the masks of pairs that both uploaded stay closed."""
+    uploaded = np.flatnonzero(stages.uploaded)
+    pairs = {
+        tuple(sorted((int(u), int(graph.others(u, jnp.int32(distance))))))
+        for u in uploaded
+        for distance in graph.distances
+    }
+    closed = [pair for pair in sorted(pairs) if pair[0] != pair[1] and stages.uploaded[list(pair)].all()]
+    masks = np.zeros((len(closed), len(stages.uploaded)))
+    for row, (u, v) in zip(masks, closed, strict=True):
+        row[u], row[v] = 1, -1
+    return len(uploaded) - int(np.linalg.matrix_rank(masks[:, uploaded])) if closed else len(uploaded)
+
+
+@pytest.mark.parametrize("neighbours", [2, 4, 6])
+def test_the_server_can_open_one_sum_only(neighbours):
+    """By rank, over random ways to leave and over two arcs that leave: where the round opens, one sum does.
+
+    Catches a threshold of half of the neighbours or less, with which clients that leave cut the circle into parts: it
+    is refused, and some of the same draws open several sums.
+    """
+    size, draws, half = 16, 2_000, neighbours // 2
+    graph = circle(jax.random.key(neighbours), size, neighbours)
+    rng = np.random.default_rng(neighbours)
+    last = rng.choice(5, (draws, size), p=[0.05, 0.05, 0.2, 0.05, 0.65])
+    last[-1] = 4  # with two neighbours a round opens where nobody leaves
+    for row in last[: draws // 2]:
+        first = rng.integers(0, size, 2)
+        row[:] = 4
+        row[np.asarray(graph.order)[np.add.outer(first, np.arange(half)) % size]] = 2
+    opens = jax.jit(jax.vmap(lambda x, t: ~is_aborted(graph, Stages(x > 1, x > 2, x > 3), t, 1), in_axes=(0, None)))
+    parts = {}
+    for threshold in range(half, neighbours + 1):
+        opened = last[np.asarray(opens(last, threshold))][:60]
+        parts[threshold] = [sums_that_open(graph, Stages(x > 1, x > 2, x > 3)) for x in opened]
+    assert parts[half + 1] and all(set(parts[threshold]) <= {1} for threshold in range(half + 1, neighbours + 1))
+    assert max(parts[half]) > 1
+    for make in (secure_sum, real_secure_sum):
+        with pytest.raises(ValueError, match=f"threshold: expected more than half of the {neighbours} neighbours"):
+            make(modular_sum(1.0), half, neighbours=neighbours)
+    with pytest.raises(ValueError, match=f"threshold: expected more than half of the {neighbours} neighbours"):
+        run_secure_sum(np.ones((size, 1), int), Ring(20), half, graph=graph, seed=0)

@@ -14,7 +14,7 @@ from scipy import stats
 from fedjax_sim.aggregation import secure_primitives as crypto
 from fedjax_sim.aggregation.ring import Ring
 from fedjax_sim.aggregation.secure_cost import secure_sum_cost
-from fedjax_sim.aggregation.secure_masks import Circle, Stages, circle, is_aborted, masked, unmasked
+from fedjax_sim.aggregation.secure_masks import Stages, circle, is_aborted, masked, unmasked
 from fedjax_sim.aggregation.secure_parties import Asked, Client, Refused
 from fedjax_sim.aggregation.secure_protocol import client_up_bytes, run_secure_sum
 
@@ -69,7 +69,7 @@ def test_the_sum_is_exact(ring):
     for seed in range(12):
         rng = np.random.default_rng(seed)
         number, neighbours = int(rng.integers(5, 13)), [None, 2, 4][seed % 3]
-        threshold = int(rng.integers(1, (neighbours or number) + 1))
+        threshold = int(rng.integers(1 if neighbours is None else neighbours // 2 + 1, (neighbours or number) + 1))
         messages = rng.integers(-(2**63), 2**63 - 1, (number, 3))
         graph = circle(jax.random.key(seed), number, neighbours)
         steps, advertised = stages(rng.choice(5, number, p=[0.03, 0.05, 0.07, 0.05, 0.8]))
@@ -82,16 +82,16 @@ def test_the_sum_is_exact(ring):
 @pytest.mark.parametrize("ring, neighbours", [(Ring(20), None), (Ring(64), 6), (Ring(31, prime=True), 6)], ids=str)
 def test_it_ends_as_the_simulated_one(ring, neighbours):
     """The integers of masks drawn in JAX, shared by its shares and taken off, for the same graph and stages."""
-    key, messages = jax.random.key(5), RNG.integers(-(2**30), 2**30, (8, 3)).astype(np.int32)
-    graph, slots = circle(key, 8, neighbours), jnp.arange(8)
-    steps, _ = stages([4, 2, 4, 3, 4, 4, 1, 4])
+    key, messages = jax.random.key(7), RNG.integers(-(2**30), 2**30, (10, 3)).astype(np.int32)
+    graph, slots = circle(key, 10, neighbours), jnp.arange(10)
+    steps, _ = stages([4, 2, 4, 3, 4, 4, 4, 4, 1, 4])
     sent = masked(ring, key, graph, jnp.asarray(steps.shared), slots, jnp.asarray(messages))
     words = [np.asarray(sent[:, i], np.uint64).astype(object) for i in range(ring.words)]
     total = sum((x << 32 * i) * steps.uploaded[:, None] for i, x in enumerate(words)).sum(0) % ring.modulus
     sums = jnp.stack([jnp.asarray((total >> 32 * i & 0xFFFFFFFF).astype(np.uint32)) for i in range(ring.words)])
-    opened = unmasked(ring, key, graph, Stages(*map(jnp.asarray, steps)), 2, sums)
+    opened = unmasked(ring, key, graph, Stages(*map(jnp.asarray, steps)), 4, sums)
     number = sum(np.asarray(x, np.uint64).astype(object) << 32 * i for i, x in enumerate(opened))
-    run = run_secure_sum(messages, ring, 2, graph=graph, stages=steps, seed=1)
+    run = run_secure_sum(messages, ring, 4, graph=graph, stages=steps, seed=1)
     assert [int(x) % ring.modulus for x in run.sum] == list(number)
     assert run.sum.tolist() == plain(ring, messages, steps.uploaded)
 
@@ -116,21 +116,6 @@ def test_an_abort_holds_no_number():
     steps, _ = stages([4, 3, 3, 3, 3])
     run = run_secure_sum(messages, Ring(32), 2, stages=steps, seed=0)
     assert run.sum is None and run.aborted and run.client_bytes[0, 3] > 0
-
-
-def test_a_key_that_stays_closed_aborts():
-    """On a circle all seeds open, and the key of slot 1, which left, does not: 0 never came, and 2 does not answer.
-
-    Catches a sum in which a pair's mask is left.
-    """
-    slots = np.arange(6)
-    graph, (steps, advertised) = Circle(slots, slots, np.array([1, -1]), 6), stages([0, 2, 3, 4, 4, 4])
-    messages = np.ones((6, 2), int)
-    run = run_secure_sum(messages, Ring(32), 1, graph=graph, stages=steps, advertised=advertised, seed=0)
-    assert run.aborted and run.sum is None and (run.client_bytes[3:, 3] > 0).all()
-    steps = steps._replace(answered=slots > 1)
-    run = run_secure_sum(messages, Ring(32), 1, graph=graph, stages=steps, advertised=advertised, seed=0)
-    assert run.sum.tolist() == [4, 4]
 
 
 def test_masked_messages_are_uniform():

@@ -41,7 +41,7 @@ def round_of(made, messages, weights):
     "options",
     [
         {"threshold": 5},
-        {"threshold": 2, "neighbours": 4, "min_messages": 3},
+        {"threshold": 3, "neighbours": 4, "min_messages": 3, "dropout": [0.03] * 4},
         {"threshold": 6, "signed": True},
         {"threshold": 4, "neighbours": 6, "signed": True, "dropout": [0.02] * 4},
     ],
@@ -78,7 +78,7 @@ def test_bits_of_the_simulated_one(ring, options):
 @pytest.mark.parametrize("make", [secure_sum, real_secure_sum])
 def test_a_circle_of_too_few_is_aborted(make):
     """Four invited of five slots, four neighbours each. Catches a client that is its neighbour's neighbour twice."""
-    run = round_of(make(modular_sum(1.0), 2, neighbours=4), jnp.ones((5, 3), jnp.int32), np.float32([0, 1, 1, 1, 1]))
+    run = round_of(make(modular_sum(1.0), 3, neighbours=4), jnp.ones((5, 3), jnp.int32), np.float32([0, 1, 1, 1, 1]))
     (found, metrics), _ = run(jax.random.key(0))
     assert np.isnan(found).all() and int(metrics["aborted_rounds"]) == 1
 

@@ -47,7 +47,7 @@ def test_it_can_tell_another_probability():
     [
         ({"neighbours": 7}, "neighbours: expected an even number"),
         ({"neighbours": 30}, "neighbours: expected"),
-        ({"threshold_share": 0.0}, "threshold_share: expected"),
+        ({"threshold_share": 0.5}, "threshold_share: expected"),
         ({"dropouts": (0.2, 0.1)}, "dropouts: expected rising"),
         ({"dropouts": (float("nan"),)}, r"dropouts\[0\]: expected"),
         ({"num_rounds": 1}, "num_rounds: expected"),

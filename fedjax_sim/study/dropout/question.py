@@ -42,7 +42,7 @@ def dropout(
 
     Args:
       num_clients: m. neighbours: k, even, below m.
-      threshold_share: in (0, 1], of the holders of a secret.
+      threshold_share: in (0.5, 1], of the holders of a secret.
       dropouts: probabilities in [0, 1], rising.
       num_rounds: R, simulated for each of them and each graph.
       seed: decides everything.
@@ -67,7 +67,7 @@ def _check(options: dict[str, Any]) -> None:
     validate.integer("neighbours", options["neighbours"], 2, options["num_clients"] - 1)
     if options["neighbours"] % 2:
         validate.fail("neighbours", "an even number", options["neighbours"])
-    validate.in_range("threshold_share", options["threshold_share"], 0, 1, open_low=True)
+    validate.in_range("threshold_share", options["threshold_share"], 0.5, 1, open_low=True)
     validate.sequence("dropouts", options["dropouts"])
     for i, p in enumerate(options["dropouts"]):
         validate.in_range(f"dropouts[{i}]", p, 0, 1)
