@@ -65,10 +65,11 @@ def as_client_update(
         not used: devices share out edges. With `nonfinite="error"` a message inside that is not finite makes this
         client's own so.
       rounds: kappa, of its own for each one above.
-      name: of this level: "edge" tells `edge_uplink_bytes`, `edge_clients_reported`, ... in info, summed exactly over
-        those that send a message, used or not (too late for a deadline above, lost in a secure sum); nothing of one
-        that is stopped at its work (tests/algorithms/test_hierarchical.py::test_an_edge_too_late_for_a_deadline,
-        ::test_late_edges_of_a_region, ::test_edges_that_leave_a_secure_sum).
+      name: of this level; statements of privacy call a federation so. "edge" tells `edge_uplink_bytes`,
+        `edge_clients_reported`, ... in info, summed exactly over those that send a message, used or not (too late for a
+        deadline above, lost in a secure sum); nothing of one that is stopped at its work
+        (tests/algorithms/test_hierarchical.py::test_an_edge_too_late_for_a_deadline, ::test_late_edges_of_a_region,
+        ::test_edges_that_leave_a_secure_sum).
       weighting: "examples": the weights that its clients reported, summed, as a mean over its rounds: n_e where all
         take part; "uniform": 1. A round inside that was skipped counts for nothing; without any there is no message.
       keep: whether sampler, optimiser, memories and clients' states go on in the next round above, from the model that
@@ -133,6 +134,7 @@ def as_client_update(
         uniform_weights=weighting == "uniform",
         metrics=(*named_by(name, level.metrics), *star.client.metrics),
         federation=star._replace(mesh=None),
+        level=name,
     )
 
 

@@ -180,15 +180,20 @@ def _mechanism(
 
         built, run = _experiment(config, settings)
         dimension = message_dimension(built.algorithm, built.params, built.data.train)
-        made = mechanism_of(built.algorithm, adjacency=options["adjacency"], dimension=dimension)
+        clients = built.data.train
+        made = mechanism_of(built.algorithm, adjacency=options["adjacency"], dimension=dimension, population=clients)
         if made is None:
             raise ValueError(
                 "transform: expected a part with noise in the config, got none. See fedjax-sim list transform, and, to "
                 "hide records, algorithm.name = record_private_fedavg."
             )
         delta = run["delta"] if delta is None else delta
-        delta = default_delta(made.num_units) if delta is None else delta
-        return {"mechanism": made}, {"rounds": run["rounds"] if rounds is None else rounds, "delta": delta}
+        given: dict[str, Any] = {"mechanism": made}
+        if delta is None:
+            inside = made.of_members()
+            given |= {} if inside is None else {"member_delta": default_delta(inside.num_units or made.num_units)}
+            delta = default_delta(made.num_units)
+        return given, {"rounds": run["rounds"] if rounds is None else rounds, "delta": delta}
     if population is None or cohort is None:
         raise ValueError("--population, --cohort: expected both, got less. Write -N N -m M, or give a config.")
     if not math.isfinite(cohort):

@@ -115,6 +115,11 @@ class Grouped:
         return self.group_size * num_rows(self.population)
 
     @property
+    def num_members(self) -> int:
+        """Clients of all groups together, on the lowest level: groups may be clients of groups."""
+        return getattr(self.population, "num_members", self.population.size)
+
+    @property
     def counts(self) -> Array:
         """[G] int32 clients per group."""
         return jnp.diff(self.offsets)

@@ -107,7 +107,7 @@ def compose(segments: Sequence[tuple[Mechanism, int]], delta: float, *, accounta
         validate.fail("segments", "at least one mechanism", segments)
     for mechanism, rounds in segments:
         validate.integer("rounds", rounds, 0, MAX_ROUNDS)
-        for name in ("unit", "adjacency"):
+        for name in ("unit", "protected", "adjacency"):
             first, here = getattr(segments[0][0], name), getattr(mechanism, name)
             if here != first:
                 validate.fail(f"mechanism.{name}", f"{first!r}, as of the rounds before", here,
@@ -124,7 +124,7 @@ def compose(segments: Sequence[tuple[Mechanism, int]], delta: float, *, accounta
         rounds=sum(rounds for _, rounds in segments),
         noise_multiplier=last.noise_multiplier,
         adjacency=last.adjacency,
-        unit=last.unit,
+        unit=last.protected,
         sampler=describe_rate(last)
         if len(merged) == 1
         else f"{len(merged)} mechanisms, the last: {describe_rate(last)}",

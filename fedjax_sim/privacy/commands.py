@@ -20,11 +20,18 @@ class Answer(NamedTuple):
 
 
 def account_report(
-    *, rounds: int, delta: float, accountant: str = "best", mechanism: Mechanism | None = None, **options: Any
+    *,
+    rounds: int,
+    delta: float,
+    accountant: str = "best",
+    mechanism: Mechanism | None = None,
+    member_delta: float | None = None,
+    **options: Any,
 ) -> Answer:
-    """The epsilon of so many rounds, explained.
+    """The epsilon of so many rounds, explained; where clients are federations, for one of their clients too.
 
     Args:
+      delta, member_delta: for a client, and for a client of one that is a federation; None = the same.
       mechanism: of a config; or the options of `written_down`: population_size, cohort_size, noise_multiplier, scheme,
         num_slots, place, adjacency, clip_norm, noise_cohort_size.
 
@@ -39,6 +46,7 @@ def account_report(
     event = made.event(rounds)
     fields = {"spent": spent.as_dict(), "mechanism": made.as_dict(), "event": _event(event)}
     lines = [explain(spent), "", *explain(made).splitlines()[:3], f"Event: {_event(event)}."]
+    lines += _of_members(made, rounds, delta if member_delta is None else member_delta, accountant, fields)
     if made.law == "without_replacement" and made.place == "central" and not made.detail("noise_cohort_size"):
         poisson = account(_as_poisson(made), rounds, delta)
         fields["poisson_epsilon"] = poisson.as_dict()["epsilon"]
@@ -54,11 +62,13 @@ def calibrate_report(
     accountant: str = "best",
     table: bool = False,
     mechanism: Mechanism | None = None,
+    member_delta: float | None = None,
     **options: Any,
 ) -> Answer:
     """The noise multiplier that a budget needs, explained; with `table`, what it costs with noise in three places.
 
     Args:
+      delta, member_delta: as in `account_report`; the budget is that of a federation with all its clients.
       mechanism: of a config, whose noise is sought; or the options of `written_down`, but for noise_multiplier.
 
     Raises: as `calibrate` and `written_down`.
@@ -82,6 +92,7 @@ def calibrate_report(
     std = f"standard deviation {z * made.clip_norm:.6g} with clip norm {made.clip_norm:g}"
     lines = [f"Noise multiplier {z:.5g}: {std}.", explain(found.spent), "", *explain(made).splitlines()[:3],
              f"Event: {event}."]  # fmt: skip
+    lines += _of_members(made, rounds, delta if member_delta is None else member_delta, accountant, fields)
     if made.detail("clip_units"):
         grid = made.clip_norm / made.detail("clip_units")
         lines.append(f"It holds with granularity = {grid:.9g} written out: by default the grid follows the noise.")
@@ -96,6 +107,17 @@ def calibrate_report(
         fields["table"] = [row._asdict() for row in rows]
         lines += ["", comparison_table(rows)]
     return Answer("\n".join(lines), fields)
+
+
+def _of_members(made: Mechanism, rounds: int, delta: float, accountant: str, fields: dict[str, Any]) -> list[str]:
+    """The statement for one client under a federation, which `fields` get too; nothing where clients are no
+    federations."""
+    inside = made.of_members()
+    if inside is None:
+        return []
+    spent = account(inside, rounds, delta, accountant=accountant)
+    fields["members"] = spent.as_dict()
+    return ["", explain(spent)]
 
 
 _WHY = (

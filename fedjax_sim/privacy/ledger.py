@@ -108,6 +108,17 @@ class Ledger:
             segments = (*segments[:-1], dataclasses.replace(last, stop=max(last.start, through)))
         return _spent(segments, self.delta) if segments else None
 
+    def of_members(self, delta: float) -> Ledger | None:
+        """The same rounds as they concern one client under a federation, at a delta of its own; None where some
+        mechanism's clients are no federations.
+
+        Guarantees: tests/privacy/test_levels.py::test_a_run_states_both.
+        """
+        inside = [(segment, segment.mechanism.of_members()) for segment in self._segments]
+        if any(mechanism is None for _, mechanism in inside):
+            return None
+        return Ledger(delta, tuple(dataclasses.replace(segment, mechanism=made) for segment, made in inside))
+
     def state(self) -> dict[str, Any]:
         """As JSON."""
         segments = [segment.as_dict() for segment in self._segments]

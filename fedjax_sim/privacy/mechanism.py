@@ -19,6 +19,9 @@ What is read beside the facts of `types`, in `Noise.details`, a dict, or the Nam
     max_batch_size      record: the most that a truncated batch has
     max_reports         the most messages that count, where more clients are invited
     first               whose: "random", or "client" where it depends on their devices and data
+    level               clients are federations of this name, such as "edge"; what is sampled and clipped is one of them
+    num_members         level: clients under all of them, on the lowest level; absent where nobody told
+    protects            level: "members", one client under a federation; absent: a federation with all its clients
 """
 
 from __future__ import annotations
@@ -146,8 +149,37 @@ class Mechanism:
         return self.population_size, self.rate, self.num_slots
 
     @property
-    def num_units(self) -> int:
-        """Clients, or the most records that all of them can have."""
+    def protected(self) -> str:
+        """What an epsilon of this mechanism protects one of, as a phrase.
+
+        Guarantees: tests/privacy/test_levels.py::test_each_level_has_its_own_statement.
+        """
+        level = self.detail("level")
+        if level is None:
+            return self.unit
+        if self.detail("protects") == "members":
+            return f"client of {'an' if level[0].lower() in 'aeiou' else 'a'} {level}"
+        return f"{level} with all its clients"
+
+    def of_members(self) -> Mechanism | None:
+        """The same mechanism as it protects one client under a federation; None where clients are no federations.
+
+        Whether that client is added, removed or replaced, its federation is sampled as before and sends another message
+        of at most the clip norm: it is replaced, and the sum moves by up to two clip norms.
+
+        Guarantees: no client moves a release further (tests/laws/test_privacy.py).
+        """
+        if self.detail("level") is None:
+            return None
+        details = dict(self.details) | {"protects": "members"}
+        return dataclasses.replace(self, adjacency="replace_one", details=details)
+
+    @property
+    def num_units(self) -> int | None:
+        """Clients, federations, or the most records that all clients can have; None for clients under federations whose
+        number nobody told."""
+        if self.detail("protects") == "members":
+            return self.detail("num_members")
         return self.population_size * (int(self.detail("num_examples", 1)) if self.unit == "record" else 1)
 
     def releases(self, rounds: int) -> int:

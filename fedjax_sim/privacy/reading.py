@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from fedjax_sim import validate
 from fedjax_sim.privacy.mechanism import Mechanism
 from fedjax_sim.sampling.design import SamplingDesign
-from fedjax_sim.types import Algorithm, Star, noisy_parts
+from fedjax_sim.types import Algorithm, Population, Star, noisy_parts
 
 __all__ = ["mechanism_from", "mechanism_of"]
 
@@ -69,13 +70,23 @@ def mechanism_from(
     )
 
 
-def mechanism_of(algorithm: Any, *, adjacency: str | None = None, dimension: int | None = None) -> Mechanism | None:
+def mechanism_of(
+    algorithm: Any,
+    *,
+    adjacency: str | None = None,
+    dimension: int | None = None,
+    population: Population | None = None,
+) -> Mechanism | None:
     """The mechanism of an `Algorithm`, read from its parts; None if no part has noise.
+
+    Where clients are federations it protects one of them with all its clients; `Mechanism.of_members` states what the
+    same noise does for one client under them.
 
     Args:
       algorithm: an `Algorithm`, a `Star`, or some of its parts by name: {"sampler", "client", "transform", ...}.
       adjacency: as in `Mechanism`.
       dimension: d, the numbers in an update; needed for integer noise only, whose rounding depends on it.
+      population: which the algorithm is run on; of groups it tells the number of their clients.
 
     Raises: ValueError, TypeError with the reason where noise is there, but its privacy cannot be accounted for: an
     aggregate that a client moves without bound (example weights, a divisor of the realised cohort), messages longer
@@ -83,7 +94,8 @@ def mechanism_of(algorithm: Any, *, adjacency: str | None = None, dimension: int
     sampler that observes losses (`Sampler.observe`), and what `Mechanism` refuses, an unknown scheme among it.
 
     Guarantees: each of these is refused (tests/privacy/test_mechanism.py::test_refusals_of_parts); parts as this
-    package composes them are read (::test_reads_the_parts).
+    package composes them are read (::test_reads_the_parts); each level of a hierarchy has its own statement
+    (tests/privacy/test_levels.py).
     """
     star = algorithm.parts if isinstance(algorithm, Algorithm) else algorithm
     parts = star._asdict() if isinstance(star, Star) else star or {}
@@ -107,7 +119,12 @@ def mechanism_of(algorithm: Any, *, adjacency: str | None = None, dimension: int
     if part == "transform" and getattr(parts.get("aggregator"), "weighted", True):
         hint = "The weights that clients report bear no noise: weigh uniformly; your own rule states weighted=False."
         validate.fail("aggregator", "one that takes no weights from clients", "one that does", hint)
-    return mechanism_from(parts["sampler"].design, noise, adjacency=adjacency, dimension=dimension)
+    made = mechanism_from(parts["sampler"].design, noise, adjacency=adjacency, dimension=dimension)
+    if getattr(parts.get("client"), "federation", None) is None:
+        return made
+    num_members = getattr(population, "num_members", None)
+    levels = {"level": parts["client"].level} | ({} if num_members is None else {"num_members": num_members})
+    return dataclasses.replace(made, details=dict(made.details) | levels)
 
 
 def _check_response(design: SamplingDesign, noise: Any) -> None:

@@ -33,18 +33,20 @@ UNCOVERED = (
 
 def describe_rate(made: Mechanism) -> str:
     """The law of the cohort, as a phrase."""
-    size = f"{made.cohort_size:,.6g} of {made.population_size:,} clients"
+    clients = f"{made.detail('level', 'client')}s"
+    size = f"{made.cohort_size:,.6g} of {made.population_size:,} {clients}"
     if made.unit == "record":
         steps, seen = made.detail("steps"), f"with probability {made.drawn_from[1]:.6g}"
         seen = "surely" if made.law == "always" else seen
         return f"{steps} noisy steps a round, each of which sees a record {seen}; a client may be in every round"
     if made.kind in CORRELATED:
         times, apart = made.detail("participations"), made.detail("separation")
-        return f"a client at most {times:,} times, {apart:,} rounds apart or more; being sampled amplifies nothing"
+        who = made.detail("level", "client")
+        return f"each {who} at most {times:,} times, {apart:,} rounds apart or more; being sampled amplifies nothing"
     if made.place == "local":
         return "every message by itself; sampling amplifies nothing"
     return {
-        "full": f"all {made.population_size:,} clients in every round",
+        "full": f"all {made.population_size:,} {clients} in every round",
         "poisson": f"Poisson, {size} expected (q = {made.rate:.6g})",
         "truncated_poisson": f"Poisson in {made.num_slots:,} slots, {size} expected (q = {made.rate:.6g})",
         "uniform_without_replacement": f"exactly {size}, without replacement",
@@ -61,12 +63,20 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
     found = [_TRUST[mechanism.place]]
     seen = "Messages and models" if mechanism.place == "local" else "Models"
     found += [ONE_RUN, f"{seen} alone are seen by others. {UNCOVERED}"]
+    if (level := mechanism.detail("level")) is not None:
+        found.append(f"Each {level} is trusted by its clients: it sees their messages, and no noise is added below it.")
+    if mechanism.detail("protects") == "members":
+        found.append(
+            f"A client that is added, removed or replaced changes the message of its {level}, which moves the sum by "
+            f"up to two clip norms. Whole {level}s are drawn: drawing clients inside of one gains nothing."
+        )
     if mechanism.unit == "record":
         found.append("How many examples a client has is no secret; what it measures beside its message is not covered.")
     elif mechanism.law in ("poisson", "truncated_poisson", "without_replacement"):
         found.append("Who is invited stays secret, and is drawn afresh in each round, whatever the data.")
     if mechanism.law == "truncated_poisson":
-        slots = f"Of more than {mechanism.drawn_from[2]:,} drawn {mechanism.unit}s a uniform choice is kept"
+        drawn = mechanism.detail("level", mechanism.unit)
+        slots = f"Of more than {mechanism.drawn_from[2]:,} drawn {drawn}s a uniform choice is kept"
         found.append(f"{slots}: that one may take another's slot is accounted for, not added to delta.")
     if mechanism.law == "without_replacement":
         found.append(
@@ -103,11 +113,13 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
         found.append("Idealised numerics: float32 noise of a simulation hardens no deployment (Mironov 2012).")
     if mechanism.law != "always" and not (delta < (chance := mechanism.drawn_from[1])):
         found.append(
-            f"delta {delta:g} is not below {chance:g}, the chance that a {mechanism.unit} is drawn: what is published "
-            "once without any noise could meet it."
+            f"delta {delta:g} is not below {chance:g}, the chance that one {mechanism.detail('level', mechanism.unit)} "
+            "is drawn: what is published once without any noise could meet it."
         )
-    if not (delta < 1 / mechanism.num_units):
-        what = f"delta {delta:g} is not below one over the number of {mechanism.unit}s, {1 / mechanism.num_units:g}"
+    if mechanism.num_units is None:
+        found.append("How many clients there are in all is not known here: delta means something below one over it.")
+    elif not (delta < 1 / mechanism.num_units):
+        what = f"delta {delta:g} is not below {1 / mechanism.num_units:g}, one over the number of those protected"
         found.append(f"{what}: a mechanism that publishes one client's data outright could meet it.")
     return tuple(found)
 
@@ -140,8 +152,8 @@ def explain(subject: Any) -> str:
         lines = [
             f"{kind} noise with a standard deviation of {std} {where}.",
             f"Sampling: {describe_rate(subject)}.",
-            f"Neighbours: data sets with {ADJACENCY_WORDS[subject.adjacency]} (unit: {subject.unit}), which moves what "
-            f"the noise is added to by at most {subject.moves} clip norm{'s' if subject.moves > 1 else ''}.",
+            f"Neighbours: data sets with {ADJACENCY_WORDS[subject.adjacency]} (unit: {subject.protected}), which moves "
+            f"what the noise is added to by at most {subject.moves} clip norm{'s' if subject.moves > 1 else ''}.",
             *(f"- {sentence}" for sentence in assumptions(subject, 0.0)),
         ]
         return "\n".join(lines)
@@ -154,6 +166,6 @@ def _meaning(spent: Any) -> str:
         return "There is no guarantee at all."
     factor = math.exp(min(spent.epsilon, 700))
     return (
-        f"Whatever one learns from what is released is at most {factor:,.4g} times as likely with one {spent.unit}'s "
-        f"data as with its neighbour ({ADJACENCY_WORDS[spent.adjacency]}), but for a chance of {spent.delta:g}."
+        f"Whatever one learns from what is released is at most {factor:,.4g} times as likely with the data of one "
+        f"{spent.unit} as with its neighbour ({ADJACENCY_WORDS[spent.adjacency]}), but for a chance of {spent.delta:g}."
     )

@@ -58,7 +58,8 @@ class Spending:
     Args:
       algorithm, params, population: of the run; what is private is read from the algorithm's parts.
       source: the run's `fingerprint`.
-      delta: in (0, 1); by default `default_delta` of the clients, or records.
+      delta: in (0, 1); by default `default_delta` of those protected: clients, records, or federations, and of the
+        clients under these for their own statement.
       directory: the folder of `privacy.json`; None to write no file.
 
     Guarantees: whatever is killed, resumed and changed, epsilon is not below that of all rounds that ran, and no two
@@ -81,6 +82,7 @@ class Spending:
         directory: Path | None,
     ):
         self.mechanism, self.void = None, ""
+        self.member_delta = None  # where clients are federations: of the statement for one client under them
         self.refused = UNKNOWN if algorithm.parts is None else ""
         self.source = self.stream = source
         self.path = directory and directory / FILE
@@ -92,11 +94,15 @@ class Spending:
         from fedjax_sim import privacy  # here, because its libraries take a second to import
 
         try:
-            self.mechanism = privacy.mechanism_of(algorithm, dimension=message_dimension(algorithm, params, population))
+            dimension = message_dimension(algorithm, params, population)
+            self.mechanism = privacy.mechanism_of(algorithm, dimension=dimension, population=population)
         except (TypeError, ValueError) as error:
             self.refused = str(error)
             return
         self.ledger = privacy.Ledger(default_delta(self.mechanism.num_units) if delta is None else delta)
+        inside = self.mechanism.of_members()
+        if inside is not None:
+            self.member_delta = default_delta(inside.num_units or self.mechanism.num_units) if delta is None else delta
 
     def key(self, key: Array) -> Array:
         """A run's key, bound to its stream of noise; unchanged without noise."""
@@ -203,13 +209,22 @@ class Spending:
             return {}
         from fedjax_sim.privacy import explain
 
-        spent, uncovered = self.ledger.spent(), sorted(set(shown) - COVERED)
-        statement, warning = str(spent), [f"- {OPAQUE}"] * fingerprint.is_opaque(self.source)
-        if warning:
-            statement += "; the program calls the host: a seed for this run alone"
-        lines = [explain(spent), *warning, f"- Not covered, and shown by the log of this run: {', '.join(uncovered)}."]
-        texts = {"explanation": "\n".join(lines if uncovered else lines[:-1]), "uncovered": uncovered}
-        return {"privacy": {"statement": statement, **spent.as_dict(), **texts}}
+        spent = self.ledger.spent()
+        inside = None if self.member_delta is None else self.ledger.of_members(self.member_delta)
+        of_members = None if inside is None else inside.spent()
+        all_spent = [spent] if of_members is None else [spent, of_members]
+        statements = [str(x) for x in all_spent]
+        lines = [explain(x) for x in all_spent]
+        if fingerprint.is_opaque(self.source):
+            statements.append("the program calls the host: a seed for this run alone")
+            lines.append(f"- {OPAQUE}")
+        uncovered = sorted(set(shown) - COVERED)
+        if uncovered:
+            lines.append(f"- Not covered, and shown by the log of this run: {', '.join(uncovered)}.")
+        texts = {"explanation": "\n".join(lines), "uncovered": uncovered}
+        if of_members is not None:
+            texts["members"] = of_members.as_dict()
+        return {"privacy": {"statement": "; ".join(statements), **spent.as_dict(), **texts}}
 
 
 def _checked(state: Any) -> dict[str, Any]:

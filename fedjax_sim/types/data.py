@@ -62,6 +62,7 @@ class Population(Protocol):
     - `announce(ids)`: the same ids, after the storage was asked to read these clients' data ahead.
     - `group(id)`: the client as a population of its own clients, for a client that is a federation
       (`ClientUpdate.federation`); one without clients where the id is outside of [0, size).
+    - `num_members`: of groups, the number of all their clients, on the lowest level of a hierarchy; static.
     - `there(ids)`: [c] bool, which of these clients exist, where ids are places of which some may be empty, as in a
       group. Without it all do. `ragged`: whether some places stay empty. `place(ids)`: where clients whom data name by
       their ids in the whole population are among these; -1 for those of other groups. Without it ids are places.

@@ -74,6 +74,7 @@ class ClientUpdate(NamedTuple):
     scalable: bool = False  # a share of its update is an update too: it is a difference from the broadcast, and nothing
     # that the client keeps assumes that all of it counts
     helped: bool = False  # others compute parts of its steps, and only its counts tell what crosses: no clock prices it
+    level: str = "client"  # what statements call one of them; of a federation the level's name, such as "edge"
 
 
 class UpdateTransform(NamedTuple):

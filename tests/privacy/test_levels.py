@@ -1,0 +1,67 @@
+"""Privacy over a hierarchy: each level is named, and has a statement and a delta of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import pytest
+
+from fedjax_sim.privacy import Mechanism, account
+from fedjax_sim.privacy.commands import account_report, calibrate_report
+from fedjax_sim.running import loop
+from fedjax_sim.running.spending import default_delta
+from tests.laws import test_privacy as law
+
+KEY = jax.random.key(0)
+EDGES = {"noise_multiplier": 1.0, "scheme": "full", "population_size": 20, "cohort_size": 20, "num_slots": 20}
+LEVEL = {"level": "edge", "num_members": 1000}
+
+
+def test_each_level_has_its_own_statement():
+    """Twenty rounds over all of 20 edges with 1,000 clients: 17.152 for an edge, 55.065 for a client at that delta.
+
+    Catches the edges' epsilon as the clients', and a delta above one over the number of clients.
+    """
+    edges = Mechanism(**EDGES, details=LEVEL)
+    inside = edges.of_members()
+    assert (edges.protected, inside.protected) == ("edge with all its clients", "client of an edge")
+    assert (edges.num_units, inside.num_units) == (20, 1000)
+    delta = default_delta(20)
+    assert account(edges, 20, delta).epsilon == pytest.approx(17.152, abs=1e-3)
+    assert account(inside, 20, delta).epsilon == pytest.approx(55.065, abs=1e-3)
+    halved = Mechanism(**EDGES | {"noise_multiplier": 0.5})  # the noise of one message that moves by two clip norms
+    assert account(inside, 20, delta).epsilon == account(halved, 20, delta).epsilon
+    answer = account_report(rounds=20, delta=delta, member_delta=default_delta(1000), mechanism=edges)
+    assert answer.fields["members"]["delta"] == pytest.approx(5.0e-4, rel=0.01)
+    assert "for each edge with all its clients" in answer.text and "for each client of an edge" in answer.text
+    assert "all 20 edges in every round" in answer.text and "20 clients" not in answer.text
+    found = calibrate_report(epsilon=2.0, delta=delta, rounds=20, mechanism=edges)
+    assert found.fields["members"]["epsilon"] > 2 * found.fields["spent"]["epsilon"]
+    assert Mechanism.from_dict(json.loads(json.dumps(inside.as_dict()))) == inside
+    assert Mechanism(**EDGES).of_members() is None and Mechanism(**EDGES).protected == "client"
+
+
+def test_an_unknown_number_of_clients_is_said():
+    """Catches a delta that is called small enough for a population that nobody counted."""
+    inside = dataclasses.replace(Mechanism(**EDGES), details={"level": "region"}).of_members()
+    assert inside.num_units is None and inside.protected == "client of a region"
+    assert any("How many clients there are" in sentence for sentence in account(inside, 1, 1e-9).assumptions)
+
+
+def test_a_run_states_both(tmp_path):
+    """A run over edges, resumed: its summary names edges and clients, each with its own delta.
+
+    Catches a summary that tells the edges' epsilon alone, and a ledger that loses the level.
+    """
+    algorithm, people = law.made("gaussian_mechanism", ["edge"]), law.clients(["edge"])
+    loop.run(KEY, algorithm, law.START, people, 2, directory=tmp_path / "run")
+    loop.run(KEY, algorithm, law.START, people, 3, directory=tmp_path / "run", resume=True)
+    told = json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]
+    assert told["unit"] == "edge with all its clients" and told["members"]["unit"] == "client of an edge"
+    assert told["delta"] == default_delta(10) and told["members"]["delta"] == default_delta(20)
+    assert told["rounds"] == told["members"]["rounds"] == 3
+    assert told["members"]["epsilon"] > told["epsilon"]
+    for words in ("for each edge with all its clients", "for each client of an edge"):
+        assert words in told["statement"] and words in told["explanation"]
