@@ -119,7 +119,8 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
     if mechanism.num_units is None:
         found.append("How many clients there are in all is not known here: delta means something below one over it.")
     elif not (delta < 1 / mechanism.num_units):
-        what = f"delta {delta:g} is not below {1 / mechanism.num_units:g}, one over the number of those protected"
+        noun = "client" if mechanism.detail("protects") == "members" else mechanism.detail("level", mechanism.unit)
+        what = f"delta {delta:g} is not below one over the number of {noun}s, {1 / mechanism.num_units:g}"
         found.append(f"{what}: a mechanism that publishes one client's data outright could meet it.")
     return tuple(found)
 
