@@ -48,7 +48,7 @@ def rules_of(m: int, f: int) -> dict:
         "Krum": aggregation.krum(f - 1),
         "multi-Krum": aggregation.krum(f - 1, m - f - 1),
         "Bulyan": aggregation.bulyan((m - 3) // 8),
-        "geometric median": aggregation.geometric_median(STEPS),
+        "geometric median": aggregation.geometric_median(STEPS, tolerance=0.0),
         "mixing, trimmed mean": aggregation.nearest_neighbour_mixing(aggregation.trimmed_mean(f), f),
     }
 

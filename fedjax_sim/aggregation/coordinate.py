@@ -13,10 +13,11 @@ from fedjax_sim.engine import exact
 from fedjax_sim.engine.digits import power_of_two
 from fedjax_sim.engine.messages import columnwise
 from fedjax_sim.engine.side_by_side import SideBySide, by_rule
-from fedjax_sim.types import Aggregator, Array
+from fedjax_sim.types import Aggregator, Array, PyTree
 
 __all__ = [
     "around_median",
+    "coordinate_median",
     "enough",
     "mean_around_median",
     "median",
@@ -63,14 +64,19 @@ def median(*, trust_weights: bool = False) -> Aggregator:
     """
 
     def rule(key, round, cohort):
-        units = _units(cohort.weights) if trust_weights else cohort.arrived.astype(jnp.int32)
-
-        def middle(values, units):
-            return engine.median(values, units > 0, units if trust_weights else None)
-
-        return columnwise(cohort.messages, middle, units), {}
+        return coordinate_median(cohort, trust_weights), {}
 
     return by_rule(rule, weighted=trust_weights, homogeneous=True, withstands=None if trust_weights else minority)
+
+
+def coordinate_median(cohort: SideBySide, trust_weights: bool) -> PyTree:
+    """The update of `median`, for rules that begin at it."""
+    units = _units(cohort.weights) if trust_weights else cohort.arrived.astype(jnp.int32)
+
+    def middle(values, units):
+        return engine.median(values, units > 0, units if trust_weights else None)
+
+    return columnwise(cohort.messages, middle, units)
 
 
 def trimmed_mean(num_byzantine: int, *, trust_weights: bool = False) -> Aggregator:

@@ -29,6 +29,7 @@ __all__ = [
     "messages_of",
     "on_devices",
     "one_message",
+    "one_row",
     "peaks",
     "tile_width",
     "with_message",
@@ -147,6 +148,12 @@ def one_message(messages: Messages, rank: Array) -> PyTree:
     """The message of a rank [] in the order of ids, as it was sent."""
     work = lambda leaves, _, place: [jax.lax.dynamic_slice_in_dim(x, place, 1) for x in leaves]  # noqa: E731
     return as_message(messages, on_devices(messages, work, messages.order[rank], split=True))
+
+
+def one_row(messages: Messages, point: PyTree) -> Messages:
+    """A point, shaped like a message, as the only message, split over devices as these are."""
+    columns = as_columns(messages, point)
+    return dataclasses.replace(messages, columns=columns, order=jnp.zeros(1, jnp.int32))
 
 
 def peaks(messages: Messages) -> Array:

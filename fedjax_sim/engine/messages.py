@@ -25,6 +25,7 @@ from fedjax_sim.engine.columns import (
     messages_of,
     on_devices,
     one_message,
+    one_row,
     peaks,
     with_message,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "messages_of",
     "mixed",
     "one_message",
+    "one_row",
     "peaks",
     "pooled",
     "products",

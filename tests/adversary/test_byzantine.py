@@ -146,7 +146,7 @@ def test_a_round_of_lost_messages_is_skipped(kind):
 RULES_THAT_CHOOSE = {
     "krum": (aggregation.krum(2), 1),
     "multi-krum": (aggregation.krum(2, 5), 5),
-    "minimum diameter": (aggregation.minimum_diameter(3), 9),
+    "minimum diameter": (aggregation.minimum_diameter(3), 8),
     "bulyan": (aggregation.bulyan(2), 7),
 }
 
