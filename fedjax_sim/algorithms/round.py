@@ -35,6 +35,7 @@ Two clients with f_i(w) = (w - c_i)^2 / 2, c = (0, 2), one step of rate 1/2 from
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -49,6 +50,7 @@ from fedjax_sim.algorithms.one_client import stays_finite
 from fedjax_sim.algorithms.state import Aggregated, FederatedState, Gathered, initial_state
 from fedjax_sim.engine import exact
 from fedjax_sim.prng import stream
+from fedjax_sim.sampling.clock import price_in, repriced
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -71,6 +73,7 @@ __all__ = [
     "collect",
     "initial_state",
     "invite",
+    "invite_together",
     "observe",
     "remember",
     "seen",
@@ -90,6 +93,25 @@ def invite(star: Star, key: Array, state: FederatedState) -> tuple[Cohort, PyTre
     Guarantees: two steps of a round share no random stream (tests/test_prng.py::test_stage_names_do_not_collide).
     """
     return engine.steady(star.sampler.sample)(stream(key, "sampling"), state.sampler)
+
+
+def invite_together(star: Star, key: Array, state: FederatedState, priced: Callable) -> tuple[Cohort, PyTree]:
+    """`invite` where rounds take time and what a client spends follows from who else takes part.
+
+    The cohort is drawn first, at the sampler's price, and once more at its own: who is invited, and in which slots, does
+    not follow from a price.
+
+    Args:
+      priced: (key that the cohort is drawn with, Cohort, `Price`) -> `Price` of this cohort.
+
+    Guarantees: the price is that of the cohort that is drawn
+    (tests/algorithms/test_pairwise_time.py::test_a_meeting_takes_two_models).
+    """
+    price = price_in(state.sampler)
+    cohort, _ = invite(star, key, state)
+    own = engine.steady(priced)(stream(key, "sampling"), cohort, price)
+    cohort, sampler = engine.steady(star.sampler.sample)(stream(key, "sampling"), repriced(state.sampler, own))
+    return cohort, repriced(sampler, price)
 
 
 def aggregate(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state: FederatedState) -> Aggregated:
