@@ -55,8 +55,8 @@ def pairwise_gossip(
     Returns: an Algorithm as of `dpsgd`; without `consensus_distance`, which would cost O(N). `edges` counts meetings,
     in each of which two models are sent.
 
-    Under a sampler with a clock a node's round is its local work and, for each of its meetings, a model each way; a node
-    that only others meet pays for those. A meeting is over when both of its nodes have sent and received all, so a
+    Under a sampler with a clock a node's round is its local work and, for each of its meetings, a model each way; a
+    node that only others meet pays for those. A meeting is over when both of its nodes have sent and received all, so a
     round lasts as long as its busiest node. Joules are those of both nodes, and both models take a place on a radio
     channel. Devices that are not always there are refused, for a partner is met whenever it is drawn.
 

@@ -117,7 +117,12 @@ def spend(devices: Devices, key: Array, cohort: Cohort, price: Price) -> Spent:
 
     Args:
       key: that the cohort was drawn with.
+
+    Raises: ValueError for federations whose rounds inside were not priced for this cohort.
     """
+    if price.inside is not None and price.more is None:
+        hint = "Call algorithms.round.invite, not the sampler: the round's key decides who takes part inside."
+        validate.fail("price.more", "what the rounds inside of this cohort take", None, hint)
     spent = _spent(devices, key, cohort.ids, price.loads(cohort))
     if price.more is not None:
         spent = Spent(*_together(spent[:3], price.more), spent.joules + sum(price.more.joules))
@@ -204,7 +209,7 @@ def lasting(devices: Devices, key: Array, cohort: Cohort, price: Price, joules: 
     Guarantees: tests/sampling/test_battery.py::test_who_runs_out.
     """
     if price.more is not None:
-        hint = "What a slot spends is also the energy of others, such as partners or devices inside: leave with_battery out."
+        hint = "Leave with_battery out: what a slot spends is also the energy of partners, or of devices inside."
         validate.fail("sampler", "one without batteries, for clients who spend others' energy", "with_battery", hint)
     at, going = jnp.zeros_like(cohort.ids), jnp.ones_like(cohort.invited)
     for ticks, energy in zip(*_planned(devices, key, cohort, price), strict=True):

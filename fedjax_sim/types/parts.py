@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedjax_sim.types.data import Attackers, Metric, Noise, PyTree
+from fedjax_sim.types.time import TimeInside
 
 __all__ = [
     "Aggregator",
@@ -74,6 +75,7 @@ class ClientUpdate(NamedTuple):
     scalable: bool = False  # a share of its update is an update too: it is a difference from the broadcast, and nothing
     # that the client keeps assumes that all of it counts
     helped: bool = False  # others compute parts of its steps, and only its counts tell what crosses: no clock prices it
+    time_inside: TimeInside | None = None  # of a federation; None = not known, so no clock prices it
 
 
 class UpdateTransform(NamedTuple):
