@@ -113,7 +113,8 @@ def test_three_levels():
 
 def test_as_long_as_flat_rounds():
     """One edge of everybody is a flat federation: kappa of its rounds take kappa times as long, for work given in steps
-    and in epochs. Faults: a loop of unknown length that counts once, devices one after the other, no messages inside."""
+    and in epochs. Faults: a loop of unknown length that counts once, devices one after the other, no messages inside.
+    """
     everyone, sizes = np.zeros(p.NUM_CLIENTS, int), np.full(p.NUM_CLIENTS, p.ROWS)
     speeds = {"speed": network.lognormal(100.0, 1.0), "bandwidth_down": 100.0, "bandwidth_up": 30.0, "jitter": 0.0}
     phones = network.heterogeneous(p.NUM_CLIENTS, **speeds, compute_watts=2.0, joules_per_byte=0.5)
@@ -152,7 +153,7 @@ def test_a_timeline_of_edges():
 
 
 def test_an_edge_too_slow_inside():
-    """A deadline above, between the edges' times: who is late inside is late. Fault: a deadline that sees links alone."""
+    """A deadline between the edges' times: who is late inside is late. Fault: a deadline that sees links alone."""
     people = population.grouped(p.ragged(), GROUPS)
     lasts = np.array([LINK[e].sum() + (DOWN + WORK + UP)[GROUPS == e].max() for e in range(4)])
     ends = float(np.sort(lasts)[1:3].mean()) / 1000
@@ -173,7 +174,7 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="client: expected a federation that states its clients' devices"):
         inner = federated(sampling.full(2), as_client_update(star), aggregation.mean(), STEP, mesh=None).parts
         cloud(clocked, inner, 1, LINKS, name="region")
-    with pytest.raises(ValueError, match="devices.ticks_per_second: expected 1000"):
+    with pytest.raises(ValueError, match=r"devices\.ticks_per_second: expected 1000"):
         cloud(clocked, star, 1, DEVICES._replace(ticks_per_second=500))
     with pytest.raises(ValueError, match="devices: expected devices that are always there"):
         cloud(clocked, star, 1, DEVICES._replace(availability=network.bernoulli(0.5)))
@@ -198,5 +199,5 @@ def test_what_is_refused():
         )  # fmt: skip
     made = cloud(clocked, star, 1)
     state = made.init(KEY, START, people)
-    with pytest.raises(ValueError, match="price.more: expected what the rounds inside of this cohort take"):
+    with pytest.raises(ValueError, match=r"price\.more: expected what the rounds inside of this cohort take"):
         clocked.sample(KEY, state.sampler)
