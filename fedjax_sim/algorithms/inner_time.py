@@ -56,7 +56,7 @@ def time_inside(star: Star, rounds: int, devices: Devices) -> TimeInside:
     check_time_inside(star.client, devices)
 
     def asked(params: PyTree, group: Population, flops_scale: float, bytes_scale: float) -> _Asked:
-        if not hasattr(group, "own_ids"):
+        if not (hasattr(group, "own_ids") and hasattr(group, "population")):
             hint = "Devices belong to clients: population.grouped makes groups that know them."
             rule = "groups that know their clients' own ids (`own_ids`)"
             validate.fail("population", rule, type(group).__name__, hint, TypeError)
