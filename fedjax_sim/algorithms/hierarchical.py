@@ -95,8 +95,8 @@ def as_client_update(
     (::test_fixed_points); a group without messages sends none, and the model keeps its bits (::test_empty_groups), nor
     does one whose rounds were skipped (::test_skipped_rounds_weigh_nothing); what is kept goes on
     (::test_momentum_at_the_edge); what an edge would lose is refused (::test_what_an_edge_would_lose). To a clock above
-    its rounds take the time of the cohorts that it draws (tests/algorithms/test_inner_time.py), none where it has no
-    clients (::test_time_of_an_empty_group).
+    its rounds take the time of the cohorts that it draws, examples or not (::test_time_of_an_empty_group,
+    tests/algorithms/test_inner_time.py::test_rounds_inside_by_hand).
 
     References: Liu, Zhang, Song and Letaief 2020 (HierFAVG), algorithm 1.
     """
