@@ -256,6 +256,10 @@ def asynchronous(
     discounted = discounts(weigh, max_staleness)
     validate.part("client", client, ClientUpdate)
     check_alone(client)
+    if client.federation is not None:
+        hint = "Who takes part inside is drawn when its message arrives, so its time is not known before. Take "
+        hint += "algorithms.federated with a clock (with_over_selection for the first to arrive)."
+        validate.fail("client", "one that is no federation, for asynchronous rounds", "a federation", hint)
     options = {"downlink": downlink, "nonfinite": nonfinite, "plan": plan, "mesh": mesh}
     star = federated(arrivals_only(traffic), client, aggregator, server, transform, **options).parts
     star = star._replace(complete=False)  # versions, flights and time are not in it

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.types import Aggregator, ClientUpdate, PyTree, Sampler, ServerUpdate, UpdateTransform
+from fedjax_sim.types import Aggregator, ClientUpdate, Devices, PyTree, Sampler, ServerUpdate, UpdateTransform
 
 __all__ = [
     "check_aggregate",
@@ -17,6 +17,7 @@ __all__ = [
     "check_discount",
     "check_distinct",
     "check_parts",
+    "check_time_inside",
     "discounts",
     "looks_like_the_model",
 ]
@@ -35,6 +36,7 @@ def check_parts(sampler: Sampler, client: ClientUpdate, transform: UpdateTransfo
     _check_integers(sampler, transform, aggregator)
     if sampler.devices is not None:
         check_alone(client, "sampler")
+        check_time_inside(client, sampler.devices)
     _check_late(sampler, client)
     noise, design = transform.noise, sampler.design
     if noise is not None and noise.place != "local" and aggregator.sensitivity is None:
@@ -79,6 +81,25 @@ def check_alone(client: ClientUpdate, name: str = "client") -> None:
         hint += "sampler without one, and algorithms.split_costs for the time of a step."
         rule = "rounds that take no time, for others compute parts of a client's steps"
         validate.fail(name, rule, "simulated time", hint)
+
+
+def check_time_inside(client: ClientUpdate, devices: Devices) -> None:
+    """Raises ValueError for a federation whose rounds inside have no time, or another unit of it, than those above.
+
+    Args:
+      devices: of the rounds above.
+
+    Guarantees: tests/algorithms/test_inner_time.py::test_what_is_refused.
+    """
+    if client.federation is None:
+        return
+    if client.time_inside is None:
+        hint = "Pass the devices of its clients: as_client_update(devices=...), hierarchical_fedavg(edge_devices=...), "
+        hint += "[algorithm.edge_devices] in a config; or take a sampler without a clock."
+        validate.fail("client", "a federation that states its clients' devices, for rounds take time", "another", hint)
+    own, above = client.time_inside.ticks_per_second, devices.ticks_per_second
+    if own != above:
+        validate.fail("devices.ticks_per_second", f"{above}, as of the rounds above", own, "Times of both are added.")
 
 
 def _is_helped(client: ClientUpdate) -> bool:

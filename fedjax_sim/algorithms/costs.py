@@ -129,7 +129,8 @@ def wires(star: Star, broadcast: PyTree, population: Population) -> tuple[Wire, 
 def work_of(star: Star, params: PyTree, population: Population) -> Work:
     """The cost of one round to one client, in bytes, steps and floating-point operations.
 
-    The local work is traced and its operations counted; nothing is run.
+    The local work is traced and its operations counted; nothing is run. A client that is a federation computes nothing
+    itself, and its rounds are `Work.inside`.
 
     Args:
       star: the parts.
@@ -151,19 +152,31 @@ def work_of(star: Star, params: PyTree, population: Population) -> Work:
     """
     broadcast = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
     up, down = wires(star, broadcast, population)
+    sizes, examples = (-(-wire.bits // 8) for wire in (up, down)), partial(sizes_of, population)
+    if star.client.federation is not None:
+        inside = None if star.client.time_inside is None else partial(_asked_inside, star, broadcast, population)
+        return Work(*sizes, None, 0.0, examples=examples, inside=inside)
 
     def local(broadcast, population, steps):
-        data = own_data(star, population, jnp.zeros((), jnp.int32))
-        data = data._replace(work=steps) if star.client.federation is None else data
+        data = own_data(star, population, jnp.zeros((), jnp.int32))._replace(work=steps)
         return star.client.apply(jax.random.key(0), broadcast, own_state(star, broadcast, population), data)
 
     steps = None if star.client.all_steps is None else jax.ShapeDtypeStruct((), jnp.int32)  # a loop over the steps
     program = jax.make_jaxpr(local)(tree.spec(broadcast), population, steps)
     once, one = (engine.flops(program, turns) for turns in (0, 1))
-    whole = star.client.num_steps is None and star.client.federation is None
-    rows = num_rows(population) if whole else None
-    sizes, examples = (-(-wire.bits // 8) for wire in (up, down)), partial(sizes_of, population)
+    rows = num_rows(population) if star.client.num_steps is None else None
     return Work(*sizes, star.client.all_steps, float(one), float(one - once), rows, examples)
+
+
+def _asked_inside(
+    star: Star, broadcast: PyTree, population: Population, flops_scale: float, bytes_scale: float
+) -> PyTree:
+    """What rounds inside of each client ask of its own clients, leaves [N, ...] (`TimeInside.asked`)."""
+
+    def of_one(id):
+        return star.client.time_inside.asked(broadcast, own_data(star, population, id), flops_scale, bytes_scale)
+
+    return jax.vmap(of_one)(jnp.arange(population.size, dtype=jnp.int32))
 
 
 def traffic(cohort: Cohort, up: Wire, down: Wire) -> dict[str, Count]:

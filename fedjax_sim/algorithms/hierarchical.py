@@ -19,6 +19,7 @@ from fedjax_sim import aggregation, engine, sampling, server, tree, validate
 from fedjax_sim.algorithms.compatibility import check_parts
 from fedjax_sim.algorithms.costs import metrics_of
 from fedjax_sim.algorithms.federated import federated
+from fedjax_sim.algorithms.inner_time import time_inside
 from fedjax_sim.algorithms.levels import existing, named_by, over_rounds, remembers, told
 from fedjax_sim.algorithms.recipes import fedavg
 from fedjax_sim.algorithms.round import FederatedState, close, collect, initial_state, invite
@@ -29,6 +30,7 @@ from fedjax_sim.types import (
     Algorithm,
     Array,
     ClientUpdate,
+    Devices,
     Inside,
     Level,
     Mean,
@@ -53,6 +55,7 @@ def as_client_update(
     name: str = "edge",
     weighting: str = "examples",
     keep: bool = False,
+    devices: Devices | None = None,
 ) -> ClientUpdate:
     """A federation as one client: it makes `rounds` rounds of its own, and sends how far its model moved.
 
@@ -74,6 +77,10 @@ def as_client_update(
         take part; "uniform": 1. A round inside that was skipped counts for nothing; without any there is no message.
       keep: whether sampler, optimiser, memories and clients' states go on in the next round above, from the model that
         is then broadcast; else all begin anew.
+      devices: what all clients inside run on, by their ids in the whole population, where a clock above has rounds take
+        time: a round inside lasts as long as the slowest of its cohort, and `rounds` of them follow one another. Where
+        the clients inside are federations, it is what these have for the way to the level above them, and they state
+        the devices inside of them. The joules of all are those of this client.
 
     Returns: a ClientUpdate whose `federation` is the star of these parts.
 
@@ -81,20 +88,25 @@ def as_client_update(
     for a server that does not say how it goes on from another model (`ServerUpdate.moved`: SCAFFOLD's is more than a
     model); for an aggregator made for one population's weights; in groups of unequal size for a sampler with a state (a
     cohort of empty places would be drawn again) or a limit of reports (empty places would count); and, without `keep`,
-    for a state of sampler, clients, transform or aggregator that would be lost. An optimiser's begins anew.
+    for a state of sampler, clients, transform or aggregator that would be lost. An optimiser's begins anew. With
+    `devices` also as `inner_time.time_inside`, and for an algorithm whose rounds inside are not those of its parts.
 
     Guarantees: one round, weighed by examples, under a mean is flat FedAvg, and not if weighed equally
     (tests/algorithms/test_hierarchical.py::test_one_edge_round_is_flat); more rounds meet a closed form
     (::test_fixed_points); a group without messages sends none, and the model keeps its bits (::test_empty_groups), nor
     does one whose rounds were skipped (::test_skipped_rounds_weigh_nothing); what is kept goes on
     (::test_momentum_at_the_edge); what an edge would lose is refused (::test_what_an_edge_would_lose). To a clock above
-    all work as the largest group does, the empty ones too (::test_time_of_an_empty_group).
+    its rounds take the time of the cohorts that it draws, examples or not (::test_time_of_an_empty_group,
+    tests/algorithms/test_inner_time.py::test_rounds_inside_by_hand).
 
     References: Liu, Zhang, Song and Letaief 2020 (HierFAVG), algorithm 1.
     """
     level = _level_of(federation)
     _check(level.star, rounds, name, weighting, keep)
     star = level.star
+    if devices is not None and isinstance(federation, Algorithm) and federation.level is not None:
+        hint = "Its rounds are more than invite, collect and close, and their time is not known: leave devices out."
+        validate.fail("federation", "the parts of a whole algorithm, for rounds that take time", "another", hint)
 
     def initial(params: PyTree, group: Population) -> PyTree:
         if getattr(group, "ragged", False) and remembers(star.sampler):
@@ -135,6 +147,7 @@ def as_client_update(
         metrics=(*named_by(name, level.metrics), *star.client.metrics),
         federation=star._replace(mesh=None),
         level=name,
+        time_inside=None if devices is None else time_inside(star, rounds, devices),
     )
 
 
@@ -175,6 +188,7 @@ def hierarchical_fedavg(
     edge_transform: UpdateTransform | None = None,
     edge_optimizer: optax.GradientTransformation | None = None,
     edge_weighting: str = "examples",
+    edge_devices: Devices | None = None,
     keep_edges: bool = False,
     server_optimizer: optax.GradientTransformation | None = None,
     aggregator: Aggregator | None = None,
@@ -201,6 +215,9 @@ def hierarchical_fedavg(
       group_size: clients in the largest group (`Grouped.group_size`), all of whom take part unless there is an
         `edge_sampler`, one of as many clients.
       edge_aggregator, edge_transform, edge_optimizer: as the cloud's; `aggregation.mean()`, none, SGD with rate 1.
+      edge_devices: what all clients run on, for a sampler with a clock, whose own devices are then the edges' links to
+        the cloud; see `as_client_update`. In a config, where [devices] has the edges' links, the clients have as many
+        of the same kind, unless [algorithm.edge_devices] is there.
       plan: of the clients inside of an edge; edges follow one another, or are shared out over devices.
 
     Guarantees: NumPy's, with momentum at both levels (tests/algorithms/test_hierarchical.py::test_the_recipe); and
@@ -230,7 +247,10 @@ def hierarchical_fedavg(
     work = {"num_steps": num_steps, "num_epochs": num_epochs, "batch_size": batch_size}
     how = {"weighting": weighting, "shuffle": shuffle, "nonfinite": nonfinite}
     edge = fedavg(loss_fn, edge_sampler, optimizer, **inside, **work, **how, plan=plan).parts
-    work = as_client_update(edge, edge_rounds, weighting=edge_weighting, keep=keep_edges)
+    if edge_devices is not None and sampler.devices is None:
+        hint = "Put with_clock around the cloud's sampler; or leave edge_devices out."
+        validate.fail("edge_devices", "None without a clock", "devices", hint)
+    work = as_client_update(edge, edge_rounds, weighting=edge_weighting, keep=keep_edges, devices=edge_devices)
     rule = aggregation.mean() if aggregator is None else aggregator
     step = server.optimizer(optax.sgd(1.0) if server_optimizer is None else server_optimizer)
     return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, mesh=mesh)
@@ -243,7 +263,7 @@ def _check(star: Star, rounds: int, name: str, weighting: str, keep: bool) -> No
     if not (isinstance(name, str) and name.isidentifier()):
         validate.fail("name", "a word, such as 'edge'", name)
     if star.sampler.devices is not None:
-        hint = "The time of rounds inside is in no clock above: put with_clock around the upper sampler."
+        hint = "Put with_clock around the upper sampler, and pass what runs inside as `devices` (edge_devices)."
         validate.fail("sampler", "one without a clock, inside of a hierarchy", "one with a clock", hint)
     if not keep and remembers(star.sampler):
         hint = "It would begin anew, and draw the same cohorts, in each round above. Pass keep=True."

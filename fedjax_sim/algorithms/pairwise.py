@@ -10,17 +10,20 @@ import optax
 from jax.sharding import Mesh
 
 from fedjax_sim import aggregation, engine, server, tree, validate
-from fedjax_sim.algorithms.costs import ROUND_METRICS, unusable
+from fedjax_sim.algorithms.costs import ROUND_METRICS, spent_by, unusable, work_of
 from fedjax_sim.algorithms.decentralized import from_model, local_work
 from fedjax_sim.algorithms.nodes import NodesState
-from fedjax_sim.algorithms.round import aggregate, collect, initial_state, invite
+from fedjax_sim.algorithms.round import aggregate, collect, initial_state, invite, invite_together
 from fedjax_sim.network import Graph
+from fedjax_sim.network.devices import MOST_TICKS
 from fedjax_sim.network.mixing import tables_of
 from fedjax_sim.prng import stream
+from fedjax_sim.sampling.clock import by_part
+from fedjax_sim.sampling.price import More, Price
 from fedjax_sim.transform import identity
-from fedjax_sim.types import Algorithm, Array, Count, Metric, PyTree, Sampler, Star
+from fedjax_sim.types import Algorithm, Array, Cohort, Count, Devices, Load, Metric, PyTree, Sampler, Star
 
-__all__ = ["averaged", "first_places", "meetings", "pairwise_gossip"]
+__all__ = ["averaged", "first_places", "meetings", "pairwise_gossip", "price_of_meetings"]
 
 
 @validate.named_arguments
@@ -52,6 +55,11 @@ def pairwise_gossip(
     Returns: an Algorithm as of `dpsgd`; without `consensus_distance`, which would cost O(N). `edges` counts meetings,
     in each of which two models are sent.
 
+    Under a sampler with a clock a node's round is its local work and, for each of its meetings, a model each way; a
+    node that only others meet pays for those. A meeting is over when both of its nodes have sent and received all, so a
+    round lasts as long as its busiest node. Joules are those of both nodes, and both models take a place on a radio
+    channel. Devices that are not always there are refused, for a partner is met whenever it is drawn.
+
     Guarantees: NumPy's models, meeting by meeting (tests/algorithms/test_pairwise.py::test_numpy); meetings keep the
     average (::test_meetings_keep_the_average); each neighbour is as likely (::test_partners); nodes of unequal size
     count alike (::test_unequal_nodes).
@@ -67,6 +75,7 @@ def pairwise_gossip(
     if not getattr(sampler.design, "equal_chances", False):
         hint = "Nodes that wake up more often count more in what all agree on: take sampling.uniform."
         validate.fail("sampler", "one that wakes all nodes equally often", sampler.design.scheme, hint)
+    _check_presence(sampler)
     local = local_work(
         loss_fn, optimizer, num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, shuffle=shuffle
     )
@@ -76,11 +85,26 @@ def pairwise_gossip(
     size = graph.population_size
 
     def init(key, params, population):
-        return NodesState(initial_state(star, params, population), jax.tree.map(jnp.asarray, host), ())
+        state = initial_state(star, params, population)
+        if sampler.tell is not None:  # the star's message stands for the model that a meeting moves each way
+            model = tree.num_bytes(tree.spec(params))
+            work = work_of(star, params, population)._replace(bytes_up=model, bytes_down=model)
+            state = state._replace(sampler=jax.tree.map(jnp.asarray, sampler.tell(sampler.init(), work)))
+        return NodesState(state, jax.tree.map(jnp.asarray, host), ())
+
+    def invited(key, state):
+        if sampler.devices is None:
+            return invite(star, key, state.star)
+
+        def priced(drawn_with, cohort, price):
+            partners, _ = meetings(key, cohort.ids, state.tables)
+            return price_of_meetings(sampler.devices, drawn_with, cohort, partners, price)
+
+        return invite_together(star, key, state.star, priced)
 
     def step(key, state, population):
         inner = state.star
-        cohort, woken = invite(star, key, inner)
+        cohort, woken = invited(key, state)
         gathered = collect(star, key, cohort, inner, population)
         found = aggregate(star, key, cohort, gathered, inner)
         memory, after = gathered.clients
@@ -100,12 +124,13 @@ def pairwise_gossip(
         given = nodes, rows, after, gathered.arrived, cohort.reported, found.means
         rows, own, fit, pooled = engine.steady(met)(*given)
         clients = engine.put(memory, nodes, rows, own)
-        meeting = (cohort.reported & (partners != cohort.ids)).sum(dtype=jnp.int32)
-        num_bytes = tree.num_bytes(tree.spec(inner.server))
+        meets = partners != cohort.ids
         info = {"clients_invited": cohort.invited.sum(dtype=jnp.int32), "clients_reported": gathered.num_arrived}
         info["skipped_rounds"] = (~fit).astype(jnp.int32)
-        info |= {"edges": meeting, "uplink_bytes": Count.of(2 * meeting, num_bytes)} | cohort.metrics | pooled
+        info["edges"] = (cohort.reported & meets).sum(dtype=jnp.int32)
+        info |= _bytes(cohort, meets, tree.num_bytes(tree.spec(inner.server))) | cohort.metrics | pooled
         info |= unusable(star, cohort, gathered.dropped, gathered.num_dropped)
+        info |= engine.steady(spent_by)(cohort)
         inner = inner._replace(round=inner.round + 1, sampler=woken, clients=clients)
         return state._replace(star=inner), info
 
@@ -118,6 +143,51 @@ def pairwise_gossip(
 
     metrics = (*ROUND_METRICS, Metric("edges", "meetings of two nodes", "count"), *sampler.metrics)
     return Algorithm(init, step, params, personal=personal, metrics=metrics)
+
+
+def _check_presence(sampler: Sampler) -> None:
+    if sampler.devices is not None and sampler.devices.availability is not None:
+        hint = "A partner is met whether or not it is there. For nodes that are away: network.with_node_failures."
+        validate.fail("sampler", "a clock of devices that are always there", "devices with an availability", hint)
+
+
+def _bytes(cohort: Cohort, meets: Array, num_bytes: int) -> dict[str, Count]:
+    """Both models of each meeting, those that were sent too late included."""
+    sent = cohort.reported if cohort.sent is None else cohort.sent
+    number = 2 * (sent & meets).sum(dtype=jnp.int32)
+    if cohort.sent is None:
+        return {"uplink_bytes": Count.of(number, num_bytes)}
+    late = 2 * (sent & ~cohort.reported & meets).sum(dtype=jnp.int32)
+    return {"uplink_bytes": Count.of(number, num_bytes), "wasted_bytes": Count.of(late, num_bytes)}
+
+
+def price_of_meetings(devices: Devices, key: Array, cohort: Cohort, partners: Array, price: Price) -> Price:
+    """The price of a cohort whose nodes send a model to, and receive one from, each node that they meet.
+
+    Args:
+      key: that the cohort was drawn with.
+      partners: [m] int32, of `meetings`.
+      price: of one meeting and the local work.
+    """
+    size = partners.shape[0]
+    meets = cohort.invited & (partners != cohort.ids)
+    nodes, first = jnp.concatenate([cohort.ids, partners]), first_places(jnp.concatenate([cohort.ids, partners]))
+    times = jnp.zeros_like(nodes).at[first].add(jnp.tile(meets, 2).astype(jnp.int32))[first]  # meetings of each node
+    model = Load(*(jnp.broadcast_to(x, nodes.shape) for x in (jnp.float32(0), price.bytes_down, price.bytes_up)))
+    (down, _, up), (received, _, sent) = by_part(devices, key, nodes, (model,))
+
+    def together(ticks, times):
+        return jnp.where(ticks > MOST_TICKS // jnp.maximum(times, 1), MOST_TICKS, ticks * times)
+
+    def at_both_ends(joules):  # the node's own are in the price, also where it meets nobody
+        return jnp.where(meets, joules[size:], -joules[:size])
+
+    none = jnp.zeros_like(partners)
+    ticks = together(down, times - 1)[:size], none, together(up, times - 1)[:size]
+    joules = at_both_ends(received), jnp.zeros(size, jnp.float32), at_both_ends(sent)
+    least = (together(down, times) + together(up, times))[size:]
+    airtime = jnp.where(meets, jnp.minimum(up[:size] + up[size:], MOST_TICKS), 0)
+    return price._replace(more=More(ticks, joules, least, price.bytes_up, airtime, meets))
 
 
 def meetings(key: Array, ids: Array, tables: dict[str, Array]) -> tuple[Array, Array]:

@@ -35,6 +35,7 @@ Two clients with f_i(w) = (w - c_i)^2 / 2, c = (0, 2), one step of rate 1/2 from
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -45,10 +46,13 @@ from fedjax_sim import engine, tree, validate
 from fedjax_sim.algorithms.collect import collect, seen
 from fedjax_sim.algorithms.compatibility import check_aggregate
 from fedjax_sim.algorithms.costs import spent_by, traffic, two_words, unusable
+from fedjax_sim.algorithms.inner_time import with_rounds_inside
 from fedjax_sim.algorithms.one_client import stays_finite
 from fedjax_sim.algorithms.state import Aggregated, FederatedState, Gathered, initial_state
 from fedjax_sim.engine import exact
 from fedjax_sim.prng import stream
+from fedjax_sim.sampling.clock import price_in, repriced
+from fedjax_sim.sampling.price import NOTHING_MORE
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -71,6 +75,7 @@ __all__ = [
     "collect",
     "initial_state",
     "invite",
+    "invite_together",
     "observe",
     "remember",
     "seen",
@@ -85,11 +90,41 @@ def invite(star: Star, key: Array, state: FederatedState) -> tuple[Cohort, PyTre
       state: before the round.
 
     Returns: (`Cohort` of m slots, the sampler's next state). The caller puts the latter into the state, as above, since
-    a round that is only observed must not.
+    a round that is only observed must not. Where clients are federations and rounds take time, the cohort's times are
+    those of the rounds that these clients will make.
 
     Guarantees: two steps of a round share no random stream (tests/test_prng.py::test_stage_names_do_not_collide).
     """
-    return engine.steady(star.sampler.sample)(stream(key, "sampling"), state.sampler)
+    if star.sampler.devices is None or star.client.time_inside is None:
+        return _drawn(star, key, state.sampler)
+
+    def priced(_, cohort, price):
+        return with_rounds_inside(star.client.time_inside, key, cohort, price)
+
+    return invite_together(star, key, state, priced)
+
+
+def _drawn(star: Star, key: Array, sampler_state: PyTree) -> tuple[Cohort, PyTree]:
+    return engine.steady(star.sampler.sample)(stream(key, "sampling"), sampler_state)
+
+
+def invite_together(star: Star, key: Array, state: FederatedState, priced: Callable) -> tuple[Cohort, PyTree]:
+    """`invite` where rounds take time, and what a client spends follows from the round's key or from the other clients.
+
+    The cohort is drawn twice: to learn who is invited, in which slots, which follows from no price; and at its price.
+
+    Args:
+      priced: (key that the cohort is drawn with, Cohort, `Price`) -> `Price` of this cohort.
+
+    Guarantees: the price is that of the cohort that is drawn, in gossip
+    (tests/algorithms/test_pairwise_time.py::test_each_meeting_is_paid_for_at_both_ends) and inside of edges
+    (tests/algorithms/test_inner_time.py::test_rounds_inside_by_hand).
+    """
+    price = price_in(state.sampler)
+    cohort, _ = _drawn(star, key, repriced(state.sampler, price._replace(more=NOTHING_MORE)))
+    cohort_price = engine.steady(priced)(stream(key, "sampling"), cohort, price)
+    cohort, sampler = _drawn(star, key, repriced(state.sampler, cohort_price))
+    return cohort, repriced(sampler, price)
 
 
 def aggregate(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state: FederatedState) -> Aggregated:

@@ -175,7 +175,10 @@ class Builder(Maker):
             "nonfinite": self.tables["run"]["nonfinite"],
         }
         wired["population_size"], size = data.train.size, getattr(data.train, "group_size", None)
-        wired |= {"group_size": size, "inside": {"population_size": size or data.train.size}}
+        everyone = data.train.population.size if size else data.train.size
+        wired |= {"group_size": size, "inside": {"population_size": size or everyone, "all_clients": everyone}}
+        if made["sampler"] is not None and made["sampler"].devices is not None:
+            wired |= self.edge_devices(part, everyone)
         wired["total_weight"] = lambda: self.total_weight(data) if self.weighs_examples() else None
         wired["num_examples"] = lambda: self.num_examples(data)
         algorithm = self.make("algorithm", **wired)
@@ -186,6 +189,12 @@ class Builder(Maker):
             return algorithm
         wired[registry.takes(part, "sampler")] = with_distinct_clients(sampler)
         return self.make("algorithm", **wired)
+
+    def edge_devices(self, part: Part, all_clients: int) -> dict[str, Any]:
+        """The devices of clients under edges where the config does not name them: as many of the kind of [devices]."""
+        if "edge_devices" not in part.options or self.tables["algorithm"]["edge_devices"] is not None:
+            return {}
+        return {"edge_devices": self.make("devices", population_size=all_clients)}
 
     def server(self, made: dict[str, Any], loss_fn: Callable | None, data: FederatedData) -> dict[str, Any]:
         """Local work and rows of a server that trains itself, as clients do; made beside a rule that any client fits.

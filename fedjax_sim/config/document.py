@@ -8,8 +8,8 @@ tables inside `[transform]`, in their order: `[transform.quantize]`, then `[tran
 wrapper wraps is a table inside its own, `[transform.error_feedback.top_k]`. Those of the broadcast are tables inside
 `[downlink]`. A part that is another's option is a table with a name: in `[aggregator.corrupted]`,
 `attack = {name = "alie"}`; `[algorithm.edge_sampler]` has a name too. Several transforms there are tables without one,
-`[algorithm.edge_transform.quantize]`. Every part that takes devices gets those of `[devices]`. TOML has no null: "none"
-stands for it.
+`[algorithm.edge_transform.quantize]`. Every part that takes devices gets those of `[devices]`; clients under edges have
+as many of the same kind, or `[algorithm.edge_devices]`. TOML has no null: "none" stands for it.
 """
 
 from __future__ import annotations

@@ -84,6 +84,10 @@ class Group:
 
         return jax.vmap(one)(ids.reshape(-1)).reshape(ids.shape)
 
+    def own_ids(self, places: Array) -> Array:
+        """The members' ids in the population, in the shape of `places`; -1 where nobody is."""
+        return jnp.where(self.there(places), self._member(places), -1)
+
     def client(self, id: Array) -> ClientData:
         """Data of the group's member number `id`; no valid row where there is none."""
         data = self.population.client(self._member(id))

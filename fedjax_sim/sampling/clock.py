@@ -12,17 +12,20 @@ from fedjax_sim import validate
 from fedjax_sim.network.devices import MOST_TICKS, spent_by
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.sampling.fates import NEVER, losing
-from fedjax_sim.sampling.price import Price
+from fedjax_sim.sampling.price import More, Price
 from fedjax_sim.sampling.visits import DISTINCT
 from fedjax_sim.types import Array, Clock, Cohort, Devices, Load, Metric, PyTree, Sampler, Spent
 
 __all__ = [
     "LONGEST",
     "Timed",
+    "by_part",
     "changed",
     "cut",
     "first_pass",
     "lasting",
+    "price_in",
+    "repriced",
     "spend",
     "stated",
     "timed",
@@ -103,8 +106,7 @@ def changed(
         clocked = _found(after)
         shorter = change(key, cohort, clocked.price)
         clock = clocked.clock.moved(window(shorter) - window(cohort), per_second).since(before)
-        after = jax.tree.map(lambda x: x._replace(clock=clock) if _is_timed(x) else x, after, is_leaf=_is_timed)
-        return stated(shorter, before, clock, per_second), after
+        return stated(shorter, before, clock, per_second), _timed(after, clock=clock)
 
     design = sampler.design if design is None else design
     return sampler._replace(sample=sample, design=design, metrics=(*sampler.metrics, *metrics))
@@ -115,8 +117,15 @@ def spend(devices: Devices, key: Array, cohort: Cohort, price: Price) -> Spent:
 
     Args:
       key: that the cohort was drawn with.
+
+    Raises: ValueError for federations whose rounds inside were not priced for this cohort.
     """
+    if price.inside is not None and price.more is None:
+        hint = "Call algorithms.round.invite, not the sampler: the round's key decides who takes part inside."
+        validate.fail("price.more", "what the rounds inside of this cohort take", None, hint)
     spent = _spent(devices, key, cohort.ids, price.loads(cohort))
+    if price.more is not None:
+        spent = Spent(*_together(spent[:3], price.more), spent.joules + sum(price.more.joules))
     return jax.tree.map(lambda x: jnp.where(cohort.invited, x, 0), spent)
 
 
@@ -129,9 +138,28 @@ def _spent(devices: Devices, key: Array, ids: Array, loads: tuple[Load, ...]) ->
     """What all passes of a round take, each with messages of its own; a phase is that of all of them together."""
     first, *rest = (spent_by(devices, key, ids, load) for load in loads)
     for one in rest:
-        ticks = (jnp.minimum(x + y, MOST_TICKS) for x, y in zip(first[:3], one[:3], strict=True))
-        first = Spent(*ticks, first.joules + one.joules)
+        first = Spent(*_added(first[:3], one[:3]), first.joules + one.joules)
     return first
+
+
+def _added(ticks: tuple, others: tuple) -> tuple:
+    return tuple(jnp.minimum(x + y, MOST_TICKS) for x, y in zip(ticks, others, strict=True))
+
+
+def _together(ticks: tuple, more: More) -> tuple:
+    """The ticks of the three phases with those that come on top; the last phase ends when no other is waited for."""
+    down, compute, up = _added(ticks, more.ticks)
+    return down, compute, jnp.clip(more.least - down - compute, up, MOST_TICKS)
+
+
+def price_in(state: PyTree) -> Price:
+    """What a round costs, in the state of a sampler with a clock, whatever wraps it."""
+    return _found(state).price
+
+
+def repriced(state: PyTree, price: Price) -> PyTree:
+    """The state of a sampler with a clock, whatever wraps it, at another price."""
+    return _timed(state, price=price)
 
 
 def cut(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, name: str) -> Cohort:
@@ -156,7 +184,7 @@ def cut(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, n
     for ticks in spent[:3]:
         done.append(jnp.minimum(ticks, left))
         left = left - done[-1]
-    whole, energies = _by_part(devices, key, cohort, price)
+    whole, energies = _planned(devices, key, cohort, price)
     shares = [jnp.where(all_of > 0, x / jnp.maximum(all_of, 1), 1) for x, all_of in zip(done, whole, strict=True)]
     part = sum(energy * share for energy, share in zip(energies, shares, strict=True))
     sent = cohort.reported if cohort.sent is None else cohort.sent
@@ -176,10 +204,15 @@ def lasting(devices: Devices, key: Array, cohort: Cohort, price: Price, joules: 
     Args:
       key: that the cohort was drawn with.
 
+    Raises: ValueError where a slot's energy is not that of its client alone (`Price.more`).
+
     Guarantees: tests/sampling/test_battery.py::test_who_runs_out.
     """
+    if price.more is not None:
+        hint = "Leave with_battery out: what a slot spends is also the energy of partners, or of devices inside."
+        validate.fail("sampler", "one without batteries, for clients who spend others' energy", "with_battery", hint)
     at, going = jnp.zeros_like(cohort.ids), jnp.ones_like(cohort.invited)
-    for ticks, energy in zip(*_by_part(devices, key, cohort, price), strict=True):
+    for ticks, energy in zip(*_planned(devices, key, cohort, price), strict=True):
         enough = energy <= joules
         share = jnp.where(enough, 1.0, joules / jnp.where(enough, 1.0, energy))
         done = jnp.where(enough, ticks, jnp.minimum((share * ticks).astype(jnp.int32), ticks))
@@ -187,15 +220,27 @@ def lasting(devices: Devices, key: Array, cohort: Cohort, price: Price, joules: 
     return jnp.where(going, NEVER, at)
 
 
-def _by_part(devices: Devices, key: Array, cohort: Cohort, price: Price) -> tuple[tuple, tuple]:
-    """The ticks and the joules of download, local work and message, [m] each; what a round costs without either, such
-    as latency, belongs to download and message alike."""
+def _planned(devices: Devices, key: Array, cohort: Cohort, price: Price) -> tuple[tuple, tuple]:
+    """The ticks and the joules of download, local work and message, [m] each, if nobody stops them."""
+    ticks, joules = by_part(devices, key, cohort.ids, price.loads(cohort))
+    if price.more is None:
+        return ticks, joules
+    return _together(ticks, price.more), tuple(x + y for x, y in zip(joules, price.more.joules, strict=True))
+
+
+def by_part(devices: Devices, key: Array, ids: Array, loads: tuple[Load, ...]) -> tuple[tuple, tuple]:
+    """The ticks and the joules of download, local work and message, [c] each; what a round costs without either, such
+    as latency, belongs to download and message alike.
+
+    Args:
+      ids: [c] int32. loads: of [c], one for each pass.
+    """
     parts = ((1, 0, 0, 1), (1, 0, 1, 0), (1, 0, 0, 0))  # everything, nothing, the download, the local work
 
-    def by_part(load):
+    def of_each(load):
         return Load(*(jnp.concatenate([x * one for one in ones]) for x, ones in zip(load, parts, strict=True)))
 
-    spent = _spent(devices, key, jnp.tile(cohort.ids, 4), tuple(map(by_part, price.loads(cohort))))
+    spent = _spent(devices, key, jnp.tile(ids, 4), tuple(map(of_each, loads)))
     spent = jax.tree.map(lambda x: x.reshape(4, -1), spent)
     everything, nothing, down, compute = spent.joules
     down, compute = down - nothing / 2, compute - nothing
@@ -221,6 +266,11 @@ def stated(cohort: Cohort, before: Clock, after: Clock, per_second: int) -> Coho
 
 def _is_timed(x: PyTree) -> bool:
     return isinstance(x, Timed)
+
+
+def _timed(state: PyTree, **changes: PyTree) -> PyTree:
+    """The state of a sampler with a clock, with other fields of its `Timed`."""
+    return jax.tree.map(lambda x: x._replace(**changes) if _is_timed(x) else x, state, is_leaf=_is_timed)
 
 
 def _found(state: PyTree) -> Timed:

@@ -189,12 +189,16 @@ def with_radio_budget(
         spent = cohort.spent
         ready = spent.down + spent.compute
         cost, most = spent.up, airtime
+        if price.more is not None and price.more.airtime is not None:
+            cost = price.more.airtime
         if price.before is not None:  # the first of two messages is sent in the middle of a round
             before = first_pass(devices, key, cohort, price)
             cost = jnp.maximum(cost, jnp.clip(spent.total - before.down - before.compute, 0, before.up))
         if budget_bytes is not None:  # messages of one size: so many
             most = (price.all_bytes_up() <= longest).sum(dtype=jnp.int32)
             cost = jnp.ones_like(cohort.ids)
+        if price.more is not None and price.more.sends is not None:
+            cost = jnp.where(price.more.sends, cost, 0)
         sent = cohort.reported if cohort.sent is None else cohort.sent  # also those cut off on their way
         wanted = sent if cohort.begun is None else cohort.begun
         place = within_budget(cohort.ids, cost, wanted, most, ready if order == "arrival" else None)

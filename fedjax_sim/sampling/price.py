@@ -8,9 +8,23 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.network import load_of
-from fedjax_sim.types import Array, Cohort, Load, Work
+from fedjax_sim.types import Array, Cohort, Load, PyTree, Work
 
-__all__ = ["Price", "price_of"]
+__all__ = ["NOTHING_MORE", "More", "Price", "price_of"]
+
+
+class More(NamedTuple):
+    """What the slots of one cohort spend beside their loads, [m] each: what follows from who takes part together."""
+
+    ticks: tuple[Array | int, ...]  # int32, of download, local work and message
+    joules: tuple[Array | float, ...]  # float32, of the same
+    least: Array | int = 0  # int32 ticks until the slot is done, at least: it waits for others that long
+    bytes_up: Array | int = 0  # [] float32, on a radio channel of the cohort
+    airtime: Array | None = None  # int32 ticks on such a channel; None = those of the slot's own message
+    sends: Array | None = None  # bool, whether the slot sends at all; None = all do
+
+
+NOTHING_MORE = More((0, 0, 0), (0.0, 0.0, 0.0))
 
 
 class Price(NamedTuple):
@@ -22,6 +36,8 @@ class Price(NamedTuple):
     bytes_down: Array  # [] float32
     bytes_up: Array  # [] float32
     before: Load | None = None  # [] or [N] each: of a pass before the local work, which is not in the numbers above
+    inside: PyTree = None  # leaves [N, ...] of clients that are federations: what their rounds inside ask
+    more: More | None = None  # of one cohort alone, so no state between rounds has it
 
     def num_steps(self, cohort: Cohort) -> Array:
         """[m] int32 local steps that each slot takes, by its `Cohort.work`.
@@ -44,7 +60,8 @@ class Price(NamedTuple):
 
     def all_bytes_up(self) -> Array:
         """[] float32 bytes of all that a client sends in a round."""
-        return self.bytes_up if self.before is None else self.bytes_up + self.before.bytes_up
+        sent = self.bytes_up if self.before is None else self.bytes_up + self.before.bytes_up
+        return sent if self.more is None else sent + self.more.bytes_up
 
 
 def price_of(work: Work | None, flops_scale: float = 1.0, bytes_scale: float = 1.0) -> Price:
@@ -80,7 +97,8 @@ def price_of(work: Work | None, flops_scale: float = 1.0, bytes_scale: float = 1
         before = Load(operations, *scaled(asked))
         sizes = [x - y for x, y in zip(sizes, asked, strict=True)]
     first, step = flops(1), flops(2) - flops(1)
-    return Price(first, step, jnp.broadcast_to(jnp.int32(steps), examples.shape), *scaled(sizes), before)
+    inside = None if work.inside is None else work.inside(flops_scale, bytes_scale)
+    return Price(first, step, jnp.broadcast_to(jnp.int32(steps), examples.shape), *scaled(sizes), before, inside)
 
 
 def _of(values: Array, ids: Array) -> Array:

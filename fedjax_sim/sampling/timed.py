@@ -62,6 +62,9 @@ def with_clock(
     the share of them in which they received, trained or sent; `unavailable` and `interrupted` count clients who were
     not there, or left; `unfilled` places that nobody filled.
 
+    Clients that are federations (`algorithms.as_client_update`) have rounds inside in the place of training, and their
+    devices here are the links to the level above. Their joules are those of all that is inside.
+
     A small model can stand for a heavier one: times, energy and radio budgets are those of `flops_scale` times its
     operations and `bytes_scale` times its bytes, each way. What it learns, and the bytes of the log, are its own; Info
     then has both scales, and the page says so.

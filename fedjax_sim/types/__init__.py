@@ -46,7 +46,7 @@ from fedjax_sim.types.parts import (
     UpdateTransform,
     noisy_parts,
 )
-from fedjax_sim.types.time import Clock, Load, Spent, Work
+from fedjax_sim.types.time import Clock, Load, Spent, TimeInside, Work
 
 __all__ = [
     "Aggregator",
@@ -80,6 +80,7 @@ __all__ = [
     "Spent",
     "StalenessWeight",
     "Star",
+    "TimeInside",
     "UpdateTransform",
     "Wire",
     "Work",

@@ -66,6 +66,7 @@ class Population(Protocol):
     - `there(ids)`: [c] bool, which of these clients exist, where ids are places of which some may be empty, as in a
       group. Without it all do. `ragged`: whether some places stay empty. `place(ids)`: where clients whom data name by
       their ids in the whole population are among these; -1 for those of other groups. Without it ids are places.
+      `own_ids(places)`: these ids of the clients at some places, -1 where nobody is.
 
     Guarantees: tests/population/test_protocol.py::test_size_and_client_are_enough_to_train.
     """

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedjax_sim.types.data import Attackers, Metric, Noise, PyTree
+from fedjax_sim.types.time import TimeInside
 
 __all__ = [
     "Aggregator",
@@ -75,6 +76,7 @@ class ClientUpdate(NamedTuple):
     # that the client keeps assumes that all of it counts
     helped: bool = False  # others compute parts of its steps, and only its counts tell what crosses: no clock prices it
     level: str = "client"  # what statements call one of them; of a federation the level's name, such as "edge"
+    time_inside: TimeInside | None = None  # of a federation; None = not known, so no clock prices it
 
 
 class UpdateTransform(NamedTuple):

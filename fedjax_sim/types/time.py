@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-__all__ = ["Clock", "Load", "Spent", "Work"]
+__all__ = ["Clock", "Load", "Spent", "TimeInside", "Work"]
 
 
 class Work(NamedTuple):
@@ -22,6 +22,18 @@ class Work(NamedTuple):
     rows: int | None = None  # those rows, where a client's flops grow with its examples; None = they are minibatches
     examples: Callable | None = None  # () -> [N] number of examples of each client; None = not known
     before: Work | None = None  # of a pass before this one, whose flops are not in these; its bytes are
+    inside: Callable | None = None  # (flops_scale, bytes_scale) -> leaves [N, ...], `TimeInside.asked` of each client;
+    # None = clients are no federations
+
+
+class TimeInside(NamedTuple):
+    """How long a client's own rounds take, where it is a federation."""
+
+    asked: (
+        Callable  # (params_spec, Population of its clients, flops_scale, bytes_scale) -> what its rounds ask of these
+    )
+    spent: Callable  # (key of its work, what was asked) -> ([] int32 ticks, [] float32 joules) of all of its rounds
+    ticks_per_second: int
 
 
 class Load(NamedTuple):

@@ -38,6 +38,14 @@ def over(star, *args, size=4, sampler=None, aggregator=None, step=STEP, **option
     )
 
 
+def _at_once(key, ids, load):
+    none = jnp.zeros_like(ids)
+    return Spent(none, none, none, jnp.zeros(ids.shape))
+
+
+AT_ONCE = Devices(p.NUM_CLIENTS, _at_once)
+
+
 def run(algorithm, people, rounds=2, start=START):
     """(state, info of the last round, on the host)."""
     state, step = algorithm.init(KEY, start, people), jax.jit(algorithm.step)
@@ -118,7 +126,10 @@ def test_time_of_an_empty_group():
     alike = {"speed": 1e4, "bandwidth_down": 1e3, "bandwidth_up": network.tiers([0.5, 0.5], [12.0, 120.0])}
     people = population.grouped(p.ragged(sizes=np.where(GROUPS == 1, 0, p.SIZES)), GROUPS)
     timed = sampling.with_clock(sampling.full(4), network.heterogeneous(4, **alike))
-    (state, info), (plain, same) = (run(over(edges(), 2, sampler=sampler), people) for sampler in (timed, None))
+    phones = network.heterogeneous(p.NUM_CLIENTS, **alike)
+    (state, info), (plain, same) = (
+        run(over(edges(), 2, devices=phones, sampler=sampler), people) for sampler in (timed, None)
+    )
     laws.check_equal_bits(state.server, plain.server, "time")
     assert info["clients_reported"] == 3 and all(info[name] == same[name] for name in same if np.ndim(same[name]) == 0)
     assert info["simulated_seconds"] == 2 * info["round_seconds"] > 2 and 0 < info["utilisation"] <= 1
@@ -133,13 +144,13 @@ def test_an_edge_too_late_for_a_deadline():
         one = jnp.ones_like(ids)
         return Spent(one, one, jnp.where(ids == 2, 50, one), jnp.zeros(ids.shape))
 
-    phones = Devices(4, spend)
-    timed, people = sampling.with_clock(sampling.full(4), phones), population.grouped(p.ragged(), GROUPS)
+    timed, people = sampling.with_clock(sampling.full(4), Devices(4, spend)), population.grouped(p.ragged(), GROUPS)
     late, (_, whole) = (
-        over(edges(), sampler=sampling.with_deadline(timed, 0.01)),
-        run(over(edges(), sampler=timed), people, 1),
+        over(edges(), devices=AT_ONCE, sampler=sampling.with_deadline(timed, 0.01)),
+        run(over(edges(), devices=AT_ONCE, sampler=timed), people, 1),
     )
-    cohort = late.parts.sampler.sample(jax.random.fold_in(KEY, 0), late.init(KEY, START, people).sampler)[0]
+    invited = jax.jit(lambda key, state: algorithms.round.invite(late.parts, key, state)[0])
+    cohort = invited(jax.random.fold_in(KEY, 0), late.init(KEY, START, people))
     state, info = run(late, people, 1)
     assert 0 < info["clients_reported"] == int(cohort.reported.sum()) < 4 and info["wasted_bytes"] > 0
     inside = [name for name in whole if name.startswith("edge_") and name.endswith("bytes")]
@@ -159,7 +170,7 @@ def twelve():
     people = population.grouped(population.quadratic_population([1.0] * 12, np.arange(12) / 100), np.arange(12) // 2)
     rate = optax.sgd(0.5)
     device = algorithms.fedavg(population.quadratic_loss, sampling.full(2), rate, num_steps=1, mesh=None).parts
-    return people, as_client_update(device, weighting="uniform")
+    return people, as_client_update(device, weighting="uniform", devices=AT_ONCE._replace(population_size=12))
 
 
 @pytest.mark.parametrize("plan", [None, engine.Plan(1, 3)], ids=["one by one", "three at once"])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import transform
+from fedjax_sim.algorithms.round import invite
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
 from fedjax_sim.types import Wire
@@ -52,6 +53,52 @@ def test_transforms_of_an_edge(tmp_path):
     key, x = jax.random.key(1), jnp.linspace(-1.0, 1.0, 100)
     sent = [t.on_client(key, x, t.init(x), t.init_client(x))[0] for t in (found, by_hand)]
     jax.tree.map(np.testing.assert_array_equal, *sent)
+
+
+FAST, SLOW = (f"{{name='heterogeneous', speed={x}, bandwidth_down=1e6, bandwidth_up=1e6}}" for x in (1e6, 1e3))
+TIMED = [*HIERARCHY, "sampler.with_clock.overhead_seconds=0.5", "algorithm.num_steps=2", "algorithm.batch_size=5"]
+
+
+def test_time_inside_of_edges(tmp_path):
+    """[devices] are the edges' links, and what clients run on unless [algorithm.edge_devices] says so. Faults: devices
+    of places in a group, a table that nobody reads, and one that another run's identity lacks."""
+    found = {}
+    for name, more in (("fast", []), ("slow", [f"algorithm.edge_devices={SLOW}"])):
+        config = load(None, [*TIMED, f"devices={FAST}", *more])
+        (tmp_path / "config.toml").write_text(config.to_toml())
+        assert load(tmp_path / "config.toml") == config
+        made = build(config)
+        assert made.algorithm.parts.sampler.devices.population_size == 4
+        state = made.algorithm.init(made.key, made.params, made.data.train)
+        members = state.sampler.sampler.price.inside.ids
+        assert members.shape == (4, 10) and sorted(members.ravel().tolist()) == list(range(40))
+        found[name] = round_seconds(made.algorithm.parts, made.key, state)
+        found[f"{name} identity"] = config.identity()
+    assert found["slow"] - 0.5 > 100 * (found["fast"] - 0.5) > 0
+    assert found["slow identity"] != found["fast identity"]
+
+
+def round_seconds(star, key, state):
+    return float(invite(star, key, state)[0].metrics["round_seconds"])
+
+
+@pytest.mark.parametrize(
+    "setting, told",
+    [
+        (["devices.name=cross_device"], "devices: expected devices that are always there, inside of a hierarchy"),
+        (
+            [f"devices={FAST}", "algorithm.edge_devices.name=cross_device"],
+            "devices: expected devices that are.*edge_devices",
+        ),
+        ([f"devices={FAST}", "algorithm.edge_devices.nam=x"], "algorithm.edge_devices.name: expected one of"),
+    ],
+)
+def test_wrong_devices_of_edges(setting, told):
+    """Fault: presence inside of edges that no clock looks at."""
+    with pytest.raises(ConfigError, match=told):
+        build(load(None, [*TIMED, *setting]))
+    with pytest.raises(ConfigError, match="edge_devices: expected None without a clock"):
+        build(load(None, [*HIERARCHY, f"algorithm.edge_devices={SLOW}"]))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ LEAST = {  # what a part promises that says nothing
     types.ClientUpdate: {
         "num_steps": None, "noise": None, "uniform_weights": False, "all_steps": None, "metrics": (),
         "federation": None, "pulled": False, "scalable": False, "helped": False, "level": "client",
+        "time_inside": None,
     },
     types.Noise: {"details": None},
     types.ServerUpdate: {"wire": None, "takes": None, "moved": None},

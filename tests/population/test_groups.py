@@ -32,6 +32,7 @@ def test_a_group_hands_on_what_its_population_knows():
         group = groups.group(jnp.int32(g))
         assert group.ragged and group.there(ids).tolist() == [False, *(i < len(mine) for i in range(3)), False]
         expected = [0, *SIZES[mine], *[0] * (4 - len(mine))]
+        assert group.own_ids(ids).tolist() == [-1, *mine, *[-1] * (4 - len(mine))]
         assert jax.vmap(group.count)(ids).tolist() == expected
         small = jax.vmap(group.capped(64).client)(ids)
         assert small.mask.shape == (5, 64) and small.mask.sum(1).tolist() == np.minimum(expected, 64).tolist()
