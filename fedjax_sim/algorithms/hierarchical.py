@@ -20,7 +20,7 @@ from fedjax_sim.algorithms.compatibility import check_parts
 from fedjax_sim.algorithms.costs import metrics_of
 from fedjax_sim.algorithms.federated import federated
 from fedjax_sim.algorithms.inner_time import time_inside
-from fedjax_sim.algorithms.levels import existing, named_by, over_rounds, remembers, told
+from fedjax_sim.algorithms.levels import by_own_ids, existing, named_by, over_rounds, remembers, told
 from fedjax_sim.algorithms.recipes import fedavg
 from fedjax_sim.algorithms.round import FederatedState, close, collect, initial_state, invite
 from fedjax_sim.engine import exact
@@ -60,8 +60,9 @@ def as_client_update(
     """A federation as one client: it makes `rounds` rounds of its own, and sends how far its model moved.
 
     Its clients are a group of the population (`population.grouped`). It may be a client of a federation that is a
-    client again, so levels nest. Inside, clients are known by their place in the group: their keys follow from the
-    group's id and that place, and a sampler draws places, some of which are empty in groups that are not the largest.
+    client again, so levels nest. Inside, a sampler draws places in the group, some of which are empty in groups that
+    are not the largest, and clients' keys follow from the group's id and their places. The aggregator, with attackers
+    and what it remembers of clients, knows clients by their own ids in the whole population.
 
     Args:
       federation: the one inside: an algorithm such as `fedavg(...)` or `split_gnn(...)`, or its parts; its `mesh` is
@@ -162,10 +163,11 @@ def _level_of(federation: Star | Algorithm) -> Level:
     inner = federation._replace(client=_weighed(federation.client), mesh=None)
 
     def step(key: Array, state: FederatedState, group: Population) -> tuple[FederatedState, Inside]:
-        cohort, sampler = invite(inner, key, state)
+        star = inner._replace(aggregator=by_own_ids(inner.aggregator, group))
+        cohort, sampler = invite(star, key, state)
         cohort = existing(cohort, group)
-        gathered = collect(inner, key, cohort, state, group)
-        state, info = close(inner, key, cohort, gathered, state._replace(sampler=sampler))
+        gathered = collect(star, key, cohort, state, group)
+        state, info = close(star, key, cohort, gathered, state._replace(sampler=sampler))
         means = exact.total(gathered.means)[0]
         weight = means.pop(WEIGHT).total
         info = {name: x for name, x in info.items() if name.removeprefix("client_") != WEIGHT}

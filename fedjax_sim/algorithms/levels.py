@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,9 +11,20 @@ import jax.numpy as jnp
 from fedjax_sim import tree, validate
 from fedjax_sim.algorithms.costs import eight_bytes, two_words, words_of
 from fedjax_sim.sampling.fates import recounted
-from fedjax_sim.types import Array, Cohort, Count, Inside, Mean, Metric, Population, Sampler
+from fedjax_sim.types import (
+    Aggregator,
+    Array,
+    Cohort,
+    Count,
+    Inside,
+    Mean,
+    Metric,
+    Population,
+    Received,
+    Sampler,
+)
 
-__all__ = ["Told", "existing", "named_by", "over_rounds", "remembers", "told"]
+__all__ = ["Told", "by_own_ids", "existing", "named_by", "over_rounds", "remembers", "told"]
 
 
 class Told(NamedTuple):
@@ -33,6 +45,36 @@ def existing(cohort: Cohort, group: Population) -> Cohort:
     there = group.there(cohort.ids)
     sent = None if cohort.sent is None else cohort.sent & there
     return recounted(cohort._replace(invited=cohort.invited & there, reported=cohort.reported & there, sent=sent))
+
+
+def by_own_ids(aggregator: Aggregator, group: Population) -> Aggregator:
+    """The aggregator of a group, which knows clients by their ids in the whole population, not by their places.
+
+    Who attacks, whom a rule remembers and who leaves a secure sum are then the same clients as without groups. In empty
+    places, where nothing arrives, the id is 0.
+
+    Raises: ValueError for attackers in a group that does not state these ids.
+
+    Guarantees: tests/laws/test_attackers.py.
+    """
+    if not hasattr(group, "own_ids"):
+        if aggregator.attackers is not None:
+            hint = "Attackers are known by these: state `Population.own_ids`, as population.grouped does."
+            validate.fail("population", "groups that state their clients' own ids", type(group).__name__, hint)
+        return aggregator
+
+    def own_ids(places: Array) -> Array:
+        return jnp.maximum(group.own_ids(places), 0)
+
+    def renamed(call: Callable | None) -> Callable | None:
+        def with_own_ids(key, round, *rest):
+            rest = [x._replace(ids=own_ids(x.ids)) if isinstance(x, Received) else x for x in rest]
+            return call(key, round._replace(ids=own_ids(round.ids)), *rest)
+
+        return call and with_own_ids
+
+    calls = {name: renamed(getattr(aggregator, name)) for name in ("accumulate", "finalize", "stays", "view")}
+    return aggregator._replace(**calls)
 
 
 def remembers(sampler: Sampler) -> bool:

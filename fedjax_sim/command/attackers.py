@@ -11,7 +11,7 @@ def expected_attackers(experiment: Any, num_rounds: int) -> str:
     """One line on an experiment's attackers, against what its aggregator withstands; "" where none are known.
 
     Args:
-      experiment: a `config.build.Experiment`; attackers inside of its clients (a hierarchy's edges) are not looked at.
+      experiment: a `config.build.Experiment`, which puts attackers at the top of a hierarchy only.
       num_rounds: of the run.
 
     Guarantees: tests/command/test_attackers.py.

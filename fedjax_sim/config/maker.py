@@ -45,7 +45,7 @@ class Maker:
           table: such as "sampler".
           given: arguments that do not come from the table; the factory gets those that it takes. `num_examples`,
             `total_weight` and `weights` are functions, called only if it takes them. `inside` are those of parts inside
-            the part, where these are not the same; devices inside are of its `all_clients`.
+            the part, where these are not the same; all but samplers inside are of its `all_clients`.
 
         Returns: the part; None, with a new problem, where the factory refuses, and None for an absent table.
         """
@@ -92,7 +92,7 @@ class Maker:
                     options[key] = self.chain(table, known.get("population_size"), here, value)
                     continue
                 inner = registry.named(kinds[key].kind)[value["name"]]
-                if inner.returns == "Devices" and "all_clients" in known:  # devices belong to clients, not to places
+                if inner.returns != "Sampler" and "all_clients" in known:  # a sampler inside draws places in a group
                     known = known | {"population_size": known["all_clients"]}
                 options[key] = self._made(inner, here, value, known, True)
         if len(self.problems) > problems:
