@@ -14,7 +14,7 @@ from fedjax_sim.types import Aggregator
 
 __all__ = ["by_part"]
 
-WHOLE = ("modulus", "least", "view", "wire", "stays")  # facts that a part alone cannot state
+WHOLE = ("modulus", "least", "view", "wire", "wire_down", "stays")  # facts that a part alone cannot state
 
 
 def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:

@@ -59,7 +59,7 @@ def homomorphic_mean(
     Returns: an Aggregator with the metrics `encryption_error`, the standard deviation of the error of a number of the
     mean, and `overflowed_rounds`. `observe` shows uniform elements in place of ciphertexts, one array [m, ciphertexts,
     2, N, words] uint32. A message costs two words of 64 bits for each of N coefficients; an entropy code gets no lower
-    than `modulus_bits` for each. The broadcast is counted as it is.
+    than `modulus_bits` for each. The broadcast is encrypted too, for the server has no key, and counted as that.
 
     Raises: ValueError for parameters that do not fit together, or are not secure.
 
@@ -101,17 +101,24 @@ def homomorphic_mean(
         there = (received.weights > 0).reshape(-1, 1, 1, 1, 1)
         return jnp.where(there, words, 0), received.weights
 
-    def wire(update_spec, wire, num_slots):
-        values = num_values(update_spec)
+    def encrypted(values):
         blocks = _ciphertexts(values, degree)
         least = blocks * (2 * degree * modulus_bits + 8 * HEADER_BYTES)
         return Wire(values, blocks * 2 * degree * 64, blocks * 8 * HEADER_BYTES, least)
+
+    def wire(update_spec, wire, num_slots):
+        return encrypted(num_values(update_spec))
+
+    def wire_down(update_spec, wire, num_slots):
+        return encrypted(wire.values)  # the server has no key: what it sends is as encrypted as what it holds
 
     stated = (
         Metric("encryption_error", "standard deviation of encryption's error", pooled="mean"),
         Metric("overflowed_rounds", "rounds whose encrypted sum could wrap around", "count"),
     )
-    made_here = made._replace(init=init, accumulate=accumulate, finalize=finalize, view=view, wire=wire)
+    made_here = made._replace(
+        init=init, accumulate=accumulate, finalize=finalize, view=view, wire=wire, wire_down=wire_down
+    )
     return made_here._replace(homogeneous=False, metrics=made.metrics + stated)
 
 

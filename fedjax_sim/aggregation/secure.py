@@ -75,8 +75,9 @@ def secure_sum(
 
     Returns: an Aggregator with the metrics `aborted_rounds` and `secure_dropouts`, the clients of those who reported
     that left before they uploaded. `observe` shows masked messages, leaves [m, words, ...] uint32. `uplink_bytes`
-    are those of a ring's element a number, keys and shares, and bill who leaves on the way for all of them; those of
-    each step as they were sent are the `protocol_bytes` of `real_secure_sum`.
+    are those of a ring's element a number, keys and shares, and `downlink_bytes` those of the model, and of the others'
+    keys and shares. Who leaves on the way is billed for all of them; those of each step as they were sent are the
+    `protocol_bytes` of `real_secure_sum`.
 
     Raises: ValueError for an aggregator that is no `modular_sum`, an odd number of neighbours, a threshold past the
     number of holders, or not above half of them on a circle and, when the round is built, with `signed`.
@@ -145,6 +146,11 @@ def secure_sum(
         cost = secure_sum_cost(num_slots, values, ring.bits, neighbours=neighbours, signed=signed)
         return Wire(values, values * ring.bits, cost.client_up_bits - values * ring.bits)
 
+    def wire_down(update_spec, wire, num_slots):
+        values = num_values(update_spec)
+        cost = secure_sum_cost(num_slots, values, ring.bits, neighbours=neighbours, signed=signed)
+        return wire.with_side(cost.client_down_bits)
+
     return aggregator._replace(
         init=init,
         accumulate=accumulate,
@@ -154,6 +160,7 @@ def secure_sum(
         least=least,
         view=view,
         wire=wire,
+        wire_down=wire_down,
     )
 
 

@@ -20,7 +20,7 @@ from fedjax_sim.aggregation.ring import Ring
 from fedjax_sim.aggregation.secure_masks import Circle, Stages
 from fedjax_sim.aggregation.secure_parties import Asked, Client, Known, Refused, Server, Signed
 
-__all__ = ["SecureRun", "client_up_bytes", "run_secure_sum"]
+__all__ = ["SecureRun", "client_down_bytes", "client_up_bytes", "run_secure_sum"]
 
 
 class SecureRun(NamedTuple):
@@ -46,6 +46,30 @@ def client_up_bytes(neighbours: int, keeps_share: bool, dimension: int, ring: Ri
     held = (neighbours + keeps_share) * crypto.SHARE_BYTES
     words = 2 * crypto.SIGNATURE_BYTES if signed else 0
     return 2 * crypto.KEY_BYTES + sealed + -(-dimension * ring.bits // 8) + held + words
+
+
+def client_down_bytes(num_clients: int, neighbours: int | None, signed: bool = False) -> int:
+    """The bytes that the server sends a client in a round that nobody leaves, beside the model: the others' keys, seals
+    with shares, a flag for each share that it is asked for, and the others' signatures.
+
+    Args:
+      neighbours: of each client on a circle; None: all are each other's.
+
+    Guarantees: those of a run (tests/aggregation/test_secure_protocol.py::test_bytes,
+    tests/aggregation/test_secure_active.py::test_bytes).
+
+    >>> client_down_bytes(100, None)
+    14567
+    """
+    others = num_clients - 1 if neighbours is None else neighbours
+    held = others + (neighbours is None)
+    sealed = others * (2 * crypto.SHARE_BYTES + crypto.SEAL_BYTES)
+    received = others * 2 * crypto.KEY_BYTES + sealed + -(-held // 8)
+    if not signed:
+        return received
+    heard = others if neighbours is None else min(2 * others, num_clients - 1)
+    flags = 0 if neighbours is None else -(-neighbours // 8)
+    return received + others * crypto.SIGNATURE_BYTES + heard * (crypto.SIGNATURE_BYTES + flags)
 
 
 def run_secure_sum(

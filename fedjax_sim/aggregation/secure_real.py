@@ -15,7 +15,7 @@ from fedjax_sim.aggregation import secure_primitives as crypto
 from fedjax_sim.aggregation.modular import ring_of
 from fedjax_sim.aggregation.secure import leaves_before, left_by, secure_sum, stages_of
 from fedjax_sim.aggregation.secure_masks import Circle, Stages, circle
-from fedjax_sim.aggregation.secure_protocol import client_up_bytes, run_secure_sum
+from fedjax_sim.aggregation.secure_protocol import client_down_bytes, client_up_bytes, run_secure_sum
 from fedjax_sim.tree import num_values
 from fedjax_sim.types import Aggregator, Count, Metric, Wire
 
@@ -107,8 +107,12 @@ def real_secure_sum(
         sent = 8 * client_up_bytes(around, keeps, values, ring, signed)
         return Wire(values, values * ring.bits, sent - values * ring.bits)
 
+    def wire_down(update_spec, wire, num_slots):
+        return wire.with_side(8 * client_down_bytes(num_slots, neighbours, signed))
+
     stated = Metric("protocol_bytes", "bytes of secure aggregation, clients and server", "bytes")
     made = simulated._replace(init=init, accumulate=accumulate, finalize=finalize, view=view, wire=wire)
+    made = made._replace(wire_down=wire_down)
     return made._replace(metrics=(*simulated.metrics, stated))
 
 

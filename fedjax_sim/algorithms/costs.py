@@ -112,18 +112,23 @@ def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Pla
 
 
 def wires(star: Star, broadcast: PyTree, population: Population) -> tuple[Wire, Wire]:
-    """The sizes of one message (after the transform, and as the aggregator has it sent) and of one broadcast.
+    """The sizes of what a client sends, after the transform and as the aggregator has it sent, and of what it receives:
+    the broadcast, and what the aggregator has the server send beside it or in its place.
 
     Arguments as for `message_spec`.
 
     Guarantees: a round's bytes are these times the messages
-    (tests/sampling/test_participation.py::test_late_messages_are_counted).
+    (tests/sampling/test_participation.py::test_late_messages_are_counted), both ways
+    (tests/aggregation/test_wires.py).
     """
     update = message_spec(star, broadcast, population)
     up = wire_of(star.transform, update)
     if star.aggregator.wire is not None:
         up = star.aggregator.wire(update, up, star.sampler.num_slots)
-    return up, (plain_wire if star.server.wire is None else star.server.wire)(broadcast)
+    down = (plain_wire if star.server.wire is None else star.server.wire)(broadcast)
+    if star.aggregator.wire_down is not None:
+        down = star.aggregator.wire_down(update, down, star.sampler.num_slots)
+    return up, down
 
 
 def work_of(star: Star, params: PyTree, population: Population) -> Work:

@@ -212,6 +212,15 @@ class Wire(NamedTuple):
         """Bits of the message under an entropy code; never more than `bits`."""
         return self.bits if self.coded_bits is None else min(self.coded_bits, self.bits)
 
+    def with_side(self, bits: int) -> Wire:
+        """The message with so many further bits of side information, uncoded.
+
+        >>> Wire(values=10, payload_bits=320).with_side(512).bits
+        832
+        """
+        coded = None if self.coded_bits is None else self.coded_bits + bits
+        return self._replace(side_bits=self.side_bits + bits, coded_bits=coded)
+
     def with_plain(self, more: Wire) -> Wire:
         """The message with the numbers of `more` appended uncoded."""
         coded = None if self.coded_bits is None else self.coded_bits + more.bits

@@ -124,6 +124,10 @@ class Aggregator(NamedTuple):
     view: Callable | None = None  # (key, Round, Received of all slots) -> (messages [m, ...], weights [m]) that the
     # server sees; None = the messages as they arrive
     wire: Callable | None = None  # (update_spec, Wire, num_slots) -> Wire of what a client sends; None = its message
+    wire_down: Callable | None = (
+        None  # (update_spec, Wire of the broadcast, num_slots) -> Wire of what a client receives
+    )
+    # in a round; None = the broadcast
     attackers: Attackers | None = None  # who of its clients attack, inside of it: nothing around it sees what they send
     chooses: bool = False  # the rule's metrics have "chosen", [m] bool: whose messages it takes; `finalize`'s have not
     withstands: Callable | None = None  # (number of messages) -> the most attackers among them whose harm it bounds,

@@ -14,7 +14,7 @@ from fedjax_sim.aggregation.ring import Ring
 from fedjax_sim.aggregation.secure_cost import secure_sum_cost
 from fedjax_sim.aggregation.secure_masks import Stages, circle
 from fedjax_sim.aggregation.secure_parties import Asked, Client, Inconsistent, Known, Refused, Signed
-from fedjax_sim.aggregation.secure_protocol import client_up_bytes, run_secure_sum
+from fedjax_sim.aggregation.secure_protocol import client_down_bytes, client_up_bytes, run_secure_sum
 
 pytest.importorskip("cryptography", reason="the extra `secagg` is not installed")
 RING = Ring(32)
@@ -194,6 +194,7 @@ def test_bytes(neighbours):
     assert (more[0] == (costs[1].client_up_bits - costs[0].client_up_bits) // 8).all() and more[0][0] == 128
     assert (more[1] == (costs[1].client_down_bits - costs[0].client_down_bits) // 8).all()
     assert (runs[1].client_bytes.sum(1) == client_up_bytes(others, neighbours is None, size, RING, True)).all()
+    assert (runs[1].server_bytes.sum(1) == client_down_bytes(number, neighbours, True)).all()
     assert costs[1].server_bits - costs[0].server_bits == 8 * number * (more[0][0] + more[1][0])
 
 

@@ -16,7 +16,7 @@ from fedjax_sim.aggregation.ring import Ring
 from fedjax_sim.aggregation.secure_cost import secure_sum_cost
 from fedjax_sim.aggregation.secure_masks import Stages, circle, is_aborted, masked, unmasked
 from fedjax_sim.aggregation.secure_parties import Asked, Client, Refused
-from fedjax_sim.aggregation.secure_protocol import client_up_bytes, run_secure_sum
+from fedjax_sim.aggregation.secure_protocol import client_down_bytes, client_up_bytes, run_secure_sum
 
 pytest.importorskip("cryptography", reason="the extra `secagg` is not installed")
 RINGS = [Ring(9), Ring(20), Ring(32), Ring(40), Ring(64), Ring(31, prime=True)]
@@ -187,6 +187,7 @@ def test_bytes(ring, neighbours):
     up, down = run.client_bytes.sum(1), run.server_bytes.sum(1)
     seal = crypto.SEAL_BYTES + 2 * (crypto.SHARE_BYTES - 32)
     assert (up == client_up_bytes(others, neighbours is None, size, ring)).all()
+    assert (down == client_down_bytes(number, neighbours)).all()
     assert (up == others * seal + held + -(-cost.client_up_bits // 8)).all()
     assert (down == others * seal + -(-held // 8) + cost.client_down_bits // 8).all()
     steps, advertised = stages([0, 1, 2, 3, 4, 4, 4, 4, 4])

@@ -18,6 +18,7 @@ LEAST = {  # what a part promises that says nothing
     types.Aggregator: {
         "sensitivity": None, "modulus": None, "weighted": True, "homogeneous": False, "design": None,
         "start": None, "metrics": (), "rule": None, "stays": None, "least": None, "view": None, "wire": None,
+        "wire_down": None,
         "attackers": None, "chooses": False, "withstands": None,
     },
     types.ClientUpdate: {
