@@ -59,7 +59,7 @@ def client_down_bytes(num_clients: int, neighbours: int | None, signed: bool = F
     tests/aggregation/test_secure_active.py::test_bytes).
 
     >>> client_down_bytes(100, None)
-    14567
+    14467
     """
     others = num_clients - 1 if neighbours is None else neighbours
     held = others + (neighbours is None)

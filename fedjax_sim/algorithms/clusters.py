@@ -13,6 +13,7 @@ from fedjax_sim import aggregation, engine, sampling, server, transform, tree, v
 from fedjax_sim.algorithms.costs import ROUND_METRICS, two_words, unusable
 from fedjax_sim.algorithms.hierarchical import as_client_update
 from fedjax_sim.algorithms.round import aggregate, collect, initial_state, invite
+from fedjax_sim.network.topology import check_connected, from_edges
 from fedjax_sim.types import Algorithm, Array, Count, Metric, PyTree, Star
 
 __all__ = ["hierarchical_gossip"]
@@ -40,7 +41,8 @@ def hierarchical_gossip(
 
     Args:
       edge: the parts inside of each edge, as for `as_client_update`; its clients are the groups of the population.
-      mixing: W [G, G], rows of numbers in [0, 1] that sum to 1; W_gh > 0 lets h send its model to g.
+      mixing: W [G, G], numbers in [0, 1] whose rows and columns sum to 1; W_gh > 0 lets h send its model to g. Without
+        a cloud, it connects all edges.
       edge_rounds: kappa. cloud_every: rounds between two averages of the cloud; None: there is no cloud.
       nonfinite, mesh: as for `federated`; devices share out edges.
 
@@ -63,7 +65,14 @@ def hierarchical_gossip(
     if matrix.shape != (size, size) or not ((matrix >= 0).all() and np.allclose(matrix.sum(1), 1, rtol=0, atol=1e-5)):
         hint = "Divide each row by its sum."
         validate.fail("mixing", "a square matrix of numbers >= 0 whose rows sum to 1", matrix.tolist(), hint)
-    if cloud_every is not None:
+    if not np.allclose(matrix.sum(0), 1, rtol=0, atol=1e-5):
+        hint = "Edges whose columns sum to more would count more than their share. Take Metropolis weights."
+        validate.fail("mixing", "columns that sum to 1", matrix.sum(0).tolist(), hint)
+    if cloud_every is None:
+        receivers, senders = np.nonzero(matrix)
+        others = receivers != senders
+        check_connected("mixing", from_edges(size, np.stack([senders, receivers], 1)[others], directed=True))
+    else:
         validate.integer("cloud_every", cloud_every)
     links = int(np.count_nonzero(matrix) - np.count_nonzero(np.diag(matrix)))
     columns = matrix.T.astype(np.float32)

@@ -17,6 +17,7 @@ from fedjax_sim.algorithms.barriers import TIME_METRICS, Timing, start_of
 from fedjax_sim.algorithms.costs import ROUND_METRICS
 from fedjax_sim.algorithms.state import FederatedState, initial_state
 from fedjax_sim.network import Mixing
+from fedjax_sim.network.topology import check_connected
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.transform import identity
 from fedjax_sim.types import (
@@ -82,8 +83,8 @@ class Trained(NamedTuple):
 
 
 def check_average(mixing: Mixing, *, constants: bool = True) -> None:
-    """Raises ValueError for a mixing that moves the average of the nodes, or (`constants`) nodes that agree: another
-    point than the mean objective's minimum would be reached.
+    """Raises ValueError for a mixing that moves the average of the nodes, or (`constants`) nodes that agree, and for a
+    graph that falls apart: another point than the mean objective's minimum would be reached.
 
     Guarantees: tests/algorithms/test_decentralized.py::test_what_is_refused.
     """
@@ -92,6 +93,7 @@ def check_average(mixing: Mixing, *, constants: bool = True) -> None:
         hint = "Take metropolis; or push_sum with network.push, for directed graphs."
         rule = "one that keeps the nodes' average" + " and their agreement" * constants
         validate.fail("mixing", rule, "another", hint)
+    check_connected("mixing", mixing.graph)
 
 
 def nodes_of(

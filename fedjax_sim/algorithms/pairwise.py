@@ -17,6 +17,7 @@ from fedjax_sim.algorithms.round import aggregate, collect, initial_state, invit
 from fedjax_sim.network import Graph
 from fedjax_sim.network.devices import MOST_TICKS
 from fedjax_sim.network.mixing import tables_of
+from fedjax_sim.network.topology import check_connected
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.clock import by_part
 from fedjax_sim.sampling.price import More, Price
@@ -49,7 +50,8 @@ def pairwise_gossip(
     Args:
       sampler: who wakes up in a round, without replacement; `sampling.uniform(N, m)`. With m = 1 this is the algorithm
         with Poisson clocks. All nodes wake up equally often, or those who do it more would count more.
-      graph: undirected. A node without neighbours trains alone.
+      graph: undirected, and connected unless it says otherwise (`Graph.in_parts`); a node without neighbours trains
+        alone.
       optimizer, num_steps, num_epochs, batch_size, shuffle, nonfinite, plan, mesh: as in `dpsgd`.
 
     Returns: an Algorithm as of `dpsgd`; without `consensus_distance`, which would cost O(N). `edges` counts meetings,
@@ -72,6 +74,7 @@ def pairwise_gossip(
     validate.one_of("nonfinite", nonfinite, ("drop", "error"))
     if graph.directed:
         validate.fail("graph", "an undirected graph", "a directed one", "Two nodes take the same mean.")
+    check_connected("graph", graph)
     if not getattr(sampler.design, "equal_chances", False):
         hint = "Nodes that wake up more often count more in what all agree on: take sampling.uniform."
         validate.fail("sampler", "one that wakes all nodes equally often", sampler.design.scheme, hint)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from fedjax_sim import validate
@@ -172,4 +174,4 @@ def _checked(graph: Graph, connected: bool, name: str, value: float) -> Graph:
     if connected and not is_connected(graph):
         hint = "Nodes apart never agree. Raise it, take another seed, or say connected=False."
         validate.fail(name, "a connected graph", value, hint)
-    return graph
+    return dataclasses.replace(graph, in_parts=not connected)

@@ -14,6 +14,7 @@ from fedjax_sim.types import FilePath
 
 __all__ = [
     "Graph",
+    "check_connected",
     "complete",
     "exponential",
     "from_csv",
@@ -29,6 +30,9 @@ __all__ = [
 ]
 
 
+PARTS_SHOWN = 5
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
     """N nodes and the edges along which they send; an undirected edge stands in both directions.
@@ -42,6 +46,7 @@ class Graph:
     senders: np.ndarray  # [E] int32
     receivers: np.ndarray  # [E] int32; edges are sorted by receiver, then by sender
     directed: bool
+    in_parts: bool = False  # whether a graph that falls apart is meant; algorithms refuse another one that does
 
     @property
     def num_edges(self) -> int:
@@ -81,12 +86,13 @@ class Graph:
         return sparse.csr_matrix((data, (self.receivers, self.senders)), shape)
 
 
-def from_edges(population_size: int, edges: Any, *, directed: bool = False) -> Graph:
+def from_edges(population_size: int, edges: Any, *, directed: bool = False, connected: bool = True) -> Graph:
     """A graph from its edges.
 
     Args:
       population_size: N in [1, 2^31 - 1].
       edges: [E, 2] integers in [0, N): pairs of nodes; with `directed` (from, to). An edge may be listed twice.
+      connected: whether it has to be connected to be learned on: then algorithms refuse it if it falls apart.
 
     Raises: TypeError, ValueError for what is no list of pairs of different nodes.
 
@@ -98,6 +104,7 @@ def from_edges(population_size: int, edges: Any, *, directed: bool = False) -> G
     """
     validate.integer("population_size", population_size)
     validate.one_of("directed", directed, (True, False))
+    validate.one_of("connected", connected, (True, False))
     pairs = np.asarray(edges)
     if pairs.size == 0:
         pairs = np.zeros((0, 2), np.int64)
@@ -113,16 +120,17 @@ def from_edges(population_size: int, edges: Any, *, directed: bool = False) -> G
     pairs = pairs if directed else np.concatenate([pairs, pairs[:, ::-1]])
     code = np.unique(pairs[:, 1] * population_size + pairs[:, 0])  # sorted by receiver, then sender
     receivers, senders = np.divmod(code, population_size)
-    return Graph(population_size, senders.astype(np.int32), receivers.astype(np.int32), directed)
+    return Graph(population_size, senders.astype(np.int32), receivers.astype(np.int32), directed, not connected)
 
 
-def from_csv(population_size: int, file: FilePath, *, directed: bool = False) -> Graph:
+def from_csv(population_size: int, file: FilePath, *, directed: bool = False, connected: bool = True) -> Graph:
     """A graph from a CSV file with two integers a row, (from, to).
 
     A first row of which both values begin with a letter is a header.
 
     Args:
       file: its path; in UTF-8, with commas between values. Columns after the second are not read.
+      connected: as in `from_edges`.
 
     Raises: ValueError for a file that cannot be read or has no edge, and for a line that is none, which it names.
 
@@ -139,11 +147,12 @@ def from_csv(population_size: int, file: FilePath, *, directed: bool = False) ->
             validate.fail("file", "two integers a row", row, hint)
         sender, receiver = int(pair[0]), int(pair[1])
         if not (0 <= sender < population_size and 0 <= receiver < population_size and sender != receiver):
+            hint += " Nodes are numbered from 0." if population_size in (sender, receiver) else ""
             validate.fail("file", f"two different nodes in [0, {population_size})", row, hint)
         edges.append((sender, receiver))
     if not edges:
         validate.fail("file", "an edge a row", "none", f"In {file}.")
-    return from_edges(population_size, edges, directed=directed)
+    return from_edges(population_size, edges, directed=directed, connected=connected)
 
 
 def _is_integer(text: str) -> bool:
@@ -281,3 +290,30 @@ def is_connected(graph: Graph) -> bool:
     """
     kind = {"directed": graph.directed, "connection": "strong"}
     return sparse.csgraph.connected_components(graph.adjacency(), return_labels=False, **kind) == 1
+
+
+def check_connected(name: str, graph: Graph) -> None:
+    """Refuses a graph that falls apart, unless that is meant (`Graph.in_parts`): nodes in two parts never agree, and
+    the mean of their models is the minimum of nothing. Arrows count both ways.
+
+    Args:
+      name: of the argument that the graph came with.
+
+    Raises: ValueError with the number of parts and the sizes of the largest.
+
+    Guarantees: tests/laws/test_gossip.py::test_a_graph_in_several_parts_is_refused.
+
+    >>> check_connected("mixing", from_edges(5, [(0, 1), (2, 3)]))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: mixing: expected a connected graph, got '3 parts, of 2, 2, 1 nodes'. Nodes in two parts never agree. ...
+    """
+    _, part_of_node = sparse.csgraph.connected_components(graph.adjacency(), directed=False)
+    sizes = sorted(np.bincount(part_of_node).tolist(), reverse=True)
+    if len(sizes) == 1 or graph.in_parts:
+        return
+    shown = ", ".join(f"{size:,}" for size in sizes[:PARTS_SHOWN]) + ", ..." * (len(sizes) > PARTS_SHOWN)
+    hint = "Nodes in two parts never agree. Add edges, or make the graph with connected=False if that is meant."
+    alone = np.flatnonzero(graph.in_degrees + graph.out_degrees == 0)
+    if alone.tolist() == [0]:
+        hint += " Node 0 alone has no edge: are the nodes of the list numbered from 1?"
+    validate.fail(name, "a connected graph", f"{len(sizes):,} parts, of {shown} nodes", hint)

@@ -12,7 +12,9 @@ from fedjax_sim.prng import stream
 from tests.algorithms import gossip as g
 from tests.laws import problems as p
 
-GRAPH = network.from_edges(g.N, [(0, i) for i in range(1, g.N - 1)] + [(1, 2), (3, 4)])  # node 7 is alone
+GRAPH = network.from_edges(
+    g.N, [(0, i) for i in range(1, g.N - 1)] + [(1, 2), (3, 4)], connected=False
+)  # node 7 is alone
 
 
 def gossip(cohort=5, rate=g.RATE, sampler=None, **options):

@@ -12,7 +12,9 @@ from fedjax_sim.prng import stream
 
 N, COHORT, WIDTH = 12, 8, 1000  # a model of 4,000 bytes
 KEY = jax.random.key(3)
-GRAPH = network.from_edges(N, [(0, i) for i in range(1, N - 1)] + [(1, 2), (3, 4)])  # a hub, and node 11 alone
+GRAPH = network.from_edges(
+    N, [(0, i) for i in range(1, N - 1)] + [(1, 2), (3, 4)], connected=False
+)  # a hub, and 11 alone
 PARTNERS = {"neighbours": jnp.array(GRAPH.neighbours()[0]), "degrees": jnp.array(GRAPH.in_degrees, jnp.int32)}
 RATE_DOWN, RATE_UP, WATTS = np.where(np.arange(N) % 3 == 0, 500.0, 4000.0), np.linspace(1000, 3000, N), 2.0
 
