@@ -1,6 +1,7 @@
 """Aggregators: many messages -> one aggregate. Every public name is a factory of an `Aggregator`."""
 
 from fedjax_sim.aggregation.additive import additive_shares
+from fedjax_sim.aggregation.by_examples import by_examples
 from fedjax_sim.aggregation.by_part import by_part
 from fedjax_sim.aggregation.centre import centered_clipping, geometric_median
 from fedjax_sim.aggregation.coordinate import mean_around_median, median, sign_majority, trimmed_mean
@@ -29,6 +30,7 @@ __all__ = [
     "additive_shares",
     "bucketing",
     "bulyan",
+    "by_examples",
     "by_part",
     "centered_clipping",
     "extrapolated",

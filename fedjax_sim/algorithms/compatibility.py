@@ -31,7 +31,8 @@ def check_parts(sampler: Sampler, client: ClientUpdate, transform: UpdateTransfo
     Guarantees: tests/laws/test_compositions.py; a client drawn in proportion to its size is not weighted by size as
     well (tests/laws/test_facts.py::test_nobody_counts_twice); an aggregator made for another sampler is refused
     (::test_weights_belong_to_the_sampler); no clock prices what others help with, and no bytes of late clients are lost
-    (tests/algorithms/test_split_client.py::test_no_clock_prices_what_others_help_with).
+    (tests/algorithms/test_split_client.py::test_no_clock_prices_what_others_help_with); weights that are asked for are
+    looked at (tests/laws/test_weights.py).
     """
     _check_integers(sampler, transform, aggregator)
     if sampler.devices is not None:
@@ -51,6 +52,13 @@ def check_parts(sampler: Sampler, client: ClientUpdate, transform: UpdateTransfo
             )
             rule = "no sum of fewer messages than the noise has shares"
             validate.fail("aggregator.least", rule, aggregator.least, hint)
+    if client.needs_weights and not aggregator.weighted:
+        hint = (
+            "All clients would count alike: leave weighting out, or say 'uniform'; or take aggregation.mean(), and for "
+        )
+        hint += "integers by_examples(...) around a modular or secure sum."
+        rule = "one that takes weights, for weighting = 'examples' was asked for"
+        validate.fail("aggregator", rule, "one that takes none", hint)
     if aggregator.design is not None and aggregator.design != design:
         hint = "Its weights are for other cohorts: pass the `design` of the sampler with all its wrappers."
         validate.fail("aggregator.design", f"the sampler's, {design}", aggregator.design, hint)
@@ -181,7 +189,11 @@ def _check_integers(sampler: Sampler, transform: UpdateTransform, aggregator: Ag
         if sent is None:
             hint = "It sums integers: end the transform with one that sends them, such as quantize(..., integers=True)."
             validate.fail("transform", "integers for a modular sum", "a transform that sends floats", hint)
-        most = sampler.num_slots * max(abs(x) for x in sent)
+        largest = max(abs(x) for x in sent) * aggregator.max_weight
+        if largest > validate.INT32_MAX:
+            hint = "A smaller max_weight, or fewer bits a message."
+            validate.fail("aggregator.max_weight", "products of 32 bits", aggregator.max_weight, hint)
+        most = sampler.num_slots * largest
         if 2 * most >= aggregator.modulus:
             needed = f"modulus_bits={(2 * most).bit_length()}"
             hint = f"{sampler.num_slots} messages reach {most}: {needed}, fewer bits a message, or fewer clients."

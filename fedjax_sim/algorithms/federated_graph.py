@@ -25,7 +25,7 @@ def hierarchical_split_gnn(
     edge_rounds: int = 1,
     group_size: int | None = None,
     edge_sampler: Sampler | None = None,
-    edge_weighting: str = "examples",
+    edge_weighting: str | None = None,
     keep_edges: bool = False,
     client_layers: int = 1,
     cut_edges: str = "exchange",

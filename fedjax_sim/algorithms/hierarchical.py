@@ -44,7 +44,7 @@ from fedjax_sim.types import (
 
 __all__ = ["as_client_update", "hierarchical_fedavg"]
 
-WEIGHTINGS = ("examples", "uniform")
+WEIGHTINGS = (None, "examples", "uniform")
 WEIGHT = "weight inside"  # a metric of clients, which nobody above sees
 
 
@@ -53,7 +53,7 @@ def as_client_update(
     rounds: int = 1,
     *,
     name: str = "edge",
-    weighting: str = "examples",
+    weighting: str | None = None,
     keep: bool = False,
     devices: Devices | None = None,
 ) -> ClientUpdate:
@@ -75,7 +75,8 @@ def as_client_update(
         (tests/algorithms/test_hierarchical.py::test_an_edge_too_late_for_a_deadline, ::test_late_edges_of_a_region,
         ::test_edges_that_leave_a_secure_sum).
       weighting: "examples": the weights that its clients reported, summed, as a mean over its rounds: n_e where all
-        take part; "uniform": 1. A round inside that was skipped counts for nothing; without any there is no message.
+        take part; "uniform": 1; None: as "examples", if the aggregator above takes weights. A round inside that was
+        skipped counts for nothing; without any there is no message.
       keep: whether sampler, optimiser, memories and clients' states go on in the next round above, from the model that
         is then broadcast; else all begin anew.
       devices: what all clients inside run on, by their ids in the whole population, where a clock above has rounds take
@@ -136,7 +137,7 @@ def as_client_update(
         end, rows = jax.lax.scan(step, start, jnp.arange(rounds))
         update = tree.subtract(star.server.params(end.server), broadcast)
         means, counts, (weight, used) = over_rounds(rows)
-        weight = weight / rounds if weighting == "examples" else (used > 0).astype(jnp.float32)
+        weight = (used > 0).astype(jnp.float32) if weighting == "uniform" else weight / rounds
         if star.nonfinite == "error":
             weight = jnp.where(rows.broken.any(), jnp.nan, weight)
         return Report(update, weight, means, counts), end if keep else own
@@ -145,6 +146,7 @@ def as_client_update(
         init=initial if keep else lambda params, group: (),
         apply=apply,
         uniform_weights=weighting == "uniform",
+        needs_weights=weighting == "examples",
         metrics=(*named_by(name, level.metrics), *star.client.metrics),
         federation=star._replace(mesh=None),
         level=name,
@@ -189,7 +191,7 @@ def hierarchical_fedavg(
     edge_aggregator: Aggregator | None = None,
     edge_transform: UpdateTransform | None = None,
     edge_optimizer: optax.GradientTransformation | None = None,
-    edge_weighting: str = "examples",
+    edge_weighting: str | None = None,
     edge_devices: Devices | None = None,
     keep_edges: bool = False,
     server_optimizer: optax.GradientTransformation | None = None,
@@ -197,7 +199,7 @@ def hierarchical_fedavg(
     num_steps: int | None = None,
     num_epochs: int | None = None,
     batch_size: int | None = None,
-    weighting: str = "examples",
+    weighting: str | None = None,
     shuffle: bool = True,
     transform: UpdateTransform | None = None,
     downlink: UpdateTransform | None = None,
@@ -258,7 +260,7 @@ def hierarchical_fedavg(
     return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, mesh=mesh)
 
 
-def _check(star: Star, rounds: int, name: str, weighting: str, keep: bool) -> None:
+def _check(star: Star, rounds: int, name: str, weighting: str | None, keep: bool) -> None:
     validate.integer("rounds", rounds)
     validate.one_of("weighting", weighting, WEIGHTINGS)
     validate.one_of("keep", keep, (True, False))

@@ -97,7 +97,7 @@ def fedat(
     num_steps: int | None = None,
     num_epochs: int | None = None,
     batch_size: int | None = None,
-    weighting: str = "examples",
+    weighting: str | None = None,
     shuffle: bool = True,
     transform: UpdateTransform | None = None,
     nonfinite: str = "drop",

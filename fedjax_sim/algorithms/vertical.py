@@ -195,7 +195,7 @@ def vertical(
     num_steps: int | None = None,
     num_epochs: int | None = None,
     batch_size: int | None = None,
-    weighting: str = "examples",
+    weighting: str | None = None,
     shuffle: bool = True,
     transform: UpdateTransform | None = None,
     nonfinite: str = "drop",

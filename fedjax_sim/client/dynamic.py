@@ -61,5 +61,5 @@ def dynamic(
         new = tree.where(done.num_examples > 0, jax.tree.map(lambda h, u: h - coefficient * u, own, update), own)
         return done.report(update, by_examples), new
 
-    steps = work.minibatch_steps()
-    return ClientUpdate(tree.zeros_like, apply, steps, uniform_weights=not by_examples, all_steps=work.all_steps())
+    facts = {**work.weight_facts("uniform"), "all_steps": work.all_steps()}
+    return ClientUpdate(tree.zeros_like, apply, work.minibatch_steps(), **facts)

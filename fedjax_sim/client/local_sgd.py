@@ -186,7 +186,7 @@ def stateless_client(
         update = done.params if sends_model else tree.subtract(done.params, broadcast)
         return done.report(update, by_examples), state
 
-    facts = {"uniform_weights": not by_examples, "all_steps": work.all_steps(), "pulled": True}
+    facts = {**work.weight_facts("examples"), "all_steps": work.all_steps(), "pulled": True}
     facts["scalable"] = not sends_model  # a share of a model is another model
     return ClientUpdate(lambda params: (), apply, work.minibatch_steps(), **facts)
 

@@ -98,4 +98,5 @@ def mime(
         return done.report(update, by_examples), state
 
     steps = None if lite else work.minibatch_steps()  # lite reads all examples at once
-    return ClientUpdate(lambda broadcast: (), apply, steps, uniform_weights=not by_examples, all_steps=work.all_steps())
+    facts = {**work.weight_facts("uniform"), "all_steps": work.all_steps()}
+    return ClientUpdate(lambda broadcast: (), apply, steps, **facts)

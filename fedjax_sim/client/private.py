@@ -143,7 +143,7 @@ def private_sgd(
         "max_batch_size": slots,
     }
     noise = Noise("gaussian", "local", noise_multiplier, clip_norm, "record", details)
-    facts = {"uniform_weights": weighting == "uniform", "scalable": True}
+    facts = {"uniform_weights": weighting == "uniform", "needs_weights": weighting == "examples", "scalable": True}
     return ClientUpdate(lambda params: (), apply, num_steps=num_steps, noise=noise, **facts)
 
 

@@ -63,4 +63,5 @@ def scaffold(loss_fn: Callable, learning_rate: float, work: LocalWork, *, option
         return tree.zeros_like(broadcast["params"])
 
     steps = work.minibatch_steps() if option == 2 else None  # option 1 reads all examples
-    return ClientUpdate(init, apply, steps, uniform_weights=not by_examples, all_steps=work.all_steps())
+    facts = {**work.weight_facts("uniform"), "all_steps": work.all_steps()}
+    return ClientUpdate(init, apply, steps, **facts)

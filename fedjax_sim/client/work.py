@@ -25,6 +25,10 @@ class LocalWork(NamedTuple):
     weighting: str | None  # "examples" or "uniform"; None = as in the solver's paper
     shuffle: bool
 
+    def weight_facts(self, default: str) -> dict[str, bool]:
+        """What a `ClientUpdate` states of its reports' weights; `default` is the weighting of the solver's paper."""
+        return {"uniform_weights": not self.weighs_examples(default), "needs_weights": self.weighting == "examples"}
+
     def weighs_examples(self, default: str) -> bool:
         """Whether a report's weight is that of its examples; `default` is the weighting of the solver's paper."""
         return (self.weighting or default) == "examples"
@@ -95,7 +99,8 @@ def work(
         complete less, see `sampling.with_stragglers` and `sampling.with_local_steps`.
       batch_size: b, at least 1; None for all examples at each step.
       weighting: the weight that the client reports: "examples" (n, or the sum of its examples' "weight" where the loss
-        gives one, such as tokens) or "uniform" (1); 0 without examples. None: as in the solver's paper.
+        gives one, such as tokens) or "uniform" (1); 0 without examples. None: as in the solver's paper, if the
+        aggregator takes weights. Beside one that takes none, "examples" is refused when the round is built.
       shuffle: each epoch in a fresh random order; False: in the order in which the examples are stored.
 
     Returns: `LocalWork`, the argument `work` of the solvers.

@@ -114,7 +114,7 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
         quiet = quiet or not distributed.is_first()
         state, history = _rounds(name, loaded, experiment, folder, start, quiet, files)
         last = _timeline(experiment, state)
-        finished = distributed.by_first(lambda: _finish(name, history, experiment.data, last, folder))
+        finished = distributed.by_first(lambda: _finish(name, history, experiment, last, folder))
     except KeyboardInterrupt as error:
         _interrupted(error, folder, made)
     except (CheckpointError, RunLocked, ArithmeticError, MemoryError, OSError, RuntimeError, ValueError) as error:
@@ -176,19 +176,29 @@ def _timeline(experiment: Any, state: Any) -> dict[str, Any] | None:
     return timeline(star, jax.random.fold_in(experiment.key, int(state.round)), state.sampler)
 
 
-def _finish(name: str, history: Any, data: Any, last: dict | None, folder: Path) -> tuple[dict, Path]:
+def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder: Path) -> tuple[dict, Path]:
     """Writes the summary, with the baseline of a constant prediction, the timeline of a round, and the page."""
     from fedjax_sim.metrics.baseline import constant_baseline
     from fedjax_sim.report.page import write_report
     from fedjax_sim.running.checksums import write
     from fedjax_sim.running.files import lock
 
+    data = experiment.data
     summary = {"name": name, **history.summary, **constant_baseline(data.test, data.task)}
+    summary |= _how_clients_count(experiment.algorithm.parts)
     with lock(folder):
         write(folder / "summary.json", _json(summary).encode())
         if last is not None:
             write(folder / "timeline.json", _json(last).encode())
         return summary, write_report(folder)
+
+
+def _how_clients_count(star: Any) -> dict[str, str]:
+    """{"clients_count": how an aggregate weighs clients, in words}; nothing for an algorithm without parts."""
+    if star is None:
+        return {}
+    alike = star.client.uniform_weights or not star.aggregator.weighted
+    return {"clients_count": "alike" if alike else "by the weights that they report, such as their examples"}
 
 
 def _interrupted(error: KeyboardInterrupt, folder: Path | None, made: Path | None) -> NoReturn:
@@ -268,6 +278,8 @@ def _show(summary: dict[str, Any], report: Path) -> None:
     visits, distinct = summary["client_visits"], summary.get("distinct_clients")
     by = "" if distinct is None else f" by {distinct:,} different clients"
     grid.add_row("client visits", f"{visits:,}{by}, {summary['clients_per_second']:,.0f} a second")
+    if "clients_count" in summary:
+        grid.add_row("clients count", summary["clients_count"])
     grid.add_row("compilation", f"{summary['compile_seconds']:.1f} s")
     grid.add_row("sent up, down", f"{shown_bytes(summary['uplink_bytes'])}, {shown_bytes(summary['downlink_bytes'])}")
     grid.add_row("peak memory", shown_bytes(summary["peak_memory_bytes"]))

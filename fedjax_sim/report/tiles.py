@@ -18,6 +18,7 @@ TILES = (
     ("test_loss", "test loss", real),
     ("rounds", "rounds", count),
     ("client_visits", "client visits", count),
+    ("clients_count", "clients count", str),
     ("distinct_clients", WORDS["distinct_clients"], count),
     ("clients_per_second", "client visits per second", count),
     ("rounds_seconds", "in rounds", seconds),
@@ -25,7 +26,7 @@ TILES = (
     ("peak_memory_bytes", "peak memory", size),
     *((name, WORDS[name], size) for name in ("uplink_bytes", "wasted_bytes", "uplink_coded_bytes", "downlink_bytes")),
 )
-OPTIONAL = ("distinct_clients", "wasted_bytes", "uplink_coded_bytes")  # that only some runs have
+OPTIONAL = ("clients_count", "distinct_clients", "wasted_bytes", "uplink_coded_bytes")  # that only some runs have
 
 
 def own_metrics(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -66,6 +66,7 @@ class ClientUpdate(NamedTuple):
     num_steps: int | Callable | None = None  # minibatch steps, or (examples) -> steps; None = not minibatches
     noise: Noise | None = None  # of record-level privacy
     uniform_weights: bool = False  # every report weighs 1, or 0 for nothing to report, whatever the client holds
+    needs_weights: bool = False  # it was asked to count by its examples: an aggregator that takes no weights is refused
     all_steps: int | Callable | None = None  # steps of the whole local work, or (examples) -> steps, of which a client
     # does the part that `data.work` states; None = it always does all of them
     metrics: tuple[Metric, ...] = ()  # what it states of its reports' numbers, counts included
@@ -111,6 +112,7 @@ class Aggregator(NamedTuple):
     finalize: Callable  # (key, Round, carry) -> (aggregate, metrics), followed by the next state if it has one
     sensitivity: float | None = None  # L2 motion of the aggregate per unit motion of one update; None = unbounded
     modulus: int | None = None  # it sums integers modulo this one; None = it sums real numbers
+    max_weight: int = 1  # before that it multiplies each message's integers by at most this one
     weighted: bool = True  # the result may depend on the weights that clients report
     homogeneous: bool = False  # messages in another unit give the result in that unit
     design: Any = None  # the SamplingDesign whose unequal probabilities it corrects for; None = it corrects nothing

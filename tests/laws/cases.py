@@ -495,6 +495,7 @@ CASES = {
         "additive_shares": lambda: _fixed_point(lambda rule: aggregation.additive_shares(rule, 2, masks=True)),
         "bucketing": lambda: aggregation.bucketing(aggregation.trimmed_mean(1), 2),
         "bulyan": lambda: aggregation.bulyan(1),
+        "by_examples": lambda: _fixed_point(lambda rule: aggregation.by_examples(rule, 8)),
         "by_part": _first_of_two,
         "centered_clipping": lambda: aggregation.centered_clipping(1.0),
         "extrapolated": aggregation.extrapolated,

@@ -87,7 +87,7 @@ def algorithm(kind: str, name: str, turn: Callable) -> Algorithm:
 def names(kind: str) -> list[str]:
     """The rows of a kind; modular and secure sums stand behind the transforms that send integers."""
     rows = set(test_compositions.MEMBERS if kind == "transform" else cases.CASES[kind])
-    return sorted(rows - {"additive_shares", "modular_sum", "real_secure_sum", "secure_sum"})
+    return sorted(rows - {"additive_shares", "by_examples", "modular_sum", "real_secure_sum", "secure_sum"})
 
 
 def digest(kind: str, name: str, work: str, count: int, loss: str) -> tuple[str, bool]:

@@ -18,13 +18,13 @@ LEAST = {  # what a part promises that says nothing
     types.Aggregator: {
         "sensitivity": None, "modulus": None, "weighted": True, "homogeneous": False, "design": None,
         "start": None, "metrics": (), "rule": None, "stays": None, "least": None, "view": None, "wire": None,
-        "wire_down": None,
+        "wire_down": None, "max_weight": 1,
         "attackers": None, "chooses": False, "withstands": None,
     },
     types.ClientUpdate: {
         "num_steps": None, "noise": None, "uniform_weights": False, "all_steps": None, "metrics": (),
         "federation": None, "pulled": False, "scalable": False, "helped": False, "level": "client",
-        "time_inside": None,
+        "time_inside": None, "needs_weights": False,
     },
     types.Noise: {"details": None},
     types.ServerUpdate: {"wire": None, "takes": None, "moved": None},

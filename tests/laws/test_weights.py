@@ -1,0 +1,69 @@
+"""Weights that are asked for are looked at, or refused: by every recipe, beside every aggregator."""
+
+from __future__ import annotations
+
+import inspect
+
+import optax
+import pytest
+
+from fedjax_sim import aggregation, algorithms, client, sampling, server, transform
+from fedjax_sim.algorithms import as_client_update, federated
+from tests.laws import cases
+from tests.laws import problems as p
+
+INTEGERS = transform.quantize(4, range=2.0, integers=True)
+RECIPES = ("fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fednova", "fedyogi")
+
+
+def takes_weighting() -> list[str]:
+    """Recipes of a star with options for the weighting and the aggregator."""
+    functions = {name: getattr(algorithms, name) for name in algorithms.__all__}
+    signatures = {name: inspect.signature(f).parameters for name, f in functions.items() if inspect.isfunction(f)}
+    return [
+        name for name, arguments in signatures.items() if {"weighting", "aggregator", "sampler"} <= arguments.keys()
+    ]
+
+
+def built(name: str, **options):
+    """The recipe with these options."""
+    recipe = getattr(algorithms, name)
+    given = {
+        "loss_fn": p.linear_loss, "sampler": cases.SAMPLER, "optimizer": optax.sgd(p.RATE), "num_steps": 1,
+        "clip_norm": 1.0, "noise_multiplier": 1.0, "batch_size": 1, "num_examples": p.ROWS, "group_size": 3,
+    }  # fmt: skip
+    wanted = inspect.signature(recipe).parameters
+    return recipe(**{key: value for key, value in given.items() if key in wanted} | options)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_weights_that_nobody_takes_are_refused(name):
+    """Beside every aggregator that takes none; without the option it builds, and clients count alike.
+
+    Catches clients of 1, 50 and 7 rows that count alike where their examples were asked for.
+    """
+    assert name in takes_weighting()
+    alike = aggregation.mean(weighting="uniform")
+    told = "aggregator: expected one that takes weights, for weighting = 'examples' was asked for, got"
+    with pytest.raises(ValueError, match=told):
+        built(name, weighting="examples", aggregator=alike)
+    for weighting in (None, "uniform"):
+        assert not built(name, weighting=weighting, aggregator=alike).parts.aggregator.weighted
+    assert built(name, weighting="examples").parts.client.needs_weights
+    assert inspect.signature(getattr(algorithms, name)).parameters["weighting"].default is None
+
+
+@pytest.mark.parametrize("name", sorted(cases.CASES["aggregation"]))
+def test_every_aggregator_looks_at_weights_or_refuses_them(name):
+    """By its own fact. Catches an aggregator that is missed, and an edge whose weight nobody above looks at."""
+    rule = cases.CASES["aggregation"][name]()
+    parts = {"transform": INTEGERS if rule.modulus else transform.identity(), "aggregator": rule._replace(design=None)}
+    parts |= {"server": server.optimizer(optax.sgd(1.0)), "mesh": None}
+    work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=1, weighting="examples"))
+    inside = algorithms.fedavg(p.linear_loss, sampling.full(2), optax.sgd(p.RATE), num_steps=1).parts
+    for made in (work, as_client_update(inside, weighting="examples")):
+        if rule.weighted:
+            assert federated(cases.SAMPLER, made, **parts).parts.client.needs_weights
+            continue
+        with pytest.raises(ValueError, match="aggregator: expected one that takes weights"):
+            federated(cases.SAMPLER, made, **parts)
