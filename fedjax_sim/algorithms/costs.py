@@ -48,7 +48,7 @@ def own_data(star: Star, population: Population, id: Array) -> ClientData | Popu
     if star.client.federation is None:
         return population.client(id)
     if not hasattr(population, "group"):
-        hint = "Its clients are federations: population.grouped(clients, group_of_client) makes groups."
+        hint = "Its clients are federations: population.grouped makes groups ([data.with_groups]), around all wrappers."
         validate.fail("population", "one of groups (`Population.group`)", type(population).__name__, hint, TypeError)
     return population.group(id)
 

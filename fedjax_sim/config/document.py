@@ -3,7 +3,8 @@
 A config is checked here, without JAX; `config.build` then makes the parts, which check their options themselves. Beside
 `seed` there are the tables `[data]`, `[model]`, `[devices]`, `[sampler]`, `[algorithm]`, `[client_optimizer]`,
 `[transform]`, `[downlink]`, `[aggregator]` and `[run]`. Each part has a `name` from the registry and the options of its
-factory; a wrapper of the sampler is a table inside it, such as `[sampler.with_dropout]`. The transforms of messages are
+factory; a wrapper of the sampler is a table inside it, such as `[sampler.with_dropout]`. Wrappers go around each other
+in the order of the file, and an order that is refused is answered with one that works. The transforms of messages are
 tables inside `[transform]`, in their order: `[transform.quantize]`, then `[transform.gaussian_mechanism]`; what a
 wrapper wraps is a table inside its own, `[transform.error_feedback.top_k]`. Those of the broadcast are tables inside
 `[downlink]`. A part that is another's option is a table with a name: in `[aggregator.corrupted]`,
