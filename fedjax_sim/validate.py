@@ -25,6 +25,7 @@ __all__ = [
     "as_written",
     "contraction",
     "decimal",
+    "differentiable",
     "fail",
     "fits_in_memory",
     "function",
@@ -195,6 +196,21 @@ def optimizer(name: str, value: Any) -> None:
     """Refuses all but an optax transformation: a pair of functions `init` and `update`."""
     if not isinstance(value, optax.GradientTransformation):
         fail(name, "an optax transformation", value, "Call its factory: optax.sgd(0.1), say.", TypeError)
+
+
+def differentiable(params: Any) -> None:
+    """Refuses parameters of which a leaf holds no floating-point numbers: no gradient exists for it.
+
+    Raises: TypeError that names the leaf.
+
+    Guarantees: every recipe names it (tests/laws/test_pytrees.py::test_an_integer_leaf_is_named).
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        dtype = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            hint = "Keep constants in the loss function and counters in a client's state, or make it a float."
+            rule = "floating-point numbers, by which a loss has a gradient"
+            fail(f"params{jax.tree_util.keystr(path)}", rule, str(dtype), hint, TypeError)
 
 
 def part(name: str, value: Any, kind: type) -> None:
