@@ -261,7 +261,8 @@ def two_words(sums: Array) -> Array:
     high = low = jnp.zeros((), jnp.uint32)
     for i in range(4):
         part = sums[i] << 8 * i
-        high += (sums[i] >> 32 - 8 * i if i else jnp.uint32(0)) + (low + part < low)
+        carry = (low + part < low).astype(jnp.uint32)
+        high += (sums[i] >> 32 - 8 * i if i else jnp.uint32(0)) + carry
         low += part
     for i in range(4, sums.shape[0]):
         high += sums[i] << 8 * (i - 4)

@@ -88,7 +88,7 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
         else:  # a client with fewer examples stops earlier; under vmap the loop runs for the most steps of any lane
             carry = jax.lax.fori_loop(0, own_steps, lambda step, carry: one_step(step, carry, batch(step)), carry)
         params, _, sums = carry
-        num_steps_taken = jnp.asarray(own_steps, jnp.int32) * (num_examples > 0)
+        num_steps_taken = jnp.where(num_examples > 0, jnp.asarray(own_steps, jnp.int32), 0)
         weight = own_weight(loss_fn, params, data, loss_key)
         return Training(params, sums, num_steps_taken, num_examples, weight)
 

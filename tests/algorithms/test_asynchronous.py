@@ -191,7 +191,7 @@ def test_what_reads_the_parts_refuses():
         (transform.local_gaussian(1.0, 1.0), aggregation.fixed_mean(4.0)),
     ):
         made = ragged(devices, transform=noise, aggregator=rule, **options)
-        with pytest.raises(ValueError, match="got 'unknown_without_replacement'. Who .* from who arrives first."):
+        with pytest.raises(ValueError, match=r"got 'unknown_without_replacement'\. Who .* from who arrives first\."):
             mechanism_of(made, dimension=3)
     with pytest.raises(ValueError, match="sampler: expected one of"):
         variance_budget(ragged(devices, **options), start, data, num_clients=4)
