@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.aggregation.coordinate import minority
 from fedjax_sim.engine.messages import mean_and_distances, squared_distances, weighted_mean, weighted_sum
 from fedjax_sim.engine.side_by_side import by_rule
@@ -98,7 +98,7 @@ def centered_clipping(radius: float, num_steps: int = 1, *, trust_weights: bool 
         return point, {}, point
 
     def start(update_spec):
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), update_spec)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, tree.at_least_float32(x.dtype)), update_spec)
 
     withstands = None if trust_weights else minority
     return by_rule(rule, weighted=trust_weights, start=start, withstands=withstands)
