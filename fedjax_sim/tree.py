@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import hashlib
 import math
 from collections.abc import Mapping
@@ -147,22 +148,23 @@ def common_dtype(*numbers: Any) -> Any:
     """The dtype that JAX's standard promotion gives these, under strict promotion (`jax_numpy_dtype_promotion`) too.
 
     Args:
-      numbers: arrays, shapes with a dtype, or dtypes.
+      numbers: arrays, or shapes with a dtype.
 
-    >>> common_dtype(jnp.bfloat16, np.float32)
+    >>> common_dtype(jnp.ones(2, jnp.bfloat16), jnp.ones(2))
     dtype('float32')
     """
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*numbers)
 
 
-def at_least_float32(*numbers: Any) -> Any:
-    """`common_dtype` of these and float32.
+def at_least_float32(*dtypes: Any) -> Any:
+    """The dtype that holds float32 and these dtypes, under strict promotion too.
 
-    >>> at_least_float32(jnp.bfloat16), at_least_float32(jnp.int32)
-    (dtype('float32'), dtype('float32'))
+    >>> at_least_float32(jnp.bfloat16), at_least_float32(jnp.int32), at_least_float32(np.float64)
+    (dtype('float32'), dtype('float32'), dtype('float64'))
     """
-    return common_dtype(jnp.float32, *numbers)
+    with jax.numpy_dtype_promotion("standard"):
+        return functools.reduce(jnp.promote_types, dtypes, np.dtype("float32"))
 
 
 def widened(tree: PyTree) -> PyTree:

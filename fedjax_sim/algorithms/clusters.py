@@ -24,6 +24,7 @@ METRICS = (
 )
 
 
+@validate.named_arguments
 def hierarchical_gossip(
     edge: Star,
     mixing: ArrayLike,

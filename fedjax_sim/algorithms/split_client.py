@@ -25,6 +25,7 @@ METRICS = (
 )
 
 
+@validate.named_arguments
 def split_client(
     split: Split | Sequence[Split],
     optimizer: optax.GradientTransformation,

@@ -126,7 +126,7 @@ def add(acc: ExactSums, values: PyTree) -> ExactSums:
     for places in _groups(acc.spec):
         group = [leaves[place] for place in places]
         if len(group) > 1:
-            dtype = tree.at_least_float32(*group)
+            dtype = tree.common_dtype(jnp.float32, *group)
             group = [jnp.concatenate([x.reshape(x.shape[0], -1).astype(dtype) for x in group], axis=1)]
         messages += group
     if all(map(_is_sum, acc.parts)):
