@@ -80,7 +80,7 @@ def run(
 
         experiment = distributed.agreed(lambda: build(loaded))
         loaded = loaded.planned(experiment.plan)
-    except (ValueError, distributed.PeerFailed) as error:
+    except (TypeError, ValueError, distributed.PeerFailed) as error:
         if not isinstance(error, (ConfigError, distributed.PeerFailed)) and ": expected " not in str(error):
             raise  # a bug, not a wrong config
         _stop("" if isinstance(error, distributed.PeerFailed) else str(error), error)
@@ -118,7 +118,9 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
         finished = distributed.by_first(lambda: _finish(name, history, experiment.data, last, folder))
     except KeyboardInterrupt as error:
         _interrupted(error, folder, made)
-    except (CheckpointError, RunLocked, ArithmeticError, MemoryError, OSError, RuntimeError, ValueError) as error:
+    except (CheckpointError, RunLocked, ArithmeticError, MemoryError, OSError, RuntimeError) as error:
+        _failed(error, folder, made)
+    except (TypeError, ValueError) as error:
         _failed(error, folder, made)
     if not quiet:
         _show(*finished)
@@ -218,7 +220,7 @@ def _failed(error: Exception, folder: Path | None, made: Path | None) -> NoRetur
     if distributed.lost_peer(error):
         _stop(f"Another process of this job died. Continue with --resume --out {shlex.quote(str(folder))}.", error)
     known = isinstance(error, (FileExistsError, FileNotFoundError))
-    if isinstance(error, ValueError) and not known:
+    if isinstance(error, (TypeError, ValueError)) and not known:
         if ": expected " not in str(error):  # a bug, not a wrong config
             raise error
         _stop(str(error), error)

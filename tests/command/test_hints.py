@@ -74,3 +74,16 @@ def test_devices_that_nobody_takes():
     """Catches a deadline without a clock beside [devices], whose user is not told of the clock."""
     with pytest.raises(ConfigError, match=r"devices: .*add \[sampler.with_clock\], or take the algorithm .*fedbuff"):
         load(None, ["devices.name=cross_silo", "sampler.with_deadline.seconds=3.0"])
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "account"])
+@pytest.mark.parametrize("kind", [TypeError, ValueError])
+def test_a_named_error_has_no_traceback(command, kind, monkeypatch):
+    """Catches a command that answers a wrong combination of parts with Python's traceback."""
+
+    def build(config):
+        raise kind("transform: expected one without a memory, got 'one that remembers'.")
+
+    monkeypatch.setattr("fedjax_sim.config.build.build", build)
+    words = output(command, "--set", "data.num_clients=100")
+    assert words == "transform: expected one without a memory, got 'one that remembers'."
