@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from fedjax_sim.config import registry
 from fedjax_sim.config.kinds import nearest
 
 __all__ = ["canonical", "homes", "suggestion", "unlike_a_config"]
@@ -28,6 +29,7 @@ SYNONYMS = {  # what papers and other libraries call an option or a table
 }
 
 
+MOST_HOLDERS = 4  # more parts with an option say nothing about what is meant
 HARDWARE = ("cpu", "cuda", "device", "gpu", "gpus", "tpu")
 
 
@@ -87,4 +89,20 @@ def suggestion(path: str, options: Collection[str], tables: Mapping[str, Collect
     if word in options:
         return f"Did you mean {word!r}?"
     elsewhere = [home for home in homes(word, tables) if home != path]
-    return f"Write {' or '.join(elsewhere)}." if elsewhere else unlike_a_config(key) or nearest(key, options)
+    if elsewhere:
+        return f"Write {' or '.join(elsewhere)}."
+    return unlike_a_config(key) or _holders(path) or nearest(key, options)
+
+
+def _holders(path: str) -> str:
+    """Which few other parts of the same table, or wrappers of it, have the option; "" for none, or many."""
+    name, _, option = path.partition(".")
+    if name not in registry.TABLES:
+        return ""
+    parts = [part for part, stated in registry.table(name).items() if option in stated.options]
+    wrappers = [f"[{name}.{part}]" for part, stated in registry.wrappers(name).items() if option in stated.options]
+    if len(parts) > MOST_HOLDERS:
+        return ""
+    if parts:
+        return f"It is an option of {', '.join(parts)}: set {name}.name."
+    return f"It is an option of {', '.join(wrappers)}." if wrappers else ""

@@ -61,6 +61,11 @@ def test_names_of_tables_and_parts(word, name):
         ("run.epochs=3", "run.epochs: .* Write algorithm.num_epochs."),
         ("run.seed=3", "run.seed: .* Write seed."),
         ("run.gpu=true", "run.gpu: .* A run takes the devices that JAX sees"),
+        (
+            "aggregator.denominator=3.0",
+            "aggregator.denominator: .* It is an option of fixed_mean, .*: set aggreg",
+        ),
+        ("sampler.num_reports=3", r"sampler.num_reports: .* \[sampler.with_over_invitation\], \[sampler.with_over_sel"),
         ("algorithm.num_stps=3", "algorithm.num_stps: .* Did you mean 'num_steps'?"),
     ],
 )
