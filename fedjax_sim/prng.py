@@ -129,7 +129,7 @@ def below(key: Array, n: int, shape: tuple[int, ...] = ()) -> Array:
     high, low = jax.random.bits(key, (2, *shape), jnp.uint32)
     top, rest = _product(high, n)
     carry = rest + _product(low, n)[0] < rest
-    return (top + carry).astype(jnp.int32)
+    return (top + carry.astype(jnp.uint32)).astype(jnp.int32)
 
 
 def _product(x: Array, n: int) -> tuple[Array, Array]:

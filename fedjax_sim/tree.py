@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import hashlib
 import math
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from fedjax_sim.types import Array, PyTree
 
 __all__ = [
     "all_finite",
+    "at_least_float32",
+    "common_dtype",
     "dotted",
     "hashed",
     "joined",
@@ -141,11 +144,34 @@ def cast(tree: PyTree, like: PyTree) -> PyTree:
     return jax.tree.map(lambda x, y: x.astype(y.dtype), tree, like)
 
 
+def common_dtype(*numbers: Any) -> Any:
+    """The dtype that JAX's standard promotion gives these, under strict promotion (`jax_numpy_dtype_promotion`) too.
+
+    Args:
+      numbers: arrays, or shapes with a dtype.
+
+    >>> common_dtype(jnp.ones(2, jnp.bfloat16), jnp.ones(2))
+    dtype('float32')
+    """
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*numbers)
+
+
+def at_least_float32(*dtypes: Any) -> Any:
+    """The dtype that holds float32 and these dtypes, under strict promotion too.
+
+    >>> at_least_float32(jnp.bfloat16), at_least_float32(jnp.int32), at_least_float32(np.float64)
+    (dtype('float32'), dtype('float32'), dtype('float64'))
+    """
+    with jax.numpy_dtype_promotion("standard"):
+        return functools.reduce(jnp.promote_types, dtypes, np.dtype("float32"))
+
+
 def widened(tree: PyTree) -> PyTree:
     """Floats of at least 32 bits: bfloat16 and float16 become float32, wider leaves and integers stay."""
 
     def leaf(x):
-        return x.astype(jnp.promote_types(x.dtype, jnp.float32)) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+        return x.astype(at_least_float32(x.dtype)) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
     return jax.tree.map(leaf, tree)
 

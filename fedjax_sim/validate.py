@@ -25,6 +25,7 @@ __all__ = [
     "as_written",
     "contraction",
     "decimal",
+    "differentiable",
     "fail",
     "fits_in_memory",
     "function",
@@ -163,16 +164,28 @@ def function(name: str, value: Any, arguments: str, *, hint: str = "") -> None:
 
 
 def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator: an unknown keyword argument raises a TypeError that names the nearest known one.
+    """A decorator: arguments that the function does not take, or lacks, raise a TypeError that names them.
 
     >>> @named_arguments
-    ... def half(*, of: float): return of / 2
-    >>> half(off=1.0)
+    ... def half(x: float, *, of: float): return x / of
+    >>> half(3.0, off=1.0)
     Traceback (most recent call last):
         ...
     TypeError: half: expected one of its arguments, got 'off'. Did you mean 'of'?
+    >>> half(3.0, 2.0)
+    Traceback (most recent call last):
+        ...
+    TypeError: half: expected at most 1 arguments without a name (x), got 2. Write the names of the others: of=...
+    >>> half(3.0)
+    Traceback (most recent call last):
+        ...
+    TypeError: half: expected its argument of, got nothing. It has no default.
     """
-    known = list(inspect.signature(function).parameters)
+    signature = inspect.signature(function)
+    known = list(signature.parameters)
+    by_place = [x.name for x in signature.parameters.values() if x.kind is x.POSITIONAL_OR_KEYWORD]
+    by_name = [name for name in known if name not in by_place]
+    needed = [x.name for x in signature.parameters.values() if x.default is x.empty]
 
     @functools.wraps(function)
     def checked(*args: P.args, **options: P.kwargs) -> R:
@@ -180,6 +193,17 @@ def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
             if name not in known:
                 hint = nearest(name, known) or f"They are {', '.join(known)}."
                 fail(function.__name__, "one of its arguments", name, hint, TypeError)
+        if len(args) > len(by_place):
+            rule = f"at most {len(by_place)} arguments without a name ({', '.join(by_place)})"
+            hint = f"Write the names of the others: {', '.join(f'{name}=...' for name in by_name)}" if by_name else ""
+            fail(function.__name__, rule, len(args), hint, TypeError)
+        given = [*by_place[: len(args)], *options]
+        for name in needed:
+            if name not in given:
+                raise TypeError(f"{function.__name__}: expected its argument {name}, got nothing. It has no default.")
+        for name in by_place[: len(args)]:
+            if name in options:
+                fail(function.__name__, f"one value of {name}", "two", "Leave out its name, or its place.", TypeError)
         return function(*args, **options)
 
     return checked
@@ -195,6 +219,21 @@ def optimizer(name: str, value: Any) -> None:
     """Refuses all but an optax transformation: a pair of functions `init` and `update`."""
     if not isinstance(value, optax.GradientTransformation):
         fail(name, "an optax transformation", value, "Call its factory: optax.sgd(0.1), say.", TypeError)
+
+
+def differentiable(params: Any) -> None:
+    """Refuses parameters of which a leaf holds no floating-point numbers: no gradient exists for it.
+
+    Raises: TypeError that names the leaf.
+
+    Guarantees: every recipe names it (tests/laws/test_pytrees.py::test_an_integer_leaf_is_named).
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        dtype = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            hint = "Keep constants in the loss function and counters in a client's state, or make it a float."
+            rule = "floating-point numbers, by which a loss has a gradient"
+            fail(f"params{jax.tree_util.keystr(path)}", rule, str(dtype), hint, TypeError)
 
 
 def part(name: str, value: Any, kind: type) -> None:

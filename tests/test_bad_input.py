@@ -200,7 +200,7 @@ COMBINATIONS = {
     "test set of all": ("data.test_fraction=1.0", "data.test_fraction: expected"),
     "infeasible minimum": (
         "data.name=digits_partition data.num_clients=1500",
-        "data: min_examples: expected at most 0 for 1500 clients of 1438 examples",
+        "data.num_clients: expected at most the 1438 examples, got 1500. Each needs one.",
     ),
     "unknown partition": (
         "data.name=breast_cancer data.partition=dirichlett",

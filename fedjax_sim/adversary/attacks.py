@@ -159,7 +159,7 @@ def stale(delay: int = 1) -> Together:
     validate.integer("delay", delay, 1, 1000)
 
     def start(update_spec):
-        wide = lambda x: jnp.promote_types(x.dtype, jnp.float32)  # noqa: E731
+        wide = lambda x: tree.at_least_float32(x.dtype)  # noqa: E731
         return jax.tree.map(lambda x: jnp.zeros((delay, *x.shape), wide(x)), update_spec)
 
     def send(key, honest, memory):

@@ -194,9 +194,7 @@ def _together(aggregator: Aggregator, attack: Together, who: Callable) -> Aggreg
     """For sums: honest messages are added as they come, and so are their squares; the attackers' one at the end."""
 
     def init(update_spec, num_slots):
-        wide = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, jnp.promote_types(x.dtype, jnp.float32)), update_spec
-        )
+        wide = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, tree.at_least_float32(x.dtype)), update_spec)
         moments = exact.zeros((wide, wide, jax.ShapeDtypeStruct((), jnp.float32)))
         slots = {"weights": jnp.zeros(num_slots, jnp.float32), "ids": jnp.zeros(num_slots, jnp.int32)}
         dtypes = jax.tree.map(lambda x: jnp.zeros(0, x.dtype), update_spec)  # of what attackers can send
@@ -207,7 +205,7 @@ def _together(aggregator: Aggregator, attack: Together, who: Callable) -> Aggreg
         bad = who(key, round, received.ids) & (received.weights > 0)
         updates, weights = _kept(~bad, received.updates), jnp.where(bad, 0, received.weights)
         inner = aggregator.accumulate(key, round, carry["inner"], received._replace(updates=updates, weights=weights))
-        wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), updates)
+        wide = jax.tree.map(lambda x: x.astype(tree.at_least_float32(x.dtype)), updates)
         squares = engine.rounded_here(jax.tree.map(lambda x: x * x, wide), engine.hidden_zero(weights))
         moments = exact.add(carry["moments"], (wide, squares, (weights > 0).astype(jnp.float32)))
         own = {"weights": jnp.where(bad, received.weights, 0), "ids": jnp.where(bad, received.ids, 0)}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine
+from fedjax_sim import engine, tree
 from fedjax_sim.engine import exact
 from fedjax_sim.engine.messages import columnwise
 from fedjax_sim.engine.side_by_side import SideBySide
@@ -48,7 +48,7 @@ class Omniscient(NamedTuple):
 
 def dot(a: PyTree, b: PyTree) -> Array:
     """[] the inner product of two messages, in float32 at least, added in one order."""
-    wide = lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32))  # noqa: E731
+    wide = lambda x: x.astype(tree.at_least_float32(x.dtype))  # noqa: E731
     products = jax.tree.map(lambda x, y: (wide(x) * wide(y)).reshape(1, -1), a, b)
     return sum(engine.pairwise_sum(x, (1,))[0] for x in jax.tree.leaves(products))
 
@@ -59,7 +59,7 @@ def seen(cohort: SideBySide, bad: Array) -> Honest:
     number = honest.sum().astype(jnp.float32)
 
     def moments(values, honest):
-        wide, there = values.astype(jnp.promote_types(values.dtype, jnp.float32)), honest[:, None] > 0
+        wide, there = values.astype(tree.at_least_float32(values.dtype)), honest[:, None] > 0
         mean = engine.divide(exact.summed(jnp.where(there, wide, 0)), jnp.maximum(number, 1).astype(wide.dtype))
         away = jnp.where(there, wide - mean[None], 0)
         squares = engine.rounded_here(away * away, engine.hidden_zero(honest))

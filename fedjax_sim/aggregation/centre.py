@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.aggregation.coordinate import coordinate_median, minority
 from fedjax_sim.engine.messages import mean_and_distances, one_row, squared_distances, weighted_sum
 from fedjax_sim.engine.side_by_side import by_rule
@@ -73,7 +73,7 @@ def geometric_median(
             return (step < num_steps) & is_moving
 
         start = coordinate_median(cohort, trust_weights)
-        start = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), start)
+        start = jax.tree.map(lambda x: x.astype(tree.at_least_float32(x.dtype)), start)
         distances = jnp.sqrt(squared_distances(messages, start))
         first = shares(distances, jnp.maximum(middle(distances), smoothing))
         _, _, point, _ = jax.lax.while_loop(goes_on, closer, (jnp.int32(0), first, start, jnp.array(True)))
@@ -119,7 +119,7 @@ def centered_clipping(radius: float, num_steps: int = 1, *, trust_weights: bool 
         return point, {}, point
 
     def start(update_spec):
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), update_spec)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, tree.at_least_float32(x.dtype)), update_spec)
 
     withstands = None if trust_weights else minority
     return by_rule(rule, weighted=trust_weights, start=start, withstands=withstands)

@@ -150,7 +150,7 @@ def mean_around_median(num_byzantine: int) -> Aggregator:
 
 def around_median(kept: Array, values: Array, there: Array) -> Array:
     """[d] the mean of the `kept` values nearest to the median of values [places, d], where `there` [places] bool."""
-    centre, wide = engine.median(values, there), jnp.promote_types(values.dtype, jnp.float32)
+    centre, wide = engine.median(values, there), tree.at_least_float32(values.dtype)
     away = values.astype(wide) - centre.astype(wide)[None]
     apart = jnp.where(there[:, None], jnp.abs(away), jnp.inf)
     cut = engine.order_statistic(apart, kept - 1, there)
@@ -178,13 +178,13 @@ def sign_majority(*, trust_weights: bool = False) -> Aggregator:
     """
 
     def init(update_spec, num_slots):
-        wide = lambda x: jax.ShapeDtypeStruct(x.shape, jnp.promote_types(x.dtype, jnp.float32))  # noqa: E731
+        wide = lambda x: jax.ShapeDtypeStruct(x.shape, tree.at_least_float32(x.dtype))  # noqa: E731
         return exact.zeros((jax.tree.map(wide, update_spec), jax.ShapeDtypeStruct((), jnp.float32)))
 
     def accumulate(key, round, carry, received):
         share = received.weights if trust_weights else (received.weights > 0).astype(jnp.float32)
         # Whole votes: a weight in a 16-bit message's dtype would be rounded.
-        votes = jax.tree.map(lambda x: jnp.sign(x).astype(jnp.promote_types(x.dtype, jnp.float32)), received.updates)
+        votes = jax.tree.map(lambda x: jnp.sign(x).astype(tree.at_least_float32(x.dtype)), received.updates)
         return exact.add(carry, (tree.scaled(votes, share), share))
 
     def finalize(key, round, carry):
@@ -197,7 +197,7 @@ def sign_majority(*, trust_weights: bool = False) -> Aggregator:
 
 def minority(number):
     """The most of `number` messages that are fewer than half of them; an int, or integers of an array."""
-    return (number - (number > 0)) // 2
+    return abs(number - 1) // 2
 
 
 def more_than(num_byzantine: int, times: int, more: int = 1) -> Callable:

@@ -89,7 +89,7 @@ def _scores(apart: Array, there: Array, nearest: Array) -> Array:
     last = engine.order_statistic(apart, nearest - 1)
     below = apart < last[None]
     rest = nearest - below.sum(0, dtype=jnp.int32)
-    scores = exact.summed(jnp.where(below, apart, 0)) + jnp.where(rest > 0, rest * last, 0)
+    scores = exact.summed(jnp.where(below, apart, 0)) + jnp.where(rest > 0, rest.astype(last.dtype) * last, 0)
     return jnp.where(there, scores, jnp.inf)
 
 

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import validate
+from fedjax_sim import tree, validate
 from fedjax_sim.engine import exact
 from fedjax_sim.types import Aggregator, Array
 
@@ -63,7 +63,8 @@ def _weighted_sum(weigh: Callable, finish: Callable, sensitivity: float | None, 
         weights = weigh(received.ids, received.weights)
 
         def product(x):  # in float32 at least: in bfloat16 a weight would differ from the one that is divided by
-            flat = x.reshape(x.shape[0], -1).astype(jnp.promote_types(x.dtype, weights.dtype))  # XLA:CPU likes one axis
+            flat = x.reshape(x.shape[0], -1)  # XLA:CPU likes one axis
+            flat = flat.astype(tree.at_least_float32(x.dtype, weights.dtype))
             return (flat * weights.astype(flat.dtype)[:, None]).reshape(x.shape)
 
         return exact.add(carry, (jax.tree.map(product, received.updates), weights))

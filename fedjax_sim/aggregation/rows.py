@@ -19,7 +19,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine
+from fedjax_sim import engine, tree
 from fedjax_sim.types import Array, PyTree
 
 __all__ = ["squared_norms", "weighted_mean"]
@@ -68,13 +68,13 @@ def weighted_mean(updates: PyTree, weights: Array) -> PyTree:
     """
     zero, weights = (
         engine.hidden_zero((weights, updates)),
-        weights.astype(jnp.promote_types(weights.dtype, jnp.float32)),
+        weights.astype(tree.at_least_float32(weights.dtype)),
     )
     total = engine.pairwise_sum(weights, (0,))
     divisor = jnp.where(total > 0, total, 1)
 
     def mean(x):
-        numbers = x.reshape(x.shape[0], -1).astype(jnp.promote_types(x.dtype, jnp.float32))
+        numbers = x.reshape(x.shape[0], -1).astype(tree.at_least_float32(x.dtype))
         products = engine.rounded_here(numbers * weights.astype(numbers.dtype)[:, None], zero)
         quotient = engine.divide(engine.pairwise_sum(products, (0,)), divisor.astype(numbers.dtype))
         return quotient.reshape(x.shape[1:])

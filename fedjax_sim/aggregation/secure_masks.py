@@ -47,11 +47,11 @@ class Circle(NamedTuple):
 
     def others(self, slots: Array, distance: Array) -> Array:
         """The slots at a distance from these, for slots on the circle."""
-        return self.order[(self.place[slots] + distance) % (self.size + (self.size == 0))]
+        return self.order[(self.place[slots] + distance) % jnp.maximum(self.size, 1)]
 
     def holders(self, flags: Array) -> Array:
         """[m] int32: how many holders of a slot's shares have the flag [m], which only slots on the circle have."""
-        reach, size = int(self.distances.max(initial=0)), self.size + (self.size == 0)
+        reach, size = int(self.distances.max(initial=0)), jnp.maximum(self.size, 1)
         if 0 in self.distances:
             return jnp.full(self.order.shape[0], flags.sum(dtype=jnp.int32))
         upto = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(flags[self.order], dtype=jnp.int32)])

@@ -53,7 +53,11 @@ def base_optimizer(
     has_first, has_second = rule in ("momentum", "adam"), rule in ("rmsprop", "adam")
 
     def blended(first, gradient):
-        return jax.tree.map(lambda m, g: (momentum * m + (1 - momentum) * g).astype(m.dtype), first, gradient)
+        def one(m, g):
+            wide = tree.common_dtype(m, g)
+            return ((momentum * m).astype(wide) + ((1 - momentum) * g).astype(wide)).astype(m.dtype)
+
+        return jax.tree.map(one, first, gradient)
 
     def start(params):
         first = {"first": tree.zeros_like(params)} if has_first else {}
@@ -68,7 +72,8 @@ def base_optimizer(
 
     def track(gradient, statistics):
         def second(v, g):
-            return (second_decay * v + (1 - second_decay) * g * g).astype(v.dtype)
+            wide = tree.common_dtype(v, g)
+            return ((second_decay * v).astype(wide) + ((1 - second_decay) * g * g).astype(wide)).astype(v.dtype)
 
         first = {"first": blended(statistics["first"], gradient)} if has_first else {}
         return first | ({"second": jax.tree.map(second, statistics["second"], gradient)} if has_second else {})

@@ -106,7 +106,7 @@ def distances(links: Links, own: PyTree, sent: PyTree) -> Array:
 
     def column(ids):
         def leaf(x, y):
-            away = (y[ids] - x).astype(jnp.promote_types(x.dtype, jnp.float32)).reshape(x.shape[0], -1)
+            away = (y[ids] - x).astype(tree.at_least_float32(x.dtype)).reshape(x.shape[0], -1)
             return (away * away).sum(1)
 
         return jnp.sqrt(sum(jax.tree.leaves(jax.tree.map(leaf, own, sent))))

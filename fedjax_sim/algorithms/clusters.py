@@ -25,6 +25,7 @@ METRICS = (
 )
 
 
+@validate.named_arguments
 def hierarchical_gossip(
     edge: Star,
     mixing: ArrayLike,
@@ -135,7 +136,7 @@ def _combined(models: PyTree, columns: ArrayLike) -> PyTree:
         model, column = row
         return jax.tree.map(lambda t, x: t + jnp.tensordot(column, x.astype(t.dtype), 0), total, model), None
 
-    start = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), models)
+    start = jax.tree.map(lambda x: jnp.zeros(x.shape, tree.at_least_float32(x.dtype)), models)
     total, _ = jax.lax.scan(add, start, (models, jnp.asarray(columns)))
     return jax.tree.map(lambda t, x: t.astype(x.dtype), total, models)
 

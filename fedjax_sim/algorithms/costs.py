@@ -48,7 +48,7 @@ def own_data(star: Star, population: Population, id: Array) -> ClientData | Popu
     if star.client.federation is None:
         return population.client(id)
     if not hasattr(population, "group"):
-        hint = "Its clients are federations: population.grouped(clients, group_of_client) makes groups."
+        hint = "Its clients are federations: population.grouped makes groups ([data.with_groups]), around all wrappers."
         validate.fail("population", "one of groups (`Population.group`)", type(population).__name__, hint, TypeError)
     return population.group(id)
 
@@ -279,7 +279,8 @@ def two_words(sums: Array) -> Array:
     high = low = jnp.zeros((), jnp.uint32)
     for i in range(4):
         part = sums[i] << 8 * i
-        high += (sums[i] >> 32 - 8 * i if i else jnp.uint32(0)) + (low + part < low)
+        carry = (low + part < low).astype(jnp.uint32)
+        high += (sums[i] >> 32 - 8 * i if i else jnp.uint32(0)) + carry
         low += part
     for i in range(4, sums.shape[0]):
         high += sums[i] << 8 * (i - 4)

@@ -160,7 +160,7 @@ def counts(places: Places, cohort: Cohort, joint: Joint, params: PyTree) -> dict
     def row_bytes(layer: GraphLayer, width: int) -> tuple[int, int]:
         """Bytes of a node's embedding, and of its gradient, as they are sent around this layer."""
         known = [params[name] for name in names[: names.index(layer.name) + 1]]
-        row = jax.ShapeDtypeStruct((width,), jnp.result_type(jnp.float32, *jax.tree.leaves(known)))
+        row = jax.ShapeDtypeStruct((width,), tree.common_dtype(jnp.float32, *jax.tree.leaves(known)))
         there, back = wires(places.link, row)
         return -(-there.bits // 8), -(-back.bits // 8)
 

@@ -71,7 +71,7 @@ def mean_over(models: PyTree, counted: Array | None) -> PyTree:
         return jax.tree.map(lambda x: x.mean(0), models)
     number = jnp.maximum(counted.sum(), 1)
     kept = tree.widened(tree.where(counted, models, tree.zeros_like(models)))
-    return jax.tree.map(lambda x, like: (x.sum(0) / number).astype(like.dtype), kept, models)
+    return jax.tree.map(lambda x, like: (x.sum(0) / number.astype(x.dtype)).astype(like.dtype), kept, models)
 
 
 def distance(models: PyTree, counted: Array | None = None) -> Array:
@@ -80,7 +80,7 @@ def distance(models: PyTree, counted: Array | None = None) -> Array:
     Args:
       models: [N, ...]. counted: [N] bool, whose models count; None = all.
     """
-    wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)).reshape(x.shape[0], -1), models)
+    wide = jax.tree.map(lambda x: x.astype(tree.at_least_float32(x.dtype)).reshape(x.shape[0], -1), models)
     away = jax.tree.map(lambda x, mean: x - mean[None], wide, mean_over(wide, counted))
     return jnp.sqrt(mean_over(sum((x * x).sum(1) for x in jax.tree.leaves(away)), counted))
 

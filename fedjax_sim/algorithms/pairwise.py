@@ -198,7 +198,7 @@ def meetings(key: Array, ids: Array, tables: dict[str, Array]) -> tuple[Array, A
     draws = engine.client_keys(stream(key, "meetings"), ids)
     degrees = tables["degrees"][ids]
     luck = (draws[:, 0] >> 8).astype(jnp.float32) * 2.0**-24
-    place = jnp.minimum((luck * degrees).astype(jnp.int32), degrees - 1)
+    place = jnp.minimum((luck * degrees.astype(jnp.float32)).astype(jnp.int32), degrees - 1)
     chosen = jnp.take_along_axis(tables["neighbours"][ids], jnp.maximum(place, 0)[:, None], 1)[:, 0]
     return jnp.where(degrees > 0, chosen, ids), jax.lax.sort((draws[:, 1], ids, jnp.arange(ids.shape[0])), num_keys=2)[
         2

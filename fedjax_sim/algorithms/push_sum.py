@@ -77,7 +77,7 @@ def push_sum(
 
     def start(params):
         sums = tree.widened(params)  # many roundings of a narrow sum, and one of its weight, would move the average
-        return {"sum": sums, "weight": jnp.ones((), jnp.result_type(jnp.float32, *jax.tree.leaves(sums)))}
+        return {"sum": sums, "weight": jnp.ones((), tree.common_dtype(jnp.float32, *jax.tree.leaves(sums)))}
 
     def moved(own, update):
         return own | {"sum": jax.tree.map(lambda x, u: (x + u).astype(x.dtype), own["sum"], update)}

@@ -39,6 +39,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -213,7 +214,8 @@ def close(
         kept = released & tree.all_finite(found.transform)  # noise was released even if the step is discarded
         moved = tree.where(fit, moved, state.server)
         pooled = {name: mean.total / mean.weight for name, mean in found.means.items()}
-        length = optax.tree.norm(tree.subtract(star.server.params(moved), star.server.params(state.server)))
+        with jax.numpy_dtype_promotion("standard"):  # optax adds the squares of leaves of different dtypes
+            length = optax.tree.norm(tree.subtract(star.server.params(moved), star.server.params(state.server)))
         transform = tree.where(fit | kept, found.transform, state.transform)
         return fit, transform, moved, length, {"client": pooled} | found.metrics, found.aggregator
 

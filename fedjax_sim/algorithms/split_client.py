@@ -25,6 +25,7 @@ METRICS = (
 )
 
 
+@validate.named_arguments
 def split_client(
     split: Split | Sequence[Split],
     optimizer: optax.GradientTransformation,
@@ -101,7 +102,8 @@ def _by_party(optimizer: optax.GradientTransformation, split: Split) -> optax.Gr
 
     def update(gradients, states, params):
         parts = zip(*map(split.cut.split, (gradients, params)), states, strict=True)
-        moved = [optimizer.update(gradient, state, own) for gradient, own, state in parts]
+        with jax.numpy_dtype_promotion("standard"):  # optax's code promotes
+            moved = [optimizer.update(gradient, state, own) for gradient, own, state in parts]
         updates, states = zip(*moved, strict=True)
         return split.cut.join(updates), states
 

@@ -168,6 +168,7 @@ def split_gnn(
 def _stepped(places: Places, whole: ServerUpdate, weight_decay: float, key: Array, joint: Joint, held: PyTree) -> tuple:
     """One step from the state `held`: (the next one, whether it is finite, sums by metric, labelled nodes, info)."""
     params = whole.params(held)
+    validate.differentiable(params)
     found, gradient = jax.value_and_grad(
         lambda params: objective(places, weight_decay, params, joint, stream(key, "loss")), has_aux=True
     )(params)

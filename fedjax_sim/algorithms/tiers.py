@@ -261,7 +261,7 @@ def _mirrored(number: int) -> ServerUpdate:
         models = jax.tree.map(lambda x, new: x.at[state.tier].set(new), state.models, own)
         counts = state.counts.at[state.tier].add(1)
         shares = counts[::-1].astype(jnp.float32) / counts.sum(dtype=jnp.float32)
-        wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), models)
+        wide = jax.tree.map(lambda x: x.astype(tree.at_least_float32(x.dtype)), models)
         params = jax.tree.map(lambda x, w: x.sum(0).astype(w.dtype), tree.scaled(wide, shares), state.params)
         return state._replace(params=params, models=models, counts=counts)
 

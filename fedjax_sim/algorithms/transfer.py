@@ -22,6 +22,7 @@ from fedjax_sim.types import Algorithm, ClientData, ClientUpdate, PyTree, Sample
 __all__ = ["feddf", "pretrained"]
 
 
+@validate.named_arguments
 def pretrained(algorithm: Algorithm, work: ClientUpdate, data: ClientData) -> Algorithm:
     """The algorithm, from a model that is first trained on the server's own examples.
 

@@ -38,11 +38,13 @@ def clipped_sum(
 
     Returns: (a pytree shaped like `params`, metrics summed over the examples as `Mean`, with `clipped_share`).
 
-    Raises: ValueError for "ghost" where a parameter of two axes or more is no dense kernel.
+    Raises: ValueError for "ghost" where a parameter of two axes or more is no dense kernel; TypeError for parameters
+    that are no floating-point numbers.
 
     Guarantees: as for `private_sgd` (tests/client/test_private.py::test_neighbouring_records); the same sum with and
     without ghost norms, up to rounding (tests/client/test_ghost.py::test_sums_agree).
     """
+    validate.differentiable(params)
     rows = batch.mask.shape[0]
     size = rows if microbatch_size is None else min(microbatch_size, rows)
     leaves, structure = jax.tree.flatten(params)

@@ -73,7 +73,9 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
             step_key = jax.random.fold_in(loss_key, step)
             gradients, means = gradient(params, batch, step_key)
             there = () if at is None else (gradient(at, batch, step_key)[0],)
-            updates, state = optimizer.update(correct(gradients, params, *there), state, params)
+            corrected = correct(gradients, params, *there)
+            with jax.numpy_dtype_promotion("standard"):  # optax's code promotes
+                updates, state = optimizer.update(corrected, state, params)
             return optax.apply_updates(params, updates), state, jax.tree.map(jnp.add, sums, means)
 
         _, means = jax.eval_shape(lambda: loss_and_metrics(loss_fn, params, data.examples, data.mask, loss_key))
@@ -88,7 +90,7 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
         else:  # a client with fewer examples stops earlier; under vmap the loop runs for the most steps of any lane
             carry = jax.lax.fori_loop(0, own_steps, lambda step, carry: one_step(step, carry, batch(step)), carry)
         params, _, sums = carry
-        num_steps_taken = jnp.asarray(own_steps, jnp.int32) * (num_examples > 0)
+        num_steps_taken = jnp.asarray(own_steps, jnp.int32) * (num_examples > 0).astype(jnp.int32)
         weight = own_weight(loss_fn, params, data, loss_key)
         return Training(params, sums, num_steps_taken, num_examples, weight)
 

@@ -64,5 +64,9 @@ def own_weight(loss_fn: Callable, params: PyTree, data: ClientData, key: Array) 
 
 
 def full_gradient_at(loss_fn: Callable, params: PyTree, data: ClientData, key: Array | None):
-    """(gradient of the mean loss over all of a client's examples, metrics); zero without examples."""
+    """(gradient of the mean loss over all of a client's examples, metrics); zero without examples.
+
+    Raises: TypeError for parameters that are no floating-point numbers.
+    """
+    validate.differentiable(params)
     return jax.grad(lambda p: loss_and_metrics(loss_fn, p, data.examples, data.mask, key), has_aux=True)(params)

@@ -54,8 +54,8 @@ def scaffold(loss_fn: Callable, learning_rate: float, work: LocalWork, *, option
         if option == 1:
             new = full_gradient_at(loss_fn, start, data, stream(key, "control"))[0]
         else:
-            length = jnp.maximum(done.num_steps, 1) * learning_rate
-            new = jax.tree.map(lambda s, u: -s - u / length, shift, update)
+            length = jnp.maximum(done.num_steps, 1).astype(float) * learning_rate
+            new = jax.tree.map(lambda s, u: -s - u / length.astype(u.dtype), shift, update)
         new = tree.where(done.num_examples > 0, new, own)
         return done.report({"params": update, "control": tree.subtract(new, own)}, by_examples), new
 

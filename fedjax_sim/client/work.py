@@ -79,7 +79,7 @@ class LocalWork(NamedTuple):
             return steps
         if jnp.issubdtype(share.dtype, jnp.integer):
             return jnp.clip(share, 1, steps)
-        return jnp.clip(jnp.ceil(share * steps).astype(jnp.int32), 1, steps)
+        return jnp.clip(jnp.ceil(share * jnp.asarray(steps, share.dtype)).astype(jnp.int32), 1, steps)
 
 
 @validate.named_arguments

@@ -9,18 +9,19 @@ from typing import Annotated
 import typer
 
 from fedjax_sim.command import parts, plan, privacy, report, run, study, sweep
+from fedjax_sim.command.hinting import Hinting
 from fedjax_sim.running.environment import versions
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-app.command()(run.run)
+app.command(cls=Hinting)(run.run)
 app.command(context_settings={"ignore_unknown_options": True})(run.launch)
-app.command()(plan.plan)
+app.command(cls=Hinting)(plan.plan)
 app.command()(report.report)
 app.command("list")(parts.list_parts)
 for _command in (*privacy.COMMANDS, *study.COMMANDS, *sweep.COMMANDS):
-    app.command()(_command)
+    app.command(cls=Hinting)(_command)
 
 
 def main() -> None:

@@ -22,7 +22,8 @@ def list_parts(
 
     from fedjax_sim.config import registry
     from fedjax_sim.config.document import RUN
-    from fedjax_sim.config.kinds import problem
+    from fedjax_sim.config.hints import canonical
+    from fedjax_sim.config.kinds import nearest, problem
 
     console = Console()
     known = {table: subpackage for table, (subpackage, _) in registry.TABLES.items()}
@@ -35,7 +36,8 @@ def list_parts(
     shown = {subpackage: _parts(subpackage, None if which in known else which) for subpackage in homes}
     if not any(parts for _, parts, _ in shown.values()):
         rule = "the name of a part, or one of " + ", ".join([*known, "run"])
-        typer.echo(problem("which", rule, which), err=True)
+        names = [*known, "run", *(name for home in registry.SUBPACKAGES for name in _parts(home, None)[1])]
+        typer.echo(problem("which", rule, which, nearest(canonical(which), names)), err=True)
         raise typer.Exit(2)
     for subpackage, (tables, parts, named) in shown.items():
         if not parts:

@@ -38,8 +38,10 @@ def plan(
                 largest = f"{min(most, size):,}" + (" (all)" if most >= size else "")
             except ConfigError as error:  # as where the sum of twice as many messages would wrap
                 largest = f"unknown, for {2 * cohort:,} are refused. {error.problems[0]}"
-    except ConfigError as error:
-        typer.echo("\n".join(error.problems), err=True)
+    except (ConfigError, TypeError, ValueError) as error:
+        if not isinstance(error, ConfigError) and ": expected " not in str(error):
+            raise  # a bug, not a wrong config
+        typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
     except MemoryError as error:
         typer.echo(f"MemoryError: {error}", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shlex
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -79,7 +80,7 @@ def run(
 
         experiment = distributed.agreed(lambda: build(loaded))
         loaded = loaded.planned(experiment.plan)
-    except (ValueError, distributed.PeerFailed) as error:
+    except (TypeError, ValueError, distributed.PeerFailed) as error:
         if not isinstance(error, (ConfigError, distributed.PeerFailed)) and ": expected " not in str(error):
             raise  # a bug, not a wrong config
         _stop("" if isinstance(error, distributed.PeerFailed) else str(error), error)
@@ -117,8 +118,17 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
         finished = distributed.by_first(lambda: _finish(name, history, experiment, last, folder))
     except KeyboardInterrupt as error:
         _interrupted(error, folder, made)
-    except (CheckpointError, RunLocked, ArithmeticError, MemoryError, OSError, RuntimeError, ValueError) as error:
-        _failed(error, folder, made)
+    except (
+        CheckpointError,
+        RunLocked,
+        ArithmeticError,
+        MemoryError,
+        OSError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as bad:
+        _failed(bad, folder, made)
     if not quiet:
         _show(*finished)
 
@@ -176,8 +186,11 @@ def _timeline(experiment: Any, state: Any) -> dict[str, Any] | None:
     return timeline(star, jax.random.fold_in(experiment.key, int(state.round)), state.sampler)
 
 
-def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder: Path) -> tuple[dict, Path]:
-    """Writes the summary, with the baseline of a constant prediction, the timeline of a round, and the page."""
+def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder: Path) -> tuple[dict, Path, float]:
+    """Writes the summary, with the baseline of a constant prediction, the timeline of a round, and the page.
+
+    Returns: summary, page, and the test loss before the first round; NaN without any.
+    """
     from fedjax_sim.metrics.baseline import constant_baseline
     from fedjax_sim.report.page import write_report
     from fedjax_sim.running.checksums import write
@@ -190,7 +203,8 @@ def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder:
         write(folder / "summary.json", _json(summary).encode())
         if last is not None:
             write(folder / "timeline.json", _json(last).encode())
-        return summary, write_report(folder)
+        first = float(history.records[0].get("test_loss", "nan")) if history.records else math.nan
+        return summary, write_report(folder), first
 
 
 def _how_clients_count(star: Any) -> dict[str, str]:
@@ -223,7 +237,7 @@ def _failed(error: Exception, folder: Path | None, made: Path | None) -> NoRetur
     if distributed.lost_peer(error):
         _stop(f"Another process of this job died. Continue with --resume --out {shlex.quote(str(folder))}.", error)
     known = isinstance(error, (FileExistsError, FileNotFoundError))
-    if isinstance(error, ValueError) and not known:
+    if isinstance(error, (TypeError, ValueError)) and not known:
         if ": expected " not in str(error):  # a bug, not a wrong config
             raise error
         _stop(str(error), error)
@@ -254,8 +268,12 @@ def _json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def _show(summary: dict[str, Any], report: Path) -> None:
-    """Prints a run's summary as a table, where its page is, and what to do if nothing was learned."""
+def _show(summary: dict[str, Any], report: Path, first_loss: float) -> None:
+    """Prints a run's summary as a table, where its page is, and what to do if nothing was learned.
+
+    Args:
+      first_loss: the test loss before the first round; NaN where it is not known.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -298,8 +316,18 @@ def _show(summary: dict[str, Any], report: Path) -> None:
     console.print(str(report), highlight=False, markup=False)  # not in the table, which would break a long path
     loss, guess = float(summary.get("test_loss", 0)), float(summary.get("baseline_loss", "inf"))
     if not loss <= guess:
-        met = summary.get("attackers_met")
-        advice = f"{met:,} messages were attackers'" if met else "try a lower learning rate"
-        if 2 * skipped > summary["rounds"]:
-            advice = f"{skipped:,} of {summary['rounds']:,} rounds were skipped: no message arrived, or none was usable"
-        console.print(f"The model is no better than guessing: {advice}.", style="red")
+        console.print(f"The model is no better than guessing: {_advice(summary, first_loss, loss)}.", style="red")
+
+
+def _advice(summary: dict[str, Any], first_loss: float, loss: float) -> str:
+    """What to do about a model that is no better than a constant prediction."""
+    met, skipped, rounds = summary.get("attackers_met"), summary["skipped_rounds"], summary["rounds"]
+    if 2 * skipped > rounds:
+        return f"{skipped:,} of {rounds:,} rounds were skipped: no message arrived, or none was usable"
+    if met:
+        return f"{met:,} messages were attackers'"
+    if not math.isfinite(loss) or loss > first_loss:
+        return f"its test loss went from {first_loss:.4g} to {loss:.4g}, so try a lower learning rate"
+    if loss < first_loss:
+        return f"its test loss has fallen from {first_loss:.4g} to {loss:.4g}, so train for more rounds"
+    return "its test loss has not fallen, so look at the curves of the report"

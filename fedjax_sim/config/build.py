@@ -94,7 +94,7 @@ class Builder(Maker):
             if self.problems:
                 self.make("data", num_clients=min(size, DRY_CLIENTS))
         self.stop()
-        data = self.wrapped("data")
+        data = self.data()
         self.stop()
         population = data.train
         if sampler is None or sampler.design.population_size != population.size:
@@ -119,7 +119,9 @@ class Builder(Maker):
         if made["downlink"] is not None:  # refused only once the shape of the broadcast is known
             self.attempt("downlink", {}, lambda: jax.eval_shape(unplanned.parts.server.init, spec))
             self.stop()
-        plan = given or self.fitted(unplanned, spec, population)
+        fitted = self.attempt("algorithm", {}, lambda: self.fitted(unplanned, spec, population))
+        self.stop()
+        plan = given or fitted
         algorithm = under(plan, mesh)
         root = jax.random.key(self.tables["seed"])
         params = init(stream(root, "init"))
@@ -130,6 +132,14 @@ class Builder(Maker):
         judge = self.judge(self.evaluation(loss_fn, data, algorithm), algorithm, params, population)
         self.stop()
         return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, judge, plan)
+
+    def data(self) -> FederatedData | None:
+        """The data set in its wrappers; that which groups clients goes around all others if the algorithm needs groups.
+
+        Other algorithms pool a group's rows, and what is around the groups then changes these.
+        """
+        needs_groups = "group_size" in self.parts["algorithm"].values
+        return self.wrapped("data", goes_last=lambda data: needs_groups and hasattr(data.train, "group"))
 
     def reads_weights(self) -> bool:
         """Whether the sampler, or one of its wrappers, takes the clients' numbers of examples."""

@@ -3,7 +3,8 @@
 A config is checked here, without JAX; `config.build` then makes the parts, which check their options themselves. Beside
 `seed` there are the tables `[data]`, `[model]`, `[devices]`, `[sampler]`, `[algorithm]`, `[client_optimizer]`,
 `[transform]`, `[downlink]`, `[aggregator]` and `[run]`. Each part has a `name` from the registry and the options of its
-factory; a wrapper of the sampler is a table inside it, such as `[sampler.with_dropout]`. The transforms of messages are
+factory; a wrapper of the sampler is a table inside it, such as `[sampler.with_dropout]`. Wrappers go around each other
+in the order of the file, and an order that is refused is answered with one that works. The transforms of messages are
 tables inside `[transform]`, in their order: `[transform.quantize]`, then `[transform.gaussian_mechanism]`; what a
 wrapper wraps is a table inside its own, `[transform.error_feedback.top_k]`. Those of the broadcast are tables inside
 `[downlink]`. A part that is another's option is a table with a name: in `[aggregator.corrupted]`,
@@ -21,11 +22,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedjax_sim.config import registry
+from fedjax_sim.config.hints import suggestion
 from fedjax_sim.config.kinds import Words, check, integer, nearest, number, problem, rule
 from fedjax_sim.config.signatures import REQUIRED, Named, Option, Part
 from fedjax_sim.config.toml import ConfigError, override, read_document, written
 
-__all__ = ["Config", "ConfigError", "check_options", "load", "resolve"]
+__all__ = ["Config", "ConfigError", "check_options", "default_tables", "load", "resolve"]
 
 INT32_MAX = 2**31 - 1
 COUNT, LANES = integer(1, INT32_MAX), integer(1, 1 << 16)
@@ -91,6 +93,15 @@ class Config:
         Guarantees: tests/config/test_document.py::test_toml_round_trip.
         """
         return written(self.tables)
+
+
+def default_tables() -> dict[str, Mapping[str, Option]]:
+    """The options of [run], and those of each table's default part.
+
+    >>> "rounds" in default_tables()["run"], "learning_rate" in default_tables()["client_optimizer"]
+    (True, True)
+    """
+    return {"run": RUN} | {name: registry.table(name)[part].options for name, part in DEFAULT_PART.items()}
 
 
 def _inner(tables: Mapping[str, Any], path: str = "") -> Iterable[str]:
@@ -171,12 +182,18 @@ def _devices(document: dict, tables: Mapping[str, Any], problems: list[str]) -> 
     if "devices" in document and takers:
         return {"devices": _part("devices", document["devices"], problems)[1]}
     if "devices" in document:
-        hint = "Nothing in this config has simulated time: a sampler's wrapper, or an algorithm, would take devices."
+        wrappers = [f"[sampler.{name}]" for name in _taking_devices(registry.wrappers("sampler"))]
+        algorithms = ", ".join(_taking_devices(registry.table("algorithm")))
+        hint = f"Nothing in this config takes them: add {' or '.join(wrappers)}, or take the algorithm {algorithms}."
         problems.append(problem("devices", "no such table", document["devices"], hint))
     elif needing:
         hint = f"{needing[0]} needs it: write [devices] with name = one of {', '.join(registry.table('devices'))}."
         problems.append(problem("devices", "a table with a name", Words("nothing"), hint))
     return {}
+
+
+def _taking_devices(parts: Mapping[str, Part]) -> list[str]:
+    return [name for name, part in parts.items() if registry.takes(part, "devices")]
 
 
 def _part(table: str, given: Any, problems: list[str]) -> tuple[Part | None, dict[str, Any]]:
@@ -304,5 +321,5 @@ def _unknown(path: str, key: str, options: Iterable[str]) -> str:
         path,
         "one of " + ", ".join(options) if options else "no options",
         Words(f"the unknown key {key!r}"),
-        nearest(key, options),
+        suggestion(path, options, default_tables()),
     )

@@ -15,6 +15,8 @@ from fedjax_sim.types import Devices
 
 __all__ = ["Maker"]
 
+MOST_REORDERED = 5  # wrappers of a table whose 120 orders are tried where that of the file does not work
+
 
 class Maker:
     """Makes parts by the names and options in a config's tables; what a factory refuses is added to `problems`.
@@ -51,17 +53,52 @@ class Maker:
         """
         return self._made(self.parts[table], table, self.tables[table], given) if table in self.parts else None
 
-    def wrapped(self, table: str, **given: Any) -> Any:
+    def wrapped(self, table: str, goes_last: Callable[[Any], bool] = lambda made: False, **given: Any) -> Any:
         """The part that a table names, inside the wrappers that the table holds, in the order of the file.
 
-        Arguments and result as for `make`.
+        Where a wrapper refuses that order, the problem names one that works, if there is one.
+
+        Args:
+          table, given: as for `make`.
+          goes_last: whether a part is such that no wrapper may go around it: the wrapper that makes it so goes last.
+
+        Returns: as `make`.
         """
-        made, wrappers = self.make(table, **given), registry.wrappers(table)
-        for name, options in self.tables.get(table, {}).items():
-            if made is not None and name in wrappers and isinstance(options, dict):
-                inner = {registry.takes(wrappers[name], table): made}
-                made = self._made(wrappers[name], f"{table}.{name}", options, given | inner)
+        plain, wrappers, problems = self.make(table, **given), registry.wrappers(table), len(self.problems)
+        names = [name for name, x in self.tables.get(table, {}).items() if name in wrappers and isinstance(x, dict)]
+        made, last = plain, []
+        for name in names:
+            outer = None if made is None else self._around(table, name, made, given)
+            if outer is not None and name != names[-1] and goes_last(outer) and not goes_last(made):
+                last.append(name)
+            else:
+                made = outer
+        for name in last:
+            made = None if made is None else self._around(table, name, made, given)
+        if plain is not None and made is None and 1 < len(names) <= MOST_REORDERED:
+            order = self._order(table, plain, names, given)
+            if order is not None:
+                words = ", ".join(f"[{table}.{name}]" for name in order)
+                self.problems[problems] += f" In this order they work: {words}."
         return made
+
+    def _around(self, table: str, name: str, inner: Any, given: dict[str, Any]) -> Any:
+        """A wrapper of a table around a part; None, with a new problem, where it refuses."""
+        wrapper = registry.wrappers(table)[name]
+        takes = {registry.takes(wrapper, table): inner}
+        return self._made(wrapper, f"{table}.{name}", self.tables[table][name], given | takes)
+
+    def _order(self, table: str, inner: Any, names: list[str], given: dict[str, Any]) -> list[str] | None:
+        """The first order, by the file's, in which all these wrappers go around a part; None if there is none."""
+        for name in names:
+            problems = len(self.problems)
+            outer = self._around(table, name, inner, given)
+            del self.problems[problems:]  # only a trial
+            others = [other for other in names if other != name]
+            order = None if outer is None else self._order(table, outer, others, given) if others else []
+            if order is not None:
+                return [name, *order]
+        return None
 
     def chain(self, table: str, population_size: int, path: str = "", given: dict | None = None) -> Any:
         """The transforms that a table of `registry.CHAINS` holds, chained in the order of the file; None without any.

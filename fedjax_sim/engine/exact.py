@@ -15,7 +15,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import validate
+from fedjax_sim import tree, validate
 from fedjax_sim.engine import digits
 from fedjax_sim.engine.digits import MAX_CHUNK, ExactSum
 from fedjax_sim.engine.rows import Rows, merged_rows
@@ -62,7 +62,7 @@ def _groups(spec: tuple[jax.ShapeDtypeStruct, ...]) -> list[list[int]]:
     together: dict = {}
     for place, x in enumerate(spec):
         shared = math.prod(x.shape) <= SMALL
-        together.setdefault(jnp.promote_types(x.dtype, jnp.float32) if shared else place, []).append(place)
+        together.setdefault(tree.at_least_float32(x.dtype) if shared else place, []).append(place)
     return list(together.values())
 
 
@@ -97,7 +97,7 @@ def zeros(spec: PyTree) -> ExactSums:
 
     def part(shape, dtype):
         if _plain.get():
-            return jnp.zeros(shape, jnp.promote_types(dtype, jnp.float32))
+            return jnp.zeros(shape, tree.at_least_float32(dtype))
         return digits.empty(shape, dtype)
 
     leaves, structure = jax.tree.flatten(spec)
@@ -126,7 +126,7 @@ def add(acc: ExactSums, values: PyTree) -> ExactSums:
     for places in _groups(acc.spec):
         group = [leaves[place] for place in places]
         if len(group) > 1:
-            dtype = jnp.result_type(jnp.float32, *group)
+            dtype = tree.common_dtype(jnp.float32, *group)
             group = [jnp.concatenate([x.reshape(x.shape[0], -1).astype(dtype) for x in group], axis=1)]
         messages += group
     if all(map(_is_sum, acc.parts)):

@@ -16,7 +16,7 @@ from functools import reduce
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import validate
+from fedjax_sim import tree, validate
 from fedjax_sim.engine import exact
 from fedjax_sim.engine.barrier import hidden_zero, rounded_here
 from fedjax_sim.engine.columns import (
@@ -70,7 +70,7 @@ def _tile(
 ) -> Array:
     """[m, size] a tile's columns of the messages in order, floats of 32 bits at least, each times a power of two [m] of
     `scale`."""
-    empty = jnp.zeros((order.shape[0], size), jnp.promote_types(x.dtype, jnp.float32) if dtype is None else dtype)
+    empty = jnp.zeros((order.shape[0], size), tree.at_least_float32(x.dtype) if dtype is None else dtype)
 
     def put(i, tile):
         row = jax.lax.dynamic_slice(x, (order[i], start), (1, width)).astype(tile.dtype)
@@ -178,7 +178,7 @@ def _made(messages: Messages, number: int, rows: Callable, *args: Array) -> Mess
                 found = rows(_tile(x, order, start, width, size), *args)
                 return jax.lax.dynamic_update_slice(out, found[:, :width], (jnp.int32(0), start))
 
-            return over_tiles(x, tile, jnp.zeros((number, x.shape[1]), jnp.promote_types(x.dtype, jnp.float32)))
+            return over_tiles(x, tile, jnp.zeros((number, x.shape[1]), tree.at_least_float32(x.dtype)))
 
         return [of_leaf(x) for x in leaves]
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.sharding import PartitionSpec
 
+from fedjax_sim import tree
 from fedjax_sim.engine.barrier import HiddenZero, hidden_zero, rounding_here
 from fedjax_sim.engine.digits import without_derivative
 from fedjax_sim.engine.exact import is_differentiable
@@ -82,7 +83,7 @@ def pairwise_sum(x: Array, axes: tuple[int, ...]) -> Array:
     Guarantees: the halves are powers of two long, so that zeros behind the numbers change no bit but the sign of a zero
     (tests/engine/test_rounding.py::test_sums_have_one_order).
     """
-    narrow, x = x.dtype, x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    narrow, x = x.dtype, x.astype(tree.at_least_float32(x.dtype))
     for axis in sorted(axes, reverse=True):
         if x.shape[axis] == 0:
             x = jnp.zeros((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.dtype)

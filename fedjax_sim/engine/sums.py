@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim import tree
 from fedjax_sim.engine import exact
 from fedjax_sim.engine.barrier import HiddenZero, hidden_zero, rounded_here
 from fedjax_sim.engine.columns import TILE, Messages, as_columns, as_message, on_devices, tile_width
@@ -141,7 +142,7 @@ def weighted_sum(messages: Messages, coefficients: Array) -> PyTree:
 
 
 def _no_message(x: Array) -> Array:
-    return jnp.zeros((1, x.shape[1]), jnp.promote_types(x.dtype, jnp.float32))
+    return jnp.zeros((1, x.shape[1]), tree.at_least_float32(x.dtype))
 
 
 class _Terms(NamedTuple):
@@ -158,7 +159,7 @@ class _Terms(NamedTuple):
 
     def added(self, x: Array, start: Array, width: int) -> Array:
         """[1, width] the sum of a tile's columns."""
-        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        dtype = tree.at_least_float32(x.dtype)
 
         def group(i, total):
             at, c = self.order[i], self.coefficients[i].astype(dtype)

@@ -155,7 +155,7 @@ def drift(
         curvature=curvature,
         heterogeneity=heterogeneity,
         remainder=tree.subtract(bias, _axpy(1.0, curvature, heterogeneity)),
-        leading_term=_scaled(-step_size * num_steps, leading),
+        leading_term=_scaled(-step_size * num_steps.astype(jnp.float32), leading),
     )
 
 
@@ -209,4 +209,4 @@ def drift_leading_term(
     ids = chosen(population, ids, weighting)
     first, weight = _leading(loss_fn, params, population, ids, weighting == "uniform")
     check_weight(weight)
-    return _scaled(-step_size * num_steps, first)
+    return _scaled(-step_size * num_steps.astype(jnp.float32), first)

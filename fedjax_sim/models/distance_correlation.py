@@ -39,7 +39,7 @@ def distance_correlation(x: Array, z: Array, weights: Array | None = None) -> Ar
     if x.shape[:1] != z.shape[:1] or not x.shape:
         fail("z", f"{x.shape[:1]} examples, as x", z.shape)
     w = jnp.ones(x.shape[0]) if weights is None else weights
-    w = w.astype(jnp.float32) / jnp.maximum(w.sum(), LEAST)
+    w = w.astype(jnp.float32) / jnp.maximum(w.sum().astype(jnp.float32), LEAST)
     pairs = w[:, None] * w[None]
     there = pairs > 0
     a, b = (_centred(_distances(y, there), w) for y in (x, z))

@@ -116,7 +116,7 @@ def graph_network(parts: Sequence[GraphLayer], num_features: int, *, readout: st
         if readout == "none":
             return h, state
         total = jnp.where(there[..., None], h, 0).sum(1)
-        return total / jnp.maximum(there.sum(1), 1)[:, None] if readout == "mean" else total, state
+        return total / jnp.maximum(there.sum(1), 1).astype(total.dtype)[:, None] if readout == "mean" else total, state
 
     return Model(jax.jit(init), apply, parts)
 
@@ -301,6 +301,7 @@ def link_prediction(model: Model) -> Callable:
 
 
 def _auc(scores: Array, positive: Array, negative: Array) -> Array:
-    above = (scores[:, None] > scores[None]).astype(jnp.float32) + (scores[:, None] == scores[None]) / 2
+    ahead, equal = (compare(scores[:, None], scores[None]).astype(jnp.float32) for compare in (jnp.greater, jnp.equal))
+    above = ahead + equal / 2
     pairs = positive[:, None] & negative[None]
-    return jnp.where(pairs, above, 0).sum() / jnp.maximum(pairs.sum(), 1)
+    return jnp.where(pairs, above, 0).sum() / jnp.maximum(pairs.sum(), 1).astype(jnp.float32)

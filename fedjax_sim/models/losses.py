@@ -10,6 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim import tree
 from fedjax_sim.types import Array
 from fedjax_sim.validate import fail, one_of
 
@@ -37,7 +38,7 @@ def _labels(targets: Array, shape: tuple[int, ...]) -> Array:
 
 def _wide(x: Array) -> Array:
     """At least float32."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x.astype(tree.at_least_float32(x.dtype))
 
 
 def _cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:

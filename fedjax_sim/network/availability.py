@@ -40,7 +40,7 @@ def slot_of(key: Array, ids: Array, seconds: Array, slot_seconds: int) -> tuple[
     offset = (unit_draws(stream(key, "offset"), ids) * slot_seconds).astype(jnp.int32)
     offset = jnp.minimum(offset, slot_seconds - 1)
     into = seconds % slot_seconds + offset  # below 2^31, unlike seconds + offset
-    return seconds // slot_seconds + (into >= slot_seconds), seconds - into % slot_seconds
+    return seconds // slot_seconds + (into >= slot_seconds).astype(jnp.int32), seconds - into % slot_seconds
 
 
 def always() -> Availability:

@@ -89,7 +89,7 @@ def epidemic(graph: Graph) -> Mixing:
         found, degrees = constant_links(key, round, tables), tables["degrees"]
         ids = jnp.arange(degrees.shape[0], dtype=jnp.uint32)
         luck = (counter_bits(stream(key, "epidemic"), ids) >> 8).astype(jnp.float32) * 2.0**-24
-        which = jnp.minimum((luck * degrees).astype(jnp.int32), degrees - 1)
+        which = jnp.minimum((luck * degrees.astype(jnp.float32)).astype(jnp.int32), degrees - 1)
         target = jnp.where(degrees > 0, tables["targets"][tables["starts"] + jnp.maximum(which, 0)], -1)
         used = target[found.neighbours] == ids.astype(jnp.int32)[:, None]
         return found._replace(weights=jnp.where(used, found.weights, 0))

@@ -205,7 +205,7 @@ def _quotient(x: Array, y: Array) -> Array:
     small = x / (1024 * y) < 2.0**20
     thousands, rest = _times(jnp.where(small, x, 0), 1024 * y)
     ones, rest = _times(rest, y)
-    return jnp.where(small, jnp.minimum(1024 * thousands + ones + (rest > 0), MOST_TICKS), MOST_TICKS)
+    return jnp.where(small, jnp.minimum(1024 * thousands + ones + (rest > 0).astype(jnp.int32), MOST_TICKS), MOST_TICKS)
 
 
 def _times(x: Array, y: Array) -> tuple[Array, Array]:

@@ -39,7 +39,7 @@ def load_of(work: Work, num_examples: Array, share: Array | None = None) -> Load
     if share is not None and jnp.issubdtype(share.dtype, jnp.integer):
         steps = jnp.clip(share, 1, steps)
     elif share is not None:
-        steps = jnp.clip(jnp.ceil(share * steps).astype(jnp.int32), 1, steps)
+        steps = jnp.clip(jnp.ceil(share * jnp.asarray(steps, share.dtype)).astype(jnp.int32), 1, steps)
     flops = work.flops + work.step_flops * (jnp.asarray(steps, jnp.float32) - 1)
     if work.rows is not None:
         flops = flops * (examples / work.rows)

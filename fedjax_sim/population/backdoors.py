@@ -168,9 +168,10 @@ def edge_case_backdoor(
     limit = np.quantile(distances, 1 - edge)
     tested = {name: np.asarray(leaf) for name, leaf in data.test.items()}
     rare = (tested["y"] == source) & (_distances(tested["x"], centre) > limit)
-    for name, found in (("edge cases of attackers", distances > limit), ("edge cases in the test set", rare)):
-        if not found.any():
-            validate.fail(name, "one at least", 0, "Take a larger edge, or poison more clients.")
+    for where, are_rare in (("of the poisoned clients", distances > limit), ("in the test set", rare)):
+        if not are_rare.any():
+            hint = "Take a larger edge, or poison more clients."
+            validate.fail("edge", f"a share that makes an edge case of a row {where}", edge, hint)
     table = jnp.asarray(held[distances > limit])
     change = Partial(_replaced, table, jnp.int32(target), jnp.float32(rows))
     words = f"edge cases of {source} as {target}"

@@ -40,14 +40,16 @@ def with_groups(
       seed: of "random" and "labels".
 
     Returns: the same data set with `population.Grouped` clients; a group's local test has its clients' rows, other test
-    sets are unchanged.
+    sets are unchanged. Wrappers that are applied afterwards change a group's pooled rows, and a hierarchy refuses them;
+    in a config of a hierarchy the groups go around all other wrappers, wherever the table stands.
 
     Raises: ValueError, TypeError for options out of range, for more than one way or none, and for groups without a
     client.
 
     Guarantees: every client is in one group, like ones together
     (tests/population/test_groups.py::test_ways_to_group, ::test_groups_by_labels), their local tests too
-    (::test_a_group_has_its_clients_local_tests).
+    (::test_a_group_has_its_clients_local_tests); in a hierarchy's config they are outermost
+    (tests/laws/test_wrappers.py::test_groups_go_around_all_others_in_a_hierarchy).
 
     >>> from fedjax_sim.population import synthetic_images
     >>> data = with_groups(synthetic_images(num_clients=10, examples_per_client=20), num_groups=4)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import FederatedData
+from fedjax_sim.population.private_labels import PrivateLabels
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.prng import client_key, stream
 from fedjax_sim.types import Array, ClientData, Population
@@ -55,6 +57,10 @@ class _Part:
         return kept if self.is_test else examples - kept
 
 
+def _are_private(people: Any) -> bool:
+    return isinstance(people, PrivateLabels)
+
+
 def with_local_test(data: FederatedData, *, fraction: float = 0.2, seed: int = 0) -> FederatedData:
     """Each training client keeps a share of its own examples from training: `local_test`, with the same ids as `train`.
 
@@ -68,7 +74,7 @@ def with_local_test(data: FederatedData, *, fraction: float = 0.2, seed: int = 0
     (`capacities`) are lost: every client is read with all its rows.
 
     Raises: TypeError for what is no `FederatedData`; ValueError, TypeError for a fraction out of range; ValueError
-    where a local test is there already, or clients are poisoned.
+    where a local test is there already, clients are poisoned, or labels went through randomised response.
 
     Guarantees: train and test share no row, and together are the client's examples
     (tests/population/test_local_test.py::test_rows_are_split); counts are those of the masks (::test_counts).
@@ -88,6 +94,9 @@ def with_local_test(data: FederatedData, *, fraction: float = 0.2, seed: int = 0
     if data.poisons:
         hint = "Keep the local test first: its rows are to be clean."
         validate.fail("data", "a data set that is not poisoned", data.poisons[0], hint)
+    if any(map(_are_private, jax.tree.leaves(data.train, is_leaf=_are_private))):
+        hint = "Keep the local test first: it is to have the true labels."
+        validate.fail("data", "a data set whose labels are not private yet", data.name, hint)
     words, share = jax.random.key_data(jax.random.key(seed, impl="threefry2x32")), jnp.float32(fraction)
     train, test = (_Part(data.train, words, share, data.train.size, is_test) for is_test in (False, True))
     return data._replace(train=train, local_test=test)

@@ -58,13 +58,16 @@ def _labels(labels) -> tuple[np.ndarray, int]:
     return inverse, len(classes)
 
 
-def _check(num_examples: int, num_clients: int, min_examples: int) -> None:
+def _check(num_examples: int, num_clients: int, least: int, name: str) -> None:
+    """Refuses fewer examples than so many clients need, if each is to have the `least`, an argument of this name."""
     validate.integer("num_examples", num_examples)
     validate.integer("num_clients", num_clients)
-    validate.integer("min_examples", min_examples, 0)
-    if num_clients * min_examples > num_examples:
+    if least > 0 and num_clients > num_examples:
+        hint = "Each needs one. Take dirichlet_draws, whose clients share examples, or fewer clients."
+        validate.fail("num_clients", f"at most the {num_examples} examples", num_clients, hint)
+    if num_clients * least > num_examples:
         rule = f"at most {num_examples // num_clients} for {num_clients} clients of {num_examples} examples"
-        validate.fail("min_examples", rule, min_examples, "Fewer clients, a smaller minimum, or dirichlet_draws.")
+        validate.fail(name, rule, least, "Take less, fewer clients, or dirichlet_draws, whose clients share examples.")
 
 
 def _offsets(sizes: np.ndarray) -> np.ndarray:
@@ -113,7 +116,7 @@ def iid(num_examples: int, num_clients: int, *, seed: int) -> Partition:
     >>> iid(7, 3, seed=0).sizes.tolist()
     [3, 2, 2]
     """
-    _check(num_examples, num_clients, 1)
+    _check(num_examples, num_clients, 1, "num_clients")
     sizes = np.full(num_clients, num_examples // num_clients)
     sizes[: num_examples % num_clients] += 1
     return Partition(generator("iid", seed).permutation(num_examples).astype(np.int32), _offsets(sizes))
@@ -139,7 +142,8 @@ def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, *, min_examples
     True
     """
     labels, _ = _labels(labels)
-    _check(len(labels), num_clients, min_examples)
+    validate.integer("min_examples", min_examples, 0)
+    _check(len(labels), num_clients, min_examples, "min_examples")
     validate.in_range("alpha", alpha, 0, open_low=True)
     rng = generator("dirichlet", seed)
     owner = np.empty(len(labels), np.int64)
@@ -175,7 +179,7 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int = 2, *, s
     """
     labels, _ = _labels(labels)
     validate.integer("shards_per_client", shards_per_client)
-    _check(len(labels), num_clients, shards_per_client)
+    _check(len(labels), num_clients, shards_per_client, "shards_per_client")
     rng = generator("shards", seed)
     num_shards = num_clients * shards_per_client
     rows = rng.permutation(len(labels))
@@ -208,7 +212,8 @@ def quantity_power_law(
     >>> int(quantity_power_law(1000, 10, exponent=1.5, seed=0).sizes.sum())
     1000
     """
-    _check(num_examples, num_clients, min_examples)
+    validate.integer("min_examples", min_examples, 0)
+    _check(num_examples, num_clients, min_examples, "min_examples")
     validate.in_range("exponent", exponent, 1, open_low=True)
     rng = generator("quantity_power_law", seed)
     logs = rng.standard_exponential(num_clients) / (exponent - 1)
@@ -231,7 +236,8 @@ def quantity_lognormal(
     >>> quantity_lognormal(100, 4, sigma=0.0, seed=0).sizes.tolist()
     [25, 25, 25, 25]
     """
-    _check(num_examples, num_clients, min_examples)
+    validate.integer("min_examples", min_examples, 0)
+    _check(num_examples, num_clients, min_examples, "min_examples")
     validate.in_range("sigma", sigma, 0)
     rng = generator("quantity_lognormal", seed)
     logs = sigma * rng.standard_normal(num_clients)

@@ -33,6 +33,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedjax_sim import validate
+from fedjax_sim.sampling.design import UNKNOWN
 
 __all__ = ["ADJACENCIES", "Mechanism"]
 
@@ -253,8 +254,13 @@ def _check_scheme(made: Mechanism) -> None:
             "A client may fill several slots, and no accountant here bounds what it then moves: use poisson or uniform."
         )
         validate.fail("sampler", "a scheme without replacement", made.scheme, hint)
-    hint = "Its sampler says that cohorts depend on what it observes: use poisson, uniform or full."
-    validate.one_of("scheme", made.scheme, schemes, hint=hint if "unknown" in str(made.scheme) else "")
+    if made.scheme in UNKNOWN:
+        hint = (
+            "Who takes part follows from what was observed, such as losses, or, in asynchronous algorithms, from who "
+            "arrives first. Take an algorithm that draws cohorts, by poisson, uniform or full."
+        )
+        validate.fail("scheme", "a law of who takes part that an accountant knows", made.scheme, hint)
+    validate.one_of("scheme", made.scheme, schemes)
     validate.integer("population_size", made.population_size)
     validate.integer("num_slots", made.num_slots, 1, made.population_size)
     hint = "A cohort has at most the population's clients."

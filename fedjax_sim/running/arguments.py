@@ -26,10 +26,13 @@ def check_kinds(key: Any, algorithm: Any, population: Any, evaluation: Any, call
     if not isinstance(algorithm, Algorithm):
         validate.fail("algorithm", "an Algorithm", type(algorithm).__name__, "Call a recipe or federated().", TypeError)
     check_population(population)
-    if evaluation is not None and not callable(evaluation):
-        validate.fail("evaluation", "a function of params", evaluation, "See metrics.evaluation.", TypeError)
-    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+    if evaluation is not None:
+        arguments = "params, state" if callable(evaluation) and num_arguments(evaluation) == 2 else "params"
+        validate.function("evaluation", evaluation, arguments, hint="See metrics.evaluation.")
+    if not isinstance(callbacks, Sequence):
         validate.fail("callbacks", "a list of functions", callbacks, error=TypeError)
+    for i, callback in enumerate(callbacks):
+        validate.function(f"callbacks[{i}]", callback, "round, state, record")
 
 
 def check_numbers(

@@ -215,7 +215,7 @@ def lasting(devices: Devices, key: Array, cohort: Cohort, price: Price, joules: 
     for ticks, energy in zip(*_planned(devices, key, cohort, price), strict=True):
         enough = energy <= joules
         share = jnp.where(enough, 1.0, joules / jnp.where(enough, 1.0, energy))
-        done = jnp.where(enough, ticks, jnp.minimum((share * ticks).astype(jnp.int32), ticks))
+        done = jnp.where(enough, ticks, jnp.minimum((share * ticks.astype(jnp.float32)).astype(jnp.int32), ticks))
         at, going, joules = at + jnp.where(going, done, 0), going & enough, jnp.maximum(joules - energy, 0)
     return jnp.where(going, NEVER, at)
 

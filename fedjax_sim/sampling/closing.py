@@ -219,9 +219,12 @@ def _longest(budget: float, number: int) -> np.ndarray:
 
 def _limited(design: SamplingDesign, num_reports: int) -> SamplingDesign:
     """The design of which at most so many reports count; whose depends on the clients."""
-    if not isinstance(design, SamplingDesign) or design.replacement or design.max_reports is not None:
-        rule = "a sampler of different clients, without another limit of reports"
+    if not isinstance(design, SamplingDesign) or design.replacement:
+        rule = "a sampler of different clients"
         validate.fail("sampler", rule, getattr(design, "scheme", design), "Use uniform, poisson or full.")
+    if design.max_reports is not None:
+        hint = "Who is among the first is decided once: leave one of the two limits out."
+        validate.fail("sampler", "one without another limit of reports", design.max_reports, hint)
     design = dataclasses.replace(
         design,
         response_rates=(*design.response_rates, None),

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_sim import validate
 
-__all__ = ["SamplingDesign", "mean_of_minimum", "one_for_one", "responding"]
+__all__ = ["UNKNOWN", "SamplingDesign", "mean_of_minimum", "one_for_one", "responding"]
 
 # scheme: (one client may fill several slots, the number of invited clients is a constant, rounds are independent)
 _SCHEMES = {
@@ -23,8 +23,8 @@ _SCHEMES = {
     "cyclic": (False, True, False),
     "shuffled_cyclic": (False, True, False),
 }
-_UNKNOWN = {"unknown": (True, False, False), "unknown_without_replacement": (False, False, False)}
-_SCHEMES |= _UNKNOWN
+UNKNOWN = {"unknown": (True, False, False), "unknown_without_replacement": (False, False, False)}
+_SCHEMES |= UNKNOWN
 RESPONSES = ("random", "client", "others")
 
 
@@ -138,7 +138,7 @@ class SamplingDesign:
     @property
     def known(self) -> bool:
         """Whether the scheme is the distribution of a cohort, and not one of the unknown ones."""
-        return self.scheme not in _UNKNOWN
+        return self.scheme not in UNKNOWN
 
     @property
     def replacement(self) -> bool:
@@ -215,7 +215,10 @@ class SamplingDesign:
 
     def _check_scheme(self) -> None:
         if not self.known:
-            hint = "Its sampler's cohorts depend on what it observes: no formula holds. Use uniform or poisson, say."
+            hint = (
+                "Who takes part follows from what was observed, such as losses, or, in asynchronous algorithms, from "
+                "who arrives first: no formula holds. Draw cohorts by uniform or poisson, say."
+            )
             validate.fail("design.scheme", "a known distribution of cohorts", self.scheme, hint)
 
     def _invited(self) -> float | np.ndarray:

@@ -48,13 +48,13 @@ class Price(NamedTuple):
         if cohort.work is None:
             return steps
         if not jnp.issubdtype(cohort.work.dtype, jnp.integer):
-            return jnp.clip(jnp.ceil(cohort.work * steps).astype(jnp.int32), 1, steps)
+            return jnp.clip(jnp.ceil(cohort.work * steps.astype(jnp.float32)).astype(jnp.int32), 1, steps)
         return jnp.clip(cohort.work, 1, steps)
 
     def loads(self, cohort: Cohort) -> tuple[Load, ...]:
         """What each pass of the round asks of each slot, [m] each: one, or two in their order."""
         first, step = (_of(x, cohort.ids) for x in (self.first, self.step))
-        flops = first + step * (self.num_steps(cohort) - 1)
+        flops = first + step * (self.num_steps(cohort) - 1).astype(jnp.float32)
         last = Load(flops, *(_of(x, cohort.ids) for x in (self.bytes_down, self.bytes_up)))
         return (last,) if self.before is None else (Load(*(_of(x, cohort.ids) for x in self.before)), last)
 

@@ -204,7 +204,7 @@ def oort(
 
 def _utility(state: _Oort, round: Array, penalty: float) -> Array:
     """[N] utilities before a round; NaN for clients that never reported."""
-    since = jnp.sqrt(0.1 * jnp.log(round.astype(jnp.float32)) / jnp.maximum(state.seen, 1))
+    since = jnp.sqrt(0.1 * jnp.log(round.astype(jnp.float32)) / jnp.maximum(state.seen, 1).astype(jnp.float32))
     ticks = state.ticks.astype(jnp.float32)
     slow = (state.preferred / jnp.maximum(ticks, 1)) ** penalty
     return (state.utility + since) * jnp.where(ticks > state.preferred, slow, 1)

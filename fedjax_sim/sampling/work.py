@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,6 +15,13 @@ from fedjax_sim.sampling.participation import client_bits
 from fedjax_sim.types import Sampler, Work
 
 __all__ = ["with_local_steps", "with_stragglers"]
+
+ONE_FIXED = "one with fixed numbers of steps"
+
+
+def _planned(sampler: Sampler) -> jax.ShapeDtypeStruct | None:
+    """Shape and dtype of `Cohort.work`; None where clients do all of their work."""
+    return jax.eval_shape(lambda: sampler.sample(jax.random.key(0), sampler.init())[0].work)
 
 
 def with_stragglers(sampler: Sampler, share: float) -> Sampler:
@@ -30,7 +38,7 @@ def with_stragglers(sampler: Sampler, share: float) -> Sampler:
     Returns: a sampler of the same cohorts whose `Cohort.work` is [m] float32 in (0, 1], 1 for clients that are no
     stragglers; `algorithms.round.collect` refuses it with clients that cannot stop early.
 
-    Raises: ValueError, TypeError for a share out of range; ValueError, when sampled, over `with_local_steps`.
+    Raises: ValueError, TypeError for a share out of range; ValueError over `with_local_steps`.
 
     Guarantees: that distribution, independent of the cohort (tests/sampling/test_work.py::test_law_of_stragglers) and
     of slots, and a second wrapper draws anew (::test_stragglers_belong_to_clients); a traced share
@@ -49,11 +57,12 @@ def with_stragglers(sampler: Sampler, share: float) -> Sampler:
     """
     untimed(sampler, "with_stragglers")
     validate.in_range("share", share, 0, 1, hint="It is a client's probability to be a straggler.")
+    planned = _planned(sampler)
+    if planned is not None and jnp.issubdtype(planned.dtype, jnp.integer):
+        hint = "Numbers of steps are fixed there, and not shares of the work: leave one of the two out."
+        validate.fail("sampler", "one that does not fix its clients' steps, for with_stragglers", ONE_FIXED, hint)
 
     def slowed(key, cohort):
-        if cohort.work is not None and jnp.issubdtype(cohort.work.dtype, jnp.integer):
-            hint = "Its clients' numbers of steps are fixed: put with_stragglers inside, or leave one of the two out."
-            validate.fail("sampler", "one that does not fix its clients' steps", "with_local_steps", hint)
         before = jnp.ones(cohort.ids.shape, jnp.float32) if cohort.work is None else cohort.work
         name = "straggler" if cohort.work is None else "another straggler"
         who, part = (client_bits(stream(key, f"{name} {what}"), cohort.ids) >> 8 for what in ("who", "part"))
@@ -75,7 +84,7 @@ def with_local_steps(sampler: Sampler, steps: Sequence[int]) -> Sampler:
     clients that cannot stop early.
 
     Raises: ValueError, TypeError for numbers out of range or more numbers than clients; ValueError at `init` of the
-    algorithm for a number above its `num_steps`, and, when sampled, for a sampler whose clients do part of their work.
+    algorithm for a number above its `num_steps`, and for a sampler whose clients do part of their work.
 
     Guarantees: each client takes its number (tests/sampling/test_work.py::test_local_steps_are_taken); what would be
     cut off or contradict another wrapper is refused (::test_wrong_input).
@@ -94,6 +103,12 @@ def with_local_steps(sampler: Sampler, steps: Sequence[int]) -> Sampler:
         validate.steps(f"steps[{i}]", number)
     if len(steps) > sampler.design.population_size:
         validate.fail("steps", f"at most {sampler.design.population_size} numbers, one a client", len(steps))
+    planned = _planned(sampler)
+    if planned is not None:
+        shares = jnp.issubdtype(planned.dtype, jnp.floating)
+        hint = "Local work is planned once: leave one of the two out."
+        got = "one with stragglers" if shares else ONE_FIXED
+        validate.fail("sampler", "one whose clients do all of their work, for with_local_steps", got, hint)
     numbers = np.asarray(steps, np.int32)
 
     def tell(state, work: Work):
@@ -103,8 +118,6 @@ def with_local_steps(sampler: Sampler, steps: Sequence[int]) -> Sampler:
         return state if sampler.tell is None else sampler.tell(state, work)
 
     def fixed(key, cohort):
-        if cohort.work is not None:
-            validate.fail("sampler", "one whose clients do all of their work", "another wrapper of work")
         return cohort._replace(work=jnp.asarray(numbers)[cohort.ids % len(numbers)])
 
     return sampler.then(fixed)._replace(tell=tell)

@@ -42,7 +42,11 @@ def dynamic(server: ServerUpdate, coefficient: float) -> ServerUpdate:
         return DynamicState(server.init(params), tree.zeros_like(params))
 
     def apply(key, aggregate, state):
-        mean = jax.tree.map(lambda h, u: (h - coefficient * u).astype(h.dtype), state.mean, aggregate["population"])
+        def moved(h, u):
+            wide = tree.common_dtype(h, u)
+            return (h.astype(wide) - (coefficient * u).astype(wide)).astype(h.dtype)
+
+        mean = jax.tree.map(moved, state.mean, aggregate["population"])
         step = jax.tree.map(lambda u, h: u - (h / coefficient).astype(u.dtype), aggregate["cohort"], mean)
         return DynamicState(server.apply(key, step, state.server), mean)
 

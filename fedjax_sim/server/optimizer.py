@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim import validate
+from fedjax_sim import tree, validate
 from fedjax_sim.types import PyTree, ServerUpdate
 
 __all__ = ["adaptive", "optimizer", "replacement", "rescaled"]
@@ -34,7 +34,8 @@ def optimizer(transformation: optax.GradientTransformation) -> ServerUpdate:
 
     def apply(key, aggregate, state):
         gradients = jax.tree.map(lambda x, p: -x.astype(p.dtype), aggregate, state.params)
-        updates, inner = transformation.update(gradients, state.optimizer, state.params)
+        with jax.numpy_dtype_promotion("standard"):  # optax's code promotes
+            updates, inner = transformation.update(gradients, state.optimizer, state.params)
         return ServerState(optax.apply_updates(state.params, updates), inner)
 
     return ServerUpdate(
@@ -73,7 +74,7 @@ def rescaled(server: ServerUpdate) -> ServerUpdate:
         return server.apply(key, update, state)
 
     def takes(params):
-        wide = [jax.ShapeDtypeStruct(x.shape, jnp.promote_types(x.dtype, jnp.float32)) for x in jax.tree.leaves(params)]
+        wide = [jax.ShapeDtypeStruct(x.shape, tree.at_least_float32(x.dtype)) for x in jax.tree.leaves(params)]
         direction = jax.tree.structure(params).unflatten(wide)  # divided by a float32
         return {"direction": server.expects(direction), "steps": jax.ShapeDtypeStruct((), jnp.float32)}
 

@@ -123,8 +123,8 @@ def run_sweep(
     class Again(Builder):
         """Builds another algorithm over the same data."""
 
-        def wrapped(self, table: str, **given: Any) -> Any:
-            return base.data if table == "data" else super().wrapped(table, **given)
+        def data(self) -> Any:
+            return base.data
 
     def built(config: Config) -> Any:
         return Again(config.planned(base.plan)).experiment()

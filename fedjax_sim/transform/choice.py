@@ -126,7 +126,7 @@ def masks_of(choose: Callable, scope: str, key: Array | None, update: PyTree) ->
     (tests/transform/test_sparsify.py::test_clients_choose_independently).
     """
     leaves, structure = jax.tree.flatten(update)
-    wide = [jnp.ravel(x).astype(jnp.promote_types(jnp.result_type(x), jnp.float32)) for x in leaves]
+    wide = [jnp.ravel(x).astype(tree.at_least_float32(jnp.result_type(x))) for x in leaves]
     if scope == "leaf":
         keys = [None if key is None else jax.random.fold_in(key, i) for i in range(len(leaves))]
         masks = [choose(k, x) if x.size else jnp.zeros(0, bool) for k, x in zip(keys, wide, strict=True)]
@@ -155,7 +155,7 @@ def squared(update: PyTree, masks: PyTree | None = None) -> Array:
     leaves, total = jax.tree.leaves(update), 0.0
     for x, mask in zip(leaves, [False] * len(leaves) if masks is None else jax.tree.leaves(masks), strict=True):
         library = np if isinstance(x, np.ndarray) else jnp
-        rest = library.where(mask, 0, x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+        rest = library.where(mask, 0, x.astype(tree.at_least_float32(x.dtype)))
         total = total + library.sum(rest * rest)
     return total
 

@@ -16,7 +16,7 @@ from functools import reduce
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.transform.chain import as_it_comes, check_floats, plain_wire, stateless
 from fedjax_sim.types import Array, Mean, PyTree, UpdateTransform, Wire
 
@@ -240,7 +240,7 @@ def _filled(update: PyTree) -> int:
 
 
 def _wide(x: Array):
-    return jnp.promote_types(x.dtype, jnp.float32)
+    return tree.at_least_float32(x.dtype)
 
 
 def _squares(x: Array, factor: float | Array, zero: engine.HiddenZero) -> Array:

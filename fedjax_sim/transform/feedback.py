@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, prng, validate
+from fedjax_sim import engine, prng, tree, validate
 from fedjax_sim.types import Array, PyTree, UpdateTransform
 
 __all__ = ["ef21", "error_feedback"]
@@ -36,7 +36,7 @@ class State(NamedTuple):
 
 
 def _zeros(update_spec: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), update_spec)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, tree.at_least_float32(x.dtype)), update_spec)
 
 
 def _check(transform: UpdateTransform) -> None:
@@ -103,7 +103,7 @@ def error_feedback(transform: UpdateTransform) -> UpdateTransform:
     _check(transform)
 
     def on_client(key, update, state, memory):  # what is kept as well as sent is computed once: equal bits
-        wanted = engine.computed_once(jax.tree.map(jnp.add, memory.numbers, update), key)
+        wanted = engine.computed_once(jax.tree.map(lambda m, u: m + u.astype(m.dtype), memory.numbers, update), key)
         message, decoded, inner, measured = _sent(transform, key, wanted, update, state, memory.inner)
         numbers = engine.computed_once(jax.tree.map(jnp.subtract, wanted, decoded), key)
         return message, Memory(numbers, inner), measured

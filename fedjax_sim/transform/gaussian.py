@@ -260,7 +260,7 @@ def _with_noise(key: Array, update: PyTree, std: float | Array, barrier: Callabl
     drawn = barrier([prng.normal(jax.random.fold_in(key, i), x.shape) for i, x in enumerate(leaves)], key)
     drawn = engine.rounded_here([x * std for x in drawn], key)  # otherwise some programs fuse the product into the sum
     return structure.unflatten(
-        [x.astype(jnp.promote_types(x.dtype, jnp.float32)) + n for x, n in zip(leaves, drawn, strict=True)]
+        [x.astype(tree.at_least_float32(x.dtype)) + n for x, n in zip(leaves, drawn, strict=True)]
     )
 
 
@@ -269,7 +269,7 @@ def _as_numbers(update_spec: PyTree, wire: Wire) -> Wire:
     plain = plain_wire(update_spec)
     if wire == plain:
         return plain
-    wide = [8 * x.size * jnp.promote_types(x.dtype, jnp.float32).itemsize for x in jax.tree.leaves(update_spec)]
+    wide = [8 * x.size * tree.at_least_float32(x.dtype).itemsize for x in jax.tree.leaves(update_spec)]
     return plain._replace(payload_bits=sum(wide))
 
 

@@ -165,7 +165,7 @@ def leafwise(fn, key: Array, update: PyTree) -> PyTree:
     leaves, structure = jax.tree.flatten(engine.computed_once(update, zero))
     keys = [jax.random.fold_in(key, i) for i in range(len(leaves))]
     sent = fn(keys, [x.astype(jnp.float32) for x in leaves], zero)
-    wide = [jnp.promote_types(x.dtype, jnp.float32) for x in leaves]
+    wide = [tree.at_least_float32(x.dtype) for x in leaves]
     kept = [y.astype(d) if jnp.issubdtype(y.dtype, jnp.floating) else y for y, d in zip(sent, wide, strict=True)]
     return engine.computed_once(structure.unflatten(kept), zero)
 

@@ -22,7 +22,7 @@ def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def _factors(shape: tuple[int, ...], dtype, rank: int) -> int:
     """Bits of a leaf's two factors, at least 32 a number."""
-    return 8 * rank * sum(_sides(shape)) * jnp.promote_types(dtype, jnp.float32).itemsize
+    return 8 * rank * sum(_sides(shape)) * tree.at_least_float32(dtype).itemsize
 
 
 def _factored(shape: tuple[int, ...], dtype, rank: int) -> bool:
@@ -67,7 +67,7 @@ def low_rank(rank: int = 2, *, num_iterations: int = 1) -> UpdateTransform:
     def leaf(key: Array, x: Array) -> Array:
         if not _factored(x.shape, x.dtype, rank):
             return x
-        matrix = x.reshape(_sides(x.shape)).astype(jnp.promote_types(x.dtype, jnp.float32))
+        matrix = x.reshape(_sides(x.shape)).astype(tree.at_least_float32(x.dtype))
         size = jnp.maximum(jnp.abs(matrix).max(), 2.0**-126)
         matrix = matrix * (1 / size)
         basis = jax.random.normal(key, (matrix.shape[1], rank), matrix.dtype)
@@ -87,7 +87,7 @@ def low_rank(rank: int = 2, *, num_iterations: int = 1) -> UpdateTransform:
         total = 0.0
         for x in jax.tree.leaves(update):
             if _factored(jnp.shape(x), x.dtype, rank):
-                wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+                wide = x.astype(tree.at_least_float32(x.dtype))
                 total = total + (np if isinstance(x, np.ndarray) else jnp).sum(wide * wide)
         return total
 

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import engine, prng, validate
+from fedjax_sim import engine, prng, tree, validate
 from fedjax_sim.transform.clip import clip, clip_metrics
 from fedjax_sim.transform.noise import check_multiplier, check_sensitivity
 from fedjax_sim.types import Array, Noise, UpdateTransform
@@ -122,7 +122,7 @@ def matrix_mechanism(
         kept = levels if coefficients is None else bands - 1
 
         def rows(x):
-            return jnp.zeros((kept, *x.shape), jnp.promote_types(x.dtype, jnp.float32))
+            return jnp.zeros((kept, *x.shape), tree.at_least_float32(x.dtype))
 
         return jnp.zeros((), jnp.int32), jax.tree.map(rows, update_spec)
 
@@ -138,7 +138,7 @@ def matrix_mechanism(
             noise, rows = _tree(fresh, rows, done) if coefficients is None else _banded(fresh, rows, coefficients, zero)
             # rounded here: otherwise some programs fuse a product into the sum
             noise, rows = engine.rounded_here((std * noise, rows), zero)
-            x = x.astype(jnp.promote_types(x.dtype, jnp.float32)) + noise
+            x = x.astype(tree.at_least_float32(x.dtype)) + noise
             noisy.append(jnp.where(done < num_rounds, x, jnp.nan))  # NaN: the engine skips the round
             after.append(rows)
         return structure.unflatten(noisy), (done + 1, structure.unflatten(after)), clip_metrics(measured)

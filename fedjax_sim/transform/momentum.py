@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.transform.chain import as_it_comes, check_floats
 from fedjax_sim.types import UpdateTransform
 
@@ -40,7 +40,7 @@ def client_momentum(decay: float) -> UpdateTransform:
 
     def init_client(update_spec):
         check_floats(update_spec)
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), update_spec)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, tree.at_least_float32(x.dtype)), update_spec)
 
     def on_client(key, update, state, memory):  # what is kept as well as sent is computed once: equal bits
         moved = jax.tree.map(lambda m, u: decay * m + (1 - decay) * u.astype(m.dtype), memory, update)

@@ -180,7 +180,7 @@ def _flat(update: PyTree):
     def unflatten(vector: Array) -> PyTree:
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         parts = [vector[end - n : end] for end, n in zip(ends, sizes, strict=True)]
-        wide = [y.astype(jnp.promote_types(x.dtype, jnp.float32)) for x, y in zip(leaves, parts, strict=True)]
+        wide = [y.astype(tree.at_least_float32(x.dtype)) for x, y in zip(leaves, parts, strict=True)]
         return structure.unflatten([y.reshape(x.shape) for x, y in zip(leaves, wide, strict=True)])
 
     return vector, unflatten

@@ -121,7 +121,7 @@ def random_k(
         gains = structure.unflatten([size / max(number(size), 1) if size else 1.0 for size in sizes])
 
         def longer(x, gain):  # float32 at least: rounded to bfloat16, the product would have another mean
-            return x.astype(jnp.promote_types(x.dtype, jnp.float32)) * gain
+            return x.astype(tree.at_least_float32(x.dtype)) * gain
 
         return kept(jax.tree.map(longer, update, gains), masks)
 

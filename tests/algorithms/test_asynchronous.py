@@ -181,7 +181,8 @@ def test_one_client_is_sequential():
 
 def test_what_reads_the_parts_refuses():
     """Nobody knows the law of who arrives. Catches an epsilon by sampling, a variance formula, a replay of a round,
-    weights by examples on top of speed, and shares of noise that count on more messages than a buffer has."""
+    weights by examples on top of speed, shares of noise that count on more messages than a buffer has, and a
+    hint about a sampler where there is none."""
     devices, data, start = events.devices(p.NUM_CLIENTS), p.ragged(), jnp.array(p.START)
     options = {"concurrency": 9, "buffer_size": 4}
     for noise, rule in (
@@ -190,7 +191,7 @@ def test_what_reads_the_parts_refuses():
         (transform.local_gaussian(1.0, 1.0), aggregation.fixed_mean(4.0)),
     ):
         made = ragged(devices, transform=noise, aggregator=rule, **options)
-        with pytest.raises(ValueError, match="unknown_without_replacement"):
+        with pytest.raises(ValueError, match=r"got 'unknown_without_replacement'\. Who .* from who arrives first\."):
             mechanism_of(made, dimension=3)
     with pytest.raises(ValueError, match="sampler: expected one of"):
         variance_budget(ragged(devices, **options), start, data, num_clients=4)

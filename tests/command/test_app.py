@@ -104,15 +104,31 @@ def test_a_run_leaves_everything(done):
 
 
 def test_advice_for_a_model_that_learned_nothing(done, capsys):
-    """Fault: a lower learning rate recommended to who asked for attackers, or to whom nobody reported."""
+    """Fault: a lower learning rate recommended to who asked for attackers, to whom nobody reported, or after a run
+    that was too short."""
     summary = json.loads((done[0] / "summary.json").read_text()) | {"test_loss": 9.0}
-    told = []
     lost = {"rounds": 10, "skipped_rounds": 6}
-    for more in ({}, {"attackers_met": 0}, {"attackers_met": 1234}, lost, lost | {"skipped_rounds": 5}):
-        _show(summary | more, done[0])
-        told.append(capsys.readouterr().out.rpartition("no better than guessing: ")[2].strip())
-    lower, silent = "try a lower learning rate.", "6 of 10 rounds were skipped: no message arrived, or none was usable."
-    assert told == [lower, lower, "1,234 messages were attackers'.", silent, lower]
+    lower = "its test loss went from 2.5 to 9, so try a lower learning rate."
+    cases = [
+        ({}, 2.5, lower),
+        ({"attackers_met": 0}, 2.5, lower),
+        ({"test_loss": "nan"}, 2.5, "its test loss went from 2.5 to nan, so try a lower learning rate."),
+        ({}, 20.0, "its test loss has fallen from 20 to 9, so train for more rounds."),
+        ({}, 9.0, "its test loss has not fallen, so look at the curves of the report."),
+        ({}, float("nan"), "its test loss has not fallen, so look at the curves of the report."),
+        ({"attackers_met": 1234}, 2.5, "1,234 messages were attackers'."),
+        (lost, 2.5, "6 of 10 rounds were skipped: no message arrived, or none was usable."),
+        (lost | {"skipped_rounds": 5}, 2.5, lower),
+    ]
+    for more, first_loss, advice in cases:
+        _show(summary | more, done[0], first_loss)
+        assert capsys.readouterr().out.rpartition("no better than guessing: ")[2].strip() == advice
+
+
+def test_a_short_run_is_told_to_go_on():
+    """Fault: a lower learning rate recommended after three rounds in which the loss fell."""
+    result = call("run", *sets(*TINY, "client_optimizer.learning_rate=1e-4"))
+    assert "so train for more rounds." in " ".join(result.output.split()), result.output
 
 
 def test_a_start_over_a_run_is_refused(done):

@@ -85,7 +85,11 @@ def test_devices_reach_those_who_take_them(timed, tmp_path):
             [ALIKE, *FAST, SPREAD, "devices.availability=alawys"],
             "availability: expected a table with a name, got .alawys",
         ),
-        ("fedavg", [ALIKE], "devices: expected no such table, got .*Nothing in this config has"),
+        (
+            "fedavg",
+            [ALIKE],
+            "devices: expected no such table, got .*takes them: add .sampler.with_clock",
+        ),
     ],
 )
 def test_wrong_devices(timed, name, settings, told):

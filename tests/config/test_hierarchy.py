@@ -125,3 +125,12 @@ def test_wrong_hierarchies(setting, told):
     """Fault: an edge with other parts than the config says, in silence."""
     with pytest.raises(ConfigError, match=told):
         build(load(None, [*HIERARCHY, f"algorithm.{setting}"]))
+
+
+@pytest.mark.parametrize("plan", [[], ["run.lanes=2"]])
+def test_a_hierarchy_without_groups(plan):
+    """Fault: a TypeError with its traceback for a config whose data nobody grouped."""
+    flat = [text for text in HIERARCHY if "with_groups" not in text]
+    edges = "algorithm.edge_sampler={name='poisson', rate=0.5}"
+    with pytest.raises(ConfigError, match=r"^algorithm: population: expected one of groups .*\[data.with_groups\]"):
+        build(load(None, [*flat, edges, *plan]))

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import server, tree
+from fedjax_sim import algorithms, server, tree
 from fedjax_sim.transform.chain import wire_of
 from tests.laws import cases, laws
 from tests.laws import problems as p
@@ -23,6 +23,22 @@ def test_every_member_has_a_row(subpackage):
     """Catches a part that nobody tests, and a row whose part is gone."""
     assert sorted(cases.CASES[subpackage]) == cases.members(subpackage)
     assert list(cases.SUBPACKAGES[subpackage].__all__) == sorted(cases.SUBPACKAGES[subpackage].__all__)
+
+
+NO_RECIPES = ("as_client_update",)
+
+
+@pytest.mark.parametrize("name", sorted(cases.CASES["algorithms"].keys() - set(NO_RECIPES)))
+def test_wrong_arguments_of_a_recipe_are_named(name):
+    """Catches Python's own error for options without a name, missing arguments, and names of other libraries."""
+    recipe = getattr(algorithms, name)
+    for arguments, options, words in (
+        ([None] * 30, {}, r"at most \d arguments without a name \(.*\), got 30"),
+        ([], {}, "its argument .*, got nothing"),
+        ([], {"lr": 0.1}, "one of its arguments, got 'lr'"),
+    ):
+        with pytest.raises(TypeError, match=f"^{name}: expected {words}"):
+            recipe(*arguments, **options)
 
 
 @pytest.mark.parametrize("name", cases.CASES["sampling"])

@@ -10,6 +10,8 @@ import pytest
 
 from fedjax_sim import aggregation, algorithms, client, engine, population, sampling, server
 from fedjax_sim.types import ClientData
+from tests.laws import cases
+from tests.laws import problems as p
 
 
 def test_nested_scalars_and_low_precision():
@@ -66,3 +68,18 @@ def test_memory_of_a_round_is_flat_in_the_cohort():
     small, large = temporary(64), temporary(1024)
     per_slot = 1024 * 64  # ids, positions and flags; a client's update is 8 KiB
     assert large <= 1.05 * small + per_slot, (small, large)
+
+
+NO_LOSS = ("split_client", "split_learning", "splitfed")  # they read the parameters of their model's layers alone
+
+
+@pytest.mark.parametrize("name", [name for name in cases.CASES["algorithms"] if name not in NO_LOSS])
+def test_an_integer_leaf_is_named(name, monkeypatch):
+    """Catches an error of JAX's own, which does not say which leaf has no gradient."""
+    loss = p.linear_loss
+    monkeypatch.setattr(p, "linear_loss", lambda params, examples, key: loss(params["w"], examples, key))
+    algorithm, people = cases.CASES["algorithms"][name](), p.ragged()
+    params = {"w": np.array(p.START, np.float32), "rounds": np.int32(3)}
+    with pytest.raises(TypeError, match=r"^params.*\['rounds'\]: expected floating-point numbers, .*, got 'int32'"):
+        state = algorithm.init(jax.random.key(0), params, people)
+        jax.eval_shape(algorithm.step, jax.random.key(0), state, people)

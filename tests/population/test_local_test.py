@@ -107,3 +107,17 @@ def test_what_is_no_data_set_is_refused():
     """Catches an AttributeError about something that the caller did not write."""
     with pytest.raises(TypeError, match="data: expected a FederatedData, got 'Generated'"):
         population.with_local_test(p.ragged())
+
+
+@pytest.mark.parametrize("wrapped", [lambda data: data, lambda data: population.with_groups(data, num_groups=4)])
+def test_a_local_test_has_true_labels(wrapped):
+    """Catches personal models that are judged by labels that went through randomised response."""
+    data = population.digits(num_clients=20)
+    hidden = wrapped(population.with_private_labels(data, epsilon=0.1))
+    with pytest.raises(ValueError, match="data: expected a data set whose labels are not private yet, got 'digits'"):
+        population.with_local_test(hidden)
+    kept = population.with_private_labels(population.with_local_test(data), epsilon=0.1)
+    plain = population.with_local_test(data)
+    for id in range(5):
+        ours, true = (people.client(jnp.int32(id)).examples["y"] for people in (kept.local_test, plain.local_test))
+        np.testing.assert_array_equal(ours, true)

@@ -161,7 +161,7 @@ def test_feature_shift_moves_each_client_rigidly():
 
 
 BAD = [
-    (lambda: field.iid(3, 4, seed=0), "min_examples: expected at most 0 for 4 clients"),
+    (lambda: field.iid(3, 4, seed=0), "num_clients: expected at most the 3 examples, got 4"),
     (lambda: field.iid(3, 2, seed=-1), "seed: expected an integer"),
     (lambda: field.iid(3.0, 2, seed=0), "num_examples: expected an integer"),
     (lambda: field.iid(3, True, seed=0), "num_clients: expected an integer"),
@@ -172,7 +172,9 @@ BAD = [
     (lambda: field.dirichlet([[0, 1]], 1, 0.5, seed=0), "not one-hot"),
     (lambda: field.dirichlet([0.5, 1], 1, 0.5, seed=0), "labels: expected a 1-D integer array"),
     (lambda: field.dirichlet([], 1, 0.5, seed=0), "labels: expected"),
-    (lambda: field.shards([0, 1], 1, 3, seed=0), "min_examples: expected at most 2"),
+    (lambda: field.shards([0, 1], 1, 3, seed=0), "^shards_per_client: expected at most 2"),
+    (lambda: field.shards([0, 1], 3, 1, seed=0), "^num_clients: expected at most the 2 examples, got 3"),
+    (lambda: field.iid(2, 3, seed=0), "^num_clients: expected at most the 2 examples, got 3"),
     (lambda: field.shards([0, 1], 1, 0, seed=0), "shards_per_client"),
     (lambda: field.quantity_power_law(9, 2, exponent=1.0, seed=0), "exponent"),
     (lambda: field.quantity_lognormal(9, 2, sigma=-1.0, seed=0), "sigma"),

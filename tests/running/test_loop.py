@@ -207,6 +207,10 @@ def test_a_callback_may_stop(parts):
         ({"checkpoint_every": 0}, "checkpoint_every: expected an integer in"),
         ({"keep_checkpoints": 0}, "keep_checkpoints: expected an integer in"),
         ({"resume": True}, "directory: expected the run directory to resume"),
+        ({"callbacks": [print, lambda record: None]}, r"^callbacks\[1\]: expected a function \(round, state, record\)"),
+        ({"callbacks": print}, "^callbacks: expected a list of functions"),
+        ({"evaluation": lambda a, b, c: {}}, r"^evaluation: expected a function \(params\), got"),
+        ({"evaluation": 3}, r"^evaluation: expected a function \(params\), got 3"),
     ],
 )
 def test_wrong_input(parts, options, words):

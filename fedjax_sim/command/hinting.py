@@ -1,0 +1,47 @@
+"""Commands that say, of an option that they have not, how a config has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand
+
+__all__ = ["Hinting"]
+
+
+class Hinting(TyperCommand):
+    """A command with `--set` that answers `--lr 0.1` with `--set client_optimizer.learning_rate=0.1`.
+
+    Guarantees: tests/command/test_hints.py::test_options_that_people_type.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer's; the error for an unknown option has a hint."""
+        given = list(args)  # the parser takes words out of its own list
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # typer exports no class for an unknown option: it is known by its `option_name`
+            name = getattr(error, "option_name", None)
+            options = [option for parameter in self.params for option in parameter.opts]
+            if name is not None and name not in options and "--set" in options and (hint := _hint(name, given)):
+                error.message, error.possibilities = f"No such option: {name}. {hint}", None
+            raise
+
+
+def _hint(option: str, given: list[str]) -> str:
+    """What to write in the place of an option, with the value that follows it; "" for a word that no config has."""
+    from fedjax_sim.config import registry
+    from fedjax_sim.config.document import default_tables
+    from fedjax_sim.config.hints import canonical, homes, unlike_a_config
+
+    word, value = canonical(option.lstrip("-")), "..."
+    for here, following in zip(given, [*given[1:], "-"], strict=True):
+        if here.startswith(f"{option}="):
+            value = here.partition("=")[2]
+        elif here == option and not following.startswith("-"):
+            value = following
+    if word == "config":
+        return "Write the file, or the example's name, without it."
+    paths = (f"{word}.name",) if word in registry.TABLES else homes(word, default_tables())
+    settings = " or ".join(f"--set {path}={value}" for path in paths)
+    return f"Write {settings}." if paths else unlike_a_config(word)

@@ -1,0 +1,108 @@
+"""What a user may have meant by a word that a config has not: a word of other libraries, or an option of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from fedjax_sim.config import registry
+from fedjax_sim.config.kinds import nearest
+
+__all__ = ["canonical", "homes", "suggestion", "unlike_a_config"]
+
+SYNONYMS = {  # what papers and other libraries call an option or a table
+    "batch": "batch_size",
+    "clients": "num_clients",
+    "clients_per_round": "cohort_size",
+    "dataset": "data",
+    "datasets": "data",
+    "epochs": "num_epochs",
+    "local_epochs": "num_epochs",
+    "local_steps": "num_steps",
+    "lr": "learning_rate",
+    "num_rounds": "rounds",
+    "optimizer": "client_optimizer",
+    "optimizers": "client_optimizer",
+    "random_seed": "seed",
+    "step_size": "learning_rate",
+    "steps": "num_steps",
+    "strategy": "algorithm",
+}
+
+
+MOST_HOLDERS = 4  # more parts with an option say nothing about what is meant
+HARDWARE = ("cpu", "cuda", "device", "gpu", "gpus", "tpu")
+
+
+def canonical(word: str) -> str:
+    """The word of a config for one that people write in its place.
+
+    >>> canonical("lr"), canonical("Batch-Size")
+    ('learning_rate', 'batch_size')
+    """
+    word = word.lower().replace("-", "_")
+    return SYNONYMS.get(word, word)
+
+
+def homes(option: str, tables: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+    """Where a config has an option: its paths in these tables.
+
+    Args:
+      option: such as "rounds".
+      tables: the options of each, such as those of the default run.
+
+    >>> homes("rounds", {"run": ["rounds"], "data": ["num_clients"]})
+    ('run.rounds',)
+    """
+    return ("seed",) if option == "seed" else tuple(f"{name}.{option}" for name, has in tables.items() if option in has)
+
+
+def unlike_a_config(word: str) -> str:
+    """How to do what is no option of a config, such as to choose the hardware; "" for other words.
+
+    >>> unlike_a_config("gpu").partition(":")[0]
+    'A run takes the devices that JAX sees'
+    """
+    if word.lower() not in HARDWARE:
+        return ""
+    return (
+        "A run takes the devices that JAX sees: JAX_PLATFORMS=cpu, cuda or tpu in the environment chooses their kind, "
+        "and run.devices=N takes N of them."
+    )
+
+
+def suggestion(path: str, options: Collection[str], tables: Mapping[str, Collection[str]]) -> str:
+    """What to write in the place of an unknown key; "" where nothing is like it.
+
+    Args:
+      path: of the key, such as "algorithm.lr".
+      options: that its table has.
+      tables: as in `homes`.
+
+    >>> tables = {"client_optimizer": ["learning_rate"]}
+    >>> suggestion("client_optimizer.lr", ["learning_rate"], tables), suggestion("algorithm.lr", ["num_steps"], tables)
+    ("Did you mean 'learning_rate'?", 'Write client_optimizer.learning_rate.')
+    >>> suggestion("algorithm.num_stps", ["num_steps"], tables)
+    "Did you mean 'num_steps'?"
+    """
+    key = path.rpartition(".")[2]
+    word = canonical(key)
+    if word in options:
+        return f"Did you mean {word!r}?"
+    elsewhere = [home for home in homes(word, tables) if home != path]
+    if elsewhere:
+        return f"Write {' or '.join(elsewhere)}."
+    return unlike_a_config(key) or _holders(path) or nearest(key, options)
+
+
+def _holders(path: str) -> str:
+    """Which few other parts of the same table, or wrappers of it, have the option; "" for none, or many."""
+    name, _, option = path.partition(".")
+    if name not in registry.TABLES:
+        return ""
+    parts = [part for part, stated in registry.table(name).items() if option in stated.options]
+    wrappers = [f"[{name}.{part}]" for part, stated in registry.wrappers(name).items() if option in stated.options]
+    if len(parts) > MOST_HOLDERS:
+        return ""
+    if parts:
+        return f"It is an option of {', '.join(parts)}: set {name}.name."
+    return f"It is an option of {', '.join(wrappers)}." if wrappers else ""
