@@ -1,0 +1,103 @@
+"""What robust rules state holds for every number of messages, in every nesting, wherever the messages are."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim import aggregation as a
+from fedjax_sim.types import Round
+from tests.aggregation.robust import applied
+from tests.laws import cases
+from tests.laws import problems as p
+
+M, D = 11, 6
+RULES = {
+    "bulyan": lambda: a.bulyan(2),
+    "centered_clipping": lambda: a.centered_clipping(1.0, 20),
+    "geometric_median": a.geometric_median,
+    "krum": lambda: a.krum(3),
+    "multi-krum": lambda: a.krum(3, 3),
+    "mean_around_median": lambda: a.mean_around_median(3),
+    "median": a.median,
+    "minimum_diameter": lambda: a.minimum_diameter(3),
+    "trimmed_mean": lambda: a.trimmed_mean(3),
+    "clipping, then a trimmed mean": lambda: a.adaptive_clipping(a.trimmed_mean(3), 3),
+    "buckets, then a median": lambda: a.bucketing(a.median(), 2),
+    "buckets, then krum": lambda: a.bucketing(a.krum(1), 2),
+    "mixing, then a trimmed mean": lambda: a.nearest_neighbour_mixing(a.trimmed_mean(3), 3),
+    "mixing, then clipping, then krum": lambda: a.nearest_neighbour_mixing(a.adaptive_clipping(a.krum(3), 3), 3),
+    "bounds, then a median": lambda: a.norm_bounding(a.median(), 100.0),
+}
+NOT_ABOUT_ATTACKERS = {"sign_majority"}  # it withstands a minority at each sign, and has no width
+
+
+def round_of(rule):
+    """A round with the rule's first state."""
+    state = () if rule.start is None else rule.start(jax.ShapeDtypeStruct((D,), jnp.float32))
+    return Round(**dict.fromkeys(Round._fields) | {"state": state})
+
+
+@pytest.mark.parametrize("name", cases.rows(RULES, ["minimum_diameter", "mixing, then a trimmed mean"]))
+def test_far_messages_leave_a_result_near_the_honest(name):
+    """As many attackers as the rule says, at every number of arrivals: the aggregate is near the honest messages, or
+    the round is skipped.
+
+    Catches a rule that discards fewer messages where some are missing, and one that says that it withstands as many.
+    """
+    rule, rng = RULES[name](), np.random.default_rng(0)
+    assert rule.withstands is not None
+    released = 0
+    for arrived in range(1, M + 1):
+        most = int(rule.withstands(arrived))
+        for far in (1e6, -1e6, np.array([1e6, -1e6, 0, 0, 1e6, 0])):
+            honest = 1 + rng.normal(size=(M, D)).astype(np.float32)
+            x = honest.copy()
+            bad = rng.permutation(arrived)[: min(most, arrived)]
+            x[bad] = far
+            found = applied(rule, x, np.arange(M) < arrived, round=round_of(rule))[0]
+            if np.isnan(found).all() or len(bad) == arrived:
+                continue
+            released += 1
+            good = np.delete(honest[:arrived], bad, axis=0)
+            width = max(np.abs(good - good.mean(0)).max(), 1)
+            assert np.abs(found - good.mean(0)).max() < 10 * width, (arrived, most)
+    assert released >= 3
+
+
+def test_every_robust_rule_has_a_row():
+    """By its own fact. Catches a rule that states what it withstands, and that no law looks at."""
+    made = {name: make() for name, make in cases.CASES["aggregation"].items()}
+    robust = {name for name, rule in made.items() if rule.withstands is not None}
+    known = {*RULES, "adaptive_clipping", "bucketing", "nearest_neighbour_mixing", "norm_bounding", "by_part"}
+    assert robust <= known | NOT_ABOUT_ATTACKERS
+
+
+ABOUT_AN_ORIGIN = {  # zero, the model, the last result, a sum, or a unit
+    "centered_clipping", "extrapolated", "fixed_mean", "fltrust", "foolsgold", "gather",
+    "horvitz_thompson", "keep_old", "li_scheme_two", "norm_bounding", "sign_majority", "total",
+}  # fmt: skip
+SUMS_OF_INTEGERS = {"additive_shares", "by_examples", "modular_sum", "real_secure_sum", "secure_sum"}
+ENCRYPTED = {"homomorphic_mean"}  # whose error is another number for another message
+OTHER_MESSAGES = {"by_part"}  # a dict
+SHORTENED = {"adaptive_clipping"}  # towards zero, by which the median behind it moves in some draws only
+SHIFTED = sorted(set(cases.CASES["aggregation"]) - SUMS_OF_INTEGERS - ENCRYPTED - OTHER_MESSAGES - SHORTENED)
+
+
+@pytest.mark.parametrize("name", cases.rows(SHIFTED, ["geometric_median", "krum", "norm_bounding", "total"]))
+def test_rules_move_with_a_common_shift(name):
+    """Moved messages, moved result; a rule about an origin, in the list above, does not.
+
+    Catches steps that begin at a fixed point, distances from one, and a rule that the list names for no reason.
+    """
+    rule, rng = cases.CASES["aggregation"][name](), np.random.default_rng(1)
+    x = rng.integers(-50, 50, (p.SLOTS, 3)).astype(np.float32)
+    shift = rng.integers(-200, 200, 3).astype(np.float32)
+    state = () if rule.start is None else rule.start(jax.ShapeDtypeStruct((3,), jnp.float32))
+    known = {"state": state, "broadcast": jnp.array(p.START)}
+    round = Round(**dict.fromkeys(Round._fields) | known)
+    before, after = (applied(rule, y, np.ones(p.SLOTS), round=round)[0] for y in (x, x + shift))
+    moved = np.allclose(after - before, shift, atol=0.05)
+    assert moved == (name not in ABOUT_AN_ORIGIN)
