@@ -48,7 +48,11 @@ class FederatedData(NamedTuple):
 
 
 def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_outputs: int) -> dict[str, np.ndarray]:
-    """One client's (or the test set's) x and y, cast and checked: finite, equally long, labels in range."""
+    """One client's (or the test set's) x and y, cast and checked: finite, equally long, labels in range. Labels [n, 1]
+    are taken for [n]. Without rows the shapes mean nothing."""
+    if not {"x", "y"} <= examples.keys():
+        hint = "Rename the features x and the labels y."
+        validate.fail(where, "a dict of x and y", sorted(map(str, examples)), hint)
     x, y = np.asarray(examples["x"]), np.asarray(examples["y"])
     for leaf, value in (("x", x), ("y", y)):
         if value.dtype.kind not in "biuf":
@@ -57,12 +61,19 @@ def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_o
             validate.fail(f"{where}.{leaf}", "one row per example", value.item())
     if len(x) != len(y):
         validate.fail(where, "as many labels as examples", (len(x), len(y)))
+    if task in ("binary", "classification") and len(y):
+        if y.size != len(y):
+            validate.fail(f"{where}.y", "one label per example", f"shape {y.shape}", "One-hot labels: y.argmax(1).")
+        y = y.reshape(-1)
+    if task == "next_token" and len(y) and y.shape != x.shape:
+        validate.fail(f"{where}.y", f"a token for each of x, shape {x.shape}", f"shape {y.shape}")
     if task == "next_token":
         _labels(f"{where}.x", x, 0, num_outputs)
         x = x.astype(np.int32)
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, and is refused
         x = x if task == "next_token" else x.astype(np.float32)
-        y = y.astype(np.float32).reshape(len(y), -1) if task == "regression" else y
+        if task == "regression":
+            y = y.astype(np.float32).reshape(len(y), -1 if len(y) else num_outputs)
     _finite(f"{where}.x", x)
     if task == "regression":
         _finite(f"{where}.y", y)
@@ -153,14 +164,16 @@ def from_sites(
     """Federated data from one dict of examples per client.
 
     Args:
-      train: client id -> {"x", "y"}; client i of the population is the i-th of the dict.
+      train: client id -> {"x", "y"}; client i of the population is the i-th of the dict. A client may be empty: shapes
+        are those of the first client with rows.
       test: client id -> {"x", "y"}; all rows make the central test set, each client with rows one held-out client.
       task, num_outputs, name, label_names, vocabulary: see `FederatedData`.
 
     Raises: ValueError or TypeError naming client, leaf and row for features that are not finite, labels out of range,
       lengths or shapes that differ, no clients, no test rows.
 
-    Guarantees: rows keep their client and order (tests/population/test_loaders.py::test_sites_keep_rows).
+    Guarantees: rows keep their client and order (tests/population/test_loaders.py::test_sites_keep_rows), beside
+    clients without rows, whatever their arrays are (::test_clients_without_rows).
 
     >>> rows = {"x": np.ones((2, 3)), "y": np.array([0, 1])}
     >>> data = from_sites({"a": rows, "b": rows}, {"a": rows}, task="binary", num_outputs=1, name="toy")
@@ -170,18 +183,24 @@ def from_sites(
     validate.one_of("task", task, TASKS)
     if not train:
         validate.fail("train", "at least one client", {})
-    checked, shape = [], None
+    checked = []
     for split, clients in (("train", train), ("test", test)):
         check_ids(split, list(clients))
-        parts = [check_examples(f"{split}[{id!r}]", part, task, num_outputs) for id, part in clients.items()]
-        for id, part in zip(clients, parts, strict=True):
-            shape = part["x"].shape[1:] if shape is None else shape
-            if part["x"].shape[1:] != shape:
-                validate.fail(f"{split}[{id!r}].x", f"examples of shape {shape}", part["x"].shape[1:])
+        parts = {id: check_examples(f"{split}[{id!r}]", part, task, num_outputs) for id, part in clients.items()}
+        if not any(len(part["y"]) for part in parts.values()):
+            validate.fail(split, f"at least one {split} row", 0)
         checked.append(parts)
-    rows, tested = checked[0], [part for part in checked[1] if len(part["y"])]
-    if not tested:
-        validate.fail("test", "at least one test row", 0)
+    first_id, first = next((id, part) for id, part in checked[0].items() if len(part["y"]))
+    shape = first["x"].shape[1:]
+    for split, parts in zip(("train", "test"), checked, strict=True):
+        for id, part in parts.items():
+            if not len(part["y"]):  # a client without rows has no shape of its own
+                part |= {leaf: values[:0] for leaf, values in first.items()}
+            elif part["x"].shape[1:] != shape:
+                rule = f"examples of shape {shape}, as those of {first_id!r}"
+                validate.fail(f"{split}[{id!r}].x", rule, part["x"].shape[1:])
+    rows = list(checked[0].values())
+    tested = [part for part in checked[1].values() if len(part["y"])]
     population = stored(concatenate(rows), offsets_of(rows))
     central = concatenate(tested)
     held_out = stored(central, offsets_of(tested))

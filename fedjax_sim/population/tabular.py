@@ -28,6 +28,7 @@ COLUMNS = (
 QUANTITIES = ("age", "trestbps", "chol", "thalach", "oldpeak", "ca")  # standardised
 ANSWERS = ("sex", "fbs", "exang")  # 0 or 1
 CATEGORIES = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "slope": (1, 2, 3), "thal": (3, 6, 7)}  # one column each
+MISSING = -9  # beside "?", by the documentation of the data set
 SOMETIMES_MISSING = ("trestbps", "chol", "fbs", "thalach", "exang", "oldpeak", "ca")  # an indicator column each
 
 
@@ -38,7 +39,8 @@ def _number(place: str, text: str, missing: str | None = None) -> float:
         return math.nan
     value = validate.decimal(text)
     if not math.isfinite(value):
-        validate.fail(place, "a finite number" + (f" or {missing!r}" if missing else ""), text)
+        hint = "Ids and words: read the file yourself, and make clients of an id column with population.by_group."
+        validate.fail(place, "a finite number" + (f" or {missing!r}" if missing else ""), text, hint)
     return value
 
 
@@ -60,7 +62,8 @@ def _hospital(path: pathlib.Path) -> np.ndarray:
         place = f"{path.name}:{line}"
         if len(cells) != len(COLUMNS):
             validate.fail(place, f"{len(COLUMNS)} columns", len(cells))
-        row = dict(zip(COLUMNS, (_number(place, cell, "?") for cell in cells), strict=True))
+        numbers = [_number(place, cell, "?") for cell in cells]
+        row = dict(zip(COLUMNS, (math.nan if x == MISSING else x for x in numbers), strict=True))
         legal = {**CATEGORIES, **dict.fromkeys(ANSWERS, (0, 1)), "num": (0, 1, 2, 3, 4)}
         for column, values in legal.items():
             if not (row[column] in values or (column != "num" and math.isnan(row[column]))):
@@ -77,10 +80,11 @@ def heart_disease(*, directory: str, test_fraction: float = 0.25, seed: int = 0)
     """UCI Heart Disease: four hospitals, four clients, 920 patients; is the diagnosis above 0?
 
     29 features: six quantities (age, trestbps, chol, thalach, oldpeak, ca), three answers (sex, fbs, exang), cp,
-    restecg, slope and thal one-hot, and seven indicators of a missing value. A missing quantity or answer becomes the
-    median of the pooled training rows (0 if all are missing) and sets its indicator; a missing category is all zeros. A
-    chol or trestbps of 0 counts as missing. Quantities are then standardised by mean and deviation of the pooled
-    training rows. That is a convenience of the simulation: a real federation would need a protocol for it.
+    restecg, slope and thal one-hot, and seven indicators of a missing value. "?" and -9 stand for missing values, and a
+    chol or trestbps of 0. A missing quantity or answer becomes the median of the pooled training rows (0 if all are
+    missing) and sets its indicator; a missing category is all zeros. Quantities are then standardised by mean and
+    deviation of the pooled training rows. That is a convenience of the simulation: a real federation would need a
+    protocol for it.
 
     Args:
       directory: holds processed.cleveland.data, .hungarian, .switzerland and .va, as UCI publishes them.

@@ -31,9 +31,34 @@ def test_sites_keep_rows():
     assert data.test["x"].dtype == np.float32 and data.test["y"].dtype == np.int32
 
 
+@pytest.mark.parametrize("task", ["binary", "classification", "regression"])
+def test_clients_without_rows(task):
+    # Faults: an empty first client whose shape is everybody's, and one that stops the data set.
+    empty = [{"x": [], "y": []}, {"x": np.zeros((0, 5), int), "y": np.zeros((0, 1))}, {"x": np.zeros((0, 2)), "y": []}]
+    for nobody in empty:
+        train = {"none": nobody, "a": site(2), "b": site(3, 100)}
+        data = from_sites(train, {"none": nobody, "a": site(1)}, task=task, num_outputs=2 - (task != "classification"),
+                          name="toy")  # fmt: skip
+        assert data.train.size == 3 and data.input_shape == (2,) and data.held_out.size == 1
+        assert [len(rows(data.train, i)["y"]) for i in range(3)] == [0, 2, 3]
+        np.testing.assert_array_equal(rows(data.train, 2)["x"], train["b"]["x"])
+    flat, column = site(4), site(4) | {"y": site(4)["y"][:, None]}  # [n, 1] is [n]
+    for y in (flat, column):
+        data = from_sites(
+            {"a": flat, "b": y}, {"a": y}, task=task, num_outputs=2 - (task != "classification"), name="t"
+        )
+        np.testing.assert_array_equal(rows(data.train, 1)["y"].reshape(-1), flat["y"])
+
+
 @pytest.mark.parametrize(
     ("client", "options", "message"),
     [
+        ({"features": np.ones((2, 2)), "x": [1, 2], "label": [0, 1]}, {}, r"train\['a'\]: expected a dict of x and y"),
+        (
+            {"x": np.ones((2, 2)), "y": np.eye(2)},
+            {},
+            r"train\['a'\].y: expected one label per example, got 'shape \(2, 2",
+        ),
         ({"x": np.ones((2, 2)), "y": [0, 2]}, {}, r"train\['a'\].y\[1\]: expected an integer label in \[0, 1\]"),
         ({"x": np.ones((2, 2)), "y": [0, 0.5]}, {}, "integer label"),
         ({"x": np.ones((2, 2)), "y": [0, np.nan]}, {}, "integer label"),
@@ -49,7 +74,7 @@ def test_sites_keep_rows():
 )
 def test_broken_examples_are_refused(client, options, message):
     # Fault: a wrong number that looks right: labels out of range train without a word.
-    good = {"x": np.asarray(client["x"])[:1], "y": np.asarray(client["y"])[:1]}
+    good = {"x": np.asarray(client["x"])[:1], "y": np.asarray(client.get("y", [0]))[:1]}
     with pytest.raises((ValueError, TypeError), match=message):
         from_sites({"a": client}, {"a": good}, **{"task": "binary", "num_outputs": 1, "name": "toy", **options})
 
@@ -63,7 +88,7 @@ def test_broken_examples_are_refused(client, options, message):
         (
             {"a": site(1), "b": {"x": np.ones((1, 3)), "y": [0]}},
             {"a": site(1)},
-            r"train\['b'\].x: expected examples of",
+            r"train\['b'\].x: expected examples of shape \(2,\), as those of 'a'",
         ),
     ],
 )

@@ -71,6 +71,11 @@ def test_heart_disease_missing_values(tmp_path):
     assert (x[:, 23] == 1).all()  # indicators: trestbps, chol, ...
     assert len(np.unique(x[:, 2])) == 1  # all imputed by one median
     assert 0 < (x[:, 22] == 1).mean() < 0.5
+    before = [rows(heart_disease(directory=str(tmp_path)).train, i)["x"] for i in range(4)]
+    for file in tmp_path.iterdir():  # the other code for a missing value
+        file.write_text(file.read_text().replace("?", "-9.0"))
+    for i in range(4):
+        np.testing.assert_array_equal(rows(heart_disease(directory=str(tmp_path)).train, i)["x"], before[i])
 
 
 @pytest.mark.parametrize(
