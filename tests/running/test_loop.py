@@ -267,7 +267,7 @@ def test_stateful_client_optimisers_run_on_two_devices(parts, optimizer):
         ({"population": "digits"}, "population: expected a Population, got 'str'"),
         ({"algorithm": None}, "algorithm: expected an Algorithm"),
         ({"callbacks": print}, "callbacks: expected a list of functions"),
-        ({"evaluation": 3}, "evaluation: expected a function of params"),
+        ({"evaluation": 3}, "evaluation: expected a function .params., got"),
     ],
 )
 def test_wrong_kinds(parts, wrong, words):
