@@ -34,6 +34,8 @@ def check_options(aggregator: Aggregator, min_messages: int | None, masks: bool,
     if aggregator.modulus is None or aggregator.view is not None:
         found = "a sum of numbers" if aggregator.modulus is None else "one that is secure already"
         validate.fail("aggregator", "a modular_sum", found, hint)
+    if aggregator.weighted:
+        validate.fail("aggregator", "a modular_sum itself", "one around it", "Put by_examples around the hidden sum.")
     if min_messages is not None:
         validate.integer("min_messages", min_messages)
     if not isinstance(masks, bool):

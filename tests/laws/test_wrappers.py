@@ -53,6 +53,7 @@ OPTIONS = {
         "adaptive_clipping": {"num_byzantine": 1},
         "additive_shares": {"num_servers": 2},
         "bucketing": {"bucket_size": 2},
+        "by_examples": {"max_weight": 100},
         "corrupted": {"attack": "{name='sign_flip'}", "who": "{name='clients', ids=[3]}"},
         "nearest_neighbour_mixing": {"num_byzantine": 1},
         "norm_bounding": {"max_norm": 1.0},
@@ -69,11 +70,13 @@ BASES = {
     "uniform": ("sampler", ["sampler.cohort_size=4", "data.num_clients=8"]),
     "median": ("aggregator", ["aggregator.name=median"]),
     "mean": ("aggregator", ["aggregator.name=fixed_mean", "aggregator.denominator=4.0"]),
+    "integers": ("aggregator", ["aggregator.name=modular_sum", "aggregator.denominator=4.0"]),
 }
 SOME = {  # by default; all of them in the whole rows
     "digits": ("constrained", "label_flip", "with_groups", "with_local_test", "with_private_labels"),
     "full": tuple(name for name in OPTIONS["sampler"] if name != "with_battery"),
     "median": tuple(OPTIONS["aggregator"]),
+    "integers": ("by_examples", "secure_sum"),
 }
 EDGES = ["algorithm.name=hierarchical_fedavg", "sampler.name=full"]
 
