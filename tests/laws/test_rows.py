@@ -7,6 +7,7 @@ import pytest
 from tests.laws import cases, test_aggregators, test_compositions, test_members
 
 TABLES = [*cases.CASES.values(), test_compositions.MEMBERS, test_compositions.NEEDS_A_BOUND, cases.SUBPACKAGES]
+TABLES.append(test_members.RECIPES)
 
 
 def parameters():
