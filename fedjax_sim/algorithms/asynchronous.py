@@ -277,7 +277,7 @@ def asynchronous(
     def step(key, state, population):
         found, flights, cohort = arrive(star, traffic, key, state, population)
         size = traffic.num_models
-        bases = Bases(state.models, found.bases % size, engine.steady(weigh)(found.gaps))
+        bases = Bases(state.models, found.bases % size, engine.steady(weigh)(found.gaps), found.bases)
         gathered = collect(star, key, cohort, state.federation, population, bases)
         federation, info = close(star, key, cohort, gathered, state.federation)
         broadcast = engine.steady(star.server.broadcast)(federation.server)

@@ -117,7 +117,9 @@ def collect(
     broadcast = engine.steady(star.server.broadcast)(state.server)
     zero = jnp.zeros((), jnp.int32)
     models, own = (None, None) if bases is None else (bases.models, (bases.index, bases.factors))
-    shared = Shared(key, broadcast, state.transform, population, cohort, state.aggregator, models)
+    number = state.round if star.client.reads_round else None
+    version = None if bases is None or number is None else bases.versions
+    shared = Shared(key, broadcast, state.transform, population, cohort, state.aggregator, models, number)
     positions = jnp.arange(num_slots, dtype=jnp.int32)
     client_rows, clients = engine.take(state.clients, ids)
     memory_rows, memory = engine.take(state.memory, ids)
@@ -128,7 +130,7 @@ def collect(
         reported &= engine.steady(star.aggregator.stays)(stream(key, "aggregation"), round)
     uploads = cohort.reported if cohort.sent is None else cohort.sent  # as `costs.traffic` counts them
     worked = reported if star.client.federation is None else uploads
-    slots = Slot(positions, wanted, keys, reported, worked, client_rows, memory_rows, cohort.work, own)
+    slots = Slot(positions, wanted, keys, reported, worked, client_rows, memory_rows, cohort.work, own, version)
     message, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
     counts = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message.counts)
     empty = star.aggregator.init(message.update, num_slots)

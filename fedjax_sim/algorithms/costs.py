@@ -44,9 +44,11 @@ ROUND_METRICS = (
 
 
 def own_data(star: Star, population: Population, id: Array) -> ClientData | Population:
-    """What client `id` works on: its data, or its group where the star's clients are federations."""
+    """What client `id` works on: its data, in round 0 if it reads that, or its group where the star's clients are
+    federations."""
     if star.client.federation is None:
-        return population.client(id)
+        data = population.client(id)
+        return data._replace(round=jnp.zeros((), jnp.int32)) if star.client.reads_round else data
     if not hasattr(population, "group"):
         hint = "Its clients are federations: population.grouped makes groups ([data.with_groups]), around all wrappers."
         validate.fail("population", "one of groups (`Population.group`)", type(population).__name__, hint, TypeError)
@@ -102,7 +104,7 @@ def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Pla
         return plan_of(inside, sent, group)
 
     def local(broadcast, population):
-        data = population.client(jnp.zeros((), jnp.int32))
+        data = own_data(star, population, jnp.zeros((), jnp.int32))
         report, _ = star.client.apply(jax.random.key(0), broadcast, star.client.init(broadcast), data)
         return report.update
 

@@ -118,7 +118,7 @@ def fedasync(
 
     def step(key, state, population):
         found, flights, cohort = arrive(star, traffic, key, state, population)
-        federation, bases = state.federation, Bases(state.models, found.bases % size)
+        federation, bases = state.federation, Bases(state.models, found.bases % size, versions=found.bases)
         made = federation.server, state.models
         mixing = engine.steady(lambda gaps: mixing_rate * weigh(gaps))(found.gaps), state.flights.version
         if in_turn(star, population):

@@ -269,6 +269,9 @@ def _check(star: Star, rounds: int, name: str, weighting: str | None, keep: bool
     if star.sampler.devices is not None:
         hint = "Put with_clock around the upper sampler, and pass what runs inside as `devices` (edge_devices)."
         validate.fail("sampler", "one without a clock, inside of a hierarchy", "one with a clock", hint)
+    if not keep and star.client.reads_round:
+        hint = "Its rounds begin anew in each round above. Pass keep=True, for a rate over an edge's own rounds."
+        validate.fail("optimizer", "a rate over steps in an edge that keeps nothing", "one over rounds", hint)
     if not keep and remembers(star.sampler):
         hint = "It would begin anew, and draw the same cohorts, in each round above. Pass keep=True."
         validate.fail("sampler", "one without a state, with keep=False", "one with a state", hint)

@@ -29,6 +29,7 @@ class Shared(NamedTuple):
     cohort: Cohort
     aggregator: PyTree  # the aggregator's state from the round before
     models: PyTree = None  # leaves [V, ...], earlier broadcasts that slots may start from; None = all from `broadcast`
+    round: Array | None = None  # [] int32, for clients that read it
 
 
 class Slot(NamedTuple):
@@ -43,6 +44,7 @@ class Slot(NamedTuple):
     memory: PyTree  # the transform's memory of this client
     work: Array | None  # [], as `Cohort.work`
     base: tuple[Array, Array | None] | None = None  # [] which of `Shared.models` it starts from, its update's factor
+    version: Array | None = None  # [] int32 round of the model that it starts from; None = this one
 
 
 class Message(NamedTuple):
@@ -125,7 +127,8 @@ def client_round(star: Star) -> Callable:
             data = (population if whole else population.capped(rows)).client(slot.id)
             mask = data.mask & slot.reported  # clients that will not report need not train
             examples = tree.where(mask, data.examples, tree.zeros_like(data.examples))
-            data = data._replace(examples=examples, mask=mask, work=slot.work)
+            round = shared.round if slot.version is None else slot.version
+            data = data._replace(examples=examples, mask=mask, work=slot.work, round=round)
         else:
             data = own_data(star, population, jnp.where(slot.worked, slot.id, -1))
         client_key, transform_key = (

@@ -100,14 +100,15 @@ def _by_party(optimizer: optax.GradientTransformation, split: Split) -> optax.Gr
     def init(params):
         return tuple(optimizer.init(part) for part in split.cut.split(params))
 
-    def update(gradients, states, params):
+    def update(gradients, states, params, **told):
         parts = zip(*map(split.cut.split, (gradients, params)), states, strict=True)
         with jax.numpy_dtype_promotion("standard"):  # optax's code promotes
-            moved = [optimizer.update(gradient, state, own) for gradient, own, state in parts]
+            moved = [optimizer.update(gradient, state, own, **told) for gradient, own, state in parts]
         updates, states = zip(*moved, strict=True)
         return split.cut.join(updates), states
 
-    return optax.GradientTransformation(init, update)
+    kind = client.OverRounds if isinstance(optimizer, client.OverRounds) else optax.GradientTransformation
+    return kind(init, update)
 
 
 def _by_tier(splits: tuple[Split, ...]) -> Callable:

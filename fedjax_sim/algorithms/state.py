@@ -52,6 +52,9 @@ class Bases(NamedTuple):
     models: PyTree  # leaves [V, ...], earlier broadcasts
     index: Array  # [m] int32, which of them each slot was sent
     factors: Array | None = None  # [m] float32 by which each slot's update is multiplied, before its transform; None: 1
+    versions: Array | None = (
+        None  # [m] int32 the server's rounds before each slot was sent its model; None = all of them
+    )
     kept: Callable | None = None  # (the aggregator's carry) -> models, where it holds them and changes them (`in_turn`)
 
 

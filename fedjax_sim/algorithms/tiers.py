@@ -109,6 +109,7 @@ def fedat(
     A step is the end of one tier's round, that which ends next: its m clients' updates of the model w that they were
     sent make the tier's model w_q = w + mean. The new model is sum_q (T_{Q+1-q} / T) w_q, tier 1 the fastest, T_q the
     rounds of tier q so far: a slow tier counts as much as its mirror image is fast. The tier then goes on with it.
+    Until its mirror image has ended a round a tier counts for nothing: early steps of fast tiers do not move the model.
 
     Args:
       devices: their times at the run's start decide the tiers, for good: equal numbers of clients, by total time and
@@ -157,7 +158,8 @@ def fedat(
         ended = engine.steady(partial(_round_ended, tiers, plain))
         tier, cohort, rounds, clock, sent = ended(stream(key, "arrivals"), light, population)
         slots = jnp.full(clients_per_tier, tier)
-        bases = Bases(state.bases, slots, jnp.ones(clients_per_tier, jnp.float32))
+        sent_at = jnp.full(clients_per_tier, state.rounds.versions[tier])
+        bases = Bases(state.bases, slots, jnp.ones(clients_per_tier, jnp.float32), sent_at)
         base = jax.tree.map(lambda x: x[tier], state.bases)
         federation = state.federation._replace(server=state.federation.server._replace(tier=tier, base=base))
         gathered = collect(star, key, cohort, federation, population, bases)

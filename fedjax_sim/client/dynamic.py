@@ -9,6 +9,7 @@ import optax
 
 from fedjax_sim import tree, validate
 from fedjax_sim.client.local_sgd import local_training
+from fedjax_sim.client.optimizers import OverRounds
 from fedjax_sim.client.work import LocalWork
 from fedjax_sim.types import ClientUpdate
 
@@ -62,4 +63,5 @@ def dynamic(
         return done.report(update, by_examples), new
 
     facts = {**work.weight_facts("uniform"), "all_steps": work.all_steps()}
+    facts["reads_round"] = isinstance(optimizer, OverRounds)
     return ClientUpdate(tree.zeros_like, apply, work.minibatch_steps(), **facts)

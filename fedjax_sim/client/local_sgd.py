@@ -11,6 +11,7 @@ import optax
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.client.losses import check_own, full_gradient_at, loss_and_metrics, own_weight
+from fedjax_sim.client.optimizers import OverRounds
 from fedjax_sim.client.work import LocalWork
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, ClientData, ClientUpdate, Mean, PyTree, Report
@@ -66,6 +67,7 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
         steps_per_epoch = jnp.maximum(-(-num_examples // size), 1)
         own_steps, most_steps = work.own_steps(steps_per_epoch, data.work), work.most_steps(size, rows)
         zero, loss_key = engine.hidden_zero(params), stream(key, "loss")
+        told = {"round": data.round} if isinstance(optimizer, OverRounds) else {}
         batch = _batches(key, data, size, steps_per_epoch, num_examples, work.shuffle, zero)
 
         def one_step(step, carry, batch):
@@ -75,7 +77,7 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
             there = () if at is None else (gradient(at, batch, step_key)[0],)
             corrected = correct(gradients, params, *there)
             with jax.numpy_dtype_promotion("standard"):  # optax's code promotes
-                updates, state = optimizer.update(corrected, state, params)
+                updates, state = optimizer.update(corrected, state, params, **told)
             return optax.apply_updates(params, updates), state, jax.tree.map(jnp.add, sums, means)
 
         _, means = jax.eval_shape(lambda: loss_and_metrics(loss_fn, params, data.examples, data.mask, loss_key))
@@ -189,6 +191,7 @@ def stateless_client(
         return done.report(update, by_examples), state
 
     facts = {**work.weight_facts("examples"), "all_steps": work.all_steps(), "pulled": True}
+    facts["reads_round"] = isinstance(optimizer, OverRounds)
     facts["scalable"] = not sends_model  # a share of a model is another model
     return ClientUpdate(lambda params: (), apply, work.minibatch_steps(), **facts)
 

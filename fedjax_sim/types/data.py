@@ -45,6 +45,9 @@ class ClientData(NamedTuple):
     work: Array | None = None  # [] how much of its local work the client completes, as in `Cohort.work`; None = all
     pull: Array | None = None  # [] in [0, 1): the share of (local - broadcast params) in its steps' direction, beside
     # that of the gradient: an attacker's, who hides near the global model; None = none
+    round: Array | None = (
+        None  # [] int32 from 0, the round that it trains in, for clients that read it; None = not told
+    )
 
 
 @runtime_checkable

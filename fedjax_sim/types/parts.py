@@ -77,6 +77,7 @@ class ClientUpdate(NamedTuple):
     # that the client keeps assumes that all of it counts
     helped: bool = False  # others compute parts of its steps, and only its counts tell what crosses: no clock prices it
     level: str = "client"  # what statements call one of them; of a federation the level's name, such as "edge"
+    reads_round: bool = False  # it is told `ClientData.round`: its learning rate falls over rounds
     time_inside: TimeInside | None = None  # of a federation; None = not known, so no clock prices it
 
 

@@ -645,7 +645,7 @@ def round_for(aggregator) -> Round:
     return Round(**dict.fromkeys(Round._fields) | known)
 
 
-NO_PARTS = {"load_of", "most_feasible_work", "smallest_deadline", "within_budget", "work"}
+NO_PARTS = {"load_of", "over_rounds", "most_feasible_work", "smallest_deadline", "within_budget", "work"}
 NO_PARTS |= {
     "algebraic_connectivity",
     "hears_back",

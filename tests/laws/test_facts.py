@@ -24,7 +24,7 @@ LEAST = {  # what a part promises that says nothing
     types.ClientUpdate: {
         "num_steps": None, "noise": None, "uniform_weights": False, "all_steps": None, "metrics": (),
         "federation": None, "pulled": False, "scalable": False, "helped": False, "level": "client",
-        "time_inside": None, "needs_weights": False,
+        "time_inside": None, "needs_weights": False, "reads_round": False,
     },
     types.Noise: {"details": None},
     types.ServerUpdate: {"wire": None, "takes": None, "moved": None},
