@@ -199,6 +199,8 @@ def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder:
     data = experiment.data
     summary = {"name": name, **history.summary, **constant_baseline(data.test, data.task)}
     summary |= _how_clients_count(experiment.algorithm.parts)
+    if data.notes:
+        summary["data_notes"] = list(data.notes)
     with lock(folder):
         write(folder / "summary.json", _json(summary).encode())
         if last is not None:
@@ -298,6 +300,8 @@ def _show(summary: dict[str, Any], report: Path, first_loss: float) -> None:
     grid.add_row("client visits", f"{visits:,}{by}, {summary['clients_per_second']:,.0f} a second")
     if "clients_count" in summary:
         grid.add_row("clients count", summary["clients_count"])
+    for note in summary.get("data_notes", ()):
+        grid.add_row("data", note)
     grid.add_row("compilation", f"{summary['compile_seconds']:.1f} s")
     grid.add_row("sent up, down", f"{shown_bytes(summary['uplink_bytes'])}, {shown_bytes(summary['downlink_bytes'])}")
     grid.add_row("peak memory", shown_bytes(summary["peak_memory_bytes"]))

@@ -22,14 +22,13 @@ def describe(data: Any) -> dict[str, Any]:
     Args:
       data: a `population.FederatedData`.
 
-    Returns: `name`, `num_clients`, `poisons` where there are some, `num_examples_total` and `examples_quantiles` (for
-      up to four million clients), and where there are classes `client_ids`, `label_names` and `label_counts` of up to
-      24 clients spread over the ids.
+    Returns: `name`, `num_clients`, `poisons` and `notes` where there are some, `num_examples_total` and
+      `examples_quantiles` (for up to four million clients), and where there are classes `client_ids`, `label_names` and
+      `label_counts` of up to 24 clients spread over the ids.
     """
     size = data.train.size
     about: dict[str, Any] = {"name": data.name, "num_clients": size}
-    if data.poisons:
-        about["poisons"] = list(data.poisons)
+    about |= {name: list(words) for name in ("poisons", "notes") if (words := getattr(data, name))}
     if size <= MAX_VISITED:
         sizes = np.asarray(sizes_of(data.train))
         marks = np.quantile(sizes, [0, 0.25, 0.5, 0.75, 1])

@@ -18,6 +18,7 @@ __all__ = ["FederatedData", "from_sites"]
 TASKS = ("binary", "classification", "next_token", "quadratic", "regression")
 PACKED = (".bz2", ".gz", ".xz", ".zip", ".zst")
 PADDING = -1  # a label that a loss must leave out
+SCALED_BYTES = "features of one byte, 0 to 255, are divided by 255"
 
 
 class FederatedData(NamedTuple):
@@ -45,6 +46,7 @@ class FederatedData(NamedTuple):
     server: PyTree | None = None  # rows that the server holds: NumPy leaves [n, ...], no client's and not tested on
     measure: Callable | None = None  # (outputs [n, ...], examples) -> {metric: [n]}, told in evaluations
     columns: tuple[int, ...] | None = None  # of each party in x [n, d], in order: they hold the same rows vertically
+    notes: tuple[str, ...] = ()  # what reading changed, as a person reads it
 
 
 def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_outputs: int) -> dict[str, np.ndarray]:
@@ -160,6 +162,7 @@ def from_sites(
     name: str,
     label_names: tuple[str, ...] | None = None,
     vocabulary: tuple[str, ...] | None = None,
+    scale_bytes: bool = True,
 ) -> FederatedData:
     """Federated data from one dict of examples per client.
 
@@ -168,12 +171,15 @@ def from_sites(
         are those of the first client with rows.
       test: client id -> {"x", "y"}; all rows make the central test set, each client with rows one held-out client.
       task, num_outputs, name, label_names, vocabulary: see `FederatedData`.
+      scale_bytes: features of dtype uint8, as images often are, become x / 255 in float32, and `notes` says so; False
+        keeps 0 to 255. Tokens are kept always.
 
     Raises: ValueError or TypeError naming client, leaf and row for features that are not finite, labels out of range,
-      lengths or shapes that differ, no clients, no test rows.
+      lengths or shapes that differ, bytes at some clients and numbers at others, no clients, no test rows.
 
     Guarantees: rows keep their client and order (tests/population/test_loaders.py::test_sites_keep_rows), beside
-    clients without rows, whatever their arrays are (::test_clients_without_rows).
+    clients without rows, whatever their arrays are (::test_clients_without_rows); bytes are divided by 255
+    (::test_bytes_are_scaled).
 
     >>> rows = {"x": np.ones((2, 3)), "y": np.array([0, 1])}
     >>> data = from_sites({"a": rows, "b": rows}, {"a": rows}, task="binary", num_outputs=1, name="toy")
@@ -183,13 +189,15 @@ def from_sites(
     validate.one_of("task", task, TASKS)
     if not train:
         validate.fail("train", "at least one client", {})
-    checked = []
+    validate.one_of("scale_bytes", scale_bytes, (True, False))
+    checked, features = [], {}
     for split, clients in (("train", train), ("test", test)):
         check_ids(split, list(clients))
         parts = {id: check_examples(f"{split}[{id!r}]", part, task, num_outputs) for id, part in clients.items()}
         if not any(len(part["y"]) for part in parts.values()):
             validate.fail(split, f"at least one {split} row", 0)
         checked.append(parts)
+        features |= {f"{split}[{id!r}]": np.asarray(clients[id]["x"]) for id, part in parts.items() if len(part["y"])}
     first_id, first = next((id, part) for id, part in checked[0].items() if len(part["y"]))
     shape = first["x"].shape[1:]
     for split, parts in zip(("train", "test"), checked, strict=True):
@@ -199,12 +207,33 @@ def from_sites(
             elif part["x"].shape[1:] != shape:
                 rule = f"examples of shape {shape}, as those of {first_id!r}"
                 validate.fail(f"{split}[{id!r}].x", rule, part["x"].shape[1:])
+    if scale := scale_bytes and task != "next_token" and are_bytes(features):
+        for part in (*checked[0].values(), *checked[1].values()):
+            part["x"] = part["x"] / np.float32(255)
     rows = list(checked[0].values())
     tested = [part for part in checked[1].values() if len(part["y"])]
     population = stored(concatenate(rows), offsets_of(rows))
     central = concatenate(tested)
     held_out = stored(central, offsets_of(tested))
-    return FederatedData(population, central, held_out, shape, num_outputs, task, label_names, vocabulary, name)
+    notes = (SCALED_BYTES,) if scale else ()
+    return FederatedData(
+        population, central, held_out, shape, num_outputs, task, label_names, vocabulary, name, notes=notes
+    )
+
+
+def are_bytes(features: dict[str, Any]) -> bool:
+    """Whether these arrays are of unsigned bytes, as images often are; refuses some that are beside some that are not.
+
+    Args:
+      features: name, for the error -> anything with a dtype.
+    """
+    first: dict[bool, str] = {}  # one of each kind
+    for name, x in features.items():
+        first.setdefault(x.dtype == np.uint8, f"{x.dtype} at {name}")
+    if len(first) == 2:
+        hint = "Cast all to one dtype, or pass scale_bytes=False."
+        validate.fail("x", "uint8 everywhere or nowhere", " and ".join(first.values()), hint)
+    return True in first
 
 
 def stratified_split(

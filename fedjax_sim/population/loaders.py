@@ -209,6 +209,7 @@ def tff_hdf5(
     num_classes: int | None = None,
     test_fraction: float = 0.2,
     max_bytes: int = 2**34,
+    scale_bytes: bool = True,
     seed: int = 0,
 ) -> FederatedData:
     """A TensorFlow Federated data set: HDF5 with examples/<client>/<feature>. Needs the extra `hdf5`.
@@ -220,13 +221,14 @@ def tff_hdf5(
       task: "classification", "binary", "regression" or "next_token". num_classes: C; None for the largest label + 1.
       test_fraction: share of each client's examples that is its test part, when there is no test_path.
       max_bytes: refuse a file that declares more.
+      scale_bytes: features of one unsigned byte, such as CIFAR-100's, become x / 255; False keeps 0 to 255.
       seed: decides the split.
 
     Returns: `FederatedData`; clients in the order of their ids.
 
     Raises: ImportError without h5py, naming the extra; ValueError or TypeError naming file and member; MemoryError.
 
-    Guarantees: tests/population/test_loaders.py::test_tff_hdf5.
+    Guarantees: tests/population/test_loaders.py::test_tff_hdf5, ::test_bytes_of_a_file_are_scaled.
 
     References: the layout of `tff.simulation.datasets`, TensorFlow Federated, 2019.
     """
@@ -247,4 +249,4 @@ def tff_hdf5(
             kept, tested = np.sort(order[:cut]), np.sort(order[cut:])
             train[id], test[id] = ({name: v[rows] for name, v in client.items()} for rows in (kept, tested))
     outputs = _num_outputs(task, num_classes, train, test)
-    return from_sites(train, test, task=task, num_outputs=outputs, name=source.stem)
+    return from_sites(train, test, task=task, num_outputs=outputs, name=source.stem, scale_bytes=scale_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -10,15 +11,24 @@ import shutil
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.population.federated_data import TASKS, FederatedData, check_examples, existing
+from fedjax_sim.population.around import Around
+from fedjax_sim.population.federated_data import (
+    SCALED_BYTES,
+    TASKS,
+    FederatedData,
+    are_bytes,
+    check_examples,
+    existing,
+)
 from fedjax_sim.population.host import host_store
 from fedjax_sim.population.population import pooled
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.population.store import read_store, write_store
-from fedjax_sim.types import Population
+from fedjax_sim.types import Array, ClientData, Population
 
 __all__ = ["native", "write_native"]
 
@@ -92,7 +102,29 @@ def _info(path: pathlib.Path) -> dict[str, Any]:
     return {**info, "input_shape": tuple(shape)}
 
 
-def native(*, directory: str, host: bool = False) -> FederatedData:
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class ScaledBytes(Around):
+    """A population whose x are bytes, read as x / 255; they are kept and moved as bytes.
+
+    Guarantees: tests/population/test_native_data.py::test_a_store_of_bytes.
+    """
+
+    inner: Population
+
+    @property
+    def size(self) -> int:
+        """N."""
+        return self.inner.size
+
+    def client(self, id: Array) -> ClientData:
+        """Data of client `id`, with x in float32."""
+        data = self.inner.client(id)
+        x = data.examples["x"].astype(jnp.float32) / 255
+        return data._replace(examples={**data.examples, "x": x})
+
+
+def native(*, directory: str, host: bool = False, scale_bytes: bool = True) -> FederatedData:
     """A data set written by `write_native`.
 
     Args:
@@ -100,15 +132,17 @@ def native(*, directory: str, host: bool = False) -> FederatedData:
         held_out/ are the test set.
       host: True to leave the training clients on the disk, and read each when it is in a cohort; their labels are then
         not checked beforehand.
+      scale_bytes: features of dtype uint8, as `write_store` may have written, are read as x / 255; False keeps them.
 
     Returns: `FederatedData`.
 
     Raises: ValueError or TypeError for a missing or damaged store, and for shapes or labels that contradict info.json.
 
-    Guarantees: tests/population/test_native_data.py::test_round_trip.
+    Guarantees: tests/population/test_native_data.py::test_round_trip, ::test_a_store_of_bytes.
     """
     folder = existing("directory", directory)
     validate.one_of("host", host, (True, False))
+    validate.one_of("scale_bytes", scale_bytes, (True, False))
     info = _info(folder / "info.json")
     info.pop("schema")
 
@@ -134,4 +168,24 @@ def native(*, directory: str, host: bool = False) -> FederatedData:
     held_out, central = store("held_out"), store("test") or store("held_out")
     if central is None:
         validate.fail("directory", "a store test/ or held_out/", str(folder), "Without one there is no test set.")
-    return FederatedData(train=train, test=check("test", central.examples), held_out=held_out, **info)
+    data = FederatedData(train=train, test=check("test", central.examples), held_out=held_out, **info)
+    if not scale_bytes or info["task"] in ("next_token", "quadratic"):
+        return data
+    splits = {"train": train, "test": central, "held_out": held_out}
+    return _scaled(data) if are_bytes({name: _features(p) for name, p in splits.items() if p is not None}) else data
+
+
+def _features(population: Population) -> Any:
+    """Shape and dtype of a client's x, which is not read."""
+    client = jax.eval_shape(population.client, jax.ShapeDtypeStruct((), jnp.int32))
+    return client.examples["x"]
+
+
+def _scaled(data: FederatedData) -> FederatedData:
+    """A data set whose x are bytes, with x / 255; populations keep the bytes."""
+    return data._replace(
+        train=ScaledBytes(data.train),
+        test={**data.test, "x": data.test["x"] / np.float32(255)},
+        held_out=None if data.held_out is None else ScaledBytes(data.held_out),
+        notes=(SCALED_BYTES,),
+    )

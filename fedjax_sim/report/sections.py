@@ -196,6 +196,11 @@ def privacy(spent: Any, shown: set[str]) -> Iterable[str]:
     yield f"<p>{escape(words)}</p>"
 
 
+def _joined(words: Any) -> str:
+    """A list from a file as one text; "" for anything else."""
+    return "; ".join(map(str, words)) if isinstance(words, list) else ""
+
+
 def clients(records: Sequence[Mapping], population: Mapping) -> Iterable[str]:
     """The spread between clients, the labels that some of them hold, and the population's sizes."""
     if any(record.get("held_out_loss_quantiles") or record.get("held_out_accuracy_quantiles") for record in records):
@@ -209,7 +214,7 @@ def clients(records: Sequence[Mapping], population: Mapping) -> Iterable[str]:
     if population.get("label_counts"):
         yield "<h3>What some clients hold</h3>"
         yield figure("labels", plots.label_mix, "Shares of labels and numbers of examples of some clients.", population)
-    quantiles, poisons = population.get("examples_quantiles"), population.get("poisons")
+    quantiles = population.get("examples_quantiles")
     quantiles = quantiles if isinstance(quantiles, dict) else {}
     order = [key for key in ("min", "q25", "median", "q75", "max") if key in quantiles]
     yield "<h3>Population</h3>"
@@ -218,6 +223,7 @@ def clients(records: Sequence[Mapping], population: Mapping) -> Iterable[str]:
         ("Clients", count(population.get("num_clients"))),
         ("Examples", count(population.get("num_examples_total"))),
         ("Examples of a client", ", ".join(f"{key} {count(quantiles[key])}" for key in order)),
-        ("Poisoned", "; ".join(map(str, poisons)) if isinstance(poisons, list) else ""),
+        ("Poisoned", _joined(population.get("poisons"))),
+        ("Read", _joined(population.get("notes"))),
     ]
     yield table((key, value) for key, value in rows if value not in ("", NOTHING))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_sim.population.describe import describe
 from fedjax_sim.population.federated_data import from_sites
 from fedjax_sim.population.loaders import leaf, tff_hdf5
 
@@ -48,6 +49,34 @@ def test_clients_without_rows(task):
             {"a": flat, "b": y}, {"a": y}, task=task, num_outputs=2 - (task != "classification"), name="t"
         )
         np.testing.assert_array_equal(rows(data.train, 1)["y"].reshape(-1), flat["y"])
+
+
+def test_bytes_are_scaled():
+    # Faults: images of 0 to 255 that reach the model, bytes scaled at some clients only, tokens divided.
+    def site(dtype, n=2):
+        return {"x": np.array([[0, 51], [255, 102]], dtype)[:n], "y": np.array([0, 1])[:n]}
+
+    options = {"task": "binary", "num_outputs": 1, "name": "images"}
+    image, nobody = site(np.uint8), site(float, 0)
+    data = from_sites({"none": nobody, "a": image}, {"a": image}, **options)
+    want = np.float32([[0, 0.2], [1, 0.4]])
+    for x in (rows(data.train, 1)["x"], data.test["x"], rows(data.held_out, 0)["x"]):
+        np.testing.assert_array_equal(x, want)
+    assert describe(data)["notes"] == ["features of one byte, 0 to 255, are divided by 255"]
+
+    kept = from_sites({"a": image}, {"a": image}, scale_bytes=False, **options)
+    np.testing.assert_array_equal(kept.test["x"], image["x"])
+    counts = from_sites({"a": site(int)}, {"a": site(int)}, **options)
+    np.testing.assert_array_equal(counts.test["x"], image["x"])
+    assert kept.notes == counts.notes == ()
+
+    with pytest.raises(
+        ValueError, match=r"x: expected uint8 everywhere or nowhere, got .uint8 at train\['a'\] and floa"
+    ):
+        from_sites({"a": image}, {"a": site(float)}, **options)
+    tokens = {"x": np.uint8([[1, 2]]), "y": np.uint8([[2, 3]])}
+    text = from_sites({"a": tokens}, {"a": tokens}, task="next_token", num_outputs=4, name="text")
+    np.testing.assert_array_equal(text.test["x"], tokens["x"])
 
 
 @pytest.mark.parametrize(
@@ -237,3 +266,15 @@ def test_broken_tff_hdf5(hdf5, tmp_path):
         group["pixels"], group["label"] = ["one", "two"], np.zeros(2, int)
     with pytest.raises(TypeError, match="array of numbers"):
         tff_hdf5(path=str(tmp_path / "words.h5"))
+
+
+def test_bytes_of_a_file_are_scaled(tmp_path):
+    # Fault: CIFAR-100 in TFF's layout trains on 0 to 255.
+    h5py = pytest.importorskip("h5py", reason="needs the extra hdf5")
+    path = tmp_path / "cifar.h5"
+    images = np.arange(48, dtype=np.uint8).reshape(4, 2, 2, 3) * 5
+    with h5py.File(path, "w") as file:
+        file["examples/0/image"], file["examples/0/label"] = images, np.arange(4)
+    options = {"path": str(path), "test_path": str(path), "features": "image"}
+    np.testing.assert_array_equal(tff_hdf5(**options).test["x"], images / np.float32(255))
+    np.testing.assert_array_equal(tff_hdf5(**options, scale_bytes=False).test["x"], images)

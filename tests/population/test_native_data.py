@@ -1,6 +1,7 @@
 """Whole data sets in native stores."""
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from fedjax_sim.population.federated_data import from_sites
 from fedjax_sim.population.local_test import with_local_test
 from fedjax_sim.population.native_data import native, write_native
 from fedjax_sim.population.poisoned_labels import label_flip
+from fedjax_sim.population.store import write_store
 
 
 @pytest.fixture
@@ -90,3 +92,29 @@ def test_contradictions_are_refused(tmp_path, data, change, message):
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises((ValueError, TypeError), match=message):
         native(directory=str(tmp_path / "toy"))
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_a_store_of_bytes(tmp_path, data, host):
+    # Faults: bytes that reach the model as 0 to 255; a test set on another scale than the clients'; floats in memory.
+    write_native(tmp_path / "toy", data)
+    images = {"x": np.uint8([[0, 51], [255, 102], [153, 204]]), "y": np.array([0, 1, 2])}
+    for split in ("train", "test", "held_out"):
+        shutil.rmtree(tmp_path / "toy" / split)
+        write_store(tmp_path / "toy" / split, images, [0, 1, 3])
+    want = np.float32([[0, 0.2], [1, 0.4], [0.6, 0.8]])
+    found = native(directory=str(tmp_path / "toy"), host=host)
+    np.testing.assert_array_equal(found.test["x"], want)
+    for population in (found.train, found.held_out):
+        assert population.size == 2 and population.sizes.tolist() == [1, 2]
+        np.testing.assert_allclose(read(population, 0)["x"], want[:1], rtol=1e-7)
+        np.testing.assert_allclose(read(population, 1)["x"], want[1:], rtol=1e-7)
+        assert not any(leaf.dtype == np.float32 for leaf in jax.tree.leaves(population))
+    assert found.notes
+    kept = native(directory=str(tmp_path / "toy"), host=host, scale_bytes=False)
+    np.testing.assert_array_equal(read(kept.train, 1)["x"], images["x"][1:])
+
+    shutil.rmtree(tmp_path / "toy" / "test")
+    write_store(tmp_path / "toy" / "test", images | {"x": want}, [0, 3])
+    with pytest.raises(ValueError, match=r"uint8 everywhere or nowhere, got .uint8 at train and float32 at test"):
+        native(directory=str(tmp_path / "toy"), host=host)

@@ -516,8 +516,9 @@ def test_an_attack_is_shown_beside_the_clean_accuracy(tmp_path):
         folder, lambda r: r | {"attack_success": r["round"] / 101.5, "test_bias": 0.25} if "test_loss" in r else r
     )
     edit_json(folder / "summary.json", attack_success=100 / 101.5, test_bias=0.25)
-    edit_json(folder / "population.json", poisons=["backdoor to 7 at 5 of <100> clients"])
-    for words in ("98.52 % attack success", "0.25 test bias", "Poisoned backdoor to 7 at 5 of <100> clients"):
+    edit_json(folder / "population.json", poisons=["backdoor to 7 at 5 of <100> clients"], notes=["x / 255"])
+    poisoned = "Poisoned backdoor to 7 at 5 of <100> clients"
+    for words in ("98.52 % attack success", "0.25 test bias", poisoned, "Read x / 255"):
         assert words in Page(write_report(folder).read_text(encoding="utf-8")).text, words
     assert "Accuracy, attack success (%)" in write_report(folder).read_text(encoding="utf-8")
     (folder / "summary.json").unlink()
