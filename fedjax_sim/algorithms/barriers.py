@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.network import Links, load_of
-from fedjax_sim.network.devices import checked, spent_by
+from fedjax_sim.network.devices import SATURATED, checked, num_saturated, spent_by
 from fedjax_sim.types import Array, Clock, Devices, Load, Metric, PyTree, Work
 
 __all__ = ["BARRIERS", "TIME_METRICS", "Timing", "advanced", "asked_of", "start_of", "times"]
@@ -17,6 +17,7 @@ BARRIERS = ("global", "local")
 TIME_METRICS = (
     Metric("simulated_seconds", "seconds of simulated time until the last node was done", "seconds", "last"),
     Metric("first_seconds", "the same of the first node that is up", "seconds", "last"),
+    SATURATED,
 )
 
 
@@ -60,7 +61,7 @@ def asked_of(work: Work, num_examples: Array, links: Links, num_bytes: int) -> L
     return load_of(work, num_examples)._replace(bytes_down=down, bytes_up=up)
 
 
-def advanced(timing: Timing, key: Array, clock: Clock, links: Links, load: Load) -> Clock:
+def advanced(timing: Timing, key: Array, clock: Clock, links: Links, load: Load) -> tuple[Clock, Array]:
     """The clocks after a round: t_i(k + 1) = max of t_j(k) over those whom node i waits for, plus its own duration.
 
     With a local barrier a node waits for itself and for those that it hears in this round, with a global one for
@@ -70,6 +71,8 @@ def advanced(timing: Timing, key: Array, clock: Clock, links: Links, load: Load)
     Args:
       key: of the round. clock: of [N]. load: of [N].
 
+    Returns: the clocks, and how many nodes are too slow for them (`num_saturated`).
+
     Guarantees: max-plus in Python integers; a delay spreads one hop a round
     (tests/algorithms/test_barriers.py::test_a_delay_spreads_one_hop_a_round); under a global barrier a round lasts as
     long as its slowest node (::test_a_global_barrier); time changes no number of a run
@@ -77,7 +80,7 @@ def advanced(timing: Timing, key: Array, clock: Clock, links: Links, load: Load)
     """
     devices = timing.devices
     ids = jnp.arange(links.up.shape[0], dtype=jnp.int32)
-    lasts, passed = spent_by(devices, key, ids, load).total, clock.seconds.astype(jnp.uint32)  # past 68 years: later
+    spent, passed = spent_by(devices, key, ids, load), clock.seconds.astype(jnp.uint32)  # past 68 years: later
     if timing.barrier == "global":
         seconds = passed.max()
         ticks = jnp.where(passed == seconds, clock.ticks, -1).max()
@@ -88,8 +91,9 @@ def advanced(timing: Timing, key: Array, clock: Clock, links: Links, load: Load)
         seconds = passed[heard].max(1)
         ticks = jnp.where(passed[heard] == seconds[:, None], clock.ticks[heard], -1).max(1)
         waited = Clock(seconds.astype(jnp.int32), ticks)
-    new = waited.moved(lasts, devices.ticks_per_second).since(waited)
-    return Clock(*(jnp.where(links.up, x, y) for x, y in zip(new, clock, strict=True)))
+    new = waited.moved(spent.total, devices.ticks_per_second).since(waited)
+    after = Clock(*(jnp.where(links.up, x, y) for x, y in zip(new, clock, strict=True)))
+    return after, num_saturated(spent, links.up)
 
 
 def times(timing: Timing, clock: PyTree, up: Array) -> dict[str, Array]:

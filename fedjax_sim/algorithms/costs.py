@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
+from fedjax_sim.network.devices import SATURATED, num_saturated
 from fedjax_sim.population.protocol import num_rows, sizes_of
 from fedjax_sim.transform.chain import plain_wire, wire_of
 from fedjax_sim.types import Array, ClientData, Cohort, Count, Metric, Population, PyTree, Star, Wire, Work
@@ -213,7 +214,8 @@ def spent_by(cohort: Cohort) -> dict[str, Array]:
     """What a cohort's devices spend, where its rounds take time (`Cohort.spent`).
 
     Returns: `joules`; `wasted_joules`, of invited clients who do not report; `utilisation`, the share of the time until
-    the last one is done in which the invited clients are busy, 0 without any. {} without times.
+    the last one is done in which the invited clients are busy, 0 without any; `saturated_clients`, of the invited, who
+    are too slow for the clock. {} without times.
 
     Guarantees: tests/sampling/test_timed.py::test_energy_and_utilisation.
     """
@@ -223,7 +225,8 @@ def spent_by(cohort: Cohort) -> dict[str, Array]:
     wasted = jnp.where(cohort.reported, 0, joules)
     together = busy.max(initial=0) * cohort.invited.sum(dtype=jnp.float32)
     share = busy.sum() / jnp.where(together > 0, together, 1)
-    return {"joules": joules.sum(), "wasted_joules": wasted.sum(), "utilisation": share}
+    slow = {SATURATED.name: num_saturated(cohort.spent, cohort.invited)}
+    return {"joules": joules.sum(), "wasted_joules": wasted.sum(), "utilisation": share} | slow
 
 
 def unusable(star: Star, cohort: Cohort, dropped: Array, num_dropped: Array) -> dict[str, Array]:

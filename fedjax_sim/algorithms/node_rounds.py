@@ -15,6 +15,7 @@ from fedjax_sim.algorithms.costs import unusable, work_of
 from fedjax_sim.algorithms.nodes import NODE_METRICS, Nodes, NodesState, Trained, begun
 from fedjax_sim.algorithms.round import aggregate, collect
 from fedjax_sim.network import Links
+from fedjax_sim.network.devices import SATURATED
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Algorithm, Array, Cohort, Count, Population, PyTree, Wire, Work
 
@@ -116,8 +117,8 @@ def finish(
     clock = state.clock
     if nodes.timing.devices is not None:
         load = asked_of(work, state.tables["examples"], links, num_bytes)
-        clock = engine.steady(partial(advanced, nodes.timing))(key, clock, links, load)
-        info |= engine.steady(partial(times, nodes.timing))(clock, links.up)
+        clock, slow = engine.steady(partial(advanced, nodes.timing))(key, clock, links, load)
+        info |= engine.steady(partial(times, nodes.timing))(clock, links.up) | {SATURATED.name: slow}
     everyone = jnp.ones(links.up.shape, bool)
     clients = engine.put(memory, jnp.arange(links.up.shape[0], dtype=jnp.int32), rows, everyone)
     return NodesState(state.star._replace(round=state.star.round + 1, clients=clients), state.tables, clock), info

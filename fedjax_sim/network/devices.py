@@ -11,12 +11,24 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.network.distributions import Distribution, as_distribution, lognormal, unit_draws
 from fedjax_sim.prng import stream
-from fedjax_sim.types import Array, Availability, Devices, Load, Spent
+from fedjax_sim.types import Array, Availability, Devices, Load, Metric, Spent
 
-__all__ = ["MOST_TICKS", "Profile", "checked", "heterogeneous", "of_profiles", "spent_by", "there_at", "whole_ticks"]
+__all__ = [
+    "MOST_TICKS",
+    "SATURATED",
+    "Profile",
+    "checked",
+    "heterogeneous",
+    "num_saturated",
+    "of_profiles",
+    "spent_by",
+    "there_at",
+    "whole_ticks",
+]
 
 MOST_TICKS = 715_827_840  # of one phase, so that three add up in int32; a float32 number
 FINEST = 1_000_000  # ticks a second
+SATURATED = Metric("saturated_clients", "clients too slow for the clock to count", "count")
 
 
 class Profile(NamedTuple):
@@ -76,7 +88,8 @@ def of_profiles(
       jitter: sigma of a lognormal factor of median 1 on a client's times in a round: one draw for its training, one for
         its link, by the round's key and the client's id.
       availability: when clients are there; None = always.
-      ticks_per_second: the unit of time; a phase longer than `MOST_TICKS` (8 days of milliseconds) counts as that.
+      ticks_per_second: the unit of time; a phase longer than `MOST_TICKS` (8 days of milliseconds) counts as that, and
+        Info counts its client in `saturated_clients`: 1 a second lets a phase last 22 years.
 
     Guarantees: times and energies of a client follow from its id, its load and the round's key, whatever its slot
     (tests/network/test_devices.py::test_what_is_spent); jitter has its law and is fresh in each round (::test_jitter);
@@ -194,6 +207,19 @@ def spent_by(devices: Devices, key: Array, ids: Array, load: Load) -> Spent:
         kind = jnp.floating if name == "joules" else jnp.int32
         _expect(f"devices.spend(key, ids, load).{name}", x, ids.shape, kind)
     return found._replace(joules=found.joules.astype(jnp.float32))  # of another width where JAX counts in 64 bits
+
+
+def num_saturated(spent: Spent, at_work: Array) -> Array:
+    """[] int32: how many of the clients at work have a phase that takes longer than can be counted, or as long.
+
+    Guarantees: tests/laws/test_time.py::test_who_is_too_slow_for_the_clock_is_counted.
+
+    >>> spent = Spent(*jnp.array([[1, 2], [5, MOST_TICKS], [1, 1]]), joules=jnp.zeros(2))
+    >>> int(num_saturated(spent, jnp.array([True, True])))
+    1
+    """
+    longest = jnp.maximum(jnp.maximum(spent.down, spent.compute), spent.up)
+    return (at_work & (longest >= MOST_TICKS)).sum(dtype=jnp.int32)
 
 
 def _expect(name: str, found: Array, shape: tuple, kind: type) -> None:

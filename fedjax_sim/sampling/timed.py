@@ -7,7 +7,7 @@ import math
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.network.devices import checked, there_at
+from fedjax_sim.network.devices import SATURATED, checked, there_at
 from fedjax_sim.sampling.clock import LONGEST, Timed, cut, spend, stated, unlimited, untimed, window
 from fedjax_sim.sampling.design import responding
 from fedjax_sim.sampling.fates import recounted
@@ -24,6 +24,7 @@ TIMES = (
     Metric("utilisation", "share of it that they were busy", "share", "mean", by="client_seconds"),
     Metric("joules", "energy spent by clients", "joules"),
     Metric("wasted_joules", "of it for nothing", "joules"),
+    SATURATED,
 )
 UNAVAILABLE = Metric("unavailable", "clients drawn who were not there", "count")
 INTERRUPTED = Metric("interrupted", "clients who left before their message had arrived", "count")
@@ -59,7 +60,8 @@ def with_clock(
 
     Info gets `round_seconds`, `simulated_seconds` (since the run's start), `joules` of all clients, `wasted_joules` of
     those who did not report, `client_seconds` that those invited had until the last one was done, and `utilisation`,
-    the share of them in which they received, trained or sent; `unavailable` and `interrupted` count clients who were
+    the share of them in which they received, trained or sent; `saturated_clients` whose download, work or message took
+    longer than the clock counts, and was counted as that long; `unavailable` and `interrupted` count clients who were
     not there, or left; `unfilled` places that nobody filled.
 
     Clients that are federations (`algorithms.as_client_update`) have rounds inside in the place of training, and their

@@ -61,6 +61,7 @@ OWN = {
     "hierarchical_fedavg": over_edges,
     "push_sum": trained(algorithms.push_sum, mixing=lambda: network.push(network.exponential(p.NUM_CLIENTS))),
 }
+ASYNCHRONOUS = ("asynchronous", "fedasync", "fedat", "fedbuff")
 FAMILIES = ("dpsgd", "fedbuff", "hierarchical_fedavg", "pairwise_gossip")
 TIMED = cases.rows([name for name in sorted(cases.CASES["algorithms"]) if name not in OTHERS], FAMILIES)
 
@@ -73,7 +74,7 @@ def first_round(monkeypatch, name, devices, work):
         patch.setattr(cases, "_devices", lambda: devices(p.NUM_CLIENTS))
         made = OWN[name](devices) if name in OWN else cases.CASES["algorithms"][name]()
     people = p.ragged(sizes=SIZES)
-    wanted = ("seconds", "joules", "bytes", "clients_invited", "arrivals")
+    wanted = ("seconds", "joules", "bytes", "clients_invited", "arrivals", "saturated_clients")
 
     def told(state, people):  # nobody trains for that: the compiler drops what no number needs
         info = made.step(KEY, state, people)[1]
@@ -138,3 +139,19 @@ def test_what_takes_no_clock(name, monkeypatch):
             patch.setattr(cases, "SAMPLER", clocked)
             with pytest.raises(ValueError, match="sampler: expected"):
                 cases.CASES["algorithms"][name]()
+
+
+@pytest.mark.parametrize("name", [x for x in TIMED if getattr(x, "values", (x,))[0] not in ASYNCHRONOUS])
+def test_who_is_too_slow_for_the_clock_is_counted(name, monkeypatch):
+    """Phones whose messages take nine days and thirty look alike to a clock of milliseconds: Info counts all who work,
+    and nobody where the clock counts seconds. Fault: simulated time that is wrong, and nobody is told."""
+
+    def phones(bandwidth, ticks_per_second):
+        links = {"bandwidth_down": 1e9, "bandwidth_up": bandwidth, "ticks_per_second": ticks_per_second}
+        return lambda number: network.heterogeneous(number, speed=1e30, **links)
+
+    days = 24 * 3600
+    for slow in (1 / (9 * days), 1 / (30 * days)):
+        info = first_round(monkeypatch, name, phones(slow, 1000), AS_STEPS)
+        assert info["saturated_clients"] > 0, info
+        assert first_round(monkeypatch, name, phones(slow, 1), AS_STEPS)["saturated_clients"] == 0

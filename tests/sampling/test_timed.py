@@ -45,7 +45,8 @@ def test_time_changes_no_number():
     for before, after in zip(history.records, other.records, strict=True):
         assert before.items() <= after.items()
         new = {"round_seconds", "simulated_seconds", "client_seconds", "joules", "wasted_joules", "utilisation"}
-        assert after.keys() - before.keys() == new
+        assert after.keys() - before.keys() == new | {"saturated_clients"}
+        assert after["saturated_clients"] == 0
     times = [record["round_seconds"] for record in other.records]
     assert min(times) > 0 and other.summary["simulated_seconds"] == pytest.approx(sum(times), rel=1e-5)
     assert other.summary["round_seconds"] == pytest.approx(np.mean(times), rel=1e-5)
