@@ -84,24 +84,25 @@ def rebased(
 
     Guarantees: tests/config/test_files.py::test_paths_are_relative_to_their_file, ::test_a_run_and_its_data_move.
     """
-    tables, start, to, but = copy.deepcopy(dict(tables)), os.path.realpath(start), os.path.realpath(to), set(but)
-    if start == to:
-        return tables
-    for place, name in list(_named(tables)):
-        if not name or os.path.isabs(os.path.expanduser(name)) or is_within(place, but):
-            continue
-        *outer, last = place.split(".")
-        functools.reduce(operator.getitem, outer, tables)[last] = os.path.relpath(os.path.join(start, name), to)
-    return tables
+    moved = copy.deepcopy(dict(tables))
+    before, after, kept = os.path.realpath(start), os.path.realpath(to), set(but)
+    if before == after:
+        return moved
+    for place, name in named_paths(tables).items():
+        is_relative = name and not os.path.isabs(os.path.expanduser(name))
+        if is_relative and not is_within(place, kept):
+            options, key = _options(moved, place)
+            options[key] = os.path.relpath(os.path.join(before, name), after)
+    return moved
 
 
 def without_paths(tables: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a config's tables without the options that name a file or a folder."""
-    tables = copy.deepcopy(dict(tables))
-    for place in list(named_paths(tables)):
-        *outer, last = place.split(".")
-        del functools.reduce(operator.getitem, outer, tables)[last]
-    return tables
+    rest = copy.deepcopy(dict(tables))
+    for place in named_paths(tables):
+        options, key = _options(rest, place)
+        del options[key]
+    return rest
 
 
 def is_within(place: str, others: Iterable[str]) -> bool:
@@ -111,6 +112,12 @@ def is_within(place: str, others: Iterable[str]) -> bool:
     (True, False)
     """
     return any(f"{place}.".startswith(f"{other}.") for other in others)
+
+
+def _options(tables: dict[str, Any], place: str) -> tuple[dict[str, Any], str]:
+    """(the table that holds an option, its name there)."""
+    *outer, last = place.split(".")
+    return functools.reduce(operator.getitem, outer, tables), last
 
 
 def _named(tables: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
