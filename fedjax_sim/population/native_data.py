@@ -28,7 +28,7 @@ from fedjax_sim.population.host import host_store
 from fedjax_sim.population.population import pooled
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.population.store import read_store, write_store
-from fedjax_sim.types import Array, ClientData, Population
+from fedjax_sim.types import Array, ClientData, FolderPath, Population
 
 __all__ = ["native", "write_native"]
 
@@ -124,7 +124,7 @@ class ScaledBytes(Around):
         return data._replace(examples={**data.examples, "x": x})
 
 
-def native(*, directory: str, host: bool = False, scale_bytes: bool = True) -> FederatedData:
+def native(*, directory: FolderPath, host: bool = False, scale_bytes: bool = True) -> FederatedData:
     """A data set written by `write_native`.
 
     Args:
