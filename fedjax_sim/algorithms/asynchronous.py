@@ -18,14 +18,15 @@ from fedjax_sim import engine, tree, validate
 from fedjax_sim.algorithms.compatibility import check_alone, check_discount, discounts, looks_like_the_model
 from fedjax_sim.algorithms.costs import message_spec, metrics_of, work_of
 from fedjax_sim.algorithms.federated import federated
-from fedjax_sim.algorithms.flights import Arrivals, Flights, Traffic, next_arrivals, take_off
+from fedjax_sim.algorithms.flights import Arrivals, Begun, Flights, Traffic, next_arrivals, take_off
 from fedjax_sim.algorithms.round import close, collect
 from fedjax_sim.algorithms.state import Bases, FederatedState, initial_state
-from fedjax_sim.network import load_of
-from fedjax_sim.network.devices import checked
+from fedjax_sim.network import Hazard, load_of
+from fedjax_sim.network.devices import SATURATED, checked
 from fedjax_sim.population.protocol import num_rows
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.design import SamplingDesign
+from fedjax_sim.sampling.timed import INTERRUPTED
 from fedjax_sim.server.staleness import polynomial
 from fedjax_sim.types import (
     Aggregator,
@@ -50,7 +51,9 @@ __all__ = [
     "arrivals_only",
     "arrive",
     "asynchronous",
+    "check_hazard",
     "check_traffic",
+    "losses",
     "sent_instead",
     "start",
 ]
@@ -67,7 +70,8 @@ METRICS = (
     Metric("utilisation", "share of the places whose client was at work", "share", "mean", by="round_seconds"),
     Metric("empty_places", "places without a client", "count", "last"),
     Metric("stopped_clients", "clients stopped, for their model was too old", "count"),
-    Metric("joules", "energy of the work that was begun", "joules"),
+    Metric("joules", "energy of the work that was begun, as far as clients stay", "joules"),
+    SATURATED,
 )
 
 
@@ -87,10 +91,17 @@ def check_traffic(traffic: Traffic, population_size: int, block: str) -> None:
     validate.integer("concurrency", traffic.concurrency, 1, population_size)
     validate.integer(block, traffic.block, 1, traffic.concurrency)
     validate.integer("max_staleness", traffic.max_staleness, 0, MOST_STALENESS)
+    check_hazard(traffic.hazard)
     if traffic.refill == "other" and traffic.concurrency + traffic.block > population_size:
         hint = "Other clients are sent work than those in flight; or refill = 'same'."
         most = f"at most {population_size - traffic.block}: N - the arrivals of a step"
         validate.fail("concurrency", most, traffic.concurrency, hint)
+
+
+def check_hazard(hazard: Hazard | None) -> None:
+    """Raises TypeError for what is no hazard."""
+    if hazard is not None:
+        validate.part("hazard", hazard, Hazard)
 
 
 def arrivals_only(traffic: Traffic) -> Sampler:
@@ -178,13 +189,25 @@ def _metrics(traffic: Traffic, found: Arrivals, after: Flights) -> dict[str, Arr
         "utilisation": found.busy / jnp.maximum(elapsed, 1) / traffic.concurrency,
         "empty_places": traffic.concurrency - found.flying,
         "stopped_clients": found.stopped,
-        "joules": found.joules,
-    }
+        "joules": found.begun.joules,
+        SATURATED.name: found.begun.saturated,
+    } | ({} if found.interrupted is None else {INTERRUPTED.name: found.interrupted})
 
 
-def sent_instead(info: dict[str, Any], sent: Array) -> dict[str, Any]:
-    """The info with as many models sent as there were: not to those who arrive, but to those who follow them."""
-    return info | {"clients_invited": sent, "downlink_bytes": info["downlink_bytes"]._replace(number=sent)}
+def sent_instead(info: dict[str, Any], begun: Begun) -> dict[str, Any]:
+    """The info with the messages that were sent: models not to those who arrive, but to those who follow them, and
+    updates also of clients who leave while theirs are on the way."""
+    told = {"clients_invited": begun.sent, "downlink_bytes": info["downlink_bytes"]._replace(number=begun.sent)}
+    if begun.wasted is not None:
+        up = info["uplink_bytes"]
+        told["uplink_bytes"] = up._replace(number=up.number + begun.wasted)
+        told["wasted_bytes"] = up._replace(number=begun.wasted)
+    return info | told
+
+
+def losses(traffic: Traffic) -> tuple[Metric, ...]:
+    """What Info tells beside `METRICS` where clients may leave."""
+    return (INTERRUPTED,) if traffic.loses else ()
 
 
 @validate.named_arguments
@@ -201,6 +224,7 @@ def asynchronous(
     staleness: StalenessWeight | None = None,
     max_staleness: int = 100,
     refill: str = "other",
+    hazard: Hazard | None = None,
     downlink: UpdateTransform | None = None,
     nonfinite: str = "drop",
     plan: engine.Plan | None = None,
@@ -227,12 +251,19 @@ def asynchronous(
         who were there, and not in flight, when the buffer was opened. "same": the same client, with the next version.
         A place whose client is away, or was stopped, is empty; at the end of a step up to K such places go to others
         who are there, and then to their own clients.
+      hazard: when clients leave while they train, as for `sampling.with_hazard`; None = they stay.
+
+    A client who leaves before its message has arrived, by the hazard or because it is not there any more, reports
+    nothing: it keeps its place until then, and the place is empty at the end of that step. Presence is looked up at the
+    moments of `sampling.with_clock` (`checks=8`), so that both servers lose the same work.
 
     Returns: an Algorithm with the info of `federated`, where invited are those who are sent a model, and with time and
     staleness: `round_seconds`, `simulated_seconds`, `arrivals`, `staleness` (mean of these), `largest_staleness`,
     `staleness_counts`, `delay_seconds` (from arrival to use: waiting in a buffer makes nothing staler),
-    `updates_per_second`, `utilisation`, `empty_places`, `stopped_clients`, `joules` (of the work that was begun). A
-    run's means are those of its arrivals, or of its time. A round cannot be observed.
+    `updates_per_second`, `utilisation`, `empty_places`, `stopped_clients`, `joules` (of the work that was begun, as far
+    as clients stay), `saturated_clients` and, where clients may leave, `interrupted` and `wasted_bytes` (of messages on
+    their way then, of the work that was begun). A run's means are those of its arrivals, or of its time. A round cannot
+    be observed.
 
     Raises: ValueError, TypeError for options out of range, and for parts that do not fit, as in `federated`: weights by
     examples too, for fast clients arrive more often already. `init` refuses clients whose updates may not count in
@@ -242,14 +273,14 @@ def asynchronous(
     test_fedbuff_is_the_event_loop); with K = C and the same clients again the bits of synchronous FedAvg, whatever the
     delays (::test_a_full_buffer_is_synchronous); a client alone is sequential SGD (::test_one_client_is_sequential);
     delay and staleness are counted apart (the same test), and a run's means are those of all arrivals
-    (::test_summary_of_a_run); SCAFFOLD's c stays the clients' mean
-    (::test_control_variates_without_a_discount), and what error feedback keeps is what was not sent
-    (::test_what_feedback_keeps); no epsilon is stated
-    (::test_what_reads_the_parts_refuses).
+    (::test_summary_of_a_run); who leaves is lost as under a clock
+    (tests/algorithms/test_flights.py::test_who_leaves_is_lost_as_under_a_clock); SCAFFOLD's c stays the clients' mean
+    (tests/algorithms/test_asynchronous.py::test_control_variates_without_a_discount), and what error feedback keeps is
+    what was not sent (::test_what_feedback_keeps); no epsilon is stated (::test_what_reads_the_parts_refuses).
 
     References: Nguyen et al. 2022 (FedBuff), algorithm 1; Koloskova, Stich and Jaggi 2022, for waiting ("same").
     """
-    traffic = Traffic(devices, concurrency, buffer_size, buffer_size, max_staleness, refill)
+    traffic = Traffic(devices, concurrency, buffer_size, buffer_size, max_staleness, refill, hazard)
     check_traffic(traffic, population_size, "buffer_size")
     weigh = polynomial() if staleness is None else staleness
     validate.function("staleness", weigh, "gaps")
@@ -282,9 +313,9 @@ def asynchronous(
         federation, info = close(star, key, cohort, gathered, state.federation)
         broadcast = engine.steady(star.server.broadcast)(federation.server)
         models = jax.tree.map(lambda x, new: x.at[flights.version % size].set(new), state.models, broadcast)
-        return AsyncState(federation, flights, models), sent_instead(info, found.sent)
+        return AsyncState(federation, flights, models), sent_instead(info, found.begun)
 
     def params(state):
         return star.server.params(state.federation.server)
 
-    return Algorithm(init, step, params, star, metrics=(*metrics_of(star), *METRICS))
+    return Algorithm(init, step, params, star, metrics=(*metrics_of(star), *METRICS, *losses(traffic)))

@@ -19,6 +19,7 @@ from fedjax_sim.algorithms.asynchronous import (
     arrivals_only,
     arrive,
     check_traffic,
+    losses,
     sent_instead,
     start,
 )
@@ -30,6 +31,7 @@ from fedjax_sim.algorithms.round import close, collect
 from fedjax_sim.algorithms.state import Bases, initial_state
 from fedjax_sim.client.local_sgd import stateless_client
 from fedjax_sim.client.proximal import proximal_term
+from fedjax_sim.network import Hazard
 from fedjax_sim.server import replacement
 from fedjax_sim.server.staleness import polynomial
 from fedjax_sim.transform import identity
@@ -53,6 +55,7 @@ def fedasync(
     max_staleness: int = 400,
     coefficient: float = 0.0,
     refill: str = "other",
+    hazard: Hazard | None = None,
     arrivals_per_step: int = 1,
     num_steps: int | None = None,
     num_epochs: int | None = None,
@@ -65,7 +68,7 @@ def fedasync(
     """Each arriving model is mixed into the server's: w <- (1 - a) w + a w_i with a = mixing_rate * s(staleness).
 
     Args:
-      devices, population_size, concurrency, max_staleness: as in `asynchronous`; every arrival makes a version.
+      devices, population_size, concurrency, max_staleness, hazard: as in `asynchronous`; every arrival makes a version.
       optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `shuffle` as in `client.work`. A client's number
         of examples has no influence on a.
       mixing_rate: alpha in (0, 1].
@@ -91,7 +94,7 @@ def fedasync(
 
     References: Xie, Koyejo and Gupta 2019 (FedAsync), algorithm 1.
     """
-    traffic = Traffic(devices, concurrency, arrivals_per_step, 1, max_staleness, refill)
+    traffic = Traffic(devices, concurrency, arrivals_per_step, 1, max_staleness, refill, hazard)
     check_traffic(traffic, population_size, "arrivals_per_step")
     validate.in_range("mixing_rate", mixing_rate, 0, 1, open_low=True)
     weigh = polynomial() if staleness is None else staleness
@@ -131,9 +134,9 @@ def fedasync(
             sent, rows = engine.rows_in_place(gathered.carry)
             last, models = engine.steady(mixed)(made, sent, rows, order, mixing)
         federation, info = close(star, key, cohort, gathered._replace(carry=last), federation)
-        return AsyncState(federation, flights, models), sent_instead(info, found.sent)
+        return AsyncState(federation, flights, models), sent_instead(info, found.begun)
 
-    metrics = (*metrics_of(star), *METRICS)
+    metrics = (*metrics_of(star), *METRICS, *losses(traffic))
     return Algorithm(init, step, lambda state: state.federation.server, star, metrics=metrics)
 
 

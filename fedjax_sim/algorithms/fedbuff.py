@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from fedjax_sim import aggregation, client, engine, server, validate
 from fedjax_sim.algorithms.asynchronous import asynchronous
+from fedjax_sim.network import Hazard
 from fedjax_sim.types import Aggregator, Algorithm, Devices, StalenessWeight, UpdateTransform
 
 __all__ = ["fedbuff"]
@@ -26,6 +27,7 @@ def fedbuff(
     staleness: StalenessWeight | None = None,
     max_staleness: int = 100,
     refill: str = "other",
+    hazard: Hazard | None = None,
     server_optimizer: optax.GradientTransformation | None = None,
     aggregator: Aggregator | None = None,
     num_steps: int | None = None,
@@ -42,7 +44,8 @@ def fedbuff(
     """FedBuff: the server averages the first K updates to arrive, each less the staler it is, and goes on.
 
     Args:
-      devices, population_size, concurrency, buffer_size, staleness, max_staleness, refill: as in `asynchronous`.
+      devices, population_size, concurrency, buffer_size, staleness, max_staleness, refill, hazard: as in
+        `asynchronous`.
       optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `weighting`, `shuffle` as in `client.work`.
       server_optimizer: optax; SGD with rate 1 by default, the paper's eta_g.
       aggregator: the mean of the K updates by default.
@@ -66,6 +69,7 @@ def fedbuff(
         staleness=staleness,
         max_staleness=max_staleness,
         refill=refill,
+        hazard=hazard,
         downlink=downlink,
         nonfinite=nonfinite,
         plan=plan,

@@ -2,7 +2,8 @@
 
 C places hold a client each. A client in flight is three numbers: its id, the version of the model that it was sent, and
 the ticks until its message arrives; its update is computed when it arrives. A step of the server takes the next
-arrivals by time, equal times by id. Among them may be clients that were sent work during the same step.
+arrivals by time, equal times by id. Among them may be clients that were sent work during the same step. Where clients
+may leave, a fourth number says when one does whose message never arrives: it keeps its place until then.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.algorithms.ticks import NEVER, advanced, earliest, last, later, places_of
-from fedjax_sim.network.devices import spent_by, there_at
+from fedjax_sim.network import Hazard
+from fedjax_sim.network.devices import absent_after, num_saturated, spent_by, there_at
 from fedjax_sim.prng import stream
+from fedjax_sim.sampling.clock import by_part, joules_of, ticks_done
+from fedjax_sim.sampling.leaving import leaves_at
 from fedjax_sim.sampling.permutation import others, permute
-from fedjax_sim.types import Array, Clock, Devices, Spent
+from fedjax_sim.types import Array, Clock, Devices, Load, Spent
 
-__all__ = ["PATIENCE", "Arrivals", "Flights", "Traffic", "begun", "durations", "next_arrivals", "take_off"]
+__all__ = ["PATIENCE", "Arrivals", "Begun", "Flights", "Traffic", "Trip", "next_arrivals", "take_off", "trips"]
 
 PATIENCE = 60  # seconds until a server looks again for clients when nobody is in flight
+CHECKS = 8  # of a client's presence during its local work, as `with_clock` makes by default
+STAYS = 2**31 - 1  # ticks
 COUNTED = 1024  # clients; more are sorted
 CANDIDATES, LOOKING = 2, 64  # drawn for each arrival: where clients are always there, and where they may not be
 
@@ -36,6 +42,12 @@ class Traffic(NamedTuple):
     buffer_size: int  # K arrivals make a version of the model: M, or 1
     max_staleness: int
     refill: str  # "other" or "same"
+    hazard: Hazard | None = None
+
+    @property
+    def loses(self) -> bool:
+        """Whether a client may leave before its message has arrived."""
+        return self.devices.availability is not None or self.hazard is not None
 
     @property
     def waits(self) -> bool:
@@ -55,6 +67,15 @@ class Traffic(NamedTuple):
         return min(each * self.block, self.devices.population_size - self.concurrency)
 
 
+class Begun(NamedTuple):
+    """The work that clients were sent, summed over them."""
+
+    sent: Array  # [] int32 models
+    joules: Array  # [] float32 of all that they do, until their message has arrived or they leave
+    saturated: Array  # [] int32 clients too slow for the clock
+    wasted: Array | None  # [] int32 messages on their way when their client leaves; None = nobody leaves
+
+
 class Flights(NamedTuple):
     """The state between two steps."""
 
@@ -64,8 +85,11 @@ class Flights(NamedTuple):
     version: Array  # [] int32 versions so far, those of skipped steps included
     clock: Clock
     arrived: Array  # [] int32 messages so far
-    sent: Array  # [] int32 models sent that no info has counted
-    joules: Array  # [] float32 of the work that these began
+    begun: Begun  # since the last step that was told
+    leaves: (
+        Array | None
+    )  # [C] uint32 ticks from now until a client leaves whose message never arrives; `NEVER` at other
+    # places. None = nobody leaves
 
 
 class Arrivals(NamedTuple):
@@ -80,8 +104,8 @@ class Arrivals(NamedTuple):
     busy: Array  # [] float32 ticks that clients were at work, over all places
     flying: Array  # [] int32 clients in flight after it
     stopped: Array  # [] int32 clients stopped, for their model was too old
-    sent: Array  # [] int32 models sent
-    joules: Array  # [] float32
+    begun: Begun
+    interrupted: Array | None  # [] int32 clients who left; None = nobody leaves
 
 
 class _Entry(NamedTuple):
@@ -91,6 +115,53 @@ class _Entry(NamedTuple):
     ids: Array
     bases: Array
     rank: Array  # int32: the arrival that it was sent work after; -1 = it was in flight already
+    leaves: Array | None  # uint32 ticks from the step's beginning until it leaves, if its message never arrives
+
+
+class Trip(NamedTuple):
+    """What clients do with a model that they are sent, each [c]; its moments follow from when it begins."""
+
+    ids: Array
+    load: Load
+    spent: Spent
+    present: Array  # bool: who is sent one
+    hazard: Array | None  # int32 ticks after the beginning until a hazard makes it leave, `STAYS` for who does not
+
+    def ends(self, traffic: Traffic, clock: Clock, start: Array) -> tuple[Array, Array | None]:
+        """([c] uint32 ticks from now until the message is there, at least one after the beginning; `NEVER` without any,
+        and until the client leaves, `NEVER` for who stays; None where nobody leaves.)
+
+        Args:
+          clock: now. start: [c] uint32 ticks from now until it begins; `NEVER` = it does not.
+        """
+        began = self.present & (start != NEVER)
+        arrive = jnp.where(began, later(start, jnp.maximum(self.spent.total.astype(jnp.uint32), 1)), NEVER)
+        if not traffic.loses:
+            return arrive, None
+        after = self.after(traffic, clock, start)
+        leaves = jnp.where(began & (after != STAYS), later(start, after.astype(jnp.uint32)), NEVER)
+        return jnp.where(leaves == NEVER, arrive, NEVER), leaves
+
+    def after(self, traffic: Traffic, clock: Clock, start: Array) -> Array:
+        """[c] int32 ticks after the beginning until the client leaves; `STAYS` if its message arrives before."""
+        after = jnp.full_like(self.ids, STAYS) if self.hazard is None else self.hazard
+        if traffic.devices.availability is not None:
+            began = advanced(clock, jnp.where(start == NEVER, 0, start), traffic.devices.ticks_per_second)
+            after = jnp.minimum(after, absent_after(traffic.devices, self.ids, began, self.spent, CHECKS))
+        return jnp.maximum(after, 0)
+
+    def begun(self, traffic: Traffic, key: Array, clock: Clock, start: Array) -> Begun:
+        """Of those that begin; arguments as for `ends` and `trips`."""
+        began = self.present & (start != NEVER)
+        joules, wasted = self.spent.joules, None
+        if traffic.loses:
+            after = self.after(traffic, clock, start)
+            done, lost = ticks_done(self.spent, after), after != STAYS
+            part = joules_of(done, *by_part(traffic.devices, key, self.ids, (self.load,)))
+            joules = jnp.where(lost, part, joules)
+            wasted = (began & lost & (done[2] > 0)).sum(dtype=jnp.int32)
+        joules = jnp.where(began, joules, 0).astype(jnp.float32).sum()
+        return Begun(began.sum(dtype=jnp.int32), joules, num_saturated(self.spent, began), wasted)
 
 
 def take_off(key: Array, traffic: Traffic, load: Callable) -> Flights:
@@ -104,14 +175,18 @@ def take_off(key: Array, traffic: Traffic, load: Callable) -> Flights:
     version, seconds, ticks, arrived = (
         jnp.zeros((), jnp.int32) for _ in range(4)
     )  # a state is donated: no array twice
-    due, spent = durations(key, traffic.devices, load, ids, there_at(traffic.devices, ids, seconds))
-    return Flights(ids, jnp.zeros_like(ids), due, version, Clock(seconds, ticks), arrived, *begun(due, spent))
+    clock, now = Clock(seconds, ticks), jnp.zeros_like(ids, jnp.uint32)
+    trip = trips(key, traffic, load, ids, there_at(traffic.devices, ids, seconds))
+    due, leaves = trip.ends(traffic, clock, now)
+    begun = trip.begun(traffic, key, clock, now)
+    return Flights(ids, jnp.zeros_like(ids), due, version, clock, arrived, begun, leaves)
 
 
 def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable) -> tuple[Arrivals, Flights]:
     """The next arrivals, and the state after the server has used them and sent work to clients in their places.
 
     A client whose model is more than `max_staleness` versions old at a step's beginning is stopped: its place is empty.
+    So is that of a client who leaves before its message has arrived, from the end of the step in which it does.
     Then the next M arrivals are taken. With `refill` "other", the place of each goes at once to a client drawn
     uniformly from those who, at the step's beginning, were there and had no place, an empty one either; nobody is drawn
     twice in a step, so no client is twice in a buffer. With "same" it is the client who arrived, once the next version
@@ -127,26 +202,28 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
     (tests/algorithms/test_flights.py::test_events_are_those_of_a_loop).
     """
     m, unit = traffic.block, traffic.devices.ticks_per_second
-    old = (flights.due != NEVER) & (flights.version - flights.bases > traffic.max_staleness)
-    flights = flights._replace(due=jnp.where(old, NEVER, flights.due))
+    old = ~_empty(flights) & (flights.version - flights.bases > traffic.max_staleness)
+    flights = _emptied(flights, old)
     places = earliest(flights.due, flights.ids, m)
     fresh = jnp.full_like(places, -1)
-    waiting = _Entry(flights.due[places], flights.ids[places], flights.bases[places], fresh)
+    leaves = None if flights.leaves is None else flights.leaves[places]
+    waiting = _Entry(flights.due[places], flights.ids[places], flights.bases[places], fresh, leaves)
     if traffic.refill == "same":  # who is sent work after the i-th arrival is the i-th of them
         waiting = _ordered(waiting)
     candidates, present, spare = _candidates(key, traffic, flights, waiting)
-    took, spent = durations(key, traffic.devices, load, candidates, present)
-    start, arrive = _settled(traffic, waiting.time, took)
-    entries, count = _joined(traffic, flights.version, waiting, start, _Entry(arrive, candidates, fresh, fresh))
+    trip = trips(key, traffic, load, candidates, present)
+    start, arrive, leaves = _settled(traffic, flights.clock, waiting.time, trip)
+    sent = _Entry(arrive, candidates, fresh, fresh, leaves)
+    entries, count = _joined(traffic, flights.version, waiting, start, sent)
     rank = jnp.arange(m, dtype=jnp.int32)
     there = rank < count
-    time, ids, bases, _ = (x[:m] for x in entries)
+    time, ids, bases = (x[:m] for x in entries[:3])
     elapsed = jnp.where(count > 0, jnp.where(there, time, 0).max(), np.uint32(PATIENCE * unit))
 
     stays = (entries.rank < count) & jnp.concatenate([~there, jnp.ones(m, bool)])  # M of 2M
     left = _at(jnp.nonzero(stays, size=m)[0], entries)
     due = flights.due.at[places].set(left.time)
-    sent, joules = begun(jnp.where(there, took, NEVER), spent)
+    begun = trip.begun(traffic, key, flights.clock, jnp.where(there, start, NEVER))
     versions = count if traffic.buffer_size == 1 else (count > 0).astype(jnp.int32)
     after = Flights(
         flights.ids.at[places].set(left.ids),
@@ -155,12 +232,19 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
         flights.version + versions,
         advanced(flights.clock, elapsed, unit),
         flights.arrived + count,
-        flights.sent + sent,
-        flights.joules + joules,
+        jax.tree.map(jnp.add, flights.begun, begun),
+        flights.leaves,
     )
+    interrupted = None
+    if traffic.loses:
+        leaving = flights.leaves.at[places].set(left.leaves)
+        gone = (leaving != NEVER) & (leaving <= elapsed)
+        interrupted = gone.sum(dtype=jnp.int32)
+        after = after._replace(leaves=jnp.where(gone | (leaving == NEVER), NEVER, leaving - elapsed))
     after = _filled(key, traffic, after, load, spare, count)
-    own = jnp.where(there & (arrive != NEVER), jnp.minimum(arrive, elapsed) - jnp.minimum(start, elapsed), 0)
-    busy = jnp.where(flights.due == NEVER, 0, jnp.minimum(flights.due, elapsed))
+    end, own_end = _earlier(flights.due, flights.leaves), _earlier(arrive, leaves)
+    own = jnp.where(there & (own_end != NEVER), jnp.minimum(own_end, elapsed) - jnp.minimum(start, elapsed), 0)
+    busy = jnp.where(end == NEVER, 0, jnp.minimum(end, elapsed))
     gaps = flights.version + (rank if traffic.buffer_size == 1 else 0) - bases
     arrivals = Arrivals(
         ids,
@@ -170,12 +254,28 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
         jnp.where(there, elapsed - time, 0),
         elapsed,
         busy.astype(jnp.float32).sum() + own.astype(jnp.float32).sum(),
-        (after.due != NEVER).sum(dtype=jnp.int32),
+        (~_empty(after)).sum(dtype=jnp.int32),
         old.sum(dtype=jnp.int32),
-        after.sent,
-        after.joules,
+        after.begun,
+        interrupted,
     )
-    return arrivals, after._replace(sent=jnp.zeros_like(after.sent), joules=jnp.zeros_like(after.joules))
+    return arrivals, after._replace(begun=jax.tree.map(jnp.zeros_like, after.begun))
+
+
+def _earlier(due: Array, leaves: Array | None) -> Array:
+    """When clients are done, or leave; `NEVER` at an empty place."""
+    return due if leaves is None else jnp.minimum(due, leaves)
+
+
+def _empty(flights: Flights) -> Array:
+    """[C] bool: places without a client."""
+    return _earlier(flights.due, flights.leaves) == NEVER
+
+
+def _emptied(flights: Flights, places: Array) -> Flights:
+    """Without the clients at `places` [C] bool."""
+    due, leaves = (x if x is None else jnp.where(places, NEVER, x) for x in (flights.due, flights.leaves))
+    return flights._replace(due=due, leaves=leaves)
 
 
 def _ordered(entry: _Entry) -> _Entry:
@@ -185,7 +285,8 @@ def _ordered(entry: _Entry) -> _Entry:
     """
     time, ids, number = entry.time, entry.ids, jnp.arange(entry.ids.size, dtype=jnp.int32)
     if number.size > COUNTED:
-        return _Entry(*jax.lax.sort(tuple(entry), num_keys=2))
+        leaves, structure = jax.tree.flatten(entry)
+        return jax.tree.unflatten(structure, jax.lax.sort(leaves, num_keys=2))
 
     def first(at, id, own):  # [n] whom this one comes before
         return jnp.where(at == time, jnp.where(id == ids, own < number, id < ids), at < time)
@@ -198,17 +299,16 @@ def _at(index: Array, entry: _Entry) -> _Entry:
     return jax.tree.map(lambda x: x[index], entry)
 
 
-def durations(key: Array, devices: Devices, load: Callable, ids: Array, present: Array) -> tuple[Array, Spent]:
-    """([c] uint32 ticks from the model's sending to the message's arrival, at least 1, `NEVER` for the absent; what the
-    clients spend.)"""
-    spent = spent_by(devices, key, ids, load(ids))
-    return jnp.where(present, jnp.maximum(spent.total.astype(jnp.uint32), 1), NEVER), spent
+def trips(key: Array, traffic: Traffic, load: Callable, ids: Array, present: Array) -> Trip:
+    """What clients `ids` do with a model, if they are `present` [c] bool.
 
-
-def begun(took: Array, spent: Spent) -> tuple[Array, Array]:
-    """(How many were sent a model, the energy of their work.)"""
-    sent = took != NEVER
-    return sent.sum(dtype=jnp.int32), jnp.where(sent, spent.joules, 0).astype(jnp.float32).sum()
+    Args:
+      key: of the step. load: as in `take_off`.
+    """
+    asked = load(ids)
+    spent = spent_by(traffic.devices, key, ids, asked)
+    hazard = None if traffic.hazard is None else leaves_at(traffic.hazard, traffic.devices, key, ids, spent)
+    return Trip(ids, asked, spent, present, hazard)
 
 
 def _candidates(key: Array, traffic: Traffic, flights: Flights, waiting: _Entry) -> tuple[Array, Array, Array]:
@@ -229,27 +329,30 @@ def _candidates(key: Array, traffic: Traffic, flights: Flights, waiting: _Entry)
     return ids[first[:m]], present[first[:m]], ids[first]
 
 
-def _settled(traffic: Traffic, waiting: Array, took: Array) -> tuple[Array, Array]:
-    """([M] when the clients who follow the next arrivals are sent work, [M] when their messages arrive.)
+def _settled(traffic: Traffic, clock: Clock, waiting: Array, trip: Trip) -> tuple[Array, Array, Array | None]:
+    """([M] when the clients who follow the next arrivals are sent work, and as `Trip.ends`.)
 
     The i-th arrival follows from the earlier ones alone, so M turns are exact; none is needed unless one
     arrives within the step.
     """
     if traffic.waits:
         start = jnp.where(waiting == NEVER, NEVER, last(waiting))
-        return start, later(start, took)
+        return start, *trip.ends(traffic, clock, start)
+
+    def arriving(times):
+        return trip.ends(traffic, clock, times)[0]
 
     def again(times):
-        return jnp.sort(jnp.concatenate([waiting, later(times, took)]))[: traffic.block]
+        return jnp.sort(jnp.concatenate([waiting, arriving(times)]))[: traffic.block]
 
     def earlier(pair):
         times = again(pair[1])
         return (times != pair[1]).any(), times
 
     first = jnp.sort(waiting)
-    unsettled = (later(first, took) < first[-1]).any()
+    unsettled = (arriving(first) < first[-1]).any()
     _, times = jax.lax.while_loop(lambda pair: pair[0], earlier, (unsettled, first))
-    return times, later(times, took)
+    return times, *trip.ends(traffic, clock, times)
 
 
 def _joined(traffic: Traffic, version: Array, waiting: _Entry, start: Array, sent: _Entry) -> tuple[_Entry, Array]:
@@ -263,7 +366,7 @@ def _joined(traffic: Traffic, version: Array, waiting: _Entry, start: Array, sen
     entries = _ordered(
         jax.tree.map(lambda a, b: jnp.concatenate([a, b]), waiting, sent._replace(bases=bases, rank=rank))
     )
-    time, _, base, _ = (x[:m] for x in entries)
+    time, base = entries.time[:m], entries.bases[:m]
     known = (time != NEVER) & (base <= version)
     if traffic.buffer_size == 1:
         known &= version + rank - base <= traffic.max_staleness
@@ -276,7 +379,7 @@ def _filled(key: Array, traffic: Traffic, flights: Flights, load: Callable, spar
     m, nobody = traffic.block, traffic.concurrency
 
     def fill(flights):
-        seconds, empty, rank = flights.clock.seconds, flights.due == NEVER, jnp.arange(m)
+        seconds, empty, rank = flights.clock.seconds, _empty(flights), jnp.arange(m)
         gone = empty & ~there_at(traffic.devices, flights.ids, seconds)
         kinds = (empty,) if traffic.devices.availability is None else (gone, empty & ~gone)
         new, number, away = jnp.zeros(m, jnp.int32), 0, gone.sum(dtype=jnp.int32)
@@ -287,14 +390,18 @@ def _filled(key: Array, traffic: Traffic, flights: Flights, load: Callable, spar
         turn = jnp.where(rank < number, rank, jnp.maximum(number, away) + rank - number)
         places = places_of(*kinds).at[turn].get(mode="fill", fill_value=nobody)
         ids = jnp.where(rank < number, new, flights.ids.at[places].get(mode="fill", fill_value=0))
-        took, spent = durations(stream(key, "empty places"), traffic.devices, load, ids, places < nobody)
-        sent, joules = begun(took, spent)
-        return flights._replace(
+        own, now = stream(key, "empty places"), jnp.zeros_like(ids, jnp.uint32)
+        trip = trips(own, traffic, load, ids, places < nobody)
+        due, leaves = trip.ends(traffic, flights.clock, now)
+        begun = trip.begun(traffic, own, flights.clock, now)
+        filled = flights._replace(
             ids=flights.ids.at[places].set(ids, mode="drop"),
             bases=flights.bases.at[places].set(flights.version, mode="drop"),
-            due=flights.due.at[places].set(took, mode="drop"),
-            sent=flights.sent + sent,
-            joules=flights.joules + joules,
+            due=flights.due.at[places].set(due, mode="drop"),
+            begun=jax.tree.map(jnp.add, flights.begun, begun),
         )
+        if leaves is None:
+            return filled
+        return filled._replace(leaves=flights.leaves.at[places].set(leaves, mode="drop"))
 
-    return jax.lax.cond((flights.due == NEVER).any(), fill, lambda flights: flights, flights)
+    return jax.lax.cond(_empty(flights).any(), fill, lambda flights: flights, flights)

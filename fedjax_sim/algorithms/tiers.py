@@ -14,16 +14,18 @@ import optax
 from jax.sharding import Mesh
 
 from fedjax_sim import aggregation, client, engine, sampling, server, tree, validate
-from fedjax_sim.algorithms.asynchronous import arrivals_only, load_for, sent_instead
+from fedjax_sim.algorithms.asynchronous import arrivals_only, check_hazard, load_for, losses, sent_instead
 from fedjax_sim.algorithms.costs import metrics_of
 from fedjax_sim.algorithms.federated import federated
-from fedjax_sim.algorithms.flights import LOOKING, PATIENCE, Traffic, begun, durations
+from fedjax_sim.algorithms.flights import LOOKING, PATIENCE, Begun, Traffic, trips
 from fedjax_sim.algorithms.round import close, collect
 from fedjax_sim.algorithms.state import Bases, FederatedState, initial_state
 from fedjax_sim.algorithms.ticks import NEVER, advanced, last
-from fedjax_sim.network.devices import checked, there_at
+from fedjax_sim.network import Hazard
+from fedjax_sim.network.devices import SATURATED, checked, spent_by, there_at
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.permutation import permute
+from fedjax_sim.sampling.timed import INTERRUPTED
 from fedjax_sim.types import (
     Aggregator,
     Algorithm,
@@ -47,7 +49,8 @@ METRICS = (
     Metric("arrivals", "messages that arrived", "count"),
     Metric("staleness", "steps between a model's sending and its tier's update", "", "mean", by="arrivals"),
     Metric("tier", "which tier was done, 0 the fastest", "", "last"),
-    Metric("joules", "energy of the work that was begun", "joules"),
+    Metric("joules", "energy of the work that was begun, as far as clients stay", "joules"),
+    SATURATED,
 )
 
 
@@ -68,6 +71,7 @@ class _Rounds(NamedTuple):
     there: Array  # [Q, m] bool
     due: Array  # [Q] uint32 ticks until the last client of each is done
     versions: Array  # [Q] int32 version of the model that they were sent
+    lost: Array  # [Q] int32 of their clients who leave before their message has arrived
 
 
 class TierState(NamedTuple):
@@ -79,8 +83,7 @@ class TierState(NamedTuple):
     order: Array  # [N] int32: all clients, from the fastest to the slowest
     version: Array  # [] int32 steps so far
     clock: Clock
-    sent: Array  # [] int32 models sent that no info has counted
-    joules: Array  # [] float32 of the work that these began
+    begun: Begun  # of the first rounds, until an info has counted it
 
 
 @validate.named_arguments
@@ -93,6 +96,7 @@ def fedat(
     num_tiers: int = 5,
     clients_per_tier: int = 10,
     coefficient: float = 0.0,
+    hazard: Hazard | None = None,
     aggregator: Aggregator | None = None,
     num_steps: int | None = None,
     num_epochs: int | None = None,
@@ -119,10 +123,12 @@ def fedat(
       num_tiers: Q in [1, N].
       clients_per_tier: m in [1, N // Q], drawn uniformly from the tier for each of its rounds.
       coefficient: of the clients' proximal term, as in `fedprox`; the paper's lambda.
+      hazard: when clients leave, as in `asynchronous`. A tier waits for those who leave until they do.
       aggregator, transform, nonfinite, plan, mesh: as in `federated`.
 
     Returns: an Algorithm with the info of `federated`, `round_seconds`, `simulated_seconds`, `arrivals`, `staleness`
-    (steps between a model's sending and the tier's update), `tier` and `joules`. A round cannot be observed, and no
+    (steps between a model's sending and the tier's update), `tier`, `joules` and what `asynchronous` tells of clients
+    who leave. A round cannot be observed, and no
     epsilon is stated: nobody knows the law of who takes part.
 
     Guarantees: the models of an event loop in NumPy (tests/algorithms/test_tiers.py::test_fedat_is_the_event_loop); one
@@ -137,7 +143,9 @@ def fedat(
     work = client.work(
         num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
     )
-    tiers = _Tiers(devices, num_tiers, clients_per_tier)
+    traffic = Traffic(devices, num_tiers, clients_per_tier, clients_per_tier, 0, "", hazard)
+    check_hazard(hazard)
+    tiers = _Tiers(traffic, num_tiers, clients_per_tier)
     rule = aggregation.mean() if aggregator is None else aggregator
     validate.part("aggregator", rule, Aggregator)
     if rule.design is not None:
@@ -146,7 +154,6 @@ def fedat(
     local, options = client.proximal(loss_fn, optimizer, coefficient, work), {"nonfinite": nonfinite}
     inside = sampling.uniform(population_size // num_tiers, clients_per_tier)  # the law in a tier, for the checks
     star = federated(inside, local, rule, _mirrored(num_tiers), transform, plan=plan, mesh=mesh, **options).parts
-    traffic = Traffic(devices, num_tiers, clients_per_tier, clients_per_tier, 0, "")
     star = star._replace(sampler=arrivals_only(traffic), complete=False)
     plain = star._replace(server=server.replacement())  # what clients are sent
 
@@ -156,7 +163,7 @@ def fedat(
     def step(key, state, population):
         light = state._replace(federation=state.federation._replace(clients=(), memory=()))
         ended = engine.steady(partial(_round_ended, tiers, plain))
-        tier, cohort, rounds, clock, sent = ended(stream(key, "arrivals"), light, population)
+        tier, cohort, rounds, clock, begun = ended(stream(key, "arrivals"), light, population)
         slots = jnp.full(clients_per_tier, tier)
         sent_at = jnp.full(clients_per_tier, state.rounds.versions[tier])
         bases = Bases(state.bases, slots, jnp.ones(clients_per_tier, jnp.float32), sent_at)
@@ -167,29 +174,34 @@ def fedat(
         kept = federation.server
         sent_next = jax.tree.map(lambda x, new: x.at[tier].set(new), state.bases, kept.params)
         federation = federation._replace(server=kept._replace(tier=jnp.zeros_like(tier), base=()))
-        zero = jnp.zeros_like(state.joules)
-        after = TierState(federation, rounds, sent_next, state.order, state.version + 1, clock, jnp.int32(0), zero)
-        return after, sent_instead(info, sent)
+        nothing = jax.tree.map(jnp.zeros_like, state.begun)
+        after = TierState(federation, rounds, sent_next, state.order, state.version + 1, clock, nothing)
+        return after, sent_instead(info, begun)
 
-    metrics = (*metrics_of(star), *METRICS)
+    metrics = (*metrics_of(star), *METRICS, *losses(traffic))
     return Algorithm(init, step, lambda state: state.federation.server.params, star, metrics=metrics)
 
 
 class _Tiers(NamedTuple):
     """Who is in which tier, and how a tier's round begins; static."""
 
-    devices: Devices
+    traffic: Traffic
     number: int
     cohort_size: int
+
+    @property
+    def devices(self) -> Devices:
+        """What their clients run on."""
+        return self.traffic.devices
 
     def order(self, key: Array, load: Callable) -> Array:
         """[N] int32: all clients by their times, equal ones by id; each tier is a part of it."""
         ids = jnp.arange(self.devices.population_size, dtype=jnp.int32)
-        took, _ = durations(stream(key, "profile"), self.devices, load, ids, jnp.ones(ids.shape, bool))
-        return jax.lax.sort((took, ids), num_keys=2)[1]
+        spent = spent_by(self.devices, stream(key, "profile"), ids, load(ids))
+        return jax.lax.sort((jnp.maximum(spent.total, 1), ids), num_keys=2)[1]
 
-    def begin(self, key: Array, order: Array, load: Callable, seconds: Array) -> Callable:
-        """(tier) -> (ids [m], who is there [m], ticks until the last is done, models sent, their joules)."""
+    def begin(self, key: Array, order: Array, load: Callable, clock: Clock) -> Callable:
+        """(tier) -> (ids [m], who will report [m], ticks until the last is done or gone, how many leave, `Begun`)."""
         size = self.devices.population_size
         edges = [q * size // self.number for q in range(self.number + 1)]
         each = 1 if self.devices.availability is None else LOOKING
@@ -201,12 +213,16 @@ class _Tiers(NamedTuple):
 
         def one(tier):
             ids = order[jnp.stack(draws)[tier]]
-            there = there_at(self.devices, ids, seconds) & (jnp.arange(max(most)) < jnp.array(most)[tier])
+            there = there_at(self.devices, ids, clock.seconds) & (jnp.arange(max(most)) < jnp.array(most)[tier])
             first = jnp.argsort(~there, stable=True)[: self.cohort_size]
             ids, there = ids[first], there[first]
-            took, spent = durations(key, self.devices, load, ids, there)
+            trip, now = trips(key, self.traffic, load, ids, there), jnp.zeros(ids.shape, jnp.uint32)
+            arrive, leaves = trip.ends(self.traffic, clock, now)
+            until = last(arrive) if leaves is None else jnp.maximum(last(arrive), last(leaves))
             wait = np.uint32(PATIENCE * self.devices.ticks_per_second)
-            return ids, there, jnp.where(there.any(), last(took), wait), *begun(jnp.where(there, took, NEVER), spent)
+            lost = jnp.int32(0) if leaves is None else (leaves != NEVER).sum(dtype=jnp.int32)
+            due = jnp.where(there.any(), jnp.maximum(until, 1), wait)
+            return ids, arrive != NEVER, due, lost, trip.begun(self.traffic, key, clock, now)
 
         return one
 
@@ -216,43 +232,50 @@ def _taken_off(tiers: _Tiers, plain: Star, key: Array, params: PyTree, populatio
     load = load_for(plain, params, population)
     order = tiers.order(key, load)
     tier, version, seconds, ticks = (jnp.zeros((), jnp.int32) for _ in range(4))  # to be donated: no array twice
-    begin = [tiers.begin(stream(key, f"tier {q}"), order, load, seconds)(q) for q in range(tiers.number)]
-    ids, there, due, sent, joules = (jnp.stack(x) for x in zip(*begin, strict=True))
-    rounds = _Rounds(ids, there, due, jnp.zeros_like(due, jnp.int32))
+    clock = Clock(seconds, ticks)
+    first = [tiers.begin(stream(key, f"tier {q}"), order, load, clock)(q) for q in range(tiers.number)]
+    ids, there, due, lost, begun = jax.tree.map(lambda *x: jnp.stack(x), *first)
+    rounds = _Rounds(ids, there, due, jnp.zeros_like(due, jnp.int32), lost)
     models = jax.tree.map(lambda x: jnp.broadcast_to(x, (tiers.number, *jnp.shape(x))), params)
     counts = jnp.zeros(tiers.number, jnp.int32)
     federation = initial_state(plain, params, population)
     federation = federation._replace(server=_Mean(params, models, counts, tier, ()))
     bases = jax.tree.map(jnp.copy, models)
-    return TierState(federation, rounds, bases, order, version, Clock(seconds, ticks), sent.sum(), joules.sum())
+    begun = jax.tree.map(lambda x: x.sum(dtype=x.dtype), begun)
+    return TierState(federation, rounds, bases, order, version, clock, begun)
 
 
 def _round_ended(
     tiers: _Tiers, plain: Star, key: Array, state: TierState, population: Population
-) -> tuple[Array, Cohort, _Rounds, Clock, Array]:
-    """(The tier whose round ends next, who reports, all rounds once its next one has begun, the time, models sent.)"""
+) -> tuple[Array, Cohort, _Rounds, Clock, Begun]:
+    """(The tier whose round ends next, who reports, all rounds once its next one has begun, the time, the new work.)"""
     unit, rounds = tiers.devices.ticks_per_second, state.rounds
     tier = jnp.argmin(rounds.due).astype(jnp.int32)
     elapsed = rounds.due[tier]
     clock = advanced(state.clock, elapsed, unit)
     load = load_for(plain, tree.spec(state.federation.server.params), population)
-    ids, there, due, sent, joules = tiers.begin(key, state.order, load, clock.seconds)(tier)
+    ids, there, due, lost, begun = tiers.begin(key, state.order, load, clock)(tier)
+    begun = jax.tree.map(jnp.add, state.begun, begun)
     metrics = {
         "round_seconds": elapsed.astype(jnp.float32) * (1.0 / unit),
         "simulated_seconds": clock.read(unit),
         "arrivals": rounds.there[tier].sum(dtype=jnp.int32),
         "staleness": (state.version - rounds.versions[tier]).astype(jnp.float32),
         "tier": tier,
-        "joules": state.joules + joules,
+        "joules": begun.joules,
+        SATURATED.name: begun.saturated,
     }
+    if tiers.traffic.loses:
+        metrics[INTERRUPTED.name] = rounds.lost[tier]
     next = _Rounds(
         rounds.ids.at[tier].set(ids),
         rounds.there.at[tier].set(there),
         (rounds.due - elapsed).at[tier].set(due),
         rounds.versions.at[tier].set(state.version + 1),
+        rounds.lost.at[tier].set(lost),
     )
     cohort = Cohort(rounds.ids[tier], rounds.there[tier], rounds.there[tier], metrics)
-    return tier, cohort, next, clock, state.sent + sent
+    return tier, cohort, next, clock, begun
 
 
 def _mirrored(number: int) -> ServerUpdate:

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.network.distributions import Distribution, as_distribution, lognormal, unit_draws
 from fedjax_sim.prng import stream
-from fedjax_sim.types import Array, Availability, Devices, Load, Metric, Spent
+from fedjax_sim.types import Array, Availability, Clock, Devices, Load, Metric, Spent
 
 __all__ = [
     "MOST_TICKS",
     "SATURATED",
     "Profile",
+    "absent_after",
     "checked",
     "heterogeneous",
     "num_saturated",
@@ -194,6 +195,30 @@ def there_at(devices: Devices, ids: Array, seconds: Array) -> Array:
     found = rule.at(ids, seconds)
     _expect("devices.availability.at(ids, seconds)", found, ids.shape, bool)
     return found
+
+
+def absent_after(devices: Devices, ids: Array, began: Clock, spent: Spent, checks: int) -> Array:
+    """When clients at work are first seen to be gone: [c] int32 ticks after they began; 2^31 - 1 for who stays.
+
+    Presence is looked up after the download, so often, evenly spaced, during the local work, and on arrival. Who is not
+    there on arrival is gone a tick before it.
+
+    Args:
+      began: of [c] or [].
+      checks: at least 1.
+
+    Guarantees: tests/sampling/test_timed.py::test_who_leaves; of asynchronous servers
+    tests/algorithms/test_flights.py::test_events_are_those_of_a_loop.
+    """
+    down, compute, up, _ = spent
+    parts = [compute // checks * i + compute % checks * i // checks for i in range(checks + 1)]
+    moments = jnp.stack([*(down + part for part in parts), down + compute + up])  # [checks + 2, c]
+    began = Clock(*(jnp.broadcast_to(x, moments.shape) for x in began))
+    seconds = began.moved(moments, devices.ticks_per_second).since(began).seconds
+    everyone = jnp.broadcast_to(ids, moments.shape)
+    here = there_at(devices, everyone.ravel(), seconds.ravel()).reshape(moments.shape)
+    leaves = jnp.where(here, jnp.int32(2**31 - 1), moments).min(0)
+    return jnp.where(here.all(0), leaves, jnp.minimum(leaves, spent.total - 1))
 
 
 def spent_by(devices: Devices, key: Array, ids: Array, load: Load) -> Spent:

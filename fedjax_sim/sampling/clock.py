@@ -23,11 +23,13 @@ __all__ = [
     "changed",
     "cut",
     "first_pass",
+    "joules_of",
     "lasting",
     "price_in",
     "repriced",
     "spend",
     "stated",
+    "ticks_done",
     "timed",
     "unlimited",
     "untimed",
@@ -180,13 +182,8 @@ def cut(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, n
     """
     spent = cohort.spent
     late = cohort.invited & (spent.total > at)
-    done, left = [], jnp.maximum(at, 0)
-    for ticks in spent[:3]:
-        done.append(jnp.minimum(ticks, left))
-        left = left - done[-1]
-    whole, energies = _planned(devices, key, cohort, price)
-    shares = [jnp.where(all_of > 0, x / jnp.maximum(all_of, 1), 1) for x, all_of in zip(done, whole, strict=True)]
-    part = sum(energy * share for energy, share in zip(energies, shares, strict=True))
+    done = ticks_done(spent, at)
+    part = joules_of(done, *_planned(devices, key, cohort, price))
     sent = cohort.reported if cohort.sent is None else cohort.sent
     begun, up = cohort.begun, 0
     if price.before is not None:
@@ -196,6 +193,25 @@ def cut(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, n
     sent &= ~late | (done[2] > up)
     done_by = Spent(*done, jnp.where(late, part, spent.joules))
     return losing(cohort._replace(sent=sent, begun=begun, spent=done_by), name, late, at)
+
+
+def ticks_done(spent: Spent, at: Array) -> tuple[Array, Array, Array]:
+    """The ticks of download, local work and message that are over at a moment, [c] each."""
+    done, left = [], jnp.maximum(at, 0)
+    for ticks in spent[:3]:
+        done.append(jnp.minimum(ticks, left))
+        left = left - done[-1]
+    return tuple(done)
+
+
+def joules_of(done: tuple, ticks: tuple, joules: tuple) -> Array:
+    """[c] the energy of what was done, in proportion to the time of each part.
+
+    Args:
+      ticks, joules: of each part as a whole.
+    """
+    shares = [jnp.where(whole > 0, x / jnp.maximum(whole, 1), 1) for x, whole in zip(done, ticks, strict=True)]
+    return sum(energy * share for energy, share in zip(joules, shares, strict=True))
 
 
 def lasting(devices: Devices, key: Array, cohort: Cohort, price: Price, joules: Array) -> Array:

@@ -10,9 +10,9 @@ from fedjax_sim.prng import stream
 from fedjax_sim.sampling.clock import changed, cut, timed, unlimited
 from fedjax_sim.sampling.design import responding
 from fedjax_sim.sampling.timed import INTERRUPTED
-from fedjax_sim.types import Sampler
+from fedjax_sim.types import Array, Devices, Sampler, Spent
 
-__all__ = ["with_hazard"]
+__all__ = ["leaves_at", "with_hazard"]
 
 NEVER = 2**31 - 1
 
@@ -43,11 +43,20 @@ def with_hazard(sampler: Sampler, hazard: Hazard) -> Sampler:
     validate.part("hazard", hazard, Hazard)
 
     def thinned(key, cohort, price):
-        down, compute, *_ = cohort.spent
-        after = hazard.leaves_after(stream(key, "hazard"), cohort.ids) * devices.ticks_per_second
-        leaves = down + jnp.minimum(after, compute.astype(jnp.float32)).astype(jnp.int32)
-        stays = after >= compute.astype(jnp.float32)
-        return cut(devices, key, cohort, price, jnp.where(stays, NEVER, leaves), INTERRUPTED.name)
+        leaves = leaves_at(hazard, devices, key, cohort.ids, cohort.spent)
+        return cut(devices, key, cohort, price, leaves, INTERRUPTED.name)
 
     known = any(metric.name == INTERRUPTED.name for metric in sampler.metrics)
     return changed(sampler, thinned, responding(sampler.design, "client"), () if known else (INTERRUPTED,))
+
+
+def leaves_at(hazard: Hazard, devices: Devices, key: Array, ids: Array, spent: Spent) -> Array:
+    """When clients leave, [c] int32 ticks after they began; `NEVER` for who stays until its work is done.
+
+    Args:
+      key: that the cohort was drawn with, or that its clients were sent work with.
+    """
+    compute = spent.compute.astype(jnp.float32)
+    after = hazard.leaves_after(stream(key, "hazard"), ids) * devices.ticks_per_second
+    leaves = spent.down + jnp.minimum(after, compute).astype(jnp.int32)
+    return jnp.where(after >= compute, NEVER, leaves)

@@ -7,7 +7,7 @@ import math
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.network.devices import SATURATED, checked, there_at
+from fedjax_sim.network.devices import SATURATED, absent_after, checked, there_at
 from fedjax_sim.sampling.clock import LONGEST, Timed, cut, spend, stated, unlimited, untimed, window
 from fedjax_sim.sampling.design import responding
 from fedjax_sim.sampling.fates import recounted
@@ -139,7 +139,8 @@ def with_clock(
             cohort = first_invited(cohort, num_invited)
         cohort = cohort._replace(spent=spend(devices, key, cohort, state.price))
         if present is not None:
-            cohort = _staying(devices, key, cohort, state, checks)
+            leaves = absent_after(devices, cohort.ids, state.clock, cohort.spent, checks)
+            cohort = cut(devices, key, cohort, state.price, leaves, INTERRUPTED.name)
         ticks = jnp.where(cohort.invited.any(), window(cohort), idle)
         clock = state.clock.moved(ticks, per_second).moved(overhead, per_second).since(state.clock)
         if scaled:
@@ -172,16 +173,3 @@ def _there(cohort: Cohort, here: Array) -> Cohort:
     metrics = cohort.metrics | {"unavailable": gone}
     there = {"invited": cohort.invited & here, "reported": cohort.reported & here, "sent": sent}
     return recounted(cohort._replace(**there, metrics=metrics))
-
-
-def _staying(devices: Devices, key: Array, cohort: Cohort, state: Timed, checks: int) -> Cohort:
-    """The cohort whose clients stop at the first of some moments at which they are not there any more."""
-    down, compute, up, _ = cohort.spent
-    parts = [compute // checks * i + compute % checks * i // checks for i in range(checks + 1)]
-    moments = jnp.stack([*(down + part for part in parts), down + compute + up])  # [checks + 2, m]
-    seconds = state.clock.moved(moments, devices.ticks_per_second).since(state.clock).seconds
-    ids = jnp.broadcast_to(cohort.ids, moments.shape)
-    here = there_at(devices, ids.ravel(), seconds.ravel()).reshape(moments.shape)
-    leaves = jnp.where(here, jnp.int32(2**31 - 1), moments).min(0)
-    leaves = jnp.where(here.all(0), leaves, jnp.minimum(leaves, cohort.spent.total - 1))  # not there on arrival: lost
-    return cut(devices, key, cohort, state.price, leaves, INTERRUPTED.name)

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from fedjax_sim.algorithms import flights
-from fedjax_sim.algorithms.flights import PATIENCE, Traffic, next_arrivals, take_off
+from fedjax_sim.algorithms.flights import CHECKS, PATIENCE, Traffic, _earlier, next_arrivals, take_off
 from fedjax_sim.algorithms.ticks import NEVER, earliest, places_of
+from fedjax_sim.network import Hazard
 from fedjax_sim.prng import stream
+from fedjax_sim.sampling import full, with_clock, with_hazard
 from fedjax_sim.sampling.permutation import permute
-from fedjax_sim.types import Availability, Devices, Load, Spent
+from fedjax_sim.types import Availability, Devices, Load, Spent, Work
 
 KEY, LOAD = jax.random.key(3), Load(*jnp.zeros((3, 1)))
 
@@ -60,8 +62,22 @@ class Loop:
 
     def send(self, id, at, base, seen_at=None):
         there = self.present(id, at if seen_at is None else seen_at)
-        self.places[id] = (at + int(ticks(id)), base) if there else None
+        end = at + int(ticks(id))
+        self.places[id] = self.leaving(id, at, end, base) or (end, base) if there else None
         self.sent += there
+
+    def leaving(self, id, at, end, base):
+        """("leaves", when, base) of a client that is gone at one of nine moments of its work, or on its arrival."""
+        work = end - at
+        moments = [at + work // CHECKS * i + work % CHECKS * i // CHECKS for i in range(CHECKS + 1)]
+        gone = [moment for moment in moments if not self.present(id, moment)]
+        return ("leaves", min(gone[0], end - 1), base) if gone else None
+
+    def gone(self):
+        """How many have left by now; their places are empty."""
+        left = [id for id, x in self.places.items() if x and x[0] == "leaves" and x[1] <= self.now]
+        self.places |= dict.fromkeys(left)
+        return len(left)
 
     def candidates(self, key):
         traffic = self.traffic
@@ -76,25 +92,29 @@ class Loop:
         """[(id, base, gap, wait)] of the arrivals, and who was stopped."""
         traffic, found, begun, later = self.traffic, [], self.now, []
         single = traffic.buffer_size == 1
-        stopped = [id for id, x in self.places.items() if x is not None and self.version - x[1] > traffic.max_staleness]
+        stopped = [id for id, x in self.places.items() if x and self.version - x[-1] > traffic.max_staleness]
         self.places |= dict.fromkeys(stopped)
         pool, known = self.candidates(key), self.version
         self.pool = list(pool)
         while len(found) < traffic.block:
-            flying = sorted((x[0], id) for id, x in self.places.items() if x is not None)
+            flying = sorted((x[0], id) for id, x in self.places.items() if x and x[0] != "leaves")
             if not flying:
                 break
             time, id = flying[0]
-            base = self.places[id][1]
+            base = self.places[id][-1]
             if base > known or self.version - base > traffic.max_staleness:
                 break
             self.now = time
             found.append((id, base, self.version - base, time))
-            last = len(found) == traffic.block or len(flying) == 1
+            full = len(found) == traffic.block
             self.version += single
             if traffic.refill == "other":
                 del self.places[id]
-                self.send(pool.pop(0), time, self.version + (last and not single), begun)
+                next = pool.pop(0)
+                self.send(next, time, self.version + (full and not single), begun)
+                x = self.places[next]
+                if x and x[0] == "leaves" and len(flying) == 1 and not (full or single):  # no other will arrive
+                    self.places[next] = (*x[:2], self.version + 1)
             elif single:
                 self.send(id, time, self.version)
             else:
@@ -153,21 +173,25 @@ def test_events_are_those_of_a_loop(name):
     step = jax.jit(lambda key, flights: next_arrivals(key, traffic, flights, lambda ids: LOAD))
     for t in range(25):
         expected, stopped = loop.step(keyed(t))
+        interrupted = loop.gone()
         found, flights = step(keyed(t), flights)
         count = int(found.there.sum())
         rows = [x[:count].tolist() for x in (found.ids, found.bases, found.gaps, found.waited)]
         assert list(zip(*rows, strict=True)) == expected, (name, t)
         clock = flights.clock
         assert (int(clock.seconds) * 10 + int(clock.ticks), int(flights.version)) == (loop.now, loop.version)
-        held = {id: (base, due) for id, base, due in zip(*map(np.asarray, flights[:3]), strict=True)}
+        leaves = np.full(traffic.concurrency, NEVER) if flights.leaves is None else np.asarray(flights.leaves)
+        rows = (flights.ids, flights.bases, np.minimum(flights.due, leaves), leaves != NEVER)
+        held = {id: tuple(rest) for id, *rest in zip(*map(np.asarray, rows), strict=True)}
         others, back, most = loop.fill(set(held))
         again = {id for id in back if held[id][1] != NEVER}
         assert len(again) == min(most, len(back)), (name, t)
         for id in (*others, *again):
             loop.send(id, loop.now, loop.version)
-        expected = {id: x and (x[1], x[0] - loop.now) for id, x in loop.places.items()}
+        expected = {id: x and (x[-1], x[-2] - loop.now, len(x) == 3) for id, x in loop.places.items()}
         assert {id: None if x[1] == NEVER else x for id, x in held.items()} == expected, (name, t)
-        assert (int(found.sent), int(found.stopped)) == (loop.sent, stopped)
+        assert (int(found.begun.sent), int(found.stopped)) == (loop.sent, stopped)
+        assert interrupted == (0 if found.interrupted is None else int(found.interrupted))
         loop.sent = 0
 
 
@@ -241,7 +265,8 @@ def test_clients_who_are_not_there_are_not_sent_work(refill):
     traffic = Traffic(devices(size, window), 12, 4, 4, 50, refill)
     flights = take_off(KEY, traffic, lambda ids: LOAD)
     step = jax.jit(lambda key, flights: next_arrivals(key, traffic, flights, lambda ids: LOAD))
-    assert window(np.asarray(flights.ids), 0).tolist() == (flights.due != NEVER).tolist()
+    assert window(np.asarray(flights.ids), 0).tolist() == (_earlier(flights.due, flights.leaves) != NEVER).tolist()
+    flying = 0
     for t in range(60):
         before, (found, flights) = flights, step(keyed(t), flights)
         ids, due, bases = map(np.asarray, (flights.ids, flights.due, flights.bases))
@@ -249,7 +274,8 @@ def test_clients_who_are_not_there_are_not_sent_work(refill):
         begun = int(before.clock.seconds), int(flights.clock.seconds)
         if refill == "other":
             assert (window(ids[fresh], begun[0]) | window(ids[fresh], begun[1])).all()
-            assert found.flying == 12
+            flying += int(found.begun.sent) - int(found.there.sum() + found.interrupted)
+            assert int(found.flying) == flying >= 4
         else:
             sent = (due != NEVER) & (bases == int(flights.version))
             assert window(ids[sent], begun[1]).all()
@@ -258,11 +284,52 @@ def test_clients_who_are_not_there_are_not_sent_work(refill):
     assert refill == "other" or found.flying < 12
 
 
+def phases(key, ids, load):
+    """Download, work and message of some ticks each, and 10 J, 20 J and 30 J for them where they are asked for."""
+    down, compute, up = 2 + ids % 5, 3 + ids % 11, 1 + ids % 7
+    asked = zip((10.0, 20.0, 30.0), (load.bytes_down, load.flops, load.bytes_up), strict=True)
+    return Spent(down, compute, up, sum(jnp.where(x > 0, joules, 0.0) for joules, x in asked))
+
+
+LEAVING = {
+    "presence": (Availability(lambda ids, seconds: (ids + seconds) % 4 != 0), None),
+    "hazard": (None, Hazard(lambda key, ids: 0.1 + (ids * 7 % 13).astype(jnp.float32) / 10)),
+}
+LEAVING["both"] = LEAVING["presence"][0], LEAVING["hazard"][1]
+
+
+@pytest.mark.parametrize("name", LEAVING)
+def test_who_leaves_is_lost_as_under_a_clock(name):
+    """Everybody is sent work at time 0, by an asynchronous server and by one that waits: the same clients are lost, at
+    the same ticks, with the same energy and as many messages on their way. Catches work of clients who leave that
+    counts with the one server only."""
+    size = 60
+    rule, hazard = LEAVING[name]
+    some = Devices(size, phases, rule, ticks_per_second=10)
+    clocked = with_clock(full(size), some)
+    clocked = clocked if hazard is None else with_hazard(clocked, hazard)
+    work = Work(1, 1, 1, 1.0)
+    cohort, _ = clocked.sample(KEY, clocked.tell(clocked.init(), work))
+    load = Load(*jnp.ones((3, 1)))
+    traffic = Traffic(some, size, 4, 4, 9, "same", hazard)
+    flights = take_off(KEY, traffic, lambda ids: Load(*(jnp.broadcast_to(x, ids.shape) for x in load)))
+    order = np.argsort(flights.ids)
+    due, leaves = np.asarray(flights.due)[order], np.asarray(flights.leaves)[order]
+    reported, invited = np.asarray(cohort.reported), np.asarray(cohort.invited)
+    np.testing.assert_array_equal(due != NEVER, reported)
+    np.testing.assert_array_equal(leaves != NEVER, invited & ~reported)
+    np.testing.assert_array_equal(np.minimum(due, leaves)[invited], np.asarray(cohort.spent.total)[invited])
+    begun = flights.begun
+    assert 0 < reported.sum() < invited.sum() == begun.sent
+    assert float(begun.joules) == pytest.approx(float(cohort.spent.joules.sum()), rel=1e-6)
+    assert int(begun.wasted) == int((cohort.sent & ~cohort.reported).sum())
+
+
 def test_nobody_is_there_yet():
     """Time goes on by a minute a step until somebody is. Catches a server that asks for ever at the same moment."""
     _, found = walked(Traffic(devices(40, nobody_early), 12, 4, 4, 50, "other"), 8)
     assert found.there.any(1).tolist() == [False, False, *[True] * 6]
-    assert found.elapsed[:2].tolist() == [PATIENCE * 10] * 2 and found.sent[:2].tolist() == [0, 4]
+    assert found.elapsed[:2].tolist() == [PATIENCE * 10] * 2 and found.begun.sent[:2].tolist() == [0, 4]
     assert found.flying[-1] == 12
 
 
@@ -285,7 +352,7 @@ def test_a_client_whose_model_is_too_old_is_stopped():
     _, found = walked(traffic, 300)
     assert found.gaps.max() == 2 and found.stopped.sum() > 50
     assert found.there.all() and found.flying.min() > 6
-    assert found.sent.sum() - found.there.sum() - found.stopped.sum() in range(12 + 1)
+    assert found.begun.sent.sum() - found.there.sum() - found.stopped.sum() in range(12 + 1)
 
 
 def test_no_update_is_older_than_the_ring():
@@ -314,7 +381,7 @@ def test_energy_of_those_who_are_sent_work():
         flights = take_off(KEY, traffic, lambda ids: LOAD)
         for t in range(6):
             found, flights = next_arrivals(keyed(t), traffic, flights, lambda ids: LOAD)
-            assert float(found.joules) == 5 * int(found.sent), (refill, t)
+            assert float(found.begun.joules) == 5 * int(found.begun.sent), (refill, t)
 
 
 def test_earliest_is_a_sort():

@@ -61,7 +61,6 @@ OWN = {
     "hierarchical_fedavg": over_edges,
     "push_sum": trained(algorithms.push_sum, mixing=lambda: network.push(network.exponential(p.NUM_CLIENTS))),
 }
-ASYNCHRONOUS = ("asynchronous", "fedasync", "fedat", "fedbuff")
 FAMILIES = ("dpsgd", "fedbuff", "hierarchical_fedavg", "pairwise_gossip")
 TIMED = cases.rows([name for name in sorted(cases.CASES["algorithms"]) if name not in OTHERS], FAMILIES)
 
@@ -141,7 +140,7 @@ def test_what_takes_no_clock(name, monkeypatch):
                 cases.CASES["algorithms"][name]()
 
 
-@pytest.mark.parametrize("name", [x for x in TIMED if getattr(x, "values", (x,))[0] not in ASYNCHRONOUS])
+@pytest.mark.parametrize("name", TIMED)
 def test_who_is_too_slow_for_the_clock_is_counted(name, monkeypatch):
     """Phones whose messages take nine days and thirty look alike to a clock of milliseconds: Info counts all who work,
     and nobody where the clock counts seconds. Fault: simulated time that is wrong, and nobody is told."""
