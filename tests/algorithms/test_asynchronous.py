@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import aggregation, algorithms, client, population, sampling, server, transform
+from fedjax_sim import aggregation, algorithms, client, network, population, sampling, server, transform
 from fedjax_sim.algorithms.flights import Traffic
 from fedjax_sim.algorithms.round import observe
 from fedjax_sim.instruments import variance_budget
@@ -16,7 +16,7 @@ from fedjax_sim.privacy import mechanism_of
 from fedjax_sim.prng import stream
 from fedjax_sim.running.log import as_record, totals_of
 from fedjax_sim.server import staleness
-from fedjax_sim.types import ClientData, ClientUpdate, Devices, Report, Spent
+from fedjax_sim.types import Availability, ClientData, ClientUpdate, Devices, Report, Spent
 from tests.algorithms import test_flights as events
 from tests.laws import cases
 from tests.laws import problems as p
@@ -203,6 +203,25 @@ def test_what_reads_the_parts_refuses():
         ragged(devices, weighting="examples", aggregator=aggregation.mean(), **options)
     with pytest.raises(ValueError, match="aggregator: expected one whose result a client moves"):
         ragged(devices, transform=transform.gaussian_mechanism(1.0, 1.0), **options)
+
+
+@pytest.mark.parametrize("make", ["fedbuff", "fedasync", "fedat"])
+def test_everybody_who_is_sent_a_model_is_accounted_for(make):
+    """Models sent = updates that arrived + clients who left + clients stopped + clients still at work, of devices that
+    come and go and with a hazard. Catches work that ends nowhere, or twice."""
+    rule = Availability(lambda ids, seconds: (ids + seconds // 2) % 5 != 0)
+    some = Devices(SIZE, events.devices(SIZE).spend, rule, ticks_per_second=10)
+    options = {"num_tiers": 3, "clients_per_tier": 3} if make == "fedat" else {"concurrency": 8}
+    options |= {"buffer_size": 4} if make == "fedbuff" else {"arrivals_per_step": 2} if make == "fedasync" else {}
+    made = quadratic(getattr(algorithms, make), some, hazard=network.memoryless(1.5), **options)
+    _, infos, state = run(made, {"w": jnp.zeros(1)}, clients(), 60)
+    total = {name: sum(float(info[name]) for info in infos) for name in ("clients_invited", "arrivals", "interrupted")}
+    at_work = total["clients_invited"] - total["arrivals"] - total["interrupted"]
+    if make == "fedat":
+        assert at_work == int(state.rounds.there.sum() + state.rounds.lost.sum())
+    else:
+        assert at_work - sum(int(info["stopped_clients"]) for info in infos) == 8 - int(infos[-1]["empty_places"])
+    assert total["interrupted"] > 10 and total["arrivals"] > 20
 
 
 def test_summary_of_a_run():

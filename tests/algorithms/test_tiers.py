@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from fedjax_sim import aggregation, algorithms, population, sampling
+from fedjax_sim.network import Hazard
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.permutation import permute
 from tests.algorithms import test_flights as events
@@ -49,6 +50,30 @@ def test_fedat_is_the_event_loop():
         rounds[tier], due[tier] = (w, ids, t + 1), now + max(events.ticks(ids))
         tiers.append(tier)
     assert set(tiers) == {0, 1, 2} and infos[0]["clients_invited"] == 8
+
+
+def test_a_tier_does_without_clients_who_leave():
+    """A third of the clients leave after two ticks of their work. Catches updates of clients who are gone, a tier that
+    waits for a message that never comes, and clients who leave and are not counted."""
+    hazard = Hazard(lambda key, ids: jnp.where(ids % 3 == 0, 0.2, 1e6))
+    made = quadratic(algorithms.fedat, num_tiers=TIERS, clients_per_tier=SLOTS, hazard=hazard)
+    _, infos, _ = run(made, {"w": jnp.zeros(1)}, clients(), 14)
+    groups = np.array(sorted(range(SIZE), key=lambda id: (events.ticks(np.array(id)), id))).reshape(TIERS, -1)
+
+    def begun(key, tier, now):
+        ids = groups[tier][np.asarray(permute(stream(key, "cohort"), jnp.arange(SLOTS), SIZE // TIERS))]
+        took = events.ticks(ids)
+        leaves = (ids % 3 == 0) & (took > 2)
+        return now + max(np.where(leaves, 2, took)), leaves.sum()
+
+    rounds, lost = {q: begun(stream(events.KEY, f"tier {q}"), q, 0) for q in range(TIERS)}, 0
+    for t, info in enumerate(infos):
+        tier = min(rounds, key=lambda q: (rounds[q][0], q))
+        now, leaving = rounds[tier]
+        assert (info["tier"], info["arrivals"], info["interrupted"]) == (tier, SLOTS - leaving, leaving)
+        np.testing.assert_allclose(info["simulated_seconds"], now / 10, rtol=1e-6)
+        rounds[tier], lost = begun(stream(events.keyed(t), "arrivals"), tier, now), lost + leaving
+    assert 3 < lost < 14 * SLOTS
 
 
 @pytest.mark.optimised
