@@ -24,6 +24,7 @@ def trace(
     unit: str = "s",
     origin: float = 0.0,
     period_seconds: int | None = None,
+    delimiter: str = "auto",
 ) -> Availability:
     """Clients are there in the intervals that a file lists, which repeat.
 
@@ -36,6 +37,7 @@ def trace(
       unit: of the times, "s", "ms", "min" or "h".
       origin: the time in the file, in its unit, at which a run begins, such as 1709286000 of Unix times.
       period_seconds: after which all repeats; None: the last end, in whole seconds.
+      delimiter: between values, as in `measured`.
 
     Returns: `Availability`; a query is a binary search among the intervals of its client. Its `rate` is the share of a
     whole period: what a shorter run sees of it may be all or nothing.
@@ -49,10 +51,11 @@ def trace(
     (::test_a_share_is_no_chance); Unix times, which would leave a run alone for decades, are refused without their
     origin (::test_times_since_another_moment).
     """
-    texts = columns(path, {"client": client, "start": start, "end": end})
+    table = columns(path, {"client": client, "start": start, "end": end}, delimiter=delimiter)
+    texts = table.texts
     seconds = factor("unit", unit, SECONDS)
     validate.in_range("origin", origin, 0, 1e15)
-    times = (numbers(name, texts[name], origin) - origin for name in ("start", "end"))
+    times = (numbers(name, table, origin) - origin for name in ("start", "end"))
     begins, ends = (np.ceil(np.round(time * seconds, 6)) for time in times)
     for i in np.flatnonzero(ends < begins)[:1]:
         validate.fail("end", f"no end before the start in row {i + 1}", texts["end"][i])

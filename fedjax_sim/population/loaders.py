@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim import validate
+from fedjax_sim import text_files, validate
 from fedjax_sim.population.federated_data import PADDING, FederatedData, check_ids, existing, files_of, from_sites
 
 __all__ = ["leaf", "tff_hdf5"]
@@ -64,9 +64,10 @@ def _leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
     clients: dict[str, dict[str, np.ndarray]] = {}
     for path in paths:
         place = f"{folder.name}/{path.name}"
+        text = text_files.text_of(place, path, "JSON text in UTF-8")
         try:
-            content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_distinct)
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            content = json.loads(text, object_pairs_hook=_distinct)
+        except (json.JSONDecodeError, RecursionError) as error:
             validate.fail(place, "JSON text", str(error))
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from None
