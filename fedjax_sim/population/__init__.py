@@ -19,6 +19,7 @@ from fedjax_sim.population.grouping import with_groups
 from fedjax_sim.population.groups import Group, Grouped, grouped
 from fedjax_sim.population.host import Host, host_store
 from fedjax_sim.population.images import synthetic_images
+from fedjax_sim.population.libsvm_file import libsvm
 from fedjax_sim.population.linkage import align_similar, bloom_filters, dice
 from fedjax_sim.population.links import link_data, with_links
 from fedjax_sim.population.loaders import leaf, tff_hdf5
@@ -106,6 +107,7 @@ __all__ = [
     "label_flip",
     "label_offset",
     "leaf",
+    "libsvm",
     "linear_teacher",
     "link_data",
     "logistic_teacher",
