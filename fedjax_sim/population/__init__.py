@@ -19,6 +19,7 @@ from fedjax_sim.population.grouping import with_groups
 from fedjax_sim.population.groups import Group, Grouped, grouped
 from fedjax_sim.population.host import Host, host_store
 from fedjax_sim.population.images import synthetic_images
+from fedjax_sim.population.leaf_sets import celeba, sent140
 from fedjax_sim.population.libsvm_file import libsvm
 from fedjax_sim.population.linkage import align_similar, bloom_filters, dice
 from fedjax_sim.population.links import link_data, with_links
@@ -81,6 +82,7 @@ __all__ = [
     "bloom_filters",
     "breast_cancer",
     "by_group",
+    "celeba",
     "constrained",
     "controller_tuning",
     "cora",
@@ -130,6 +132,7 @@ __all__ = [
     "random_labels",
     "read_store",
     "sensor_calibration",
+    "sent140",
     "set_points",
     "shakespeare",
     "shards",

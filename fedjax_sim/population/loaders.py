@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_sim import text_files, validate
 from fedjax_sim.population.federated_data import PADDING, FederatedData, check_ids, existing, files_of, from_sites
 
-__all__ = ["leaf", "tff_hdf5"]
+__all__ = ["leaf", "leaf_split", "tff_hdf5"]
 
 TASKS = ("binary", "classification", "next_token", "regression")
 
@@ -57,8 +57,11 @@ def _array(place: str, values: Any) -> np.ndarray:
     return array
 
 
-def _leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
-    """user -> {"x", "y"} of every JSON file in the folder, in file order."""
+def leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
+    """user -> {"x", "y"}, arrays of numbers or texts, of every JSON file in the folder, in file order.
+
+    Raises: ValueError or TypeError that names file and user.
+    """
     existing("directory", str(folder))
     paths = files_of(folder, ".json", "a file")
     clients: dict[str, dict[str, np.ndarray]] = {}
@@ -100,7 +103,9 @@ def _characters(*splits: dict[str, dict[str, np.ndarray]]) -> tuple[tuple[str, .
     for place, client in clients:
         texts, targets = client["x"], client["y"]
         if texts.ndim != 1 or targets.ndim != 1 or texts.dtype.kind != "U" or targets.dtype.kind != "U":
-            validate.fail(place, "one text and one character per example", (str(texts.dtype), str(targets.dtype)))
+            hint = "Sent140's tweets are read by population.sent140, CelebA's images by population.celeba."
+            rule, shown = "one text and one character per example", (str(texts.dtype), str(targets.dtype))
+            validate.fail(place, rule, shown, hint)
         wrong = [text for text in texts if len(text) != length or not length] + [c for c in targets if len(c) != 1]
         if wrong:
             validate.fail(place, f"texts of {length} characters and labels of one", str(wrong[0]))
@@ -139,7 +144,7 @@ def leaf(*, directory: str, task: str = "classification", num_classes: int | Non
     """
     folder = existing("directory", directory)
     validate.one_of("task", task, TASKS)
-    train, test = _leaf_split(folder / "train"), _leaf_split(folder / "test")
+    train, test = leaf_split(folder / "train"), leaf_split(folder / "test")
     vocabulary = None
     if any(client["x"].dtype.kind == "U" for client in train.values()):
         vocabulary, (train, test) = _characters(train, test)
