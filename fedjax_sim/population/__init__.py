@@ -17,6 +17,7 @@ from fedjax_sim.population.graph_partition import (
 from fedjax_sim.population.graphs import cora, karate_club, molecules, node_data, stochastic_blocks
 from fedjax_sim.population.grouping import with_groups
 from fedjax_sim.population.groups import Group, Grouped, grouped
+from fedjax_sim.population.hdf5_text import tff_text
 from fedjax_sim.population.host import Host, host_store
 from fedjax_sim.population.images import synthetic_images
 from fedjax_sim.population.leaf_sets import celeba, sent140
@@ -143,6 +144,7 @@ __all__ = [
     "synthetic_images",
     "tag",
     "tff_hdf5",
+    "tff_text",
     "with_groups",
     "with_links",
     "with_local_test",

@@ -30,7 +30,7 @@ def sent140(*, directory: str, num_words: int = 1000, max_bytes: int = 2**33) ->
     """LEAF's Sent140: is a tweet positive? A user is a client; features count words, as in LEAF's bag of words.
 
     Args:
-      directory: holds LEAF's train/*.json and test/*.json; an example is [id, date, query, user, text], with label 0, 1.
+      directory: holds LEAF's train/*.json and test/*.json; examples are [id, date, query, user, text], labels 0, 1.
       num_words: V, the words that are most often in the training tweets (of equally many, the alphabet's first).
       max_bytes: refuse tweets that take more as a table, 4 n V.
 
