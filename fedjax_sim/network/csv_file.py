@@ -98,7 +98,7 @@ def _kept(
     return sorted(kept, key=lambda row: row[0]), count
 
 
-def numbers(option: str, table: Table, least: float = 0.0, *, above: bool = False) -> np.ndarray:
+def numbers(option: str, table: Table, least: float = 0.0, *, above: bool = False, hint: str = "") -> np.ndarray:
     """A column as [rows] float64: finite numbers of at least `least`, or above it.
 
     Raises: ValueError that names the first wrong row.
@@ -108,7 +108,7 @@ def numbers(option: str, table: Table, least: float = 0.0, *, above: bool = Fals
         found[i] = validate.decimal(text)
         if not (math.isfinite(found[i]) and (found[i] > least or (found[i] == least and not above))):
             rule = f"a finite number {'>' if above else '>='} {least:.15g} in row {table.rows[i]}"
-            validate.fail(option, rule, text)
+            validate.fail(option, rule, text, "" if math.isfinite(found[i]) else hint)
     return found
 
 
