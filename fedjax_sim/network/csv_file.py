@@ -33,6 +33,8 @@ def columns(
     missing: Sequence[str] = (),
     sample_rows: int | None = None,
     seed: int = 0,
+    first: Mapping[str, int | None] | None = None,
+    way_out: str = "",
 ) -> Table:
     """The texts of some columns.
 
@@ -43,6 +45,8 @@ def columns(
       missing: texts that stand for a missing value; rows with one in a column that is asked for are left out.
       sample_rows: so many rows at random, without replacement and in the file's order; None for all of them.
       seed: of that choice.
+      first: what is asked for -> of how many distinct texts, as they first appear; rows with others are left out.
+      way_out: what errors say of more than 2^18 rows.
 
     Raises: ValueError for a file that cannot be read, a column that is not there or twice, a row of another length, no
     rows, or more than 2^18 of which none are left out.
@@ -63,10 +67,13 @@ def columns(
         validate.integer("sample_rows", sample_rows, 1, MOST_ROWS)
         validate.integer("seed", seed, 0)
     places = [header.index(name) for name in names.values()]
-    kept, count = _kept(_whole(rows, header, places, codes), sample_rows, seed)
+    found = _whole(rows, header, places, codes)
+    for option, most in (first or {}).items():
+        if most is not None:
+            found = _of_first(found, list(names).index(option), most)
+    kept, count = _kept(found, sample_rows, seed)
     if not 1 <= count <= (MOST_ROWS if sample_rows is None else count):
-        hint = "" if not count else f"Take some of them at random: sample_rows = {MOST_ROWS}."
-        validate.fail("path", f"1 to {MOST_ROWS} rows below the header", count, hint)
+        validate.fail("path", f"1 to {MOST_ROWS} rows below the header", count, way_out if count else "")
     texts = {option: [values[i] for _, values in kept] for i, option in enumerate(names)}
     return Table(texts, [i for i, _ in kept])
 
@@ -81,6 +88,16 @@ def _whole(
         values = [row[place] for place in places]
         if not any(value in missing for value in values):
             yield i, values
+
+
+def _of_first(rows: Iterator[tuple[int, list[str]]], place: int, most: int) -> Iterator[tuple[int, list[str]]]:
+    """The rows whose text at this place is one of the first so many distinct ones."""
+    known: set[str] = set()
+    for number, values in rows:
+        if len(known) < most:
+            known.add(values[place])
+        if values[place] in known:
+            yield number, values
 
 
 def _kept(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.network.csv_file import SECONDS, columns, factor, numbers, parted
+from fedjax_sim.network.csv_file import MOST_ROWS, SECONDS, columns, factor, numbers, parted
 from fedjax_sim.network.devices import Profile, of_profiles
 from fedjax_sim.network.distributions import unit_draws
 from fedjax_sim.network.layouts import filled
@@ -113,7 +113,10 @@ def measured(
     named = {option: name for option, name in given.items() if isinstance(name, str)}
     weighted = assign == "random" and row_weight is not None
     wanted = named | ({"row_weight": row_weight} if weighted else {})
-    measurements = columns(path, wanted, delimiter=delimiter, missing=missing, sample_rows=sample_rows, seed=seed)
+    way_out = f"Take some of them at random: sample_rows = {MOST_ROWS}."
+    measurements = columns(
+        path, wanted, delimiter=delimiter, missing=missing, sample_rows=sample_rows, seed=seed, way_out=way_out
+    )
     table = {}
     for option, value in given.items():
         above = option in ("speed", "bandwidth_down", "bandwidth_up")

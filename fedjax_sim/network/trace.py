@@ -29,6 +29,7 @@ def trace(
     origin: float | str = 0.0,
     period_seconds: int | None = None,
     delimiter: str = "auto",
+    max_clients: int | None = None,
 ) -> Availability:
     """Clients are there in the intervals that a file lists, which repeat.
 
@@ -44,6 +45,7 @@ def trace(
         "2024-03-01" of dates, which need one.
       period_seconds: after which all repeats; None: the last end, in whole seconds.
       delimiter: between values, as in `measured`.
+      max_clients: of the file, so many as they first appear; None for all. It may have 2^18 intervals of theirs.
 
     Returns: `Availability`; a query is a binary search among the intervals of its client. Its `rate` is the share of a
     whole period: what a shorter run sees of it may be all or nothing.
@@ -55,9 +57,14 @@ def trace(
     Guarantees: as the file says, at every second (tests/network/test_trace.py::test_every_second); the share of each
     client is exact (::test_shares_are_exact), and stands for no chance in a round: nothing that needs one takes it
     (::test_a_share_is_no_chance); Unix times, which would leave a run alone for decades, are refused without their
-    origin (::test_times_since_another_moment); dates are seconds (::test_dates).
+    origin (::test_times_since_another_moment); dates are seconds (::test_dates), and the first clients are as in the
+    whole file (::test_first_clients).
     """
-    table = columns(path, {"client": client, "start": start, "end": end}, delimiter=delimiter)
+    if max_clients is not None:
+        validate.integer("max_clients", max_clients)
+    named = {"client": client, "start": start, "end": end}
+    way_out = "Take fewer of the file's clients: max_clients."
+    table = columns(path, named, delimiter=delimiter, first={"client": max_clients}, way_out=way_out)
     texts = table.texts
     times = _seconds_of_dates(table, origin) if unit == DATE else _seconds(table, unit, origin)
     begins, ends = (np.ceil(np.round(time, 6)) for time in times)

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from fedjax_sim import aggregation, algorithms, network, population, sampling, transform
+from fedjax_sim.network import csv_file
 from fedjax_sim.privacy import mechanism_of
 
 FILE = """client,start,end,why
@@ -133,6 +134,18 @@ def test_wrong_dates(tmp_path, row, options, told):
     """Catches a date that is guessed, and one that stands for another moment."""
     with pytest.raises(ValueError, match=told):
         network.trace(written(tmp_path, f"client,start,end\n{row}\n"), **options)
+
+
+def test_first_clients(tmp_path, monkeypatch):
+    """A file with more intervals than programs hold. Catches intervals of others, and late ones that are lost."""
+    condition = network.trace(written(tmp_path), max_clients=2, period_seconds=30)
+    for second in range(30):
+        found = condition.at(jnp.arange(4), jnp.int32(second)).tolist()
+        assert found == [listed(client % 2, second, 30) for client in range(4)]
+    monkeypatch.setattr(csv_file, "MOST_ROWS", 7)
+    with pytest.raises(ValueError, match=r"path: expected 1 to 7 rows below the header, got 8. .* max_clients"):
+        network.trace(str(tmp_path / "trace.csv"))
+    assert network.trace(str(tmp_path / "trace.csv"), max_clients=3).rate(np.arange(3)).tolist()[2] == 0
 
 
 def test_units(tmp_path):
