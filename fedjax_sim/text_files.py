@@ -12,9 +12,9 @@ from pathlib import Path
 
 from fedjax_sim import validate
 
-__all__ = ["check_missing", "decoded", "number", "one_column", "rows_of", "text_of"]
+__all__ = ["check_missing", "number", "one_column", "rows_of", "text_of"]
 
-DELIMITERS = (",", ";", "\t")
+DELIMITERS = ("\t", ";", ",")  # a name with a comma in it is more usual than one with a semicolon or a tab
 CONVERSIONS = (  # first bytes of what is no text -> how it becomes one
     (b"\xff\xfe", "It is UTF-16: save it as UTF-8 (in Excel: 'CSV UTF-8')."),
     (b"\xfe\xff", "It is UTF-16: save it as UTF-8 (in Excel: 'CSV UTF-8')."),
@@ -27,17 +27,6 @@ CONVERSIONS = (  # first bytes of what is no text -> how it becomes one
     (b"PAR1", "It is a Parquet file: write it as text, pandas.read_parquet(path).to_csv(...)."),
     (b"\x89HDF", "It is an HDF5 file: population.tff_hdf5 and tff_text read those of TensorFlow Federated."),
 )
-
-
-def decoded(data: bytes) -> str:
-    """Text in UTF-8, with or without a byte order mark.
-
-    Raises: UnicodeDecodeError.
-
-    >>> decoded(b"\\xef\\xbb\\xbfa = 1")
-    'a = 1'
-    """
-    return data.decode("utf-8-sig")
 
 
 def text_of(name: str, path: str | os.PathLike, what: str = "text in UTF-8") -> str:
@@ -170,7 +159,7 @@ def _delimiter_of(line: str, spaces: bool) -> str:
     counts = [bare.count(mark) for mark in DELIMITERS]
     if spaces and not any(counts) and re.search(r"\S +\S", bare):
         return "space"
-    return DELIMITERS[counts.index(max(counts))]
+    return DELIMITERS[counts.index(max(counts))] if any(counts) else ","
 
 
 def _unreadable(name: str, what: str, path: str | os.PathLike, error: Exception) -> None:

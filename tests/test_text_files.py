@@ -11,7 +11,7 @@ from fedjax_sim import text_files
 from fedjax_sim.config.document import ConfigError, load
 from fedjax_sim.text_files import number, rows_of, text_of
 
-TABLE = [["id", "down, Mbit/s", 'a "name"'], ["1", "2.5", "x"], ["-9", "", "y;z"], ["?", "1e3", "#3"]]
+TABLE = [["id", "down, up", 'a "name", of, it, all'], ["1", "2.5", "x"], ["-9", "", "y;z"], ["?", "1e3", "#3"]]
 
 
 def styled(delimiter, start, end, quoting, blank):

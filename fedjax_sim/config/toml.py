@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim import text_files
 from fedjax_sim.config.kinds import Words, problem
 
 __all__ = ["ConfigError", "override", "read_document", "written"]
@@ -41,7 +40,7 @@ def read_document(path: Path) -> dict[str, Any]:
     if data is None:
         raise ConfigError([problem(str(path), f"at most {MAX_BYTES} bytes", path.stat().st_size)])
     try:
-        return tomllib.loads(text_files.decoded(data))
+        return tomllib.loads(data.decode("utf-8-sig"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         words = str(error)
         hint = "A key or table may be given once." if "overwrite" in words or "twice" in words else ""

@@ -149,6 +149,8 @@ def csv_sites(
     validate.one_of("task", task, ("binary", "classification", "regression"))
     validate.one_of("standardise", standardise, (True, False))
     validate.integer("seed", seed, 0)
+    if not (comment is None or (isinstance(comment, str) and comment.strip())):
+        validate.fail("comment", "the text with which lines of comments begin, or none", comment)
     header, tables = _sites(folder, label, delimiter, comment, text_files.check_missing(missing))
     target = header.index(label)
     rng = np.random.default_rng(seed)

@@ -170,6 +170,8 @@ def test_missing_features(tmp_path):
         np.testing.assert_array_equal(x[:, 3:], np.stack([no_age, no_dose], 1))
     with pytest.raises(ValueError, match=r"a.csv:6: .* If it stands for a missing value, say so: missing = \['\?'\]"):
         csv_sites(directory=str(tmp_path), label="sick")
+    with pytest.raises(ValueError, match="comment: expected the text"):
+        csv_sites(directory=str(tmp_path), label="sick", comment="")
     with pytest.raises(TypeError, match="missing: expected a list of texts, got 'x'"):
         csv_sites(directory=str(tmp_path), label="sick", missing="x")
     (tmp_path / "c.csv").write_text("age;sick;dose;row\n1;-9;2;3\n2;?;2;3\n")
