@@ -12,6 +12,7 @@ from fedjax_sim import validate
 from fedjax_sim.population.federated_data import PADDING, FederatedData, existing, from_sites
 from fedjax_sim.population.hdf5_file import random_split, read_clients
 from fedjax_sim.population.text import windows
+from fedjax_sim.types import FilePath
 
 __all__ = ["tff_text"]
 
@@ -21,8 +22,8 @@ START, END, UNKNOWN = 1, 2, 3
 
 def tff_text(
     *,
-    path: str,
-    test_path: str | None = None,
+    path: FilePath,
+    test_path: FilePath | None = None,
     features: str = "snippets",
     unit: str = "character",
     sequence_length: int = 80,

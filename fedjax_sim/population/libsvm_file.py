@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_sim import text_files, validate
 from fedjax_sim.population.datasets import partitioned, split_rows
 from fedjax_sim.population.federated_data import FederatedData, existing
+from fedjax_sim.types import FilePath
 
 __all__ = ["libsvm"]
 
@@ -38,8 +39,8 @@ class Sparse(NamedTuple):
 
 def libsvm(
     *,
-    path: str,
-    test_path: str | None = None,
+    path: FilePath,
+    test_path: FilePath | None = None,
     task: str = "binary",
     num_features: int | None = None,
     first_index: int = 1,
