@@ -98,7 +98,10 @@ WRONG_VALUES = {
     "name that is a list": ("data.name=[1]", "data.name: expected one of | got [1]."),
     "name that is a table": ("algorithm.name={x=1}", "algorithm.name: expected one of | got {'x': 1}."),
     "option of another part": ("client_optimizer.first_decay=0.9", "client_optimizer.first_decay: expected one of"),
-    "required option": ("data.name=shakespeare", "data.directory: expected text, got nothing. | --set data.directory="),
+    "required option": (
+        "data.name=shakespeare",
+        "data.directory: expected the path of a folder, got nothing. | --set data.directory=",
+    ),
     "both kinds of work": (
         "algorithm.num_steps=5 algorithm.num_epochs=1",
         "num_epochs: expected exactly one of the two, got (5, 1)",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedjax_sim.config.document import ConfigError
+from fedjax_sim.config.files import named_paths
 from fedjax_sim.config.kinds import problem
 from fedjax_sim.running.checksums import check
 from fedjax_sim.running.files import CheckpointError
@@ -14,6 +17,7 @@ from fedjax_sim.running.files import CheckpointError
 __all__ = [
     "RUNS",
     "check_fresh",
+    "check_there",
     "check_unfinished",
     "check_written",
     "drop_empty",
@@ -77,6 +81,23 @@ def check_written(folder: Path) -> None:
         check(folder, ["config.toml"])
     except CheckpointError as error:
         raise ConfigError([f"{error} To change an option use --set."]) from error
+
+
+def check_there(tables: Mapping[str, Any]) -> None:
+    """Refuses to resume a run whose files are not where its config says.
+
+    Args:
+      tables: of a `Config`.
+
+    Raises: ConfigError.
+    """
+    problems = []
+    for place, name in named_paths(tables).items():
+        if not os.path.exists(os.path.expanduser(name)):
+            hint = f"If it was moved, name its place, --set {place}=PATH: a run goes on with the same content anywhere."
+            problems.append(problem(place, "a path that exists", name, hint))
+    if problems:
+        raise ConfigError(problems)
 
 
 def check_unfinished(folder: Path, rounds: int) -> None:

@@ -15,6 +15,7 @@ from fedjax_sim.command.attackers import expected_attackers
 from fedjax_sim.command.folders import (
     RUNS,
     check_fresh,
+    check_there,
     check_unfinished,
     check_written,
     drop_empty,
@@ -67,6 +68,7 @@ def run(
         loaded = load(folder / "config.toml" if resume and config is None else config, settings)
         if resume:
             check_unfinished(folder, loaded.tables["run"]["rounds"])
+            check_there(loaded.tables)
         elif folder is not None:
             check_fresh(folder)
         return folder and str(folder), loaded.resolved()
@@ -103,11 +105,12 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
     given, made, files = folder, None, {}
 
     def begin() -> str:
-        files["config.toml"] = loaded.to_toml()  # a resumed run may have been given more rounds
         if not start["resume"]:
             files["env.json"] = _json(environment(command))
             files["population.json"] = _json(describe(experiment.data))
-        return str(next_folder(RUNS / name) if folder is None else folder)
+        place = next_folder(RUNS / name) if folder is None else folder
+        files["config.toml"] = loaded.to_toml(place)  # a resumed run may have been given more rounds
+        return str(place)
 
     try:
         folder = Path(distributed.from_first(begin))
@@ -135,7 +138,6 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
 
 def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, quiet: bool, files: dict) -> Any:
     """Runs the rounds of an experiment in its folder: the last state, and the run's `History`."""
-    from fedjax_sim.config.files import file_contents
     from fedjax_sim.population.describe import digest
     from fedjax_sim.running import distributed
     from fedjax_sim.running.loop import run as train
@@ -143,9 +145,9 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
     options = loaded.resolved()["run"]
     data_sha256 = digest(experiment.data)
     distributed.check_same("data", data_sha256, "Every process must read the same files.")
-    files_read = file_contents(loaded.tables)
-    if files_read:
-        content = hashlib.sha256(repr(files_read).encode()).hexdigest()
+    identity = loaded.identity() | {"data_sha256": data_sha256}
+    if "files" in identity:
+        content = hashlib.sha256(repr(identity["files"]).encode()).hexdigest()
         distributed.check_same("files", content, "Every process must read the same files.")
     if not quiet:
         done = f" after the {rounds_done(folder):,} done" if start["resume"] else ""
@@ -168,7 +170,7 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
         delta=options["delta"],
         **start,
         progress=options["progress"] and not quiet,
-        identity=loaded.identity() | {"data_sha256": data_sha256} | ({"files": files_read} if files_read else {}),
+        identity=identity,
         files=files,
     )
 

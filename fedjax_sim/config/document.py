@@ -21,11 +21,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from fedjax_sim.config import registry
+from fedjax_sim.config import files, registry
 from fedjax_sim.config.hints import suggestion
 from fedjax_sim.config.kinds import Words, check, integer, nearest, number, problem, rule
 from fedjax_sim.config.signatures import REQUIRED, Named, Option, Part
-from fedjax_sim.config.toml import ConfigError, override, read_document, written
+from fedjax_sim.config.toml import ConfigError, config_file, override, places_set, read_document, written
 
 __all__ = ["Config", "ConfigError", "check_options", "default_tables", "load", "resolve"]
 
@@ -76,10 +76,20 @@ class Config:
         return copy.deepcopy(dict(self.tables))
 
     def identity(self) -> dict[str, Any]:
-        """What a resumed run must share with its checkpoint: all options but those that change no bit of a round."""
-        tables = self.resolved()
+        """What a resumed run must share with its checkpoint: all options but those that change no bit of a round.
+
+        A file counts by its content, in "files", and not by its path. The digest of the data belongs beside it.
+
+        Raises: ConfigError for a file that cannot be read.
+
+        Guarantees: tests/laws/test_files.py::test_identity_is_content.
+        """
+        contents, problems = files.contents(self.tables)
+        if problems:
+            raise ConfigError(problems)
+        tables = files.without_paths(self.tables)
         tables["run"] = {key: value for key, value in tables["run"].items() if key not in NO_RESULT}
-        return tables | {"order": list(_inner(tables))}
+        return tables | {"order": list(_inner(tables))} | ({"files": contents} if contents else {})
 
     def planned(self, plan: Any) -> Config:
         """This config with the lanes and chunk that were chosen for it, which are part of a result's identity."""
@@ -87,12 +97,12 @@ class Config:
         tables["run"] |= plan._asdict()
         return Config(tables)
 
-    def to_toml(self) -> str:
-        """TOML that loads back to this config.
+    def to_toml(self, folder: str | Path = ".") -> str:
+        """TOML that loads back to this config from a file in `folder`, to which relative paths are relative there.
 
         Guarantees: tests/config/test_document.py::test_toml_round_trip.
         """
-        return written(self.tables)
+        return written(files.rebased(self.tables, ".", folder))
 
 
 def default_tables() -> dict[str, Mapping[str, Option]]:
@@ -118,25 +128,29 @@ def load(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Confi
 
     Args:
       path: a TOML file, or the name of an example, such as "quickstart" or "sweeps/step_sizes"; None for the default:
-        100,000 clients over the digits, FedAvg with an MLP.
-      overrides: `table.option=value`, the value as in TOML; text needs no quotes.
+        100,000 clients over the digits, FedAvg with an MLP. Relative paths in it are relative to the file's folder.
+      overrides: `table.option=value`, the value as in TOML; text needs no quotes. Relative paths are relative to the
+        current folder, as are those of the config that is returned.
 
     Raises: ConfigError with every problem as `path.to.field: expected RULE, got VALUE. HINT`.
 
     Guarantees: JAX is not imported (tests/config/test_document.py::test_wrong_configs_need_no_jax); all problems are
     reported at once (::test_every_problem_at_once); examples are found by name
-    (tests/test_package.py::test_examples_have_names).
+    (tests/test_package.py::test_examples_have_names); relative paths lead where the file means, from any folder
+    (tests/config/test_files.py::test_paths_are_relative_to_their_file).
 
     >>> config = load(None, ["sampler.cohort_size=50", "algorithm.name=fedprox"])
     >>> config.resolved()["algorithm"]["coefficient"], config.resolved()["sampler"]
     (0.1, {'name': 'uniform', 'cohort_size': 50})
     """
-    document = {} if path is None else read_document(Path(path))
+    overrides = list(overrides)
+    document = {} if path is None else read_document(path)
     problems = list(override(document, overrides))
     tables = resolve(document, problems)
     if problems:
         raise ConfigError(problems)
-    return Config(tables)
+    folder = "." if path is None else config_file(path).parent
+    return Config(files.rebased(tables, folder, but=places_set(overrides)))
 
 
 def resolve(document: dict, problems: list[str]) -> dict[str, Any]:

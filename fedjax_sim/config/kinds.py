@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-__all__ = ["FILE", "Words", "check", "integer", "nearest", "number", "problem", "rule"]
+__all__ = ["FILE", "FOLDER", "Words", "check", "integer", "nearest", "number", "problem", "rule"]
 
 
 def problem(path: str, rule: str, value: Any, hint: str = "") -> str:
@@ -30,6 +30,7 @@ class Words(str):
 
 
 FILE = Annotated[str, Field(description="the path of a file")]
+FOLDER = Annotated[str, Field(description="the path of a folder")]
 LARGEST = 2.0**128 - 2.0**104  # the largest float32
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, get_args
 
-from fedjax_sim.config.kinds import FILE
+from fedjax_sim.config.kinds import FILE, FOLDER
 from fedjax_sim.config.signatures import INSIDE, NOUNS, REQUIRED, TABLES, Named, Option, Part, parts
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "chained",
     "inside_options",
     "insides",
-    "is_file",
+    "is_path",
     "named",
     "named_in",
     "parts",
@@ -159,9 +159,13 @@ def inside_options(part: Part) -> dict[str, Option]:
     return part.options | {key: Option(kind, REQUIRED if needed else None) for key, (kind, needed) in inner.items()}
 
 
-def is_file(option: Option) -> bool:
-    """Whether an option is the path of a file whose content a run depends on (`types.FilePath`)."""
-    return option.kind == FILE or FILE in get_args(option.kind)
+def is_path(option: Option) -> bool:
+    """Whether an option names a file or a folder on whose content a run depends (`types.FilePath`, `FolderPath`).
+
+    >>> is_path(table("data")["leaf"].options["directory"]), is_path(table("data")["leaf"].options["task"])
+    (True, False)
+    """
+    return any(kind in (option.kind, *get_args(option.kind)) for kind in (FILE, FOLDER))
 
 
 def takes(part: Part, name: str) -> str | None:

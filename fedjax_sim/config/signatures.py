@@ -11,7 +11,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
-from fedjax_sim.config.kinds import FILE
+from fedjax_sim.config.kinds import FILE, FOLDER
 
 __all__ = ["INSIDE", "NOUNS", "REQUIRED", "TABLES", "VALUES", "Argument", "Named", "Option", "Part", "parts"]
 
@@ -47,7 +47,7 @@ VALUES = frozenset(  # arguments whose value comes from the data, the sampler or
     "columns design group_size input_shape loss loss_fn mesh nonfinite num_features num_outputs plan poisoned_ids "
     "population_size server_data server_work total_weight weights".split()
 )
-NAMES = {"bool": bool, "float": float, "int": int, "str": str, "FilePath": FILE}
+NAMES = {"bool": bool, "float": float, "int": int, "str": str, "FilePath": FILE, "FolderPath": FOLDER}
 
 
 class Named(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedjax_sim.config.kinds import Words, problem
 
-__all__ = ["ConfigError", "override", "read_document", "written"]
+__all__ = ["ConfigError", "config_file", "override", "places_set", "read_document", "written"]
 
 EXAMPLES = Path(__file__).parents[1] / "examples"  # experiments/ of the repository
 MAX_BYTES = 1 << 20  # of a config file
@@ -25,13 +25,22 @@ class ConfigError(ValueError):
         super().__init__("\n".join(self.problems))
 
 
-def read_document(path: Path) -> dict[str, Any]:
+def config_file(path: str | Path) -> Path:
+    """The file at a path, or that of an example by its name.
+
+    >>> config_file("quickstart").name
+    'quickstart.toml'
+    """
+    path, example = Path(path), EXAMPLES / f"{path}.toml"
+    return example if example.is_file() and not path.is_file() else path
+
+
+def read_document(path: str | Path) -> dict[str, Any]:
     """The tables of a TOML file, or of an example by its name.
 
     Raises: ConfigError.
     """
-    example = EXAMPLES / f"{path}.toml"
-    path = example if example.is_file() and not path.is_file() else path
+    path = config_file(path)
     try:
         data = path.read_bytes() if path.stat().st_size <= MAX_BYTES else None
     except OSError as error:
@@ -79,6 +88,15 @@ def override(document: dict, overrides: Iterable[str]) -> Iterable[str]:
                 break
         else:
             table[keys[-1]] = value
+
+
+def places_set(overrides: Iterable[str]) -> set[str]:
+    """The places in the config that are set.
+
+    >>> places_set(["run.rounds = 5"])
+    {'run.rounds'}
+    """
+    return {".".join(key.strip() for key in text.partition("=")[0].split(".")) for text in overrides}
 
 
 def written(tables: Mapping[str, Any]) -> str:

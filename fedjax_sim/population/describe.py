@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_sim import tree
 from fedjax_sim.population.protocol import sizes_of
+from fedjax_sim.population.store import open_store
 
 __all__ = ["describe", "digest"]
 
@@ -52,14 +53,20 @@ def describe(data: Any) -> dict[str, Any]:
 def digest(data: Any) -> str:
     """SHA-256 of the clients' data and the test sets, so that a run cannot be resumed on other data unnoticed.
 
+    A store that stays on the disk is read once, a second for each gigabyte.
+
+    Raises: ValueError for a store whose files are not those of its manifest.
+
     Guarantees: tests/command/test_app.py::test_other_data_are_refused, with a local test too
-    (tests/population/test_local_test.py::test_other_rows_have_another_digest).
+    (tests/population/test_local_test.py::test_other_rows_have_another_digest); every byte of a store on the disk counts
+    (tests/population/test_native_store.py::test_a_changed_byte_on_the_disk).
     """
     more = [rows for rows in (data.triggered, data.server) if rows is not None]
     sha, stored = tree.hashed((data.train, data.test, data.held_out, *more)), data.train
     while hasattr(stored, "inner"):  # what wraps a population, as `with_local_test` does
         stored = stored.inner
-    manifest = getattr(getattr(stored, "source", None), "opened", None)
-    sha.update(repr(manifest[1] if manifest else "").encode())  # of a store on the disk, the hash of its manifest
+    opened = getattr(getattr(stored, "source", None), "opened", None)
+    manifest = "" if opened is None else open_store(opened.directory, verify=True).digest
+    sha.update(repr(manifest).encode())
     sha.update("".join(data.poisons).encode())  # functions have no bytes
     return sha.hexdigest()

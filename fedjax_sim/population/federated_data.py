@@ -116,10 +116,10 @@ def check_ids(where: str, ids: Sequence[str]) -> list[str]:
 
 
 def existing(name: str, path: str, *, folder: bool = True) -> pathlib.Path:
-    """A folder (or file) that exists."""
+    """A folder (or file) that exists; `~` is the user's own."""
     if not isinstance(path, (str, os.PathLike)) or not str(path):
         validate.fail(name, "a path", path, error=TypeError)
-    found = pathlib.Path(path)
+    found = pathlib.Path(os.path.expanduser(path))
     if not (found.is_dir() if folder else found.is_file()):
         validate.fail(name, f"an existing {'folder' if folder else 'file'}", str(path))
     return found

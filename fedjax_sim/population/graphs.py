@@ -12,7 +12,7 @@ from fedjax_sim.population.federated_data import PADDING, FederatedData, existin
 from fedjax_sim.population.graph_partition import PARTITIONS, graph_data, node_owners, parties_of, stacked
 from fedjax_sim.population.partition import generator
 from fedjax_sim.population.population import stored
-from fedjax_sim.types import GraphData
+from fedjax_sim.types import FolderPath, GraphData
 
 __all__ = ["cora", "karate_club", "molecules", "node_data", "read_cora", "stochastic_blocks"]
 
@@ -122,7 +122,7 @@ def read_cora(directory: str) -> tuple[GraphData, np.ndarray, dict[str, np.ndarr
     return graph_data(x, arrays["edges"]), labels, parts
 
 
-def cora(*, directory: str, num_clients: int = 1, partition: str = "community", seed: int = 0) -> FederatedData:
+def cora(*, directory: FolderPath, num_clients: int = 1, partition: str = "community", seed: int = 0) -> FederatedData:
     """Cora: 2,708 papers of seven subjects, 5,278 citations, 1,433 words, with the public split of Planetoid.
 
     Args:

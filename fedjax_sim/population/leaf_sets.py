@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import FederatedData, existing, from_sites
 from fedjax_sim.population.loaders import leaf_split
+from fedjax_sim.types import FolderPath
 
 __all__ = ["celeba", "sent140"]
 
@@ -26,7 +27,7 @@ def words_of(text: str) -> list[str]:
     return re.findall(r"[\w']+|[.,!?;]", text.lower())
 
 
-def sent140(*, directory: str, num_words: int = 1000, max_bytes: int = 2**33) -> FederatedData:
+def sent140(*, directory: FolderPath, num_words: int = 1000, max_bytes: int = 2**33) -> FederatedData:
     """LEAF's Sent140: is a tweet positive? A user is a client; features count words, as in LEAF's bag of words.
 
     Args:
@@ -79,7 +80,7 @@ def sent140(*, directory: str, num_words: int = 1000, max_bytes: int = 2**33) ->
     return from_sites(train, test, task="binary", num_outputs=1, name="sent140", **about)
 
 
-def celeba(*, directory: str, images: str, image_size: int = 84, max_bytes: int = 2**34) -> FederatedData:
+def celeba(*, directory: FolderPath, images: FolderPath, image_size: int = 84, max_bytes: int = 2**34) -> FederatedData:
     """LEAF's CelebA: a celebrity's photographs are a client; does the person smile? Needs the extra `images` (Pillow).
 
     Args:

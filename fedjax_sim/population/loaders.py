@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_sim import text_files, validate
 from fedjax_sim.population.federated_data import PADDING, FederatedData, check_ids, existing, files_of, from_sites
 from fedjax_sim.population.hdf5_file import random_split, read_clients
+from fedjax_sim.types import FilePath, FolderPath
 
 __all__ = ["leaf", "leaf_split", "tff_hdf5"]
 
@@ -123,7 +124,7 @@ def _characters(*splits: dict[str, dict[str, np.ndarray]]) -> tuple[tuple[str, .
     return ("<padding>", *known), [{user: encode(client) for user, client in split.items()} for split in splits]
 
 
-def leaf(*, directory: str, task: str = "classification", num_classes: int | None = None) -> FederatedData:
+def leaf(*, directory: FolderPath, task: str = "classification", num_classes: int | None = None) -> FederatedData:
     """A LEAF data set: train/*.json and test/*.json with users, num_samples, user_data {x, y}.
 
     Texts (x a string, y its next character, as in LEAF's Shakespeare) become the task "next_token": x [n, L] holds
@@ -161,8 +162,8 @@ def leaf(*, directory: str, task: str = "classification", num_classes: int | Non
 
 def tff_hdf5(
     *,
-    path: str,
-    test_path: str | None = None,
+    path: FilePath,
+    test_path: FilePath | None = None,
     features: str = "pixels",
     label: str = "label",
     task: str = "classification",

@@ -18,7 +18,7 @@ from fedjax_sim.population.host import host_store
 from fedjax_sim.population.population import pooled
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.population.store import read_store, write_store
-from fedjax_sim.types import Population
+from fedjax_sim.types import FolderPath, Population
 
 __all__ = ["native", "write_native"]
 
@@ -93,7 +93,7 @@ def _info(path: pathlib.Path) -> dict[str, Any]:
     return {**info, "input_shape": tuple(shape)}
 
 
-def native(*, directory: str, host: bool = False) -> FederatedData:
+def native(*, directory: FolderPath, host: bool = False) -> FederatedData:
     """A data set written by `write_native`.
 
     Args:

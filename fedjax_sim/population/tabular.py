@@ -17,6 +17,7 @@ from fedjax_sim.population.federated_data import (
     standardiser,
     stratified_split,
 )
+from fedjax_sim.types import FolderPath
 
 __all__ = ["csv_sites", "heart_disease"]
 
@@ -53,7 +54,7 @@ def _hospital(path: pathlib.Path) -> np.ndarray:
     return np.array(table)
 
 
-def heart_disease(*, directory: str, test_fraction: float = 0.25, seed: int = 0) -> FederatedData:
+def heart_disease(*, directory: FolderPath, test_fraction: float = 0.25, seed: int = 0) -> FederatedData:
     """UCI Heart Disease: four hospitals, four clients, 920 patients; is the diagnosis above 0?
 
     29 features: six quantities (age, trestbps, chol, thalach, oldpeak, ca), three answers (sex, fbs, exang), cp,
@@ -109,7 +110,7 @@ def heart_disease(*, directory: str, test_fraction: float = 0.25, seed: int = 0)
 
 def csv_sites(
     *,
-    directory: str,
+    directory: FolderPath,
     label: str,
     task: str = "classification",
     num_classes: int | None = None,

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_sim import text_files, validate
 from fedjax_sim.population.federated_data import PADDING, FederatedData, existing, from_sites
+from fedjax_sim.types import FolderPath
 
 __all__ = ["shakespeare"]
 
@@ -50,7 +51,12 @@ def windows(codes: np.ndarray, length: int) -> dict[str, np.ndarray]:
 
 
 def shakespeare(
-    *, directory: str, sequence_length: int = 40, min_characters: int = 2, test_fraction: float = 0.2, seed: int = 0
+    *,
+    directory: FolderPath,
+    sequence_length: int = 40,
+    min_characters: int = 2,
+    test_fraction: float = 0.2,
+    seed: int = 0,
 ) -> FederatedData:
     """Shakespeare's plays, a client per speaking role, every next character to be predicted.
 

@@ -298,6 +298,9 @@ def _same_run(stored: dict, given: dict, path: Path) -> None:
                 f" and JAX_NUM_CPU_DEVICES={number} or less, for each of the {devices} devices here has a thread,"
             )
         differing.append(f"  Threads change last bits: set {setting} in the environment before JAX starts.")
+    named = [name.removeprefix("files.") for name in given if name.startswith("files.")]
+    if any(isinstance(stored.get(name), str) for name in named):
+        differing.append("  An earlier version wrote it, which compared paths: finish it there, or begin it anew.")
     if differing:
         raise checkpoint.CheckpointError(f"{path}: this checkpoint is of another run:\n" + "\n".join(differing))
 

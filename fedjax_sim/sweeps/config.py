@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_sim.config.document import Config, ConfigError, resolve
-from fedjax_sim.config.files import file_contents
+from fedjax_sim.config.files import contents, is_within, rebased, without_paths
 from fedjax_sim.config.kinds import Words, nearest, problem
-from fedjax_sim.config.toml import override, read_document
+from fedjax_sim.config.toml import config_file, override, places_set, read_document
 
 __all__ = ["SweepConfig", "load_sweep", "run_sweep"]
 
@@ -33,7 +33,8 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = ()) -> SweepC
 
     In `[sweep]`: `seeds`, a number of them or a list (default 5); `[sweep.grid]`, lists of values by their path in the
     config, `"client_optimizer.learning_rate" = [0.1, 0.2]` or nested tables; `metrics`, names that rows keep; `batch`,
-    points vmapped at once. The seeds vary model and rounds; the data keep the config's seed.
+    points vmapped at once. The seeds vary model and rounds; the data keep the config's seed. Relative paths are as in
+    `load`: those of the file are relative to its folder.
 
     Raises: ConfigError with every problem.
 
@@ -44,7 +45,9 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = ()) -> SweepC
     from fedjax_sim.sweeps.grid import combinations_of, seeds_of
     from fedjax_sim.tree import dotted
 
-    document = {} if path is None else read_document(Path(path))
+    overrides = list(overrides)
+    document = {} if path is None else read_document(path)
+    folder = "." if path is None else config_file(path).parent
     problems = list(override(document, overrides))
     table = document.pop("sweep", {})
     if not isinstance(table, dict):
@@ -76,6 +79,9 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = ()) -> SweepC
         problems.append(problem("sweep.metrics", "a list of names", metrics))
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         problems.append(problem("sweep.batch", "an integer >= 1", batch))
+    given_here = places_set(overrides)
+    here = {name for name in axes if is_within(f"sweep.grid.{name}", given_here)}
+    here |= {place for place in given_here if not is_within(place, axes)}
     configs = []
     for values in combinations:
         found: list[str] = []
@@ -86,7 +92,7 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = ()) -> SweepC
         problems += [words for words in found if words not in problems]
         if not found:
             tables["run"]["devices"] = "all"  # points are shared out over them
-            configs.append(Config(tables))
+            configs.append(Config(rebased(tables, folder, but=here)))
     probe = configs and configs[0].resolved()["run"]["variance_probe"]
     if probe:
         problems.append(problem("run.variance_probe", "none in a sweep", probe, "It probes one algorithm."))
@@ -112,6 +118,7 @@ def run_sweep(
     import jax
 
     from fedjax_sim.config.build import Builder, build
+    from fedjax_sim.population.describe import digest
     from fedjax_sim.prng import stream
     from fedjax_sim.sweeps.finished import check_directory
     from fedjax_sim.sweeps.sweep import sweep_points
@@ -129,7 +136,8 @@ def run_sweep(
     def built(config: Config) -> Any:
         return Again(config.planned(base.plan)).experiment()
 
-    files = sorted({content for config in loaded.configs for content in file_contents(config.tables).values()})
+    identity = {"config": loaded.configs[0].planned(base.plan).identity(), "data_sha256": digest(base.data)}
+    identity["grid"] = dict(enumerate(_point(*pair) for pair in zip(loaded.configs, loaded.combinations, strict=True)))
     place = {tuple(values.items()): config for values, config in zip(loaded.combinations, loaded.configs, strict=True)}
     roots = [jax.random.key(seed) for seed in loaded.seeds]
     starts = [built(_seeded(loaded.configs[0], seed)).params for seed in loaded.seeds]
@@ -148,9 +156,24 @@ def run_sweep(
         [stream(root, "rounds") for root in roots], starts, base.data.train, tables["run"]["rounds"],
         evaluation=base.evaluation, evaluate_every=tables["run"]["evaluate_every"], metrics=loaded.metrics,
         batch=loaded.batch, delta=tables["run"]["delta"], directory=directory, resume=resume, progress=progress,
-        identity={"config": loaded.configs[0].planned(base.plan).identity()} | ({"files": files} if files else {}),
+        identity=identity,
         needed=metric,
     )  # fmt: skip
+
+
+def _point(config: Config, values: dict[str, Any]) -> dict[str, Any]:
+    """What a combination of the grid is: its values, with contents in place of paths."""
+    found, problems = contents(config.tables, values)
+    if problems:
+        raise ConfigError(problems)
+    tables = without_paths(config.tables)
+    return {name: _at(tables, name.split(".")) for name in values} | found
+
+
+def _at(tables: Any, keys: list[str]) -> Any:
+    for key in keys:
+        tables = tables.get(key) if isinstance(tables, dict) else None
+    return tables
 
 
 def _seeded(config: Config, seed: int) -> Config:

@@ -131,6 +131,8 @@ def sweep_points(
 ) -> Sweep:
     """`sweep` over given combinations, with the key and the params of each seed; `identity` as for `run`.
 
+    A "grid" in it stands for the combinations, such as one with the contents of files in place of their names.
+
     Raises: ValueError after the first points, if they lack the metric that is `needed`.
     """
     started = time.perf_counter()
@@ -150,8 +152,8 @@ def sweep_points(
         if evaluation is not None and directory is not None:
             judged = as_record(0, evaluation(jax.tree.map(lambda x: x[0], starts)))
         identity = {
-            **(identity or {}), "evaluation": judged,
-            "grid": {str(i): values for i, values in enumerate(combinations)}, "seeds": seeds,
+            "grid": {str(i): values for i, values in enumerate(combinations)},
+            **(identity or {}), "evaluation": judged, "seeds": seeds,
             "keys": [jax.random.key_data(key).tolist() for key in keys], "num_rounds": num_rounds,
             "evaluate_every": evaluate_every, "metrics": metrics, "delta": delta, "batch": batch,
             "params": array_digest(starts), "population": array_digest(population), "programs": _programs(kinds),
@@ -178,7 +180,8 @@ def sweep_points(
             program = Points([kinds[i] for i in members], starts, population, impl=impl, batch=batch, most=len(wanted))
             compile_seconds += time.perf_counter() - before
             runner.run(program, members, wanted)
-    rows = [row for point in range(len(combinations) * len(seeds)) for row in finished.rows[point]]
+    points = [divmod(point, len(seeds))[0] for point in range(len(combinations) * len(seeds))]
+    rows = [row | combinations[i] for point, i in enumerate(points) for row in finished.rows[point]]
     found = Sweep(
         rows, tuple(combinations[0]), seeds, len(groups), batch == 1, compile_seconds, time.perf_counter() - started
     )

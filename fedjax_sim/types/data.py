@@ -12,7 +12,8 @@ from fedjax_sim.types.time import Spent
 
 Array = jax.Array
 PyTree = Any
-FilePath = str  # of a file whose content a run depends on: a config then has its SHA-256 in its identity
+FilePath = str  # of a file: a run's identity has its content, and a config's relative path begins at the config
+FolderPath = str  # of a folder with data: likewise, where the content is what was read
 Attackers = Callable  # (key, ids [c]) -> [c] bool: which clients attack in the round of this key
 StalenessWeight = Callable  # (gaps [c] int32 >= 0) -> [c] float32 in (0, 1]: how much updates count that are so stale
 

@@ -83,7 +83,7 @@ ROUND_TRIPS = [
 def test_toml_round_trip(tmp_path, overrides):
     """Fault: a resolved config whose file means something else: a lost None, a float as integer, a broken quote."""
     config = load(None, overrides)
-    (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    (tmp_path / "config.toml").write_text(config.to_toml(tmp_path), encoding="utf-8")
     again = load(tmp_path / "config.toml")
     assert again == config and again.to_toml() == config.to_toml()
 

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from fedjax_sim import population as field
+from fedjax_sim.population.describe import digest
 
 pytestmark = pytest.mark.optimised
 
@@ -61,6 +62,21 @@ def test_store_round_trip(folder):
     np.testing.assert_array_equal(population.offsets, OFFSETS)
     assert sorted(p.name for p in folder.iterdir()) == ["manifest.json", "offsets.npy", "x.npy", "y.npy"]
     assert sorted(p.name for p in folder.parent.iterdir()) == ["population"]  # nothing left aside
+
+
+def test_a_changed_byte_on_the_disk(tmp_path):
+    """Catches a store whose rows changed between two starts of a run, while its manifest did not."""
+    field.write_store(tmp_path / "toy", ROWS, OFFSETS)
+    data = field.FederatedData(field.host_store(tmp_path / "toy"), ROWS, None, (3,), 255, "classification")
+    first = digest(data)
+    (tmp_path / "toy").rename(tmp_path / "moved")
+    moved = data._replace(train=field.host_store(tmp_path / "moved"))
+    assert digest(moved) == first
+    path = tmp_path / "moved" / "x.npy"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ValueError, match=r"x.npy: expected SHA-256 .*, got 'another'. The file was changed or damaged"):
+        digest(data._replace(train=field.host_store(tmp_path / "moved")))
 
 
 def test_host_equals_stored(folder):
