@@ -16,6 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = (  # a subpackage imports from its own folder and from lower floors; those of `PARTS` not from each other
     ("types",),
     ("validate",),
+    ("text_files",),
     ("tree",),
     ("prng",),
     ("engine", "population", "models", "network"),
@@ -32,7 +33,7 @@ FLOORS = (  # a subpackage imports from its own folder and from lower floors; th
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 PARTS = FLOORS[4] + FLOORS[5]
-ROOTS = {"__init__", "__main__", "tree", "prng", "validate"}  # modules beside the subpackages
+ROOTS = {"__init__", "__main__", "tree", "prng", "text_files", "validate"}  # modules beside the subpackages
 HOST = {"privacy", "theory", "metrics"}  # accounting, closed forms, measures: on types, tree, validate and the design
 BANNED_CALLS = {"eval", "exec", "compile", "__import__"}
 BANNED_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}

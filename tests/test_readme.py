@@ -1,6 +1,7 @@
 """README and docs/: their Python runs as printed, their command lines parse, their tables are what the files say."""
 
 import pathlib
+import pickle
 import re
 import shlex
 
@@ -10,7 +11,7 @@ import pytest
 import typer
 
 from experiments.front_page import participation_figure, with_speeds
-from fedjax_sim import population, theory
+from fedjax_sim import network, population, theory
 from fedjax_sim.command.app import app
 from fedjax_sim.command.study import load_study
 from fedjax_sim.config.document import load
@@ -61,6 +62,26 @@ def test_your_own_data(tmp_path, monkeypatch):
     read = population.native(directory="patients")
     assert read.train.size == 3 and read.held_out.size == names["data"].held_out.size == 3
     np.testing.assert_array_equal(read.train.examples["x"], names["data"].train.examples["x"])
+
+
+def test_formats_that_are_read(tmp_path, monkeypatch):
+    """Fault: a format that the page says is read, by a part or with a test that is not there; a conversion that gives
+    another table."""
+    page = GUIDE.read_text(encoding="utf-8")
+    table = re.findall(r"^\| .* \| `(\w+)\.(\w+)`.* \| (\S+) \|$", page, re.M)
+    assert len(table) > 12
+    for subpackage, part, test in table:
+        assert hasattr({"network": network, "population": population}[subpackage], part), part
+        ((file, name),) = named_tests(test)
+        assert name in defined(file), test
+    monkeypatch.chdir(tmp_path)
+    recorded = {1: {"active": [0, 7200], "inactive": [3600, 9000]}, 2: {"active": [1800], "inactive": [5400]}}
+    pathlib.Path("client_behave_trace").write_bytes(pickle.dumps(recorded))
+    run_blocks(GUIDE, blocks(GUIDE, "py"))
+    layouts = ROOT / "tests" / "network" / "layouts"
+    assert pathlib.Path("behaviour.csv").read_text() == (layouts / "fedscale_behaviour.csv").read_text()
+    with pytest.raises(ValueError, match="looks like a pickle"):
+        network.trace("client_behave_trace")
 
 
 def parsed(words: list[str]) -> dict:

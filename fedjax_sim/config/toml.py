@@ -49,7 +49,7 @@ def read_document(path: str | Path) -> dict[str, Any]:
     if data is None:
         raise ConfigError([problem(str(path), f"at most {MAX_BYTES} bytes", path.stat().st_size)])
     try:
-        return tomllib.loads(data.decode())
+        return tomllib.loads(data.decode("utf-8-sig"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         words = str(error)
         hint = "A key or table may be given once." if "overwrite" in words or "twice" in words else ""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.network.csv_file import SECONDS, columns, factor, numbers, parted
+from fedjax_sim.network.csv_file import MOST_ROWS, SECONDS, columns, factor, numbers, parted
 from fedjax_sim.network.devices import Profile, of_profiles
 from fedjax_sim.network.distributions import unit_draws
 from fedjax_sim.network.layouts import filled
@@ -39,6 +41,9 @@ def measured(
     bandwidth_unit: str | None = None,
     latency_unit: str | None = None,
     row_weight: str | None = None,
+    sample_rows: int | None = None,
+    delimiter: str = "auto",
+    missing: Sequence[str] = (),
     assign: str = "random",
     jitter: float = 0.0,
     availability: Availability | None = None,
@@ -50,7 +55,7 @@ def measured(
     Args: each number is a column of the file by its name, or one number for all (in seconds, bytes/s, flops/s); None:
       as the layout says.
       population_size: N.
-      path: of a CSV file with a header; columns that are not named are ignored.
+      path: of a CSV file with a header and at most 2^18 rows; columns that are not named are ignored.
       layout: whose columns and units the file has. "plain": speed, bandwidth_down, bandwidth_up in flops/s and bytes/s,
         no latency. "ookla": tiles of Ookla's open data, each as likely as it has devices; "mlab": M-Lab's NDT tests,
         `unified_downloads`; of both, latency is half a round trip, and speed (of NDT also bandwidth_up) is to be given.
@@ -65,6 +70,10 @@ def measured(
       latency_unit: "s", "ms", "us"; such as "0.5 ms" for a round trip.
       row_weight: column of numbers to which the chances of rows are proportional, for "random"; None: as the layout
         says, equal chances in a plain one.
+      sample_rows: of a larger file, so many rows at random, all equally likely, by `seed`; at most 2^18. Weights then
+        hold among these rows. None: the whole file.
+      delimiter: between values: one character, "space", or "auto", the one of comma, semicolon and tab in the header.
+      missing: texts that stand for a missing value, such as "null"; rows that lack a number are left out.
       assign: "random": a client draws its row by its id, all equally likely; "in_turn": client i has row i % rows.
       jitter, availability, ticks_per_second: as in `of_profiles`.
       seed: of the draws.
@@ -74,7 +83,8 @@ def measured(
 
     Guarantees: times by hand for a file with other names and units (tests/network/test_measured.py::
     test_columns_and_units) and for published layouts (::test_published_layouts); rows are equally likely, or as likely
-    as their weights say, and kept whole (::test_clients_have_rows, ::test_rows_have_weights).
+    as their weights say, and kept whole (::test_clients_have_rows, ::test_rows_have_weights), in a sample of a large
+    file too (::test_samples_of_rows), and rows without a number are left out (::test_rows_that_lack_a_number).
 
     References: Ookla, Speedtest global fixed and mobile network performance maps (columns avg_d_kbps, avg_u_kbps,
     avg_lat_ms, devices); Measurement Lab, NDT unified views (MeanThroughputMbps, MinRTT); Lai et al. 2022 (FedScale),
@@ -102,12 +112,16 @@ def measured(
     validate.integer("seed", seed, 0)
     named = {option: name for option, name in given.items() if isinstance(name, str)}
     weighted = assign == "random" and row_weight is not None
-    texts = columns(path, named | ({"row_weight": row_weight} if weighted else {}))
+    wanted = named | ({"row_weight": row_weight} if weighted else {})
+    way_out = f"Take some of them at random: sample_rows = {MOST_ROWS}."
+    measurements = columns(
+        path, wanted, delimiter=delimiter, missing=missing, sample_rows=sample_rows, seed=seed, way_out=way_out
+    )
     table = {}
     for option, value in given.items():
         above = option in ("speed", "bandwidth_down", "bandwidth_up")
-        if option in texts:
-            found = numbers(option, texts[option], above=above) * units.get(option, 1.0)
+        if option in measurements.texts:
+            found = numbers(option, measurements, above=above) * units.get(option, 1.0)
             found = reference_flops / found if option == "speed" and is_time else found
         else:
             (validate.positive if above else lambda name, x: validate.in_range(name, x, 0))(option, value)
@@ -118,8 +132,8 @@ def measured(
     rows = max(map(len, table.values()))
 
     key = stream(jax.random.key(seed), "measured devices")
-    rows = len(texts["row_weight"]) if weighted else rows
-    chances = _cumulated(numbers("row_weight", texts["row_weight"])) if weighted else None
+    rows = len(measurements.rows) if weighted else rows
+    chances = _cumulated(numbers("row_weight", measurements)) if weighted else None
 
     def row_of(ids: Array) -> Array:
         if assign == "in_turn":

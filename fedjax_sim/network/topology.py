@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from fedjax_sim import validate
-from fedjax_sim.network.csv_file import rows_of
+from fedjax_sim import text_files, validate
 from fedjax_sim.types import FilePath
 
 __all__ = [
@@ -31,6 +30,7 @@ __all__ = [
 
 
 PARTS_SHOWN = 5
+NODE_NUMBERS = 1 << 62  # of nodes in a file
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -123,36 +123,65 @@ def from_edges(population_size: int, edges: Any, *, directed: bool = False, conn
     return Graph(population_size, senders.astype(np.int32), receivers.astype(np.int32), directed, not connected)
 
 
-def from_csv(population_size: int, file: FilePath, *, directed: bool = False, connected: bool = True) -> Graph:
-    """A graph from a CSV file with two integers a row, (from, to).
+def from_csv(
+    population_size: int,
+    file: FilePath,
+    *,
+    directed: bool = False,
+    connected: bool = True,
+    delimiter: str = "auto",
+    renumber: bool = False,
+    drop_self_loops: bool = False,
+) -> Graph:
+    """A graph from a text file with two integers a row, (from, to), such as the edge lists of SNAP and KONECT.
 
-    A first row of which both values begin with a letter is a header.
+    A first row of which both values begin with a letter is a header. Lines that begin with # or % are comments.
 
     Args:
-      file: its path; in UTF-8, with commas between values. Columns after the second are not read.
+      file: its path; in UTF-8. Values after the second are not read.
       connected: as in `from_edges`.
+      delimiter: between values: one character, "space" (spaces and tabs), or "auto", by the first row.
+      renumber: whether nodes get the numbers 0 to N - 1 in the order of those in the file, which may have gaps. Then
+        the file must have N nodes.
+      drop_self_loops: whether edges from a node to itself are left out; otherwise they are refused.
 
     Raises: ValueError for a file that cannot be read or has no edge, and for a line that is none, which it names.
 
-    Guarantees: tests/network/test_topology.py::test_a_csv_of_edges.
+    Guarantees: tests/network/test_topology.py::test_a_csv_of_edges, ::test_published_edge_lists.
     """
     validate.integer("population_size", population_size)
+    validate.one_of("renumber", renumber, (True, False))
+    validate.one_of("drop_self_loops", drop_self_loops, (True, False))
     edges: list[tuple[int, int]] = []
-    for place, (number, row) in enumerate(rows_of("file", file)):
-        pair, hint = [x.strip() for x in row[:2]], f"Line {number} of {file}."
+    rows = text_files.rows_of("file", file, delimiter=delimiter, comments=("#", "%"), spaces=True)
+    for place, (number, row) in enumerate(rows):
+        pair, hint = row[:2], f"Line {number} of {file}."
         if not place and len(pair) == 2 and all(x[:1].isalpha() for x in pair):
             continue
         if len(pair) < 2 or not all(_is_integer(x) for x in pair):
-            hint += "" if len(row) > 1 else " Values are separated by commas."
+            hint = f"{hint} {text_files.one_column(row, delimiter)}".strip()
             validate.fail("file", "two integers a row", row, hint)
         sender, receiver = int(pair[0]), int(pair[1])
-        if not (0 <= sender < population_size and 0 <= receiver < population_size and sender != receiver):
+        if drop_self_loops and sender == receiver:
+            continue
+        if sender == receiver:
+            validate.fail("file", "two different nodes", row, f"{hint} Leave such edges out: drop_self_loops = true.")
+        last = NODE_NUMBERS if renumber else population_size
+        if not (0 <= sender < last and 0 <= receiver < last):
             hint += " Nodes are numbered from 0." if population_size in (sender, receiver) else ""
-            validate.fail("file", f"two different nodes in [0, {population_size})", row, hint)
+            hint += "" if renumber else " To number the file's nodes anew: renumber = true."
+            validate.fail("file", f"two different nodes in [0, {last})", row, hint)
         edges.append((sender, receiver))
     if not edges:
         validate.fail("file", "an edge a row", "none", f"In {file}.")
-    return from_edges(population_size, edges, directed=directed, connected=connected)
+    pairs = np.array(edges)
+    if renumber:
+        nodes, places = np.unique(pairs, return_inverse=True)
+        if len(nodes) != population_size:
+            hint = f"The graph needs as many clients: {len(nodes)}."
+            validate.fail("population_size", "as many as the file has nodes", population_size, hint)
+        pairs = places.reshape(-1, 2)
+    return from_edges(population_size, pairs, directed=directed, connected=connected)
 
 
 def _is_integer(text: str) -> bool:

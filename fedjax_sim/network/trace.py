@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.network.csv_file import SECONDS, columns, factor, numbers
+from fedjax_sim.network.csv_file import SECONDS, Table, columns, factor, numbers
 from fedjax_sim.types import Availability, FilePath
 
 __all__ = ["trace"]
 
+DATE = "date"  # the unit of dates
 YEAR = 365 * 86_400  # seconds
 
 
@@ -22,8 +26,10 @@ def trace(
     start: str = "start",
     end: str = "end",
     unit: str = "s",
-    origin: float = 0.0,
+    origin: float | str = 0.0,
     period_seconds: int | None = None,
+    delimiter: str = "auto",
+    max_clients: int | None = None,
 ) -> Availability:
     """Clients are there in the intervals that a file lists, which repeat.
 
@@ -33,9 +39,13 @@ def trace(
       path: of a CSV file with a header and a row for each interval; intervals of a client may overlap.
       client, start, end: names of its columns. The clients of the file are numbered as they first appear, and client i
         has the intervals of number i % clients. An interval begins at `start` and ends before `end`.
-      unit: of the times, "s", "ms", "min" or "h".
-      origin: the time in the file, in its unit, at which a run begins, such as 1709286000 of Unix times.
+      unit: of the times, "s", "ms", "us", "min" or "h"; or "date": dates with times as ISO 8601 writes them, such as
+        2024-03-01 09:40:00.5 or 2024-03-01T09:40+01:00; one without a zone is in UTC.
+      origin: the time in the file, as the file writes it, at which a run begins, such as 1709286000 of Unix times or
+        "2024-03-01" of dates, which need one.
       period_seconds: after which all repeats; None: the last end, in whole seconds.
+      delimiter: between values, as in `measured`.
+      max_clients: of the file, so many as they first appear; None for all. It may have 2^18 intervals of theirs.
 
     Returns: `Availability`; a query is a binary search among the intervals of its client. Its `rate` is the share of a
     whole period: what a shorter run sees of it may be all or nothing.
@@ -47,15 +57,19 @@ def trace(
     Guarantees: as the file says, at every second (tests/network/test_trace.py::test_every_second); the share of each
     client is exact (::test_shares_are_exact), and stands for no chance in a round: nothing that needs one takes it
     (::test_a_share_is_no_chance); Unix times, which would leave a run alone for decades, are refused without their
-    origin (::test_times_since_another_moment).
+    origin (::test_times_since_another_moment); dates are seconds (::test_dates), and the first clients are as in the
+    whole file (::test_first_clients).
     """
-    texts = columns(path, {"client": client, "start": start, "end": end})
-    seconds = factor("unit", unit, SECONDS)
-    validate.in_range("origin", origin, 0, 1e15)
-    times = (numbers(name, texts[name], origin) - origin for name in ("start", "end"))
-    begins, ends = (np.ceil(np.round(time * seconds, 6)) for time in times)
+    if max_clients is not None:
+        validate.integer("max_clients", max_clients)
+    named = {"client": client, "start": start, "end": end}
+    way_out = "Take fewer of the file's clients: max_clients."
+    table = columns(path, named, delimiter=delimiter, first={"client": max_clients}, way_out=way_out)
+    texts = table.texts
+    times = _seconds_of_dates(table, origin) if unit == DATE else _seconds(table, unit, origin)
+    begins, ends = (np.ceil(np.round(time, 6)) for time in times)
     for i in np.flatnonzero(ends < begins)[:1]:
-        validate.fail("end", f"no end before the start in row {i + 1}", texts["end"][i])
+        validate.fail("end", f"no end before the start in row {table.rows[i]}", texts["end"][i])
     last, earliest = max(int(ends.max()), 1), begins.min()
     if earliest > max(YEAR, last - earliest):
         hint = "Nobody would be there before. If these are times since another moment, name it: origin."
@@ -89,6 +103,42 @@ def trace(
         return (after > own) & (now < jnp.asarray(ends)[jnp.maximum(after - 1, 0)])
 
     return Availability(at, lambda ids: shares[np.asarray(ids) % len(numbered)])
+
+
+def _seconds(table: Table, unit: str, origin: float | str) -> Iterator[np.ndarray]:
+    """Start and end of each interval, in seconds since the origin."""
+    seconds = factor("unit", unit, {**SECONDS, DATE: 1.0})
+    if isinstance(origin, str):
+        validate.fail("origin", f"a number of {unit}", origin, f"If the file's times are dates: unit = {DATE!r}.")
+    validate.in_range("origin", origin, 0, 1e15)
+    first = float(origin)
+    hint = f"If these are dates: unit = {DATE!r}."
+    return ((numbers(name, table, first, hint=hint) - first) * seconds for name in ("start", "end"))
+
+
+def _seconds_of_dates(table: Table, origin: float | str) -> Iterator[np.ndarray]:
+    """The same of dates."""
+    if not isinstance(origin, str):
+        rule = "the date at which a run begins, as a text"
+        validate.fail("origin", rule, origin, f"The file's first row begins at {table.texts['start'][0]!r}.")
+    begin = _date("origin", str(origin))
+    for name in ("start", "end"):
+        found = np.empty(len(table.rows))
+        for i, text in enumerate(table.texts[name]):
+            found[i] = (_date(f"{name} in row {table.rows[i]}", text) - begin).total_seconds()
+            if found[i] < 0:
+                validate.fail(name, f"no date before the origin {origin} in row {table.rows[i]}", text)
+        yield found
+
+
+def _date(place: str, text: str) -> datetime.datetime:
+    """A date of ISO 8601, in UTC where it names no zone."""
+    try:
+        found = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        validate.fail(place, "a date such as '2024-03-01 09:40:00'", text, "Write other dates as ISO 8601 does.")
+        raise
+    return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
 
 
 def _disjoint(owners: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:

@@ -17,8 +17,11 @@ from fedjax_sim.population.graph_partition import (
 from fedjax_sim.population.graphs import cora, karate_club, molecules, node_data, stochastic_blocks
 from fedjax_sim.population.grouping import with_groups
 from fedjax_sim.population.groups import Group, Grouped, grouped
+from fedjax_sim.population.hdf5_text import tff_text
 from fedjax_sim.population.host import Host, host_store
 from fedjax_sim.population.images import synthetic_images
+from fedjax_sim.population.leaf_sets import celeba, sent140
+from fedjax_sim.population.libsvm_file import libsvm
 from fedjax_sim.population.linkage import align_similar, bloom_filters, dice
 from fedjax_sim.population.links import link_data, with_links
 from fedjax_sim.population.loaders import leaf, tff_hdf5
@@ -80,6 +83,7 @@ __all__ = [
     "bloom_filters",
     "breast_cancer",
     "by_group",
+    "celeba",
     "constrained",
     "controller_tuning",
     "cora",
@@ -106,6 +110,7 @@ __all__ = [
     "label_flip",
     "label_offset",
     "leaf",
+    "libsvm",
     "linear_teacher",
     "link_data",
     "logistic_teacher",
@@ -128,6 +133,7 @@ __all__ = [
     "random_labels",
     "read_store",
     "sensor_calibration",
+    "sent140",
     "set_points",
     "shakespeare",
     "shards",
@@ -138,6 +144,7 @@ __all__ = [
     "synthetic_images",
     "tag",
     "tff_hdf5",
+    "tff_text",
     "with_groups",
     "with_links",
     "with_local_test",

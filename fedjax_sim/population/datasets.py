@@ -14,7 +14,7 @@ from fedjax_sim.population.federated_data import FederatedData, check_examples, 
 from fedjax_sim.population.population import indexed
 from fedjax_sim.types import Population
 
-__all__ = ["breast_cancer", "digits", "digits_partition"]
+__all__ = ["breast_cancer", "digits", "digits_partition", "partitioned", "split_rows"]
 
 
 def _digits(test_fraction: float, rng: np.random.Generator, flat: bool = True) -> tuple[dict, dict]:
@@ -30,16 +30,19 @@ def _digits(test_fraction: float, rng: np.random.Generator, flat: bool = True) -
         x, y = load_digits(return_X_y=True)
     x, y = (x / 16).astype(np.float32), y.astype(np.int32)
     x = x if flat else x.reshape(-1, 8, 8)
-    return _split({"x": x, "y": y}, test_fraction, rng, "classification", 10)
+    return split_rows({"x": x, "y": y}, test_fraction, rng, "classification", 10)
 
 
-def _split(
-    rows: dict, test_fraction: float, rng: np.random.Generator, task: str, num_outputs: int
+def split_rows(
+    rows: dict, test_fraction: float, rng: np.random.Generator, task: str, num_outputs: int, test: dict | None = None
 ) -> tuple[dict, dict]:
-    rows = check_examples("rows", rows, task, num_outputs)
-    train, test = (
-        {leaf: value[part] for leaf, value in rows.items()} for part in stratified_split(rows["y"], test_fraction, rng)
-    )
+    """Checked training and test rows, the latter `test` or a share of each label (of all, for a regression)."""
+    train = check_examples("rows", rows, task, num_outputs)
+    if test is not None:
+        return train, check_examples("test rows", test, task, num_outputs)
+    labels = np.zeros(len(train["y"])) if task == "regression" else train["y"]
+    parts = stratified_split(labels, test_fraction, rng)
+    train, test = ({leaf: value[part] for leaf, value in train.items()} for part in parts)
     for name, part in (("training", train), ("test", test)):
         if not len(part["y"]):
             validate.fail("test_fraction", f"a share that leaves {name} rows", test_fraction)
@@ -105,7 +108,7 @@ def _seed(seed: int, purpose: int) -> int:
     return int(np.random.SeedSequence([seed, purpose]).generate_state(1)[0] >> 1)
 
 
-def _partitioned(
+def partitioned(
     data: tuple[dict, dict],
     *,
     num_clients: int,
@@ -162,7 +165,7 @@ def digits_partition(
     >>> digits_partition(num_clients=10, partition="iid").train.size
     10
     """
-    return _partitioned(
+    return partitioned(
         _digits(test_fraction, _split_generator(seed)),
         num_clients=num_clients,
         partition=partition,
@@ -207,10 +210,10 @@ def breast_cancer(
     from sklearn.datasets import load_breast_cancer
 
     source = load_breast_cancer()
-    train, test = _split({"x": source.data, "y": source.target}, test_fraction, _split_generator(seed), "binary", 1)
+    train, test = split_rows({"x": source.data, "y": source.target}, test_fraction, _split_generator(seed), "binary", 1)
     mean, deviation = standardiser(train["x"].astype(np.float64))
     train, test = ({"x": ((part["x"] - mean) / deviation).astype(np.float32), "y": part["y"]} for part in (train, test))
-    return _partitioned(
+    return partitioned(
         (train, test),
         num_clients=num_clients,
         partition=partition,

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim import validate
+from fedjax_sim import text_files, validate
 from fedjax_sim.population.federated_data import PADDING, FederatedData, check_ids, existing, files_of, from_sites
+from fedjax_sim.population.hdf5_file import random_split, read_clients
 from fedjax_sim.types import FilePath, FolderPath
 
-__all__ = ["leaf", "tff_hdf5"]
+__all__ = ["leaf", "leaf_split", "tff_hdf5"]
 
 TASKS = ("binary", "classification", "next_token", "regression")
 
@@ -58,16 +59,20 @@ def _array(place: str, values: Any) -> np.ndarray:
     return array
 
 
-def _leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
-    """user -> {"x", "y"} of every JSON file in the folder, in file order."""
+def leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
+    """user -> {"x", "y"}, arrays of numbers or texts, of every JSON file in the folder, in file order.
+
+    Raises: ValueError or TypeError that names file and user.
+    """
     existing("directory", str(folder))
     paths = files_of(folder, ".json", "a file")
     clients: dict[str, dict[str, np.ndarray]] = {}
     for path in paths:
         place = f"{folder.name}/{path.name}"
+        text = text_files.text_of(place, path, "JSON text in UTF-8")
         try:
-            content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_distinct)
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            content = json.loads(text, object_pairs_hook=_distinct)
+        except (json.JSONDecodeError, RecursionError) as error:
             validate.fail(place, "JSON text", str(error))
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from None
@@ -100,7 +105,9 @@ def _characters(*splits: dict[str, dict[str, np.ndarray]]) -> tuple[tuple[str, .
     for place, client in clients:
         texts, targets = client["x"], client["y"]
         if texts.ndim != 1 or targets.ndim != 1 or texts.dtype.kind != "U" or targets.dtype.kind != "U":
-            validate.fail(place, "one text and one character per example", (str(texts.dtype), str(targets.dtype)))
+            hint = "Sent140's tweets are read by population.sent140, CelebA's images by population.celeba."
+            rule, shown = "one text and one character per example", (str(texts.dtype), str(targets.dtype))
+            validate.fail(place, rule, shown, hint)
         wrong = [text for text in texts if len(text) != length or not length] + [c for c in targets if len(c) != 1]
         if wrong:
             validate.fail(place, f"texts of {length} characters and labels of one", str(wrong[0]))
@@ -139,7 +146,7 @@ def leaf(*, directory: FolderPath, task: str = "classification", num_classes: in
     """
     folder = existing("directory", directory)
     validate.one_of("task", task, TASKS)
-    train, test = _leaf_split(folder / "train"), _leaf_split(folder / "test")
+    train, test = leaf_split(folder / "train"), leaf_split(folder / "test")
     vocabulary = None
     if any(client["x"].dtype.kind == "U" for client in train.values()):
         vocabulary, (train, test) = _characters(train, test)
@@ -151,53 +158,6 @@ def leaf(*, directory: FolderPath, task: str = "classification", num_classes: in
                     validate.fail(f"{split} {user!r}.{name}", "numbers", str(values.dtype), error=TypeError)
     outputs = _num_outputs(task, num_classes, train, test)
     return from_sites(train, test, task=task, num_outputs=outputs, vocabulary=vocabulary, name=folder.name)
-
-
-def _hard(group: Any, name: str, place: str, h5py: Any) -> Any:
-    """The member of that name in an HDF5 group; refuses links, which may lead to other files."""
-    if name not in group or group.get(name, getlink=True) is None:
-        validate.fail(place, f"a member {name!r}", sorted(group)[:10], validate.nearest(name, group))
-    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-        validate.fail(
-            f"{place}/{name}", "data in this file", "a link", "Links may lead to other files; copy the data in."
-        )
-    return group[name]
-
-
-def _hdf5_split(path: pathlib.Path, features: str, label: str, max_bytes: int) -> dict[str, dict[str, np.ndarray]]:
-    """client -> {"x", "y"} of a file laid out as examples/<client>/<feature>."""
-    try:
-        import h5py
-    except ImportError:
-        message = "tff_hdf5: expected h5py to be installed. Install the extra: pip install 'fedjax_sim[hdf5]'."
-        raise ImportError(message) from None
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        validate.fail(path.name, "an HDF5 file", str(error))
-    with file:
-        examples = _hard(file, "examples", path.name, h5py)
-        if not isinstance(examples, h5py.Group) or not len(examples):
-            validate.fail(f"{path.name}/examples", "a group with a member per client", str(examples), error=TypeError)
-        clients, num_bytes = {}, 0
-        for id in check_ids(f"{path.name}/examples", list(examples)):
-            place = f"{path.name}/examples/{id}"
-            group = _hard(examples, id, f"{path.name}/examples", h5py)
-            if not isinstance(group, h5py.Group):
-                validate.fail(place, "a group of features", str(group), error=TypeError)
-            leaves = {"x": _hard(group, features, place, h5py), "y": _hard(group, label, place, h5py)}
-            for values in leaves.values():
-                if not isinstance(values, h5py.Dataset) or values.dtype.kind not in "biuf" or values.ndim == 0:
-                    validate.fail(
-                        values.name, "an array of numbers with a row per example", str(values), error=TypeError
-                    )
-                if values.external or values.is_virtual:
-                    validate.fail(values.name, "data in this file", "data stored elsewhere")
-                num_bytes += values.size * values.dtype.itemsize  # declared, before anything is allocated
-            hint = "Raise max_bytes if you trust the file."
-            validate.fits_in_memory(path.name, num_bytes, max_bytes, hint=hint)
-            clients[id] = {name: values[...] for name, values in leaves.items()}
-    return clients
 
 
 def tff_hdf5(
@@ -237,17 +197,16 @@ def tff_hdf5(
     validate.integer("max_bytes", max_bytes, high=2**62)
     validate.integer("seed", seed, 0)
     validate.in_range("test_fraction", test_fraction, 0, 1, open_low=True, open_high=True)
-    train, test = _hdf5_split(source, features, label, max_bytes), {}
+    leaves = {"x": features, "y": label}
+    train, test = read_clients("tff_hdf5", source, leaves, max_bytes=max_bytes), {}
     if test_path is not None:
-        test = _hdf5_split(existing("test_path", test_path, folder=False), features, label, max_bytes)
+        file = existing("test_path", test_path, folder=False)
+        test = read_clients("tff_hdf5", file, leaves, max_bytes=max_bytes)
     else:
         rng = np.random.default_rng(seed)
         for id, client in list(train.items()):
             if len(client["x"]) != len(client["y"]):
                 validate.fail(f"{source.name}/examples/{id}", "as many labels as examples", len(client["y"]))
-            order = rng.permutation(len(client["y"]))
-            cut = len(order) - round(test_fraction * len(order))
-            kept, tested = np.sort(order[:cut]), np.sort(order[cut:])
-            train[id], test[id] = ({name: v[rows] for name, v in client.items()} for rows in (kept, tested))
+            train[id], test[id] = random_split(client, test_fraction, rng)
     outputs = _num_outputs(task, num_classes, train, test)
     return from_sites(train, test, task=task, num_outputs=outputs, name=source.stem, scale_bytes=scale_bytes)

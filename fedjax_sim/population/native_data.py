@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import validate
+from fedjax_sim import text_files, validate
 from fedjax_sim.population.around import Around
 from fedjax_sim.population.federated_data import (
     SCALED_BYTES,
@@ -80,8 +80,9 @@ def _info(path: pathlib.Path) -> dict[str, Any]:
     existing("directory", str(path), folder=False)
     if path.stat().st_size > LARGEST_INFO:
         validate.fail(str(path), f"at most {LARGEST_INFO} bytes", path.stat().st_size)
+    text = text_files.text_of(path.name, path, "JSON text in UTF-8")
     try:
-        info = json.loads(path.read_text(encoding="utf-8"))
+        info = json.loads(text)
     except (ValueError, RecursionError) as error:
         validate.fail(str(path), "JSON text", str(error))
     if not isinstance(info, dict) or set(info) != set(FIELDS):

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from fedjax_sim import validate
+from fedjax_sim import text_files, validate
 from fedjax_sim.population.federated_data import PADDING, FederatedData, existing, from_sites
 from fedjax_sim.types import FolderPath
 
@@ -84,10 +84,7 @@ def shakespeare(
     validate.in_range("test_fraction", test_fraction, 0, 1, open_low=True, open_high=True)
     path = existing("directory", directory) / "input.txt"
     existing("directory", str(path), folder=False)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        validate.fail(str(path), "UTF-8 text", str(error))
+    text = text_files.text_of("directory", path)
     roles = {role: spoken for role, spoken in speeches(text).items() if len(spoken) >= min_characters}
     if not roles:
         validate.fail(str(path), f"a role with at least {min_characters} characters", f"{len(text)} characters")

@@ -62,6 +62,28 @@ def leaf_json(label: int) -> str:
     return json.dumps({"users": ["u"], "num_samples": [2], "user_data": data})
 
 
+def tweets(label: int) -> str:
+    tweet = ["1", "Mon Apr 06", "NO_QUERY", "u", "so good"]
+    return json.dumps({"users": ["u"], "num_samples": [2], "user_data": {"u": {"x": [tweet] * 2, "y": [0, label]}}})
+
+
+def write_faces(folder: Path, red: int = 0, label: int = 0) -> None:
+    image = pytest.importorskip("PIL.Image", reason="needs the extra images")
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    image.fromarray(np.full((4, 4, 3), red, np.uint8)).save(folder / "images" / "a.png")
+    data = {"users": ["u"], "num_samples": [1], "user_data": {"u": {"x": ["a.png"], "y": [label]}}}
+    for split in ("train", "test"):
+        put(folder, f"{split}/data.json", json.dumps(data))
+
+
+def write_snippets(folder: Path, **first: str) -> None:
+    h5py = pytest.importorskip("h5py", reason="needs the extra hdf5")
+    folder.mkdir(exist_ok=True)
+    for name in ("train", "test"):
+        with h5py.File(folder / f"{name}.h5", "w") as file:
+            file["examples/f0/snippets"] = [first.get(name, "Hello"), "you"]
+
+
 def hospital(thirty: int) -> str:
     rows = [[30 + i, i % 2, 1, 120 + i, 200, 0, 0, 150, 0, 1.5, 1, 0, 3, i % 2] for i in range(thirty)]
     return "\n".join(",".join(map(str, row)) for row in rows) + "\n"
@@ -101,6 +123,11 @@ def write_hdf5(folder: Path, **first: float) -> None:
 
 
 ROWS = {
+    "celeba": Row(
+        ["data.name=celeba", "data.directory=FOLDER", "data.images=FOLDER/images", "data.image_size=4", *STORE[2:]],
+        write_faces,
+        {"images": lambda folder: write_faces(folder, 9), "train": lambda folder: write_faces(folder, label=1)},
+    ),
     "cora": Row(
         ["data.name=cora", "data.directory=FOLDER", "data.num_clients=1", "model.name=gcn", "sampler.name=full"],
         write_cora,
@@ -130,6 +157,12 @@ ROWS = {
         '"y": [0, 1]',
         '"y": [0, 2]',
     ),
+    "libsvm": text_row(
+        ["data.name=libsvm", "data.path=FOLDER/a.txt", "data.test_path=FOLDER/a.t", *FEW],
+        {"a.txt": "1 1:2\n-1 2:3\n" * 4, "a.t": "1 1:2\n-1 2:3\n" * 10},
+        "1:2",
+        "1:4",
+    ),
     "measured": text_row(PHONES, {"phones.csv": "speed,bandwidth_down,bandwidth_up\n1e9,1e6,1e5\n"}, "1e9", "2e9"),
     "native": Row(
         STORE,
@@ -141,6 +174,12 @@ ROWS = {
         write_toy,
         {"train": lambda folder: write_toy(folder, train=1.0), "train/x.npy": flip_last_byte},
     ),
+    "sent140": text_row(
+        ["data.name=sent140", "data.directory=FOLDER", *STORE[2:]],
+        {f"{split}/data.json": tweets(1) for split in ("train", "test")},
+        '"y": [0, 1]',
+        '"y": [0, 0]',
+    ),
     "shakespeare": text_row(
         ["data.name=shakespeare", "data.directory=FOLDER", "model.name=lstm", "sampler.name=full"],
         {"input.txt": "A:\nHello, you there.\n\nB:\nYes, me here.\n"},
@@ -151,6 +190,11 @@ ROWS = {
         ["data.name=tff_hdf5", "data.path=FOLDER/train.h5", "data.test_path=FOLDER/test.h5", *STORE[2:]],
         write_hdf5,
         {f"{name}.h5": lambda folder, name=name: write_hdf5(folder, **{name: 1.0}) for name in ("train", "test")},
+    ),
+    "tff_text": Row(
+        ["data.name=tff_text", "data.path=FOLDER/train.h5", "data.test_path=FOLDER/test.h5", *STORE[2:]],
+        write_snippets,
+        {f"{name}.h5": lambda folder, name=name: write_snippets(folder, **{name: "Hi"}) for name in ("train", "test")},
     ),
     "trace": text_row(
         [*PHONES, "devices.availability={name='trace', path='FOLDER/times.csv'}"],

@@ -87,6 +87,38 @@ def test_a_csv_of_edges(tmp_path):
     assert network.from_csv(3, file).num_edges == 2
 
 
+SNAP = """# Undirected graph: ca-Tiny.txt
+# Nodes: 4 Edges: 4
+# FromNodeId\tToNodeId
+3466\t937
+937\t3466
+937\t10310
+10310\t 5052
+5052\t5052
+"""
+KONECT = "% sym unweighted\n% 3 4 4\n3466 937\n937  10310 1 1167609600\n10310 5052\n5052 5052\n"
+
+
+@pytest.mark.parametrize("text", [SNAP, KONECT, SNAP.replace("\t", ";"), "\ufeff" + SNAP.replace("\n", "\r\n")])
+def test_published_edge_lists(tmp_path, text):
+    """SNAP's and KONECT's files: a path 3466 - 937 - 10310 - 5052. Catches a comment that is an edge, a delimiter that
+    is none, nodes that nobody has, and loops that are passed over without a word."""
+    file = tmp_path / "ca-Tiny.txt"
+    file.write_text(text, newline="")
+    graph = network.from_csv(4, str(file), renumber=True, drop_self_loops=True)
+    senders, receivers = graph.senders, graph.receivers  # 937, 3466, 5052, 10310 are 0, 1, 2, 3
+    assert list(zip(senders, receivers, strict=True)) == [(1, 0), (3, 0), (0, 1), (3, 2), (0, 3), (2, 3)]
+    with pytest.raises(ValueError, match="drop_self_loops = true"):
+        network.from_csv(4, str(file), renumber=True)
+    with pytest.raises(ValueError, match=r"population_size: expected as many as the file has nodes, got 5.*: 4"):
+        network.from_csv(5, str(file), renumber=True, drop_self_loops=True)
+    with pytest.raises(ValueError, match="renumber = true"):
+        network.from_csv(5, str(file), drop_self_loops=True)
+    file.write_text("0 1\n1 99999999999999999999\n")
+    with pytest.raises(ValueError, match=r"nodes in \[0, 4611686018427387904\)"):
+        network.from_csv(3, str(file), renumber=True)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -96,11 +128,12 @@ def test_a_csv_of_edges(tmp_path):
         (b"0,x\n1,2\n", r"file: expected two integers a row, got \['0', 'x'\]. Line 1"),
         ("\u0663,\u0664\n1,2\n".encode(), "file: expected two integers a row.* Line 1"),
         (b"0.0,1.0\n1,2\n", "file: expected two integers a row.* Line 1"),
-        (b"0;1\n1;2\n", "file: expected two integers a row.* Values are separated by commas"),
+        (b"0|1\n1|2\n", r"file: expected two integers a row.* The first line has one value.* delimiter = '\|'"),
+        (b"0,1\n3,2,7\n12,1\n", r"\[0, 12\).* Line 3 of .* numbered from 0. To number .* renumber = true"),
         (b"from,to\n0,1_0\n", "file: expected two integers a row.* Line 2"),
         (b"from,to\n\n0,99999999999999999999\n", r"file: expected two different nodes in \[0, 12\).* Line 3"),
         (b"0,1\n-1,2\n", "file: expected two different nodes.* Line 2"),
-        (b"0,1\n2,2\n", "file: expected two different nodes.* Line 2"),
+        (b"0,1\n2,2\n", "file: expected two different nodes.* Line 2 .* drop_self_loops = true"),
         (b"from,to\n", "file: expected an edge a row, got 'none'"),
         (b"", "file: expected an edge a row, got 'none'"),
         ("von,\xfcber\n0,1\n".encode("latin-1"), "file: expected a CSV file in UTF-8, got .*UnicodeDecodeError"),

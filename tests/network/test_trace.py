@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from fedjax_sim import aggregation, algorithms, network, population, sampling, transform
+from fedjax_sim.network import csv_file
 from fedjax_sim.privacy import mechanism_of
 
 FILE = """client,start,end,why
@@ -83,6 +84,68 @@ def test_times_since_another_moment(tmp_path):
     assert condition.rate(np.arange(2)).tolist() == [3600 / 3700] * 2
     with pytest.raises(ValueError, match="start: expected a finite number >= 1709286001 in row 1"):
         network.trace(path, origin=1709286001.0)
+
+
+@pytest.mark.parametrize("mark", [",", ";"])
+def test_dates(tmp_path, mark):
+    """By hand: dates, with and without zones, parts of seconds, behind a byte order mark. Catches a local zone, a zone
+    that is not read, a day that is a month, and dates that are numbers since 1970."""
+    lines = [
+        "client,start,end",
+        "a,2024-03-01 09:40:00,2024-03-01T10:40:00Z",
+        "b,2024-03-01T10:40:00.5+01:00,20240302T0940",
+    ]
+    path = written(tmp_path, "\ufeff" + "\n".join(lines).replace(",", mark))
+    condition = network.trace(path, unit="date", origin="2024-03-01 09:40", period_seconds=86_400)
+    ids, at = jnp.array([0, 0, 1, 1]), jnp.array([0, 3600, 0, 1])
+    assert condition.at(ids, at).tolist() == [True, False, False, True]
+    assert condition.rate(np.arange(2)).tolist() == [3600 / 86_400, 86_399 / 86_400]
+    plain = network.trace(written(tmp_path, "client,start,end\na,0,3600\nb,0.5,86400\n"), period_seconds=86_400)
+    for second in range(0, 86_400, 1800):
+        pair = jnp.arange(2), jnp.int32(second)
+        assert condition.at(*pair).tolist() == plain.at(*pair).tolist()
+
+
+@pytest.mark.parametrize(
+    "row, options, told",
+    [
+        ("a,2024-03-01,2024-03-02", {"unit": "date"}, "origin: expected the date .*, got 0.0. .* at '2024-03-01'"),
+        (
+            "a,2024-03-01,2024-03-02",
+            {},
+            "start: expected a finite number >= 0 in row 1, got '2024-03-01'. .*unit = 'date'",
+        ),
+        ("a,2024-03-01,2024-03-02", {"origin": "2024-03-01"}, "origin: expected a number of s, .*unit = 'date'"),
+        (
+            "a,01.03.2024,02.03.2024",
+            {"unit": "date", "origin": "2024-03-01"},
+            "start in row 1: expected a date such as",
+        ),
+        ("a,2024-03-01,2024-03-02", {"unit": "date", "origin": "March"}, "origin: expected a date such as"),
+        (
+            "a,2024-03-01,2024-03-02",
+            {"unit": "date", "origin": "2024-03-02"},
+            "start: expected no date before the origin",
+        ),
+        ("a,2024-03-01,2024-02-29", {"unit": "date", "origin": "2024-02-01"}, "end: expected no end before the start"),
+    ],
+)
+def test_wrong_dates(tmp_path, row, options, told):
+    """Catches a date that is guessed, and one that stands for another moment."""
+    with pytest.raises(ValueError, match=told):
+        network.trace(written(tmp_path, f"client,start,end\n{row}\n"), **options)
+
+
+def test_first_clients(tmp_path, monkeypatch):
+    """A file with more intervals than programs hold. Catches intervals of others, and late ones that are lost."""
+    condition = network.trace(written(tmp_path), max_clients=2, period_seconds=30)
+    for second in range(30):
+        found = condition.at(jnp.arange(4), jnp.int32(second)).tolist()
+        assert found == [listed(client % 2, second, 30) for client in range(4)]
+    monkeypatch.setattr(csv_file, "MOST_ROWS", 7)
+    with pytest.raises(ValueError, match=r"path: expected 1 to 7 rows below the header, got 8. .* max_clients"):
+        network.trace(str(tmp_path / "trace.csv"))
+    assert network.trace(str(tmp_path / "trace.csv"), max_clients=3).rate(np.arange(3)).tolist()[2] == 0
 
 
 def test_units(tmp_path):

@@ -155,6 +155,18 @@ def test_leaf(tmp_path):
     np.testing.assert_array_equal(data.test["x"], [[8.0, 9.0]])
 
 
+def test_leaf_with_byte_order_marks(tmp_path):
+    """Fault: a file that an editor of Windows wrote, refused at its first character."""
+    for split in ("train", "test"):
+        write_leaf(tmp_path, USERS, split)
+        path = tmp_path / split / "data.json"
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert leaf(directory=str(tmp_path)).train.size == 2
+    path.write_bytes(b"\x80\x04\x95")
+    with pytest.raises(ValueError, match=r"test/data.json: expected JSON text in UTF-8, .* It looks like a pickle"):
+        leaf(directory=str(tmp_path))
+
+
 def test_leaf_text(tmp_path):
     # Faults: characters of the test split missing from the vocabulary; targets other than the given label.
     write_leaf(tmp_path, {"R_A": {"x": ["abc", "bca"], "y": ["d", "a"]}})

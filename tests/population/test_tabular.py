@@ -84,7 +84,7 @@ def test_heart_disease_missing_values(tmp_path):
         ("1,2,3", r"processed.hungarian.data:3: expected 14 columns, got 3"),
         (
             "40,1,1,120,200,0,0,150,0,x,1,0,3,0",
-            r"processed.hungarian.data:3: expected a finite number or '\?', got 'x'",
+            r"processed.hungarian.data:3: expected a finite number or '\?' or '-9', got 'x'",
         ),
         ("40,1,1,120,200,0,0,150,0,nan,1,0,3,0", "finite number"),
         ("40,1,9,120,200,0,0,150,0,1,1,0,3,0", r"processed.hungarian.data:3 cp: expected one of"),
@@ -128,6 +128,55 @@ def test_csv_sites(tmp_path):
     first = rows(raw.train, 0)
     np.testing.assert_allclose(first["y"][:, 0], 0.1 * (first["x"][:, 0] - 20), atol=1e-6)
     assert rows(raw.train, 1)["y"].min() >= 1
+
+
+@pytest.mark.parametrize("mark, start", [(";", b""), ("\t", b""), ("|", b""), (" ", b""), (",", b"\xef\xbb\xbf")])
+def test_csv_sites_in_other_styles(tmp_path, mark, start):
+    """Faults: a delimiter, a byte order mark or a comment that becomes a part of the first column's name."""
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    write_sites(folder)
+    plain = csv_sites(directory=str(folder), label="outcome")
+    options = {"delimiter": {"|": "|", " ": "space"}.get(mark, "auto")}
+    for path in folder.iterdir():
+        lines = path.read_text().replace(",", mark * (1 + (mark == " "))).splitlines()
+        path.write_bytes(start + "\r\n".join(["// of a ward, 2024", *lines[:3], "", " // again", *lines[3:]]).encode())
+    data = csv_sites(directory=str(folder), label="outcome", comment="//", **options)
+    for population, other in ((data.train, plain.train), (data.held_out, plain.held_out)):
+        for i in range(2):
+            for leaf, values in rows(other, i).items():
+                np.testing.assert_array_equal(rows(population, i)[leaf], values)
+    if mark == "|":
+        with pytest.raises(ValueError, match=r"label: .*'age\|outcome\|dose'.* name it: delimiter = '\|'"):
+            csv_sites(directory=str(folder), label="outcome", comment="//")
+
+
+def test_missing_features(tmp_path):
+    """By hand: one median and one indicator a column, of training rows. Faults: a code that is a number, -9 written as
+    -9.0, a test row in the median, an indicator in another place, a missing label that is one."""
+    lines = [f"{'?' if i % 5 == 0 else i};{i % 2};{-9.0 if i % 7 == 0 else 10 * i};{i}" for i in range(1, 41)]
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age;sick;dose;row", *lines]))
+    data = csv_sites(directory=str(tmp_path), label="sick", missing=["?", "-9"], standardise=False, task="binary")
+    train = np.concatenate([rows(data.train, i)["x"] for i in range(2)])
+    tested = np.concatenate([rows(data.held_out, i)["x"] for i in range(2)])
+    assert data.input_shape == (5,) and len(train) + len(tested) == 80
+    no_age, no_dose = (np.isin(train[:, 2] % every, 0) for every in (5, 7))
+    medians = np.median(train[~no_age, 2]), np.median(10 * train[~no_dose, 2])
+    for x in (train, tested):
+        no_age, no_dose = (x[:, 2] % every == 0 for every in (5, 7))
+        np.testing.assert_array_equal(x[:, 0], np.where(no_age, medians[0], x[:, 2]))
+        np.testing.assert_array_equal(x[:, 1], np.where(no_dose, medians[1], 10 * x[:, 2]))
+        np.testing.assert_array_equal(x[:, 3:], np.stack([no_age, no_dose], 1))
+    with pytest.raises(ValueError, match=r"a.csv:6: .* If it stands for a missing value, say so: missing = \['\?'\]"):
+        csv_sites(directory=str(tmp_path), label="sick")
+    with pytest.raises(ValueError, match="comment: expected the text"):
+        csv_sites(directory=str(tmp_path), label="sick", comment="")
+    with pytest.raises(TypeError, match="missing: expected a list of texts, got 'x'"):
+        csv_sites(directory=str(tmp_path), label="sick", missing="x")
+    (tmp_path / "c.csv").write_text("age;sick;dose;row\n1;-9;2;3\n2;?;2;3\n")
+    with pytest.raises(ValueError, match=r"c.csv:3: expected a finite number, got '\?'"):
+        csv_sites(directory=str(tmp_path), label="sick", missing=["?", "-9"], task="regression")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,174 @@
+"""Text files that others wrote: one reader for their encoding, delimiters, comments, and codes of missing values."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from fedjax_sim import validate
+
+__all__ = ["check_missing", "number", "one_column", "rows_of", "text_of"]
+
+DELIMITERS = ("\t", ";", ",")  # a name with a comma in it is more usual than one with a semicolon or a tab
+CONVERSIONS = (  # first bytes of what is no text -> how it becomes one
+    (b"\xff\xfe", "It is UTF-16: save it as UTF-8 (in Excel: 'CSV UTF-8')."),
+    (b"\xfe\xff", "It is UTF-16: save it as UTF-8 (in Excel: 'CSV UTF-8')."),
+    (
+        b"\x80",
+        "It looks like a pickle, which runs code when it is read. Where you trust it, load it and write text.",
+    ),
+    (b"\x1f\x8b", "It is compressed: unpack it with gunzip."),
+    (b"PK", "It is an archive or a workbook: unpack it, or save its sheet as 'CSV UTF-8'."),
+    (b"PAR1", "It is a Parquet file: write it as text, pandas.read_parquet(path).to_csv(...)."),
+    (b"\x89HDF", "It is an HDF5 file: population.tff_hdf5 and tff_text read those of TensorFlow Federated."),
+)
+
+
+def text_of(name: str, path: str | os.PathLike, what: str = "text in UTF-8") -> str:
+    """The whole text of a file in UTF-8, with or without a byte order mark; line ends of any kind become one.
+
+    Args:
+      name: what errors call the file.
+      what: the kind of text that they expected.
+
+    Raises: ValueError that says how to convert the file where it is a known kind of no text.
+
+    Guarantees: tests/test_text_files.py::test_marks_and_no_text.
+    """
+    path = Path(os.fspath(path)).expanduser()
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        _unreadable(name, what, path, error)
+        raise
+
+
+def rows_of(
+    name: str,
+    path: str | os.PathLike,
+    *,
+    delimiter: str = "auto",
+    comments: Iterable[str] = (),
+    spaces: bool = False,
+) -> Iterator[tuple[int, list[str]]]:
+    """(number of its line, the texts of its values) of each line of a table that has values, one after the other.
+
+    Args:
+      name: what errors call the file.
+      path: of a file in UTF-8, with or without a byte order mark, values quoted or not, any line ends. Spaces around
+        values do not count, and lines without a value are left out.
+      delimiter: the character between values; "space": any spaces and tabs; "auto": the one of comma, semicolon and tab
+        that is most often in the first line, outside quotes.
+      comments: a line that begins with one of these texts is left out.
+      spaces: whether "auto" takes "space" for a first line with spaces and none of the three.
+
+    Raises: ValueError for a file that cannot be read, and for another delimiter.
+
+    Guarantees: the same table in every style (tests/test_text_files.py::test_styles_of_one_table), and the lines'
+    numbers (::test_lines_have_their_numbers).
+    """
+    _check_delimiter(delimiter)
+    prefixes = tuple(comments)
+    try:
+        with Path(os.fspath(path)).expanduser().open(newline="", encoding="utf-8-sig") as file:
+            lines: Iterator[str] = ("\n" if _begins(line, prefixes) else line for line in file)
+            head = []
+            for line in lines:
+                head.append(line)
+                if line.strip():
+                    break
+            lines = itertools.chain(head, lines)
+            if delimiter == "auto":
+                delimiter = _delimiter_of(head[-1] if head else "", spaces)
+            if delimiter == "space":
+                lines, delimiter = (re.sub(r"[ \t]+", " ", line.strip()) + "\n" for line in lines), " "
+            reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=True)
+            for row in reader:
+                cells = [cell.strip() for cell in row]
+                if any(cells):
+                    yield reader.line_num, cells
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        _unreadable(name, "a CSV file in UTF-8", path, error)
+
+
+def number(place: str, text: str, missing: Sequence[str] = (), hint: str = "") -> float:
+    """The finite number in a cell, in the digits 0 to 9; NaN for a code of `missing`, as a text or as a number.
+
+    Raises: ValueError that names the place, with the hint.
+
+    >>> number("a.csv:2", "-9.0", missing=["?", "-9"]), number("a.csv:2", "1e3")
+    (nan, 1000.0)
+    """
+    text = text.strip()
+    value = validate.decimal(text)
+    if text in missing or any(value == validate.decimal(code) for code in missing):
+        return math.nan
+    if not math.isfinite(value):
+        told = hint
+        if re.fullmatch(r"[+-]?[0-9]+,[0-9]+", text):
+            told = "Decimals are written with a point."
+        elif re.fullmatch(r"|\?|n\.?/?a\.?|nan|null|none|-", text, re.I):
+            told = f"If it stands for a missing value, say so: missing = [{text!r}]."
+        validate.fail(place, " or ".join(["a finite number", *map(repr, missing)]), text, told)
+    return value
+
+
+def check_missing(missing: Sequence[str]) -> tuple[str, ...]:
+    """The codes of missing values as texts, such as ("?", "-9").
+
+    Raises: TypeError for others.
+    """
+    if isinstance(missing, str) or not all(isinstance(code, str) for code in missing):
+        validate.fail("missing", "a list of texts", missing, "Numbers too: ['?', '-9'].", TypeError)
+    return tuple(code.strip() for code in missing)
+
+
+def one_column(header: Sequence[str], delimiter: str) -> str:
+    """A hint where a header has one column, which another delimiter would explain; otherwise an empty text.
+
+    >>> one_column(["a|b"], "auto")
+    "The first line has one value. If values are not separated by commas, semicolons or tabs, name it: delimiter = '|'."
+    """
+    if len(header) != 1:
+        return ""
+    likely = next((mark for mark in ("|", ":", ";", ",", "\t") if mark in header[0]), "space")
+    between = "commas, semicolons or tabs" if delimiter == "auto" else repr(delimiter)
+    told = f"The first line has one value. If values are not separated by {between}"
+    return f"{told}, name it: delimiter = {likely!r}."
+
+
+def _begins(line: str, prefixes: tuple[str, ...]) -> bool:
+    return bool(prefixes) and line.lstrip().startswith(prefixes)
+
+
+def _check_delimiter(delimiter: str) -> None:
+    if delimiter in ("auto", "space"):
+        return
+    if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter.isalnum() or delimiter in '"\r\n .+-_':
+        validate.fail("delimiter", "'auto', 'space', or one character such as ';' or a tab", delimiter)
+
+
+def _delimiter_of(line: str, spaces: bool) -> str:
+    """The delimiter of a table by its first line; of two that are equally often there, the first of `DELIMITERS`."""
+    bare = re.sub(r'"[^"]*"', "", line.strip("\r\n"))  # what is quoted is no delimiter
+    counts = [bare.count(mark) for mark in DELIMITERS]
+    if spaces and not any(counts) and re.search(r"\S +\S", bare):
+        return "space"
+    return DELIMITERS[counts.index(max(counts))] if any(counts) else ","
+
+
+def _unreadable(name: str, what: str, path: str | os.PathLike, error: Exception) -> None:
+    """The error of a file that is no text, with the way to convert it."""
+    path = Path(os.fspath(path)).expanduser()
+    hint = ""
+    if isinstance(error, UnicodeDecodeError):
+        with path.open("rb") as file:
+            start = file.read(4)
+        known = (words for mark, words in CONVERSIONS if start.startswith(mark))
+        hint = next(known, "If it is text in another encoding, save it as UTF-8.")
+    validate.fail(name, what, os.fspath(path), f"{type(error).__name__}: {error}. {hint}".strip())

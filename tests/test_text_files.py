@@ -1,0 +1,108 @@
+"""The reader of text files: every style of one table is one table, and what is no text says how to become it."""
+
+import csv
+import io
+import itertools
+import math
+
+import pytest
+
+from fedjax_sim import text_files
+from fedjax_sim.config.document import ConfigError, load
+from fedjax_sim.text_files import number, rows_of, text_of
+
+TABLE = [["id", "down, up", 'a "name", of, it, all'], ["1", "2.5", "x"], ["-9", "", "y;z"], ["?", "1e3", "#3"]]
+
+
+def styled(delimiter, start, end, quoting, blank):
+    """The table as a program would write it that uses this delimiter."""
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=delimiter, quoting=quoting, lineterminator=end)
+    for row in TABLE:
+        writer.writerow(row)
+        text.write(blank + end)
+    return start + text.getvalue().encode()
+
+
+def test_styles_of_one_table(tmp_path):
+    """Fault: a mark, a line end, a quoted delimiter or a comment that becomes part of a value, or shifts a column."""
+    path = tmp_path / "table"
+    quotes, marks = (csv.QUOTE_MINIMAL, csv.QUOTE_ALL), (b"", b"\xef\xbb\xbf")
+    for delimiter, start, end, quoting, blank in itertools.product(
+        ",;\t|", marks, ("\n", "\r\n", "\r"), quotes, ("", "  ")
+    ):
+        path.write_bytes(styled(delimiter, start, end, quoting, blank))
+        given = delimiter if delimiter == "|" else "auto"
+        assert [cells for _, cells in rows_of("path", path, delimiter=given)] == TABLE, (delimiter, start, end)
+    path.write_text('\ufeff# by hand\n\n "a"   "b"\t"c"\n  1\t\t2 3  \n% and more\n4 5 6', encoding="utf-8")
+    expected = [["a", "b", "c"], ["1", "2", "3"], ["4", "5", "6"]]
+    assert [cells for _, cells in rows_of("path", path, delimiter="space", comments="#%")] == expected
+    path.write_text("1 2\n3  4\n")
+    assert [cells for _, cells in rows_of("path", path, spaces=True)] == [["1", "2"], ["3", "4"]]
+    assert [cells for _, cells in rows_of("path", path)] == [["1 2"], ["3  4"]]
+    path.write_text("")
+    assert list(rows_of("path", path)) == []
+
+
+def test_lines_have_their_numbers(tmp_path):
+    """Fault: an error that names the number of another line, behind comments, empty lines or a quoted line end."""
+    path = tmp_path / "table"
+    path.write_text('# c\na,b\n\n1,"x\ny"\n# d\n,\n2,3\n')
+    assert [line for line, _ in rows_of("path", path, comments=["#"])] == [2, 5, 8]
+
+
+@pytest.mark.parametrize("delimiter", ["", "ab", "a", "1", '"', "\n", ".", "-", 3])
+def test_wrong_delimiters(tmp_path, delimiter):
+    """Fault: a delimiter that cuts numbers."""
+    (tmp_path / "table").write_text("a,b\n")
+    with pytest.raises(ValueError, match="delimiter: expected 'auto', 'space', or one character"):
+        list(rows_of("path", tmp_path / "table", delimiter=delimiter))
+
+
+@pytest.mark.parametrize(
+    "data, told",
+    [
+        (b"\x80\x04\x95", "pickle, which runs code when it is read. Where you trust it"),
+        ("a,b\n".encode("utf-16"), "UTF-16: save it as UTF-8"),
+        (b"\x1f\x8b\x08\x00", "gunzip"),
+        (b"PK\x03\x04\xff", "a workbook"),
+        (b"PAR1\x15\xff", r"pandas.read_parquet\(path\).to_csv"),
+        (b"\x89HDF\r\n", "tff_hdf5"),
+        ("größe\n".encode("latin-1"), "another encoding, save it as UTF-8"),
+    ],
+)
+def test_marks_and_no_text(tmp_path, data, told):
+    """Faults: a byte order mark that stays, a pickle that is read, and an error that says nothing about what to do."""
+    path = tmp_path / "file"
+    path.write_bytes(b"\xef\xbb\xbfa\r\nb")
+    assert text_of("path", path) == "a\nb"
+    path.write_bytes(data)
+    for read in (text_of, lambda name, path: list(rows_of(name, path))):
+        with pytest.raises(ValueError, match=f"path: expected .* in UTF-8, got .*file.*UnicodeDecodeError.*{told}"):
+            read("path", path)
+    with pytest.raises(ValueError, match=r"path: expected text in UTF-8, got .*FileNotFoundError"):
+        text_of("path", tmp_path / "none")
+
+
+@pytest.mark.parametrize("text, missing", [("-9", ["-9"]), (" -9.00 ", ["?", "-9"]), ("?", ["?"]), ("", [""])])
+def test_codes_of_missing_values(text, missing):
+    """Fault: a code that is a number where it is written in another way; a word that is taken for a code."""
+    assert math.isnan(number("here", text, missing))
+    for word in ("nan", "x", "1_0", "٣", "inf", ""):
+        if word not in missing:
+            with pytest.raises(ValueError, match="here: expected a finite number or "):
+                number("here", word, missing)
+    assert number("here", "-9.1", missing) == -9.1
+    with pytest.raises(ValueError, match="Decimals are written with a point"):
+        number("here", "1,5")
+    assert text_files.one_column(["a", "b"], "auto") == ""
+
+
+def test_a_config_with_a_byte_order_mark(tmp_path):
+    """Fault: a config that an editor of Windows wrote, refused at its first character."""
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xef\xbb\xbf[run]\nrounds = 7\n")
+    assert load(str(path), ["data.name=quadratics"]).tables["run"]["rounds"] == 7
+    path.write_bytes(b"\xff\xfe[run]")
+    with pytest.raises(ConfigError, match="expected TOML"):
+        load(str(path), [])
