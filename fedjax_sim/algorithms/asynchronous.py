@@ -18,9 +18,10 @@ from fedjax_sim import engine, tree, validate
 from fedjax_sim.algorithms.compatibility import check_alone, check_discount, discounts, looks_like_the_model
 from fedjax_sim.algorithms.costs import message_spec, metrics_of, work_of
 from fedjax_sim.algorithms.federated import federated
-from fedjax_sim.algorithms.flights import Arrivals, Begun, Flights, Traffic, next_arrivals, take_off
+from fedjax_sim.algorithms.flights import Arrivals, Flights, next_arrivals, take_off
 from fedjax_sim.algorithms.round import close, collect
 from fedjax_sim.algorithms.state import Bases, FederatedState, initial_state
+from fedjax_sim.algorithms.trips import Begun, Traffic
 from fedjax_sim.network import Hazard, load_of
 from fedjax_sim.network.devices import SATURATED, checked
 from fedjax_sim.population.protocol import num_rows

@@ -26,9 +26,9 @@ from fedjax_sim.algorithms.asynchronous import (
 from fedjax_sim.algorithms.collect import in_turn
 from fedjax_sim.algorithms.compatibility import discounts
 from fedjax_sim.algorithms.costs import metrics_of
-from fedjax_sim.algorithms.flights import Traffic
 from fedjax_sim.algorithms.round import close, collect
 from fedjax_sim.algorithms.state import Bases, initial_state
+from fedjax_sim.algorithms.trips import Traffic
 from fedjax_sim.client.local_sgd import stateless_client
 from fedjax_sim.client.proximal import proximal_term
 from fedjax_sim.network import Hazard

@@ -17,10 +17,11 @@ from fedjax_sim import aggregation, client, engine, sampling, server, tree, vali
 from fedjax_sim.algorithms.asynchronous import arrivals_only, check_hazard, load_for, losses, sent_instead
 from fedjax_sim.algorithms.costs import metrics_of
 from fedjax_sim.algorithms.federated import federated
-from fedjax_sim.algorithms.flights import LOOKING, PATIENCE, Begun, Traffic, trips
+from fedjax_sim.algorithms.flights import PATIENCE
 from fedjax_sim.algorithms.round import close, collect
 from fedjax_sim.algorithms.state import Bases, FederatedState, initial_state
 from fedjax_sim.algorithms.ticks import NEVER, advanced, last
+from fedjax_sim.algorithms.trips import LOOKING, Begun, Traffic, trips
 from fedjax_sim.network import Hazard
 from fedjax_sim.network.devices import SATURATED, checked, spent_by, there_at
 from fedjax_sim.prng import stream

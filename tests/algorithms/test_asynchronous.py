@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from fedjax_sim import aggregation, algorithms, client, network, population, sampling, server, transform
-from fedjax_sim.algorithms.flights import Traffic
 from fedjax_sim.algorithms.round import observe
+from fedjax_sim.algorithms.trips import Traffic
 from fedjax_sim.instruments import variance_budget
 from fedjax_sim.privacy import mechanism_of
 from fedjax_sim.prng import stream

@@ -11,7 +11,7 @@ import pytest
 from fedjax_sim import algorithms, engine, population
 from fedjax_sim.algorithms.collect import in_turn
 from fedjax_sim.algorithms.fedasync import _between, _chain
-from fedjax_sim.algorithms.flights import Traffic
+from fedjax_sim.algorithms.trips import Traffic
 from fedjax_sim.population.store import write_store
 from fedjax_sim.server.staleness import hinge
 from tests.algorithms import test_flights as events
