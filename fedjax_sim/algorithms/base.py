@@ -24,7 +24,7 @@ class BaseOptimizer(NamedTuple):
 
 
 def base_optimizer(
-    rule: str, *, momentum: float = 0.9, second_decay: float = 0.99, adaptivity: float = 1e-3
+    rule: str, *, momentum: float | None = None, second_decay: float | None = None, adaptivity: float | None = None
 ) -> BaseOptimizer:
     """SGD, momentum, RMSProp or Adam.
 
@@ -35,8 +35,12 @@ def base_optimizer(
 
     Args:
       rule: "sgd", "momentum", "rmsprop" or "adam".
-      momentum, second_decay: b1 and b2, in [0, 1).
-      adaptivity: positive.
+      momentum, second_decay: b1 and b2, in [0, 1); None = 0.9 and 0.99.
+      adaptivity: positive; None = 1e-3.
+
+    Raises: ValueError for numbers out of range, and for those that the rule has not.
+
+    Guarantees: tests/laws/test_options.py, tests/oracles/test_mime.py::test_matches_the_paper.
 
     References: Karimireddy et al. 2021 (Mime), algorithm 1, which takes any such optimiser.
 
@@ -47,10 +51,13 @@ def base_optimizer(
     (2.0, 1.5)
     """
     validate.one_of("rule", rule, RULES)
+    has_first, has_second = rule in ("momentum", "adam"), rule in ("rmsprop", "adam")
+    momentum = _given("momentum", momentum, 0.9, rule, has_first)
+    second_decay = _given("second_decay", second_decay, 0.99, rule, has_second)
+    adaptivity = _given("adaptivity", adaptivity, 1e-3, rule, has_second)
     validate.in_range("momentum", momentum, 0, 1, open_high=True)
     validate.in_range("second_decay", second_decay, 0, 1, open_high=True)
     validate.positive("adaptivity", adaptivity)
-    has_first, has_second = rule in ("momentum", "adam"), rule in ("rmsprop", "adam")
 
     def blended(first, gradient):
         def one(m, g):
@@ -79,3 +86,10 @@ def base_optimizer(
         return first | ({"second": jax.tree.map(second, statistics["second"], gradient)} if has_second else {})
 
     return BaseOptimizer(start, direction, track)
+
+
+def _given(name: str, value: float | None, default: float, rule: str, is_used: bool) -> float:
+    """The value, or its default; refuses one that the rule would not read."""
+    if value is not None and not is_used:
+        validate.fail(name, f"None for the rule {rule!r}", value, "That rule has none: leave it out, or take 'adam'.")
+    return default if value is None else value

@@ -5,9 +5,9 @@ from __future__ import annotations
 import optax
 from jax.sharding import Mesh
 
-from fedjax_sim import aggregation, sampling, server, validate
+from fedjax_sim import aggregation, server, validate
 from fedjax_sim.algorithms.federated import federated
-from fedjax_sim.algorithms.hierarchical import as_client_update
+from fedjax_sim.algorithms.hierarchical import as_client_update, sampler_inside
 from fedjax_sim.algorithms.split_graph import split_gnn
 from fedjax_sim.models import Model
 from fedjax_sim.network import Link
@@ -71,11 +71,7 @@ def hierarchical_split_gnn(
     4
     """
     validate.integer("edge_rounds", edge_rounds)
-    if edge_sampler is None:
-        hint = "Group the parties: population.grouped, or [data.with_groups] in a config; or give an edge_sampler."
-        if group_size is None:
-            validate.fail("group_size", "the parties of the largest group", None, hint)
-        edge_sampler = sampling.full(group_size)
+    edge_sampler = sampler_inside(edge_sampler, group_size, "parties")
     options = {"client_layers": client_layers, "cut_edges": cut_edges, "graph_at": graph_at, "link": link}
     edge = split_gnn(model, edge_sampler, optimizer, weight_decay=weight_decay, **options)
     edge = edge._replace(level=edge.level._replace(star=edge.level.star._replace(nonfinite=nonfinite)))

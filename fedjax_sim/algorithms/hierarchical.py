@@ -42,7 +42,7 @@ from fedjax_sim.types import (
     UpdateTransform,
 )
 
-__all__ = ["as_client_update", "hierarchical_fedavg"]
+__all__ = ["as_client_update", "hierarchical_fedavg", "sampler_inside"]
 
 WEIGHTINGS = (None, "examples", "uniform")
 WEIGHT = "weight inside"  # a metric of clients, which nobody above sees
@@ -242,11 +242,7 @@ def hierarchical_fedavg(
     >>> int(info["clients_reported"]), info["edge_clients_reported"].total()  # of one round, and of two
     (2, 10)
     """
-    if edge_sampler is None:
-        hint = "Group the clients: population.grouped, or [data.with_groups] in a config; or give an edge_sampler."
-        if group_size is None:
-            validate.fail("group_size", "the clients of the largest group", None, hint)
-        edge_sampler = sampling.full(group_size)
+    edge_sampler = sampler_inside(edge_sampler, group_size, "clients")
     inside = {"aggregator": edge_aggregator, "transform": edge_transform, "server_optimizer": edge_optimizer}
     work = {"num_steps": num_steps, "num_epochs": num_epochs, "batch_size": batch_size}
     how = {"weighting": weighting, "shuffle": shuffle, "nonfinite": nonfinite}
@@ -258,6 +254,24 @@ def hierarchical_fedavg(
     rule = aggregation.mean() if aggregator is None else aggregator
     step = server.optimizer(optax.sgd(1.0) if server_optimizer is None else server_optimizer)
     return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, mesh=mesh)
+
+
+def sampler_inside(edge_sampler: Sampler | None, group_size: int | None, members: str) -> Sampler:
+    """The sampler of an edge: the given one, or everybody in the largest group.
+
+    Raises: ValueError, TypeError without either, and for a sampler of groups of another size.
+    """
+    if edge_sampler is None:
+        hint = f"Group the {members}: population.grouped, or [data.with_groups] in a config; or give an edge_sampler."
+        if group_size is None:
+            validate.fail("group_size", f"the {members} of the largest group", None, hint)
+        return sampling.full(group_size)
+    validate.part("edge_sampler", edge_sampler, Sampler)
+    places = edge_sampler.design.population_size
+    if group_size not in (None, places):
+        hint = "Leave it out: the edge_sampler knows how many it draws from."
+        validate.fail("group_size", f"None or {places}, as of the edge_sampler", group_size, hint)
+    return edge_sampler
 
 
 def _check(star: Star, rounds: int, name: str, weighting: str | None, keep: bool) -> None:

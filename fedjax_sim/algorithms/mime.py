@@ -39,9 +39,9 @@ def mime_lite(
     *,
     rule: str = "momentum",
     learning_rate: float = 0.1,
-    momentum: float = 0.9,
-    second_decay: float = 0.99,
-    adaptivity: float = 1e-3,
+    momentum: float | None = None,
+    second_decay: float | None = None,
+    adaptivity: float | None = None,
     server_learning_rate: float = 1.0,
     num_steps: int | None = None,
     num_epochs: int | None = None,
@@ -60,7 +60,8 @@ def mime_lite(
 
     Args:
       rule: "sgd", "momentum", "rmsprop" or "adam": the optimiser that is mimicked, see `algorithms.base`.
-      learning_rate: of the local steps. momentum, second_decay, adaptivity: of the rule, where it has them.
+      learning_rate: of the local steps. momentum, second_decay, adaptivity: of the rule, which refuses those that it
+        has not; None = 0.9, 0.99 and 1e-3.
       server_learning_rate: factor of the mean update; 1 is the paper's.
       num_steps, num_epochs, batch_size, shuffle: as in `client.work`.
       weighting: "uniform", the paper's, or "examples".
@@ -92,9 +93,9 @@ def mime(
     *,
     rule: str = "momentum",
     learning_rate: float = 0.1,
-    momentum: float = 0.9,
-    second_decay: float = 0.99,
-    adaptivity: float = 1e-3,
+    momentum: float | None = None,
+    second_decay: float | None = None,
+    adaptivity: float | None = None,
     server_learning_rate: float = 1.0,
     num_steps: int | None = None,
     num_epochs: int | None = None,
