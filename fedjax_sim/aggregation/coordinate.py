@@ -197,7 +197,7 @@ def sign_majority(*, trust_weights: bool = False) -> Aggregator:
 
 def minority(number):
     """The most of `number` messages that are fewer than half of them; an int, or integers of an array."""
-    return abs(number - 1) // 2
+    return abs(number - 1) // 2  # 0 of none
 
 
 def more_than(num_byzantine: int, times: int, more: int = 1) -> Callable:
