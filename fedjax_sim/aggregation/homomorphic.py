@@ -59,7 +59,8 @@ def homomorphic_mean(
     Returns: an Aggregator with the metrics `encryption_error`, the standard deviation of the error of a number of the
     mean, and `overflowed_rounds`. `observe` shows uniform elements in place of ciphertexts, one array [m, ciphertexts,
     2, N, words] uint32. A message costs two words of 64 bits for each of N coefficients; an entropy code gets no lower
-    than `modulus_bits` for each. The broadcast is encrypted too, for the server has no key, and counted as that.
+    than `modulus_bits` for each. The broadcast is encrypted too, for the server has no key, and counted as that;
+    a downlink that compresses it is refused.
 
     Raises: ValueError for parameters that do not fit together, or are not secure.
 
@@ -119,7 +120,7 @@ def homomorphic_mean(
     made_here = made._replace(
         init=init, accumulate=accumulate, finalize=finalize, view=view, wire=wire, wire_down=wire_down
     )
-    return made_here._replace(homogeneous=False, metrics=made.metrics + stated)
+    return made_here._replace(homogeneous=False, keyless=True, metrics=made.metrics + stated)
 
 
 def _with_error(key: Array, update: PyTree, std: Array) -> PyTree:

@@ -131,6 +131,7 @@ class Aggregator(NamedTuple):
         None  # (update_spec, Wire of the broadcast, num_slots) -> Wire of what a client receives
     )
     # in a round; None = the broadcast
+    keyless: bool = False  # the server holds the model encrypted, so it cannot compress what it sends
     attackers: Attackers | None = None  # who of its clients attack, inside of it: nothing around it sees what they send
     chooses: bool = False  # the rule's metrics have "chosen", [m] bool: whose messages it takes; `finalize`'s have not
     withstands: Callable | None = None  # (number of messages) -> the most attackers among them whose harm it bounds,

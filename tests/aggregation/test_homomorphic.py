@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 
-from fedjax_sim import aggregation, algorithms, transform
+from fedjax_sim import aggregation, algorithms, sampling, transform
 from fedjax_sim.aggregation import homomorphic_mean
 from fedjax_sim.aggregation.homomorphic import ciphertext_bytes, homomorphic_std, run_homomorphic_sum
 from fedjax_sim.types import Received
@@ -178,3 +180,12 @@ def test_wrong_options_are_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "tenseal", None)
     with pytest.raises(ImportError, match=r"tenseal: expected to be installed. .*fedjax_sim\[homomorphic\]"):
         run_homomorphic_sum(np.ones((2, 2)))
+
+
+def test_a_server_without_a_key_compresses_nothing():
+    """Catches ciphertexts of a model that only who holds the key could have compressed."""
+    step = {"optimizer": optax.sgd(0.1), "num_steps": 1, "aggregator": homomorphic_mean()}
+    build = partial(algorithms.fedavg, p.linear_loss, sampling.full(4), **step)
+    assert build().parts.aggregator.keyless
+    with pytest.raises(ValueError, match="downlink: expected None for a server without a key, got 'a compressor'"):
+        build(downlink=transform.top_k(0.5))
