@@ -18,7 +18,7 @@ LEAST = {  # what a part promises that says nothing
     types.Aggregator: {
         "sensitivity": None, "modulus": None, "weighted": True, "homogeneous": False, "design": None,
         "start": None, "metrics": (), "rule": None, "stays": None, "least": None, "view": None, "wire": None,
-        "wire_down": None, "max_weight": 1,
+        "wire_down": None, "keyless": False, "max_weight": 1,
         "attackers": None, "chooses": False, "withstands": None,
     },
     types.ClientUpdate: {
