@@ -62,7 +62,7 @@ def hierarchical_split_gnn(
     network (::test_a_device_and_its_gateway); bytes are counted arrays (::test_bytes).
 
     >>> import jax
-    >>> from fedjax_sim import models, population
+    >>> from fedjax_sim import models, population, sampling
     >>> data = population.stochastic_blocks(num_clients=4, num_nodes=40, num_classes=2, num_features=3)
     >>> regions, model = population.with_groups(data, num_groups=2).train, models.gcn(3, 2)
     >>> made = hierarchical_split_gnn(model, sampling.full(2), optax.sgd(0.1), group_size=regions.group_size)

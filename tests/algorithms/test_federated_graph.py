@@ -173,7 +173,7 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="sampler: expected rounds that take no time"):
         algorithms.hierarchical_split_gnn(MODEL, clock, optax.sgd(0.1), group_size=1)
     with pytest.raises(ValueError, match="sampler: expected one without a state, with keep=False"):
-        hierarchy(singles, optax.sgd(0.1), edge_sampler=sampling.cyclic(4, 2))
+        hierarchy(singles, optax.sgd(0.1), group_size=4, edge_sampler=sampling.cyclic(4, 2))
     noisy = network.link(forward=transform.local_gaussian(1.0, 1.0))
     noise = noisy_parts(hierarchy(singles, optax.sgd(0.1), link=noisy).parts)
     assert [x.mechanism for x in noise.values()] == ["noise on links"]

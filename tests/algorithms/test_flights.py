@@ -276,7 +276,7 @@ def test_clients_who_are_not_there_are_not_sent_work(refill):
         if refill == "other":
             assert (window(ids[fresh], begun[0]) | window(ids[fresh], begun[1])).all()
             flying += int(found.begun.sent) - int(found.there.sum() + found.interrupted)
-            assert int(found.flying) == flying >= 4
+            assert int(found.flying) == flying > 0
         else:
             sent = (due != NEVER) & (bases == int(flights.version))
             assert window(ids[sent], begun[1]).all()
