@@ -63,7 +63,7 @@ def rows_of(
       path: of a file in UTF-8, with or without a byte order mark, values quoted or not, any line ends. Spaces around
         values do not count, and lines without a value are left out.
       delimiter: the character between values; "space": any spaces and tabs; "auto": the one of comma, semicolon and tab
-        that is most often in the first line, outside quotes.
+        that is most often in the first line, outside quotes, or the one that Excel's `sep=;` in the first line names.
       comments: a line that begins with one of these texts is left out.
       spaces: whether "auto" takes "space" for a first line with spaces and none of the three.
 
@@ -82,6 +82,10 @@ def rows_of(
                 head.append(line)
                 if line.strip():
                     break
+            told = re.fullmatch(r"sep=(.)", head[-1].strip("\r\n")) if head and delimiter == "auto" else None
+            if told is not None:  # Excel's first line, which names the delimiter
+                head, delimiter = ["\n"] * len(head), told[1]
+                _check_delimiter(delimiter)
             lines = itertools.chain(head, lines)
             if delimiter == "auto":
                 delimiter = _delimiter_of(head[-1] if head else "", spaces)

@@ -40,6 +40,8 @@ def test_styles_of_one_table(tmp_path):
     path.write_text("1 2\n3  4\n")
     assert [cells for _, cells in rows_of("path", path, spaces=True)] == [["1", "2"], ["3", "4"]]
     assert [cells for _, cells in rows_of("path", path)] == [["1 2"], ["3  4"]]
+    path.write_text("# by hand\nsep=|\r\na|b\r\n1,5|2\r\n")  # Excel's
+    assert list(rows_of("path", path, comments="#")) == [(3, ["a", "b"]), (4, ["1,5", "2"])]
     path.write_text("")
     assert list(rows_of("path", path)) == []
 

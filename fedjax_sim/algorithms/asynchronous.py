@@ -71,7 +71,7 @@ METRICS = (
     Metric("utilisation", "share of the places whose client was at work", "share", "mean", by="round_seconds"),
     Metric("empty_places", "places without a client", "count", "last"),
     Metric("stopped_clients", "clients stopped, for their model was too old", "count"),
-    Metric("joules", "energy of the work that was begun, as far as clients stay", "joules"),
+    Metric("joules", "energy of the work that was begun, until clients leave", "joules"),
     SATURATED,
 )
 
@@ -261,10 +261,10 @@ def asynchronous(
     Returns: an Algorithm with the info of `federated`, where invited are those who are sent a model, and with time and
     staleness: `round_seconds`, `simulated_seconds`, `arrivals`, `staleness` (mean of these), `largest_staleness`,
     `staleness_counts`, `delay_seconds` (from arrival to use: waiting in a buffer makes nothing staler),
-    `updates_per_second`, `utilisation`, `empty_places`, `stopped_clients`, `joules` (of the work that was begun, as far
-    as clients stay), `saturated_clients` and, where clients may leave, `interrupted` and `wasted_bytes` (of messages on
-    their way then, of the work that was begun). A run's means are those of its arrivals, or of its time. A round cannot
-    be observed.
+    `updates_per_second`, `utilisation`, `empty_places`, `stopped_clients`, `joules` (of the work that was begun, until
+    the client leaves or its message has arrived), `saturated_clients` and, where clients may leave, `interrupted` and
+    `wasted_bytes` (of messages on their way then). Joules and wasted bytes count where work begins, also those of a
+    client that is stopped later. A run's means are those of its arrivals, or of its time. A round cannot be observed.
 
     Raises: ValueError, TypeError for options out of range, and for parts that do not fit, as in `federated`: weights by
     examples too, for fast clients arrive more often already. `init` refuses clients whose updates may not count in

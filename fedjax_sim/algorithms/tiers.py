@@ -50,7 +50,7 @@ METRICS = (
     Metric("arrivals", "messages that arrived", "count"),
     Metric("staleness", "steps between a model's sending and its tier's update", "", "mean", by="arrivals"),
     Metric("tier", "which tier was done, 0 the fastest", "", "last"),
-    Metric("joules", "energy of the work that was begun, as far as clients stay", "joules"),
+    Metric("joules", "energy of the work that was begun, until clients leave", "joules"),
     SATURATED,
 )
 
