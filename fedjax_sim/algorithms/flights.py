@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_sim.algorithms.ticks import NEVER, advanced, earliest, last, places_of
 from fedjax_sim.algorithms.trips import Begun, Traffic, Trip, trips
@@ -124,7 +123,7 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
     rank = jnp.arange(m, dtype=jnp.int32)
     there = rank < count
     time, ids, bases = (x[:m] for x in entries[:3])
-    elapsed = jnp.where(count > 0, jnp.where(there, time, 0).max(), np.uint32(PATIENCE * unit))
+    elapsed = jnp.where(count > 0, jnp.where(there, time, 0).max(), _patience(flights, unit))
 
     stays = (entries.rank < count) & jnp.concatenate([~there, jnp.ones(m, bool)])  # M of 2M
     left = _at(jnp.nonzero(stays, size=m)[0], entries)
@@ -166,6 +165,15 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
         interrupted,
     )
     return arrivals, after._replace(begun=jax.tree.map(jnp.zeros_like, after.begun))
+
+
+def _patience(flights: Flights, ticks_per_second: int) -> Array:
+    """[] uint32 ticks that a step without an arrival takes: until the first client has left, or a minute."""
+    minute = jnp.uint32(PATIENCE * ticks_per_second)
+    if flights.leaves is None:
+        return minute
+    first = jnp.maximum(flights.leaves.min(), 1)
+    return jnp.where(first == NEVER, minute, first)
 
 
 def _earlier(due: Array, leaves: Array | None) -> Array:

@@ -122,7 +122,8 @@ class Loop:
                 later.append(id)
                 self.places[id] = None
         self.version += bool(found) and not single
-        self.now += 0 if found else PATIENCE * 10
+        leaving = [x[1] - self.now for x in self.places.values() if x and x[0] == "leaves"]
+        self.now += 0 if found else max(1, min(leaving, default=PATIENCE * 10))
         for id in later:
             self.send(id, self.now, self.version)
         called = len(found) if traffic.refill == "other" else 0
@@ -324,6 +325,18 @@ def test_who_leaves_is_lost_as_under_a_clock(name):
     assert 0 < reported.sum() < invited.sum() == begun.sent
     assert float(begun.joules) == pytest.approx(float(cohort.spent.joules.sum()), rel=1e-6)
     assert int(begun.wasted) == int((cohort.sent & ~cohort.reported).sum())
+
+
+def test_a_server_whose_clients_all_leave_does_not_wait_a_minute():
+    """Everybody leaves after 0.3 s of its work: a step without an arrival ends when the first has left, and others are
+    sent work. Catches simulated time that is made of waiting."""
+    hazard = Hazard(lambda key, ids: jnp.full(ids.shape, 0.3))
+    some = Devices(
+        40, lambda key, ids, load: phases(key, ids, Load(*jnp.ones((3, *ids.shape)))), None, ticks_per_second=10
+    )
+    _, found = walked(Traffic(some, 12, 1, 1, 50, "other", hazard), 30)
+    none = ~found.there.any(1)
+    assert none.any() and found.elapsed[none].max() <= 2 + 4 + 3 and found.interrupted.sum() > 20
 
 
 def test_nobody_is_there_yet():
