@@ -255,8 +255,10 @@ def asynchronous(
       hazard: when clients leave while they train, as for `sampling.with_hazard`; None = they stay.
 
     A client who leaves before its message has arrived, by the hazard or because it is not there any more, reports
-    nothing: it keeps its place until then, and the place is empty at the end of that step. Presence is looked up at the
-    moments of `sampling.with_clock` (`checks=8`), so that both servers lose the same work.
+    nothing: it keeps its place until then, and the place is empty at the end of that step. A step in which nobody will
+    arrive ends when the first of those in flight leaves, after a minute at most. Presence is looked up at the moments
+    of `sampling.with_clock` (`checks=8`), so that both servers lose the same work. Where more clients leave
+    in a step than K, places stay empty, and fewer updates arrive in a second than C clients at work would send.
 
     Returns: an Algorithm with the info of `federated`, where invited are those who are sent a model, and with time and
     staleness: `round_seconds`, `simulated_seconds`, `arrivals`, `staleness` (mean of these), `largest_staleness`,

@@ -168,12 +168,11 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
 
 
 def _patience(flights: Flights, ticks_per_second: int) -> Array:
-    """[] uint32 ticks that a step without an arrival takes: until the first client has left, or a minute."""
+    """[] uint32 ticks that a step without an arrival takes: until the first client has left, a minute at most."""
     minute = jnp.uint32(PATIENCE * ticks_per_second)
     if flights.leaves is None:
         return minute
-    first = jnp.maximum(flights.leaves.min(), 1)
-    return jnp.where(first == NEVER, minute, first)
+    return jnp.clip(flights.leaves.min(), 1, minute)
 
 
 def _earlier(due: Array, leaves: Array | None) -> Array:

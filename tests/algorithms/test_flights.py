@@ -11,7 +11,7 @@ from fedjax_sim.algorithms import flights
 from fedjax_sim.algorithms.flights import PATIENCE, _earlier, next_arrivals, take_off
 from fedjax_sim.algorithms.ticks import NEVER, earliest, places_of
 from fedjax_sim.algorithms.trips import CHECKS, Traffic
-from fedjax_sim.network import Hazard
+from fedjax_sim.network import Hazard, memoryless
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling import full, with_clock, with_hazard
 from fedjax_sim.sampling.permutation import permute
@@ -43,6 +43,14 @@ def window(ids, seconds):
     return (ids + seconds) % 3 != 0
 
 
+def life(ids):
+    """Ticks of work after which a hazard strikes: 3 to 19, where work takes 1 to 110."""
+    return 3 + ids * 5 % 17
+
+
+RISKY = Hazard(lambda key, ids: life(ids).astype(jnp.float32) / 10)
+
+
 def keyed(t):
     return jax.random.fold_in(KEY, t)
 
@@ -71,8 +79,10 @@ class Loop:
         """("leaves", when, base) of a client that is gone at one of nine moments of its work, or on its arrival."""
         work = end - at
         moments = [at + work // CHECKS * i + work % CHECKS * i // CHECKS for i in range(CHECKS + 1)]
-        gone = [moment for moment in moments if not self.present(id, moment)]
-        return ("leaves", min(gone[0], end - 1), base) if gone else None
+        gone = [min(moment, end - 1) for moment in moments if not self.present(id, moment)][:1]
+        if self.traffic.hazard is not None and life(id) < work:
+            gone.append(at + life(id))
+        return ("leaves", min(gone), base) if gone else None
 
     def gone(self):
         """How many have left by now; their places are empty."""
@@ -122,8 +132,9 @@ class Loop:
                 later.append(id)
                 self.places[id] = None
         self.version += bool(found) and not single
-        leaving = [x[1] - self.now for x in self.places.values() if x and x[0] == "leaves"]
-        self.now += 0 if found else max(1, min(leaving, default=PATIENCE * 10))
+        if not found:  # until the first of those who will leave does, or for a minute
+            leaving = [x[1] - self.now for x in self.places.values() if x]
+            self.now += min(PATIENCE * 10, max(1, min(leaving, default=PATIENCE * 10)))
         for id in later:
             self.send(id, self.now, self.version)
         called = len(found) if traffic.refill == "other" else 0
@@ -165,12 +176,13 @@ GRID = {  # N, C, M, K, max_staleness, refill, availability
 }
 
 
+@pytest.mark.parametrize("hazard", [None, pytest.param(RISKY, marks=pytest.mark.full)], ids=["", "hazard"])
 @pytest.mark.parametrize("name", GRID)
-def test_events_are_those_of_a_loop(name):
+def test_events_are_those_of_a_loop(name, hazard):
     """Catches a client who is sent work and arrives in the same step and is forgotten, ties by place, another base,
-    a place that is lost, a block that goes past a model that it makes."""
+    a place that is lost, a block that goes past a model that it makes, and clients whom a hazard does not stop."""
     size, *numbers, refill, there = GRID[name]
-    traffic = Traffic(devices(size, there), *numbers, refill)
+    traffic = Traffic(devices(size, there), *numbers, refill, hazard)
     loop, flights = Loop(traffic), take_off(KEY, traffic, lambda ids: LOAD)
     step = jax.jit(lambda key, flights: next_arrivals(key, traffic, flights, lambda ids: LOAD))
     for t in range(25):
@@ -345,6 +357,46 @@ def test_nobody_is_there_yet():
     assert found.there.any(1).tolist() == [False, False, *[True] * 6]
     assert found.elapsed[:2].tolist() == [PATIENCE * 10] * 2 and found.begun.sent[:2].tolist() == [0, 4]
     assert found.flying[-1] == 12
+
+
+def alike() -> Devices:
+    """60 clients whose work takes two seconds."""
+
+    def spend(key, ids, load):
+        nothing = jnp.zeros_like(ids)
+        return Spent(nothing, nothing + 20, nothing, jnp.ones(ids.shape))
+
+    return Devices(60, spend, ticks_per_second=10)
+
+
+@pytest.mark.parametrize("refill", ["other", "same"])
+def test_the_share_that_arrives_is_that_of_the_hazard(refill):
+    """exp(-2 / 4) of work of two seconds, where clients stay for four in the mean; of 4,000 and more that were begun,
+    five standard errors. Catches clients who leave more or less often than time says, and a place that is lost."""
+    _, found = walked(Traffic(alike(), 12, 4, 4, 400, refill, memoryless(4.0)), 1000)
+    arrived, left = int(found.there.sum()), int(found.interrupted.sum())
+    done, law = arrived + left, np.exp(-0.5)
+    assert done > 4000 and abs(arrived / done - law) < 5 * np.sqrt(law * (1 - law) / done), arrived / done
+    assert int(found.begun.sent.sum()) - done == int(found.flying[-1])
+
+
+def test_who_leaves_late_does_not_keep_others_away():
+    """Ten minutes pass until one of two clients in flight leaves; others are there from the third minute on. Catches
+    a server that looks for clients only when somebody has left."""
+
+    def spend(key, ids, load):
+        nothing = jnp.zeros_like(ids)
+        return Spent(nothing, jnp.where(ids == first[0], 12000, 10), nothing, jnp.ones(ids.shape))
+
+    def there(ids, seconds):
+        return (ids == first[0]) | ((ids != first[1]) & (seconds >= 120))
+
+    first = take_off(KEY, Traffic(devices(20), 2, 1, 1, 50, "other"), lambda ids: LOAD).ids
+    late = Hazard(lambda key, ids: jnp.where(ids == first[0], 600.0, 1e6))
+    _, found = walked(
+        Traffic(Devices(20, spend, Availability(there), ticks_per_second=10), 2, 1, 1, 50, "other", late), 9
+    )
+    assert found.elapsed[:2].tolist() == [600, 600] and found.there[:, 0].tolist() == [False, False] + 7 * [True]
 
 
 def test_the_last_clients_of_empty_places_return():
