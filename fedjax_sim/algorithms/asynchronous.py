@@ -250,15 +250,14 @@ def asynchronous(
         `stopped_clients` counts, and its place filled at the end of the step. So many earlier models are kept.
       refill: who is sent work in the place of a client that arrived. "other": at once, one drawn uniformly from those
         who were there, and not in flight, when the buffer was opened. "same": the same client, with the next version.
-        A place whose client is away, or was stopped, is empty; at the end of a step up to K such places go to others
-        who are there, and then to their own clients.
+        A place whose client is away, has left or was stopped is empty; at the end of a step such places (K of them at
+        most where clients never leave) go to others who are there, and then to their own clients.
       hazard: when clients leave while they train, as for `sampling.with_hazard`; None = they stay.
 
     A client who leaves before its message has arrived, by the hazard or because it is not there any more, reports
-    nothing: it keeps its place until then, and the place is empty at the end of that step. A step in which nobody will
-    arrive ends when the first of those in flight leaves, after a minute at most. Presence is looked up at the moments
-    of `sampling.with_clock` (`checks=8`), so that both servers lose the same work. Where more clients leave
-    in a step than K, places stay empty, and fewer updates arrive in a second than C clients at work would send.
+    nothing. Presence is looked up at the moments of `sampling.with_clock` (`checks=8`), so that both servers lose the
+    same work. Its place is empty from then to the end of the step, which `utilisation` tells. A step in which nobody
+    will arrive ends when the first of those in flight leaves, after a minute at most.
 
     Returns: an Algorithm with the info of `federated`, where invited are those who are sent a model, and with time and
     staleness: `round_seconds`, `simulated_seconds`, `arrivals`, `staleness` (mean of these), `largest_staleness`,

@@ -37,10 +37,8 @@ class Flights(NamedTuple):
     clock: Clock
     arrived: Array  # [] int32 messages so far
     begun: Begun  # since the last step that was told
-    leaves: (
-        Array | None
-    )  # [C] uint32 ticks from now until a client leaves whose message never arrives; `NEVER` at other
-    # places. None = nobody leaves
+    leaves: Array | None  # [C] uint32 ticks from now until it leaves, if its message never arrives; `NEVER` at other
+    # places; None = nobody leaves
 
 
 class Arrivals(NamedTuple):
@@ -95,9 +93,9 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
     Then the next M arrivals are taken. With `refill` "other", the place of each goes at once to a client drawn
     uniformly from those who, at the step's beginning, were there and had no place, an empty one either; nobody is drawn
     twice in a step, so no client is twice in a buffer. With "same" it is the client who arrived, once the next version
-    is there. Places left empty are filled at the end of a step, at most M of them: by others who are there, then by
-    their last clients. An update whose base is made in this very step cannot be computed yet, so the step ends before
-    it (`buffer_size` 1 and several arrivals a step).
+    is there. Places left empty are filled at the end of a step, at most `Traffic.num_refills` of them: by others who
+    are there, then by their last clients. An update whose base is made in this very step cannot be computed yet, so the
+    step ends before it (`buffer_size` 1 and several arrivals a step).
 
     Args:
       key: of the step.
@@ -226,7 +224,7 @@ def _candidates(key: Array, traffic: Traffic, flights: Flights, waiting: _Entry)
     present = there_at(traffic.devices, ids, flights.clock.seconds)
     if traffic.devices.availability is None:  # all are there
         return ids[:m], present[:m], ids
-    first = places_of(present, ~present)[: min(2 * m, traffic.num_candidates)]
+    first = places_of(present, ~present)[: m + traffic.num_refills]
     return ids[first[:m]], present[first[:m]], ids[first]
 
 
@@ -275,18 +273,19 @@ def _joined(traffic: Traffic, version: Array, waiting: _Entry, start: Array, sen
 
 
 def _filled(key: Array, traffic: Traffic, flights: Flights, load: Callable, spare: Array, called: Array) -> Flights:
-    """With up to M empty places filled: by the candidates whom no arrival called, first in the place of clients who are
+    """With the empty places filled: by the candidates whom no arrival called, first in the place of clients who are
     away; then by the last clients of places, whom no draw finds."""
-    m, nobody = traffic.block, traffic.concurrency
+    most, nobody = traffic.num_refills, traffic.concurrency
 
     def fill(flights):
-        seconds, empty, rank = flights.clock.seconds, _empty(flights), jnp.arange(m)
+        seconds, empty, rank = flights.clock.seconds, _empty(flights), jnp.arange(most)
         gone = empty & ~there_at(traffic.devices, flights.ids, seconds)
         kinds = (empty,) if traffic.devices.availability is None else (gone, empty & ~gone)
-        new, number, away = jnp.zeros(m, jnp.int32), 0, gone.sum(dtype=jnp.int32)
+        new, number, away = jnp.zeros(most, jnp.int32), 0, gone.sum(dtype=jnp.int32)
         if spare.size:
             free = (jnp.arange(spare.size) >= called) & there_at(traffic.devices, spare, seconds)
-            new = spare.at[places_of(free)[:m]].get(mode="clip")
+            chosen = places_of(free).at[rank].get(mode="fill", fill_value=spare.size)
+            new = spare.at[chosen].get(mode="clip")
             number = jnp.minimum(free.sum(dtype=jnp.int32), empty.sum(dtype=jnp.int32))
         turn = jnp.where(rank < number, rank, jnp.maximum(number, away) + rank - number)
         places = places_of(*kinds).at[turn].get(mode="fill", fill_value=nobody)

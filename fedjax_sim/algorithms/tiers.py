@@ -129,8 +129,7 @@ def fedat(
 
     Returns: an Algorithm with the info of `federated`, `round_seconds`, `simulated_seconds`, `arrivals`, `staleness`
     (steps between a model's sending and the tier's update), `tier`, `joules` and what `asynchronous` tells of clients
-    who leave. A round cannot be observed, and no
-    epsilon is stated: nobody knows the law of who takes part.
+    who leave. A round cannot be observed, and no epsilon is stated: nobody knows the law of who takes part.
 
     Guarantees: the models of an event loop in NumPy (tests/algorithms/test_tiers.py::test_fedat_is_the_event_loop); one
     tier of everybody is FedAvg (::test_one_tier_is_synchronous).
@@ -144,8 +143,8 @@ def fedat(
     work = client.work(
         num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
     )
-    traffic = Traffic(devices, num_tiers, clients_per_tier, clients_per_tier, 0, "", hazard)
     check_hazard(hazard)
+    traffic = Traffic(devices, num_tiers, clients_per_tier, clients_per_tier, 0, "", hazard)
     tiers = _Tiers(traffic, num_tiers, clients_per_tier)
     rule = aggregation.mean() if aggregator is None else aggregator
     validate.part("aggregator", rule, Aggregator)

@@ -16,7 +16,8 @@ from fedjax_sim.types import Array, Clock, Devices, Load, Spent
 
 __all__ = ["LOOKING", "Begun", "Traffic", "Trip", "trips"]
 
-CANDIDATES, LOOKING = 2, 64  # drawn for each arrival: where clients are always there, and where they may not be
+LOOKING = 64  # clients drawn for each who is to be sent work after an arrival, where they may not be there
+LOOKING_AGAIN = 4  # the same for each empty place
 CHECKS = 8  # of a client's presence during its local work, as `with_clock` makes by default
 STAYS = 2**31 - 1  # ticks
 
@@ -49,10 +50,16 @@ class Traffic(NamedTuple):
         return self.max_staleness + 1 + (self.block if self.buffer_size == 1 else 0)
 
     @property
+    def num_refills(self) -> int:
+        """Empty places that are filled at the end of a step, at most: all of them where clients may leave."""
+        return self.concurrency if self.loses else self.block
+
+    @property
     def num_candidates(self) -> int:
         """Clients drawn in a step, of which those who are there are sent work."""
-        each = CANDIDATES if self.devices.availability is None else LOOKING
-        return min(each * self.block, self.devices.population_size - self.concurrency)
+        away = self.devices.availability is not None
+        drawn = (LOOKING if away else 1) * self.block + (LOOKING_AGAIN if away else 1) * self.num_refills
+        return min(drawn, self.devices.population_size - self.concurrency)
 
 
 class Begun(NamedTuple):

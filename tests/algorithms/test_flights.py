@@ -138,12 +138,12 @@ class Loop:
         for id in later:
             self.send(id, self.now, self.version)
         called = len(found) if traffic.refill == "other" else 0
-        self.spare = self.pool[: 2 * traffic.block][called:]
+        self.spare = self.pool[: traffic.block + traffic.num_refills][called:]
         return [(*x[:3], self.now - x[3]) for x in found], len(stopped)
 
     def fill(self, ids):
         """Empty places, given who holds a place after it: which of them others take is all that is not checked."""
-        most, empty = self.traffic.block, {id for id, x in self.places.items() if x is None}
+        most, empty = self.traffic.num_refills, {id for id, x in self.places.items() if x is None}
         back = {id for id in empty if self.present(id, self.now)}
         others = [id for id in self.spare if self.present(id, self.now)][: min(most, len(empty))]
         gone, away = set(self.places) - ids, len(empty) - len(back)
@@ -355,7 +355,7 @@ def test_nobody_is_there_yet():
     """Time goes on by a minute a step until somebody is. Catches a server that asks for ever at the same moment."""
     _, found = walked(Traffic(devices(40, nobody_early), 12, 4, 4, 50, "other"), 8)
     assert found.there.any(1).tolist() == [False, False, *[True] * 6]
-    assert found.elapsed[:2].tolist() == [PATIENCE * 10] * 2 and found.begun.sent[:2].tolist() == [0, 4]
+    assert found.elapsed[:2].tolist() == [PATIENCE * 10] * 2 and found.begun.sent[:2].tolist() == [0, 12]
     assert found.flying[-1] == 12
 
 
@@ -372,12 +372,14 @@ def alike() -> Devices:
 @pytest.mark.parametrize("refill", ["other", "same"])
 def test_the_share_that_arrives_is_that_of_the_hazard(refill):
     """exp(-2 / 4) of work of two seconds, where clients stay for four in the mean; of 4,000 and more that were begun,
-    five standard errors. Catches clients who leave more or less often than time says, and a place that is lost."""
+    five standard errors; all places are filled at the end of each step. Catches clients who leave more or less often
+    than time says, a place that is lost, and places that stay empty where many leave."""
     _, found = walked(Traffic(alike(), 12, 4, 4, 400, refill, memoryless(4.0)), 1000)
     arrived, left = int(found.there.sum()), int(found.interrupted.sum())
     done, law = arrived + left, np.exp(-0.5)
     assert done > 4000 and abs(arrived / done - law) < 5 * np.sqrt(law * (1 - law) / done), arrived / done
     assert int(found.begun.sent.sum()) - done == int(found.flying[-1])
+    assert (found.flying == 12).all()
 
 
 def test_who_leaves_late_does_not_keep_others_away():
