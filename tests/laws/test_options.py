@@ -186,7 +186,11 @@ def test_beside_every_aggregator(aggregator):
     of them."""
     rule = cases.CASES["aggregation"][aggregator]()
     sends = {"transform": transform.quantize(4, range=2.0, integers=True)} if rule.modulus else {}
-    base = told("fedavg", aggregator=rule, **sends)
-    for option in ("batch_size", "downlink", "num_steps", "server_optimizer", "shuffle", "transform", "weighting"):
-        found = told("fedavg", **{"aggregator": rule, **sends, option: another("fedavg", option)})
-        assert found is None or base is None or differ(base, found), option
+    options = {"aggregator": rule, "weighting": "uniform"} | sends
+    base = told("fedavg", **options)
+    assert base is not None
+    for option in ("batch_size", "downlink", "num_steps", "server_optimizer", "shuffle", "transform"):
+        found = told("fedavg", **options | {option: another("fedavg", option)})
+        assert found is None or differ(base, found), option
+    weighted = told("fedavg", **options | {"weighting": "examples"})
+    assert weighted is None or differ(base, weighted)
