@@ -27,7 +27,7 @@ from fedjax_sim.types import Aggregator, Array, Attackers, Metric, PyTree, Recei
 
 __all__ = ["corrupted"]
 
-KEPT = ("start", "weighted", "homogeneous", "withstands", "wire", "wire_down")
+KEPT = ("start", "weighted", "partly_weighted", "homogeneous", "withstands", "wire", "wire_down", "keyless")
 LARGEST = 2.0**100  # as in `algorithms.one_client`
 METRICS = (
     Metric("attackers_met", "messages from attackers", "count"),

@@ -85,9 +85,10 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
         return {name: found[0] for name, found in done.items()}, metrics, *([states] if stateful else [])
 
     bounds = [rule.sensitivity for rule in parts.values()]
-    weighted = any(rule.weighted for rule in parts.values())
+    weighted = {rule.weighted for rule in parts.values()}
     bound, homogeneous = None if None in bounds else max(bounds), all(rule.homogeneous for rule in parts.values())
-    facts = {"weighted": weighted, "homogeneous": homogeneous, "design": design, "start": start if stateful else None}
+    facts = {"weighted": True in weighted, "partly_weighted": len(weighted) == 2, "homogeneous": homogeneous}
+    facts |= {"design": design, "start": start if stateful else None}
     who = [rule.attackers for rule in parts.values() if rule.attackers is not None]
     facts["attackers"] = (
         (lambda key, ids: functools.reduce(operator.or_, (one(key, ids) for one in who))) if who else None

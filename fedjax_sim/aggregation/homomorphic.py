@@ -60,7 +60,8 @@ def homomorphic_mean(
     mean, and `overflowed_rounds`. `observe` shows uniform elements in place of ciphertexts, one array [m, ciphertexts,
     2, N, words] uint32. A message costs two words of 64 bits for each of N coefficients; an entropy code gets no lower
     than `modulus_bits` for each. The broadcast is encrypted too, for the server has no key, and counted as that;
-    a downlink that compresses it is refused.
+    a downlink that compresses it is refused, and such a server inside of a hierarchy. The server's step is computed in
+    the clear. On ciphertexts SGD could be taken, with momentum or without, and Adam could not; this is not checked.
 
     Raises: ValueError for parameters that do not fit together, or are not secure.
 

@@ -75,9 +75,9 @@ def secure_sum(
 
     Returns: an Aggregator with the metrics `aborted_rounds` and `secure_dropouts`, the clients of those who reported
     that left before they uploaded. `observe` shows masked messages, leaves [m, words, ...] uint32. `uplink_bytes`
-    are those of a ring's element a number, keys and shares, and `downlink_bytes` those of the model, and of the others'
-    keys and shares. Who leaves on the way is billed for all of them; those of each step as they were sent are the
-    `protocol_bytes` of `real_secure_sum`.
+    are those of a ring's element a number, keys and shares, and `downlink_bytes` those of the model, and of the keys
+    and shares of the others who are invited. Who leaves on the way is billed for all of them; those of each step as
+    they were sent are the `protocol_bytes` of `real_secure_sum`.
 
     Raises: ValueError for an aggregator that is no `modular_sum`, an odd number of neighbours, a threshold past the
     number of holders, or not above half of them on a circle and, when the round is built, with `signed`.
@@ -141,15 +141,17 @@ def secure_sum(
         sent = jax.tree.map(lambda x: tree.where(here, x, 0), masked_messages(key, round, received))
         return sent, jnp.where(here, received.weights, 0)
 
-    def wire(update_spec, wire, num_slots):
+    def cost_of(values, num_invited):  # a smaller circle aborts the round, and costs no less before that
+        num_clients = num_invited if neighbours is None else max(num_invited, neighbours + 1)
+        return secure_sum_cost(num_clients, values, ring.bits, neighbours=neighbours, signed=signed)
+
+    def wire(update_spec, wire, num_invited):
         values = num_values(update_spec)
-        cost = secure_sum_cost(num_slots, values, ring.bits, neighbours=neighbours, signed=signed)
+        cost = cost_of(values, num_invited)
         return Wire(values, values * ring.bits, cost.client_up_bits - values * ring.bits)
 
-    def wire_down(update_spec, wire, num_slots):
-        values = num_values(update_spec)
-        cost = secure_sum_cost(num_slots, values, ring.bits, neighbours=neighbours, signed=signed)
-        return wire.with_side(cost.client_down_bits)
+    def wire_down(update_spec, wire, num_invited):
+        return wire.with_side(cost_of(num_values(update_spec), num_invited).client_down_bits)
 
     return aggregator._replace(
         init=init,

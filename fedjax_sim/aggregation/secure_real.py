@@ -101,14 +101,14 @@ def real_secure_sum(
         (masked,) = protocol(key, round, here, received.updates, results, True)
         return _as_messages(masked, one), jnp.where(here, received.weights, 0)
 
-    def wire(update_spec, wire, num_slots):
+    def wire(update_spec, wire, num_invited):
         values = num_values(update_spec)
-        around, keeps = (num_slots - 1, True) if neighbours is None else (neighbours, False)
+        around, keeps = (num_invited - 1, True) if neighbours is None else (neighbours, False)
         sent = 8 * client_up_bytes(around, keeps, values, ring, signed)
         return Wire(values, values * ring.bits, sent - values * ring.bits)
 
-    def wire_down(update_spec, wire, num_slots):
-        return wire.with_side(8 * client_down_bytes(num_slots, neighbours, signed))
+    def wire_down(update_spec, wire, num_invited):
+        return wire.with_side(8 * client_down_bytes(num_invited, neighbours, signed))
 
     stated = Metric("protocol_bytes", "bytes of secure aggregation, clients and server", "bytes")
     made = simulated._replace(init=init, accumulate=accumulate, finalize=finalize, view=view, wire=wire)

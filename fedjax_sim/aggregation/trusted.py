@@ -33,7 +33,8 @@ def fltrust(server_work: ClientUpdate, server_data: ClientData) -> Aggregator:
     Returns: an Aggregator with state (the data), that holds all m messages. Weights are not looked at. Where nobody is
     trusted the update is zero.
 
-    Raises: ValueError without data; when the round is built, for work that keeps a state.
+    Raises: ValueError without data, and for work whose rate falls over rounds; when the round is built, for work that
+      keeps a state.
 
     Guarantees: NumPy's (tests/aggregation/test_trusted.py::test_fltrust); whatever a majority of attackers sends, an
     update no longer than the server's (::test_a_majority_of_attackers); from a config it learns where a mean of the
@@ -42,6 +43,9 @@ def fltrust(server_work: ClientUpdate, server_data: ClientData) -> Aggregator:
     References: Cao, Fang, Liu and Gong 2021, section 4 and algorithm 2.
     """
     validate.part("server_work", server_work, ClientUpdate)
+    if server_work.reads_round:
+        hint = "Aggregators are not told the round: take a constant rate, or a schedule over local steps."
+        validate.fail("server_work", "work whose rate does not fall over rounds", "work whose rate does", hint)
     if server_data is None:
         hint = "Set rows aside: [data.with_server_rows], or population.with_server_rows(data)."
         validate.fail("server_data", "examples of the server's own", None, hint)

@@ -200,9 +200,9 @@ def sent_instead(info: dict[str, Any], begun: Begun) -> dict[str, Any]:
     updates also of clients who leave while theirs are on the way."""
     told = {"clients_invited": begun.sent, "downlink_bytes": info["downlink_bytes"]._replace(number=begun.sent)}
     if begun.wasted is not None:
-        up = info["uplink_bytes"]
-        told["uplink_bytes"] = up._replace(number=up.number + begun.wasted)
-        told["wasted_bytes"] = up._replace(number=begun.wasted)
+        for name in {"uplink_bytes", "uplink_coded_bytes"} & info.keys():
+            told[name] = info[name]._replace(number=info[name].number + begun.wasted)
+        told["wasted_bytes"] = info["uplink_bytes"]._replace(number=begun.wasted)
     return info | told
 
 

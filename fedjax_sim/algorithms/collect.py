@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
-from fedjax_sim.algorithms.costs import plan_of, wires
+from fedjax_sim.algorithms.costs import bytes_by_invited, plan_of, wires
 from fedjax_sim.algorithms.one_client import Message, Shared, Slot, client_round, usable_rows
 from fedjax_sim.algorithms.state import Bases, FederatedState, Gathered, mesh_of
 from fedjax_sim.engine import exact
@@ -161,6 +161,7 @@ def collect(
         None if star.sampler.observe is None else losses,
         broadcast,
         *wires(star, broadcast, population),
+        bytes_by_invited(star, broadcast, population),
     )
 
 

@@ -25,8 +25,10 @@ __all__ = [
 LARGEST_INTEGER = 2**24  # that float32 holds, with all below it
 
 
-def check_parts(sampler: Sampler, client: ClientUpdate, transform: UpdateTransform, aggregator: Aggregator) -> None:
-    """Raises ValueError where what clients send does not suit the aggregator.
+def check_parts(
+    sampler: Sampler, client: ClientUpdate, transform: UpdateTransform, aggregator: Aggregator, server: ServerUpdate
+) -> None:
+    """Raises ValueError where what clients send does not suit the aggregator, or this the server.
 
     Guarantees: tests/laws/test_compositions.py; a client drawn in proportion to its size is not weighted by size as
     well (tests/laws/test_facts.py::test_nobody_counts_twice); an aggregator made for another sampler is refused
@@ -35,6 +37,9 @@ def check_parts(sampler: Sampler, client: ClientUpdate, transform: UpdateTransfo
     looked at (tests/laws/test_weights.py).
     """
     _check_integers(sampler, transform, aggregator)
+    if aggregator.keyless and server.wire is not None:
+        hint = "It holds the model encrypted, and cannot compress what it sends."
+        validate.fail("downlink", "None for a server without a key", "a compressor", hint)
     if sampler.devices is not None:
         check_alone(client, "sampler")
         check_time_inside(client, sampler.devices)
@@ -52,13 +57,12 @@ def check_parts(sampler: Sampler, client: ClientUpdate, transform: UpdateTransfo
             )
             rule = "no sum of fewer messages than the noise has shares"
             validate.fail("aggregator.least", rule, aggregator.least, hint)
-    if client.needs_weights and not aggregator.weighted:
-        hint = (
-            "All clients would count alike: leave weighting out, or say 'uniform'; or take aggregation.mean(), and for "
-        )
+    if client.needs_weights and (aggregator.partly_weighted or not aggregator.weighted):
+        hint = "Clients would count alike: leave weighting out, or say 'uniform'; or take aggregation.mean(), and for "
         hint += "integers by_examples(...) around a modular or secure sum."
         rule = "one that takes weights, for weighting = 'examples' was asked for"
-        validate.fail("aggregator", rule, "one that takes none", hint)
+        given = "one that takes none for some parts of an update" if aggregator.weighted else "one that takes none"
+        validate.fail("aggregator", rule, given, hint)
     if aggregator.design is not None and aggregator.design != design:
         hint = "Its weights are for other cohorts: pass the `design` of the sampler with all its wrappers."
         validate.fail("aggregator.design", f"the sampler's, {design}", aggregator.design, hint)

@@ -6,6 +6,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.network.devices import SATURATED, num_saturated
@@ -15,6 +16,7 @@ from fedjax_sim.types import Array, ClientData, Cohort, Count, Metric, Populatio
 
 __all__ = [
     "ROUND_METRICS",
+    "bytes_by_invited",
     "eight_bytes",
     "message_spec",
     "metrics_of",
@@ -125,13 +127,37 @@ def wires(star: Star, broadcast: PyTree, population: Population) -> tuple[Wire, 
     (tests/aggregation/test_wires.py).
     """
     update = message_spec(star, broadcast, population)
-    up = wire_of(star.transform, update)
-    if star.aggregator.wire is not None:
-        up = star.aggregator.wire(update, up, star.sampler.num_slots)
-    down = (plain_wire if star.server.wire is None else star.server.wire)(broadcast)
-    if star.aggregator.wire_down is not None:
-        down = star.aggregator.wire_down(update, down, star.sampler.num_slots)
+    return _among(star, update, _alone(star, update, broadcast), star.sampler.num_slots)
+
+
+def _alone(star: Star, update: PyTree, broadcast: PyTree) -> tuple[Wire, Wire]:
+    """The sizes of a message after the transform, and of the broadcast."""
+    return wire_of(star.transform, update), (plain_wire if star.server.wire is None else star.server.wire)(broadcast)
+
+
+def _among(star: Star, update: PyTree, alone: tuple[Wire, Wire], num_invited: int) -> tuple[Wire, Wire]:
+    """The same as the aggregator has them sent among so many clients."""
+    rules = star.aggregator.wire, star.aggregator.wire_down
+    pairs = zip(rules, alone, strict=True)
+    up, down = (wire if rule is None else rule(update, wire, num_invited) for rule, wire in pairs)
     return up, down
+
+
+def bytes_by_invited(star: Star, broadcast: PyTree, population: Population) -> np.ndarray | None:
+    """[m + 1, 3] int64 bytes of a message, of the same under an entropy code, and of what a client receives, in cohorts
+    of 0, 1, ... m invited clients. None where the aggregator has them alike, so that `wires` tells all.
+
+    Arguments as for `message_spec`.
+
+    Guarantees: tests/aggregation/test_wires.py::test_keys_of_those_who_are_invited.
+    """
+    if star.aggregator.wire is None and star.aggregator.wire_down is None:
+        return None
+    update = message_spec(star, broadcast, population)
+    alone = _alone(star, update, broadcast)
+    pairs = [_among(star, update, alone, max(number, 1)) for number in range(star.sampler.num_slots + 1)]
+    bits = np.array([(up.bits, up.coded, down.bits) for up, down in pairs], np.int64)
+    return None if (bits == bits[0]).all() else -(-bits // 8)
 
 
 def work_of(star: Star, params: PyTree, population: Population) -> Work:
@@ -161,9 +187,11 @@ def work_of(star: Star, params: PyTree, population: Population) -> Work:
     broadcast = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
     up, down = wires(star, broadcast, population)
     sizes, examples = (-(-wire.bits // 8) for wire in (up, down)), partial(sizes_of, population)
+    by_invited = bytes_by_invited(star, broadcast, population)
+    by_invited = None if by_invited is None else by_invited[:, [0, 2]]
     if star.client.federation is not None:
         inside = None if star.client.time_inside is None else partial(_asked_inside, star, broadcast, population)
-        return Work(*sizes, None, 0.0, examples=examples, inside=inside)
+        return Work(*sizes, None, 0.0, examples=examples, inside=inside, by_invited=by_invited)
 
     def local(broadcast, population, steps):
         data = own_data(star, population, jnp.zeros((), jnp.int32))._replace(work=steps)
@@ -173,7 +201,7 @@ def work_of(star: Star, params: PyTree, population: Population) -> Work:
     program = jax.make_jaxpr(local)(tree.spec(broadcast), population, steps)
     once, one = (engine.flops(program, turns) for turns in (0, 1))
     rows = num_rows(population) if star.client.num_steps is None else None
-    return Work(*sizes, star.client.all_steps, float(one), float(one - once), rows, examples)
+    return Work(*sizes, star.client.all_steps, float(one), float(one - once), rows, examples, by_invited=by_invited)
 
 
 def _asked_inside(
@@ -187,12 +215,13 @@ def _asked_inside(
     return jax.vmap(of_one)(jnp.arange(population.size, dtype=jnp.int32))
 
 
-def traffic(cohort: Cohort, up: Wire, down: Wire) -> dict[str, Count]:
+def traffic(cohort: Cohort, up: Wire, down: Wire, by_invited: np.ndarray | None = None) -> dict[str, Count]:
     """The bytes that one pass over a cohort sends, messages that came too late included.
 
     Args:
       cohort: who was invited, who reported, who sent.
-      up, down: sizes of one message and of one broadcast.
+      up, down: sizes of one message and of one broadcast, in a cohort of all slots.
+      by_invited: `bytes_by_invited`.
 
     Returns: `uplink_bytes` and `downlink_bytes`; `uplink_coded_bytes` where an entropy code would make messages
     smaller; `wasted_bytes`, those of late messages, where the sampler states who sent (`Cohort.sent`).
@@ -202,11 +231,16 @@ def traffic(cohort: Cohort, up: Wire, down: Wire) -> dict[str, Count]:
     """
     uploads = cohort.reported if cohort.sent is None else cohort.sent
     invited, reported, sent = (x.sum(dtype=jnp.int32) for x in (cohort.invited, cohort.reported, uploads))
-    found = {"uplink_bytes": Count.of(sent, -(-up.bits // 8)), "downlink_bytes": Count.of(invited, -(-down.bits // 8))}
+    units = (Count.of(sent, -(-bits // 8)).unit for bits in (up.bits, up.coded, down.bits))
+    if by_invited is not None:
+        words = np.stack([by_invited >> 32, by_invited & 0xFFFFFFFF], -1).astype(np.uint32)
+        units = jnp.asarray(words)[invited]
+    plain, coded, received = units
+    found = {"uplink_bytes": Count(sent, plain), "downlink_bytes": Count(invited, received)}
     if up.coded < up.bits:
-        found["uplink_coded_bytes"] = Count.of(sent, -(-up.coded // 8))
+        found["uplink_coded_bytes"] = Count(sent, coded)
     if cohort.sent is not None:
-        found["wasted_bytes"] = Count.of(sent - reported, -(-up.bits // 8))
+        found["wasted_bytes"] = Count(sent - reported, plain)
     return found
 
 

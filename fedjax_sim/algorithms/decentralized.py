@@ -157,6 +157,9 @@ def consensus(
     local = local_work(
         loss_fn, optimizer, num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, shuffle=shuffle
     )
+    if local.reads_round:
+        rule = "a rate that does not fall over rounds, for nodes train once, before the first"
+        validate.fail("optimizer", rule, "one", "Take a constant rate, or a schedule over local steps.")
     run = {"devices": devices, "barrier": barrier, "nonfinite": nonfinite, "plan": plan, "mesh": mesh}
     nodes = nodes_of(from_model(local), mixing, **run)
     size = mixing.graph.population_size

@@ -78,15 +78,12 @@ def federated(
     validate.part("server", server, ServerUpdate)
     validate.part("transform", transform, UpdateTransform)
     if downlink is not None:
-        if aggregator.keyless:
-            hint = "It holds the model encrypted, and cannot compress what it sends."
-            validate.fail("downlink", "None for a server without a key", "a compressor", hint)
         server = with_downlink(server, downlink)
     validate.one_of("nonfinite", nonfinite, ("drop", "error"))
     if nonfinite == "error" and (transform.noise, client.noise) != (None, None):
         hint = "A run that stops, and names clients, reveals what the noise hides."
         validate.fail("nonfinite", "'drop' beside noise", nonfinite, hint)
-    check_parts(sampler, client, transform, aggregator)
+    check_parts(sampler, client, transform, aggregator, server)
     star = Star(sampler, client, aggregator, server, transform, plan, mesh, nonfinite, complete=True)
 
     def init(key, params, population):

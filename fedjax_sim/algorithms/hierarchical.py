@@ -295,7 +295,10 @@ def _check_whole(star: Star) -> None:
     if star.complete is not True:
         hint = "Its rounds are more than invite, collect and close: take parts of `federated`, which say `complete`."
         validate.fail("star", "the parts of a whole algorithm (`Star.complete`)", "parts without the rest", hint)
-    check_parts(star.sampler, star.client, star.transform, star.aggregator)
+    check_parts(star.sampler, star.client, star.transform, star.aggregator, star.server)
+    if star.aggregator.keyless:
+        hint = "It holds its model encrypted, so what it sends up is a ciphertext: encrypt between edges and cloud."
+        validate.fail("aggregator", "one whose server has a key, inside of a hierarchy", "one without", hint)
     if star.aggregator.design is not None:
         hint = "Its weights add up to those of one population, and each edge has its own: take aggregation.mean()."
         validate.fail("aggregator", "one that takes weights as they come, inside of a hierarchy", "another", hint)

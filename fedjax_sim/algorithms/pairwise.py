@@ -167,6 +167,9 @@ def _bytes(cohort: Cohort, meets: Array, num_bytes: int) -> dict[str, Count]:
 def price_of_meetings(devices: Devices, key: Array, cohort: Cohort, partners: Array, price: Price) -> Price:
     """The price of a cohort whose nodes send a model to, and receive one from, each node that they meet.
 
+    Both go over the links after the local work: who leaves, or has no place on the channel, before has paid for
+    neither.
+
     Args:
       key: that the cohort was drawn with.
       partners: [m] int32, of `meetings`.
@@ -182,12 +185,14 @@ def price_of_meetings(devices: Devices, key: Array, cohort: Cohort, partners: Ar
     def together(ticks, times):
         return jnp.where(ticks > MOST_TICKS // jnp.maximum(times, 1), MOST_TICKS, ticks * times)
 
-    def at_both_ends(joules):  # the node's own are in the price, also where it meets nobody
-        return jnp.where(meets, joules[size:], -joules[:size])
+    def at_both_ends(joules):
+        return jnp.where(meets, joules[:size] + joules[size:], 0)
 
-    none = jnp.zeros_like(partners)
-    ticks = together(down, times - 1)[:size], none, together(up, times - 1)[:size]
-    joules = at_both_ends(received), jnp.zeros(size, jnp.float32), at_both_ends(sent)
+    # The price has one download before the work and one message after it, also where a node meets nobody.
+    exchanged = jnp.minimum(together(down, times) + together(up, times), MOST_TICKS)[:size]
+    ticks = -down[:size], jnp.zeros_like(partners), exchanged - up[:size]
+    radio = at_both_ends(received) + at_both_ends(sent)
+    joules = -received[:size], jnp.zeros(size, jnp.float32), radio - sent[:size]
     least = (together(down, times) + together(up, times))[size:]
     airtime = jnp.where(meets, jnp.minimum(up[:size] + up[size:], MOST_TICKS), 0)
     return price._replace(more=More(ticks, joules, least, price.bytes_up, airtime, meets))

@@ -229,7 +229,7 @@ def close(
         sampler = engine.steady(star.sampler.observe)(sampler, cohort, outcome)
     aggregator = tree.where(fit, own, state.aggregator)
     new = FederatedState(round, sampler, clients, memory, transform, server, aggregator)
-    info = traffic(cohort, gathered.up, gathered.down)
+    info = traffic(cohort, gathered.up, gathered.down, gathered.by_invited)
     info |= unusable(star, cohort, gathered.dropped, gathered.num_dropped)
     info |= engine.steady(spent_by)(cohort)
     info |= {

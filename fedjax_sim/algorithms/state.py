@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim import engine, validate
 from fedjax_sim.algorithms.compatibility import check_distinct
@@ -42,8 +43,9 @@ class Gathered(NamedTuple):
     memory: tuple[PyTree, PyTree]  # the same for the transform's per-client memory
     losses: Array | None  # [m] mean local loss, NaN where nothing arrived; None where the sampler does not observe it
     broadcast: PyTree  # what the clients received
-    up: Wire  # size of one message
+    up: Wire  # size of one message, in a cohort of all slots
     down: Wire  # size of one broadcast
+    by_invited: np.ndarray | None = None  # `costs.bytes_by_invited`
 
 
 class Bases(NamedTuple):

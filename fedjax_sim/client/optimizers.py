@@ -46,7 +46,7 @@ def over_rounds(make: Callable[[float], optax.GradientTransformation], schedule:
 
     def update(updates, state, params=None, *, round=None, **extra_args):
         if round is None:
-            hint = "Only a round tells it: train by an algorithm, or take a constant rate."
+            hint = "Clients are told in which round they are; here nobody is. Take a constant rate."
             validate.fail("optimizer", "a rate that does not fall over rounds, where no round is told", "one", hint)
         moved, state = make(schedule(round)).update(updates, state, params)
         return jax.tree.map(lambda x, like: x.astype(like.dtype), moved, updates), state

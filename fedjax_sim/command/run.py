@@ -26,7 +26,7 @@ from fedjax_sim.command.folders import (
 from fedjax_sim.command.plan import shown_bytes
 from fedjax_sim.running.environment import environment, prepare
 
-__all__ = ["launch", "run"]
+__all__ = ["how_clients_count", "launch", "run"]
 
 
 def run(
@@ -200,7 +200,7 @@ def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder:
 
     data = experiment.data
     summary = {"name": name, **history.summary, **constant_baseline(data.test, data.task)}
-    summary |= _how_clients_count(experiment.algorithm.parts)
+    summary |= how_clients_count(experiment.algorithm.parts)
     if data.notes:
         summary["data_notes"] = list(data.notes)
     with lock(folder):
@@ -211,12 +211,28 @@ def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder:
         return summary, write_report(folder), first
 
 
-def _how_clients_count(star: Any) -> dict[str, str]:
-    """{"clients_count": how an aggregate weighs clients, in words}; nothing for an algorithm without parts."""
+def how_clients_count(star: Any) -> dict[str, str]:
+    """{"clients_count": how an aggregate weighs clients, in words; of a hierarchy, level by level from the top};
+    nothing for an algorithm without parts."""
     if star is None:
         return {}
-    alike = star.client.uniform_weights or not star.aggregator.weighted
-    return {"clients_count": "alike" if alike else "by the weights that they report, such as their examples"}
+    words = _how_messages_count(star)
+    while star.client.federation is not None:
+        words += f"; inside of each {star.client.level}: {_how_messages_count(star.client.federation)}"
+        star = star.client.federation
+    return {"clients_count": words}
+
+
+def _how_messages_count(star: Any) -> str:
+    """How an aggregate of this level's messages weighs them."""
+    rule = star.aggregator
+    is_sum = rule.sensitivity is not None or rule.modulus is not None
+    if not rule.weighted and not is_sum:  # it may choose messages, or weigh them by itself
+        return "not by their examples"
+    if star.client.uniform_weights or not rule.weighted:
+        return "alike"
+    told = "by the weights that they report, such as their examples"
+    return f"{told}, but for some parts of an update" if rule.partly_weighted else told
 
 
 def _interrupted(error: KeyboardInterrupt, folder: Path | None, made: Path | None) -> NoReturn:

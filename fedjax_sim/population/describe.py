@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_sim import tree
+from fedjax_sim.population.host import Host
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.population.store import open_store
 
@@ -61,11 +62,11 @@ def digest(data: Any) -> str:
     (tests/population/test_native_store.py::test_a_changed_byte_on_the_disk).
     """
     more = [rows for rows in (data.triggered, data.server) if rows is not None]
-    sha, stored = tree.hashed((data.train, data.test, data.held_out, *more)), data.train
-    while hasattr(stored, "inner"):  # what wraps a population, as `with_local_test` does
-        stored = stored.inner
-    opened = getattr(getattr(stored, "source", None), "opened", None)
-    manifest = "" if opened is None else open_store(opened.directory, verify=True).digest
-    sha.update(repr(manifest).encode())
+    sha = tree.hashed((data.train, data.test, data.held_out, *more))
+    populations = (data.train, data.held_out)  # under any wrappers, one may read rows from the disk
+    parts = jax.tree.leaves(populations, is_leaf=lambda part: isinstance(part, Host))
+    stores = [part.source.opened for part in parts if isinstance(part, Host)]
+    manifests = [open_store(store.directory, verify=True).digest for store in stores]
+    sha.update(repr("".join(manifests)).encode())
     sha.update("".join(data.poisons).encode())  # functions have no bytes
     return sha.hexdigest()

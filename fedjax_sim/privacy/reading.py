@@ -120,11 +120,28 @@ def mechanism_of(
         hint = "The weights that clients report bear no noise: weigh uniformly; your own rule states weighted=False."
         validate.fail("aggregator", "one that takes no weights from clients", "one that does", hint)
     made = mechanism_from(parts["sampler"].design, noise, adjacency=adjacency, dimension=dimension)
-    if getattr(parts.get("client"), "federation", None) is None:
+    federation = getattr(parts.get("client"), "federation", None)
+    if federation is None:
         return made
+    if noise.place == "distributed" and not _always_sends(federation):
+        hint = "Without reports it sends nothing, and its share of the noise is missing: take full inside, without "
+        hint += "dropouts, and no sum that may be aborted."
+        validate.fail("client", "federations that send a message in every round", "one that may send none", hint)
     num_members = getattr(population, "num_members", None)
     levels = {"level": parts["client"].level} | ({} if num_members is None else {"num_members": num_members})
     return dataclasses.replace(made, details=dict(made.details) | levels)
+
+
+def _always_sends(star: Star) -> bool:
+    """Whether somebody surely reports in each round of a federation, so that it sends a message."""
+    design, aggregator, inner = star.sampler.design, star.aggregator, star.client.federation
+    if not isinstance(design, SamplingDesign) or design.scheme != "full" or design.response != "random":
+        return False
+    if design.response_rates or design.client_rates is not None:
+        return False
+    if aggregator.stays is not None or aggregator.least is not None:
+        return False
+    return inner is None or _always_sends(inner)
 
 
 def _check_response(design: SamplingDesign, noise: Any) -> None:

@@ -60,10 +60,13 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
     >>> assumptions(made, 1e-5)[0]
     'The server is trusted: it sees every message, and adds the noise.'
     """
+    level = mechanism.detail("level")
     found = [_TRUST[mechanism.place]]
+    if level is not None and mechanism.place == "local":
+        found = [f"The server is not trusted: each {level} adds noise to its own message before that leaves it."]
     seen = "Messages and models" if mechanism.place == "local" else "Models"
     found += [ONE_RUN, f"{seen} alone are seen by others. {UNCOVERED}"]
-    if (level := mechanism.detail("level")) is not None:
+    if level is not None:
         found.append(f"Each {level} is trusted by its clients: it sees their messages, and no noise is added below it.")
     if mechanism.detail("protects") == "members":
         found.append(
@@ -139,10 +142,11 @@ def explain(subject: Any) -> str:
     Gaussian noise with a standard deviation of 1 clip norms (1) in the sum of the messages, by the server.
     """
     if isinstance(subject, Mechanism):
+        sender = subject.detail("level", "client")
         where = {
             "central": "in the sum of the messages, by the server",
-            "distributed": "in the sum of the messages, a share by each client",
-            "local": "in every message, by its client",
+            "distributed": f"in the sum of the messages, a share by each {sender}",
+            "local": f"in every message, by its {sender}",
         }[subject.place]
         if subject.unit == "record":
             where = "in every step of a client, on the sum of its examples' gradients"

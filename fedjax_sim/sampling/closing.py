@@ -195,13 +195,14 @@ def with_radio_budget(
             before = first_pass(devices, key, cohort, price)
             cost = jnp.maximum(cost, jnp.clip(spent.total - before.down - before.compute, 0, before.up))
         if budget_bytes is not None:  # messages of one size: so many
-            most = (price.all_bytes_up() <= longest).sum(dtype=jnp.int32)
+            most = (price.all_bytes_up(cohort) <= longest).sum(dtype=jnp.int32)
             cost = jnp.ones_like(cohort.ids)
         if price.more is not None and price.more.sends is not None:
             cost = jnp.where(price.more.sends, cost, 0)
         sent = cohort.reported if cohort.sent is None else cohort.sent  # also those cut off on their way
         wanted = sent if cohort.begun is None else cohort.begun
         place = within_budget(cohort.ids, cost, wanted, most, ready if order == "arrival" else None)
+        place |= cost == 0  # who sends nothing needs none
         without = wanted & ~place
         stopped = cut(devices, key, cohort, price, jnp.where(without, ready, NEVER), NO_RADIO.name)
         stopped = stopped._replace(sent=sent & place, begun=None if stopped.begun is None else wanted & place)

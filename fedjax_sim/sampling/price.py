@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.network import load_of
@@ -38,6 +39,9 @@ class Price(NamedTuple):
     before: Load | None = None  # [] or [N] each: of a pass before the local work, which is not in the numbers above
     inside: PyTree = None  # leaves [N, ...] of clients that are federations: what their rounds inside ask
     more: More | None = None  # of one cohort alone, so no state between rounds has it
+    by_invited: Array | None = (
+        None  # [m + 1, 2] float32 bytes up and down, in place of those above, if so many are invited
+    )
 
     def num_steps(self, cohort: Cohort) -> Array:
         """[m] int32 local steps that each slot takes, by its `Cohort.work`.
@@ -55,13 +59,21 @@ class Price(NamedTuple):
         """What each pass of the round asks of each slot, [m] each: one, or two in their order."""
         first, step = (_of(x, cohort.ids) for x in (self.first, self.step))
         flops = first + step * (self.num_steps(cohort) - 1).astype(jnp.float32)
-        last = Load(flops, *(_of(x, cohort.ids) for x in (self.bytes_down, self.bytes_up)))
+        bytes_up, bytes_down = self._bytes(cohort)
+        last = Load(flops, *(_of(x, cohort.ids) for x in (bytes_down, bytes_up)))
         return (last,) if self.before is None else (Load(*(_of(x, cohort.ids) for x in self.before)), last)
 
-    def all_bytes_up(self) -> Array:
-        """[] float32 bytes of all that a client sends in a round."""
-        sent = self.bytes_up if self.before is None else self.bytes_up + self.before.bytes_up
+    def all_bytes_up(self, cohort: Cohort) -> Array:
+        """[] float32 bytes of all that a client of this cohort sends in the round."""
+        sent, _ = self._bytes(cohort)
+        sent = sent if self.before is None else sent + self.before.bytes_up
         return sent if self.more is None else sent + self.more.bytes_up
+
+    def _bytes(self, cohort: Cohort) -> tuple[Array, Array]:
+        """[] float32 bytes up and down of the last pass."""
+        if self.by_invited is None:
+            return self.bytes_up, self.bytes_down
+        return tuple(self.by_invited[cohort.invited.sum()])
 
 
 def price_of(work: Work | None, flops_scale: float = 1.0, bytes_scale: float = 1.0) -> Price:
@@ -98,7 +110,11 @@ def price_of(work: Work | None, flops_scale: float = 1.0, bytes_scale: float = 1
         sizes = [x - y for x, y in zip(sizes, asked, strict=True)]
     first, step = flops(1), flops(2) - flops(1)
     inside = None if work.inside is None else work.inside(flops_scale, bytes_scale)
-    return Price(first, step, jnp.broadcast_to(jnp.int32(steps), examples.shape), *scaled(sizes), before, inside)
+    steps, by_invited = jnp.broadcast_to(jnp.int32(steps), examples.shape), None
+    if work.by_invited is not None:
+        asked = (0, 0) if work.before is None else (work.before.bytes_up, work.before.bytes_down)
+        by_invited = jnp.asarray(work.by_invited - np.array(asked), jnp.float32) * jnp.float32(bytes_scale)
+    return Price(first, step, steps, *scaled(sizes), before, inside, by_invited=by_invited)
 
 
 def _of(values: Array, ids: Array) -> Array:

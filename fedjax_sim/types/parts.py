@@ -115,6 +115,7 @@ class Aggregator(NamedTuple):
     modulus: int | None = None  # it sums integers modulo this one; None = it sums real numbers
     max_weight: int = 1  # before that it multiplies each message's integers by at most this one
     weighted: bool = True  # the result may depend on the weights that clients report
+    partly_weighted: bool = False  # of the entries of an update some are aggregated by weights, and some without
     homogeneous: bool = False  # messages in another unit give the result in that unit
     design: Any = None  # the SamplingDesign whose unequal probabilities it corrects for; None = it corrects nothing
     start: Callable | None = None  # (update_spec) -> its state before the first round (`Round.state`); None = stateless
@@ -126,11 +127,9 @@ class Aggregator(NamedTuple):
     least: int | None = None  # it makes NaN of a sum of fewer messages; None = of none
     view: Callable | None = None  # (key, Round, Received of all slots) -> (messages [m, ...], weights [m]) that the
     # server sees; None = the messages as they arrive
-    wire: Callable | None = None  # (update_spec, Wire, num_slots) -> Wire of what a client sends; None = its message
-    wire_down: Callable | None = (
-        None  # (update_spec, Wire of the broadcast, num_slots) -> Wire of what a client receives
-    )
-    # in a round; None = the broadcast
+    wire: Callable | None = None  # (update_spec, Wire, num_invited) -> Wire of what a client sends; None = its message
+    # (update_spec, Wire of the broadcast, num_invited) -> Wire of what a client receives; None = the broadcast
+    wire_down: Callable | None = None
     keyless: bool = False  # the server holds the model encrypted, so it cannot compress what it sends
     attackers: Attackers | None = None  # who of its clients attack, inside of it: nothing around it sees what they send
     chooses: bool = False  # the rule's metrics have "chosen", [m] bool: whose messages it takes; `finalize`'s have not

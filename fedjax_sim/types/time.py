@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -24,6 +24,7 @@ class Work(NamedTuple):
     before: Work | None = None  # of a pass before this one, whose flops are not in these; its bytes are
     inside: Callable | None = None  # (flops_scale, bytes_scale) -> leaves [N, ...], `TimeInside.asked` of each client;
     # None = clients are no federations
+    by_invited: Any = None  # NumPy [m + 1, 2] bytes up and down if 0, 1, ... m clients are invited; None = alike
 
 
 class TimeInside(NamedTuple):

@@ -12,7 +12,7 @@ import optax
 import pytest
 from scipy import stats
 
-from fedjax_sim import aggregation, algorithms, sampling, transform
+from fedjax_sim import adversary, aggregation, algorithms, sampling, server, transform
 from fedjax_sim.aggregation import homomorphic_mean
 from fedjax_sim.aggregation.homomorphic import ciphertext_bytes, homomorphic_std, run_homomorphic_sum
 from fedjax_sim.types import Received
@@ -187,5 +187,25 @@ def test_a_server_without_a_key_compresses_nothing():
     step = {"optimizer": optax.sgd(0.1), "num_steps": 1, "aggregator": homomorphic_mean()}
     build = partial(algorithms.fedavg, p.linear_loss, sampling.full(4), **step)
     assert build().parts.aggregator.keyless
-    with pytest.raises(ValueError, match="downlink: expected None for a server without a key, got 'a compressor'"):
-        build(downlink=transform.top_k(0.5))
+    told = "downlink: expected None for a server without a key, got 'a compressor'"
+    attacked = adversary.corrupted(aggregation.median(), adversary.mimic(0), adversary.clients([0]))
+    attacked = attacked._replace(keyless=True)
+    for aggregator in (homomorphic_mean(), attacked):
+        with pytest.raises(ValueError, match=told):
+            build(downlink=transform.top_k(0.5), aggregator=aggregator)
+    parts = build().parts
+    compressing = server.downlink(server.optimizer(optax.sgd(1.0)), transform.top_k(0.5))
+    with pytest.raises(ValueError, match=told):
+        algorithms.federated(parts.sampler, parts.client, homomorphic_mean(), compressing)
+    with pytest.raises(ValueError, match="aggregator: expected one whose server has a key, inside of a hierarchy"):
+        algorithms.as_client_update(parts)
+
+
+def test_an_attack_keeps_what_the_server_cannot_do():
+    """Catches attackers around an encrypted mean, after whom its server has a key."""
+    who = adversary.clients([0])
+    for attack in (adversary.sign_flip(), adversary.mimic(0), adversary.min_max(), adversary.fang()):
+        try:
+            assert adversary.corrupted(homomorphic_mean(), attack, who).keyless, attack
+        except (TypeError, ValueError) as refused:
+            assert ": expected " in str(refused)

@@ -12,6 +12,7 @@ from fedjax_sim import client
 from fedjax_sim.aggregation import fltrust, foolsgold
 from fedjax_sim.types import ClientData, Round
 from tests.aggregation.robust import adversaries, applied
+from tests.laws import problems
 
 RNG = np.random.default_rng(0)
 M, D = 9, 4
@@ -105,6 +106,14 @@ def test_a_client_unlike_all_others_counts_in_full():
     state = {"w": jnp.zeros((3, 2))}
     got, _, _ = applied(foolsgold(3), {"w": x.astype(np.float32)}, round=round_of(state), ids=np.arange(3))
     np.testing.assert_allclose(got["w"], x.mean(0), atol=1e-6)  # (0.177, 0)
+
+
+def test_a_server_that_is_not_told_the_round():
+    """Catches a rate over rounds at FLTrust's server, which ends in words about an algorithm that does train."""
+    falling = client.over_rounds(optax.sgd, optax.linear_schedule(0.1, 0.0, 4))
+    work = client.local_sgd(problems.linear_loss, falling, client.work(num_steps=1))
+    with pytest.raises(ValueError, match="server_work: expected work whose rate does not fall over rounds"):
+        fltrust(work, problems.ragged().client(0))
 
 
 def test_sybils_with_long_messages():

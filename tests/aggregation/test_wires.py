@@ -7,13 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim import adversary, aggregation, network, sampling, transform
+from fedjax_sim import adversary, aggregation, network, population, sampling, transform
 from fedjax_sim.aggregation.homomorphic import ciphertext_bytes
+from fedjax_sim.aggregation.secure_cost import secure_sum_cost
 from fedjax_sim.aggregation.secure_protocol import client_down_bytes
-from fedjax_sim.algorithms import fedavg
+from fedjax_sim.algorithms import fedavg, hierarchical_fedavg
 from fedjax_sim.algorithms.costs import wires, work_of
 from tests.laws import problems as p
 
+KEY = jax.random.key(0)
 MODEL = jax.ShapeDtypeStruct((10_000,), jnp.float32)
 INTEGERS = transform.quantize(8, range=1.0, integers=True)
 
@@ -67,3 +69,48 @@ def test_clocks_and_samplers_read_both_ways():
     clocked = sampling.with_clock(star.sampler, devices)
     cohort, _ = clocked.sample(jax.random.key(0), clocked.tell(clocked.init(), work))
     np.testing.assert_allclose(cohort.spent.down, 1000 * work.bytes_down / 1e3, atol=1)
+
+
+def run(made, people, rounds=6):
+    state = made.init(KEY, jnp.zeros(3), people)
+    step = jax.jit(made.step)
+    for t in range(rounds):
+        state, info = step(jax.random.fold_in(KEY, t), state, people)
+        yield {name: x.total() if hasattr(x, "total") else np.asarray(x) for name, x in info.items()}
+
+
+def test_keys_of_those_who_are_invited():
+    """Poisson cohorts in 17 slots: bytes, both ways, and seconds are those of a cohort of as many. Catches clients who
+    pay for the keys of slots that invite nobody."""
+    slow, fast = network.constant(1e3), network.constant(1e12)
+    devices = network.heterogeneous(p.NUM_CLIENTS, speed=fast, bandwidth_down=slow, bandwidth_up=slow)
+    clocked = sampling.with_clock(sampling.poisson(p.NUM_CLIENTS, 0.15), devices)
+    work = {"num_steps": 1, "weighting": "uniform", "transform": INTEGERS, "mesh": None}
+    secure = aggregation.secure_sum(aggregation.modular_sum(10.0, modulus_bits=40), 1)
+    invited = set()
+    for info in run(fedavg(zero_loss, clocked, optax.sgd(0.1), aggregator=secure, **work), p.ragged()):
+        number = int(info["clients_invited"])
+        cost = secure_sum_cost(max(number, 1), 3, 40)
+        up, down = -(-cost.client_up_bits // 8), 12 + cost.client_down_bits // 8
+        assert (info["uplink_bytes"], info["downlink_bytes"]) == (number * up, number * down)
+        seconds = (up + down) / 1e3 if number else 0
+        np.testing.assert_allclose(info["round_seconds"], seconds, atol=0.004)
+        invited.add(number)
+    assert len(invited) > 2
+
+
+def test_an_edge_pays_for_its_own_clients():
+    """Edges of 1, 9 and 2 clients, each around a complete graph. Catches keys of places that are empty in an edge."""
+    groups = np.repeat([0, 1, 2], [1, 9, 2])
+    people = population.grouped(population.quadratic_population([1.0] * 12, [0.0] * 12), groups)
+    secure = aggregation.secure_sum(aggregation.modular_sum(10.0, modulus_bits=40), 1)
+    how = {"edge_aggregator": secure, "edge_transform": INTEGERS, "edge_weighting": "uniform", "weighting": "uniform"}
+    made = hierarchical_fedavg(
+        population.quadratic_loss, sampling.full(3), optax.sgd(0.1), num_steps=1, group_size=9, mesh=None, **how
+    )
+    state = made.init(KEY, {"w": jnp.zeros(3)}, people)
+    _, info = jax.jit(made.step)(KEY, state, people)
+    costs = {number: secure_sum_cost(number, 3, 40) for number in (1, 9, 2)}
+    down = sum(number * (12 + cost.client_down_bits // 8) for number, cost in costs.items())
+    up = sum(number * -(-cost.client_up_bits // 8) for number, cost in costs.items())
+    assert (info["edge_uplink_bytes"].total(), info["edge_downlink_bytes"].total()) == (up, down)

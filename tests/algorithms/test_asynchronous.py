@@ -224,6 +224,21 @@ def test_everybody_who_is_sent_a_model_is_accounted_for(make):
     assert total["interrupted"] > 10 and total["arrivals"] > 20
 
 
+def test_coded_bytes_are_of_the_same_messages():
+    """Catches messages on their way when their client left, which are sent, and not sent under an entropy code."""
+
+    def uploading(key, ids, load):
+        spent = events.devices(SIZE).spend(key, ids, load)
+        return spent._replace(compute=spent.up, up=spent.compute)
+
+    rule = Availability(lambda ids, seconds: (ids + seconds // 2) % 5 != 0)
+    some = Devices(SIZE, uploading, rule, ticks_per_second=10)
+    made = quadratic(algorithms.fedbuff, some, concurrency=8, buffer_size=4, transform=transform.top_k(0.4))
+    _, infos, _ = run(made, {"w": jnp.zeros(5)}, clients(), 40)
+    sent, coded = ([int(info[name].number) for info in infos] for name in ("uplink_bytes", "uplink_coded_bytes"))
+    assert sent == coded and sum(int(info["wasted_bytes"].number) for info in infos) > 0
+
+
 def test_summary_of_a_run():
     """Against all single arrivals, of steps with 1 to 4 of them. Catches a mean over steps, a share of the time that a
     short step decides, and the last step's largest staleness."""

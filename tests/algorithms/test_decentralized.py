@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import algorithms, engine, network, population, run, sampling, theory
+from fedjax_sim import algorithms, client, engine, network, population, run, sampling, theory
 from fedjax_sim.algorithms.node_rounds import distance, mean_over
 from tests.algorithms import gossip as g
 
@@ -234,6 +234,13 @@ def test_what_is_refused(call, words):
     """Catches a directed graph whose nodes would agree on another point, and a graph of other nodes."""
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_nodes_that_train_once_are_in_no_round():
+    """Catches a rate that falls over rounds and is looked at once, before the first."""
+    falling = client.over_rounds(optax.sgd, optax.linear_schedule(0.1, 0.0, 4))
+    with pytest.raises(ValueError, match="optimizer: expected a rate that does not fall over rounds, for nodes train"):
+        algorithms.consensus(population.quadratic_loss, g.RING, falling, num_steps=1)
 
 
 def test_means_of_narrow_models():

@@ -119,6 +119,20 @@ def test_late_meetings():
     assert 0 < info["wasted_bytes"] == info["uplink_bytes"] - 8000 * info["edges"]
 
 
+def test_who_leaves_at_work_pays_for_no_meeting():
+    """A hazard that strikes while all nodes train. Fault: models that are received, and paid for, from nobody."""
+    clocked = sampling.with_clock(sampling.uniform(N, COHORT), phones(watts=WATTS, speed=1.0))
+    (_, info), *_ = rounds(gossip(sampling.with_hazard(clocked, network.memoryless(1e-3))), 1)
+    assert info["interrupted"] == COHORT and info["edges"] == info["uplink_bytes"] == info["wasted_bytes"] == 0
+    assert info["joules"] == info["wasted_joules"] == 0 and info["round_seconds"] < 1
+
+
+def test_who_has_no_place_on_the_channel_pays_for_no_meeting():
+    clocked = sampling.with_clock(sampling.uniform(N, COHORT), phones(watts=WATTS))
+    _, info = next(rounds(gossip(sampling.with_radio_budget(clocked, budget_bytes=100.0)), 1))
+    assert info["no_radio"] > 0 and info["joules"] == info["wasted_joules"] == 0
+
+
 def test_what_is_refused():
     """Catches partners that are met although they are away, and batteries that others' energy empties."""
     away = phones()._replace(availability=network.bernoulli(0.5))

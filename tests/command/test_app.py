@@ -13,18 +13,20 @@ import tomllib
 from pathlib import Path
 
 import jax
+import optax
 import pytest
 from typer.testing import CliRunner
 
-from fedjax_sim import types
+from fedjax_sim import aggregation, algorithms, sampling, types
 from fedjax_sim.command import app, folders
-from fedjax_sim.command.run import _show
+from fedjax_sim.command.run import _show, how_clients_count
 from fedjax_sim.config import registry
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
 from fedjax_sim.running.environment import prepare
 from fedjax_sim.running.files import lock
 from tests import compiler, pictures
+from tests.laws import problems
 
 pytestmark = pytest.mark.optimised(False)  # bits that are compared here are those of one program; the rest is words
 
@@ -429,3 +431,22 @@ def test_weights_that_count_twice_are_refused():
     ):
         build(load(None, options))
     build(load(None, [*options, "aggregator.name=li_scheme_one"]))
+
+
+def test_how_clients_count():
+    """Of every level, and as far as a rule's facts say. Catches the cloud's words for the devices, and a rule that takes
+    one message of many called a mean."""
+    step, uniform = {"optimizer": optax.sgd(0.1), "num_steps": 1}, aggregation.fixed_mean(4.0)
+
+    def told(aggregator, **options):
+        made = algorithms.fedavg(problems.linear_loss, sampling.full(4), **step, aggregator=aggregator, **options)
+        return how_clients_count(made.parts)["clients_count"]
+
+    by_examples = "by the weights that they report, such as their examples"
+    assert told(aggregation.mean()) == by_examples
+    assert told(aggregation.mean(), weighting="uniform") == told(uniform) == "alike"
+    assert told(aggregation.krum(1)) == told(aggregation.median()) == "not by their examples"
+    edges = {"group_size": 3, "edge_aggregator": aggregation.median(), **step}
+    made = algorithms.hierarchical_fedavg(problems.linear_loss, sampling.full(4), **edges)
+    words = how_clients_count(made.parts)["clients_count"]
+    assert words == f"{by_examples}; inside of each edge: not by their examples"

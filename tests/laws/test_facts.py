@@ -16,7 +16,8 @@ from tests.laws import problems as p
 KEY = jax.random.key(0)
 LEAST = {  # what a part promises that says nothing
     types.Aggregator: {
-        "sensitivity": None, "modulus": None, "weighted": True, "homogeneous": False, "design": None,
+        "sensitivity": None, "modulus": None, "weighted": True, "partly_weighted": False, "homogeneous": False,
+        "design": None,
         "start": None, "metrics": (), "rule": None, "stays": None, "least": None, "view": None, "wire": None,
         "wire_down": None, "keyless": False, "max_weight": 1,
         "attackers": None, "chooses": False, "withstands": None,

@@ -22,6 +22,7 @@ from fedjax_sim.config.files import named_paths, rebased
 from fedjax_sim.population.describe import digest
 from fedjax_sim.population.federated_data import from_sites
 from fedjax_sim.population.native_data import write_native
+from tests.laws.test_wrappers import OPTIONS, settings
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 FEW = ["data.num_clients=4", "sampler.cohort_size=2", "model.name=logistic"]
@@ -243,6 +244,24 @@ def test_identity_is_content(tmp_path, name):
         except ValueError as refused:
             assert "SHA-256" in str(refused), refused  # of a manifest
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("wrapper", OPTIONS["data"])
+def test_a_store_on_the_disk_under_every_wrapper(tmp_path, wrapper):
+    """Catches a wrapper that hides the store: rows that no digest counts."""
+    row, digests = ROWS["native on the disk"], []
+    row = row._replace(settings=[*row.settings, *settings("data", wrapper)])
+    for shift in (0.0, 1.0):
+        rows = {id: {"x": np.arange(60.0).reshape(30, 2), "y": np.arange(30) % 3} for id in "abcd"}
+        shifted = {id: client | {"x": client["x"] + shift} for id, client in rows.items()}
+        data = from_sites(shifted, rows, task="classification", num_outputs=3, name="toy")
+        write_native(tmp_path / str(shift), data)
+        try:
+            digests.append(identity(row, tmp_path / str(shift))["data_sha256"])
+        except ConfigError:
+            assert wrapper in ("constrained", "label_offset", "with_links", "with_parties")  # they ask for other data
+            return
+    assert digests[0] != digests[1]
 
 
 @pytest.mark.parametrize("name", ROWS)

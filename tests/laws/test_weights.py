@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 
 import optax
 import pytest
@@ -53,6 +54,15 @@ def test_weights_that_nobody_takes_are_refused(name):
     assert inspect.signature(getattr(algorithms, name)).parameters["weighting"].default is None
 
 
+def test_weights_that_a_part_of_an_update_does_not_take():
+    """Catches the uniform mean of the model beside steps that are weighted, where examples were asked for."""
+    rule = aggregation.by_part({"direction": aggregation.mean(weighting="uniform"), "steps": aggregation.mean()})
+    build = partial(algorithms.fednova, p.linear_loss, cases.SAMPLER, num_steps=1, aggregator=rule)
+    with pytest.raises(ValueError, match="got 'one that takes none for some parts of an update'"):
+        build(weighting="examples")
+    assert build(weighting="uniform").parts.aggregator.partly_weighted
+
+
 @pytest.mark.parametrize("name", sorted(cases.CASES["aggregation"]))
 def test_every_aggregator_looks_at_weights_or_refuses_them(name):
     """By its own fact. Catches an aggregator that is missed, and an edge whose weight nobody above looks at."""
@@ -62,7 +72,7 @@ def test_every_aggregator_looks_at_weights_or_refuses_them(name):
     work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=1, weighting="examples"))
     inside = algorithms.fedavg(p.linear_loss, sampling.full(2), optax.sgd(p.RATE), num_steps=1).parts
     for made in (work, as_client_update(inside, weighting="examples")):
-        if rule.weighted:
+        if rule.weighted and not rule.partly_weighted:
             assert federated(cases.SAMPLER, made, **parts).parts.client.needs_weights
             continue
         with pytest.raises(ValueError, match="aggregator: expected one that takes weights"):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 
 import jax
+import optax
 import pytest
 
-from fedjax_sim.privacy import Mechanism, account
+from fedjax_sim import aggregation, algorithms, population, sampling, transform
+from fedjax_sim.privacy import Mechanism, account, mechanism_of
 from fedjax_sim.privacy.commands import account_report, calibrate_report
+from fedjax_sim.privacy.words import explain
 from fedjax_sim.running import loop
 from fedjax_sim.running.spending import default_delta
 from tests.laws import test_privacy as law
@@ -48,6 +52,30 @@ def test_an_unknown_number_of_clients_is_said():
     inside = dataclasses.replace(Mechanism(**EDGES), details={"level": "region"}).of_members()
     assert inside.num_units is None and inside.protected == "client of a region"
     assert any("How many clients there are" in sentence for sentence in account(inside, 1, 1e-9).assumptions)
+
+
+def test_shares_of_noise_that_an_edge_may_not_send():
+    """Catches an epsilon for noise in shares of edges, one of which sends nothing where its clients drop out."""
+    clients = law.clients(["edge"])
+    options = {"group_size": clients.group_size, "num_steps": 1, "edge_weighting": "uniform"}
+    options |= {"transform": transform.distributed_gaussian(1.0, 1.0, 10), "aggregator": aggregation.fixed_mean(10.0)}
+    build = partial(
+        algorithms.hierarchical_fedavg, population.quadratic_loss, sampling.full(10), optax.sgd(0.1), **options
+    )
+    inside = sampling.full(clients.group_size)
+    assert mechanism_of(build(), population=clients).place == "distributed"
+    for edge_sampler in (sampling.with_dropout(inside, 0.5), sampling.poisson(clients.group_size, 0.9)):
+        with pytest.raises(ValueError, match="client: expected federations that send a message in every round, got"):
+            mechanism_of(build(edge_sampler=edge_sampler))
+
+
+def test_who_adds_the_noise_of_an_edge():
+    """Catches noise that is said to be added before anything leaves a client, and below it that it is not."""
+    made = Mechanism(**EDGES, place="local", details=LEVEL)
+    for subject in (made, made.of_members()):
+        words = explain(subject)
+        assert "in every message, by its edge" in words and "each edge adds noise to its own message" in words
+        assert "leaves the client" not in words and "by its client." not in words
 
 
 def test_a_run_states_both(tmp_path):
