@@ -434,8 +434,8 @@ def test_weights_that_count_twice_are_refused():
 
 
 def test_how_clients_count():
-    """Of every level, and as far as a rule's facts say. Catches the cloud's words for the devices, and a rule that takes
-    one message of many called a mean."""
+    """Of every level, and as far as a rule's facts say. Catches the cloud's words for the devices, and a rule that
+    takes one message of many called a mean."""
     step, uniform = {"optimizer": optax.sgd(0.1), "num_steps": 1}, aggregation.fixed_mean(4.0)
 
     def told(aggregator, **options):
