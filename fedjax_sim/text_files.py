@@ -64,31 +64,28 @@ def rows_of(
         values do not count, and lines without a value are left out.
       delimiter: the character between values; "space": any spaces and tabs; "auto": the one of comma, semicolon and tab
         that is most often in the first line, outside quotes, or the one that Excel's `sep=;` in the first line names.
-      comments: a line that begins with one of these texts is left out.
+        A line whose quotes are open goes on in the next one.
+      comments: a line that begins with one of these texts is left out, unless it is inside a quoted value.
       spaces: whether "auto" takes "space" for a first line with spaces and none of the three.
 
     Raises: ValueError for a file that cannot be read, and for another delimiter.
 
     Guarantees: the same table in every style (tests/test_text_files.py::test_styles_of_one_table), and the lines'
-    numbers (::test_lines_have_their_numbers).
+    numbers (::test_lines_have_their_numbers); values may have lines (::test_line_ends_in_quotes).
     """
     _check_delimiter(delimiter)
     prefixes = tuple(comments)
     try:
         with Path(os.fspath(path)).expanduser().open(newline="", encoding="utf-8-sig") as file:
-            lines: Iterator[str] = ("\n" if _begins(line, prefixes) else line for line in file)
-            head = []
-            for line in lines:
-                head.append(line)
-                if line.strip():
-                    break
-            told = re.fullmatch(r"sep=(.)", head[-1].strip("\r\n")) if head and delimiter == "auto" else None
-            if told is not None:  # Excel's first line, which names the delimiter
-                head, delimiter = ["\n"] * len(head), told[1]
-                _check_delimiter(delimiter)
-            lines = itertools.chain(head, lines)
+            head: list[str] = []
             if delimiter == "auto":
-                delimiter = _delimiter_of(head[-1] if head else "", spaces)
+                head, first = _head(file, prefixes)
+                told = re.fullmatch(r"sep=(.)", first.strip("\r\n"))
+                if told is not None:  # Excel's first line, which names the delimiter
+                    head = ["\n"] * len(head)
+                    _check_delimiter(told[1])
+                delimiter = told[1] if told is not None else _delimiter_of(first, spaces)
+            lines: Iterator[str] = (line for line, _ in _lines(itertools.chain(head, file), prefixes, delimiter))
             if delimiter == "space":
                 lines, delimiter = (re.sub(r"[ \t]+", " ", line.strip()) + "\n" for line in lines), " "
             reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=True)
@@ -146,8 +143,47 @@ def one_column(header: Sequence[str], delimiter: str) -> str:
     return f"{told}, name it: delimiter = {likely!r}."
 
 
-def _begins(line: str, prefixes: tuple[str, ...]) -> bool:
-    return bool(prefixes) and line.lstrip().startswith(prefixes)
+def _lines(lines: Iterable[str], comments: tuple[str, ...], delimiter: str) -> Iterator[tuple[str, bool]]:
+    """(each line, an empty one in the place of a comment; whether it ends inside a quoted value)."""
+    is_open = False
+    for line in lines:
+        if comments and not is_open and line.lstrip().startswith(comments):
+            line = "\n"
+        if '"' in line:
+            is_open = _ends_in_quotes('"' * is_open + line, delimiter)
+        yield line, is_open
+
+
+def _head(lines: Iterator[str], comments: tuple[str, ...]) -> tuple[list[str], str]:
+    """(all lines up to the end of the first one that has a value, that one, with the lines in its quotes)."""
+    head: list[str] = []
+
+    def read() -> Iterator[str]:
+        for line in lines:
+            head.append(line)
+            yield line
+
+    first = ""
+    for line, is_open in _lines(read(), comments, "auto"):
+        first = first + line if first.strip() else line
+        if first.strip() and not is_open:
+            break
+    return head, first
+
+
+def _quoted(delimiter: str) -> str:
+    """A pattern for quoted values: (what is before the quote) "(the value)(the closing quote, if there is one)."""
+    marks = {"auto": "".join(DELIMITERS), "space": " \t"}.get(delimiter, re.escape(delimiter))
+    return rf'(^ *|[{marks}] *)"([^"]*(?:""[^"]*)*)("?)'
+
+
+def _ends_in_quotes(line: str, delimiter: str) -> bool:
+    """Whether a quoted value is open at the end of a line; a quote inside another value is a character.
+
+    >>> [_ends_in_quotes(line, "auto") for line in ('1;"a', '1;"a;""', '1;"a";b', '5";a')]
+    [True, True, False, False]
+    """
+    return any(not closing for _, _, closing in re.findall(_quoted(delimiter), line))
 
 
 def _check_delimiter(delimiter: str) -> None:
@@ -159,7 +195,7 @@ def _check_delimiter(delimiter: str) -> None:
 
 def _delimiter_of(line: str, spaces: bool) -> str:
     """The delimiter of a table by its first line; of two that are equally often there, the first of `DELIMITERS`."""
-    bare = re.sub(r'"[^"]*"', "", line.strip("\r\n"))  # what is quoted is no delimiter
+    bare = re.sub(_quoted("auto"), r"\1", line.strip("\r\n"))  # what is quoted is no delimiter
     counts = [bare.count(mark) for mark in DELIMITERS]
     if spaces and not any(counts) and re.search(r"\S +\S", bare):
         return "space"

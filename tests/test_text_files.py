@@ -5,6 +5,7 @@ import io
 import itertools
 import math
 
+import numpy as np
 import pytest
 
 from fedjax_sim import text_files
@@ -44,6 +45,57 @@ def test_styles_of_one_table(tmp_path):
     assert list(rows_of("path", path, comments="#")) == [(3, ["a", "b"]), (4, ["1,5", "2"])]
     path.write_text("")
     assert list(rows_of("path", path)) == []
+
+
+def test_line_ends_in_quotes(tmp_path):
+    """Faults: a delimiter guessed from half a header; a line of a value that is taken for a comment, or a quote in a
+    value that is not quoted, after which comments are values."""
+    path = tmp_path / "table"
+    for mark in ";\t,":
+        path.write_text(f'# by hand, of 2\n"dose, or\n# of,,, ""them\n"{mark}b{mark}c\n1{mark} "x\n# y\n"{mark}3\n#4\n')
+        expected = [(4, ['dose, or\n# of,,, "them', "b", "c"]), (7, ["1", "x\n# y", "3"])]
+        assert list(rows_of("path", path, comments="#")) == expected, mark
+    path.write_text('size (5");b\n# c\n1;2, "x\n#\n"a""";#\n')
+    table = [(1, ['size (5")', "b"]), (3, ["1", '2, "x']), (5, ['a"', "#"])]
+    assert list(rows_of("path", path, comments="#")) == table
+    path.write_text('a|"b\n#"\n#\n1|2\n')
+    assert list(rows_of("path", path, comments="#", delimiter="|")) == [(2, ["a", "b\n#"]), (4, ["1", "2"])]
+    path.write_text('\ta\t"b\n#c"\n#\n1 2\n')
+    assert list(rows_of("path", path, comments="#", delimiter="space")) == [(2, ["a", "b\n#c"]), (4, ["1", "2"])]
+
+
+def read_by_csv(text):
+    """The rows of Python's own reader, to which a comment can only be the first line that it asks for in a row."""
+    begins = True
+
+    def lines():
+        nonlocal begins
+        for line in io.StringIO(text, newline=""):
+            is_comment, begins = begins and line.lstrip().startswith("#"), False
+            yield "\n" if is_comment else line
+
+    reader, rows = csv.reader(lines(), delimiter=";", strict=True, skipinitialspace=True), []
+    for row in reader:
+        rows.append((reader.line_num, [cell.strip() for cell in row]))
+        begins = True
+    return [row for row in rows if any(row[1])]
+
+
+def test_quotes_are_open_where_csv_says(tmp_path):
+    """Fault: a quote that opens or closes elsewhere than for Python's reader: comments are values, or values erased."""
+    path, rng = tmp_path / "table", np.random.default_rng(0)
+    pieces = ['"', '""', ';"', '\n"', ";", ",", "a", "#", " ", "\n", "\n#", "\r\n"]
+    num_rows_with_lines = 0
+    for _ in range(1000):
+        text = "".join(rng.choice(pieces, 12))
+        path.write_text(text, newline="")
+        try:
+            expected = read_by_csv(text)
+        except csv.Error:
+            continue
+        assert list(rows_of("path", path, delimiter=";", comments="#")) == expected, text
+        num_rows_with_lines += any("\n#" in cell for _, row in expected for cell in row)
+    assert num_rows_with_lines > 20
 
 
 def test_lines_have_their_numbers(tmp_path):

@@ -105,13 +105,35 @@ class Config:
         return written(files.rebased(self.tables, ".", folder))
 
 
-def default_tables() -> dict[str, Mapping[str, Option]]:
+class _Problems(list[str]):
+    """The problems of a document, whose algorithm decides which hints are true."""
+
+    def __init__(self, document: Mapping[str, Any]):
+        super().__init__()
+        self.document = document
+
+
+def default_tables(document: Mapping[str, Any] | None = None) -> dict[str, Mapping[str, Option]]:
     """The options of [run], and those of each table's default part.
+
+    Args:
+      document: names other parts; tables that its algorithm does not take are left out.
 
     >>> "rounds" in default_tables()["run"], "learning_rate" in default_tables()["client_optimizer"]
     (True, True)
+    >>> "aggregator" in default_tables({"algorithm": {"name": "dpsgd"}})
+    False
     """
-    return {"run": RUN} | {name: registry.table(name)[part].options for name, part in DEFAULT_PART.items()}
+    parts = {table: _named_part(table, document or {}) for table in DEFAULT_PART}
+    taken = {table for table in parts if table in OWN or registry.takes(parts["algorithm"], table) is not None}
+    return {"run": RUN} | {table: part.options for table, part in parts.items() if table in taken}
+
+
+def _named_part(table: str, document: Mapping[str, Any]) -> Part:
+    """The part that a document names in a table; the default one where it names none that there is."""
+    choices, given = registry.table(table), document.get(table)
+    name = given.get("name") if isinstance(given, dict) else None
+    return choices[name if isinstance(name, str) and name in choices else DEFAULT_PART[table]]
 
 
 def _inner(tables: Mapping[str, Any], path: str = "") -> Iterable[str]:
@@ -155,8 +177,15 @@ def load(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Confi
 
 def resolve(document: dict, problems: list[str]) -> dict[str, Any]:
     """The document with defaults filled in; problems are added to the list."""
+    problems_here = _Problems(document)
+    tables = _resolved(document, problems_here)
+    problems += problems_here
+    return tables
+
+
+def _resolved(document: dict, problems: _Problems) -> dict[str, Any]:
     known = ("seed", *registry.TABLES, "run")
-    problems += [_unknown(key, key, known) for key in document if key not in known]
+    problems += [_unknown(key, key, known, problems) for key in document if key not in known]
     tables: dict[str, Any] = {"seed": check("seed", SEED, document.get("seed", 0), problems)}
     algorithm = None
     others = [table for table in registry.TABLES if table not in (*OWN, "devices")]
@@ -272,7 +301,7 @@ def check_options(
     if not isinstance(given, dict):
         problems.append(problem(path, "a table", given))
         return {}
-    problems += [_unknown(f"{path}.{key}", key, [*also, *options]) for key in given if key not in options]
+    problems += [_unknown(f"{path}.{key}", key, [*also, *options], problems) for key in given if key not in options]
     resolved = {}
     for key, option in options.items():
         if key in given and isinstance(option.kind, Named):
@@ -329,11 +358,14 @@ def _default(path: str, key: str, option: Option, given: Mapping[str, Any]) -> A
     return MAIN_JOB.get((path, key), option.default) if option.default in (REQUIRED, None) else option.default
 
 
-def _unknown(path: str, key: str, options: Iterable[str]) -> str:
+def _unknown(path: str, key: str, options: Iterable[str], problems: list[str]) -> str:
     options = list(options)
+    document = problems.document if isinstance(problems, _Problems) else {}
+    tables = default_tables(document)
+    refused = {table: has for table, has in default_tables().items() if table not in tables}
     return problem(
         path,
         "one of " + ", ".join(options) if options else "no options",
         Words(f"the unknown key {key!r}"),
-        suggestion(path, options, default_tables()),
+        suggestion(path, options, tables, refused, _named_part("algorithm", document).name),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from fedjax_sim.config import registry
 from fedjax_sim.config.kinds import nearest
@@ -70,13 +71,21 @@ def unlike_a_config(word: str) -> str:
     )
 
 
-def suggestion(path: str, options: Collection[str], tables: Mapping[str, Collection[str]]) -> str:
+def suggestion(
+    path: str,
+    options: Collection[str],
+    tables: Mapping[str, Collection[str]],
+    refused: Mapping[str, Collection[str]] = MappingProxyType({}),
+    algorithm: str = "",
+) -> str:
     """What to write in the place of an unknown key; "" where nothing is like it.
 
     Args:
       path: of the key, such as "algorithm.lr".
       options: that its table has.
       tables: as in `homes`.
+      refused: tables that the algorithm does not take, and their options.
+      algorithm: its name.
 
     >>> tables = {"client_optimizer": ["learning_rate"]}
     >>> suggestion("client_optimizer.lr", ["learning_rate"], tables), suggestion("algorithm.lr", ["num_steps"], tables)
@@ -91,6 +100,9 @@ def suggestion(path: str, options: Collection[str], tables: Mapping[str, Collect
     elsewhere = [home for home in homes(word, tables) if home != path]
     if elsewhere:
         return f"Write {' or '.join(elsewhere)}."
+    if out_of_reach := homes(word, refused):
+        holders = " and ".join(f"[{home.partition('.')[0]}]" for home in out_of_reach)
+        return f"It is an option of {holders}, and {algorithm} takes no such table."
     return unlike_a_config(key) or _holders(path) or nearest(key, options)
 
 

@@ -284,19 +284,25 @@ def exponential(population_size: int) -> Graph:
     return from_edges(population_size, np.concatenate(edges) if edges else [], directed=True)
 
 
-def remove_node(graph: Graph, node: int) -> Graph:
+def remove_node(graph: Graph, node: int, *, connected: bool = True) -> Graph:
     """The graph without a node and its edges; nodes behind it move down by one.
 
+    Args:
+      connected: as in `from_edges`. A graph that may fall apart still may without the node.
+
     Guarantees: a ring becomes a path, and a star without its hub falls apart
-    (tests/network/test_topology.py::test_points_of_failure).
+    (tests/network/test_topology.py::test_points_of_failure), which is refused unless it is meant
+    (::test_a_removed_node_keeps_what_is_meant).
     """
     validate.part("graph", graph, Graph)
     validate.integer("node", node, 0, graph.population_size - 1)
+    validate.one_of("connected", connected, (True, False))
     if graph.population_size == 1:
         validate.fail("graph", "at least two nodes", 1, "Nobody would be left.")
     edges = np.stack([graph.senders, graph.receivers], 1).astype(np.int64)
     edges = edges[(edges != node).all(1)]
-    return from_edges(graph.population_size - 1, edges - (edges > node), directed=graph.directed)
+    connected = connected and not graph.in_parts
+    return from_edges(graph.population_size - 1, edges - (edges > node), directed=graph.directed, connected=connected)
 
 
 def hears_back(graph: Graph) -> bool:

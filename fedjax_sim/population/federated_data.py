@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ __all__ = ["FederatedData", "from_sites"]
 
 TASKS = ("binary", "classification", "next_token", "quadratic", "regression")
 PACKED = (".bz2", ".gz", ".xz", ".zip", ".zst")
+SITE = '{"x": features, "y": labels}'  # of a client
 PADDING = -1  # a label that a loss must leave out
 SCALED_BYTES = "features of one byte, 0 to 255, are divided by 255"
 
@@ -51,16 +52,8 @@ class FederatedData(NamedTuple):
 
 def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_outputs: int) -> dict[str, np.ndarray]:
     """One client's (or the test set's) x and y, cast and checked: finite, equally long, labels in range. Labels [n, 1]
-    are taken for [n]. Without rows the shapes mean nothing."""
-    if not {"x", "y"} <= examples.keys():
-        hint = "Rename the features x and the labels y."
-        validate.fail(where, "a dict of x and y", sorted(map(str, examples)), hint)
-    x, y = np.asarray(examples["x"]), np.asarray(examples["y"])
-    for leaf, value in (("x", x), ("y", y)):
-        if value.dtype.kind not in "biuf":
-            validate.fail(f"{where}.{leaf}", "numbers in rows of equal length", str(value.dtype), error=TypeError)
-        if value.ndim == 0:
-            validate.fail(f"{where}.{leaf}", "one row per example", value.item())
+    are taken for [n]. Without rows shapes and dtypes mean nothing."""
+    x, y = (_rows(f"{where}.{leaf}", examples[leaf]) for leaf in ("x", "y"))
     if len(x) != len(y):
         validate.fail(where, "as many labels as examples", (len(x), len(y)))
     if task in ("binary", "classification") and len(y):
@@ -86,6 +79,35 @@ def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_o
         _labels(f"{where}.y", y, PADDING if task == "next_token" else 0, classes)
         y = y.astype(np.int32)
     return {"x": x, "y": y}
+
+
+def _rows(where: str, values: Any) -> np.ndarray:
+    """An array of numbers, a row an example."""
+    rule = "numbers in rows of equal length"
+    try:
+        rows = np.asarray(values)
+    except ValueError:
+        validate.fail(where, rule, "rows of different lengths")
+    if rows.ndim and not len(rows):
+        return np.zeros(rows.shape, np.float32)  # of no values NumPy tells any dtype
+    if rows.dtype.kind not in "biuf":
+        hint = "A client without rows has []." if values is None else ""
+        validate.fail(where, rule, str(rows.dtype), hint, TypeError)
+    if rows.ndim == 0:
+        validate.fail(where, "one row per example", rows.item())
+    return rows
+
+
+def _check_site(where: str, site: Any) -> None:
+    """Refuses what is no mapping of x and y alone."""
+    if not isinstance(site, Mapping):
+        validate.fail(where, SITE, type(site).__name__, error=TypeError)
+    if not {"x", "y"} <= site.keys():
+        hint = "Rename the features x and the labels y."
+        validate.fail(where, "a dict of x and y", sorted(map(str, site)), hint)
+    for leaf in site:
+        if leaf not in ("x", "y"):
+            validate.fail(where, "x and y alone", leaf, "Put features into x, and leave out what no model reads.")
 
 
 def _finite(where: str, values: np.ndarray) -> None:
@@ -167,19 +189,20 @@ def from_sites(
     """Federated data from one dict of examples per client.
 
     Args:
-      train: client id -> {"x", "y"}; client i of the population is the i-th of the dict. A client may be empty: shapes
-        are those of the first client with rows.
+      train: client id -> {"x", "y"}; client i of the population is the i-th of the dict. A client may be empty, of
+        length 0: shapes are those of the first client with rows.
       test: client id -> {"x", "y"}; all rows make the central test set, each client with rows one held-out client.
       task, num_outputs, name, label_names, vocabulary: see `FederatedData`.
       scale_bytes: features of dtype uint8, as images often are, become x / 255 in float32, and `notes` says so; False
         keeps 0 to 255. Tokens are kept always.
 
     Raises: ValueError or TypeError naming client, leaf and row for features that are not finite, labels out of range,
-      lengths or shapes that differ, bytes at some clients and numbers at others, no clients, no test rows.
+      lengths or shapes that differ, leaves beside x and y, bytes at some clients and numbers at others, no clients, no
+      test rows.
 
     Guarantees: rows keep their client and order (tests/population/test_loaders.py::test_sites_keep_rows), beside
-    clients without rows, whatever their arrays are (::test_clients_without_rows); bytes are divided by 255
-    (::test_bytes_are_scaled).
+    clients without rows, whatever the shape and dtype of their arrays (::test_clients_without_rows); bytes are divided
+    by 255 (::test_bytes_are_scaled).
 
     >>> rows = {"x": np.ones((2, 3)), "y": np.array([0, 1])}
     >>> data = from_sites({"a": rows, "b": rows}, {"a": rows}, task="binary", num_outputs=1, name="toy")
@@ -187,6 +210,11 @@ def from_sites(
     (2, 1, (3,))
     """
     validate.one_of("task", task, TASKS)
+    for split, clients in (("train", train), ("test", test)):
+        if not isinstance(clients, Mapping):
+            validate.fail(split, f"a dict from client id to {SITE}", type(clients).__name__, error=TypeError)
+        for id, site in clients.items():
+            _check_site(f"{split}[{id!r}]", site)
     if not train:
         validate.fail("train", "at least one client", {})
     validate.one_of("scale_bytes", scale_bytes, (True, False))

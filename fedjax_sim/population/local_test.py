@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import FederatedData
-from fedjax_sim.population.private_labels import PrivateLabels
+from fedjax_sim.population.private_labels import has_private_labels
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.prng import client_key, stream
 from fedjax_sim.types import Array, ClientData, Population
@@ -57,10 +56,6 @@ class _Part:
         return kept if self.is_test else examples - kept
 
 
-def _are_private(people: Any) -> bool:
-    return isinstance(people, PrivateLabels)
-
-
 def with_local_test(data: FederatedData, *, fraction: float = 0.2, seed: int = 0) -> FederatedData:
     """Each training client keeps a share of its own examples from training: `local_test`, with the same ids as `train`.
 
@@ -94,7 +89,7 @@ def with_local_test(data: FederatedData, *, fraction: float = 0.2, seed: int = 0
     if data.poisons:
         hint = "Keep the local test first: its rows are to be clean."
         validate.fail("data", "a data set that is not poisoned", data.poisons[0], hint)
-    if any(map(_are_private, jax.tree.leaves(data.train, is_leaf=_are_private))):
+    if has_private_labels(data.train):
         hint = "Keep the local test first: it is to have the true labels."
         validate.fail("data", "a data set whose labels are not private yet", data.name, hint)
     words, share = jax.random.key_data(jax.random.key(seed, impl="threefry2x32")), jnp.float32(fraction)

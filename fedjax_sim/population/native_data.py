@@ -26,6 +26,7 @@ from fedjax_sim.population.federated_data import (
 )
 from fedjax_sim.population.host import host_store
 from fedjax_sim.population.population import pooled
+from fedjax_sim.population.private_labels import has_private_labels
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.population.store import read_store, write_store
 from fedjax_sim.types import Array, ClientData, FolderPath, Population
@@ -34,7 +35,9 @@ __all__ = ["native", "write_native"]
 
 SCHEMA = 1
 FIELDS = ("schema", "name", "task", "input_shape", "num_outputs", "label_names", "vocabulary")
+NOT_HELD = ("poisons", "triggered", "local_test", "measure", "server", "columns")  # by a folder
 LARGEST_INFO = 1 << 26  # bytes
+QUOTIENTS = np.arange(256, dtype=np.float32) / np.float32(255)  # XLA multiplies by 1 / 255, which rounds otherwise
 
 
 def write_native(directory: str | os.PathLike, data: FederatedData) -> None:
@@ -44,16 +47,18 @@ def write_native(directory: str | os.PathLike, data: FederatedData) -> None:
       directory: the folder to make; it must not exist.
       data: its populations must be enumerable: up to 2^24 clients.
 
-    Raises: FileExistsError for an existing folder; ValueError for poisoned clients, a local test or a measure, which a
-      folder does not hold: put those around `native(...)`.
+    Raises: FileExistsError for an existing folder; ValueError for poisoned clients, a local test, a measure, a server
+      with rows, parties, groups and private labels, which a folder does not hold: put those around `native(...)`.
 
     Guarantees: what is read is what was written (tests/population/test_native_data.py::test_round_trip); the folder
     appears complete or not at all (tests/population/test_native_data.py::test_a_failed_write_leaves_nothing).
     """
-    for field in ("poisons", "triggered", "local_test", "measure"):
-        if getattr(data, field):
+    facts = {field: getattr(data, field) for field in NOT_HELD}
+    facts |= {"groups": hasattr(data.train, "group"), "private labels": has_private_labels(data.train)}
+    for fact, is_there in facts.items():
+        if is_there:
             hint = "A folder does not hold it: write the plain data, and wrap what is read."
-            validate.fail("data", f"a data set without {field}", data.name, hint)
+            validate.fail("data", f"a data set without {fact}", data.name, hint)
     target = pathlib.Path(directory).absolute()
     if target.exists():
         raise FileExistsError(f"directory: expected a folder that does not exist, got {str(target)!r}.")
@@ -108,7 +113,8 @@ def _info(path: pathlib.Path) -> dict[str, Any]:
 class ScaledBytes(Around):
     """A population whose x are bytes, read as x / 255; they are kept and moved as bytes.
 
-    Guarantees: tests/population/test_native_data.py::test_a_store_of_bytes.
+    Guarantees: tests/population/test_native_data.py::test_a_store_of_bytes; quotients have NumPy's bits, as in the test
+    set and from `from_sites` (::test_every_byte_has_one_quotient).
     """
 
     inner: Population
@@ -121,7 +127,7 @@ class ScaledBytes(Around):
     def client(self, id: Array) -> ClientData:
         """Data of client `id`, with x in float32."""
         data = self.inner.client(id)
-        x = data.examples["x"].astype(jnp.float32) / 255
+        x = jnp.asarray(QUOTIENTS)[data.examples["x"].astype(jnp.int32)]
         return data._replace(examples={**data.examples, "x": x})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from fedjax_sim.population.poisoned_labels import num_labels
 from fedjax_sim.population.seeds import seed_words
 from fedjax_sim.types import Array, ClientData, Population
 
-__all__ = ["PrivateLabels", "kept_share", "with_private_labels"]
+__all__ = ["PrivateLabels", "has_private_labels", "kept_share", "with_private_labels"]
 
 PURPOSE = 7  # of the seed
 LEAST_EPSILON, MOST_CLASSES = 1e-3, 2**20  # beyond, 2^32 draws are too few for equal chances
@@ -43,6 +44,15 @@ class PrivateLabels(Around):
         other = (y.astype(jnp.uint32) + 1 + low % self.others) % (self.others + 1)
         found = jnp.where((high < self.threshold) | ~data.mask, y, other.astype(y.dtype))
         return data._replace(examples={**data.examples, "y": found})
+
+
+def has_private_labels(population: Population) -> bool:
+    """Whether labels went through randomised response, also where other wrappers are around it."""
+
+    def is_private(part: Any) -> bool:
+        return isinstance(part, PrivateLabels)
+
+    return any(map(is_private, jax.tree.leaves(population, is_leaf=is_private)))
 
 
 def kept_share(epsilon: float, num_classes: int) -> float:

@@ -75,6 +75,31 @@ def test_keys_that_people_write(setting, hint):
         load(None, [setting])
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "setting", "hint"),
+    [
+        ("dpsgd", "algorithm.weighting=examples", "It is an option of [aggregator], and dpsgd takes no such table."),
+        (
+            "fedasync",
+            "algorithm.weighting=examples",
+            "It is an option of [aggregator], and fedasync takes no such table.",
+        ),
+        ("dpsgd", "algorithm.mixing.cohort_size=5", "It is an option of [sampler], and dpsgd takes no such table."),
+        ("scaffold", "sampler.weighting=examples", "Write algorithm.weighting."),
+        ("scaffold", "lr=0.1", "Write algorithm.learning_rate."),
+        ("fedavg", "sampler.weighting=uniform", "Write algorithm.weighting or aggregator.weighting."),
+        ("no_such", "lr=0.1", "Write client_optimizer.learning_rate."),
+    ],
+)
+def test_hints_are_of_the_algorithm(algorithm, setting, hint):
+    """Catches a hint to write what is then refused: a table that the config's algorithm does not take."""
+    mixing = ['algorithm.mixing={name="metropolis",graph={name="ring"}}'] if algorithm == "dpsgd" else []
+    with pytest.raises(ConfigError) as caught:
+        load(None, [f"algorithm.name={algorithm}", *mixing, setting])
+    (told,) = [words for words in str(caught.value).splitlines() if "unknown key" in words]
+    assert told.endswith(f". {hint}")
+
+
 def test_devices_that_nobody_takes():
     """Catches a deadline without a clock beside [devices], whose user is not told of the clock."""
     with pytest.raises(ConfigError, match=r"devices: .*add \[sampler.with_clock\], or take the algorithm .*fedbuff"):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import network
+from fedjax_sim.network import topology
 
 FAMILIES = {
     "ring": (network.ring, 16, 2),
@@ -163,6 +164,19 @@ def test_points_of_failure():
         assert network.is_connected(rest) == (hub == 3)
     with pytest.raises(ValueError, match="graph: expected at least two nodes"):
         network.remove_node(network.ring(1), 0)
+
+
+def test_a_removed_node_keeps_what_is_meant():
+    """Catches parts that were meant and are refused after a node has gone, and a hint that cannot be followed."""
+    parts = network.from_edges(5, [(0, 1), (2, 3)], connected=False)
+    hub = network.star(4)
+    for graph in (network.remove_node(parts, 4), network.remove_node(hub, 0, connected=False)):
+        topology.check_connected("graph", graph)
+    for graph in (network.remove_node(hub, 0), network.remove_node(network.path(3), 1, connected=True)):
+        with pytest.raises(ValueError, match="make the graph with connected=False if that is meant"):
+            topology.check_connected("graph", graph)
+    with pytest.raises(ValueError, match="connected: expected one of True, False"):
+        network.remove_node(hub, 0, connected=None)
 
 
 def test_directed_connection_is_strong():

@@ -36,6 +36,7 @@ def test_sites_keep_rows():
 def test_clients_without_rows(task):
     # Faults: an empty first client whose shape is everybody's, and one that stops the data set.
     empty = [{"x": [], "y": []}, {"x": np.zeros((0, 5), int), "y": np.zeros((0, 1))}, {"x": np.zeros((0, 2)), "y": []}]
+    empty += [{leaf: np.array([], dtype) for leaf in ("x", "y")} for dtype in (object, str, np.uint8)]
     for nobody in empty:
         train = {"none": nobody, "a": site(2), "b": site(3, 100)}
         data = from_sites(train, {"none": nobody, "a": site(1)}, task=task, num_outputs=2 - (task != "classification"),
@@ -99,11 +100,18 @@ def test_bytes_are_scaled():
         ({"x": np.ones((2, 2)), "y": np.ones((2, 3))}, {"task": "regression"}, "1 targets"),
         ({"x": np.array([[1, 9]]), "y": [[1, 2]]}, {"task": "next_token", "num_outputs": 3}, "integer label"),
         ({"x": np.ones((2, 2)), "y": [0, 1]}, {"task": "binery"}, "Did you mean 'binary'"),
+        (
+            {"x": np.ones((2, 2)), "y": [0, 1], "weight": [1, 2]},
+            {},
+            r"train\['a'\]: expected x and y alone, got 'weight'",
+        ),
+        ({"x": None, "y": None}, {}, r"train\['a'\].x: .*object'. A client without rows has \[\]"),
+        ({"x": [[1], [1, 2]], "y": [0, 1]}, {}, r"train\['a'\].x: expected numbers in rows of equal length"),
     ],
 )
 def test_broken_examples_are_refused(client, options, message):
     # Fault: a wrong number that looks right: labels out of range train without a word.
-    good = {"x": np.asarray(client["x"])[:1], "y": np.asarray(client.get("y", [0]))[:1]}
+    good = {"x": np.ones((1, 2)), "y": [0]}
     with pytest.raises((ValueError, TypeError), match=message):
         from_sites({"a": client}, {"a": good}, **{"task": "binary", "num_outputs": 1, "name": "toy", **options})
 
@@ -114,6 +122,22 @@ def test_broken_examples_are_refused(client, options, message):
         ({}, {"a": site(1)}, "at least one client"),
         ({"a": site(1)}, {"a": site(0)}, "at least one test row"),
         ({"../a": site(1)}, {"a": site(1)}, "no path"),
+        (
+            {"a": tuple(site(1).values())},
+            {"a": site(1)},
+            r"train\['a'\]: expected {.x.: features, .*, got 'tuple'",
+        ),
+        ({"a": site(1)}, {"a": [site(1)]}, r"test\['a'\]: expected {.x.: features, .*, got 'list'"),
+        (
+            [site(1)],
+            {"a": site(1)},
+            'train: expected a dict from client id to {"x": features, "y": labels}, got \'list\'',
+        ),
+        (
+            {"a": site(1)},
+            None,
+            'test: expected a dict from client id to {"x": features, "y": labels}, got \'NoneType\'',
+        ),
         (
             {"a": site(1), "b": {"x": np.ones((1, 3)), "y": [0]}},
             {"a": site(1)},

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim.population import native_data as module
+from fedjax_sim.population import with_groups, with_parties, with_private_labels, with_server_rows
 from fedjax_sim.population.federated_data import from_sites
 from fedjax_sim.population.local_test import with_local_test
 from fedjax_sim.population.native_data import native, write_native
@@ -55,10 +56,23 @@ def test_a_failed_write_leaves_nothing(tmp_path, data, monkeypatch):
 
 
 def test_what_a_folder_cannot_hold_is_refused(tmp_path, data):
-    # Faults: poisoned clients that are read as clean ones, a backdoor without its test rows, a local test that is lost.
+    # Faults: poisoned clients that are read as clean ones, a backdoor without its test rows, a local test that is lost,
+    # a server without its rows, parties that become one, groups that become clients, random labels that seem true.
     told = data._replace(measure=lambda outputs, examples: {})
-    for made in (label_flip(data, clients=[0]), with_local_test(data), told):
-        with pytest.raises(ValueError, match="data: expected a data set without"):
+    private = with_private_labels(data, epsilon=1.0)
+    for made, what in (
+        (label_flip(data, clients=[0]), "poisons"),
+        (with_local_test(data), "local_test"),
+        (told, "measure"),
+        (with_server_rows(data, examples=1), "server"),
+        (with_parties(data, num_parties=2), "columns"),
+        (with_groups(data, num_groups=2), "groups"),
+        (private, "private labels"),
+        (private._replace(train=module.ScaledBytes(private.train)), "private labels"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"data: expected a data set without {what}, got 'toy'. .* write the plain"
+        ):
             write_native(tmp_path / "toy", made)
         assert not list(tmp_path.iterdir())
 
@@ -118,3 +132,22 @@ def test_a_store_of_bytes(tmp_path, data, host):
     write_store(tmp_path / "toy" / "test", images | {"x": want}, [0, 3])
     with pytest.raises(ValueError, match=r"uint8 everywhere or nowhere, got .uint8 at train and float32 at test"):
         native(directory=str(tmp_path / "toy"), host=host)
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_every_byte_has_one_quotient(tmp_path, data, host):
+    # Fault: x / 255 inside a program, where XLA multiplies: clients' images beside a test set with other last bits.
+    write_native(tmp_path / "toy", data)
+    images = {"x": np.arange(256, dtype=np.uint8).reshape(128, 2), "y": np.zeros(128, int)}
+    for split in ("train", "test", "held_out"):
+        shutil.rmtree(tmp_path / "toy" / split)
+        write_store(tmp_path / "toy" / split, images, [0, 128])
+    found = native(directory=str(tmp_path / "toy"), host=host)
+    site = {"a": images}
+    sites = from_sites(site, site, task="classification", num_outputs=3, name="toy")
+    want = images["x"] / np.float32(255)
+    assert want.dtype == np.float32
+    for x in (found.test["x"], sites.test["x"], read(sites.train, 0)["x"], read(found.held_out, 0)["x"]):
+        np.testing.assert_array_equal(x, want)
+    for client in (found.train.client, jax.jit(found.train.client)):
+        np.testing.assert_array_equal(client(jnp.int32(0)).examples["x"], want)
