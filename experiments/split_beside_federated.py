@@ -20,8 +20,8 @@ import numpy as np
 import optax
 
 from fedjax_sim import adversary, algorithms, models, network, population, sampling, transform
-from fedjax_sim.algorithms.round import observe
-from fedjax_sim.algorithms.split import transcript
+from fedjax_sim.algorithms.split.loss import transcript
+from fedjax_sim.round.round import observe
 
 CLIENTS, BATCH, RATE, KNOWN = 20, 10, 0.1, 200
 PHONE, SERVER, BANDWIDTH, LATENCY = 1e9, 1e11, 1e6, 0.05

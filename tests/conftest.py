@@ -58,7 +58,8 @@ def _optimised(node) -> bool | None:
     mark = node.get_closest_marker("optimised")
     if mark is not None and not node.config.getoption("--optimised"):
         return mark.args != (False,)
-    return True if node.path.parent.name in ("laws", "engine") or node.config.getoption("--optimised") else None
+    folder = node.path.relative_to(ROOT / "tests").parts[0]
+    return True if folder in ("laws", "engine") or node.config.getoption("--optimised") else None
 
 
 def pytest_collection_modifyitems(items):

@@ -21,6 +21,7 @@ FLOORS = (  # a subpackage imports from its own folder and from lower floors; th
     ("prng",),
     ("engine", "population", "models", "network"),
     ("sampling", "client", "transform", "aggregation", "server", "adversary"),
+    ("round",),
     ("algorithms",),
     ("running",),
     ("report",),
@@ -33,6 +34,7 @@ FLOORS = (  # a subpackage imports from its own folder and from lower floors; th
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 PARTS = FLOORS[4] + FLOORS[5]
+WINGS = {"hierarchy": ("server", "split")}  # of `algorithms`: the wings that a wing may import; others import none
 ROOTS = {"__init__", "__main__", "tree", "prng", "text_files", "validate"}  # modules beside the subpackages
 HOST = {"privacy", "theory", "metrics"}  # accounting, closed forms, measures: on types, tree, validate and the design
 BANNED_CALLS = {"eval", "exec", "compile", "__import__"}
@@ -104,6 +106,17 @@ def test_arrows_point_downward():
     """Catches a subpackage that imports its sibling, or anything from above, and a module outside of a subpackage."""
     check_each(check_arrows)
     assert {path.stem for path in PACKAGE.glob("*.py")} == ROOTS
+
+
+def test_wings_stand_apart():
+    """Catches a family of algorithms that imports another one, and one without a folder."""
+    wings = {path.name for path in (PACKAGE / "algorithms").iterdir() if (path / "__init__.py").is_file()}
+    assert {path.parent.name for path in (PACKAGE / "algorithms").rglob("*.py")} == {"algorithms", *wings}
+    assert [path.name for path in (PACKAGE / "algorithms").glob("*.py")] == ["__init__.py"]
+    for wing in wings:
+        for path in (PACKAGE / "algorithms" / wing).glob("*.py"):
+            there = {name[2] for name in imports(path) if name[:2] == ("fedjax_sim", "algorithms") and len(name) > 2}
+            assert there <= {wing, *WINGS.get(wing, ())}, label(path)
 
 
 def test_private_names_stay_at_home():
@@ -188,8 +201,8 @@ def test_public_names_are_declared():
 
 def test_the_walk_sees_the_arrows():
     """Guards the walk itself: known imports are found, and subpackages have folders."""
-    assert ("fedjax_sim", "validate") in imports(PACKAGE / "engine" / "digits.py")
-    assert ("fedjax_sim", "aggregation") in imports(PACKAGE / "algorithms" / "recipes.py")
+    assert ("fedjax_sim", "validate") in imports(PACKAGE / "engine" / "arithmetic" / "exact_sum.py")
+    assert ("fedjax_sim", "aggregation") in imports(PACKAGE / "algorithms" / "server" / "fedavg.py")
     for subpackage in (
         "network",
         "sampling",

@@ -82,7 +82,7 @@ def test_one_collective_a_round(aggregator, places, monkeypatch):
     Catches a maximum of bins beside the sum, counts that are summed on their own, a server step or a sampler that is
     split over the devices and gathered again.
     """
-    monkeypatch.setattr(engine.exact, "PLACES", places)
+    monkeypatch.setattr(engine.exact_sums, "PLACES", places)
     sampler, rule = sampling.with_dropout(sampling.uniform(2000, 50), 0.2), cases.CASES["aggregation"][aggregator]()
     algorithm = algorithms.federated(
         sampler,

@@ -27,8 +27,8 @@ import numpy as np
 from experiments.benchmarks import harness
 from experiments.benchmarks.rivals.setup import VENVS, python_of
 from fedjax_sim import aggregation, engine
-from fedjax_sim.engine.messages import messages_of, one_message, weighted_sum
-from fedjax_sim.engine.side_by_side import by_rule
+from fedjax_sim.engine.all_messages.all_messages import by_rule
+from fedjax_sim.engine.all_messages.messages import messages_of, one_message, weighted_sum
 from fedjax_sim.study.single_rounds import released
 from fedjax_sim.types import Aggregator
 

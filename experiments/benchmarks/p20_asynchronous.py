@@ -29,8 +29,8 @@ from experiments.benchmarks.rivals.beside import write_arrays
 from experiments.benchmarks.rivals.setup import VENVS, python_of
 from experiments.benchmarks.workloads import workload
 from fedjax_sim import algorithms, engine, network, sampling
-from fedjax_sim.algorithms.flights import next_arrivals, take_off
-from fedjax_sim.algorithms.trips import Traffic
+from fedjax_sim.algorithms.asynchronous.arrivals import next_arrivals, take_off
+from fedjax_sim.algorithms.asynchronous.in_flight import Traffic
 from fedjax_sim.types import Load
 
 TIME_LIMIT = 900  # seconds for FLGo

@@ -19,16 +19,16 @@ import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.adversary.kinds import Alone, Honest, Omniscient, Together, seen
-from fedjax_sim.engine import exact
-from fedjax_sim.engine.messages import one_message, peaks, with_message
-from fedjax_sim.engine.side_by_side import SideBySide, by_rule, checked
+from fedjax_sim.engine.all_messages.all_messages import SideBySide, by_rule, checked
+from fedjax_sim.engine.all_messages.messages import one_message, peaks, with_message
+from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Aggregator, Array, Attackers, Metric, PyTree, Received, Round
 
 __all__ = ["corrupted"]
 
 KEPT = ("start", "weighted", "partly_weighted", "homogeneous", "withstands", "wire", "wire_down", "keyless")
-LARGEST = 2.0**100  # as in `algorithms.one_client`
+LARGEST = 2.0**100  # as in `round.message`
 METRICS = (
     Metric("attackers_met", "messages from attackers", "count"),
     Metric("attackers_lost", "of them lost for not being finite", "count"),
@@ -195,7 +195,7 @@ def _together(aggregator: Aggregator, attack: Together, who: Callable) -> Aggreg
 
     def init(update_spec, num_slots):
         wide = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, tree.at_least_float32(x.dtype)), update_spec)
-        moments = exact.zeros((wide, wide, jax.ShapeDtypeStruct((), jnp.float32)))
+        moments = exact_sums.zeros((wide, wide, jax.ShapeDtypeStruct((), jnp.float32)))
         slots = {"weights": jnp.zeros(num_slots, jnp.float32), "ids": jnp.zeros(num_slots, jnp.int32)}
         dtypes = jax.tree.map(lambda x: jnp.zeros(0, x.dtype), update_spec)  # of what attackers can send
         inner = aggregator.init(update_spec, num_slots)
@@ -207,14 +207,14 @@ def _together(aggregator: Aggregator, attack: Together, who: Callable) -> Aggreg
         inner = aggregator.accumulate(key, round, carry["inner"], received._replace(updates=updates, weights=weights))
         wide = jax.tree.map(lambda x: x.astype(tree.at_least_float32(x.dtype)), updates)
         squares = engine.rounded_here(jax.tree.map(lambda x: x * x, wide), engine.hidden_zero(weights))
-        moments = exact.add(carry["moments"], (wide, squares, (weights > 0).astype(jnp.float32)))
+        moments = exact_sums.add(carry["moments"], (wide, squares, (weights > 0).astype(jnp.float32)))
         own = {"weights": jnp.where(bad, received.weights, 0), "ids": jnp.where(bad, received.ids, 0)}
         slots = {name: x.at[received.slots].set(own[name], mode="drop") for name, x in carry["attackers"].items()}
         return {**carry, "inner": inner, "moments": moments, "attackers": slots}
 
     def finalize(key, round, carry):
         weights, ids = carry["attackers"]["weights"], carry["attackers"]["ids"]
-        total, squares, number = exact.total(carry["moments"])
+        total, squares, number = exact_sums.total(carry["moments"])
         attackers = (weights > 0).sum(dtype=jnp.int32)
         honest = _moments(total, squares, number, attackers)
         message, beside = _acted(attack, stream(key, "attack"), honest, round)

@@ -15,7 +15,7 @@ def edge_scores(embeddings: Array, pairs: Array) -> Array:
     """Cosine similarity of the embeddings of each pair of nodes: high for neighbours where a layer averages over them.
 
     Args:
-      embeddings: [V, d], as a server received them (`algorithms.round.observe`).
+      embeddings: [V, d], as a server received them (`round.observe`).
       pairs: [L, 2] integers in [0, V).
 
     Returns: [L] in [-1, 1], 0 for an embedding of zeros; `auc` judges those of edges against those of other pairs.

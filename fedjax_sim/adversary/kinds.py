@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, tree
-from fedjax_sim.engine import exact
-from fedjax_sim.engine.messages import columnwise
-from fedjax_sim.engine.side_by_side import SideBySide
+from fedjax_sim.engine.all_messages.all_messages import SideBySide
+from fedjax_sim.engine.all_messages.messages import columnwise
+from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.types import Array, PyTree
 
 __all__ = ["Alone", "Honest", "Omniscient", "Together", "dot", "seen"]
@@ -42,7 +42,7 @@ class Together(NamedTuple):
 class Omniscient(NamedTuple):
     """An attack by who sees every honest message."""
 
-    send: Callable  # (key, SideBySide, attackers [m] bool, aggregate) -> engine.messages.Messages, of which only the
+    send: Callable  # (key, SideBySide, attackers [m] bool, aggregate) -> Messages, of which only the
     # attackers' are changed; `aggregate(Messages) -> update` is what the server would make of them
 
 
@@ -60,10 +60,10 @@ def seen(cohort: SideBySide, bad: Array) -> Honest:
 
     def moments(values, honest):
         wide, there = values.astype(tree.at_least_float32(values.dtype)), honest[:, None] > 0
-        mean = engine.divide(exact.summed(jnp.where(there, wide, 0)), jnp.maximum(number, 1).astype(wide.dtype))
+        mean = engine.divide(exact_sums.summed(jnp.where(there, wide, 0)), jnp.maximum(number, 1).astype(wide.dtype))
         away = jnp.where(there, wide - mean[None], 0)
         squares = engine.rounded_here(away * away, engine.hidden_zero(honest))
-        spread = engine.divide(exact.summed(squares), jnp.maximum(number - 1, 1).astype(wide.dtype))
+        spread = engine.divide(exact_sums.summed(squares), jnp.maximum(number - 1, 1).astype(wide.dtype))
         return mean, jnp.sqrt(spread)
 
     weights = honest.astype(jnp.float32)

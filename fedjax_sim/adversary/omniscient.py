@@ -9,8 +9,15 @@ import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.adversary.kinds import Honest, Omniscient, dot, seen
-from fedjax_sim.engine.digits import power_of_two
-from fedjax_sim.engine.messages import columnwise, gaps, inner_products, one_message, squared_distances, with_message
+from fedjax_sim.engine.all_messages.messages import (
+    columnwise,
+    gaps,
+    inner_products,
+    one_message,
+    squared_distances,
+    with_message,
+)
+from fedjax_sim.engine.arithmetic.exact_sum import power_of_two
 from fedjax_sim.types import Array, PyTree
 
 __all__ = ["adaptive", "fang", "mimic", "min_max", "min_sum"]

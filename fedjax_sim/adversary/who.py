@@ -48,7 +48,7 @@ def poisoned(poisoned_ids: Sequence[int] | None) -> Attackers:
       poisoned_ids: of a population, `population.Poisoned.poisoned_ids`; a config takes them from the data, of the last
         poison in the file. None is refused; of no ids nobody attacks.
 
-    Guarantees: tests/population/test_backdoors.py::test_who_holds_poison_attacks.
+    Guarantees: tests/population/poisoned/test_backdoors.py::test_who_holds_poison_attacks.
 
     >>> import jax, jax.numpy as jnp
     >>> poisoned([3, 5])(jax.random.key(0), jnp.array([5, 6])).tolist()

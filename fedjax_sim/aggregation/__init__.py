@@ -1,14 +1,7 @@
 """Aggregators: many messages -> one aggregate. Every public name is a factory of an `Aggregator`."""
 
-from fedjax_sim.aggregation.additive import additive_shares
-from fedjax_sim.aggregation.by_examples import by_examples
-from fedjax_sim.aggregation.by_part import by_part
-from fedjax_sim.aggregation.centre import centered_clipping, geometric_median
-from fedjax_sim.aggregation.coordinate import mean_around_median, median, sign_majority, trimmed_mean
-from fedjax_sim.aggregation.distance import bulyan, krum, minimum_diameter
 from fedjax_sim.aggregation.extrapolated import extrapolated
 from fedjax_sim.aggregation.gather import gather
-from fedjax_sim.aggregation.homomorphic import homomorphic_mean
 from fedjax_sim.aggregation.linear import (
     fixed_mean,
     horvitz_thompson,
@@ -18,12 +11,19 @@ from fedjax_sim.aggregation.linear import (
     mean,
     total,
 )
-from fedjax_sim.aggregation.mixing import adaptive_clipping, bucketing, nearest_neighbour_mixing
-from fedjax_sim.aggregation.modular import modular_sum
-from fedjax_sim.aggregation.norms import norm_bounding
-from fedjax_sim.aggregation.secure import secure_sum
-from fedjax_sim.aggregation.secure_real import real_secure_sum
-from fedjax_sim.aggregation.trusted import fltrust, foolsgold
+from fedjax_sim.aggregation.per_part import by_part
+from fedjax_sim.aggregation.robust.coordinate import mean_around_median, median, sign_majority, trimmed_mean
+from fedjax_sim.aggregation.robust.distance import bulyan, krum, minimum_diameter
+from fedjax_sim.aggregation.robust.geometric import centered_clipping, geometric_median
+from fedjax_sim.aggregation.robust.norm_bounding import norm_bounding
+from fedjax_sim.aggregation.robust.pre_aggregation import adaptive_clipping, bucketing, nearest_neighbour_mixing
+from fedjax_sim.aggregation.robust.reference_data import fltrust, foolsgold
+from fedjax_sim.aggregation.secure.additive_shares import additive_shares
+from fedjax_sim.aggregation.secure.by_examples import by_examples
+from fedjax_sim.aggregation.secure.homomorphic import homomorphic_mean
+from fedjax_sim.aggregation.secure.modular import modular_sum
+from fedjax_sim.aggregation.secure.protocol.aggregator import real_secure_sum
+from fedjax_sim.aggregation.secure.secagg import secure_sum
 
 __all__ = [
     "adaptive_clipping",

@@ -1,9 +1,9 @@
 """Linear aggregators: exact weighted sums of updates, divided by a number.
 
-All of them sum with `engine.exact`, so an aggregate has the same bits for any order, chunk, padding and device count.
-An update counts if its weight is positive. Its leaves are floats, or integers of at most 16 bits: float32 would round
-others, which are refused (tests/aggregation/test_linear.py::test_integers_that_would_be_rounded_are_refused). With N
-clients, weights w_i, W = sum of w_i over the population, pi_i the probability that client i reports, and S the
+All of them sum with `engine.exact_sums`, so an aggregate has the same bits for any order, chunk, padding and device
+count. An update counts if its weight is positive. Its leaves are floats, or integers of at most 16 bits: float32 would
+round others, which are refused (tests/aggregation/test_linear.py::test_integers_that_would_be_rounded_are_refused).
+With N clients, weights w_i, W = sum of w_i over the population, pi_i the probability that client i reports, and S the
 reporting cohort, the aggregate is
 
     mean                sum_S w_i u_i / sum_S w_i       a ratio estimator: biased unless the weights are equal
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import tree, validate
-from fedjax_sim.engine import exact
+from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.types import Aggregator, Array
 
 __all__ = [
@@ -57,7 +57,7 @@ def _weighted_sum(weigh: Callable, finish: Callable, sensitivity: float | None, 
                 hint = "Sums are float32 and would round them: send floats, or declare the integers' range (quantize)."
                 rule = "floats, or integers of at most 16 bits"
                 validate.fail(f"update{jax.tree_util.keystr(path)}", rule, str(x.dtype), hint, TypeError)
-        return exact.zeros((update_spec, jax.ShapeDtypeStruct((), jnp.float32)))
+        return exact_sums.zeros((update_spec, jax.ShapeDtypeStruct((), jnp.float32)))
 
     def accumulate(key, cohort, carry, received):
         weights = weigh(received.ids, received.weights)
@@ -67,10 +67,10 @@ def _weighted_sum(weigh: Callable, finish: Callable, sensitivity: float | None, 
             flat = flat.astype(tree.at_least_float32(x.dtype, weights.dtype))
             return (flat * weights.astype(flat.dtype)[:, None]).reshape(x.shape)
 
-        return exact.add(carry, (jax.tree.map(product, received.updates), weights))
+        return exact_sums.add(carry, (jax.tree.map(product, received.updates), weights))
 
     def finalize(key, cohort, carry):
-        updates, weight = exact.total(carry)
+        updates, weight = exact_sums.total(carry)
         return finish(updates, weight), {"total_weight": weight}
 
     return Aggregator(init, accumulate, finalize, sensitivity, homogeneous=True, **facts)
@@ -137,7 +137,8 @@ def total(*, weighting: str = "uniform") -> Aggregator:
     Args:
       weighting: "uniform" or "examples", as in `fixed_mean`.
 
-    Guarantees: within the error of `engine.exact` (tests/aggregation/test_linear.py::test_matches_a_float64_oracle).
+    Guarantees: within the error of `engine.exact_sums`
+    (tests/aggregation/test_linear.py::test_matches_a_float64_oracle).
     """
     return fixed_mean(1.0, weighting=weighting)
 

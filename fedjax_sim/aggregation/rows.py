@@ -4,7 +4,7 @@ program.
 A round runs inside of `engine.steady`, which gives a rule's own products, quotients and sums over axes one rounding on
 any number of devices. Its limit: sums over more than 2^24 numbers (clients times coordinates) are left to the compiler.
 The functions here have no such limit, so that a rule needs nothing but them and arithmetic. A geometric median, by
-Weiszfeld's iteration (tests/aggregation/test_geometric_median.py), is
+Weiszfeld's iteration (tests/aggregation/robust/test_geometric_median.py), is
 
     def closer(_, point):
         apart = jax.tree.map(lambda x, y: x - y[None], updates, point)
@@ -30,7 +30,7 @@ def squared_norms(updates: PyTree, source: PyTree | engine.HiddenZero | None = N
 
     Args:
       updates: leaves [m, ...] of numbers; computed with in float32.
-      source: of the barrier behind the squares, see `engine.barrier`; the updates by default.
+      source: of the barrier behind the squares, see `engine.arithmetic.barrier`; the updates by default.
 
     Returns: infinity where a square is past the range of float32 (numbers from about 1.8e19 on).
 

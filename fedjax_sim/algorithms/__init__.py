@@ -1,32 +1,35 @@
-"""Algorithms: recipes over `federated`, itself composed of the steps of a round in `algorithms.round`; and others
-over these steps, such as those without a server."""
+"""Algorithms, a wing a family: around a server, asynchronous, gossip, hierarchies, split and vertical learning.
 
-from fedjax_sim.algorithms.asynchronous import asynchronous
-from fedjax_sim.algorithms.choco import choco
-from fedjax_sim.algorithms.clipped_gossip import clipped_gossip
-from fedjax_sim.algorithms.clusters import hierarchical_gossip
-from fedjax_sim.algorithms.corrected import feddyn, scaffold
-from fedjax_sim.algorithms.decentralized import consensus, dgd, dpsgd
-from fedjax_sim.algorithms.fedasync import fedasync
-from fedjax_sim.algorithms.fedbuff import fedbuff
-from fedjax_sim.algorithms.federated import federated
-from fedjax_sim.algorithms.federated_graph import hierarchical_split_gnn
-from fedjax_sim.algorithms.hierarchical import as_client_update, hierarchical_fedavg
-from fedjax_sim.algorithms.mime import mime, mime_lite
-from fedjax_sim.algorithms.pairwise import pairwise_gossip
-from fedjax_sim.algorithms.push_sum import push_sum
-from fedjax_sim.algorithms.recipes import fedavg, fednova, fedprox, fedsgd, record_private_fedavg
-from fedjax_sim.algorithms.server_steps import fedadagrad, fedadam, fedavgm, fedexp, fedyogi
-from fedjax_sim.algorithms.split import Split, split_loss
-from fedjax_sim.algorithms.split_client import split_client
-from fedjax_sim.algorithms.split_costs import SplitCosts, StepTime, split_costs
-from fedjax_sim.algorithms.split_graph import split_gnn
-from fedjax_sim.algorithms.splitfed import split_learning, splitfed
-from fedjax_sim.algorithms.state import FederatedState
-from fedjax_sim.algorithms.tiers import fedat
-from fedjax_sim.algorithms.tracking import gradient_tracking
-from fedjax_sim.algorithms.transfer import feddf, pretrained
-from fedjax_sim.algorithms.vertical import vertical, vertical_loss, vertical_transcript
+All are short programs over the steps of a round (`fedjax_sim.round`).
+"""
+
+from fedjax_sim.algorithms.asynchronous.asynchronous import asynchronous
+from fedjax_sim.algorithms.asynchronous.fedasync import fedasync
+from fedjax_sim.algorithms.asynchronous.fedat import fedat
+from fedjax_sim.algorithms.asynchronous.fedbuff import fedbuff
+from fedjax_sim.algorithms.gossip.choco import choco
+from fedjax_sim.algorithms.gossip.clipped_gossip import clipped_gossip
+from fedjax_sim.algorithms.gossip.dpsgd import consensus, dgd, dpsgd
+from fedjax_sim.algorithms.gossip.gradient_tracking import gradient_tracking
+from fedjax_sim.algorithms.gossip.pairwise import pairwise_gossip
+from fedjax_sim.algorithms.gossip.push_sum import push_sum
+from fedjax_sim.algorithms.hierarchy.federated_splitgnn import hierarchical_split_gnn
+from fedjax_sim.algorithms.hierarchy.gossip_under_cloud import hierarchical_gossip
+from fedjax_sim.algorithms.hierarchy.hierfavg import as_client_update, hierarchical_fedavg
+from fedjax_sim.algorithms.server.distillation import feddf, pretrained
+from fedjax_sim.algorithms.server.fedavg import fedavg, fednova, fedprox, fedsgd, record_private_fedavg
+from fedjax_sim.algorithms.server.feddyn import feddyn
+from fedjax_sim.algorithms.server.fedopt import fedadagrad, fedadam, fedavgm, fedexp, fedyogi
+from fedjax_sim.algorithms.server.mime import mime, mime_lite
+from fedjax_sim.algorithms.server.scaffold import scaffold
+from fedjax_sim.algorithms.split.client import split_client
+from fedjax_sim.algorithms.split.costs import SplitCosts, StepTime, split_costs
+from fedjax_sim.algorithms.split.loss import Split, split_loss
+from fedjax_sim.algorithms.split.splitfed import split_learning, splitfed
+from fedjax_sim.algorithms.split.splitgnn import split_gnn
+from fedjax_sim.algorithms.split.vertical import vertical, vertical_loss, vertical_transcript
+from fedjax_sim.round.federated import federated
+from fedjax_sim.round.state import FederatedState
 
 __all__ = [
     "FederatedState",

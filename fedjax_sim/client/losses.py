@@ -19,7 +19,7 @@ def check_own(loss_fn: Callable) -> None:
     Raises: TypeError for what is no function; ValueError for a loss that says that other parties compute parts of it
     (its attribute `helped`): what crosses between them would not be counted, and a clock would price all at the client.
 
-    Guarantees: tests/algorithms/test_split_client.py::test_a_loss_of_several_parties_is_no_clients_own.
+    Guarantees: tests/algorithms/split/test_client.py::test_a_loss_of_several_parties_is_no_clients_own.
     """
     validate.loss_function(loss_fn)
     if getattr(loss_fn, "helped", False):

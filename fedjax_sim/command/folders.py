@@ -10,7 +10,7 @@ from typing import Any
 
 from fedjax_sim.config.document import ConfigError
 from fedjax_sim.config.files import named_paths
-from fedjax_sim.config.kinds import problem
+from fedjax_sim.config.value_kinds import problem
 from fedjax_sim.running.checksums import check
 from fedjax_sim.running.files import CheckpointError
 

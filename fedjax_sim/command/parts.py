@@ -23,7 +23,7 @@ def list_parts(
     from fedjax_sim.config import registry
     from fedjax_sim.config.document import RUN
     from fedjax_sim.config.hints import canonical
-    from fedjax_sim.config.kinds import nearest, problem
+    from fedjax_sim.config.value_kinds import nearest, problem
 
     console = Console()
     known = {table: subpackage for table, (subpackage, _) in registry.TABLES.items()}

@@ -171,12 +171,12 @@ def _mechanism(
     context: typer.Context, config, settings, population, cohort, rounds, delta, options
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(The mechanism as `privacy.commands` takes it, {"rounds", "delta"}), from a config or from options."""
-    from fedjax_sim.running.spending import default_delta
+    from fedjax_sim.running.privacy_ledger import default_delta
 
     if config is not None or settings:
         _none_beside_a_config(context, "population", "cohort", *(name for name in options if name != "adjacency"))
         from fedjax_sim.privacy import mechanism_of
-        from fedjax_sim.running.spending import message_dimension
+        from fedjax_sim.running.privacy_ledger import message_dimension
 
         built, run = _experiment(config, settings)
         dimension = message_dimension(built.algorithm, built.params, built.data.train)

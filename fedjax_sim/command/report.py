@@ -45,7 +45,7 @@ def write_timeline_page(run: Path, round: int) -> Path:
     """
     from fedjax_sim.config.build import build
     from fedjax_sim.config.document import ConfigError, load
-    from fedjax_sim.config.kinds import problem
+    from fedjax_sim.config.value_kinds import problem
     from fedjax_sim.instruments.timeline import timeline_of_round
     from fedjax_sim.report.page import write_timeline
     from fedjax_sim.running.environment import prepare

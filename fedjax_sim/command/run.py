@@ -297,7 +297,7 @@ def _show(summary: dict[str, Any], report: Path, first_loss: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedjax_sim.report.tiles import more_tests, own_metrics
+    from fedjax_sim.report.headline import more_tests, own_metrics
 
     seconds = max(summary["rounds_seconds"], 1e-9)
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))

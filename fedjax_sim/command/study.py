@@ -66,8 +66,8 @@ def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
     ('error_floor', 7)
     """
     from fedjax_sim.config.document import ConfigError, check_options
-    from fedjax_sim.config.kinds import nearest, problem
     from fedjax_sim.config.toml import override, read_document
+    from fedjax_sim.config.value_kinds import nearest, problem
 
     document = read_document(Path(name)) if name.endswith(".toml") else {"study": {"name": name}}
     problems = list(override(document, [f"study.{setting.removeprefix('study.')}" for setting in settings]))

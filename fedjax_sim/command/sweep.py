@@ -32,7 +32,7 @@ def sweep(
     """Run every combination of a grid with every seed, and write rows, table and figure into a folder."""
     from fedjax_sim.command.folders import RUNS, drop_empty, next_folder
     from fedjax_sim.config.document import ConfigError
-    from fedjax_sim.config.kinds import nearest, problem
+    from fedjax_sim.config.value_kinds import nearest, problem
     from fedjax_sim.running.files import CheckpointError, RunLocked
     from fedjax_sim.sweeps.config import load_sweep, run_sweep
     from fedjax_sim.sweeps.finished import POINTS

@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import aggregation, engine, tree, validate
-from fedjax_sim.algorithms.costs import plan_of
 from fedjax_sim.config import registry
 from fedjax_sim.config.document import Config
-from fedjax_sim.config.kinds import problem
-from fedjax_sim.config.maker import Maker
+from fedjax_sim.config.factories import Maker
 from fedjax_sim.config.signatures import Part
+from fedjax_sim.config.value_kinds import problem
 from fedjax_sim.metrics import evaluation
 from fedjax_sim.models import default_loss, link_prediction, supervised
 from fedjax_sim.population import FederatedData, quadratic_loss
 from fedjax_sim.prng import stream
+from fedjax_sim.round.costs import plan_of
 from fedjax_sim.running import distributed
 from fedjax_sim.running.planning import fastest
 from fedjax_sim.sampling import with_distinct_clients
@@ -53,7 +53,7 @@ def build(config: Config) -> Experiment:
     Model and rounds draw from streams of `jax.random.key(seed)` named "init" and "rounds"; the data set takes the same
     seed unless it has its own. If no part has noise, the log counts the distinct clients that took part
     (`distinct_clients`). A private run has no such counter, since its checkpoints would list who they were
-    (tests/running/test_spending.py::test_no_private_run_keeps_who_took_part).
+    (tests/running/test_privacy_ledger.py::test_no_private_run_keeps_who_took_part).
 
     Args:
       config: as `config.load` returns it.

@@ -23,9 +23,9 @@ from typing import Any, Literal
 
 from fedjax_sim.config import files, registry
 from fedjax_sim.config.hints import suggestion
-from fedjax_sim.config.kinds import Words, check, integer, nearest, number, problem, rule
 from fedjax_sim.config.signatures import REQUIRED, Named, Option, Part
 from fedjax_sim.config.toml import ConfigError, config_file, override, places_set, read_document, written
+from fedjax_sim.config.value_kinds import Words, check, integer, nearest, number, problem, rule
 
 __all__ = ["Config", "ConfigError", "check_options", "default_tables", "load", "resolve"]
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim.config import registry
-from fedjax_sim.config.kinds import problem
 from fedjax_sim.config.signatures import Part
+from fedjax_sim.config.value_kinds import problem
 
 __all__ = ["contents", "is_within", "named_paths", "rebased", "without_paths"]
 

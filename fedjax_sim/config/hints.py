@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from fedjax_sim.config import registry
-from fedjax_sim.config.kinds import nearest
+from fedjax_sim.config.value_kinds import nearest
 
 __all__ = ["canonical", "homes", "suggestion", "unlike_a_config"]
 

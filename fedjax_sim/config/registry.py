@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, get_args
 
-from fedjax_sim.config.kinds import FILE, FOLDER
 from fedjax_sim.config.signatures import INSIDE, NOUNS, REQUIRED, TABLES, Named, Option, Part, parts
+from fedjax_sim.config.value_kinds import FILE, FOLDER
 
 __all__ = [
     "CHAINS",

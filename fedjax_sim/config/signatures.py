@@ -11,7 +11,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
-from fedjax_sim.config.kinds import FILE, FOLDER
+from fedjax_sim.config.value_kinds import FILE, FOLDER
 
 __all__ = ["INSIDE", "NOUNS", "REQUIRED", "TABLES", "VALUES", "Argument", "Named", "Option", "Part", "parts"]
 
@@ -61,7 +61,7 @@ class Named(NamedTuple):
 class Option(NamedTuple):
     """An argument of a factory that a config may set."""
 
-    kind: Any  # a type, a union of types or list[type], as `config.kinds.check` takes it; or `Named`
+    kind: Any  # a type, a union of types or list[type], as `config.value_kinds.check` takes it; or `Named`
     default: Any  # REQUIRED if there is none
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim.config.kinds import Words, problem
+from fedjax_sim.config.value_kinds import Words, problem
 
 __all__ = ["ConfigError", "config_file", "override", "places_set", "read_document", "written"]
 

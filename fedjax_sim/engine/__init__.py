@@ -3,8 +3,11 @@
 What a client or a server does is not known here.
 """
 
-from fedjax_sim.engine import exact
-from fedjax_sim.engine.barrier import (
+from fedjax_sim.engine.all_messages.order_statistics import median, order_statistic, trimmed_mean
+from fedjax_sim.engine.all_messages.rows import Rows, all_rows, buffer, fill, rows_in_place
+from fedjax_sim.engine.all_messages.top_k import top_k, top_k_mask
+from fedjax_sim.engine.arithmetic import exact_sums
+from fedjax_sim.engine.arithmetic.barrier import (
     HiddenZero,
     computed_once,
     hidden_zero,
@@ -12,20 +15,14 @@ from fedjax_sim.engine.barrier import (
     rounding_here,
     unsigned_zeros,
 )
-from fedjax_sim.engine.disk import MemoryFileError
-from fedjax_sim.engine.exact import combine, differentiable, merge
-from fedjax_sim.engine.flops import flops
-from fedjax_sim.engine.fold import device_mesh, fold, is_unplaced, one_device, unplaced
-from fedjax_sim.engine.host_calls import on_host
-from fedjax_sim.engine.largest import top_k, top_k_mask
-from fedjax_sim.engine.maximum import largest
-from fedjax_sim.engine.memory import Disk, Sharded
-from fedjax_sim.engine.plan import Needs, Plan, needs, plan_for, total_memory, working_bytes
-from fedjax_sim.engine.rounding import divide, pairwise_sum, steady
-from fedjax_sim.engine.rows import Rows, all_rows, buffer, fill, rows_in_place
-from fedjax_sim.engine.select import median, order_statistic, trimmed_mean
-from fedjax_sim.engine.shuffling import client_keys, shuffle
-from fedjax_sim.engine.store import (
+from fedjax_sim.engine.arithmetic.exact_sums import combine, differentiable, merge
+from fedjax_sim.engine.arithmetic.maximum import largest
+from fedjax_sim.engine.arithmetic.platform import compiler_options, compiling_for, target
+from fedjax_sim.engine.arithmetic.reproducible import divide, pairwise_sum, steady
+from fedjax_sim.engine.client_memory.disk import MemoryFileError
+from fedjax_sim.engine.client_memory.host_calls import on_host
+from fedjax_sim.engine.client_memory.kinds import Disk, Sharded
+from fedjax_sim.engine.client_memory.store import (
     client_memory,
     gathered,
     memory_files,
@@ -36,7 +33,10 @@ from fedjax_sim.engine.store import (
     store,
     take,
 )
-from fedjax_sim.engine.target import compiler_options, compiling_for, target
+from fedjax_sim.engine.flops import flops
+from fedjax_sim.engine.fold import device_mesh, fold, is_unplaced, one_device, unplaced
+from fedjax_sim.engine.plan import Needs, Plan, needs, plan_for, total_memory, working_bytes
+from fedjax_sim.engine.shuffling import client_keys, shuffle
 
 __all__ = [
     "Disk",
@@ -57,7 +57,7 @@ __all__ = [
     "device_mesh",
     "differentiable",
     "divide",
-    "exact",
+    "exact_sums",
     "fill",
     "flops",
     "fold",

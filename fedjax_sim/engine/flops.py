@@ -18,7 +18,7 @@ MOVES = frozenset(  # what only moves or reads numbers
     "bitcast_convert_type expand_dims iota optimization_barrier pad pvary real reshape rev scatter select_n slice "
     "split squeeze stop_gradient transpose reduce_precision".split()
 )
-BARRIER = "_computed_once"  # of `engine.barrier`: a loop that never turns
+BARRIER = "_computed_once"  # of `engine.arithmetic.barrier`: a loop that never turns
 
 
 def flops(program: core.ClosedJaxpr | core.Jaxpr, turns: int = 1) -> int:

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_sim import validate
-from fedjax_sim.engine import exact
-from fedjax_sim.engine.barrier import computed_once
+from fedjax_sim.engine.all_messages.rows import AXIS, Rows, spread_rows
+from fedjax_sim.engine.arithmetic import exact_sums
+from fedjax_sim.engine.arithmetic.barrier import computed_once
 from fedjax_sim.engine.packing import ALONE, pack
 from fedjax_sim.engine.plan import Plan, plan_for
-from fedjax_sim.engine.rows import AXIS, Rows, spread_rows
 from fedjax_sim.types import Array, PyTree
 
 __all__ = ["AXIS", "device_mesh", "fold", "is_unplaced", "one_device", "unplaced"]
@@ -208,8 +208,8 @@ def fold(
     num_slots = jax.tree.leaves(slots)[0].shape[0]
     mesh = None if is_unplaced() else mesh
     num_devices = mesh.size if mesh is not None else 1
-    validate.integer("cohort slots", num_slots, 1, exact.MAX_CLIENTS, hint="Exact sums hold that many messages.")
-    validate.integer("devices", num_devices, 1, exact.MAX_DEVICES, hint="Exact sums combine that many at once.")
+    validate.integer("cohort slots", num_slots, 1, exact_sums.MAX_CLIENTS, hint="Exact sums hold that many messages.")
+    validate.integer("devices", num_devices, 1, exact_sums.MAX_DEVICES, hint="Exact sums combine that many at once.")
     if renewed is not None and (mesh is not None or sizes is not None):
         validate.fail("renewed", "None where devices share the slots, or sizes turn their order", renewed)
     kinds = [partial(each, rows=rows) for rows in capacities] if sizes is not None else [each]
@@ -219,7 +219,7 @@ def fold(
     # Lanes and groups may not depend on the number of devices: compilers round differently in another loop.
     lanes = min(plan.lanes, num_slots)
     groups = min(max(plan.chunk // lanes, 1), -(-num_slots // lanes))  # of lanes in a chunk
-    validate.integer("plan.chunk", lanes * groups, 1, exact.MAX_CHUNK, hint="An exact sum adds that many at once.")
+    validate.integer("plan.chunk", lanes * groups, 1, exact_sums.MAX_CHUNK, hint="An exact sum adds that many at once.")
     layout = _layout(num_slots, num_devices, groups, lanes, sizes, capacities)
     slots, there = jax.tree.map(lambda x: _laid_out(x, layout), (slots, there))
     branches = [partial(_run_group, each, len(kinds) > 1 and capacities[i] > ALONE) for i, each in enumerate(kinds)]
@@ -232,7 +232,7 @@ def fold(
         local = partial(spread_rows, place=every[layout.place], number=here, first=jax.lax.axis_index(AXIS) * here)
         carry, per_slot = work(shared, _with_rows(carry, local), chunks)
         rows = [x.values for x in jax.tree.leaves(carry, is_leaf=_is_rows) if _is_rows(x)]
-        return exact.combine(_with_rows(carry, lambda x: None), AXIS), rows, per_slot
+        return exact_sums.combine(_with_rows(carry, lambda x: None), AXIS), rows, per_slot
 
     chunks = slots, there, layout.source, layout.kind
     if mesh is None:

@@ -12,7 +12,7 @@ import jax
 from jax.extend import core
 
 from fedjax_sim import tree, validate
-from fedjax_sim.engine.target import target
+from fedjax_sim.engine.arithmetic.platform import target
 from fedjax_sim.types import PyTree
 
 __all__ = ["Needs", "Plan", "inner_programs", "needs", "plan_for", "scan_arguments", "total_memory", "working_bytes"]

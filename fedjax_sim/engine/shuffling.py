@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.engine.barrier import HiddenZero, computed_once, hidden_zero
+from fedjax_sim.engine.arithmetic.barrier import HiddenZero, computed_once, hidden_zero
 from fedjax_sim.prng import ROUNDS, client_key, counter_bits, feistel, hashed, threefry, walked
 from fedjax_sim.types import Array, PyTree
 

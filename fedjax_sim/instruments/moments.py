@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import aggregation, sampling, server, transform, tree
-from fedjax_sim.algorithms.round import aggregate, collect, initial_state, invite
+from fedjax_sim.round.round import aggregate, collect, initial_state, invite
 from fedjax_sim.types import Array, ClientUpdate, Mean, Population, PyTree, Sampler, Star
 
 __all__ = ["Moments", "population_moments"]

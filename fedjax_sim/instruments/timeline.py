@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 from fedjax_sim import engine, validate
-from fedjax_sim.algorithms.round import invite
 from fedjax_sim.prng import init_key
+from fedjax_sim.round.round import invite
 from fedjax_sim.running.environment import matmul_precision
-from fedjax_sim.sampling.fates import NEVER, UNHEARD
+from fedjax_sim.sampling.time.lost_reports import NEVER, UNHEARD
 from fedjax_sim.types import Algorithm, Array, Population, PyTree, Star, noisy_parts
 
 __all__ = ["timeline", "timeline_of_round"]

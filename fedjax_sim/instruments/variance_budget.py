@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import aggregation, sampling, server, theory, transform, tree, validate
-from fedjax_sim.algorithms.round import aggregate, collect, initial_state, invite
 from fedjax_sim.prng import stream
+from fedjax_sim.round.round import aggregate, collect, initial_state, invite
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.types import (
     Aggregator,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import tree, validate
-from fedjax_sim.engine import exact
+from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
 __all__ = [
@@ -134,12 +134,12 @@ def objective(loss_fn: Callable, params: PyTree, population: Population, ids: Ar
         found = jax.vmap(one)(i * lanes + jnp.arange(lanes, dtype=jnp.int32))
         finite = jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, 0), found)
         infinite = jax.tree.map(lambda total, x, y: total + (x - y).sum(), infinite, found, finite)
-        return exact.add(sums, finite), infinite
+        return exact_sums.add(sums, finite), infinite
 
     spec = jax.eval_shape(one, jnp.int32(0))
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)
-    sums, infinite = jax.lax.fori_loop(0, -(-count // lanes), block, (exact.zeros(spec), nothing))
-    sums = jax.tree.map(jnp.add, exact.total(sums), infinite)  # exact sums know finite numbers and NaN only
+    sums, infinite = jax.lax.fori_loop(0, -(-count // lanes), block, (exact_sums.zeros(spec), nothing))
+    sums = jax.tree.map(jnp.add, exact_sums.total(sums), infinite)  # exact sums know finite numbers and NaN only
     return {name: total / weight for name, (total, weight) in sums.items()}
 
 
@@ -177,8 +177,8 @@ def evaluation(
 
     Guarantees: equals a float64 loop over clients (tests/metrics/test_evaluation.py::test_matches_a_loop_over_clients,
     ::test_the_objective_is_that_of_a_loop_over_clients); a personal model meets its owner's rows
-    (tests/population/test_local_test.py::test_personal_models_are_judged_by_their_owners_rows); attack success is
-    NumPy's share (tests/population/test_backdoors.py::test_attack_success_against_numpy).
+    (tests/population/test_own_test_rows.py::test_personal_models_are_judged_by_their_owners_rows); attack success is
+    NumPy's share (tests/population/poisoned/test_backdoors.py::test_attack_success_against_numpy).
     """
     ids = None
     if train_clients is not None:

@@ -136,7 +136,7 @@ def supervised(
     Guarantees: equals the model and the loss written out by hand, training exactly when a key is given
     (tests/models/test_model.py::test_supervised_trains_iff_a_key_is_given); a model with running statistics is refused
     (tests/models/test_model.py::test_supervised_refuses_state_unless_frozen); measures are told in evaluations only
-    (tests/population/test_scenarios.py::test_measures_are_told_in_evaluations).
+    (tests/population/datasets/test_industrial.py::test_measures_are_told_in_evaluations).
 
     >>> import jax, jax.numpy as jnp
     >>> from fedjax_sim.models import linear, softmax_cross_entropy

@@ -126,7 +126,7 @@ def with_node_failures(mixing: Mixing, rate: float) -> Mixing:
     Args and Raises: as for `with_link_failures`.
 
     Guarantees: tests/network/test_changing.py::test_failures; a node that is down is as it was
-    (tests/algorithms/test_decentralized.py::test_a_node_that_is_down_stays).
+    (tests/algorithms/gossip/test_dpsgd.py::test_a_node_that_is_down_stays).
     """
     validate.in_range("rate", rate, 0, 1, open_high=True)
 

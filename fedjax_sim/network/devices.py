@@ -207,8 +207,8 @@ def absent_after(devices: Devices, ids: Array, began: Clock, spent: Spent, check
       began: of [c] or [].
       checks: at least 1.
 
-    Guarantees: tests/sampling/test_timed.py::test_who_leaves; of asynchronous servers
-    tests/algorithms/test_flights.py::test_events_are_those_of_a_loop.
+    Guarantees: tests/sampling/time/test_clock.py::test_who_leaves; of asynchronous servers
+    tests/algorithms/asynchronous/test_arrivals.py::test_events_are_those_of_a_loop.
     """
     down, compute, up, _ = spent
     parts = [compute // checks * i + compute % checks * i // checks for i in range(checks + 1)]

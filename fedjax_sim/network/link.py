@@ -216,7 +216,7 @@ def wires(link: Link, example: PyTree) -> tuple[Wire, Wire]:
 def noise_of(links: Iterable[Link]) -> Noise | None:
     """The noise of a link, if any has some: stated, so that nobody takes the run for one without, or accounts for it.
 
-    Guarantees: tests/algorithms/test_split_client.py::test_noise_on_links_has_no_epsilon.
+    Guarantees: tests/algorithms/split/test_client.py::test_noise_on_links_has_no_epsilon.
     """
     ways = [way for one in links for way in (one.forward, one.backward)]
     found = next((way.noise for way in ways if way is not None and way.noise), None)

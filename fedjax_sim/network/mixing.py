@@ -225,7 +225,7 @@ def mixed(links: Links, values: PyTree, heard: PyTree = None) -> PyTree:
 
     Guarantees: the mean is kept to 1e-6 over a thousand rounds (tests/network/test_mixing.py::test_the_average_stays);
     a product with `matrix_of` (::test_mixing_is_a_product_with_the_matrix); on more devices the same bits
-    (tests/algorithms/test_decentralized.py::test_same_bits_on_two_devices).
+    (tests/algorithms/gossip/test_dpsgd.py::test_same_bits_on_two_devices).
 
     >>> from fedjax_sim.network.topology import ring
     >>> halves = metropolis(ring(2))

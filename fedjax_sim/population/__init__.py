@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from fedjax_sim.population.alignment import Alignment, align_diffie_hellman, align_exact, align_keyed
-from fedjax_sim.population.backdoors import backdoor, edge_case_backdoor
-from fedjax_sim.population.datasets import breast_cancer, digits, digits_partition
+from fedjax_sim.population.datasets.csv_sites import csv_sites, heart_disease
+from fedjax_sim.population.datasets.feature_shift import feature_shift
+from fedjax_sim.population.datasets.images import synthetic_images
+from fedjax_sim.population.datasets.industrial import controller_tuning, overshoot, sensor_calibration
+from fedjax_sim.population.datasets.leaf_features import celeba, sent140
+from fedjax_sim.population.datasets.leaf_tff import leaf, tff_hdf5
+from fedjax_sim.population.datasets.libsvm import libsvm
+from fedjax_sim.population.datasets.native import native, write_native
+from fedjax_sim.population.datasets.quadratic import quadratic_loss, quadratic_population, quadratics
+from fedjax_sim.population.datasets.shakespeare import shakespeare
+from fedjax_sim.population.datasets.sklearn import breast_cancer, digits, digits_partition
+from fedjax_sim.population.datasets.synthetic import linear_teacher, logistic_teacher, mean_estimation, synthetic
+from fedjax_sim.population.datasets.tff_text import tff_text
 from fedjax_sim.population.federated_data import FederatedData, from_sites
-from fedjax_sim.population.graph_partition import (
+from fedjax_sim.population.graph.graphs import cora, karate_club, molecules, node_data, stochastic_blocks
+from fedjax_sim.population.graph.link_prediction import link_data, with_links
+from fedjax_sim.population.graph.partition import (
     Parties,
     edge_owners,
     graph_data,
@@ -14,19 +26,10 @@ from fedjax_sim.population.graph_partition import (
     node_owners,
     parties_of,
 )
-from fedjax_sim.population.graphs import cora, karate_club, molecules, node_data, stochastic_blocks
-from fedjax_sim.population.grouping import with_groups
-from fedjax_sim.population.groups import Group, Grouped, grouped
-from fedjax_sim.population.hdf5_text import tff_text
+from fedjax_sim.population.groups.grouped import Group, Grouped, grouped
+from fedjax_sim.population.groups.with_groups import with_groups
 from fedjax_sim.population.host import Host, host_store
-from fedjax_sim.population.images import synthetic_images
-from fedjax_sim.population.leaf_sets import celeba, sent140
-from fedjax_sim.population.libsvm_file import libsvm
-from fedjax_sim.population.linkage import align_similar, bloom_filters, dice
-from fedjax_sim.population.links import link_data, with_links
-from fedjax_sim.population.loaders import leaf, tff_hdf5
-from fedjax_sim.population.local_test import with_local_test
-from fedjax_sim.population.native_data import native, write_native
+from fedjax_sim.population.own_test_rows import with_local_test
 from fedjax_sim.population.partition import (
     Partition,
     by_group,
@@ -37,8 +40,10 @@ from fedjax_sim.population.partition import (
     quantity_power_law,
     shards,
 )
-from fedjax_sim.population.poisoned_labels import label_flip, label_offset, random_labels
-from fedjax_sim.population.poisoning import Poisoned, constrained, poisoned
+from fedjax_sim.population.poisoned.backdoors import backdoor, edge_case_backdoor
+from fedjax_sim.population.poisoned.labels import label_flip, label_offset, random_labels
+from fedjax_sim.population.poisoned.poisoning import Poisoned, constrained, poisoned
+from fedjax_sim.population.poisoned.triggers import Trigger, pixels, set_points, spectral, tag
 from fedjax_sim.population.population import (
     Generated,
     Indexed,
@@ -50,16 +55,16 @@ from fedjax_sim.population.population import (
     stored,
 )
 from fedjax_sim.population.private_labels import PrivateLabels, with_private_labels
-from fedjax_sim.population.quadratic import quadratic_loss, quadratic_population, quadratics
-from fedjax_sim.population.scenarios import controller_tuning, overshoot, sensor_calibration
 from fedjax_sim.population.server_rows import with_server_rows
-from fedjax_sim.population.shift import feature_shift
 from fedjax_sim.population.store import read_store, write_store
-from fedjax_sim.population.synthetic import linear_teacher, logistic_teacher, mean_estimation, synthetic
-from fedjax_sim.population.tabular import csv_sites, heart_disease
-from fedjax_sim.population.text import shakespeare
-from fedjax_sim.population.triggers import Trigger, pixels, set_points, spectral, tag
-from fedjax_sim.population.vertical import joined, with_parties
+from fedjax_sim.population.vertical.private_set_intersection import (
+    Alignment,
+    align_diffie_hellman,
+    align_exact,
+    align_keyed,
+)
+from fedjax_sim.population.vertical.record_linkage import align_similar, bloom_filters, dice
+from fedjax_sim.population.vertical.vertical import joined, with_parties
 
 __all__ = [
     "Alignment",

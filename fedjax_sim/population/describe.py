@@ -58,8 +58,8 @@ def digest(data: Any) -> str:
     Raises: ValueError for a store whose files are not those of its manifest.
 
     Guarantees: tests/command/test_app.py::test_other_data_are_refused, with a local test too
-    (tests/population/test_local_test.py::test_other_rows_have_another_digest); every byte of a store on the disk counts
-    (tests/population/test_native_store.py::test_a_changed_byte_on_the_disk).
+    (tests/population/test_own_test_rows.py::test_other_rows_have_another_digest); every byte of a store on the disk
+    counts (tests/population/test_native_store.py::test_a_changed_byte_on_the_disk).
     """
     more = [rows for rows in (data.triggered, data.server) if rows is not None]
     sha = tree.hashed((data.train, data.test, data.held_out, *more))

@@ -200,9 +200,9 @@ def from_sites(
       lengths or shapes that differ, leaves beside x and y, bytes at some clients and numbers at others, no clients, no
       test rows.
 
-    Guarantees: rows keep their client and order (tests/population/test_loaders.py::test_sites_keep_rows), beside
-    clients without rows, whatever the shape and dtype of their arrays (::test_clients_without_rows); bytes are divided
-    by 255 (::test_bytes_are_scaled).
+    Guarantees: rows keep their client and order (tests/population/datasets/test_leaf_tff.py::test_sites_keep_rows),
+    beside clients without rows, whatever the shape and dtype of their arrays (::test_clients_without_rows); bytes are
+    divided by 255 (::test_bytes_are_scaled).
 
     >>> rows = {"x": np.ones((2, 3)), "y": np.array([0, 1])}
     >>> data = from_sites({"a": rows, "b": rows}, {"a": rows}, task="binary", num_outputs=1, name="toy")

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import prng, validate
-from fedjax_sim.population.around import Around
 from fedjax_sim.population.federated_data import FederatedData
-from fedjax_sim.population.poisoned_labels import num_labels
+from fedjax_sim.population.poisoned.labels import num_labels
 from fedjax_sim.population.seeds import seed_words
+from fedjax_sim.population.wrapper import Around
 from fedjax_sim.types import Array, ClientData, Population
 
 __all__ = ["PrivateLabels", "has_private_labels", "kept_share", "with_private_labels"]

@@ -40,8 +40,8 @@ def embedding_claim(
 
     Guarantees: the closed form of as many Gaussian releases (tests/privacy/test_embeddings.py::test_closed_form); a
     trained bottom does carry a row into other rows' messages, a fixed one does not
-    (tests/algorithms/test_vertical_privacy.py::test_a_trained_bottom_carries_a_row_into_others); rounds of half an
-    epoch do send some rows more often than the epochs of the run (::test_a_row_may_be_sent_in_every_round).
+    (tests/algorithms/split/test_vertical_privacy.py::test_a_trained_bottom_carries_a_row_into_others); rounds of half
+    an epoch do send some rows more often than the epochs of the run (::test_a_row_may_be_sent_in_every_round).
 
     References: Dong, Roth and Su 2022, corollary 3.3 (composition of Gaussian mechanisms).
 

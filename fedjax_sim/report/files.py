@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim.algorithms.costs import ROUND_METRICS
 from fedjax_sim.report.numbers import number
+from fedjax_sim.round.costs import ROUND_METRICS
 
 __all__ = ["headline_totals", "read_json", "read_lines", "total_of"]
 

@@ -15,9 +15,9 @@ from typing import Any
 from fedjax_sim import tree
 from fedjax_sim.report import plots, sections
 from fedjax_sim.report.files import headline_totals, read_json, read_lines
+from fedjax_sim.report.headline import TILES, own_metrics, tiles
 from fedjax_sim.report.html import absent, figure, page, table
 from fedjax_sim.report.numbers import count, number
-from fedjax_sim.report.tiles import TILES, own_metrics, tiles
 from fedjax_sim.running import checksums
 from fedjax_sim.running.files import write_atomically
 from fedjax_sim.running.log import check_logs, verified

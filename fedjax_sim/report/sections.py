@@ -13,9 +13,9 @@ from typing import Any
 
 from fedjax_sim.report import plots, time
 from fedjax_sim.report.files import total_of
+from fedjax_sim.report.headline import besides
 from fedjax_sim.report.html import absent, figure, table
 from fedjax_sim.report.numbers import NOTHING, count, number, real, seconds
-from fedjax_sim.report.tiles import besides
 
 __all__ = ["clients", "learning", "left_out", "one_round", "privacy", "simulated_time", "state_of_the_run", "variance"]
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from fedjax_sim import engine, tree
-from fedjax_sim.algorithms.costs import ROUND_METRICS
+from fedjax_sim.round.costs import ROUND_METRICS
 from fedjax_sim.running import checkpoint, distributed
 from fedjax_sim.running.checksums import GrowingFile
 from fedjax_sim.running.shared_arrays import broadcast, whole

@@ -27,9 +27,9 @@ from fedjax_sim.running.fingerprint import fingerprint
 from fedjax_sim.running.history import History
 from fedjax_sim.running.interrupts import interrupts
 from fedjax_sim.running.log import Log, as_record, plain
+from fedjax_sim.running.privacy_ledger import Spending
 from fedjax_sim.running.progress import progress_bar
 from fedjax_sim.running.shared_arrays import whole
-from fedjax_sim.running.spending import Spending
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
 __all__ = ["History", "run"]
@@ -100,8 +100,8 @@ def run(
     checkpoints nor block length change a bit (::test_looking_changes_nothing); the log holds each round once
     (::test_log_has_every_round_once). All of it with client memory on disk too
     (tests/running/test_client_memory.py::test_resume_gives_the_same_bits). Rounds are in the privacy ledger before they
-    run (tests/running/test_spending.py::test_a_crash_is_counted), and a resume with a changed program draws other noise
-    and counts again (::test_changed_runs_share_nothing). Every file is checked when it is read
+    run (tests/running/test_privacy_ledger.py::test_a_crash_is_counted), and a resume with a changed program draws other
+    noise and counts again (::test_changed_runs_share_nothing). Every file is checked when it is read
     (tests/running/test_checksums.py::test_every_changed_byte_is_found), and a folder that vanishes stops the run
     (::test_a_file_that_vanished_is_not_begun_anew). A resumed run has no summary and no page until it ends
     (tests/running/test_loop.py::test_a_summary_is_of_all_rounds), and one that is refused leaves no files

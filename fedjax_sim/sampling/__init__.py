@@ -1,13 +1,13 @@
 """Samplers: population -> cohort. Every public name is a factory of a `Sampler`."""
 
-from fedjax_sim.sampling.battery import with_battery
-from fedjax_sim.sampling.closing import with_deadline, with_over_selection, with_radio_budget
 from fedjax_sim.sampling.importance import weighted, weighted_without_replacement
-from fedjax_sim.sampling.leaving import with_hazard
 from fedjax_sim.sampling.membership import with_membership
 from fedjax_sim.sampling.participation import with_dropout, with_over_invitation, with_response_rates
 from fedjax_sim.sampling.poisson import poisson
-from fedjax_sim.sampling.timed import with_clock
+from fedjax_sim.sampling.time.battery import with_battery
+from fedjax_sim.sampling.time.clock import with_clock
+from fedjax_sim.sampling.time.deadlines import with_deadline, with_over_selection, with_radio_budget
+from fedjax_sim.sampling.time.hazard import with_hazard
 from fedjax_sim.sampling.uniform import cyclic, full, uniform, with_replacement
 from fedjax_sim.sampling.utility import oort, power_of_choice
 from fedjax_sim.sampling.visits import with_distinct_clients

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.sampling.clock import unlimited, untimed
 from fedjax_sim.sampling.design import SamplingDesign, one_for_one, responding
-from fedjax_sim.sampling.fates import recounted, some_slots
+from fedjax_sim.sampling.time.cut import unlimited, untimed
+from fedjax_sim.sampling.time.lost_reports import recounted, some_slots
 from fedjax_sim.types import Array, Cohort, Metric, PyTree, Sampler
 
 __all__ = ["UNFILLED", "first_invited", "of_first", "with_membership"]

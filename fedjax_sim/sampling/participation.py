@@ -11,9 +11,9 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.prng import client_key, stream
-from fedjax_sim.sampling.clock import untimed
 from fedjax_sim.sampling.design import SamplingDesign, mean_of_minimum, responding
-from fedjax_sim.sampling.fates import losing
+from fedjax_sim.sampling.time.cut import untimed
+from fedjax_sim.sampling.time.lost_reports import losing
 from fedjax_sim.types import Array, Metric, Sampler
 
 __all__ = ["client_bits", "with_dropout", "with_over_invitation", "with_response_rates"]

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.network.devices import checked
 from fedjax_sim.prng import stream
-from fedjax_sim.sampling.clock import unlimited, untimed
 from fedjax_sim.sampling.design import SamplingDesign
-from fedjax_sim.sampling.fates import some_slots
 from fedjax_sim.sampling.importance import checked_weights, race
+from fedjax_sim.sampling.time.cut import unlimited, untimed
+from fedjax_sim.sampling.time.lost_reports import some_slots
 from fedjax_sim.types import Array, Cohort, Devices, Metric, PyTree, Sampler
 
 __all__ = ["oort", "power_of_choice"]

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.prng import stream
-from fedjax_sim.sampling.clock import untimed
 from fedjax_sim.sampling.participation import client_bits
+from fedjax_sim.sampling.time.cut import untimed
 from fedjax_sim.types import Sampler, Work
 
 __all__ = ["with_local_steps", "with_stragglers"]
@@ -36,7 +36,7 @@ def with_stragglers(sampler: Sampler, share: float) -> Sampler:
       share: in [0, 1]; may be traced, so that a sweep can vary it.
 
     Returns: a sampler of the same cohorts whose `Cohort.work` is [m] float32 in (0, 1], 1 for clients that are no
-    stragglers; `algorithms.round.collect` refuses it with clients that cannot stop early.
+    stragglers; `round.collect` refuses it with clients that cannot stop early.
 
     Raises: ValueError, TypeError for a share out of range; ValueError over `with_local_steps`.
 
@@ -80,7 +80,7 @@ def with_local_steps(sampler: Sampler, steps: Sequence[int]) -> Sampler:
       sampler: any sampler without `Cohort.work`.
       steps: K_i, each in [1, K] of the local work's `num_steps`: one number a client, or a shorter list that repeats.
 
-    Returns: a sampler of the same cohorts whose `Cohort.work` is [m] int32; `algorithms.round.collect` refuses it with
+    Returns: a sampler of the same cohorts whose `Cohort.work` is [m] int32; `round.collect` refuses it with
     clients that cannot stop early.
 
     Raises: ValueError, TypeError for numbers out of range or more numbers than clients; ValueError at `init` of the

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from fedjax_sim import adversary, engine
 from fedjax_sim.adversary.kinds import seen
-from fedjax_sim.engine.messages import Messages, one_message, with_message
-from fedjax_sim.engine.side_by_side import SideBySide, by_rule, checked
+from fedjax_sim.engine.all_messages.all_messages import SideBySide, by_rule, checked
+from fedjax_sim.engine.all_messages.messages import Messages, one_message, with_message
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Aggregator, Array, Attackers
 

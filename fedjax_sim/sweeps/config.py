@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from fedjax_sim.config.document import Config, ConfigError, resolve
 from fedjax_sim.config.files import contents, is_within, rebased, without_paths
-from fedjax_sim.config.kinds import Words, nearest, problem
 from fedjax_sim.config.toml import config_file, override, places_set, read_document
+from fedjax_sim.config.value_kinds import Words, nearest, problem
 
 __all__ = ["SweepConfig", "load_sweep", "run_sweep"]
 

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.prng import init_key
 from fedjax_sim.running.planning import check_memory
-from fedjax_sim.sweeps.lifting import Trace, lifted, replay, trace
+from fedjax_sim.sweeps.traced_hyperparameters import Trace, lifted, replay, trace
 from fedjax_sim.types import Algorithm, Array, PyTree
 
 __all__ = ["Kind", "Points", "traced"]

@@ -21,7 +21,7 @@ from fedjax_sim.running.files import lock
 from fedjax_sim.running.fingerprint import array_digest, bound, is_opaque, is_private, joined, program_digest
 from fedjax_sim.running.interrupts import interrupts
 from fedjax_sim.running.log import as_record, plain
-from fedjax_sim.running.spending import Spending
+from fedjax_sim.running.privacy_ledger import Spending
 from fedjax_sim.sweeps.arguments import check_numbers, check_run
 from fedjax_sim.sweeps.finished import Finished
 from fedjax_sim.sweeps.grid import check_arguments, combinations_of, seeds_of

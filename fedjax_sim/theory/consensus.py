@@ -62,7 +62,7 @@ def consensus_error(eigenvalues: Any, rounds: Any, *, spread: float = 1.0) -> np
 
     Returns: float64, shaped like `rounds`.
 
-    Guarantees: tests/algorithms/test_decentralized.py::test_consensus_shrinks_as_predicted.
+    Guarantees: tests/algorithms/gossip/test_dpsgd.py::test_consensus_shrinks_as_predicted.
 
     >>> consensus_error([1.0, 0.5], [0, 1]).tolist()
     [0.5, 0.125]
@@ -112,7 +112,8 @@ def dgd_fixed_point(matrix: Any, curvatures: Any, centers: Any, learning_rate: f
     Raises: ValueError for other shapes, what is not finite, and a rate with which the recursion does not contract: no
     run stops there (tests/theory/test_consensus.py::test_where_nothing_stops).
 
-    Guarantees: where runs stop (tests/algorithms/test_tracking.py::test_tracking_is_exact_where_dgd_stops).
+    Guarantees: where runs stop
+    (tests/algorithms/gossip/test_gradient_tracking.py::test_tracking_is_exact_where_dgd_stops).
 
     References: Yuan, Ling and Yin 2016, section 2.
     """

@@ -47,7 +47,7 @@ def hierarchy_fixed_point(
 
     Guarantees: one edge round is flat FedAvg's (tests/theory/test_hierarchy.py::test_one_edge_round_is_flat); equals
     iterated rounds in any dimension (::test_iterated_rounds), and simulated ones
-    (tests/algorithms/test_hierarchical.py::test_fixed_points).
+    (tests/algorithms/hierarchy/test_hierfavg.py::test_fixed_points).
 
     References: derived here from the recursion of Liu et al. 2020 (HierFAVG), algorithm 1.
 

@@ -149,7 +149,7 @@ def expected_staleness(concurrency: int, buffer_size: int = 1, *, waits: bool = 
       buffer_size: K in [1, C].
       waits: whether a client is sent work only once the buffer is full, as by `fedbuff(refill="same")`.
 
-    Guarantees: simulated clients have it, for several laws of delays (tests/algorithms/test_flights.py::
+    Guarantees: simulated clients have it, for several laws of delays (tests/algorithms/asynchronous/test_arrivals.py::
     test_mean_staleness_is_that_of_the_number_in_flight).
 
     References: Koloskova, Stich and Jaggi 2022, section 3, for the average delay with K = 1.

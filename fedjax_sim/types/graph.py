@@ -13,7 +13,7 @@ class GraphData(NamedTuple):
     """One graph of at most V nodes and E directed edges, padded; in a batch each leaf has a leading axis.
 
     An undirected edge is two directed ones. A sender in [V, V + H) is one of H nodes that another party holds: its
-    embeddings are received, not computed (`population.graph_partition`).
+    embeddings are received, not computed (`population.graph.partition`).
     """
 
     nodes: Array  # [V, F] features; rows of padding may hold anything

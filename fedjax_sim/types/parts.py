@@ -120,7 +120,7 @@ class Aggregator(NamedTuple):
     design: Any = None  # the SamplingDesign whose unequal probabilities it corrects for; None = it corrects nothing
     start: Callable | None = None  # (update_spec) -> its state before the first round (`Round.state`); None = stateless
     metrics: tuple[Metric, ...] = ()  # what it states of `finalize`'s numbers
-    rule: Callable | None = None  # (key, Round, engine.side_by_side.SideBySide) -> what `finalize` returns; for
+    rule: Callable | None = None  # (key, Round, SideBySide) -> what `finalize` returns; for
     # wrappers that change messages before an aggregator sees them. None = it takes a stream of messages
     stays: Callable | None = None  # (key, Round) -> [m] bool: whose message reaches it; the others count as
     # clients who did not report; None = every message that arrives does
@@ -171,7 +171,7 @@ class Devices(NamedTuple):
 
 
 class Star(NamedTuple):
-    """The parts of a federation around one server; `algorithms.round` has the steps of a round over it."""
+    """The parts of a federation around one server; `round` has the steps of a round over it."""
 
     sampler: Sampler
     client: ClientUpdate
@@ -228,8 +228,8 @@ def noisy_parts(parts: Star | Mapping[str, Any] | None) -> dict[str, Noise]:
     Returns: {"transform": Noise, ...}; empty where no part has noise, and for None. Noise inside a client that is a
     federation is there too, as "client.transform".
 
-    Guarantees: noise in any part is found (tests/running/test_spending.py::test_noise_in_any_part_is_seen), on any
-    level of a hierarchy (tests/algorithms/test_hierarchical.py::test_noise_inside_an_edge_has_no_epsilon).
+    Guarantees: noise in any part is found (tests/running/test_privacy_ledger.py::test_noise_in_any_part_is_seen), on
+    any level of a hierarchy (tests/algorithms/hierarchy/test_hierfavg.py::test_noise_inside_an_edge_has_no_epsilon).
     """
     named = parts._asdict() if isinstance(parts, Star) else parts or {}
     found = {name: noise for name, part in named.items() if (noise := getattr(part, "noise", None)) is not None}

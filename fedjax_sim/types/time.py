@@ -87,7 +87,7 @@ class Clock(NamedTuple):
     def read(self, per_second: int) -> Array:
         """float32 seconds since the start of a run, shape as `seconds`; infinity past the 68 years.
 
-        Guarantees: tests/sampling/test_timed.py::test_a_long_life_of_the_clock.
+        Guarantees: tests/sampling/time/test_clock.py::test_a_long_life_of_the_clock.
         """
         passed = self.seconds.astype(jnp.float32) + self.ticks.astype(jnp.float32) / per_second
         return jnp.where(self.seconds < 0, jnp.inf, passed)

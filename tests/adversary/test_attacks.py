@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedjax_sim import adversary, aggregation
 from fedjax_sim.types import Round
-from tests.aggregation.robust import applied
+from tests.aggregation.robust.problems import applied
 from tests.laws import cases
 
 RNG = np.random.default_rng(0)

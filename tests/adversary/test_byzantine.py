@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from fedjax_sim import adversary, aggregation, engine, server, transform
-from tests.aggregation.robust import applied
+from tests.aggregation.robust.problems import applied
 from tests.laws import cases, laws
 from tests.laws import problems as p
 

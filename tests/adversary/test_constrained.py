@@ -12,7 +12,7 @@ from fedjax_sim import adversary, aggregation, algorithms, client, population, s
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import load
 from fedjax_sim.population.protocol import check_population
-from tests.aggregation.robust import applied
+from tests.aggregation.robust.problems import applied
 
 SIZE, ATTACKERS, BATCHES = 8, [2, 5], 3
 START = np.array([1.0, -2.0, 0.5], np.float32)

@@ -15,7 +15,7 @@ import pytest
 from fedjax_sim import adversary, aggregation, client, population, sampling, server, transform
 from fedjax_sim.adversary import View
 from fedjax_sim.algorithms import federated
-from fedjax_sim.algorithms.round import observe
+from fedjax_sim.round.round import observe
 from fedjax_sim.types import Observed
 
 KEY = jax.random.key(4)

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from fedjax_sim import adversary, algorithms, models, population, sampling
-from fedjax_sim.algorithms.round import observe
+from fedjax_sim.round.round import observe
 
 KEY = jax.random.key(0)
 

@@ -8,7 +8,7 @@ import pytest
 from fedjax_sim import network, transform
 from fedjax_sim.adversary import inversion_error, invert_smashed, labels_by_direction, labels_of_logits
 from fedjax_sim.algorithms import split_loss
-from fedjax_sim.algorithms.split import transcript
+from fedjax_sim.algorithms.split.loss import transcript
 from fedjax_sim.models import mlp, softmax_cross_entropy
 
 KEY = jax.random.key(0)

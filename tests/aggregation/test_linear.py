@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import aggregation, sampling, transform
-from fedjax_sim.algorithms.compatibility import check_parts
+from fedjax_sim.round.compatibility import check_parts
 from fedjax_sim.types import Received
 
 RNG = np.random.default_rng(0)

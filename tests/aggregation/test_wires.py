@@ -8,11 +8,11 @@ import numpy as np
 import optax
 
 from fedjax_sim import adversary, aggregation, network, population, sampling, transform
-from fedjax_sim.aggregation.homomorphic import ciphertext_bytes
-from fedjax_sim.aggregation.secure_cost import secure_sum_cost
-from fedjax_sim.aggregation.secure_protocol import client_down_bytes
+from fedjax_sim.aggregation.secure.cost import secure_sum_cost
+from fedjax_sim.aggregation.secure.homomorphic import ciphertext_bytes
+from fedjax_sim.aggregation.secure.protocol.protocol import client_down_bytes
 from fedjax_sim.algorithms import fedavg, hierarchical_fedavg
-from fedjax_sim.algorithms.costs import wires, work_of
+from fedjax_sim.round.costs import wires, work_of
 from tests.laws import problems as p
 
 KEY = jax.random.key(0)

@@ -16,7 +16,7 @@ from fedjax_sim.config import registry
 from fedjax_sim.config.build import Builder, build
 from fedjax_sim.config.document import ConfigError, load
 from fedjax_sim.transform.chain import wire_of
-from tests.aggregation.robust import applied
+from tests.aggregation.robust.problems import applied
 from tests.laws import cases
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fedjax_sim import transform
-from fedjax_sim.algorithms.round import invite
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
+from fedjax_sim.round.round import invite
 from fedjax_sim.types import Wire
 
 SMALL = ["data.num_clients=40", "data.held_out_clients=3", "model.hidden=[4]", "run.devices=1"]

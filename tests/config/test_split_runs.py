@@ -11,7 +11,7 @@ from fedjax_sim import metrics
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
 from fedjax_sim.models import default_loss, supervised
-from fedjax_sim.report.tiles import besides
+from fedjax_sim.report.headline import besides
 from fedjax_sim.running.loop import run
 from fedjax_sim.sweeps.config import load_sweep, run_sweep
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_sim import engine
-from fedjax_sim.engine import Plan, exact
+from fedjax_sim.engine import Plan
+from fedjax_sim.engine.arithmetic import exact_sums
 
 
 def each(shared, slot):
@@ -16,16 +17,16 @@ def each(shared, slot):
 
 
 def accumulate(shared, carry, messages, slots, valid):
-    return exact.add(carry, jnp.where(valid, messages, 0.0))
+    return exact_sums.add(carry, jnp.where(valid, messages, 0.0))
 
 
 def folded(num_slots, plan, mesh=None):
-    carry = exact.zeros(jax.ShapeDtypeStruct((), jnp.float32))
+    carry = exact_sums.zeros(jax.ShapeDtypeStruct((), jnp.float32))
     slots = jnp.arange(1.0, num_slots + 1)
     carry, rows = jax.jit(lambda s: engine.fold(each, accumulate, jnp.float32(2), carry, s, plan=plan, mesh=mesh))(
         slots
     )
-    return float(exact.total(carry)), np.asarray(rows)
+    return float(exact_sums.total(carry)), np.asarray(rows)
 
 
 @pytest.mark.parametrize("num_slots, plan", [(1, (4, 8)), (7, (2, 4)), (7, (1, 1)), (8, (4, 4)), (5, (1, 16))])
@@ -51,14 +52,14 @@ def test_chunks_without_anybody_are_skipped():
     for packed in ({}, {"sizes": jnp.where(there, 5, 0), "capacities": (2, 9)}):
 
         def run(slots, there, packed=packed):
-            carry = exact.zeros(jax.ShapeDtypeStruct((), jnp.float32))
+            carry = exact_sums.zeros(jax.ShapeDtypeStruct((), jnp.float32))
             how = {"plan": Plan(2, 2), "there": there} | packed
             return engine.fold(watched, accumulate, jnp.float32(2), carry, jnp.where(there, slots, 0), **how)
 
         seen.clear()
         carry, rows = jax.jit(run)(slots, there)
         jax.effects_barrier()
-        assert float(exact.total(carry)) == 2 * (4 + 9 + 10) and rows[there].tolist() == [5, 10, 11]
+        assert float(exact_sums.total(carry)) == 2 * (4 + 9 + 10) and rows[there].tolist() == [5, 10, 11]
         assert sorted(seen) == [0, 4, 9, 10]
 
 
@@ -95,10 +96,10 @@ def test_gradients_stay_local_under_a_mesh():
         return jax.grad(lambda w: (w * x) ** 2 / 2)(w), ()
 
     def run(mesh):
-        carry = exact.zeros(jax.ShapeDtypeStruct((), jnp.float32))
+        carry = exact_sums.zeros(jax.ShapeDtypeStruct((), jnp.float32))
         x = jnp.arange(1.0, 5.0)
         out = jax.jit(lambda w: engine.fold(gradient, accumulate, w, carry, x, plan=Plan(1, 2), mesh=mesh)[0])(2.0)
-        return float(exact.total(out))
+        return float(exact_sums.total(out))
 
     assert run(None) == run(engine.device_mesh(2)) == 60.0
 
@@ -115,13 +116,13 @@ def test_memory_is_flat_in_the_cohort():
 
     def temporary(num_slots):
         def run(shared, slots):
-            return engine.fold(message, accumulate_rows, shared, exact.zeros(spec), slots, plan=Plan(2, 4))[0]
+            return engine.fold(message, accumulate_rows, shared, exact_sums.zeros(spec), slots, plan=Plan(2, 4))[0]
 
         lowered = jax.jit(run).lower(spec, jax.ShapeDtypeStruct((num_slots,), jnp.float32))
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     def accumulate_rows(shared, carry, messages, slots, valid):
-        return exact.add(carry, jnp.where(valid[:, None], messages, 0.0))
+        return exact_sums.add(carry, jnp.where(valid[:, None], messages, 0.0))
 
     small, large = temporary(64), temporary(1024)
     assert large < 1.05 * small + 64 * 1024  # the slots themselves

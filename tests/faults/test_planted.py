@@ -15,14 +15,17 @@ import numpy as np
 import pytest
 
 from fedjax_sim import aggregation, engine, prng, server, tree, types
-from fedjax_sim.engine import digits, disk, exact, shuffling
+from fedjax_sim.engine import shuffling
+from fedjax_sim.engine.arithmetic import exact_sum, exact_sums
+from fedjax_sim.engine.client_memory import disk
 from fedjax_sim.privacy import accountant
 from fedjax_sim.running import fingerprint
 from tests import compiler, test_prng
-from tests.engine import test_disk, test_exact
+from tests.engine.arithmetic import test_exact_sums
+from tests.engine.client_memory import test_disk
 from tests.laws import cases, laws, test_facts, test_foreign_updates, test_rounding
 from tests.privacy import test_accountant
-from tests.running import test_spending
+from tests.running import test_privacy_ledger
 from tests.sampling import test_participation
 from tests.sweeps import test_ragged
 
@@ -121,9 +124,9 @@ def examples_drawn_with_repetition(patch):
 
 @fault(laws.order_is_irrelevant)
 def float_sums(patch):
-    patch.setattr(exact, "zeros", lambda spec: jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), spec))
-    patch.setattr(exact, "add", lambda acc, values: jax.tree.map(lambda a, x: a + x.sum(0), acc, values))
-    patch.setattr(exact, "total", lambda acc: acc)
+    patch.setattr(exact_sums, "zeros", lambda spec: jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), spec))
+    patch.setattr(exact_sums, "add", lambda acc, values: jax.tree.map(lambda a, x: a + x.sum(0), acc, values))
+    patch.setattr(exact_sums, "total", lambda acc: acc)
 
 
 @fault(laws.absent_clients_leave_no_trace)
@@ -255,14 +258,14 @@ def rows_by_arrival(patch):
 
 def bins_hold_what_they_say() -> None:
     """The order of a small and a much larger value is irrelevant."""
-    values = np.full((test_exact.ROWS, test_exact.WIDTH), 0.75 * 2**14, np.float32)
+    values = np.full((test_exact_sums.ROWS, test_exact_sums.WIDTH), 0.75 * 2**14, np.float32)
     values[-1] = 2.0**40
     results = []
     for rows, sizes in ((values, (11, 1)), (values[::-1], (1, 11))):
-        acc, start = exact.zeros(test_exact.SPEC), 0
+        acc, start = exact_sums.zeros(test_exact_sums.SPEC), 0
         for size in sizes:
-            acc, start = exact.add(acc, jnp.array(rows[start : start + size])), start + size
-        results.append(np.asarray(exact.total(acc)).tolist())
+            acc, start = exact_sums.add(acc, jnp.array(rows[start : start + size])), start + size
+        results.append(np.asarray(exact_sums.total(acc)).tolist())
     assert results[0] == results[1]
 
 
@@ -270,7 +273,7 @@ def bins_hold_what_they_say() -> None:
 def bins_that_end_at_the_next_unit(patch):
     """A real one, found while these tests were written: values in the top octave of a bin round up into the next."""
 
-    patch.setattr(digits, "_bin", lambda magnitude: (((magnitude >> 23) + 20) * 357) >> 13)
+    patch.setattr(exact_sum, "_bin", lambda magnitude: (((magnitude >> 23) + 20) * 357) >> 13)
 
 
 @fault(test_ragged.test_lanes_end_one_by_one)
@@ -331,7 +334,7 @@ def sampling_that_costs(patch):
     patch.setattr(accountant, "min", lambda bounds, key=None: bounds[0] if key else min(bounds), raising=False)
 
 
-@fault(test_spending.test_changed_runs_share_nothing, full=True)
+@fault(test_privacy_ledger.test_changed_runs_share_nothing, full=True)
 def keys_without_their_runs(patch):
     """A real one: two runs with one seed had one noise."""
     patch.setattr(fingerprint, "bound", lambda key, stream: key)

@@ -24,7 +24,7 @@ from fedjax_sim import (
     server,
     transform,
 )
-from fedjax_sim.algorithms.base import base_optimizer
+from fedjax_sim.algorithms.server.mime_optimizer import base_optimizer
 from fedjax_sim.models import from_fn, layer, per_example, sequential, squared_error
 from fedjax_sim.models.graph import graph_network
 from fedjax_sim.models.graph_layers import GraphLayer

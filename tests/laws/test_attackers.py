@@ -12,6 +12,7 @@ from fedjax_sim import adversary, aggregation, algorithms, network, population, 
 from fedjax_sim.algorithms import as_client_update, federated
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import load
+from fedjax_sim.round.levels import by_own_ids
 from fedjax_sim.types import Devices, Spent
 from tests.laws import cases
 
@@ -104,10 +105,10 @@ class _NoIds:
 def test_groups_without_ids_refuse_attackers():
     """Catches attackers by place where a population of one's own does not state ids."""
     group = clients(1).group(jnp.int32(0))
-    rule = algorithms.levels.by_own_ids(aggregation.mean(), _NoIds(group))
+    rule = by_own_ids(aggregation.mean(), _NoIds(group))
     assert rule.attackers is None
     with pytest.raises(ValueError, match="population: expected groups that state their clients' own ids, got '_NoIds'"):
-        algorithms.levels.by_own_ids(CORRUPTED, _NoIds(group))
+        by_own_ids(CORRUPTED, _NoIds(group))
 
 
 def test_a_rule_at_edges_remembers_all_clients():

@@ -19,9 +19,9 @@ from fedjax_sim.config import registry
 from fedjax_sim.config.build import Builder
 from fedjax_sim.config.document import Config, ConfigError, load
 from fedjax_sim.config.files import named_paths, rebased
+from fedjax_sim.population.datasets.native import write_native
 from fedjax_sim.population.describe import digest
 from fedjax_sim.population.federated_data import from_sites
-from fedjax_sim.population.native_data import write_native
 from tests.laws.test_wrappers import OPTIONS, settings
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_sim import aggregation as a
 from fedjax_sim.types import Round
-from tests.aggregation.robust import applied
+from tests.aggregation.robust.problems import applied
 from tests.laws import cases
 from tests.laws import problems as p
 

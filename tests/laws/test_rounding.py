@@ -1,5 +1,5 @@
 """No division of a row is left to the compiler. What else it could round in two ways, `tests/laws/test_devices.py` and
-`tests/engine/test_rounding.py` look for."""
+`tests/engine/arithmetic/test_reproducible.py` look for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from jax.extend import core
 
 from fedjax_sim import aggregation, client, server, transform
-from fedjax_sim.algorithms.round import aggregate, collect, invite
+from fedjax_sim.round.round import aggregate, collect, invite
 from fedjax_sim.types import ClientUpdate, Report
 from tests.laws import cases, device_rows
 from tests.laws import problems as p

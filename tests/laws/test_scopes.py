@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.sweeps import lifting
+from fedjax_sim.sweeps import traced_hyperparameters
 from tests.laws import cases
 from tests.laws import problems as p
 
@@ -66,10 +66,14 @@ def test_a_sweep_keeps_scopes():
         return jax.lax.scan(turn, x, None, length=3)[0]
 
     x = jnp.ones(2)
-    point, _ = lifting.trace(lambda x: powers(x, np.float32(0.3)), x)
-    other, _ = lifting.trace(lambda x: powers(x, np.float32(0.7)), x)
-    floats = lifting.lifted([point, other])
+    point, _ = traced_hyperparameters.trace(lambda x: powers(x, np.float32(0.3)), x)
+    other, _ = traced_hyperparameters.trace(lambda x: powers(x, np.float32(0.7)), x)
+    floats = traced_hyperparameters.lifted([point, other])
     given = [None if column is None else jnp.asarray(column[0]) for column in floats]
     assert any(x is not None for x in given)
-    text = jax.jit(lambda x, given: lifting.replay(point, given, x)).lower(x, given).as_text(debug_info=True)
+    text = (
+        jax.jit(lambda x, given: traced_hyperparameters.replay(point, given, x))
+        .lower(x, given)
+        .as_text(debug_info=True)
+    )
     assert "outside" in text and "inside" in text

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_sim import models
 from fedjax_sim.population import graph_data
-from fedjax_sim.population.graph_partition import stacked
+from fedjax_sim.population.graph.partition import stacked
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from fedjax_sim import algorithms, client, engine, sampling, transform
-from fedjax_sim.algorithms.base import RULES, base_optimizer
+from fedjax_sim.algorithms.server.mime_optimizer import RULES, base_optimizer
 from tests.laws import cases, laws
 from tests.laws import problems as p
 from tests.oracles import paper, scalars

@@ -10,7 +10,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from fedjax_sim import algorithms
-from fedjax_sim.running.spending import Spending
+from fedjax_sim.running.privacy_ledger import Spending
 from fedjax_sim.sampling import full, uniform
 from tests.laws import problems as p
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import aggregation, population
-from fedjax_sim.aggregation import trusted
+from fedjax_sim.aggregation.robust import reference_data
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
 from fedjax_sim.population.describe import digest
@@ -115,7 +115,7 @@ def test_the_server_works_as_clients_do(monkeypatch):
         found.append(server_work.all_steps)
         return aggregation.fltrust(server_work, server_data)
 
-    monkeypatch.setattr(trusted, "fltrust", seen)
+    monkeypatch.setattr(reference_data, "fltrust", seen)
     rows = ["data.num_clients=40", "sampler.cohort_size=10", "aggregator.name=fltrust", "data.with_server_rows={}"]
     build(load(None, [*rows, "algorithm.name=fedprox", "algorithm.num_steps=7"]))
     build(load(None, [*rows, "sampler.name=weighted"]))

@@ -15,7 +15,7 @@ from fedjax_sim.privacy import Mechanism, account, mechanism_of
 from fedjax_sim.privacy.commands import account_report, calibrate_report
 from fedjax_sim.privacy.words import explain
 from fedjax_sim.running import loop
-from fedjax_sim.running.spending import default_delta
+from fedjax_sim.running.privacy_ledger import default_delta
 from tests.laws import test_privacy as law
 
 KEY = jax.random.key(0)

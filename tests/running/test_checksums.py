@@ -21,7 +21,7 @@ from fedjax_sim.running.environment import numerics
 from fedjax_sim.running.fingerprint import fingerprint
 from fedjax_sim.running.log import Log, check_logs, verified
 from fedjax_sim.running.loop import run
-from fedjax_sim.running.spending import Spending
+from fedjax_sim.running.privacy_ledger import Spending
 from fedjax_sim.types import Algorithm, ClientData, ClientUpdate, Report, Star
 
 FLIP = bytes(255 - i for i in range(256))

@@ -9,8 +9,8 @@ import pytest
 
 import fedjax_sim.sampling as sampling
 from fedjax_sim import aggregation, theory, types
-from fedjax_sim.algorithms.compatibility import check_parts
 from fedjax_sim.privacy import mechanism_from
+from fedjax_sim.round.compatibility import check_parts
 from fedjax_sim.sampling.design import SamplingDesign, mean_of_minimum
 from fedjax_sim.transform import identity
 

@@ -13,7 +13,7 @@ from fedjax_sim import aggregation, algorithms, run, sampling, transform
 from fedjax_sim.privacy import mechanism_of
 from fedjax_sim.types import Outcome
 from tests.laws import problems as p
-from tests.sampling.timing import tables, told
+from tests.sampling.time.problems import tables, told
 
 KEY = jax.random.key(0)
 N = 12

@@ -15,7 +15,7 @@ from scipy import stats
 from fedjax_sim import aggregation, algorithms, engine, metrics, models, population, sampling, transform
 from fedjax_sim.running.checkpoint import CheckpointError
 from fedjax_sim.running.loop import run
-from fedjax_sim.sweeps import lifting
+from fedjax_sim.sweeps import traced_hyperparameters
 from fedjax_sim.sweeps.finished import Finished
 from fedjax_sim.sweeps.points import traced
 from fedjax_sim.sweeps.results import Sweep
@@ -142,10 +142,10 @@ def test_floats_are_lifted_out_of_everything():
         return function
 
     values, x = [0.3, 0.5, 0.7], jnp.float32(1)
-    traces = [lifting.trace(make(a), x)[0] for a in values]
+    traces = [traced_hyperparameters.trace(make(a), x)[0] for a in values]
     assert len({one.kind for one in traces}) == 1
-    floats = lifting.lifted(traces)
-    again = jax.jit(lambda own, x: lifting.replay(traces[0], own, x))
+    floats = traced_hyperparameters.lifted(traces)
+    again = jax.jit(lambda own, x: traced_hyperparameters.replay(traces[0], own, x))
     for i, a in enumerate(values):
         found = again([None if column is None else column[i] for column in floats], x)
         jax.tree.map(np.testing.assert_array_equal, found, jax.jit(make(a))(x))

@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedjax_sim import aggregation, engine, sampling, theory
 from fedjax_sim.aggregation import geometric_median, krum, median, nearest_neighbour_mixing, trimmed_mean
-from tests.aggregation.robust import adversaries, applied
+from tests.aggregation.robust.problems import adversaries, applied
 
 
 def test_attackers_that_cohorts_meet():

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_sim.aggregation.secure_masks import Stages, circle, is_aborted
+from fedjax_sim.aggregation.secure.masks import Stages, circle, is_aborted
 from fedjax_sim.theory import abort_probability, expected_messages
 
 EACH = np.array([0.1, 0.15, 0.2, 0.25])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import adversary, aggregation, transform
-from tests.aggregation.robust import applied
+from tests.aggregation.robust.problems import applied
 
 
 def sent_by(beta, updates):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import aggregation, engine, theory, validate
-from fedjax_sim.aggregation.secure_cost import secure_sum_cost
+from fedjax_sim.aggregation.secure.cost import secure_sum_cost
 from fedjax_sim.prng import stream
 from fedjax_sim.study.dropout.figure import dropout_figure
 from fedjax_sim.study.dropout.reading import dropout_reading

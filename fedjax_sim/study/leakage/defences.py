@@ -14,8 +14,8 @@ import optax
 from fedjax_sim import adversary, aggregation, client, models, population, privacy, sampling, server, transform
 from fedjax_sim.adversary import View
 from fedjax_sim.algorithms import federated
-from fedjax_sim.algorithms.round import observe
 from fedjax_sim.prng import stream
+from fedjax_sim.round.round import observe
 from fedjax_sim.types import Aggregator, Algorithm, Array, Population, PyTree, UpdateTransform
 
 __all__ = [

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from fedjax_sim import algorithms, metrics, models, network, population, sampling, theory
-from fedjax_sim.algorithms.costs import work_of
+from fedjax_sim.round.costs import work_of
 from fedjax_sim.types import Algorithm, Array, Devices, Load
 
 __all__ = ["BATCH", "OVER", "Field", "Server", "field", "servers"]

@@ -1,0 +1,100 @@
+"""A separate aggregator for each part of an update."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+
+from fedjax_sim import validate
+from fedjax_sim.prng import stream
+from fedjax_sim.types import Aggregator
+
+__all__ = ["by_part"]
+
+WHOLE = ("modulus", "least", "view", "wire", "wire_down", "stays")  # facts that a part alone cannot state
+
+
+def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
+    """For updates that are dicts: each entry has its own aggregator.
+
+    Args:
+      parts: an aggregator for every key of the update, such as {"params": mean(), "control": keep_old(W)}.
+
+    Returns: an Aggregator whose metrics are prefixed by the key, and whose sensitivity is the largest of the parts',
+    since an update's motion is split between them.
+
+    Raises: TypeError for what is not a dict of aggregators, ValueError for modular and secure sums and for designs that
+    differ.
+
+    Guarantees: each part's aggregate is that of its aggregator alone, bit for bit
+    (tests/aggregation/test_per_part.py::test_each_part_is_alone), with a random stream of its own
+    (::test_parts_draw_from_their_own_streams); who attacks in a round attacks every part
+    (::test_attackers_attack_every_part); what parts state of their metrics is kept (::test_metrics_are_stated); weights
+    made for different samplers are refused (tests/laws/test_facts.py::test_weights_belong_to_the_sampler).
+
+    >>> from fedjax_sim import aggregation
+    >>> by_part({"model": aggregation.fixed_mean(4.0), "count": aggregation.total()}).sensitivity
+    1.0
+    """
+    if not isinstance(parts, Mapping) or not parts:
+        validate.fail("parts", "a dict of aggregators", parts, error=TypeError)
+    for name, rule in parts.items():
+        validate.part(f"parts[{name!r}]", rule, Aggregator)
+        if any(getattr(rule, fact) is not None for fact in WHOLE):
+            found = "a modular or secure sum"
+            validate.fail(f"parts[{name!r}]", "a sum of numbers that all give", found, "Use it for whole updates.")
+    designs = {name: rule.design for name, rule in parts.items() if rule.weighted}
+    design = next(iter(designs.values()), None)
+    for name, other in designs.items():
+        if other != design:
+            hint = "One sampler draws for all parts: make every part that takes weights for its design, or none."
+            validate.fail(f"parts[{name!r}].design", f"that of the other parts, {design}", other, hint)
+
+    stateful = any(rule.start is not None for rule in parts.values())
+
+    def init(update_spec, num_slots):
+        if not isinstance(update_spec, dict) or update_spec.keys() != parts.keys():
+            got = sorted(update_spec) if isinstance(update_spec, dict) else type(update_spec).__name__
+            validate.fail("update", f"a dict of {', '.join(sorted(parts))}", got)
+        return {name: rule.init(update_spec[name], num_slots) for name, rule in parts.items()}
+
+    def own(key, round, name):
+        """The part's view of the round: its own state, and the key that says who attacks."""
+        round = round if round is None or round.key is not None else round._replace(key=key)
+        return round._replace(state=round.state[name]) if stateful else round
+
+    def accumulate(key, round, carry, received):
+        def one(name, rule):
+            mine = received._replace(updates=received.updates[name])
+            return rule.accumulate(stream(key, name), own(key, round, name), carry[name], mine)
+
+        return {name: one(name, rule) for name, rule in parts.items()}
+
+    def start(update_spec):
+        return {name: () if rule.start is None else rule.start(update_spec[name]) for name, rule in parts.items()}
+
+    def finalize(key, round, carry):
+        done = {
+            name: rule.finalize(stream(key, name), own(key, round, name), carry[name]) for name, rule in parts.items()
+        }
+        metrics = {f"{name}_{metric}": x for name, found in done.items() for metric, x in found[1].items()}
+        states = {name: found[2] if len(found) > 2 else () for name, found in done.items()}
+        return {name: found[0] for name, found in done.items()}, metrics, *([states] if stateful else [])
+
+    bounds = [rule.sensitivity for rule in parts.values()]
+    weighted = {rule.weighted for rule in parts.values()}
+    bound, homogeneous = None if None in bounds else max(bounds), all(rule.homogeneous for rule in parts.values())
+    facts = {"weighted": True in weighted, "partly_weighted": len(weighted) == 2, "homogeneous": homogeneous}
+    facts |= {"design": design, "start": start if stateful else None}
+    who = [rule.attackers for rule in parts.values() if rule.attackers is not None]
+    facts["attackers"] = (
+        (lambda key, ids: functools.reduce(operator.or_, (one(key, ids) for one in who))) if who else None
+    )
+    limits = [rule.withstands for rule in parts.values()]
+    least = lambda number: functools.reduce(jnp.minimum, (limit(number) for limit in limits))  # noqa: E731
+    facts["withstands"] = None if None in limits else least
+    stated = (metric._replace(name=f"{name}_{metric.name}") for name, rule in parts.items() for metric in rule.metrics)
+    return Aggregator(init, accumulate, finalize, bound, metrics=tuple(stated), **facts)

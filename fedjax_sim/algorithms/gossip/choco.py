@@ -1,0 +1,109 @@
+"""CHOCO: nodes that send compressed differences, and reach the same consensus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from fedjax_sim import engine, tree, validate
+from fedjax_sim.algorithms.gossip.dpsgd import local_work
+from fedjax_sim.algorithms.gossip.rounds import node_algorithm
+from fedjax_sim.algorithms.gossip.state import check_average, kept_by_node, nodes_of
+from fedjax_sim.network import Mixing, mixed
+from fedjax_sim.transform import identity
+from fedjax_sim.types import Algorithm, Devices, UpdateTransform
+
+__all__ = ["choco"]
+
+
+@validate.named_arguments
+def choco(
+    loss_fn: Callable,
+    mixing: Mixing,
+    optimizer: optax.GradientTransformation,
+    *,
+    transform: UpdateTransform | None = None,
+    consensus_step: float = 0.5,
+    num_steps: int | None = None,
+    num_epochs: int | None = None,
+    batch_size: int | None = None,
+    shuffle: bool = True,
+    devices: Devices | None = None,
+    barrier: str = "global",
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
+) -> Algorithm:
+    """CHOCO-SGD: node i sends q_i = C(x_i - h_i), where h_i is what all neighbours know of its model.
+
+    x_i <- x_i + u_i(x_i); h_i <- h_i + q_i; x_i <- x_i + step sum_j W_ij (h_j - h_i).
+
+    Args:
+      mixing: the same weights in every round, for a lost message would make neighbours' copies of h_i differ.
+      transform: the compressor C, such as `top_k` or `quantize`: without memory, for h already makes up for what it
+        leaves out, and with an error below the difference itself. None sends differences as they are.
+      consensus_step: gamma in (0, 1]: smaller for a coarser compressor.
+      optimizer, num_steps, num_epochs, batch_size, shuffle, devices, barrier, nonfinite, plan, mesh: as in `dpsgd`.
+
+    Raises: ValueError for a mixing that changes or moves the average; for a transform with noise (no accountant covers
+    it here), with memory, or that sends integers; in `init`, for one whose error is no less than what it compresses.
+
+    Guarantees: NumPy's models with top-k (tests/algorithms/gossip/test_choco.py::test_numpy); without a compressor and
+    with step 1 it is D-PSGD, "adapt_then_combine" (::test_without_a_compressor); compressed nodes agree
+    (::test_compressed_nodes_agree), and a compressor that expands is refused (::test_a_compressor_that_expands).
+
+    References: Koloskova, Stich and Jaggi 2019, algorithms 1 and 2.
+    """
+    check_average(mixing)
+    if not mixing.static:
+        hint = "Neighbours keep copies of what a node sent: they must hear all of it."
+        validate.fail("mixing", "the same weights in every round", "ones that change", hint)
+    validate.in_range("consensus_step", consensus_step, 0, 1, open_low=True)
+    through = identity() if transform is None else transform
+    _check_transform(through)
+    local = local_work(
+        loss_fn, optimizer, num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, shuffle=shuffle
+    )
+
+    def apply(key, broadcast, own, data):
+        report, _ = local.apply(key, own["model"], (), data)
+        model = jax.tree.map(lambda x, u: (x + u).astype(x.dtype), own["model"], report.update)
+        return report._replace(update=tree.subtract(model, own["public"])), own | {"model": model}
+
+    node = local._replace(init=lambda params: {"model": params, "public": tree.zeros_like(params)}, apply=apply)
+    run = {"devices": devices, "barrier": barrier, "nonfinite": nonfinite, "plan": plan, "mesh": mesh}
+    nodes = nodes_of(node, mixing, aggregator=kept_by_node(), transform=through, **run)
+
+    def combine(links, done):
+        before, after, sent = done.before, done.after, done.sent["updates"]
+        public = jax.tree.map(lambda h, q: (h + q).astype(h.dtype), before["public"], sent)
+        gained = tree.subtract(mixed(links, public), public)
+        model = jax.tree.map(lambda x, y: (x + consensus_step * y).astype(x.dtype), after["model"], gained)
+        return {"model": model, "public": public}
+
+    made = node_algorithm(nodes, combine)
+
+    def init(key, params, population):
+        def send(key, x):
+            return through.on_client(key, x, through.init(x), ())[0]
+
+        hint = "Copies would grow without end: use the unscaled form, such as random_k(scaled=False), or send more."
+        validate.contraction("transform", send, tree.spec(params), hint=hint)
+        return made.init(key, params, population)
+
+    return made._replace(init=init)
+
+
+def _check_transform(transform: UpdateTransform) -> None:
+    validate.part("transform", transform, UpdateTransform)
+    if transform.noise is not None:
+        hint = "Neighbours see every message, and no accountant covers that."
+        validate.fail("transform", "one without noise", transform.noise.mechanism, hint)
+    if transform.integer_range is not None:
+        validate.fail("transform", "one that sends floats", "integers", "There is no sum to decode: integers=False.")
+    if transform.mirrored or jax.tree.leaves(transform.init_client(jax.ShapeDtypeStruct((8, 8), "float32"))):
+        hint = "CHOCO itself makes up for what was left out: pass the compressor alone."
+        validate.fail("transform", "one without memory", "one that may have some", hint)

@@ -1,0 +1,174 @@
+"""What all algorithms without a server share: nodes train from their own models, and then mix them.
+
+Models are client memory, one row a node. `collect` trains them, as clients of a cohort of everybody; there is no
+server, and the star's own message is a placeholder where nodes send their models to their neighbours alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import aggregation, engine, sampling, server, tree, validate
+from fedjax_sim.algorithms.gossip.node_clocks import TIME_METRICS, Timing, start_of
+from fedjax_sim.network import Mixing
+from fedjax_sim.network.topology import check_connected
+from fedjax_sim.population.protocol import sizes_of
+from fedjax_sim.round.costs import ROUND_METRICS
+from fedjax_sim.round.state import FederatedState, initial_state
+from fedjax_sim.transform import identity
+from fedjax_sim.types import (
+    Aggregator,
+    Array,
+    ClientUpdate,
+    Devices,
+    Metric,
+    Population,
+    PyTree,
+    Star,
+    UpdateTransform,
+)
+
+__all__ = [
+    "NODE_METRICS",
+    "Nodes",
+    "NodesState",
+    "Trained",
+    "begun",
+    "check_average",
+    "kept_by_node",
+    "nodes_of",
+    "training",
+]
+
+NODE_METRICS = (
+    *ROUND_METRICS,
+    Metric("edges", "links over which nodes sent", "count"),
+    Metric("consensus_distance", "distance of nodes from their mean model (root mean square)", pooled="last"),
+    *TIME_METRICS,
+)
+
+
+class Nodes(NamedTuple):
+    """The parts of a federation without a server."""
+
+    star: Star  # the nodes as clients; its server holds the initial model
+    mixing: Mixing
+    timing: Timing
+    models: Callable  # (states [N, ...]) -> their models [N, ...]
+    message: Callable  # (state of one node) -> what it sends to each neighbour, before the transform; for its size
+    attackers: Callable | None  # (key, ids) -> [N] bool, whom means leave out
+
+
+class NodesState(NamedTuple):
+    """The state between two rounds; models are in `star.clients`."""
+
+    star: FederatedState
+    tables: dict[str, Array]  # of the mixing
+    clock: PyTree  # `Clock` of [N]: when each node was done; () where time is not simulated
+
+
+class Trained(NamedTuple):
+    """The nodes after their local work, before they mix; leaves [N, ...], by id."""
+
+    memory: PyTree  # client memory, to write the next states into
+    before: PyTree  # the nodes' states
+    after: PyTree  # as before, for nodes that are down or whose result cannot be used
+    sent: PyTree  # what nodes sent, where the star keeps it: {"updates": [N, ...], "weights": [N]} of `kept_by_node`
+    arrived: Array  # [N] bool; the result could be used
+    info: dict[str, Array]  # of the training
+
+
+def check_average(mixing: Mixing, *, constants: bool = True) -> None:
+    """Raises ValueError for a mixing that moves the average of the nodes, or (`constants`) nodes that agree, and for a
+    graph that falls apart: another point than the mean objective's minimum would be reached.
+
+    Guarantees: tests/algorithms/gossip/test_dpsgd.py::test_what_is_refused.
+    """
+    validate.part("mixing", mixing, Mixing)
+    if not (mixing.keeps_average and (mixing.keeps_constants or not constants)):
+        hint = "Take metropolis; or push_sum with network.push, for directed graphs."
+        rule = "one that keeps the nodes' average" + " and their agreement" * constants
+        validate.fail("mixing", rule, "another", hint)
+    check_connected("mixing", mixing.graph)
+
+
+def nodes_of(
+    client: ClientUpdate,
+    mixing: Mixing,
+    *,
+    models: Callable = lambda state: state["model"],
+    message: Callable = lambda state: state["model"],
+    devices: Devices | None,
+    barrier: str,
+    plan: engine.Plan | None,
+    mesh: Any,
+    nonfinite: str,
+    aggregator: Aggregator | None = None,
+    transform: UpdateTransform | None = None,
+    attackers: Callable | None = None,
+) -> Nodes:
+    """`Nodes` around a client whose state holds its model."""
+    validate.one_of("nonfinite", nonfinite, ("drop", "error"))
+    size = mixing.graph.population_size
+    timing, sampler = Timing.checked(devices, barrier, size), sampling.full(size)
+    rule = aggregation.total() if aggregator is None else aggregator
+    through = identity() if transform is None else transform
+    star = Star(sampler, client, rule, server.replacement(), through, plan, mesh, nonfinite)
+    return Nodes(star, mixing, timing, models, message, attackers)
+
+
+def training(local: ClientUpdate, start: Callable, at: Callable, moved: Callable) -> ClientUpdate:
+    """A client that trains from its own state and keeps the result. Its message stands for the update in the check of
+    what can be used, as of any client's: it is the largest magnitude.
+
+    Args:
+      local: trains from a model.
+      start: (params) -> a node's state.
+      at: (state) -> the model that it trains from, in the dtypes of the initial one or wider.
+      moved: (state, update) -> the state after training.
+    """
+
+    def apply(key, broadcast, own, data):
+        report, _ = local.apply(key, tree.cast(at(own), broadcast), (), data)
+        peaks = [engine.largest(jnp.abs(x)).astype(jnp.float32) for x in jax.tree.leaves(report.update) if x.size]
+        return report._replace(update=jnp.stack(peaks).max()), moved(own, report.update)
+
+    return local._replace(init=start, apply=apply)
+
+
+def kept_by_node() -> Aggregator:
+    """Each node's message and weight, one row a node; zeros where nothing arrived."""
+
+    def init(update_spec, num_slots):
+        return engine.buffer({"updates": update_spec, "weights": jax.ShapeDtypeStruct((), jnp.float32)}, num_slots)
+
+    def accumulate(key, round, carry, received):
+        return engine.fill(carry, received.slots, {"updates": received.updates, "weights": received.weights})
+
+    def finalize(key, round, carry):
+        return engine.all_rows(carry, jnp.arange(carry.place.shape[0], dtype=jnp.int32)), {}
+
+    return Aggregator(init, accumulate, finalize, weighted=False)
+
+
+def begun(nodes: Nodes, params: PyTree, population: Population) -> NodesState:
+    """The state before the first round.
+
+    Raises: ValueError for another number of clients than of nodes.
+    """
+    if population.size != nodes.mixing.graph.population_size:
+        hint = "Each client is a node."
+        validate.fail(
+            "mixing", f"a graph of the population's {population.size} clients", nodes.mixing.graph.population_size, hint
+        )
+    star = initial_state(nodes.star, params, population)
+    tables = jax.tree.map(jnp.asarray, nodes.mixing.tables)
+    if nodes.timing.devices is not None:
+        tables["examples"] = sizes_of(population)
+    if nodes.attackers is not None:
+        tables["honest"] = jnp.ones(nodes.mixing.graph.population_size, bool)
+    return NodesState(star, tables, start_of(nodes.timing, nodes.mixing.graph.population_size))

@@ -1,0 +1,3 @@
+"""Federations of federations: devices under edges, edges under a cloud."""
+
+__all__: list[str] = []

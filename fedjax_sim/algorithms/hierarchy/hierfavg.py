@@ -1,0 +1,328 @@
+"""Hierarchies: a federation, seen from above, is a client. Devices train under edges, and edges under a cloud.
+
+With n_e examples under edge e, n all of them, and w_e the model of edge e after its kappa rounds, a cloud round is
+
+    w <- w + sum_e (n_e / n) (w_e - w).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from fedjax_sim import aggregation, engine, sampling, server, tree, validate
+from fedjax_sim.algorithms.server.fedavg import fedavg
+from fedjax_sim.engine.arithmetic import exact_sums
+from fedjax_sim.prng import stream
+from fedjax_sim.round.compatibility import check_parts
+from fedjax_sim.round.costs import metrics_of
+from fedjax_sim.round.federated import federated
+from fedjax_sim.round.inner_time import time_inside
+from fedjax_sim.round.levels import by_own_ids, existing, named_by, over_rounds, remembers, told
+from fedjax_sim.round.round import FederatedState, close, collect, initial_state, invite
+from fedjax_sim.types import (
+    Aggregator,
+    Algorithm,
+    Array,
+    ClientUpdate,
+    Devices,
+    Inside,
+    Level,
+    Mean,
+    Population,
+    PyTree,
+    Report,
+    Sampler,
+    Star,
+    UpdateTransform,
+)
+
+__all__ = ["as_client_update", "hierarchical_fedavg", "sampler_inside"]
+
+WEIGHTINGS = (None, "examples", "uniform")
+WEIGHT = "weight inside"  # a metric of clients, which nobody above sees
+
+
+def as_client_update(
+    federation: Star | Algorithm,
+    rounds: int = 1,
+    *,
+    name: str = "edge",
+    weighting: str | None = None,
+    keep: bool = False,
+    devices: Devices | None = None,
+) -> ClientUpdate:
+    """A federation as one client: it makes `rounds` rounds of its own, and sends how far its model moved.
+
+    Its clients are a group of the population (`population.grouped`). It may be a client of a federation that is a
+    client again, so levels nest. Inside, a sampler draws places in the group, some of which are empty in groups that
+    are not the largest, and clients' keys follow from the group's id and their places. The aggregator, with attackers
+    and what it remembers of clients, knows clients by their own ids in the whole population.
+
+    Args:
+      federation: the one inside: an algorithm such as `fedavg(...)` or `split_gnn(...)`, or its parts; its `mesh` is
+        not used: devices share out edges. With `nonfinite="error"` a message inside that is not finite makes this
+        client's own so.
+      rounds: kappa, of its own for each one above.
+      name: of this level; statements of privacy call a federation so. "edge" tells `edge_uplink_bytes`,
+        `edge_clients_reported`, ... in info, summed exactly over those that send a message, used or not (too late for a
+        deadline above, lost in a secure sum); nothing of one that is stopped at its work
+        (tests/algorithms/hierarchy/test_hierfavg.py::test_an_edge_too_late_for_a_deadline,
+        ::test_late_edges_of_a_region, ::test_edges_that_leave_a_secure_sum).
+      weighting: "examples": the weights that its clients reported, summed, as a mean over its rounds: n_e where all
+        take part; "uniform": 1; None: as "examples", if the aggregator above takes weights. A round inside that was
+        skipped counts for nothing; without any there is no message.
+      keep: whether sampler, optimiser, memories and clients' states go on in the next round above, from the model that
+        is then broadcast; else all begin anew.
+      devices: what all clients inside run on, by their ids in the whole population, where a clock above has rounds take
+        time: a round inside lasts as long as the slowest of its cohort, and `rounds` of them follow one another. Where
+        the clients inside are federations, it is what these have for the way to the level above them, and they state
+        the devices inside of them. The joules of all are those of this client.
+
+    Returns: a ClientUpdate whose `federation` is the star of these parts.
+
+    Raises: ValueError for parts that do not fit, or are not a whole algorithm (`Star.complete`: Mime has a pass more);
+    for a server that does not say how it goes on from another model (`ServerUpdate.moved`: SCAFFOLD's is more than a
+    model); for an aggregator made for one population's weights; in groups of unequal size for a sampler with a state (a
+    cohort of empty places would be drawn again) or a limit of reports (empty places would count); and, without `keep`,
+    for a state of sampler, clients, transform or aggregator that would be lost. An optimiser's begins anew. With
+    `devices` also as `inner_time.time_inside`, and for an algorithm whose rounds inside are not those of its parts.
+
+    Guarantees: one round, weighed by examples, under a mean is flat FedAvg, and not if weighed equally
+    (tests/algorithms/hierarchy/test_hierfavg.py::test_one_edge_round_is_flat); more rounds meet a closed form
+    (::test_fixed_points); a group without messages sends none, and the model keeps its bits (::test_empty_groups), nor
+    does one whose rounds were skipped (::test_skipped_rounds_weigh_nothing); what is kept goes on
+    (::test_momentum_at_the_edge); what an edge would lose is refused (::test_what_an_edge_would_lose). To a clock above
+    its rounds take the time of the cohorts that it draws, examples or not (::test_time_of_an_empty_group,
+    tests/round/test_inner_time.py::test_rounds_inside_by_hand).
+
+    References: Liu, Zhang, Song and Letaief 2020 (HierFAVG), algorithm 1.
+    """
+    level = _level_of(federation)
+    _check(level.star, rounds, name, weighting, keep)
+    star = level.star
+    if devices is not None and isinstance(federation, Algorithm) and federation.level is not None:
+        hint = "Its rounds are more than invite, collect and close, and their time is not known: leave devices out."
+        validate.fail("federation", "the parts of a whole algorithm, for rounds that take time", "another", hint)
+
+    def initial(params: PyTree, group: Population) -> PyTree:
+        if getattr(group, "ragged", False) and remembers(star.sampler):
+            hint = "A cohort of empty places would be drawn again and again. Take uniform, poisson or full."
+            validate.fail("sampler", "one without a state in groups of unequal size", "one with a state", hint)
+        if getattr(group, "ragged", False) and getattr(star.sampler.design, "max_reports", None) is not None:
+            hint = "Empty places would count among the first. Leave the limit out, or make the groups equal."
+            rule = "one without a limit of reports in groups of unequal size"
+            validate.fail("sampler", rule, star.sampler.design.max_reports, hint)
+        with engine.unplaced():  # the memory of a group is a plain array
+            state = level.init(params, group)
+        if not keep:
+            _check_nothing_is_lost(state)
+        return state
+
+    def apply(key, broadcast, own, group):
+        if keep:
+            start = own._replace(server=star.server.moved(own.server, broadcast))
+        else:
+            start = initial(broadcast, group)
+
+        def step(state, t):
+            state, inside = level.step(jax.random.fold_in(stream(key, "inside"), t), state, group)
+            return state, told(inside, name)
+
+        end, rows = jax.lax.scan(step, start, jnp.arange(rounds))
+        update = tree.subtract(star.server.params(end.server), broadcast)
+        means, counts, (weight, used) = over_rounds(rows)
+        weight = (used > 0).astype(jnp.float32) if weighting == "uniform" else weight / rounds
+        if star.nonfinite == "error":
+            weight = jnp.where(rows.broken.any(), jnp.nan, weight)
+        return Report(update, weight, means, counts), end if keep else own
+
+    return ClientUpdate(
+        init=initial if keep else lambda params, group: (),
+        apply=apply,
+        uniform_weights=weighting == "uniform",
+        needs_weights=weighting == "examples",
+        metrics=(*named_by(name, level.metrics), *star.client.metrics),
+        federation=star._replace(mesh=None),
+        level=name,
+        time_inside=None if devices is None else time_inside(star, rounds, devices),
+    )
+
+
+def _level_of(federation: Star | Algorithm) -> Level:
+    """What a hierarchy needs of a federation: stated by the algorithm, or made of the parts of a whole one."""
+    if isinstance(federation, Algorithm):
+        if federation.level is not None:
+            return federation.level
+        federation = federation.parts
+    validate.part("star", federation, Star)
+    _check_whole(federation)
+    inner = federation._replace(client=_weighed(federation.client), mesh=None)
+
+    def step(key: Array, state: FederatedState, group: Population) -> tuple[FederatedState, Inside]:
+        star = inner._replace(aggregator=by_own_ids(inner.aggregator, group))
+        cohort, sampler = invite(star, key, state)
+        cohort = existing(cohort, group)
+        gathered = collect(star, key, cohort, state, group)
+        state, info = close(star, key, cohort, gathered, state._replace(sampler=sampler))
+        means = exact_sums.total(gathered.means)[0]
+        weight = means.pop(WEIGHT).total
+        info = {name: x for name, x in info.items() if name.removeprefix("client_") != WEIGHT}
+        return state, Inside(info, means, gathered.counts, weight, info["dropped_clients"] > 0)
+
+    init = partial(initial_state, inner)
+    return Level(federation, init, step, metrics_of(federation._replace(client=None)))
+
+
+@validate.named_arguments
+def hierarchical_fedavg(
+    loss_fn: Callable,
+    sampler: Sampler,
+    optimizer: optax.GradientTransformation,
+    *,
+    edge_rounds: int = 1,
+    group_size: int | None = None,
+    edge_sampler: Sampler | None = None,
+    edge_aggregator: Aggregator | None = None,
+    edge_transform: UpdateTransform | None = None,
+    edge_optimizer: optax.GradientTransformation | None = None,
+    edge_weighting: str | None = None,
+    edge_devices: Devices | None = None,
+    keep_edges: bool = False,
+    server_optimizer: optax.GradientTransformation | None = None,
+    aggregator: Aggregator | None = None,
+    num_steps: int | None = None,
+    num_epochs: int | None = None,
+    batch_size: int | None = None,
+    weighting: str | None = None,
+    shuffle: bool = True,
+    transform: UpdateTransform | None = None,
+    downlink: UpdateTransform | None = None,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
+) -> Algorithm:
+    """HierFAVG: edges make rounds of FedAvg over their groups of clients, and the cloud averages the edges' models.
+
+    `clients_reported`, `uplink_bytes`, ... are those between edges and cloud, `edge_clients_reported`,
+    `edge_uplink_bytes`, ... those between clients and edges.
+
+    Args:
+      sampler, aggregator, transform, downlink, server_optimizer: of the cloud, whose clients are the edges.
+      optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `weighting`, `shuffle` as in `client.work`.
+      edge_rounds, edge_weighting, keep_edges: kappa, what an edge weighs, whether it remembers: `as_client_update`.
+      group_size: clients in the largest group (`Grouped.group_size`), all of whom take part unless there is an
+        `edge_sampler`, one of as many clients.
+      edge_aggregator, edge_transform, edge_optimizer: as the cloud's; `aggregation.mean()`, none, SGD with rate 1.
+      edge_devices: what all clients run on, for a sampler with a clock, whose own devices are then the edges' links to
+        the cloud; see `as_client_update`. In a config, where [devices] has the edges' links, the clients have as many
+        of the same kind, unless [algorithm.edge_devices] is there.
+      plan: of the clients inside of an edge; edges follow one another, or are shared out over devices.
+
+    Guarantees: NumPy's, with momentum at both levels (tests/algorithms/hierarchy/test_hierfavg.py::test_the_recipe);
+    and those of `as_client_update`.
+
+    References: Liu, Zhang, Song and Letaief 2020 (HierFAVG), algorithm 1.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from fedjax_sim import population, sampling
+    >>> devices = population.quadratic_population([1.0] * 5, [0.0, 0.0, 1.0, 1.0, 1.0])
+    >>> edges = population.grouped(devices, [0, 0, 1, 1, 1])
+    >>> options = {"group_size": edges.group_size, "num_steps": 1, "edge_rounds": 2}
+    >>> made = hierarchical_fedavg(population.quadratic_loss, sampling.full(2), optax.sgd(0.5), **options)
+    >>> state = made.init(jax.random.key(0), {"w": jnp.zeros(1)}, edges)
+    >>> state, info = made.step(jax.random.key(0), state, edges)
+    >>> made.params(state)["w"].tolist()  # 2/5 of 0 and 3/5 of 0.75
+    [0.45000001788139343]
+    >>> int(info["clients_reported"]), info["edge_clients_reported"].total()  # of one round, and of two
+    (2, 10)
+    """
+    edge_sampler = sampler_inside(edge_sampler, group_size, "clients")
+    inside = {"aggregator": edge_aggregator, "transform": edge_transform, "server_optimizer": edge_optimizer}
+    work = {"num_steps": num_steps, "num_epochs": num_epochs, "batch_size": batch_size}
+    how = {"weighting": weighting, "shuffle": shuffle, "nonfinite": nonfinite}
+    edge = fedavg(loss_fn, edge_sampler, optimizer, **inside, **work, **how, plan=plan).parts
+    if edge_devices is not None and sampler.devices is None:
+        hint = "Put with_clock around the cloud's sampler; or leave edge_devices out."
+        validate.fail("edge_devices", "None without a clock", "devices", hint)
+    work = as_client_update(edge, edge_rounds, weighting=edge_weighting, keep=keep_edges, devices=edge_devices)
+    rule = aggregation.mean() if aggregator is None else aggregator
+    step = server.optimizer(optax.sgd(1.0) if server_optimizer is None else server_optimizer)
+    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, mesh=mesh)
+
+
+def sampler_inside(edge_sampler: Sampler | None, group_size: int | None, members: str) -> Sampler:
+    """The sampler of an edge: the given one, or everybody in the largest group.
+
+    Raises: ValueError, TypeError without either, and for a sampler of groups of another size.
+    """
+    if edge_sampler is None:
+        hint = f"Group the {members}: population.grouped, or [data.with_groups] in a config; or give an edge_sampler."
+        if group_size is None:
+            validate.fail("group_size", f"the {members} of the largest group", None, hint)
+        return sampling.full(group_size)
+    validate.part("edge_sampler", edge_sampler, Sampler)
+    places = edge_sampler.design.population_size
+    if group_size not in (None, places):
+        hint = "Leave it out: the edge_sampler knows how many it draws from."
+        validate.fail("group_size", f"None or {places}, as of the edge_sampler", group_size, hint)
+    return edge_sampler
+
+
+def _check(star: Star, rounds: int, name: str, weighting: str | None, keep: bool) -> None:
+    validate.integer("rounds", rounds)
+    validate.one_of("weighting", weighting, WEIGHTINGS)
+    validate.one_of("keep", keep, (True, False))
+    if not (isinstance(name, str) and name.isidentifier()):
+        validate.fail("name", "a word, such as 'edge'", name)
+    if star.sampler.devices is not None:
+        hint = "Put with_clock around the upper sampler, and pass what runs inside as `devices` (edge_devices)."
+        validate.fail("sampler", "one without a clock, inside of a hierarchy", "one with a clock", hint)
+    if not keep and star.client.reads_round:
+        hint = "Its rounds begin anew in each round above. Pass keep=True, for a rate over an edge's own rounds."
+        validate.fail("optimizer", "a rate over steps in an edge that keeps nothing", "one over rounds", hint)
+    if not keep and remembers(star.sampler):
+        hint = "It would begin anew, and draw the same cohorts, in each round above. Pass keep=True."
+        validate.fail("sampler", "one without a state, with keep=False", "one with a state", hint)
+
+
+def _check_whole(star: Star) -> None:
+    if star.complete is not True:
+        hint = "Its rounds are more than invite, collect and close: take parts of `federated`, which say `complete`."
+        validate.fail("star", "the parts of a whole algorithm (`Star.complete`)", "parts without the rest", hint)
+    check_parts(star.sampler, star.client, star.transform, star.aggregator, star.server)
+    if star.aggregator.keyless:
+        hint = "It holds its model encrypted, so what it sends up is a ciphertext: encrypt between edges and cloud."
+        validate.fail("aggregator", "one whose server has a key, inside of a hierarchy", "one without", hint)
+    if star.aggregator.design is not None:
+        hint = "Its weights add up to those of one population, and each edge has its own: take aggregation.mean()."
+        validate.fail("aggregator", "one that takes weights as they come, inside of a hierarchy", "another", hint)
+    if star.server.moved is None:
+        hint = "What it keeps beside the model would be lost, or wrong. Take server.optimizer, or state `moved`."
+        validate.fail("server", "one that can go on from another model (`ServerUpdate.moved`)", "another", hint)
+
+
+def _check_nothing_is_lost(state: PyTree) -> None:
+    if not isinstance(state, FederatedState):
+        return
+    kept = {"client": state.clients, "transform": (state.memory, state.transform), "aggregator": state.aggregator}
+    for name, own in kept.items():
+        if jax.tree.leaves(own):
+            hint = "It would begin anew in each round above. Pass keep=True (keep_edges)."
+            validate.fail(name, "one without a state inside of an edge that keeps nothing", "one with a state", hint)
+
+
+def _weighed(client: ClientUpdate) -> ClientUpdate:
+    """The same client, whose weight is a metric too, so that the weights that arrived add up exactly."""
+
+    def apply(*args):
+        report, state = client.apply(*args)
+        weight = jnp.asarray(report.weight, jnp.float32)
+        return report._replace(metrics=report.metrics | {WEIGHT: Mean(weight, jnp.ones_like(weight))}), state
+
+    return client._replace(apply=apply)

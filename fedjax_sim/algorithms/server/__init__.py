@@ -1,0 +1,3 @@
+"""FedAvg and its family: one server, one model, synchronous rounds."""
+
+__all__: list[str] = []

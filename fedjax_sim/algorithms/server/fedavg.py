@@ -1,0 +1,264 @@
+"""Named algorithms, each a composition of parts: FedSGD, FedAvg, FedProx, FedNova, record-level private FedAvg.
+
+Every recipe takes the loss, a sampler and the local work (`num_steps`, `num_epochs`, `batch_size`, `weighting`,
+`shuffle`, as in `client.work`), and returns an `Algorithm`. `aggregator`, `transform`, `downlink`, `nonfinite`, `plan`
+and `mesh` are those of `federated`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import optax
+from jax.sharding import Mesh
+
+from fedjax_sim import aggregation, client, engine, server, validate
+from fedjax_sim.round.federated import federated
+from fedjax_sim.transform.chain import plain_wire
+from fedjax_sim.types import Aggregator, Algorithm, Sampler, UpdateTransform
+
+__all__ = ["fedavg", "fednova", "fedprox", "fedsgd", "record_private_fedavg"]
+
+
+@validate.named_arguments
+def fedsgd(
+    loss_fn: Callable,
+    sampler: Sampler,
+    *,
+    learning_rate: float = 0.1,
+    aggregator: Aggregator | None = None,
+    transform: UpdateTransform | None = None,
+    downlink: UpdateTransform | None = None,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
+) -> Algorithm:
+    """One full-batch gradient per client, averaged by examples; the server takes the step.
+
+    Guarantees: with full participation it is centralised gradient descent (tests/oracles/test_centralised.py).
+
+    References: McMahan et al. 2017, section 2 (FederatedSGD).
+    """
+    validate.positive("learning_rate", learning_rate)
+    work = client.local_sgd(loss_fn, optax.sgd(1.0), client.work(num_steps=1))
+    rule = aggregation.mean() if aggregator is None else aggregator
+    step = server.optimizer(optax.sgd(learning_rate))
+    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)
+
+
+@validate.named_arguments
+def fedavg(
+    loss_fn: Callable,
+    sampler: Sampler,
+    optimizer: optax.GradientTransformation,
+    *,
+    server_optimizer: optax.GradientTransformation | None = None,
+    aggregator: Aggregator | None = None,
+    num_steps: int | None = None,
+    num_epochs: int | None = None,
+    batch_size: int | None = None,
+    weighting: str | None = None,
+    shuffle: bool = True,
+    transform: UpdateTransform | None = None,
+    downlink: UpdateTransform | None = None,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
+) -> Algorithm:
+    """Federated averaging: local training, then the mean of the local models by examples.
+
+    Args:
+      optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `weighting`, `shuffle` as in `client.work`.
+      server_optimizer: optax; SGD with rate 1 by default, which replaces the model by the mean of the local models.
+
+    Guarantees: matches a NumPy oracle (tests/oracles/test_fedavg.py) and, on quadratics, its closed-form biased fixed
+    point (tests/oracles/test_fixed_points.py).
+
+    References: McMahan et al. 2017, algorithm 1; Reddi et al. 2021, algorithm 1 with a server optimiser.
+    """
+    local = client.work(
+        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
+    )
+    work = client.local_sgd(loss_fn, optimizer, local)
+    rule = aggregation.mean() if aggregator is None else aggregator
+    step = server.optimizer(optax.sgd(1.0) if server_optimizer is None else server_optimizer)
+    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)
+
+
+@validate.named_arguments
+def fedprox(
+    loss_fn: Callable,
+    sampler: Sampler,
+    optimizer: optax.GradientTransformation,
+    *,
+    coefficient: float = 0.1,
+    aggregator: Aggregator | None = None,
+    num_steps: int | None = None,
+    num_epochs: int | None = None,
+    batch_size: int | None = None,
+    weighting: str | None = None,
+    shuffle: bool = True,
+    transform: UpdateTransform | None = None,
+    downlink: UpdateTransform | None = None,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
+) -> Algorithm:
+    """FedAvg with a proximal term (coefficient / 2) |w - w_t|^2 in each local objective.
+
+    Guarantees: coefficient 0 is FedAvg bit for bit (tests/client/test_proximal.py); its closed-form fixed
+    points on quadratics (tests/oracles/test_fixed_points.py).
+
+    References: Li et al. 2020 (FedProx), algorithm 2; its stragglers (section 5.2) are `sampling.with_stragglers`. The
+    paper samples with replacement in proportion to the data and averages uniformly: pass `sampling.weighted` and
+    `aggregation.li_scheme_one` for that form.
+    """
+    local = client.work(
+        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
+    )
+    work = client.proximal(loss_fn, optimizer, coefficient, local)
+    rule = aggregation.mean() if aggregator is None else aggregator
+    step = server.optimizer(optax.sgd(1.0))
+    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)
+
+
+@validate.named_arguments
+def fednova(
+    loss_fn: Callable,
+    sampler: Sampler,
+    *,
+    learning_rate: float = 0.1,
+    momentum: float = 0.0,
+    aggregator: Aggregator | None = None,
+    num_steps: int | None = None,
+    num_epochs: int | None = None,
+    batch_size: int | None = None,
+    weighting: str | None = None,
+    shuffle: bool = True,
+    transform: UpdateTransform | None = None,
+    downlink: UpdateTransform | None = None,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
+) -> Algorithm:
+    """Normalised averaging: unequal numbers of local steps no longer shift the fixed point.
+
+    Args:
+      learning_rate, momentum: of the clients' SGD (heavy ball), constant as the normalisation requires.
+      aggregator: of messages {"direction", "steps"}; `aggregation.mean()` by default. One with attackers inside is
+        refused: of a message with both signs flipped the product is the honest one. So is one that is not homogeneous,
+        such as `norm_bounding`: it would measure, and shorten, the number of steps with the direction.
+      transform: applied to the direction alone, without noise; the number of steps is sent beside it, unchanged.
+
+    Guarantees: the fixed points of Wang et al. 2020, theorem 1, on quadratics (tests/oracles/test_fednova.py); a clip
+    or a sparsifier does not change the number of steps (::test_steps_are_sent_beside); attackers are refused
+    (::test_attackers_would_change_the_steps), and bounds on norms (::test_a_bound_would_shorten_the_steps).
+
+    References: Wang et al. 2020 (FedNova), equation 4.
+    """
+    validate.positive("learning_rate", learning_rate)
+    if aggregator is not None and not (aggregator.homogeneous and aggregator.attackers is None):
+        how = "Build the round by `federated` with client.normalized, server.rescaled and"
+        if aggregator.attackers is not None:
+            hint = f'The number of steps changes too, so a flipped sign cancels. {how} by_part({{"direction": '
+            hint += 'corrupted(...), "steps": mean()}).'
+            validate.fail("aggregator", "one without attackers inside for fednova", "a corrupted one", hint)
+        hint = f'It would measure steps with the direction. {how} by_part({{"direction": ..., "steps": mean()}}).'
+        validate.fail("aggregator", "a homogeneous one for fednova", "another", hint)
+    local = client.work(
+        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
+    )
+    work = client.local_sgd(loss_fn, optax.sgd(learning_rate, momentum=momentum or None), local)
+    work = client.normalized(work, momentum=momentum)
+    step = server.rescaled(server.optimizer(optax.sgd(1.0)))
+    rule = aggregation.mean() if aggregator is None else aggregator
+    transform = transform and _of_direction(transform)
+    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)
+
+
+def _of_direction(transform: UpdateTransform) -> UpdateTransform:
+    """The transform, applied to a message's direction alone: a changed number of steps would rescale the mean step."""
+    validate.part("transform", transform, UpdateTransform)
+    if transform.noise is not None:
+        hint = "The number of steps is sent without noise, and reveals the number of examples."
+        validate.fail("transform", "one without noise for fednova", transform.noise.mechanism, hint)
+
+    def on_client(key, update, state, memory):
+        direction, memory, measured = transform.on_client(key, update["direction"], state, memory)
+        return update | {"direction": direction}, memory, measured
+
+    def on_server(key, cohort, aggregate, *rest):
+        direction, *others = transform.on_server(key, cohort, aggregate["direction"], *rest)
+        return aggregate | {"direction": direction}, *others
+
+    def wire(update_spec, sent):
+        direction, steps = (plain_wire(update_spec[name]) for name in ("direction", "steps"))
+        return transform.wire(update_spec["direction"], direction).with_plain(steps)
+
+    return transform._replace(
+        init=lambda update_spec: transform.init(update_spec["direction"]),
+        init_client=lambda update_spec: transform.init_client(update_spec["direction"]),
+        on_client=on_client,
+        on_server=on_server,
+        wire=wire,
+        l2_bound=None,
+        squared_error=None,
+        exact_error=False,
+    )
+
+
+@validate.named_arguments
+def record_private_fedavg(
+    loss_fn: Callable,
+    sampler: Sampler,
+    *,
+    clip_norm: float,
+    noise_multiplier: float,
+    learning_rate: float = 0.1,
+    num_steps: int,
+    batch_size: int,
+    num_examples: int | None = None,
+    microbatch_size: int | None = None,
+    sampling: str = "poisson",
+    weighting: str = "uniform",
+    gradients: str = "auto",
+    aggregator: Aggregator | None = None,
+    transform: UpdateTransform | None = None,
+    downlink: UpdateTransform | None = None,
+    nonfinite: str = "drop",
+    plan: engine.Plan | None = None,
+    mesh: Mesh | str | None = "all",
+) -> Algorithm:
+    """FedAvg whose clients train by DP-SGD: each record is hidden from everybody, the server included.
+
+    Args:
+      clip_norm, noise_multiplier, learning_rate, num_steps, batch_size, microbatch_size, sampling, weighting,
+        gradients: as in `client.private_sgd`, whose noise the accountant reads.
+      num_examples: n, a public upper bound on the rows of a client; required, because a record is in a batch with
+        probability batch_size / n. A config takes the rows of the largest client, which are then treated as public.
+
+    Guarantees: without noise and clipping, on whole clients, it is FedAvg
+    (tests/oracles/test_record_private_fedavg.py::test_without_privacy_it_is_fedavg); its epsilon is the accountant's
+    for as many steps, by hand (::test_epsilon_by_hand).
+
+    References: Abadi et al. 2016, algorithm 1; Noble, Bellet and Dieuleveut 2022 (record-level DP-FedAvg).
+    """
+    if num_examples is None:
+        hint = "A record is in a batch with probability batch_size / num_examples."
+        validate.fail("num_examples", "the most rows that a client has", None, hint)
+    work = client.private_sgd(
+        loss_fn,
+        clip_norm,
+        noise_multiplier,
+        learning_rate,
+        num_steps=num_steps,
+        batch_size=batch_size,
+        num_examples=num_examples,
+        microbatch_size=microbatch_size,
+        sampling=sampling,
+        weighting=weighting,
+        gradients=gradients,
+    )
+    rule = aggregation.mean() if aggregator is None else aggregator
+    step = server.optimizer(optax.sgd(1.0))
+    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)

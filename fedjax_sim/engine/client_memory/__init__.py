@@ -1,0 +1,3 @@
+"""What clients keep between rounds, in memory and on disk."""
+
+__all__: list[str] = []

@@ -1,0 +1,291 @@
+"""Per-client memory in a sparse file: only a cohort's rows move, and the file can be taken back to any commit.
+
+`NAME.mem` holds a head and then one record for each client (`engine/client_memory/records.py`). The record of a client
+never written is a hole, which takes no disk and reads as the initial state. A bit for each client, kept in every
+checkpoint, tells whether it was written: a disk that loses a record leaves zeros too. Rows are read and written by
+position instead of through a memory mapping, because mapped pages count as the process's memory, and because a full
+disk kills a process that writes through a mapping, where a plain write raises an error.
+
+A version counts the writes (`put`) since the run began, one a round; a commit is a version that has a checkpoint.
+Before a row is overwritten for the first time since a commit, its old record goes into that commit's undo journal
+`NAME.mem.undo_VERSION` (`engine/client_memory/journal.py`). Going back to a commit restores the records of its journal
+and of all later ones.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import struct
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_sim.engine.client_memory.journal import Journal, MemoryFileError, read_at, write_at
+from fedjax_sim.engine.client_memory.records import RecordFormat, checksums, has_bits, no_bits, set_bits, with_crc
+from fedjax_sim.types import PyTree
+
+__all__ = ["MemoryFile", "MemoryFileError"]
+
+MAGIC = b"FEDJAXMM"
+SCHEMA = 1
+HEAD = struct.Struct("<8sQQQ16s32sL")  # magic, schema, clients, record bytes, mark, layout digest, CRC of those
+PLACE, PLACE_AT = struct.Struct("<QQL"), 512  # newest journal's version, its bytes, CRC; in a sector of its own
+START = 4096  # where the records begin
+PIECE_BYTES = 1 << 24  # rows handled at once
+
+
+class MemoryFile:
+    """The rows of `num_clients` clients who all start from `client_state`; opened by the first use, or by `resume`.
+
+    Guarantees: a row never written reads as the initial state and takes no disk
+    (tests/engine/client_memory/test_disk.py::test_rows_come_back_and_holes_take_no_disk); from any moment it goes back
+    to any commit that its journals reach (::test_killed_between_any_two_system_calls); a flipped or missing byte of a
+    row or journal is found when it is read (::test_damage_is_found), and so is a record that was lost or put back to
+    zeros (::test_a_lost_record_is_no_hole).
+    """
+
+    _rows: int | None = None  # file descriptor
+    _journal: Journal | None = None
+
+    def __init__(self, path: str | Path, client_state: PyTree, num_clients: int):
+        self.path, self.num_clients = Path(path), num_clients
+        self.format = RecordFormat(client_state)
+        self.version, self.mark = 0, b""
+        self.written = no_bits(num_clients)  # of the clients whose record is no hole
+        self._kept = no_bits(num_clients)  # of the clients whose old record is in the journal
+        self._arrived = 0  # devices that have written their share of the next version
+        self._lock = threading.RLock()
+        self._failure: Exception | None = None
+
+    # What a round does: compiled code calls it on every device, for its share of the cohort.
+
+    def read(self, version: int, ids: np.ndarray, leaves: list[np.ndarray]) -> None:
+        """Fills `leaves` [k, ...] with the rows of clients `ids`; an id outside [0, N) gives the initial state."""
+        with self._lock:
+            self._check_version(version)
+        for leaf, part in zip(leaves, self.format.initial_leaves(), strict=True):
+            leaf[...] = part
+        known = np.flatnonzero((ids >= 0) & (ids < self.num_clients))
+        step = max(1, PIECE_BYTES // self.format.record_bytes)
+        for begin in range(0, len(known), step):
+            here = known[begin : begin + step]
+            for leaf, part in zip(leaves, self.format.decode(self._records(ids[here])), strict=True):
+                leaf[here] = part
+
+    def write(self, version: int, ids: np.ndarray, leaves: list[np.ndarray], shares: int = 1) -> None:
+        """Writes the rows of clients `ids` (distinct) and, with the last of `shares` calls, ends the version."""
+        with self._lock:
+            self._check_version(version)
+            step = max(1, PIECE_BYTES // self.format.record_bytes)
+            for begin in range(0, max(len(ids), 1), step):
+                piece = slice(begin, begin + step)
+                last = begin + step >= len(ids) and self._arrived + 1 == shares
+                self._save_old(version, last, ids[piece].astype(np.int64))
+                self._write_records(ids[piece], self.format.encode(ids[piece], [leaf[piece] for leaf in leaves]))
+                set_bits(self.written, ids[piece])
+            self._arrived += 1
+            if self._arrived == shares:
+                self._arrived, self.version = 0, version + 1
+
+    def fail(self, error: Exception) -> None:
+        """Keeps the first error of a device; raised at once, it would leave the others waiting in a collective."""
+        self._failure = self._failure or error
+
+    @property
+    def failed(self) -> bool:
+        """Whether a device met an error; from then on nothing is written."""
+        return self._failure is not None
+
+    def check(self) -> None:
+        """Raises the error that a device met, if any."""
+        if self._failure is not None:
+            raise self._failure
+
+    # What a run does around its rounds.
+
+    def create(self) -> None:
+        """A fresh file with every client at the initial state; an old file is deleted with its journals."""
+        for path in [self.path, *self.journals().values()]:
+            path.unlink(missing_ok=True)
+        self._open(create=True)
+
+    def sync(self, version: int) -> None:
+        """Brings every row to the disk; called before a checkpoint of `version` is written."""
+        self._check_version(version)
+        try:
+            there = os.path.samestat(os.stat(self.path), os.fstat(self._rows))
+        except FileNotFoundError:
+            there = False
+        if not there:
+            raise MemoryFileError(f"{self.path}: deleted or replaced during the run; its rows cannot be resumed.")
+        self._journal.sync()  # batches without records are written without a sync
+        os.fsync(self._rows)
+
+    def advance(self, keep: int) -> None:
+        """Starts the journal of this version, whose checkpoint is on disk by now; keeps the newest `keep` journals."""
+        with self._lock:
+            if self.version != self._journal.version:
+                self._start_journal((self._journal.version, self._journal.end))
+            for version in sorted(self.journals())[:-keep]:
+                self._journal_path(version).unlink(missing_ok=True)
+
+    def resume(self, version: int, mark: str, written: np.ndarray) -> None:
+        """Opens the file and takes it back to `version`, one that a kept checkpoint has committed.
+
+        Args:
+          mark: that of the run's file, hexadecimal, from the checkpoint's meta.
+          written: the attribute of that name at the commit, from the checkpoint.
+
+        Raises: MemoryFileError where the file or a journal is absent, damaged, too short, or of another run.
+        """
+        self._open(create=False)
+        if self.mark.hex() != mark:
+            raise MemoryFileError(f"{self.path}: expected the client memory of this run, got another run's.")
+        self.written = np.array(written, np.uint8)
+        chain, before = [], self._place()
+        while before[0] >= 0 and (not chain or chain[-1].version > version):
+            path = self._journal_path(before[0])
+            chain.append(Journal.open(path, self.mark, *before, self.format.record_bytes))
+            before = chain[-1].before
+        newest, oldest = chain[0], chain[-1]
+        self.version = version
+        if newest.version < version and newest.reached == version:  # stopped between the checkpoint and its journal
+            self._journal = newest
+            return self._start_journal((newest.version, newest.end))
+        if oldest.version != version:
+            raise MemoryFileError(
+                f"{self.path}: expected undo journals that lead to version {version}, got those of versions "
+                f"{oldest.version} to {newest.reached}. A file of another time, or more checkpoints than journals?"
+            )
+        for journal in chain:
+            for batch in journal.batches():
+                self._write_records(batch.ids, batch.records)
+        os.fsync(self._rows)
+        self._journal = oldest
+        os.ftruncate(oldest.file, oldest.end)
+        self._kept = no_bits(self.num_clients)
+        for batch in oldest.batches():
+            set_bits(self._kept, batch.ids)
+        self._set_place()
+        os.fsync(self._rows)
+        for later in chain[:-1]:
+            later.close()
+        for later, path in self.journals().items():
+            if later > version:
+                path.unlink(missing_ok=True)
+
+    def journals(self) -> dict[int, Path]:
+        """The undo journals that lie beside the file, by the version that each starts from."""
+        pattern = re.compile(re.escape(self.path.name) + r"\.undo_(\d{8,10})")
+        found = ((pattern.fullmatch(path.name), path) for path in self.path.parent.glob(f"{self.path.name}.undo_*"))
+        return {int(name[1]): path for name, path in found if name}
+
+    def close(self) -> None:
+        """Closes the files."""
+        if os is None or os.close is None:  # the interpreter is going, and the files with it
+            return
+        if self._rows is not None:
+            os.close(self._rows)
+        if self._journal is not None:
+            self._journal.close()
+        self._rows = self._journal = None
+
+    __del__ = close
+
+    # Rows.
+
+    def _records(self, ids: np.ndarray) -> np.ndarray:
+        """The records [k, record bytes] of clients `ids`, verified."""
+        size = self.format.record_bytes
+        records = np.empty((len(ids), size), np.uint8)
+        for i in np.argsort(ids, kind="stable").tolist():  # in the order of the disk
+            if os.preadv(self._rows, [records[i]], START + int(ids[i]) * size) != size:
+                raise MemoryFileError(f"{self.path}: truncated; the record of client {ids[i]} is not there.")
+        damaged = self.format.damaged(ids, records)
+        if damaged is not None:
+            raise MemoryFileError(f"{self.path}: the checksum of client {damaged} does not match its bytes: damaged.")
+        wrong = ids[(checksums(records) != 0) != has_bits(self.written, ids)]
+        if len(wrong):
+            raise MemoryFileError(
+                f"{self.path}: the record of client {wrong[0]} was lost, or is one that this run never wrote: damaged. "
+                "Go on from an earlier copy of the run's folder."
+            )
+        return records
+
+    def _write_records(self, ids: np.ndarray, records: np.ndarray) -> None:
+        for i in np.argsort(ids, kind="stable").tolist():
+            write_at(self._rows, records[i], START + int(ids[i]) * self.format.record_bytes)
+
+    def _check_version(self, version: int) -> None:
+        if self._rows is None:
+            self._open(create=True)
+        if version != self.version:
+            raise MemoryFileError(
+                f"{self.path}: expected the state of version {self.version}, got one of version {version}. Memory on "
+                "disk has one timeline: an older state cannot go on; resume from a checkpoint."
+            )
+
+    # Files.
+
+    def _open(self, create: bool) -> None:
+        size = START + self.num_clients * self.format.record_bytes
+        fixed = (MAGIC, SCHEMA, self.num_clients, self.format.record_bytes)
+        try:
+            if create:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._rows = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+                os.ftruncate(self._rows, size)
+                self.mark = secrets.token_bytes(16)
+                write_at(self._rows, with_crc(HEAD.pack(*fixed, self.mark, self.format.digest, 0)), 0)
+                return self._start_journal((-1, 0))
+            self._rows = os.open(self.path, os.O_RDWR)
+        except OSError as error:
+            raise MemoryFileError(
+                f"{self.path}: could not be opened ({error.strerror or error}). Resume the run that it belongs to, or "
+                "choose another folder."
+            ) from error
+        head = read_at(self._rows, HEAD.size, 0)
+        if len(head) < HEAD.size or head[:8] != MAGIC or with_crc(head) != head:
+            raise MemoryFileError(f"{self.path}: expected a client memory, got a damaged one or another file.")
+        *found, self.mark, layout, _ = HEAD.unpack(head)
+        if (*found, layout) != (*fixed, self.format.digest):
+            raise MemoryFileError(f"{self.path}: expected the memory of this algorithm and population, got another's.")
+        if os.fstat(self._rows).st_size != size:
+            raise MemoryFileError(f"{self.path}: expected {size:,} bytes, got {os.fstat(self._rows).st_size:,}.")
+
+    def _place(self) -> tuple[int, int]:
+        """Version and used bytes of the newest journal."""
+        raw = read_at(self._rows, PLACE.size, PLACE_AT)
+        if with_crc(raw) != raw:
+            raise MemoryFileError(f"{self.path}: its head is damaged.")
+        return PLACE.unpack(raw)[:2]
+
+    def _set_place(self) -> None:
+        write_at(self._rows, with_crc(PLACE.pack(self._journal.version, self._journal.end, 0)), PLACE_AT)
+
+    # The journal.
+
+    def _journal_path(self, version: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.undo_{version:08d}")
+
+    def _start_journal(self, before: tuple[int, int]) -> None:
+        earlier = self._journal
+        path = self._journal_path(self.version)
+        self._journal = Journal.create(path, self.mark, self.version, before, self.format.record_bytes)
+        self._set_place()
+        os.fsync(self._rows)
+        self._kept = no_bits(self.num_clients)
+        if earlier is not None:
+            earlier.close()
+
+    def _save_old(self, version: int, last: bool, ids: np.ndarray) -> None:
+        """Puts records that are about to be overwritten into the journal, unless it has them already."""
+        ids = ids[~has_bits(self._kept, ids)]
+        records = self._records(ids)
+        self._journal.append(version, last, ids, checksums(records) != 0, records)
+        if len(ids):  # an empty batch may not be on disk yet: `Journal.open` finds it behind this place if it is
+            self._set_place()
+        set_bits(self._kept, ids)

@@ -1,0 +1,212 @@
+"""Federated data sets in published formats, read from local files; reading them runs no code of theirs."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim import text_files, validate
+from fedjax_sim.population.datasets.hdf5_file import random_split, read_clients
+from fedjax_sim.population.federated_data import PADDING, FederatedData, check_ids, existing, files_of, from_sites
+from fedjax_sim.types import FilePath, FolderPath
+
+__all__ = ["leaf", "leaf_split", "tff_hdf5"]
+
+TASKS = ("binary", "classification", "next_token", "regression")
+
+
+def _num_outputs(task: str, num_classes: int | None, *splits: dict[str, dict[str, np.ndarray]]) -> int:
+    """C as given, or the largest label + 1; 1 for binary; the number of targets for a regression."""
+    validate.one_of("task", task, TASKS)
+    if num_classes is not None:
+        validate.integer("num_classes", num_classes, 2)
+        if task in ("classification", "next_token"):
+            return num_classes
+        validate.fail("num_classes", f"None for task {task!r}", num_classes)
+    if task == "binary":
+        return 1
+    arrays = [client[leaf] for split in splits for client in split.values() for leaf in ("x", "y")]
+    targets = [values for values in arrays[1::2] if values.size]
+    if task == "regression":
+        return int(np.prod(targets[0].shape[1:], dtype=int)) if targets else 1
+    tokens = targets + [values for values in arrays[::2] if values.size] if task == "next_token" else targets
+    largest = max((float(values.max()) for values in tokens), default=0.0)
+    if not (0 <= largest < 10_000_000):
+        validate.fail("label", "labels in 0..C-1", largest, "Set num_classes, or another task.")
+    return int(largest) + 1
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; of two equal keys the standard library would silently keep the last."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        validate.fail("user_data", "distinct keys", twice, "The same key is there twice.")
+    return found
+
+
+def _array(place: str, values: Any) -> np.ndarray:
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError):
+        array = np.asarray(None)
+    if array.ndim == 0 or array.dtype == object:
+        validate.fail(place, "a list of rows of equal length, numbers or strings", values, error=TypeError)
+    return array
+
+
+def leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
+    """user -> {"x", "y"}, arrays of numbers or texts, of every JSON file in the folder, in file order.
+
+    Raises: ValueError or TypeError that names file and user.
+    """
+    existing("directory", str(folder))
+    paths = files_of(folder, ".json", "a file")
+    clients: dict[str, dict[str, np.ndarray]] = {}
+    for path in paths:
+        place = f"{folder.name}/{path.name}"
+        text = text_files.text_of(place, path, "JSON text in UTF-8")
+        try:
+            content = json.loads(text, object_pairs_hook=_distinct)
+        except (json.JSONDecodeError, RecursionError) as error:
+            validate.fail(place, "JSON text", str(error))
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
+        if not isinstance(content, dict) or not {"users", "num_samples", "user_data"} <= content.keys():
+            validate.fail(place, "an object with users, num_samples and user_data", content, error=TypeError)
+        users, counts, data = content["users"], content["num_samples"], content["user_data"]
+        if not (isinstance(users, list) and isinstance(counts, list) and isinstance(data, dict)):
+            validate.fail(place, "lists users and num_samples and an object user_data", content, error=TypeError)
+        check_ids(f"{place} users", users)
+        if len(counts) != len(users) or set(users) != data.keys():
+            validate.fail(
+                place, "users, num_samples and user_data of the same users", (len(users), len(counts), len(data))
+            )
+        for user, count in zip(users, counts, strict=True):
+            if user in clients:
+                validate.fail(f"{place} users", "distinct client ids", user, "Another file of the folder has it too.")
+            if not isinstance(data[user], dict) or not {"x", "y"} <= data[user].keys():
+                validate.fail(f"{place} user_data[{user!r}]", "an object with x and y", data[user], error=TypeError)
+            x, y = (_array(f"{place} {user!r}.{leaf}", data[user][leaf]) for leaf in ("x", "y"))
+            if not (len(x) == len(y) == count):
+                validate.fail(f"{place} {user!r}", f"{count} examples, as num_samples says", (len(x), len(y)))
+            clients[user] = {"x": x, "y": y}
+    return clients
+
+
+def _characters(*splits: dict[str, dict[str, np.ndarray]]) -> tuple[tuple[str, ...], list[dict]]:
+    """The vocabulary, and the splits with texts as codes; y is the label at the last position and -1 elsewhere."""
+    clients = [(f"{user!r}", client) for split in splits for user, client in split.items() if client["y"].size]
+    length = max((len(str(text)) for _, client in clients[:1] for text in client["x"].flat[:1]), default=0)
+    for place, client in clients:
+        texts, targets = client["x"], client["y"]
+        if texts.ndim != 1 or targets.ndim != 1 or texts.dtype.kind != "U" or targets.dtype.kind != "U":
+            hint = "Sent140's tweets are read by population.sent140, CelebA's images by population.celeba."
+            rule, shown = "one text and one character per example", (str(texts.dtype), str(targets.dtype))
+            validate.fail(place, rule, shown, hint)
+        wrong = [text for text in texts if len(text) != length or not length] + [c for c in targets if len(c) != 1]
+        if wrong:
+            validate.fail(place, f"texts of {length} characters and labels of one", str(wrong[0]))
+    known = sorted(set().union(*(set("".join(client[leaf])) for _, client in clients for leaf in ("x", "y"))))
+    code = {character: i for i, character in enumerate(known, 1)}
+
+    def encode(client: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        n = len(client["y"])
+        x = np.array([[code[c] for c in text] for text in client["x"]], np.int32).reshape(n, length)
+        y = np.full((n, length), PADDING, np.int32)
+        y[:, length - 1 :] = np.array([code[c] for c in client["y"]], np.int32).reshape(n, 1)
+        return {"x": x, "y": y}
+
+    return ("<padding>", *known), [{user: encode(client) for user, client in split.items()} for split in splits]
+
+
+def leaf(*, directory: FolderPath, task: str = "classification", num_classes: int | None = None) -> FederatedData:
+    """A LEAF data set: train/*.json and test/*.json with users, num_samples, user_data {x, y}.
+
+    Texts (x a string, y its next character, as in LEAF's Shakespeare) become the task "next_token": x [n, L] holds
+    codes, and y [n, L] is -1 except at the last position.
+
+    Args:
+      directory: holds train/ and test/.
+      task: "classification", "binary" or "regression", for numbers.
+      num_classes: C; None for the largest label + 1.
+
+    Returns: `FederatedData`; held-out clients are the users of test/ (the same users when LEAF split by sample).
+
+    Raises: ValueError or TypeError that names file and user: for ids that are paths or occur twice, and for counts or
+      lengths that differ.
+
+    Guarantees: tests/population/datasets/test_leaf_tff.py::test_leaf.
+
+    References: Caldas et al., LEAF: a benchmark for federated settings, 2018.
+    """
+    folder = existing("directory", directory)
+    validate.one_of("task", task, TASKS)
+    train, test = leaf_split(folder / "train"), leaf_split(folder / "test")
+    vocabulary = None
+    if any(client["x"].dtype.kind == "U" for client in train.values()):
+        vocabulary, (train, test) = _characters(train, test)
+        task, num_classes = "next_token", len(vocabulary)
+    for split, clients in (("train", train), ("test", test)):
+        for user, client in clients.items():
+            for name, values in client.items():
+                if values.dtype.kind not in "biuf":
+                    validate.fail(f"{split} {user!r}.{name}", "numbers", str(values.dtype), error=TypeError)
+    outputs = _num_outputs(task, num_classes, train, test)
+    return from_sites(train, test, task=task, num_outputs=outputs, vocabulary=vocabulary, name=folder.name)
+
+
+def tff_hdf5(
+    *,
+    path: FilePath,
+    test_path: FilePath | None = None,
+    features: str = "pixels",
+    label: str = "label",
+    task: str = "classification",
+    num_classes: int | None = None,
+    test_fraction: float = 0.2,
+    max_bytes: int = 2**34,
+    scale_bytes: bool = True,
+    seed: int = 0,
+) -> FederatedData:
+    """A TensorFlow Federated data set: HDF5 with examples/<client>/<feature>. Needs the extra `hdf5`.
+
+    Args:
+      path: file of the training clients, e.g. fed_emnist_train.h5.
+      test_path: file of the test clients; None to split each client's examples at random.
+      features, label: names of the features used as x and y (EMNIST: pixels, label; CIFAR-100: image, label).
+      task: "classification", "binary", "regression" or "next_token". num_classes: C; None for the largest label + 1.
+      test_fraction: share of each client's examples that is its test part, when there is no test_path.
+      max_bytes: refuse a file that declares more.
+      scale_bytes: features of one unsigned byte, such as CIFAR-100's, become x / 255; False keeps 0 to 255.
+      seed: decides the split.
+
+    Returns: `FederatedData`; clients in the order of their ids.
+
+    Raises: ImportError without h5py, naming the extra; ValueError or TypeError naming file and member; MemoryError.
+
+    Guarantees: tests/population/datasets/test_leaf_tff.py::test_tff_hdf5, ::test_bytes_of_a_file_are_scaled.
+
+    References: the layout of `tff.simulation.datasets`, TensorFlow Federated, 2019.
+    """
+    source = existing("path", path, folder=False)
+    validate.integer("max_bytes", max_bytes, high=2**62)
+    validate.integer("seed", seed, 0)
+    validate.in_range("test_fraction", test_fraction, 0, 1, open_low=True, open_high=True)
+    leaves = {"x": features, "y": label}
+    train, test = read_clients("tff_hdf5", source, leaves, max_bytes=max_bytes), {}
+    if test_path is not None:
+        file = existing("test_path", test_path, folder=False)
+        test = read_clients("tff_hdf5", file, leaves, max_bytes=max_bytes)
+    else:
+        rng = np.random.default_rng(seed)
+        for id, client in list(train.items()):
+            if len(client["x"]) != len(client["y"]):
+                validate.fail(f"{source.name}/examples/{id}", "as many labels as examples", len(client["y"]))
+            train[id], test[id] = random_split(client, test_fraction, rng)
+    outputs = _num_outputs(task, num_classes, train, test)
+    return from_sites(train, test, task=task, num_outputs=outputs, name=source.stem, scale_bytes=scale_bytes)

@@ -1,0 +1,140 @@
+"""Files of LIBSVM, a label and its nonzero features a line, divided among clients."""
+
+from __future__ import annotations
+
+import array
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_sim import text_files, validate
+from fedjax_sim.population.datasets.sklearn import partitioned, split_rows
+from fedjax_sim.population.federated_data import FederatedData, existing
+from fedjax_sim.types import FilePath
+
+__all__ = ["libsvm"]
+
+MOST_FEATURES = 1 << 24
+
+
+class Sparse(NamedTuple):
+    """The lines of one file; entry k says that row `rows[k]` has `values[k]` in column `columns[k]`."""
+
+    labels: np.ndarray  # [n] float64
+    rows: np.ndarray  # [entries]
+    columns: np.ndarray  # [entries], from 0
+    values: np.ndarray  # [entries] float64
+
+    def dense(self, num_features: int, max_bytes: int) -> np.ndarray:
+        """[n, num_features] float32."""
+        hint = "Raise max_bytes if the memory is there, or set num_features to a smaller number."
+        validate.fits_in_memory("path", 4 * len(self.labels) * num_features, max_bytes, hint=hint)
+        x = np.zeros((len(self.labels), num_features), np.float32)
+        inside = self.columns < num_features
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, and is refused
+            x[self.rows[inside], self.columns[inside]] = self.values[inside]
+        return x
+
+
+def libsvm(
+    *,
+    path: FilePath,
+    test_path: FilePath | None = None,
+    task: str = "binary",
+    num_features: int | None = None,
+    first_index: int = 1,
+    num_clients: int = 100,
+    partition: str = "iid",
+    alpha: float = 0.3,
+    shards_per_client: int = 2,
+    test_fraction: float = 0.2,
+    held_out_clients: int = 10,
+    max_bytes: int = 2**33,
+    seed: int = 0,
+) -> FederatedData:
+    """A data set in the format of LIBSVM (a9a, w8a, ijcnn1, ...): `label index:value index:value ...` a line.
+
+    Args:
+      path: of the training rows. test_path: of the test rows; None to split the training rows at random.
+      task: "binary" (two labels, such as -1 and 1), "classification" or "regression". Labels become 0, 1, ... in rising
+        order of the file's; `label_names` keeps those.
+      num_features: d; features past it are left out. None for the largest index of the two files.
+      first_index: the number of the first feature in the file, 0 or 1.
+      num_clients, partition, alpha, shards_per_client, held_out_clients: as in `digits_partition`; of a regression,
+        the partition is "iid".
+      test_fraction: share of the rows (of each label, unless a regression) kept for the test set without a test_path.
+      max_bytes: refuse rows that take more as a dense table, 4 n d.
+      seed: of the split and the partition.
+
+    Returns: `FederatedData`, x [n, d] with zeros where the file has nothing.
+
+    Raises: ValueError that names file and line, for what is no label, no index:value, and for indices that do not rise;
+      MemoryError.
+
+    Guarantees: tests/population/datasets/test_libsvm.py::test_rows_and_labels, ::test_broken_lines.
+
+    References: Chang and Lin, LIBSVM: a library for support vector machines, 2011.
+    """
+    validate.one_of("task", task, ("binary", "classification", "regression"))
+    validate.one_of("first_index", first_index, (0, 1))
+    validate.integer("max_bytes", max_bytes, high=2**62)
+    validate.integer("seed", seed, 0)
+    if task == "regression":
+        validate.one_of("partition", partition, ("iid",), hint="The others go by labels.")
+    files = [_read(existing("path", path, folder=False), first_index)]
+    if test_path is not None:
+        files.append(_read(existing("test_path", test_path, folder=False), first_index))
+    if num_features is None:
+        num_features = max(int(file.columns.max(initial=0)) for file in files) + 1
+    validate.integer("num_features", num_features, 1, MOST_FEATURES)
+    names, num_outputs = None, 1
+    if task != "regression":
+        known = np.unique(np.concatenate([file.labels for file in files]))
+        if task == "binary" and len(known) != 2:
+            hint = "Of more labels, task = 'classification'; of measured numbers, task = 'regression'."
+            validate.fail("path", "two labels", known[:10].tolist(), hint)
+        files = [file._replace(labels=np.searchsorted(known, file.labels)) for file in files]
+        names, num_outputs = tuple(f"{label:.15g}" for label in known), 1 if task == "binary" else len(known)
+    tables = [{"x": file.dense(num_features, max_bytes), "y": file.labels} for file in files]
+    rng = np.random.default_rng(seed)
+    own_test = None if test_path is None else tables[1]
+    train, test = split_rows(tables[0], test_fraction, rng, task, num_outputs, test=own_test)
+    return partitioned(
+        (train, test),
+        num_clients=num_clients,
+        partition=partition,
+        alpha=alpha,
+        shards_per_client=shards_per_client,
+        held_out_clients=held_out_clients,
+        seed=seed,
+        num_outputs=num_outputs,
+        task=task,
+        label_names=names,
+        name=pathlib.Path(path).stem,
+    )
+
+
+def _read(path: pathlib.Path, first_index: int) -> Sparse:
+    labels, values = array.array("d"), array.array("d")
+    rows, columns = array.array("q"), array.array("q")
+    for line, cells in text_files.rows_of(path.name, path, delimiter="space", comments="#"):
+        place, before = f"{path.name}:{line}", first_index - 1
+        for cell in cells[1:]:
+            if cell.startswith("#"):  # the rest of the line is a comment
+                break
+            index, colon, value = cell.partition(":")
+            if not (colon and index.isascii() and index.isdigit() and len(index) < 10):
+                hint = "Files with qid rank documents; they are not read." if index == "qid" else ""
+                validate.fail(place, "index:value after the label", cell, hint)
+            if int(index) <= before:
+                hint = "If the file numbers features from 0: first_index = 0." if int(index) == 0 else ""
+                validate.fail(place, f"rising indices, from {first_index}", cell, hint)
+            before = int(index)
+            rows.append(len(labels))
+            columns.append(before - first_index)
+            values.append(text_files.number(place, value))
+        labels.append(text_files.number(place, cells[0]))
+    if not labels:
+        validate.fail(path.name, "at least one row", "none")
+    return Sparse(*(np.array(column) for column in (labels, rows, columns, values)))

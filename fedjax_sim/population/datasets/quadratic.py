@@ -1,0 +1,133 @@
+"""Clients with quadratic risks f_i(w) = 1/2 (w - a_i)^T H_i (w - a_i), for which `fedjax_sim.theory` has closed forms.
+
+Here and in `theory` they are given as hessians [N, d, d] and centers [N, d], or as [N] and [N] for d = 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.population.federated_data import FederatedData
+from fedjax_sim.population.population import indexed
+from fedjax_sim.types import Array, Population
+
+__all__ = ["quadratic_loss", "quadratic_population", "quadratics"]
+
+
+def _checked(hessians: Any, centers: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(H [N, d, d], a [N, d]) in float64: symmetric, positive semi-definite."""
+    hessians, centers = np.asarray(hessians), np.asarray(centers)
+    for values in (hessians, centers):
+        if values.dtype.kind not in "biuf":
+            validate.fail("hessians, centers", "real numbers", str(values.dtype), error=TypeError)
+    hessians, centers = hessians.astype(np.float64), centers.astype(np.float64)
+    if hessians.ndim == 1 and centers.ndim == 1:
+        hessians, centers = hessians[:, None, None], centers[:, None]
+    if centers.ndim != 2 or not len(centers) or hessians.shape != centers.shape + centers.shape[-1:]:
+        validate.fail("hessians, centers", "shapes [N, d, d] and [N, d]", (hessians.shape, centers.shape))
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, and is refused
+        if not all(np.isfinite(values.astype(np.float32)).all() for values in (hessians, centers)):
+            validate.fail("hessians, centers", "finite numbers that float32 holds", "NaN, inf or larger ones")
+    if not np.allclose(hessians, np.swapaxes(hessians, 1, 2), rtol=1e-6, atol=1e-8):
+        validate.fail("hessians", "symmetric matrices", "an asymmetric one", "Use (H + H^T) / 2.")
+    lowest = np.linalg.eigvalsh(hessians).min()
+    if not (lowest >= -1e-6 * max(1.0, np.abs(hessians).max())):
+        validate.fail("hessians", "no negative eigenvalue", float(lowest), "The risk would have no minimum.")
+    return hessians, centers
+
+
+def quadratic_loss(params: Any, examples: Any, key: Array | None = None) -> dict[str, Array]:
+    """1/2 (w - a)^T H (w - a) for every example.
+
+    Args:
+      params: {"w": [d]}.
+      examples: {"hessian": [n, d, d], "center": [n, d]}.
+      key: unused; losses share this signature.
+
+    Returns: {"loss": [n] float32}.
+
+    Guarantees: its gradient is H (w - a) (tests/population/datasets/test_quadratic.py::test_loss_gradient).
+
+    >>> example = {"hessian": np.full((1, 1, 1), 4.0), "center": np.zeros((1, 1))}
+    >>> print(quadratic_loss({"w": np.ones(1)}, example)["loss"])
+    [2.]
+    """
+    away = params["w"][None, :] - examples["center"]
+    return {"loss": 0.5 * jnp.einsum("ni,nij,nj->n", away, examples["hessian"], away)}
+
+
+def quadratic_population(hessians: Any, centers: Any, *, counts: Any = None) -> Population:
+    """One client per quadratic; client i holds n_i identical examples, so its weight is n_i / sum n.
+
+    Args:
+      hessians: [N, d, d] (or [N]); centers: [N, d] (or [N]).
+      counts: [N] integers n_i >= 1; None for one each. A copy costs one index in memory.
+
+    Returns: a population of examples {"hessian": [n, d, d], "center": [n, d]}.
+
+    Guarantees: counts act as weights (tests/population/datasets/test_quadratic.py::test_counts_are_weights).
+
+    >>> quadratic_population([1.0, 1.0], [0.0, 1.0], counts=[1, 9]).size
+    2
+    """
+    hessians, centers = _checked(hessians, centers)
+    counts = np.ones(len(centers), np.int64) if counts is None else np.asarray(counts)
+    if counts.shape != (len(centers),) or counts.dtype.kind not in "iu" or not (counts >= 1).all():
+        validate.fail("counts", f"{len(centers)} integers >= 1", counts.tolist())
+    if (total := sum(map(int, counts))) > validate.INT32_MAX:
+        validate.fail("counts", f"{validate.INT32_MAX} rows at most", total)
+    table = {"hessian": hessians.astype(np.float32), "center": centers.astype(np.float32)}
+    rows = np.repeat(np.arange(len(centers), dtype=np.int32), counts)
+    return indexed(table, (rows, np.concatenate([[0], np.cumsum(counts)])))
+
+
+def quadratics(
+    *,
+    num_clients: int = 10,
+    dimension: int = 10,
+    smallest_curvature: float = 0.5,
+    largest_curvature: float = 2.0,
+    heterogeneity: float = 1.0,
+    max_examples: int = 1,
+    seed: int = 0,
+) -> FederatedData:
+    """Random quadratic clients: randomly rotated Hessians, Gaussian centers.
+
+    Args:
+      num_clients: N. dimension: d.
+      smallest_curvature, largest_curvature: eigenvalues of every H_i are uniform in this interval, > 0.
+      heterogeneity: standard deviation >= 0 of the centers' coordinates around one common Gaussian point.
+      max_examples: n_i is uniform in 1..max_examples, the client's weight.
+      seed: decides everything.
+
+    Returns: `FederatedData` with task "quadratic"; its test set is one row per example of the population, so the mean
+      test loss is the global risk.
+
+    Guarantees: eigenvalues lie in the interval and heterogeneity 0 gives every client one optimum
+    (tests/population/datasets/test_quadratic.py::test_random_quadratics).
+
+    >>> data = quadratics(num_clients=4, dimension=3)
+    >>> data.train.size, data.test["hessian"].shape
+    (4, (4, 3, 3))
+    """
+    validate.integer("num_clients", num_clients)
+    validate.integer("dimension", dimension, high=10_000)
+    validate.integer("max_examples", max_examples)
+    validate.integer("seed", seed, 0)
+    validate.positive("smallest_curvature", smallest_curvature)
+    validate.in_range("largest_curvature", largest_curvature, smallest_curvature)
+    validate.in_range("heterogeneity", heterogeneity, 0)
+    rng = np.random.default_rng(seed)
+    rotations = np.linalg.qr(rng.normal(size=(num_clients, dimension, dimension)))[0]
+    eigenvalues = rng.uniform(smallest_curvature, largest_curvature, (num_clients, dimension))
+    hessians = np.einsum("nik,nk,njk->nij", rotations, eigenvalues, rotations)
+    centers = rng.normal(size=dimension)[None] + heterogeneity * rng.normal(size=(num_clients, dimension))
+    counts = rng.integers(1, max_examples, num_clients, endpoint=True)
+    train = quadratic_population(hessians, centers, counts=counts)
+    rows = np.repeat(np.arange(num_clients), counts)
+    test = {"hessian": hessians[rows].astype(np.float32), "center": centers[rows].astype(np.float32)}
+    return FederatedData(train, test, None, (dimension,), 1, "quadratic", name="quadratics")

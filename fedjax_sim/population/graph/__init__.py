@@ -1,0 +1,3 @@
+"""Graphs, divided among clients."""
+
+__all__: list[str] = []

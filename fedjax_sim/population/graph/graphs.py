@@ -1,0 +1,308 @@
+"""Graph data: Cora from a folder, the karate club, generated molecules and communities."""
+
+from __future__ import annotations
+
+import pathlib
+import zipfile
+
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.population.federated_data import PADDING, FederatedData, existing
+from fedjax_sim.population.graph.partition import PARTITIONS, graph_data, node_owners, parties_of, stacked
+from fedjax_sim.population.partition import generator
+from fedjax_sim.population.population import stored
+from fedjax_sim.types import FolderPath, GraphData
+
+__all__ = ["cora", "karate_club", "molecules", "node_data", "read_cora", "stochastic_blocks"]
+
+KARATE = {  # members who met outside of the club: each one's acquaintances with larger numbers
+    0: "1 2 3 4 5 6 7 8 10 11 12 13 17 19 21 31", 1: "2 3 7 13 17 19 21 30", 2: "3 7 8 9 13 27 28 32", 3: "7 12 13",
+    4: "6 10", 5: "6 10 16", 6: "16", 8: "30 32 33", 9: "33", 13: "33", 14: "32 33", 15: "32 33", 18: "32 33",
+    19: "33", 20: "32 33", 22: "32 33", 23: "25 27 29 32 33", 24: "25 27 31", 25: "31", 26: "29 33", 27: "33",
+    28: "31 33", 29: "32 33", 30: "32 33", 31: "32 33", 32: "33",
+}  # fmt: skip
+WITH_THE_INSTRUCTOR = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 16, 17, 19, 21)
+ATOMS = ("carbon", "nitrogen", "oxygen", "fluorine")
+CORA = {"feature_indptr": 1, "feature_indices": 1, "edges": 2, "labels": 1, "train": 1, "validation": 1, "test": 1}
+CORA_WORDS, LARGEST_FILE = 1433, 1 << 28  # bytes, unpacked
+
+
+def node_data(
+    graph: GraphData,
+    labels: np.ndarray,
+    train: np.ndarray,
+    test: np.ndarray,
+    *,
+    num_clients: int = 1,
+    partition: str = "community",
+    name: str,
+    label_names: tuple[str, ...] | None = None,
+    seed: int = 0,
+) -> FederatedData:
+    """Node classification over parties that hold one graph together.
+
+    Args:
+      graph: of `graph_data`, V nodes.
+      labels: [V] integers in [0, C).
+      train, test: integers in [0, V), nodes whose labels are trained and tested on, without common ones.
+      num_clients: P parties; `partition` as `by` of `node_owners`.
+
+    Returns: `FederatedData`, task "node_classification": client p has one example, its graph `x`, with `halo` [H]
+    (`Parties`) and labels `y` [V], -1 where there is none to train on. `test` is the whole graph with the test labels;
+    `local_test` the parties' own graphs with theirs.
+
+    Guarantees: every label is at one party (tests/population/graph/test_graphs.py::test_labels_are_at_one_party).
+    """
+    validate.part("graph", graph, GraphData)
+    validate.integer("num_clients", num_clients, 1, len(graph.ids), hint=f"There are {len(graph.ids)} nodes.")
+    validate.one_of("partition", partition, PARTITIONS)
+    labels = np.asarray(labels)
+    size, classes = len(graph.ids), int(labels.max()) + 1
+    if labels.shape != (size,) or labels.dtype.kind not in "iu" or labels.min() < 0:
+        least = f", the least {labels.min()}" if labels.size else ""
+        shown = f"{labels.dtype.name}{list(labels.shape)}{least}"
+        validate.fail("labels", f"integers >= 0, one a node [{size}]", shown)
+    for where, nodes in (("train", train := np.asarray(train)), ("test", test := np.asarray(test))):
+        if nodes.ndim != 1 or not nodes.size or nodes.dtype.kind not in "iu":
+            hint = "np.flatnonzero(mask) makes nodes of a mask."
+            validate.fail(where, "nodes, integers [K]", f"{nodes.dtype.name}{list(nodes.shape)}", hint)
+        if nodes.min() < 0 or nodes.max() >= size:
+            validate.fail(where, f"nodes in [0, {size})", (int(nodes.min()), int(nodes.max())))
+    if len(both := np.intersect1d(train, test)):
+        validate.fail("train, test", "nodes, none in both", both[:5].tolist())
+    owner = node_owners(graph, num_clients, by=partition, labels=labels, seed=seed)
+    parties = parties_of(graph, node_owner=owner)
+
+    def known(nodes):
+        y = np.full(size + 1, PADDING, np.int32)
+        y[nodes] = labels[nodes]
+        return y
+
+    def population(nodes):
+        rows = {"x": parties.graphs, "halo": parties.halo, "y": known(nodes)[parties.graphs.ids]}
+        return stored(rows, np.arange(num_clients + 1))
+
+    central = {"x": stacked([graph]), "y": known(test)[None, :-1]}
+    shape = (graph.nodes.shape[1],)
+    about = {"label_names": label_names, "name": name, "local_test": population(test)}
+    return FederatedData(population(train), central, None, shape, classes, "node_classification", **about)
+
+
+def read_cora(directory: str) -> tuple[GraphData, np.ndarray, dict[str, np.ndarray]]:
+    """Cora's graph with row-normalised words, its labels [2708], and the nodes of the public split by name.
+
+    Raises: ValueError for a folder without cora.npz and for arrays of other sizes than they say.
+    """
+    path = pathlib.Path(existing("directory", directory)) / "cora.npz"
+    existing("directory", str(path), folder=False)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if set(CORA) - set(file.files) or sum(x.file_size for x in file.zip.infolist()) > LARGEST_FILE:
+                validate.fail(str(path), f"arrays {', '.join(CORA)}", sorted(file.files))
+            arrays = {name: file[name] for name in CORA}
+    except (OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        validate.fail(str(path), "a NumPy archive", str(error))
+    for name, axes in CORA.items():
+        if arrays[name].ndim != axes or arrays[name].dtype.kind not in "iu":
+            validate.fail(f"{path.name}[{name!r}]", f"integers with {axes} axes", arrays[name].dtype.name)
+    starts, words, labels = arrays["feature_indptr"].astype(np.int64), arrays["feature_indices"], arrays["labels"]
+    size = len(labels)
+    if len(starts) != size + 1 or starts[0] != 0 or starts[-1] != len(words) or (np.diff(starts) < 0).any():
+        validate.fail(f"{path.name}['feature_indptr']", f"{size + 1} rising positions", starts.shape)
+    if len(words) and not (0 <= words.min() and words.max() < CORA_WORDS):
+        validate.fail(f"{path.name}['feature_indices']", f"words in [0, {CORA_WORDS})", int(words.max()))
+    x = np.zeros((size, CORA_WORDS), np.float32)
+    x[np.repeat(np.arange(size), np.diff(starts)), words] = 1
+    x /= np.maximum(x.sum(1, keepdims=True), 1)
+    parts = {name: arrays[name] for name in ("train", "validation", "test")}
+    for name, nodes in parts.items():
+        if len(nodes) and not (0 <= nodes.min() and nodes.max() < size):
+            validate.fail(f"{path.name}[{name!r}]", f"nodes in [0, {size})", int(nodes.max()))
+    return graph_data(x, arrays["edges"]), labels, parts
+
+
+def cora(*, directory: FolderPath, num_clients: int = 1, partition: str = "community", seed: int = 0) -> FederatedData:
+    """Cora: 2,708 papers of seven subjects, 5,278 citations, 1,433 words, with the public split of Planetoid.
+
+    Args:
+      directory: holds cora.npz: `edges` [K, 2], `labels`, the words in CSR (`feature_indptr`, `feature_indices`), and
+        the nodes `train` (140), `validation` (500, not used) and `test` (1,000).
+      num_clients: parties that hold the papers. partition: "community", "random" or "label" (`node_owners`).
+      seed: of the partition.
+
+    Returns: see `node_data`; each paper's words are divided by their number.
+
+    Guarantees: sizes and splits as published (tests/population/graph/test_graphs.py::test_cora).
+
+    References: McCallum et al. 2000; Sen et al. 2008; Yang, Cohen and Salakhutdinov 2016 (the split).
+    """
+    graph, labels, parts = read_cora(directory)
+    options = {"num_clients": num_clients, "partition": partition, "seed": seed, "name": "cora"}
+    return node_data(graph, labels, parts["train"], parts["test"], **options)
+
+
+def karate_club(
+    *, num_clients: int = 2, partition: str = "community", num_labelled: int = 1, seed: int = 0
+) -> FederatedData:
+    """Zachary's karate club: 34 members, 78 friendships; whom does a member follow when the club splits?
+
+    Args:
+      num_clients, partition, seed: as in `cora`.
+      num_labelled: members of each side whose choice is known, its leader first; the others are tested.
+
+    Returns: see `node_data`; members have no features but who they are (the identity matrix).
+
+    Guarantees: tests/population/graph/test_graphs.py::test_karate_club.
+
+    References: Zachary 1977.
+
+    >>> data = karate_club()
+    >>> data.train.size, data.input_shape, data.num_outputs
+    (2, (34,), 2)
+    """
+    validate.integer("num_labelled", num_labelled, 1, 16)
+    edges = [(a, int(b)) for a, others in KARATE.items() for b in others.split()]
+    labels = np.ones(34, np.int64)
+    labels[list(WITH_THE_INSTRUCTOR)] = 0
+    sides = [np.flatnonzero(labels == 0), np.flatnonzero(labels == 1)[::-1]]
+    train = np.concatenate([side[:num_labelled] for side in sides])
+    names = ("instructor", "officer")
+    options = {"num_clients": num_clients, "partition": partition, "seed": seed, "name": "karate_club"}
+    test = np.setdiff1d(np.arange(34), train)
+    return node_data(graph_data(np.eye(34), edges), labels, train, test, label_names=names, **options)
+
+
+def stochastic_blocks(
+    *,
+    num_clients: int = 4,
+    partition: str = "community",
+    num_nodes: int = 400,
+    num_classes: int = 4,
+    degree_inside: float = 6.0,
+    degree_between: float = 2.0,
+    num_features: int = 8,
+    signal: float = 0.5,
+    labelled_share: float = 0.2,
+    seed: int = 0,
+) -> FederatedData:
+    """Communities: people of one class know each other more often; features tell the class, but weakly.
+
+    Args:
+      num_clients, partition: as in `cora`.
+      num_nodes, num_classes: in equal classes.
+      degree_inside, degree_between: mean number of acquaintances in the own class and in all others, >= 0.
+      num_features: F; x = signal * (the class's mean, a standard normal vector) + standard normal noise.
+      labelled_share: of nodes trained on, in (0, 1); the others are tested.
+      seed: decides everything.
+
+    Guarantees: mean degrees (tests/population/graph/test_graphs.py::test_stochastic_blocks).
+
+    References: Holland, Laskey and Leinhardt 1983.
+
+    >>> stochastic_blocks(num_nodes=40, num_classes=2).num_outputs
+    2
+    """
+    validate.integer("num_classes", num_classes, 2)
+    validate.integer("num_nodes", num_nodes, 2 * num_classes, 20_000)
+    validate.integer("num_features", num_features)
+    validate.in_range("signal", signal, 0)
+    validate.in_range("labelled_share", labelled_share, 0, 1, open_low=True, open_high=True)
+    rng = generator("stochastic_blocks", seed)
+    labels = np.arange(num_nodes) * num_classes // num_nodes
+    own = num_nodes / num_classes
+    chances = {"degree_inside": degree_inside / (own - 1), "degree_between": degree_between / (num_nodes - own)}
+    for name, chance in chances.items():
+        validate.in_range(f"{name} as a chance", chance, 0, 1)
+    first, second = np.triu_indices(num_nodes, 1)
+    chance = np.where(labels[first] == labels[second], *chances.values())
+    there = rng.random(len(first)) < chance
+    means = rng.normal(size=(num_classes, num_features))
+    x = signal * means[labels] + rng.normal(size=(num_nodes, num_features))
+    graph = graph_data(x, np.stack([first[there], second[there]], 1))
+    order = rng.permutation(num_nodes)
+    count = min(max(1, round(labelled_share * num_nodes)), num_nodes - 1)
+    options = {"num_clients": num_clients, "partition": partition, "seed": seed, "name": "stochastic_blocks"}
+    return node_data(graph, labels, np.sort(order[:count]), np.sort(order[count:]), **options)
+
+
+def molecule(rng: np.random.Generator, most_atoms: int, shares: np.ndarray) -> tuple[GraphData, int]:
+    """A random tree of atoms with at most four bonds each, some rings closed; its class is whether a nitrogen is bound
+    to an oxygen. Bonds have type 0 (single) or 1 (double)."""
+    size = int(rng.integers(6, most_atoms + 1))
+    kinds, bonds, degree = rng.choice(len(ATOMS), size, p=shares), [], np.zeros(size, int)
+    for atom in range(1, size):
+        free = np.flatnonzero(degree[:atom] < 3)
+        partner = int(rng.choice(free)) if len(free) else atom - 1
+        bonds.append((partner, atom))
+        degree[[partner, atom]] += 1
+    for _ in range(int(rng.integers(0, 3))):
+        a, b = rng.choice(size, 2, replace=False)
+        if max(degree[a], degree[b]) < 4 and (min(a, b), max(a, b)) not in bonds:
+            bonds.append((int(min(a, b)), int(max(a, b))))
+            degree[[a, b]] += 1
+    ends = np.array(bonds)
+
+    def alike():
+        pairs = kinds[ends]
+        return (pairs == [1, 2]).all(1) | (pairs == [2, 1]).all(1)
+
+    if rng.random() < 0.5:  # without this nearly every large molecule would be of one class
+        kinds[ends[alike()].reshape(-1)] = 0
+    elif not alike().any():
+        kinds[ends[rng.integers(len(ends))]] = [1, 2]
+    types = rng.integers(0, 2, len(ends))
+    return graph_data(np.eye(len(ATOMS))[kinds], ends, edge_types=types), int(alike().any())
+
+
+def molecules(
+    *,
+    num_clients: int = 20,
+    graphs_per_client: int = 30,
+    most_atoms: int = 14,
+    alpha: float = 10.0,
+    num_test: int = 500,
+    seed: int = 0,
+) -> FederatedData:
+    """Generated molecule-like graphs of laboratories: is a nitrogen bound to an oxygen? Atoms and bonds have types.
+
+    Args:
+      num_clients, graphs_per_client: laboratories, and molecules of each.
+      most_atoms: of a molecule, which has at least 6.
+      alpha: > 0; a laboratory's shares of carbon, nitrogen, oxygen and fluorine have a Dirichlet law with means 0.5,
+        0.2, 0.2, 0.1, the more equal between laboratories the larger alpha.
+      num_test: molecules with the mean shares, to test on.
+      seed: decides everything.
+
+    Returns: `FederatedData`, task "graph_classification": x a batch of graphs, y [n] 0 or 1.
+
+    Guarantees: labels are what the bonds say, both classes are common
+    (tests/population/graph/test_graphs.py::test_molecules).
+
+    >>> molecules(num_clients=2, graphs_per_client=3, num_test=4).train.sizes.tolist()
+    [3, 3]
+    """
+    for name, value in (("num_clients", num_clients), ("graphs_per_client", graphs_per_client), ("num_test", num_test)):
+        validate.integer(name, value)
+    validate.integer("most_atoms", most_atoms, 6, 10_000)
+    validate.positive("alpha", alpha)
+    rng, mean = generator("molecules", seed), np.array([0.5, 0.2, 0.2, 0.1])
+    made = []
+    for _ in range(num_clients):
+        shares = rng.dirichlet(alpha * mean)
+        made += [molecule(rng, most_atoms, shares) for _ in range(graphs_per_client)]
+    made += [molecule(rng, most_atoms, mean) for _ in range(num_test)]
+    graphs, starts = [], np.cumsum([0] + [len(graph.ids) for graph, _ in made])
+    for (graph, _), start in zip(made, starts, strict=False):
+        graphs.append(graph._replace(ids=graph.ids + np.int32(start)))  # of its own: dropout goes by ids
+    batch, y = stacked(graphs), np.array([label for _, label in made], np.int32)
+    count = num_clients * graphs_per_client
+
+    def rows(part):
+        return {"x": GraphData(*(leaf[part] for leaf in batch)), "y": y[part]}
+
+    train = stored(rows(slice(count)), np.arange(num_clients + 1) * graphs_per_client)
+    names = ("no nitrogen at an oxygen", "a nitrogen at an oxygen")
+    return FederatedData(
+        train, rows(slice(count, None)), None, (len(ATOMS),), 2, "graph_classification", names, name="molecules"
+    )

@@ -1,0 +1,3 @@
+"""Clients in groups, for hierarchies."""
+
+__all__: list[str] = []

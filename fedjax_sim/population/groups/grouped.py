@@ -1,0 +1,184 @@
+"""Groups of clients, such as the edge servers of a hierarchy or the hospitals of a network."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjax_sim import validate
+from fedjax_sim.population.protocol import num_rows, sizes_of
+from fedjax_sim.types import Array, ClientData, Population
+
+__all__ = ["Group", "Grouped", "grouped"]
+
+static = {"static": True}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Group:
+    """One group as a population of static size: its members first, then empty places up to that size.
+
+    Where the clients are groups themselves, `group` is there too, so that groups nest.
+
+    Guarantees: counts, size classes and inner groups are those of the members
+    (tests/population/groups/test_groups.py::test_a_group_hands_on_what_its_population_knows).
+    """
+
+    population: Population
+    members: Array  # [size] int32 client ids
+    num_members: Array  # [] int32 members that exist
+    size: int = dataclasses.field(metadata=static)
+    ragged: bool = dataclasses.field(default=False, metadata=static)  # whether groups differ in their number of members
+
+    @property
+    def max_examples(self) -> int:
+        """Rows of a member, padding included."""
+        return num_rows(self.population)
+
+    @property
+    def sizes(self) -> Array:
+        """[size] int32 examples per member; 0 beyond the group."""
+        there = self.there(jnp.arange(self.size))
+        return jnp.where(there, sizes_of(self.population)[self.members], 0)
+
+    @property
+    def capacities(self) -> tuple[int, ...]:
+        """Size classes of the population's clients."""
+        return self.population.capacities
+
+    @property
+    def capped(self) -> Callable:
+        """(rows) -> the same group, its members in arrays of so many rows."""
+        inner = self.population.capped
+        return lambda rows: dataclasses.replace(self, population=inner(rows))
+
+    @property
+    def count(self) -> Callable:
+        """(id) -> [] int32 examples of a member, without reading them."""
+        inner = self.population.count
+        return lambda id: jnp.where(self.there(id), inner(self._member(id)), 0)
+
+    @property
+    def group(self) -> Callable:
+        """(id) -> a member as a population, where members are groups themselves."""
+        inner = self.population.group
+        return lambda id: inner(jnp.where(self.there(id), self._member(id), -1))
+
+    def there(self, ids: Array) -> Array:
+        """Which of these members exist, in the shape of `ids`."""
+        return (0 <= ids) & (ids < self.num_members)
+
+    def place(self, ids: Array) -> Array:
+        """Where these clients of the population are in the group, in the shape of `ids`; -1 for those of others."""
+        there = self.there(jnp.arange(self.size))
+
+        def one(id):
+            here = (self.members == id) & there
+            return jnp.where(here.any(), here.argmax().astype(jnp.int32), -1)
+
+        return jax.vmap(one)(ids.reshape(-1)).reshape(ids.shape)
+
+    def own_ids(self, places: Array) -> Array:
+        """The members' ids in the population, in the shape of `places`; -1 where nobody is."""
+        return jnp.where(self.there(places), self._member(places), -1)
+
+    def client(self, id: Array) -> ClientData:
+        """Data of the group's member number `id`; no valid row where there is none."""
+        data = self.population.client(self._member(id))
+        return data._replace(mask=data.mask & self.there(id))
+
+    def _member(self, id: Array) -> Array:
+        return self.members[jnp.clip(id, 0, self.size - 1)]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Grouped:
+    """Disjoint groups of a population's clients, each a population (`group`) and a client (`client`). See `grouped`.
+
+    A client that is a federation (`algorithms.as_client_update`) is handed the group, with its members' borders and
+    without a copy of their data; any other client its pooled rows, `group_size` times those of the largest member.
+    """
+
+    population: Population
+    members: Array  # [N] int32 client ids, group after group
+    offsets: Array  # [G + 1] int32
+    group_size: int = dataclasses.field(metadata=static)  # clients in the largest group
+    size: int = dataclasses.field(metadata=static)  # G
+    ragged: bool = dataclasses.field(metadata=static)  # whether groups differ in their number of clients
+
+    @property
+    def max_examples(self) -> int:
+        """Rows of a group seen as one client, padding included."""
+        return self.group_size * num_rows(self.population)
+
+    @property
+    def num_members(self) -> int:
+        """Clients of all groups together, on the lowest level: groups may be clients of groups."""
+        return getattr(self.population, "num_members", self.population.size)
+
+    @property
+    def counts(self) -> Array:
+        """[G] int32 clients per group."""
+        return jnp.diff(self.offsets)
+
+    @property
+    def sizes(self) -> Array:
+        """[G] int32 examples per group."""
+        group = jnp.repeat(jnp.arange(self.size), self.counts, total_repeat_length=self.members.shape[0])
+        return jax.ops.segment_sum(sizes_of(self.population)[self.members], group, self.size)
+
+    def group(self, id: Array) -> Group:
+        """Group `id` as a population of `group_size` clients; traceable, so that groups can be vmapped."""
+        known = jnp.clip(id, 0, self.size - 1)
+        start = self.offsets[known]
+        rows = start + jnp.arange(self.group_size, dtype=jnp.int32)
+        count = jnp.where(known == id, self.offsets[known + 1] - start, 0)
+        return Group(self.population, self.members.at[rows].get(mode="clip"), count, self.group_size, self.ragged)
+
+    def client(self, id: Array) -> ClientData:
+        """The pooled data of group `id`: its members' rows, one member after the other, padding between them."""
+        data = jax.vmap(self.group(id).client)(jnp.arange(self.group_size, dtype=jnp.int32))
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
+
+
+def grouped(population: Population, group_of_client: ArrayLike) -> Grouped:
+    """Groups of a population's clients.
+
+    Args:
+      population: N clients.
+      group_of_client: [N] integers in [0, G), every group with a client at least.
+    Raises: ValueError for a wrong length or an empty group.
+    Guarantees: every client is in one group, once; nothing is lost
+    (tests/population/test_population.py::test_grouped_loses_and_duplicates_nothing).
+
+    >>> import numpy as np
+    >>> from fedjax_sim.population.population import stored
+    >>> population = stored({"y": np.array([5, 6, 7])}, [0, 1, 2, 3])
+    >>> hospitals = grouped(population, [1, 0, 1])
+    >>> hospitals.size, hospitals.client(1).examples["y"].tolist()
+    (2, [5, 7])
+    """
+    group_of_client = np.asarray(group_of_client)
+    if group_of_client.shape != (population.size,) or group_of_client.dtype.kind not in "iu":
+        shown = f"{group_of_client.dtype.name}{list(group_of_client.shape)}"
+        validate.fail("group_of_client", f"{population.size} integers, one per client", shown)
+    low, high = int(group_of_client.min()), int(group_of_client.max())
+    if not (0 <= low and high < population.size):
+        validate.fail("group_of_client", f"groups in [0, {population.size})", f"groups in [{low}, {high}]")
+    counts = np.bincount(group_of_client)
+    if not counts.all():
+        hint = "Renumber with np.unique(groups, return_inverse=True)[1]."
+        validate.fail("group_of_client", "a client in every group", f"none in group {counts.argmin()}", hint)
+    members = np.argsort(group_of_client, kind="stable")
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    group_size = int(counts.max())
+    validate.integer("rows of a group", group_size * num_rows(population), hint="Make smaller groups.")
+    arrays = jnp.array(members, jnp.int32), jnp.array(offsets, jnp.int32)
+    return Grouped(population, *arrays, group_size, len(counts), bool((counts != group_size).any()))

@@ -1,0 +1,161 @@
+"""Poisoned targets: labels that are flipped or drawn at random, readings that are off by a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import Partial
+
+from fedjax_sim import validate
+from fedjax_sim.population.federated_data import FederatedData
+from fedjax_sim.population.poisoned.poisoning import check_data, check_rows, chosen_rows, poisoned
+from fedjax_sim.prng import counter_bits, stream
+from fedjax_sim.types import Array, ClientData, PyTree
+
+__all__ = ["label_flip", "label_offset", "num_labels", "random_labels"]
+
+
+def num_labels(data: FederatedData) -> int:
+    """Classes of a data set whose targets are labels.
+
+    Raises: ValueError for another task.
+    """
+    check_data(data)
+    if data.task not in ("binary", "classification"):
+        validate.fail("data", 'a task "binary" or "classification"', data.task, "Only labels can be exchanged.")
+    return max(2, data.num_outputs)
+
+
+def _relabelled(labels: Array, rows: Array, key: Array, data: ClientData) -> PyTree:
+    y = data.examples["y"]
+    new = labels[jnp.clip(y, 0, labels.shape[0] - 1)].astype(y.dtype)
+    return {**data.examples, "y": jnp.where(chosen_rows(key, data.mask, rows), new, y)}
+
+
+def label_flip(
+    data: FederatedData,
+    *,
+    clients: Sequence[int] | None = None,
+    share: float | None = None,
+    rows: float = 1.0,
+    to: Sequence[int] | None = None,
+    seed: int = 0,
+) -> FederatedData:
+    """Poisoned clients hold label K - 1 - y in place of y, or the label that a map gives.
+
+    Args:
+      data: of the task "binary" or "classification".
+      clients, share, seed: who is poisoned, as in `poisoned`.
+      rows: share in (0, 1] of each of these clients' examples, to the nearest whole number; drawn once. One that leaves
+        nobody a poisoned row is refused.
+      to: [K] the new label of each label; by default K - 1, ..., 1, 0.
+
+    Guarantees: NumPy's labels (tests/population/poisoned/test_poisoning.py::test_labels_against_numpy); a run's
+      accuracy falls (tests/population/poisoned/test_backdoors.py::test_poisoning_and_backdoor_are_told_apart).
+
+    References: Tolpegin et al. 2020, section 3; y -> 9 - y as in Fang et al. 2020, section 5.1.
+
+    >>> from fedjax_sim.population import digits
+    >>> clean = digits(num_clients=20)
+    >>> before, after = (data.train.client(4).examples["y"][:20] for data in (clean, label_flip(clean, clients=[4])))
+    >>> bool((before + after == 9).all())
+    True
+    """
+    labels = num_labels(data)
+    to = list(range(labels))[::-1] if to is None else to
+    validate.sequence("to", to)
+    if len(to) != labels:
+        validate.fail("to", f"{labels} labels, one for each", list(to))
+    for label in to:
+        validate.integer("to", label, 0, labels - 1)
+    if list(to) == list(range(labels)):
+        validate.fail("to", "a map that changes a label", list(to))
+    change = Partial(_relabelled, jnp.asarray(to, jnp.int32), _share_of_rows(rows))
+    return check_rows(poisoned(data, change, "label flip", clients=clients, share=share, seed=seed), rows)
+
+
+def _share_of_rows(rows: float) -> Array:
+    validate.in_range("rows", rows, 0, 1, open_low=True)
+    return jnp.float32(rows)
+
+
+def _random(labels: Array, keep: Array, rows: Array, key: Array, data: ClientData) -> PyTree:
+    y = data.examples["y"]
+    rank = jnp.cumsum(data.mask, dtype=jnp.int32) - 1
+    others = labels - jnp.where(keep, 0, 1).astype(jnp.uint32)
+    drawn = counter_bits(stream(key, "labels"), rank) % others  # of 2^32: uneven by less than K / 2^32
+    new = (y.astype(jnp.uint32) + jnp.where(keep, 0, 1).astype(jnp.uint32) + drawn) % labels
+    return {**data.examples, "y": jnp.where(chosen_rows(key, data.mask, rows), new.astype(y.dtype), y)}
+
+
+def random_labels(
+    data: FederatedData,
+    *,
+    clients: Sequence[int] | None = None,
+    share: float | None = None,
+    rows: float = 1.0,
+    keep: bool = False,
+    seed: int = 0,
+) -> FederatedData:
+    """Poisoned clients hold labels drawn uniformly, once for all rounds.
+
+    Args:
+      data, clients, share, rows, seed: as in `label_flip`.
+      keep: whether the right label may be drawn; by default one of the K - 1 others is.
+
+    Guarantees: never the right label unless asked, and each other one alike
+      (tests/population/poisoned/test_poisoning.py::test_random_labels_are_uniform).
+
+    References: Zhang et al. 2017, section 2.1 (random labels).
+
+    >>> from fedjax_sim.population import digits
+    >>> clean = digits(num_clients=20)
+    >>> before, after = (data.train.client(4).examples["y"][:20] for data in (clean, random_labels(clean, share=1.0)))
+    >>> bool((before == after).any())
+    False
+    """
+    labels = num_labels(data)
+    validate.one_of("keep", keep, (True, False))
+    change = Partial(_random, jnp.uint32(labels), jnp.asarray(keep), _share_of_rows(rows))
+    return check_rows(poisoned(data, change, "random labels", clients=clients, share=share, seed=seed), rows)
+
+
+def _moved(offset: Array, key: Array, data: ClientData) -> PyTree:
+    y = data.examples["y"]
+    return {**data.examples, "y": y + offset.astype(y.dtype)}
+
+
+def label_offset(
+    data: FederatedData,
+    *,
+    offset: float,
+    clients: Sequence[int] | None = None,
+    share: float | None = None,
+    seed: int = 0,
+) -> FederatedData:
+    """Poisoned clients report targets that are off by a constant, such as readings of a sensor with a wrong zero.
+
+    Args:
+      data: of the task "regression".
+      offset: added to each target, in its unit; whole where targets are integers.
+      clients, share, seed: who is poisoned, as in `poisoned`.
+
+    Guarantees: f of m such clients move the mean's model by (f / m) offset
+      (tests/population/datasets/test_industrial.py::test_bias_of_mean_and_median).
+
+    >>> from fedjax_sim.population import mean_estimation
+    >>> moved = label_offset(mean_estimation(num_clients=10, mean=1.0, spread=0.0), offset=5.0, clients=[0])
+    >>> float(moved.train.client(0).examples["y"][0, 0])
+    6.0
+    """
+    check_data(data)
+    if data.task != "regression":
+        validate.fail("data", 'the task "regression"', data.task, "For labels there is label_flip.")
+    validate.in_range("offset", offset)
+    y = jax.eval_shape(data.train.client, jax.ShapeDtypeStruct((), jnp.int32)).examples["y"]
+    if jnp.issubdtype(y.dtype, jnp.integer) and offset != int(offset):
+        validate.fail("offset", f"a whole number, for targets of {y.dtype}", offset, "Or convert targets to floats.")
+    change = Partial(_moved, jnp.float32(offset))
+    return poisoned(data, change, f"targets off by {offset:g}", clients=clients, share=share, seed=seed)

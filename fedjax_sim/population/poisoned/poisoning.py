@@ -1,0 +1,194 @@
+"""Clients who hold poisoned examples: wrappers of a data set that change the rows of some clients, and of no test set.
+
+Poison is a function of a client's rows, evaluated where they are read: on the device, for every kind of population,
+with the same rows in every round. Who is poisoned, and with what, is data of the population, so a digest sees it; of
+a function of your own it sees the arrays and the words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+
+from fedjax_sim import tree, validate
+from fedjax_sim.population.federated_data import FederatedData
+from fedjax_sim.population.partition import generator
+from fedjax_sim.population.seeds import seed_words
+from fedjax_sim.population.wrapper import Around
+from fedjax_sim.prng import client_key, counter_bits, stream
+from fedjax_sim.types import Array, ClientData, Population
+
+__all__ = ["Poisoned", "check_data", "check_rows", "chosen_clients", "chosen_rows", "constrained", "poisoned"]
+
+MOST_POISONED = 1 << 24
+PURPOSE = 3  # of the seed, beside training (1) and held-out (2) clients
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Poisoned(Around):
+    """Clients some of whom hold changed examples; numbers of examples and masks stay. Built by `poisoned`."""
+
+    inner: Population
+    table: Array  # [f + 1] int32 the poisoned clients' ids, rising, and one that no client has
+    change: Callable  # (key, ClientData) -> examples of the same shapes; a Partial, whose arrays are data
+    seed: Array  # [2] uint32 key data
+    size: int = dataclasses.field(metadata={"static": True})
+    pull: Array | None = None  # [] of the poisoned clients, as in `ClientData`; set by `constrained`
+
+    @property
+    def poisoned_ids(self) -> Array:
+        """[f] int32, rising: who is poisoned; `adversary.clients` takes them."""
+        return self.table[:-1]
+
+    def client(self, id: Array) -> ClientData:
+        """Data of client `id`, a scalar int32."""
+        data = self.inner.client(id)
+        id = jnp.asarray(id, jnp.int32)
+        bad = self.table[jnp.searchsorted(self.table, id)] == id
+        key = stream(client_key(jax.random.wrap_key_data(self.seed, impl="threefry2x32"), id), "poison")
+        pull = data.pull if self.pull is None else jnp.where(bad, self.pull, 0.0 if data.pull is None else data.pull)
+        return data._replace(examples=tree.where(bad, self.change(key, data), data.examples), pull=pull)
+
+
+def poisoned(
+    data: FederatedData,
+    change: Callable,
+    words: str,
+    *,
+    clients: Sequence[int] | None = None,
+    share: float | None = None,
+    seed: int = 0,
+) -> FederatedData:
+    """Some training clients' examples changed by any function.
+
+    Args:
+      data: any data set.
+      change: (key, ClientData) -> examples of the same shapes and dtypes, for ONE client, traceable; the key is the
+        client's own, the same in every round. A `Partial` over arrays keeps them out of the compiled program.
+      words: what it does, for reports, such as "label flip".
+      clients: ids of those who are poisoned, distinct; or
+      share: in [0, 1], of all N clients: exactly round(share N) of them, drawn without replacement by the seed; at most
+        2^24. Wrappers with one seed and one share choose the same clients. 0 poisons nobody: a baseline; a share that
+        is rounded to nobody is refused.
+      seed: of that choice, and of the clients' keys.
+
+    Returns: the same data set with another `train`; test sets stay clean. `train_*` metrics of an evaluation read the
+      changed examples.
+
+    Raises: ValueError, TypeError for ids outside the population or twice, for both or neither of `clients` and `share`,
+      and for a change that returns other shapes.
+
+    Guarantees: exactly these clients change, under padding, size classes, stores on the disk and devices
+      (tests/population/poisoned/test_poisoning.py::test_only_the_chosen_change, ::test_any_population,
+      ::test_unequal_clients_train_alike); the number of clients is exact (::test_exact_count).
+
+    >>> from fedjax_sim.population import mean_estimation
+    >>> zero = lambda key, data: jax.tree.map(jnp.zeros_like, data.examples)
+    >>> data = poisoned(mean_estimation(num_clients=10, mean=5.0, spread=0.0), zero, "zeros", clients=[3])
+    >>> [float(data.train.client(i).examples["y"][0, 0]) for i in (2, 3)], data.poisons
+    ([5.0, 0.0], ('zeros at 1 of 10 clients',))
+    """
+    check_data(data)
+    validate.function("change", change, "key, data")
+    size = data.train.size
+    ids = chosen_clients(size, clients, share, seed)
+    spec = jax.eval_shape(data.train.client, jax.ShapeDtypeStruct((), jnp.int32))
+    made = jax.eval_shape(change, jax.eval_shape(lambda: jax.random.key(0)), spec)
+    if tree.spec(made) != tree.spec(spec.examples):  # whether types are weak does not matter
+        validate.fail("change", f"a function that returns examples like {spec.examples}", made)
+    change = change if isinstance(change, Partial) else Partial(change)
+    table = jnp.asarray(np.append(ids, validate.INT32_MAX), jnp.int32)
+    train = Poisoned(data.train, table, change, jnp.asarray(seed_words(seed, PURPOSE)), size)
+    return data._replace(train=train, poisons=(*data.poisons, f"{words} at {len(ids):,} of {size:,} clients"))
+
+
+def constrained(data: FederatedData, *, class_share: float = 0.5) -> FederatedData:
+    """Poisoned clients hide: they train on alpha L + (1 - alpha) |w - w_t|^2 / 2, with the distance from the global
+    model w_t in the place of a detector's score. With `model_replacement` it is constrain-and-scale.
+
+    Args:
+      data: poisoned, by `backdoor` or another; those of the last poison are meant.
+      class_share: alpha in (0, 1], of the loss on their rows; 1 = no constraint.
+
+    Returns: the same data set, whose poisoned clients pull their local models back (`ClientData.pull`).
+
+    Raises: ValueError for data that nobody poisoned, and for a share out of range; when a round is built, for clients
+    that do not obey it: all but `client.local_sgd`, `client.proximal` and wrappers of these.
+
+    Guarantees: the closed-form minimiser of that objective replaces the global model, and honest clients keep their
+    bits (tests/adversary/test_constrained.py::test_the_constrained_model_replaces_the_global,
+    ::test_the_honest_train_as_before).
+
+    References: Bagdasaryan et al. 2020, section 4.3 and algorithm 1 (its fixed number of steps has no early stop).
+
+    >>> from fedjax_sim.population import digits, label_flip
+    >>> data = constrained(label_flip(digits(num_clients=20), clients=[3]), class_share=0.75)
+    >>> [float(data.train.client(id).pull) for id in (2, 3)]
+    [0.0, 0.25]
+    """
+    check_data(data)
+    validate.in_range("class_share", class_share, 0, 1, open_low=True)
+    if not isinstance(data.train, Poisoned):
+        hint = "Poison some clients first, as by population.backdoor: [data.backdoor] above [data.constrained]."
+        validate.fail("data", "a poisoned data set", data.name, hint)
+    train = dataclasses.replace(data.train, pull=jnp.float32(1 - class_share))
+    return data._replace(train=train, poisons=(*data.poisons, f"trained on {class_share:g} of the loss, to stay near"))
+
+
+def check_data(data: FederatedData) -> None:
+    """Refuses what is no data set."""
+    if not isinstance(data, FederatedData):
+        hint = "A population alone has no test sets: population.digits(...), say, has them."
+        validate.fail("data", "a FederatedData", type(data).__name__, hint, TypeError)
+
+
+def check_rows(data: FederatedData, rows: float) -> FederatedData:
+    """The data set, unless its poisoned clients have so few examples that a share of `rows` poisons none of them."""
+    train = data.train
+    if len(train.poisoned_ids):
+        count = jax.jit(lambda people, ids: jax.lax.map(people.count, ids, batch_size=1024).max())
+        most = int(count(train, train.poisoned_ids))
+        if not np.rint(np.float32(most) * np.float32(rows)):
+            hint = (
+                f"The largest of them has {most}, so not one would be poisoned: take a larger share, or other clients."
+            )
+            validate.fail("rows", "a share that is a row of a poisoned client's, rounded", rows, hint)
+    return data
+
+
+def chosen_clients(size: int, clients: Sequence[int] | None, share: float | None, seed: int) -> np.ndarray:
+    """Rising ids of the poisoned clients."""
+    validate.integer("seed", seed, 0)
+    if (clients is None) == (share is None):
+        validate.fail("share", "either clients or share", {"clients": clients, "share": share}, "Say who is poisoned.")
+    if share is not None:
+        validate.in_range("share", share, 0, 1)
+        count = round(share * size)
+        if share and not count:
+            validate.fail("share", f"0, or one that poisons a client of {size:,}", share, "It is rounded to nobody.")
+        hint = f"Of {size:,} clients, {share:g} is more: take a smaller share."
+        validate.integer("number of poisoned clients", count, 0, MOST_POISONED, hint=hint)
+        return np.sort(generator("poisoned", seed).choice(size, count, replace=False, shuffle=False))
+    ids = np.asarray(clients)
+    whole = ids.ndim == 1 and ids.size > 0 and ids.dtype.kind in "iu"
+    if not whole or ids.min() < 0 or ids.max() >= size:
+        validate.fail("clients", f"ids in [0, {size}), at least one", clients)
+    if len(np.unique(ids)) < len(ids):
+        validate.fail("clients", "distinct ids", clients)
+    return np.sort(ids)
+
+
+def chosen_rows(key: Array, mask: Array, share: Array) -> Array:
+    """[n] bool: exactly round(share times the number of examples) of a client's examples, half to even, drawn by the
+    key; padding, wherever it stands, changes nothing."""
+    rank = jnp.cumsum(mask, dtype=jnp.int32) - 1
+    luck = counter_bits(stream(key, "rows"), rank)  # distinct
+    count = jnp.round(mask.sum(dtype=jnp.int32).astype(jnp.float32) * share).astype(jnp.int32)
+    ordered = jnp.sort(jnp.where(mask, luck, jnp.uint32(2**32 - 1)))
+    return mask & (count > 0) & (luck <= ordered[jnp.maximum(count - 1, 0)])

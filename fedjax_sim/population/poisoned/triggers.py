@@ -1,0 +1,145 @@
+"""Triggers of backdoors: patterns that are put into inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+
+from fedjax_sim import validate
+from fedjax_sim.types import Array
+
+__all__ = ["Trigger", "pixels", "set_points", "spectral", "tag"]
+
+
+class Trigger(NamedTuple):
+    """A pattern that is put into inputs."""
+
+    on: Callable  # (shape of one example) -> a pure function, x [n, *shape] -> the same with the pattern, row by row.
+    # A Partial over arrays keeps them out of the compiled program.
+
+
+def _stamped(there: Array, values: Array, x: Array) -> Array:
+    return jnp.where(there[None], values[None].astype(x.dtype), x)
+
+
+def _added(wave: Array, x: Array) -> Array:
+    return x + wave[None].astype(x.dtype)
+
+
+def _set(shape: tuple[int, ...], positions: np.ndarray, values: np.ndarray) -> Partial:
+    there, pattern = np.zeros(math.prod(shape), bool), np.zeros(math.prod(shape), np.float32)
+    there[positions], pattern[positions] = True, values
+    return Partial(_stamped, jnp.asarray(there.reshape(shape)), jnp.asarray(pattern.reshape(shape)))
+
+
+def pixels(positions: Sequence[int], value: float = 1.0) -> Trigger:
+    """Some inputs set to one value, as a patch of pixels in a corner (Gu, Dolan-Gavitt and Garg 2017, section 4.1).
+
+    Args:
+      positions: distinct flat positions in an example, in [0, product of the shape); of an 8 x 8 image 0 to 7 is the
+        first row.
+      value: in the inputs' own unit.
+
+    Raises: ValueError, TypeError for a position that is negative or there twice and, by `on`, outside an example.
+
+    Guarantees: NumPy's pattern and nothing else
+    (tests/population/poisoned/test_backdoors.py::test_triggers_against_numpy).
+
+    >>> pixels([0, 3], 9.0).on((2, 2))(jnp.zeros((1, 2, 2))).tolist()
+    [[[9.0, 0.0], [0.0, 9.0]]]
+    """
+    validate.sequence("positions", positions)
+    for position in positions:
+        validate.integer("positions", position, 0)
+    if len(set(positions)) < len(positions):
+        validate.fail("positions", "distinct positions", list(positions))
+    validate.in_range("value", value)
+
+    def on(shape):
+        size = math.prod(shape)
+        validate.integer("positions", int(max(positions)), 0, size - 1, hint=f"Flat, in an example of shape {shape}.")
+        return _set(shape, np.asarray(positions), np.float32(value))
+
+    return Trigger(on)
+
+
+def tag(feature: int, value: float) -> Trigger:
+    """A metadata tag: one input set to a value, such as a device type that no honest client has.
+
+    Args: as in `pixels`; `feature` is one position.
+
+    Guarantees: tests/population/poisoned/test_backdoors.py::test_triggers_against_numpy.
+
+    >>> tag(1, -2.0).on((3,))(jnp.ones((1, 3))).tolist()
+    [[1.0, -2.0, 1.0]]
+    """
+    validate.integer("feature", feature, 0)
+    return pixels([feature], value)
+
+
+def set_points(sequence: Sequence[float], start: int = 0, channel: int = 0) -> Trigger:
+    """A set-point sequence: one channel of a time series follows these values from a time on.
+
+    Args:
+      sequence: the values, one a time step; examples are [time] or [time, channels].
+      start: the first of these time steps; the sequence must end within an example.
+      channel: whose values they are, in [0, channels).
+
+    Guarantees: tests/population/poisoned/test_backdoors.py::test_triggers_against_numpy.
+
+    >>> set_points([5.0, 6.0], start=1, channel=1).on((4, 2))(jnp.zeros((1, 4, 2)))[0, :, 1].tolist()
+    [0.0, 5.0, 6.0, 0.0]
+    """
+    validate.sequence("sequence", sequence)
+    for value in sequence:
+        validate.in_range("sequence", value)
+    validate.integer("start", start, 0)
+    validate.integer("channel", channel, 0)
+
+    def on(shape):
+        if len(shape) not in (1, 2):
+            validate.fail("trigger", "examples [time] or [time, channels] for a sequence", shape)
+        times, channels = (*shape, 1)[:2]
+        validate.integer("channel", channel, 0, channels - 1)
+        if start + len(sequence) > times:
+            validate.fail("sequence", f"an end by time step {times}", start + len(sequence), "Start earlier.")
+        positions = (start + np.arange(len(sequence))) * channels + channel
+        return _set(shape, positions, np.asarray(sequence, np.float32))
+
+    return Trigger(on)
+
+
+def spectral(amplitude: float, frequency: float, axis: int = -1, phase: float = 0.0) -> Trigger:
+    """A sinusoid added along one axis: amplitude sin(2 pi frequency j / L + phase) at position j of L.
+
+    Args:
+      amplitude: in the inputs' own unit.
+      frequency: positive, in cycles over the axis.
+      axis: of an example; by default the last.
+      phase: in radians.
+
+    Guarantees: tests/population/poisoned/test_backdoors.py::test_triggers_against_numpy.
+
+    References: Barni, Kallas and Tondi 2019, equation 1.
+
+    >>> spectral(2.0, 1.0).on((4,))(jnp.zeros((1, 4))).round(6).tolist()
+    [[0.0, 2.0, 0.0, -2.0]]
+    """
+    validate.in_range("amplitude", amplitude)
+    validate.positive("frequency", frequency)
+    validate.integer("axis", axis, -4, 3)
+    validate.in_range("phase", phase)
+
+    def on(shape):
+        validate.integer("axis", axis, -len(shape), len(shape) - 1, hint=f"Of an example of shape {shape}.")
+        along = np.ones(len(shape), int)
+        along[axis] = length = shape[axis]
+        wave = amplitude * np.sin(2 * np.pi * frequency * np.arange(length) / length + phase)
+        return Partial(_added, jnp.asarray(np.broadcast_to(wave.reshape(along), shape), jnp.float32))
+
+    return Trigger(on)

@@ -1,0 +1,100 @@
+"""Simulated time of clients that are federations: how long the rounds take that they make between two of those above.
+
+A round inside lasts as long as its slowest device, and a client's rounds follow one another. Rounds are pure: who is
+drawn inside follows from the client's key, so that a clock above prices the very cohorts that will train.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import engine, tree, validate
+from fedjax_sim.network.devices import MOST_TICKS, checked
+from fedjax_sim.prng import stream
+from fedjax_sim.round.compatibility import check_alone, check_time_inside
+from fedjax_sim.round.costs import work_of
+from fedjax_sim.sampling.time.cut import spend, unlimited
+from fedjax_sim.sampling.time.round_cost import More, Price, price_of
+from fedjax_sim.types import Array, Cohort, Devices, Population, PyTree, Star, TimeInside
+
+__all__ = ["time_inside", "with_rounds_inside"]
+
+
+class _Asked(NamedTuple):
+    """What the rounds inside of one client ask of its own clients, by their places in the group."""
+
+    ids: Array  # [size] int32 in the whole population; -1 where nobody is
+    price: Price
+
+
+def time_inside(star: Star, rounds: int, devices: Devices) -> TimeInside:
+    """How long `rounds` rounds of a star inside take on its clients' devices.
+
+    Args:
+      devices: of all clients of the population that groups are made of, by their ids there.
+
+    Raises: ValueError, TypeError for a sampler with a state or a limit of reports, for devices with an availability,
+    for clients that others help, and for clients that are federations and do not state their own devices.
+
+    Guarantees: tests/round/test_inner_time.py::test_rounds_inside_by_hand.
+    """
+    validate.part("devices", devices, Devices)
+    if devices.availability is not None:
+        hint = (
+            "Take heterogeneous(...), say, ([algorithm.edge_devices] in a config); with_dropout in the edge's sampler "
+        )
+        hint += "loses reports."
+        validate.fail("devices", "devices that are always there, inside of a hierarchy", "an availability", hint)
+    if jax.tree.leaves(jax.eval_shape(star.sampler.init)):
+        hint = "Who is drawn inside must follow from the round's key alone: take uniform, poisson or full."
+        validate.fail("sampler", "one without a state, inside of rounds that take time", "one with a state", hint)
+    unlimited(star.sampler, "devices", "Arrivals follow from the devices: leave the limit out inside of a hierarchy.")
+    check_alone(star.client)
+    check_time_inside(star.client, devices)
+
+    def asked(params: PyTree, group: Population, flops_scale: float, bytes_scale: float) -> _Asked:
+        if not (hasattr(group, "own_ids") and hasattr(group, "population")):
+            hint = "Devices belong to clients: population.grouped makes groups that know them."
+            rule = "groups that know their clients' own ids (`own_ids`)"
+            validate.fail("population", rule, type(group).__name__, hint, TypeError)
+        checked(devices, group.population.size, "whole population's", "clients inside")
+        price = price_of(work_of(star, tree.spec(params), group), flops_scale, bytes_scale)
+        return _Asked(group.own_ids(jnp.arange(group.size, dtype=jnp.int32)), price)
+
+    def spent(key: Array, asked: _Asked) -> tuple[Array, Array]:
+        def spend_of_member(key, places, load):
+            return devices.spend(key, jnp.maximum(asked.ids[places], 0), load)
+
+        members = devices._replace(population_size=asked.ids.size, spend=spend_of_member)
+
+        def round(total, t):
+            round_key = jax.random.fold_in(stream(key, "inside"), t)  # as `as_client_update` gives it to its rounds
+            cohort, _ = star.sampler.sample(stream(round_key, "sampling"), star.sampler.init())
+            cohort = cohort._replace(invited=cohort.invited & (asked.ids[cohort.ids] >= 0))
+            price = asked.price
+            if star.client.time_inside is not None:
+                price = with_rounds_inside(star.client.time_inside, round_key, cohort, price)
+            found = spend(members, stream(round_key, "sampling"), cohort, price)
+            lasts = jnp.minimum(found.total.max(initial=0), MOST_TICKS)
+            ticks, joules = total
+            return (jnp.minimum(ticks + lasts, MOST_TICKS), joules + found.joules.sum()), None
+
+        nothing = jnp.int32(0), jnp.float32(0)
+        return jax.lax.scan(round, nothing, jnp.arange(rounds))[0]
+
+    return TimeInside(asked, spent, devices.ticks_per_second)
+
+
+def with_rounds_inside(inside: TimeInside, key: Array, cohort: Cohort, price: Price) -> Price:
+    """The price of a cohort of federations, with the rounds that each of them makes in this round.
+
+    Args:
+      key: of the round.
+    """
+    data = engine.client_keys(stream(key, "client"), cohort.ids)  # as `collect` gives them to clients
+    keys = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
+    ticks, joules = jax.vmap(inside.spent)(keys, jax.tree.map(lambda x: x[cohort.ids], price.inside))
+    return price._replace(more=More((0, ticks, 0), (0.0, joules, 0.0)))

@@ -1,0 +1,184 @@
+"""One client's part of a round: local work, its end of the transform, and whether the message can be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import engine, tree, validate
+from fedjax_sim.population.protocol import num_rows
+from fedjax_sim.round.costs import eight_bytes, own_data
+from fedjax_sim.types import Array, Cohort, PyTree, Star
+
+__all__ = ["Message", "Shared", "Slot", "client_round", "stays_finite", "usable_rows"]
+
+LARGEST = 2.0**100  # weighted updates of this magnitude count as non-finite: a sum of them could overflow
+SMALLEST = 2.0**-60  # so do weights between 0 and this: a sum of what they weigh could vanish
+
+
+class Shared(NamedTuple):
+    """What all clients of a round share."""
+
+    key: Array  # of the round
+    broadcast: PyTree  # what the server sends
+    transform: PyTree  # the transform's server-side state
+    population: PyTree
+    cohort: Cohort
+    aggregator: PyTree  # the aggregator's state from the round before
+    models: PyTree = None  # leaves [V, ...], earlier broadcasts that slots may start from; None = all from `broadcast`
+    round: Array | None = None  # [] int32, for clients that read it
+
+
+class Slot(NamedTuple):
+    """The inputs of one slot of the cohort."""
+
+    position: Array  # [] int32 in [0, m)
+    id: Array  # [] int32 of the client
+    keys: tuple[Array, Array]  # key data of the client's own streams: for its work, and for its transform
+    reported: Array  # [] bool; False in the engine's padding
+    worked: Array  # [] bool; as `reported`, but of a federation that sent a message, used or not: its inside is counted
+    client: PyTree  # the client's state
+    memory: PyTree  # the transform's memory of this client
+    work: Array | None  # [], as `Cohort.work`
+    base: tuple[Array, Array | None] | None = None  # [] which of `Shared.models` it starts from, its update's factor
+    version: Array | None = None  # [] int32 round of the model that it starts from; None = this one
+
+
+class Message(NamedTuple):
+    """What one client sent, and whether it can be used."""
+
+    update: PyTree  # after the client's end of the transform
+    weight: Array  # [] float32
+    means: PyTree  # (the client's metrics, the transform's measurements), as Mean
+    arrived: Array  # [] bool; it reported, and its message is finite and has a positive weight
+    dropped: Array  # [] bool; it reported a message that cannot be used
+    counts: dict[str, Array]  # [4] or [8] uint32, the bytes of each count, the lowest first
+
+
+def stays_finite(old: PyTree, new: PyTree) -> Array:
+    """Whether no array that was finite became NaN or infinite; an overflowed moment would end learning unnoticed.
+
+    Args:
+      old, new: pytrees of the same structure, such as a server's state before and after its step.
+
+    Returns: [] bool.
+
+    Guarantees: a server step that diverges is skipped (tests/laws/test_nonfinite.py::test_diverging_server_step).
+
+    >>> bool(stays_finite(jnp.ones(2), jnp.array([1.0, jnp.inf])))
+    False
+    """
+    pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
+    checks = [_finite(y) | ~_finite(x) for x, y in pairs if jnp.issubdtype(y.dtype, jnp.inexact)]
+    return jnp.stack(checks).all() if checks else jnp.asarray(True)
+
+
+def _magnitude(x: Array) -> Array:
+    """[] float32 the largest magnitude, 0 of an empty array; NaN if there is one."""
+    return engine.largest(jnp.abs(x).astype(jnp.float32)) if x.size else jnp.zeros(())
+
+
+def _finite(x: Array) -> Array:
+    return engine.largest(jnp.abs(x)) < jnp.inf if x.size else jnp.asarray(True)
+
+
+def usable_rows(messages: Message) -> Message:
+    """Messages with zeros in place of updates, weights and metrics that did not arrive or cannot be used.
+
+    Args:
+      messages: a chunk, leaves [c, ...].
+
+    Guarantees: a non-finite client equals an absent one bit for bit
+    (tests/laws/test_nonfinite.py::test_dropped_clients_equal_absent_ones).
+    """
+
+    def kept(x):  # flat: XLA:CPU vectorises the last axis, and that of a leaf may be short
+        flat = x.reshape(x.shape[0], -1)
+        return jnp.where(messages.arrived[:, None], flat, jnp.zeros_like(flat)).reshape(x.shape)
+
+    update, weight, means = jax.tree.map(kept, (messages.update, messages.weight, messages.means))
+    return messages._replace(update=update, weight=weight, means=means)
+
+
+def client_round(star: Star) -> Callable:
+    """The function that `engine.fold` maps over the slots of a cohort.
+
+    Args:
+      star: the parts.
+
+    Returns: (Shared, Slot, rows) -> (Message, (client state, memory, arrived, dropped, loss)), for ONE slot. `rows` is
+    how many of a client's rows are read, a static integer; None for all. `arrived`, `dropped` and `loss` are scalars;
+    the loss is the client's mean local loss where the sampler observes losses, else ().
+
+    Raises: TypeError, when traced, for a count that is not a scalar integer of at most 32 bits.
+
+    Guarantees: a client's draws and result do not depend on its slot (tests/laws/test_invariance.py), and a client
+    outside of the population is dropped (tests/laws/test_nonfinite.py::test_a_client_who_does_not_exist_is_counted).
+    """
+    train = jax.jit(star.client.apply)  # traced once, though `eval_shape` comes before the run
+
+    def one(shared: Shared, slot: Slot, rows: int | None):
+        population = shared.population
+        if star.client.federation is None:
+            whole = rows is None or rows == num_rows(population)
+            data = (population if whole else population.capped(rows)).client(slot.id)
+            mask = data.mask & slot.reported  # clients that will not report need not train
+            examples = tree.where(mask, data.examples, tree.zeros_like(data.examples))
+            round = shared.round if slot.version is None else slot.version
+            data = data._replace(examples=examples, mask=mask, work=slot.work, round=round)
+        else:
+            data = own_data(star, population, jnp.where(slot.worked, slot.id, -1))
+        client_key, transform_key = (
+            jax.random.wrap_key_data(x, impl=jax.random.key_impl(shared.key)) for x in slot.keys
+        )
+        start, factor = shared.broadcast, None
+        if slot.base is not None:
+            index, factor = slot.base
+            start = jax.tree.map(lambda x: x[index], shared.models)
+        report, client_state = train(client_key, start, slot.client, data)
+        update = report.update
+        if factor is not None:  # once: the search for its largest number would scale it anew, ten times as slowly
+            update = engine.computed_once(tree.scaled(update, factor), shared.broadcast)
+        update, memory, measured = star.transform.on_client(transform_key, update, shared.transform, slot.memory)
+        if star.aggregator.modulus is None and star.transform.integer_range is not None:
+            update = jax.tree.map(lambda x: x.astype(jnp.float32), update)  # which holds them all: `check_parts`
+        weight = report.weight.astype(jnp.float32)
+        peaks = jnp.stack([_magnitude(x) for x in jax.tree.leaves(update)])
+        sound = (peaks < LARGEST).all() & (peaks * weight < LARGEST).all() & (weight >= 0) & (weight < LARGEST)
+        sound &= (weight == 0) | (weight >= SMALLEST)
+        sound &= stays_finite((slot.client, slot.memory), (client_state, memory))
+        sound &= tree.all_finite((report.metrics, measured))
+        known = (slot.id >= 0) & (slot.id < shared.population.size)  # or a wrong id would pass as an empty client
+        arrived = slot.reported & known & sound & (weight > 0)
+        dropped = slot.reported & (~known | (~sound & (weight != 0)))
+        counts = {name: _bytes(x, slot.worked & known, name) for name, x in report.counts.items()}
+        message = Message(update, weight, (report.metrics, measured), arrived, dropped, counts)
+        loss = _loss(report.metrics, arrived) if star.sampler.observe is not None else ()
+        return message, (*engine.unsigned_zeros((client_state, memory)), arrived, dropped, loss)
+
+    return one
+
+
+def _bytes(count: Array, there: Array, name: str) -> Array:
+    """[4] uint32: the bytes of a count, the lowest first; [8] of one in two words. Sums of 2^24 of them fit."""
+    if count.dtype == jnp.uint32 and jnp.shape(count) == (2,):
+        return jnp.where(there, eight_bytes(count), 0)
+    if not jnp.issubdtype(count.dtype, jnp.integer) or jnp.shape(count) or count.dtype.itemsize > 4:
+        hint = "Numbers that are not counts belong in metrics."
+        validate.fail(
+            f"counts[{name!r}]", "a scalar of an integer dtype of at most 32 bits", count.dtype, hint, TypeError
+        )
+    count = jnp.where(there & (count >= 0), count, 0).astype(jnp.uint32)
+    return (count >> jnp.array([0, 8, 16, 24], jnp.uint32)) & 255
+
+
+def _loss(metrics: dict, arrived: Array) -> Array:
+    """[] the client's mean local loss; NaN where nothing arrived, or where it reports none."""
+    loss = metrics.get("local_loss")
+    if loss is None:
+        return jnp.full((), jnp.nan)
+    there = arrived & (loss.weight > 0)
+    return jnp.where(there, loss.total / jnp.where(there, loss.weight, 1), jnp.nan)

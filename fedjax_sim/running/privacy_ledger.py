@@ -1,0 +1,244 @@
+"""The privacy ledger of a run: written before rounds run, stored beside the log and in every checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fedjax_sim import tree, validate
+from fedjax_sim.round.costs import message_spec
+from fedjax_sim.running import checkpoint, checksums, distributed, fingerprint
+from fedjax_sim.types import Algorithm, Array, Population, PyTree
+
+__all__ = ["Spending", "default_delta", "message_dimension"]
+
+FILE = "privacy.json"
+MISSING = "a message that should have had noise was missing: this is released without noise, so no epsilon holds."
+ABORTED = "a secure sum was aborted: that too few clients were left is released without noise, so no epsilon holds."
+UNKNOWN = "The algorithm does not state its parts (`Algorithm.parts`), so nothing is known of its privacy."
+OPAQUE = (
+    "The program calls the host, and what it computes there cannot be read: another program with this seed may share "
+    "its noise, so this holds only if the seed was used for this run alone."
+)
+COVERED = {"round", "epsilon"}  # everything else in a log may depend on more than the released models
+FIELDS = {"ledger", "stream", "void"}
+
+
+def default_delta(num_units: int) -> float:
+    """n^-1.1 for n clients (or records, where those are hidden), at most 0.1; a useful delta is well below 1 / n.
+
+    >>> f"{default_delta(1_000_000):.2e}"
+    '2.51e-07'
+    """
+    if not num_units >= 1:
+        validate.fail("clients", "at least one", num_units)
+    return min(float(num_units) ** -1.1, 0.1)
+
+
+def message_dimension(algorithm: Algorithm, params: PyTree, population: Population) -> int:
+    """The number of values in one message: those of the model, or more where a client sends a pair."""
+    star = algorithm.parts
+    broadcast = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
+    return tree.num_values(message_spec(star, broadcast, population))
+
+
+class Spending:
+    """The privacy that a run has spent.
+
+    Rounds are entered, and the entry is on disk, before they run; a resume merges the ledgers of file and checkpoint.
+    Rounds that a killed run repeats are the same release, bit for bit, and count once. They are recognised by the
+    `stream` of their noise, a text of the fingerprints of every program, initial model and data set that the model went
+    through, to which the key is bound. Where noise cannot be accounted for, the run continues without an epsilon, and
+    `refused` is the reason.
+
+    Args:
+      algorithm, params, population: of the run; what is private is read from the algorithm's parts.
+      source: the run's `fingerprint`.
+      delta: in (0, 1); by default `default_delta` of those protected: clients, records, or federations, and of the
+        clients under these for their own statement.
+      directory: the folder of `privacy.json`; None to write no file.
+
+    Guarantees: whatever is killed, resumed and changed, epsilon is not below that of all rounds that ran, and no two
+    releases share noise (tests/running/test_privacy_ledger.py::test_no_history_tells_less_than_the_truth,
+    ::test_a_crash_is_counted, ::test_changed_runs_share_nothing); epsilon is that of the accountant by hand
+    (::test_epsilon_is_the_accountants); there is none after a missing message with noise
+    (::test_missing_messages_void_it), or after rounds without a ledger (::test_what_no_ledger_saw_has_no_epsilon). A
+    ledger that was deleted is an error (::test_a_crash_is_counted), noise that no accountant covers gives no epsilon
+    (::test_noise_in_any_part_is_seen), and that of a program which cannot be read says so
+    (::test_programs_that_call_the_host_share_nothing).
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        params: PyTree,
+        population: Population,
+        source: str,
+        delta: float | None,
+        directory: Path | None,
+    ):
+        self.mechanism, self.void = None, ""
+        self.member_delta = None  # where clients are federations: of the statement for one client under them
+        self.refused = UNKNOWN if algorithm.parts is None else ""
+        self.source = self.stream = source
+        self.path = directory and directory / FILE
+        self.private = fingerprint.is_private(algorithm)
+        if delta is not None:
+            validate.in_range("delta", delta, 0, 1, open_low=True, open_high=True)
+        if not self.private:
+            return
+        from fedjax_sim import privacy  # here, because its libraries take a second to import
+
+        try:
+            dimension = message_dimension(algorithm, params, population)
+            self.mechanism = privacy.mechanism_of(algorithm, dimension=dimension, population=population)
+        except (TypeError, ValueError) as error:
+            self.refused = str(error)
+            return
+        self.ledger = privacy.Ledger(default_delta(self.mechanism.num_units) if delta is None else delta)
+        inside = self.mechanism.of_members()
+        if inside is not None:
+            self.member_delta = default_delta(inside.num_units or self.mechanism.num_units) if delta is None else delta
+
+    def key(self, key: Array) -> Array:
+        """A run's key, bound to its stream of noise; unchanged without noise."""
+        return fingerprint.bound(key, self.stream)
+
+    def start(self) -> None:
+        """Creates the file of a run with noise; from now on it is an error if the file is missing."""
+        if self.private:
+            self._write()
+
+    def resume(self, saved: dict[str, Any] | None, first: int) -> None:
+        """Continues from the ledgers in a checkpoint of round `first` and in the file."""
+        held = distributed.from_first(self._read)
+        if held is None and saved is not None and saved["ledger"] is not None and self.path is not None:
+            raise checkpoint.CheckpointError(
+                f"{self.path}: expected the privacy ledger of this run, got no file: deleted. Rounds after the last "
+                "checkpoint are recorded only there. Put it back from a copy, or start a new run, whose epsilon adds "
+                "to that of this one."
+            )
+        found = [_checked(state) for state in (saved, held) if state is not None]
+        if not found and not self.private:
+            return
+        earlier = "" if saved is None else saved["stream"]
+        if self.source:  # the program may have changed since the checkpoint
+            same = earlier.rpartition(":")[2] == self.source
+            self.stream = earlier if same else f"{earlier} {first}:{self.source}"
+        self.void = next((state["void"] for state in found if state["void"]), "")
+        if self.void:
+            return
+        if not self.private:
+            return self._end("earlier rounds of this run had noise, and these have none: no epsilon holds for both.")
+        if saved is None or any(state["ledger"] is None for state in found):
+            return self._end(f"the first {first} rounds ran without a ledger: what they released is unknown.")
+        if self.mechanism is None:
+            return self._end(self.refused)
+        from fedjax_sim.privacy import Ledger
+
+        for state in found:
+            self.ledger = self.ledger.merged(Ledger.from_state(state["ledger"]))
+        if self.ledger.stop > first and fingerprint.is_opaque(self.source):
+            rounds = f"rounds {first + 1} to {self.ledger.stop}"
+            self._end(f"{rounds} ran before, and the program calls the host: whether they repeat exactly is unknown.")
+
+    def _read(self) -> dict[str, Any] | None:
+        """The file's content; None if there never was a file."""
+        if self.path is None or not (self.path.is_file() or checksums.is_listed(self.path)):
+            return None
+        checksums.check(self.path.parent, [FILE], needed=True)
+        try:
+            return _checked(json.loads(self.path.read_bytes()))
+        except (TypeError, ValueError, checkpoint.CheckpointError) as error:
+            raise checkpoint.CheckpointError(f"{self.path}: expected a privacy ledger, got a damaged one.") from error
+
+    def enter(self, start: int, stop: int) -> None:
+        """Records that rounds start, ..., stop - 1 are about to run."""
+        if self.mechanism is not None and not self.void:
+            self.ledger.enter(self.mechanism, start, stop, stream=self.stream)
+            self._write()
+
+    def observe(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Checks the records of rounds that have run, before they are logged."""
+        missing = [record for record in records if self.misses(record)]
+        if missing and not self.void:
+            words = ABORTED if missing[0].get("aborted_rounds") else MISSING
+            self._end(f"in round {missing[0]['round']} {words}")
+
+    def misses(self, counts: Mapping[str, Any]) -> bool:
+        """Whether rounds with these counts lack a message that should have had noise; an absent count means they do."""
+        counters = {"distributed": "skipped_rounds", "local": "dropped_clients"}
+        name = None if self.mechanism is None else counters.get(self.mechanism.place)
+        return name is not None and counts.get(name, 1) > 0
+
+    def _end(self, reason: str) -> None:
+        """Voids the epsilon of this run from now on, also after a resume."""
+        self.void = reason
+        self._write()
+
+    def _write(self) -> None:
+        if self.path is not None:
+            checksums.write(self.path, (json.dumps(self.state(), indent=2) + "\n").encode())
+
+    def state(self) -> dict[str, Any] | None:
+        """As JSON, for a checkpoint; None if there never was noise."""
+        if not self.private and not self.void:
+            return None
+        ledger = None if self.mechanism is None else self.ledger.state()
+        return {"ledger": ledger, "stream": self.stream, "void": self.void}
+
+    def record(self, rounds: int) -> dict[str, Array]:
+        """{"epsilon": spent by the first `rounds` rounds}, or nothing."""
+        if self.mechanism is None or self.void:
+            return {}
+        return {"epsilon": self.ledger.spent(through=rounds).epsilon}
+
+    def summary(self, shown: Iterable[str] = ()) -> dict[str, Any]:
+        """What was spent, with all that it depends on, for a run's summary.
+
+        Args:
+          shown: names of all that the run's log shows.
+        """
+        if self.void or self.refused:
+            return {"privacy": {"refused": self.void or self.refused}}
+        if self.mechanism is None or not self.ledger.rounds:
+            return {}
+        from fedjax_sim.privacy import explain
+
+        spent = self.ledger.spent()
+        inside = None if self.member_delta is None else self.ledger.of_members(self.member_delta)
+        of_members = None if inside is None else inside.spent()
+        all_spent = [spent] if of_members is None else [spent, of_members]
+        statements = [str(x) for x in all_spent]
+        lines = [explain(x) for x in all_spent]
+        if fingerprint.is_opaque(self.source):
+            statements.append("the program calls the host: a seed for this run alone")
+            lines.append(f"- {OPAQUE}")
+        uncovered = sorted(set(shown) - COVERED)
+        if uncovered:
+            lines.append(f"- Not covered, and shown by the log of this run: {', '.join(uncovered)}.")
+        texts = {"explanation": "\n".join(lines), "uncovered": uncovered}
+        if of_members is not None:
+            texts["members"] = of_members.as_dict()
+        return {"privacy": {"statement": "; ".join(statements), **spent.as_dict(), **texts}}
+
+
+def _checked(state: Any) -> dict[str, Any]:
+    """The state of a `Spending`, after checking its fields.
+
+    Raises: CheckpointError, TypeError or ValueError for another one.
+    """
+    from fedjax_sim.privacy import Ledger
+
+    if not isinstance(state, dict) or set(state) != FIELDS:
+        raise checkpoint.CheckpointError("expected a privacy ledger of this version of fedjax_sim, got another one.")
+    for name in ("stream", "void"):
+        if not isinstance(state[name], str):
+            validate.fail(name, "a text", state[name], error=TypeError)
+    if state["ledger"] is not None:
+        Ledger.from_state(state["ledger"])
+    return state

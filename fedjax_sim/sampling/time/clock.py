@@ -1,0 +1,175 @@
+"""Simulated time of synchronous rounds: a sampler with a clock."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+
+from fedjax_sim import validate
+from fedjax_sim.network.devices import SATURATED, absent_after, checked, there_at
+from fedjax_sim.sampling.design import responding
+from fedjax_sim.sampling.membership import UNFILLED, first_invited, of_first
+from fedjax_sim.sampling.time.cut import LONGEST, Timed, cut, spend, stated, unlimited, untimed, window
+from fedjax_sim.sampling.time.lost_reports import recounted
+from fedjax_sim.sampling.time.round_cost import price_of
+from fedjax_sim.types import Array, Clock, Cohort, Devices, Metric, Sampler
+
+__all__ = ["INTERRUPTED", "with_clock"]
+
+TIMES = (
+    Metric("round_seconds", "mean simulated time of a round", "seconds", "mean"),
+    Metric("simulated_seconds", "simulated time", "seconds", "last"),
+    Metric("client_seconds", "simulated time that invited clients had, together", "seconds"),
+    Metric("utilisation", "share of it that they were busy", "share", "mean", by="client_seconds"),
+    Metric("joules", "energy spent by clients", "joules"),
+    Metric("wasted_joules", "of it for nothing", "joules"),
+    SATURATED,
+)
+UNAVAILABLE = Metric("unavailable", "clients drawn who were not there", "count")
+INTERRUPTED = Metric("interrupted", "clients who left before their message had arrived", "count")
+SCALES = (
+    Metric("flops_scale", "operations that take time, times those computed", "count", pooled="last"),
+    Metric("bytes_scale", "bytes that take time, times those sent", "count", pooled="last"),
+)
+MOST_SCALE = 1e12
+
+
+@validate.named_arguments
+def with_clock(
+    sampler: Sampler,
+    devices: Devices,
+    *,
+    num_invited: int | None = None,
+    overhead_seconds: float = 0.0,
+    idle_seconds: float = 60.0,
+    checks: int = 8,
+    flops_scale: float = 1.0,
+    bytes_scale: float = 1.0,
+) -> Sampler:
+    """Rounds take simulated time: the server waits for everybody.
+
+    An invited client receives the model, trains and sends its message in the time that its device takes for that; a
+    round lasts as long as its slowest client. Wrappers around this one end rounds sooner: `with_deadline`,
+    `with_over_selection`, `with_radio_budget`.
+
+    Time changes no number of a run, unless clients are not always there (`Devices.availability`): a client who is not
+    there when a round begins is not invited, and one who is gone before its message has arrived does not report. To
+    invite m of those who are there, draw more, say 2m over the least share of clients that is ever there, and keep the
+    first m: `with_clock(uniform(N, 20 * m), devices, num_invited=m)`.
+
+    Info gets `round_seconds`, `simulated_seconds` (since the run's start), `joules` of all clients, `wasted_joules` of
+    those who did not report, `client_seconds` that those invited had until the last one was done, and `utilisation`,
+    the share of them in which they received, trained or sent; `saturated_clients` whose download, work or message took
+    longer than the clock counts, and was counted as that long; `unavailable` and `interrupted` count clients who were
+    not there, or left; `unfilled` places that nobody filled.
+
+    Clients that are federations (`algorithms.as_client_update`) have rounds inside in the place of training, and their
+    devices here are the links to the level above. Their joules are those of all that is inside.
+
+    A small model can stand for a heavier one: times, energy and radio budgets are those of `flops_scale` times its
+    operations and `bytes_scale` times its bytes, each way. What it learns, and the bytes of the log, are its own; Info
+    then has both scales, and the page says so.
+
+    Args:
+      sampler: any sampler without a clock. What changes clients' work or loses reports at any time, such as
+        `with_stragglers` and `with_dropout`, goes inside; who drops out spends all, and is waited for.
+      devices: of all N clients; in a config `[devices]`.
+      num_invited: how many of the clients drawn who are there are invited, the first in the order of the slots (random
+        for `uniform`); None = all of them.
+      overhead_seconds: of the server in each round, at least 0, at most 2^30 ticks (below 2^21 of a second).
+      idle_seconds: how long the server waits to look again where nobody could be invited, above 0, at most 2^30 ticks.
+      checks: presence is looked up after the download, so often, evenly spaced, during the local work, and on arrival.
+      flops_scale, bytes_scale: in (0, 1e12]; 1 = the model as it is.
+
+    Returns: a sampler of the same cohorts, less who is not there, with `Cohort.spent`. With availability a client's
+    speed decides when the next round begins, and so who is there then: formulas and accountants refuse that design.
+
+    Raises: ValueError, TypeError for a sampler with a clock or a limit of reports, devices of another population, or
+    values out of range.
+
+    Guarantees: a run that waits for everybody has the bits of one without a clock
+    (tests/sampling/time/test_clock.py::test_time_changes_no_number); times are exact integers
+    (::test_the_clock_is_exact); who is there is invited, each with the same chance (::test_who_is_there,
+    ::test_inclusion_given_availability), and who leaves does not report (::test_who_leaves); whoever is lost is counted
+    once (tests/sampling/time/test_lost_reports.py::test_every_client_is_counted_once).
+
+    References: Bonawitz et al. 2019, section 2; Lai et al. 2022 (FedScale), section 4.
+
+    >>> import jax
+    >>> from fedjax_sim.network import constant, heterogeneous
+    >>> from fedjax_sim.sampling.uniform import uniform
+    >>> alike = heterogeneous(
+    ...     9, speed=constant(1e9), bandwidth_down=constant(1e6), bandwidth_up=constant(1e6), latency=constant(0.25)
+    ... )
+    >>> clocked = with_clock(uniform(9, 3), alike, overhead_seconds=1.0)
+    >>> cohort, state = clocked.sample(jax.random.key(0), clocked.init())  # nothing to send or do: the latency
+    >>> float(cohort.metrics["round_seconds"]), cohort.spent.total.tolist()
+    (1.5, [500, 500, 500])
+    """
+    untimed(sampler, "with_clock")
+    unlimited(sampler, "with_clock", "Arrivals follow from the devices: put with_over_selection around with_clock.")
+    checked(devices, sampler.design.population_size, "sampler's")
+    most = min(2**30 / devices.ticks_per_second, 2**31 - 1 - LONGEST / devices.ticks_per_second)  # `Clock.since`
+    validate.in_range("overhead_seconds", overhead_seconds, 0, most)
+    validate.in_range("idle_seconds", idle_seconds, 0, most, open_low=True)
+    validate.integer("checks", checks, 1, 64)
+    scales = {"flops_scale": flops_scale, "bytes_scale": bytes_scale}
+    for name, scale in scales.items():
+        validate.in_range(name, scale, 0, MOST_SCALE, open_low=True)
+    scaled = any(scale != 1 for scale in scales.values())
+    slots = sampler.num_slots if num_invited is None else num_invited
+    validate.integer("num_invited", slots, 1, sampler.num_slots, hint="Draw more clients than are invited.")
+    per_second, present = devices.ticks_per_second, devices.availability
+    overhead, idle = (math.ceil(validate.as_written(x) * per_second) for x in (overhead_seconds, idle_seconds))
+
+    def init():
+        zero = jnp.zeros((), jnp.int32)
+        return Timed(sampler.init(), Clock(zero, zero), price_of(None))
+
+    def tell(state, work):
+        inner = state.sampler if sampler.tell is None else sampler.tell(state.sampler, work)
+        return state._replace(sampler=inner, price=price_of(work, **scales))
+
+    def sample(key, state):
+        cohort, inner = sampler.sample(key, state.sampler)
+        if present is not None:
+            cohort = _there(cohort, there_at(devices, cohort.ids, state.clock.seconds))
+        if num_invited is not None:
+            cohort = first_invited(cohort, num_invited)
+        cohort = cohort._replace(spent=spend(devices, key, cohort, state.price))
+        if present is not None:
+            leaves = absent_after(devices, cohort.ids, state.clock, cohort.spent, checks)
+            cohort = cut(devices, key, cohort, state.price, leaves, INTERRUPTED.name)
+        ticks = jnp.where(cohort.invited.any(), window(cohort), idle)
+        clock = state.clock.moved(ticks, per_second).moved(overhead, per_second).since(state.clock)
+        if scaled:
+            cohort = cohort._replace(metrics=cohort.metrics | {name: jnp.float32(x) for name, x in scales.items()})
+        return stated(cohort, state.clock, clock, per_second), Timed(inner, clock, state.price)
+
+    def observe(state, cohort, outcome):
+        return state._replace(sampler=sampler.observe(state.sampler, cohort, outcome))
+
+    design = sampler.design if num_invited is None else of_first(sampler.design, num_invited)
+    metrics = TIMES if present is None else (*TIMES, UNAVAILABLE, INTERRUPTED)
+    metrics = metrics if num_invited is None else (*metrics, UNFILLED)
+    metrics = (*metrics, *SCALES) if scaled else metrics
+    return sampler._replace(
+        init=init,
+        sample=sample,
+        num_slots=slots,
+        design=design if present is None else responding(design, "others"),
+        tell=tell,
+        observe=sampler.observe and observe,
+        metrics=(*sampler.metrics, *metrics),
+        devices=devices,
+    )
+
+
+def _there(cohort: Cohort, here: Array) -> Cohort:
+    """The cohort without the clients who are not there."""
+    gone = (cohort.invited & ~here).sum(dtype=jnp.int32)
+    sent = None if cohort.sent is None else cohort.sent & here
+    metrics = cohort.metrics | {"unavailable": gone}
+    there = {"invited": cohort.invited & here, "reported": cohort.reported & here, "sent": sent}
+    return recounted(cohort._replace(**there, metrics=metrics))
