@@ -210,4 +210,4 @@ def test_integers_that_would_be_rounded_are_refused():
         integer_range=(0, 2**24 + 1)
     )
     with pytest.raises(ValueError, match="transform: expected integers up to 16777216 at a sum of floats"):
-        check_parts(sampling.uniform(4, 2), None, wide, aggregation.fixed_mean(2.0))
+        check_parts(sampling.uniform(4, 2), None, wide, aggregation.fixed_mean(2.0), None)

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.optimised(False)  # each law fails, whatever compiles i
 
 # modules, for subpackages export functions of their names
 composer, rounds, gathering, one_client = (
-    importlib.import_module(f"fedjax_sim.algorithms.{name}") for name in ("federated", "round", "collect", "one_client")
+    importlib.import_module(f"fedjax_sim.round.{name}") for name in ("federated", "round", "collect", "message")
 )
 training = importlib.import_module("fedjax_sim.client.local_sgd")
 losses = importlib.import_module("fedjax_sim.client.losses")

@@ -163,4 +163,4 @@ def test_an_unknown_scheme_fails_closed(scheme):
     with pytest.raises(ValueError, match="fixed number of different clients"):
         sampling.with_over_invitation(sampler, 3)
     with pytest.raises(ValueError, match="scheme is unknown, and it may draw"):
-        check_parts(sampler, types.ClientUpdate(None, None), identity(), aggregation.mean())
+        check_parts(sampler, types.ClientUpdate(None, None), identity(), aggregation.mean(), None)
