@@ -90,7 +90,7 @@ def _check_info(info: Mapping[str, Any]) -> None:
     for name, value in info.items():
         size = max((x.size for x in jax.tree.leaves(value)), default=0)
         if size > MAX_INFO:
-            hint = "The log holds scalars. To see what a server saw, replay the round: round.observe."
+            hint = "The log holds scalars. To see what a server saw, replay the round: fedjax_sim.round.observe."
             validate.fail(f"info[{name!r}]", f"at most {MAX_INFO:,} numbers", f"{size:,} numbers", hint)
 
 

@@ -123,7 +123,7 @@ def spend(devices: Devices, key: Array, cohort: Cohort, price: Price) -> Spent:
     Raises: ValueError for federations whose rounds inside were not priced for this cohort.
     """
     if price.inside is not None and price.more is None:
-        hint = "Call round.invite, not the sampler: the round's key decides who takes part inside."
+        hint = "Call fedjax_sim.round.invite, not the sampler: the round's key decides who takes part inside."
         validate.fail("price.more", "what the rounds inside of this cohort take", None, hint)
     spent = _spent(devices, key, cohort.ids, price.loads(cohort))
     if price.more is not None:
