@@ -54,7 +54,7 @@ class WeightedClients:
         self, sampler: Sampler, aggregator: Aggregator, weighted: bool = False, step_size: float = 1.0
     ) -> Algorithm:
         """One local step a round, weighted by examples or uniformly."""
-        weighting = "examples" if weighted else "uniform"
+        weighting = None if weighted else "uniform"  # by examples, where the aggregator takes weights
         work = client.local_sgd(_loss, optax.sgd(step_size), client.work(num_steps=1, weighting=weighting))
         return federated(sampler, work, aggregator, server.optimizer(optax.sgd(1.0)), mesh=None)
 
