@@ -265,9 +265,8 @@ def asynchronous(
     `updates_per_second`, `utilisation`, `empty_places`, `stopped_clients`, `joules` (of the work that was begun, until
     the client leaves or its message has arrived), `saturated_clients` and, where clients may leave, `interrupted` and
     `wasted_bytes` (of messages on their way then). Joules and wasted bytes count where work begins, also those of a
-    client that is stopped later; a message that it
-    had begun to send, and would have arrived, is in no bytes. A run's means are those of its arrivals, or of its time.
-    A round cannot be observed.
+    client that is stopped later. The message of a stopped client that had not left is in no bytes. A run's means are
+    those of its arrivals, or of its time. A round cannot be observed.
 
     Raises: ValueError, TypeError for options out of range, and for parts that do not fit, as in `federated`: weights by
     examples too, for fast clients arrive more often already. `init` refuses clients whose updates may not count in

@@ -189,11 +189,8 @@ def test_a_server_without_a_key_compresses_nothing():
     build = partial(algorithms.fedavg, p.linear_loss, sampling.full(4), **step)
     assert build().parts.aggregator.keyless
     told = "downlink: expected None for a server without a key, got 'a compressor'"
-    attacked = adversary.corrupted(aggregation.median(), adversary.mimic(0), adversary.clients([0]))
-    attacked = attacked._replace(keyless=True)
-    for aggregator in (homomorphic_mean(), attacked):
-        with pytest.raises(ValueError, match=told):
-            build(downlink=transform.top_k(0.5), aggregator=aggregator)
+    with pytest.raises(ValueError, match=told):
+        build(downlink=transform.top_k(0.5))
     parts = build().parts
     compressing = server.downlink(server.optimizer(optax.sgd(1.0)), transform.top_k(0.5))
     with pytest.raises(ValueError, match=told):
@@ -204,9 +201,5 @@ def test_a_server_without_a_key_compresses_nothing():
 
 def test_an_attack_keeps_what_the_server_cannot_do():
     """Catches attackers around an encrypted mean, after whom its server has a key."""
-    who = adversary.clients([0])
-    for attack in (adversary.sign_flip(), adversary.mimic(0), adversary.min_max(), adversary.fang()):
-        try:
-            assert adversary.corrupted(homomorphic_mean(), attack, who).keyless, attack
-        except (TypeError, ValueError) as refused:
-            assert ": expected " in str(refused)
+    for attack in (adversary.sign_flip(), adversary.alie(), adversary.mimic(0), adversary.min_max(), adversary.fang()):
+        assert adversary.corrupted(homomorphic_mean(), attack, adversary.clients([0])).keyless, attack
