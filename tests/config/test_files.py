@@ -159,6 +159,7 @@ def test_a_checkpoint_of_an_earlier_version(monkeypatch):
     assert "An earlier version wrote it, which compared paths" in refused.output
 
 
+@pytest.mark.full
 def test_a_sweep_goes_on_with_the_same_files(folder, monkeypatch):
     """Fault: points over other devices, or judged on other rows, than those that are there; a sweep whose files were
     moved and cannot go on; rows whose labels are two names of one file."""

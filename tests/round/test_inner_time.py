@@ -126,6 +126,7 @@ def test_three_levels():
     assert info["joules"] == 2 + 6 * p.SIZES.sum()
 
 
+@pytest.mark.full
 def test_as_long_as_flat_rounds():
     """One edge of everybody is a flat federation: kappa of its rounds take kappa times as long, for work given in steps
     and in epochs, and for a heavier model. Faults: a loop of unknown length that counts once, devices one after the

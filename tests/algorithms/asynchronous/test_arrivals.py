@@ -16,6 +16,7 @@ from fedjax_sim.prng import stream
 from fedjax_sim.sampling import full, with_clock, with_hazard
 from fedjax_sim.sampling.permutation import permute
 from fedjax_sim.types import Availability, Devices, Load, Spent, Work
+from tests.laws import cases
 
 KEY, LOAD = jax.random.key(3), Load(*jnp.zeros((3, 1)))
 
@@ -154,6 +155,7 @@ class Loop:
         return others, back - gone, most - len(others)
 
 
+COMPILED = {"in blocks", "nobody early", "one by one", "stopped", "waiting", "windows", "windows, in blocks"}
 GRID = {  # N, C, M, K, max_staleness, refill, availability
     "buffer": (40, 9, 4, 4, 9, "other", None),
     "few clients": (13, 9, 4, 4, 3, "other", None),
@@ -177,7 +179,7 @@ GRID = {  # N, C, M, K, max_staleness, refill, availability
 
 
 @pytest.mark.parametrize("hazard", [None, pytest.param(RISKY, marks=pytest.mark.full)], ids=["", "hazard"])
-@pytest.mark.parametrize("name", GRID)
+@pytest.mark.parametrize("name", cases.rows(GRID, COMPILED))
 def test_events_are_those_of_a_loop(name, hazard):
     """Catches a client who is sent work and arrives in the same step and is forgotten, ties by place, another base,
     a place that is lost, a block that goes past a model that it makes, and clients whom a hazard does not stop."""
