@@ -1,7 +1,7 @@
 """Federated learning over massive simulated populations: a round is one compiled JAX program.
 
-`Algorithm`, `run`, and the subpackages. Everything is imported when it is first used, so that the command line starts
-without loading JAX.
+`Algorithm`, `run`, `InvalidArgument`, and the subpackages. Everything is imported when it is first used, so that the
+command line starts without loading JAX.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedjax_sim.running.loop import run
     from fedjax_sim.types import Algorithm
+    from fedjax_sim.validate import InvalidArgument, InvalidType
 
 SUBPACKAGES = (
     "aggregation",
@@ -31,8 +32,13 @@ SUBPACKAGES = (
     "theory",
     "transform",
 )
-HOMES = {"Algorithm": "types", "run": "running.loop"}  # public name -> the module that defines it
-__all__ = ["Algorithm", "run", *SUBPACKAGES]
+HOMES = {  # public name -> the module that defines it
+    "Algorithm": "types",
+    "InvalidArgument": "validate",
+    "InvalidType": "validate",
+    "run": "running.loop",
+}
+__all__ = ["Algorithm", "InvalidArgument", "InvalidType", "run", *SUBPACKAGES]
 __version__ = "0.1.0"
 
 

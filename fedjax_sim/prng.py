@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.types import Array
+from fedjax_sim.validate import PositiveInt
 
 __all__ = [
     "ROUNDS",
@@ -100,7 +101,8 @@ def bits(key: Array, count: int) -> Array:
     return high ^ low
 
 
-def below(key: Array, n: int, shape: tuple[int, ...] = ()) -> Array:
+@validate.named_arguments
+def below(key: Array, n: PositiveInt, shape: tuple[int, ...] = ()) -> Array:
     """Integers drawn uniformly from [0, n): floor(U n / 2^64) of 64 random bits U each.
 
     `jax.random.randint` takes 32 bits modulo n, which draws the integers below 2^32 mod n more often than the others:
@@ -125,7 +127,6 @@ def below(key: Array, n: int, shape: tuple[int, ...] = ()) -> Array:
     >>> below(jax.random.key(0), 1, (3,)).tolist()
     [0, 0, 0]
     """
-    validate.integer("n", n)
     high, low = jax.random.bits(key, (2, *shape), jnp.uint32)
     top, rest = _product(high, n)
     carry = rest + _product(low, n)[0] < rest

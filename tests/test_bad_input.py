@@ -58,11 +58,14 @@ WRONG_VALUES = {
     "scalar for a list": ("model.hidden=64", "model.hidden: expected a list of integers, got 64."),
     "wrong item of a list": ("model.hidden=[64, true]", "model.hidden: expected a list of integers"),
     "NaN": ("data.alpha=nan", "data.alpha: expected a finite number, got nan."),
-    "inf": ("client_optimizer.learning_rate=inf", "client_optimizer.learning_rate: expected a finite number, got inf."),
+    "inf": (
+        "client_optimizer.learning_rate=inf",
+        "client_optimizer.learning_rate: expected a finite number > 0, got inf.",
+    ),
     "minus inf": ("data.alpha=-inf", "data.alpha: expected a finite number, got -inf."),
     "rate past float32": (
         "client_optimizer.learning_rate=1e300",
-        "client_optimizer.learning_rate: expected a finite number, got 1e+300. float32 holds at most 3.4e+38.",
+        "client_optimizer.learning_rate: expected a finite number > 0, got 1e+300. float32 holds at most 3.4e+38.",
     ),
     "minus past float32": ("data.alpha=-1e39", "data.alpha: expected a finite number, got -1e+39. float32 holds"),
     "rate of minus nothing": ("client_optimizer.learning_rate=-0.0", "expected a finite number > 0, got -0.0."),
@@ -109,16 +112,16 @@ WRONG_VALUES = {
     "no work": ("algorithm.num_steps=none", "num_epochs: expected exactly one of the two, got (None, None)"),
     "chunk without lanes": ("run.chunk=16", "run.chunk: expected run.lanes beside it, got 16."),
     "optimiser of a recipe without": (
-        "algorithm.name=fedsgd client_optimizer.name=adam",
-        "client_optimizer: expected no such table with fedsgd",
+        "algorithm.name=dgd client_optimizer.name=adam",
+        "client_optimizer: expected no such table with dgd",
     ),
-    "optimiser of fednova": (
-        "algorithm.name=fednova client_optimizer.name=adam",
-        "client_optimizer: expected no such table with fednova",
+    "rate among the options of an algorithm": (
+        "algorithm.name=scaffold algorithm.learning_rate=0.1",
+        "algorithm.learning_rate: expected one of | Write client_optimizer.learning_rate.",
     ),
-    "optimiser of DP-SGD": (
+    "DP-SGD without its noise": (
         "algorithm.name=record_private_fedavg client_optimizer.name=sgd",
-        "client_optimizer: expected no such table | algorithm.clip_norm: expected a finite number, got nothing.",
+        "algorithm.clip_norm: expected a finite number, got nothing. | algorithm.noise_multiplier: expected",
     ),
     "epochs of DP-SGD": (
         "algorithm.name=record_private_fedavg algorithm.num_epochs=1",
@@ -130,6 +133,10 @@ WRONG_VALUES = {
         "downlink.error_feedback={}",
         "downlink.error_feedback: expected a transform to wrap",
     ),
+    "no clients": ("data.num_clients=0", "data.num_clients: expected an integer in [1, 2147483647], got 0."),
+    "zero denominator": ("aggregator.name=fixed_mean aggregator.denominator=0.0", "aggregator.denominator: | got 0.0."),
+    "bits of the way down": ("downlink.quantize.bits=17", "downlink.quantize.bits: expected an integer in [1, 16]"),
+    "unknown schedule": ("client_optimizer.schedule=cosin", "client_optimizer.schedule: | Did you mean 'cosine'?"),
     "steps for fedsgd": ("algorithm.name=fedsgd algorithm.num_steps=5", "algorithm.num_steps: expected one of"),
     "set twice": ("run.rounds=5 run.rounds=6", "run.rounds: expected one --set | set twice"),
     "no equals sign": ("run.rounds", "--set: expected table.option=value, got 'run.rounds'."),
@@ -198,7 +205,6 @@ COMBINATIONS = {
         "sampler.with_over_invitation.num_reports: | got 11.",
     ),
     "negative alpha": ("data.alpha=-1.0", "data.alpha: expected a finite number > 0, got -1.0."),
-    "no clients": ("data.num_clients=0", "data.num_clients: expected an integer in [1, 2147483647], got 0."),
     "sizes crossed": ("data.min_examples=30 data.max_examples=20", "examples: expected"),
     "test set of all": ("data.test_fraction=1.0", "data.test_fraction: expected"),
     "infeasible minimum": (
@@ -239,7 +245,6 @@ COMBINATIONS = {
         "algorithm.name=fedadam algorithm.first_decay=1.0",
         "algorithm.first_decay: expected a number in [0, 1)",
     ),
-    "zero denominator": ("aggregator.name=fixed_mean aggregator.denominator=0.0", "aggregator.denominator: | got 0.0."),
     "design with replacement": (
         "sampler.name=with_replacement aggregator.name=horvitz_thompson",
         "expected a design without replacement | li_scheme_one",
@@ -249,7 +254,6 @@ COMBINATIONS = {
         "client_optimizer.decay_steps: expected none with a constant schedule",
     ),
     "schedule without end": ("client_optimizer.schedule=cosine", "client_optimizer.decay_steps: expected an integer"),
-    "unknown schedule": ("client_optimizer.schedule=cosin", "client_optimizer.schedule: | Did you mean 'cosine'?"),
     "nesterov without momentum": (
         "client_optimizer.nesterov=true",
         "client_optimizer.nesterov: expected false without momentum",
@@ -262,7 +266,6 @@ COMBINATIONS = {
         "downlink.quantize.bits=8 downlink.quantize.range=1.0 downlink.quantize.integers=true",
         "downlink: expected one that sends numbers, got 'integers in | integers=False",
     ),
-    "bits of the way down": ("downlink.quantize.bits=17", "downlink.quantize.bits: expected an integer in [1, 16]"),
     "noise at a plain mean": (
         "transform.gaussian_mechanism.clip_norm=1.0 transform.gaussian_mechanism.noise_multiplier=1.0",
         "aggregator: expected one whose result a client moves by a bounded amount | fixed_mean(m)",
@@ -292,6 +295,27 @@ COMBINATIONS = {
     "counted twice by a stretched mean": (
         "aggregator.name=extrapolated sampler.name=weighted",
         "aggregator: expected one that takes no weights from clients | counts them twice | weighting='uniform'",
+    ),
+    **{
+        f"another optimiser than SGD for {name}": (
+            f"algorithm.name={name} client_optimizer.name=adam {options}".strip(),
+            f"optimizer: expected plain SGD for {name}, got 'one with a state",
+        )
+        for name, options in {
+            "fednova": "",
+            "mime": "",
+            "mime_lite": "",
+            "record_private_fedavg": "algorithm.clip_norm=1.0 algorithm.noise_multiplier=1.0",
+            "scaffold": "",
+        }.items()
+    },
+    "momentum for scaffold": (
+        "algorithm.name=scaffold client_optimizer.momentum=0.9",
+        "optimizer: expected plain SGD for scaffold, got 'one with a state | without momentum",
+    ),
+    "schedule for fednova": (
+        "algorithm.name=fednova client_optimizer.schedule=cosine client_optimizer.decay_steps=9",
+        "optimizer: expected plain SGD for fednova, got",
     ),
     "too many devices": ("run.devices=1000", 'run.devices: expected "all" or an integer in [1, | got 1000.'),
 }
@@ -383,17 +407,11 @@ CALLS = {
         f"another aggregator for {name}": (
             TypeError,
             f"{name}: expected one of its arguments, got 'aggregator'",
-            lambda _, name=name, given=given: getattr(algorithms, name)(
-                LOSS, sampling.full(4), *given, num_steps=2, aggregator=aggregation.mean()
+            lambda _, name=name: getattr(algorithms, name)(
+                LOSS, sampling.full(4), optax.sgd(0.1), num_steps=2, weighting="uniform", aggregator=aggregation.mean()
             ),
         )
-        for name, given in {
-            "feddyn": [optax.sgd(0.1)],
-            "fedexp": [optax.sgd(0.1)],
-            "mime": [],
-            "mime_lite": [],
-            "scaffold": [],
-        }.items()
+        for name in ("feddyn", "fedexp", "mime", "mime_lite", "scaffold")
     },
     "fractional steps": (
         TypeError,
@@ -431,13 +449,17 @@ MODEL = "loss_fn: expected a function (params, examples, key), got Model(init= |
 UNCALLED = "expected an optax transformation, got <function sgd | Call its factory"
 CALLS |= {  # behaviour that is none
     "model as loss": (TypeError, MODEL, lambda _: algorithms.fedavg(LINEAR, EVERYBODY, optax.sgd(0.1), num_steps=1)),
-    "model as loss of fedsgd": (TypeError, MODEL, lambda _: algorithms.fedsgd(LINEAR, EVERYBODY)),
+    "model as loss of fedsgd": (TypeError, MODEL, lambda _: algorithms.fedsgd(LINEAR, EVERYBODY, optax.sgd(0.1))),
     "model as loss of a gradient": (TypeError, MODEL, lambda _: client.full_gradient(LINEAR)),
-    "model as loss of mime": (TypeError, MODEL, lambda _: algorithms.mime(LINEAR, EVERYBODY, num_steps=1)),
+    "model as loss of mime": (
+        TypeError,
+        MODEL,
+        lambda _: algorithms.mime(LINEAR, EVERYBODY, optax.sgd(0.1), num_steps=1, weighting="uniform"),
+    ),
     "model as loss of DP-SGD": (
         TypeError,
         MODEL,
-        lambda _: algorithms.record_private_fedavg(LINEAR, EVERYBODY, num_examples=3, **PRIVATE),
+        lambda _: algorithms.record_private_fedavg(LINEAR, EVERYBODY, optax.sgd(0.1), num_examples=3, **PRIVATE),
     ),
     "model as loss of an evaluation": (TypeError, MODEL, lambda _: metrics.evaluation(LINEAR, test=ROWS)),
     "loss without a key": (
@@ -463,7 +485,7 @@ CALLS |= {  # behaviour that is none
     "rate as optimiser": (
         TypeError,
         "optimizer: expected an optax transformation, got 0.1.",
-        lambda _: algorithms.feddyn(LOSS, EVERYBODY, 0.1, num_steps=1),
+        lambda _: algorithms.feddyn(LOSS, EVERYBODY, 0.1, num_steps=1, weighting="uniform"),
     ),
     "server's optimiser not called": (
         TypeError,
@@ -474,7 +496,7 @@ CALLS |= {  # behaviour that is none
         ValueError,
         "num_steps: expected an integer in [1, 16777216], got 2147483647.",
         lambda _: algorithms.record_private_fedavg(
-            LOSS, EVERYBODY, num_examples=3, **PRIVATE | {"num_steps": 2**31 - 1}
+            LOSS, EVERYBODY, optax.sgd(0.1), num_examples=3, **PRIVATE | {"num_steps": 2**31 - 1}
         ),
     ),
     "epochs past counting of one client": (

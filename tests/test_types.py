@@ -19,6 +19,7 @@ OPTIONS = ["--config-file", str(ROOT / "pyproject.toml"), "--python-executable",
 CACHE = compiled.folder().parent / hashlib.sha256(bytes(ROOT)).hexdigest()[:8]  # a clone's own
 WRONG = """
 import jax
+import optax
 from fedjax_sim import aggregation, algorithms, population, run, sampling, transform
 
 data = population.digits(num_clients=10)
@@ -28,7 +29,7 @@ transform.clip(norm=1.0)  # type: ignore[call-arg]
 transform.chain(aggregation.mean())  # type: ignore[arg-type]
 run(jax.random.key(0), "fedavg", {}, data.train, 5)  # type: ignore[arg-type]
 data.trian  # type: ignore[attr-defined]
-algorithm: str = algorithms.fedsgd(lambda *a: 0.0, sampling.full(10), learning_rate=0.1)  # type: ignore[assignment]
+algorithm: str = algorithms.fedsgd(lambda *a: 0.0, sampling.full(10), optax.sgd(0.1))  # type: ignore[assignment]
 """
 
 

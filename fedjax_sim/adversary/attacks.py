@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.adversary.kinds import Alone, Together, dot
+from fedjax_sim.validate import Finite, Integer, Positive
 
 __all__ = [
     "alie",
@@ -25,7 +28,8 @@ __all__ = [
 # ---- alone
 
 
-def scaled(factor: float) -> Alone:
+@validate.named_arguments
+def scaled(factor: Finite) -> Alone:
     """Its own update times a factor.
 
     That is model replacement with a factor of (cohort's weight) / (own weight x server's rate), and training on data of
@@ -35,11 +39,11 @@ def scaled(factor: float) -> Alone:
     >>> scaled(-10.0).send(jax.random.key(0), jnp.array([1.0, 2.0]), 3.0)[0].tolist()
     [-10.0, -20.0]
     """
-    validate.in_range("factor", factor)
     return Alone(lambda key, update, weight: (tree.scaled(update, factor), weight))
 
 
-def scaled_to(norm: float) -> Alone:
+@validate.named_arguments
+def scaled_to(norm: Positive) -> Alone:
     """Its own update at the norm that a defence lets pass: train-and-scale. A zero update stays zero.
 
     Args:
@@ -54,7 +58,6 @@ def scaled_to(norm: float) -> Alone:
     >>> scaled_to(10.0).send(jax.random.key(0), jnp.array([3.0, 4.0]), 1.0)[0].tolist()
     [6.0, 8.0]
     """
-    validate.positive("norm", norm)
 
     def send(key, update, weight):
         length = jnp.sqrt(dot(update, update))
@@ -74,23 +77,23 @@ def free_rider() -> Alone:
     return scaled(0.0)
 
 
-def large_value(value: float) -> Alone:
+@validate.named_arguments
+def large_value(value: Finite) -> Alone:
     """The same number at each coordinate.
 
     Args:
       value: up to 2^99 in magnitude; messages of 2^100 are lost.
     """
-    validate.in_range("value", value)
     return Alone(lambda key, update, weight: (jax.tree.map(lambda x: jnp.full_like(x, value), update), weight))
 
 
-def gaussian_noise(std: float) -> Alone:
+@validate.named_arguments
+def gaussian_noise(std: Positive) -> Alone:
     """Normal noise in place of an update, of its own in each round (Blanchard et al. 2017, section 5).
 
     Args:
       std: positive, of each coordinate.
     """
-    validate.positive("std", std)
 
     def send(key, update, weight):
         leaves, structure = jax.tree.flatten(update)
@@ -101,13 +104,13 @@ def gaussian_noise(std: float) -> Alone:
     return Alone(send)
 
 
-def forged_weight(factor: float, attack: Alone | None = None) -> Alone:
+@validate.named_arguments
+def forged_weight(factor: Positive, attack: Alone | None = None) -> Alone:
     """A weight (number of examples) that is a lie; the update is its own, or another attack's.
 
     Args:
       factor: positive, of its honest weight.
     """
-    validate.positive("factor", factor)
     if attack is not None:
         validate.part("attack", attack, Alone)
 
@@ -121,7 +124,8 @@ def forged_weight(factor: float, attack: Alone | None = None) -> Alone:
 # ---- together: one message, from the honest ones' mean and standard deviation
 
 
-def alie(z: float | None = None) -> Together:
+@validate.named_arguments
+def alie(z: Finite | None = None) -> Together:
     """A little is enough: mean - z std at each coordinate.
 
     Args:
@@ -134,9 +138,6 @@ def alie(z: float | None = None) -> Together:
     References: Baruch, Baruch and Goldberg 2019, algorithm 3 and equation 1.
     """
 
-    if z is not None:
-        validate.in_range("z", z)
-
     def send(key, honest):
         n = honest.number + honest.attackers
         won = jnp.floor(n / 2 + 1) - honest.attackers
@@ -147,7 +148,8 @@ def alie(z: float | None = None) -> Together:
     return Together(send)
 
 
-def stale(delay: int = 1) -> Together:
+@validate.named_arguments
+def stale(delay: Annotated[int, Integer(1, 1000)] = 1) -> Together:
     """Replay: the mean of the honest messages of an earlier round, which was honest then.
 
     Args:
@@ -156,7 +158,6 @@ def stale(delay: int = 1) -> Together:
 
     Guarantees: NumPy's means of earlier rounds (tests/adversary/test_attacks.py::test_stale).
     """
-    validate.integer("delay", delay, 1, 1000)
 
     def start(update_spec):
         wide = lambda x: tree.at_least_float32(x.dtype)  # noqa: E731
@@ -169,7 +170,8 @@ def stale(delay: int = 1) -> Together:
     return Together(send, start)
 
 
-def inner_product(epsilon: float = 0.1) -> Together:
+@validate.named_arguments
+def inner_product(epsilon: Positive = 0.1) -> Together:
     """Inner product manipulation, "fall of empires": minus epsilon times the honest mean.
 
     Args:
@@ -177,5 +179,4 @@ def inner_product(epsilon: float = 0.1) -> Together:
 
     References: Xie, Koyejo and Gupta 2020, section 4.
     """
-    validate.positive("epsilon", epsilon)
     return Together(lambda key, honest: tree.scaled(honest.mean, -epsilon))

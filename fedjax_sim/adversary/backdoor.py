@@ -6,11 +6,13 @@ import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.adversary.kinds import Alone
+from fedjax_sim.validate import Positive, PositiveInt
 
 __all__ = ["model_replacement"]
 
 
-def model_replacement(cohort_weight: float, server_rate: float = 1.0, num_attackers: int = 1) -> Alone:
+@validate.named_arguments
+def model_replacement(cohort_weight: Positive, server_rate: Positive = 1.0, num_attackers: PositiveInt = 1) -> Alone:
     """The own update times W / (server's rate x own weight x attackers): its model then replaces the global one.
 
     That holds under a weighted mean, where the others' updates are small: near convergence, say. What the attacker
@@ -32,9 +34,6 @@ def model_replacement(cohort_weight: float, server_rate: float = 1.0, num_attack
     >>> model_replacement(10.0, server_rate=0.5).send(jax.random.key(0), jnp.array([1.0, 2.0]), 1.0)[0].tolist()
     [20.0, 40.0]
     """
-    validate.positive("cohort_weight", cohort_weight)
-    validate.positive("server_rate", server_rate)
-    validate.integer("num_attackers", num_attackers)
     boost = cohort_weight / (server_rate * num_attackers)
     validate.positive("cohort_weight / (server_rate x num_attackers)", boost)
     return Alone(

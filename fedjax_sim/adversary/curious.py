@@ -10,13 +10,14 @@ row, which is also what a secure sum leaves the server with.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
 from fedjax_sim.types import Array, Observed, PyTree
+from fedjax_sim.validate import Integer, Positive
 
 __all__ = ["View", "each_message", "masked_messages", "released_model"]
 
@@ -46,7 +47,8 @@ def each_message(observed: Observed) -> View:
     return View(*observed)
 
 
-def masked_messages(observed: Observed, unit: float, *, modulus_bits: int = 32) -> View:
+@validate.named_arguments
+def masked_messages(observed: Observed, unit: Positive, *, modulus_bits: Annotated[int, Integer(2, 32)] = 32) -> View:
     """The view of a server that receives masked integers for a secure sum, and reads them as if they were none.
 
     Args:
@@ -66,8 +68,6 @@ def masked_messages(observed: Observed, unit: float, *, modulus_bits: int = 32) 
     [1.5, -0.5]
     """
     validate.part("observed", observed, Observed)
-    validate.positive("unit", unit)
-    validate.integer("modulus_bits", modulus_bits, 2, 32)
     _check_dtype(jax.tree.leaves(observed.messages), jnp.uint32, "Put aggregation.secure_sum around the modular_sum.")
     spare = 32 - modulus_bits
 

@@ -18,6 +18,7 @@ from fedjax_sim import validate
 from fedjax_sim.adversary.curious import View
 from fedjax_sim.models import per_example
 from fedjax_sim.types import Array, PyTree
+from fedjax_sim.validate import NonNegative, Positive, PositiveInt, Steps
 
 __all__ = [
     "Rebuilt",
@@ -37,8 +38,9 @@ class Rebuilt(NamedTuple):
     objective: Array  # [m], the regulariser included; infinite where every restart diverged
 
 
+@validate.named_arguments
 def local_steps(
-    loss_fn: Callable, learning_rate: float, *, num_steps: int = 1, batch_size: int | None = None
+    loss_fn: Callable, learning_rate: Positive, *, num_steps: Steps = 1, batch_size: PositiveInt | None = None
 ) -> Callable:
     """What a client of plain SGD sends, as an attacker simulates it: local steps unrolled from the broadcast model.
 
@@ -54,10 +56,6 @@ def local_steps(
     References: Dimitrov et al. 2022, section 3.
     """
     validate.loss_function(loss_fn)
-    validate.positive("learning_rate", learning_rate)
-    validate.steps("num_steps", num_steps)
-    if batch_size is not None:
-        validate.integer("batch_size", batch_size)
     optimizer = optax.sgd(learning_rate)
 
     def predict(broadcast: PyTree, guess: PyTree, known: PyTree) -> PyTree:
@@ -92,7 +90,8 @@ def cosine_distance(predicted: PyTree, message: PyTree) -> Array:
     return 1 - product / jnp.sqrt(jnp.maximum(math.prod(squares), 1e-30))
 
 
-def total_variation(weight: float, shape: Sequence[int] | None = None, *, of: str = "x") -> Callable:
+@validate.named_arguments
+def total_variation(weight: NonNegative, shape: Sequence[int] | None = None, *, of: str = "x") -> Callable:
     """A regulariser: weight x the mean difference of neighbouring pixels (Geiping et al. 2020, equation 4).
 
     Args:
@@ -100,7 +99,6 @@ def total_variation(weight: float, shape: Sequence[int] | None = None, *, of: st
       shape: (height, width), or with channels, of images that are stored flat.
       of: the name of the images [n, height, width, ...] in the guess.
     """
-    validate.in_range("weight", weight, 0)
 
     def regularizer(guess):
         x = guess[of] if shape is None else guess[of].reshape(-1, *shape)
@@ -109,12 +107,13 @@ def total_variation(weight: float, shape: Sequence[int] | None = None, *, of: st
     return regularizer
 
 
-def squared_norm(weight: float, *, of: str = "x") -> Callable:
+@validate.named_arguments
+def squared_norm(weight: NonNegative, *, of: str = "x") -> Callable:
     """A regulariser: weight x the mean square of the guess."""
-    validate.in_range("weight", weight, 0)
     return lambda guess: weight * jnp.mean(guess[of] ** 2)
 
 
+@validate.named_arguments
 def invert_by_optimization(
     key: Array,
     view: View,
@@ -124,9 +123,9 @@ def invert_by_optimization(
     *,
     objective: Callable = squared_distance,
     regularizer: Callable | None = None,
-    num_steps: int = 1000,
+    num_steps: PositiveInt = 1000,
     optimizer: optax.GradientTransformation | None = None,
-    num_restarts: int = 4,
+    num_restarts: PositiveInt = 4,
 ) -> Rebuilt:
     """Examples that would have made each message: gradient descent on the distance from it, one compiled program.
 
@@ -158,8 +157,6 @@ def invert_by_optimization(
         *([] if regularizer is None else [("regularizer", regularizer, "guess")]),
     ):
         validate.function(name, value, arguments)
-    validate.integer("num_steps", num_steps)
-    validate.integer("num_restarts", num_restarts)
     optimizer = optax.adam(0.1) if optimizer is None else optimizer
     validate.optimizer("optimizer", optimizer)
     known = {} if known is None else known

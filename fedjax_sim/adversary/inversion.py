@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.adversary.curious import View
 from fedjax_sim.types import Array
+from fedjax_sim.validate import OpenShare, Positive, PositiveInt
 
 __all__ = ["affine_rows", "gradient_rank", "invert_affine", "recover_labels"]
 
@@ -82,7 +83,8 @@ def invert_affine(view: View, layer: str = "") -> Array:
     return jnp.take_along_axis(affine_rows(view, layer), at[:, None, None], axis=1)[:, 0]
 
 
-def gradient_rank(view: View, layer: str = "", *, tolerance: float = 1e-4) -> Array:
+@validate.named_arguments
+def gradient_rank(view: View, layer: str = "", *, tolerance: OpenShare = 1e-4) -> Array:
     """The rank of a layer's part of each message: at most the number of examples times the number of local steps.
 
     Rank 1 hints at a single example, and proves none: it is also the rank where all derivatives, or all inputs, are
@@ -97,17 +99,17 @@ def gradient_rank(view: View, layer: str = "", *, tolerance: float = 1e-4) -> Ar
     Guarantees: 1 for one example, k for k generic ones, and 1 for parallel ones
     (tests/adversary/test_inversion.py::test_rank).
     """
-    validate.in_range("tolerance", tolerance, 0, 1, open_low=True, open_high=True)
     values = jnp.linalg.svd(_layer(view, layer)[0], compute_uv=False)
     return (values > tolerance * values[:, :1]).sum(-1, dtype=jnp.int32)
 
 
+@validate.named_arguments
 def recover_labels(
     view: View,
     layer: str = "output",
     *,
-    num_examples: int = 1,
-    learning_rate: float = 1.0,
+    num_examples: PositiveInt = 1,
+    learning_rate: Positive = 1.0,
     probabilities: Sequence[float] | None = None,
 ) -> Array:
     """The labels of the examples behind each message, from the bias before a softmax cross entropy.
@@ -130,8 +132,6 @@ def recover_labels(
 
     References: Zhao, Mopuri and Bilen 2020 (iDLG), section 3; Wainakh et al. 2022 (LLG), section 4.
     """
-    validate.integer("num_examples", num_examples)
-    validate.positive("learning_rate", learning_rate)
     bias = _layer(view, layer)[1]
     classes = bias.shape[1]
     if probabilities is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax.numpy as jnp
 
 from fedjax_sim import validate
@@ -12,7 +14,8 @@ __all__ = ["label_scores"]
 ATTACKS = ("norm", "direction")
 
 
-def label_scores(gradients: Array, attack: str = "norm", known: Array | None = None) -> Array:
+@validate.named_arguments
+def label_scores(gradients: Array, attack: Literal["norm", "direction"] = "norm", known: Array | None = None) -> Array:
     """How much each row's gradient looks like that of a positive label; `auc` of the two classes says how well.
 
     With one logit z the gradient at what was sent is (sigmoid(z) - y) dz/dh: positive and negative rows point in
@@ -36,7 +39,6 @@ def label_scores(gradients: Array, attack: str = "norm", known: Array | None = N
     >>> label_scores(jnp.array([[-3.0, 4.0], [0.3, -0.4]])).tolist()
     [5.0, 0.5]
     """
-    validate.one_of("attack", attack, ATTACKS)
     rows = gradients.reshape(gradients.shape[0], -1)
     norms = jnp.sqrt(jnp.square(rows).sum(1))
     if attack == "norm":

@@ -17,6 +17,7 @@ from fedjax_sim import validate
 from fedjax_sim.adversary.curious import View
 from fedjax_sim.models import per_example
 from fedjax_sim.types import Array, PyTree
+from fedjax_sim.validate import Positive, ShareBelowOne
 
 __all__ = [
     "advantage",
@@ -45,7 +46,8 @@ def _products(messages: PyTree, gradients: PyTree) -> Array:
     return sum(jnp.matmul(x, y.T, precision="highest") for x, y in rows)
 
 
-def alignment_score(view: View, loss_fn: Callable, candidates: PyTree, learning_rate: float = 1.0) -> Array:
+@validate.named_arguments
+def alignment_score(view: View, loss_fn: Callable, candidates: PyTree, learning_rate: Positive = 1.0) -> Array:
     """-<u_i, gradient of a candidate's loss at the broadcast model> / learning rate: high for members.
 
     An update points against the mean gradient of its B examples, so a member's inner product with it is negative: its
@@ -66,7 +68,6 @@ def alignment_score(view: View, loss_fn: Callable, candidates: PyTree, learning_
     """
     validate.part("view", view, View)
     validate.loss_function(loss_fn)
-    validate.positive("learning_rate", learning_rate)
 
     def gradient(one):
         return _mean_gradient(loss_fn, view.broadcast, jax.tree.map(lambda x: x[None], one))
@@ -165,7 +166,8 @@ def auc(members: Array, others: Array) -> float:
     return float((below + upto) / 2 / outside.size)
 
 
-def tpr_at_fpr(members: Array, others: Array, false_positive_rate: float = 0.01) -> float:
+@validate.named_arguments
+def tpr_at_fpr(members: Array, others: Array, false_positive_rate: ShareBelowOne = 0.01) -> float:
     """The share of members found by the lowest threshold that takes at most this share of others for members.
 
     Args:
@@ -179,7 +181,6 @@ def tpr_at_fpr(members: Array, others: Array, false_positive_rate: float = 0.01)
     0.5
     """
     inside, outside = _samples(members, others)
-    validate.in_range("false_positive_rate", false_positive_rate, 0, 1, open_high=True)
     ordered = np.sort(outside)[::-1]
     return float((inside > ordered[int(false_positive_rate * outside.size + 1e-9)]).mean())
 

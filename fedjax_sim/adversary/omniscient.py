@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from fedjax_sim.engine.all_messages.messages import (
 )
 from fedjax_sim.engine.arithmetic.exact_sum import power_of_two
 from fedjax_sim.types import Array, PyTree
+from fedjax_sim.validate import Integer, NonNegativeInt, Number
 
 __all__ = ["adaptive", "fang", "mimic", "min_max", "min_sum"]
 
@@ -103,7 +105,8 @@ def min_sum(direction: str = "unit") -> Omniscient:
     return _hiding(direction, allowed)
 
 
-def mimic(client: int = 0) -> Omniscient:
+@validate.named_arguments
+def mimic(client: NonNegativeInt = 0) -> Omniscient:
     """The message of one honest client, again and again: among unlike clients it outvotes the others' data.
 
     Args:
@@ -112,7 +115,6 @@ def mimic(client: int = 0) -> Omniscient:
 
     References: Karimireddy, He and Jaggi 2022, section 3.2 (here the client is given, not searched for).
     """
-    validate.integer("client", client, 0)
 
     def send(key, cohort, bad, aggregate):
         honest = cohort.arrived & ~bad
@@ -123,7 +125,8 @@ def mimic(client: int = 0) -> Omniscient:
     return Omniscient(send)
 
 
-def fang(reach: float = 2.0) -> Omniscient:
+@validate.named_arguments
+def fang(reach: Annotated[float, Number(1, open_low=True)] = 2.0) -> Omniscient:
     """Just outside of the honest range, at each coordinate on the side away from where the honest mean goes.
 
     Where the mean is positive, a number between the least honest value and that value times `reach` (divided by it if
@@ -136,7 +139,6 @@ def fang(reach: float = 2.0) -> Omniscient:
 
     References: Fang, Cao, Jia and Gong 2020, section 3.3 (trimmed mean and median, full knowledge).
     """
-    validate.in_range("reach", reach, 1, open_low=True)
 
     def send(key, cohort, bad, aggregate):
         honest = (cohort.arrived & ~bad).astype(jnp.float32)
@@ -162,7 +164,10 @@ def fang(reach: float = 2.0) -> Omniscient:
     return Omniscient(send)
 
 
-def adaptive(num_scales: int = 16, num_ascents: int = 8) -> Omniscient:
+@validate.named_arguments
+def adaptive(
+    num_scales: Annotated[int, Integer(1, 64)] = 16, num_ascents: Annotated[int, Integer(0, 1024)] = 8
+) -> Omniscient:
     """The message that moves this very aggregator far from the honest mean: a search along lines, then an ascent.
 
     First mean - gamma p is tried, for p the mean's direction, its signs and the standard deviations, and gamma in
@@ -183,8 +188,6 @@ def adaptive(num_scales: int = 16, num_ascents: int = 8) -> Omniscient:
     References: Shejwalkar and Houmansadr 2021, section 4 (aggregation known); Fang et al. 2020, section 3.2 (lambda by
     halving); Spall 1992 (simultaneous perturbation).
     """
-    validate.integer("num_scales", num_scales, 1, 64)
-    validate.integer("num_ascents", num_ascents, 0, 1024)
 
     def send(key, cohort, bad, aggregate):
         found, honest = seen(cohort, bad), cohort.arrived & ~bad

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.types import Array
+from fedjax_sim.validate import Positive
 
 __all__ = ["inversion_error", "invert_smashed", "labels_by_direction", "labels_of_logits"]
 
@@ -62,7 +63,8 @@ def labels_by_direction(gradients: Array, known: Array, labels: Array) -> Array:
     return labels[(unit(gradients) @ unit(known).T).argmax(1)]
 
 
-def invert_smashed(smashed: Array, known: Array, examples: Array, *, ridge: float = 1e-3) -> Array:
+@validate.named_arguments
+def invert_smashed(smashed: Array, known: Array, examples: Array, *, ridge: Positive = 1e-3) -> Array:
     """Examples rebuilt from their smashed data, by a decoder that is fitted to examples of the attacker's own.
 
     The decoder is affine, the best one in squared error plus ridge times its squared norm: a lower bound on what leaks.
@@ -84,7 +86,6 @@ def invert_smashed(smashed: Array, known: Array, examples: Array, *, ridge: floa
     >>> jnp.round(invert_smashed(3 * x[1:2] + 1, 3 * x + 1, x, ridge=1e-6), 3).tolist()
     [[1.0]]
     """
-    validate.positive("ridge", ridge)
     if known.shape[:1] != examples.shape[:1] or known.shape[1:] != smashed.shape[1:]:
         validate.fail("known", f"smashed data of {len(examples)} examples, of shape {smashed.shape[1:]}", known.shape)
     seen, own = (x.reshape(x.shape[0], -1) for x in (smashed, known))

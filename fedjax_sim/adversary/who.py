@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +12,16 @@ import numpy as np
 from fedjax_sim import engine, validate
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Attackers
+from fedjax_sim.validate import FromData, NonNegativeInt, PositiveInt, Share
 
 __all__ = ["clients", "number_of_attackers", "poisoned", "share_of_clients"]
 
 PART = 1 << 20  # ids looked at together
 
 
-def clients(ids: Sequence[int], *, population_size: int | None = None) -> Attackers:
+def clients(
+    ids: Sequence[int], *, population_size: Annotated[int | None, FromData("population_size")] = None
+) -> Attackers:
     """Attackers by id: the same clients in every round.
 
     Args:
@@ -41,7 +45,7 @@ def clients(ids: Sequence[int], *, population_size: int | None = None) -> Attack
     return who
 
 
-def poisoned(poisoned_ids: Sequence[int] | None) -> Attackers:
+def poisoned(poisoned_ids: Annotated[Sequence[int] | None, FromData("poisoned_ids")]) -> Attackers:
     """The clients whose data are poisoned attack too: those who train a backdoor send it.
 
     Args:
@@ -60,7 +64,8 @@ def poisoned(poisoned_ids: Sequence[int] | None) -> Attackers:
     return clients(poisoned_ids) if len(poisoned_ids) else lambda key, ids: jnp.zeros(ids.shape, bool)
 
 
-def share_of_clients(share: float, *, seed: int = 0, each_round: bool = False) -> Attackers:
+@validate.named_arguments
+def share_of_clients(share: Share, *, seed: NonNegativeInt = 0, each_round: bool = False) -> Attackers:
     """Each client is an attacker with this chance.
 
     Args:
@@ -68,8 +73,6 @@ def share_of_clients(share: float, *, seed: int = 0, each_round: bool = False) -
       seed: of who they are; 0 in a config too, so runs of other seeds have the same attackers unless it is set.
       each_round: drawn anew in every round, else once for all.
     """
-    validate.in_range("share", share, 0, 1)
-    validate.integer("seed", seed, 0)
 
     def who(key, ids):
         key = stream(key, "attackers") if each_round else jax.random.key(seed)
@@ -79,7 +82,8 @@ def share_of_clients(share: float, *, seed: int = 0, each_round: bool = False) -
     return who
 
 
-def number_of_attackers(who: Attackers, population_size: int, *, seed: int = 0) -> int:
+@validate.named_arguments
+def number_of_attackers(who: Attackers, population_size: PositiveInt, *, seed: int = 0) -> int:
     """How many of a population's clients attack; of attackers that are drawn anew each round, in one such draw.
 
     Args:
@@ -91,7 +95,6 @@ def number_of_attackers(who: Attackers, population_size: int, *, seed: int = 0) 
     1
     """
     validate.function("who", who, "key, ids")
-    validate.integer("population_size", population_size)
     found, key = 0, jax.random.key(seed)
     for start in range(0, population_size, PART):
         found += int(who(key, jnp.arange(start, min(start + PART, population_size), dtype=jnp.int32)).sum())

@@ -9,11 +9,13 @@ from fedjax_sim import engine, tree, validate
 from fedjax_sim.aggregation.linear import mean
 from fedjax_sim.aggregation.rows import squared_norms
 from fedjax_sim.types import Aggregator, Metric
+from fedjax_sim.validate import Positive
 
 __all__ = ["extrapolated"]
 
 
-def extrapolated(*, epsilon: float = 1e-3, weighting: str = "examples") -> Aggregator:
+@validate.named_arguments
+def extrapolated(*, epsilon: Positive = 1e-3, weighting: str = "examples") -> Aggregator:
     """FedExP: the mean update times max(1, mean |u_i|^2 / (2 (|mean u_i|^2 + epsilon))).
 
     Where updates point in different directions their mean is short and a longer step is safe; where they agree it is
@@ -33,7 +35,6 @@ def extrapolated(*, epsilon: float = 1e-3, weighting: str = "examples") -> Aggre
 
     References: Jhunjhunwala, Wang and Joshi 2023 (FedExP), equation 4 and algorithm 1.
     """
-    validate.positive("epsilon", epsilon)
     rule = mean(weighting=weighting)
 
     def init(update_spec, num_slots):

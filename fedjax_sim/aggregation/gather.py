@@ -9,15 +9,17 @@ import jax.numpy as jnp
 
 from fedjax_sim import engine, validate
 from fedjax_sim.types import Aggregator
+from fedjax_sim.validate import NonNegative
 
 __all__ = ["gather"]
 
 
+@validate.named_arguments
 def gather(
     rule: Callable,
     *,
     start: Callable | None = None,
-    sensitivity: float | None = None,
+    sensitivity: NonNegative | None = None,
     weighted: bool = True,
     homogeneous: bool = False,
 ) -> Aggregator:
@@ -48,8 +50,6 @@ def gather(
     (3, 2)
     """
 
-    if sensitivity is not None:
-        validate.in_range("sensitivity", sensitivity, 0)
     names = "key, updates, weights, ids" + (", round" if start else "")
     validate.function("rule", rule, names, hint="Rules that need no ids take them all the same.")
 

@@ -16,7 +16,7 @@ reporting cohort, the aggregate is
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ import numpy as np
 from fedjax_sim import tree, validate
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.types import Aggregator, Array
+from fedjax_sim.validate import FromData, Positive
 
 __all__ = [
     "fixed_mean",
@@ -108,7 +109,8 @@ def mean(*, weighting: str = "examples") -> Aggregator:
     return _weighted_sum(lambda ids, weights: _message_weights(weighting, weights), finish, None, weighted=by_examples)
 
 
-def fixed_mean(denominator: float, *, weighting: str = "uniform") -> Aggregator:
+@validate.named_arguments
+def fixed_mean(denominator: Positive, *, weighting: str = "uniform") -> Aggregator:
     """The sum of the updates divided by a number fixed beforehand, such as the expected cohort size.
 
     Args:
@@ -120,7 +122,6 @@ def fixed_mean(denominator: float, *, weighting: str = "uniform") -> Aggregator:
 
     References: McMahan et al. 2018 (DP-FedAvg), section 2.2, estimator f_f.
     """
-    validate.positive("denominator", denominator)
     _check_weighting(weighting)
     bounded = weighting == "uniform"
     return _weighted_sum(
@@ -143,7 +144,10 @@ def total(*, weighting: str = "uniform") -> Aggregator:
     return fixed_mean(1.0, weighting=weighting)
 
 
-def horvitz_thompson(design: Any, total_weight: float) -> Aggregator:
+@validate.named_arguments
+def horvitz_thompson(
+    design: Annotated[Any, FromData("design")], total_weight: Annotated[Positive, FromData("total_weight")]
+) -> Aggregator:
     """The unbiased estimate of the population's weighted mean update: an update's weight is w_i / (pi_i W).
 
     Args:
@@ -158,7 +162,6 @@ def horvitz_thompson(design: Any, total_weight: float) -> Aggregator:
 
     References: Horvitz and Thompson 1952; Cochran 1977, section 9A.7.
     """
-    validate.positive("total_weight", total_weight)
     if not hasattr(design, "inclusion_probabilities"):
         validate.fail("design", "a SamplingDesign", design, "A sampler carries it: sampler.design.", TypeError)
     if design.replacement:
@@ -176,7 +179,7 @@ def horvitz_thompson(design: Any, total_weight: float) -> Aggregator:
     )
 
 
-def keep_old(total_weight: float) -> Aggregator:
+def keep_old(total_weight: Annotated[float, FromData("total_weight")]) -> Aggregator:
     """Absent clients keep the old model: sum_S (w_i / W) u_i.
 
     Args:
@@ -200,7 +203,9 @@ def li_scheme_one() -> Aggregator:
     return mean(weighting="uniform")
 
 
-def li_scheme_two(design: Any, total_weight: float) -> Aggregator:
+def li_scheme_two(
+    design: Annotated[Any, FromData("design")], total_weight: Annotated[float, FromData("total_weight")]
+) -> Aggregator:
     """(N/m) sum_S p_i u_i for uniform cohorts without replacement: Horvitz-Thompson at pi = m/N.
 
     This is the form with updates. The paper averages models with weights that do not sum to one, which also rescales

@@ -12,12 +12,14 @@ from fedjax_sim.client.local_sgd import local_training
 from fedjax_sim.client.optimizers import OverRounds
 from fedjax_sim.client.work import LocalWork
 from fedjax_sim.types import ClientUpdate
+from fedjax_sim.validate import Positive
 
 __all__ = ["dynamic"]
 
 
+@validate.named_arguments
 def dynamic(
-    loss_fn: Callable, optimizer: optax.GradientTransformation, coefficient: float, work: LocalWork
+    loss_fn: Callable, optimizer: optax.GradientTransformation, coefficient: Positive, work: LocalWork
 ) -> ClientUpdate:
     """Local training on f_i(w) - <h_i, w> + (coefficient / 2) |w - w_t|^2, then h_i <- h_i - coefficient (w_i - w_t).
 
@@ -27,7 +29,7 @@ def dynamic(
     Args:
       optimizer: any optax transformation; its state is initialised in each round.
       coefficient: alpha > 0; may be traced.
-      work: `client.work(...)`; weighting "uniform", the paper's, unless it says "examples", for the minimum of the
+      work: `client.work(...)`; the paper's weighting is "uniform", and "examples" is for the minimum of the
         example-weighted loss.
 
     Returns: a ClientUpdate for `server.dynamic`. Its state is h_i, shaped like the model and zero at first; its update
@@ -47,8 +49,7 @@ def dynamic(
     >>> float(report.update), float(own)  # the gradient of the loss at the new model
     (1.0, -1.0)
     """
-    validate.positive("coefficient", coefficient)
-    train, by_examples = local_training(loss_fn, optimizer, work), work.weighs_examples("uniform")
+    train, by_examples = local_training(loss_fn, optimizer, work), work.weighs_examples()
 
     def apply(key, broadcast, own, data):
         def correct(gradients, params):
@@ -62,6 +63,6 @@ def dynamic(
         new = tree.where(done.num_examples > 0, jax.tree.map(lambda h, u: h - coefficient * u, own, update), own)
         return done.report(update, by_examples), new
 
-    facts = {**work.weight_facts("uniform"), "all_steps": work.all_steps()}
+    facts = {**work.weight_facts(), "all_steps": work.all_steps()}
     facts["reads_round"] = isinstance(optimizer, OverRounds)
     return ClientUpdate(tree.zeros_like, apply, work.minibatch_steps(), **facts)

@@ -180,7 +180,7 @@ def stateless_client(
     Args:
       sends_model: True: the message is the trained model itself, its difference from the broadcast never computed.
     """
-    train, by_examples = local_training(loss_fn, optimizer, work), work.weighs_examples("examples")
+    train, by_examples = local_training(loss_fn, optimizer, work), work.weighs_examples()
 
     def apply(key, broadcast, state, data):
         correct = correction(broadcast)
@@ -190,7 +190,7 @@ def stateless_client(
         update = done.params if sends_model else tree.subtract(done.params, broadcast)
         return done.report(update, by_examples), state
 
-    facts = {**work.weight_facts("examples"), "all_steps": work.all_steps(), "pulled": True}
+    facts = {**work.weight_facts(), "all_steps": work.all_steps(), "pulled": True}
     facts["reads_round"] = isinstance(optimizer, OverRounds)
     facts["scalable"] = not sends_model  # a share of a model is another model
     return ClientUpdate(lambda params: (), apply, work.minibatch_steps(), **facts)

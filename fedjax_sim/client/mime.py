@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +15,13 @@ from fedjax_sim.client.losses import check_own, full_gradient_at, own_weight
 from fedjax_sim.client.work import LocalWork
 from fedjax_sim.prng import stream
 from fedjax_sim.types import ClientUpdate, Report
+from fedjax_sim.validate import Positive
 
 __all__ = ["full_gradient", "mime"]
 
 
-def full_gradient(loss_fn: Callable, *, weighting: str = "examples") -> ClientUpdate:
+@validate.named_arguments
+def full_gradient(loss_fn: Callable, *, weighting: Literal["examples", "uniform"] = "examples") -> ClientUpdate:
     """No training: the update is the gradient of the client's mean loss at the server's model, over all its examples.
 
     It counts as one step, which a client with partial work completes too.
@@ -37,7 +40,6 @@ def full_gradient(loss_fn: Callable, *, weighting: str = "examples") -> ClientUp
     -2.0
     """
     check_own(loss_fn)
-    validate.one_of("weighting", weighting, ("examples", "uniform"))
 
     def apply(key, broadcast, state, data):
         key = stream(key, "loss")
@@ -49,9 +51,10 @@ def full_gradient(loss_fn: Callable, *, weighting: str = "examples") -> ClientUp
     return ClientUpdate(lambda params: (), apply, uniform_weights=weighting == "uniform", all_steps=1)
 
 
+@validate.named_arguments
 def mime(
     loss_fn: Callable,
-    learning_rate: float,
+    learning_rate: Positive,
     direction: Callable,
     work: LocalWork,
     *,
@@ -65,7 +68,7 @@ def mime(
     Args:
       learning_rate: positive; may be traced.
       direction: (gradients, statistics) -> U, shaped like the model.
-      work: `client.work(...)`; weighting "uniform", the paper's, unless it says "examples".
+      work: `client.work(...)`; the paper's weighting is "uniform".
       lite: no correction; the update then also holds the gradient of all examples at x, which with Mime the server has
         from its first pass.
 
@@ -76,9 +79,7 @@ def mime(
 
     References: Karimireddy et al. 2021 (Mime), algorithm 1.
     """
-    validate.positive("learning_rate", learning_rate)
-    validate.one_of("lite", lite, (False, True))
-    train, by_examples = local_training(loss_fn, optax.sgd(learning_rate), work), work.weighs_examples("uniform")
+    train, by_examples = local_training(loss_fn, optax.sgd(learning_rate), work), work.weighs_examples()
 
     def apply(key, broadcast, state, data):
         start, statistics = broadcast["params"], broadcast["statistics"]
@@ -98,5 +99,5 @@ def mime(
         return done.report(update, by_examples), state
 
     steps = None if lite else work.minibatch_steps()  # lite reads all examples at once
-    facts = {**work.weight_facts("uniform"), "all_steps": work.all_steps()}
+    facts = {**work.weight_facts(), "all_steps": work.all_steps()}
     return ClientUpdate(lambda broadcast: (), apply, steps, **facts)

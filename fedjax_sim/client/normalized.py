@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.types import Array, ClientUpdate
+from fedjax_sim.validate import ShareBelowOne
 
 __all__ = ["effective_steps", "normalized"]
 
@@ -32,7 +33,8 @@ def effective_steps(num_steps: Array, momentum: float = 0.0, shrinkage: float = 
     return jnp.asarray(num_steps, jnp.float32)
 
 
-def normalized(client: ClientUpdate, *, momentum: float = 0.0, shrinkage: float = 0.0) -> ClientUpdate:
+@validate.named_arguments
+def normalized(client: ClientUpdate, *, momentum: ShareBelowOne = 0.0, shrinkage: ShareBelowOne = 0.0) -> ClientUpdate:
     """The client's update divided by its effective steps, sent with that number; compose with `server.rescaled`.
 
     Args:
@@ -48,8 +50,6 @@ def normalized(client: ClientUpdate, *, momentum: float = 0.0, shrinkage: float 
     References: Wang et al. 2020 (FedNova), equation 4 and section 4.
     """
     validate.part("client", client, ClientUpdate)
-    validate.in_range("momentum", momentum, 0, 1, open_high=True)
-    validate.in_range("shrinkage", shrinkage, 0, 1, open_high=True)
     if momentum and shrinkage:
         validate.fail("momentum, shrinkage", "at most one of the two above 0", (momentum, shrinkage))
 

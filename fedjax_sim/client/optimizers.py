@@ -7,16 +7,18 @@ starts again in each round, as all state of a client's optimiser; `over_rounds` 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.extend import core
 
 from fedjax_sim import validate
+from fedjax_sim.validate import Default, NonNegative, Positive, PositiveInt, ShareBelowOne
 
-__all__ = ["OverRounds", "adagrad", "adam", "adamw", "over_rounds", "rmsprop", "sgd"]
-
-SCHEDULES = ("constant", "cosine", "linear")
-COUNTED = ("steps", "rounds")
+__all__ = ["OverRounds", "adagrad", "adam", "adamw", "over_rounds", "plain_sgd_rate", "rmsprop", "sgd"]
 
 
 class OverRounds(optax.GradientTransformationExtraArgs):
@@ -54,13 +56,75 @@ def over_rounds(make: Callable[[float], optax.GradientTransformation], schedule:
     return OverRounds(lambda params: make(0.0).init(params), update)
 
 
-def _made(
-    make: Callable, learning_rate: float, schedule: str, decay_steps: int | None, schedule_over: str
+def plain_sgd_rate(algorithm: str, optimizer: optax.GradientTransformation) -> Any:
+    """The learning rate of plain SGD, for algorithms that hold for nothing else; read from the optimizer's program.
+
+    Args:
+      algorithm: named in the error.
+      optimizer: of the clients, such as `optax.sgd(0.1)`.
+
+    Returns: a float; an array, [] float32, where a sweep traces the rate.
+
+    Raises: ValueError for every other optimizer: with momentum, with a schedule, adaptive, with a clip, with decay.
+
+    Guarantees: tests/client/test_optimizers.py::test_plain_sgd_is_recognised_by_its_program.
+
+    References: optax 0.2 (`scale_by_learning_rate` multiplies each gradient by -rate).
+
+    >>> plain_sgd_rate("scaffold", optax.sgd(0.1))
+    0.1
+    """
+    validate.optimizer("optimizer", optimizer)
+    hint = 'The algorithm holds for a constant rate only: take optax.sgd(0.1), or name = "sgd" without momentum.'
+    rule = f"plain SGD for {algorithm}"
+    if isinstance(optimizer, OverRounds):
+        validate.fail("optimizer", rule, "a rate that falls over rounds", hint)
+    with jax.enable_x64(True):  # so that 0.1 is read as 0.1
+        gradient = np.float64(1)
+        state = optimizer.init(gradient)
+        if jax.tree.leaves(state):
+            validate.fail("optimizer", rule, "one with a state, as of momentum or of a schedule", hint)
+
+        def moved(gradient):
+            return optimizer.update(gradient, state, np.float64(1))[0]
+
+        if not _multiplies_its_input(jax.make_jaxpr(moved)(gradient).jaxpr):
+            validate.fail("optimizer", rule, "one that does more than scale a gradient, as a clip does", hint)
+        rate = -moved(gradient)  # in NumPy, where the rate is a Python number: nothing compiles
+    if isinstance(rate, jax.core.Tracer):
+        return rate.astype(jnp.float32)
+    validate.positive("learning_rate", float(rate))
+    return float(rate)
+
+
+def _multiplies_its_input(program: core.Jaxpr) -> bool:
+    """Whether a program of one number returns it times a constant, whatever the number."""
+    multiples = set(program.invars)
+    for equation in program.eqns:
+        factors = [x for x in equation.invars if isinstance(x, core.Var) and x in multiples]
+        if factors:
+            if equation.primitive.name not in ("mul", "neg", "convert_element_type") or len(factors) > 1:
+                return False
+            multiples |= set(equation.outvars)
+    return set(program.outvars) <= multiples
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """How the learning rate falls; see `sgd`."""
+
+    schedule: Annotated[Literal["constant", "cosine", "linear"], Default("constant")]
+    decay_steps: Annotated[PositiveInt | None, Default(None)]
+    schedule_over: Annotated[Literal["steps", "rounds"], Default("steps")]
+
+
+def _scheduled(
+    make: Callable,
+    learning_rate: float,
+    schedule: str = "constant",
+    decay_steps: int | None = None,
+    schedule_over: str = "steps",
 ) -> optax.GradientTransformation:
     """`make` of the learning rate at each local step, whose schedule starts again in each round, or at each round."""
-    validate.positive("learning_rate", learning_rate)
-    validate.one_of("schedule", schedule, SCHEDULES)
-    validate.one_of("schedule_over", schedule_over, COUNTED)
     if schedule == "constant":
         if decay_steps is not None:
             validate.fail("decay_steps", "none with a constant schedule", decay_steps, "Set schedule too.")
@@ -76,19 +140,13 @@ def _made(
     return over_rounds(make, rate) if schedule_over == "rounds" else make(rate)
 
 
-def _decays(**decays: float) -> None:
-    for name, value in decays.items():
-        validate.in_range(name, value, 0, 1, open_high=True)
-
-
+@validate.named_arguments
 def sgd(
     *,
-    learning_rate: float = 0.5,
-    momentum: float = 0.0,
+    learning_rate: Positive = 0.5,
+    momentum: ShareBelowOne = 0.0,
     nesterov: bool = False,
-    schedule: str = "constant",
-    decay_steps: int | None = None,
-    schedule_over: str = "steps",
+    **options: Unpack[ScheduleOptions],
 ) -> optax.GradientTransformation:
     """Stochastic gradient descent, with momentum or without.
 
@@ -103,89 +161,75 @@ def sgd(
     >>> sgd(learning_rate=0.5).update(1.0, sgd().init(0.0))[0]
     -0.5
     """
-    _decays(momentum=momentum)
     if nesterov and not momentum:
         validate.fail("nesterov", "false without momentum", nesterov, "Set momentum too.")
     make = lambda rate: optax.sgd(rate, momentum or None, nesterov)  # noqa: E731
-    return _made(make, learning_rate, schedule, decay_steps, schedule_over)
+    return _scheduled(make, learning_rate, **options)
 
 
+@validate.named_arguments
 def adam(
     *,
-    learning_rate: float = 0.001,
-    first_decay: float = 0.9,
-    second_decay: float = 0.999,
-    epsilon: float = 1e-8,
-    schedule: str = "constant",
-    decay_steps: int | None = None,
-    schedule_over: str = "steps",
+    learning_rate: Positive = 0.001,
+    first_decay: ShareBelowOne = 0.9,
+    second_decay: ShareBelowOne = 0.999,
+    epsilon: Positive = 1e-8,
+    **options: Unpack[ScheduleOptions],
 ) -> optax.GradientTransformation:
     """Adam; its moments are initialised in each round.
 
     References: Kingma and Ba 2015.
     """
-    _decays(first_decay=first_decay, second_decay=second_decay)
-    validate.positive("epsilon", epsilon)
     make = lambda rate: optax.adam(rate, first_decay, second_decay, epsilon)  # noqa: E731
-    return _made(make, learning_rate, schedule, decay_steps, schedule_over)
+    return _scheduled(make, learning_rate, **options)
 
 
+@validate.named_arguments
 def adamw(
     *,
-    learning_rate: float = 0.001,
-    first_decay: float = 0.9,
-    second_decay: float = 0.999,
-    epsilon: float = 1e-8,
-    weight_decay: float = 1e-4,
-    schedule: str = "constant",
-    decay_steps: int | None = None,
-    schedule_over: str = "steps",
+    learning_rate: Positive = 0.001,
+    first_decay: ShareBelowOne = 0.9,
+    second_decay: ShareBelowOne = 0.999,
+    epsilon: Positive = 1e-8,
+    weight_decay: NonNegative = 1e-4,
+    **options: Unpack[ScheduleOptions],
 ) -> optax.GradientTransformation:
     """Adam with decoupled weight decay.
 
     References: Loshchilov and Hutter 2019.
     """
-    _decays(first_decay=first_decay, second_decay=second_decay)
-    validate.positive("epsilon", epsilon)
-    validate.in_range("weight_decay", weight_decay, 0)
     make = lambda rate: optax.adamw(rate, first_decay, second_decay, epsilon, weight_decay=weight_decay)  # noqa: E731
-    return _made(make, learning_rate, schedule, decay_steps, schedule_over)
+    return _scheduled(make, learning_rate, **options)
 
 
+@validate.named_arguments
 def adagrad(
     *,
-    learning_rate: float = 0.01,
-    initial_accumulator: float = 0.1,
-    epsilon: float = 1e-7,
-    schedule: str = "constant",
-    decay_steps: int | None = None,
-    schedule_over: str = "steps",
+    learning_rate: Positive = 0.01,
+    initial_accumulator: NonNegative = 0.1,
+    epsilon: Positive = 1e-7,
+    **options: Unpack[ScheduleOptions],
 ) -> optax.GradientTransformation:
     """Adagrad.
 
     References: Duchi, Hazan and Singer 2011.
     """
-    validate.in_range("initial_accumulator", initial_accumulator, 0)
-    validate.positive("epsilon", epsilon)
     make = lambda rate: optax.adagrad(rate, initial_accumulator, epsilon)  # noqa: E731
-    return _made(make, learning_rate, schedule, decay_steps, schedule_over)
+    return _scheduled(make, learning_rate, **options)
 
 
+@validate.named_arguments
 def rmsprop(
     *,
-    learning_rate: float = 0.001,
-    decay: float = 0.9,
-    epsilon: float = 1e-8,
-    momentum: float = 0.0,
-    schedule: str = "constant",
-    decay_steps: int | None = None,
-    schedule_over: str = "steps",
+    learning_rate: Positive = 0.001,
+    decay: ShareBelowOne = 0.9,
+    epsilon: Positive = 1e-8,
+    momentum: ShareBelowOne = 0.0,
+    **options: Unpack[ScheduleOptions],
 ) -> optax.GradientTransformation:
     """RMSProp, with momentum or without.
 
     References: Tieleman and Hinton 2012.
     """
-    _decays(decay=decay, momentum=momentum)
-    validate.positive("epsilon", epsilon)
     make = lambda rate: optax.rmsprop(rate, decay, epsilon, momentum=momentum or None)  # noqa: E731
-    return _made(make, learning_rate, schedule, decay_steps, schedule_over)
+    return _scheduled(make, learning_rate, **options)

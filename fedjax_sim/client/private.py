@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from fedjax_sim.client.local_sgd import UNROLLED_STEPS
 from fedjax_sim.client.losses import check_own, own_weight
 from fedjax_sim.prng import normal, stream
 from fedjax_sim.types import Array, ClientData, ClientUpdate, Noise, PyTree, Report
+from fedjax_sim.validate import NonNegative, Positive
 
 __all__ = ["private_sgd"]
 
@@ -22,18 +24,19 @@ OVERFLOW = 1e-9  # bound on the probability that a Poisson batch exceeds its slo
 SAMPLING = ("poisson", "shuffled")
 
 
+@validate.named_arguments
 def private_sgd(
     loss_fn: Callable,
-    clip_norm: float,
-    noise_multiplier: float,
-    learning_rate: float,
+    clip_norm: Positive,
+    noise_multiplier: NonNegative,
+    learning_rate: NonNegative,
     *,
     num_steps: int,
     batch_size: int,
     num_examples: int,
     microbatch_size: int | None = None,
-    sampling: str = "poisson",
-    weighting: str = "uniform",
+    sampling: Literal["poisson", "shuffled"] = "poisson",
+    weighting: Literal["examples", "uniform"] = "uniform",
     gradients: str = "auto",
 ) -> ClientUpdate:
     """Local SGD whose every step is private for each record: with clipped gradients and an expected batch size B,
@@ -92,13 +95,8 @@ def private_sgd(
     >>> client.noise.unit, client.noise.details["rate"]
     ('record', 1.0)
     """
-    validate.positive("clip_norm", clip_norm)
-    validate.in_range("noise_multiplier", noise_multiplier, 0)
-    validate.in_range("learning_rate", learning_rate, 0)
     check_own(loss_fn)
     _check_batches(num_steps, batch_size, num_examples, microbatch_size)
-    validate.one_of("sampling", sampling, SAMPLING)
-    validate.one_of("weighting", weighting, ("examples", "uniform"))
     validate.one_of("gradients", gradients, GRADIENTS)
     rate = batch_size / num_examples
     slots = batch_size if sampling == "shuffled" else _slots(num_examples, rate)

@@ -11,6 +11,7 @@ from fedjax_sim import validate
 from fedjax_sim.client.local_sgd import stateless_client, uncorrected
 from fedjax_sim.client.work import LocalWork
 from fedjax_sim.types import ClientUpdate
+from fedjax_sim.validate import NonNegative
 
 __all__ = ["proximal", "proximal_term"]
 
@@ -32,13 +33,13 @@ def proximal(
     return stateless_client(loss_fn, optimizer, work, proximal_term(coefficient))
 
 
-def proximal_term(coefficient: float) -> Callable:
+@validate.named_arguments
+def proximal_term(coefficient: NonNegative) -> Callable:
     """broadcast -> ((gradients, params) -> gradients of the risk and the term); for a known 0 it is not computed.
 
     Args:
       coefficient: as in `proximal`.
     """
-    validate.in_range("coefficient", coefficient, 0)
 
     def correction(broadcast):
         def correct(gradients, params):

@@ -14,11 +14,13 @@ from fedjax_sim.client.losses import full_gradient_at
 from fedjax_sim.client.work import LocalWork
 from fedjax_sim.prng import stream
 from fedjax_sim.types import ClientUpdate
+from fedjax_sim.validate import Positive
 
 __all__ = ["scaffold"]
 
 
-def scaffold(loss_fn: Callable, learning_rate: float, work: LocalWork, *, option: int = 2) -> ClientUpdate:
+@validate.named_arguments
+def scaffold(loss_fn: Callable, learning_rate: Positive, work: LocalWork, *, option: int = 2) -> ClientUpdate:
     """Local SGD whose gradients are corrected by c - c_i, the server's control variate minus the client's own.
 
     From the server's model x: K steps y <- y - rate (g_i(y) - c_i + c), then
@@ -29,7 +31,7 @@ def scaffold(loss_fn: Callable, learning_rate: float, work: LocalWork, *, option
       loss_fn: as in `local_sgd`.
       learning_rate: the clients' constant rate, positive; may be traced. Option 2 holds for plain SGD only, so no other
         optimiser can be chosen.
-      work: `client.work(...)`; weighting "uniform", the paper's, unless it says "examples", for the minimum of the
+      work: `client.work(...)`; the paper's weighting is "uniform", and "examples" is for the minimum of the
         example-weighted loss; see `server.control_variates`.
       option: 1 or 2, the paper's I and II.
 
@@ -42,9 +44,8 @@ def scaffold(loss_fn: Callable, learning_rate: float, work: LocalWork, *, option
 
     References: Karimireddy et al. 2020 (SCAFFOLD), algorithm 1, equations 3 and 4.
     """
-    validate.positive("learning_rate", learning_rate)
     validate.integer("option", option, 1, 2, hint="1 and 2 are the paper's I and II.")
-    train, by_examples = local_training(loss_fn, optax.sgd(learning_rate), work), work.weighs_examples("uniform")
+    train, by_examples = local_training(loss_fn, optax.sgd(learning_rate), work), work.weighs_examples()
 
     def apply(key, broadcast, own, data):
         start, control = broadcast["params"], broadcast["control"]
@@ -63,5 +64,5 @@ def scaffold(loss_fn: Callable, learning_rate: float, work: LocalWork, *, option
         return tree.zeros_like(broadcast["params"])
 
     steps = work.minibatch_steps() if option == 2 else None  # option 1 reads all examples
-    facts = {**work.weight_facts("uniform"), "all_steps": work.all_steps()}
+    facts = {**work.weight_facts(), "all_steps": work.all_steps()}
     return ClientUpdate(init, apply, steps, **facts)

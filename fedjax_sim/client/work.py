@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.types import Array
+from fedjax_sim.validate import Default
 
-__all__ = ["LocalWork", "work"]
+__all__ = ["LocalOptions", "LocalSteps", "LocalWork", "local_work", "work"]
 
 
 MOST_EXAMPLES = 2**31 - 1  # stands for all of a client's examples in one batch
@@ -22,16 +23,16 @@ class LocalWork(NamedTuple):
     num_steps: int | None  # exactly one of this and num_epochs
     num_epochs: int | None
     batch_size: int | None  # None = all examples at each step
-    weighting: str | None  # "examples" or "uniform"; None = as in the solver's paper
+    weighting: str | None  # "examples" or "uniform"; None = "examples" if the aggregator takes weights
     shuffle: bool
 
-    def weight_facts(self, default: str) -> dict[str, bool]:
-        """What a `ClientUpdate` states of its reports' weights; `default` is the weighting of the solver's paper."""
-        return {"uniform_weights": not self.weighs_examples(default), "needs_weights": self.weighting == "examples"}
+    def weight_facts(self) -> dict[str, bool]:
+        """What a `ClientUpdate` states of its reports' weights."""
+        return {"uniform_weights": not self.weighs_examples(), "needs_weights": self.weighting == "examples"}
 
-    def weighs_examples(self, default: str) -> bool:
-        """Whether a report's weight is that of its examples; `default` is the weighting of the solver's paper."""
-        return (self.weighting or default) == "examples"
+    def weighs_examples(self) -> bool:
+        """Whether a report's weight is that of its examples."""
+        return self.weighting != "uniform"
 
     def minibatch_steps(self) -> int | Callable | None:
         """`ClientUpdate.num_steps`: steps, or (examples) -> [] int32 steps; None where every step reads all examples.
@@ -82,13 +83,42 @@ class LocalWork(NamedTuple):
         return jnp.clip(jnp.ceil(share * jnp.asarray(steps, share.dtype)).astype(jnp.int32), 1, steps)
 
 
+class LocalSteps(TypedDict, total=False):
+    """Options of algorithms whose clients train: those of `work` without the weight of a report."""
+
+    num_steps: Annotated[int | None, Default(None)]
+    num_epochs: Annotated[int | None, Default(None)]
+    batch_size: Annotated[int | None, Default(None)]
+    shuffle: Annotated[bool, Default(True)]
+
+
+class LocalOptions(LocalSteps, total=False):
+    """Options of algorithms whose clients train and report a weight: those of `work`."""
+
+    weighting: Annotated[str | None, Default(None)]
+
+
+def local_work(options: Mapping[str, Any]) -> tuple[LocalWork, dict[str, Any]]:
+    """The local work that an algorithm's options describe, and the options that are left.
+
+    Raises: as `work`.
+
+    >>> local_work({"num_steps": 5, "batch_size": 8, "nonfinite": "error"})[1]
+    {'nonfinite': 'error'}
+    """
+    known = LocalOptions.__annotations__.keys()
+    described = {name: value for name, value in options.items() if name in known}
+    others = {name: value for name, value in options.items() if name not in known}
+    return work(**described), others
+
+
 @validate.named_arguments
 def work(
     *,
     num_steps: int | None = None,
     num_epochs: int | None = None,
     batch_size: int | None = None,
-    weighting: str | None = None,
+    weighting: Literal["examples", "uniform"] | None = None,
     shuffle: bool = True,
 ) -> LocalWork:
     """How much a client trains in a round, for every solver in `client`.
@@ -99,8 +129,8 @@ def work(
         complete less, see `sampling.with_stragglers` and `sampling.with_local_steps`.
       batch_size: b, at least 1; None for all examples at each step.
       weighting: the weight that the client reports: "examples" (n, or the sum of its examples' "weight" where the loss
-        gives one, such as tokens) or "uniform" (1); 0 without examples. None: as in the solver's paper, if the
-        aggregator takes weights. Beside one that takes none, "examples" is refused when the round is built.
+        gives one, such as tokens) or "uniform" (1); 0 without examples. None: "examples", if the aggregator takes
+        weights. Beside one that takes none, "examples" is refused when the round is built.
       shuffle: each epoch in a fresh random order; False: in the order in which the examples are stored.
 
     Returns: `LocalWork`, the argument `work` of the solvers.
@@ -121,6 +151,4 @@ def work(
     validate.steps(*(("num_epochs", num_epochs) if num_steps is None else ("num_steps", num_steps)))
     if batch_size is not None:
         validate.integer("batch_size", batch_size, hint="Leave it out for full-batch steps.")
-    validate.one_of("weighting", weighting, (None, "examples", "uniform"))
-    validate.one_of("shuffle", shuffle, (True, False))
     return LocalWork(num_steps, num_epochs, batch_size, weighting, shuffle)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedjax_sim.command.attackers import expected_attackers
+from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.running.environment import prepare
 
 __all__ = ["plan", "shown_bytes"]
@@ -16,13 +17,14 @@ __all__ = ["plan", "shown_bytes"]
 def plan(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="As for run.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="As for run.")] = None,
+    without: Annotated[list[str] | None, typer.Option("--unset", metavar="a.b", help="As for run.")] = None,
 ) -> None:
     """Show what a run will take: clients at once, memory, time, and the largest cohort that fits. Times some rounds."""
     from fedjax_sim.config.document import ConfigError, load
 
-    settings = settings or []
+    settings, without = settings or [], without or []
     try:
-        loaded = load(config, settings)
+        loaded = load(config, settings, without)
         prepare()
         from fedjax_sim.config.build import build
         from fedjax_sim.running.planning import forecast, largest_cohort
@@ -34,12 +36,14 @@ def plan(
         if cohort is not None and 2 * cohort <= size:
             others = [setting for setting in settings if not setting.startswith("sampler.cohort_size=")]
             try:
-                most = largest_cohort(lambda m: build(load(config, [*others, f"sampler.cohort_size={m}"])), cohort)
+                most = largest_cohort(
+                    lambda m: build(load(config, [*others, f"sampler.cohort_size={m}"], without)), cohort
+                )
                 largest = f"{min(most, size):,}" + (" (all)" if most >= size else "")
             except ConfigError as error:  # as where the sum of twice as many messages would wrap
                 largest = f"unknown, for {2 * cohort:,} are refused. {error.problems[0]}"
     except (ConfigError, TypeError, ValueError) as error:
-        if not isinstance(error, ConfigError) and ": expected " not in str(error):
+        if not is_users_error(error):
             raise  # a bug, not a wrong config
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error

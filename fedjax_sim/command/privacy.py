@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fedjax_sim.command.errors import is_users_error
+from fedjax_sim.config.toml import ConfigError
 from fedjax_sim.running.environment import prepare
 
 __all__ = ["COMMANDS"]
@@ -19,6 +21,7 @@ Config = Annotated[
     typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="A run's config, in place of the options below."),
 ]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="As for run; implies a config.")]
+Without = Annotated[list[str] | None, typer.Option("--unset", metavar="a.b", help="As for run.")]
 Population = Annotated[int | None, typer.Option("--population", "-N", help="Clients.")]
 Cohort = Annotated[float | None, typer.Option("--cohort", "-m", help="Clients in a round; the expected number.")]
 Rounds = Annotated[int | None, typer.Option("--rounds", "-T", help="By default the config's, else 1.")]
@@ -37,6 +40,7 @@ def account(
     context: typer.Context,
     config: Config = None,
     settings: Settings = None,
+    without: Without = None,
     population: Population = None,
     cohort: Cohort = None,
     noise_multiplier: Annotated[
@@ -58,12 +62,12 @@ def account(
     def answer():
         from fedjax_sim.privacy.commands import account_report
 
-        given, common = _mechanism(context, config, settings, population, cohort, rounds, delta, {
+        given, common = _mechanism(context, (config, settings, without), population, cohort, rounds, delta, {
             "scheme": scheme, "num_slots": num_slots, "place": place, "adjacency": adjacency, "clip_norm": clip_norm,
             "noise_cohort_size": noise_cohort_size, "noise_multiplier": noise_multiplier,
         })  # fmt: skip
         if "mechanism" not in given and noise_multiplier is None:
-            raise ValueError("--noise-multiplier: expected a number, got nothing. Write -z Z, or give a config.")
+            raise ConfigError(["--noise-multiplier: expected a number, got nothing. Write -z Z, or give a config."])
         return account_report(**given, **common, accountant=accountant)
 
     _print(answer, as_json)
@@ -73,6 +77,7 @@ def calibrate(
     context: typer.Context,
     config: Config = None,
     settings: Settings = None,
+    without: Without = None,
     epsilon: Annotated[float, typer.Option("--epsilon", "-e", help="The budget.")] = 1.0,
     population: Population = None,
     cohort: Cohort = None,
@@ -93,13 +98,13 @@ def calibrate(
     def answer():
         from fedjax_sim.privacy.commands import calibrate_report
 
-        given, common = _mechanism(context, config, settings, population, cohort, rounds, delta, {
+        given, common = _mechanism(context, (config, settings, without), population, cohort, rounds, delta, {
             "scheme": scheme, "num_slots": num_slots, "place": place, "adjacency": adjacency, "clip_norm": clip_norm,
             "noise_cohort_size": noise_cohort_size,
         })  # fmt: skip
         if table and getattr(given.get("mechanism"), "unit", "client") == "record":
-            raise ValueError(
-                "--table: expected none beside a config that hides records, got one. It compares noise for clients."
+            raise ConfigError(
+                ["--table: expected none beside a config that hides records, got one. It compares noise for clients."]
             )
         return calibrate_report(epsilon=epsilon, **given, **common, accountant=accountant, table=table)
 
@@ -110,6 +115,7 @@ def audit(
     context: typer.Context,
     config: Config = None,
     settings: Settings = None,
+    without: Without = None,
     noise_multiplier: Annotated[float, typer.Option("--noise-multiplier", "-z", help="Without a config.")] = 1.0,
     clip_norm: ClipNorm = 1.0,
     sampling_rate: Annotated[float, typer.Option("--rate", "-q", help="Poisson; without a config.")] = 1.0,
@@ -133,9 +139,9 @@ def audit(
             "num_rounds": num_rounds, "delta": delta, "num_releases": num_releases, "confidence": confidence,
             "length": length, "seed": seed, "figure": figure and str(figure),
         }  # fmt: skip
-        if config is not None or settings:
+        if config is not None or settings or without:
             _none_beside_a_config(context, "noise_multiplier", "clip_norm", "sampling_rate", "num_canaries")
-            return audit_command(options, _experiment(config, settings)[0].algorithm)
+            return audit_command(options, _experiment(config, settings, without)[0].algorithm)
         plain = {"noise_multiplier": noise_multiplier, "clip_norm": clip_norm, "sampling_rate": sampling_rate}
         return audit_command(options | plain | {"num_canaries": num_canaries})
 
@@ -145,11 +151,13 @@ def audit(
 COMMANDS = (account, calibrate, audit)
 
 
-def _experiment(config: Path | None, settings: list[str] | None) -> tuple[Any, dict[str, Any]]:
+def _experiment(
+    config: Path | None, settings: list[str] | None, without: list[str] | None
+) -> tuple[Any, dict[str, Any]]:
     """(What a config describes, its table [run])."""
     from fedjax_sim.config.document import load
 
-    loaded = load(config, settings or [])
+    loaded = load(config, settings or [], without or [])
     prepare()
     from fedjax_sim.config.build import build
 
@@ -159,34 +167,38 @@ def _experiment(config: Path | None, settings: list[str] | None) -> tuple[Any, d
 def _none_beside_a_config(context: typer.Context, *names: str) -> None:
     """Refuses options of this command that a config states itself, and that would be ignored.
 
-    Raises: ValueError for those that are on the command line.
+    Raises: ConfigError for those that are on the command line.
     """
     for option in context.command.params:
         if option.name in names and context.get_parameter_source(option.name).name == "COMMANDLINE":
             got = context.params[option.name]
-            raise ValueError(f"{option.opts[0]}: expected none beside a config, got {got}. Set it there, or by --set.")
+            raise ConfigError(
+                [f"{option.opts[0]}: expected none beside a config, got {got}. Set it there, or by --set."]
+            )
 
 
 def _mechanism(
-    context: typer.Context, config, settings, population, cohort, rounds, delta, options
+    context: typer.Context, files: tuple, population, cohort, rounds, delta, options
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(The mechanism as `privacy.commands` takes it, {"rounds", "delta"}), from a config or from options."""
+    """(The mechanism as `privacy.commands` takes it, {"rounds", "delta"}), from a config or from options.
+
+    Args:
+      files: what `_experiment` takes.
+    """
     from fedjax_sim.running.privacy_ledger import default_delta
 
-    if config is not None or settings:
+    if any(files):
         _none_beside_a_config(context, "population", "cohort", *(name for name in options if name != "adjacency"))
         from fedjax_sim.privacy import mechanism_of
         from fedjax_sim.running.privacy_ledger import message_dimension
 
-        built, run = _experiment(config, settings)
+        built, run = _experiment(*files)
         dimension = message_dimension(built.algorithm, built.params, built.data.train)
         clients = built.data.train
         made = mechanism_of(built.algorithm, adjacency=options["adjacency"], dimension=dimension, population=clients)
         if made is None:
-            raise ValueError(
-                "transform: expected a part with noise in the config, got none. See fedjax-sim list transform, and, to "
-                "hide records, algorithm.name = record_private_fedavg."
-            )
+            hint = "See fedjax-sim list transform, and, to hide records, algorithm.name = record_private_fedavg."
+            raise ConfigError([f"transform: expected a part with noise in the config, got none. {hint}"])
         delta = run["delta"] if delta is None else delta
         given: dict[str, Any] = {"mechanism": made}
         if delta is None:
@@ -195,9 +207,9 @@ def _mechanism(
             delta = default_delta(made.num_units)
         return given, {"rounds": run["rounds"] if rounds is None else rounds, "delta": delta}
     if population is None or cohort is None:
-        raise ValueError("--population, --cohort: expected both, got less. Write -N N -m M, or give a config.")
+        raise ConfigError(["--population, --cohort: expected both, got less. Write -N N -m M, or give a config."])
     if not math.isfinite(cohort):
-        raise ValueError(f"--cohort: expected a finite number, got {cohort}.")
+        raise ConfigError([f"--cohort: expected a finite number, got {cohort}."])
     sizes = {"population_size": population, "cohort_size": int(cohort) if cohort == int(cohort) else cohort}
     given = {name: value for name, value in options.items() if value is not None}
     return given | sizes, {
@@ -208,14 +220,12 @@ def _mechanism(
 
 def _print(answer: Callable[[], tuple[str, dict]], as_json: bool) -> None:
     """Prints an answer's text, or its fields as JSON; exits with 2 for wrong input."""
-    from fedjax_sim.config.document import ConfigError
 
     try:
         text, fields = answer()
     except (ConfigError, TypeError, ValueError) as error:
-        words = str(error)
-        if not isinstance(error, ConfigError) and ": expected " not in words:
+        if not is_users_error(error):
             raise
-        typer.echo(words, err=True)
+        typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
     typer.echo(json.dumps(fields, indent=2) if as_json else text)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fedjax_sim.command.attackers import expected_attackers
+from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.command.folders import (
     RUNS,
     check_fresh,
@@ -38,6 +39,10 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="a.b=c", help="Override an option, e.g. run.rounds=5. Repeatable."),
     ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option("--unset", metavar="a.b", help="Leave out a table or an option of the file. Repeatable."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The run's folder; by default runs/DATA-ALGORITHM-SEED-NUMBER.")
     ] = None,
@@ -56,16 +61,16 @@ def run(
     process_id: Annotated[int | None, typer.Option(envvar="JAX_PROCESS_ID", help="Which this one is.")] = None,
 ) -> None:
     """Train, and write config, metrics, checkpoints, summary and report into a folder."""
-    from fedjax_sim.config.document import Config, ConfigError, load
+    from fedjax_sim.config.document import Config, load
     from fedjax_sim.running import distributed
 
-    settings = settings or []
+    settings, without = settings or [], without or []
 
     def read() -> tuple[str | None, dict]:
         folder = folder_to_resume(out) if resume else out
         if resume and config is None:
             check_written(folder)
-        loaded = load(folder / "config.toml" if resume and config is None else config, settings)
+        loaded = load(folder / "config.toml" if resume and config is None else config, settings, without)
         if resume:
             check_unfinished(folder, loaded.tables["run"]["rounds"])
             check_there(loaded.tables)
@@ -83,14 +88,14 @@ def run(
         experiment = distributed.agreed(lambda: build(loaded))
         loaded = loaded.planned(experiment.plan)
     except (TypeError, ValueError, distributed.PeerFailed) as error:
-        if not isinstance(error, (ConfigError, distributed.PeerFailed)) and ": expected " not in str(error):
+        if not isinstance(error, distributed.PeerFailed) and not is_users_error(error):
             raise  # a bug, not a wrong config
         _stop("" if isinstance(error, distributed.PeerFailed) else str(error), error)
     except KeyboardInterrupt as error:
         _stop("Interrupted before the first round.", error)
-    command = shlex.join(
-        ["fedjax-sim", "run", *([str(config)] if config else []), *(x for s in settings for x in ("--set", s))]
-    )
+    changes = [word for place in without for word in ("--unset", place)]
+    changes += [word for setting in settings for word in ("--set", setting)]
+    command = shlex.join(["fedjax-sim", "run", *([str(config)] if config else []), *changes])
     _train(loaded, experiment, folder, {"resume": resume, "allow_previous": allow_previous}, quiet, command)
 
 
@@ -258,7 +263,7 @@ def _failed(error: Exception, folder: Path | None, made: Path | None) -> NoRetur
         _stop(f"Another process of this job died. Continue with --resume --out {shlex.quote(str(folder))}.", error)
     known = isinstance(error, (FileExistsError, FileNotFoundError))
     if isinstance(error, (TypeError, ValueError)) and not known:
-        if ": expected " not in str(error):  # a bug, not a wrong config
+        if not is_users_error(error):
             raise error
         _stop(str(error), error)
     _stop(str(error) if known else f"{type(error).__name__}: {error}", error)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.running.environment import prepare
 
 __all__ = ["COMMANDS", "load_study"]
@@ -43,7 +44,7 @@ def study(
 
         _show(findings, write_findings(findings, folder))
     except (ConfigError, TypeError, ValueError) as error:
-        if not isinstance(error, ConfigError) and ": expected " not in str(error):
+        if not is_users_error(error):
             raise
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error

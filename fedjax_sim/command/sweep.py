@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.running.environment import prepare
 
 __all__ = ["COMMANDS"]
@@ -24,6 +25,7 @@ def sweep(
         list[str] | None,
         typer.Option("--set", metavar="a.b=c", help="As for run; sweep.seeds=5, sweep.grid.a.b=[1, 2]. Repeatable."),
     ] = None,
+    without: Annotated[list[str] | None, typer.Option("--unset", metavar="a.b", help="As for run. Repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder; by default runs/sweep-DATA-ALGORITHM-NUMBER.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in --out.")] = False,
     metric: Annotated[str | None, typer.Option(help="Shown; by default the test accuracy, or loss.")] = None,
@@ -41,7 +43,7 @@ def sweep(
     try:
         if resume and out is None:
             raise ConfigError(["--out: expected the folder of the sweep to resume, got none."])
-        loaded = load_sweep(config, settings or [])
+        loaded = load_sweep(config, settings or [], without or [])
         if metric is not None and loaded.metrics is not None and metric not in loaded.metrics:
             rule = "one of sweep.metrics, which rows keep: " + ", ".join(loaded.metrics)
             raise ConfigError([problem("--metric", rule, metric, nearest(metric, loaded.metrics))])
@@ -60,7 +62,7 @@ def sweep(
         raise typer.Exit(130) from error
     except (ConfigError, TypeError, ValueError) as error:
         drop_empty(made)
-        if not isinstance(error, ConfigError) and ": expected " not in str(error):
+        if not is_users_error(error):
             raise
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
@@ -73,6 +75,7 @@ def sweep(
         raise typer.Exit(1) from error
     if not quiet:
         _show(found, shown, cells, folder)
+        _show_differences(loaded)
 
 
 COMMANDS = (sweep,)
@@ -103,6 +106,23 @@ def _number(mean: str, cell: dict[str, Any]) -> str:
     """A mean over seeds, with half of its interval's width where there is one."""
     half = (cell["high"] - cell["low"]) / 2
     return f"{mean} ± {half:.2g}" if half == half else mean
+
+
+def _show_differences(loaded: Any) -> None:
+    """The options that differ between the rows and are no column: a comparison of rows is one of these too."""
+    differences = loaded.differences()
+    if differences:
+        typer.echo("Besides the grid these options differ between rows:")
+    for path, values in differences.items():
+        rows: dict[str, list[str]] = {}
+        for value, combination in zip(values, loaded.combinations, strict=True):
+            rows.setdefault("none" if value is None else str(value), []).append(
+                " ".join(map(str, combination.values()))
+            )
+        parts = [
+            f"{value} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" for value, names in rows.items()
+        ]
+        typer.echo(f"  {path}: {'; '.join(parts)}")
 
 
 def _show(found: Any, metric: str, cells: list[dict], folder: Path) -> None:

@@ -106,7 +106,7 @@ class Builder(Maker):
         design = None if sampler is None else sampler.design
         known = {"design": design, "population_size": data.train.size}
         known["poisoned_ids"] = getattr(population, "poisoned_ids", None)
-        if "aggregator" in self.parts and "server_work" in self.parts["aggregator"].values:
+        if "aggregator" in self.parts and "server_work" in self.parts["aggregator"].values.values():
             known |= self.server(made, loss_fn, data)
         made["aggregator"] = self.wrapped("aggregator", **known, total_weight=lambda: self.total_weight(data))
         self.stop()
@@ -138,12 +138,12 @@ class Builder(Maker):
 
         Other algorithms pool a group's rows, and what is around the groups then changes these.
         """
-        needs_groups = "group_size" in self.parts["algorithm"].values
+        needs_groups = "group_size" in self.parts["algorithm"].values.values()
         return self.wrapped("data", goes_last=lambda data: needs_groups and hasattr(data.train, "group"))
 
     def reads_weights(self) -> bool:
         """Whether the sampler, or one of its wrappers, takes the clients' numbers of examples."""
-        return any("weights" in part.values for part in registry.named_in("sampler", self.tables["sampler"]))
+        return any("weights" in part.values.values() for part in registry.named_in("sampler", self.tables["sampler"]))
 
     def sampler(self, population_size: int, **given: Any) -> Any:
         """The devices of so many clients, which every part gets that takes them, and the sampler; None if refused."""
@@ -176,7 +176,7 @@ class Builder(Maker):
         """
         part = self.parts["algorithm"]
         wired = {argument: made[table] for table in made if (argument := registry.takes(part, table)) is not None}
-        loss = default_loss(data.task) if "loss" in part.values and data.task != "quadratic" else None
+        loss = default_loss(data.task) if "loss" in part.values.values() and data.task != "quadratic" else None
         wired |= {
             "loss_fn": loss_fn,
             "loss": loss,
@@ -315,6 +315,7 @@ class Builder(Maker):
 
 def _inputs(part: Part) -> str:
     """The kind of a model's input: "point", "features", "graph" or "tokens"."""
-    if "num_features" in part.values:
+    asked = set(part.values.values())
+    if "num_features" in asked:
         return "graph"
-    return "point" if part.name == "point" else "features" if part.values & {"columns", "input_shape"} else "tokens"
+    return "point" if part.name == "point" else "features" if asked & {"columns", "input_shape"} else "tokens"

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from fedjax_sim.config import files, registry
 from fedjax_sim.config.hints import suggestion
 from fedjax_sim.config.signatures import REQUIRED, Named, Option, Part
-from fedjax_sim.config.toml import ConfigError, config_file, override, places_set, read_document, written
+from fedjax_sim.config.toml import ConfigError, config_file, override, places_set, read_document, unset, written
 from fedjax_sim.config.value_kinds import Words, check, integer, nearest, number, problem, rule
 
 __all__ = ["Config", "ConfigError", "check_options", "default_tables", "load", "resolve"]
@@ -42,7 +42,9 @@ RUN = {
     "lanes": Option(LANES | None, None),  # clients vmapped at once; none: fitted to the cache
     "chunk": Option(LANES | None, None),  # messages summed at once
     "nonfinite": Option(Literal["drop", "error"], "drop"),
-    "delta": Option(number(0, 1) | None, None),  # at which epsilon is stated where a part has noise; none: N^-1.1
+    "delta": Option(
+        number(0, 1, open_low=True, open_high=True) | None, None
+    ),  # at which epsilon is stated where a part has noise; none: N^-1.1
     "evaluate_train": Option(Literal["all"] | COUNT | None, None),  # clients whose training objective is evaluated
     "variance_probe": Option(integer(2, INT32_MAX) | None, None),  # clients of the variance budget at each evaluation
     "client_memory": Option(Literal["auto", "device", "disk"], "auto"),  # auto: disk where the devices are too small
@@ -145,7 +147,7 @@ def _inner(tables: Mapping[str, Any], path: str = "") -> Iterable[str]:
             yield from _inner(value, f"{path}{key}.")
 
 
-def load(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
+def load(path: str | Path | None = None, overrides: Iterable[str] = (), without: Iterable[str] = ()) -> Config:
     """Reads and checks a config file, or the default run without one.
 
     Args:
@@ -153,6 +155,7 @@ def load(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Confi
         100,000 clients over the digits, FedAvg with an MLP. Relative paths in it are relative to the file's folder.
       overrides: `table.option=value`, the value as in TOML; text needs no quotes. Relative paths are relative to the
         current folder, as are those of the config that is returned.
+      without: tables and options of the file that are left out, such as "downlink" or "sampler.with_dropout".
 
     Raises: ConfigError with every problem as `path.to.field: expected RULE, got VALUE. HINT`.
 
@@ -167,7 +170,7 @@ def load(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Confi
     """
     overrides = list(overrides)
     document = {} if path is None else read_document(path)
-    problems = list(override(document, overrides))
+    problems = [*unset(document, without), *override(document, overrides)]
     tables = resolve(document, problems)
     if problems:
         raise ConfigError(problems)
@@ -193,7 +196,7 @@ def _resolved(document: dict, problems: _Problems) -> dict[str, Any]:
         given = document.get(table, {})
         if table not in OWN and algorithm is not None and registry.takes(algorithm, table) is None:
             if table in document:
-                hint = "It has its own or needs none; see its options: fedjax-sim list algorithm."
+                hint = f"Leave it out: --unset {table}. Its options: fedjax-sim list {algorithm.name}."
                 problems.append(problem(table, f"no such table with {algorithm.name}", given, hint))
             continue
         if table in registry.CHAINS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedjax_sim.config import registry
@@ -12,6 +12,7 @@ from fedjax_sim.config.document import Config, ConfigError
 from fedjax_sim.config.signatures import Part
 from fedjax_sim.transform import chain
 from fedjax_sim.types import Devices
+from fedjax_sim.validate import InvalidArgument
 
 __all__ = ["Maker"]
 
@@ -137,33 +138,37 @@ class Maker:
         if "seed" in part.options:
             options.setdefault("seed", self.tables["seed"])
         given = given | {key: self.devices for key, argument in part.parts.items() if argument.noun == "Devices"}
-        taken = part.parts.keys() | part.values | part.options.keys()
+        given |= {key: given[name] for key, name in part.values.items() if name in given}
+        taken = part.parts.keys() | part.values.keys() | part.options.keys()
 
         def call():
             known = {key: value for key, value in given.items() if key in taken}
             lazy = {key: known[key]() for key in ("num_examples", "total_weight", "weights") if key in known}
             return _factory(part)(**options | known | lazy)
 
-        return self.attempt(path, part.options, call)
+        tables = {argument: table for table in registry.TABLES if (argument := registry.takes(part, table))}
+        return self.attempt(path, part.options, call, tables)
 
-    def attempt(self, path: str, options: Any, call: Callable) -> Any:
+    def attempt(self, path: str, options: Any, call: Callable, tables: Mapping[str, str] | None = None) -> Any:
         """What `call` returns; or None, and a problem, if it raises an error about its arguments.
 
         Args:
           path: of the part in the config, such as "sampler.with_dropout".
           options: names of the part's options, which `path` is put before.
+          tables: the tables of its arguments that are other parts, such as "client_optimizer" for `optimizer`.
 
-        Raises: TypeError, ValueError as `call` does where the text is not that of a check: a bug, not a wrong config.
+        Raises: TypeError, ValueError as `call` does where they are no `InvalidArgument`: a bug, not a wrong config.
         """
         try:
             return call()
         except (ImportError, MemoryError, OSError, TypeError, ValueError) as error:
             words = str(error)
-            if not isinstance(error, (ImportError, MemoryError, OSError)) and not (
-                ": expected " in words or path == "data"
-            ):
+            of_a_check = isinstance(error, (ImportError, MemoryError, OSError, InvalidArgument))
+            if not of_a_check and path != "data":
                 raise
             name = re.match(r"\w*", words)[0]
+            if tables and name in tables:
+                name, words = tables[name], tables[name] + words.removeprefix(name)
             other = name == path or (path == "algorithm" and name in registry.TABLES)  # it names the wrong part itself
             self.problems.append(words if other else f"{path}.{words}" if name in options else f"{path}: {words}")
             return None

@@ -136,7 +136,7 @@ def named(kind: Named) -> dict[str, Part]:
     found = {key: part for name in kind.types for key, part in parts(where[name]).items() if not part.others}
     found = {key: part for key, part in sorted(found.items()) if part.returns.split(".")[-1] in kind.types}
     known = {"population_size"} if NOUNS.keys() & set(kind.types) else None
-    return {key: part for key, part in found.items() if known is None or part.values <= known}
+    return {key: part for key, part in found.items() if known is None or set(part.values.values()) <= known}
 
 
 def chained(kind: Named, given: Any) -> str | None:
@@ -194,7 +194,5 @@ def _factories(subpackage: str, noun: str) -> dict[str, Part]:
     }
     if subpackage == "models":
         meaning = "The parameter is a point in R^d, for quadratic clients."
-        found["point"] = Part(
-            subpackage, "point", meaning, noun, {}, {}, frozenset(), frozenset(), "fedjax_sim.config.build"
-        )
+        found["point"] = Part(subpackage, "point", meaning, noun, {}, {}, {}, frozenset(), "fedjax_sim.config.build")
     return found

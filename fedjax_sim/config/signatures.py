@@ -6,16 +6,19 @@ An argument's annotation says what it takes: a value that TOML can express, anot
 from __future__ import annotations
 
 import ast
+import math
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from fedjax_sim.config.value_kinds import FILE, FOLDER
+from fedjax_sim.config.value_kinds import FILE, FOLDER, integer, number
 
-__all__ = ["INSIDE", "NOUNS", "REQUIRED", "TABLES", "VALUES", "Argument", "Named", "Option", "Part", "parts"]
+__all__ = ["INSIDE", "NOUNS", "REQUIRED", "TABLES", "Argument", "Named", "Option", "Part", "parts"]
 
 REQUIRED = "required"
+INT32_MAX = 2**31 - 1
 PACKAGE = Path(__file__).parents[1]
 TABLES = {  # table of a config -> its subpackage, and the part that its factories return
     "data": ("population", "FederatedData"),
@@ -43,10 +46,6 @@ INSIDE = {  # type of an option that is a table with a name -> the subpackage wh
     "Trigger": "population",
 }
 NOUNS = {noun: where for where, noun in TABLES.values()}
-VALUES = frozenset(  # arguments whose value comes from the data, the sampler or [run]
-    "columns design group_size input_shape loss loss_fn mesh nonfinite num_features num_outputs plan poisoned_ids "
-    "population_size server_data server_work total_weight weights".split()
-)
 NAMES = {"bool": bool, "float": float, "int": int, "str": str, "FilePath": FILE, "FolderPath": FOLDER}
 
 
@@ -81,7 +80,7 @@ class Part(NamedTuple):
     returns: str  # the annotation of its result, or ""
     options: dict[str, Option]  # arguments that TOML can express
     parts: dict[str, Argument]  # arguments that take other parts, by their annotation
-    values: frozenset[str]  # arguments in `VALUES`
+    values: dict[str, str]  # arguments that no config sets: the name of what `config.build` passes (`FromData`)
     others: frozenset[str]  # required arguments that neither TOML nor other parts can give
     module: str  # the module that defines it
 
@@ -115,14 +114,18 @@ def _parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+def _module(name: str) -> ast.Module:
+    path = PACKAGE.joinpath(*name.split(".")[1:])
+    return _parse(path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py")
+
+
 def _part(subpackage: str, name: str, module: str, original: str) -> Part:
     path = PACKAGE.joinpath(*module.split(".")[1:])
-    empty = Part(subpackage, name, "", "", {}, {}, frozenset(), frozenset({"not a function"}), module)
+    empty = Part(subpackage, name, "", "", {}, {}, {}, frozenset({"not a function"}), module)
     if (path / f"{original}.py").is_file():  # a module that is re-exported
         doc = ast.get_docstring(_parse(path / f"{original}.py")) or ""
         return empty._replace(meaning=doc.split("\n")[0])
-    body = _parse(path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py").body
-    for node in body:
+    for node in _module(module).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == original:
             if isinstance(node.value, ast.Name):  # an alias
                 return _part(subpackage, name, module, node.value.id)
@@ -133,28 +136,86 @@ def _part(subpackage: str, name: str, module: str, original: str) -> Part:
     return empty
 
 
-def _signature(part: Part, node: ast.FunctionDef) -> Part:
+def _arguments(module: str, node: ast.FunctionDef) -> Iterator[tuple[str, ast.expr | None, ast.expr | None]]:
+    """The name of each argument of a function, its annotation, and its default (None for a required one)."""
     arguments = node.args
     positional = arguments.posonlyargs + arguments.args
     defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
-    pairs = [*zip(positional, defaults, strict=True), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
-    options, parts, values, others = {}, {}, set(), set()
-    for argument, default in pairs:
-        kind, noun = _kind(argument.annotation), _noun(argument.annotation)
-        if argument.arg in VALUES:
-            values.add(argument.arg)
-        elif noun is not None and default is not None and argument.arg not in TABLES:
-            options[argument.arg] = Option(Named((noun,), True), None)  # no table of the config is meant
+    for argument, default in zip(positional, defaults, strict=True):
+        yield argument.arg, argument.annotation, default
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        yield argument.arg, argument.annotation, default
+    match arguments.kwarg and arguments.kwarg.annotation:
+        case ast.Subscript(ast.Name("Unpack"), ast.Name(shared)):
+            yield from _shared_options(module, shared)
+
+
+def _shared_options(module: str, name: str) -> Iterator[tuple[str, ast.expr, ast.expr]]:
+    """The options of a TypedDict, those of its bases first: `name: Annotated[kind, Default(value)]`."""
+    body = _module(module).body
+    for node in body:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if name in (alias.asname, alias.name):
+                    yield from _shared_options(node.module or "", alias.name)
+        elif isinstance(node, ast.ClassDef) and node.name == name:
+            for base in node.bases:
+                match base:
+                    case ast.Name(inherited) if inherited != "TypedDict":
+                        yield from _shared_options(module, inherited)
+                    case ast.Attribute(ast.Name(subpackage), inherited):
+                        yield from _shared_options(f"fedjax_sim.{subpackage}", inherited)
+            for option in node.body:
+                match option:
+                    case ast.AnnAssign(ast.Name(key), ast.Subscript(_, ast.Tuple([kind, ast.Call(_, [default])]))):
+                        yield key, kind, default
+                    case ast.AnnAssign(
+                        ast.Name(key), ast.Subscript(_, ast.Tuple([*_, ast.Call(_, [default])])) as kind
+                    ):
+                        yield key, kind, default
+
+
+def _signature(part: Part, node: ast.FunctionDef) -> Part:
+    options, parts, values, others = {}, {}, {}, set()
+    for name, annotation, default in _arguments(part.module, node):
+        kind, noun = _kind(annotation), _noun(annotation)
+        if (passed := _from_data(annotation)) is not None:
+            values[name] = passed
+        elif noun is not None and default is not None and name not in TABLES:
+            options[name] = Option(Named((noun,), True), None)  # no table of the config is meant
         elif noun is not None:
-            parts[argument.arg] = Argument(noun, default is None)
+            parts[name] = Argument(noun, default is None)
         elif kind is not None:
-            options[argument.arg] = Option(kind, REQUIRED if default is None else _literal(default))
+            options[name] = Option(kind, REQUIRED if default is None else _literal(default))
         elif default is None:
-            others.add(argument.arg)
-    others |= {extra.arg for extra in (arguments.vararg, arguments.kwarg) if extra}
+            others.add(name)
+    if node.args.vararg:
+        others.add(node.args.vararg.arg)
+    if node.args.kwarg and not ast.unparse(node.args.kwarg.annotation or ast.Constant(None)).startswith("Unpack["):
+        others.add(node.args.kwarg.arg)
     returns = ast.unparse(node.returns) if node.returns else ""
-    values, others = frozenset(values), frozenset(others)
-    return part._replace(returns=returns, options=options, parts=parts, values=values, others=others)
+    return part._replace(returns=returns, options=options, parts=parts, values=values, others=frozenset(others))
+
+
+def _from_data(node: ast.expr | None) -> str | None:
+    """What `config.build` passes for an argument annotated with `FromData`, or with a name for such an annotation."""
+    match node:
+        case ast.Name(alias):
+            return _passed().get(alias)
+        case ast.Subscript(ast.Name("Annotated"), ast.Tuple(members)):
+            for member in members:
+                match member:
+                    case ast.Call(ast.Name("FromData"), [ast.Constant(name)]):
+                        return name
+    return None
+
+
+@cache
+def _passed() -> dict[str, str]:
+    """The names that `validate.annotations` gives to such annotations, such as `LossFn`."""
+    assigned = [node for node in _module("fedjax_sim.validate.annotations").body if isinstance(node, ast.Assign)]
+    found = {ast.unparse(node.targets[0]): _from_data(node.value) for node in assigned}
+    return {alias: name for alias, name in found.items() if name is not None}
 
 
 def _noun(node: ast.expr | None) -> str | None:
@@ -184,6 +245,12 @@ def _kind(node: ast.expr | None) -> Any:
     match node:
         case ast.Name(id) if id in NAMES:
             return NAMES[id]
+        case ast.Name(id) if id in _ranges():
+            return _ranges()[id]
+        case ast.Subscript(ast.Name("Annotated")):
+            return _range(node)
+        case ast.Subscript(ast.Name("Literal"), words):
+            return Literal[tuple(x.value for x in (words.elts if isinstance(words, ast.Tuple) else [words]))]
         case ast.Constant(None):
             return NoneType
         case ast.BinOp(left, ast.BitOr(), right):
@@ -192,4 +259,24 @@ def _kind(node: ast.expr | None) -> Any:
         case ast.Subscript(ast.Name("Sequence" | "list" | "tuple"), inner):
             inner = _kind(inner.elts[0] if isinstance(inner, ast.Tuple) else inner)
             return None if inner is None else list[inner]
+    return None
+
+
+@cache
+def _ranges() -> dict[str, Any]:
+    """The kinds that `validate` names, such as `PositiveInt`."""
+    assigned = [node for node in _module("fedjax_sim.validate.annotations").body if isinstance(node, ast.Assign)]
+    kinds = {ast.unparse(node.targets[0]): _range(node.value) for node in assigned}
+    return {name: kind for name, kind in kinds.items() if kind is not None}
+
+
+def _range(node: ast.expr) -> Any:
+    """The kind of `Annotated[float, Number(0, open_low=True)]` or `Annotated[int, Integer(1, 8)]`; None for others."""
+    match node:
+        case ast.Subscript(_, ast.Tuple([_, ast.Call(ast.Name("Integer"), bounds)])):
+            low, high = [*map(_literal, bounds), *(1, INT32_MAX)[len(bounds) :]]
+            return integer(low, high)
+        case ast.Subscript(_, ast.Tuple([_, ast.Call(ast.Name("Number"), bounds, keywords)])):
+            low, high = [*map(_literal, bounds), *(-math.inf, math.inf)[len(bounds) :]]
+            return number(low, high, **{x.arg: _literal(x.value) for x in keywords if x.arg})
     return None

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedjax_sim.config.value_kinds import Words, problem
 
-__all__ = ["ConfigError", "config_file", "override", "places_set", "read_document", "written"]
+__all__ = ["ConfigError", "config_file", "inline", "override", "places_set", "read_document", "unset", "written"]
 
 EXAMPLES = Path(__file__).parents[1] / "examples"  # experiments/ of the repository
 MAX_BYTES = 1 << 20  # of a config file
@@ -90,6 +90,28 @@ def override(document: dict, overrides: Iterable[str]) -> Iterable[str]:
             table[keys[-1]] = value
 
 
+def unset(document: dict, places: Iterable[str]) -> Iterable[str]:
+    """Takes each table or option out of the document, and yields problems.
+
+    >>> document = {"downlink": {"quantize": {"bits": 8}}, "seed": 1}
+    >>> list(unset(document, ["downlink.quantize"])), document
+    ([], {'downlink': {}, 'seed': 1})
+    >>> list(unset(document, ["model"]))
+    ["--unset model: expected a table or option of the file, got nothing of that name. It has 'downlink', 'seed'."]
+    """
+    for place in places:
+        *tables, last = place.split(".")
+        table: Any = document
+        for key in tables:
+            table = table.get(key) if isinstance(table, dict) else None
+        if isinstance(table, dict) and last in table:
+            del table[last]
+        else:
+            known = ", ".join(map(repr, table)) if isinstance(table, dict) else ""
+            hint = f"It has {known}." if known else ""
+            yield problem(f"--unset {place}", "a table or option of the file", Words("nothing of that name"), hint)
+
+
 def places_set(overrides: Iterable[str]) -> set[str]:
     """The places in the config that are set.
 
@@ -108,16 +130,23 @@ def written(tables: Mapping[str, Any]) -> str:
 
 
 def _lines(table: Mapping[str, Any], path: str = "") -> Iterable[str]:
-    yield from (f"{key} = {_text(value)}" for key, value in table.items() if not isinstance(value, dict))
+    yield from (f"{key} = {inline(value)}" for key, value in table.items() if not isinstance(value, dict))
     for key, value in table.items():
         if isinstance(value, dict):
             yield from ("", f"[{path}{key}]", *_lines(value, f"{path}{key}."))
 
 
-def _text(value: Any) -> str:
+def inline(value: Any) -> str:
+    """A value, or a table, as TOML in one line.
+
+    >>> inline({"name": "adam", "learning_rate": 0.1})
+    '{name = "adam", learning_rate = 0.1}'
+    """
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list):
-        return f"[{', '.join(map(_text, value))}]"
+        return f"[{', '.join(map(inline, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {inline(one)}' for key, one in value.items())}}}"
     words = {None: '"none"', True: "true", False: "false"}
     return words[value] if value is None or isinstance(value, bool) else repr(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Iterable
 from functools import cache
 from types import NoneType, UnionType
@@ -34,9 +35,17 @@ FOLDER = Annotated[str, Field(description="the path of a folder")]
 LARGEST = 2.0**128 - 2.0**104  # the largest float32
 
 
-def number(low: float, high: float) -> Any:
-    """The kind of a number in the open interval (low, high)."""
-    return Annotated[float, Field(gt=low, lt=high, description=f"a number in ({low:g}, {high:g})")]
+def number(low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> Any:
+    """The kind of a number in [low, high], without the ends that are open.
+
+    >>> rule(number(0.0, 1.0, open_high=True)), rule(number(0.0, math.inf, open_low=True))
+    ('a number in [0, 1)', 'a finite number > 0')
+    """
+    words = f"a number in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+    if math.isinf(high):
+        words = f"a finite number {'>' if open_low else '>='} {low:g}" if low > -math.inf else "a finite number"
+    bounds = {"gt" if open_low else "ge": low, "lt" if open_high else "le": high}
+    return Annotated[float, Field(description=words, **bounds)]
 
 
 def integer(low: int, high: int) -> Any:
@@ -46,8 +55,6 @@ def integer(low: int, high: int) -> Any:
 
 def check(path: str, kind: Any, value: Any, problems: list[str]) -> Any:
     """The value, converted to its kind; for a wrong one None, and an error message is added to the problems.
-
-    Learning rates and momenta are recognised by name, and their ranges checked: optax takes any number there.
 
     Args:
       path: of the option, such as "run.rounds".
@@ -70,13 +77,8 @@ def check(path: str, kind: Any, value: Any, problems: list[str]) -> Any:
             hint = "Leave out the quotes."
         problems.append(problem(path, rule(kind), value, hint or nearest(value, options)))
         return None
-    name = path.rsplit(".", 1)[-1]
     if any(isinstance(x, float) and abs(x) > LARGEST for x in (value if isinstance(value, list) else [value])):
         problems.append(problem(path, rule(kind), value, "float32 holds at most 3.4e+38."))
-    elif name.endswith("learning_rate") and not value > 0:
-        problems.append(problem(path, "a finite number > 0", value))
-    elif name == "momentum" and not 0 <= value < 1:
-        problems.append(problem(path, "a number in [0, 1)", value))
     return value
 
 

@@ -17,6 +17,7 @@ from fedjax_sim.privacy.claim import Claim, accounted_claim, gaussian_claim
 from fedjax_sim.privacy.mechanism import ADJACENCIES
 from fedjax_sim.privacy.reading import mechanism_of
 from fedjax_sim.types import Algorithm, Array, ClientData, ClientUpdate, Noise, PyTree, Report, Star
+from fedjax_sim.validate import Positive, PositiveInt
 
 __all__ = ["audit_algorithm", "canary_release", "claim_of", "one_run_release", "sends_its_data"]
 
@@ -56,14 +57,15 @@ def _plain(parts: Star, plan: engine.Plan | None) -> Algorithm:
     return federated(parts.sampler, sends_its_data(), parts.aggregator, step, parts.transform, plan=plan, mesh=None)
 
 
+@validate.named_arguments
 def canary_release(
     algorithm: Algorithm,
     *,
-    length: float = 10.0,
-    weight: float = 100.0,
+    length: Positive = 10.0,
+    weight: Positive = 100.0,
     others: str | None = None,
     adjacency: str | None = None,
-    num_rounds: int = 1,
+    num_rounds: PositiveInt = 1,
     direction: PyTree = None,
     plan: engine.Plan | None = None,
 ) -> Callable:
@@ -96,11 +98,8 @@ def canary_release(
     """
     parts, noise, sensitivity = _noise(algorithm)
     others = ("silent" if noise.place == "central" else "zero") if others is None else others
-    validate.positive("length", length)
-    validate.positive("weight", weight)
     validate.one_of("others", others, OTHERS)
     adjacency = _adjacency(adjacency, noise)
-    validate.integer("num_rounds", num_rounds)
     plain, size = _plain(parts, plan), parts.sampler.design.population_size
     direction = SPREAD if direction is None else direction
 
@@ -202,7 +201,8 @@ def audit_algorithm(
     return audit_release(key, release, claim, **how, tolerance=tolerance)
 
 
-def one_run_release(algorithm: Algorithm, *, length: float = 10.0) -> Callable:
+@validate.named_arguments
+def one_run_release(algorithm: Algorithm, *, length: Positive = 10.0) -> Callable:
     """`release(key) -> (included [m] bool, scores [m])`: one round in which every client is a canary of its own.
 
     With probability 1/2 client i sends a Dirac update, `length` times the clip norm in coordinate i; its score is what
@@ -218,7 +218,6 @@ def one_run_release(algorithm: Algorithm, *, length: float = 10.0) -> Callable:
     References: Steinke, Nasr and Jagielski 2023, algorithm 1; Andrew et al. 2024 (canaries as clients).
     """
     parts, noise, sensitivity = _noise(algorithm)
-    validate.positive("length", length)
     design, plain = parts.sampler.design, _plain(parts, None)
     if design.scheme != "full":
         validate.fail("sampler", "one that invites every client", design.scheme, "Use sampling.full(num_canaries).")

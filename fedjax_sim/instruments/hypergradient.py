@@ -12,17 +12,19 @@ from fedjax_sim.prng import init_key
 from fedjax_sim.running.environment import matmul_precision
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
+from fedjax_sim.validate import PositiveInt
 
 __all__ = ["hypergradient"]
 
 
+@validate.named_arguments
 def hypergradient(
     key: Array,
     make: Callable[..., Algorithm],
     values: Mapping[str, float],
     params: PyTree,
     population: Population,
-    num_rounds: int,
+    num_rounds: PositiveInt,
     *,
     loss: Callable[[PyTree], Array],
 ) -> tuple[float, dict[str, float]]:
@@ -61,7 +63,6 @@ def hypergradient(
     >>> round(value, 6), round(slope["rate"], 6)  # w = 1 - rate
     (0.5, -1.0)
     """
-    validate.integer("num_rounds", num_rounds)
     if not isinstance(values, Mapping) or not values:
         validate.fail("values", "a dict of numbers by name", values, error=TypeError)
     for name, value in values.items():

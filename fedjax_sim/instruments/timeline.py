@@ -15,11 +15,13 @@ from fedjax_sim.round.round import invite
 from fedjax_sim.running.environment import matmul_precision
 from fedjax_sim.sampling.time.lost_reports import NEVER, UNHEARD
 from fedjax_sim.types import Algorithm, Array, Population, PyTree, Star, noisy_parts
+from fedjax_sim.validate import PositiveInt
 
 __all__ = ["timeline", "timeline_of_round"]
 
 
-def timeline(star: Star, key: Array, sampler_state: PyTree, *, most: int = 60) -> dict[str, Any]:
+@validate.named_arguments
+def timeline(star: Star, key: Array, sampler_state: PyTree, *, most: PositiveInt = 60) -> dict[str, Any]:
     """What the clients of a round spend their time on, by replaying its invitation; nobody trains.
 
     Args:
@@ -39,7 +41,6 @@ def timeline(star: Star, key: Array, sampler_state: PyTree, *, most: int = 60) -
     """
     validate.part("star", star, Star)
     _clocked("star.sampler", star)
-    validate.integer("most", most)
     invited_from = jax.jit(lambda key, state: invite(star, key, types.SimpleNamespace(sampler=state))[0])
     cohort = jax.device_get(invited_from(key, sampler_state))
     per_second, parts = star.sampler.devices.ticks_per_second, np.stack(cohort.spent[:3], -1).astype(np.int64)
@@ -70,8 +71,9 @@ def timeline(star: Star, key: Array, sampler_state: PyTree, *, most: int = 60) -
     }
 
 
+@validate.named_arguments
 def timeline_of_round(
-    key: Array, algorithm: Algorithm, params: PyTree, population: Population, round: int, *, most: int = 60
+    key: Array, algorithm: Algorithm, params: PyTree, population: Population, round: PositiveInt, *, most: int = 60
 ) -> dict[str, Any]:
     """`timeline` of any round of a run, from what the run was made of; the rounds before it are replayed.
 
@@ -89,7 +91,6 @@ def timeline_of_round(
     Guarantees: what the log says of that round (tests/instruments/test_timeline.py::test_any_round).
     """
     validate.part("algorithm", algorithm, Algorithm)
-    validate.integer("round", round)
     star = algorithm.parts
     _clocked("algorithm", star)
     if parts := noisy_parts(star):

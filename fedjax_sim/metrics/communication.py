@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.validate import Finite
 
 __all__ = ["rounds_to_target"]
 
 
+@validate.named_arguments
 def rounds_to_target(
-    values: Any, target: float, *, rounds: Sequence[int] | None = None, rising: bool = False, interpolate: bool = False
+    values: Any, target: Finite, *, rounds: Sequence[int] | None = None, rising: bool = False, interpolate: bool = False
 ) -> float:
     """The first round after which a metric has reached a target; infinite if it never has.
 
@@ -38,7 +40,6 @@ def rounds_to_target(
     values = np.asarray(values, np.float64)
     if values.ndim != 1 or not values.size:
         validate.fail("values", "a list of numbers, one an evaluation", values.tolist())
-    validate.in_range("target", target)
     at = np.arange(1, len(values) + 1) if rounds is None else np.asarray(rounds)
     if at.shape != values.shape or at.dtype.kind not in "iu" or not (np.diff(at) > 0).all() or at[0] < 0:
         validate.fail("rounds", f"{len(values)} rising integers >= 0", at.tolist())

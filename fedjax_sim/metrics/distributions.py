@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.types import Population
+from fedjax_sim.validate import PositiveInt
 
 __all__ = [
     "earth_mover_distance",
@@ -126,7 +127,8 @@ def optimum_gap(first: Any, second: Any, positions: Any) -> Any:
     return _plain(np.abs((first - second) @ positions))
 
 
-def label_counts(population: Population, *, num_labels: int, label: str = "y") -> np.ndarray:
+@validate.named_arguments
+def label_counts(population: Population, *, num_labels: PositiveInt, label: str = "y") -> np.ndarray:
     """[N, L] int64: how many examples of each label every client has.
 
     Args:
@@ -135,7 +137,6 @@ def label_counts(population: Population, *, num_labels: int, label: str = "y") -
 
     Guarantees: equal to a loop over clients (tests/metrics/test_heterogeneity.py::test_label_counts).
     """
-    validate.integer("num_labels", num_labels)
     rows = jax.eval_shape(population.client, jnp.int32(0))
     if not isinstance(rows.examples, dict) or label not in rows.examples:
         validate.fail("label", "a leaf of the examples", label)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from fedjax_sim.models.layers import METHODS, convolution, dense, init_convoluti
 from fedjax_sim.models.model import Model
 from fedjax_sim.models.sequential import Layer, layer, sequential
 from fedjax_sim.types import Array, PyTree
-from fedjax_sim.validate import fail, integer, one_of
+from fedjax_sim.validate import FromData, NumOutputs, fail, integer, one_of
 
 __all__ = ["cnn", "linear", "logistic", "mlp"]
 
@@ -36,7 +37,7 @@ def _rows(x: Array, input_shape: tuple[int, ...]) -> Array:
     return x.reshape(x.shape[0], math.prod(input_shape))
 
 
-def linear(*, input_shape: Sequence[int], num_outputs: int) -> Model:
+def linear(*, input_shape: Annotated[Sequence[int], FromData("input_shape")], num_outputs: NumOutputs) -> Model:
     """The model x W + b: softmax or logistic regression with a cross entropy, least squares with `squared_error`.
 
     Args:
@@ -69,7 +70,12 @@ def linear(*, input_shape: Sequence[int], num_outputs: int) -> Model:
 logistic = linear  # softmax regression is the linear model: the loss makes it logistic
 
 
-def mlp(*, input_shape: Sequence[int], num_outputs: int, hidden: Sequence[int] = (128,)) -> Model:
+def mlp(
+    *,
+    input_shape: Annotated[Sequence[int], FromData("input_shape")],
+    num_outputs: NumOutputs,
+    hidden: Sequence[int] = (128,),
+) -> Model:
     """Multi-layer perceptron with ReLU: He-normal hidden layers, Glorot-uniform output, zero biases.
 
     Args:
@@ -113,8 +119,8 @@ def _head(num_inputs: int, hidden: tuple[int, ...], num_outputs: int, rows: Call
 
 def cnn(
     *,
-    input_shape: Sequence[int],
-    num_outputs: int,
+    input_shape: Annotated[Sequence[int], FromData("input_shape")],
+    num_outputs: NumOutputs,
     channels: Sequence[int] = (16, 32),
     kernel_size: int = 3,
     padding: str = "SAME",

@@ -17,7 +17,7 @@ from fedjax_sim.models.graph_layers import GraphLayer
 from fedjax_sim.models.model import Model
 from fedjax_sim.prng import counter_bits, stream
 from fedjax_sim.types import Array, GraphData, PyTree
-from fedjax_sim.validate import fail, in_range, integer, one_of, sequence
+from fedjax_sim.validate import NumFeatures, NumOutputs, fail, in_range, integer, one_of, sequence
 
 __all__ = [
     "apply_layer",
@@ -83,7 +83,7 @@ def _checked(x: GraphData, num_features: int) -> None:
         fail("x.nodes", f"features [n, V, {num_features}]", x.nodes.shape, "A single graph is a batch of one: x[None].")
 
 
-def graph_network(parts: Sequence[GraphLayer], num_features: int, *, readout: str = "none") -> Model:
+def graph_network(parts: Sequence[GraphLayer], num_features: NumFeatures, *, readout: str = "none") -> Model:
     """A model of layers over graphs, which can be cut between them.
 
     Args:
@@ -154,8 +154,8 @@ def _network(
 
 
 def gcn(
-    num_features: int,
-    num_outputs: int,
+    num_features: NumFeatures,
+    num_outputs: NumOutputs,
     *,
     hidden: Sequence[int] = (16,),
     output: str = "graph",
@@ -189,8 +189,8 @@ def gcn(
 
 
 def graph_sage(
-    num_features: int,
-    num_outputs: int,
+    num_features: NumFeatures,
+    num_outputs: NumOutputs,
     *,
     hidden: Sequence[int] = (16,),
     output: str = "graph",
@@ -208,8 +208,8 @@ def graph_sage(
 
 
 def gat(
-    num_features: int,
-    num_outputs: int,
+    num_features: NumFeatures,
+    num_outputs: NumOutputs,
     *,
     hidden: Sequence[int] = (8,),
     num_heads: int = 8,
@@ -234,8 +234,8 @@ def gat(
 
 
 def rgcn(
-    num_features: int,
-    num_outputs: int,
+    num_features: NumFeatures,
+    num_outputs: NumOutputs,
     *,
     num_types: int,
     hidden: Sequence[int] = (16,),

@@ -12,12 +12,12 @@ from fedjax_sim.models.model import Model
 from fedjax_sim.models.sequential import layer as one
 from fedjax_sim.models.sequential import sequential
 from fedjax_sim.types import Array, PyTree
-from fedjax_sim.validate import fail, integer
+from fedjax_sim.validate import NumOutputs, fail, integer
 
 __all__ = ["gru", "lstm"]
 
 
-def gru(*, num_outputs: int, embedding: int = 8, hidden: int = 64, num_layers: int = 1) -> Model:
+def gru(*, num_outputs: NumOutputs, embedding: int = 8, hidden: int = 64, num_layers: int = 1) -> Model:
     """Next-token model with gated recurrent units.
 
     Args:
@@ -43,7 +43,7 @@ def gru(*, num_outputs: int, embedding: int = 8, hidden: int = 64, num_layers: i
     return _recurrent(init_gru, gru_layer, num_outputs, embedding, hidden, num_layers)
 
 
-def lstm(*, num_outputs: int, embedding: int = 8, hidden: int = 64, num_layers: int = 1) -> Model:
+def lstm(*, num_outputs: NumOutputs, embedding: int = 8, hidden: int = 64, num_layers: int = 1) -> Model:
     """Next-token model with long short-term memory; arguments and result as for `gru`.
 
     Guarantees: as for `gru`; `num_outputs=90, hidden=256, num_layers=2` has the 820,522 parameters of the Shakespeare

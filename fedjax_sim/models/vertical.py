@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from fedjax_sim.models.layers import dense, init_dense
 from fedjax_sim.models.model import Model
 from fedjax_sim.models.sequential import Layer, branches, layer, sequential
 from fedjax_sim.types import Array, PyTree
-from fedjax_sim.validate import fail, integer, sequence
+from fedjax_sim.validate import FromData, NumOutputs, fail, integer, sequence
 
 __all__ = ["by_party", "vertical_linear", "vertical_mlp"]
 
@@ -22,7 +23,10 @@ PARTIES = "parties"
 
 
 def by_party(
-    columns: Sequence[int], bottoms: Sequence[Sequence[Layer]], join: Callable, top: Sequence[Layer] = ()
+    columns: Annotated[Sequence[int], FromData("columns")],
+    bottoms: Sequence[Sequence[Layer]],
+    join: Callable,
+    top: Sequence[Layer] = (),
 ) -> Model:
     """A model whose first layer is a branch for each party, over its own columns; the join and the rest are the top.
 
@@ -76,7 +80,7 @@ def _checked(columns: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(number) for number in columns)
 
 
-def vertical_linear(*, columns: Sequence[int], num_outputs: int) -> Model:
+def vertical_linear(*, columns: Annotated[Sequence[int], FromData("columns")], num_outputs: NumOutputs) -> Model:
     """Linear or logistic regression over parties: the scores sum_p X_p W_p + b, from zero; the label holder has b.
 
     A party sends its partial scores X_p W_p, [n, num_outputs].
@@ -109,8 +113,8 @@ def vertical_linear(*, columns: Sequence[int], num_outputs: int) -> Model:
 
 def vertical_mlp(
     *,
-    columns: Sequence[int],
-    num_outputs: int,
+    columns: Annotated[Sequence[int], FromData("columns")],
+    num_outputs: NumOutputs,
     hidden: Sequence[int] = (),
     embedding: int = 8,
     top: Sequence[int] = (16,),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +13,14 @@ from fedjax_sim import validate
 from fedjax_sim.network.distributions import Distribution, as_distribution, unit_draws
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, Availability
+from fedjax_sim.validate import Integer, NonNegativeInt, OpenShare, PositiveShare
 
 __all__ = ["always", "bernoulli", "both", "charging_and_wifi", "daily_window", "diurnal", "slot_of", "source"]
 
 
-def source(name: str, seed: int, **options: float) -> Array:
+@validate.named_arguments
+def source(name: str, seed: NonNegativeInt, **options: float) -> Array:
     """The key of a condition's draws: another name, seed or option is another draw."""
-    validate.integer("seed", seed, 0)
     return stream(jax.random.key(seed), f"availability {name} {sorted(options.items())}")
 
 
@@ -54,7 +56,10 @@ def always() -> Availability:
     return Availability(lambda ids, seconds: jnp.ones(ids.shape, bool), lambda ids: np.ones(np.shape(ids)))
 
 
-def bernoulli(rate: Distribution | float, *, slot_seconds: int = 3600, seed: int = 0) -> Availability:
+@validate.named_arguments
+def bernoulli(
+    rate: Distribution | float, *, slot_seconds: Annotated[int, Integer(1, 1073741824)] = 3600, seed: int = 0
+) -> Availability:
     """In each slot of time a client is there with a probability of its own, independently.
 
     Args:
@@ -72,7 +77,6 @@ def bernoulli(rate: Distribution | float, *, slot_seconds: int = 3600, seed: int
     if not (0 < rate.least and rate.most <= 1):
         shown = rate.least if rate.least == rate.most else f"{rate.least:g} to {rate.most:g}"
         validate.fail("rate", "probabilities in (0, 1]", shown)
-    validate.integer("slot_seconds", slot_seconds, 1, 1 << 30)
     own, key = source("rate", seed), source("bernoulli", seed, slot_seconds=slot_seconds)
 
     def at(ids, seconds):
@@ -95,7 +99,10 @@ def _check_day(num_zones: int, day_seconds: int) -> None:
         validate.fail("num_zones", f"a divisor of the day's {day_seconds} seconds", num_zones)
 
 
-def daily_window(share: float, *, num_zones: int = 24, day_seconds: int = 86_400, seed: int = 0) -> Availability:
+@validate.named_arguments
+def daily_window(
+    share: PositiveShare, *, num_zones: int = 24, day_seconds: int = 86_400, seed: int = 0
+) -> Availability:
     """Clients are there for the same part of each of their days, such as at night; their time zones differ.
 
     Args:
@@ -110,7 +117,6 @@ def daily_window(share: float, *, num_zones: int = 24, day_seconds: int = 86_400
     >>> daily_window(0.25).rate(np.arange(1)).tolist()
     [0.25]
     """
-    validate.in_range("share", share, 0, 1, open_low=True)
     _check_day(num_zones, day_seconds)
     length = max(round(share * day_seconds), 1)
     zones = source("zone", seed)
@@ -121,8 +127,9 @@ def daily_window(share: float, *, num_zones: int = 24, day_seconds: int = 86_400
     return Availability(at, lambda ids: np.full(np.shape(ids), length / day_seconds))
 
 
+@validate.named_arguments
 def diurnal(
-    mean: float,
+    mean: OpenShare,
     amplitude: float,
     *,
     num_zones: int = 24,
@@ -145,7 +152,6 @@ def diurnal(
     >>> diurnal(0.3, 0.2).rate(np.arange(1)).tolist()
     [0.3]
     """
-    validate.in_range("mean", mean, 0, 1, open_low=True, open_high=True)
     mean_as_written = validate.as_written(mean)  # or the 0.1 beside 0.9 would be too large
     validate.in_range("amplitude", amplitude, 0, float(min(mean_as_written, 1 - mean_as_written)))
     _check_day(num_zones, day_seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +14,13 @@ from fedjax_sim.network.mixing import Links, Mixing, constant_links, tables_of
 from fedjax_sim.network.topology import Graph, exponential
 from fedjax_sim.prng import counter_bits, stream
 from fedjax_sim.types import Array
+from fedjax_sim.validate import FromData, Integer, ShareBelowOne
 
 __all__ = ["epidemic", "one_peer_exponential", "random_matching", "with_link_failures", "with_node_failures"]
 
 
-def one_peer_exponential(population_size: int) -> Mixing:
+@validate.named_arguments
+def one_peer_exponential(population_size: Annotated[Annotated[int, Integer(2)], FromData("population_size")]) -> Mixing:
     """In round t node i hears i - 2^(t mod ceil(log2 N)) alone, and takes the mean of the two models.
 
     Rows and columns add up to 1. If N is a power of 2, nodes agree exactly on the average after log2 N rounds.
@@ -26,7 +29,6 @@ def one_peer_exponential(population_size: int) -> Mixing:
 
     References: Assran et al. 2019, section 5; Ying et al. 2021, section 4.
     """
-    validate.integer("population_size", population_size, 2)
     hops = 1 << np.arange((population_size - 1).bit_length())
     nodes = np.arange(population_size)
     ids = ((nodes[None] - hops[:, None]) % population_size).astype(np.int32)[..., None]
@@ -97,7 +99,8 @@ def epidemic(graph: Graph) -> Mixing:
     return Mixing(graph, tables, links, keeps_average=True)
 
 
-def with_link_failures(mixing: Mixing, rate: float) -> Mixing:
+@validate.named_arguments
+def with_link_failures(mixing: Mixing, rate: ShareBelowOne) -> Mixing:
     """Each edge is down in a round with this chance, both ways, independently; what it would carry stays where it is.
 
     Args:
@@ -109,7 +112,6 @@ def with_link_failures(mixing: Mixing, rate: float) -> Mixing:
     Guarantees: the average stays, and edges fail at that rate (tests/network/test_changing.py::test_failures); around
     other failures it adds its own, independently (::test_failures_around_failures).
     """
-    validate.in_range("rate", rate, 0, 1, open_high=True)
 
     def links(key, round, tables):
         found = mixing.links(key, round, tables)
@@ -120,7 +122,8 @@ def with_link_failures(mixing: Mixing, rate: float) -> Mixing:
     return _failing(mixing, links)
 
 
-def with_node_failures(mixing: Mixing, rate: float) -> Mixing:
+@validate.named_arguments
+def with_node_failures(mixing: Mixing, rate: ShareBelowOne) -> Mixing:
     """Each node is down in a round with this chance: it does not train, nobody hears it, and its model stays.
 
     Args and Raises: as for `with_link_failures`.
@@ -128,7 +131,6 @@ def with_node_failures(mixing: Mixing, rate: float) -> Mixing:
     Guarantees: tests/network/test_changing.py::test_failures; a node that is down is as it was
     (tests/algorithms/gossip/test_dpsgd.py::test_a_node_that_is_down_stays).
     """
-    validate.in_range("rate", rate, 0, 1, open_high=True)
 
     def links(key, round, tables):
         found = mixing.links(key, round, tables)

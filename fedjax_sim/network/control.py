@@ -12,6 +12,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.network.devices import MOST_TICKS, Profile, of_profiles
 from fedjax_sim.types import Array, Availability, Devices, Load, Spent
+from fedjax_sim.validate import NonNegative, PopulationSize, Positive
 
 __all__ = ["ControlCycle", "control_cycle", "most_feasible_work", "smallest_deadline"]
 
@@ -109,8 +110,9 @@ def most_feasible_work(cycles: Sequence[ControlCycle], deadline: int, latency: i
     return min((cycle.most_work(deadline, latency) for cycle in cycles if cycle.window), default=0)
 
 
+@validate.named_arguments
 def control_cycle(
-    population_size: int,
+    population_size: PopulationSize,
     *,
     period: Sequence[int],
     flops_per_microsecond: Sequence[int],
@@ -119,10 +121,10 @@ def control_cycle(
     system: Sequence[int] = (0,),
     jitter: Sequence[int] = (0,),
     latency: int = 0,
-    bandwidth_down: float = 1e6,
-    bandwidth_up: float = 1e6,
-    joules_per_flop: float = 0.0,
-    joules_per_byte: float = 0.0,
+    bandwidth_down: Positive = 1e6,
+    bandwidth_up: Positive = 1e6,
+    joules_per_flop: NonNegative = 0.0,
+    joules_per_byte: NonNegative = 0.0,
 ) -> Devices:
     """Cyber-physical devices, which train in the slack of their control loop; time in microseconds.
 
@@ -168,10 +170,6 @@ def control_cycle(
     periods = np.asarray(lists["period"], np.int32)
     if not windows.any():
         validate.fail("period", "a window for training in one kind of device at least", list(period))
-    validate.positive("bandwidth_down", bandwidth_down)
-    validate.positive("bandwidth_up", bandwidth_up)
-    validate.in_range("joules_per_flop", joules_per_flop, 0)
-    validate.in_range("joules_per_byte", joules_per_byte, 0)
     alike = Profile(1.0, bandwidth_down, bandwidth_up, 0.0, joules_per_flop, joules_per_byte, 0.0, 0.0)
 
     def profile(ids: Array) -> Profile:

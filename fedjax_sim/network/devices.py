@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from fedjax_sim import validate
 from fedjax_sim.network.distributions import Distribution, as_distribution, lognormal, unit_draws
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, Availability, Clock, Devices, Load, Metric, Spent
+from fedjax_sim.validate import NonNegativeInt, Number, PopulationSize
 
 __all__ = [
     "MOST_TICKS",
@@ -71,11 +72,12 @@ def whole_ticks(seconds: Array, ticks_per_second: int) -> Array:
     return jnp.where(ticks < MOST_TICKS, ticks, float(MOST_TICKS)).astype(jnp.int32)
 
 
+@validate.named_arguments
 def of_profiles(
-    population_size: int,
+    population_size: PopulationSize,
     profile: Callable,
     *,
-    jitter: float = 0.0,
+    jitter: Annotated[float, Number(0, 4)] = 0.0,
     availability: Availability | None = None,
     ticks_per_second: int = 1000,
 ) -> Devices:
@@ -96,8 +98,6 @@ def of_profiles(
     (tests/network/test_devices.py::test_what_is_spent); jitter has its law and is fresh in each round (::test_jitter);
     energy grows with the work (::test_energy_grows_with_the_work).
     """
-    validate.integer("population_size", population_size)
-    validate.in_range("jitter", jitter, 0, 4)
     if availability is not None:
         validate.part("availability", availability, Availability)
     validate.integer("ticks_per_second", ticks_per_second, 1, FINEST)
@@ -123,8 +123,9 @@ def of_profiles(
     return Devices(population_size, spend, availability, ticks_per_second)
 
 
+@validate.named_arguments
 def heterogeneous(
-    population_size: int,
+    population_size: PopulationSize,
     *,
     speed: Distribution | float,
     bandwidth_down: Distribution | float,
@@ -137,7 +138,7 @@ def heterogeneous(
     jitter: float = 0.0,
     availability: Availability | None = None,
     ticks_per_second: int = 1000,
-    seed: int = 0,
+    seed: NonNegativeInt = 0,
 ) -> Devices:
     """Clients whose hardware is drawn, each number by itself, from distributions over clients.
 
@@ -172,7 +173,6 @@ def heterogeneous(
     for name, law in laws.items():
         if name in ("speed", "bandwidth_down", "bandwidth_up") and not law.least > 0:
             validate.fail(name, "a distribution above 0", law.least, "Nothing would ever arrive.")
-    validate.integer("seed", seed, 0)
 
     keys = {name: stream(stream(jax.random.key(seed), "devices"), name) for name in laws}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.prng import counter_bits, hashed
 from fedjax_sim.types import Array
+from fedjax_sim.validate import NonNegative, Number, Positive
 
 __all__ = ["Distribution", "as_distribution", "constant", "lognormal", "pareto", "tiers", "uniform", "unit_draws"]
 
@@ -88,7 +89,8 @@ def _home(u: Any) -> tuple[Any, Any]:
     return jnp, jax.scipy.special
 
 
-def constant(value: float) -> Distribution:
+@validate.named_arguments
+def constant(value: NonNegative) -> Distribution:
     """All clients are alike.
 
     Args:
@@ -99,11 +101,11 @@ def constant(value: float) -> Distribution:
     >>> constant(2.0).draw(jax.random.key(0), jnp.arange(2)).tolist()
     [2.0, 2.0]
     """
-    validate.in_range("value", value, 0)
     return _checked("value", value, lambda u: _home(u)[0].full_like(u, value), value, value)
 
 
-def lognormal(median: float, sigma: float) -> Distribution:
+@validate.named_arguments
+def lognormal(median: Positive, sigma: Annotated[float, Number(0, 16)]) -> Distribution:
     """median * exp(sigma Z), Z standard normal: speeds and bandwidths that spread over orders of magnitude.
 
     Args:
@@ -115,8 +117,6 @@ def lognormal(median: float, sigma: float) -> Distribution:
     >>> lognormal(100.0, 0.0).draw(jax.random.key(0), jnp.arange(2)).tolist()
     [100.0, 100.0]
     """
-    validate.positive("median", median)
-    validate.in_range("sigma", sigma, 0, 16)
     widest = math.exp(5.3 * sigma)  # no draw of (0, 1) is further than 5.3 standard deviations out
 
     def quantile(u):
@@ -126,7 +126,8 @@ def lognormal(median: float, sigma: float) -> Distribution:
     return _checked("sigma", sigma, quantile, median / widest, median * widest)
 
 
-def pareto(minimum: float, shape: float) -> Distribution:
+@validate.named_arguments
+def pareto(minimum: Positive, shape: Positive) -> Distribution:
     """P(X > x) = (minimum / x)^shape from the minimum on: a few clients are much larger than all others.
 
     Args:
@@ -138,13 +139,12 @@ def pareto(minimum: float, shape: float) -> Distribution:
     >>> bool((pareto(3.0, 2.0).draw(jax.random.key(0), jnp.arange(9)) >= 3).all())
     True
     """
-    validate.positive("minimum", minimum)
-    validate.positive("shape", shape)
     most = minimum * 2.0 ** min(24 / shape, 512)
     return _checked("shape", shape, lambda u: minimum * (1 - u) ** (-1 / shape), minimum, most)
 
 
-def uniform(low: float, high: float) -> Distribution:
+@validate.named_arguments
+def uniform(low: Positive, high: float) -> Distribution:
     """All values between two bounds are equally likely.
 
     Args:
@@ -155,7 +155,6 @@ def uniform(low: float, high: float) -> Distribution:
     >>> uniform(2.0, 2.0).draw(jax.random.key(0), jnp.arange(2)).tolist()
     [2.0, 2.0]
     """
-    validate.positive("low", low)
     validate.in_range("high", high, low)
     return _checked("high", high, lambda u: low + (high - low) * u, low, high)
 

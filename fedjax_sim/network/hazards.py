@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from fedjax_sim import validate
 from fedjax_sim.network.distributions import Distribution, as_distribution, unit_draws
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array
+from fedjax_sim.validate import Number
 
 __all__ = ["Hazard", "memoryless", "weibull"]
 
@@ -56,7 +57,8 @@ def memoryless(mean_seconds: Distribution | float, *, seed: int = 0) -> Hazard:
     return _leaving("mean_seconds", mean_seconds, 1.0, seed)
 
 
-def weibull(scale_seconds: Distribution | float, shape: float, *, seed: int = 0) -> Hazard:
+@validate.named_arguments
+def weibull(scale_seconds: Distribution | float, shape: Annotated[float, Number(0.1, 100)], *, seed: int = 0) -> Hazard:
     """Clients that leave early (shape < 1: those who stayed go on staying) or when they have worked long (shape > 1).
 
     A client stays through t seconds of work with probability exp(-(t / scale)^shape).
@@ -73,7 +75,6 @@ def weibull(scale_seconds: Distribution | float, shape: float, *, seed: int = 0)
     >>> bool((weibull(100.0, 2.0).leaves_after(jax.random.key(0), jnp.arange(3)) > 0).all())
     True
     """
-    validate.in_range("shape", shape, 0.1, 100)
     return _leaving("scale_seconds", scale_seconds, shape, seed)
 
 

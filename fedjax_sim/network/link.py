@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from fedjax_sim import tree, validate
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, Noise, PyTree, UpdateTransform, Wire
+from fedjax_sim.validate import NonNegativeInt
 
 __all__ = ["Link", "Sent", "Tap", "Transcript", "back", "link", "noise_of", "send", "transcript", "wires"]
 
@@ -75,12 +76,13 @@ def _words(x: Array) -> Array:
     return jax.lax.bitcast_convert_type(wide, jnp.uint32).reshape(-1)
 
 
+@validate.named_arguments
 def link(
     *,
     forward: UpdateTransform | None = None,
     backward: UpdateTransform | None = None,
     encrypted: bool = False,
-    batch_bits: int = 0,
+    batch_bits: NonNegativeInt = 0,
 ) -> Link:
     """A link with any stateless transforms: quantisers, sparsifiers, clips, noise, or one of your own.
 
@@ -108,8 +110,6 @@ def link(
         if transform is not None:
             validate.part(name, transform, UpdateTransform)
             _check(name, transform)
-    validate.one_of("encrypted", encrypted, (True, False))
-    validate.integer("batch_bits", batch_bits, 0)
     return Link(forward, backward, encrypted, batch_bits + ENCRYPTION_BITS * encrypted)
 
 

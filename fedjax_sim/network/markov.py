@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from fedjax_sim.network.availability import slot_of, source
 from fedjax_sim.network.distributions import unit_draws
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Availability
+from fedjax_sim.validate import Integer
 
 __all__ = ["markov"]
 
@@ -20,7 +22,14 @@ MISSED = 2.0**-30  # chance that a look back finds no slot which decides
 MOST_SLOTS = 4096  # of a look back
 
 
-def markov(mean_on_seconds: float, mean_off_seconds: float, *, slot_seconds: int = 600, seed: int = 0) -> Availability:
+@validate.named_arguments
+def markov(
+    mean_on_seconds: float,
+    mean_off_seconds: float,
+    *,
+    slot_seconds: Annotated[int, Integer(1, 1073741824)] = 600,
+    seed: int = 0,
+) -> Availability:
     """A client is there for a while, away for a while: a stationary two-state chain that moves once in a slot of time.
 
     Each client's slots begin at a moment of its own. Each slot has one uniform draw u. With a = slot / mean_on and b
@@ -45,7 +54,6 @@ def markov(mean_on_seconds: float, mean_off_seconds: float, *, slot_seconds: int
     >>> markov(1200.0, 3600.0).rate(np.arange(1)).tolist()
     [0.25]
     """
-    validate.integer("slot_seconds", slot_seconds, 1, 1 << 30)
     for name, mean in (("mean_on_seconds", mean_on_seconds), ("mean_off_seconds", mean_off_seconds)):
         validate.in_range(name, mean, slot_seconds, hint="Slots are shorter than what they tell apart.")
     leaves, comes = slot_seconds / mean_on_seconds, slot_seconds / mean_off_seconds

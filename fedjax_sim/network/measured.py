@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from fedjax_sim.network.distributions import unit_draws
 from fedjax_sim.network.layouts import filled
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, Availability, Devices, FilePath
+from fedjax_sim.validate import NonNegativeInt, PopulationSize, Positive
 
 __all__ = ["measured"]
 
@@ -23,8 +25,9 @@ BYTES = {"bytes/s": 1.0, "B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9}
 BYTES |= {"bit/s": 1 / 8, "kbit/s": 1e3 / 8, "Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8}
 
 
+@validate.named_arguments
 def measured(
-    population_size: int,
+    population_size: PopulationSize,
     path: FilePath,
     *,
     layout: str = "plain",
@@ -37,18 +40,18 @@ def measured(
     compute_watts: float | str = 0.0,
     radio_watts: float | str = 0.0,
     speed_unit: str | None = None,
-    reference_flops: float | None = None,
+    reference_flops: Positive | None = None,
     bandwidth_unit: str | None = None,
     latency_unit: str | None = None,
     row_weight: str | None = None,
     sample_rows: int | None = None,
     delimiter: str = "auto",
     missing: Sequence[str] = (),
-    assign: str = "random",
+    assign: Literal["random", "in_turn"] = "random",
     jitter: float = 0.0,
     availability: Availability | None = None,
     ticks_per_second: int = 1000,
-    seed: int = 0,
+    seed: NonNegativeInt = 0,
 ) -> Devices:
     """Clients whose hardware is a row of a file; what belongs together stays together.
 
@@ -106,10 +109,6 @@ def measured(
     if is_time != (reference_flops is not None):
         rule = "the operations that were timed" if is_time else "None for a speed in flops/s"
         validate.fail("reference_flops", rule, reference_flops, f"speed_unit is {speed_unit!r}.")
-    if reference_flops is not None:
-        validate.positive("reference_flops", reference_flops)
-    validate.one_of("assign", assign, ("random", "in_turn"))
-    validate.integer("seed", seed, 0)
     named = {option: name for option, name in given.items() if isinstance(name, str)}
     weighted = assign == "random" and row_weight is not None
     wanted = named | ({"row_weight": row_weight} if weighted else {})

@@ -7,11 +7,12 @@ from fedjax_sim.network.availability import diurnal
 from fedjax_sim.network.devices import heterogeneous
 from fedjax_sim.network.distributions import lognormal
 from fedjax_sim.types import Devices
+from fedjax_sim.validate import PopulationSize
 
 __all__ = ["cross_device", "cross_silo"]
 
 
-def cross_silo(population_size: int, *, seed: int = 0) -> Devices:
+def cross_silo(population_size: PopulationSize, *, seed: int = 0) -> Devices:
     """Two to a hundred organisations with data-centre machines: always there, on fast links, of similar speed.
 
     That clients are few, reliable and almost always available is from Kairouz et al.; the numbers are this package's:
@@ -42,7 +43,7 @@ def cross_silo(population_size: int, *, seed: int = 0) -> Devices:
     )
 
 
-def cross_device(population_size: int, *, seed: int = 0) -> Devices:
+def cross_device(population_size: PopulationSize, *, seed: int = 0) -> Devices:
     """Phones: of very different speed, on slow links, and there only while they charge on Wi-Fi, mostly at night.
 
     From the literature: 55 Mbit/s down and 18.9 Mbit/s up (mean US broadband, Konecny et al.; medians here); four times

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Annotated
 
 import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.network.topology import Graph, from_edges, is_connected
+from fedjax_sim.validate import FromData, Integer, PopulationSize, Share
 
 __all__ = ["erdos_renyi", "k_regular", "small_world", "stochastic_block"]
 
 TRIES = 10_000  # to repair a random graph that is not simple
 
 
-def erdos_renyi(population_size: int, probability: float, *, connected: bool = True, seed: int = 0) -> Graph:
+@validate.named_arguments
+def erdos_renyi(population_size: PopulationSize, probability: Share, *, connected: bool = True, seed: int = 0) -> Graph:
     """Each pair of nodes is joined with this chance, independently.
 
     Args:
@@ -27,15 +30,20 @@ def erdos_renyi(population_size: int, probability: float, *, connected: bool = T
 
     References: Gilbert 1959.
     """
-    validate.integer("population_size", population_size)
-    validate.in_range("probability", probability, 0, 1)
     rng = _rng(seed)
     pairs = _triangle(rng, population_size, probability)
     return _checked(from_edges(population_size, pairs), connected, "probability", probability)
 
 
+@validate.named_arguments
 def stochastic_block(
-    population_size: int, num_blocks: int, inside: float, between: float, *, connected: bool = True, seed: int = 0
+    population_size: PopulationSize,
+    num_blocks: int,
+    inside: Share,
+    between: Share,
+    *,
+    connected: bool = True,
+    seed: int = 0,
 ) -> Graph:
     """Nodes in blocks of equal size; a pair is joined with one chance inside of a block and another between two.
 
@@ -49,10 +57,7 @@ def stochastic_block(
 
     References: Holland, Laskey and Leinhardt 1983.
     """
-    validate.integer("population_size", population_size)
     validate.integer("num_blocks", num_blocks, 1, population_size)
-    validate.in_range("inside", inside, 0, 1)
-    validate.in_range("between", between, 0, 1)
     rng, blocks = _rng(seed), np.array_split(np.arange(population_size), num_blocks)
     edges = [_triangle(rng, len(block), inside) + block[0] for block in blocks]
     for one in blocks:  # what lies behind it is one rectangle: all other blocks at once
@@ -62,7 +67,8 @@ def stochastic_block(
     return _checked(from_edges(population_size, np.concatenate(edges)), connected, "between", between)
 
 
-def k_regular(population_size: int, degree: int, *, connected: bool = True, seed: int = 0) -> Graph:
+@validate.named_arguments
+def k_regular(population_size: PopulationSize, degree: int, *, connected: bool = True, seed: int = 0) -> Graph:
     """A random graph in which every node has the same number of neighbours.
 
     Half-edges are paired at random; pairs that join a node to itself, or two nodes twice, are mixed again with as many
@@ -78,7 +84,6 @@ def k_regular(population_size: int, degree: int, *, connected: bool = True, seed
 
     References: Bollobas 1980.
     """
-    validate.integer("population_size", population_size)
     validate.integer("degree", degree, 0, population_size - 1)
     if population_size * degree % 2:
         validate.fail("degree", f"an even number for N = {population_size} nodes", degree)
@@ -93,8 +98,14 @@ def k_regular(population_size: int, degree: int, *, connected: bool = True, seed
     return _checked(from_edges(population_size, pairs), connected, "degree", degree)
 
 
+@validate.named_arguments
 def small_world(
-    population_size: int, degree: int, probability: float, *, connected: bool = True, seed: int = 0
+    population_size: Annotated[Annotated[int, Integer(4)], FromData("population_size")],
+    degree: int,
+    probability: Share,
+    *,
+    connected: bool = True,
+    seed: int = 0,
 ) -> Graph:
     """A ring in which each node is joined to its `degree` nearest, and then each edge leads elsewhere with some chance.
 
@@ -109,9 +120,7 @@ def small_world(
 
     References: Watts and Strogatz 1998.
     """
-    validate.integer("population_size", population_size, 4)
     validate.integer("degree", degree, 2, population_size - 2)
-    validate.in_range("probability", probability, 0, 1)
     if degree % 2:
         validate.fail("degree", "an even number", degree)
     rng, nodes = _rng(seed), np.arange(population_size)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from scipy import sparse
 
 from fedjax_sim import text_files, validate
 from fedjax_sim.types import FilePath
+from fedjax_sim.validate import FromData, Integer, PopulationSize
 
 __all__ = [
     "Graph",
@@ -86,7 +87,8 @@ class Graph:
         return sparse.csr_matrix((data, (self.receivers, self.senders)), shape)
 
 
-def from_edges(population_size: int, edges: Any, *, directed: bool = False, connected: bool = True) -> Graph:
+@validate.named_arguments
+def from_edges(population_size: PopulationSize, edges: Any, *, directed: bool = False, connected: bool = True) -> Graph:
     """A graph from its edges.
 
     Args:
@@ -102,9 +104,6 @@ def from_edges(population_size: int, edges: Any, *, directed: bool = False, conn
     >>> from_edges(3, [(2, 0), (0, 2)]).num_edges
     1
     """
-    validate.integer("population_size", population_size)
-    validate.one_of("directed", directed, (True, False))
-    validate.one_of("connected", connected, (True, False))
     pairs = np.asarray(edges)
     if pairs.size == 0:
         pairs = np.zeros((0, 2), np.int64)
@@ -123,8 +122,9 @@ def from_edges(population_size: int, edges: Any, *, directed: bool = False, conn
     return Graph(population_size, senders.astype(np.int32), receivers.astype(np.int32), directed, not connected)
 
 
+@validate.named_arguments
 def from_csv(
-    population_size: int,
+    population_size: PopulationSize,
     file: FilePath,
     *,
     directed: bool = False,
@@ -149,9 +149,6 @@ def from_csv(
 
     Guarantees: tests/network/test_topology.py::test_a_csv_of_edges, ::test_published_edge_lists.
     """
-    validate.integer("population_size", population_size)
-    validate.one_of("renumber", renumber, (True, False))
-    validate.one_of("drop_self_loops", drop_self_loops, (True, False))
     edges: list[tuple[int, int]] = []
     rows = text_files.rows_of("file", file, delimiter=delimiter, comments=("#", "%"), spaces=True)
     for place, (number, row) in enumerate(rows):
@@ -189,7 +186,8 @@ def _is_integer(text: str) -> bool:
     return digits.isascii() and digits.isdigit() and len(digits) < 4000  # Python reads no more than 4,300
 
 
-def ring(population_size: int) -> Graph:
+@validate.named_arguments
+def ring(population_size: PopulationSize) -> Graph:
     """Node i is joined to i - 1 and i + 1 modulo N.
 
     Guarantees: edges and degrees (tests/network/test_topology.py::test_families).
@@ -197,32 +195,31 @@ def ring(population_size: int) -> Graph:
     >>> ring(16).num_edges
     16
     """
-    validate.integer("population_size", population_size)
     nodes = np.arange(population_size if population_size > 1 else 0)
     return from_edges(population_size, np.stack([nodes, (nodes + 1) % population_size], 1))
 
 
-def path(population_size: int) -> Graph:
+@validate.named_arguments
+def path(population_size: PopulationSize) -> Graph:
     """Node i is joined to i - 1 and i + 1: a ring without the edge between the last node and the first.
 
     Guarantees: edges and degrees (tests/network/test_topology.py::test_families).
     """
-    validate.integer("population_size", population_size)
     nodes = np.arange(population_size - 1)
     return from_edges(population_size, np.stack([nodes, nodes + 1], 1))
 
 
-def star(population_size: int) -> Graph:
+@validate.named_arguments
+def star(population_size: PopulationSize) -> Graph:
     """Node 0, the hub, is joined to all others.
 
     Guarantees: edges and degrees (tests/network/test_topology.py::test_families).
     """
-    validate.integer("population_size", population_size)
     nodes = np.arange(1, population_size)
     return from_edges(population_size, np.stack([0 * nodes, nodes], 1))
 
 
-def complete(population_size: int) -> Graph:
+def complete(population_size: PopulationSize) -> Graph:
     """Every node is joined to every other: N (N - 1) / 2 edges.
 
     Guarantees: edges and degrees (tests/network/test_topology.py::test_families).
@@ -234,7 +231,10 @@ def complete(population_size: int) -> Graph:
     return from_edges(population_size, np.stack(np.triu_indices(population_size, 1), 1))
 
 
-def torus(population_size: int, *, rows: int | None = None) -> Graph:
+@validate.named_arguments
+def torus(
+    population_size: Annotated[Annotated[int, Integer(4)], FromData("population_size")], *, rows: int | None = None
+) -> Graph:
     """A grid whose rows and columns are rings: node r C + c stands in row r of R and column c of C.
 
     Args:
@@ -245,7 +245,6 @@ def torus(population_size: int, *, rows: int | None = None) -> Graph:
     >>> torus(16).num_edges
     32
     """
-    validate.integer("population_size", population_size, 4)
     if rows is None:
         rows = max(r for r in range(1, int(population_size**0.5) + 1) if population_size % r == 0)
     hint = f"N = {population_size} has to be a product of two integers of at least 2."
@@ -257,12 +256,12 @@ def torus(population_size: int, *, rows: int | None = None) -> Graph:
     return from_edges(population_size, np.concatenate(edges))
 
 
-def hypercube(population_size: int) -> Graph:
+@validate.named_arguments
+def hypercube(population_size: PopulationSize) -> Graph:
     """N = 2^d nodes, joined where their numbers differ in one bit: degree d, diameter d.
 
     Guarantees: edges and degrees (tests/network/test_topology.py::test_families).
     """
-    validate.integer("population_size", population_size)
     if population_size & (population_size - 1):
         validate.fail("population_size", "a power of 2", population_size)
     nodes, bits = np.arange(population_size), 1 << np.arange(population_size.bit_length() - 1)
@@ -270,14 +269,14 @@ def hypercube(population_size: int) -> Graph:
     return from_edges(population_size, np.concatenate(edges) if edges else [])
 
 
-def exponential(population_size: int) -> Graph:
+@validate.named_arguments
+def exponential(population_size: PopulationSize) -> Graph:
     """The directed graph in which node i sends to i + 1, i + 2, i + 4, ... modulo N: ceil(log2 N) arrows a node.
 
     Guarantees: edges and degrees (tests/network/test_topology.py::test_families).
 
     References: Assran et al. 2019 (stochastic gradient push), section 5; Ying et al. 2021, section 3.
     """
-    validate.integer("population_size", population_size)
     nodes = np.arange(population_size)
     hops = [1 << j for j in range((population_size - 1).bit_length())]
     edges = [np.stack([nodes, (nodes + hop) % population_size], 1) for hop in hops]
@@ -340,7 +339,7 @@ def check_connected(name: str, graph: Graph) -> None:
 
     >>> check_connected("mixing", from_edges(5, [(0, 1), (2, 3)]))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: mixing: expected a connected graph, got '3 parts, of 2, 2, 1 nodes'. Nodes in two parts never agree. ...
+    fedjax_sim.InvalidArgument: mixing: expected a connected graph, got '3 parts, of 2, 2, 1 nodes'. Nodes ...
     """
     _, part_of_node = sparse.csgraph.connected_components(graph.adjacency(), directed=False)
     sizes = sorted(np.bincount(part_of_node).tolist(), reverse=True)

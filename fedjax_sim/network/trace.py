@@ -12,6 +12,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.network.csv_file import SECONDS, Table, columns, factor, numbers
 from fedjax_sim.types import Availability, FilePath
+from fedjax_sim.validate import PositiveInt
 
 __all__ = ["trace"]
 
@@ -19,6 +20,7 @@ DATE = "date"  # the unit of dates
 YEAR = 365 * 86_400  # seconds
 
 
+@validate.named_arguments
 def trace(
     path: FilePath,
     *,
@@ -29,7 +31,7 @@ def trace(
     origin: float | str = 0.0,
     period_seconds: int | None = None,
     delimiter: str = "auto",
-    max_clients: int | None = None,
+    max_clients: PositiveInt | None = None,
 ) -> Availability:
     """Clients are there in the intervals that a file lists, which repeat.
 
@@ -60,8 +62,6 @@ def trace(
     origin (::test_times_since_another_moment); dates are seconds (::test_dates), and the first clients are as in the
     whole file (::test_first_clients).
     """
-    if max_clients is not None:
-        validate.integer("max_clients", max_clients)
     named = {"client": client, "start": start, "end": end}
     way_out = "Take fewer of the file's clients: max_clients."
     table = columns(path, named, delimiter=delimiter, first={"client": max_clients}, way_out=way_out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -175,11 +175,12 @@ def offsets_of(parts: Sequence[dict[str, np.ndarray]]) -> np.ndarray:
     return np.concatenate([[0], np.cumsum([len(part["y"]) for part in parts])]).astype(np.int64)
 
 
+@validate.named_arguments
 def from_sites(
     train: dict[str, Any],
     test: dict[str, Any],
     *,
-    task: str,
+    task: Literal["binary", "classification", "next_token", "quadratic", "regression"],
     num_outputs: int,
     name: str,
     label_names: tuple[str, ...] | None = None,
@@ -209,7 +210,6 @@ def from_sites(
     >>> data.train.size, data.held_out.size, data.input_shape
     (2, 1, (3,))
     """
-    validate.one_of("task", task, TASKS)
     for split, clients in (("train", train), ("test", test)):
         if not isinstance(clients, Mapping):
             validate.fail(split, f"a dict from client id to {SITE}", type(clients).__name__, error=TypeError)
@@ -217,7 +217,6 @@ def from_sites(
             _check_site(f"{split}[{id!r}]", site)
     if not train:
         validate.fail("train", "at least one client", {})
-    validate.one_of("scale_bytes", scale_bytes, (True, False))
     checked, features = [], {}
     for split, clients in (("train", train), ("test", test)):
         check_ids(split, list(clients))

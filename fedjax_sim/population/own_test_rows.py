@@ -13,6 +13,7 @@ from fedjax_sim.population.private_labels import has_private_labels
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.prng import client_key, stream
 from fedjax_sim.types import Array, ClientData, Population
+from fedjax_sim.validate import NonNegativeInt, OpenShare
 
 __all__ = ["with_local_test"]
 
@@ -56,7 +57,8 @@ class _Part:
         return kept if self.is_test else examples - kept
 
 
-def with_local_test(data: FederatedData, *, fraction: float = 0.2, seed: int = 0) -> FederatedData:
+@validate.named_arguments
+def with_local_test(data: FederatedData, *, fraction: OpenShare = 0.2, seed: NonNegativeInt = 0) -> FederatedData:
     """Each training client keeps a share of its own examples from training: `local_test`, with the same ids as `train`.
 
     Args:
@@ -79,8 +81,6 @@ def with_local_test(data: FederatedData, *, fraction: float = 0.2, seed: int = 0
     >>> int(data.train.count(3)), int(data.local_test.count(3))
     (16, 4)
     """
-    validate.in_range("fraction", fraction, 0, 1, open_low=True, open_high=True)
-    validate.integer("seed", seed, 0)
     if not isinstance(data, FederatedData):
         hint = "A population alone has no test sets: population.synthetic_images(...), say, has them."
         validate.fail("data", "a FederatedData", type(data).__name__, hint, TypeError)

@@ -8,12 +8,13 @@ clients may share rows.
 from __future__ import annotations
 
 import zlib
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_sim import validate
+from fedjax_sim.validate import Integer, NonNegative, NonNegativeInt, Number, Positive, PositiveInt
 
 __all__ = [
     "Partition",
@@ -42,9 +43,9 @@ class Partition(NamedTuple):
         return np.diff(self.offsets)
 
 
-def generator(name: str, seed: int) -> np.random.Generator:
+@validate.named_arguments
+def generator(name: str, seed: Annotated[int, Integer(0, 9223372036854775807)]) -> np.random.Generator:
     """The random generator of the partitioner `name`: independent of those of other partitioners and other seeds."""
-    validate.integer("seed", seed, 0, 2**63 - 1)
     return np.random.default_rng([zlib.crc32(name.encode()), int(seed)])
 
 
@@ -122,7 +123,10 @@ def iid(num_examples: int, num_clients: int, *, seed: int) -> Partition:
     return Partition(generator("iid", seed).permutation(num_examples).astype(np.int32), _offsets(sizes))
 
 
-def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, *, min_examples: int = 1, seed: int) -> Partition:
+@validate.named_arguments
+def dirichlet(
+    labels: ArrayLike, num_clients: int, alpha: Positive, *, min_examples: NonNegativeInt = 1, seed: int
+) -> Partition:
     """Label skew: every class is cut among the clients in Dirichlet(alpha) proportions.
 
     Clients below the minimum are filled with random examples of the largest clients: one pass, never a retry.
@@ -142,9 +146,7 @@ def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, *, min_examples
     True
     """
     labels, _ = _labels(labels)
-    validate.integer("min_examples", min_examples, 0)
     _check(len(labels), num_clients, min_examples, "min_examples")
-    validate.in_range("alpha", alpha, 0, open_low=True)
     rng = generator("dirichlet", seed)
     owner = np.empty(len(labels), np.int64)
     by_class = np.argsort(labels, kind="stable")
@@ -164,7 +166,8 @@ def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, *, min_examples
     return _from_owner(owner, num_clients)
 
 
-def shards(labels: ArrayLike, num_clients: int, shards_per_client: int = 2, *, seed: int) -> Partition:
+@validate.named_arguments
+def shards(labels: ArrayLike, num_clients: int, shards_per_client: PositiveInt = 2, *, seed: int) -> Partition:
     """Label skew: examples sorted by class, cut into equal shards, a few shards dealt to each client.
 
     Args:
@@ -178,7 +181,6 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int = 2, *, s
     [2, 2, 2]
     """
     labels, _ = _labels(labels)
-    validate.integer("shards_per_client", shards_per_client)
     _check(len(labels), num_clients, shards_per_client, "shards_per_client")
     rng = generator("shards", seed)
     num_shards = num_clients * shards_per_client
@@ -195,8 +197,14 @@ def _by_weight(rng, weights: np.ndarray, num_examples: int, min_examples: int) -
     return Partition(rng.permutation(num_examples).astype(np.int32), _offsets(sizes))
 
 
+@validate.named_arguments
 def quantity_power_law(
-    num_examples: int, num_clients: int, *, exponent: float = 2.0, min_examples: int = 1, seed: int
+    num_examples: int,
+    num_clients: int,
+    *,
+    exponent: Annotated[float, Number(1, open_low=True)] = 2.0,
+    min_examples: NonNegativeInt = 1,
+    seed: int,
 ) -> Partition:
     """Size skew: sizes in proportion to draws of density proportional to s^-exponent on [1, inf); labels stay IID.
 
@@ -212,16 +220,15 @@ def quantity_power_law(
     >>> int(quantity_power_law(1000, 10, exponent=1.5, seed=0).sizes.sum())
     1000
     """
-    validate.integer("min_examples", min_examples, 0)
     _check(num_examples, num_clients, min_examples, "min_examples")
-    validate.in_range("exponent", exponent, 1, open_low=True)
     rng = generator("quantity_power_law", seed)
     logs = rng.standard_exponential(num_clients) / (exponent - 1)
     return _by_weight(rng, np.exp(logs - logs.max()), num_examples, min_examples)
 
 
+@validate.named_arguments
 def quantity_lognormal(
-    num_examples: int, num_clients: int, *, sigma: float = 1.0, min_examples: int = 1, seed: int
+    num_examples: int, num_clients: int, *, sigma: NonNegative = 1.0, min_examples: NonNegativeInt = 1, seed: int
 ) -> Partition:
     """Size skew: sizes in proportion to lognormal draws; labels stay IID.
 
@@ -236,9 +243,7 @@ def quantity_lognormal(
     >>> quantity_lognormal(100, 4, sigma=0.0, seed=0).sizes.tolist()
     [25, 25, 25, 25]
     """
-    validate.integer("min_examples", min_examples, 0)
     _check(num_examples, num_clients, min_examples, "min_examples")
-    validate.in_range("sigma", sigma, 0)
     rng = generator("quantity_lognormal", seed)
     logs = sigma * rng.standard_normal(num_clients)
     return _by_weight(rng, np.exp(logs - logs.max()), num_examples, min_examples)
@@ -258,8 +263,15 @@ def by_group(groups: ArrayLike) -> Partition:
     return _from_owner(owner, len(names))
 
 
+@validate.named_arguments
 def dirichlet_draws(
-    labels: ArrayLike, num_clients: int, alpha: float, *, min_examples: int, max_examples: int, seed: int
+    labels: ArrayLike,
+    num_clients: PositiveInt,
+    alpha: Positive,
+    *,
+    min_examples: PositiveInt,
+    max_examples: int,
+    seed: int,
 ) -> Partition:
     """Label skew without a partition: each client draws its own label shares, its size, and rows of one shared table.
 
@@ -282,9 +294,6 @@ def dirichlet_draws(
     (5, True)
     """
     labels, num_classes = _labels(labels)
-    validate.integer("num_clients", num_clients)
-    validate.in_range("alpha", alpha, 0, open_low=True)
-    validate.integer("min_examples", min_examples)
     validate.integer("max_examples", max_examples, min_examples)
     hint = "Index rows are int32: fewer clients or examples."
     validate.integer("rows drawn", num_clients * max_examples, hint=hint)

@@ -20,6 +20,7 @@ from fedjax_sim import tree, validate
 from fedjax_sim.population.arrays import capacities, checked_examples, checked_offsets
 from fedjax_sim.population.protocol import check_client, check_population, counted, num_rows, sizes_of, visitable
 from fedjax_sim.types import Array, ClientData, Population, PyTree
+from fedjax_sim.validate import PositiveInt
 
 if TYPE_CHECKING:
     from fedjax_sim.population.partition import Partition
@@ -230,7 +231,8 @@ def indexed(table: PyTree, partition: Partition) -> Indexed:
     return Indexed(jax.tree.map(jnp.array, table), *arrays, **limits)
 
 
-def generated(size: int, generate: Callable[[PyTree, Array], ClientData], parameters: PyTree = ()) -> Generated:
+@validate.named_arguments
+def generated(size: PositiveInt, generate: Callable[[PyTree, Array], ClientData], parameters: PyTree = ()) -> Generated:
     """Clients that are computed from their ids when they are needed.
 
     Args:
@@ -245,12 +247,13 @@ def generated(size: int, generate: Callable[[PyTree, Array], ClientData], parame
     >>> generated(10**9, draw, jnp.float32(3)).max_examples
     4
     """
-    validate.integer("size", size)
     population = Generated(int(size), generate, parameters)
     try:
         data = jax.eval_shape(generate, parameters, jax.ShapeDtypeStruct((), jnp.int32))
     except Exception as error:
-        raise ValueError(f"generate: expected a traceable (parameters, id) -> ClientData, got {error}") from error
+        raise validate.InvalidArgument(
+            f"generate: expected a traceable (parameters, id) -> ClientData, got {error}"
+        ) from error
     check_client("generate", data)
     return population
 

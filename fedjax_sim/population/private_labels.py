@@ -16,6 +16,7 @@ from fedjax_sim.population.poisoned.labels import num_labels
 from fedjax_sim.population.seeds import seed_words
 from fedjax_sim.population.wrapper import Around
 from fedjax_sim.types import Array, ClientData, Population
+from fedjax_sim.validate import NonNegativeInt
 
 __all__ = ["PrivateLabels", "has_private_labels", "kept_share", "with_private_labels"]
 
@@ -64,7 +65,8 @@ def kept_share(epsilon: float, num_classes: int) -> float:
     return 1 / (1 + (num_classes - 1) * math.exp(-epsilon))
 
 
-def with_private_labels(data: FederatedData, *, epsilon: float, seed: int = 0) -> FederatedData:
+@validate.named_arguments
+def with_private_labels(data: FederatedData, *, epsilon: float, seed: NonNegativeInt = 0) -> FederatedData:
     """Training labels under label differential privacy: each is kept, or replaced by one of the K - 1 others.
 
     A label is kept with probability e^eps / (e^eps + K - 1), and else each other one is as likely. It is drawn once,
@@ -99,7 +101,6 @@ def with_private_labels(data: FederatedData, *, epsilon: float, seed: int = 0) -
     if classes > MOST_CLASSES:
         validate.fail("data", f"at most {MOST_CLASSES} classes", classes, "The others' chances would not be alike.")
     validate.in_range("epsilon", epsilon, LEAST_EPSILON, 20)
-    validate.integer("seed", seed, 0)
     key = jax.random.wrap_key_data(jnp.asarray(seed_words(seed, PURPOSE), jnp.uint32), impl="threefry2x32")
     train = PrivateLabels(
         data.train,

@@ -7,11 +7,13 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import FederatedData
+from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
 __all__ = ["with_server_rows"]
 
 
-def with_server_rows(data: FederatedData, *, examples: int = 100, seed: int = 0) -> FederatedData:
+@validate.named_arguments
+def with_server_rows(data: FederatedData, *, examples: PositiveInt = 100, seed: NonNegativeInt = 0) -> FederatedData:
     """The server gets some rows of the test set: clean, of the clients' task, and seen by no client.
 
     Args:
@@ -34,8 +36,6 @@ def with_server_rows(data: FederatedData, *, examples: int = 100, seed: int = 0)
     >>> len(data.server["y"]), len(data.test["y"]), data.held_out
     (100, 259, None)
     """
-    validate.integer("examples", examples)
-    validate.integer("seed", seed, 0)
     if not isinstance(data, FederatedData):
         hint = "A population alone has no test set: population.digits(...), say, has one."
         validate.fail("data", "a FederatedData", type(data).__name__, hint, TypeError)

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import dp_accounting as dp
 
@@ -23,6 +23,7 @@ from fedjax_sim.privacy import renyi
 from fedjax_sim.privacy.loss import FLOOR, GRIDS, PrivacyLoss, poisson_loss, truncated_loss
 from fedjax_sim.privacy.mechanism import INTEGERS, Mechanism
 from fedjax_sim.privacy.words import ADJACENCY_WORDS, assumptions, describe_rate
+from fedjax_sim.validate import OpenShare
 
 __all__ = ["ACCOUNTANTS", "PrivacySpent", "account", "compose", "round_up"]
 
@@ -92,7 +93,10 @@ def account(mechanism: Mechanism, rounds: int, delta: float, *, accountant: str 
     return compose([(mechanism, rounds)], delta, accountant=accountant)
 
 
-def compose(segments: Sequence[tuple[Mechanism, int]], delta: float, *, accountant: str = "best") -> PrivacySpent:
+@validate.named_arguments
+def compose(
+    segments: Sequence[tuple[Mechanism, int]], delta: OpenShare, *, accountant: Literal["best", "pld", "rdp"] = "best"
+) -> PrivacySpent:
     """The epsilon that several mechanisms have spent together, one after the other, each for its rounds.
 
     Where one has no PLD and another no RDP bound, each kind gets half of delta and the two epsilons are added.
@@ -101,8 +105,6 @@ def compose(segments: Sequence[tuple[Mechanism, int]], delta: float, *, accounta
 
     Guarantees: two segments of one mechanism are one (tests/privacy/test_accountant.py::test_segments_compose).
     """
-    validate.in_range("delta", delta, 0, 1, open_low=True, open_high=True)
-    validate.one_of("accountant", accountant, ACCOUNTANTS)
     if not segments:
         validate.fail("segments", "at least one mechanism", segments)
     for mechanism, rounds in segments:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Annotated
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from fedjax_sim import validate
 from fedjax_sim.privacy.claim import Claim
 from fedjax_sim.privacy.scores import Estimate, best_threshold, parametric, power_excess
 from fedjax_sim.types import Array
+from fedjax_sim.validate import Integer, Number, OpenShare, Positive
 
 __all__ = ["Audit", "audit_release", "judge"]
 
@@ -79,14 +81,15 @@ class Audit:
         return "\n".join(lines)
 
 
+@validate.named_arguments
 def judge(
     without: np.ndarray,
     with_canary: np.ndarray,
     claim: Claim,
     *,
-    delta: float = 1e-5,
-    confidence: float = 0.99,
-    tolerance: float = 0.1,
+    delta: OpenShare = 1e-5,
+    confidence: Annotated[float, Number(0.5, 1, open_high=True)] = 0.99,
+    tolerance: Positive = 0.1,
 ) -> Audit:
     """The verdict on a claim, from scores of releases.
 
@@ -115,9 +118,6 @@ def judge(
         validate.integer(f"releases {name}", x.size, 1000, hint="Fewer show nothing.")
     if samples[0].size != samples[1].size:
         validate.fail("releases", "as many with the canary as without", tuple(x.size for x in samples))
-    validate.in_range("delta", delta, 0, 1, open_low=True, open_high=True)
-    validate.in_range("confidence", confidence, 0.5, 1, open_high=True)
-    validate.positive("tolerance", tolerance)
 
     share = (1 - confidence) / 4
     claimed = claim.epsilon(delta)
@@ -158,12 +158,13 @@ def judge(
     )
 
 
+@validate.named_arguments
 def audit_release(
     key: Array,
     release: Callable,
     claim: Claim,
     *,
-    num_releases: int = 1_000_000,
+    num_releases: Annotated[int, Integer(1000)] = 1_000_000,
     chunk: int = 50_000,
     delta: float = 1e-5,
     confidence: float = 0.99,
@@ -193,7 +194,6 @@ def audit_release(
     import jax
     import jax.numpy as jnp
 
-    validate.integer("num_releases", num_releases, 1000)
     validate.integer("chunk", chunk)
     chunk = min(chunk, num_releases)
 

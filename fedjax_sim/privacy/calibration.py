@@ -11,6 +11,7 @@ from scipy import optimize
 from fedjax_sim import validate
 from fedjax_sim.privacy.accountant import PrivacySpent, account, round_up
 from fedjax_sim.privacy.mechanism import Mechanism
+from fedjax_sim.validate import OpenShare, Positive, PositiveInt
 
 __all__ = ["SCHEMES", "Calibrated", "Row", "calibrate", "compare", "comparison_table", "written_down"]
 
@@ -29,9 +30,10 @@ class Calibrated(NamedTuple):
     mechanism: Mechanism
 
 
+@validate.named_arguments
 def written_down(
     *,
-    population_size: int,
+    population_size: PositiveInt,
     cohort_size: float,
     noise_multiplier: float = 1.0,
     scheme: str = "poisson",
@@ -55,7 +57,6 @@ def written_down(
     0.01
     """
     scheme = SCHEMES.get(scheme, scheme)
-    validate.integer("population_size", population_size)
     validate.in_range("cohort_size", cohort_size, 0, population_size, open_low=True,
                       hint="A cohort has at most the population's clients.")  # fmt: skip
     if scheme == "truncated_poisson":
@@ -87,10 +88,11 @@ def written_down(
     )
 
 
+@validate.named_arguments
 def calibrate(
-    epsilon: float,
-    delta: float,
-    rounds: int,
+    epsilon: Positive,
+    delta: OpenShare,
+    rounds: PositiveInt,
     mechanism: Mechanism | None = None,
     *,
     accountant: str = "best",
@@ -117,9 +119,6 @@ def calibrate(
     >>> calibrate(1.0, 1e-5, 1, population_size=100, cohort_size=100, scheme="full").noise_multiplier
     3.7307
     """
-    validate.positive("epsilon", epsilon)
-    validate.in_range("delta", delta, 0, 1, open_low=True, open_high=True)
-    validate.integer("rounds", rounds)
     mechanism = written_down(**options) if mechanism is None else mechanism
 
     def spent(multiplier: float) -> PrivacySpent:

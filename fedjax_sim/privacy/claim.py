@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.privacy.scores import epsilon_at, gaussian_profile, subsampled_profile
+from fedjax_sim.validate import Positive, PositiveInt, PositiveShare
 
 __all__ = ["Claim", "accounted_claim", "gaussian_claim"]
 
@@ -69,7 +70,10 @@ class Claim:
         return np.clip(np.minimum(one, other).min(-1), 0, 1)
 
 
-def gaussian_claim(noise_multiplier: float, *, sampling_rate: float = 1.0, num_rounds: int = 1) -> Claim:
+@validate.named_arguments
+def gaussian_claim(
+    noise_multiplier: Positive, *, sampling_rate: PositiveShare = 1.0, num_rounds: PositiveInt = 1
+) -> Claim:
     """The exact claim of the Gaussian mechanism: one round with Poisson sampling, or several with everybody.
 
     Args:
@@ -84,9 +88,6 @@ def gaussian_claim(noise_multiplier: float, *, sampling_rate: float = 1.0, num_r
     >>> round(gaussian_claim(1.0).epsilon(1e-5), 4)
     4.3772
     """
-    validate.positive("noise_multiplier", noise_multiplier)
-    validate.in_range("sampling_rate", sampling_rate, 0, 1, open_low=True)
-    validate.integer("num_rounds", num_rounds)
     if num_rounds > 1 and sampling_rate < 1:
         hint = "No closed form is known: accounted_claim(mechanism, num_rounds)."
         validate.fail("num_rounds", "1 with a sampling rate below 1", num_rounds, hint)
@@ -101,7 +102,8 @@ def gaussian_claim(noise_multiplier: float, *, sampling_rate: float = 1.0, num_r
     return Claim(profile, f"{text}, each unit sampled with probability {sampling_rate:g}", "mixture")
 
 
-def accounted_claim(mechanism: Any, num_rounds: int) -> Claim:
+@validate.named_arguments
+def accounted_claim(mechanism: Any, num_rounds: PositiveInt) -> Claim:
     """The accountant's claim for so many rounds of a mechanism, for those that `gaussian_claim` has no closed form for.
 
     Args:
@@ -114,7 +116,6 @@ def accounted_claim(mechanism: Any, num_rounds: int) -> Claim:
     """
     import dp_accounting as dp
 
-    validate.integer("num_rounds", num_rounds)
     kinds = dp.NeighboringRelation
     accountant = dp.pld.PLDAccountant(kinds.REPLACE_ONE if mechanism.moves == 2 else kinds.ADD_OR_REMOVE_ONE, 1e-3)
     event = mechanism.event(num_rounds)

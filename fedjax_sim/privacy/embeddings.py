@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal
 
 from fedjax_sim import validate
 from fedjax_sim.privacy.claim import Claim, gaussian_claim
+from fedjax_sim.validate import Positive, PositiveInt
 
 __all__ = ["embedding_claim"]
 
 
+@validate.named_arguments
 def embedding_claim(
-    noise_multiplier: float, *, visits: int, rows: int, trained: bool = True, adjacency: str = "zero_out"
+    noise_multiplier: Positive,
+    *,
+    visits: PositiveInt,
+    rows: PositiveInt,
+    trained: bool = True,
+    adjacency: Literal["zero_out", "replace_one"] = "zero_out",
 ) -> Claim:
     """The claim of a party whose outputs are clipped to C and get N(0, (z C)^2), row by row, before they are sent.
 
@@ -49,11 +57,6 @@ def embedding_claim(
     >>> round(fixed.epsilon(1e-5), 4)
     4.3772
     """
-    validate.positive("noise_multiplier", noise_multiplier)
-    validate.integer("visits", visits)
-    validate.integer("rows", rows)
-    validate.one_of("trained", trained, (True, False))
-    validate.one_of("adjacency", adjacency, ("zero_out", "replace_one"))
     moved = (4 if adjacency == "replace_one" else 1) + 4 * (rows - 1) * trained
     claim = gaussian_claim(noise_multiplier / math.sqrt(visits * moved))
     bottom = "trained" if trained else "fixed"

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.privacy.claim import Claim
+from fedjax_sim.validate import Integer, Number
 
 __all__ = ["label_claim"]
 
 
-def label_claim(epsilon: float, num_classes: int) -> Claim:
+@validate.named_arguments
+def label_claim(
+    epsilon: Annotated[float, Number(0, 20, open_low=True)], num_classes: Annotated[int, Integer(2)]
+) -> Claim:
     """The claim of `population.with_private_labels`: one example's label, replaced by another, is hidden.
 
     A label told is the true one with p = e^eps / (e^eps + K - 1), each other one with q = p e^-eps, so
@@ -31,8 +36,6 @@ def label_claim(epsilon: float, num_classes: int) -> Claim:
     >>> round(label_claim(1.0, 2).advantage, 4)
     0.4621
     """
-    validate.in_range("epsilon", epsilon, 0, 20, open_low=True)
-    validate.integer("num_classes", num_classes, 2)
     kept = 1 / (1 + (num_classes - 1) * math.exp(-epsilon))
 
     def profile(epsilons: np.ndarray) -> np.ndarray:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.privacy.scores import Estimate
+from fedjax_sim.validate import Number, PositiveInt, ShareBelowOne
 
 __all__ = ["audit_one_run", "one_run_epsilon"]
 
 
+@validate.named_arguments
 def one_run_epsilon(
-    num_canaries: int, num_guesses: int, num_correct: int, *, delta: float = 1e-5, confidence: float = 0.99
+    num_canaries: PositiveInt,
+    num_guesses: int,
+    num_correct: int,
+    *,
+    delta: ShareBelowOne = 1e-5,
+    confidence: Annotated[float, Number(0.5, 1, open_high=True)] = 0.99,
 ) -> float:
     """A lower bound of epsilon from guesses of which of many canaries took part in ONE run.
 
@@ -35,11 +43,8 @@ def one_run_epsilon(
     """
     from scipy import stats
 
-    validate.integer("num_canaries", num_canaries)
     validate.integer("num_guesses", num_guesses, 0, num_canaries)
     validate.integer("num_correct", num_correct, 0, num_guesses)
-    validate.in_range("delta", delta, 0, 1, open_high=True)
-    validate.in_range("confidence", confidence, 0.5, 1, open_high=True)
 
     def chance(epsilon):  # of so many right guesses, at most
         right = 1 / (1 + math.exp(-epsilon))

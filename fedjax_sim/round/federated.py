@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import jax
 from jax.sharding import Mesh
 
@@ -20,6 +22,7 @@ from fedjax_sim.types import (
     Star,
     UpdateTransform,
 )
+from fedjax_sim.validate import FromData
 
 __all__ = ["federated"]
 
@@ -33,9 +36,9 @@ def federated(
     transform: UpdateTransform | None = None,
     *,
     downlink: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    nonfinite: Annotated[Literal["drop", "error"], FromData("nonfinite")] = "drop",
+    plan: Annotated[engine.Plan | None, FromData("plan")] = None,
+    mesh: Annotated[Mesh | str | None, FromData("mesh")] = "all",
 ) -> Algorithm:
     """Federated learning around one server, from its parts.
 
@@ -79,7 +82,6 @@ def federated(
     validate.part("transform", transform, UpdateTransform)
     if downlink is not None:
         server = with_downlink(server, downlink)
-    validate.one_of("nonfinite", nonfinite, ("drop", "error"))
     if nonfinite == "error" and (transform.noise, client.noise) != (None, None):
         hint = "A run that stops, and names clients, reveals what the noise hides."
         validate.fail("nonfinite", "'drop' beside noise", nonfinite, hint)

@@ -15,6 +15,7 @@ from fedjax_sim.population.protocol import check_population
 from fedjax_sim.running import distributed
 from fedjax_sim.running.log import plain
 from fedjax_sim.types import Algorithm, PyTree
+from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
 __all__ = ["check_kinds", "check_numbers", "evaluated", "num_arguments"]
 
@@ -35,20 +36,16 @@ def check_kinds(key: Any, algorithm: Any, population: Any, evaluation: Any, call
         validate.function(f"callbacks[{i}]", callback, "round, state, record")
 
 
+@validate.named_arguments
 def check_numbers(
-    num_rounds: int,
-    evaluate_every: int,
-    checkpoint_every: int | None,
-    keep_checkpoints: int,
+    num_rounds: NonNegativeInt,
+    evaluate_every: PositiveInt,
+    checkpoint_every: PositiveInt | None,
+    keep_checkpoints: PositiveInt,
     directory: str | Path | None,
     resume: bool,
 ) -> None:
     """Raises ValueError or TypeError for numbers of `run` that are out of range, and for a resume without a folder."""
-    validate.integer("num_rounds", num_rounds, 0)
-    validate.integer("evaluate_every", evaluate_every)
-    if checkpoint_every is not None:
-        validate.integer("checkpoint_every", checkpoint_every)
-    validate.integer("keep_checkpoints", keep_checkpoints)
     if resume and directory is None:
         validate.fail("directory", "the run directory to resume", None)
 

@@ -27,7 +27,7 @@ from fedjax_sim.running.checkpoint_format import (
 )
 from fedjax_sim.running.files import CheckpointError, RunLocked, write_atomically
 from fedjax_sim.types import PyTree
-from fedjax_sim.validate import integer
+from fedjax_sim.validate import InvalidType, integer
 
 __all__ = ["CheckpointError", "RunLocked", "latest", "newest_meta", "restore", "save"]
 
@@ -73,7 +73,7 @@ def save(directory: str | Path, round: int, state: PyTree, meta: dict[str, Any],
     try:
         header = json.dumps({"schema": SCHEMA, "leaves": entries, "meta": {**meta, "round": int(round)}}).encode()
     except (TypeError, ValueError) as error:
-        raise TypeError(f"meta: expected what JSON can hold, got {meta!r:.120}. {error}.") from error
+        raise InvalidType(f"meta: expected what JSON can hold, got {meta!r:.120}. {error}.") from error
     path = directory / f"round_{round:08d}.ckpt"
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from fedjax_sim import validate
 from fedjax_sim.prng import below, stream
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.types import Array, Cohort, Sampler
+from fedjax_sim.validate import FromData, PositiveInt
 
 __all__ = ["checked_weights", "race", "weighted", "weighted_without_replacement"]
 
@@ -26,7 +27,8 @@ class AliasTable(NamedTuple):
     alias: Array  # [N] int32; the client itself where the column is full
 
 
-def weighted(weights: Any, cohort_size: int) -> Sampler:
+@validate.named_arguments
+def weighted(weights: Annotated[Any, FromData("weights")], cohort_size: PositiveInt) -> Sampler:
     """m independent draws of client i with probability p_i = weights[i] / sum(weights).
 
     An unweighted mean over the slots is then an unbiased estimate of the p-weighted mean over the population. The state
@@ -50,7 +52,6 @@ def weighted(weights: Any, cohort_size: int) -> Sampler:
     [0.25, 0.0, 0.75]
     """
     weights = checked_weights(weights)
-    validate.integer("cohort_size", cohort_size)
     size = len(weights)
     units = _units(weights)
     threshold, alias = _alias_table(units)
@@ -77,7 +78,7 @@ def weighted(weights: Any, cohort_size: int) -> Sampler:
     return Sampler(init, sample, cohort_size, design)
 
 
-def weighted_without_replacement(weights: Any, cohort_size: int) -> Sampler:
+def weighted_without_replacement(weights: Annotated[Any, FromData("weights")], cohort_size: int) -> Sampler:
     """m different clients, drawn one by one in proportion to their weights: successive sampling.
 
     Each draw is in proportion to the weights of those who are left. Up to 16,384 clients all wait for exponential

@@ -11,13 +11,15 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.prng import ROUNDS, bits, feistel, walked
 from fedjax_sim.types import Array
+from fedjax_sim.validate import PositiveInt
 
 __all__ = ["others", "permute"]
 
 _EXACT_LIMIT = 1024  # a power of two; up to here clients are sorted, and permutations exactly uniform
 
 
-def permute(key: Array, positions: Array, population_size: int) -> Array:
+@validate.named_arguments
+def permute(key: Array, positions: Array, population_size: PositiveInt) -> Array:
     """Values at `positions` of a random permutation of range(N) that depends on the key alone.
 
     N <= 1024: the order of 64 random bits a client, so every permutation is equally likely. Above: a Feistel network
@@ -42,7 +44,6 @@ def permute(key: Array, positions: Array, population_size: int) -> Array:
     >>> sorted(permute(jax.random.key(0), jnp.arange(5), 5).tolist())
     [0, 1, 2, 3, 4]
     """
-    validate.integer("population_size", population_size)
     size = int(population_size)
     positions = jnp.clip(positions, 0, size - 1)
     if size <= _EXACT_LIMIT:

@@ -13,6 +13,7 @@ from fedjax_sim.prng import stream
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.sampling.permutation import permute
 from fedjax_sim.types import Array, Cohort, Metric, Sampler
+from fedjax_sim.validate import PopulationSize
 
 __all__ = ["poisson"]
 
@@ -20,7 +21,8 @@ _OVERFLOW = 1e-9  # bound on the probability that a cohort exceeds the default n
 _MAX_TABLE_BYTES = 1 << 20
 
 
-def poisson(population_size: int, rate: float, *, num_slots: int | None = None) -> Sampler:
+@validate.named_arguments
+def poisson(population_size: PopulationSize, rate: float, *, num_slots: int | None = None) -> Sampler:
     """Every client is invited independently with probability q; if more are than slots, a uniform subset of them.
 
     Their number, K ~ Binomial(N, q), is drawn by inversion of a table made on the host; the cohort is the first
@@ -46,7 +48,6 @@ def poisson(population_size: int, rate: float, *, num_slots: int | None = None) 
     >>> sampler.num_slots, sampler.design.scheme
     (34, 'truncated_poisson')
     """
-    validate.integer("population_size", population_size)
     if isinstance(rate, jax.core.Tracer):
         validate.fail("rate", "a Python number", rate, "The table of cohort sizes is made on the host.", TypeError)
     validate.in_range("rate", rate, 0, 1, open_low=True, hint="It is the probability that a round invites a client.")

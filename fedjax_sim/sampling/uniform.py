@@ -12,6 +12,7 @@ from fedjax_sim.prng import below, stream
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.sampling.permutation import permute
 from fedjax_sim.types import Array, Cohort, Sampler
+from fedjax_sim.validate import PopulationSize, PositiveInt
 
 __all__ = ["cyclic", "full", "uniform", "with_replacement"]
 
@@ -34,7 +35,7 @@ def _check_without_replacement(population_size: int, cohort_size: int) -> None:
     validate.integer("cohort_size", cohort_size, 1, population_size, hint=hint)
 
 
-def uniform(population_size: int, cohort_size: int) -> Sampler:
+def uniform(population_size: PopulationSize, cohort_size: int) -> Sampler:
     """m of N clients without replacement, all subsets equally likely, independently in each round.
 
     Args:
@@ -70,7 +71,8 @@ def uniform(population_size: int, cohort_size: int) -> Sampler:
     return Sampler(lambda: (), sample, cohort_size, design)
 
 
-def with_replacement(population_size: int, cohort_size: int) -> Sampler:
+@validate.named_arguments
+def with_replacement(population_size: PopulationSize, cohort_size: PositiveInt) -> Sampler:
     """m independent uniform draws: a client may fill several slots.
 
     Args:
@@ -89,8 +91,6 @@ def with_replacement(population_size: int, cohort_size: int) -> Sampler:
     >>> with_replacement(2, 3).design.inclusion_probabilities()
     0.875
     """
-    validate.integer("population_size", population_size)
-    validate.integer("cohort_size", cohort_size)
 
     def sample(key, state):
         return _everyone(below(stream(key, "cohort"), population_size, (cohort_size,))), state
@@ -104,7 +104,8 @@ def with_replacement(population_size: int, cohort_size: int) -> Sampler:
     return Sampler(lambda: (), sample, cohort_size, design)
 
 
-def full(population_size: int) -> Sampler:
+@validate.named_arguments
+def full(population_size: PopulationSize) -> Sampler:
     """Everyone in every round, in order.
 
     Args:
@@ -119,7 +120,6 @@ def full(population_size: int) -> Sampler:
     >>> full(3).design.inclusion_probabilities()
     1.0
     """
-    validate.integer("population_size", population_size)
 
     def sample(key, state):
         return _everyone(jnp.arange(population_size, dtype=jnp.int32)), state
@@ -130,7 +130,8 @@ def full(population_size: int) -> Sampler:
     return Sampler(lambda: (), sample, population_size, design)
 
 
-def cyclic(population_size: int, cohort_size: int, *, shuffled: bool = False) -> Sampler:
+@validate.named_arguments
+def cyclic(population_size: PopulationSize, cohort_size: int, *, shuffled: bool = False) -> Sampler:
     """Clients in turn: m at a time, pass after pass over the population.
 
     In order, a cohort that reaches the last client continues with client 0. Shuffled, each pass has a fresh random
@@ -155,7 +156,6 @@ def cyclic(population_size: int, cohort_size: int, *, shuffled: bool = False) ->
     3.3333333333333335
     """
     _check_without_replacement(population_size, cohort_size)
-    validate.one_of("shuffled", shuffled, (False, True))
     rounds = -(-population_size // cohort_size)
 
     def init():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from fedjax_sim.sampling.importance import checked_weights, race
 from fedjax_sim.sampling.time.cut import unlimited, untimed
 from fedjax_sim.sampling.time.lost_reports import some_slots
 from fedjax_sim.types import Array, Cohort, Devices, Metric, PyTree, Sampler
+from fedjax_sim.validate import FromData, Integer, Number, PositiveShare
 
 __all__ = ["oort", "power_of_choice"]
 
@@ -98,18 +99,18 @@ class _Oort(NamedTuple):
 
 @validate.named_arguments
 def oort(
-    weights: Any,
+    weights: Annotated[Any, FromData("weights")],
     cohort_size: int,
     devices: Devices | None = None,
     *,
     preferred_seconds: float = 60.0,
     pacer_seconds: float = 20.0,
-    window: int = 20,
-    penalty: float = 2.0,
+    window: Annotated[int, Integer(1, 65536)] = 20,
+    penalty: Annotated[float, Number(0, 64)] = 2.0,
     exploration: float = 0.9,
     exploration_decay: float = 0.98,
     least_exploration: float = 0.2,
-    cutoff: float = 0.95,
+    cutoff: PositiveShare = 0.95,
 ) -> Sampler:
     """Clients of high loss that are fast, and clients that never took part: exploitation and exploration.
 
@@ -153,12 +154,9 @@ def oort(
         checked(devices, len(sizes), "weights'")
     for name, value in (("preferred_seconds", preferred_seconds), ("pacer_seconds", pacer_seconds)):
         validate.positive(name, value)
-    validate.integer("window", window, 1, 1 << 16)
-    validate.in_range("penalty", penalty, 0, 64)
     shares = {"exploration": exploration, "exploration_decay": exploration_decay}
     for name, value in (shares | {"least_exploration": least_exploration}).items():
         validate.in_range(name, value, 0, 1)
-    validate.in_range("cutoff", cutoff, 0, 1, open_low=True)
     per_second = 1 if devices is None else devices.ticks_per_second
 
     def init():

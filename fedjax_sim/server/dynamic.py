@@ -8,6 +8,7 @@ import jax
 
 from fedjax_sim import tree, validate
 from fedjax_sim.types import PyTree, ServerUpdate
+from fedjax_sim.validate import Positive
 
 __all__ = ["dynamic"]
 
@@ -19,7 +20,8 @@ class DynamicState(NamedTuple):
     mean: PyTree  # h, the population's mean of the clients' h_i, shaped like the model
 
 
-def dynamic(server: ServerUpdate, coefficient: float) -> ServerUpdate:
+@validate.named_arguments
+def dynamic(server: ServerUpdate, coefficient: Positive) -> ServerUpdate:
     """h <- h - coefficient P, then `server` takes the step Delta - h / coefficient; for `client.dynamic`.
 
     It expects the aggregate {"cohort": Delta, the mean of the cohort's updates, "population": P, their sum over the
@@ -36,7 +38,6 @@ def dynamic(server: ServerUpdate, coefficient: float) -> ServerUpdate:
 
     References: Acar et al. 2021 (FedDyn), algorithm 1.
     """
-    validate.positive("coefficient", coefficient)
 
     def init(params):
         return DynamicState(server.init(params), tree.zeros_like(params))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import optax
 
 from fedjax_sim import tree, validate
 from fedjax_sim.types import PyTree, ServerUpdate
+from fedjax_sim.validate import Positive, ShareBelowOne
 
 __all__ = ["adaptive", "optimizer", "replacement", "rescaled"]
 
@@ -88,13 +89,14 @@ class AdaptiveState(NamedTuple):
     second: PyTree
 
 
+@validate.named_arguments
 def adaptive(
-    rule: str,
-    learning_rate: float,
+    rule: Literal["adagrad", "adam", "yogi"],
+    learning_rate: Positive,
     *,
-    first_decay: float = 0.9,
-    second_decay: float = 0.99,
-    adaptivity: float = 1e-3,
+    first_decay: ShareBelowOne = 0.9,
+    second_decay: ShareBelowOne = 0.99,
+    adaptivity: Positive = 1e-3,
 ) -> optax.GradientTransformation:
     """FedAdagrad, FedAdam and FedYogi as the paper writes them, as an optax transformation.
 
@@ -115,11 +117,6 @@ def adaptive(
 
     References: Reddi et al. 2021, algorithm 2 and appendix D.
     """
-    validate.one_of("rule", rule, ("adagrad", "adam", "yogi"))
-    validate.positive("learning_rate", learning_rate)
-    validate.in_range("first_decay", first_decay, 0, 1, open_high=True)
-    validate.in_range("second_decay", second_decay, 0, 1, open_high=True)
-    validate.positive("adaptivity", adaptivity)
 
     def second_moment(v, g):
         if rule == "adagrad":

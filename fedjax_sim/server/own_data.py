@@ -81,6 +81,7 @@ def with_own_data(server: ServerUpdate, work: ClientUpdate, data: ClientData) ->
     )
 
 
+@validate.named_arguments
 def with_own_part(
     server: ServerUpdate, work: ClientUpdate, data: ClientData, own: Sequence[str], *, whole: bool = True
 ) -> ServerUpdate:
@@ -101,7 +102,6 @@ def with_own_part(
     Guarantees: NumPy's steps, on both parts or on the server's alone (tests/server/test_own_data.py::test_own_part).
     """
     data = _checked(server, work, data)
-    validate.one_of("whole", whole, (True, False))
 
     def joined(state):
         return combine(state.own, server.params(state.server))

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.types import StalenessWeight
+from fedjax_sim.validate import NonNegative, NonNegativeInt, Positive
 
 __all__ = ["constant", "hinge", "polynomial"]
 
@@ -21,7 +22,8 @@ def constant() -> StalenessWeight:
     return lambda gaps: jnp.ones(jnp.shape(gaps), jnp.float32)
 
 
-def polynomial(exponent: float = 0.5) -> StalenessWeight:
+@validate.named_arguments
+def polynomial(exponent: NonNegative = 0.5) -> StalenessWeight:
     """s = (1 + gap)^-exponent; 0.5 is FedBuff's 1 / sqrt(1 + gap), 1 the inverse of the age.
 
     Args:
@@ -35,7 +37,6 @@ def polynomial(exponent: float = 0.5) -> StalenessWeight:
     >>> polynomial(1.0)(jnp.array([0, 3])).tolist()
     [1.0, 0.25]
     """
-    validate.in_range("exponent", exponent, 0)
 
     def weigh(gaps):
         return jnp.where(gaps > 0, (1 + jnp.asarray(gaps, jnp.float32)) ** -exponent, 1.0)
@@ -43,7 +44,8 @@ def polynomial(exponent: float = 0.5) -> StalenessWeight:
     return weigh
 
 
-def hinge(slope: float = 10.0, patience: int = 4) -> StalenessWeight:
+@validate.named_arguments
+def hinge(slope: Positive = 10.0, patience: NonNegativeInt = 4) -> StalenessWeight:
     """s = 1 up to a gap of `patience`, then 1 / (1 + slope (gap - patience)).
 
     Args:
@@ -57,6 +59,4 @@ def hinge(slope: float = 10.0, patience: int = 4) -> StalenessWeight:
     >>> hinge(1.0, 2)(jnp.array([2, 3])).tolist()
     [1.0, 0.5]
     """
-    validate.positive("slope", slope)
-    validate.integer("patience", patience, 0)
     return lambda gaps: 1 / (1 + slope * jnp.maximum(jnp.asarray(gaps) - patience, 0).astype(jnp.float32))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -49,13 +49,14 @@ class Comparison(NamedTuple):
     resolution: float = 0.0  # how far rounding alone may have moved `measured`
 
 
+@validate.named_arguments
 def measured(
     conditions: Mapping[str, Any],
     quantity: str,
     samples: Any,
     predicted: float | None = None,
     *,
-    kind: str = "exact",
+    kind: Literal["exact", "leading order", "upper bound", "estimate"] = "exact",
     resolution: float = 0.0,
 ) -> Comparison:
     """The mean of independent samples, beside its prediction.
@@ -74,7 +75,6 @@ def measured(
     2.0
     """
     samples = np.asarray(samples, np.float64).reshape(-1)
-    validate.one_of("kind", kind, KINDS)
     if not samples.size or not np.isfinite(samples).all():
         lost = int((~np.isfinite(samples)).sum())
         validate.fail("samples", "finite numbers", f"{lost} of {samples.size} that are not", f"Of {quantity}.")

@@ -12,15 +12,16 @@ from fedjax_sim.running import distributed
 from fedjax_sim.running.arguments import check_kinds, num_arguments
 from fedjax_sim.sweeps.finished import check_directory
 from fedjax_sim.types import Algorithm, Array, Population
+from fedjax_sim.validate import PositiveInt
 
 __all__ = ["check_numbers", "check_run"]
 
 
-def check_numbers(num_rounds: int, evaluate_every: int, batch: int, directory: str | Path | None, resume: bool) -> None:
+@validate.named_arguments
+def check_numbers(
+    num_rounds: PositiveInt, evaluate_every: PositiveInt, batch: PositiveInt, directory: str | Path | None, resume: bool
+) -> None:
     """Raises ValueError or TypeError for numbers out of range, FileExistsError or FileNotFoundError for the folder."""
-    validate.integer("num_rounds", num_rounds)
-    validate.integer("evaluate_every", evaluate_every)
-    validate.integer("batch", batch)
     if resume and directory is None:
         validate.fail("directory", "the folder of the sweep to resume", None)
     check_directory(directory, resume)

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 from fedjax_sim.config.document import Config, ConfigError, resolve
 from fedjax_sim.config.files import contents, is_within, rebased, without_paths
-from fedjax_sim.config.toml import config_file, override, places_set, read_document
+from fedjax_sim.config.toml import config_file, inline, override, places_set, read_document, unset
 from fedjax_sim.config.value_kinds import Words, nearest, problem
 
 __all__ = ["SweepConfig", "load_sweep", "run_sweep"]
 
 OPTIONS = ("seeds", "grid", "metrics", "batch")
+ABSENT = Words("absent")
 SHARED = {"data": "They share the clients", "model": "They share the model", "run": "They share the rounds"}
 
 
@@ -26,15 +27,37 @@ class SweepConfig(NamedTuple):
     seeds: list[int]
     metrics: list[str] | None
     batch: int
+    shown: frozenset[str]  # options that the grid names for every config
+
+    def differences(self) -> dict[str, list[Any]]:
+        """The options that differ between the configs and are not in the grid: by path, the value in each config.
+
+        An option that a config's parts do not take is `absent` there.
+
+        >>> loaded = load_sweep(None, ['sweep.grid.algorithm.name=["fedavg", "fedprox"]'])
+        >>> loaded.differences()
+        {'algorithm.server_optimizer': [None, 'absent'], 'algorithm.coefficient': ['absent', 0.1]}
+        """
+        from fedjax_sim.tree import dotted
+
+        options = [dotted(config.resolved()) for config in self.configs]
+        paths = dict.fromkeys(path for found in options for path in found)
+        values = {path: [found.get(path, ABSENT) for found in options] for path in paths}
+        return {
+            path: found
+            for path, found in values.items()
+            if path not in self.shown and any(x != found[0] for x in found)
+        }
 
 
-def load_sweep(path: str | Path | None, overrides: Iterable[str] = ()) -> SweepConfig:
+def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: Iterable[str] = ()) -> SweepConfig:
     """Reads a config with a table `[sweep]` and checks every combination, without JAX's compiler.
 
     In `[sweep]`: `seeds`, a number of them or a list (default 5); `[sweep.grid]`, lists of values by their path in the
     config, `"client_optimizer.learning_rate" = [0.1, 0.2]` or nested tables; `metrics`, names that rows keep; `batch`,
-    points vmapped at once. The seeds vary model and rounds; the data keep the config's seed. Relative paths are as in
-    `load`: those of the file are relative to its folder.
+    points vmapped at once. A value may be a table: `client_optimizer = [{name = "sgd"}, {name = "adam"}]`. It sets its
+    options, and leaves the others of that table as they are. The seeds vary model and rounds; the data keep the
+    config's seed. Relative paths are as in `load`: those of the file are relative to its folder.
 
     Raises: ConfigError with every problem.
 
@@ -48,7 +71,7 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = ()) -> SweepC
     overrides = list(overrides)
     document = {} if path is None else read_document(path)
     folder = "." if path is None else config_file(path).parent
-    problems = list(override(document, overrides))
+    problems = [*unset(document, without), *override(document, overrides)]
     table = document.pop("sweep", {})
     if not isinstance(table, dict):
         raise ConfigError([problem("sweep", "a table", table)])
@@ -58,6 +81,10 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = ()) -> SweepC
     ]  # fmt: skip
     grid = table.get("grid", {})
     axes = dotted(grid) if isinstance(grid, dict) else {}
+    tables = {name: {inline(x): x for x in values if isinstance(x, dict)} for name, values in axes.items()
+              if isinstance(values, list)}  # fmt: skip
+    axes = {name: [inline(x) if isinstance(x, dict) else x for x in values] if name in tables else values
+            for name, values in axes.items()}  # fmt: skip
     if not axes:
         hint = 'Write [sweep.grid] with "client_optimizer.learning_rate" = [0.1, 0.2], say.'
         problems.append(problem("sweep.grid", "values for an option at least", grid, hint))
@@ -66,7 +93,7 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = ()) -> SweepC
         if top in SHARED:
             problems.append(problem(f"sweep.grid.{name}", "an option of what learns", Words(f"one of [{top}]"),
                                     f"{SHARED[top]}: make a sweep for each."))  # fmt: skip
-        elif "." not in name:
+        elif "." not in name and not tables.get(name):
             problems.append(problem(f"sweep.grid.{name}", "a path such as sampler.cohort_size", name))
     if problems:
         raise ConfigError(problems)
@@ -87,18 +114,22 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = ()) -> SweepC
         found: list[str] = []
         given = copy.deepcopy(document)
         for name, value in values.items():
-            _put(given, name.split("."), value, found)
-        tables = resolve(given, found) if not found else {}
+            _put(given, name.split("."), tables.get(name, {}).get(value, value), found)
+        resolved = resolve(given, found) if not found else {}
         problems += [words for words in found if words not in problems]
         if not found:
-            tables["run"]["devices"] = "all"  # points are shared out over them
-            configs.append(Config(rebased(tables, folder, but=here)))
+            resolved["run"]["devices"] = "all"  # points are shared out over them
+            configs.append(Config(rebased(resolved, folder, but=here)))
     probe = configs and configs[0].resolved()["run"]["variance_probe"]
     if probe:
         problems.append(problem("run.variance_probe", "none in a sweep", probe, "It probes one algorithm."))
     if problems:
         raise ConfigError(problems)
-    return SweepConfig(configs, combinations, seeds, metrics, batch)
+    shown = {name for name in axes if not tables.get(name)}
+    for name, points in tables.items():
+        if points and len(points) == len(axes[name]):
+            shown |= set.intersection(*({f"{name}.{key}" for key in dotted(point)} for point in points.values()))
+    return SweepConfig(configs, combinations, seeds, metrics, batch, frozenset(shown))
 
 
 def run_sweep(
@@ -187,4 +218,8 @@ def _put(document: dict, path: list[str], value: Any, problems: list[str]) -> No
         if not isinstance(document, dict):
             problems.append(problem(".".join(path), "a path of tables", document))
             return
-    document[last] = value
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _put(document, [last, name], inner, problems)
+    else:
+        document[last] = value

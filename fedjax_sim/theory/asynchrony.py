@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.theory.quadratic import symmetric_matrix
+from fedjax_sim.validate import NonNegative, Positive
 
 __all__ = ["arrival_weights", "fedasync_contraction", "fedasync_floor"]
 
@@ -83,8 +84,13 @@ def _modes(hessian: Any, delay: int, mixing_rate: float, step_size: float) -> li
     return [(1 - mixing_rate, mixing_rate * (1 - step_size * h)) for h in eigenvalues]
 
 
+@validate.named_arguments
 def arrival_weights(
-    rates: Sequence[float], staleness: Callable | None = None, *, step_size: float = 0.0, curvature: float = 1.0
+    rates: Sequence[float],
+    staleness: Callable | None = None,
+    *,
+    step_size: NonNegative = 0.0,
+    curvature: Positive = 1.0,
 ) -> np.ndarray:
     """How much each client's optimum counts in what an asynchronous server converges to, where clients differ in speed.
 
@@ -113,8 +119,6 @@ def arrival_weights(
     validate.sequence("rates", rates)
     for one in rates:
         validate.positive("rates", one, wide=True)
-    validate.in_range("step_size", step_size, 0)
-    validate.positive("curvature", curvature)
     shares = np.asarray(rates, np.float64) / np.sum(np.asarray(rates, np.float64))
     counted = np.array([share * _mean_factor(share, staleness) for share in shares])
     weights = counted / (1 + step_size * curvature * counted / shares)

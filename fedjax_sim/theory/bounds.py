@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.theory.quadratic import quadratic_optimum, quadratic_problem
+from fedjax_sim.validate import NonNegative, Number, Positive, PositiveInt, Share
 
 __all__ = [
     "FedAvgBound",
@@ -33,8 +34,9 @@ class ProximalDrift:
     bound: float  # G / (mu + lambda)
 
 
+@validate.named_arguments
 def proximal_drift(
-    hessians: Any, centers: Any, shares: Any = None, *, anchor: Any, proximal_weight: float
+    hessians: Any, centers: Any, shares: Any = None, *, anchor: Any, proximal_weight: NonNegative
 ) -> ProximalDrift:
     """FedProx's drift and its bound, |w_i* - w_bar*| <= G / (mu + lambda).
 
@@ -56,7 +58,6 @@ def proximal_drift(
     [0.2 0.2] 0.2
     """
     hessians, centers, shares = quadratic_problem(hessians, centers, shares)
-    validate.in_range("proximal_weight", proximal_weight, 0)
     anchor = np.atleast_1d(np.asarray(anchor, np.float64))
     if anchor.shape != centers.shape[1:] or not np.isfinite(anchor).all():
         validate.fail("anchor", f"{centers.shape[1]} finite numbers", anchor)
@@ -75,14 +76,15 @@ def proximal_drift(
     return ProximalDrift(center, distances, dissimilarity, dissimilarity / curvature)
 
 
+@validate.named_arguments
 def fedprox_descent(
-    smoothness: float,
+    smoothness: Positive,
     *,
     proximal_weight: float,
-    dissimilarity: float,
-    cohort_size: int,
-    inexactness: float = 0.0,
-    negative_curvature: float = 0.0,
+    dissimilarity: Annotated[float, Number(1)],
+    cohort_size: PositiveInt,
+    inexactness: Share = 0.0,
+    negative_curvature: NonNegative = 0.0,
 ) -> float:
     """rho of E F(w_next) <= F(w) - rho |grad F(w)|^2 for FedProx: descent is guaranteed where rho > 0.
 
@@ -105,12 +107,7 @@ def fedprox_descent(
     >>> fedprox_descent(1.0, proximal_weight=100.0, dissimilarity=1.0, cohort_size=100) > 0
     True
     """
-    validate.positive("smoothness", smoothness)
-    validate.in_range("negative_curvature", negative_curvature, 0)
     validate.in_range("proximal_weight", proximal_weight, negative_curvature, open_low=True)
-    validate.in_range("dissimilarity", dissimilarity, 1)
-    validate.integer("cohort_size", cohort_size)
-    validate.in_range("inexactness", inexactness, 0, 1)
     mu, bar, b, more = proximal_weight, proximal_weight - negative_curvature, dissimilarity, 1 + inexactness
     return (
         (1 - inexactness * b) / mu
@@ -201,14 +198,15 @@ class FedAvgBound:
         return self.condition / (self.delay + steps - 1) * (noise + first)
 
 
+@validate.named_arguments
 def fedavg_bound(
     hessians: Any,
     centers: Any,
     shares: Any = None,
     *,
-    radius: float,
+    radius: Positive,
     num_steps: int,
-    gradient_noise: float = 0.0,
+    gradient_noise: NonNegative = 0.0,
     cohort_size: int | None = None,
     scheme: str = "full",
 ) -> FedAvgBound:
@@ -228,8 +226,6 @@ def fedavg_bound(
     (0.125, 2.25)
     """
     hessians, centers, shares = quadratic_problem(hessians, centers, shares)
-    validate.positive("radius", radius)
-    validate.in_range("gradient_noise", gradient_noise, 0)
     if scheme == "II" and not np.allclose(shares * len(shares), 1):
         validate.fail("shares", "equal ones with scheme 'II'", shares.tolist(), "Li et al.'s theorem 3 assumes them.")
     optimum = quadratic_optimum(hessians, centers, shares)

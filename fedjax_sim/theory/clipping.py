@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.validate import NonNegative, Positive
 
 __all__ = ["ClippedMean", "best_clip_norm", "clipped_mean_error"]
 
@@ -35,7 +36,10 @@ def _checked(updates: Any, cohort_size: Any) -> np.ndarray:
     return updates
 
 
-def clipped_mean_error(updates: Any, *, clip_norm: float, noise_multiplier: float, cohort_size: int) -> ClippedMean:
+@validate.named_arguments
+def clipped_mean_error(
+    updates: Any, *, clip_norm: Positive, noise_multiplier: NonNegative, cohort_size: int
+) -> ClippedMean:
     """The error of a cohort's mean of updates clipped to norm C, with noise of standard deviation z C / m.
 
     Args:
@@ -53,8 +57,6 @@ def clipped_mean_error(updates: Any, *, clip_norm: float, noise_multiplier: floa
     ClippedMean(bias=0.25, sampling=0.0, noise=1.0)
     """
     updates = _checked(updates, cohort_size)
-    validate.positive("clip_norm", clip_norm)
-    validate.in_range("noise_multiplier", noise_multiplier, 0)
     size, dimension = updates.shape
     norms = np.linalg.norm(updates, axis=1, keepdims=True)
     clipped = updates * np.minimum(1, clip_norm / np.where(norms > 0, norms, 1))
@@ -68,7 +70,8 @@ def clipped_mean_error(updates: Any, *, clip_norm: float, noise_multiplier: floa
     )
 
 
-def best_clip_norm(updates: Any, *, noise_multiplier: float, cohort_size: int) -> float:
+@validate.named_arguments
+def best_clip_norm(updates: Any, *, noise_multiplier: Positive, cohort_size: int) -> float:
     """The clip norm with the least total error, to a relative 1e-4: a grid of 200, then golden sections.
 
     Args: as for `clipped_mean_error`; noise_multiplier > 0, for without noise no clip is best.
@@ -85,7 +88,6 @@ def best_clip_norm(updates: Any, *, noise_multiplier: float, cohort_size: int) -
     from scipy.optimize import minimize_scalar
 
     updates = _checked(updates, cohort_size)
-    validate.positive("noise_multiplier", noise_multiplier)
     norms = np.linalg.norm(updates, axis=1, keepdims=True)
     largest = float(norms.max())
     if not (largest > 0):

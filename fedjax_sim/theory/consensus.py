@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.validate import PositiveShare
 
 __all__ = [
     "GossipFloor",
@@ -78,7 +79,8 @@ def consensus_error(eigenvalues: Any, rounds: Any, *, spread: float = 1.0) -> np
     return spread**2 * np.array(powers).reshape(times.shape) / len(values)
 
 
-def mixing_rounds(eigenvalues: Any, factor: float) -> int:
+@validate.named_arguments
+def mixing_rounds(eigenvalues: Any, factor: PositiveShare) -> int:
     """The fewest rounds after which `consensus_error` is `factor` of what it was.
 
     Raises: ValueError where the nodes do not agree: a second eigenvalue of modulus 1.
@@ -86,7 +88,6 @@ def mixing_rounds(eigenvalues: Any, factor: float) -> int:
     >>> mixing_rounds([1.0, 0.5], 0.25)
     1
     """
-    validate.in_range("factor", factor, 0, 1, open_low=True)
     values = np.sort(np.abs(np.asarray(eigenvalues)).astype(np.float64))[::-1]
     if len(values) > 1 and not values[1] < 1:
         validate.fail("eigenvalues", "a second one of modulus below 1", values[1])

@@ -18,6 +18,7 @@ from fedjax_sim.theory.quadratic import (
     steps,
     symmetric_matrix,
 )
+from fedjax_sim.validate import NonNegative
 
 __all__ = [
     "fedavg_contraction",
@@ -163,7 +164,8 @@ def fedprox_contraction(
     return spectral_radius(np.eye(len(progress)) - progress)
 
 
-def proximal_solution(hessian: Any, linear: Any, anchor: Any, *, proximal_weight: float) -> np.ndarray:
+@validate.named_arguments
+def proximal_solution(hessian: Any, linear: Any, anchor: Any, *, proximal_weight: NonNegative) -> np.ndarray:
     """The minimum of 1/2 w^T H w - g^T w + lambda/2 |w - w_t|^2: (H + lambda I)^-1 (g + lambda w_t).
 
     Args:
@@ -177,14 +179,14 @@ def proximal_solution(hessian: Any, linear: Any, anchor: Any, *, proximal_weight
     >>> print(proximal_solution([[3, 1], [1, 2]], [1, -1], [0.5, 0.5], proximal_weight=1.0).round(6))
     [ 0.454545 -0.318182]
     """
-    validate.in_range("proximal_weight", proximal_weight, 0)
     hessian, linear, anchor = (np.asarray(value, np.float64) for value in (hessian, linear, anchor))
     if hessian.shape != linear.shape * 2 or linear.shape != anchor.shape or linear.ndim != 1:
         validate.fail("hessian, linear, anchor", "shapes [d, d], [d], [d]", (hessian.shape, linear.shape, anchor.shape))
     return np.linalg.solve(hessian + proximal_weight * np.eye(len(linear)), linear + proximal_weight * anchor)
 
 
-def proximal_curvature(hessian: Any, *, proximal_weight: float) -> tuple[float, float]:
+@validate.named_arguments
+def proximal_curvature(hessian: Any, *, proximal_weight: NonNegative) -> tuple[float, float]:
     """(mu + lambda, L + lambda): the least and the largest curvature of FedProx's local objective.
 
     Guarantees: tests/theory/test_convergence.py::test_proximal_solution.
@@ -192,6 +194,5 @@ def proximal_curvature(hessian: Any, *, proximal_weight: float) -> tuple[float, 
     >>> proximal_curvature([[3, 0], [0, 2]], proximal_weight=1.0)
     (3.0, 4.0)
     """
-    validate.in_range("proximal_weight", proximal_weight, 0)
     values = np.linalg.eigvalsh(symmetric_matrix("hessian", hessian))
     return float(values.min() + proximal_weight), float(values.max() + proximal_weight)

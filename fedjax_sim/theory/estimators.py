@@ -18,7 +18,7 @@ There the ratio's first order leaves out the empty cohort: with few slots and mu
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from fedjax_sim import validate
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.theory.cohorts import MAX_COHORTS, blocks, enumerate_cohorts, num_cohorts, report_counts
 from fedjax_sim.theory.moments import Moments, checked
+from fedjax_sim.validate import Positive
 
 __all__ = ["DesignVariance", "design_variance"]
 
@@ -64,6 +65,7 @@ class DesignVariance(NamedTuple):
         return self.variance + float(self.bias @ self.bias)
 
 
+@validate.named_arguments
 def design_variance(
     design: SamplingDesign,
     values: Any,
@@ -71,8 +73,8 @@ def design_variance(
     *,
     estimator: str = "mean",
     weighting: str | None = None,
-    denominator: float | None = None,
-    method: str = "auto",
+    denominator: Positive | None = None,
+    method: Literal["auto", "exact", "leading order"] = "auto",
 ) -> DesignVariance:
     """Mean, bias and variance of one round's aggregate under this sampler and this aggregator.
 
@@ -109,7 +111,6 @@ def design_variance(
     [0.9]
     """
     validate.one_of("estimator", estimator, _ESTIMATORS)
-    validate.one_of("method", method, ("auto", "exact", "leading order"))
     kind, own = _ESTIMATORS[estimator]
     if weighting is not None and estimator not in ("mean", "fixed_mean"):
         validate.fail("weighting", f"None with {estimator}", weighting, "Only mean and fixed_mean have a choice.")
@@ -117,8 +118,6 @@ def design_variance(
     validate.one_of("weighting", weighting, ("examples", "uniform"))
     if (kind == "fixed_mean") != (denominator is not None):
         validate.fail("denominator", "a number for fixed_mean, else None", denominator)
-    if denominator is not None:
-        validate.positive("denominator", denominator)
     counts = None if not isinstance(design, SamplingDesign) or design.replacement else report_counts(design)
     number = num_cohorts(design)  # complains of what is no design
 

@@ -32,6 +32,7 @@ from fedjax_sim.theory.quadratic import (
     quadratic_problem,
     spectral_radius,
 )
+from fedjax_sim.validate import NonNegative, Positive
 
 __all__ = ["SOURCES", "Budget", "budget"]
 
@@ -160,6 +161,7 @@ def _loss(hessian: np.ndarray, away: np.ndarray) -> float:
     return float(away @ hessian @ away) / 2
 
 
+@validate.named_arguments
 def budget(
     hessians: Any,
     centers: Any,
@@ -169,10 +171,10 @@ def budget(
     num_steps: Any = 1,
     design: SamplingDesign | None = None,
     denominator: str | float = "fixed",
-    server_rate: float = 1.0,
+    server_rate: Positive = 1.0,
     gradient_noise: Any = 0.0,
     quantization_variance: Any = 0.0,
-    relative_error: float = 0.0,
+    relative_error: NonNegative = 0.0,
     privacy_variance: Any = 0.0,
     proximal_weight: float = 0.0,
 ) -> Budget:
@@ -212,8 +214,6 @@ def budget(
     hessians, centers, shares = quadratic_problem(hessians, centers, shares)
     num_clients, dimension = centers.shape
     validate.integer("dimension", dimension, 1, MAX_DIMENSION, hint="Use budget_from_moments for more.")
-    validate.positive("server_rate", server_rate)
-    validate.in_range("relative_error", relative_error, 0)
     weights = cohort_coefficients(design, shares, denominator=denominator)
     progress = local_progress(hessians, num_steps, step_size, proximal_weight)
     # the mean

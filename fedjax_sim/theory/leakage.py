@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 from fedjax_sim import validate
+from fedjax_sim.validate import Number, PositiveInt
 
 __all__ = ["alignment_auc", "overfitting_advantage"]
 
 
-def alignment_auc(dimension: int, batch_size: int) -> float:
+@validate.named_arguments
+def alignment_auc(dimension: PositiveInt, batch_size: PositiveInt) -> float:
     """AUC of `adversary.alignment_score` for one mean of B independent Gaussian gradients: Phi(sqrt(d / 2B)).
 
     A member scores d / B on average, others 0, both with variance about d / B: leading order in d and B.
@@ -23,12 +26,11 @@ def alignment_auc(dimension: int, batch_size: int) -> float:
     >>> round(alignment_auc(100, 50), 4)
     0.8413
     """
-    validate.integer("dimension", dimension)
-    validate.integer("batch_size", batch_size)
     return 0.5 * math.erfc(-math.sqrt(dimension / (4 * batch_size)))
 
 
-def overfitting_advantage(ratio: float) -> float:
+@validate.named_arguments
+def overfitting_advantage(ratio: Annotated[float, Number(1)]) -> float:
     """The best advantage of a threshold on errors that are Gaussian, r times as spread outside of the training data:
     erf(r u) - erf(u), u = sqrt(ln r / (r^2 - 1)).
 
@@ -42,7 +44,6 @@ def overfitting_advantage(ratio: float) -> float:
     >>> overfitting_advantage(1.0), round(overfitting_advantage(2.0), 4)
     (0.0, 0.3227)
     """
-    validate.in_range("ratio", ratio, 1)
     if ratio == 1:
         return 0.0
     u = math.sqrt(math.log(ratio) / (ratio**2 - 1))

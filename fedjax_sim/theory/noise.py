@@ -8,18 +8,22 @@ sampling.
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 from fedjax_sim import validate
+from fedjax_sim.validate import NonNegative, Number, Positive, PositiveInt
 
 __all__ = ["local_to_central_ratio", "noise_floor", "noise_variance"]
 
 
+@validate.named_arguments
 def noise_variance(
-    multiplier: float,
-    clip_norm: float,
-    num_clients: int,
+    multiplier: NonNegative,
+    clip_norm: Positive,
+    num_clients: PositiveInt,
     *,
-    num_values: int = 1,
-    place: str = "central",
+    num_values: PositiveInt = 1,
+    place: Literal["central", "distributed", "local"] = "central",
     replace_one: bool = False,
 ) -> float:
     """E |noise on the released mean|^2: d (z C / m)^2 central or distributed, d (z C)^2 / m local.
@@ -41,17 +45,12 @@ def noise_variance(
     >>> noise_variance(1.0, 1.0, 100), noise_variance(1.0, 1.0, 100, place="local")
     (0.0001, 0.01)
     """
-    validate.in_range("multiplier", multiplier, 0)
-    validate.positive("clip_norm", clip_norm)
-    validate.integer("num_clients", num_clients)
-    validate.integer("num_values", num_values)
-    validate.one_of("place", place, ("central", "distributed", "local"))
-    validate.one_of("replace_one", replace_one, (True, False))
     deviation = multiplier * clip_norm * (2 if replace_one else 1)
     return num_values * (deviation**2 / num_clients if place == "local" else (deviation / num_clients) ** 2)
 
 
-def local_to_central_ratio(num_clients: int, *, replace_one: bool = False) -> int:
+@validate.named_arguments
+def local_to_central_ratio(num_clients: PositiveInt, *, replace_one: bool = False) -> int:
     """How many times the variance of local noise on the mean is that of central: m, or 4 m.
 
     Args:
@@ -60,12 +59,13 @@ def local_to_central_ratio(num_clients: int, *, replace_one: bool = False) -> in
     >>> local_to_central_ratio(100), local_to_central_ratio(100, replace_one=True)
     (100, 400)
     """
-    validate.integer("num_clients", num_clients)
-    validate.one_of("replace_one", replace_one, (True, False))
     return num_clients * (4 if replace_one else 1)
 
 
-def noise_floor(variance: float, contraction: float) -> float:
+@validate.named_arguments
+def noise_floor(
+    variance: NonNegative, contraction: Annotated[float, Number(-1, 1, open_low=True, open_high=True)]
+) -> float:
     """What noise of this variance a round adds to E |w - w*|^2 in steady state: variance / (1 - r^2).
 
     Args:
@@ -78,6 +78,4 @@ def noise_floor(variance: float, contraction: float) -> float:
     >>> noise_floor(0.75, 0.5)
     1.0
     """
-    validate.in_range("variance", variance, 0)
-    validate.in_range("contraction", contraction, -1, 1, open_low=True, open_high=True)
     return variance / (1 - contraction**2)

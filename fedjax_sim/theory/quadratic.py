@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.validate import NonNegative, Positive
 
 __all__ = ["effective_shares", "local_noise", "local_progress", "quadratic_optimum", "quadratic_problem"]
 
@@ -116,8 +117,9 @@ def effective_shares(shares: Any, num_steps: Any) -> np.ndarray:
     return weights / weights.sum()
 
 
+@validate.named_arguments
 def local_progress(
-    hessians: np.ndarray, num_steps: Any, step_size: float, proximal_weight: float = 0.0, *, low: int = 1
+    hessians: np.ndarray, num_steps: Any, step_size: float, proximal_weight: NonNegative = 0.0, *, low: int = 1
 ) -> np.ndarray:
     """[N, d, d] M_i: the share of the way to its center that a client goes.
 
@@ -129,7 +131,6 @@ def local_progress(
     [[[0.19]]]
     """
     (validate.in_range if low == 0 else validate.positive)("step_size", step_size, *([0] if low == 0 else []))
-    validate.in_range("proximal_weight", proximal_weight, 0)
     powers = steps(num_steps, len(hessians), low)[:, None]
     values, vectors = np.linalg.eigh(hessians)
     values = np.maximum(values, 0)
@@ -139,8 +140,9 @@ def local_progress(
     return np.einsum("nia,na,nja->nij", vectors, progress, vectors)
 
 
+@validate.named_arguments
 def local_noise(
-    hessians: np.ndarray, noise: Any, num_steps: Any, step_size: float, proximal_weight: float = 0.0
+    hessians: np.ndarray, noise: Any, num_steps: Any, step_size: Positive, proximal_weight: NonNegative = 0.0
 ) -> np.ndarray:
     """[N, d, d] covariance that independent gradient noise leaves in each client's model after its K_i steps.
 
@@ -153,8 +155,6 @@ def local_noise(
     >>> print(local_noise(np.array([[[1.0]]]), 4.0, 2, 0.1).round(6))
     [[[0.0724]]]
     """
-    validate.positive("step_size", step_size)
-    validate.in_range("proximal_weight", proximal_weight, 0)
     noise = covariance_matrix("noise", noise, hessians.shape[-1], len(hessians))
     powers = steps(num_steps, len(hessians))[:, None, None]
     values, vectors = np.linalg.eigh(hessians)

@@ -9,11 +9,12 @@ update; over clients and rounds its error is random and need not average out.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.validate import Number, Positive, PositiveInt, Share
 
 __all__ = [
     "QuantizationError",
@@ -32,7 +33,8 @@ def _check_bits(bits: int, keeps_zeros: bool) -> None:
         validate.fail("bits", "at least 2 with keeps_zeros=True", bits, "Two levels leave none for zero.")
 
 
-def level_distance(bits: int, range: float = 1.0, *, keeps_zeros: bool = True) -> float:
+@validate.named_arguments
+def level_distance(bits: int, range: Positive = 1.0, *, keeps_zeros: bool = True) -> float:
     """Delta on [-s, s]: 2s / (2^b - 2) with zero among 2^b - 1 levels, else the textbook's 2s / (2^b - 1).
 
     Args:
@@ -48,12 +50,17 @@ def level_distance(bits: int, range: float = 1.0, *, keeps_zeros: bool = True) -
     (0.6666666666666666, 1.0)
     """
     _check_bits(bits, keeps_zeros)
-    validate.positive("range", range)
     return 2 * range / (2**bits - (2 if keeps_zeros else 1))
 
 
+@validate.named_arguments
 def expected_squared_error(
-    num_values: int, bits: int, range: float = 1.0, *, rounding: str = "stochastic", keeps_zeros: bool = True
+    num_values: PositiveInt,
+    bits: int,
+    range: float = 1.0,
+    *,
+    rounding: Literal["stochastic", "nearest"] = "stochastic",
+    keeps_zeros: bool = True,
 ) -> float:
     """E |Q(x) - x|^2 for uniform positions between levels: d Delta^2 / 6 stochastic, d Delta^2 / 12 nearest.
 
@@ -73,8 +80,6 @@ def expected_squared_error(
     >>> round(expected_squared_error(1, 4, keeps_zeros=False), 8)
     0.00296296
     """
-    validate.integer("num_values", num_values)
-    validate.one_of("rounding", rounding, ("stochastic", "nearest"))
     delta = level_distance(bits, range, keeps_zeros=keeps_zeros)
     return num_values * delta**2 / (6 if rounding == "stochastic" else 12)
 
@@ -101,13 +106,14 @@ class QuantizationError(NamedTuple):
         return np.square(self.bias).sum(-1) + self.variance.sum(-1) / num_clients
 
 
+@validate.named_arguments
 def quantization_error(
     values: Any,
     bits: int = 8,
     *,
     range: float | None = None,
     levels: int | None = None,
-    rounding: str = "stochastic",
+    rounding: Literal["stochastic", "nearest"] = "stochastic",
     keeps_zeros: bool = True,
 ) -> QuantizationError:
     """Bias and variance of each number of fixed updates, exactly: u (1 - u) Delta^2, and the bias of clipping.
@@ -134,7 +140,6 @@ def quantization_error(
     x = np.asarray(values, np.float64)
     if x.ndim < 1 or not np.isfinite(x).all():
         validate.fail("values", "[..., d] finite numbers", values)
-    validate.one_of("rounding", rounding, ("stochastic", "nearest"))
     if levels is not None:
         validate.integer("levels", levels, 1, 32767)
         if range is not None or rounding == "nearest" or not keeps_zeros:
@@ -156,7 +161,8 @@ def quantization_error(
     return QuantizationError(inside - x, part * (1 - part) * delta**2)
 
 
-def crossover_cohort_size(position: float) -> float:
+@validate.named_arguments
+def crossover_cohort_size(position: Share) -> float:
     """Above how many clients stochastic rounding of one number, averaged, beats nearest: max(u, 1-u) / min(u, 1-u).
 
     Nearest keeps the squared bias min(u, 1-u)^2 Delta^2, stochastic leaves u (1-u) Delta^2 / m. It is 1 midway, and
@@ -170,17 +176,17 @@ def crossover_cohort_size(position: float) -> float:
     >>> round(crossover_cohort_size(0.3), 2)
     2.33
     """
-    validate.in_range("position", position, 0, 1)
     low, high = sorted((float(position), 1 - float(position)))
     return high / low if low else math.inf
 
 
+@validate.named_arguments
 def quantization_floor(
     num_values: int,
     bits: int,
     range: float,
-    num_clients: int,
-    contraction: float,
+    num_clients: PositiveInt,
+    contraction: Annotated[float, Number(-1, 1, open_low=True, open_high=True)],
     *,
     keeps_zeros: bool = True,
 ) -> float:
@@ -200,7 +206,5 @@ def quantization_floor(
     >>> round(quantization_floor(1, 2, 1.0, 10, 0.5, keeps_zeros=False), 6)
     0.009877
     """
-    validate.integer("num_clients", num_clients)
-    validate.in_range("contraction", contraction, -1, 1, open_low=True, open_high=True)
     each = expected_squared_error(num_values, bits, range, keeps_zeros=keeps_zeros)
     return each / num_clients / (1 - contraction**2)

@@ -6,6 +6,7 @@ import math
 
 from fedjax_sim import validate
 from fedjax_sim.theory.quantization import level_distance
+from fedjax_sim.validate import NonNegative, Positive, PositiveInt
 
 __all__ = [
     "largest_stable_step",
@@ -16,7 +17,8 @@ __all__ = [
 ]
 
 
-def stochastic_relative_variance(num_values: int, bits: int, *, keeps_zeros: bool = True) -> float:
+@validate.named_arguments
+def stochastic_relative_variance(num_values: PositiveInt, bits: int, *, keeps_zeros: bool = True) -> float:
     """omega with E |Q(x) - x|^2 <= omega |x|^2, for stochastic rounding within each update's largest magnitude.
 
     The largest number lies on a level and the others cost Delta^2 / 4 at most, Delta = s / t, s <= |x|:
@@ -33,7 +35,6 @@ def stochastic_relative_variance(num_values: int, bits: int, *, keeps_zeros: boo
     >>> stochastic_relative_variance(9, 2), stochastic_relative_variance(17, 3)
     (1.0, 0.4444444444444444)
     """
-    validate.integer("num_values", num_values)
     top = 1 / level_distance(bits, keeps_zeros=keeps_zeros)
     bounds = [(num_values - 1) / (4 * top**2)]
     if keeps_zeros:
@@ -41,7 +42,8 @@ def stochastic_relative_variance(num_values: int, bits: int, *, keeps_zeros: boo
     return min(bounds)
 
 
-def qsgd_relative_variance(num_values: int, levels: int) -> float:
+@validate.named_arguments
+def qsgd_relative_variance(num_values: PositiveInt, levels: PositiveInt) -> float:
     """omega of QSGD: min(d / s^2, sqrt(d) / s).
 
     Guarantees: no update has more (tests/theory/test_quantization.py::test_relative_variances_bound_the_error).
@@ -51,8 +53,6 @@ def qsgd_relative_variance(num_values: int, levels: int) -> float:
     >>> qsgd_relative_variance(100, 20)
     0.25
     """
-    validate.integer("num_values", num_values)
-    validate.integer("levels", levels)
     return min(num_values / levels**2, math.sqrt(num_values) / levels)
 
 
@@ -89,7 +89,8 @@ def top_k_contraction(num_values: int, count: int) -> float:
     return 1 - count / num_values
 
 
-def largest_stable_step(smoothness: float, relative_variance: float, num_clients: int = 1) -> float:
+@validate.named_arguments
+def largest_stable_step(smoothness: Positive, relative_variance: NonNegative, num_clients: PositiveInt = 1) -> float:
     """2 / (L (1 + omega / m)): noise in proportion to the gradient also shortens the stable steps.
 
     One step w - eta (g + e), E |e|^2 <= omega |g|^2 / m, of a quadratic with curvature L along g multiplies the mean
@@ -107,7 +108,4 @@ def largest_stable_step(smoothness: float, relative_variance: float, num_clients
     >>> largest_stable_step(1.0, 3.0, num_clients=3)
     1.0
     """
-    validate.positive("smoothness", smoothness)
-    validate.in_range("relative_variance", relative_variance, 0)
-    validate.integer("num_clients", num_clients)
     return 2 / (smoothness * (1 + relative_variance / num_clients))

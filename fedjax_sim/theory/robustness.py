@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from scipy import integrate, stats
@@ -15,6 +15,7 @@ from scipy import integrate, stats
 from fedjax_sim import validate
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.theory.cohorts import check_design, report_counts
+from fedjax_sim.validate import Integer, NonNegativeInt, Number, OpenShare, PositiveInt
 
 __all__ = [
     "Breakdown",
@@ -57,8 +58,14 @@ def attackers_met(population_size: int, num_attackers: int, cohort_size: int) ->
     return stats.hypergeom(population_size, num_attackers, cohort_size).pmf(np.arange(cohort_size + 1))
 
 
+@validate.named_arguments
 def chance_of_more_attackers(
-    population_size: int, num_attackers: int, cohort_size: int, num_byzantine: int, *, num_rounds: int = 1
+    population_size: int,
+    num_attackers: int,
+    cohort_size: int,
+    num_byzantine: NonNegativeInt,
+    *,
+    num_rounds: PositiveInt = 1,
 ) -> float:
     """The chance that in some of T rounds a cohort holds more than f attackers.
 
@@ -77,8 +84,6 @@ def chance_of_more_attackers(
     0.9612
     """
     _counts(population_size, num_attackers, cohort_size)
-    validate.integer("num_byzantine", num_byzantine, 0)
-    validate.integer("num_rounds", num_rounds)
     once = float(stats.hypergeom(population_size, num_attackers, cohort_size).sf(num_byzantine))
     return _in_some_round(once, num_rounds)
 
@@ -88,8 +93,9 @@ def _in_some_round(once: float, num_rounds: int) -> float:
     return -math.expm1(num_rounds * math.log1p(-once)) if once < 1 else 1.0
 
 
+@validate.named_arguments
 def most_attackers(
-    population_size: int, num_attackers: int, cohort_size: int, *, num_rounds: int = 1, chance: float = 1e-3
+    population_size: int, num_attackers: int, cohort_size: int, *, num_rounds: int = 1, chance: OpenShare = 1e-3
 ) -> int:
     """The f that a rule must withstand so that T rounds meet more with at most this chance.
 
@@ -102,15 +108,19 @@ def most_attackers(
     >>> most_attackers(1000, 100, 100, num_rounds=100)
     24
     """
-    validate.in_range("chance", chance, 0, 1, open_low=True, open_high=True)
     for f in range(cohort_size + 1):
         if chance_of_more_attackers(population_size, num_attackers, cohort_size, f, num_rounds=num_rounds) <= chance:
             return f
     return cohort_size
 
 
+@validate.named_arguments
 def chance_beyond(
-    design: SamplingDesign, num_attackers: int, withstands: Callable[[np.ndarray], np.ndarray], *, num_rounds: int = 1
+    design: SamplingDesign,
+    num_attackers: int,
+    withstands: Callable[[np.ndarray], np.ndarray],
+    *,
+    num_rounds: PositiveInt = 1,
 ) -> float:
     """The chance that in some of T rounds more attackers report than the rule withstands among so many messages.
 
@@ -138,7 +148,6 @@ def chance_beyond(
     if design.client_rates is not None or design.response != "random":
         validate.fail("design", "one in which all clients are as likely to report", design.response, hint)
     validate.integer("num_attackers", num_attackers, 0, design.population_size)
-    validate.integer("num_rounds", num_rounds)
     counts, chances = report_counts(design)
     most = np.asarray(withstands(counts))
     once = float(chances @ stats.hypergeom(design.population_size, num_attackers, counts).sf(most))
@@ -158,7 +167,8 @@ class Breakdown(NamedTuple):
     bulyan: int
 
 
-def breakdown_points(cohort_size: int) -> Breakdown:
+@validate.named_arguments
+def breakdown_points(cohort_size: Annotated[int, Integer(3)]) -> Breakdown:
     """Breakdown points of rules, in messages. A rule set for fewer than `most_attackers` will meet more.
 
     Args:
@@ -173,7 +183,6 @@ def breakdown_points(cohort_size: int) -> Breakdown:
     >>> breakdown_points(20).krum, breakdown_points(20).bulyan, breakdown_points(20).median
     (8, 4, 9)
     """
-    validate.integer("cohort_size", cohort_size, 3)
     minority = (cohort_size - 1) // 2
     return Breakdown(0, *[minority] * 5, krum=(cohort_size - 3) // 2, bulyan=(cohort_size - 3) // 4)
 
@@ -268,7 +277,8 @@ def median_efficiency(number: int | None = None) -> float:
     return number * integrate.quad(lambda x: x * x * density(x), -width, width, epsabs=0, epsrel=1e-10, limit=400)[0]
 
 
-def trimmed_mean_efficiency(share: float) -> float:
+@validate.named_arguments
+def trimmed_mean_efficiency(share: Annotated[float, Number(0, 0.5, open_high=True)]) -> float:
     """Variance of a trimmed mean of many normal numbers over that of their mean.
 
     Args:
@@ -281,7 +291,6 @@ def trimmed_mean_efficiency(share: float) -> float:
     >>> round(trimmed_mean_efficiency(0.1), 4), trimmed_mean_efficiency(0)
     (1.0604, 1.0)
     """
-    validate.in_range("share", share, 0, 0.5, open_high=True)
     if share == 0:
         return 1.0
     cut = float(stats.norm.isf(share))

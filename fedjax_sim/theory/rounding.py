@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.validate import Positive
 
 __all__ = ["rounding_variance"]
 
@@ -14,7 +15,8 @@ FAR = 0.15  # spread in levels from which the series needs few terms; below, no 
 TERMS = 16
 
 
-def rounding_variance(mean: Any, spread: Any, distance: float) -> np.ndarray:
+@validate.named_arguments
+def rounding_variance(mean: Any, spread: Any, distance: Positive) -> np.ndarray:
     """E[u (1 - u)] Delta^2 for x ~ N(mean, spread^2) rounded to multiples of Delta, u its position between two levels.
 
     Between two levels u (1 - u) is a parabola, and its slope jumps by 2 at each level: for a small spread s (in levels)
@@ -35,7 +37,6 @@ def rounding_variance(mean: Any, spread: Any, distance: float) -> np.ndarray:
     """
     from scipy import stats
 
-    validate.positive("distance", distance)
     mean, spread = np.broadcast_arrays(np.asarray(mean, np.float64), np.asarray(spread, np.float64))
     if not (np.isfinite(mean).all() and (spread >= 0).all()):
         validate.fail("mean, spread", "finite numbers, spread >= 0", (mean, spread))

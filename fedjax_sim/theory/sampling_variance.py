@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.validate import NonNegative, Positive, PositiveInt
 
 __all__ = [
     "cohort_mean_variance",
@@ -49,7 +50,8 @@ def finite_population_correction(population_size: int, cohort_size: int) -> floa
     return (population_size - cohort_size) / max(population_size - 1, 1)
 
 
-def population_variance(values: Any, *, divisor: str = "N") -> float:
+@validate.named_arguments
+def population_variance(values: Any, *, divisor: Literal["N", "N-1"] = "N") -> float:
     """sum |g_i - mean|^2 / N, or / (N - 1): the trace of the population's covariance.
 
     Args:
@@ -62,15 +64,20 @@ def population_variance(values: Any, *, divisor: str = "N") -> float:
     >>> population_variance([0.0, 2.0]), population_variance([0.0, 2.0], divisor="N-1")
     (1.0, 2.0)
     """
-    validate.one_of("divisor", divisor, ("N", "N-1"))
     rows = np.asarray(values, np.float64)
     if rows.ndim not in (1, 2) or len(rows) < 1 + (divisor == "N-1") or not np.isfinite(rows).all():
         validate.fail("values", "[N] or [N, d] finite numbers, N >= 2 for divisor 'N-1'", values)
     return float(np.square(rows - rows.mean(0)).sum() / (len(rows) - (divisor == "N-1")))
 
 
+@validate.named_arguments
 def cohort_mean_variance(
-    variance: float, population_size: int, cohort_size: int, *, divisor: str = "N", replacement: bool = False
+    variance: NonNegative,
+    population_size: int,
+    cohort_size: int,
+    *,
+    divisor: Literal["N", "N-1"] = "N",
+    replacement: bool = False,
 ) -> float:
     """Variance of the plain mean of m uniformly drawn clients, for a population variance.
 
@@ -92,9 +99,6 @@ def cohort_mean_variance(
     0.11111111111111112
     """
     _check_sizes(population_size, cohort_size, replacement)
-    validate.in_range("variance", variance, 0)
-    validate.one_of("divisor", divisor, ("N", "N-1"))
-    validate.one_of("replacement", replacement, (True, False))
     sigma_squared = variance if divisor == "N" else variance * (population_size - 1) / population_size
     correction = 1.0 if replacement else finite_population_correction(population_size, cohort_size)
     return float(sigma_squared / cohort_size * correction)
@@ -106,7 +110,8 @@ def _fraction(name: str, value: Any) -> Fraction:
     return validate.as_written(value)
 
 
-def noise_to_signal_ratio(variance: float, signal_norm: float, tolerance: float) -> Fraction:
+@validate.named_arguments
+def noise_to_signal_ratio(variance: float, signal_norm: Positive, tolerance: Positive) -> Fraction:
     """r = sigma^2 / (alpha |g|)^2, exactly, of numbers read as decimals.
 
     The rule "the standard deviation of the cohort's mean is at most alpha |g|" asks for (r / m)(N - m)/(N - 1) <= 1.
@@ -119,13 +124,12 @@ def noise_to_signal_ratio(variance: float, signal_norm: float, tolerance: float)
     >>> noise_to_signal_ratio(16.0, 1.0, 0.1)
     Fraction(1600, 1)
     """
-    validate.positive("signal_norm", signal_norm)
-    validate.positive("tolerance", tolerance)
     signal = _fraction("tolerance", tolerance) * _fraction("signal_norm", signal_norm)
     return _fraction("variance", variance) / signal**2
 
 
-def required_cohort_size(population_size: int, ratio: int | float | Fraction) -> int:
+@validate.named_arguments
+def required_cohort_size(population_size: PositiveInt, ratio: int | float | Fraction) -> int:
     """The smallest m whose cohort mean is within the tolerance: ceil(r N / (N - 1 + r)), at least 1.
 
     Args:
@@ -142,7 +146,6 @@ def required_cohort_size(population_size: int, ratio: int | float | Fraction) ->
     >>> required_cohort_size(10_000, 1600), required_cohort_size(10, 1600)
     (1380, 10)
     """
-    validate.integer("population_size", population_size)
     ratio = _fraction("ratio", ratio)
     denominator = population_size - 1 + ratio
     return 1 if denominator == 0 else max(1, math.ceil(ratio * population_size / denominator))

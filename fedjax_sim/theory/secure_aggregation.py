@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.validate import PositiveInt
 
 __all__ = ["abort_probability", "expected_messages"]
 
@@ -23,7 +24,8 @@ def _stays(dropout: float | Sequence[float]) -> np.ndarray:
     return np.cumprod([1 - x for x in each])
 
 
-def expected_messages(num_clients: int, dropout: float | Sequence[float]) -> float:
+@validate.named_arguments
+def expected_messages(num_clients: PositiveInt, dropout: float | Sequence[float]) -> float:
     """The mean number of messages that reach the server: m (1 - p_1) (1 - p_2) (1 - p_3).
 
     Guarantees: the mean over simulated rounds (tests/study/test_dropout.py).
@@ -31,12 +33,12 @@ def expected_messages(num_clients: int, dropout: float | Sequence[float]) -> flo
     >>> expected_messages(100, [0.0, 0.0, 0.1, 0.5])
     90.0
     """
-    validate.integer("num_clients", num_clients)
     return float(num_clients * _stays(dropout)[2])
 
 
+@validate.named_arguments
 def abort_probability(
-    num_clients: int,
+    num_clients: PositiveInt,
     threshold: int,
     dropout: float | Sequence[float],
     *,
@@ -66,7 +68,6 @@ def abort_probability(
     """
     from scipy import stats
 
-    validate.integer("num_clients", num_clients)
     holders = num_clients if neighbours is None else neighbours
     if neighbours is not None:
         validate.integer("neighbours", neighbours, 2, num_clients - 1)

@@ -16,6 +16,7 @@ from fedjax_sim.theory.quadratic import (
     spectral_radius,
     symmetric_matrix,
 )
+from fedjax_sim.validate import NonNegative, Positive, ShareBelowOne
 
 __all__ = [
     "decaying_step_limit",
@@ -28,18 +29,19 @@ __all__ = [
 ]
 
 
-def sgd_contraction(hessian: Any, *, step_size: float) -> float:
+@validate.named_arguments
+def sgd_contraction(hessian: Any, *, step_size: Positive) -> float:
     """|1 - eta h|, or rho(I - eta H): how fast SGD forgets its start. Below 1 while eta lambda_max < 2.
 
     >>> sgd_contraction(2.0, step_size=0.25)
     0.5
     """
-    validate.positive("step_size", step_size)
     hessian = symmetric_matrix("hessian", hessian)
     return spectral_radius(np.eye(len(hessian)) - step_size * hessian)
 
 
-def sgd_floor(curvature: Any, noise_variance: Any, *, step_size: float) -> Any:
+@validate.named_arguments
+def sgd_floor(curvature: Any, noise_variance: Any, *, step_size: Positive) -> Any:
     """The stationary variance of SGD with a constant step, eta sigma^2 / (h (2 - eta h)), per eigendirection.
 
     The loss floor is h/2 times that. From e' = (1 - eta h) e - eta xi: V = (1 - eta h)^2 V + eta^2 sigma^2.
@@ -55,7 +57,6 @@ def sgd_floor(curvature: Any, noise_variance: Any, *, step_size: float) -> Any:
     >>> sgd_floor(1.0, 1.0, step_size=0.5)
     0.3333333333333333
     """
-    validate.positive("step_size", step_size)
     curvature, noise_variance = np.asarray(curvature, np.float64), np.asarray(noise_variance, np.float64)
     if not ((curvature > 0) & (step_size * curvature < 2)).all():
         validate.fail(
@@ -150,7 +151,8 @@ def expected_squared_distance(curvature: Any, noise_variance: Any, step_sizes: A
     return np.array(path)
 
 
-def decaying_step_limit(curvature: float, noise_variance: float, *, step_constant: float) -> float:
+@validate.named_arguments
+def decaying_step_limit(curvature: Positive, noise_variance: NonNegative, *, step_constant: float) -> float:
     """lim t E (w_t - w*)^2 for steps c / t: c^2 sigma^2 / (2 c h - 1). No floor is left, only this rate.
 
     Least, sigma^2 / h^2, at c = 1/h. For c h <= 1/2 the start is forgotten more slowly than 1/t, and there is no limit.
@@ -162,14 +164,13 @@ def decaying_step_limit(curvature: float, noise_variance: float, *, step_constan
     >>> decaying_step_limit(1.0, 1.0, step_constant=1.0)
     1.0
     """
-    validate.positive("curvature", curvature)
-    validate.in_range("noise_variance", noise_variance, 0)
     hint = "Slower decay of the start than 1/t otherwise."
     validate.in_range("step_constant", step_constant, 1 / (2 * curvature), open_low=True, hint=hint)
     return step_constant**2 * noise_variance / (2 * step_constant * curvature - 1)
 
 
-def rounds_until(contraction: float, start: float, target: float) -> int:
+@validate.named_arguments
+def rounds_until(contraction: ShareBelowOne, start: float, target: float) -> int:
     """The fewest rounds T with start * contraction^T <= target.
 
     Args:
@@ -181,7 +182,6 @@ def rounds_until(contraction: float, start: float, target: float) -> int:
     >>> rounds_until(0.5, 8.0, 1.0)
     3
     """
-    validate.in_range("contraction", contraction, 0, 1, open_high=True)
     validate.in_range("start", start, 0, wide=True)
     validate.positive("target", target, wide=True)
     if start <= target:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.validate import Integer, PositiveInt
 
 __all__ = ["exponential_spectrum", "laplacian_spectrum", "regular_spectrum"]
 
@@ -23,7 +26,8 @@ SPECTRA = {
 }
 
 
-def laplacian_spectrum(graph: str, population_size: int, *, rows: int | None = None) -> np.ndarray:
+@validate.named_arguments
+def laplacian_spectrum(graph: str, population_size: PositiveInt, *, rows: int | None = None) -> np.ndarray:
     """All eigenvalues of the Laplacian of a graph, rising, [N] float64.
 
     Args:
@@ -40,7 +44,6 @@ def laplacian_spectrum(graph: str, population_size: int, *, rows: int | None = N
     [0.0, 1.0, 1.0, 4.0]
     """
     validate.one_of("graph", graph, sorted(SPECTRA))
-    validate.integer("population_size", population_size)
     sizes = [population_size]
     if graph == "hypercube" and population_size & (population_size - 1):
         validate.fail("population_size", "a power of 2", population_size)
@@ -54,7 +57,8 @@ def laplacian_spectrum(graph: str, population_size: int, *, rows: int | None = N
     return np.sort(SPECTRA[graph](*sizes))
 
 
-def exponential_spectrum(population_size: int) -> np.ndarray:
+@validate.named_arguments
+def exponential_spectrum(population_size: PositiveInt) -> np.ndarray:
     """Moduli of the eigenvalues of `network.exponential` with equal shares, falling, [N] float64.
 
     The matrix is a circulant: normal, so it shrinks a distance by its second modulus at most, in every round.
@@ -63,14 +67,14 @@ def exponential_spectrum(population_size: int) -> np.ndarray:
 
     References: Ying et al. 2021, proposition 1.
     """
-    validate.integer("population_size", population_size)
     row = np.zeros(population_size)
     hops = [0] + [1 << j for j in range((population_size - 1).bit_length())]
     np.add.at(row, np.array(hops) % population_size, 1 / len(hops))
     return np.sort(np.abs(np.fft.fft(row)))[::-1]
 
 
-def regular_spectrum(population_size: int, degree: int) -> np.ndarray:
+@validate.named_arguments
+def regular_spectrum(population_size: Annotated[int, Integer(2)], degree: int) -> np.ndarray:
     """Eigenvalues of the adjacency matrix of a large random regular graph, falling, [N]: the degree, and quantiles of
     the law of Kesten and McKay, k sqrt(4 (k - 1) - x^2) / (2 pi (k^2 - x^2)) for |x| <= 2 sqrt(k - 1).
 
@@ -84,7 +88,6 @@ def regular_spectrum(population_size: int, degree: int) -> np.ndarray:
 
     References: McKay 1981.
     """
-    validate.integer("population_size", population_size, 2)
     validate.integer("degree", degree, 3, max(population_size - 1, 3))
     edge = 2 * np.sqrt(degree - 1)
     angles = (np.arange(20_000) + 0.5) * np.pi / 20_000  # x = edge cos(angle): the density is smooth in the angle

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.theory.quadratic import symmetric_matrix
+from fedjax_sim.validate import NonNegativeInt, Positive, PositiveInt
 
 __all__ = [
     "StaleError",
@@ -25,7 +26,8 @@ __all__ = [
 MOST_DELAY = 1000
 
 
-def delayed_step_limit(delay: int, *, curvature: float = 1.0) -> float:
+@validate.named_arguments
+def delayed_step_limit(delay: NonNegativeInt, *, curvature: Positive = 1.0) -> float:
     """The largest stable step with gradients `delay` versions old: (2 / h) sin(pi / (2 (2 tau + 1))).
 
     From lambda^(tau+1) = lambda^tau - eta h with a root on the unit circle. Without delay 2 / h; for long delays about
@@ -43,12 +45,11 @@ def delayed_step_limit(delay: int, *, curvature: float = 1.0) -> float:
     >>> [round(delayed_step_limit(delay), 6) for delay in (0, 1, 2, 10)]
     [2.0, 1.0, 0.618034, 0.14946]
     """
-    validate.integer("delay", delay, 0)
-    validate.positive("curvature", curvature)
     return 2 * math.sin(math.pi / (2 * (2 * delay + 1))) / curvature
 
 
-def delayed_contraction(hessian: Any, delay: int, *, step_size: float) -> float:
+@validate.named_arguments
+def delayed_contraction(hessian: Any, delay: int, *, step_size: Positive) -> float:
     """The factor by which a step with gradients `delay` versions old shrinks the error in the long run; > 1 diverges.
 
     The largest root of lambda^(tau+1) - lambda^tau + eta h, over the eigenvalues h of the Hessian.
@@ -64,7 +65,6 @@ def delayed_contraction(hessian: Any, delay: int, *, step_size: float) -> float:
     0.5
     """
     validate.integer("delay", delay, 0, MOST_DELAY)
-    validate.positive("step_size", step_size)
     eigenvalues = np.linalg.eigvalsh(symmetric_matrix("hessian", hessian))
     rest = [0.0] * (delay - 1)
     equations = [[1.0, -1.0, *rest, step_size * h] if delay else [1.0, step_size * h - 1.0] for h in eigenvalues]
@@ -137,7 +137,8 @@ def stale_gradient_error(hessian: Any, displacement: Any) -> StaleError:
     return StaleError(float(np.linalg.norm(hessian @ displacement)), float(largest * np.linalg.norm(displacement)))
 
 
-def expected_staleness(concurrency: int, buffer_size: int = 1, *, waits: bool = False) -> float:
+@validate.named_arguments
+def expected_staleness(concurrency: PositiveInt, buffer_size: int = 1, *, waits: bool = False) -> float:
     """The mean staleness in the long run of C clients in flight and buffers of K: (C - 1) / K, for any delays.
 
     Between a model's sending and its update's arrival C - 1 others arrive on average, whoever is slow: each arrival is
@@ -157,6 +158,5 @@ def expected_staleness(concurrency: int, buffer_size: int = 1, *, waits: bool = 
     >>> expected_staleness(13, 4), expected_staleness(12, 4, waits=True)
     (3.0, 2.0)
     """
-    validate.integer("concurrency", concurrency)
     validate.integer("buffer_size", buffer_size, 1, concurrency)
     return (concurrency - (buffer_size if waits else 1)) / buffer_size

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.validate import NonNegativeInt, PositiveInt, PositiveShare, Share
 
 __all__ = [
     "expected_order_statistic",
@@ -23,7 +24,8 @@ POINTS = 200_001  # of the quadrature
 LAST = 36.0  # logits beyond: 1 - u would be 0 in float64
 
 
-def harmonic(m: int) -> float:
+@validate.named_arguments
+def harmonic(m: NonNegativeInt) -> float:
     """H_m = 1 + 1/2 + ... + 1/m: the expected maximum of m independent exponential times of mean 1.
 
     Guarantees: tests/theory/test_timing.py::test_harmonic_numbers.
@@ -33,7 +35,6 @@ def harmonic(m: int) -> float:
     """
     from scipy import special
 
-    validate.integer("m", m, 0)
     return float(special.digamma(m + 1) + np.euler_gamma)
 
 
@@ -46,7 +47,8 @@ def exponential_quantile(u: np.ndarray) -> np.ndarray:
     return -np.log1p(-np.asarray(u, np.float64))
 
 
-def expected_order_statistic(k: int, m: int, quantile: Callable | None = None) -> float:
+@validate.named_arguments
+def expected_order_statistic(k: int, m: PositiveInt, quantile: Callable | None = None) -> float:
     """The mean of the k-th smallest of m independent times: when the k-th of m clients arrives.
 
     E T_(k:m) = integral of Q(u) over the law Beta(k, m - k + 1) of u, on a grid of logits; for exponential times of
@@ -69,7 +71,6 @@ def expected_order_statistic(k: int, m: int, quantile: Callable | None = None) -
     >>> expected_order_statistic(2, 2) == harmonic(2)
     True
     """
-    validate.integer("m", m)
     validate.integer("k", k, 1, m)
     if quantile is None:
         return harmonic(m) - harmonic(m - k)
@@ -126,8 +127,9 @@ def sampled_order_statistic(times: np.ndarray, k: int, m: int) -> float:
     return float(np.exp(logs) @ np.sort(times)[k - 1 : size - m + k])
 
 
+@validate.named_arguments
 def expected_round_time(
-    num_reports: int, num_invited: int, quantile: Callable | None = None, *, response_rate: float = 1.0
+    num_reports: int, num_invited: PositiveInt, quantile: Callable | None = None, *, response_rate: PositiveShare = 1.0
 ) -> float:
     """The mean length of a round that ends with the m-th report of m' invited clients, if so many report.
 
@@ -144,9 +146,7 @@ def expected_round_time(
     >>> round(expected_round_time(100, 130) / expected_round_time(100, 100), 3)  # exponential times
     0.28
     """
-    validate.integer("num_invited", num_invited)
     validate.integer("num_reports", num_reports, 1, num_invited)
-    validate.in_range("response_rate", response_rate, 0, 1, open_low=True)
     if response_rate == 1:
         return expected_order_statistic(num_reports, num_invited, quantile)
     from scipy import stats
@@ -160,7 +160,8 @@ def expected_round_time(
     return float(np.dot(chances[likely], means) / chances[likely].sum())
 
 
-def shortfall_probability(num_reports: int, num_invited: int, response_rate: float) -> float:
+@validate.named_arguments
+def shortfall_probability(num_reports: int, num_invited: PositiveInt, response_rate: Share) -> float:
     """The probability that fewer than m of m' invited clients report.
 
     Args: as for `expected_round_time`.
@@ -172,9 +173,7 @@ def shortfall_probability(num_reports: int, num_invited: int, response_rate: flo
     """
     from scipy import stats
 
-    validate.integer("num_invited", num_invited)
     validate.integer("num_reports", num_reports, 1, num_invited)
-    validate.in_range("response_rate", response_rate, 0, 1)
     return float(stats.binom.cdf(num_reports - 1, num_invited, response_rate))
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
 from fedjax_sim.types import Metric, PyTree, UpdateTransform, Wire
+from fedjax_sim.validate import Positive
 
 __all__ = ["Whole", "as_it_comes", "chain", "check_floats", "identity", "plain_wire", "stateless", "wire_of"]
 
@@ -62,11 +63,12 @@ def wire_of(transform: UpdateTransform, update_spec: PyTree) -> Wire:
     return transform.wire(update_spec, plain_wire(update_spec))
 
 
+@validate.named_arguments
 def stateless(
     fn: Callable,
     *,
     wire: Callable = as_it_comes,
-    l2_bound: float | None = None,
+    l2_bound: Positive | None = None,
     nonexpansive: bool = False,
     **facts,
 ) -> UpdateTransform:
@@ -85,8 +87,6 @@ def stateless(
     >>> half.on_client(jax.random.key(0), {"w": jnp.ones(2)}, (), ())[0]["w"].tolist()
     [0.5, 0.5]
     """
-    if l2_bound is not None:
-        validate.positive("l2_bound", l2_bound)
     return UpdateTransform(
         init=lambda update_spec: (),
         init_client=lambda update_spec: (),

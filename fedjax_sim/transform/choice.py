@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +36,8 @@ PAIRED = 64  # entries up to which random positions come from comparing all pair
 # ---- how many
 
 
-def amount(share: float | None, count: int | None, scope: str, what: str) -> Callable[[int], int]:
+@validate.named_arguments
+def amount(share: float | None, count: int | None, scope: Literal["vector", "leaf"], what: str) -> Callable[[int], int]:
     """A function size -> how many of so many entries (or blocks) are sent, from exactly one of a share and a count.
 
     Args:
@@ -49,7 +51,6 @@ def amount(share: float | None, count: int | None, scope: str, what: str) -> Cal
     """
     if (share is None) == (count is None):
         validate.fail("share, count", "exactly one of the two", (share, count))
-    validate.one_of("scope", scope, ("vector", "leaf"))
     if count is not None:
         validate.integer("count", count)
     else:

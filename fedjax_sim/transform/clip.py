@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from functools import reduce
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.transform.chain import as_it_comes, check_floats, plain_wire, stateless
 from fedjax_sim.types import Array, Mean, PyTree, UpdateTransform, Wire
+from fedjax_sim.validate import PositiveShare
 
 __all__ = [
     "check_clip_norm",
@@ -38,7 +40,8 @@ FAR = 2.0**-80  # brings squares of the largest floats into range
 MOST = 1e30  # of a norm that is reported
 
 
-def clip(clip_norm: float, *, per: str = "vector") -> UpdateTransform:
+@validate.named_arguments
+def clip(clip_norm: float, *, per: Literal["vector", "leaf"] = "vector") -> UpdateTransform:
     """Updates clipped to a norm C: g min(1, C / |g|).
 
     Args:
@@ -63,7 +66,6 @@ def clip(clip_norm: float, *, per: str = "vector") -> UpdateTransform:
     ([0.6, 0.8], 5.0)
     """
     check_clip_norm(clip_norm)
-    validate.one_of("per", per, PER)
 
     def on_client(key, update, state, memory):
         message, seen = clipped(key, update, clip_norm, per=per)
@@ -87,7 +89,8 @@ def clip(clip_norm: float, *, per: str = "vector") -> UpdateTransform:
     )._replace(on_client=on_client, on_server=on_server)
 
 
-def personal_clip(factor: float) -> UpdateTransform:
+@validate.named_arguments
+def personal_clip(factor: PositiveShare) -> UpdateTransform:
     """Every update clipped to its own threshold C_i = factor |g_i|, which scales it by the factor. NEVER private.
 
     It is there for studies. A threshold that follows the data bounds nothing: the sensitivity is factor times the
@@ -104,7 +107,6 @@ def personal_clip(factor: float) -> UpdateTransform:
     >>> personal_clip(0.5).on_client(jax.random.key(0), jnp.array([3.0, 4.0]), (), ())[0].tolist()
     [1.5, 2.0]
     """
-    validate.in_range("factor", factor, 0, 1, open_low=True)
 
     def shorter(key, update):
         check_floats(update)

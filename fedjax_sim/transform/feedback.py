@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import engine, prng, tree, validate
 from fedjax_sim.types import Array, PyTree, UpdateTransform
+from fedjax_sim.validate import PopulationSize
 
 __all__ = ["ef21", "error_feedback"]
 
@@ -118,7 +119,8 @@ def error_feedback(transform: UpdateTransform) -> UpdateTransform:
     )
 
 
-def ef21(transform: UpdateTransform, population_size: int) -> UpdateTransform:
+@validate.named_arguments
+def ef21(transform: UpdateTransform, population_size: PopulationSize) -> UpdateTransform:
     """EF21: client i sends C(u_i - g_i) and keeps g_i <- g_i + C(u_i - g_i); the server applies g, the mean of all g_i.
 
     What is compressed, u_i - g_i, vanishes as the updates converge; so a constant step size converges even where single
@@ -145,7 +147,6 @@ def ef21(transform: UpdateTransform, population_size: int) -> UpdateTransform:
     whistles), algorithm 4 (partial participation).
     """
     _check(transform)
-    validate.integer("population_size", population_size)
 
     def on_client(key, update, state, memory):
         wanted = engine.computed_once(jax.tree.map(lambda u, g: u - g, update, memory.numbers), key)

@@ -23,6 +23,7 @@ from fedjax_sim.transform.chain import plain_wire
 from fedjax_sim.transform.clip import HIGH, LOW, check_clip_norm, clip, clip_metrics, clipped, scaled_wire
 from fedjax_sim.transform.noise import check_cohort, check_mean, check_multiplier, check_sensitivity
 from fedjax_sim.types import Array, Noise, PyTree, UpdateTransform, Wire
+from fedjax_sim.validate import Positive, PositiveInt, Share
 
 __all__ = [
     "adaptive_clip",
@@ -84,13 +85,14 @@ def gaussian_mechanism(
     return base._replace(on_server=on_server, releases_when_empty=True, noise=noise)
 
 
+@validate.named_arguments
 def adaptive_clip(
     noise_multiplier: float,
     *,
     initial_clip_norm: float,
     quantile_noise: float,
-    target_quantile: float = 0.5,
-    learning_rate: float = 0.2,
+    target_quantile: Share = 0.5,
+    learning_rate: Positive = 0.2,
 ) -> UpdateTransform:
     """Central differential privacy with a clip norm that follows a private quantile of the updates' norms.
 
@@ -126,8 +128,6 @@ def adaptive_clip(
     """
     check_multiplier(noise_multiplier, open_low=True)
     check_clip_norm(initial_clip_norm, "initial_clip_norm")
-    validate.positive("learning_rate", learning_rate)
-    validate.in_range("target_quantile", target_quantile, 0, 1)
     hint = "At or below half the noise multiplier, the noise on the count alone spends the budget."
     low = 0 if isinstance(noise_multiplier, jax.core.Tracer) else noise_multiplier / 2
     validate.in_range("quantile_noise", quantile_noise, low, open_low=True, hint=hint)
@@ -192,7 +192,8 @@ def local_gaussian(clip_norm: float, noise_multiplier: float) -> UpdateTransform
     return _on_each_message(clip_norm, noise_multiplier * clip_norm, noise)
 
 
-def distributed_gaussian(clip_norm: float, noise_multiplier: float, cohort_size: int) -> UpdateTransform:
+@validate.named_arguments
+def distributed_gaussian(clip_norm: float, noise_multiplier: float, cohort_size: PositiveInt) -> UpdateTransform:
     """Distributed differential privacy: every update clipped to a norm C, with a share N(0, (z C)^2 / m) of the noise.
 
     The sum of m messages holds N(0, (z C)^2), as with central noise, provided that nobody sees less than that sum: it
@@ -217,7 +218,6 @@ def distributed_gaussian(clip_norm: float, noise_multiplier: float, cohort_size:
     """
     check_clip_norm(clip_norm)
     check_multiplier(noise_multiplier)
-    validate.integer("cohort_size", cohort_size)
     noise = Noise(
         "gaussian", "distributed", noise_multiplier, clip_norm, "client", details={"cohort_size": cohort_size}
     )

@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_sim import tree, validate
 from fedjax_sim.transform.chain import Whole, check_floats, stateless
 from fedjax_sim.types import Array, PyTree, UpdateTransform
+from fedjax_sim.validate import PositiveInt
 
 __all__ = ["low_rank"]
 
@@ -30,7 +31,8 @@ def _factored(shape: tuple[int, ...], dtype, rank: int) -> bool:
     return _factors(shape, dtype, rank) < 8 * math.prod(shape) * jnp.dtype(dtype).itemsize
 
 
-def low_rank(rank: int = 2, *, num_iterations: int = 1) -> UpdateTransform:
+@validate.named_arguments
+def low_rank(rank: PositiveInt = 2, *, num_iterations: PositiveInt = 1) -> UpdateTransform:
     """PowerSGD's compressor for one client: a matrix M [rows, columns] travels as P [rows, r] and M^T P [columns, r].
 
     P is an orthonormal basis of what power iterations make of r random columns. These are drawn from the client's key
@@ -61,8 +63,6 @@ def low_rank(rank: int = 2, *, num_iterations: int = 1) -> UpdateTransform:
     >>> bool(jnp.abs(message - matrix).max() < 1e-4)
     True
     """
-    validate.integer("rank", rank)
-    validate.integer("num_iterations", num_iterations)
 
     def leaf(key: Array, x: Array) -> Array:
         if not _factored(x.shape, x.dtype, rank):

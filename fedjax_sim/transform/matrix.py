@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -43,12 +44,13 @@ MAX_BANDS, MAX_ROUNDS = 4096, 10**6
 MAX_OPTIMAL_BANDS, MAX_OPTIMAL_ROUNDS = 1024, 10**4  # half a minute of optimisation, and 80 MB for each of its arrays
 
 
+@validate.named_arguments
 def matrix_mechanism(
     clip_norm: float,
     noise_multiplier: float,
     *,
     num_rounds: int,
-    strategy: str = "banded",
+    strategy: Literal["banded", "optimal_banded", "tree"] = "banded",
     bands: int | None = None,
     separation: int | None = None,
     error: str | None = None,
@@ -97,7 +99,6 @@ def matrix_mechanism(
     """
     check_multiplier(noise_multiplier)
     validate.integer("num_rounds", num_rounds, 1, MAX_ROUNDS)
-    validate.one_of("strategy", strategy, STRATEGIES)
     if separation is not None:
         validate.integer("separation", separation, 1, num_rounds)
     apart = num_rounds if separation is None else separation
@@ -185,7 +186,8 @@ def square_root_coefficients(bands: int) -> np.ndarray:
     return np.cumprod(np.concatenate([[1.0], (2 * steps - 1) / (2 * steps)]))
 
 
-def optimal_coefficients(num_rounds: int, bands: int, *, error: str = "mean") -> np.ndarray:
+@validate.named_arguments
+def optimal_coefficients(num_rounds: int, bands: int, *, error: Literal["mean", "max"] = "mean") -> np.ndarray:
     """[b] float64, the first one 1: the banded Toeplitz strategy of least error over T rounds, found by jax-privacy.
 
     The error is that of the sums over the first t rounds, times the sensitivity to one participation; participations at
@@ -210,7 +212,6 @@ def optimal_coefficients(num_rounds: int, bands: int, *, error: str = "mean") ->
     hint = "Strategy 'banded' has no such limit."
     validate.integer("num_rounds", num_rounds, 1, MAX_OPTIMAL_ROUNDS, hint=hint)
     validate.integer("bands", bands, 1, min(num_rounds, MAX_OPTIMAL_BANDS), hint=hint)
-    validate.one_of("error", error, ERRORS)
     return np.array(_optimal(num_rounds, bands, error))
 
 

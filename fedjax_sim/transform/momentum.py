@@ -8,11 +8,13 @@ import jax.numpy as jnp
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.transform.chain import as_it_comes, check_floats
 from fedjax_sim.types import UpdateTransform
+from fedjax_sim.validate import ShareBelowOne
 
 __all__ = ["client_momentum"]
 
 
-def client_momentum(decay: float) -> UpdateTransform:
+@validate.named_arguments
+def client_momentum(decay: ShareBelowOne) -> UpdateTransform:
     """A client sends m <- beta m + (1 - beta) u, the moving mean of its updates, and keeps it for its next round.
 
     Where updates are noisy, honest messages then differ less, by the factor sqrt((1 - beta) / (1 + beta)) for noise
@@ -36,7 +38,6 @@ def client_momentum(decay: float) -> UpdateTransform:
     >>> sent.tolist()
     [0.75]
     """
-    validate.in_range("decay", decay, 0, 1, open_high=True)
 
     def init_client(update_spec):
         check_floats(update_spec)

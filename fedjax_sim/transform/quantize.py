@@ -7,10 +7,12 @@ the norm (`qsgd`).
 from __future__ import annotations
 
 import math
+from typing import Annotated, Literal
 
 from fedjax_sim import validate
 from fedjax_sim.transform.grid import LARGEST, SCALE_BITS, SMALLEST, Grid, grid_wire, quantizer
 from fedjax_sim.types import UpdateTransform
+from fedjax_sim.validate import Integer
 
 __all__ = ["qsgd", "quantize", "terngrad"]
 
@@ -25,13 +27,14 @@ def _check_scope(scope: str, block_size: int | None) -> None:
         validate.fail("block_size", f"None with scope={scope!r}", block_size, "Only blocks have a size: scope='block'.")
 
 
+@validate.named_arguments
 def quantize(
-    bits: int = 8,
+    bits: Annotated[int, Integer(1, 16)] = 8,
     *,
     range: float | None = None,
     scope: str = "leaf",
     block_size: int | None = None,
-    rounding: str = "stochastic",
+    rounding: Literal["stochastic", "nearest"] = "stochastic",
     keeps_zeros: bool = True,
     integers: bool = False,
 ) -> UpdateTransform:
@@ -71,12 +74,10 @@ def quantize(
     >>> message.tolist(), float(measured["clipped_share"].total)
     ([-3.0, 0.0, 2.0], 1.0)
     """
-    validate.integer("bits", bits, 1, 16)
     for name, value in (("keeps_zeros", keeps_zeros), ("integers", integers)):
         validate.one_of(name, value, (True, False))
     if keeps_zeros and bits == 1:
         validate.fail("bits", "at least 2 with keeps_zeros=True", bits, "Two levels leave none for zero.")
-    validate.one_of("rounding", rounding, ("stochastic", "nearest"))
     _check_scope(scope, block_size)
     if range is not None:
         validate.in_range("range", range, SMALLEST, LARGEST)
@@ -111,7 +112,10 @@ def terngrad() -> UpdateTransform:
     return quantizer(grid, grid_wire(grid, 2, coded))
 
 
-def qsgd(levels: int, *, scope: str = "vector", block_size: int | None = None) -> UpdateTransform:
+@validate.named_arguments
+def qsgd(
+    levels: Annotated[int, Integer(1, 32767)], *, scope: str = "vector", block_size: int | None = None
+) -> UpdateTransform:
     """Stochastic rounding to the multiples of norm / levels, with a sign.
 
     Args:
@@ -129,7 +133,6 @@ def qsgd(levels: int, *, scope: str = "vector", block_size: int | None = None) -
     References: Alistarh, Grubic, Li, Tomioka and Vojnovic 2017 (QSGD), section 3, theorem 3.2 (there with Elias omega
     codes and a term o(1)).
     """
-    validate.integer("levels", levels, 1, 32767)
     _check_scope(scope, block_size)
     grid = Grid(float(levels), scope=scope, block_size=block_size, by_norm=True)
 

@@ -128,6 +128,7 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
     )
 
 
+@validate.named_arguments
 def drive(*, debiased: bool = True) -> UpdateTransform:
     """One bit a number: the signs of the rotated update z = R x, times one scale.
 
@@ -144,7 +145,6 @@ def drive(*, debiased: bool = True) -> UpdateTransform:
 
     References: Vargaftik, Ben Basat, Portnoy, Mendelson, Ben-Itzhak and Mitzenmacher 2021 (DRIVE), algorithm 1.
     """
-    validate.one_of("debiased", debiased, (True, False))
     if not debiased:
         return rotated(signs(_least_squares, lambda square, size: square / 2))
     bound = lambda square, size: square * (2 * math.log(2 * size) + 1)  # noqa: E731

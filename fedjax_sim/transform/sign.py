@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +42,10 @@ def scaled_sign(*, scope: str = "vector") -> UpdateTransform:
     return signs(lambda xp, size, peak, mean, square: peak * mean, lambda square, size: square / 2, scope)
 
 
-def signs(scale: Callable, after_rotation: Callable, scope: str = "vector", **facts) -> UpdateTransform:
+@validate.named_arguments
+def signs(
+    scale: Callable, after_rotation: Callable, scope: Literal["vector", "leaf"] = "vector", **facts
+) -> UpdateTransform:
     """Signs times a scale, which `scale` computes from what shares it.
 
     Args:
@@ -52,7 +56,6 @@ def signs(scale: Callable, after_rotation: Callable, scope: str = "vector", **fa
     Guarantees: the error that it declares (tests/transform/test_sign.py::test_sign_contracts_as_declared), and its bits
     (::test_wire_bits).
     """
-    validate.one_of("scope", scope, ("vector", "leaf"))
 
     def scales(xp, leaves):
         groups = [leaves] if scope == "vector" else [[x] for x in leaves]
@@ -132,7 +135,8 @@ def natural_compression() -> UpdateTransform:
     return stateless(message, wire=wire, unbiased=True, squared_error=squared_error, exact_error=True)
 
 
-def cast(dtype: str = "bfloat16") -> UpdateTransform:
+@validate.named_arguments
+def cast(dtype: Literal["bfloat16", "float16"] = "bfloat16") -> UpdateTransform:
     """The nearest number of a narrower float, 16 bits each.
 
     Args:
@@ -151,7 +155,6 @@ def cast(dtype: str = "bfloat16") -> UpdateTransform:
     >>> cast("float16").on_client(jax.random.key(0), jnp.array([0.1, 1e6]), (), ())[0].tolist()
     [0.0999755859375, 65504.0]
     """
-    validate.one_of("dtype", dtype, ("bfloat16", "float16"))
     narrow = jnp.dtype(dtype)
     largest = float(jnp.finfo(narrow).max)
 

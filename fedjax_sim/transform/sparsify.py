@@ -31,6 +31,7 @@ from fedjax_sim.transform.choice import (
     squared,
 )
 from fedjax_sim.types import Mean, UpdateTransform
+from fedjax_sim.validate import Positive, PositiveInt
 
 __all__ = ["block_k", "random_k", "threshold", "top_k"]
 
@@ -83,6 +84,7 @@ def top_k(share: float | None = None, *, count: int | None = None, scope: str = 
     return _deterministic(lambda key, x: largest_mask(x, number(x.size)), scope, wire)
 
 
+@validate.named_arguments
 def random_k(
     share: float | None = None, *, count: int | None = None, scaled: bool = True, scope: str = "vector"
 ) -> UpdateTransform:
@@ -109,7 +111,6 @@ def random_k(
     14.25
     """
     number = amount(share, count, scope, "entries")
-    validate.one_of("scaled", scaled, (True, False))
 
     def message(key, update):
         masks = masks_of(lambda key, x: random_mask(key, x.size, number(x.size)), scope, key, update)
@@ -142,7 +143,8 @@ def random_k(
     return stateless(message, wire=wire, **facts)
 
 
-def threshold(value: float) -> UpdateTransform:
+@validate.named_arguments
+def threshold(value: Positive) -> UpdateTransform:
     """The entries of at least a given magnitude, as they are; how many these are depends on the update.
 
     Args:
@@ -162,7 +164,6 @@ def threshold(value: float) -> UpdateTransform:
     >>> threshold(1.0).on_client(jax.random.key(0), jnp.array([3.0, -1.0, 0.5]), (), ())[0].tolist()
     [3.0, -1.0, 0.0]
     """
-    validate.positive("value", value)
 
     def wire(update_spec, sent):
         bitmap = tree.num_values(update_spec)
@@ -182,8 +183,9 @@ def threshold(value: float) -> UpdateTransform:
     return bare._replace(on_client=on_client, on_server=on_server)
 
 
+@validate.named_arguments
 def block_k(
-    share: float | None = None, *, count: int | None = None, block_size: int = 64, scope: str = "vector"
+    share: float | None = None, *, count: int | None = None, block_size: PositiveInt = 64, scope: str = "vector"
 ) -> UpdateTransform:
     """The k blocks of consecutive entries whose norm is largest, as they are; among equal ones the first.
 
@@ -210,7 +212,6 @@ def block_k(
     [0.0, 0.0, 2.5, -2.5]
     """
     number = amount(share, count, scope, "blocks")
-    validate.integer("block_size", block_size)
 
     def blocks(size):
         return -(-size // block_size)

@@ -95,8 +95,7 @@ def test_algorithms_with_solvers_of_their_own_take_poison_and_refuse_a_pull(name
 
     def lower(train):
         work = {"num_steps": 2, "batch_size": BATCHES, "weighting": "uniform", "mesh": None}
-        solver = [optax.sgd(0.1)] if name == "feddyn" else []
-        made = getattr(algorithms, name)(loss, sampling.full(SIZE), *solver, **work)
+        made = getattr(algorithms, name)(loss, sampling.full(SIZE), optax.sgd(0.1), **work)
         state = jax.eval_shape(made.init, jax.random.key(0), jnp.asarray(START), train)
         return jax.eval_shape(made.step, jax.random.key(1), state, train)
 

@@ -155,6 +155,6 @@ def test_a_client_weighs_as_much_as_its_examples():
     def loss(w, examples, key):
         return {"loss": (w - examples["x"]) ** 2 / 2, "weight": examples["w"]}
 
-    algorithm = algorithms.fedsgd(loss, sampling.full(2), learning_rate=1.0, mesh=None)
+    algorithm = algorithms.fedsgd(loss, sampling.full(2), optax.sgd(1.0), mesh=None)
     state, _ = algorithm.step(jax.random.key(0), algorithm.init(jax.random.key(0), jnp.zeros(()), clients), clients)
     assert float(algorithm.params(state)) == pytest.approx(4.6)

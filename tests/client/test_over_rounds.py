@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,7 +65,9 @@ def test_a_round_is_that_of_its_rate():
     assert falling.tolist() == [8.0, 8.0, 8.0, constant[-1]]
 
 
-@pytest.mark.parametrize("make", [algorithms.fedprox, algorithms.feddyn, algorithms.fedadam])
+@pytest.mark.parametrize(
+    "make", [algorithms.fedprox, partial(algorithms.feddyn, weighting="uniform"), algorithms.fedadam]
+)
 def test_other_recipes(make):
     """Rates (1/2, 0) are those of two rates 1/2 until the second round. Catches a solver that is not told the round."""
     first = over_rounds(optax.sgd, lambda t: jnp.where(t == 0, 0.5, 0.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_sim import algorithms, client, sampling
@@ -24,7 +25,7 @@ def test_by_hand(option):
 
     Gradients met: 1 and 0.125, mean 0.5625 (option 2); at the server's model: 1 (option 1). Catches a swapped sign.
     """
-    one = client.scaffold(loss, 0.5, client.work(num_steps=2), option=option)
+    one = client.scaffold(loss, 0.5, client.work(num_steps=2, weighting="uniform"), option=option)
     report, own = one.apply(
         jax.random.key(0), BROADCAST, jnp.float32(-0.5), ClientData(jnp.zeros(1), jnp.ones(1, bool))
     )
@@ -36,7 +37,7 @@ def test_by_hand(option):
 @pytest.mark.parametrize("option", [1, 2])
 def test_without_examples_nothing_moves(option):
     """Catches a control variate built from no gradient at all."""
-    one = client.scaffold(loss, 0.5, client.work(num_steps=2), option=option)
+    one = client.scaffold(loss, 0.5, client.work(num_steps=2, weighting="uniform"), option=option)
     data = ClientData(jnp.full(2, jnp.nan), jnp.zeros(2, bool))
     report, own = one.apply(jax.random.key(0), BROADCAST, jnp.float32(-0.5), data)
     assert float(own) == -0.5 and float(report.weight) == 0 and float(report.update["control"]) == 0
@@ -45,8 +46,8 @@ def test_without_examples_nothing_moves(option):
 @pytest.mark.parametrize(
     "wrong, words",
     [
-        ({"learning_rate": 0.0}, "learning_rate: expected a finite number > 0"),
-        ({"learning_rate": np.nan}, "learning_rate: expected"),
+        ({"optimizer": optax.sgd(0.0)}, "learning_rate: expected a finite number > 0"),
+        ({"optimizer": optax.sgd(np.nan)}, "learning_rate: expected"),
         ({"option": 3}, r"option: expected an integer in \[1, 2\], got 3"),
         ({"option": True}, "option: expected an integer"),
         ({"weighting": "example"}, "weighting: expected one of"),
@@ -57,14 +58,14 @@ def test_without_examples_nothing_moves(option):
 )
 def test_wrong_input(wrong, words):
     """Catches options that would divide by zero or minimise another objective."""
-    options = {"learning_rate": 0.1, "num_steps": 2} | wrong
+    options = {"optimizer": optax.sgd(0.1), "num_steps": 2, "weighting": "uniform"} | wrong
     with pytest.raises((TypeError, ValueError), match=words):
         algorithms.scaffold(p.linear_loss, sampling.full(4), **options)
 
 
 def test_unequal_clients_are_packed():
     """Catches a solver that does not state its number of steps: every client would take those of the largest."""
-    work = {"num_epochs": 2, "batch_size": 3}
+    work = {"num_epochs": 2, "batch_size": 3, "weighting": "uniform"}
     made = client.scaffold(p.linear_loss, 0.1, client.work(**work), option=2)
     assert [int(made.num_steps(n)) for n in (1, 3, 4)] == [2, 2, 4]
     assert (

@@ -46,7 +46,7 @@ def test_who_cannot_stop_is_refused():
     """Catches a sampler's stragglers who do all of their work, unnoticed."""
     sampler = sampling.with_stragglers(sampling.full(p.NUM_CLIENTS), 0.5)
     work = {"clip_norm": 1.0, "noise_multiplier": 0.0, "num_steps": 2, "batch_size": 2, "num_examples": p.ROWS}
-    made = algorithms.record_private_fedavg(p.linear_loss, sampler, **work)
+    made = algorithms.record_private_fedavg(p.linear_loss, sampler, optax.sgd(0.1), **work)
     state = made.init(jax.random.key(0), jnp.array(p.START), p.ragged())
     with pytest.raises(ValueError, match="client: expected one that can stop early"):
         jax.eval_shape(made.step, jax.random.key(0), state, p.ragged())
@@ -94,12 +94,9 @@ def test_partial_work_is_kept(name):
     """The same batches, stopped earlier. Catches FedNova normalising by the steps that were planned."""
 
     def make(sampler, **run):
-        if name == "fedprox":
-            options = {"optimizer": optax.sgd(p.RATE), "coefficient": 0.5}
-        else:
-            options = {"learning_rate": p.RATE}
+        options = {"coefficient": 0.5} if name == "fedprox" else {}
         late = sampling.with_stragglers(sampler, SHARE)
-        return getattr(algorithms, name)(p.linear_loss, late, **options, **WORK, **run)
+        return getattr(algorithms, name)(p.linear_loss, late, optax.sgd(p.RATE), **options, **WORK, **run)
 
     transcribed = Paper(0.5) if name == "fedprox" else Paper(normalized=True)
     paper.check(transcribed, p.Federation(make=make), lambda algorithm, state: [algorithm.params(state)], lost=(1,))

@@ -105,7 +105,7 @@ def test_error_texts():
     with pytest.raises(TypeError, match="examples: expected a dict that holds the tokens"):
         apply(clients(optax.sgd(0.3))[1], data=ClientData(jnp.zeros((2, 3), jnp.int32), jnp.ones(2, bool)))
     with pytest.raises(ValueError, match="client: expected a client without state"):
-        stateful = scaffold(loss_fn, 0.1, work(num_steps=1))
+        stateful = scaffold(loss_fn, 0.1, work(num_steps=1, weighting="uniform"))
         touched_rows(stateful).init({"params": PARAMS, "control": PARAMS})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
+from fedjax_sim import InvalidArgument, InvalidType
 from fedjax_sim.command import app
 from fedjax_sim.config.document import ConfigError, load
 
@@ -86,7 +87,7 @@ def test_keys_that_people_write(setting, hint):
         ),
         ("dpsgd", "algorithm.mixing.cohort_size=5", "It is an option of [sampler], and dpsgd takes no such table."),
         ("scaffold", "sampler.weighting=examples", "Write algorithm.weighting."),
-        ("scaffold", "lr=0.1", "Write algorithm.learning_rate."),
+        ("scaffold", "lr=0.1", "Write client_optimizer.learning_rate."),
         ("fedavg", "sampler.weighting=uniform", "Write algorithm.weighting or aggregator.weighting."),
         ("no_such", "lr=0.1", "Write client_optimizer.learning_rate."),
     ],
@@ -107,7 +108,7 @@ def test_devices_that_nobody_takes():
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "account"])
-@pytest.mark.parametrize("kind", [TypeError, ValueError])
+@pytest.mark.parametrize("kind", [InvalidArgument, InvalidType])
 def test_a_named_error_has_no_traceback(command, kind, monkeypatch):
     """Catches a command that answers a wrong combination of parts with Python's traceback."""
 
@@ -117,3 +118,15 @@ def test_a_named_error_has_no_traceback(command, kind, monkeypatch):
     monkeypatch.setattr("fedjax_sim.config.build.build", build)
     words = output(command, "--set", "data.num_clients=100")
     assert words == "transform: expected one without a memory, got 'one that remembers'."
+
+
+@pytest.mark.parametrize("kind", [TypeError, ValueError])
+def test_a_bug_has_a_traceback(kind, monkeypatch):
+    """Catches an error of the package itself, in words like those of a check, that is told as the user's."""
+
+    def build(config):
+        raise kind("transform: expected one without a memory, got 'one that remembers'.")
+
+    monkeypatch.setattr("fedjax_sim.config.build.build", build)
+    result = CliRunner().invoke(app.app, ["run", "--set", "data.num_clients=100"])
+    assert type(result.exception) is kind

@@ -12,6 +12,7 @@ SMALL = ["data.num_clients=200", "data.held_out_clients=3", "model.hidden=[4]", 
 SMALL += ["sampler.cohort_size=10", "aggregator.name=fixed_mean", "aggregator.denominator=10"]
 RECORDS = [*SMALL[:-2], "algorithm.name=record_private_fedavg", "algorithm.clip_norm=1.0"]
 RECORDS += ["algorithm.noise_multiplier=2.0", "algorithm.batch_size=15", "downlink.quantize.bits=8"]
+RECORDS += ["client_optimizer.learning_rate=0.1"]
 NOISY = [*SMALL, "transform.gaussian_mechanism.clip_norm=1.0", "transform.gaussian_mechanism.noise_multiplier=2.0"]
 
 

@@ -68,7 +68,7 @@ ROUND_TRIPS = [
     ["algorithm.num_epochs=2"],
     ["algorithm.batch_size=none", "run.checkpoint_every=7", "run.devices=1", "run.lanes=4", "run.chunk=8"],
     ["sampler.with_dropout.rate=0.1", "sampler.with_over_invitation.num_reports=900", "client_optimizer.momentum=0.9"],
-    ["algorithm.name=fednova", "algorithm.learning_rate=1e-05", "model.hidden=[]", "seed=7", "data.seed=3"],
+    ["algorithm.name=fednova", "client_optimizer.learning_rate=1e-05", "model.hidden=[]", "seed=7", "data.seed=3"],
     ["algorithm.name=fedsgd", "aggregator.name=fixed_mean", "aggregator.denominator=1000"],
     [
         "data.name=csv_sites",
@@ -157,6 +157,17 @@ def test_every_algorithm_builds(name):
     jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
 
 
+def test_fedsgds_server_takes_any_optimiser():
+    """Fault: a table that is refused, or left out, where the server takes the step: Adam's keeps two moments."""
+    sizes = []
+    for name in ("sgd", "adam"):
+        experiment = build(load(None, [*SMALL, "algorithm.name=fedsgd", f"client_optimizer.name={name}"]))
+        init, params = experiment.algorithm.init, experiment.params
+        state = jax.eval_shape(init, experiment.key, params, experiment.data.train)
+        sizes.append(len(jax.tree.leaves(state.server)) // len(jax.tree.leaves(params)))
+    assert sizes == [1, 3]
+
+
 def test_an_algorithm_is_given_the_population_size(monkeypatch):
     """Fault: an algorithm whose state has a row a client can ask for N, and is called without it."""
     found = []
@@ -168,7 +179,11 @@ def test_an_algorithm_is_given_the_population_size(monkeypatch):
     monkeypatch.setattr(algorithms, "asking", asking, raising=False)
     builder = Builder(load(None, SMALL))
     fedavg = builder.parts["algorithm"]
-    asks = {"name": "asking", "module": "fedjax_sim.algorithms", "values": fedavg.values | {"population_size"}}
+    asks = {
+        "name": "asking",
+        "module": "fedjax_sim.algorithms",
+        "values": fedavg.values | {"population_size": "population_size"},
+    }
     builder.parts["algorithm"] = fedavg._replace(**asks)
     builder.experiment()
     assert set(found) == {40}
@@ -433,7 +448,8 @@ def test_the_downlink_is_the_servers():
 
 def test_records_of_the_largest_client():
     """Catches a chance of inclusion from another number than the largest client's rows, or than the one given."""
-    private = ["algorithm.name=record_private_fedavg", "algorithm.clip_norm=1.0", "algorithm.noise_multiplier=1.0"]
+    private = ["algorithm.name=record_private_fedavg", "client_optimizer.learning_rate=0.1"]
+    private += ["algorithm.clip_norm=1.0", "algorithm.noise_multiplier=1.0"]
     for given, expected in ((None, 60), (75, 75)):
         settings = private if given is None else [*private, f"algorithm.num_examples={given}"]
         details = build(load(None, [*SMALL, *settings])).algorithm.parts.client.noise.details

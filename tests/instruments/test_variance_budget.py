@@ -105,7 +105,11 @@ def test_deterministic_and_fresh():
 
 def private():
     options = {"clip_norm": 1.0, "noise_multiplier": 1.0, "num_steps": 1, "batch_size": 2, "num_examples": ROWS}
-    return algorithms.record_private_fedavg(loss, sampling.uniform(SIZE, COHORT), **options)
+    return algorithms.record_private_fedavg(loss, sampling.uniform(SIZE, COHORT), optax.sgd(0.1), **options)
+
+
+def mime():
+    return algorithms.mime(loss, sampling.uniform(SIZE, COHORT), optax.sgd(0.1), num_steps=1, weighting="uniform")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +123,7 @@ def private():
         ),
         (lambda: algorithm(member=transform.error_feedback(transform.top_k(0.5))), "messages that depend on the model"),
         (lambda: algorithm(rule=aggregation.extrapolated()), "aggregator: expected a mean"),
-        (lambda: algorithms.mime(loss, sampling.uniform(SIZE, COHORT), num_steps=1), "sends clients the model alone"),
+        (mime, "sends clients the model alone"),
         (private, "client: expected no noise"),
     ],
 )

@@ -587,7 +587,7 @@ CASES = {
         "fedavgm": _recipe(algorithms.fedavgm, server_learning_rate=0.3),
         "fedbuff": _asynchronous(algorithms.fedbuff, buffer_size=5),
         "feddf": _distilled,
-        "feddyn": _recipe(algorithms.feddyn, coefficient=1.0),
+        "feddyn": _recipe(algorithms.feddyn, coefficient=1.0, weighting="uniform"),
         "federated": lambda: algorithms.federated(
             sampling.with_dropout(SAMPLER, 0.2),
             p.counting(_local()),
@@ -596,15 +596,17 @@ CASES = {
             transform.stateless(lambda key, update: jax.tree.map(lambda x: x * 0.9, update)),
             **RUN,
         ),
-        "fedexp": _recipe(algorithms.fedexp),
-        "fednova": lambda: algorithms.fednova(p.linear_loss, SAMPLER, learning_rate=p.RATE, **WORK, **RUN),
+        "fedexp": _recipe(algorithms.fedexp, weighting="uniform"),
+        "fednova": _recipe(algorithms.fednova),
         "fedprox": _recipe(algorithms.fedprox, coefficient=0.5),
-        "fedsgd": lambda: algorithms.fedsgd(p.linear_loss, SAMPLER, learning_rate=p.RATE, **RUN),
+        "fedsgd": lambda: algorithms.fedsgd(p.linear_loss, SAMPLER, optax.sgd(p.RATE), **RUN),
         "fedyogi": _recipe(algorithms.fedyogi),
         "hierarchical_fedavg": _in_groups,
         "gradient_tracking": lambda: _gossip(algorithms.gradient_tracking, learning_rate=0.02)(),
-        "mime": lambda: algorithms.mime(p.linear_loss, SAMPLER, learning_rate=0.05, **WORK, **RUN),
-        "mime_lite": lambda: algorithms.mime_lite(p.linear_loss, SAMPLER, learning_rate=0.05, **WORK, **RUN),
+        "mime": lambda: algorithms.mime(p.linear_loss, SAMPLER, optax.sgd(0.05), weighting="uniform", **WORK, **RUN),
+        "mime_lite": lambda: algorithms.mime_lite(
+            p.linear_loss, SAMPLER, optax.sgd(0.05), weighting="uniform", **WORK, **RUN
+        ),
         "pairwise_gossip": lambda: algorithms.pairwise_gossip(
             p.linear_loss, SAMPLER, optax.sgd(p.RATE), network.ring(p.NUM_CLIENTS), **WORK, **RUN
         ),
@@ -619,14 +621,14 @@ CASES = {
         "record_private_fedavg": lambda: algorithms.record_private_fedavg(
             p.linear_loss,
             SAMPLER,
+            optax.sgd(p.RATE),
             clip_norm=1.0,
             noise_multiplier=0.5,
-            learning_rate=p.RATE,
             num_examples=p.ROWS,
             **WORK | {"batch_size": WORK["batch_size"] or p.ROWS},
             **RUN,
         ),
-        "scaffold": lambda: algorithms.scaffold(p.linear_loss, SAMPLER, learning_rate=p.RATE, **WORK, **RUN),
+        "scaffold": _recipe(algorithms.scaffold, weighting="uniform"),
         "hierarchical_split_gnn": lambda: _over_graphs(GROUPS),
         "split_gnn": _over_graphs,
         "vertical": _by_party,
@@ -646,6 +648,7 @@ def round_for(aggregator) -> Round:
 
 
 NO_PARTS = {"load_of", "over_rounds", "most_feasible_work", "smallest_deadline", "within_budget", "work"}
+NO_PARTS |= {"local_work", "plain_sgd_rate"}
 NO_PARTS |= {
     "algebraic_connectivity",
     "hears_back",

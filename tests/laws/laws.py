@@ -185,7 +185,7 @@ def one_step_of_everybody_is_centralised(num_rounds: int = 50) -> None:
         return algorithms.fedavg(p.linear_loss, sampler, optax.sgd(p.RATE), num_steps=1, **options)
 
     def gradient(sampler, **options):
-        return algorithms.fedsgd(p.linear_loss, sampler, learning_rate=p.RATE, **options)
+        return algorithms.fedsgd(p.linear_loss, sampler, optax.sgd(p.RATE), **options)
 
     rows = np.arange(p.ROWS) < p.SIZES[:, None]
     x, y = p.FEATURES[rows].astype(np.float64), p.TARGETS[rows].astype(np.float64)

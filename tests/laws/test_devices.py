@@ -77,9 +77,8 @@ def with_momentum(loss_fn, mesh):
 
 
 def with_variates(loss_fn, mesh):
-    return algorithms.scaffold(
-        loss_fn, sampling.uniform(30, 6), learning_rate=0.23, num_epochs=1, batch_size=10, mesh=mesh
-    )
+    work = {"num_epochs": 1, "batch_size": 10, "weighting": "uniform", "mesh": mesh}
+    return algorithms.scaffold(loss_fn, sampling.uniform(30, 6), optax.sgd(0.23), **work)
 
 
 @pytest.mark.full

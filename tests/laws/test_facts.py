@@ -110,8 +110,7 @@ def test_nobody_counts_twice():
     recipes = {name: getattr(algorithms, name) for name in ("fedavg", "fedprox", "fedexp", "mime", "mime_lite")}
 
     def make(name, sampler, **options):
-        needed = () if name.startswith("mime") else (optax.sgd(p.RATE),)
-        return recipes[name](p.linear_loss, sampler, *needed, num_steps=1, **options)
+        return recipes[name](p.linear_loss, sampler, optax.sgd(p.RATE), num_steps=1, **options)
 
     for name in recipes:
         make(name, drawn, weighting="uniform")
@@ -217,7 +216,7 @@ def test_clients_with_state_are_distinct():
     silent = sampler._replace(design=type("Design", (), {"population_size": p.NUM_CLIENTS, "equal_chances": True})())
     for wrong in (silent, sampling.with_replacement(p.NUM_CLIENTS, p.SLOTS)):
         with pytest.raises(ValueError, match="sampler: expected a design without replacement"):
-            algorithms.scaffold(p.linear_loss, wrong, num_steps=1)
+            algorithms.scaffold(p.linear_loss, wrong, optax.sgd(0.1), num_steps=1, weighting="uniform")
         work = p.counting(client.local_sgd(p.linear_loss, optax.sgd(0.1), client.work(num_steps=1)))
         made = algorithms.federated(wrong, work, aggregation.mean(), server.optimizer(optax.sgd(1.0)))
         with pytest.raises(ValueError, match="sampler: expected a design without replacement"):

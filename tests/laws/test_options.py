@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from typing import Any
 
@@ -95,14 +96,17 @@ OTHER = {  # another value of each option than the default and than the rows' ow
     "transform": transform.quantize(4),
     "u_shaped": True,
     "weight_decay": 0.1,
+    "weighting": "uniform",
     "who": adversary.clients([5]),
 }
-WEIGHTINGS = {None: "uniform", "uniform": "examples", "examples": "uniform"}
 OTHER_OF_ROW = {
     ("asynchronous", "refill"): "other",
+    ("fedbuff", "weighting"): "examples",  # its default stands for "uniform"
     ("hierarchical_split_gnn", "keep_edges"): False,
     ("split_learning", "handover"): "server",
 }
+ROWS_ALIKE = ("feddyn", "fedexp", "mime", "mime_lite", "record_private_fedavg", "scaffold")  # whose clients count alike
+OTHER_OF_ROW |= {(name, "weighting"): "examples" for name in ROWS_ALIKE}
 BESIDE = {  # options that say something about another one, and that one
     ("gradient_tracking", "shuffle"): {"batch_size": 1},
     ("hierarchical_fedavg", "keep_edges"): {"edge_optimizer": optax.sgd(0.5, momentum=0.5)},
@@ -127,7 +131,12 @@ def given(recipe: Any, **options):
     """Calls of the recipe, wherever a row makes them, get these options."""
     (cell,) = (x for x in recipe.__closure__ if x.cell_contents is recipe.__wrapped__)
     takes = inspect.signature(recipe)
-    cell.cell_contents = lambda *args, **own: recipe.__wrapped__(**takes.bind(*args, **own).arguments | options)
+
+    @functools.wraps(recipe.__wrapped__)
+    def with_options(*args, **own):
+        return recipe.__wrapped__(**takes.bind(*args, **own).arguments | options)
+
+    cell.cell_contents = with_options
     try:
         yield
     finally:
@@ -135,8 +144,6 @@ def given(recipe: Any, **options):
 
 
 def another(name: str, option: str) -> Any:
-    if option == "weighting":
-        return WEIGHTINGS[inspect.signature(recipe_of(name)).parameters[option].default]
     return OTHER_OF_ROW.get((name, option), OTHER[option])
 
 

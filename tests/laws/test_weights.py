@@ -15,15 +15,42 @@ from tests.laws import problems as p
 
 INTEGERS = transform.quantize(4, range=2.0, integers=True)
 RECIPES = ("fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fednova", "fedyogi")
+OF_A_MODEL = {"feddf", "splitfed", "vertical"}  # these take its layers, not a loss of all its numbers
+INSIDE = {"hierarchical_fedavg"}  # its weighting is of clients in edges, its aggregator of edges
+TOTALS = ("feddyn", "scaffold")  # these hold a sum over the population, whose weight they are told
+OWN = (*TOTALS, "fedexp", "mime", "mime_lite")  # these have an aggregator of their own
 
 
-def takes_weighting() -> list[str]:
-    """Recipes of a star with options for the weighting and the aggregator."""
+def takes_weighting() -> dict[str, set[str]]:
+    """Recipes around a server with an option for the weighting, and the names of their arguments."""
     functions = {name: getattr(algorithms, name) for name in algorithms.__all__}
     signatures = {name: inspect.signature(f).parameters for name, f in functions.items() if inspect.isfunction(f)}
-    return [
-        name for name, arguments in signatures.items() if {"weighting", "aggregator", "sampler"} <= arguments.keys()
-    ]
+    return {name: set(found) for name, found in signatures.items() if {"weighting", "sampler"} <= found.keys()}
+
+
+def test_one_default():
+    """By examples, if the aggregator takes weights; but a number of examples is no public number beside DP-SGD.
+
+    Catches a recipe with a default of its own, and one that no law below meets.
+    """
+    recipes = takes_weighting()
+    default = {name: inspect.signature(getattr(algorithms, name)).parameters["weighting"].default for name in recipes}
+    assert default == dict.fromkeys(recipes) | {"record_private_fedavg": "uniform"}
+    with_rule = {name for name, arguments in recipes.items() if "aggregator" in arguments} - OF_A_MODEL - INSIDE
+    assert with_rule == {*RECIPES, "record_private_fedavg"}
+    assert recipes.keys() - with_rule - OF_A_MODEL - INSIDE == set(OWN)
+
+
+@pytest.mark.parametrize("name", [*RECIPES, *OWN])
+def test_examples_count_unless_told(name):
+    """Catches clients of 1, 50 and 7 rows that count alike although nobody asked for that."""
+    total = {"total_weight": cases.TOTAL} if name in TOTALS else {}
+    star = built(name, **total).parts
+    assert star.aggregator.weighted and not star.client.uniform_weights and not star.client.needs_weights
+    assert built(name, weighting="uniform").parts.client.uniform_weights
+    if name in TOTALS:
+        with pytest.raises(ValueError, match="total_weight: expected the sum of all clients' weights, got None"):
+            built(name)
 
 
 def built(name: str, **options):
@@ -37,27 +64,25 @@ def built(name: str, **options):
     return recipe(**{key: value for key, value in given.items() if key in wanted} | options)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*RECIPES, "record_private_fedavg"])
 def test_weights_that_nobody_takes_are_refused(name):
     """Beside every aggregator that takes none; without the option it builds, and clients count alike.
 
     Catches clients of 1, 50 and 7 rows that count alike where their examples were asked for.
     """
-    assert name in takes_weighting()
     alike = aggregation.mean(weighting="uniform")
     told = "aggregator: expected one that takes weights, for weighting = 'examples' was asked for, got"
     with pytest.raises(ValueError, match=told):
         built(name, weighting="examples", aggregator=alike)
-    for weighting in (None, "uniform"):
-        assert not built(name, weighting=weighting, aggregator=alike).parts.aggregator.weighted
+    for options in ({}, {"weighting": "uniform"}):
+        assert not built(name, aggregator=alike, **options).parts.aggregator.weighted
     assert built(name, weighting="examples").parts.client.needs_weights
-    assert inspect.signature(getattr(algorithms, name)).parameters["weighting"].default is None
 
 
 def test_weights_that_a_part_of_an_update_does_not_take():
     """Catches the uniform mean of the model beside steps that are weighted, where examples were asked for."""
     rule = aggregation.by_part({"direction": aggregation.mean(weighting="uniform"), "steps": aggregation.mean()})
-    build = partial(algorithms.fednova, p.linear_loss, cases.SAMPLER, num_steps=1, aggregator=rule)
+    build = partial(built, "fednova", aggregator=rule)
     with pytest.raises(ValueError, match="got 'one that takes none for some parts of an update'"):
         build(weighting="examples")
     assert build(weighting="uniform").parts.aggregator.partly_weighted

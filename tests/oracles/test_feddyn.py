@@ -103,7 +103,7 @@ def test_reaches_the_optimum(num_present, num_rounds):
     data, optimum = scalars.clients(curvatures, centers, (1,) * 4), curvatures @ centers / curvatures.sum()
     work = {"num_steps": 5, **scalars.OPTIONS}
     sampler = sampling.full(4) if num_present == 4 else sampling.uniform(4, num_present)
-    dynamic = algorithms.feddyn(scalars.loss, sampler, optax.sgd(0.03), coefficient=10.0, **work)
+    dynamic = algorithms.feddyn(scalars.loss, sampler, optax.sgd(0.03), coefficient=10.0, weighting="uniform", **work)
     _, path = scalars.converged(dynamic, data, num_rounds=num_rounds)
     assert np.abs(np.array(path[-20:]) - optimum).max() < 5e-6
     if num_present == 4:
@@ -113,7 +113,8 @@ def test_reaches_the_optimum(num_present, num_rounds):
 
 def test_without_examples_nothing_moves():
     """Catches a vector built from the tilt alone."""
-    one = client.dynamic(lambda w, x, key: (w - x) ** 2 / 2, optax.sgd(0.5), 1.0, client.work(num_steps=2))
+    work = client.work(num_steps=2, weighting="uniform")
+    one = client.dynamic(lambda w, x, key: (w - x) ** 2 / 2, optax.sgd(0.5), 1.0, work)
     data = ClientData(jnp.full(2, jnp.nan), jnp.zeros(2, bool))
     report, own = one.apply(jax.random.key(0), jnp.float32(1.0), jnp.float32(-0.5), data)
     assert float(own) == -0.5 and float(report.weight) == 0
@@ -142,6 +143,6 @@ def test_same_bits():
 )
 def test_wrong_input(wrong, words):
     """Catches a division by zero, a mean over an unknown population, and clients that count twice."""
-    options = {"sampler": sampling.full(4), "num_steps": 2} | wrong
+    options = {"sampler": sampling.full(4), "num_steps": 2, "weighting": "uniform"} | wrong
     with pytest.raises(ValueError, match=words):
         algorithms.feddyn(p.linear_loss, optimizer=optax.sgd(0.1), **options)

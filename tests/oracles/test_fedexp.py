@@ -71,7 +71,7 @@ def test_never_shorter_than_the_mean():
     one = population.from_clients([{"h": np.ones(1, np.float32), "a": np.ones(1, np.float32)}] * 3)
     work = {"num_steps": 2, **scalars.OPTIONS}
     everybody, rate = sampling.full(3), optax.sgd(0.1)
-    stretched = algorithms.fedexp(scalars.loss, everybody, rate, average_last=False, **work)
+    stretched = algorithms.fedexp(scalars.loss, everybody, rate, average_last=False, weighting="uniform", **work)
     plain = algorithms.fedavg(scalars.loss, everybody, rate, **work)
     assert scalars.converged(stretched, one, num_rounds=3)[1] == scalars.converged(plain, one, num_rounds=3)[1]
 
@@ -84,7 +84,8 @@ def test_fewer_rounds_than_fedavg():
     rows = [{"x": np.eye(4, dtype=np.float32)[[i]], "y": np.ones(1, np.float32)} for i in range(4)]
     data, start = population.from_clients(rows), jnp.zeros(4)
     distances = {}
-    for make, options in ((algorithms.fedavg, {}), (algorithms.fedexp, {"epsilon": 1e-9, "average_last": False})):
+    extrapolated = {"epsilon": 1e-9, "average_last": False, "weighting": "uniform"}
+    for make, options in ((algorithms.fedavg, {}), (algorithms.fedexp, extrapolated)):
         algorithm = make(p.linear_loss, sampling.full(4), optax.sgd(0.9), num_steps=2, **scalars.OPTIONS, **options)
 
         def body(state, key, algorithm=algorithm):
@@ -126,7 +127,9 @@ def test_integers_are_refused():
     """Catches norms of integers, in whose unit epsilon is almost zero, also inside `by_part`."""
     integers = transform.quantize(8, range=1.0, integers=True)
     with pytest.raises(ValueError, match=r"transform: expected one that sends numbers, got 'integers in \(-127, 127\)"):
-        algorithms.fedexp(p.linear_loss, sampling.full(4), optax.sgd(0.1), num_steps=2, transform=integers)
+        algorithms.fedexp(
+            p.linear_loss, sampling.full(4), optax.sgd(0.1), num_steps=2, weighting="uniform", transform=integers
+        )
     assert not aggregation.by_part({"one": aggregation.mean(), "other": aggregation.extrapolated()}).homogeneous
     assert aggregation.by_part({"one": aggregation.mean()}).homogeneous
 

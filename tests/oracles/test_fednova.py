@@ -21,6 +21,10 @@ def data():
     return scalars.clients((1.0, 1.0), (0.0, 1.0), (1, 10))
 
 
+def fednova(rate=0.1, **options):
+    return algorithms.fednova(scalars.loss, sampling.full(2), optax.sgd(rate), **WORK, **scalars.OPTIONS, **options)
+
+
 @pytest.mark.parametrize("rate, expected", [(0.1, 0.866901), (0.01, 0.905319)])
 def test_unequal_work_shifts_fedavg(rate, expected):
     """Catches clients that are all given the same number of steps (0.5 then)."""
@@ -40,7 +44,7 @@ def test_fednova_converges_to_the_optimum_for_small_rates():
     for rate in (0.1, 0.01):
         progress = 1 - (1 - rate) ** np.array([1, 10])
         shares = progress / np.array([1, 10])
-        algorithm = algorithms.fednova(scalars.loss, sampling.full(2), learning_rate=rate, **WORK, **scalars.OPTIONS)
+        algorithm = fednova(rate)
         reached, path = scalars.converged(algorithm, data(), num_rounds=round(12 / rate))
         assert abs(reached - shares[1] / shares.sum()) < 2e-6
         assert abs(reached - 0.5) < 2 * rate
@@ -53,8 +57,7 @@ def test_steps_are_sent_beside():
     beside which it would reveal the number of examples."""
 
     def part(member):
-        made = algorithms.fednova(scalars.loss, sampling.full(2), transform=member, **WORK, **scalars.OPTIONS)
-        return made.parts.transform
+        return fednova(transform=member).parts.transform
 
     message = {"direction": jnp.array([3.0, 4.0]), "steps": jnp.float32(10)}
     clip, sparse = part(transform.clip(1.0)), part(transform.top_k(count=1))
@@ -77,12 +80,12 @@ def test_attackers_would_change_the_steps():
     everybody = adversary.share_of_clients(1.0)
     flipped = adversary.corrupted(aggregation.mean(), adversary.sign_flip(), everybody)
     with pytest.raises(ValueError, match="aggregator: expected one without attackers inside for fednova"):
-        algorithms.fednova(scalars.loss, sampling.full(2), aggregator=flipped, **WORK, **scalars.OPTIONS)
+        fednova(aggregator=flipped)
     rule = aggregation.by_part({"direction": flipped, "steps": aggregation.mean()})
     solver = client.local_sgd(scalars.loss, optax.sgd(0.1), client.work(**WORK))
     parts = client.normalized(solver), rule, server.rescaled(server.optimizer(optax.sgd(1.0)))
     attacked = algorithms.federated(sampling.full(2), *parts, **scalars.OPTIONS)
-    honest = algorithms.fednova(scalars.loss, sampling.full(2), learning_rate=0.1, **WORK, **scalars.OPTIONS)
+    honest = fednova()
     moved = []
     for algorithm in (honest, attacked):  # the way from the start after one round
         _, path = scalars.converged(algorithm, data(), num_rounds=1)
@@ -96,8 +99,8 @@ def test_a_bound_would_shorten_the_steps():
     bounded = aggregation.norm_bounding(aggregation.mean(), 1.0)
     for rule in (bounded, aggregation.by_part({"direction": bounded, "steps": aggregation.mean()})):
         with pytest.raises(ValueError, match="aggregator: expected a homogeneous one for fednova"):
-            algorithms.fednova(scalars.loss, sampling.full(2), aggregator=rule, **WORK, **scalars.OPTIONS)
-    algorithms.fednova(scalars.loss, sampling.full(2), aggregator=aggregation.median(), **WORK, **scalars.OPTIONS)
+            fednova(aggregator=rule)
+    fednova(aggregator=aggregation.median())
 
 
 def test_equal_work_is_fedavg():
@@ -105,7 +108,7 @@ def test_equal_work_is_fedavg():
     equal = scalars.clients((1.0, 10.0), (0.0, 1.0), (2, 3))
     work = {"num_steps": 4, **scalars.OPTIONS}
     plain = algorithms.fedavg(scalars.loss, sampling.full(2), optax.sgd(0.05), **work)
-    nova = algorithms.fednova(scalars.loss, sampling.full(2), learning_rate=0.05, **work)
+    nova = algorithms.fednova(scalars.loss, sampling.full(2), optax.sgd(0.05), **work)
     one, other = (scalars.converged(algorithm, equal, num_rounds=5)[1] for algorithm in (plain, nova))
     np.testing.assert_allclose(one, other, rtol=1e-5)
 

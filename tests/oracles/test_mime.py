@@ -69,10 +69,9 @@ def own(rule):
 @functools.cache
 def library(rule="adam", lite=False, weighting="uniform", plan=p.PLAN, mesh=None):
     def make(sampler, **run):
-        options = own(rule) | {"learning_rate": RATE}
         recipe = algorithms.mime_lite if lite else algorithms.mime
-        options |= {"rule": rule, "weighting": weighting, "nonfinite": "error"}
-        return recipe(p.linear_loss, sampler, **options, **paper.EPOCHS, **run)
+        options = own(rule) | {"rule": rule, "weighting": weighting, "nonfinite": "error"}
+        return recipe(p.linear_loss, sampler, optax.sgd(RATE), **options, **paper.EPOCHS, **run)
 
     return p.Federation(make=make, plan=plan, mesh=mesh)
 
@@ -114,7 +113,7 @@ def test_rules(rule):
         theirs.track(mean)
 
 
-OPTIMUM, SLOW = 10 / 11, {"learning_rate": 0.05, "num_steps": 5, **scalars.OPTIONS}
+OPTIMUM, SLOW = 10 / 11, {"num_steps": 5, "weighting": "uniform", **scalars.OPTIONS}
 
 
 @pytest.mark.parametrize("rule", cases.rows(["sgd", "momentum"], ["momentum"]))
@@ -124,20 +123,18 @@ def test_fixed_point_with_everybody(rule):
     Catches a correction that vanishes or is taken over one pass too late.
     """
     momentum = 0.5 if rule == "momentum" else None
-    full = algorithms.mime(scalars.loss, sampling.full(2), rule=rule, momentum=momentum, **SLOW)
+    full = algorithms.mime(scalars.loss, sampling.full(2), optax.sgd(0.05), rule=rule, momentum=momentum, **SLOW)
     assert abs(scalars.converged(full, scalars.clients(), num_rounds=400)[0] - OPTIMUM) < 2e-6
 
 
 def test_error_floor_with_a_few():
     """With one client of two c is that client's own gradient: it is SGD over clients, which does not converge. MimeLite
     has FedAvg's fixed point. Catches a correction although no client sent one."""
-    data, options = scalars.clients(), SLOW
+    data, options = scalars.clients(), {"optimizer": optax.sgd(0.05), "rule": "sgd", **SLOW}
     everybody, one = sampling.full(2), sampling.uniform(2, 1)
-    _, path = scalars.converged(algorithms.mime(scalars.loss, one, rule="sgd", **options), data, num_rounds=400)
+    _, path = scalars.converged(algorithms.mime(scalars.loss, one, **options), data, num_rounds=400)
     assert np.std(path[-100:]) > 0.05
-    lite, _ = scalars.converged(
-        algorithms.mime_lite(scalars.loss, everybody, rule="sgd", **options), data, num_rounds=400
-    )
+    lite, _ = scalars.converged(algorithms.mime_lite(scalars.loss, everybody, **options), data, num_rounds=400)
     progress = 1 - (1 - 0.05 * np.array([1.0, 10.0])) ** 5
     assert abs(lite - progress[1] / progress.sum()) < 2e-6 and abs(lite - OPTIMUM) > 0.01
 
@@ -189,7 +186,8 @@ def test_no_usable_gradient():
     """Gradients past 2^100, a rate so small that local steps are not. Catches a round that goes on with c = 0."""
 
     def make(sampler, **run):
-        return algorithms.mime(p.linear_loss, sampler, rule="sgd", learning_rate=1e-36, num_steps=1, **run)
+        work = {"num_steps": 1, "weighting": "uniform"}
+        return algorithms.mime(p.linear_loss, sampler, optax.sgd(1e-36), rule="sgd", **work, **run)
 
     federation = p.Federation(make=make)
     start = federation.init()
@@ -213,7 +211,7 @@ def test_no_usable_gradient():
 def test_wrong_input(wrong, words):
     """Catches parts whose guarantees do not hold for two messages a round."""
     with pytest.raises((TypeError, ValueError), match=words):
-        algorithms.mime(p.linear_loss, sampling.full(4), num_steps=2, **wrong)
+        algorithms.mime(p.linear_loss, sampling.full(4), optax.sgd(0.1), num_steps=2, weighting="uniform", **wrong)
 
 
 @pytest.mark.parametrize("rule", ["adam", "rmsprop", "momentum"])
@@ -221,9 +219,8 @@ def test_second_moments_are_not_compressed(rule):
     """Catches a v that a compressor makes negative, whose root drops every client from then on."""
 
     def make():
-        return algorithms.mime_lite(
-            p.linear_loss, sampling.full(4), rule=rule, num_steps=2, downlink=transform.quantize(8)
-        )
+        options = {"rule": rule, "num_steps": 2, "weighting": "uniform", "downlink": transform.quantize(8)}
+        return algorithms.mime_lite(p.linear_loss, sampling.full(4), optax.sgd(0.1), **options)
 
     if rule == "momentum":
         assert make().parts.server.wire is not None
@@ -234,7 +231,11 @@ def test_second_moments_are_not_compressed(rule):
 
 def test_messages_of_many_bits():
     """A model of 2^27 floats, traced alone. Catches the bits of a message among numbers of 32 bits."""
-    made = algorithms.mime(lambda params, *rest: p.linear_loss(params[:3], *rest), cases.SAMPLER, num_steps=1)
+
+    def loss(params, *rest):
+        return p.linear_loss(params[:3], *rest)
+
+    made = algorithms.mime(loss, cases.SAMPLER, optax.sgd(0.1), num_steps=1, weighting="uniform")
     start = jax.ShapeDtypeStruct((1 << 27,), jnp.float32)
     state = jax.eval_shape(lambda start: made.init(jax.random.key(0), start, p.ragged()), start)
     for step in (made.step, made.observe):

@@ -21,9 +21,9 @@ def make(sampler, *, noise_multiplier=0.0, num_steps=3, batch_size=p.ROWS, clip_
     return algorithms.record_private_fedavg(
         p.linear_loss,
         sampler,
+        optax.sgd(p.RATE),
         clip_norm=clip_norm,
         noise_multiplier=noise_multiplier,
-        learning_rate=p.RATE,
         num_steps=num_steps,
         batch_size=batch_size,
         num_examples=p.ROWS,
@@ -66,12 +66,9 @@ def test_epsilon_by_hand(sampler):
 
 def test_the_bound_of_rows_is_needed():
     """Catches a chance of one half for a record, because nobody said how many there are."""
+    options = {"clip_norm": 1.0, "noise_multiplier": 1.0, "num_steps": 1, "batch_size": 1}
     with pytest.raises(ValueError, match="num_examples: expected the most rows that a client has, got None"):
-        algorithms.record_private_fedavg(
-            p.linear_loss, full(3), clip_norm=1.0, noise_multiplier=1.0, num_steps=1, batch_size=1
-        )
+        algorithms.record_private_fedavg(p.linear_loss, full(3), optax.sgd(0.1), **options)
     with pytest.raises(ValueError, match="num_examples: expected at least 6"):
-        short = algorithms.record_private_fedavg(
-            p.linear_loss, full(24), clip_norm=1.0, noise_multiplier=1.0, num_steps=1, batch_size=1, num_examples=5
-        )
+        short = algorithms.record_private_fedavg(p.linear_loss, full(24), optax.sgd(0.1), num_examples=5, **options)
         jax.eval_shape(short.init, jax.random.key(0), p.START, p.ragged())

@@ -16,7 +16,7 @@ from tests.laws.laws import check_equal_bits
 pytestmark = pytest.mark.optimised(False)  # one program, stopped and started again
 
 KEY, ROUNDS = jax.random.key(3), 5
-WORK = {"num_epochs": 2, "batch_size": p.BATCH}
+WORK = {"num_epochs": 2, "batch_size": p.BATCH, "weighting": "uniform"}
 
 
 def problem(name):
@@ -26,7 +26,7 @@ def problem(name):
         made = algorithms.feddyn(p.linear_loss, sampler, optax.sgd(p.RATE), coefficient=1.0, **WORK)
     else:
         messages = transform.chain(transform.quantize(8), transform.stateless(lambda key, x: x))
-        made = algorithms.mime(p.linear_loss, sampler, rule="adam", transform=messages, learning_rate=0.01, **WORK)
+        made = algorithms.mime(p.linear_loss, sampler, optax.sgd(0.01), rule="adam", transform=messages, **WORK)
     return made, jax.numpy.array(p.START), p.ragged()
 
 

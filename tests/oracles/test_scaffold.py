@@ -49,10 +49,10 @@ class Paper:
 
 
 @functools.cache
-def library(option, **options):
+def library(option, weighting="uniform", **options):
     def make(sampler, **run):
-        work = {"learning_rate": p.RATE, "option": option, **EPOCHS}
-        return algorithms.scaffold(p.linear_loss, sampler, **work, **options, **run)
+        work = {"option": option, "weighting": weighting, **EPOCHS}
+        return algorithms.scaffold(p.linear_loss, sampler, optax.sgd(p.RATE), **work, **options, **run)
 
     return p.Federation(make=make)
 
@@ -106,10 +106,8 @@ def test_no_client_drift(option, counts, optimum):
     Counts of 1 and 3 are the weights. Catches corrections that vanish, or the minimum of another objective.
     """
     data, work = scalars.clients(counts=counts), {"num_steps": 5, **scalars.OPTIONS}
-    weights = {"weighting": "examples", "total_weight": 4.0} if counts == (1, 3) else {}
-    corrected = algorithms.scaffold(
-        scalars.loss, sampling.full(2), learning_rate=0.05, option=option, **weights, **work
-    )
+    weights = {"weighting": "examples", "total_weight": 4.0} if counts == (1, 3) else {"weighting": "uniform"}
+    corrected = algorithms.scaffold(scalars.loss, sampling.full(2), optax.sgd(0.05), option=option, **weights, **work)
     reached, _ = scalars.converged(corrected, data, num_rounds=400)
     assert abs(reached - optimum) < 2e-6
     drifting, _ = scalars.converged(
@@ -130,7 +128,7 @@ def test_first_round_is_fedavg():
 
 
 def plain(sampler, **run):
-    return algorithms.scaffold(p.linear_loss, sampler, learning_rate=p.RATE, **EPOCHS, **run)
+    return algorithms.scaffold(p.linear_loss, sampler, optax.sgd(p.RATE), weighting="uniform", **EPOCHS, **run)
 
 
 @pytest.mark.optimised

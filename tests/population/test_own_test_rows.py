@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_sim import algorithms, engine, metrics, population, run, sampling
@@ -70,8 +71,8 @@ def test_personal_models_are_judged_by_their_owners_rows():
 def test_a_run_evaluates_personal_models(devices):
     """Catches an evaluation that is called without the state, with that of another round, or apart from its devices."""
     _, data = split()
-    work = {"num_steps": 1, "learning_rate": 0.01, "mesh": engine.device_mesh(devices)}
-    made = algorithms.scaffold(p.linear_loss, sampling.full(p.NUM_CLIENTS), **work)
+    work = {"num_steps": 1, "weighting": "uniform", "mesh": engine.device_mesh(devices)}
+    made = algorithms.scaffold(p.linear_loss, sampling.full(p.NUM_CLIENTS), optax.sgd(0.01), **work)
     made = made._replace(personal=lambda state, ids: made.params(state)[None] * jnp.ones((len(ids), 1)))
     judge = metrics.evaluation(p.linear_loss, local_test=data.local_test, personal=made.personal)
     _, history = run(jax.random.key(0), made, jnp.array(p.START), data.train, 2, evaluation=judge, evaluate_every=1)

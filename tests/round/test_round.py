@@ -57,7 +57,8 @@ def test_observe_is_the_round(change):
 @pytest.mark.full
 def test_mime_is_observed_in_both_passes():
     """Catches an observer that misses one of the two messages of a client."""
-    made = algorithms.mime(p.linear_loss, sampling.full(p.NUM_CLIENTS), learning_rate=0.05, num_steps=2, mesh=None)
+    work = {"num_steps": 2, "weighting": "uniform", "mesh": None}
+    made = algorithms.mime(p.linear_loss, sampling.full(p.NUM_CLIENTS), optax.sgd(0.05), **work)
     state = started(made)
     seen = observe(made, KEY, state, p.ragged())
     assert set(seen.messages) == {"gradient", "update"}
@@ -153,7 +154,8 @@ def test_samplers_are_told_and_observe(wrap):
 def test_mime_tells_the_costs_of_both_passes():
     """Catches the bytes and operations of the second pass alone: of a round's two messages, half of what is sent."""
     told = []
-    made = algorithms.mime(p.linear_loss, loss_seeking(p.NUM_CLIENTS, 4, told), num_steps=3, batch_size=2)
+    work = {"num_steps": 3, "batch_size": 2, "weighting": "uniform"}
+    made = algorithms.mime(p.linear_loss, loss_seeking(p.NUM_CLIENTS, 4, told), optax.sgd(0.1), **work)
     _, info = jax.jit(made.step)(KEY, started(made), p.ragged())
     work = told[-1]
     assert (work.bytes_up, work.bytes_down) == tuple(

@@ -14,6 +14,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_sim import engine, sampling
@@ -41,8 +42,8 @@ def problem(mesh="all"):
         for n in rng.integers(1, 9, NUM_CLIENTS)
     ]
     sampler = sampling.with_dropout(sampling.uniform(NUM_CLIENTS, 7), 0.2)
-    work = {"learning_rate": 0.05, "num_steps": 2, "batch_size": 2, "mesh": mesh}
-    return scaffold(loss_fn, sampler, **work), START, from_clients(clients)
+    work = {"num_steps": 2, "batch_size": 2, "weighting": "uniform", "mesh": mesh}
+    return scaffold(loss_fn, sampler, optax.sgd(0.05), **work), START, from_clients(clients)
 
 
 @pytest.fixture(scope="module")
@@ -185,8 +186,8 @@ def test_kill_and_resume_with_memory_on_disk(parts, tmp_path):
 def test_from_a_config(tmp_path):
     """Fault: an option that is part of a run's identity although it changes no bit; a recipe that no config reaches."""
     settings = ["data.name=mean_estimation", "data.num_clients=50", "model.name=linear", "sampler.cohort_size=8"]
-    settings += ["algorithm.name=scaffold", "algorithm.num_steps=1", "algorithm.learning_rate=0.2", "run.rounds=3"]
-    settings += ["algorithm.weighting=examples", "run.devices=1"]
+    settings += ["algorithm.name=scaffold", "algorithm.num_steps=1", "client_optimizer.learning_rate=0.2"]
+    settings += ["algorithm.weighting=examples", "run.rounds=3", "run.devices=1"]
     finals = []
     for kind in ("auto", "disk"):
         config = load(None, [*settings, f"run.client_memory={kind}"])

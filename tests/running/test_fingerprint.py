@@ -35,7 +35,8 @@ def private(rate=0.1, multiplier=100.0, loss_fn=quadratic_loss, mesh="all"):
 
 def remembering(mesh):
     """SCAFFOLD, of which clients keep something, passed off as private."""
-    made = algorithms.scaffold(quadratic_loss, sampling.uniform(8, 4), num_steps=1, mesh=mesh)
+    work = {"num_steps": 1, "weighting": "uniform", "mesh": mesh}
+    made = algorithms.scaffold(quadratic_loss, sampling.uniform(8, 4), optax.sgd(0.1), **work)
     return made._replace(parts=private().parts)
 
 

@@ -8,6 +8,7 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from typer.testing import CliRunner
 
@@ -26,7 +27,7 @@ def algorithm(num_slots: int, rule=None, plan=p.PLAN):
     """FedSGD; `gather` keeps a buffer [m, d], so its memory must grow with the cohort."""
     aggregator = aggregation.gather(lambda key, updates, weights, ids: updates.mean(0)) if rule else aggregation.mean()
     sampler = sampling.uniform(p.NUM_CLIENTS, num_slots)
-    return algorithms.fedsgd(p.linear_loss, sampler, learning_rate=0.1, aggregator=aggregator, plan=plan, mesh=None)
+    return algorithms.fedsgd(p.linear_loss, sampler, optax.sgd(0.1), aggregator=aggregator, plan=plan, mesh=None)
 
 
 def test_needs_count_the_population_and_the_buffer():

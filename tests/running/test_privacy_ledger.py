@@ -116,7 +116,8 @@ def test_runs_without_noise_say_nothing(plain, tmp_path):
 def test_a_pair_is_twice_as_long(job):
     """Catches integer noise accounted for the model's numbers where a message has more: rounding depends on them."""
     few = [text for text in SMALL if not text.startswith(("transform", "aggregator", "sampler"))]
-    pair = build(load(None, [*few, "sampler.cohort_size=6", "algorithm.name=scaffold"]))
+    few += ["sampler.cohort_size=6", "client_optimizer.learning_rate=0.1"]
+    pair = build(load(None, [*few, "algorithm.name=scaffold"]))
     sizes = [message_dimension(made.algorithm, made.params, made.data.train) for made in (job, pair)]
     assert 2 * sizes[0] == sizes[1] == 2 * tree.num_values(job.params)
 
@@ -319,7 +320,9 @@ def test_stopping_is_no_secret():
     of_records = {"clip_norm": 1.0, "noise_multiplier": 1.0, "num_steps": 1, "batch_size": 1, "num_examples": 1}
     for make in (
         lambda: algorithms.fedavg(quadratic_loss, sampler, optax.sgd(0.1), transform=noise, **options),
-        lambda: algorithms.record_private_fedavg(quadratic_loss, sampler, **of_records, nonfinite="error"),
+        lambda: algorithms.record_private_fedavg(
+            quadratic_loss, sampler, optax.sgd(0.1), **of_records, nonfinite="error"
+        ),
     ):
         with pytest.raises(ValueError, match="nonfinite: expected 'drop' beside noise, got 'error'"):
             make()

@@ -34,8 +34,8 @@ def proximal(rate, mu):
 
 def scaffold(rate, mu):
     """Steps, partly done, by SCAFFOLD's own rate and its server's."""
-    options = {"num_steps": 3, "learning_rate": rate, "server_learning_rate": mu}
-    return algorithms.scaffold(squares, LATE, **options, **WORK)
+    options = {"num_steps": 3, "weighting": "uniform", "server_learning_rate": mu}
+    return algorithms.scaffold(squares, LATE, optax.sgd(rate), **options, **WORK)
 
 
 @pytest.mark.optimised

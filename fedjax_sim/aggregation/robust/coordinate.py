@@ -14,6 +14,7 @@ from fedjax_sim.engine.all_messages.messages import columnwise
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.engine.arithmetic.exact_sum import power_of_two
 from fedjax_sim.types import Aggregator, Array, PyTree
+from fedjax_sim.validate import NonNegativeInt
 
 __all__ = [
     "around_median",
@@ -79,7 +80,8 @@ def coordinate_median(cohort: SideBySide, trust_weights: bool) -> PyTree:
     return columnwise(cohort.messages, middle, units)
 
 
-def trimmed_mean(num_byzantine: int, *, trust_weights: bool = False) -> Aggregator:
+@validate.named_arguments
+def trimmed_mean(num_byzantine: NonNegativeInt, *, trust_weights: bool = False) -> Aggregator:
     """The mean at each coordinate without the f smallest and the f largest values.
 
     Args:
@@ -100,7 +102,6 @@ def trimmed_mean(num_byzantine: int, *, trust_weights: bool = False) -> Aggregat
     >>> trimmed_mean(2).homogeneous
     True
     """
-    validate.integer("num_byzantine", num_byzantine, 0)
 
     def rule(key, round, cohort):
         units = _units(cohort.weights) if trust_weights else cohort.arrived.astype(jnp.int32)
@@ -119,7 +120,8 @@ def trimmed_mean(num_byzantine: int, *, trust_weights: bool = False) -> Aggregat
     return by_rule(rule, check, weighted=trust_weights, homogeneous=True, withstands=withstands)
 
 
-def mean_around_median(num_byzantine: int) -> Aggregator:
+@validate.named_arguments
+def mean_around_median(num_byzantine: NonNegativeInt) -> Aggregator:
     """The mean at each coordinate of the m - f values nearest to the median (Meamed).
 
     Values at equal distances, of which not all fit, count in equal parts.
@@ -136,7 +138,6 @@ def mean_around_median(num_byzantine: int) -> Aggregator:
 
     References: Xie, Koyejo and Gupta 2018, definition 7 (mean around median).
     """
-    validate.integer("num_byzantine", num_byzantine, 0)
 
     def rule(key, round, cohort):
         kept = cohort.number - num_byzantine

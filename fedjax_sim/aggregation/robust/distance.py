@@ -16,13 +16,15 @@ from fedjax_sim.engine.all_messages.all_messages import SideBySide, by_rule
 from fedjax_sim.engine.all_messages.messages import columnwise, gaps, one_message, weighted_mean
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.types import Aggregator, Array, PyTree
+from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
 __all__ = ["bulyan", "krum", "minimum_diameter"]
 
 MOST_SUBSETS = 200_000
 
 
-def krum(num_byzantine: int, num_chosen: int = 1) -> Aggregator:
+@validate.named_arguments
+def krum(num_byzantine: NonNegativeInt, num_chosen: PositiveInt = 1) -> Aggregator:
     """The message with the nearest neighbours, or the mean of the `num_chosen` such (multi-Krum).
 
     A message's score is the sum of its squared distances from its m - f - 2 nearest other messages, as in the paper
@@ -46,8 +48,6 @@ def krum(num_byzantine: int, num_chosen: int = 1) -> Aggregator:
     >>> krum(2).weighted
     False
     """
-    validate.integer("num_byzantine", num_byzantine, 0)
-    validate.integer("num_chosen", num_chosen, 1)
     least = max(2 * num_byzantine + 3, num_byzantine + 2 + num_chosen)
 
     def check(num_slots):
@@ -93,7 +93,8 @@ def _scores(apart: Array, there: Array, nearest: Array) -> Array:
     return jnp.where(there, scores, jnp.inf)
 
 
-def bulyan(num_byzantine: int) -> Aggregator:
+@validate.named_arguments
+def bulyan(num_byzantine: NonNegativeInt) -> Aggregator:
     """Krum again and again, then the mean around the median of what it chose.
 
     m - 2 f messages are chosen one after the other by Krum among those that are left, and of them the m - 4 f values
@@ -113,7 +114,6 @@ def bulyan(num_byzantine: int) -> Aggregator:
 
     References: El Mhamdi, Guerraoui and Rouault 2018, section 4.
     """
-    validate.integer("num_byzantine", num_byzantine, 0)
 
     def rule(key, round, cohort):
         chosen, known = _one_by_one(cohort, num_byzantine)
@@ -159,7 +159,8 @@ def _one_by_one(cohort: SideBySide, num_byzantine: int) -> tuple[Array, Array]:
     return chosen, known
 
 
-def minimum_diameter(num_byzantine: int) -> Aggregator:
+@validate.named_arguments
+def minimum_diameter(num_byzantine: NonNegativeInt) -> Aggregator:
     """Of n messages the mean of the n - f whose largest distance from each other is the smallest.
 
     All subsets are tried, so it is for small cohorts. Of subsets with the same diameter the first is taken, members by
@@ -179,7 +180,6 @@ def minimum_diameter(num_byzantine: int) -> Aggregator:
 
     References: El Mhamdi, Guerraoui and Rouault 2018 (the rule that they call Brute), section 2.
     """
-    validate.integer("num_byzantine", num_byzantine, 0)
 
     def check(num_slots):
         more_than(num_byzantine, 2)(num_slots)

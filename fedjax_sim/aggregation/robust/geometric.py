@@ -10,6 +10,7 @@ from fedjax_sim.aggregation.robust.coordinate import coordinate_median, minority
 from fedjax_sim.engine.all_messages.all_messages import by_rule
 from fedjax_sim.engine.all_messages.messages import mean_and_distances, one_row, squared_distances, weighted_sum
 from fedjax_sim.types import Aggregator, Array
+from fedjax_sim.validate import Positive, PositiveInt, Share
 
 __all__ = ["centered_clipping", "geometric_median"]
 
@@ -18,8 +19,9 @@ def _weights(cohort, trust_weights: bool) -> Array:
     return cohort.weights if trust_weights else cohort.arrived.astype(jnp.float32)
 
 
+@validate.named_arguments
 def geometric_median(
-    num_steps: int = 100, *, tolerance: float = 1e-3, smoothing: float = 1e-6, trust_weights: bool = False
+    num_steps: PositiveInt = 100, *, tolerance: Share = 1e-3, smoothing: Positive = 1e-6, trust_weights: bool = False
 ) -> Aggregator:
     """The point with the least (weighted) sum of distances from the messages: smoothed Weiszfeld, RFA.
 
@@ -49,9 +51,6 @@ def geometric_median(
     >>> geometric_median().weighted
     False
     """
-    validate.integer("num_steps", num_steps)
-    validate.in_range("tolerance", tolerance, 0, 1)
-    validate.positive("smoothing", smoothing)
 
     def rule(key, round, cohort):
         messages, weights = cohort.messages, _weights(cohort, trust_weights)
@@ -83,7 +82,8 @@ def geometric_median(
     return by_rule(rule, weighted=trust_weights, withstands=None if trust_weights else minority)
 
 
-def centered_clipping(radius: float, num_steps: int = 1, *, trust_weights: bool = False) -> Aggregator:
+@validate.named_arguments
+def centered_clipping(radius: Positive, num_steps: PositiveInt = 1, *, trust_weights: bool = False) -> Aggregator:
     """The last result v plus the mean of the messages' differences from it, each clipped to a radius.
 
     v <- v + sum_i w_i min(1, radius / |u_i - v|) (u_i - v) / sum_i w_i, `num_steps` times a round; v is kept from round
@@ -101,8 +101,6 @@ def centered_clipping(radius: float, num_steps: int = 1, *, trust_weights: bool 
 
     References: Karimireddy, He and Jaggi 2021, algorithm 2 and section 4.1.
     """
-    validate.positive("radius", radius)
-    validate.integer("num_steps", num_steps)
 
     def rule(key, round, cohort):
         weights = _weights(cohort, trust_weights)

@@ -7,11 +7,13 @@ import jax.numpy as jnp
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.aggregation.rows import squared_norms
 from fedjax_sim.types import Aggregator, Array, PyTree
+from fedjax_sim.validate import Positive
 
 __all__ = ["check_honest", "norm_bounding", "shortening"]
 
 
-def norm_bounding(aggregator: Aggregator, max_norm: float) -> Aggregator:
+@validate.named_arguments
+def norm_bounding(aggregator: Aggregator, max_norm: Positive) -> Aggregator:
     """An aggregator of messages that are shortened to a norm at the server: u_i min(1, C / |u_i|).
 
     A clip in the transform is done by clients, and binds only those who are honest; this one binds everybody. So under
@@ -32,7 +34,6 @@ def norm_bounding(aggregator: Aggregator, max_norm: float) -> Aggregator:
     References: Sun, Kairouz, Suresh and McMahan 2019 (norm thresholding of updates), section 4.2.
     """
     validate.part("aggregator", aggregator, Aggregator)
-    validate.positive("max_norm", max_norm)
     if aggregator.modulus is not None:
         validate.fail("aggregator", "a sum of numbers", "a modular sum", "Nobody sees single messages of that one.")
     check_honest(aggregator)

@@ -13,6 +13,7 @@ from fedjax_sim.engine.all_messages.all_messages import SideBySide, by_rule, che
 from fedjax_sim.engine.all_messages.messages import gaps, mixed, pooled, squared_distances, weighted_rows
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Aggregator
+from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
 __all__ = ["adaptive_clipping", "bucketing", "nearest_neighbour_mixing"]
 
@@ -43,7 +44,8 @@ def _around(
     return checked(by_rule(rule, check, **facts, metrics=aggregator.metrics), aggregator, number)
 
 
-def bucketing(aggregator: Aggregator, bucket_size: int) -> Aggregator:
+@validate.named_arguments
+def bucketing(aggregator: Aggregator, bucket_size: PositiveInt) -> Aggregator:
     """A rule over the means of random buckets of messages: heterogeneous clients look more alike, but an attacker
     spoils a bucket.
 
@@ -65,7 +67,6 @@ def bucketing(aggregator: Aggregator, bucket_size: int) -> Aggregator:
 
     References: Karimireddy, He and Jaggi 2022, algorithm 1.
     """
-    validate.integer("bucket_size", bucket_size, 1)
 
     def change(key, cohort):
         m, number = cohort.messages.number, cohort.number
@@ -88,7 +89,8 @@ def bucketing(aggregator: Aggregator, bucket_size: int) -> Aggregator:
     return _around(aggregator, change, number=lambda num_slots: -(-num_slots // bucket_size))
 
 
-def nearest_neighbour_mixing(aggregator: Aggregator, num_byzantine: int) -> Aggregator:
+@validate.named_arguments
+def nearest_neighbour_mixing(aggregator: Aggregator, num_byzantine: NonNegativeInt) -> Aggregator:
     """A rule over messages that are each replaced by the mean of the m - f nearest to it, itself included (NNM).
 
     Args:
@@ -104,7 +106,6 @@ def nearest_neighbour_mixing(aggregator: Aggregator, num_byzantine: int) -> Aggr
 
     References: Allouah, Farhadkhani, Guerraoui, Gupta, Pinot and Stephan 2023, algorithm 2.
     """
-    validate.integer("num_byzantine", num_byzantine, 0)
 
     def change(key, cohort):
         m, kept = cohort.messages.number, cohort.number - num_byzantine
@@ -120,7 +121,8 @@ def nearest_neighbour_mixing(aggregator: Aggregator, num_byzantine: int) -> Aggr
     return _around(aggregator, change, more_than(num_byzantine, 2), least=least, most=num_byzantine)
 
 
-def adaptive_clipping(aggregator: Aggregator, num_byzantine: int) -> Aggregator:
+@validate.named_arguments
+def adaptive_clipping(aggregator: Aggregator, num_byzantine: NonNegativeInt) -> Aggregator:
     """A rule over messages of which the longest are shortened to the norm of the next (adaptive robust clipping, ARC).
 
     The k = floor(2 (f / m) (m - f)) longest messages are shortened to the norm of the one after them.
@@ -138,7 +140,6 @@ def adaptive_clipping(aggregator: Aggregator, num_byzantine: int) -> Aggregator:
     References: Allouah, Guerraoui, Gupta, Jellouli, Rizk and Stephan 2025 (adaptive gradient clipping for robust
     federated learning), algorithm 2.
     """
-    validate.integer("num_byzantine", num_byzantine, 0)
 
     def change(key, cohort):
         norms = jnp.where(cohort.arrived, jnp.sqrt(squared_distances(cohort.messages)), -1)

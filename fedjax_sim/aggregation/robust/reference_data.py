@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +15,15 @@ from fedjax_sim.engine.all_messages.all_messages import by_rule
 from fedjax_sim.engine.all_messages.messages import inner_products, squared_distances, weighted_sum
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Aggregator, Array, ClientData, ClientUpdate, PyTree
+from fedjax_sim.validate import FromData, PopulationSize, Positive
 
 __all__ = ["fltrust", "foolsgold"]
 
 
-def fltrust(server_work: ClientUpdate, server_data: ClientData) -> Aggregator:
+def fltrust(
+    server_work: Annotated[ClientUpdate, FromData("server_work")],
+    server_data: Annotated[ClientData, FromData("server_data")],
+) -> Aggregator:
     """FLTrust: the server trains on a small clean data set of its own, and trusts whom its update agrees with.
 
     With g the server's update from the model that was broadcast, and t_i = max(0, cos(u_i, g)), the result is
@@ -72,7 +77,8 @@ def _share(chosen: Array, number: Array) -> Array:
     return engine.divide(chosen.sum().astype(jnp.float32), jnp.maximum(number, 1).astype(jnp.float32))
 
 
-def foolsgold(population_size: int, *, confidence: float = 1.0) -> Aggregator:
+@validate.named_arguments
+def foolsgold(population_size: PopulationSize, *, confidence: Positive = 1.0) -> Aggregator:
     """FoolsGold: clients whose updates of all rounds point the same way are taken for one, many times over (sybils).
 
     Each client's messages are summed up over rounds. A client's weight falls with the largest cosine between its sum
@@ -91,8 +97,6 @@ def foolsgold(population_size: int, *, confidence: float = 1.0) -> Aggregator:
 
     References: Fung, Yoon and Beschastnikh 2020, algorithm 1; a client's cosine with itself is 0, as in their code.
     """
-    validate.integer("population_size", population_size)
-    validate.positive("confidence", confidence)
 
     def rule(key, updates, weights, ids, round):
         there = weights > 0

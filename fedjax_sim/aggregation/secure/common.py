@@ -9,6 +9,7 @@ from fedjax_sim import prng, tree, validate
 from fedjax_sim.aggregation.secure.modular import ModularSum
 from fedjax_sim.aggregation.secure.ring import Ring
 from fedjax_sim.types import Aggregator, Array, Metric, PyTree
+from fedjax_sim.validate import PositiveInt
 
 __all__ = [
     "METRICS",
@@ -28,7 +29,8 @@ METRICS = (
 )
 
 
-def check_options(aggregator: Aggregator, min_messages: int | None, masks: bool, hint: str) -> None:
+@validate.named_arguments
+def check_options(aggregator: Aggregator, min_messages: PositiveInt | None, masks: bool, hint: str) -> None:
     """Raises ValueError or TypeError for what no `modular_sum` can be wrapped with."""
     validate.part("aggregator", aggregator, Aggregator)
     if aggregator.modulus is None or aggregator.view is not None:
@@ -36,8 +38,6 @@ def check_options(aggregator: Aggregator, min_messages: int | None, masks: bool,
         validate.fail("aggregator", "a modular_sum", found, hint)
     if aggregator.weighted:
         validate.fail("aggregator", "a modular_sum itself", "one around it", "Put by_examples around the hidden sum.")
-    if min_messages is not None:
-        validate.integer("min_messages", min_messages)
     if not isinstance(masks, bool):
         validate.fail("masks", "True or False", masks, error=TypeError)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fedjax_sim import validate
+from fedjax_sim.validate import PositiveInt
 
 __all__ = ["SecureCost", "secure_sum_cost"]
 
@@ -27,6 +28,7 @@ class SecureCost(NamedTuple):
     expansion: float  # a client's bits, both ways, over those of its message before masking
 
 
+@validate.named_arguments
 def secure_sum_cost(
     num_clients: int,
     dimension: int,
@@ -35,8 +37,8 @@ def secure_sum_cost(
     neighbours: int | None = None,
     input_bits: int | None = None,
     dropped: int = 0,
-    key_bits: int = 256,
-    share_bits: int = 256,
+    key_bits: PositiveInt = 256,
+    share_bits: PositiveInt = 256,
     signed: bool = False,
     signature_bits: int = 512,
 ) -> SecureCost:
@@ -74,8 +76,6 @@ def secure_sum_cost(
     if input_bits is not None:
         validate.integer("input_bits", input_bits, 1, ring_bits)
     validate.integer("dropped", dropped, 0, num_clients)
-    validate.integer("key_bits", key_bits)
-    validate.integer("share_bits", share_bits)
     others = num_clients - 1 if neighbours is None else neighbours
     held = others + (neighbours is None)  # a share of one's own secret too
     up = 2 * key_bits + (2 * others + held) * share_bits + dimension * ring_bits

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedjax_sim import engine, validate
 from fedjax_sim.aggregation.secure.ring import MAX_MESSAGES, Ring
 from fedjax_sim.types import Aggregator, Array, PyTree
+from fedjax_sim.validate import Positive
 
 __all__ = ["ModularSum", "modular_sum", "ring_of"]
 
@@ -30,7 +31,8 @@ def ring_of(aggregator: Aggregator) -> Ring:
     return Ring(aggregator.modulus.bit_length() - 1) if aggregator.modulus & 1 == 0 else Ring(31, prime=True)
 
 
-def modular_sum(denominator: float | None, *, modulus_bits: int = 32, prime: bool = False) -> Aggregator:
+@validate.named_arguments
+def modular_sum(denominator: Positive | None, *, modulus_bits: int = 32, prime: bool = False) -> Aggregator:
     """The sum of integer messages modulo q, lifted to [-q/2, q/2), over a number.
 
     Sums wrap around, in any order, to the true sum if that lies in the lifted range; `federated` refuses messages whose
@@ -58,8 +60,6 @@ def modular_sum(denominator: float | None, *, modulus_bits: int = 32, prime: boo
     >>> aggregator.modulus, aggregator.sensitivity
     (1048576, 0.1)
     """
-    if denominator is not None:
-        validate.positive("denominator", denominator)
     validate.integer("modulus_bits", modulus_bits, 2, 64, hint="Sums are held in two words of 32 bits at most.")
     if not isinstance(prime, bool):
         validate.fail("prime", "True or False", prime, error=TypeError)

@@ -8,7 +8,7 @@ its own base (`Bases`), close. `asynchronous` is FedBuff from its parts, as `fed
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -45,10 +45,12 @@ from fedjax_sim.types import (
     Star,
     UpdateTransform,
 )
+from fedjax_sim.validate import Default, FromData, PopulationSize, PositiveInt
 
 __all__ = [
     "METRICS",
     "AsyncState",
+    "BufferOptions",
     "arrivals_only",
     "arrive",
     "asynchronous",
@@ -76,6 +78,17 @@ METRICS = (
 )
 
 
+class BufferOptions(TypedDict, total=False):
+    """Who is in flight, how many updates make a step, and what a stale one counts, as `asynchronous` describes it."""
+
+    concurrency: Annotated[int, Default(100)]
+    buffer_size: Annotated[int, Default(10)]
+    staleness: Annotated[StalenessWeight | None, Default(None)]
+    max_staleness: Annotated[int, Default(100)]
+    refill: Annotated[Literal["other", "same"], Default("other")]
+    hazard: Annotated[Hazard | None, Default(None)]
+
+
 class AsyncState(NamedTuple):
     """The state between two steps."""
 
@@ -84,9 +97,9 @@ class AsyncState(NamedTuple):
     models: PyTree  # leaves [V, ...]: what was broadcast as version v stands at v mod V, V = `Traffic.num_models`
 
 
-def check_traffic(traffic: Traffic, population_size: int, block: str) -> None:
+@validate.named_arguments
+def check_traffic(traffic: Traffic, population_size: PositiveInt, block: str) -> None:
     """Raises ValueError, TypeError for options out of range, with the option's name; `block` is that of M."""
-    validate.integer("population_size", population_size)
     checked(traffic.devices, population_size)
     validate.one_of("refill", traffic.refill, ("other", "same"))
     validate.integer("concurrency", traffic.concurrency, 1, population_size)
@@ -219,7 +232,7 @@ def asynchronous(
     server: ServerUpdate,
     transform: UpdateTransform | None = None,
     *,
-    population_size: int,
+    population_size: PopulationSize,
     concurrency: int = 100,
     buffer_size: int = 10,
     staleness: StalenessWeight | None = None,
@@ -227,9 +240,9 @@ def asynchronous(
     refill: str = "other",
     hazard: Hazard | None = None,
     downlink: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    nonfinite: Annotated[str, FromData("nonfinite")] = "drop",
+    plan: Annotated[engine.Plan | None, FromData("plan")] = None,
+    mesh: Annotated[Mesh | str | None, FromData("mesh")] = "all",
 ) -> Algorithm:
     """Buffered asynchronous federated learning from its parts: the server steps once K messages have arrived.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
 
 from fedjax_sim import client, engine, tree, validate
 from fedjax_sim.algorithms.asynchronous.asynchronous import (
@@ -30,40 +30,40 @@ from fedjax_sim.network import Hazard
 from fedjax_sim.round.collect import in_turn
 from fedjax_sim.round.compatibility import discounts
 from fedjax_sim.round.costs import metrics_of
+from fedjax_sim.round.options import ExecutionOptions
 from fedjax_sim.round.round import close, collect
 from fedjax_sim.round.state import Bases, initial_state
 from fedjax_sim.server import replacement
 from fedjax_sim.server.staleness import polynomial
 from fedjax_sim.transform import identity
 from fedjax_sim.types import Aggregator, Algorithm, Array, Devices, PyTree, StalenessWeight, Star
+from fedjax_sim.validate import LossFn, PopulationSize, PositiveShare
 
 __all__ = ["fedasync"]
 
 SMALL = 2048  # numbers in a leaf
 
 
+class FedAsyncOptions(client.LocalSteps, ExecutionOptions, total=False):
+    """The options of `client.work` without a weight, and how a round is carried out."""
+
+
 @validate.named_arguments
 def fedasync(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     devices: Devices,
     optimizer: optax.GradientTransformation,
     *,
-    population_size: int,
+    population_size: PopulationSize,
     concurrency: int = 100,
-    mixing_rate: float = 0.6,
+    mixing_rate: PositiveShare = 0.6,
     staleness: StalenessWeight | None = None,
     max_staleness: int = 400,
     coefficient: float = 0.0,
     refill: str = "other",
     hazard: Hazard | None = None,
     arrivals_per_step: int = 1,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    shuffle: bool = True,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[FedAsyncOptions],
 ) -> Algorithm:
     """Each arriving model is mixed into the server's: w <- (1 - a) w + a w_i with a = mixing_rate * s(staleness).
 
@@ -96,16 +96,12 @@ def fedasync(
     """
     traffic = Traffic(devices, concurrency, arrivals_per_step, 1, max_staleness, refill, hazard)
     check_traffic(traffic, population_size, "arrivals_per_step")
-    validate.in_range("mixing_rate", mixing_rate, 0, 1, open_low=True)
     weigh = polynomial() if staleness is None else staleness
     validate.function("staleness", weigh, "gaps")
     discounts(weigh, max_staleness)
-    validate.one_of("nonfinite", nonfinite, ("drop", "error"))
-    work = client.work(
-        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting="uniform", shuffle=shuffle
-    )
+    work, execution = client.local_work({**options, "weighting": "uniform"})
     local = stateless_client(loss_fn, optimizer, work, proximal_term(coefficient), sends_model=True)
-    star = Star(arrivals_only(traffic), local, _in_order(), replacement(), identity(), plan, mesh, nonfinite)
+    star = Star(arrivals_only(traffic), local, _in_order(), replacement(), identity(), **execution)
     size, order = traffic.num_models, jnp.arange(arrivals_per_step, dtype=jnp.int32)
 
     def init(key, params, population):

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
 
 from fedjax_sim import aggregation, client, engine, sampling, server, tree, validate
 from fedjax_sim.algorithms.asynchronous.arrivals import PATIENCE
@@ -23,6 +22,7 @@ from fedjax_sim.network.devices import SATURATED, checked, spent_by, there_at
 from fedjax_sim.prng import stream
 from fedjax_sim.round.costs import metrics_of
 from fedjax_sim.round.federated import federated
+from fedjax_sim.round.options import MessageOptions
 from fedjax_sim.round.round import close, collect
 from fedjax_sim.round.state import Bases, FederatedState, initial_state
 from fedjax_sim.sampling.permutation import permute
@@ -39,8 +39,8 @@ from fedjax_sim.types import (
     PyTree,
     ServerUpdate,
     Star,
-    UpdateTransform,
 )
+from fedjax_sim.validate import LossFn, PopulationSize
 
 __all__ = ["TierState", "fedat"]
 
@@ -53,6 +53,10 @@ METRICS = (
     Metric("joules", "energy of the work that was begun, until clients leave", "joules"),
     SATURATED,
 )
+
+
+class FedATOptions(client.LocalOptions, MessageOptions, total=False):
+    """Those of algorithms around a server without `downlink`: each tier is sent a model of its own."""
 
 
 class _Mean(NamedTuple):
@@ -89,25 +93,17 @@ class TierState(NamedTuple):
 
 @validate.named_arguments
 def fedat(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     devices: Devices,
     optimizer: optax.GradientTransformation,
     *,
-    population_size: int,
+    population_size: PopulationSize,
     num_tiers: int = 5,
     clients_per_tier: int = 10,
     coefficient: float = 0.0,
     hazard: Hazard | None = None,
     aggregator: Aggregator | None = None,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    weighting: str | None = None,
-    shuffle: bool = True,
-    transform: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[FedATOptions],
 ) -> Algorithm:
     """FedAT: Q tiers of like speed, each in rounds of its own; the model is the mean of the tiers' models.
 
@@ -137,13 +133,10 @@ def fedat(
 
     References: Chai et al. 2021 (FedAT), algorithm 1 and equation 4.
     """
-    validate.integer("population_size", population_size)
     checked(devices, population_size)
     validate.integer("num_tiers", num_tiers, 1, population_size)
     validate.integer("clients_per_tier", clients_per_tier, 1, population_size // num_tiers)
-    work = client.work(
-        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
-    )
+    work, round_options = client.local_work(options)
     check_hazard(hazard)
     traffic = Traffic(devices, num_tiers, clients_per_tier, clients_per_tier, 0, "", hazard)
     tiers = _Tiers(traffic, num_tiers, clients_per_tier)
@@ -152,9 +145,9 @@ def fedat(
     if rule.design is not None:
         hint = "Tiers differ by a client in size, and draw among those who are there: take aggregation.mean()."
         validate.fail("aggregator", "one that takes weights as they come", "one made for a sampler's chances", hint)
-    local, options = client.proximal(loss_fn, optimizer, coefficient, work), {"nonfinite": nonfinite}
+    local = client.proximal(loss_fn, optimizer, coefficient, work)
     inside = sampling.uniform(population_size // num_tiers, clients_per_tier)  # the law in a tier, for the checks
-    star = federated(inside, local, rule, _mirrored(num_tiers), transform, plan=plan, mesh=mesh, **options).parts
+    star = federated(inside, local, rule, _mirrored(num_tiers), **round_options).parts
     star = star._replace(sampler=arrivals_only(traffic), complete=False)
     plain = star._replace(server=server.replacement())  # what clients are sent
 

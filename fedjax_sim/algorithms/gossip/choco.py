@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Unpack
 
 import jax
 import optax
-from jax.sharding import Mesh
 
-from fedjax_sim import engine, tree, validate
-from fedjax_sim.algorithms.gossip.dpsgd import local_work
+from fedjax_sim import tree, validate
+from fedjax_sim.algorithms.gossip.dpsgd import NodeOptions, trained
 from fedjax_sim.algorithms.gossip.rounds import node_algorithm
 from fedjax_sim.algorithms.gossip.state import check_average, kept_by_node, nodes_of
 from fedjax_sim.network import Mixing, mixed
 from fedjax_sim.transform import identity
-from fedjax_sim.types import Algorithm, Devices, UpdateTransform
+from fedjax_sim.types import Algorithm, UpdateTransform
+from fedjax_sim.validate import LossFn, PositiveShare
 
 __all__ = ["choco"]
 
 
 @validate.named_arguments
 def choco(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     mixing: Mixing,
     optimizer: optax.GradientTransformation,
     *,
     transform: UpdateTransform | None = None,
-    consensus_step: float = 0.5,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    shuffle: bool = True,
-    devices: Devices | None = None,
-    barrier: str = "global",
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    consensus_step: PositiveShare = 0.5,
+    **options: Unpack[NodeOptions],
 ) -> Algorithm:
     """CHOCO-SGD: node i sends q_i = C(x_i - h_i), where h_i is what all neighbours know of its model.
 
@@ -61,12 +53,9 @@ def choco(
     if not mixing.static:
         hint = "Neighbours keep copies of what a node sent: they must hear all of it."
         validate.fail("mixing", "the same weights in every round", "ones that change", hint)
-    validate.in_range("consensus_step", consensus_step, 0, 1, open_low=True)
     through = identity() if transform is None else transform
     _check_transform(through)
-    local = local_work(
-        loss_fn, optimizer, num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, shuffle=shuffle
-    )
+    local, node_options = trained(loss_fn, optimizer, options)
 
     def apply(key, broadcast, own, data):
         report, _ = local.apply(key, own["model"], (), data)
@@ -74,8 +63,7 @@ def choco(
         return report._replace(update=tree.subtract(model, own["public"])), own | {"model": model}
 
     node = local._replace(init=lambda params: {"model": params, "public": tree.zeros_like(params)}, apply=apply)
-    run = {"devices": devices, "barrier": barrier, "nonfinite": nonfinite, "plan": plan, "mesh": mesh}
-    nodes = nodes_of(node, mixing, aggregator=kept_by_node(), transform=through, **run)
+    nodes = nodes_of(node, mixing, aggregator=kept_by_node(), transform=through, **node_options)
 
     def combine(links, done):
         before, after, sent = done.before, done.after, done.sent["updates"]

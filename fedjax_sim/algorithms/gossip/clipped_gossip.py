@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
-from fedjax_sim import engine, tree, validate
+from fedjax_sim import tree, validate
 from fedjax_sim.adversary import Alone, Omniscient, Together, corrupted
-from fedjax_sim.algorithms.gossip.dpsgd import local_work
+from fedjax_sim.algorithms.gossip.dpsgd import NodeOptions, trained
 from fedjax_sim.algorithms.gossip.rounds import node_algorithm
 from fedjax_sim.algorithms.gossip.state import check_average, kept_by_node, nodes_of
 from fedjax_sim.network import Links, Mixing, mixed
-from fedjax_sim.types import Algorithm, Array, Attackers, Devices, PyTree
+from fedjax_sim.types import Algorithm, Array, Attackers, PyTree
+from fedjax_sim.validate import LossFn
 
 __all__ = ["clipped_gossip", "distances"]
 
 
 @validate.named_arguments
 def clipped_gossip(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     mixing: Mixing,
     optimizer: optax.GradientTransformation,
     *,
@@ -30,15 +30,7 @@ def clipped_gossip(
     num_byzantine: int | None = None,
     attack: Alone | Omniscient | Together | None = None,
     who: Attackers | None = None,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    shuffle: bool = True,
-    devices: Devices | None = None,
-    barrier: str = "global",
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[NodeOptions],
 ) -> Algorithm:
     """ClippedGossip: y_i = x_i + u_i(x_i), then x_i <- y_i + sum_j W_ij clip(y_j - y_i, tau_i).
 
@@ -75,9 +67,7 @@ def clipped_gossip(
         validate.integer("num_byzantine", num_byzantine, 1)
     if (attack is None) != (who is None):
         validate.fail("attack, who", "both or none", (attack, who), "Who attacks, and what they send, belong together.")
-    local = local_work(
-        loss_fn, optimizer, num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, shuffle=shuffle
-    )
+    local, node_options = trained(loss_fn, optimizer, options)
 
     def apply(key, broadcast, own, data):
         report, _ = local.apply(key, own["model"], (), data)
@@ -86,8 +76,7 @@ def clipped_gossip(
 
     node = local._replace(init=lambda params: {"model": params}, apply=apply)
     rows = kept_by_node() if attack is None else corrupted(kept_by_node(), attack, who)
-    run = {"devices": devices, "barrier": barrier, "nonfinite": nonfinite, "plan": plan, "mesh": mesh}
-    nodes = nodes_of(node, mixing, aggregator=rows, attackers=who, **run)
+    nodes = nodes_of(node, mixing, aggregator=rows, attackers=who, **node_options)
 
     def combine(links, done):
         own, there = done.after["model"], done.sent["weights"] > 0

@@ -6,27 +6,35 @@ minimise (1/N) sum_i f_i, in which nodes count alike whatever they hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
 from fedjax_sim import client, engine, validate
 from fedjax_sim.algorithms.gossip.rounds import finish, links_of, mean_model, node_algorithm, own_models, train
-from fedjax_sim.algorithms.gossip.state import NODE_METRICS, begun, check_average, nodes_of, training
+from fedjax_sim.algorithms.gossip.state import NODE_METRICS, GossipOptions, begun, check_average, nodes_of, training
 from fedjax_sim.network import Mixing, mixed
-from fedjax_sim.types import Algorithm, ClientUpdate, Devices, PyTree, Work
+from fedjax_sim.types import Algorithm, ClientUpdate, PyTree, Work
+from fedjax_sim.validate import LossFn, Positive
 
-__all__ = ["FORMS", "consensus", "dgd", "dpsgd", "from_model", "local_work"]
+__all__ = ["FORMS", "NodeOptions", "consensus", "dgd", "dpsgd", "from_model", "trained"]
 
 FORMS = ("combine_while_adapt", "adapt_then_combine")
 
 
-def local_work(loss_fn: Callable, optimizer: optax.GradientTransformation, **work) -> ClientUpdate:
-    """Local training of a node, whose report counts like any other's."""
-    return client.local_sgd(loss_fn, optimizer, client.work(weighting="uniform", **work))
+class NodeOptions(client.LocalSteps, GossipOptions, total=False):
+    """The options of `client.work` without a weight, and those of rounds between nodes."""
+
+
+def trained(
+    loss_fn: Callable, optimizer: optax.GradientTransformation, options: Mapping[str, Any]
+) -> tuple[ClientUpdate, dict[str, Any]]:
+    """Local training of a node, whose report counts like any other's, and the options that do not describe it."""
+    work, others = client.local_work({**options, "weighting": "uniform"})
+    return client.local_sgd(loss_fn, optimizer, work), others
 
 
 def from_model(local: ClientUpdate) -> ClientUpdate:
@@ -40,20 +48,12 @@ def from_model(local: ClientUpdate) -> ClientUpdate:
 
 @validate.named_arguments
 def dpsgd(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     mixing: Mixing,
     optimizer: optax.GradientTransformation,
     *,
-    form: str = "combine_while_adapt",
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    shuffle: bool = True,
-    devices: Devices | None = None,
-    barrier: str = "global",
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    form: Literal["combine_while_adapt", "adapt_then_combine"] = "combine_while_adapt",
+    **options: Unpack[NodeOptions],
 ) -> Algorithm:
     """Decentralised parallel SGD: in each round nodes take local steps u_i, and mix their models once.
 
@@ -83,13 +83,9 @@ def dpsgd(
 
     References: Lian et al. 2017, algorithm 1; Nedic and Ozdaglar 2009; Sayed 2014 for the names of the forms.
     """
-    validate.one_of("form", form, FORMS)
     check_average(mixing)
-    local = local_work(
-        loss_fn, optimizer, num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, shuffle=shuffle
-    )
-    run = {"devices": devices, "barrier": barrier, "nonfinite": nonfinite, "plan": plan, "mesh": mesh}
-    nodes = nodes_of(from_model(local), mixing, **run)
+    local, node_options = trained(loss_fn, optimizer, options)
+    nodes = nodes_of(from_model(local), mixing, **node_options)
 
     def combine(links, done):
         if form == "adapt_then_combine":
@@ -101,16 +97,12 @@ def dpsgd(
 
 @validate.named_arguments
 def dgd(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     mixing: Mixing,
     *,
-    learning_rate: float = 0.1,
+    learning_rate: Positive = 0.1,
     form: str = "combine_while_adapt",
-    devices: Devices | None = None,
-    barrier: str = "global",
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[GossipOptions],
 ) -> Algorithm:
     """Decentralised gradient descent: `dpsgd` with one step along the gradient of all of a node's examples.
 
@@ -121,26 +113,15 @@ def dgd(
 
     References: Nedic and Ozdaglar 2009; Yuan, Ling and Yin 2016, section 2.
     """
-    validate.positive("learning_rate", learning_rate)
-    run = {"devices": devices, "barrier": barrier, "nonfinite": nonfinite, "plan": plan, "mesh": mesh}
-    return dpsgd(loss_fn, mixing, optax.sgd(learning_rate), form=form, num_steps=1, **run)
+    return dpsgd(loss_fn, mixing, optax.sgd(learning_rate), form=form, num_steps=1, **options)
 
 
 @validate.named_arguments
 def consensus(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     mixing: Mixing,
     optimizer: optax.GradientTransformation,
-    *,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    shuffle: bool = True,
-    devices: Devices | None = None,
-    barrier: str = "global",
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[NodeOptions],
 ) -> Algorithm:
     """Average consensus: every node trains alone, once, before the first round; rounds only mix, x <- W x.
 
@@ -154,14 +135,11 @@ def consensus(
     References: Olfati-Saber and Murray 2004; Xiao and Boyd 2004; Boyd, Ghosh, Prabhakar and Shah 2006 (gossip).
     """
     check_average(mixing)
-    local = local_work(
-        loss_fn, optimizer, num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, shuffle=shuffle
-    )
+    local, node_options = trained(loss_fn, optimizer, options)
     if local.reads_round:
         rule = "a rate that does not fall over rounds, for nodes train once, before the first"
         validate.fail("optimizer", rule, "one", "Take a constant rate, or a schedule over local steps.")
-    run = {"devices": devices, "barrier": barrier, "nonfinite": nonfinite, "plan": plan, "mesh": mesh}
-    nodes = nodes_of(from_model(local), mixing, **run)
+    nodes = nodes_of(from_model(local), mixing, **node_options)
     size = mixing.graph.population_size
 
     def init(key, params, population):

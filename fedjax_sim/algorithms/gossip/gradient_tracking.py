@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
-from fedjax_sim import engine, tree, validate
-from fedjax_sim.algorithms.gossip.dpsgd import local_work
+from fedjax_sim import tree, validate
+from fedjax_sim.algorithms.gossip.dpsgd import trained
 from fedjax_sim.algorithms.gossip.rounds import node_algorithm
-from fedjax_sim.algorithms.gossip.state import check_average, nodes_of, training
+from fedjax_sim.algorithms.gossip.state import GossipOptions, check_average, nodes_of, training
 from fedjax_sim.network import Mixing, mixed
-from fedjax_sim.types import Algorithm, Devices
+from fedjax_sim.types import Algorithm
+from fedjax_sim.validate import LossFn, Positive
 
 __all__ = ["gradient_tracking"]
 
 
 @validate.named_arguments
 def gradient_tracking(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     mixing: Mixing,
     *,
-    learning_rate: float = 0.1,
+    learning_rate: Positive = 0.1,
     batch_size: int | None = None,
     shuffle: bool = True,
-    devices: Devices | None = None,
-    barrier: str = "global",
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[GossipOptions],
 ) -> Algorithm:
     """DIGing: y_i <- sum_j W_ij y_j + g_i(x_i) - (its last gradient); x_i <- sum_j W_ij x_j - rate y_i.
 
@@ -50,9 +46,9 @@ def gradient_tracking(
     References: Nedic, Olshevsky and Shi 2017, section 2 (DIGing); Shi et al. 2015 (EXTRA, the first to be exact); Pu
     and Nedic 2021 with minibatches.
     """
-    validate.positive("learning_rate", learning_rate)
     check_average(mixing)
-    local = local_work(loss_fn, optax.sgd(1.0), num_steps=1, batch_size=batch_size, shuffle=shuffle)
+    gradient = {"num_steps": 1, "batch_size": batch_size, "shuffle": shuffle}
+    local, _ = trained(loss_fn, optax.sgd(1.0), gradient)
 
     def start(params):
         zeros = tree.zeros_like(params)
@@ -62,8 +58,9 @@ def gradient_tracking(
         return own | {"gradient": jax.tree.map(jnp.negative, update)}
 
     node = training(local, start, lambda own: own["model"], moved)
-    run = {"devices": devices, "barrier": barrier, "nonfinite": nonfinite, "plan": plan, "mesh": mesh}
-    nodes = nodes_of(node, mixing, message=lambda own: {"model": own["model"], "direction": own["direction"]}, **run)
+    nodes = nodes_of(
+        node, mixing, message=lambda own: {"model": own["model"], "direction": own["direction"]}, **options
+    )
 
     def combine(links, done):
         before, after = done.before, done.after

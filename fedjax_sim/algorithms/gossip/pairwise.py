@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
-from fedjax_sim import aggregation, engine, server, tree, validate
-from fedjax_sim.algorithms.gossip.dpsgd import from_model, local_work
+from fedjax_sim import aggregation, client, engine, server, tree, validate
+from fedjax_sim.algorithms.gossip.dpsgd import from_model, trained
 from fedjax_sim.algorithms.gossip.state import NodesState
 from fedjax_sim.network import Graph
 from fedjax_sim.network.devices import MOST_TICKS
@@ -18,29 +17,28 @@ from fedjax_sim.network.mixing import tables_of
 from fedjax_sim.network.topology import check_connected
 from fedjax_sim.prng import stream
 from fedjax_sim.round.costs import ROUND_METRICS, spent_by, unusable, work_of
+from fedjax_sim.round.options import ExecutionOptions
 from fedjax_sim.round.round import aggregate, collect, initial_state, invite, invite_together
 from fedjax_sim.sampling.time.cut import by_part
 from fedjax_sim.sampling.time.round_cost import More, Price
 from fedjax_sim.transform import identity
 from fedjax_sim.types import Algorithm, Array, Cohort, Count, Devices, Load, Metric, PyTree, Sampler, Star
+from fedjax_sim.validate import LossFn
 
 __all__ = ["averaged", "first_places", "meetings", "pairwise_gossip", "price_of_meetings"]
 
 
+class PairwiseOptions(client.LocalSteps, ExecutionOptions, total=False):
+    """The options of `client.work` without a weight, and how a round is carried out."""
+
+
 @validate.named_arguments
 def pairwise_gossip(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     graph: Graph,
-    *,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    shuffle: bool = True,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[PairwiseOptions],
 ) -> Algorithm:
     """Nodes wake up in a random order; each averages with a random neighbour, and then adds its local steps.
 
@@ -71,7 +69,6 @@ def pairwise_gossip(
     """
     validate.part("sampler", sampler, Sampler)
     validate.part("graph", graph, Graph)
-    validate.one_of("nonfinite", nonfinite, ("drop", "error"))
     if graph.directed:
         validate.fail("graph", "an undirected graph", "a directed one", "Two nodes take the same mean.")
     check_connected("graph", graph)
@@ -79,11 +76,9 @@ def pairwise_gossip(
         hint = "Nodes that wake up more often count more in what all agree on: take sampling.uniform."
         validate.fail("sampler", "one that wakes all nodes equally often", sampler.design.scheme, hint)
     _check_presence(sampler)
-    local = local_work(
-        loss_fn, optimizer, num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, shuffle=shuffle
-    )
+    local, execution = trained(loss_fn, optimizer, options)
     parts = (aggregation.total(), server.replacement(), identity())
-    star = Star(sampler, from_model(local), *parts, plan, mesh, nonfinite)
+    star = Star(sampler, from_model(local), *parts, **execution)
     host = {"neighbours": tables_of(graph, 1.0)["neighbours"][0], "degrees": graph.in_degrees.astype("int32")}
     size = graph.population_size
 

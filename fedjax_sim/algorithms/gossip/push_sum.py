@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
 from fedjax_sim import engine, tree, validate
-from fedjax_sim.algorithms.gossip.dpsgd import local_work
+from fedjax_sim.algorithms.gossip.dpsgd import NodeOptions, trained
 from fedjax_sim.algorithms.gossip.rounds import node_algorithm
 from fedjax_sim.algorithms.gossip.state import check_average, nodes_of, training
 from fedjax_sim.network import Mixing, hears_back, mixed
-from fedjax_sim.types import Algorithm, Devices, PyTree
+from fedjax_sim.types import Algorithm, PyTree
+from fedjax_sim.validate import LossFn
 
 __all__ = ["push_sum"]
 
 
 @validate.named_arguments
 def push_sum(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     mixing: Mixing,
     optimizer: optax.GradientTransformation,
-    *,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    shuffle: bool = True,
-    devices: Devices | None = None,
-    barrier: str = "global",
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[NodeOptions],
 ) -> Algorithm:
     """Stochastic gradient push: nodes give shares of a sum x_i and of a weight w_i, and train from x_i / w_i.
 
@@ -63,9 +54,7 @@ def push_sum(
     if not hears_back(mixing.graph):
         hint = "Weights of nodes that give and do not get fall to 0. Add edges that lead back."
         validate.fail("mixing", "a graph in which every node can be reached from all that it reaches", "another", hint)
-    local = local_work(
-        loss_fn, optimizer, num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, shuffle=shuffle
-    )
+    local, node_options = trained(loss_fn, optimizer, options)
 
     def models(own: PyTree) -> PyTree:
         weight = own["weight"]
@@ -83,8 +72,7 @@ def push_sum(
         return own | {"sum": jax.tree.map(lambda x, u: (x + u).astype(x.dtype), own["sum"], update)}
 
     node = training(local, start, models, moved)
-    run = {"devices": devices, "barrier": barrier, "nonfinite": nonfinite, "plan": plan, "mesh": mesh}
-    nodes = nodes_of(node, mixing, models=models, message=lambda own: own, **run)
+    nodes = nodes_of(node, mixing, models=models, message=lambda own: own, **node_options)
 
     def combined(links, done):
         rows = mixed(links, done.after)

@@ -7,7 +7,7 @@ server, and the star's own message is a placeholder where nodes send their model
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from fedjax_sim.network import Mixing
 from fedjax_sim.network.topology import check_connected
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.round.costs import ROUND_METRICS
+from fedjax_sim.round.options import ExecutionOptions
 from fedjax_sim.round.state import FederatedState, initial_state
 from fedjax_sim.transform import identity
 from fedjax_sim.types import (
@@ -31,9 +32,11 @@ from fedjax_sim.types import (
     Star,
     UpdateTransform,
 )
+from fedjax_sim.validate import Default
 
 __all__ = [
     "NODE_METRICS",
+    "GossipOptions",
     "Nodes",
     "NodesState",
     "Trained",
@@ -50,6 +53,13 @@ NODE_METRICS = (
     Metric("consensus_distance", "distance of nodes from their mean model (root mean square)", pooled="last"),
     *TIME_METRICS,
 )
+
+
+class GossipOptions(ExecutionOptions, total=False):
+    """What nodes run on, whom they wait for, and how a round is carried out."""
+
+    devices: Annotated[Devices | None, Default(None)]
+    barrier: Annotated[str, Default("global")]
 
 
 class Nodes(NamedTuple):
@@ -102,22 +112,19 @@ def nodes_of(
     *,
     models: Callable = lambda state: state["model"],
     message: Callable = lambda state: state["model"],
-    devices: Devices | None,
-    barrier: str,
-    plan: engine.Plan | None,
-    mesh: Any,
-    nonfinite: str,
     aggregator: Aggregator | None = None,
     transform: UpdateTransform | None = None,
     attackers: Callable | None = None,
+    devices: Devices | None = None,
+    barrier: str = "global",
+    **execution: Unpack[ExecutionOptions],
 ) -> Nodes:
     """`Nodes` around a client whose state holds its model."""
-    validate.one_of("nonfinite", nonfinite, ("drop", "error"))
     size = mixing.graph.population_size
     timing, sampler = Timing.checked(devices, barrier, size), sampling.full(size)
     rule = aggregation.total() if aggregator is None else aggregator
     through = identity() if transform is None else transform
-    star = Star(sampler, client, rule, server.replacement(), through, plan, mesh, nonfinite)
+    star = Star(sampler, client, rule, server.replacement(), through, **execution)
     return Nodes(star, mixing, timing, models, message, attackers)
 
 

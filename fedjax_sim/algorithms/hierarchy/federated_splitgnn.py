@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import optax
 from jax.sharding import Mesh
 
@@ -12,6 +14,7 @@ from fedjax_sim.models import Model
 from fedjax_sim.network import Link
 from fedjax_sim.round.federated import federated
 from fedjax_sim.types import Aggregator, Algorithm, Sampler, UpdateTransform
+from fedjax_sim.validate import FromData, PositiveInt
 
 __all__ = ["hierarchical_split_gnn"]
 
@@ -22,8 +25,8 @@ def hierarchical_split_gnn(
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     *,
-    edge_rounds: int = 1,
-    group_size: int | None = None,
+    edge_rounds: PositiveInt = 1,
+    group_size: Annotated[int | None, FromData("group_size")] = None,
     edge_sampler: Sampler | None = None,
     edge_weighting: str | None = None,
     keep_edges: bool = False,
@@ -36,8 +39,8 @@ def hierarchical_split_gnn(
     aggregator: Aggregator | None = None,
     transform: UpdateTransform | None = None,
     downlink: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    mesh: Mesh | str | None = "all",
+    nonfinite: Annotated[str, FromData("nonfinite")] = "drop",
+    mesh: Annotated[Mesh | str | None, FromData("mesh")] = "all",
 ) -> Algorithm:
     """FedAvg whose clients are edges that train by SplitGNN, each with its group of parties.
 
@@ -71,7 +74,6 @@ def hierarchical_split_gnn(
     >>> int(made.step(jax.random.key(0), state, regions)[1]["edge_clients_reported"].total())
     4
     """
-    validate.integer("edge_rounds", edge_rounds)
     edge_sampler = sampler_inside(edge_sampler, group_size, "parties")
     options = {"client_layers": client_layers, "cut_edges": cut_edges, "graph_at": graph_at, "link": link}
     edge = split_gnn(model, edge_sampler, optimizer, weight_decay=weight_decay, **options)

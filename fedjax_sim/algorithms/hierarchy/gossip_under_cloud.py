@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,7 @@ from fedjax_sim.network.topology import check_connected, from_edges
 from fedjax_sim.round.costs import ROUND_METRICS, two_words, unusable
 from fedjax_sim.round.round import aggregate, collect, initial_state, invite
 from fedjax_sim.types import Algorithm, Array, Count, Metric, PyTree, Star
+from fedjax_sim.validate import FromData
 
 __all__ = ["hierarchical_gossip"]
 
@@ -32,8 +35,8 @@ def hierarchical_gossip(
     *,
     edge_rounds: int = 1,
     cloud_every: int | None = None,
-    nonfinite: str = "drop",
-    mesh: Mesh | str | None = "all",
+    nonfinite: Annotated[str, FromData("nonfinite")] = "drop",
+    mesh: Annotated[Mesh | str | None, FromData("mesh")] = "all",
 ) -> Algorithm:
     """Edges make rounds of their own, mix their models over a graph, and now and then a cloud averages them.
 

@@ -7,13 +7,13 @@ With n_e examples under edge e, n all of them, and w_e the model of edge e after
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
+from typing import Annotated, Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
 from fedjax_sim import aggregation, engine, sampling, server, tree, validate
 from fedjax_sim.algorithms.server.fedavg import fedavg
@@ -24,6 +24,7 @@ from fedjax_sim.round.costs import metrics_of
 from fedjax_sim.round.federated import federated
 from fedjax_sim.round.inner_time import time_inside
 from fedjax_sim.round.levels import by_own_ids, existing, named_by, over_rounds, remembers, told
+from fedjax_sim.round.options import AveragingOptions
 from fedjax_sim.round.round import FederatedState, close, collect, initial_state, invite
 from fedjax_sim.types import (
     Aggregator,
@@ -41,6 +42,7 @@ from fedjax_sim.types import (
     Star,
     UpdateTransform,
 )
+from fedjax_sim.validate import FromData, LossFn
 
 __all__ = ["as_client_update", "hierarchical_fedavg", "sampler_inside"]
 
@@ -181,12 +183,12 @@ def _level_of(federation: Star | Algorithm) -> Level:
 
 @validate.named_arguments
 def hierarchical_fedavg(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     *,
     edge_rounds: int = 1,
-    group_size: int | None = None,
+    group_size: Annotated[int | None, FromData("group_size")] = None,
     edge_sampler: Sampler | None = None,
     edge_aggregator: Aggregator | None = None,
     edge_transform: UpdateTransform | None = None,
@@ -195,17 +197,7 @@ def hierarchical_fedavg(
     edge_devices: Devices | None = None,
     keep_edges: bool = False,
     server_optimizer: optax.GradientTransformation | None = None,
-    aggregator: Aggregator | None = None,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    weighting: str | None = None,
-    shuffle: bool = True,
-    transform: UpdateTransform | None = None,
-    downlink: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[AveragingOptions],
 ) -> Algorithm:
     """HierFAVG: edges make rounds of FedAvg over their groups of clients, and the cloud averages the edges' models.
 
@@ -244,16 +236,24 @@ def hierarchical_fedavg(
     """
     edge_sampler = sampler_inside(edge_sampler, group_size, "clients")
     inside = {"aggregator": edge_aggregator, "transform": edge_transform, "server_optimizer": edge_optimizer}
-    work = {"num_steps": num_steps, "num_epochs": num_epochs, "batch_size": batch_size}
-    how = {"weighting": weighting, "shuffle": shuffle, "nonfinite": nonfinite}
-    edge = fedavg(loss_fn, edge_sampler, optimizer, **inside, **work, **how, plan=plan).parts
+    edge_options, cloud_options = _of_each_level(options)
+    edge = fedavg(loss_fn, edge_sampler, optimizer, **inside, **edge_options).parts
     if edge_devices is not None and sampler.devices is None:
         hint = "Put with_clock around the cloud's sampler; or leave edge_devices out."
         validate.fail("edge_devices", "None without a clock", "devices", hint)
     work = as_client_update(edge, edge_rounds, weighting=edge_weighting, keep=keep_edges, devices=edge_devices)
+    aggregator = cloud_options.pop("aggregator", None)
     rule = aggregation.mean() if aggregator is None else aggregator
     step = server.optimizer(optax.sgd(1.0) if server_optimizer is None else server_optimizer)
-    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, mesh=mesh)
+    return federated(sampler, work, rule, step, **cloud_options)
+
+
+def _of_each_level(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of the rounds inside of an edge, and those of the cloud's rounds."""
+    of_cloud = {"aggregator", "transform", "downlink", "mesh"}
+    edge = {name: value for name, value in options.items() if name not in of_cloud}
+    cloud = {name: value for name, value in options.items() if name in of_cloud or name == "nonfinite"}
+    return edge, cloud
 
 
 def sampler_inside(edge_sampler: Sampler | None, group_size: int | None, members: str) -> Sampler:

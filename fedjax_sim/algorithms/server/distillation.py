@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
-from fedjax_sim import client, engine, server, tree, validate
+from fedjax_sim import client, server, tree, validate
 from fedjax_sim.aggregation import gather, rows
 from fedjax_sim.models import Model, distillation
 from fedjax_sim.models.ensemble import running_mean
 from fedjax_sim.prng import stream
 from fedjax_sim.round.federated import federated
+from fedjax_sim.round.options import MessageOptions
 from fedjax_sim.server.own_data import own_examples
-from fedjax_sim.types import Algorithm, ClientData, ClientUpdate, PyTree, Sampler, ServerUpdate, UpdateTransform
+from fedjax_sim.types import Algorithm, ClientData, ClientUpdate, PyTree, Sampler, ServerUpdate
+from fedjax_sim.validate import LossFn
 
 __all__ = ["feddf", "pretrained"]
+
+
+class FedDFOptions(client.LocalOptions, MessageOptions, total=False):
+    """Those of other algorithms around a server without `downlink`: the server holds models that it has not sent."""
 
 
 @validate.named_arguments
@@ -59,7 +63,7 @@ def pretrained(algorithm: Algorithm, work: ClientUpdate, data: ClientData) -> Al
 @validate.named_arguments
 def feddf(
     model: Model,
-    loss_fn: Callable,
+    loss_fn: LossFn,
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     public: ClientData,
@@ -68,15 +72,7 @@ def feddf(
     distill_steps: int,
     distill_batch_size: int | None = None,
     temperature: float = 1.0,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    weighting: str | None = None,
-    shuffle: bool = True,
-    transform: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[FedDFOptions],
 ) -> Algorithm:
     """FedAvg whose mean is then taught by the ensemble of the clients' models, on unlabelled public examples.
 
@@ -96,20 +92,19 @@ def feddf(
     References: Lin, Kong, Stich and Jaggi 2020 (FedDF), algorithm 1.
     """
     validate.part("model", model, Model)
+    transform = options.get("transform")
     if transform is not None and transform.integer_range is not None:
         hint = "The ensemble needs each client's model: let it send decoded numbers, with integers=False."
         validate.fail("transform", "one that sends numbers", f"integers in {transform.integer_range}", hint)
-    local = client.work(
-        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
-    )
+    work, round_options = client.local_work(options)
     student = client.local_sgd(
         distillation(model, temperature),
         distill_optimizer,
         client.work(num_steps=distill_steps, batch_size=distill_batch_size),
     )
     step = _taught(server.optimizer(optax.sgd(1.0)), model, student, public, sampler.num_slots)
-    work, rule = client.local_sgd(loss_fn, optimizer, local), gather(_with_rows)
-    return federated(sampler, work, rule, step, transform, nonfinite=nonfinite, plan=plan, mesh=mesh)
+    local = client.local_sgd(loss_fn, optimizer, work)
+    return federated(sampler, local, gather(_with_rows), step, **round_options)
 
 
 def _with_rows(key, updates, weights, ids) -> dict[str, PyTree]:

@@ -1,69 +1,59 @@
 """Named algorithms, each a composition of parts: FedSGD, FedAvg, FedProx, FedNova, record-level private FedAvg.
 
-Every recipe takes the loss, a sampler and the local work (`num_steps`, `num_epochs`, `batch_size`, `weighting`,
-`shuffle`, as in `client.work`), and returns an `Algorithm`. `aggregator`, `transform`, `downlink`, `nonfinite`, `plan`
-and `mesh` are those of `federated`.
+Every algorithm around a server takes the loss, a sampler and the clients' optimizer, and returns an `Algorithm`. The
+local work (`num_steps`, `num_epochs`, `batch_size`, `weighting`, `shuffle`) is that of `client.work`; `aggregator`,
+`transform`, `downlink`, `nonfinite`, `plan` and `mesh` are those of `federated`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Unpack
 
 import optax
-from jax.sharding import Mesh
 
-from fedjax_sim import aggregation, client, engine, server, validate
+from fedjax_sim import aggregation, client, server, validate
 from fedjax_sim.round.federated import federated
+from fedjax_sim.round.options import FederatedOptions, RecipeOptions
 from fedjax_sim.transform.chain import plain_wire
 from fedjax_sim.types import Aggregator, Algorithm, Sampler, UpdateTransform
+from fedjax_sim.validate import LossFn, ShareBelowOne
 
 __all__ = ["fedavg", "fednova", "fedprox", "fedsgd", "record_private_fedavg"]
 
 
 @validate.named_arguments
 def fedsgd(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     sampler: Sampler,
+    optimizer: optax.GradientTransformation,
     *,
-    learning_rate: float = 0.1,
     aggregator: Aggregator | None = None,
-    transform: UpdateTransform | None = None,
-    downlink: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[FederatedOptions],
 ) -> Algorithm:
-    """One full-batch gradient per client, averaged by examples; the server takes the step.
+    """Each client sends one full-batch gradient; the server averages them by examples and takes the step.
+
+    Args:
+      optimizer: of the server. With `optax.sgd(rate)` it does not matter who takes the step, client or server.
 
     Guarantees: with full participation it is centralised gradient descent (tests/oracles/test_centralised.py).
 
     References: McMahan et al. 2017, section 2 (FederatedSGD).
     """
-    validate.positive("learning_rate", learning_rate)
-    work = client.local_sgd(loss_fn, optax.sgd(1.0), client.work(num_steps=1))
+    validate.optimizer("optimizer", optimizer)
+    local = client.local_sgd(loss_fn, optax.sgd(1.0), client.work(num_steps=1))
     rule = aggregation.mean() if aggregator is None else aggregator
-    step = server.optimizer(optax.sgd(learning_rate))
-    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)
+    return federated(sampler, local, rule, server.optimizer(optimizer), **options)
 
 
 @validate.named_arguments
 def fedavg(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     *,
     server_optimizer: optax.GradientTransformation | None = None,
     aggregator: Aggregator | None = None,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    weighting: str | None = None,
-    shuffle: bool = True,
-    transform: UpdateTransform | None = None,
-    downlink: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[RecipeOptions],
 ) -> Algorithm:
     """Federated averaging: local training, then the mean of the local models by examples.
 
@@ -76,33 +66,22 @@ def fedavg(
 
     References: McMahan et al. 2017, algorithm 1; Reddi et al. 2021, algorithm 1 with a server optimiser.
     """
-    local = client.work(
-        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
-    )
-    work = client.local_sgd(loss_fn, optimizer, local)
+    work, round_options = client.local_work(options)
+    local = client.local_sgd(loss_fn, optimizer, work)
     rule = aggregation.mean() if aggregator is None else aggregator
     step = server.optimizer(optax.sgd(1.0) if server_optimizer is None else server_optimizer)
-    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)
+    return federated(sampler, local, rule, step, **round_options)
 
 
 @validate.named_arguments
 def fedprox(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     *,
     coefficient: float = 0.1,
     aggregator: Aggregator | None = None,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    weighting: str | None = None,
-    shuffle: bool = True,
-    transform: UpdateTransform | None = None,
-    downlink: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[RecipeOptions],
 ) -> Algorithm:
     """FedAvg with a proximal term (coefficient / 2) |w - w_t|^2 in each local objective.
 
@@ -113,38 +92,27 @@ def fedprox(
     paper samples with replacement in proportion to the data and averages uniformly: pass `sampling.weighted` and
     `aggregation.li_scheme_one` for that form.
     """
-    local = client.work(
-        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
-    )
-    work = client.proximal(loss_fn, optimizer, coefficient, local)
+    work, round_options = client.local_work(options)
+    local = client.proximal(loss_fn, optimizer, coefficient, work)
     rule = aggregation.mean() if aggregator is None else aggregator
-    step = server.optimizer(optax.sgd(1.0))
-    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)
+    return federated(sampler, local, rule, server.optimizer(optax.sgd(1.0)), **round_options)
 
 
 @validate.named_arguments
 def fednova(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     sampler: Sampler,
+    optimizer: optax.GradientTransformation,
     *,
-    learning_rate: float = 0.1,
-    momentum: float = 0.0,
+    momentum: ShareBelowOne = 0.0,
     aggregator: Aggregator | None = None,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    weighting: str | None = None,
-    shuffle: bool = True,
-    transform: UpdateTransform | None = None,
-    downlink: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[RecipeOptions],
 ) -> Algorithm:
     """Normalised averaging: unequal numbers of local steps no longer shift the fixed point.
 
     Args:
-      learning_rate, momentum: of the clients' SGD (heavy ball), constant as the normalisation requires.
+      optimizer: the clients', plain SGD such as `optax.sgd(0.1)`: the normalisation holds for a constant rate.
+      momentum: of the clients' SGD (heavy ball), which the normalisation needs to know.
       aggregator: of messages {"direction", "steps"}; `aggregation.mean()` by default. One with attackers inside is
         refused: of a message with both signs flipped the product is the honest one. So is one that is not homogeneous,
         such as `norm_bounding`: it would measure, and shorten, the number of steps with the direction.
@@ -156,7 +124,7 @@ def fednova(
 
     References: Wang et al. 2020 (FedNova), equation 4.
     """
-    validate.positive("learning_rate", learning_rate)
+    learning_rate = client.plain_sgd_rate("fednova", optimizer)
     if aggregator is not None and not (aggregator.homogeneous and aggregator.attackers is None):
         how = "Build the round by `federated` with client.normalized, server.rescaled and"
         if aggregator.attackers is not None:
@@ -165,15 +133,14 @@ def fednova(
             validate.fail("aggregator", "one without attackers inside for fednova", "a corrupted one", hint)
         hint = f'It would measure steps with the direction. {how} by_part({{"direction": ..., "steps": mean()}}).'
         validate.fail("aggregator", "a homogeneous one for fednova", "another", hint)
-    local = client.work(
-        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
-    )
-    work = client.local_sgd(loss_fn, optax.sgd(learning_rate, momentum=momentum or None), local)
-    work = client.normalized(work, momentum=momentum)
+    work, round_options = client.local_work(options)
+    heavy_ball = optax.sgd(learning_rate, momentum=momentum or None)
+    local = client.normalized(client.local_sgd(loss_fn, heavy_ball, work), momentum=momentum)
     step = server.rescaled(server.optimizer(optax.sgd(1.0)))
     rule = aggregation.mean() if aggregator is None else aggregator
-    transform = transform and _of_direction(transform)
-    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)
+    if round_options.get("transform") is not None:
+        round_options["transform"] = _of_direction(round_options["transform"])
+    return federated(sampler, local, rule, step, **round_options)
 
 
 def _of_direction(transform: UpdateTransform) -> UpdateTransform:
@@ -209,12 +176,12 @@ def _of_direction(transform: UpdateTransform) -> UpdateTransform:
 
 @validate.named_arguments
 def record_private_fedavg(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     sampler: Sampler,
+    optimizer: optax.GradientTransformation,
     *,
     clip_norm: float,
     noise_multiplier: float,
-    learning_rate: float = 0.1,
     num_steps: int,
     batch_size: int,
     num_examples: int | None = None,
@@ -223,17 +190,15 @@ def record_private_fedavg(
     weighting: str = "uniform",
     gradients: str = "auto",
     aggregator: Aggregator | None = None,
-    transform: UpdateTransform | None = None,
-    downlink: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[FederatedOptions],
 ) -> Algorithm:
     """FedAvg whose clients train by DP-SGD: each record is hidden from everybody, the server included.
 
     Args:
-      clip_norm, noise_multiplier, learning_rate, num_steps, batch_size, microbatch_size, sampling, weighting,
-        gradients: as in `client.private_sgd`, whose noise the accountant reads.
+      optimizer: the clients', plain SGD such as `optax.sgd(0.1)`.
+      clip_norm, noise_multiplier, num_steps, batch_size, microbatch_size, sampling, gradients: as in
+        `client.private_sgd`, whose noise the accountant reads.
+      weighting: as in `client.private_sgd`. Its default is "uniform", for a number of examples would be revealed.
       num_examples: n, a public upper bound on the rows of a client; required, because a record is in a batch with
         probability batch_size / n. A config takes the rows of the largest client, which are then treated as public.
 
@@ -246,11 +211,11 @@ def record_private_fedavg(
     if num_examples is None:
         hint = "A record is in a batch with probability batch_size / num_examples."
         validate.fail("num_examples", "the most rows that a client has", None, hint)
-    work = client.private_sgd(
+    local = client.private_sgd(
         loss_fn,
         clip_norm,
         noise_multiplier,
-        learning_rate,
+        client.plain_sgd_rate("record_private_fedavg", optimizer),
         num_steps=num_steps,
         batch_size=batch_size,
         num_examples=num_examples,
@@ -260,5 +225,4 @@ def record_private_fedavg(
         gradients=gradients,
     )
     rule = aggregation.mean() if aggregator is None else aggregator
-    step = server.optimizer(optax.sgd(1.0))
-    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)
+    return federated(sampler, local, rule, server.optimizer(optax.sgd(1.0)), **options)

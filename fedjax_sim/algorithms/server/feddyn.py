@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Annotated, Unpack
 
 import jax
 import optax
-from jax.sharding import Mesh
 
-from fedjax_sim import aggregation, client, engine, server, validate
+from fedjax_sim import aggregation, client, server, validate
 from fedjax_sim.algorithms.server.scaffold import population_weight
 from fedjax_sim.round.compatibility import check_distinct
 from fedjax_sim.round.federated import federated
-from fedjax_sim.types import Aggregator, Algorithm, Sampler, UpdateTransform
+from fedjax_sim.round.options import RecipeOptions
+from fedjax_sim.types import Aggregator, Algorithm, Sampler
+from fedjax_sim.validate import FromData, LossFn
 
 __all__ = ["feddyn"]
 
 
 @validate.named_arguments
 def feddyn(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     *,
     coefficient: float = 0.1,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    weighting: str = "uniform",
-    shuffle: bool = True,
-    total_weight: float | None = None,
-    transform: UpdateTransform | None = None,
-    downlink: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    total_weight: Annotated[float | None, FromData("total_weight")] = None,
+    **options: Unpack[RecipeOptions],
 ) -> Algorithm:
     """Dynamic regularisation: a linear term tilts each client's objective until all share the global minimum.
 
@@ -43,7 +35,7 @@ def feddyn(
     Args:
       optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `shuffle` as in `client.work`.
       coefficient: the paper's alpha, of the order of the loss's curvature: smaller, iterates may oscillate or diverge.
-      weighting: "uniform", the paper's, minimises sum_i f_i / N; "examples" minimises sum_i n_i f_i / n.
+      weighting: "examples", the default, minimises sum_i n_i f_i / n; "uniform", the paper's, sum_i f_i / N.
       total_weight: W, the sum of the weights that all clients would report; only for "examples". It is not checked,
         because a client's weight may come from its loss: a wrong number moves the fixed point, or diverges.
       Others as in `federated`.
@@ -58,13 +50,11 @@ def feddyn(
     References: Acar et al. 2021 (FedDyn), algorithm 1.
     """
     check_distinct(sampler, "A client drawn twice would move h twice and its own h_i once.")
-    local = client.work(
-        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
-    )
-    work = client.dynamic(loss_fn, optimizer, coefficient, local)
-    rule = _both_means(population_weight(sampler, weighting, total_weight))
+    work, round_options = client.local_work(options)
+    local = client.dynamic(loss_fn, optimizer, coefficient, work)
+    rule = _both_means(population_weight(sampler, work, total_weight))
     step = server.dynamic(server.optimizer(optax.sgd(1.0)), coefficient)
-    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)
+    return federated(sampler, local, rule, step, **round_options)
 
 
 def _both_means(total_weight: float) -> Aggregator:

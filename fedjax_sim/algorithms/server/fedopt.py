@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Unpack
 
 import optax
-from jax.sharding import Mesh
 
-from fedjax_sim import aggregation, client, engine, server, validate
+from fedjax_sim import aggregation, client, server, validate
 from fedjax_sim.algorithms.server.fedavg import fedavg
 from fedjax_sim.round.federated import federated
-from fedjax_sim.types import Aggregator, Algorithm, Sampler, UpdateTransform
+from fedjax_sim.round.options import AveragingOptions, RecipeOptions
+from fedjax_sim.types import Algorithm, Sampler
+from fedjax_sim.validate import LossFn, Positive, ShareBelowOne
 
 __all__ = ["fedadagrad", "fedadam", "fedavgm", "fedexp", "fedyogi"]
 
 
 @validate.named_arguments
 def fedavgm(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     *,
-    server_learning_rate: float = 1.0,
-    momentum: float = 0.9,
+    server_learning_rate: Positive = 1.0,
+    momentum: ShareBelowOne = 0.9,
     nesterov: bool = False,
-    aggregator: Aggregator | None = None,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    weighting: str | None = None,
-    shuffle: bool = True,
-    transform: UpdateTransform | None = None,
-    downlink: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[AveragingOptions],
 ) -> Algorithm:
     """FedAvg with momentum at the server: v <- momentum v + Delta; w <- w + rate v.
 
@@ -42,93 +33,39 @@ def fedavgm(
 
     References: Hsu, Qi and Brown 2019, section 4.
     """
-    validate.positive("server_learning_rate", server_learning_rate)
-    validate.in_range("momentum", momentum, 0, 1, open_high=True)
     step = optax.sgd(server_learning_rate, momentum=momentum, nesterov=nesterov)
-    return fedavg(
-        loss_fn,
-        sampler,
-        optimizer,
-        server_optimizer=step,
-        aggregator=aggregator,
-        num_steps=num_steps,
-        num_epochs=num_epochs,
-        batch_size=batch_size,
-        weighting=weighting,
-        shuffle=shuffle,
-        transform=transform,
-        downlink=downlink,
-        nonfinite=nonfinite,
-        plan=plan,
-        mesh=mesh,
-    )
+    return fedavg(loss_fn, sampler, optimizer, server_optimizer=step, **options)
 
 
 @validate.named_arguments
 def fedadagrad(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     *,
-    server_learning_rate: float = 0.1,
+    server_learning_rate: Positive = 0.1,
     adaptivity: float = 1e-3,
-    aggregator: Aggregator | None = None,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    weighting: str | None = None,
-    shuffle: bool = True,
-    transform: UpdateTransform | None = None,
-    downlink: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[AveragingOptions],
 ) -> Algorithm:
     """FedAvg with the paper's Adagrad at the server (first decay 0); see `server.adaptive` for how optax's differs.
 
     References: Reddi et al. 2021, algorithm 2.
     """
     step = server.adaptive("adagrad", server_learning_rate, first_decay=0.0, adaptivity=adaptivity)
-    return fedavg(
-        loss_fn,
-        sampler,
-        optimizer,
-        server_optimizer=step,
-        aggregator=aggregator,
-        num_steps=num_steps,
-        num_epochs=num_epochs,
-        batch_size=batch_size,
-        weighting=weighting,
-        shuffle=shuffle,
-        transform=transform,
-        downlink=downlink,
-        nonfinite=nonfinite,
-        plan=plan,
-        mesh=mesh,
-    )
+    return fedavg(loss_fn, sampler, optimizer, server_optimizer=step, **options)
 
 
 @validate.named_arguments
 def fedadam(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     *,
-    server_learning_rate: float = 0.01,
+    server_learning_rate: Positive = 0.01,
     first_decay: float = 0.9,
     second_decay: float = 0.99,
     adaptivity: float = 1e-3,
-    aggregator: Aggregator | None = None,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    weighting: str | None = None,
-    shuffle: bool = True,
-    transform: UpdateTransform | None = None,
-    downlink: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[AveragingOptions],
 ) -> Algorithm:
     """FedAvg with the paper's Adam at the server (no bias correction); see `server.adaptive` for how optax's differs.
 
@@ -137,46 +74,20 @@ def fedadam(
     step = server.adaptive(
         "adam", server_learning_rate, first_decay=first_decay, second_decay=second_decay, adaptivity=adaptivity
     )
-    return fedavg(
-        loss_fn,
-        sampler,
-        optimizer,
-        server_optimizer=step,
-        aggregator=aggregator,
-        num_steps=num_steps,
-        num_epochs=num_epochs,
-        batch_size=batch_size,
-        weighting=weighting,
-        shuffle=shuffle,
-        transform=transform,
-        downlink=downlink,
-        nonfinite=nonfinite,
-        plan=plan,
-        mesh=mesh,
-    )
+    return fedavg(loss_fn, sampler, optimizer, server_optimizer=step, **options)
 
 
 @validate.named_arguments
 def fedyogi(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     *,
-    server_learning_rate: float = 0.01,
+    server_learning_rate: Positive = 0.01,
     first_decay: float = 0.9,
     second_decay: float = 0.99,
     adaptivity: float = 1e-3,
-    aggregator: Aggregator | None = None,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    weighting: str | None = None,
-    shuffle: bool = True,
-    transform: UpdateTransform | None = None,
-    downlink: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[AveragingOptions],
 ) -> Algorithm:
     """FedAvg with the paper's Yogi at the server; see `server.adaptive` for how optax's differs.
 
@@ -185,43 +96,18 @@ def fedyogi(
     step = server.adaptive(
         "yogi", server_learning_rate, first_decay=first_decay, second_decay=second_decay, adaptivity=adaptivity
     )
-    return fedavg(
-        loss_fn,
-        sampler,
-        optimizer,
-        server_optimizer=step,
-        aggregator=aggregator,
-        num_steps=num_steps,
-        num_epochs=num_epochs,
-        batch_size=batch_size,
-        weighting=weighting,
-        shuffle=shuffle,
-        transform=transform,
-        downlink=downlink,
-        nonfinite=nonfinite,
-        plan=plan,
-        mesh=mesh,
-    )
+    return fedavg(loss_fn, sampler, optimizer, server_optimizer=step, **options)
 
 
 @validate.named_arguments
 def fedexp(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     *,
     epsilon: float = 1e-3,
     average_last: bool = True,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    weighting: str = "uniform",
-    shuffle: bool = True,
-    transform: UpdateTransform | None = None,
-    downlink: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[RecipeOptions],
 ) -> Algorithm:
     """FedAvg whose server step is longer the more the clients' updates differ, without further communication.
 
@@ -229,19 +115,16 @@ def fedexp(
       optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `shuffle` as in `client.work`.
       epsilon: of `aggregation.extrapolated`. It is absolute: far above the squared updates, no step is extrapolated.
       average_last: evaluate the mean of the last two models, as the paper reports it; training is the same either way.
-      weighting: "uniform", the paper's, or "examples".
+      weighting: "uniform" is the paper's.
 
     Guarantees: matches the paper in NumPy (tests/oracles/test_fedexp.py::test_matches_the_paper); on clients that share
     a minimum it converges in fewer rounds than FedAvg (::test_fewer_rounds_than_fedavg).
 
     References: Jhunjhunwala, Wang and Joshi 2023 (FedExP), algorithm 1.
     """
-    validate.one_of("average_last", average_last, (False, True))
-    local = client.work(
-        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
-    )
-    work = client.local_sgd(loss_fn, optimizer, local)
+    work, round_options = client.local_work(options)
+    local = client.local_sgd(loss_fn, optimizer, work)
     rule = aggregation.extrapolated(epsilon=epsilon)
     step = server.optimizer(optax.sgd(1.0))
     step = server.last_two(step) if average_last else step
-    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)
+    return federated(sampler, local, rule, step, **round_options)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
 from fedjax_sim import aggregation, client, engine, server, tree, validate
 from fedjax_sim.algorithms.server.mime_optimizer import base_optimizer
 from fedjax_sim.prng import stream
 from fedjax_sim.round.costs import traffic, unusable, words_of, work_of
 from fedjax_sim.round.federated import federated
+from fedjax_sim.round.options import MessageOptions, RecipeOptions
 from fedjax_sim.round.round import (
     Aggregated,
     FederatedState,
@@ -28,43 +27,40 @@ from fedjax_sim.round.round import (
 )
 from fedjax_sim.transform.chain import plain_wire
 from fedjax_sim.types import Algorithm, Array, Count, PyTree, Sampler, ServerUpdate, Star, UpdateTransform, Work
+from fedjax_sim.validate import LossFn, Positive, ShareBelowOne
 
 __all__ = ["mime", "mime_lite"]
 
 
+class MimeOptions(client.LocalOptions, MessageOptions, total=False):
+    """Those of other algorithms around a server without `downlink`: a round has two broadcasts."""
+
+
 @validate.named_arguments
 def mime_lite(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     sampler: Sampler,
+    optimizer: optax.GradientTransformation,
     *,
     rule: str = "momentum",
-    learning_rate: float = 0.1,
-    momentum: float | None = None,
+    momentum: ShareBelowOne | None = None,
     second_decay: float | None = None,
     adaptivity: float | None = None,
-    server_learning_rate: float = 1.0,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    weighting: str = "uniform",
-    shuffle: bool = True,
-    transform: UpdateTransform | None = None,
-    downlink: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    server_learning_rate: Positive = 1.0,
+    **options: Unpack[RecipeOptions],
 ) -> Algorithm:
     """Local steps use the server's momentum or moments unchanged; the server updates those by clients' full gradients.
 
     Each client sends its update and the gradient of all its examples at the server's model: one pass, two vectors.
 
     Args:
+      optimizer: the clients', plain SGD such as `optax.sgd(0.1)`: the rate of the local steps.
       rule: "sgd", "momentum", "rmsprop" or "adam": the optimiser that is mimicked, see
-      `algorithms.server.mime_optimizer`. learning_rate: of the local steps. momentum, second_decay, adaptivity: of the
-        rule, which refuses those that it has not; None = 0.9, 0.99 and 1e-3.
+        `algorithms.server.mime_optimizer`.
+      momentum, second_decay, adaptivity: of the rule, which refuses those that it has not; None = 0.9, 0.99 and 1e-3.
       server_learning_rate: factor of the mean update; 1 is the paper's.
       num_steps, num_epochs, batch_size, shuffle: as in `client.work`.
-      weighting: "uniform", the paper's, or "examples".
+      weighting: "uniform" is the paper's.
       downlink: of model and statistics, as for `federated`; none with "rmsprop" and "adam".
 
     Guarantees: matches a NumPy transcription of the paper (tests/oracles/test_mime.py::test_matches_the_paper); with
@@ -72,40 +68,29 @@ def mime_lite(
 
     References: Karimireddy et al. 2021 (Mime), algorithm 1.
     """
-    validate.positive("server_learning_rate", server_learning_rate)
-    if downlink is not None and rule in ("rmsprop", "adam"):
+    if options.get("downlink") is not None and rule in ("rmsprop", "adam"):
         hint = "Second moments are broadcast with the model, and a compressor may make them negative."
         validate.fail("downlink", f"none for {rule}", "a compressor", hint)
     base = base_optimizer(rule, momentum=momentum, second_decay=second_decay, adaptivity=adaptivity)
-    local = client.work(
-        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
-    )
-    work = client.mime(loss_fn, learning_rate, base.direction, local, lite=True)
+    work, round_options = client.local_work(options)
+    local = client.mime(loss_fn, client.plain_sgd_rate("mime_lite", optimizer), base.direction, work, lite=True)
     step = server.statistics(server.optimizer(optax.sgd(server_learning_rate)), base.start, base.track)
     rule = aggregation.by_part({"params": aggregation.mean(), "gradient": aggregation.mean()})
-    return federated(sampler, work, rule, step, transform, downlink=downlink, nonfinite=nonfinite, plan=plan, mesh=mesh)
+    return federated(sampler, local, rule, step, **round_options)
 
 
 @validate.named_arguments
 def mime(
-    loss_fn: Callable,
+    loss_fn: LossFn,
     sampler: Sampler,
+    optimizer: optax.GradientTransformation,
     *,
     rule: str = "momentum",
-    learning_rate: float = 0.1,
-    momentum: float | None = None,
+    momentum: ShareBelowOne | None = None,
     second_decay: float | None = None,
     adaptivity: float | None = None,
-    server_learning_rate: float = 1.0,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    weighting: str = "uniform",
-    shuffle: bool = True,
-    transform: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    server_learning_rate: Positive = 1.0,
+    **options: Unpack[MimeOptions],
 ) -> Algorithm:
     """MimeLite whose local gradients are corrected by the cohort's mean gradient, which a first pass collects.
 
@@ -114,7 +99,7 @@ def mime(
     passes are counted; the info also holds `gradient_norm`, that of c.
 
     Args:
-      rule, learning_rate, ..., shuffle: as in `mime_lite`.
+      optimizer, rule, ..., weighting: as in `mime_lite`.
       transform: what each of a client's two messages goes through, separately; without memory at the clients, and
         without noise, which no accountant covers here.
 
@@ -134,18 +119,14 @@ def mime(
 
     References: Karimireddy et al. 2021 (Mime), algorithm 1.
     """
-    validate.positive("server_learning_rate", server_learning_rate)
-    _check_transform(transform)
+    _check_transform(options.get("transform"))
     base = base_optimizer(rule, momentum=momentum, second_decay=second_decay, adaptivity=adaptivity)
-    local = client.work(
-        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
-    )
-    work = client.mime(loss_fn, learning_rate, base.direction, local)
+    work, round_options = client.local_work(options)
+    local = client.mime(loss_fn, client.plain_sgd_rate("mime", optimizer), base.direction, work)
     inner = server.statistics(server.optimizer(optax.sgd(server_learning_rate)), base.start, base.track)
-    run = {"nonfinite": nonfinite, "plan": plan, "mesh": mesh}
-    made = federated(sampler, work, aggregation.mean(), _controlled(inner), transform, **run)
+    made = federated(sampler, local, aggregation.mean(), _controlled(inner), **round_options)
     second: Star = made.parts
-    gradients = client.full_gradient(loss_fn, weighting=weighting)
+    gradients = client.full_gradient(loss_fn, weighting="examples" if work.weighs_examples() else "uniform")
     first = second._replace(client=gradients, server=server.replacement())
 
     def init(key, params, population):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
+from fedjax_sim.validate import ShareBelowOne
 
 __all__ = ["RULES", "BaseOptimizer", "base_optimizer"]
 
@@ -23,8 +24,13 @@ class BaseOptimizer(NamedTuple):
     track: Callable  # (gradient, s) -> s after this gradient
 
 
+@validate.named_arguments
 def base_optimizer(
-    rule: str, *, momentum: float | None = None, second_decay: float | None = None, adaptivity: float | None = None
+    rule: Literal["sgd", "momentum", "rmsprop", "adam"],
+    *,
+    momentum: ShareBelowOne | None = None,
+    second_decay: float | None = None,
+    adaptivity: float | None = None,
 ) -> BaseOptimizer:
     """SGD, momentum, RMSProp or Adam.
 
@@ -50,7 +56,6 @@ def base_optimizer(
     >>> float(s["first"]), float(base.direction(jnp.float32(1.0), s))
     (2.0, 1.5)
     """
-    validate.one_of("rule", rule, RULES)
     has_first, has_second = rule in ("momentum", "adam"), rule in ("rmsprop", "adam")
     momentum = _given("momentum", momentum, 0.9, rule, has_first)
     second_decay = _given("second_decay", second_decay, 0.99, rule, has_second)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax.numpy as jnp
 
@@ -20,6 +20,7 @@ from fedjax_sim.network import Link, Transcript
 from fedjax_sim.network.link import send
 from fedjax_sim.network.link import transcript as taken_down
 from fedjax_sim.types import Array, PyTree
+from fedjax_sim.validate import Number
 
 __all__ = ["LABELS", "PRESENT", "Split", "split_loss", "split_of", "transcript"]
 
@@ -138,12 +139,16 @@ def split_loss(
     return split_of(cut(model, at, u_shaped=u_shaped), loss, link, measure, decorrelation)
 
 
+@validate.named_arguments
 def split_of(
-    made: Cut, loss: Callable, link: Link | Mapping[str, Link] | None, measure: Callable | None, decorrelation: float
+    made: Cut,
+    loss: Callable,
+    link: Link | Mapping[str, Link] | None,
+    measure: Callable | None,
+    decorrelation: Annotated[float, Number(0, 1000000.0)],
 ) -> Split:
     """`split_loss` of a model that is cut already."""
     validate.function("loss", loss, "outputs, targets", hint="Call its factory: default_loss(task), say.")
-    validate.in_range("decorrelation", decorrelation, 0, 1e6)
     if measure is not None:
         validate.function("measure", measure, "outputs, examples")
     links = {} if link is None else link

@@ -7,19 +7,20 @@ on the joint model; S = 1 is V2; and if the client's part goes on too, from clie
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Annotated, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
-from fedjax_sim import aggregation, client, engine, models, server, tree, validate
+from fedjax_sim import aggregation, client, models, server, tree, validate
 from fedjax_sim.algorithms.split.client import split_client
 from fedjax_sim.algorithms.split.loss import Split, split_of
 from fedjax_sim.algorithms.split.sequential_turns import in_turns
 from fedjax_sim.models import Model
 from fedjax_sim.network import Link
 from fedjax_sim.round.federated import federated
+from fedjax_sim.round.options import ExecutionOptions
 from fedjax_sim.transform.chain import identity, plain_wire
 from fedjax_sim.types import (
     Aggregator,
@@ -32,16 +33,25 @@ from fedjax_sim.types import (
     UpdateTransform,
     Wire,
 )
+from fedjax_sim.validate import FromData
 
 __all__ = ["split_learning", "splitfed"]
 
 PEER = Metric("peer_bytes", "besides, parts handed on to peers", "bytes", besides=True)
 
 
+class RelayOptions(client.LocalSteps, ExecutionOptions, total=False):
+    """The options of `client.work` without a weight, and how a round is carried out."""
+
+
+class SplitFedOptions(client.LocalOptions, ExecutionOptions, total=False):
+    """The options of `client.work`, and how a round is carried out."""
+
+
 @validate.named_arguments
 def splitfed(
     model: Model,
-    loss: Callable,
+    loss: Annotated[Callable, FromData("loss")],
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     *,
@@ -52,15 +62,8 @@ def splitfed(
     server_copies: int | None = None,
     server_optimizer: optax.GradientTransformation | None = None,
     aggregator: Aggregator | None = None,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    weighting: str | None = None,
-    shuffle: bool = True,
     transform: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[SplitFedOptions],
 ) -> Algorithm:
     """SplitFed: clients train their part of the model in parallel with a server that has the rest.
 
@@ -92,14 +95,12 @@ def splitfed(
     References: Thapa, Arachchige, Camtepe and Sun 2022 (SplitFed), algorithms 1 and 2; Gawali et al. 2021 for copies.
     """
     split = split_of(models.cut(model, cut, u_shaped=u_shaped, name="cut"), loss, link, None, decorrelation)
-    work = client.work(
-        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
-    )
+    work, execution = client.local_work(options)
     rule = aggregation.mean() if aggregator is None else aggregator
     step = server.optimizer(optax.sgd(1.0) if server_optimizer is None else server_optimizer)
     inner = identity() if transform is None else transform
     parts = (split_client(split, optimizer, work), rule, _sends_part(step, split), _on_part(inner, split))
-    made = _federated(sampler, parts, split, nonfinite, plan, mesh)
+    made = _federated(sampler, parts, split, **execution)
     if server_copies is None:
         return made
     validate.integer("server_copies", server_copies, 1, sampler.num_slots)
@@ -111,7 +112,7 @@ def splitfed(
 @validate.named_arguments
 def split_learning(
     model: Model,
-    loss: Callable,
+    loss: Annotated[Callable, FromData("loss")],
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     *,
@@ -119,14 +120,8 @@ def split_learning(
     u_shaped: bool = False,
     link: Link | None = None,
     decorrelation: float = 0.0,
-    handover: str = "server",
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    shuffle: bool = True,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    handover: Literal["server", "peer"] = "server",
+    **options: Unpack[RelayOptions],
 ) -> Algorithm:
     """Split learning: one model is trained by one client after the other, each with the server.
 
@@ -152,21 +147,20 @@ def split_learning(
 
     References: Gupta and Raskar 2018, section 3.3 (peer to peer) and 3.4; Vepakomma et al. 2018.
     """
-    validate.one_of("handover", handover, ("server", "peer"))
     split = split_of(models.cut(model, cut, u_shaped=u_shaped, name="cut"), loss, link, None, decorrelation)
-    work = client.work(num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, shuffle=shuffle)
+    work, execution = client.local_work(options)
     trains, sends = split_client(split, optimizer, work), _on_part(identity(), split)
     step = _sends_part(server.optimizer(optax.sgd(1.0)), split)
     if handover == "peer":
         trains, nothing = _hands_on(trains, split), Wire(0, 0)
         sends, step = sends._replace(wire=lambda *_: nothing), step._replace(wire=lambda spec: nothing)
-    made = _federated(sampler, (trains, aggregation.mean(), step, sends), split, nonfinite, plan, mesh)
+    made = _federated(sampler, (trains, aggregation.mean(), step, sends), split, **execution)
     return in_turns(made, split, 1, relay=True)
 
 
-def _federated(sampler: Sampler, parts: tuple, split: Split, nonfinite: str, plan: engine.Plan | None, mesh):
+def _federated(sampler: Sampler, parts: tuple, split: Split, **execution: Unpack[ExecutionOptions]) -> Algorithm:
     """`federated`, whose evaluations go through the links where these change outputs."""
-    made = federated(sampler, *parts, nonfinite=nonfinite, plan=plan, mesh=mesh)
+    made = federated(sampler, *parts, **execution)
     return made._replace(model=split.model if split.changes_outputs else None)
 
 

@@ -43,6 +43,7 @@ from fedjax_sim.types import (
     ServerUpdate,
     Star,
 )
+from fedjax_sim.validate import NonNegative
 
 __all__ = ["split_gnn"]
 
@@ -72,7 +73,7 @@ def split_gnn(
     client_layers: int = 1,
     cut_edges: str = "exchange",
     graph_at: str = "clients",
-    weight_decay: float = 0.0,
+    weight_decay: NonNegative = 0.0,
     link: Link | None = None,
 ) -> Algorithm:
     """SplitGNN: parties compute the first layers on their nodes, the server the others on all; one step a round.
@@ -118,7 +119,6 @@ def split_gnn(
     """
     places = _checked(model, sampler, client_layers, cut_edges, graph_at, link)
     validate.optimizer("optimizer", optimizer)
-    validate.in_range("weight_decay", weight_decay, 0)
     whole = server.optimizer(optimizer)
     client = NO_CLIENT._replace(noise=noise_of([places.link]))
     star = Star(sampler, client, None, whole, identity())  # type: ignore[arg-type]  # nothing is aggregated

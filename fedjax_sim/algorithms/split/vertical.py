@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
-from fedjax_sim import aggregation, client, engine, server, validate
+from fedjax_sim import aggregation, client, server, validate
 from fedjax_sim.algorithms.split.traffic import product, total, visits
 from fedjax_sim.models import Model, per_example, sequential, sigmoid_cross_entropy, taylor_cross_entropy
 from fedjax_sim.models.model import check_examples
 from fedjax_sim.network.link import Link, Transcript, link, noise_of, send, transcript, wires
 from fedjax_sim.round.federated import federated
+from fedjax_sim.round.options import ExecutionOptions
 from fedjax_sim.types import (
     Aggregator,
     Algorithm,
@@ -35,6 +35,7 @@ from fedjax_sim.types import (
     Sampler,
     UpdateTransform,
 )
+from fedjax_sim.validate import FromData
 
 __all__ = ["Parties", "parties_of", "vertical", "vertical_loss", "vertical_transcript"]
 
@@ -179,28 +180,25 @@ def vertical_transcript(
     return transcript(step)
 
 
+class VerticalOptions(client.LocalOptions, ExecutionOptions, total=False):
+    """The options of `client.work`, and how a round is carried out."""
+
+
 @validate.named_arguments
 def vertical(
     model: Model,
-    loss: Callable,
+    loss: Annotated[Callable, FromData("loss")],
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     *,
-    objective: str = "exact",
+    objective: Literal["exact", "taylor"] = "exact",
     forward: UpdateTransform | None = None,
     backward: UpdateTransform | None = None,
     encrypted: bool = False,
     links: Mapping[str, Link] | None = None,
     aggregator: Aggregator | None = None,
-    num_steps: int | None = None,
-    num_epochs: int | None = None,
-    batch_size: int | None = None,
-    weighting: str | None = None,
-    shuffle: bool = True,
     transform: UpdateTransform | None = None,
-    nonfinite: str = "drop",
-    plan: engine.Plan | None = None,
-    mesh: Mesh | str | None = "all",
+    **options: Unpack[VerticalOptions],
 ) -> Algorithm:
     """Vertical learning in consortia: a client is a consortium of P parties, who hold columns of the same rows.
 
@@ -239,14 +237,11 @@ def vertical(
     References: Hardy et al. 2017, sections 4 and 5; Yang et al. 2019, section 2.4; Vepakomma et al. 2018.
     """
     parties = parties_of(model)
-    validate.one_of("objective", objective, OBJECTIVES)
     if objective == "taylor" and loss is not sigmoid_cross_entropy:
         hint = "The expansion is that of the logistic loss: the data's task must be binary."
         validate.fail("objective", "'exact' with this loss", objective, hint)
     loss = taylor_cross_entropy if objective == "taylor" else loss
-    work = client.work(
-        num_steps=num_steps, num_epochs=num_epochs, batch_size=batch_size, weighting=weighting, shuffle=shuffle
-    )
+    work, execution = client.local_work(options)
     if links is not None and (forward, backward, encrypted) != (None, None, False):
         validate.fail("links", "None beside forward, backward or encrypted", sorted(links), "Put them into the links.")
     shared = link(forward=forward, backward=backward, encrypted=encrypted)
@@ -260,7 +255,7 @@ def vertical(
         hint = "Nothing is sent between consortia where there is one: the links take forward and backward."
         validate.fail("transform", "none with one consortium", "some", hint)
     step = server.optimizer(optax.sgd(1.0))
-    made = federated(sampler, local, rule, step, transform, nonfinite=nonfinite, plan=plan, mesh=mesh)
+    made = federated(sampler, local, rule, step, transform, **execution)
     return _unsent(made) if alone else made
 
 

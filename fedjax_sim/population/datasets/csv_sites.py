@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pathlib
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from fedjax_sim.population.federated_data import (
     stratified_split,
 )
 from fedjax_sim.types import FolderPath
+from fedjax_sim.validate import Integer, NonNegativeInt
 
 __all__ = ["csv_sites", "heart_disease"]
 
@@ -54,7 +56,8 @@ def _hospital(path: pathlib.Path) -> np.ndarray:
     return np.array(table)
 
 
-def heart_disease(*, directory: FolderPath, test_fraction: float = 0.25, seed: int = 0) -> FederatedData:
+@validate.named_arguments
+def heart_disease(*, directory: FolderPath, test_fraction: float = 0.25, seed: NonNegativeInt = 0) -> FederatedData:
     """UCI Heart Disease: four hospitals, four clients, 920 patients; is the diagnosis above 0?
 
     29 features: six quantities (age, trestbps, chol, thalach, oldpeak, ca), three answers (sex, fbs, exang), cp,
@@ -80,7 +83,6 @@ def heart_disease(*, directory: FolderPath, test_fraction: float = 0.25, seed: i
     References: Janosi, Steinbrunn, Pfisterer, Detrano, Heart Disease, UCI, 1988; Ogier du Terrail et al., FLamby, 2022.
     """
     folder = existing("directory", directory)
-    validate.integer("seed", seed, 0)
     rng = np.random.default_rng(seed)
     tables = [_hospital(folder / f"processed.{name}.data") for name in HOSPITALS]
     splits = [stratified_split(table[:, -1] > 0, test_fraction, rng) for table in tables]
@@ -108,18 +110,19 @@ def heart_disease(*, directory: FolderPath, test_fraction: float = 0.25, seed: i
     return from_sites(train, test, task="binary", num_outputs=1, label_names=names, name="heart_disease")
 
 
+@validate.named_arguments
 def csv_sites(
     *,
     directory: FolderPath,
     label: str,
-    task: str = "classification",
-    num_classes: int | None = None,
+    task: Literal["binary", "classification", "regression"] = "classification",
+    num_classes: Annotated[int, Integer(2)] | None = None,
     standardise: bool = True,
     delimiter: str = "auto",
     comment: str | None = None,
     missing: Sequence[str] = (),
     test_fraction: float = 0.25,
-    seed: int = 0,
+    seed: NonNegativeInt = 0,
 ) -> FederatedData:
     """A folder with one numeric CSV per site, each with the same header; site = client.
 
@@ -148,9 +151,6 @@ def csv_sites(
       (::test_missing_features).
     """
     folder = existing("directory", directory)
-    validate.one_of("task", task, ("binary", "classification", "regression"))
-    validate.one_of("standardise", standardise, (True, False))
-    validate.integer("seed", seed, 0)
     if not (comment is None or (isinstance(comment, str) and comment.strip())):
         validate.fail("comment", "the text with which lines of comments begin, or none", comment)
     header, tables = _sites(folder, label, delimiter, comment, text_files.check_missing(missing))
@@ -172,8 +172,6 @@ def csv_sites(
         return {"x": np.concatenate([x, np.isnan(found[:, indicated])], axis=1), "y": tables[site][rows, target]}
 
     train, test = ({site: examples(site, splits[site][part]) for site in tables} for part in (0, 1))
-    if num_classes is not None:
-        validate.integer("num_classes", num_classes, 2)
     num_outputs = 1
     if task == "classification":
         largest = max(float(table[:, target].max()) for table in tables.values())

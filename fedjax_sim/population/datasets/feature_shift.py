@@ -8,11 +8,13 @@ from fedjax_sim import validate
 from fedjax_sim.population.arrays import checked_examples, checked_offsets
 from fedjax_sim.population.partition import Partition, generator
 from fedjax_sim.population.population import Stored, stored
+from fedjax_sim.validate import NonNegative
 
 __all__ = ["feature_shift"]
 
 
-def feature_shift(examples: dict, partition: Partition, *, scale: float, seed: int) -> Stored:
+@validate.named_arguments
+def feature_shift(examples: dict, partition: Partition, *, scale: NonNegative, seed: int) -> Stored:
     """Feature skew: client i holds x + s_i with s_i ~ N(0, scale^2 I), one shift for all of its rows.
 
     Args:
@@ -34,7 +36,6 @@ def feature_shift(examples: dict, partition: Partition, *, scale: float, seed: i
         validate.fail(
             "examples", 'a dict with floating features "x"', type(examples).__name__, "Convert images to floats."
         )
-    validate.in_range("scale", scale, 0)
     indices, offsets = np.asarray(partition[0]), checked_offsets("partition.offsets", partition[1], len(partition[0]))
     if not (0 <= indices.min() and indices.max() < rows):
         validate.fail("partition.indices", f"rows in [0, {rows})", f"rows up to {indices.max()}")

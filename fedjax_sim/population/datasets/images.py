@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,22 +14,24 @@ from fedjax_sim.population.population import generated
 from fedjax_sim.population.seeds import generated_client_key, seed_words
 from fedjax_sim.prng import below, stream
 from fedjax_sim.types import Array, ClientData
+from fedjax_sim.validate import Integer, NonNegative, NonNegativeInt, PositiveInt
 
 __all__ = ["synthetic_images"]
 
 GRID = 7  # a prototype is a square of GRID x GRID random levels, enlarged
 
 
+@validate.named_arguments
 def synthetic_images(
     *,
-    num_clients: int = 1_000_000,
-    side: int = 28,
-    num_classes: int = 10,
+    num_clients: PositiveInt = 1_000_000,
+    side: Annotated[int, Integer(1, 4096)] = 28,
+    num_classes: Annotated[int, Integer(2, 65536)] = 10,
     classes_per_client: int = 2,
-    examples_per_client: int = 20,
-    noise: float = 0.5,
-    test_examples: int = 1_000,
-    seed: int = 0,
+    examples_per_client: PositiveInt = 20,
+    noise: NonNegative = 0.5,
+    test_examples: PositiveInt = 1_000,
+    seed: NonNegativeInt = 0,
 ) -> FederatedData:
     """Pixels in [0, 1] of a class prototype under Gaussian noise; every client has a few classes of its own.
 
@@ -54,14 +56,7 @@ def synthetic_images(
     >>> data.train.client(np.int32(999_999_999)).examples["x"].shape, data.input_shape, data.num_outputs
     ((3, 4, 4), (4, 4), 10)
     """
-    validate.integer("num_clients", num_clients)
-    validate.integer("side", side, 1, 4096)
-    validate.integer("num_classes", num_classes, 2, 1 << 16)
     validate.integer("classes_per_client", classes_per_client, 1, num_classes)
-    validate.integer("examples_per_client", examples_per_client)
-    validate.in_range("noise", noise, 0)
-    validate.integer("test_examples", test_examples)
-    validate.integer("seed", seed, 0)
     rng = np.random.default_rng([seed, 0])
     cells = np.arange(side) * GRID // side
     prototypes = rng.uniform(size=(num_classes, GRID, GRID))[:, cells][:, :, cells]

@@ -8,6 +8,7 @@ move it by f / m of what they lie; one full-batch step of learning rate 1/2 from
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +21,7 @@ from fedjax_sim.population.poisoned.labels import label_offset
 from fedjax_sim.population.poisoned.poisoning import poisoned
 from fedjax_sim.population.population import stored
 from fedjax_sim.types import Array, ClientData, PyTree
+from fedjax_sim.validate import Finite, Integer, Positive
 
 __all__ = ["controller_tuning", "overshoot", "sensor_calibration"]
 
@@ -53,14 +55,15 @@ def _bias(outputs: Array, examples: PyTree) -> dict[str, Array]:
     return {"bias": (outputs - examples["y"])[:, 0]}
 
 
+@validate.named_arguments
 def sensor_calibration(
     *,
     num_clients: int = 10,
     num_poisoned: int = 2,
     offset: float = 5.0,
-    gain: float = 2.0,
+    gain: Finite = 2.0,
     noise: float = 0.1,
-    examples_per_client: int = 20,
+    examples_per_client: Annotated[int, Integer(2)] = 20,
     seed: int = 0,
 ) -> FederatedData:
     """Sensors learn one calibration curve, y = gain x, from readings at the same reference points; some are off.
@@ -87,8 +90,6 @@ def sensor_calibration(
     (10, ('targets off by 5 at 2 of 10 clients',))
     """
     _check(num_clients, num_poisoned, noise)
-    validate.in_range("gain", gain)
-    validate.integer("examples_per_client", examples_per_client, 2)
     points = np.linspace(-1, 1, examples_per_client)
     points /= np.sqrt(np.mean(points**2))
     curve = np.linspace(-1.5, 1.5, 101)
@@ -139,11 +140,12 @@ def _retuned(change: Array, key: Array, data: ClientData) -> PyTree:
     return {**data.examples, "y": y + (2 * change * stiffness)[:, None].astype(y.dtype)}
 
 
+@validate.named_arguments
 def controller_tuning(
     *,
     num_clients: int = 10,
     num_poisoned: int = 2,
-    damping_ratio: float = 0.7,
+    damping_ratio: Positive = 0.7,
     poisoned_damping: float = -1.8,
     noise: float = 0.05,
     seed: int = 0,
@@ -174,7 +176,6 @@ def controller_tuning(
     ((2,), ('tuned to a damping ratio of -1.8 at 2 of 10 clients',))
     """
     _check(num_clients, num_poisoned, noise)
-    validate.positive("damping_ratio", damping_ratio)
     validate.in_range("poisoned_damping", poisoned_damping, high=damping_ratio)
 
     def tuned(levels):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from fedjax_sim import validate
 from fedjax_sim.population.datasets.leaf_tff import leaf_split
 from fedjax_sim.population.federated_data import FederatedData, existing, from_sites
 from fedjax_sim.types import FolderPath
+from fedjax_sim.validate import Integer, PositiveInt
 
 __all__ = ["celeba", "sent140"]
 
@@ -27,7 +28,13 @@ def words_of(text: str) -> list[str]:
     return re.findall(r"[\w']+|[.,!?;]", text.lower())
 
 
-def sent140(*, directory: FolderPath, num_words: int = 1000, max_bytes: int = 2**33) -> FederatedData:
+@validate.named_arguments
+def sent140(
+    *,
+    directory: FolderPath,
+    num_words: PositiveInt = 1000,
+    max_bytes: Annotated[int, Integer(1, 4611686018427387904)] = 2**33,
+) -> FederatedData:
     """LEAF's Sent140: is a tweet positive? A user is a client; features count words, as in LEAF's bag of words.
 
     Args:
@@ -46,8 +53,6 @@ def sent140(*, directory: FolderPath, num_words: int = 1000, max_bytes: int = 2*
       LEAF, 2018.
     """
     folder = existing("directory", directory)
-    validate.integer("num_words", num_words)
-    validate.integer("max_bytes", max_bytes, high=2**62)
     splits = {split: leaf_split(folder / split) for split in ("train", "test")}
     for split, clients in splits.items():
         for user, client in clients.items():
@@ -80,7 +85,14 @@ def sent140(*, directory: FolderPath, num_words: int = 1000, max_bytes: int = 2*
     return from_sites(train, test, task="binary", num_outputs=1, name="sent140", **about)
 
 
-def celeba(*, directory: FolderPath, images: FolderPath, image_size: int = 84, max_bytes: int = 2**34) -> FederatedData:
+@validate.named_arguments
+def celeba(
+    *,
+    directory: FolderPath,
+    images: FolderPath,
+    image_size: Annotated[int, Integer(1, 4096)] = 84,
+    max_bytes: Annotated[int, Integer(1, 4611686018427387904)] = 2**34,
+) -> FederatedData:
     """LEAF's CelebA: a celebrity's photographs are a client; does the person smile? Needs the extra `images` (Pillow).
 
     Args:
@@ -99,8 +111,6 @@ def celeba(*, directory: FolderPath, images: FolderPath, image_size: int = 84, m
     References: Liu et al., Deep learning face attributes in the wild, 2015; Caldas et al., LEAF, 2018.
     """
     folder, photographs = existing("directory", directory), existing("images", images)
-    validate.integer("image_size", image_size, 1, 4096)
-    validate.integer("max_bytes", max_bytes, high=2**62)
     try:
         import PIL.Image as pillow
     except ImportError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from fedjax_sim import text_files, validate
 from fedjax_sim.population.datasets.hdf5_file import random_split, read_clients
 from fedjax_sim.population.federated_data import PADDING, FederatedData, check_ids, existing, files_of, from_sites
 from fedjax_sim.types import FilePath, FolderPath
+from fedjax_sim.validate import Integer, NonNegativeInt, OpenShare
 
 __all__ = ["leaf", "leaf_split", "tff_hdf5"]
 
@@ -75,7 +76,7 @@ def leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
         except (json.JSONDecodeError, RecursionError) as error:
             validate.fail(place, "JSON text", str(error))
         except ValueError as error:
-            raise ValueError(f"{place}: {error}") from None
+            raise validate.InvalidArgument(f"{place}: {error}") from None
         if not isinstance(content, dict) or not {"users", "num_samples", "user_data"} <= content.keys():
             validate.fail(place, "an object with users, num_samples and user_data", content, error=TypeError)
         users, counts, data = content["users"], content["num_samples"], content["user_data"]
@@ -160,6 +161,7 @@ def leaf(*, directory: FolderPath, task: str = "classification", num_classes: in
     return from_sites(train, test, task=task, num_outputs=outputs, vocabulary=vocabulary, name=folder.name)
 
 
+@validate.named_arguments
 def tff_hdf5(
     *,
     path: FilePath,
@@ -168,10 +170,10 @@ def tff_hdf5(
     label: str = "label",
     task: str = "classification",
     num_classes: int | None = None,
-    test_fraction: float = 0.2,
-    max_bytes: int = 2**34,
+    test_fraction: OpenShare = 0.2,
+    max_bytes: Annotated[int, Integer(1, 4611686018427387904)] = 2**34,
     scale_bytes: bool = True,
-    seed: int = 0,
+    seed: NonNegativeInt = 0,
 ) -> FederatedData:
     """A TensorFlow Federated data set: HDF5 with examples/<client>/<feature>. Needs the extra `hdf5`.
 
@@ -194,9 +196,6 @@ def tff_hdf5(
     References: the layout of `tff.simulation.datasets`, TensorFlow Federated, 2019.
     """
     source = existing("path", path, folder=False)
-    validate.integer("max_bytes", max_bytes, high=2**62)
-    validate.integer("seed", seed, 0)
-    validate.in_range("test_fraction", test_fraction, 0, 1, open_low=True, open_high=True)
     leaves = {"x": features, "y": label}
     train, test = read_clients("tff_hdf5", source, leaves, max_bytes=max_bytes), {}
     if test_path is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import array
 import pathlib
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from fedjax_sim import text_files, validate
 from fedjax_sim.population.datasets.sklearn import partitioned, split_rows
 from fedjax_sim.population.federated_data import FederatedData, existing
 from fedjax_sim.types import FilePath
+from fedjax_sim.validate import Integer, NonNegativeInt
 
 __all__ = ["libsvm"]
 
@@ -37,21 +38,22 @@ class Sparse(NamedTuple):
         return x
 
 
+@validate.named_arguments
 def libsvm(
     *,
     path: FilePath,
     test_path: FilePath | None = None,
-    task: str = "binary",
+    task: Literal["binary", "classification", "regression"] = "binary",
     num_features: int | None = None,
-    first_index: int = 1,
+    first_index: Literal[0, 1] = 1,
     num_clients: int = 100,
     partition: str = "iid",
     alpha: float = 0.3,
     shards_per_client: int = 2,
     test_fraction: float = 0.2,
     held_out_clients: int = 10,
-    max_bytes: int = 2**33,
-    seed: int = 0,
+    max_bytes: Annotated[int, Integer(1, 4611686018427387904)] = 2**33,
+    seed: NonNegativeInt = 0,
 ) -> FederatedData:
     """A data set in the format of LIBSVM (a9a, w8a, ijcnn1, ...): `label index:value index:value ...` a line.
 
@@ -76,10 +78,6 @@ def libsvm(
 
     References: Chang and Lin, LIBSVM: a library for support vector machines, 2011.
     """
-    validate.one_of("task", task, ("binary", "classification", "regression"))
-    validate.one_of("first_index", first_index, (0, 1))
-    validate.integer("max_bytes", max_bytes, high=2**62)
-    validate.integer("seed", seed, 0)
     if task == "regression":
         validate.one_of("partition", partition, ("iid",), hint="The others go by labels.")
     files = [_read(existing("path", path, folder=False), first_index)]

@@ -131,6 +131,7 @@ class ScaledBytes(Around):
         return data._replace(examples={**data.examples, "x": x})
 
 
+@validate.named_arguments
 def native(*, directory: FolderPath, host: bool = False, scale_bytes: bool = True) -> FederatedData:
     """A data set written by `write_native`.
 
@@ -148,8 +149,6 @@ def native(*, directory: FolderPath, host: bool = False, scale_bytes: bool = Tru
     Guarantees: tests/population/datasets/test_native.py::test_round_trip, ::test_a_store_of_bytes.
     """
     folder = existing("directory", directory)
-    validate.one_of("host", host, (True, False))
-    validate.one_of("scale_bytes", scale_bytes, (True, False))
     info = _info(folder / "info.json")
     info.pop("schema")
 

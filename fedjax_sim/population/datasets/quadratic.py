@@ -5,7 +5,7 @@ Here and in `theory` they are given as hessians [N, d, d] and centers [N, d], or
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +14,7 @@ from fedjax_sim import validate
 from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.population.population import indexed
 from fedjax_sim.types import Array, Population
+from fedjax_sim.validate import Integer, NonNegative, NonNegativeInt, Positive, PositiveInt
 
 __all__ = ["quadratic_loss", "quadratic_population", "quadratics"]
 
@@ -85,15 +86,16 @@ def quadratic_population(hessians: Any, centers: Any, *, counts: Any = None) -> 
     return indexed(table, (rows, np.concatenate([[0], np.cumsum(counts)])))
 
 
+@validate.named_arguments
 def quadratics(
     *,
-    num_clients: int = 10,
-    dimension: int = 10,
-    smallest_curvature: float = 0.5,
+    num_clients: PositiveInt = 10,
+    dimension: Annotated[int, Integer(1, 10000)] = 10,
+    smallest_curvature: Positive = 0.5,
     largest_curvature: float = 2.0,
-    heterogeneity: float = 1.0,
-    max_examples: int = 1,
-    seed: int = 0,
+    heterogeneity: NonNegative = 1.0,
+    max_examples: PositiveInt = 1,
+    seed: NonNegativeInt = 0,
 ) -> FederatedData:
     """Random quadratic clients: randomly rotated Hessians, Gaussian centers.
 
@@ -114,13 +116,7 @@ def quadratics(
     >>> data.train.size, data.test["hessian"].shape
     (4, (4, 3, 3))
     """
-    validate.integer("num_clients", num_clients)
-    validate.integer("dimension", dimension, high=10_000)
-    validate.integer("max_examples", max_examples)
-    validate.integer("seed", seed, 0)
-    validate.positive("smallest_curvature", smallest_curvature)
     validate.in_range("largest_curvature", largest_curvature, smallest_curvature)
-    validate.in_range("heterogeneity", heterogeneity, 0)
     rng = np.random.default_rng(seed)
     rotations = np.linalg.qr(rng.normal(size=(num_clients, dimension, dimension)))[0]
     eigenvalues = rng.uniform(smallest_curvature, largest_curvature, (num_clients, dimension))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import numpy as np
 
 from fedjax_sim import text_files, validate
 from fedjax_sim.population.federated_data import PADDING, FederatedData, existing, from_sites
 from fedjax_sim.types import FolderPath
+from fedjax_sim.validate import Integer, NonNegativeInt, OpenShare
 
 __all__ = ["shakespeare"]
 
@@ -50,13 +52,14 @@ def windows(codes: np.ndarray, length: int) -> dict[str, np.ndarray]:
     return {"x": x.reshape(rows, length), "y": y.reshape(rows, length)}
 
 
+@validate.named_arguments
 def shakespeare(
     *,
     directory: FolderPath,
-    sequence_length: int = 40,
-    min_characters: int = 2,
-    test_fraction: float = 0.2,
-    seed: int = 0,
+    sequence_length: Annotated[int, Integer(1, 1000000)] = 40,
+    min_characters: Annotated[int, Integer(2)] = 2,
+    test_fraction: OpenShare = 0.2,
+    seed: NonNegativeInt = 0,
 ) -> FederatedData:
     """Shakespeare's plays, a client per speaking role, every next character to be predicted.
 
@@ -78,10 +81,6 @@ def shakespeare(
 
     References: Caldas et al., LEAF, 2018; McMahan et al., 2017.
     """
-    validate.integer("sequence_length", sequence_length, high=1_000_000)
-    validate.integer("min_characters", min_characters, 2)
-    validate.integer("seed", seed, 0)
-    validate.in_range("test_fraction", test_fraction, 0, 1, open_low=True, open_high=True)
     path = existing("directory", directory) / "input.txt"
     existing("directory", str(path), folder=False)
     text = text_files.text_of("directory", path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from fedjax_sim.population import partition as schemes
 from fedjax_sim.population.federated_data import FederatedData, check_examples, standardiser, stratified_split
 from fedjax_sim.population.population import indexed
 from fedjax_sim.types import Population
+from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
 __all__ = ["breast_cancer", "digits", "digits_partition", "partitioned", "split_rows"]
 
@@ -49,14 +50,15 @@ def split_rows(
     return train, test
 
 
+@validate.named_arguments
 def digits(
     *,
-    num_clients: int = 100_000,
+    num_clients: PositiveInt = 100_000,
     alpha: float = 0.3,
     min_examples: int = 20,
     max_examples: int = 60,
     test_fraction: float = 0.2,
-    held_out_clients: int = 200,
+    held_out_clients: NonNegativeInt = 200,
     flat: bool = True,
     seed: int = 0,
 ) -> FederatedData:
@@ -82,9 +84,6 @@ def digits(
     >>> data.train.size, data.input_shape, data.num_outputs
     (100, (64,), 10)
     """
-    validate.integer("num_clients", num_clients)
-    validate.integer("held_out_clients", held_out_clients, 0)
-    validate.one_of("flat", flat, (True, False))
     train, test = _digits(test_fraction, _split_generator(seed), flat)
 
     def draw(rows: dict, size: int, purpose: int) -> Population | None:
@@ -108,20 +107,19 @@ def _seed(seed: int, purpose: int) -> int:
     return int(np.random.SeedSequence([seed, purpose]).generate_state(1)[0] >> 1)
 
 
+@validate.named_arguments
 def partitioned(
     data: tuple[dict, dict],
     *,
     num_clients: int,
-    partition: str,
+    partition: Literal["dirichlet", "iid", "shards"],
     alpha: float,
     shards_per_client: int,
-    held_out_clients: int,
+    held_out_clients: NonNegativeInt,
     seed: int,
     **about: Any,
 ) -> FederatedData:
     """Training rows over clients, every row in exactly one; test rows over held-out clients by the same scheme."""
-    validate.one_of("partition", partition, ("dirichlet", "iid", "shards"))
-    validate.integer("held_out_clients", held_out_clients, 0)
     train, test = data
 
     def spread(rows: dict, size: int, purpose: int) -> Population | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,19 +15,21 @@ from fedjax_sim.population.population import generated
 from fedjax_sim.population.seeds import generated_client_key, seed_words
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, ClientData
+from fedjax_sim.validate import Finite, Integer, NonNegative, NonNegativeInt, Number, PositiveInt
 
 __all__ = ["linear_teacher", "logistic_teacher", "mean_estimation", "synthetic"]
 
 
+@validate.named_arguments
 def synthetic(
     *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    num_clients: int = 30,
-    test_fraction: float = 0.1,
-    max_examples: int | None = None,
+    alpha: NonNegative = 1.0,
+    beta: NonNegative = 1.0,
+    num_clients: PositiveInt = 30,
+    test_fraction: Annotated[float, Number(0, 0.9, open_low=True)] = 0.1,
+    max_examples: Annotated[int, Integer(2)] | None = None,
     iid: bool = False,
-    seed: int = 0,
+    seed: NonNegativeInt = 0,
 ) -> FederatedData:
     """Synthetic(alpha, beta): 60 features, 10 classes, a softmax model and an input law per client.
 
@@ -56,14 +58,6 @@ def synthetic(
     >>> data.train.size, data.input_shape, data.num_outputs
     (3, (60,), 10)
     """
-    validate.in_range("alpha", alpha, 0)
-    validate.in_range("beta", beta, 0)
-    validate.integer("num_clients", num_clients)
-    validate.in_range("test_fraction", test_fraction, 0, 0.9, open_low=True)
-    if max_examples is not None:
-        validate.integer("max_examples", max_examples, 2)
-    validate.one_of("iid", iid, (True, False))
-    validate.integer("seed", seed, 0)
     dimension, classes = 60, 10
     rng = np.random.default_rng(seed)
     counts = np.minimum(rng.lognormal(4.0, 2.0, num_clients), 2**31 - 51).astype(np.int64) + 50
@@ -154,12 +148,13 @@ def _teacher(
     return train, held_out, parameters["teacher"], x, rng
 
 
+@validate.named_arguments
 def linear_teacher(
     *,
     num_clients: int = 1_000_000,
     dimension: int = 20,
     examples_per_client: int = 20,
-    noise: float = 0.1,
+    noise: NonNegative = 0.1,
     heterogeneity: float = 0.0,
     held_out_clients: int = 100,
     test_examples: int = 1_000,
@@ -186,7 +181,6 @@ def linear_teacher(
     >>> data.train.client(np.int32(999_999_999)).examples["x"].shape
     (2, 3)
     """
-    validate.in_range("noise", noise, 0)
     train, held_out, teacher, x, rng = _teacher(
         _linear_client, num_clients, dimension, examples_per_client, noise, heterogeneity,
         held_out_clients, test_examples, seed,
@@ -196,12 +190,13 @@ def linear_teacher(
     return FederatedData(train, test, held_out, (dimension,), 1, "regression", name="linear_teacher")
 
 
+@validate.named_arguments
 def logistic_teacher(
     *,
     num_clients: int = 1_000_000,
     dimension: int = 20,
     examples_per_client: int = 20,
-    noise: float = 0.0,
+    noise: Annotated[float, Number(0, 0.5, open_high=True)] = 0.0,
     heterogeneity: float = 0.0,
     held_out_clients: int = 100,
     test_examples: int = 1_000,
@@ -221,7 +216,6 @@ def logistic_teacher(
     >>> data.task, data.num_outputs, data.train.client(np.int32(0)).examples["y"].shape
     ('binary', 1, (2,))
     """
-    validate.in_range("noise", noise, 0, 0.5, open_high=True)
     train, held_out, teacher, x, rng = _teacher(
         _logistic_client, num_clients, dimension, examples_per_client, noise, heterogeneity,
         held_out_clients, test_examples, seed,
@@ -231,14 +225,15 @@ def logistic_teacher(
     return FederatedData(train, test, held_out, (dimension,), 1, "binary", name="logistic_teacher")
 
 
+@validate.named_arguments
 def mean_estimation(
     *,
-    num_clients: int = 1_000_000,
-    dimension: int = 1,
-    mean: float = 0.0,
-    spread: float = 1.0,
-    values: str = "gaussian",
-    seed: int = 0,
+    num_clients: PositiveInt = 1_000_000,
+    dimension: PositiveInt = 1,
+    mean: Finite = 0.0,
+    spread: NonNegative = 1.0,
+    values: Literal["gaussian", "two_point"] = "gaussian",
+    seed: NonNegativeInt = 0,
 ) -> FederatedData:
     """The smallest cross-device task with a known optimum: each client holds one value, a regression on the input 1.
 
@@ -263,12 +258,6 @@ def mean_estimation(
     >>> float(values[0] + values[1]) / 2
     3.0
     """
-    validate.integer("num_clients", num_clients)
-    validate.integer("dimension", dimension)
-    validate.in_range("mean", mean)
-    validate.in_range("spread", spread, 0)
-    validate.one_of("values", values, ("gaussian", "two_point"))
-    validate.integer("seed", seed, 0)
     answer = np.full(dimension, mean, np.float32)
     parameters = {
         "mean": answer,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import pathlib
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from fedjax_sim.population.datasets.hdf5_file import random_split, read_clients
 from fedjax_sim.population.datasets.shakespeare import windows
 from fedjax_sim.population.federated_data import PADDING, FederatedData, existing, from_sites
 from fedjax_sim.types import FilePath
+from fedjax_sim.validate import Integer, NonNegativeInt, OpenShare, PositiveInt
 
 __all__ = ["tff_text"]
 
@@ -20,18 +22,19 @@ MARKS = ("<padding>", "<start>", "<end>", "<unknown>")  # tokens 0 to 3 where wo
 START, END, UNKNOWN = 1, 2, 3
 
 
+@validate.named_arguments
 def tff_text(
     *,
     path: FilePath,
     test_path: FilePath | None = None,
     features: str = "snippets",
-    unit: str = "character",
-    sequence_length: int = 80,
-    vocabulary_size: int = 10_000,
-    max_clients: int | None = None,
-    test_fraction: float = 0.2,
-    max_bytes: int = 2**34,
-    seed: int = 0,
+    unit: Literal["character", "word"] = "character",
+    sequence_length: Annotated[int, Integer(1, 1000000)] = 80,
+    vocabulary_size: PositiveInt = 10_000,
+    max_clients: PositiveInt | None = None,
+    test_fraction: OpenShare = 0.2,
+    max_bytes: Annotated[int, Integer(1, 4611686018427387904)] = 2**34,
+    seed: NonNegativeInt = 0,
 ) -> FederatedData:
     """TensorFlow Federated's Shakespeare (by characters) or StackOverflow (by words). Needs the extra `hdf5`.
 
@@ -61,14 +64,6 @@ def tff_text(
       Adaptive federated optimization, 2021, appendix C (the tokens of words).
     """
     source = existing("path", path, folder=False)
-    validate.one_of("unit", unit, ("character", "word"))
-    validate.integer("sequence_length", sequence_length, high=1_000_000)
-    validate.integer("vocabulary_size", vocabulary_size)
-    validate.integer("max_bytes", max_bytes, high=2**62)
-    validate.integer("seed", seed, 0)
-    validate.in_range("test_fraction", test_fraction, 0, 1, open_low=True, open_high=True)
-    if max_clients is not None:
-        validate.integer("max_clients", max_clients)
 
     def read(file: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
         leaves = {"texts": features}

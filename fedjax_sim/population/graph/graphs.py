@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import zipfile
+from typing import Annotated
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from fedjax_sim.population.graph.partition import PARTITIONS, graph_data, node_o
 from fedjax_sim.population.partition import generator
 from fedjax_sim.population.population import stored
 from fedjax_sim.types import FolderPath, GraphData
+from fedjax_sim.validate import Integer, NonNegative, OpenShare, Positive, PositiveInt
 
 __all__ = ["cora", "karate_club", "molecules", "node_data", "read_cora", "stochastic_blocks"]
 
@@ -142,8 +144,13 @@ def cora(*, directory: FolderPath, num_clients: int = 1, partition: str = "commu
     return node_data(graph, labels, parts["train"], parts["test"], **options)
 
 
+@validate.named_arguments
 def karate_club(
-    *, num_clients: int = 2, partition: str = "community", num_labelled: int = 1, seed: int = 0
+    *,
+    num_clients: int = 2,
+    partition: str = "community",
+    num_labelled: Annotated[int, Integer(1, 16)] = 1,
+    seed: int = 0,
 ) -> FederatedData:
     """Zachary's karate club: 34 members, 78 friendships; whom does a member follow when the club splits?
 
@@ -161,7 +168,6 @@ def karate_club(
     >>> data.train.size, data.input_shape, data.num_outputs
     (2, (34,), 2)
     """
-    validate.integer("num_labelled", num_labelled, 1, 16)
     edges = [(a, int(b)) for a, others in KARATE.items() for b in others.split()]
     labels = np.ones(34, np.int64)
     labels[list(WITH_THE_INSTRUCTOR)] = 0
@@ -173,17 +179,18 @@ def karate_club(
     return node_data(graph_data(np.eye(34), edges), labels, train, test, label_names=names, **options)
 
 
+@validate.named_arguments
 def stochastic_blocks(
     *,
     num_clients: int = 4,
     partition: str = "community",
     num_nodes: int = 400,
-    num_classes: int = 4,
+    num_classes: Annotated[int, Integer(2)] = 4,
     degree_inside: float = 6.0,
     degree_between: float = 2.0,
-    num_features: int = 8,
-    signal: float = 0.5,
-    labelled_share: float = 0.2,
+    num_features: PositiveInt = 8,
+    signal: NonNegative = 0.5,
+    labelled_share: OpenShare = 0.2,
     seed: int = 0,
 ) -> FederatedData:
     """Communities: people of one class know each other more often; features tell the class, but weakly.
@@ -203,11 +210,7 @@ def stochastic_blocks(
     >>> stochastic_blocks(num_nodes=40, num_classes=2).num_outputs
     2
     """
-    validate.integer("num_classes", num_classes, 2)
     validate.integer("num_nodes", num_nodes, 2 * num_classes, 20_000)
-    validate.integer("num_features", num_features)
-    validate.in_range("signal", signal, 0)
-    validate.in_range("labelled_share", labelled_share, 0, 1, open_low=True, open_high=True)
     rng = generator("stochastic_blocks", seed)
     labels = np.arange(num_nodes) * num_classes // num_nodes
     own = num_nodes / num_classes
@@ -255,12 +258,13 @@ def molecule(rng: np.random.Generator, most_atoms: int, shares: np.ndarray) -> t
     return graph_data(np.eye(len(ATOMS))[kinds], ends, edge_types=types), int(alike().any())
 
 
+@validate.named_arguments
 def molecules(
     *,
     num_clients: int = 20,
     graphs_per_client: int = 30,
-    most_atoms: int = 14,
-    alpha: float = 10.0,
+    most_atoms: Annotated[int, Integer(6, 10000)] = 14,
+    alpha: Positive = 10.0,
     num_test: int = 500,
     seed: int = 0,
 ) -> FederatedData:
@@ -284,8 +288,6 @@ def molecules(
     """
     for name, value in (("num_clients", num_clients), ("graphs_per_client", graphs_per_client), ("num_test", num_test)):
         validate.integer(name, value)
-    validate.integer("most_atoms", most_atoms, 6, 10_000)
-    validate.positive("alpha", alpha)
     rng, mean = generator("molecules", seed), np.array([0.5, 0.2, 0.2, 0.1])
     made = []
     for _ in range(num_clients):

@@ -7,7 +7,7 @@ What has no halo drops its cut edges.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from fedjax_sim import validate
 from fedjax_sim.population.partition import generator
 from fedjax_sim.types import GraphData
+from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
 __all__ = [
     "PARTITIONS",
@@ -39,6 +40,7 @@ class Parties(NamedTuple):
     cut_edges: int  # directed edges between two parties, of which the receiver's holds one end
 
 
+@validate.named_arguments
 def graph_data(
     features: ArrayLike, edges: ArrayLike, *, directed: bool = False, edge_types: ArrayLike | None = None
 ) -> GraphData:
@@ -66,7 +68,6 @@ def graph_data(
         validate.fail("features", "finite numbers [V, F]", x.shape if x.ndim != 2 else "NaN or infinity")
     if ends.ndim != 2 or ends.shape[1] != 2 or (ends.size and ends.dtype.kind not in "iu"):
         validate.fail("edges", "integers [K, 2]", f"{ends.dtype.name}{list(ends.shape)}")
-    validate.one_of("directed", directed, (True, False))
     if ends.size and not (0 <= ends.min() and ends.max() < len(x)):
         validate.fail("edges", f"nodes in [0, {len(x)})", (int(ends.min()), int(ends.max())))
     kinds = np.zeros(len(ends), np.int64) if edge_types is None else np.asarray(edge_types)
@@ -97,8 +98,14 @@ def stacked(graphs: list[GraphData]) -> GraphData:
     })  # fmt: skip
 
 
+@validate.named_arguments
 def node_owners(
-    graph: GraphData, num_parties: int, *, by: str = "community", labels: ArrayLike | None = None, seed: int = 0
+    graph: GraphData,
+    num_parties: int,
+    *,
+    by: Literal["community", "label", "random"] = "community",
+    labels: ArrayLike | None = None,
+    seed: int = 0,
 ) -> np.ndarray:
     """The party of each node.
 
@@ -119,7 +126,6 @@ def node_owners(
     validate.part("graph", graph, GraphData)
     size = len(graph.ids)
     validate.integer("num_parties", num_parties, 1, size, hint=f"There are {size} nodes.")
-    validate.one_of("by", by, PARTITIONS)
     rng = generator("node_owners", seed)
     order = rng.permutation(size)
     if by == "label":
@@ -185,15 +191,14 @@ def edge_owners(graph: GraphData, num_parties: int, *, seed: int = 0) -> np.ndar
     return party[pair.reshape(-1)].astype(np.int32)
 
 
+@validate.named_arguments
 def neighbourhoods(
-    graph: GraphData, num_parties: int, *, hops: int = 2, num_centres: int = 1, seed: int = 0
+    graph: GraphData, num_parties: PositiveInt, *, hops: NonNegativeInt = 2, num_centres: int = 1, seed: int = 0
 ) -> np.ndarray:
     """[P, V] bool: each party's nodes, those within so many hops of its random centres; parties may share nodes."""
     validate.part("graph", graph, GraphData)
     size = len(graph.ids)
-    validate.integer("num_parties", num_parties)
     validate.integer("num_centres", num_centres, 1, size)
-    validate.integer("hops", hops, 0)
     rng = generator("neighbourhoods", seed)
     held = np.zeros((num_parties, size), bool)
     for party in held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,19 +15,21 @@ from fedjax_sim.population.groups.grouped import grouped
 from fedjax_sim.population.partition import generator
 from fedjax_sim.population.protocol import sizes_of, visitable
 from fedjax_sim.types import Population
+from fedjax_sim.validate import NonNegativeInt
 
 __all__ = ["label_counts", "with_groups"]
 
 WAYS = ("order", "random", "size", "labels")
 
 
+@validate.named_arguments
 def with_groups(
     data: FederatedData,
     *,
     num_groups: int | None = None,
-    by: str = "order",
+    by: Literal["order", "random", "size", "labels"] = "order",
     groups: Sequence[int] | None = None,
-    seed: int = 0,
+    seed: NonNegativeInt = 0,
 ) -> FederatedData:
     """The data set whose training clients are groups of clients, for a hierarchy; for others a group pools its rows.
 
@@ -56,8 +59,6 @@ def with_groups(
     >>> data.train.size, data.train.counts.tolist()
     (4, [3, 3, 2, 2])
     """
-    validate.integer("seed", seed, 0)
-    validate.one_of("by", by, WAYS)
     if (num_groups is None) == (groups is None):
         validate.fail("num_groups, groups", "exactly one of the two", (num_groups, groups))
     if groups is not None:

@@ -22,6 +22,7 @@ from fedjax_sim.population.poisoned.triggers import Trigger
 from fedjax_sim.population.population import pooled
 from fedjax_sim.prng import counter_bits, stream
 from fedjax_sim.types import Array, ClientData, PyTree
+from fedjax_sim.validate import OpenShare
 
 __all__ = ["backdoor", "edge_case_backdoor"]
 
@@ -114,12 +115,13 @@ def _replaced(table: Array, target: Array, rows: Array, key: Array, data: Client
     return {**data.examples, "x": jnp.where(along, table[drawn], x), "y": jnp.where(chosen, target.astype(y.dtype), y)}
 
 
+@validate.named_arguments
 def edge_case_backdoor(
     data: FederatedData,
     *,
     source: int,
     target: int,
-    edge: float = 0.2,
+    edge: OpenShare = 0.2,
     clients: Sequence[int] | None = None,
     share: float | None = None,
     rows: float = 0.5,
@@ -152,7 +154,6 @@ def edge_case_backdoor(
     """
     _checked_target(data, target, rows)
     validate.integer("source", source, 0, num_labels(data) - 1)
-    validate.in_range("edge", edge, 0, 1, open_low=True, open_high=True)
     if source == target:
         validate.fail("source", "another label than the target", source)
     ids = chosen_clients(data.train.size, clients, share, seed)

@@ -13,6 +13,7 @@ from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.population.poisoned.poisoning import check_data, check_rows, chosen_rows, poisoned
 from fedjax_sim.prng import counter_bits, stream
 from fedjax_sim.types import Array, ClientData, PyTree
+from fedjax_sim.validate import Finite
 
 __all__ = ["label_flip", "label_offset", "num_labels", "random_labels"]
 
@@ -90,6 +91,7 @@ def _random(labels: Array, keep: Array, rows: Array, key: Array, data: ClientDat
     return {**data.examples, "y": jnp.where(chosen_rows(key, data.mask, rows), new.astype(y.dtype), y)}
 
 
+@validate.named_arguments
 def random_labels(
     data: FederatedData,
     *,
@@ -117,7 +119,6 @@ def random_labels(
     False
     """
     labels = num_labels(data)
-    validate.one_of("keep", keep, (True, False))
     change = Partial(_random, jnp.uint32(labels), jnp.asarray(keep), _share_of_rows(rows))
     return check_rows(poisoned(data, change, "random labels", clients=clients, share=share, seed=seed), rows)
 
@@ -127,10 +128,11 @@ def _moved(offset: Array, key: Array, data: ClientData) -> PyTree:
     return {**data.examples, "y": y + offset.astype(y.dtype)}
 
 
+@validate.named_arguments
 def label_offset(
     data: FederatedData,
     *,
-    offset: float,
+    offset: Finite,
     clients: Sequence[int] | None = None,
     share: float | None = None,
     seed: int = 0,
@@ -153,7 +155,6 @@ def label_offset(
     check_data(data)
     if data.task != "regression":
         validate.fail("data", 'the task "regression"', data.task, "For labels there is label_flip.")
-    validate.in_range("offset", offset)
     y = jax.eval_shape(data.train.client, jax.ShapeDtypeStruct((), jnp.int32)).examples["y"]
     if jnp.issubdtype(y.dtype, jnp.integer) and offset != int(offset):
         validate.fail("offset", f"a whole number, for targets of {y.dtype}", offset, "Or convert targets to floats.")

@@ -22,6 +22,7 @@ from fedjax_sim.population.seeds import seed_words
 from fedjax_sim.population.wrapper import Around
 from fedjax_sim.prng import client_key, counter_bits, stream
 from fedjax_sim.types import Array, ClientData, Population
+from fedjax_sim.validate import NonNegativeInt, PositiveShare
 
 __all__ = ["Poisoned", "check_data", "check_rows", "chosen_clients", "chosen_rows", "constrained", "poisoned"]
 
@@ -108,7 +109,8 @@ def poisoned(
     return data._replace(train=train, poisons=(*data.poisons, f"{words} at {len(ids):,} of {size:,} clients"))
 
 
-def constrained(data: FederatedData, *, class_share: float = 0.5) -> FederatedData:
+@validate.named_arguments
+def constrained(data: FederatedData, *, class_share: PositiveShare = 0.5) -> FederatedData:
     """Poisoned clients hide: they train on alpha L + (1 - alpha) |w - w_t|^2 / 2, with the distance from the global
     model w_t in the place of a detector's score. With `model_replacement` it is constrain-and-scale.
 
@@ -133,7 +135,6 @@ def constrained(data: FederatedData, *, class_share: float = 0.5) -> FederatedDa
     [0.0, 0.25]
     """
     check_data(data)
-    validate.in_range("class_share", class_share, 0, 1, open_low=True)
     if not isinstance(data.train, Poisoned):
         hint = "Poison some clients first, as by population.backdoor: [data.backdoor] above [data.constrained]."
         validate.fail("data", "a poisoned data set", data.name, hint)
@@ -162,9 +163,9 @@ def check_rows(data: FederatedData, rows: float) -> FederatedData:
     return data
 
 
-def chosen_clients(size: int, clients: Sequence[int] | None, share: float | None, seed: int) -> np.ndarray:
+@validate.named_arguments
+def chosen_clients(size: int, clients: Sequence[int] | None, share: float | None, seed: NonNegativeInt) -> np.ndarray:
     """Rising ids of the poisoned clients."""
-    validate.integer("seed", seed, 0)
     if (clients is None) == (share is None):
         validate.fail("share", "either clients or share", {"clients": clients, "share": share}, "Say who is poisoned.")
     if share is not None:

@@ -12,6 +12,7 @@ from jax.tree_util import Partial
 
 from fedjax_sim import validate
 from fedjax_sim.types import Array
+from fedjax_sim.validate import Finite, NonNegativeInt, Positive
 
 __all__ = ["Trigger", "pixels", "set_points", "spectral", "tag"]
 
@@ -37,7 +38,8 @@ def _set(shape: tuple[int, ...], positions: np.ndarray, values: np.ndarray) -> P
     return Partial(_stamped, jnp.asarray(there.reshape(shape)), jnp.asarray(pattern.reshape(shape)))
 
 
-def pixels(positions: Sequence[int], value: float = 1.0) -> Trigger:
+@validate.named_arguments
+def pixels(positions: Sequence[int], value: Finite = 1.0) -> Trigger:
     """Some inputs set to one value, as a patch of pixels in a corner (Gu, Dolan-Gavitt and Garg 2017, section 4.1).
 
     Args:
@@ -58,7 +60,6 @@ def pixels(positions: Sequence[int], value: float = 1.0) -> Trigger:
         validate.integer("positions", position, 0)
     if len(set(positions)) < len(positions):
         validate.fail("positions", "distinct positions", list(positions))
-    validate.in_range("value", value)
 
     def on(shape):
         size = math.prod(shape)
@@ -68,7 +69,8 @@ def pixels(positions: Sequence[int], value: float = 1.0) -> Trigger:
     return Trigger(on)
 
 
-def tag(feature: int, value: float) -> Trigger:
+@validate.named_arguments
+def tag(feature: NonNegativeInt, value: float) -> Trigger:
     """A metadata tag: one input set to a value, such as a device type that no honest client has.
 
     Args: as in `pixels`; `feature` is one position.
@@ -78,11 +80,11 @@ def tag(feature: int, value: float) -> Trigger:
     >>> tag(1, -2.0).on((3,))(jnp.ones((1, 3))).tolist()
     [[1.0, -2.0, 1.0]]
     """
-    validate.integer("feature", feature, 0)
     return pixels([feature], value)
 
 
-def set_points(sequence: Sequence[float], start: int = 0, channel: int = 0) -> Trigger:
+@validate.named_arguments
+def set_points(sequence: Sequence[float], start: NonNegativeInt = 0, channel: NonNegativeInt = 0) -> Trigger:
     """A set-point sequence: one channel of a time series follows these values from a time on.
 
     Args:
@@ -98,8 +100,6 @@ def set_points(sequence: Sequence[float], start: int = 0, channel: int = 0) -> T
     validate.sequence("sequence", sequence)
     for value in sequence:
         validate.in_range("sequence", value)
-    validate.integer("start", start, 0)
-    validate.integer("channel", channel, 0)
 
     def on(shape):
         if len(shape) not in (1, 2):
@@ -114,7 +114,8 @@ def set_points(sequence: Sequence[float], start: int = 0, channel: int = 0) -> T
     return Trigger(on)
 
 
-def spectral(amplitude: float, frequency: float, axis: int = -1, phase: float = 0.0) -> Trigger:
+@validate.named_arguments
+def spectral(amplitude: Finite, frequency: Positive, axis: int = -1, phase: Finite = 0.0) -> Trigger:
     """A sinusoid added along one axis: amplitude sin(2 pi frequency j / L + phase) at position j of L.
 
     Args:
@@ -130,10 +131,7 @@ def spectral(amplitude: float, frequency: float, axis: int = -1, phase: float = 
     >>> spectral(2.0, 1.0).on((4,))(jnp.zeros((1, 4))).round(6).tolist()
     [[0.0, 2.0, 0.0, -2.0]]
     """
-    validate.in_range("amplitude", amplitude)
-    validate.positive("frequency", frequency)
     validate.integer("axis", axis, -4, 3)
-    validate.in_range("phase", phase)
 
     def on(shape):
         validate.integer("axis", axis, -len(shape), len(shape) - 1, hint=f"Of an example of shape {shape}.")

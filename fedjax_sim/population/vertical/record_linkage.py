@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.vertical.private_set_intersection import Alignment, check_key, check_records, checked_overlap
+from fedjax_sim.validate import Integer, PositiveInt, PositiveShare
 
 __all__ = ["align_similar", "bloom_filters", "dice"]
 
 BLOCK = 1024  # rows compared at once
 
 
+@validate.named_arguments
 def bloom_filters(
-    records: Sequence[Sequence[str]], key: bytes, *, num_bits: int = 1000, num_hashes: int = 15, gram: int = 2
+    records: Sequence[Sequence[str]],
+    key: bytes,
+    *,
+    num_bits: Annotated[int, Integer(8)] = 1000,
+    num_hashes: PositiveInt = 15,
+    gram: PositiveInt = 2,
 ) -> np.ndarray:
     """Each record as one Bloom filter of the q-grams of its fields, a cryptographic long-term key (CLK).
 
@@ -43,9 +51,6 @@ def bloom_filters(
     (1, 64)
     """
     check_key(key)
-    validate.integer("num_bits", num_bits, 8)
-    validate.integer("num_hashes", num_hashes)
-    validate.integer("gram", gram)
     filters, known, pad = np.zeros((len(records), num_bits), bool), {}, " " * (gram - 1)
     for row, record in enumerate(records):
         if isinstance(record, str) or len(record) != len(records[0]) or not all(isinstance(x, str) for x in record):
@@ -76,11 +81,12 @@ def dice(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return 2 * both / np.maximum(one.sum(1)[:, None] + other.sum(1)[None], 1)
 
 
+@validate.named_arguments
 def align_similar(
     records: Sequence[Sequence[Sequence[str]]],
     key: bytes,
     *,
-    threshold: float = 0.8,
+    threshold: PositiveShare = 0.8,
     num_bits: int = 1000,
     num_hashes: int = 15,
     gram: int = 2,
@@ -111,7 +117,6 @@ def align_similar(
     [[0, 0]]
     """
     tables = check_records("records", records, tuple, "a tuple of texts")
-    validate.in_range("threshold", threshold, 0, 1, open_low=True)
     how = {"num_bits": num_bits, "num_hashes": num_hashes, "gram": gram}
     for p, table in enumerate(tables):
         if len(table[0]) != len(tables[0][0]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from fedjax_sim.population.vertical.private_set_intersection import (
     align_keyed,
 )
 from fedjax_sim.population.vertical.record_linkage import align_similar
+from fedjax_sim.validate import NonNegativeInt, PositiveShare, Share
 
 __all__ = ["joined", "with_parties"]
 
@@ -30,8 +31,9 @@ MOST_CLIENTS = 10_000  # each client's rows are aligned on the host
 LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 
 
+@validate.named_arguments
 def joined(
-    features: Sequence[np.ndarray], y: np.ndarray, alignment: Alignment, *, missing: str = "drop"
+    features: Sequence[np.ndarray], y: np.ndarray, alignment: Alignment, *, missing: Literal["drop", "zeros"] = "drop"
 ) -> dict[str, Any]:
     """The parties' rows in one order, that of party 0, as each party has them after alignment.
 
@@ -54,7 +56,6 @@ def joined(
     >>> joined([np.eye(2), np.array([[7.0], [8.0]])], np.array([0, 1]), found)["x"][1].tolist()
     [[8.0], [7.0]]
     """
-    validate.one_of("missing", missing, MISSING)
     validate.part("alignment", alignment, Alignment)
     if not isinstance(features, (list, tuple)):
         validate.fail("features", "a list of tables, one for each party", type(features).__name__, error=TypeError)
@@ -80,17 +81,18 @@ def joined(
     return {"x": x, "y": np.asarray(y)[rows[:, 0]]}
 
 
+@validate.named_arguments
 def with_parties(
     data: FederatedData,
     *,
     num_parties: int = 2,
     widths: Sequence[int] | None = None,
-    overlap: float = 1.0,
-    alignment: str = "exact",
-    missing: str = "drop",
-    threshold: float = 0.8,
-    typo_rate: float = 0.0,
-    seed: int = 0,
+    overlap: PositiveShare = 1.0,
+    alignment: Literal["exact", "keyed", "diffie_hellman", "similar"] = "exact",
+    missing: Literal["drop", "zeros"] = "drop",
+    threshold: PositiveShare = 0.8,
+    typo_rate: Share = 0.0,
+    seed: NonNegativeInt = 0,
 ) -> FederatedData:
     """The data set whose columns are split over parties, whose tables are first aligned; party 0 has the labels.
 
@@ -125,14 +127,8 @@ def with_parties(
     ((8, 8, 7, 7), True)
     """
     columns = _checked_columns(data, num_parties, widths)
-    validate.in_range("overlap", overlap, 0, 1, open_low=True)
-    validate.one_of("alignment", alignment, WAYS)
-    validate.one_of("missing", missing, MISSING)
-    validate.in_range("threshold", threshold, 0, 1, open_low=True)
-    validate.in_range("typo_rate", typo_rate, 0, 1)
     if typo_rate and alignment != "similar":
         validate.fail("typo_rate", "0 with ids: only names have errors", typo_rate, "Take alignment = 'similar'.")
-    validate.integer("seed", seed, 0)
     validate.integer("data.train.size", data.train.size, 1, MOST_CLIENTS)
     clients, edges = [], np.cumsum(columns)[:-1]
     for id in range(data.train.size):

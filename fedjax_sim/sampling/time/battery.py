@@ -11,6 +11,7 @@ from fedjax_sim.prng import stream
 from fedjax_sim.sampling.design import responding
 from fedjax_sim.sampling.time.cut import changed, cut, lasting, timed, unlimited
 from fedjax_sim.types import Devices, Load, Metric, Sampler
+from fedjax_sim.validate import NonNegativeInt
 
 __all__ = ["EXHAUSTED", "with_battery"]
 
@@ -19,7 +20,7 @@ SOME = 64  # clients who are asked whether they spend energy
 
 
 @validate.named_arguments
-def with_battery(sampler: Sampler, joules: Distribution | float, *, seed: int = 0) -> Sampler:
+def with_battery(sampler: Sampler, joules: Distribution | float, *, seed: NonNegativeInt = 0) -> Sampler:
     """A client spends no more energy on a round than its battery holds for it; it is charged between rounds.
 
     Who runs out stops there and does not report; `metrics["exhausted"]` counts them. In each part of a round energy
@@ -50,7 +51,6 @@ def with_battery(sampler: Sampler, joules: Distribution | float, *, seed: int = 
     holds = as_distribution("joules", joules)
     if not holds.least > 0:
         validate.fail("joules", "a distribution above 0", holds.least, "Nobody would ever receive the model.")
-    validate.integer("seed", seed, 0)
     _check_energy(devices)
     own = stream(jax.random.key(seed), "batteries")
 

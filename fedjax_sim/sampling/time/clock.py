@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import jax.numpy as jnp
 
@@ -14,6 +15,7 @@ from fedjax_sim.sampling.time.cut import LONGEST, Timed, cut, spend, stated, unl
 from fedjax_sim.sampling.time.lost_reports import recounted
 from fedjax_sim.sampling.time.round_cost import price_of
 from fedjax_sim.types import Array, Clock, Cohort, Devices, Metric, Sampler
+from fedjax_sim.validate import Integer
 
 __all__ = ["INTERRUPTED", "with_clock"]
 
@@ -43,7 +45,7 @@ def with_clock(
     num_invited: int | None = None,
     overhead_seconds: float = 0.0,
     idle_seconds: float = 60.0,
-    checks: int = 8,
+    checks: Annotated[int, Integer(1, 64)] = 8,
     flops_scale: float = 1.0,
     bytes_scale: float = 1.0,
 ) -> Sampler:
@@ -113,7 +115,6 @@ def with_clock(
     most = min(2**30 / devices.ticks_per_second, 2**31 - 1 - LONGEST / devices.ticks_per_second)  # `Clock.since`
     validate.in_range("overhead_seconds", overhead_seconds, 0, most)
     validate.in_range("idle_seconds", idle_seconds, 0, most, open_low=True)
-    validate.integer("checks", checks, 1, 64)
     scales = {"flops_scale": flops_scale, "bytes_scale": bytes_scale}
     for name, scale in scales.items():
         validate.in_range(name, scale, 0, MOST_SCALE, open_low=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from fedjax_sim.sampling.time.cut import changed, cut, first_pass, spend, timed
 from fedjax_sim.sampling.time.lost_reports import NEVER, losing, regained
 from fedjax_sim.sampling.time.round_cost import Price
 from fedjax_sim.types import Array, Cohort, Devices, Metric, Sampler
+from fedjax_sim.validate import Positive
 
 __all__ = ["with_deadline", "with_over_selection", "with_radio_budget"]
 
@@ -29,7 +31,7 @@ MOST_AIRTIME = 10**9  # ticks
 
 
 @validate.named_arguments
-def with_deadline(sampler: Sampler, seconds: float, *, late: str = "dropped") -> Sampler:
+def with_deadline(sampler: Sampler, seconds: Positive, *, late: Literal["dropped", "partial"] = "dropped") -> Sampler:
     """A round ends after so many seconds at the latest.
 
     Args:
@@ -56,8 +58,6 @@ def with_deadline(sampler: Sampler, seconds: float, *, late: str = "dropped") ->
     devices = timed(sampler, "with_deadline")
     if LATE in sampler.metrics:
         validate.fail("sampler", "one without a deadline", "one with a deadline", "Keep the shorter of the two.")
-    validate.positive("seconds", seconds)
-    validate.one_of("late", late, ("dropped", "partial"))
     ticks = min(math.floor(validate.as_written(seconds) * devices.ticks_per_second), NEVER)
     if ticks < 1:
         validate.fail("seconds", f"at least one tick, {1 / devices.ticks_per_second:g} s", seconds)
@@ -150,7 +150,7 @@ def with_radio_budget(
     *,
     budget_bytes: float | None = None,
     airtime_seconds: float | None = None,
-    order: str = "arrival",
+    order: Literal["arrival", "id"] = "arrival",
 ) -> Sampler:
     """The messages of a round share a radio channel: clients send in order until the next one does not fit.
 
@@ -183,7 +183,6 @@ def with_radio_budget(
     if airtime > MOST_AIRTIME:
         validate.fail("airtime_seconds", f"at most {MOST_AIRTIME / devices.ticks_per_second:g}", airtime_seconds)
     longest = None if budget_bytes is None else _longest(budget_bytes, sampler.num_slots)
-    validate.one_of("order", order, ("arrival", "id"))
     design = responding(_limited(sampler.design, sampler.num_slots), "others")
 
     def ended(key, cohort, price):

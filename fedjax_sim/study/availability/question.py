@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Annotated
 
 from fedjax_sim import validate
 from fedjax_sim.study.availability.clients import Work, day_rows, persistence_rows, rate_rows
 from fedjax_sim.study.availability.figure import availability_figure
 from fedjax_sim.study.availability.reading import availability_reading
 from fedjax_sim.study.findings import FEW, Findings, least_runs
+from fedjax_sim.validate import Integer, NonNegativeInt, Number
 
 __all__ = ["availability"]
 
@@ -17,18 +19,19 @@ QUESTION = "What does it cost when who is there depends on the data?"
 SLOWER = 10  # of the second step size of training around the clock
 
 
+@validate.named_arguments
 def availability(
     *,
     num_clients: int = 10,
-    dimension: int = 4,
+    dimension: Annotated[int, Integer(1, 8)] = 4,
     correlations: Sequence[float] = (0.0, 0.5, 1.0),
     stays: Sequence[float] = (2.0, 8.0, 24.0),
     num_looks: int = 800,
-    zone_clients: int = 240,
+    zone_clients: Annotated[int, Integer(24, 100000)] = 240,
     share: float = 0.25,
-    num_steps: int = 5,
-    step_size: float = 0.2,
-    seed: int = 0,
+    num_steps: Annotated[int, Integer(1, 100)] = 5,
+    step_size: Annotated[float, Number(0.02, 0.9)] = 0.2,
+    seed: NonNegativeInt = 0,
 ) -> Findings:
     """What does it cost when who is there depends on the data? FedAvg's bias, and what its correction costs.
 
@@ -54,18 +57,13 @@ def availability(
     References: Bonawitz et al. 2019, section 2.2 (clients of the same hour are alike); Eichner et al. 2019 (data that
     follow the day); Horvitz and Thompson 1952.
     """
-    validate.integer("dimension", dimension, 1, 8)
     validate.integer("num_clients", num_clients, dimension + 2, 12, hint="Two more than dimensions.")
     for name, values, low, high in (("correlations", correlations, 0, 1), ("stays", stays, 2, 200)):
         validate.sequence(name, values)
         for i, value in enumerate(values):
             validate.in_range(f"{name}[{i}]", value, low, high)
     validate.integer("num_looks", num_looks, least_runs(dimension), 100_000, hint=FEW)
-    validate.integer("zone_clients", zone_clients, 24, 100_000)
     validate.in_range("share", share, 1 / 24, 1, open_high=True)
-    validate.integer("num_steps", num_steps, 1, 100)
-    validate.in_range("step_size", step_size, 0.02, 0.9)
-    validate.integer("seed", seed, 0)
     work = Work(num_steps, step_size)
     found = list(rate_rows(work, num_clients, dimension, correlations, num_looks, seed))
     found += persistence_rows(work, num_clients, dimension, stays, num_looks, seed)

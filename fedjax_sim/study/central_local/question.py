@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,6 +17,7 @@ from fedjax_sim.study.central_local.reading import central_local_reading
 from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
 from fedjax_sim.study.problems import Vectors, side_by_side
 from fedjax_sim.types import Array, UpdateTransform
+from fedjax_sim.validate import Integer, NonNegativeInt, Number, OpenShare, Positive, PositiveInt
 
 __all__ = ["central_local"]
 
@@ -35,18 +36,19 @@ class _Noise(NamedTuple):
     variance: float  # that theory gives a coordinate of the mean
 
 
+@validate.named_arguments
 def central_local(
     *,
     cohort_sizes: Sequence[int] = (10, 300, 10_000),
-    dimension: int = 128,
-    noise_multiplier: float = 1.0,
-    clip_norm: float = 1.0,
-    num_clients: int = 100_000,
-    epsilon: float = 2.0,
-    delta: float = 1e-6,
-    num_rounds: int = 100,
+    dimension: Annotated[int, Integer(1, 10000)] = 128,
+    noise_multiplier: Annotated[float, Number(0.001, 1000.0)] = 1.0,
+    clip_norm: Annotated[float, Number(0.001, 1000.0)] = 1.0,
+    num_clients: Annotated[int, Integer(2)] = 100_000,
+    epsilon: Positive = 2.0,
+    delta: OpenShare = 1e-6,
+    num_rounds: PositiveInt = 100,
     num_releases: int = 80,
-    seed: int = 0,
+    seed: NonNegativeInt = 0,
 ) -> Findings:
     """Who should add the noise? Variance of the mean of m updates under central, distributed and local noise.
 
@@ -69,20 +71,12 @@ def central_local(
 
     References: Kairouz et al. 2021, section 4.4; Duchi, Jordan and Wainwright 2018.
     """
-    validate.integer("dimension", dimension, 1, 10_000)
-    validate.integer("num_clients", num_clients, 2)
     validate.sequence("cohort_sizes", cohort_sizes, least=2)
     for size in cohort_sizes:
         validate.integer("cohort_sizes", size, 2, num_clients)
     if list(cohort_sizes) != sorted(set(cohort_sizes)):
         validate.fail("cohort_sizes", "rising numbers", list(cohort_sizes))
-    validate.in_range("noise_multiplier", noise_multiplier, 1e-3, 1e3)
-    validate.in_range("clip_norm", clip_norm, 1e-3, 1e3)
-    validate.positive("epsilon", epsilon)
-    validate.in_range("delta", delta, 0, 1, open_low=True, open_high=True)
-    validate.integer("num_rounds", num_rounds)
     validate.integer("num_releases", num_releases, max(2 * GROUPS, least_runs(dimension)), hint=FEW)
-    validate.integer("seed", seed, 0)
     key, found, draws = jax.random.key(seed), [], {}
     budget = {"epsilon": epsilon, "delta": delta, "rounds": num_rounds, "population_size": num_clients}
     for size in cohort_sizes:

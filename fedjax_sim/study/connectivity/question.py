@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Annotated
 
 import jax
 
@@ -13,20 +14,22 @@ from fedjax_sim.study.connectivity.figure import connectivity_figure
 from fedjax_sim.study.connectivity.nodes import DECAYING, SMALL, agreement, decay, floors
 from fedjax_sim.study.connectivity.reading import connectivity_reading
 from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs
+from fedjax_sim.validate import Integer, NonNegativeInt
 
 __all__ = ["connectivity"]
 
 QUESTION = "How well must nodes without a server be connected?"
 
 
+@validate.named_arguments
 def connectivity(
     *,
-    num_nodes: int = 10_000,
+    num_nodes: Annotated[int, Integer(16, 1000000)] = 10_000,
     rounds: Sequence[int] = (1, 2, 5, 10, 20, 50, 100, 200),
-    dimension: int = 64,
-    few_nodes: int = 64,
+    dimension: Annotated[int, Integer(8, 10000)] = 64,
+    few_nodes: Annotated[int, Integer(4, 1024)] = 64,
     num_runs: int = 2000,
-    seed: int = 0,
+    seed: NonNegativeInt = 0,
 ) -> Findings:
     """How well must nodes be connected? Decay of their distance, rounds and bytes until they agree, floors of D-PSGD.
 
@@ -49,16 +52,12 @@ def connectivity(
 
     References: Boyd, Ghosh, Prabhakar and Shah 2006; Lian et al. 2017; Ying et al. 2021.
     """
-    validate.integer("num_nodes", num_nodes, 16, 1_000_000)
     validate.sequence("rounds", rounds)
     for one in rounds:
         validate.integer("rounds", one, 1, 100_000)
-    validate.integer("dimension", dimension, 8, 10_000)
-    validate.integer("few_nodes", few_nodes, 4, 1024)
     if few_nodes & (few_nodes - 1) or few_nodes.bit_length() % 2 == 0:
         validate.fail("few_nodes", "a power of 4", few_nodes, "It has a hypercube and a square torus.")
     validate.integer("num_runs", num_runs, least_runs(1), hint=FEW)
-    validate.integer("seed", seed, 0)
     key, marks = jax.random.key(seed), sorted(set(rounds))
     found: list[Comparison] = []
     for name in DECAYING:

@@ -51,10 +51,10 @@ def _algorithms(size: int) -> dict[str, Callable]:
     return {
         "FedAvg": lambda eta: algorithms.fedavg(loss, everybody, optax.sgd(eta), **uniform),
         "FedAvg by examples": lambda eta: algorithms.fedavg(loss, everybody, optax.sgd(eta), **work),
-        "FedNova": lambda eta: algorithms.fednova(loss, everybody, learning_rate=eta, **uniform),
-        "SCAFFOLD": lambda eta: algorithms.scaffold(loss, everybody, learning_rate=eta, **uniform),
+        "FedNova": lambda eta: algorithms.fednova(loss, everybody, optax.sgd(eta), **uniform),
+        "SCAFFOLD": lambda eta: algorithms.scaffold(loss, everybody, optax.sgd(eta), **uniform),
         "FedDyn": lambda eta: algorithms.feddyn(loss, everybody, optax.sgd(eta), coefficient=1.0, **uniform),
-        "Mime": lambda eta: algorithms.mime(loss, everybody, rule="sgd", learning_rate=eta, **uniform),
+        "Mime": lambda eta: algorithms.mime(loss, everybody, optax.sgd(eta), rule="sgd", **uniform),
     }
 
 

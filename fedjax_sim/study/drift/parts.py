@@ -131,7 +131,7 @@ def model_rows(size: int, alpha: float, steps: Sequence[int], seed: int) -> Iter
     model = models.linear(input_shape=data.input_shape, num_outputs=data.num_outputs)
     loss_fn = models.supervised(model, models.default_loss(data.task))
     params = model.init(jax.random.key(seed))[0]
-    descent = algorithms.fedsgd(loss_fn, sampling.full(size), learning_rate=0.5, mesh=None)
+    descent = algorithms.fedsgd(loss_fn, sampling.full(size), optax.sgd(0.5), mesh=None)
     runs = traced_runs(lambda: descent, lambda params, target: params)
     keys = jax.random.split(jax.random.key(seed), 1)
     trained = runs(keys, stacked([params]), stacked([data.train]), (), jnp.zeros(1), [TRAINED_ROUNDS])

@@ -19,6 +19,7 @@ from fedjax_sim.study.heterogeneity.models import COHORT, digits_population, mod
 from fedjax_sim.study.heterogeneity.ranks import rank_correlations
 from fedjax_sim.study.heterogeneity.reading import heterogeneity_reading
 from fedjax_sim.study.quadratic_settings import LARGEST, quadratic_clients
+from fedjax_sim.validate import Positive
 
 __all__ = ["heterogeneity"]
 
@@ -28,6 +29,7 @@ SHARE = 1e-3  # of the start's excess loss: the target on quadratics
 MAX_ROUNDS = 300
 
 
+@validate.named_arguments
 def heterogeneity(
     *,
     spreads: Sequence[float] = (0.0, 0.25, 0.5, 1.0, 2.0),
@@ -37,7 +39,7 @@ def heterogeneity(
     alphas: Sequence[float] = (0.03, 0.1, 0.3, 1.0, 10.0),
     synthetic: Sequence[float] = (0.0, 0.5, 1.0),
     model_clients: int = 100,
-    learning_rate: float = 0.1,
+    learning_rate: Positive = 0.1,
     reference_rounds: int = 25,
     num_rounds: int = 150,
     num_runs: int = 8,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Annotated
 
 from fedjax_sim import validate
 from fedjax_sim.study.findings import Findings
@@ -12,25 +13,27 @@ from fedjax_sim.study.hierarchy.figure import hierarchy_figure
 from fedjax_sim.study.hierarchy.quadratics import quadratic_rows
 from fedjax_sim.study.hierarchy.reading import hierarchy_reading
 from fedjax_sim.study.quadratic_settings import LARGEST, quadratic_clients
+from fedjax_sim.validate import Integer, NonNegativeInt, Number, PositiveInt
 
 __all__ = ["hierarchy"]
 
 QUESTION = "What do edge servers under a cloud cost, and what do they save?"
 
 
+@validate.named_arguments
 def hierarchy(
     *,
-    num_clients: int = 24,
-    dimension: int = 2,
+    num_clients: Annotated[int, Integer(2)] = 24,
+    dimension: Annotated[int, Integer(1, 40)] = 2,
     num_edges: int = 4,
-    heterogeneity: float = 2.0,
+    heterogeneity: Annotated[float, Number(0, 10000.0)] = 2.0,
     edge_rounds: Sequence[int] = (1, 2, 5, 20),
-    num_steps: int = 5,
+    num_steps: Annotated[int, Integer(1, 200)] = 5,
     step_size: float = 0.1,
-    model_clients: int = 100,
-    model_rounds: int = 20,
-    num_runs: int = 4,
-    seed: int = 0,
+    model_clients: NonNegativeInt = 100,
+    model_rounds: PositiveInt = 20,
+    num_runs: Annotated[int, Integer(2)] = 4,
+    seed: NonNegativeInt = 0,
 ) -> Findings:
     """What do edges under a cloud cost? Fixed points, accuracy and cloud traffic against kappa edge rounds.
 
@@ -52,25 +55,17 @@ def hierarchy(
 
     References: Liu, Zhang, Song and Letaief 2020 (HierFAVG).
     """
-    validate.integer("num_clients", num_clients, 2)
-    validate.integer("dimension", dimension, 1, 40)
     validate.integer("num_edges", num_edges, 1, num_clients)
     if num_clients % num_edges:
         validate.fail("num_edges", f"a divisor of {num_clients} clients", num_edges)
-    validate.in_range("heterogeneity", heterogeneity, 0, 1e4)
     validate.sequence("edge_rounds", edge_rounds)
     for kappa in edge_rounds:
         validate.integer("edge_rounds", kappa, 1, 1000)
     if list(edge_rounds) != sorted(set(edge_rounds)) or edge_rounds[0] != 1:
         validate.fail("edge_rounds", "rising numbers from 1", list(edge_rounds))
-    validate.integer("num_steps", num_steps, 1, 200)
     validate.in_range("step_size", step_size, 0.005, 1 / LARGEST, hint=f"Curvatures go up to {LARGEST:g}.")
-    validate.integer("model_clients", model_clients, 0)
     if model_clients:
         validate.integer("model_clients", model_clients, num_edges)
-    validate.integer("model_rounds", model_rounds)
-    validate.integer("num_runs", num_runs, 2)
-    validate.integer("seed", seed, 0)
     problem = quadratic_clients(num_clients, dimension, heterogeneity, seed)
     found = list(quadratic_rows(problem, num_edges, edge_rounds, num_steps, step_size))
     if model_clients:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,24 +19,26 @@ from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, mea
 from fedjax_sim.study.participation.clients import SIGNAL, SPREAD, STEP_SIZE, WeightedClients
 from fedjax_sim.study.participation.figure import participation_figure
 from fedjax_sim.study.participation.reading import participation_reading
+from fedjax_sim.validate import Integer, NonNegativeInt, Number, PositiveInt
 
 __all__ = ["participation"]
 
 QUESTION = "How many clients must take part in a round?"
 
 
+@validate.named_arguments
 def participation(
     *,
     population_sizes: Sequence[int] = (10, 100, 10_000, 1_000_000),
     rates: Sequence[float] = (0.001, 0.01, 0.1, 0.5, 0.9, 1.0),
-    largest_cohort: int = 5_000,
-    dimension: int = 8,
+    largest_cohort: PositiveInt = 5_000,
+    dimension: Annotated[int, Integer(1, 40)] = 8,
     num_rounds: int = 3000,
-    tolerance: float = 0.05,
+    tolerance: Annotated[float, Number(0.0001, 100)] = 0.05,
     compare_samplers: bool = True,
-    model_clients: int = 20_000,
-    model_rounds: int = 400,
-    seed: int = 0,
+    model_clients: NonNegativeInt = 20_000,
+    model_rounds: Annotated[int, Integer(50)] = 400,
+    seed: NonNegativeInt = 0,
 ) -> Findings:
     """How many clients must take part? Variance and final loss against m/N, with and without the finite population.
 
@@ -66,14 +68,7 @@ def participation(
         validate.integer("population_sizes", size, 2)
     for rate in rates:
         validate.in_range("rates", rate, 0, 1, open_low=True)
-    validate.integer("largest_cohort", largest_cohort)
-    validate.integer("dimension", dimension, 1, 40)
     validate.integer("num_rounds", num_rounds, max(100, least_runs(dimension)), hint=FEW)
-    validate.in_range("tolerance", tolerance, 1e-4, 100)
-    validate.one_of("compare_samplers", compare_samplers, (True, False))
-    validate.integer("model_clients", model_clients, 0)
-    validate.integer("model_rounds", model_rounds, 50)
-    validate.integer("seed", seed, 0)
     key = jax.random.key(seed)
     clients = {size: WeightedClients(size, dimension, seed) for size in sorted(set(population_sizes))}
     found: list[Comparison] = []

@@ -17,12 +17,14 @@ from fedjax_sim.study.price_of_robustness.reading import price_reading
 from fedjax_sim.study.robust_digits import ATTACKS, RULES, RobustDigits
 from fedjax_sim.study.single_rounds import released
 from fedjax_sim.types import Aggregator, Array
+from fedjax_sim.validate import Positive
 
 __all__ = ["price_of_robustness"]
 
 QUESTION = "What does a robust rule cost where nobody attacks?"
 
 
+@validate.named_arguments
 def price_of_robustness(
     *,
     num_messages: int = 63,
@@ -35,7 +37,7 @@ def price_of_robustness(
     digits_bucket: int = 2,
     alphas: Sequence[float] = (100.0, 0.1),
     num_steps: int = 3,
-    learning_rate: float = 0.3,
+    learning_rate: Positive = 0.3,
     num_rounds: int = 200,
     num_runs: int = 3,
     seed: int = 0,

@@ -14,12 +14,14 @@ from fedjax_sim.study.findings import Comparison, Findings, few
 from fedjax_sim.study.robust_digits import ATTACKS, RULES, RobustDigits
 from fedjax_sim.study.robustness.figure import robustness_figure
 from fedjax_sim.study.robustness.reading import robustness_reading
+from fedjax_sim.validate import Positive
 
 __all__ = ["robustness"]
 
 QUESTION = "Which rule withstands which attack, and what is left of it in the worst case?"
 
 
+@validate.named_arguments
 def robustness(
     *,
     rules: Sequence[str] | None = None,
@@ -28,7 +30,7 @@ def robustness(
     num_clients: int = 20,
     alpha: float = 0.3,
     num_steps: int = 3,
-    learning_rate: float = 0.3,
+    learning_rate: Positive = 0.3,
     num_rounds: int = 200,
     num_runs: int = 3,
     seed: int = 0,

@@ -18,6 +18,7 @@ from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, mea
 from fedjax_sim.study.quadratic_settings import LARGEST, Problem, quadratic_clients
 from fedjax_sim.study.rounds_to_target.figure import target_figure
 from fedjax_sim.study.rounds_to_target.reading import target_reading
+from fedjax_sim.validate import Positive
 
 __all__ = ["rounds_to_target"]
 
@@ -26,6 +27,7 @@ EXAMPLES = 40  # of a client of the digits
 HIDDEN = 32
 
 
+@validate.named_arguments
 def rounds_to_target(
     *,
     num_clients: int = 20,
@@ -42,7 +44,7 @@ def rounds_to_target(
     alphas: Sequence[float] = (100.0, 0.1),
     num_epochs: Sequence[int] = (1, 5),
     model_batch_sizes: Sequence[int] = (0, 10),
-    learning_rate: float = 0.3,
+    learning_rate: Positive = 0.3,
     model_target: float = 0.6,
     model_rounds: int = 100,
     model_runs: int = 4,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Annotated
 
 import jax
 
@@ -15,22 +16,24 @@ from fedjax_sim.study.staleness.figure import staleness_figure
 from fedjax_sim.study.staleness.gradients import WEIGHTS
 from fedjax_sim.study.staleness.reading import staleness_reading
 from fedjax_sim.study.staleness.speeds import buffers, speeds
+from fedjax_sim.validate import Integer, NonNegativeInt, Number
 
 __all__ = ["staleness"]
 
 QUESTION = "What does it cost that the model changes while clients train on older versions of it?"
 
 
+@validate.named_arguments
 def staleness(
     *,
     delays: Sequence[int] = (0, 1, 3, 10),
     weights: Sequence[str] = tuple(WEIGHTS),
-    noise: float = 1.0,
-    concurrency: int = 8,
+    noise: Annotated[float, Number(0.01, 100)] = 1.0,
+    concurrency: Annotated[int, Integer(2, 64)] = 8,
     buffer_sizes: Sequence[int] = (1, 2, 8),
     num_runs: int = 250,
-    speed_runs: int = 2000,
-    seed: int = 0,
+    speed_runs: Annotated[int, Integer(250)] = 2000,
+    seed: NonNegativeInt = 0,
 ) -> Findings:
     """What does staleness cost? Stability, noise, bias by speed, for FedBuff and FedAsync on quadratics.
 
@@ -63,15 +66,11 @@ def staleness(
         validate.one_of("weights", one, tuple(WEIGHTS))
     if weights[0] != "constant" or len(set(weights)) != len(weights):
         validate.fail("weights", "different names, 'constant' first", list(weights))
-    validate.in_range("noise", noise, 0.01, 100)
-    validate.integer("concurrency", concurrency, 2, 64)
     if concurrency % 2:
         validate.fail("concurrency", "an even number", concurrency, "Half of the clients are slow.")
     for one in buffer_sizes:
         validate.integer("buffer_sizes", one, 1, concurrency)
     validate.integer("num_runs", num_runs, least_runs(DIMENSION), hint=FEW)
-    validate.integer("speed_runs", speed_runs, 250)
-    validate.integer("seed", seed, 0)
     key, found = jax.random.key(seed), list[Comparison]()
     delays = sorted(set(delays))
     step = theory.delayed_step_limit(delays[-1]) / 2

@@ -18,12 +18,14 @@ from fedjax_sim.study.time_to_target.reading import time_reading
 from fedjax_sim.study.time_to_target.servers import Field, Server, field, servers
 from fedjax_sim.study.watched_runs import Watched, watched_runs
 from fedjax_sim.types import Array
+from fedjax_sim.validate import Positive
 
 __all__ = ["steps_of", "target_of", "time_to_target", "watched"]
 
 QUESTION = "How long, in seconds, bytes and joules, until a model is good enough, if clients differ in speed?"
 
 
+@validate.named_arguments
 def time_to_target(
     *,
     num_clients: int = 1000,
@@ -31,7 +33,7 @@ def time_to_target(
     speed_sigma: float = 1.0,
     cohort_size: int = 20,
     num_steps: int = 5,
-    learning_rate: float = 0.1,
+    learning_rate: Positive = 0.1,
     deadline_share: float = 0.8,
     target: float = 0.85,
     num_rounds: int = 100,

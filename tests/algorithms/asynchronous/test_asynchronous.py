@@ -267,7 +267,7 @@ def parts(work, rule, step, **options):
 
 def corrected(**options):
     """SCAFFOLD's clients and server."""
-    work = client.scaffold(population.quadratic_loss, RATE, client.work(num_steps=2))
+    work = client.scaffold(population.quadratic_loss, RATE, client.work(num_steps=2, weighting="uniform"))
     rule = aggregation.by_part({"params": aggregation.mean(), "control": aggregation.keep_old(float(SIZE))})
     return parts(work, rule, server.control_variates(server.optimizer(optax.sgd(1.0))), **options)
 
@@ -276,7 +276,8 @@ def test_updates_that_cannot_be_discounted():
     """Catches half of a control variate's update beside a client's whole one, a share of a model that is averaged as a
     model, a share of a direction times a share of its steps, and integers whose share is zero."""
     plain = client.local_sgd(population.quadratic_loss, optax.sgd(RATE), client.work(num_steps=2))
-    tilted = client.dynamic(population.quadratic_loss, optax.sgd(RATE), 1.0, client.work(num_steps=2))
+    uniform = client.work(num_steps=2, weighting="uniform")
+    tilted = client.dynamic(population.quadratic_loss, optax.sgd(RATE), 1.0, uniform)
     mean, step = aggregation.mean(weighting="uniform"), server.optimizer(optax.sgd(1.0))
     start, known = {"w": jnp.zeros(1)}, {"staleness": staleness.constant()}
     for make in (

@@ -509,7 +509,7 @@ def test_a_state_that_is_not_kept(name):
 
 ALONE = {
     "fedavgm": {"server_learning_rate": 0.3},
-    "fednova": {"learning_rate": p.RATE},
+    "fednova": {},
     "fedprox": {"coefficient": 0.5},
     "fedyogi": {},
 }
@@ -521,8 +521,7 @@ def test_one_edge_of_everybody_is_its_algorithm(name):
     """Three cloud rounds of an edge that keeps its state, with everybody under it, are three of its own rounds, to
     1e-6. Fault: an edge that loses a part of the algorithm inside, such as its momentum or its moments."""
     options = ALONE[name] | {"num_steps": 2, "mesh": None, "plan": p.PLAN}
-    recipe, optimizer = getattr(algorithms, name), () if "learning_rate" in options else (optax.sgd(p.RATE),)
-    made = recipe(p.linear_loss, sampling.full(p.NUM_CLIENTS), *optimizer, **options)
+    made = getattr(algorithms, name)(p.linear_loss, sampling.full(p.NUM_CLIENTS), optax.sgd(p.RATE), **options)
     people, everybody = p.ragged(), population.grouped(p.ragged(), [0] * p.NUM_CLIENTS)
     found = model(over(made.parts, size=1, keep=True), everybody, rounds=3)
     np.testing.assert_allclose(found, model(made, people, rounds=3), atol=1e-6, rtol=0)

@@ -145,7 +145,7 @@ def test_a_loss_of_several_parties_is_no_clients_own():
         for make in (
             lambda loss_fn: algorithms.fedavg(loss_fn, full, step, num_steps=1),
             lambda loss_fn: algorithms.fedprox(loss_fn, full, step, coefficient=0.1, num_steps=1),
-            lambda loss_fn: algorithms.scaffold(loss_fn, full, learning_rate=0.1, num_steps=1),
+            lambda loss_fn: algorithms.scaffold(loss_fn, full, step, num_steps=1, weighting="uniform"),
             lambda loss_fn: client.full_gradient(loss_fn),
             lambda loss_fn: client.private_sgd(loss_fn, 1.0, 1.0, 0.1, num_steps=1, batch_size=2, num_examples=9),
         ):

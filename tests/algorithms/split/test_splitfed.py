@@ -60,7 +60,7 @@ def test_version_one_is_fedavg():
 
 def test_one_step_is_fedsgd():
     """Catches a mean over steps, or over clients without their sizes."""
-    expected = run(algorithms.fedsgd(LOSS, FULL, learning_rate=RATE, mesh=None))[0]
+    expected = run(algorithms.fedsgd(LOSS, FULL, optax.sgd(RATE), mesh=None))[0]
     same(expected, run(algorithms.splitfed(MODEL, softmax_cross_entropy, FULL, optax.sgd(RATE), **CUT, num_steps=1))[0])
 
 

@@ -8,6 +8,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_sim import algorithms, engine, tree
@@ -78,8 +79,8 @@ def test_every_kind_keeps_every_bit(kind, tmp_path):
 
 def federation(mesh, num_clients=p.NUM_CLIENTS):
     sampler = with_dropout(uniform(num_clients, 7), 0.2)
-    work = {"learning_rate": p.RATE, "num_steps": 2, "batch_size": p.BATCH, "plan": p.PLAN, "mesh": mesh}
-    return algorithms.scaffold(p.linear_loss, sampler, **work)
+    work = {"num_steps": 2, "batch_size": p.BATCH, "weighting": "uniform", "plan": p.PLAN, "mesh": mesh}
+    return algorithms.scaffold(p.linear_loss, sampler, optax.sgd(p.RATE), **work)
 
 
 @pytest.mark.parametrize("kinds", [("device", "disk on two"), pytest.param(KINDS, marks=pytest.mark.full)], ids=len)

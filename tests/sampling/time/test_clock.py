@@ -280,7 +280,8 @@ def test_a_pass_over_all_examples():
     """Mime's clients take a gradient of all their examples, and then steps of two. Catches a pass over padded rows that
     costs a client with one example what it costs the largest, and partial work that makes it shorter."""
     clocked = sampling.with_clock(sampling.full(p.NUM_CLIENTS), everywhere())
-    price = algorithms.mime(p.linear_loss, clocked, **RUN).init(KEY, jnp.array(p.START), p.ragged()).sampler.price
+    made = algorithms.mime(p.linear_loss, clocked, optax.sgd(0.1), weighting="uniform", **RUN)
+    price = made.init(KEY, jnp.array(p.START), p.ragged()).sampler.price
     once = recipe(clocked, num_steps=1, batch_size=None).init(KEY, jnp.array(p.START), p.ragged()).sampler.price
     np.testing.assert_allclose(np.diff(price.before.flops), np.diff(once.first), rtol=0.2)
     assert np.ptp(price.before.flops) > 0 == np.ptp(price.step)

@@ -198,7 +198,8 @@ def test_gradients_that_nobody_waits_for():
     """Mime under a deadline that everybody misses while they train. Catches a first pass whose bytes nobody counts."""
     devices = network.heterogeneous(p.NUM_CLIENTS, speed=1e3, bandwidth_down=1e9, bandwidth_up=1e9, latency=0.1)
     clocked = sampling.with_clock(sampling.full(p.NUM_CLIENTS), devices)
-    made = algorithms.mime(p.linear_loss, sampling.with_deadline(clocked, 2.0), num_steps=1000, batch_size=2, mesh=None)
+    work = {"num_steps": 1000, "batch_size": 2, "weighting": "uniform", "mesh": None}
+    made = algorithms.mime(p.linear_loss, sampling.with_deadline(clocked, 2.0), optax.sgd(0.1), **work)
     _, history = run(KEY, made, jnp.array(p.START), p.ragged(), 1)
     record = history.records[-1]
     assert record["late"] == p.NUM_CLIENTS and record["clients_reported"] == 0
@@ -296,7 +297,7 @@ TIMED = {
         mesh=None,
     ),
     "scaffold": lambda sampler: algorithms.scaffold(
-        p.linear_loss, sampler, learning_rate=p.RATE, num_steps=2, mesh=None
+        p.linear_loss, sampler, optax.sgd(p.RATE), num_steps=2, weighting="uniform", mesh=None
     ),
     "secure_sum": secured,
 }

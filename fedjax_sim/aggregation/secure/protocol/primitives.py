@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim import validate
 from fedjax_sim.aggregation.secure.ring import PRIME, Ring
 
 __all__ = [
@@ -216,11 +217,11 @@ def opened(held: Mapping[int, int], threshold: int) -> bytes:
     Raises: ValueError for fewer shares, and for shares of no secret of 32 bytes.
     """
     if len(held) < threshold:
-        raise ValueError(f"held: expected at least {threshold} shares, got {len(held)}.")
+        validate.fail("held", f"at least {threshold} shares", len(held))
     first = tuple(sorted(held)[:threshold])
     secret = sum(held[holder] * factor for holder, factor in zip(first, _factors(first), strict=True)) % FIELD
     if secret >> 256:
-        raise ValueError("held: expected shares of one secret, got shares that do not belong together.")
+        validate.fail("held", "shares of one secret", "shares that do not belong together")
     return secret.to_bytes(KEY_BYTES, "little")
 
 

@@ -1,4 +1,4 @@
-"""Checks of arguments, with one format for all errors: `name: expected RULE, got VALUE. HINT`.
+"""Checks of arguments.
 
 Checks are written `not (low <= x <= high)` so that NaN fails them. Traced values pass: a sweep may vmap over a
 hyper-parameter, whose range the caller then checks.
@@ -6,34 +6,34 @@ hyper-parameter, whose range the caller then checks.
 
 from __future__ import annotations
 
-import difflib
-import functools
 import inspect
 import math
 import numbers
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from fractions import Fraction
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_sim.validate.errors import fail, nearest
+
 __all__ = [
+    "INT32_MAX",
+    "LARGEST",
+    "MOST_STEPS",
+    "SMALLEST",
     "as_written",
-    "contraction",
     "decimal",
     "differentiable",
-    "fail",
     "fits_in_memory",
     "function",
     "in_range",
     "integer",
     "loss_function",
-    "named_arguments",
-    "nearest",
     "one_of",
     "optimizer",
     "part",
@@ -42,19 +42,9 @@ __all__ = [
     "steps",
 ]
 
-P = ParamSpec("P")  # a tuple assignment of the two would be Any to mypy
-R = TypeVar("R")
 INT32_MAX = 2**31 - 1
 MOST_STEPS = 1 << 24  # of one client in a round: past it float32 cannot count them
 LARGEST, SMALLEST = (float(x) for x in (np.finfo(np.float32).max, np.finfo(np.float32).tiny))
-PROBE = 2.0**10  # magnitude of test inputs: large, or the error of a compressor with a fixed range would look larger
-
-
-def fail(name: str, rule: str, value: Any, hint: str = "", error: type[Exception] = ValueError) -> None:
-    """Raises `error` with a message in the format above; long values are cut to 120 characters."""
-    shown = repr(value)
-    shown = shown if len(shown) <= 120 else shown[:117] + "..."
-    raise error(f"{name}: expected {rule}, got {shown}.{' ' + hint if hint else ''}")
 
 
 def _number(name: str, value: Any, rule: str, hint: str) -> bool:
@@ -163,52 +153,6 @@ def function(name: str, value: Any, arguments: str, *, hint: str = "") -> None:
         fail(name, rule, value, f"It takes {signature}. {hint}".strip(), TypeError)
 
 
-def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator: arguments that the function does not take, or lacks, raise a TypeError that names them.
-
-    >>> @named_arguments
-    ... def half(x: float, *, of: float): return x / of
-    >>> half(3.0, off=1.0)
-    Traceback (most recent call last):
-        ...
-    TypeError: half: expected one of its arguments, got 'off'. Did you mean 'of'?
-    >>> half(3.0, 2.0)
-    Traceback (most recent call last):
-        ...
-    TypeError: half: expected at most 1 arguments without a name (x), got 2. Write the names of the others: of=...
-    >>> half(3.0)
-    Traceback (most recent call last):
-        ...
-    TypeError: half: expected its argument of, got nothing. It has no default.
-    """
-    signature = inspect.signature(function)
-    known = list(signature.parameters)
-    by_place = [x.name for x in signature.parameters.values() if x.kind is x.POSITIONAL_OR_KEYWORD]
-    by_name = [name for name in known if name not in by_place]
-    needed = [x.name for x in signature.parameters.values() if x.default is x.empty]
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **options: P.kwargs) -> R:
-        for name in options:
-            if name not in known:
-                hint = nearest(name, known) or f"They are {', '.join(known)}."
-                fail(function.__name__, "one of its arguments", name, hint, TypeError)
-        if len(args) > len(by_place):
-            rule = f"at most {len(by_place)} arguments without a name ({', '.join(by_place)})"
-            hint = f"Write the names of the others: {', '.join(f'{name}=...' for name in by_name)}" if by_name else ""
-            fail(function.__name__, rule, len(args), hint, TypeError)
-        given = [*by_place[: len(args)], *options]
-        for name in needed:
-            if name not in given:
-                raise TypeError(f"{function.__name__}: expected its argument {name}, got nothing. It has no default.")
-        for name in by_place[: len(args)]:
-            if name in options:
-                fail(function.__name__, f"one value of {name}", "two", "Leave out its name, or its place.", TypeError)
-        return function(*args, **options)
-
-    return checked
-
-
 def loss_function(value: Any) -> None:
     """Refuses all but a loss function: (params, examples, key) -> one number per example."""
     hint = "Of a model, make one: models.supervised(model, loss)."
@@ -243,12 +187,6 @@ def part(name: str, value: Any, kind: type) -> None:
         fail(name, f"{article} {kind.__name__}", type(value).__name__, "Call the factory.", TypeError)
 
 
-def nearest(word: str, options: Iterable[str]) -> str:
-    """`Did you mean 'x'?`, or an empty string."""
-    close = difflib.get_close_matches(str(word), list(options), n=1, cutoff=0.5)
-    return f"Did you mean {close[0]!r}?" if close else ""
-
-
 def one_of(name: str, value: Any, options: Iterable[Any], *, hint: str = "") -> None:
     """Refuses all but one of a closed set of values; the error names the nearest."""
     options = list(options)
@@ -270,35 +208,3 @@ def fits_in_memory(name: str, num_bytes: int, limit: int, *, hint: str = "") -> 
     """Refuses an allocation of `num_bytes` above `limit` bytes, with a MemoryError that states both."""
     if not (num_bytes <= limit):
         fail(name, f"at most {limit:,} bytes", f"{num_bytes:,} bytes", hint, MemoryError)
-
-
-def contraction(name: str, send: Callable, spec: Any, *, hint: str = "") -> None:
-    """Refuses a compressor Q unless E |Q(x) - x|^2 < |x|^2 on two inputs: all entries equal, and normal ones.
-
-    A compressor with traced options passes.
-
-    Args:
-      send: (key, x) -> Q(x), of pytrees like `spec`.
-      spec: shapes and dtypes of an update.
-    """
-    if not any(x.size for x in jax.tree.leaves(spec)):
-        return
-    rng, draws = np.random.default_rng(0), 8
-
-    def probes(x):  # [2, ...]: the two inputs
-        return (PROBE * np.stack([np.ones(x.shape), rng.standard_normal(x.shape)])).astype(x.dtype)
-
-    def inner(a, b):
-        pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-        return sum((y.astype(jnp.float32) * x.astype(jnp.float32)).sum() for y, x in pairs)
-
-    def excess(i, both):  # (|Q - x|^2 - |x|^2) / |x|^2, as |Q|^2 - 2 <Q, x>: no cancellation for a small Q
-        x = jax.tree.map(lambda probe: probe[i % 2], both)
-        sent = send(jax.random.fold_in(jax.random.key(0), i), x)
-        return inner(sent, jax.tree.map(lambda y, x: y - 2 * x.astype(y.dtype), sent, x)) / inner(x, x)
-
-    with jax.ensure_compile_time_eval():
-        tried = jax.jit(lambda both: jax.lax.map(lambda i: excess(i, both), jnp.arange(2 * draws)))
-        more = tried(jax.tree.map(probes, spec))
-    if not isinstance(more, jax.core.Tracer) and not (more := np.asarray(more).reshape(draws, 2).mean(0).max()) < 0:
-        fail(name, "a compressor with E |Q(x) - x|^2 < |x|^2", f"{1 + more:g} |x|^2", hint)

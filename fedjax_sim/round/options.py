@@ -1,0 +1,47 @@
+"""Options that many algorithms share, each declared once with its default.
+
+An algorithm takes them as `**options: Unpack[...]`, and `validate.named_arguments` shows all of them in its signature.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypedDict
+
+from jax.sharding import Mesh
+
+from fedjax_sim.client import LocalOptions
+from fedjax_sim.engine import Plan
+from fedjax_sim.types import Aggregator, UpdateTransform
+from fedjax_sim.validate import Default, FromData
+
+__all__ = ["AveragingOptions", "ExecutionOptions", "FederatedOptions", "MessageOptions", "RecipeOptions"]
+
+
+class ExecutionOptions(TypedDict, total=False):
+    """How a round is carried out, as `federated` describes it."""
+
+    nonfinite: Annotated[Literal["drop", "error"], FromData("nonfinite"), Default("drop")]
+    plan: Annotated[Plan | None, FromData("plan"), Default(None)]
+    mesh: Annotated[Mesh | str | None, FromData("mesh"), Default("all")]
+
+
+class MessageOptions(ExecutionOptions, total=False):
+    """What a client's message goes through, and how a round is carried out."""
+
+    transform: Annotated[UpdateTransform | None, Default(None)]
+
+
+class FederatedOptions(MessageOptions, total=False):
+    """The options of `federated`: what messages and the broadcast go through, and how a round is carried out."""
+
+    downlink: Annotated[UpdateTransform | None, Default(None)]
+
+
+class RecipeOptions(LocalOptions, FederatedOptions, total=False):
+    """The options of `client.work` and of `federated`."""
+
+
+class AveragingOptions(RecipeOptions, total=False):
+    """The options of `client.work` and of `federated`, and the aggregator of the messages."""
+
+    aggregator: Annotated[Aggregator | None, Default(None)]  # None: `aggregation.mean()`

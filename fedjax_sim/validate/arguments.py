@@ -1,0 +1,134 @@
+"""Functions that name what is wrong with their arguments."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from types import NoneType
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union
+
+from fedjax_sim.validate.annotations import Choice, Default, Integer, Number
+from fedjax_sim.validate.errors import InvalidType, fail, nearest
+
+__all__ = ["named_arguments"]
+
+P = ParamSpec("P")  # a tuple assignment of the two would be Any to mypy
+R = TypeVar("R")
+
+
+def _checks(annotation: Any) -> tuple[list[Any], bool]:
+    """The checks that an annotation asks for, and whether None is a value too."""
+    kinds = typing.get_args(annotation)
+    if typing.get_origin(annotation) is Annotated:
+        checks, optional = _checks(kinds[0])
+        return [x for x in kinds[1:] if isinstance(x, (Number, Integer))] + checks, optional
+    if typing.get_origin(annotation) is Literal:
+        return [Choice(kinds)], None in kinds
+    if annotation is bool:
+        return [Choice((True, False))], False
+    if typing.get_origin(annotation) in (Union, types.UnionType) and NoneType in kinds:
+        others = [kind for kind in kinds if kind is not NoneType]
+        return _checks(others[0])[0] if len(others) == 1 else [], True
+    return [], False
+
+
+def _expanded(function: Callable) -> inspect.Signature:
+    """The signature of a function with the options of `**options: Unpack[Options]` one by one."""
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    collected = parameters[-1] if parameters else None
+    if collected is not None and "Unpack[" in str(collected.annotation):
+        (shared,) = typing.get_args(_evaluated(function, {"options": parameters.pop().annotation})["options"])
+        for name, annotation in typing.get_type_hints(shared, include_extras=True).items():
+            kind, *known = typing.get_args(annotation)
+            (default,) = (x.value for x in known if isinstance(x, Default))
+            parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+    return signature.replace(parameters=parameters)
+
+
+def _evaluated(function: Callable, annotations: dict[str, Any]) -> dict[str, Any]:
+    """Annotations of a function, which `from __future__ import annotations` keeps as texts."""
+
+    def annotated() -> None: ...
+
+    annotated.__annotations__ = annotations
+    return typing.get_type_hints(annotated, inspect.unwrap(function).__globals__, include_extras=True)
+
+
+def _rules(function: Callable, signature: inspect.Signature) -> dict[str, tuple[list[Any], bool]]:
+    """The checks of each argument that has some, and whether None is a value of it."""
+    known = {x.name: x.annotation for x in signature.parameters.values() if x.annotation is not x.empty}
+    rules = {name: _checks(kind) for name, kind in _evaluated(function, known).items()}
+    return {name: rule for name, rule in rules.items() if rule[0]}
+
+
+def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """A decorator: arguments that the function does not take, or lacks, raise a TypeError that names them.
+
+    Options that several functions share are written once, in a TypedDict of which each is `Annotated` with its
+    `Default`, and taken as `**options: Unpack[Options]`; `help`, `inspect` and the errors show every one of them.
+    What an annotation says of a value is checked: `Literal`, and `Annotated` with `Number` or `Integer`.
+
+    >>> from fedjax_sim.validate import Positive, PositiveInt
+    >>> @named_arguments
+    ... def half(x: float, *, of: float): return x / of
+    >>> half(3.0, off=1.0)
+    Traceback (most recent call last):
+        ...
+    fedjax_sim.InvalidType: half: expected one of its arguments, got 'off'. Did you mean 'of'?
+    >>> half(3.0, 2.0)
+    Traceback (most recent call last):
+        ...
+    fedjax_sim.InvalidType: half: expected at most 1 arguments without a name (x), got 2. Write their names: of=...
+    >>> half(3.0)
+    Traceback (most recent call last):
+        ...
+    fedjax_sim.InvalidType: half: expected its argument of, got nothing. It has no default.
+    >>> class Batches(typing.TypedDict, total=False):
+    ...     batch_size: Annotated[Literal[8, 16], Default(8)]
+    >>> @named_arguments
+    ... def train(rate: float, **options: typing.Unpack[Batches]): return options
+    >>> list(inspect.signature(train).parameters.values())[1].default
+    8
+    >>> train(0.1, batch_size=0)
+    Traceback (most recent call last):
+        ...
+    fedjax_sim.InvalidArgument: batch_size: expected one of 8, 16, got 0.
+    """
+    signature = _expanded(function)
+    takes_all = any(x.kind is x.VAR_KEYWORD for x in signature.parameters.values())
+    rules = functools.cache(lambda: _rules(function, signature))  # once it is called: names may be defined below it
+    known = list(signature.parameters)
+    by_place = [x.name for x in signature.parameters.values() if x.kind is x.POSITIONAL_OR_KEYWORD]
+    by_name = [name for name in known if name not in by_place]
+    needed = [x.name for x in signature.parameters.values() if x.default is x.empty and x.kind is not x.VAR_KEYWORD]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **options: P.kwargs) -> R:
+        for name in options:
+            if name not in known and not takes_all:
+                hint = nearest(name, known) or f"They are {', '.join(known)}."
+                fail(function.__name__, "one of its arguments", name, hint, TypeError)
+        if len(args) > len(by_place):
+            rule = f"at most {len(by_place)} arguments without a name ({', '.join(by_place)})"
+            hint = f"Write their names: {', '.join(f'{name}=...' for name in by_name)}" if by_name else ""
+            fail(function.__name__, rule, len(args), hint, TypeError)
+        given = dict(zip(by_place, args, strict=False)) | options
+        for name in needed:
+            if name not in given:
+                words = f"{function.__name__}: expected its argument {name}, got nothing. It has no default."
+                raise InvalidType(words)
+        for name in by_place[: len(args)]:
+            if name in options:
+                fail(function.__name__, f"one value of {name}", "two", "Leave out its name, or its place.", TypeError)
+        for name, (checks, optional) in rules().items():
+            if name in given and not (optional and given[name] is None):
+                for check in checks:
+                    check.check(name, given[name])
+        return function(*args, **options)
+
+    checked.__signature__ = signature  # type: ignore[attr-defined]
+    return checked

@@ -1,0 +1,99 @@
+"""An algorithm around a server is changed by one word of a config, and nothing else changes with it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import get_args, get_type_hints
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_sim import algorithms, client, round
+from fedjax_sim.algorithms.asynchronous.asynchronous import BufferOptions
+from fedjax_sim.algorithms.gossip.state import GossipOptions, nodes_of
+from fedjax_sim.config import registry
+from fedjax_sim.config.build import build
+from fedjax_sim.config.document import ConfigError, load
+from fedjax_sim.round.options import FederatedOptions
+from fedjax_sim.validate import Default
+
+SMALL = ["data.num_clients=40", "model.hidden=[8]", "sampler.cohort_size=8", "run.devices=1"]
+STARS = [
+    name
+    for name, part in registry.table("algorithm").items()
+    if {"sampler", "optimizer", "transform"} <= part.parts.keys() and "loss_fn" in part.values
+]
+NEEDS = {
+    "record_private_fedavg": ["algorithm.clip_norm=1.0", "algorithm.noise_multiplier=1.0"],
+    "feddf": [],
+    "hierarchical_fedavg": ["data.with_groups.num_groups=10"],
+}
+WITHOUT = {  # what an algorithm leaves out, and why
+    "fedsgd": ["algorithm.num_steps", "algorithm.batch_size"],  # a client takes no steps
+}
+
+
+def test_the_algorithms_around_a_server():
+    """Catches a law over fewer algorithms than there are."""
+    assert {"fedavg", "fedadam", "fedexp", "fednova", "fedprox", "fedsgd", "mime", "scaffold", "feddyn"} <= set(STARS)
+
+
+@pytest.mark.parametrize("name", STARS)
+def test_the_same_tables(name):
+    """Fault: an algorithm that refuses `[client_optimizer]`, has a weighting of its own, or another default rate."""
+    settings = [*SMALL, f"algorithm.name={name}", "client_optimizer.learning_rate=0.25", *NEEDS.get(name, [])]
+    config = load("quickstart", settings, WITHOUT.get(name, []))
+    tables = config.resolved()
+    assert tables["client_optimizer"]["learning_rate"] == 0.25
+    assert tables["algorithm"].get("weighting") in (None, "uniform" if name == "record_private_fedavg" else None)
+    made = build(config).algorithm
+    star = made.parts
+    assert star.client.uniform_weights == (name == "record_private_fedavg")
+
+
+@pytest.mark.parametrize("name", [name for name in STARS if name not in WITHOUT])
+def test_plain_sgd_or_refused_by_name(name):
+    """Fault: an algorithm that holds for plain SGD alone and trains with Adam, or ignores it."""
+    config = load(
+        "quickstart", [*SMALL, f"algorithm.name={name}", "client_optimizer={name='adam'}", *NEEDS.get(name, [])]
+    )
+    if name in ("fednova", "mime", "mime_lite", "record_private_fedavg", "scaffold"):
+        with pytest.raises(ConfigError, match=f"expected plain SGD for {name}, got 'one with a state"):
+            build(config)
+    else:
+        build(config)
+
+
+def test_a_first_round_is_fedavg():
+    """SCAFFOLD with zero control variates, FedNova with equal work and MimeLite with SGD are FedAvg in round one, at
+    the same rate and with the same weights. Fault: other ones than FedAvg has under the same file."""
+    models = {}
+    for name, more in {"fedavg": [], "scaffold": [], "fednova": [], "mime_lite": ["algorithm.rule=sgd"]}.items():
+        made = build(load("quickstart", [*SMALL, f"algorithm.name={name}", *more]))
+        state = made.algorithm.init(made.key, made.params, made.data.train)
+        state, _ = jax.jit(made.algorithm.step)(made.key, state, made.data.train)
+        models[name] = np.concatenate([np.ravel(x) for x in jax.tree.leaves(made.algorithm.params(state))])
+    moved = np.abs(models["fedavg"] - np.concatenate([np.ravel(x) for x in jax.tree.leaves(made.params)])).max()
+    for name, model in models.items():
+        np.testing.assert_allclose(model, models["fedavg"], atol=1e-5 * moved, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "options, function",
+    [
+        (client.LocalOptions, client.work),
+        (FederatedOptions, round.federated),
+        (BufferOptions, algorithms.asynchronous),
+        (GossipOptions, nodes_of),
+    ],
+)
+def test_shared_options_are_those_of_their_function(options, function):
+    """Fault: an option whose default in a recipe's signature is another one than where it is used."""
+    takes = inspect.signature(function).parameters
+    shared = get_type_hints(options, include_extras=True)
+    own = shared.keys() & takes.keys()
+    assert own == shared.keys() or function is nodes_of  # which passes the others on
+    for name in own:
+        (default,) = (x.value for x in get_args(shared[name]) if isinstance(x, Default))
+        assert default == takes[name].default, name

@@ -1,0 +1,60 @@
+"""Sweeps over tables, and what differs between rows besides the grid."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from fedjax_sim.command.app import app
+from fedjax_sim.config.document import ConfigError, load
+from fedjax_sim.sweeps.config import load_sweep
+
+SMALL = ["data.num_clients=40", "model.hidden=[8]", "sampler.cohort_size=8", "run.rounds=1", "run.devices=1"]
+ALGORITHMS = 'sweep.grid.algorithm=[{name="fedavg"}, {name="fedprox", coefficient=0.5}]'
+
+
+def test_a_point_may_be_a_table():
+    """A table sets its options and leaves the others. Fault: options of the file that are lost, or of another point."""
+    loaded = load_sweep(None, [*SMALL, ALGORITHMS, "algorithm.num_steps=7"])
+    assert [list(point.values()) for point in loaded.combinations] == [
+        ['{name = "fedavg"}'],
+        ['{name = "fedprox", coefficient = 0.5}'],
+    ]
+    averaged, proximal = (config.resolved()["algorithm"] for config in loaded.configs)
+    assert (averaged["name"], averaged["num_steps"]) == ("fedavg", 7)
+    assert (proximal["name"], proximal["num_steps"], proximal["coefficient"]) == ("fedprox", 7, 0.5)
+    optimizers = 'sweep.grid.client_optimizer=[{name="sgd"}, {name="adam", learning_rate=0.01}]'
+    assert load_sweep(None, [*SMALL, optimizers]).differences()["client_optimizer.learning_rate"] == [0.5, 0.01]
+    with pytest.raises(ConfigError, match=r"sweep\.grid\.model: expected an option of what learns"):
+        load_sweep(None, [*SMALL, 'sweep.grid.model=[{name="linear"}]'])
+
+
+def test_every_option_that_differs_is_told():
+    """Fault: rows that differ in a default that nobody sees, as in the server's rate of two algorithms."""
+    loaded = load_sweep(None, [*SMALL, 'sweep.grid.algorithm.name=["fedadam", "fedadagrad", "fedavg"]'])
+    told = loaded.differences()
+    assert told["algorithm.server_learning_rate"] == [0.01, 0.1, "absent"]
+    assert "algorithm.name" not in told and "algorithm.weighting" not in told and "seed" not in told
+    rates = [*SMALL, "sweep.grid.client_optimizer.learning_rate=[0.1, 0.2]"]
+    assert load_sweep(None, rates).differences() == {}
+
+
+def test_a_sweep_prints_them(tmp_path):
+    """Fault: a paired difference without a word of what else differs."""
+    settings = [*SMALL, 'sweep.grid.algorithm.name=["fedavg", "fedprox"]', "sweep.seeds=1"]
+    words = ["sweep", *(x for setting in settings for x in ("--set", setting)), "--out", str(tmp_path / "s")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "algorithm.coefficient: absent (fedavg); 0.1 (fedprox)" in result.output
+
+
+def test_unset():
+    """A table or an option of a file is left out. Fault: one that stays, or a wrong name that is passed over."""
+    assert load("quickstart").tables["client_optimizer"]["learning_rate"] == 0.5
+    config = load("quickstart", ["algorithm={name='dgd', mixing={name='metropolis', graph={name='ring'}}}"],
+                  ["algorithm", "client_optimizer", "sampler"])  # fmt: skip
+    assert "client_optimizer" not in config.tables
+    with pytest.raises(ConfigError, match=r"--unset sampler.with_dropout: .* got nothing of that name. It has 'name'"):
+        load("quickstart", [], ["sampler.with_dropout"])
+    with pytest.raises(ConfigError, match=r"sampler: expected no such table with dgd.*Leave it out: --unset sampler"):
+        load("quickstart", ["algorithm={name='dgd', mixing={name='metropolis', graph={name='ring'}}}"])
