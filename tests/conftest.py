@@ -62,8 +62,32 @@ def _optimised(node) -> bool | None:
     return True if folder in ("laws", "engine") or node.config.getoption("--optimised") else None
 
 
+def _waiting_rows(items) -> list:
+    """The rows of parametrised tests that wait for `-m full`, by the mark `default_rows`.
+
+    Raises: UsageError for a mark that names a row that is not there, or leaves no row to wait.
+    """
+    tests = {}
+    for item in items:
+        if (mark := item.get_closest_marker("default_rows")) is not None:
+            tests.setdefault((item.path, item.originalname), (mark.args, []))[1].append(item)
+    waiting = []
+    for (path, name), (kept, rows) in tests.items():
+        if len(kept) == 1 and isinstance(kept[0], int):
+            waiting += rows[kept[0] :]
+            continue
+        ids = [row.callspec.id.split("-") for row in rows]
+        if missing := [word for word in kept if not any(word in words for words in ids)]:
+            raise pytest.UsageError(f"{path}::{name} has no row {missing}")
+        waiting += [row for row, words in zip(rows, ids, strict=True) if not set(kept) & set(words)]
+    return waiting
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """One compiler after the other, and what takes long before the rest, so that no worker ends alone."""
+    for item in _waiting_rows(items):
+        item.add_marker("full")
     order = {path: place for place, path in enumerate(LONGEST)}
 
     def place(item):

@@ -155,6 +155,7 @@ def test_adaptive():
         np.testing.assert_allclose(np.linalg.norm(got - mean), max(tried), rtol=1e-4)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize(("rule", "gain"), [(aggregation.geometric_median(), 1.1), (aggregation.krum(3), 1.02)],
                          ids=["geometric median", "krum"])  # fmt: skip
 def test_ascent(rule, gain):

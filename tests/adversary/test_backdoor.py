@@ -53,6 +53,7 @@ def own_model(data, weighting):
     return START + (found - START) / weight
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 @pytest.mark.parametrize("server_rate", [1.0, 0.5])
 def test_the_attackers_model_replaces_the_global(weighting, server_rate):

@@ -38,6 +38,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_attackers_are_replaced(name):
     """Under a mean, which takes a stream, and under a median, which sees all messages: NumPy's on what was sent.

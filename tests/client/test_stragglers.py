@@ -89,6 +89,7 @@ class Paper:
         return [self.w]
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", ["fedprox", "fednova"])
 def test_partial_work_is_kept(name):
     """The same batches, stopped earlier. Catches FedNova normalising by the steps that were planned."""

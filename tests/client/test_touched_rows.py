@@ -45,6 +45,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_equals_the_dense_client(name):
     """Catches rows exchanged, padding or rest rows that write somewhere, and momentum lost between the steps."""

@@ -416,6 +416,7 @@ def first_norm(weighting, aggregator):
     return float(jax.jit(made.algorithm.step)(made.key, state, made.data.train)[1]["update_norm"])
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("aggregator", ["horvitz_thompson", "keep_old", "li_scheme_two"])
 @pytest.mark.parametrize("weighting", [pytest.param("examples", marks=pytest.mark.full), "uniform"])
 def test_total_weight_is_that_of_the_reported_weights(aggregator, weighting):

@@ -53,6 +53,7 @@ def test_experiments_load(path):
     load(path, ["data.directory=somewhere"] if needs_files else [])
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", ["compressed_private", "federated_graph", "record_private", "social_graph"])
 def test_private_experiments_build(name):
     """Fault: parts of an experiment that a config may hold, but that refuse each other; a model that SplitGNN is not

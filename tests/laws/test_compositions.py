@@ -37,6 +37,7 @@ def aggregator_for(member, name):
 COMPILED = {"ef21", "quantize integers"}
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", cases.rows(MEMBERS, COMPILED))
 def test_a_mean_or_a_reason(name):
     """Catches messages that depend on the device, NaN in a real round, and messages that an aggregator misreads."""

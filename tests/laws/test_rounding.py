@@ -58,8 +58,11 @@ OTHERS = {  # parts that no recipe has
 ROWS = [
     (kind, name) for kind in ("algorithms", "transform", "aggregation", "sampling") for name in device_rows.names(kind)
 ]
+FAMILIES = {*cases.COMPILED["algorithms"], *cases.COMPILED["aggregation"], "clip", "quantize", "poisson"}
+FAMILIES &= {name for _, name in ROWS}
 
 
+@pytest.mark.default_rows(*FAMILIES)
 @pytest.mark.parametrize("kind, name", ROWS)
 def test_no_row_divides_bare(kind, name):
     """Catches A / c that becomes A (1 / c) on one device and not on two: a mean, a norm, a rate, an optimiser's own."""

@@ -30,6 +30,7 @@ def traced(name: str):
     return jax.jit(algorithm.step).trace(start[0], state, start[2])
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("name", cases.compiled_rows("algorithms"))
 def test_a_users_scope_stands_in_every_round(name, scoped):
     """Catches a program that is evaluated again, equation by equation, without the scopes that it was traced in."""

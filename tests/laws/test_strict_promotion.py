@@ -13,6 +13,7 @@ from tests.laws import problems as p
 SPEC = jax.ShapeDtypeStruct((3,), np.float32)
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("name", cases.compiled_rows("algorithms"))
 def test_a_recipe_is_traced_under_strict_promotion(name):
     """Catches an integer or a truth value that meets a float somewhere in a round, for a user who forbids that."""

@@ -88,6 +88,7 @@ def with_local_work(name):
     return "num_epochs" in options or name == "as_client_update"
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("name", [x for x in TIMED if with_local_work(getattr(x, "values", (x,))[0])])
 def test_steps_and_epochs_take_as_long(name, monkeypatch):
     """The same local work in minibatch steps and in epochs has the same seconds and joules. Faults: a loop of unknown
@@ -102,6 +103,7 @@ def test_steps_and_epochs_take_as_long(name, monkeypatch):
     assert steps.get("joules") == epochs.get("joules") and steps.get("joules", 1) > 0
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("name", TIMED)
 def test_seconds_are_those_of_the_bytes(name, monkeypatch):
     """Work that takes no time, and a radio of 1 W: its joules are the seconds of all messages of a round without
@@ -140,6 +142,7 @@ def test_what_takes_no_clock(name, monkeypatch):
                 cases.CASES["algorithms"][name]()
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", TIMED)
 def test_who_is_too_slow_for_the_clock_is_counted(name, monkeypatch):
     """Phones whose messages take nine days, which a clock of milliseconds does not count: Info counts all who work, and

@@ -112,6 +112,7 @@ def inputs(shape, *lead):
     return jax.random.normal(KEY, (*lead, *shape))
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_clients_with_own_weights_equal_a_loop(name):
     """Catches a layer that is wrong, or mixes clients, once weights carry a client axis (values and gradients)."""

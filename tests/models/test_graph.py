@@ -62,6 +62,7 @@ def numpy_layer(name, p, h, last, heads=2):
     return out.reshape(len(h), -1) + p["bias"]
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("name", MAKE)
 def test_numpy(name):
     """Catches a degree of the wrong end, a missing self-loop, a softmax over the wrong edges, types exchanged."""
@@ -95,6 +96,7 @@ def test_gradients_are_those_of_dense_matrices(name):
     )
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", MAKE)
 def test_padding(name):
     """Catches padding (NaN features, edges out of range, from padding, or to padding) that reaches a value or gradient.

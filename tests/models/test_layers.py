@@ -77,6 +77,7 @@ def linen_gates(params, names, biased):
     return out
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_recurrent_layers_equal_linen(kind):
     """Catches exchanged gates, a reset gate before the matmul, biases on the wrong side, a scan over the wrong axis."""
@@ -157,6 +158,7 @@ def test_error_texts(call, message):
         call({"kernel": jnp.zeros((3, 3, 1, 1)), "bias": jnp.zeros(1)}, jnp.zeros((1, 2, 2, 1)))
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", ["im2col", "gru", "lstm"])
 def test_second_derivatives(name):
     """Catches a hand-written gradient that is not itself differentiable (meta-learning, gradient penalties)."""

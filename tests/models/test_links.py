@@ -93,6 +93,7 @@ def test_links_are_learned(typed):
     assert float(loss_fn(made.params(state), jax.tree.map(jnp.asarray, data.test), None)["auc"][0]) > 0.7
 
 
+@pytest.mark.full
 def test_a_config_predicts_links():
     """Faults: a task that the config cannot build, weights that are not the numbers of pairs, accuracy for AUC."""
     settings = ["data.name=karate_club", "data.with_links={test_share=0.2, embedding_size=4}", "model.name=gcn"]

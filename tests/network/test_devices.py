@@ -142,6 +142,7 @@ def by(devices, way):
     return made.step(key, made.init(key, {"w": jnp.zeros(1, jnp.float32)}, people), people)[1]
 
 
+@pytest.mark.default_rows(4)
 @pytest.mark.parametrize("way", ["clock", "buffer"])
 @pytest.mark.parametrize(
     "changes, told",
@@ -163,6 +164,7 @@ def test_functions_of_ones_own(changes, told, way):
         by(made()._replace(population_size=4, **changes), way)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("way", ["clock", "buffer"])
 def test_devices_of_ones_own_in_64_bits(way):
     """Catches joules that are float64 only for JAX counts so."""

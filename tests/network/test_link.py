@@ -116,6 +116,7 @@ def test_links_that_cannot_be():
         link(forward="quantize")
 
 
+@pytest.mark.default_rows("tpu")
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
 def test_links_lower(platform):
     """Catches code that only a CPU's compiler takes."""

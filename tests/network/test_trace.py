@@ -86,6 +86,7 @@ def test_times_since_another_moment(tmp_path):
         network.trace(path, origin=1709286001.0)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("mark", [",", ";"])
 def test_dates(tmp_path, mark):
     """By hand: dates, with and without zones, parts of seconds, behind a byte order mark. Catches a local zone, a zone

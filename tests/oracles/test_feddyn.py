@@ -62,6 +62,7 @@ def found(algorithm, state):
     return state.server.server.params, state.server.mean, state.clients
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_matches_the_paper(weighting):
     """w, h and every h_i for partial participation, unequal and partial batches, messages lost on the way.
@@ -93,6 +94,7 @@ def test_the_server_holds_the_mean():
     np.testing.assert_allclose(state.server.mean, mean, atol=1e-6)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("num_present, num_rounds", [(4, 150), (1, 400)], ids=["everybody", "one of four"])
 def test_reaches_the_optimum(num_present, num_rounds):
     """Curvatures 1, 2, 4, 10, five full-batch steps: FedDyn converges to the optimum, FedAvg does not.

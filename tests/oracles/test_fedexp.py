@@ -56,6 +56,7 @@ def found(algorithm, state):
     return state.server.server.params, algorithm.params(state)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_matches_the_paper(weighting):
     """Catches norms of the mean for means of norms, a lost factor of two, weights in one mean only."""

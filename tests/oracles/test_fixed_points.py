@@ -15,6 +15,7 @@ from tests.oracles import scalars
 EVERYBODY = sampling.full(2)
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("num_steps", [1, 2, 5, 20])
 def test_fedavg_reaches_its_biased_fixed_point(num_steps):
     """w = sum p_i q_i a_i / sum p_i q_i, q_i = 1 - (1 - rate h_i)^K, to 1e-6. Catches a number of local steps off by

@@ -82,6 +82,7 @@ def found(algorithm, state):
     return [algorithm.params(state), *statistics.values()]
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize(
     "rule, lite, weighting",
     [("adam", False, "uniform"), ("momentum", True, "uniform"), ("momentum", False, "examples")],

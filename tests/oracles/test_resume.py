@@ -35,7 +35,10 @@ def everything(state):
     return [np.asarray(x).tobytes() for x in jax.tree.leaves(jax.device_get((state.server, rows)))]
 
 
-@pytest.mark.parametrize("name, kind", [pytest.param("feddyn", "disk", marks=pytest.mark.slow), ("mime", "device")])
+@pytest.mark.parametrize(
+    "name, kind",
+    [pytest.param("feddyn", "disk", marks=pytest.mark.slow), pytest.param("mime", "device", marks=pytest.mark.full)],
+)
 def test_a_resumed_run_has_the_same_bits(tmp_path, name, kind):
     """Catches statistics, a tilt, or a sampler's place that a checkpoint forgets, and a first pass that is replayed."""
     parts, options = problem(name), {"directory": tmp_path, "client_memory": kind}

@@ -61,6 +61,7 @@ def found(algorithm, state):
     return state.server.server.params, state.server.control, state.clients
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("option", [1, 2])
 def test_matches_the_paper(option):
     """x, c and every c_i for partial participation, unequal and partial batches, messages lost on the way.

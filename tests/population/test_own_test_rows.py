@@ -67,6 +67,7 @@ def test_personal_models_are_judged_by_their_owners_rows():
         metrics.evaluation(p.linear_loss, personal=personal)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_run_evaluates_personal_models(devices):
     """Catches an evaluation that is called without the state, with that of another round, or apart from its devices."""

@@ -53,6 +53,7 @@ def by_hand(mechanism, rounds, delta):
     return float(accountant.compose(mechanism.event(rounds)).get_epsilon(delta))
 
 
+@pytest.mark.default_rows(3)
 @pytest.mark.parametrize(
     ("mechanism", "rounds", "delta"),
     [

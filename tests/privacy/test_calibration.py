@@ -31,6 +31,7 @@ def test_analytic_gaussian_not_the_textbook_formula():
     assert replaced == pytest.approx(2 * found, rel=1e-4)
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize(
     ("epsilon", "delta", "rounds", "options"),
     [

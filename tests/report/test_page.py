@@ -347,6 +347,7 @@ CASES += (nested_too_deep, nonsense, counts_differ, nothing_lost)
 SOME = (before_training, unfinished, not_a_number, torn, nonsense, nested_too_deep, counts_differ)
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.pictures
 @pytest.mark.parametrize("case", cases.rows(CASES, SOME))
 @pytest.mark.filterwarnings("error")

@@ -68,6 +68,7 @@ def client_key(key, id):
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize(
     "inside", [sampling.poisson(SIZE, 0.4), pytest.param(sampling.full(SIZE), marks=pytest.mark.full)]
 )
@@ -115,6 +116,7 @@ def test_cohorts_of_three_levels():
         assert info["joules"] == pytest.approx(6 * info["total_weight"], rel=1e-6)
 
 
+@pytest.mark.full
 def test_three_levels():
     """Regions of edges of devices, all of whom take part: each level waits for the slowest of its group, in each of its
     rounds. Faults: a level whose own links are free, or whose rounds count once."""
@@ -151,6 +153,7 @@ def test_as_long_as_flat_rounds():
     assert found[0] == found[1]
 
 
+@pytest.mark.full
 def test_a_timeline_of_edges():
     """Catches a replay that draws other cohorts inside, or none."""
     people = population.grouped(p.ragged(), GROUPS)

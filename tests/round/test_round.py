@@ -33,6 +33,7 @@ def started(algorithm):
     return algorithm.init(KEY, jnp.array(p.START), p.ragged())
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("change", [transform.identity(), transform.quantize(8)])
 def test_observe_is_the_round(change):
     """Catches a replay of another cohort, of other draws, or of updates before they were compressed."""
@@ -132,6 +133,7 @@ def loss_seeking(size, slots, told):
     return Sampler(lambda: {"loss": jnp.full(size, jnp.inf)}, sample, slots, design, tell, observe)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("wrap", [lambda s: s, sampling.with_distinct_clients])
 def test_samplers_are_told_and_observe(wrap):
     """Catches losses of other clients or of nobody, and a wrapper that hands on its own state as the sampler's."""

@@ -67,6 +67,7 @@ def reference(parts):
     return everything(state), history.records
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("kind, stop", [pytest.param("device", 13, marks=pytest.mark.full), ("disk", 6)])
 def test_resume_gives_the_same_bits(parts, reference, tmp_path, kind, stop):
     """Fault: client memory forgotten, or ahead of the model, after a resume; rows on disk in the order of the devices
@@ -105,6 +106,7 @@ def fifteen_rounds(parts, tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 def test_the_previous_checkpoint_has_its_memory(parts, reference, fifteen_rounds, tmp_path):
     """Fault: a journal dropped while its checkpoint is kept."""
     copy = shutil.copytree(fifteen_rounds, tmp_path / "run")

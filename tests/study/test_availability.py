@@ -60,6 +60,7 @@ def test_predictions_hold():
     assert {row["part"] for row in rows} == {"by client", "for a while", "by hour"} and len(rows) == 2 * 4 + 2 + 14
 
 
+@pytest.mark.full
 def test_it_can_tell_other_laws():
     """Fault: intervals so wide that no bias, shares in proportion to rates, or rounds drawn anew would hold as well."""
     rows, work = findings().rows(), Work(5, 0.2)

@@ -25,6 +25,7 @@ def some():
         yield question.connectivity(**SMALL)
 
 
+@pytest.mark.full
 def test_predictions_hold(some):
     """Fault: a spectrum, a mixing matrix or a floor that is off by more than the intervals, together at 99 %."""
     rows = some.rows()

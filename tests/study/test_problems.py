@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_sim import sampling, transform
 from fedjax_sim.study.charts import rows_of
@@ -22,6 +23,7 @@ def test_updates():
     np.testing.assert_allclose(moved, start + 0.25 * (CLIENTS.mean - start), rtol=1e-6)
 
 
+@pytest.mark.full
 def test_side_by_side():
     """Fault: rows that share their noise, numbers that stay those of the first row, states mixed up, counts of one."""
 

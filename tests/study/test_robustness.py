@@ -79,6 +79,7 @@ def test_runs_differ_in_who_attacks():
     assert len(seen) > 4
 
 
+@pytest.mark.full
 def test_the_table():
     """Catches a worst case that is not the least, and cells that all are one run."""
     found = findings()

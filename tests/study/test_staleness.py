@@ -28,6 +28,7 @@ def some():
     return findings_of(delays.equal_delays(jax.random.key(0), 5, 0.1, 1.0, 250, ["constant", "hinge"], False))
 
 
+@pytest.mark.full
 def test_one_delay_holds(some):
     """0.99 of the limit converges and 1.01 diverges, at the factors of theory; floors, weights and errors hold.
     Fault: a gradient from another version than its staleness says."""

@@ -31,6 +31,7 @@ def some(has):
     return server, question.watched(jax.random.key(1), has, server, 60, 3)
 
 
+@pytest.mark.full
 def test_a_deadlines_rounds_are_order_statistics(some):
     """Fault: a time of partial work, or a number of messages, that is not the population's."""
     server, runs = some

@@ -38,6 +38,7 @@ def scaffold(rate, mu):
     return algorithms.scaffold(squares, LATE, optax.sgd(rate), **options, **WORK)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize(
     ("make", "clients"),

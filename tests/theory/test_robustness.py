@@ -114,6 +114,7 @@ def test_the_bound_of_krum():
     assert theory.robustness_coefficients(6, 2).krum == np.inf
 
 
+@pytest.mark.full
 def test_efficiencies():
     """100,000 draws of 11 messages, where the limit is 5 % more, and 25,000 of 100; four standard errors. Catches the
     limit in the place of few messages', three of which are compared with the variance of their middle one, 0.44867; and

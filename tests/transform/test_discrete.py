@@ -51,6 +51,7 @@ def chi_square(draws, law: str, std: float) -> float:
     return float(stats.chi2.sf(((seen - expected)[keep] ** 2 / expected[keep]).sum(), keep.sum() - 1))
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("std", [0.7, 3.0, 40.0])
 @pytest.mark.parametrize("law", cases.rows(MAKE, ["skellam"]))
 def test_draws_follow_their_law(law, std):
@@ -171,6 +172,7 @@ def test_rounding_falls_back_towards_zero():
     assert tries == discrete.TRIES and rounded.tolist() == [1, -2, 0, 3] * 20
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("law", MAKE)
 def test_modular_sums_decode_exactly(law):
     """The sum modulo 2^bits of 16 messages is the sum of what each rounded to, and of its noise, to the unit.
@@ -243,6 +245,7 @@ def test_rounds_under_a_modular_sum(devices):
         p.Federation(**parts | {"transform": discrete_gaussian_mechanism(50.0, 1.0, 11)}).run(p.COHORT)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("law", MAKE)
 def test_facts(law):
     """Catches an error below the real one, a multiplier above what rounding leaves, and wires in floats."""

@@ -208,6 +208,7 @@ def test_ef21_converges_to_the_updates():
         assert p.flat(x).tolist() == [3.0, -1.0, 0.5, 2.0]
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize(
     "aggregator, got",
     [

@@ -78,6 +78,7 @@ class Server:
         self.measured = mechanism.on_client(KEY, {"a": jnp.ones(2)}, (), ())[2]
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", ["banded", OPTIMAL, "tree"])
 def test_noise_has_the_strategys_covariance(name):
     """400,000 numbers in 7 rounds: S^2 (z C s)^2 (C^-1)(C^-1)^T, entries within five deviations (1.2 % of the largest).

@@ -55,6 +55,7 @@ def range_of(name: str) -> float:
     return 1.0 if name in ("two levels", "textbook", "range") else math.inf
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("name", cases.rows(MEMBERS, SOME))
 def test_mean_and_error_match_the_declared_ones(name):
     """20,000 draws of five updates. Catches the formula for uniform numbers taken for all, clipping left out of the
@@ -230,6 +231,7 @@ def test_clipped_share(federation):
     assert quantize().on_client(KEY, x, (), ())[2] == {}
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_nonfinite_updates_are_seen(value, federation):

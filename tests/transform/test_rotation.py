@@ -74,6 +74,7 @@ def test_rotation_back_gives_the_update():
 INNER = {"quantize": quantize(4), "qsgd": qsgd(8), "terngrad": terngrad(), "natural": natural_compression()}
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("inner", cases.rows(INNER, ["quantize", "terngrad"]))
 def test_rotated_compressors_stay_unbiased(inner):
     """20,000 draws of five updates. Catches padding that takes part of the update, and a key used twice."""
@@ -94,6 +95,7 @@ HARD = {
 }
 
 
+@pytest.mark.default_rows(3)
 @pytest.mark.parametrize(
     "inner",
     [quantize(2), quantize(2, keeps_zeros=False, rounding="nearest"), quantize(3, range=0.3), qsgd(2), terngrad(),

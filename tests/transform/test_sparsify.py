@@ -88,6 +88,7 @@ def test_contraction():
         assert member.exact_error and member.nonexpansive and not member.unbiased
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize(
     "size, number",
     [

@@ -27,7 +27,7 @@ QUESTION = "What does it cost that the model changes while clients train on olde
 def staleness(
     *,
     delays: Sequence[int] = (0, 1, 3, 10),
-    weights: Sequence[str] = tuple(WEIGHTS),
+    weights: Sequence[str] = ("constant", "polynomial 0.5", "polynomial 1", "hinge"),
     noise: Annotated[float, Number(0.01, 100)] = 1.0,
     concurrency: Annotated[int, Integer(2, 64)] = 8,
     buffer_sizes: Sequence[int] = (1, 2, 8),

@@ -41,6 +41,7 @@ def sorted_mean(x, cut):
     return np.sort(x, axis=0)[cut : len(x) - cut].mean(0)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("present", ["all", "some"])
 def test_rules_are_numpys(present):
     """Catches absent messages that count, weights that are trusted or not, and leaves of several shapes."""

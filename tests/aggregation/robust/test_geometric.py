@@ -78,6 +78,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_it_does_not_matter_where_messages_are(attack):
     """Five of eleven attack, and honest messages are 100 standard deviations from zero: the squared distance from their

@@ -54,6 +54,7 @@ def rings_and_servers():
             yield pytest.param(name, servers, marks=() if servers == 3 or name == "40 bits" else pytest.mark.full)
 
 
+@pytest.mark.default_rows(3)
 @pytest.mark.parametrize("name, num_servers", list(rings_and_servers()))
 def test_the_sum_is_exact(name, num_servers):
     """Bits equal the plain modular sum's for every absent set of four clients, shares drawn or not.

@@ -45,6 +45,7 @@ def applied(made, messages=MESSAGES, weights=WEIGHTS, ids=None):
     return jax.device_get(run(jnp.asarray(sent), jnp.asarray(weights)))
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", [*HIDDEN])
 def test_the_weighted_mean_of_those_who_stay(name):
     """In NumPy; weights above the largest count as that, and are counted.

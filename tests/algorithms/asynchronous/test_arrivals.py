@@ -178,6 +178,7 @@ GRID = {  # N, C, M, K, max_staleness, refill, availability
 }
 
 
+@pytest.mark.default_rows(3)
 @pytest.mark.parametrize("hazard", [None, pytest.param(RISKY, marks=pytest.mark.full)], ids=["", "hazard"])
 @pytest.mark.parametrize("name", cases.rows(GRID, COMPILED))
 def test_events_are_those_of_a_loop(name, hazard):

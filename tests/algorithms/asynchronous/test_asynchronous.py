@@ -57,6 +57,7 @@ def run(made, start, data, steps=STEPS):
     return models, infos, state
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", ["asynchronous", "fedasync", "fedat", "fedbuff"])
 def test_a_state_may_be_donated(name):
     """One made outside of `jit` too. Catches two numbers of a state that are one array, which JAX refuses."""

@@ -48,6 +48,7 @@ def options(**own):
     return {"concurrency": 9, "mixing_rate": ALPHA, "staleness": hinge(10.0, 4), "coefficient": PROX} | own
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize(("block", "oldest"), [(1, 200), (4, 200), (4, 8)])
 def test_fedasync_is_the_event_loop(block, oldest):
     """Catches an update that is mixed in from a version that it was not sent, a factor of another gap, a block that is
@@ -199,6 +200,7 @@ def far_from_smooth(params, examples, key):
     return jnp.where(wrong, jnp.nan, 1.0) * (loss + 1e-20 * (params["w"] ** 2).sum())
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize(("plan", "on_disk"), [((2, 2), False), ((1, 4), True), ((7, 7), False)], ids=str)
 def test_mixed_as_they_come_and_at_the_end(plan, on_disk, tmp_path):
@@ -244,6 +246,7 @@ def test_no_message_is_kept():
     assert needs(many) - needs(1) < 4 * dimension * many / 2
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize(("runs", "plan"), [(None, None), (2, None), (None, engine.Plan(2, 4))], ids=str)
 def test_no_copy_of_the_versions(runs, plan):
     """A step holds no second copy of all versions that are kept, a sweep's neither, nor one of several groups a chunk.

@@ -53,6 +53,7 @@ def reference(rounds, radius=None, num_byzantine=None, attacks=False):
     return x
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("rule", [{"radius": 0.3}, {"num_byzantine": 1}])
 @pytest.mark.parametrize("attacks", [False, True])
 def test_numpy(rule, attacks):

@@ -73,6 +73,7 @@ def test_what_is_refused():
     assert jnp.isfinite(push_sum(network.push(ONE_WAY)).init(g.KEY, g.START, g.clients()).star.clients["weight"]).all()
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_weights_that_vanish(dtype):
     """Node i sends to the next one and to 0, whose weights in the end are 2^-i. A round in which one of 200 would be
@@ -90,6 +91,7 @@ def test_weights_that_vanish(dtype):
     assert jnp.isfinite(made.personal(state, jnp.arange(size))["w"]).all()
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_models_keep_their_average(dtype):
     """300 rounds of shares of 1/3 and 1/5, with links that fail: sums, weights and their ratio stay, to 1e-5.

@@ -85,6 +85,7 @@ def test_one_edge_round_is_flat():
 CURVATURES, CENTERS, EDGES = [1, 10, 2], [0.0, 1.0, -1.0], [0, 0, 1]
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("rounds", [2, pytest.param(5, marks=pytest.mark.full), 50])
 def test_fixed_points(rounds):
     """kappa edge rounds converge to the closed form, to 1e-6. Fault: a round too many or too few inside."""
@@ -174,6 +175,7 @@ def twelve():
     return people, as_client_update(device, weighting="uniform", devices=AT_ONCE._replace(population_size=12))
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("plan", [None, engine.Plan(1, 3)], ids=["one by one", "three at once"])
 def test_late_edges_of_a_region(plan):
     """Three edges of each region send, one counts. Fault: chunks that are passed over, for nobody in them is heard."""

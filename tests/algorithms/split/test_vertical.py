@@ -116,6 +116,7 @@ def test_what_each_party_sees():
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(rest))
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_round_is_centralised_descent(name):
     """Three rounds of full-batch descent against NumPy in float64."""

@@ -28,6 +28,7 @@ def learned(name, rule, *settings, rounds=2, rows=25):
     return made.evaluation(made.algorithm.params(state)), made
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("size, liars, offset", [(10, 2, 5.0), pytest.param(11, 3, -4.0, marks=pytest.mark.full)])
 def test_bias_of_mean_and_median(size, liars, offset):
     """(f / m) offset under the mean, near 0 under the median: f = 2, m = 10, offset 5 give 1 (I7). The median of honest
@@ -109,6 +110,7 @@ RULES = sorted(  # by the arguments that they take: robust rules are told of att
 )
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize(
     "rule", [name if name in ("median", "krum") else pytest.param(name, marks=pytest.mark.full) for name in RULES]
 )

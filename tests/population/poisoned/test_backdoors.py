@@ -156,6 +156,7 @@ def test_who_holds_poison_attacks():
         build(load(None, [*SMALL, BOOST[0], who]))
 
 
+@pytest.mark.full
 def test_poisoning_and_backdoor_are_told_apart():
     """Flipped labels of 40 % lower the clean accuracy and leave the trigger without effect; a backdoor does neither
     (I10). Catches metrics that are one number, or test rows that are poisoned."""

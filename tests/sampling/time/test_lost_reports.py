@@ -93,6 +93,7 @@ WRAPPERS = {
 }  # fmt: skip
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_every_client_is_counted_once(name):
     """40 rounds in which clients are away, drop out, are silent, leave, are late or not needed: ids and counts.

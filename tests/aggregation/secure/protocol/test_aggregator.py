@@ -38,6 +38,7 @@ def round_of(made, messages, weights):
     return run
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize(
     "options",
     [
