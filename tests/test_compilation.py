@@ -87,7 +87,7 @@ def test_one_collective_a_round(aggregator, places, monkeypatch):
     algorithm = algorithms.federated(
         sampler,
         client.local_sgd(p.mlp_loss, optax.sgd(0.05), client.work(num_epochs=1, batch_size=p.BATCH)),
-        rule if rule.design is None else aggregation.horvitz_thompson(sampler.design, cases.TOTAL),
+        rule if rule.facts.design is None else aggregation.horvitz_thompson(sampler.design, cases.TOTAL),
         server.optimizer(optax.adam(0.01)),
         plan=p.PLAN,
         mesh=engine.device_mesh(2),

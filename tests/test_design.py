@@ -153,11 +153,11 @@ def test_an_algorithm_that_is_no_star(skeletons, lost):
     found, records = [], []
     for mesh in (None, engine.device_mesh(2)):
         made = skeletons["dpsgd"](loss, rate, ring, shares, mesh=mesh)
-        judge = metrics.evaluation(population.quadratic_loss, local_test=clients, personal=made.personal)
+        judge = metrics.evaluation(population.quadratic_loss, local_test=clients, personal=made.evaluated.personal)
         look = {"evaluation": judge, "evaluate_every": 4} if mesh is None else {}
         state, history = run(KEY, made, start, clients, 4, **look)
         records.append(history.records[-1])
-        found.append((np.asarray(made.personal(state, jnp.arange(size))["w"]), np.asarray(made.params(state)["w"])))
+        found.append((np.asarray(made.evaluated.personal(state, jnp.arange(size))["w"]), np.asarray(made.params(state)["w"])))
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
     x, active = np.zeros(size), np.arange(size) != lost

@@ -68,14 +68,14 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
     validate.part("aggregator", aggregator, Aggregator)
     validate.one_of("attack", type(attack), (Alone, Together, Omniscient))
     validate.function("who", who, "key, ids")
-    if aggregator.modulus is not None:
+    if aggregator.facts.modulus is not None:
         validate.fail("aggregator", "a sum of numbers", "a modular sum", "Nobody sees single messages of that one.")
-    if aggregator.attackers is not None:
+    if aggregator.facts.attackers is not None:
         hint = "The other attackers would count as honest: write one attack, whose `send` does both."
         validate.fail("aggregator", "one without attackers inside", "a corrupted one", hint)
-    attackers, metrics = who, (*aggregator.metrics, *METRICS, *CHOSEN[: 2 * aggregator.chooses])
+    attackers, metrics = who, (*aggregator.facts.metrics, *METRICS, *CHOSEN[: 2 * aggregator.facts.chooses])
     who = partial(_chosen, who)
-    if aggregator.chooses:
+    if aggregator.facts.chooses:
         aggregator = _counting(aggregator, who)
     own = start = aggregator.start
     if isinstance(attack, Together) and attack.start is not None:
@@ -128,7 +128,7 @@ def _met(
     """(The aggregate, or NaN where every message was lost: such a round is skipped; the metrics of these numbers.)"""
     nan = lambda x: jnp.where(arrived > lost, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.inexact) else x  # noqa: E731
     share = engine.divide(attackers.astype(jnp.float32), jnp.maximum(arrived, 1).astype(jnp.float32))
-    most = 0 if aggregator.withstands is None else aggregator.withstands(arrived - lost)
+    most = 0 if aggregator.facts.withstands is None else aggregator.facts.withstands(arrived - lost)
     beyond = (attackers - lost > most).astype(jnp.int32)
     metrics = {"attackers_met": attackers, "attackers_lost": lost, "attackers_share": share, "attackers_beyond": beyond}
     return jax.tree.map(nan, update), metrics

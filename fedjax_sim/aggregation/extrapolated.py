@@ -53,4 +53,4 @@ def extrapolated(*, epsilon: Positive = 1e-3, weighting: str = "examples") -> Ag
         return tree.scaled(update, factor), metrics | {"extrapolation": factor}
 
     stretch = Metric("extrapolation", "mean stretch of the server's step", pooled="mean")
-    return Aggregator(init, accumulate, finalize, weighted=rule.weighted, homogeneous=False, metrics=(stretch,))
+    return Aggregator(init, accumulate, finalize, weighted=rule.facts.weighted, homogeneous=False, metrics=(stretch,))

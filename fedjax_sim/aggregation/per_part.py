@@ -46,7 +46,7 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
         if any(getattr(rule, fact) is not None for fact in WHOLE):
             found = "a modular or secure sum"
             validate.fail(f"parts[{name!r}]", "a sum of numbers that all give", found, "Use it for whole updates.")
-    designs = {name: rule.design for name, rule in parts.items() if rule.weighted}
+    designs = {name: rule.facts.design for name, rule in parts.items() if rule.facts.weighted}
     design = next(iter(designs.values()), None)
     for name, other in designs.items():
         if other != design:
@@ -84,17 +84,17 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
         states = {name: found[2] if len(found) > 2 else () for name, found in done.items()}
         return {name: found[0] for name, found in done.items()}, metrics, *([states] if stateful else [])
 
-    bounds = [rule.sensitivity for rule in parts.values()]
-    weighted = {rule.weighted for rule in parts.values()}
-    bound, homogeneous = None if None in bounds else max(bounds), all(rule.homogeneous for rule in parts.values())
+    bounds = [rule.facts.sensitivity for rule in parts.values()]
+    weighted = {rule.facts.weighted for rule in parts.values()}
+    bound, homogeneous = None if None in bounds else max(bounds), all(rule.facts.homogeneous for rule in parts.values())
     facts = {"weighted": True in weighted, "partly_weighted": len(weighted) == 2, "homogeneous": homogeneous}
     facts |= {"design": design, "start": start if stateful else None}
-    who = [rule.attackers for rule in parts.values() if rule.attackers is not None]
+    who = [rule.facts.attackers for rule in parts.values() if rule.facts.attackers is not None]
     facts["attackers"] = (
         (lambda key, ids: functools.reduce(operator.or_, (one(key, ids) for one in who))) if who else None
     )
-    limits = [rule.withstands for rule in parts.values()]
+    limits = [rule.facts.withstands for rule in parts.values()]
     least = lambda number: functools.reduce(jnp.minimum, (limit(number) for limit in limits))  # noqa: E731
     facts["withstands"] = None if None in limits else least
-    stated = (metric._replace(name=f"{name}_{metric.name}") for name, rule in parts.items() for metric in rule.metrics)
+    stated = (metric._replace(name=f"{name}_{metric.name}") for name, rule in parts.items() for metric in rule.facts.metrics)
     return Aggregator(init, accumulate, finalize, bound, metrics=tuple(stated), **facts)

@@ -44,9 +44,9 @@ def touched_rows(client: ClientUpdate, *, table: str = "embedding/table", tokens
     [0.0, -1.0, 0.0, -1.0, 0.0]
     """
     part("client", client, ClientUpdate)
-    if client.noise is not None:
+    if client.facts.noise is not None:
         hint = "Rows without noise would reveal which tokens a client holds."
-        fail("client", "a client without noise", client.noise.mechanism, hint)
+        fail("client", "a client without noise", client.facts.noise.mechanism, hint)
 
     def init(params: PyTree) -> PyTree:
         state = client.init(params)

@@ -223,7 +223,7 @@ def how_clients_count(star: Any) -> dict[str, str]:
         return {}
     words = _how_messages_count(star)
     while star.client.federation is not None:
-        words += f"; inside of each {star.client.level}: {_how_messages_count(star.client.federation)}"
+        words += f"; inside of each {star.client.facts.level}: {_how_messages_count(star.client.federation)}"
         star = star.client.federation
     return {"clients_count": words}
 
@@ -231,13 +231,13 @@ def how_clients_count(star: Any) -> dict[str, str]:
 def _how_messages_count(star: Any) -> str:
     """How an aggregate of this level's messages weighs them."""
     rule = star.aggregator
-    is_sum = rule.sensitivity is not None or rule.modulus is not None
-    if not rule.weighted and not is_sum:  # it may choose messages, or weigh them by itself
+    is_sum = rule.facts.sensitivity is not None or rule.facts.modulus is not None
+    if not rule.facts.weighted and not is_sum:  # it may choose messages, or weigh them by itself
         return "not by their examples"
-    if star.client.uniform_weights or not rule.weighted:
+    if star.client.facts.uniform_weights or not rule.facts.weighted:
         return "alike"
     told = "by the weights that they report, such as their examples"
-    return f"{told}, but for some parts of an update" if rule.partly_weighted else told
+    return f"{told}, but for some parts of an update" if rule.facts.partly_weighted else told
 
 
 def _interrupted(error: KeyboardInterrupt, folder: Path | None, made: Path | None) -> NoReturn:

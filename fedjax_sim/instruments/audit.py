@@ -40,7 +40,7 @@ def _noise(algorithm: Algorithm):
     parts = algorithm.parts
     if parts is None:
         validate.fail("algorithm", "one with the parts of `federated`", None)
-    noise, sensitivity = parts.transform.noise, parts.aggregator.sensitivity
+    noise, sensitivity = parts.transform.facts.noise, parts.aggregator.facts.sensitivity
     if noise is None or noise.unit != "client" or noise.place == "local":
         hint = "Audit another release through `privacy.audit_release`, with a function that scores it."
         validate.fail("algorithm", "client-level noise on what the server sums", noise, hint)

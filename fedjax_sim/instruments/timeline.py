@@ -43,13 +43,13 @@ def timeline(star: Star, key: Array, sampler_state: PyTree, *, most: PositiveInt
     _clocked("star.sampler", star)
     invited_from = jax.jit(lambda key, state: invite(star, key, types.SimpleNamespace(sampler=state))[0])
     cohort = jax.device_get(invited_from(key, sampler_state))
-    per_second, parts = star.sampler.devices.ticks_per_second, np.stack(cohort.spent[:3], -1).astype(np.int64)
+    per_second, parts = star.sampler.devices.ticks_per_second, np.stack(cohort.timing.spent[:3], -1).astype(np.int64)
     totals = parts.sum(1)
     invited = np.flatnonzero(cohort.invited)
     order = invited[np.lexsort((cohort.ids[invited], totals[invited]))]
     shown = order[np.unique(np.linspace(0, len(order) - 1, min(most, len(order))).round().astype(int))]
     closed = totals.max(initial=0)
-    unheard = np.min([*cohort.lost.values(), np.full(len(totals), NEVER)], axis=0) == UNHEARD
+    unheard = np.min([*cohort.timing.lost.values(), np.full(len(totals), NEVER)], axis=0) == UNHEARD
 
     def one(slot: int) -> dict[str, Any]:
         end = "cut off" if totals[slot] == closed else "left"

@@ -94,7 +94,7 @@ def variance_budget(
     @jax.jit
     def sums(key: Array, params: PyTree, center: PyTree, population: Population) -> tuple[PyTree, dict[str, Mean]]:
         parts = (_probing(star, law, center), aggregation.total(), server.replacement(), transform.identity())
-        probed = Star(probe, *parts, star.plan, star.mesh)
+        probed = Star(probe, *parts, star.execution.plan, star.execution.mesh)
         state = initial_state(probed, params, population)
         cohort, _ = invite(probed, key, state)
         found = aggregate(probed, key, cohort, collect(probed, key, cohort, state, population), state)
@@ -120,7 +120,7 @@ def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_c
     star = algorithm.parts
     if star is None:
         validate.fail("algorithm", "one with the parts of `federated`", None)
-    client, change, design, noise = star.client, star.transform, star.sampler.design, star.transform.noise
+    client, change, design, noise = star.client, star.transform, star.sampler.design, star.transform.facts.noise
     sent = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
     if jax.tree.structure(sent) != jax.tree.structure(params):
         hint = "SCAFFOLD, Mime and others send more: they have no variance budget."
@@ -135,9 +135,9 @@ def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_c
     if client.federation is not None:
         hint = "What an edge makes of its clients' noise has no law here: take the algorithm inside of an edge."
         validate.fail("client", "one that is no federation", "one", hint)
-    if client.noise is not None:
+    if client.facts.noise is not None:
         hint = "Noise in a client's own steps cannot be separated from its minibatches."
-        validate.fail("client", "no noise in the local steps", client.noise.mechanism, hint)
+        validate.fail("client", "no noise in the local steps", client.facts.noise.mechanism, hint)
     if noise is not None and noise.mechanism not in FRESH:
         validate.fail("transform", "noise that is fresh in each round", noise.mechanism, "Its rounds are correlated.")
     if noise is not None and noise.named_details.get("adaptive"):
@@ -147,9 +147,9 @@ def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_c
     if jax.tree.leaves(kept):
         hint = "The state is not known here: use an algorithm whose parts keep no state."
         validate.fail("algorithm", "messages that depend on the model alone", "memory", hint)
-    if change.integer_range is not None:
+    if change.facts.integer_range is not None:
         validate.fail("transform", "messages of numbers", "integers of a modular sum", "Budget the plain transform.")
-    return star, _Law(design, by_examples, divisor, star.aggregator.sensitivity, noise, num_clients)
+    return star, _Law(design, by_examples, divisor, star.aggregator.facts.sensitivity, noise, num_clients)
 
 
 def _probing(star: Star, law: _Law, center: PyTree) -> ClientUpdate:
@@ -261,7 +261,7 @@ def _law_of(aggregator: Aggregator) -> tuple[bool, float | None]:
         return float(aggregator.finalize(key, round, aggregator.accumulate(key, round, carry, received))[0])
 
     weighed, unweighed = of(alike, [1.0, 3.0, 1.0]), of(alike, alike)
-    fixed = aggregator.sensitivity is not None and weighed == unweighed
+    fixed = aggregator.facts.sensitivity is not None and weighed == unweighed
     linear = np.isclose(of([10.0, -9.0, 2.0], alike), unweighed)  # a median or a stretched mean is not
     if not linear or not (fixed or np.isclose([weighed, unweighed], 1).all()):
         validate.fail("aggregator", "a mean over the cohort, or fixed_mean", "another one")

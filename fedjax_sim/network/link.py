@@ -114,10 +114,10 @@ def link(
 
 
 def _check(name: str, transform: UpdateTransform) -> None:
-    noise = transform.noise
+    noise = transform.facts.noise
     if noise is not None and noise.place != "local":
         validate.fail(name, "noise on each message", noise.place, "Nothing is summed here: take local_gaussian.")
-    if transform.integer_range is not None:
+    if transform.facts.integer_range is not None:
         validate.fail(name, "messages of floats", "integers for a sum", "Nothing is summed here: integers=False.")
     probe = jnp.zeros(8)
     if jax.tree.leaves(jax.eval_shape(lambda: (transform.init(probe), transform.init_client(probe)))):

@@ -128,7 +128,7 @@ def mechanism_of(
         hint += "dropouts, and no sum that may be aborted."
         validate.fail("client", "federations that send a message in every round", "one that may send none", hint)
     num_members = getattr(population, "num_members", None)
-    levels = {"level": parts["client"].level} | ({} if num_members is None else {"num_members": num_members})
+    levels = {"level": parts["client"].facts.level} | ({} if num_members is None else {"num_members": num_members})
     return dataclasses.replace(made, details=dict(made.details) | levels)
 
 
@@ -139,7 +139,7 @@ def _always_sends(star: Star) -> bool:
         return False
     if design.response_rates or design.client_rates is not None:
         return False
-    if aggregator.stays is not None or aggregator.least is not None:
+    if aggregator.stays is not None or aggregator.facts.least is not None:
         return False
     return inner is None or _always_sends(inner)
 
@@ -184,15 +184,15 @@ def _check_aggregator(transform: Any, aggregator: Any, noise: Any) -> None:
         validate.fail("aggregator.sensitivity", "a bound on what one client moves", None, hint)
     if noise.place != "central":
         return
-    if not transform.releases_when_empty:
+    if not transform.facts.releases_when_empty:
         hint = "A round without messages would release no noise, and so show that nobody was there."
-        validate.fail("transform.releases_when_empty", "True", transform.releases_when_empty, hint)
+        validate.fail("transform.releases_when_empty", "True", transform.facts.releases_when_empty, hint)
     if getattr(aggregator, "least", None) is not None:
         hint = "A sum of too few messages releases no noise, and so shows that too few were there."
-        validate.fail("aggregator.least", "None beside central noise", aggregator.least, hint)
+        validate.fail("aggregator.least", "None beside central noise", aggregator.facts.least, hint)
     if noise.named_details.get("adaptive"):
         return
-    bound = transform.l2_bound
+    bound = transform.facts.l2_bound
     if bound is None or not (bound <= noise.clip_norm * (1 + 1e-6)):
         hint = "The noise is scaled to that norm: a longer message is less private than stated. Clip last."
         validate.fail("transform.l2_bound", f"at most the clip norm {noise.clip_norm:g} of the noise", bound, hint)

@@ -24,7 +24,7 @@ ONE_BY_ONE = engine.Plan(1, 1)
 
 def _capacities(star: Star, population: Population) -> tuple[int, ...]:
     """Rows of the size classes by which `engine.fold` packs clients that differ in their amount of work; () = none."""
-    steps = star.client.num_steps
+    steps = star.client.facts.num_steps
     classed = steps is not None and hasattr(population, "capped")
     classes = getattr(population, "capacities", ()) if classed else ()
     if not hasattr(population, "count") or (len(classes) < 2 and not callable(steps)):
@@ -108,12 +108,12 @@ def collect(
     earlier models (tests/algorithms/asynchronous/test_asynchronous.py::test_fedbuff_is_the_event_loop); an aggregator
     sees zeros for the absent (tests/aggregation/test_gather.py::test_rule_sees_rows_by_id_and_zeros_for_the_absent).
     """
-    if cohort.work is not None and star.client.all_steps is None:
+    if cohort.work is not None and star.client.facts.all_steps is None:
         hint = "It would do all of its work, whatever the sampler says; a client of your own states `all_steps`."
         validate.fail(
             "client", "one that can stop early, for the sampler's clients do part of their work", "another", hint
         )
-    if not star.client.pulled and jax.eval_shape(population.client, cohort.ids[0]).pull is not None:
+    if not star.client.facts.pulled and jax.eval_shape(population.client, cohort.ids[0]).pull is not None:
         hint = "Attackers would train as honest clients do; take client.local_sgd or client.proximal."
         validate.fail("client", "one that obeys the pull of constrained attackers", "another", hint)
     each, num_slots = _each(star), cohort.ids.shape[0]
@@ -123,7 +123,7 @@ def collect(
     broadcast = engine.steady(star.server.broadcast)(state.server)
     zero = jnp.zeros((), jnp.int32)
     models, own = (None, None) if bases is None else (bases.models, (bases.index, bases.factors))
-    number = state.round if star.client.reads_round else None
+    number = state.round if star.client.facts.reads_round else None
     version = None if bases is None or number is None else bases.versions
     shared = Shared(key, broadcast, state.transform, population, cohort, state.aggregator, models, number)
     positions = jnp.arange(num_slots, dtype=jnp.int32)
@@ -134,7 +134,7 @@ def collect(
     if star.aggregator.stays is not None:
         round = Round.of(cohort, broadcast, state.aggregator)
         reported &= engine.steady(star.aggregator.stays)(stream(key, "aggregation"), round)
-    uploads = cohort.reported if cohort.sent is None else cohort.sent  # as `costs.traffic` counts them
+    uploads = cohort.reported if cohort.timing.sent is None else cohort.timing.sent  # as `costs.traffic` counts them
     worked = reported if star.client.federation is None else uploads
     slots = Slot(positions, wanted, keys, reported, worked, client_rows, memory_rows, cohort.work, own, version)
     message, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
@@ -142,7 +142,7 @@ def collect(
     empty = star.aggregator.init(message.update, num_slots)
     carry = tree.varying((empty, exact_sums.zeros(message.means), zero, zero, counts), state.round)
     plan = ONE_BY_ONE if star.client.federation is not None else None  # inside, clients are vmapped
-    plan = star.plan or plan or plan_of(star, broadcast, population)
+    plan = star.execution.plan or plan or plan_of(star, broadcast, population)
     how = {"plan": plan, "mesh": mesh_of(star), **_packed(star, population, cohort)}
     if hasattr(population, "there"):
         how["there"] = worked

@@ -51,7 +51,7 @@ def own_data(star: Star, population: Population, id: Array) -> ClientData | Popu
     federations."""
     if star.client.federation is None:
         data = population.client(id)
-        return data._replace(round=jnp.zeros((), jnp.int32)) if star.client.reads_round else data
+        return data._replace(round=jnp.zeros((), jnp.int32)) if star.client.facts.reads_round else data
     if not hasattr(population, "group"):
         hint = "Its clients are federations: population.grouped makes groups ([data.with_groups]), around all wrappers."
         validate.fail("population", "one of groups (`Population.group`)", type(population).__name__, hint, TypeError)
@@ -137,7 +137,7 @@ def _alone(star: Star, update: PyTree, broadcast: PyTree) -> tuple[Wire, Wire]:
 
 def _among(star: Star, update: PyTree, alone: tuple[Wire, Wire], num_invited: int) -> tuple[Wire, Wire]:
     """The same as the aggregator has them sent among so many clients."""
-    rules = star.aggregator.wire, star.aggregator.wire_down
+    rules = star.aggregator.facts.wire, star.aggregator.facts.wire_down
     pairs = zip(rules, alone, strict=True)
     up, down = (wire if rule is None else rule(update, wire, num_invited) for rule, wire in pairs)
     return up, down
@@ -151,7 +151,7 @@ def bytes_by_invited(star: Star, broadcast: PyTree, population: Population) -> n
 
     Guarantees: tests/aggregation/test_wires.py::test_keys_of_those_who_are_invited.
     """
-    if star.aggregator.wire is None and star.aggregator.wire_down is None:
+    if star.aggregator.facts.wire is None and star.aggregator.facts.wire_down is None:
         return None
     update = message_spec(star, broadcast, population)
     alone = _alone(star, update, broadcast)
@@ -197,11 +197,11 @@ def work_of(star: Star, params: PyTree, population: Population) -> Work:
         data = own_data(star, population, jnp.zeros((), jnp.int32))._replace(work=steps)
         return star.client.apply(jax.random.key(0), broadcast, own_state(star, broadcast, population), data)
 
-    steps = None if star.client.all_steps is None else jax.ShapeDtypeStruct((), jnp.int32)  # a loop over the steps
+    steps = None if star.client.facts.all_steps is None else jax.ShapeDtypeStruct((), jnp.int32)  # a loop over the steps
     program = jax.make_jaxpr(local)(tree.spec(broadcast), population, steps)
     once, one = (engine.flops(program, turns) for turns in (0, 1))
-    rows = num_rows(population) if star.client.num_steps is None else None
-    return Work(*sizes, star.client.all_steps, float(one), float(one - once), rows, examples, by_invited=by_invited)
+    rows = num_rows(population) if star.client.facts.num_steps is None else None
+    return Work(*sizes, star.client.facts.all_steps, float(one), float(one - once), rows, examples, by_invited=by_invited)
 
 
 def _asked_inside(
@@ -229,7 +229,7 @@ def traffic(cohort: Cohort, up: Wire, down: Wire, by_invited: np.ndarray | None 
     Guarantees: every message that was sent is counted
     (tests/sampling/test_participation.py::test_late_messages_are_counted).
     """
-    uploads = cohort.reported if cohort.sent is None else cohort.sent
+    uploads = cohort.reported if cohort.timing.sent is None else cohort.timing.sent
     invited, reported, sent = (x.sum(dtype=jnp.int32) for x in (cohort.invited, cohort.reported, uploads))
     units = (Count.of(sent, -(-bits // 8)).unit for bits in (up.bits, up.coded, down.bits))
     if by_invited is not None:
@@ -239,7 +239,7 @@ def traffic(cohort: Cohort, up: Wire, down: Wire, by_invited: np.ndarray | None 
     found = {"uplink_bytes": Count(sent, plain), "downlink_bytes": Count(invited, received)}
     if up.coded < up.bits:
         found["uplink_coded_bytes"] = Count(sent, coded)
-    if cohort.sent is not None:
+    if cohort.timing.sent is not None:
         found["wasted_bytes"] = Count(sent - reported, plain)
     return found
 
@@ -253,13 +253,13 @@ def spent_by(cohort: Cohort) -> dict[str, Array]:
 
     Guarantees: tests/sampling/time/test_clock.py::test_energy_and_utilisation.
     """
-    if cohort.spent is None:
+    if cohort.timing.spent is None:
         return {}
-    joules, busy = cohort.spent.joules, cohort.spent.total.astype(jnp.float32)
+    joules, busy = cohort.timing.spent.joules, cohort.timing.spent.total.astype(jnp.float32)
     wasted = jnp.where(cohort.reported, 0, joules)
     together = busy.max(initial=0) * cohort.invited.sum(dtype=jnp.float32)
     share = busy.sum() / jnp.where(together > 0, together, 1)
-    slow = {SATURATED.name: num_saturated(cohort.spent, cohort.invited)}
+    slow = {SATURATED.name: num_saturated(cohort.timing.spent, cohort.invited)}
     return {"joules": joules.sum(), "wasted_joules": wasted.sum(), "utilisation": share} | slow
 
 
@@ -276,7 +276,7 @@ def unusable(star: Star, cohort: Cohort, dropped: Array, num_dropped: Array) -> 
     (tests/laws/test_nonfinite.py::test_a_client_who_does_not_exist_is_counted).
     """
     found = {"dropped_clients": num_dropped}
-    if star.nonfinite == "error":
+    if star.execution.nonfinite == "error":
         first = jnp.argsort(~dropped, stable=True)[:NAMED_CLIENTS]
         found["error_ids"] = jnp.where(dropped[first], cohort.ids[first], -1)
     return found

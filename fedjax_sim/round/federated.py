@@ -82,7 +82,7 @@ def federated(
     validate.part("transform", transform, UpdateTransform)
     if downlink is not None:
         server = with_downlink(server, downlink)
-    if nonfinite == "error" and (transform.noise, client.noise) != (None, None):
+    if nonfinite == "error" and (transform.facts.noise, client.facts.noise) != (None, None):
         hint = "A run that stops, and names clients, reveals what the noise hides."
         validate.fail("nonfinite", "'drop' beside noise", nonfinite, hint)
     check_parts(sampler, client, transform, aggregator, server)

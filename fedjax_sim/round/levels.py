@@ -43,7 +43,7 @@ def existing(cohort: Cohort, group: Population) -> Cohort:
     if not hasattr(group, "there"):
         return cohort
     there = group.there(cohort.ids)
-    sent = None if cohort.sent is None else cohort.sent & there
+    sent = None if cohort.timing.sent is None else cohort.timing.sent & there
     return recounted(cohort._replace(invited=cohort.invited & there, reported=cohort.reported & there, sent=sent))
 
 
@@ -58,7 +58,7 @@ def by_own_ids(aggregator: Aggregator, group: Population) -> Aggregator:
     Guarantees: tests/laws/test_attackers.py.
     """
     if not hasattr(group, "own_ids"):
-        if aggregator.attackers is not None:
+        if aggregator.facts.attackers is not None:
             hint = "Attackers are known by these: state `Population.own_ids`, as population.grouped does."
             validate.fail("population", "groups that state their clients' own ids", type(group).__name__, hint)
         return aggregator
@@ -69,7 +69,7 @@ def by_own_ids(aggregator: Aggregator, group: Population) -> Aggregator:
     def renamed(call: Callable | None) -> Callable | None:
         def with_own_ids(key, round, *rest):
             rest = [x._replace(ids=own_ids(x.ids)) if isinstance(x, Received) else x for x in rest]
-            return call(key, round._replace(ids=own_ids(round.ids)), *rest)
+            return call(key, round._replace(ids=own_ids(round.cohort.ids)), *rest)
 
         return call and with_own_ids
 

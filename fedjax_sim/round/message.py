@@ -143,7 +143,7 @@ def client_round(star: Star) -> Callable:
         if factor is not None:  # once: the search for its largest number would scale it anew, ten times as slowly
             update = engine.computed_once(tree.scaled(update, factor), shared.broadcast)
         update, memory, measured = star.transform.on_client(transform_key, update, shared.transform, slot.memory)
-        if star.aggregator.modulus is None and star.transform.integer_range is not None:
+        if star.aggregator.facts.modulus is None and star.transform.facts.integer_range is not None:
             update = jax.tree.map(lambda x: x.astype(jnp.float32), update)  # which holds them all: `check_parts`
         weight = report.weight.astype(jnp.float32)
         peaks = jnp.stack([_magnitude(x) for x in jax.tree.leaves(update)])

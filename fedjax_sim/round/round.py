@@ -150,7 +150,7 @@ def _aggregated(star: Star, key: Array, cohort: Cohort, gathered: Gathered, stat
     update, metrics, *kept = rule.finalize(stream(key, "aggregation"), round, gathered.carry)
     found, measured = exact_sums.total(gathered.means)
     update, transform_state, transform_metrics = star.transform.on_server(
-        stream(key, "transform_server"), cohort, update, state.transform, measured, rule.sensitivity
+        stream(key, "transform_server"), cohort, update, state.transform, measured, rule.facts.sensitivity
     )
     metrics = {"aggregator": metrics, "transform": transform_metrics}
     return Aggregated(update, transform_state, *(kept or [()]), found, metrics)
@@ -203,7 +203,7 @@ def close(
         found = _aggregated(star, key, cohort, gathered._replace(carry=sums, means=means), state)
         check_aggregate(found.update, star.server, tree.spec(star.server.params(state.server)))
         moved = star.server.apply(stream(key, "server"), found.update, state.server)
-        released, noise = star.transform.releases_when_empty, star.transform.noise
+        released, noise = star.transform.facts.releases_when_empty, star.transform.facts.noise
         fit = (arrived > 0) | released
         if noise is not None and noise.place == "distributed":
             shares = noise.named_details.get("cohort_size", star.sampler.num_slots)

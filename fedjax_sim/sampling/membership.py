@@ -86,7 +86,7 @@ def with_membership(
         round, who = state.round + 1, cohort.ids % len(first)
         here = (state.joins[who] <= round) & (round < state.leaves[who])
         absent = (cohort.invited & ~here).sum(dtype=jnp.int32)
-        sent = None if cohort.sent is None else cohort.sent & here
+        sent = None if cohort.timing.sent is None else cohort.timing.sent & here
         there = {"invited": cohort.invited & here, "reported": cohort.reported & here, "sent": sent}
         cohort = recounted(cohort._replace(**there, metrics=cohort.metrics | {"absent": absent}))
         if num_invited is not None:

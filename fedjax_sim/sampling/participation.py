@@ -64,7 +64,7 @@ def with_dropout(sampler: Sampler, rate: float) -> Sampler:
 
     def thinned(key, cohort):
         there = client_bits(stream(key, name), cohort.ids) >= threshold
-        sent = None if cohort.sent is None else cohort.sent & there
+        sent = None if cohort.timing.sent is None else cohort.timing.sent & there
         return losing(cohort._replace(sent=sent), "dropped", cohort.reported & ~there)
 
     rates = (*sampler.design.response_rates, None if traced else 1 - float(rate))
@@ -111,7 +111,7 @@ def with_response_rates(sampler: Sampler, rates: Sequence[float]) -> Sampler:
 
     def thinned(key, cohort):
         there = client_bits(stream(key, "response"), cohort.ids) >= jnp.asarray(threshold)[cohort.ids % len(given)]
-        sent = None if cohort.sent is None else cohort.sent & there
+        sent = None if cohort.timing.sent is None else cohort.timing.sent & there
         return losing(cohort._replace(sent=sent), "silent", cohort.reported & ~there)
 
     everyone = np.resize(given, size)

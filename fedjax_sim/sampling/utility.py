@@ -187,8 +187,8 @@ def oort(
             utility=state.utility.at[where].set(jnp.maximum(gains, 0), mode="drop"),
             seen=state.seen.at[where].set(state.round, mode="drop"),
         )
-        if cohort.spent is not None and devices is not None:
-            state = state._replace(ticks=state.ticks.at[where].set(cohort.spent.total, mode="drop"))
+        if cohort.timing.spent is not None and devices is not None:
+            state = state._replace(ticks=state.ticks.at[where].set(cohort.timing.spent.total, mode="drop"))
         gained = jnp.roll(state.gained, -1).at[-1].set(jnp.where(arrived, jnp.maximum(gains, 0), 0).sum())
         slower = gained[:window].sum() > gained[window:].sum()
         grows = (state.round % window == 0) & (state.round >= 2 * window) & slower

@@ -56,12 +56,12 @@ def downlink(server: ServerUpdate, transform: UpdateTransform) -> ServerUpdate:
     """
     validate.part("server", server, ServerUpdate)
     validate.part("downlink", transform, UpdateTransform)
-    if transform.noise is not None:
+    if transform.facts.noise is not None:
         hint = "Noise belongs to clients' messages and their sum; the broadcast only post-processes that."
-        validate.fail("downlink", "a compressor without noise", transform.noise.mechanism, hint)
-    if transform.integer_range is not None:
+        validate.fail("downlink", "a compressor without noise", transform.facts.noise.mechanism, hint)
+    if transform.facts.integer_range is not None:
         hint = "Nothing is summed here: let it send decoded numbers, with integers=False."
-        validate.fail("downlink", "one that sends numbers", f"integers in {transform.integer_range}", hint)
+        validate.fail("downlink", "one that sends numbers", f"integers in {transform.facts.integer_range}", hint)
 
     def init(params):
         inner = server.init(params)

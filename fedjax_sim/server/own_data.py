@@ -23,7 +23,7 @@ def own_examples(work: ClientUpdate, data: ClientData) -> ClientData:
     """
     validate.part("work", work, ClientUpdate)
     validate.part("data", data, ClientData)
-    if work.noise is not None or work.federation is not None:
+    if work.facts.noise is not None or work.federation is not None:
         hint = "Nobody accounts for noise at the server."
         validate.fail("work", "local work without noise, of one client", "another", hint)
     examples = jax.tree.map(jnp.array, tree.where(data.mask, data.examples, tree.zeros_like(data.examples)))

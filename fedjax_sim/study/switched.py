@@ -45,7 +45,7 @@ def rule_of_index(rules: Sequence[Aggregator], index: Array) -> Aggregator:
     def start(update_spec):
         return tuple(() if one.start is None else one.start(update_spec) for one in rules)
 
-    made = by_rule(rule, weighted=any(one.weighted for one in rules), start=start)
+    made = by_rule(rule, weighted=any(one.facts.weighted for one in rules), start=start)
     for one in rules:
         made = checked(made, one)
     return made

@@ -161,9 +161,9 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
 
     bound, nonexpansive = None, True
     for member in transforms:
-        bounds = (bound if member.nonexpansive else None, member.l2_bound)
+        bounds = (bound if member.facts.nonexpansive else None, member.facts.l2_bound)
         bound = min((x for x in bounds if x is not None), default=None)
-        nonexpansive = nonexpansive and member.nonexpansive
+        nonexpansive = nonexpansive and member.facts.nonexpansive
     _check_order(transforms)
     inexact = [member for member in transforms if not _changes_nothing(member)]
     alone = inexact[0] if len(inexact) == 1 else None
@@ -175,44 +175,44 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
         wire=wire,
         l2_bound=bound,
         nonexpansive=nonexpansive,
-        releases_when_empty=any(member.releases_when_empty for member in transforms),
-        unbiased=all(member.unbiased for member in transforms),
+        releases_when_empty=any(member.facts.releases_when_empty for member in transforms),
+        unbiased=all(member.facts.unbiased for member in transforms),
         squared_error=alone.squared_error if alone else None if inexact else no_error,
-        exact_error=alone.exact_error if alone else not inexact,
-        integer_range=transforms[-1].integer_range if transforms else None,
-        mirrored=any(member.mirrored for member in transforms),
-        noise=next((member.noise for member in transforms if member.noise is not None), None),
+        exact_error=alone.facts.exact_error if alone else not inexact,
+        integer_range=transforms[-1].facts.integer_range if transforms else None,
+        mirrored=any(member.facts.mirrored for member in transforms),
+        noise=next((member.facts.noise for member in transforms if member.facts.noise is not None), None),
         metrics=_metrics(transforms),
     )
 
 
 def _metrics(transforms: tuple[UpdateTransform, ...]) -> tuple[Metric, ...]:
     """What the members state about their numbers, under the names that these have in the chain's."""
-    named = tree.joined({f"member_{i + 1}": {x.name: x for x in m.metrics} for i, m in enumerate(transforms)})
+    named = tree.joined({f"member_{i + 1}": {x.name: x for x in m.facts.metrics} for i, m in enumerate(transforms)})
     return tuple(metric._replace(name=name) for name, metric in named.items())
 
 
 def _changes_nothing(member: UpdateTransform) -> bool:
-    return member.exact_error and member.squared_error is no_error
+    return member.facts.exact_error and member.squared_error is no_error
 
 
 def _check_order(transforms: tuple[UpdateTransform, ...]) -> None:
-    noisy = [i for i, member in enumerate(transforms) if member.noise is not None]
+    noisy = [i for i, member in enumerate(transforms) if member.facts.noise is not None]
     if len(noisy) > 1:
         validate.fail("transforms", "one member with noise", len(noisy), "One accountant accounts for one mechanism.")
     for i, member in enumerate(transforms[:-1]):
-        if member.integer_range is not None:
+        if member.facts.integer_range is not None:
             validate.fail(f"transforms[{i}]", "integers from the last member only", "a member after it")
-        if member.mirrored and not all(_changes_nothing(later) for later in transforms[i + 1 :]):
+        if member.facts.mirrored and not all(_changes_nothing(later) for later in transforms[i + 1 :]):
             hint = "Both its ends may keep copies of what is sent: wrap the whole chain, or state mirrored=False."
             validate.fail(f"transforms[{i}]", "nothing after it that changes messages", "a member that does", hint)
     for i in noisy:
         for j, later in enumerate(transforms[i + 1 :], i + 1):
-            if transforms[i].noise.place == "central" and not later.nonexpansive:
+            if transforms[i].facts.noise.place == "central" and not later.facts.nonexpansive:
                 hint = (
                     "It could lengthen an update after the clip that the noise relies on: put it before the "
                     "mechanism, whose clip then bounds what is really sent."
                 )
                 validate.fail(f"transforms[{j}]", "a member that never lengthens an update", "one that may", hint)
-            if transforms[i].noise.place == "distributed":
+            if transforms[i].facts.noise.place == "distributed":
                 validate.fail(f"transforms[{j}]", "nothing after noise that adds up over messages", "a member")

@@ -42,9 +42,9 @@ def _zeros(update_spec: PyTree) -> PyTree:
 
 def _check(transform: UpdateTransform) -> None:
     validate.part("transform", transform, UpdateTransform)
-    if transform.noise is not None:
+    if transform.facts.noise is not None:
         hint = "The memory would take the noise back in later rounds: put the mechanism after it, with chain."
-        validate.fail("transform", "a compressor without noise", transform.noise.mechanism, hint)
+        validate.fail("transform", "a compressor without noise", transform.facts.noise.mechanism, hint)
 
 
 def _memory(transform: UpdateTransform, update_spec: PyTree) -> Memory:
@@ -67,7 +67,7 @@ def _sent(transform: UpdateTransform, key: Array, wanted: PyTree, update: PyTree
     narrow = jax.tree.map(lambda x, u: x.astype(u.dtype), wanted, update)
     message, memory, measured = transform.on_client(key, narrow, state, memory)
     decoded = message
-    if transform.integer_range is not None:  # decoding is linear, so the server's end decodes one message too
+    if transform.facts.integer_range is not None:  # decoding is linear, so the server's end decodes one message too
         decoded, _, _ = transform.on_server(key, None, message, state, measured, None)
     return message, decoded, memory, measured
 

@@ -74,10 +74,10 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
     References: Suresh, Yu, Kumar and McMahan 2017, section 3; Ailon and Chazelle 2009.
     """
     validate.part("transform", transform, UpdateTransform)
-    if transform.integer_range is not None:
+    if transform.facts.integer_range is not None:
         hint = "Clients rotate by signs of their own, so their integers do not add up: integers=False, or no rotation."
         validate.fail("transform", "one that sends floats", "one that sends integers", hint)
-    if transform.noise is not None:
+    if transform.facts.noise is not None:
         hint = "Noise gains nothing from a rotation: chain(rotated(...), mechanism)."
         validate.fail("transform", "one without noise", "one with noise", hint)
 
@@ -86,7 +86,7 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
 
     def init_client(update_spec):
         memory = transform.init_client(vector_spec(update_spec))
-        if jax.tree.leaves(memory) or transform.mirrored:
+        if jax.tree.leaves(memory) or transform.facts.mirrored:
             hint = "It would add up coordinates of different rotations: error_feedback(rotated(...))."
             validate.fail("transform", "one without a memory", "one that remembers messages", hint)
         return memory

@@ -32,6 +32,7 @@ from fedjax_sim.types.data import (
     StalenessWeight,
     Wire,
 )
+from fedjax_sim.types.facts import AggregatorFacts, ClientFacts, TransformFacts
 from fedjax_sim.types.graph import GraphData
 from fedjax_sim.types.parts import (
     Aggregator,
@@ -39,6 +40,8 @@ from fedjax_sim.types.parts import (
     Availability,
     ClientUpdate,
     Devices,
+    Evaluated,
+    Execution,
     Inside,
     Level,
     Sampler,
@@ -47,20 +50,24 @@ from fedjax_sim.types.parts import (
     UpdateTransform,
     noisy_parts,
 )
-from fedjax_sim.types.time import Clock, Load, Spent, TimeInside, Work
+from fedjax_sim.types.time import Clock, Load, Spent, TimeInside, Timing, Work
 
 __all__ = [
     "Aggregator",
+    "AggregatorFacts",
     "Algorithm",
     "Array",
     "Attackers",
     "Availability",
     "ClientData",
+    "ClientFacts",
     "ClientUpdate",
     "Clock",
     "Cohort",
     "Count",
     "Devices",
+    "Evaluated",
+    "Execution",
     "FilePath",
     "FolderPath",
     "GraphData",
@@ -83,6 +90,8 @@ __all__ = [
     "StalenessWeight",
     "Star",
     "TimeInside",
+    "Timing",
+    "TransformFacts",
     "UpdateTransform",
     "Wire",
     "Work",

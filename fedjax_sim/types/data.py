@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.types.time import Spent
+from fedjax_sim.types.time import Timing
 
 Array = jax.Array
 PyTree = Any
@@ -94,15 +94,9 @@ class Cohort(NamedTuple):
     invited: Array  # [m] bool; False = padding
     reported: Array  # [m] bool; invited, and its message arrived in time
     metrics: dict[str, Array] = {}  # scalars, e.g. how many clients a truncated sampler left out
-    sent: Array | None = None  # [m] bool; sent a message, in time or too late; None = those who reported
     work: Array | None = None  # [m] how much of its local work each slot completes: a share in (0, 1] (float), or a
     # number of steps (int32); None = all of it
-    spent: Spent | None = None  # by each slot until its message arrived, it left or the round closed, zeros where
-    # nobody is invited; None = time is not simulated
-    lost: dict[str, Array] = {}  # [m] int32: when a client's report was lost, in ticks after the invitation, to each
-    # cause that `metrics` counts (2^31 - 1: it was not; one less: whenever the round ends); the first one counts
-    begun: Array | None = None  # [m] bool; sent the first of two messages (`Work.before`), `sent` is of the second
-    shortened: Array | None = None  # [m] bool; does less work than planned, to be in time; `metrics` counts who reports
+    timing: Timing = Timing()
 
 
 class Mean(NamedTuple):
@@ -144,26 +138,12 @@ class Received(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What an aggregator may read in a round: the cohort's fields, the broadcast model, and its own state."""
+    """What an aggregator may read in a round: the cohort, the broadcast model, and its own state."""
 
-    ids: Array  # [m] int32, as in `Cohort`; so are the next nine
-    invited: Array
-    reported: Array
-    metrics: dict[str, Array] = {}
-    sent: Array | None = None
-    work: Array | None = None
-    spent: Spent | None = None
-    lost: dict[str, Array] = {}
-    begun: Array | None = None
-    shortened: Array | None = None
+    cohort: Cohort
     broadcast: PyTree = ()  # what the clients received
     state: PyTree = ()  # the aggregator's own, from the round before
     key: Array | None = None  # of the whole message, where the aggregator of a part of it has a stream of its own
-
-    @classmethod
-    def of(cls, cohort: Cohort, broadcast: PyTree, state: PyTree) -> Round:
-        """That of a cohort, by the names of its fields."""
-        return cls(**cohort._asdict(), broadcast=broadcast, state=state)
 
 
 class Outcome(NamedTuple):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_sim.types.data import Attackers, Metric, Noise, PyTree
+from fedjax_sim.types.data import Metric, Noise, PyTree
+from fedjax_sim.types.facts import AggregatorFacts, ClientFacts, TransformFacts
 from fedjax_sim.types.time import TimeInside
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "Availability",
     "ClientUpdate",
     "Devices",
+    "Evaluated",
+    "Execution",
     "Inside",
     "Level",
     "Sampler",
@@ -63,22 +66,14 @@ class ClientUpdate(NamedTuple):
 
     init: Callable  # (params) -> client state; () if stateless
     apply: Callable  # (key, broadcast, client state, ClientData) -> (Report, client state)
-    num_steps: int | Callable | None = None  # minibatch steps, or (examples) -> steps; None = not minibatches
-    noise: Noise | None = None  # of record-level privacy
-    uniform_weights: bool = False  # every report weighs 1, or 0 for nothing to report, whatever the client holds
-    needs_weights: bool = False  # it was asked to count by its examples: an aggregator that takes no weights is refused
-    all_steps: int | Callable | None = None  # steps of the whole local work, or (examples) -> steps, of which a client
-    # does the part that `data.work` states; None = it always does all of them
-    metrics: tuple[Metric, ...] = ()  # what it states of its reports' numbers, counts included
+    facts: ClientFacts = ClientFacts()
     federation: Any = None  # the `Star` that it is, seen from above: `init` is then (params, Population) -> state, and
     # `apply` takes a Population (`Population.group`) in the place of ClientData; None = an ordinary client
-    pulled: bool = False  # it obeys `ClientData.pull`
-    scalable: bool = False  # a share of its update is an update too: it is a difference from the broadcast, and nothing
-    # that the client keeps assumes that all of it counts
-    helped: bool = False  # others compute parts of its steps, and only its counts tell what crosses: no clock prices it
-    level: str = "client"  # what statements call one of them; of a federation the level's name, such as "edge"
-    reads_round: bool = False  # it is told `ClientData.round`: its learning rate falls over rounds
     time_inside: TimeInside | None = None  # of a federation; None = not known, so no clock prices it
+
+    def stating(self, **facts) -> ClientUpdate:
+        """The same local work with these facts changed."""
+        return self._replace(facts=self.facts._replace(**facts))
 
 
 class UpdateTransform(NamedTuple):
@@ -89,16 +84,12 @@ class UpdateTransform(NamedTuple):
     on_client: Callable  # (key, update, state, memory) -> (update, memory, measured); measured: pytree of Mean
     on_server: Callable  # (key, cohort, aggregate, state, measured, sensitivity) -> (aggregate, state, metrics)
     wire: Callable  # (update_spec, Wire of the incoming update) -> Wire of the outgoing one
-    l2_bound: float | None = None  # no output of on_client has a larger norm
-    nonexpansive: bool = False  # on_client never lengthens an update
-    releases_when_empty: bool = False  # a round without messages still moves the model (noise-only release)
-    unbiased: bool = False  # the mean of on_client's output, over its key, is its input
+    facts: TransformFacts = TransformFacts()
     squared_error: Callable | None = None  # (update) -> E |output - update|^2 over the key, or an upper bound
-    exact_error: bool = False  # squared_error is the error itself, not a bound
-    integer_range: tuple[int, int] | None = None  # on_client sends integers in this range, in a unit common to all
-    noise: Noise | None = None  # what the accountant reads
-    mirrored: bool = True  # its two ends may keep copies of what is sent, so nothing may change it in between
-    metrics: tuple[Metric, ...] = ()  # what it states of `on_server`'s numbers
+
+    def stating(self, **facts) -> UpdateTransform:
+        """The same transform with these facts changed."""
+        return self._replace(facts=self.facts._replace(**facts))
 
 
 class Aggregator(NamedTuple):
@@ -111,30 +102,18 @@ class Aggregator(NamedTuple):
     init: Callable  # (update_spec, num_slots) -> carry, all zeros
     accumulate: Callable  # (key, Round, carry, Received) -> carry
     finalize: Callable  # (key, Round, carry) -> (aggregate, metrics), followed by the next state if it has one
-    sensitivity: float | None = None  # L2 motion of the aggregate per unit motion of one update; None = unbounded
-    modulus: int | None = None  # it sums integers modulo this one; None = it sums real numbers
-    max_weight: int = 1  # before that it multiplies each message's integers by at most this one
-    weighted: bool = True  # the result may depend on the weights that clients report
-    partly_weighted: bool = False  # of the entries of an update some are aggregated by weights, and some without
-    homogeneous: bool = False  # messages in another unit give the result in that unit
-    design: Any = None  # the SamplingDesign whose unequal probabilities it corrects for; None = it corrects nothing
+    facts: AggregatorFacts = AggregatorFacts()
     start: Callable | None = None  # (update_spec) -> its state before the first round (`Round.state`); None = stateless
-    metrics: tuple[Metric, ...] = ()  # what it states of `finalize`'s numbers
     rule: Callable | None = None  # (key, Round, SideBySide) -> what `finalize` returns; for
     # wrappers that change messages before an aggregator sees them. None = it takes a stream of messages
     stays: Callable | None = None  # (key, Round) -> [m] bool: whose message reaches it; the others count as
     # clients who did not report; None = every message that arrives does
-    least: int | None = None  # it makes NaN of a sum of fewer messages; None = of none
     view: Callable | None = None  # (key, Round, Received of all slots) -> (messages [m, ...], weights [m]) that the
     # server sees; None = the messages as they arrive
-    wire: Callable | None = None  # (update_spec, Wire, num_invited) -> Wire of what a client sends; None = its message
-    # (update_spec, Wire of the broadcast, num_invited) -> Wire of what a client receives; None = the broadcast
-    wire_down: Callable | None = None
-    keyless: bool = False  # the server holds the model encrypted, so it cannot compress what it sends
-    attackers: Attackers | None = None  # who of its clients attack, inside of it: nothing around it sees what they send
-    chooses: bool = False  # the rule's metrics have "chosen", [m] bool: whose messages it takes; `finalize`'s have not
-    withstands: Callable | None = None  # (number of messages) -> the most attackers among them whose harm it bounds,
-    # whatever they send; None = none
+
+    def stating(self, **facts) -> Aggregator:
+        """The same aggregator with these facts changed."""
+        return self._replace(facts=self.facts._replace(**facts))
 
 
 class ServerUpdate(NamedTuple):
@@ -170,6 +149,14 @@ class Devices(NamedTuple):
     ticks_per_second: int = 1000  # the unit of simulated time, in [1, 10^6]; a duration is below 2^31 ticks
 
 
+class Execution(NamedTuple):
+    """How rounds are computed: no plan and no mesh changes a result."""
+
+    plan: Any = None  # engine.Plan: how many clients are vmapped and summed at once; None = fitted to the model
+    mesh: Any = "all"  # devices that share the cohort; "all" = every visible one, None = one
+    nonfinite: str = "drop"  # or "error": what happens on a message that is not finite
+
+
 class Star(NamedTuple):
     """The parts of a federation around one server; `round` has the steps of a round over it."""
 
@@ -178,9 +165,7 @@ class Star(NamedTuple):
     aggregator: Aggregator
     server: ServerUpdate
     transform: UpdateTransform
-    plan: Any = None  # engine.Plan: how many clients are vmapped and summed at once; None = fitted to the model
-    mesh: Any = "all"  # devices that share the cohort; "all" = every visible one, None = one
-    nonfinite: str = "drop"  # or "error": what happens on a message that is not finite
+    execution: Execution = Execution()
     complete: bool = False  # these parts are the whole algorithm: its rounds are invite, collect and close over them
 
 
@@ -203,6 +188,14 @@ class Level(NamedTuple):
     metrics: tuple[Metric, ...] = ()  # what it states of its Info's numbers
 
 
+class Evaluated(NamedTuple):
+    """What evaluations ask of an algorithm beside its params."""
+
+    personal: Callable | None = None  # (state, ids) -> params of these clients, leaves [len(ids), ...]
+    model: Any = None  # the `models.Model` as those who trained it compute it together, with what changes between them.
+    # None = the model as it was given
+
+
 class Algorithm(NamedTuple):
     """Anything that learns over rounds: the one interface that `run`, sweeps and instruments take."""
 
@@ -211,11 +204,8 @@ class Algorithm(NamedTuple):
     params: Callable  # (state) -> params to evaluate
     parts: Star | None = None  # what an accountant and theory read; None = unknown, so no epsilon is stated
     observe: Callable | None = None  # (key, state, population) -> Observed of the round that `step` makes
-    personal: Callable | None = None  # (state, ids) -> params of these clients, leaves [len(ids), ...]
+    evaluated: Evaluated = Evaluated()
     metrics: tuple[Metric, ...] = ()  # what it states of its Info's numbers
-    model: Any = None  # the `models.Model` as those who trained it compute it together, with what changes between them;
-    # evaluations ask it. None = the model as it was given
-    in_turns: bool = False  # some of a cohort's clients follow one another, so the order of its slots counts
     level: Level | None = None  # what a hierarchy above needs of it; None = its parts, where they are whole
 
 
@@ -232,7 +222,7 @@ def noisy_parts(parts: Star | Mapping[str, Any] | None) -> dict[str, Noise]:
     any level of a hierarchy (tests/algorithms/hierarchy/test_hierfavg.py::test_noise_inside_an_edge_has_no_epsilon).
     """
     named = parts._asdict() if isinstance(parts, Star) else parts or {}
-    found = {name: noise for name, part in named.items() if (noise := getattr(part, "noise", None)) is not None}
+    found = {name: noise for name, part in named.items() if (noise := getattr(getattr(part, "facts", None), "noise", None)) is not None}
     for name, part in named.items():
         inside = noisy_parts(getattr(part, "federation", None))
         found |= {f"{name}.{inner}": noise for inner, noise in inside.items()}

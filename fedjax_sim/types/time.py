@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-__all__ = ["Clock", "Load", "Spent", "TimeInside", "Work"]
+__all__ = ["Clock", "Load", "Spent", "TimeInside", "Timing", "Work"]
 
 
 class Work(NamedTuple):
@@ -58,6 +58,19 @@ class Spent(NamedTuple):
     def total(self) -> Array:
         """[c] int32 ticks from the invitation to the arrival."""
         return self.down + self.compute + self.up
+
+
+class Timing(NamedTuple):
+    """What the clients of a cohort spend, and what they send and lose on the way; all None where rounds take no time."""
+
+    sent: Array | None = None  # [m] bool; sent a message, in time or too late; None = those who reported
+    begun: Array | None = None  # [m] bool; sent the first of two messages (`Work.before`), `sent` is of the second
+    spent: Spent | None = None  # by each slot until its message arrived, it left or the round closed, zeros where
+    # nobody is invited; None = time is not simulated
+    lost: dict[str, Array] = {}  # [m] int32: when a client's report was lost, in ticks after the invitation, to each
+    # cause that `Cohort.metrics` counts (2^31 - 1: it was not; one less: whenever the round ends); the first one counts
+    shortened: Array | None = None  # [m] bool; does less work than planned, to be in time; `Cohort.metrics` counts who
+    # reports
 
 
 class Clock(NamedTuple):

@@ -85,7 +85,7 @@ def test_rounds_with_more_attackers_than_the_rule_withstands():
             count: adversary.corrupted(rule, adversary.sign_flip(), adversary.clients(sorted(IDS[:count]) or [10**6]))
             for count in range(5)
         }
-        assert made[1].withstands is rule.withstands
+        assert made[1].facts.withstands is rule.facts.withstands
         for there, most in zip((np.ones(len(X)), five), limit, strict=True):
             counts = [c for c in (most, most + 1) if c < 5]
             found = [applied(made[c], X, there, ids=IDS)[1]["attackers_beyond"] for c in counts]
@@ -173,9 +173,9 @@ def test_chosen_attackers(name):
         assert number - 7 <= metrics["attackers_chosen"] <= 4
     else:
         assert metrics["attackers_chosen"] == taken.sum() == number
-    assert {"messages_chosen", "attackers_chosen", "attackers_share"} <= {metric.name for metric in made.metrics}
+    assert {"messages_chosen", "attackers_chosen", "attackers_share"} <= {metric.name for metric in made.facts.metrics}
     wrapped = adversary.corrupted(aggregation.bucketing(rule, 1), adversary.scaled(1.0), adversary.clients(bad))
-    assert not wrapped.chooses and "attackers_chosen" not in {metric.name for metric in wrapped.metrics}
+    assert not wrapped.facts.chooses and "attackers_chosen" not in {metric.name for metric in wrapped.facts.metrics}
 
 
 def test_forged_weights():
@@ -234,7 +234,7 @@ def test_what_is_refused():
     with pytest.raises(TypeError, match="attack: expected an Alone, got 'Together'"):
         adversary.forged_weight(2.0, adversary.alie())
     made = adversary.corrupted(aggregation.fixed_mean(3.0), adversary.sign_flip(), adversary.clients([1]))
-    assert made.sensitivity is None and made.rule is None
+    assert made.facts.sensitivity is None and made.rule is None
     for outer in (  # attackers would be counted twice or not at all, and be mixed as if they were honest
         lambda inner: adversary.corrupted(inner, adversary.free_rider(), adversary.clients([2])),
         lambda inner: aggregation.norm_bounding(inner, 1.0),

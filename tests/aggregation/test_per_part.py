@@ -35,8 +35,8 @@ def test_each_part_is_alone():
     for name, (expected, known) in alone.items():
         laws.check_equal_bits(expected, aggregate[name], name)
         assert metrics[f"{name}_total_weight"] == known["total_weight"]
-    assert both.sensitivity is None
-    assert by_part({"a": fixed_mean(4.0), "b": fixed_mean(2.0)}).sensitivity == 0.5
+    assert both.facts.sensitivity is None
+    assert by_part({"a": fixed_mean(4.0), "b": fixed_mean(2.0)}).facts.sensitivity == 0.5
 
 
 def test_wrong_input():
@@ -91,5 +91,5 @@ def test_metrics_are_stated():
     both = by_part({"a": extrapolated(), "b": mean()})
     spec = {name: jax.ShapeDtypeStruct((2,), jnp.float32) for name in "ab"}
     _, found = both.finalize(KEY, None, both.init(spec, 3))
-    (stated,) = both.metrics
+    (stated,) = both.facts.metrics
     assert stated.name == "a_extrapolation" and stated.name in found and stated.pooled == "mean"

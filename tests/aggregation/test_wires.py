@@ -44,7 +44,7 @@ def test_bytes_of_keys_and_shares_come_down():
     real = aggregation.real_secure_sum(plain, 6)
     assert down(real, 10, INTEGERS) == model + client_down_bytes(10, None)
     secure = aggregation.secure_sum(aggregation.modular_sum(1.0), 501)
-    keys = secure.wire_down(MODEL, wires(made(plain, 10, INTEGERS).parts, MODEL, p.ragged())[1], 1000)
+    keys = secure.facts.wire_down(MODEL, wires(made(plain, 10, INTEGERS).parts, MODEL, p.ragged())[1], 1000)
     assert keys.bits // 8 == 40_000 + 127_872
 
 
@@ -68,7 +68,7 @@ def test_clocks_and_samplers_read_both_ways():
     devices = network.heterogeneous(p.NUM_CLIENTS, speed=fast, bandwidth_down=slow, bandwidth_up=fast)
     clocked = sampling.with_clock(star.sampler, devices)
     cohort, _ = clocked.sample(jax.random.key(0), clocked.tell(clocked.init(), work))
-    np.testing.assert_allclose(cohort.spent.down, 1000 * work.bytes_down / 1e3, atol=1)
+    np.testing.assert_allclose(cohort.timing.spent.down, 1000 * work.bytes_down / 1e3, atol=1)
 
 
 def run(made, people, rounds=6):

@@ -99,7 +99,7 @@ def test_edges_that_keep_nothing_refuse_it():
     edge = fedavg(FALLING).parts
     with pytest.raises(ValueError, match="optimizer: expected a rate over steps in an edge that keeps nothing"):
         as_client_update(edge)
-    assert as_client_update(edge, keep=True).federation.client.reads_round
+    assert as_client_update(edge, keep=True).federation.client.facts.reads_round
 
 
 def test_without_a_round():
@@ -114,6 +114,6 @@ def test_from_a_config():
     """Catches an option that a config cannot name, and one that says nothing."""
     small = "data.num_clients=20 model.name=linear sampler.cohort_size=5 run.rounds=2".split()
     falling = "client_optimizer.schedule=cosine client_optimizer.decay_steps=10 client_optimizer.schedule_over=rounds"
-    assert build(load(None, [*small, *falling.split()])).algorithm.parts.client.reads_round
+    assert build(load(None, [*small, *falling.split()])).algorithm.parts.client.facts.reads_round
     with pytest.raises(ValueError, match="schedule_over: expected 'steps' with a constant schedule"):
         build(load(None, [*small, "client_optimizer.schedule_over=rounds"]))

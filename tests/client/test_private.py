@@ -180,7 +180,7 @@ def test_records_are_drawn_by_poisson(count, valid, batch_size):
         loss_fn=inner_product, clip_norm=2.0, learning_rate=batch_size, num_steps=1,
         batch_size=batch_size, num_examples=count,
     )  # fmt: skip
-    assert (made.noise.details["max_batch_size"] < count) == (count == 120)
+    assert (made.facts.noise.details["max_batch_size"] < count) == (count == 120)
     data = ClientData(jnp.eye(count), jnp.arange(count) < valid)
     keys = jax.random.split(KEY, 4000)
     taken = -np.asarray(jax.jit(jax.vmap(lambda key: made.apply(key, jnp.zeros(count), (), data)[0].update))(keys))
@@ -257,14 +257,14 @@ def test_narrow_parameters():
 
 def test_what_an_accountant_reads():
     """Catches a rate or a number of steps that the client does not run."""
-    noise = work(noise_multiplier=1.5, num_steps=7, batch_size=5, num_examples=1000).noise
+    noise = work(noise_multiplier=1.5, num_steps=7, batch_size=5, num_examples=1000).facts.noise
     assert (noise.unit, noise.place, noise.multiplier, noise.clip_norm) == ("record", "local", 1.5, CLIP)
     details = noise.details
     assert (details["sampling"], details["rate"], details["steps"]) == ("truncated_poisson", 0.005, 7)
     slots = details["max_batch_size"]
     assert stats.binom.sf(slots, 1000, 0.005) < 1e-9 <= stats.binom.sf(slots - 1, 1000, 0.005)
-    assert work(num_examples=6).noise.details["sampling"] == "poisson"
-    assert work(sampling="shuffled").noise.details["sampling"] == "shuffled"
+    assert work(num_examples=6).facts.noise.details["sampling"] == "poisson"
+    assert work(sampling="shuffled").facts.noise.details["sampling"] == "shuffled"
 
 
 @pytest.mark.parametrize(

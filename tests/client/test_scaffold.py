@@ -67,7 +67,7 @@ def test_unequal_clients_are_packed():
     """Catches a solver that does not state its number of steps: every client would take those of the largest."""
     work = {"num_epochs": 2, "batch_size": 3, "weighting": "uniform"}
     made = client.scaffold(p.linear_loss, 0.1, client.work(**work), option=2)
-    assert [int(made.num_steps(n)) for n in (1, 3, 4)] == [2, 2, 4]
+    assert [int(made.facts.num_steps(n)) for n in (1, 3, 4)] == [2, 2, 4]
     assert (
-        client.scaffold(p.linear_loss, 0.1, client.work(**work), option=1).num_steps is None
+        client.scaffold(p.linear_loss, 0.1, client.work(**work), option=1).facts.num_steps is None
     )  # it reads all examples at once

@@ -113,7 +113,7 @@ def test_error_texts():
 def test_unequal_clients_are_packed():
     """Catches the inner client's number of steps lost on the way."""
     inner = local_sgd(lambda params, x, key: x, optax.sgd(0.1), work(num_epochs=1, batch_size=2))
-    assert touched_rows(inner, table="a", tokens="b").num_steps is inner.num_steps
+    assert touched_rows(inner, table="a", tokens="b").facts.num_steps is inner.facts.num_steps
 
 
 def test_noise_on_some_rows_is_refused():

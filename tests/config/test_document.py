@@ -319,7 +319,7 @@ def test_every_attack_builds(argument):
         table = f"{CORRUPTED}{argument}={{{', '.join([f'name={name!r}', *needed])}}}"
         other = WHO if argument == "attack" else ATTACK
         aggregator = build(load(None, [*SMALL, *POISON, *ROBUST, table, other])).algorithm.parts.aggregator
-        assert "attackers_met" in {metric.name for metric in aggregator.metrics}
+        assert "attackers_met" in {metric.name for metric in aggregator.facts.metrics}
 
 
 def test_a_part_inside_a_part(tmp_path):
@@ -453,7 +453,7 @@ def test_records_of_the_largest_client():
     private += ["algorithm.clip_norm=1.0", "algorithm.noise_multiplier=1.0"]
     for given, expected in ((None, 60), (75, 75)):
         settings = private if given is None else [*private, f"algorithm.num_examples={given}"]
-        details = build(load(None, [*SMALL, *settings])).algorithm.parts.client.noise.details
+        details = build(load(None, [*SMALL, *settings])).algorithm.parts.client.facts.noise.details
         assert (details["num_examples"], details["rate"]) == (expected, 10 / expected)
 
 

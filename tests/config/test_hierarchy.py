@@ -31,7 +31,7 @@ def test_a_hierarchy_in_a_config(tmp_path):
     assert (cloud.sampler.design.population_size, cloud.sampler.num_slots) == (4, 4)
     design = star.sampler.design
     assert (design.population_size, design.num_slots, design.response_rates) == (10, 3, (0.9,))
-    assert star.plan == (2, 2) and cloud.plan is None
+    assert star.execution.plan == (2, 2) and cloud.execution.plan is None
     assert star.aggregator.rule is not None and cloud.aggregator.rule is None
 
 

@@ -49,7 +49,7 @@ def test_the_same_tables(name):
     assert tables["algorithm"].get("weighting") in (None, "uniform" if name == "record_private_fedavg" else None)
     made = build(config).algorithm
     star = made.parts
-    assert star.client.uniform_weights == (name == "record_private_fedavg")
+    assert star.client.facts.uniform_weights == (name == "record_private_fedavg")
 
 
 @pytest.mark.parametrize("name", [name for name in STARS if name not in WITHOUT])

@@ -24,10 +24,10 @@ def test_evaluations_go_through_the_links():
         build(load("experiments/splitfed.toml", ["run.devices=1", *more]))
         for more in ((), (NOISE,), (NOISE.replace("forward", "backward"),))
     )
-    assert plain.algorithm.model is None and back.algorithm.model is None
+    assert plain.algorithm.evaluated.model is None and back.algorithm.evaluated.model is None
     told = [float(made.evaluation(made.params)["test_loss"]) for made in (plain, noisy, back)]
     asked = metrics.pooled(
-        supervised(noisy.algorithm.model, default_loss("classification")), noisy.params, noisy.data.test
+        supervised(noisy.algorithm.evaluated.model, default_loss("classification")), noisy.params, noisy.data.test
     )
     assert told[0] == told[2] != told[1] == float(asked["loss"])
 

@@ -132,7 +132,7 @@ def _first_of_two():
         init=lambda spec, num_slots: rule.init({"one": spec, "other": spec}, num_slots),
         accumulate=accumulate,
         finalize=finalize,
-        sensitivity=aggregation.fixed_mean(5.0).sensitivity,
+        sensitivity=aggregation.fixed_mean(5.0).facts.sensitivity,
     )
 
 

@@ -75,7 +75,7 @@ def noise(device_counts, width: int) -> None:
         "shares": transform.distributed_gaussian(clip_norm, multiplier, size),
     }
     moved = {name: multiplier * clip_norm / size for name in members}
-    moved["correlated"] *= members["correlated"].noise.details["sensitivity"]
+    moved["correlated"] *= members["correlated"].facts.noise.details["sensitivity"]
     start = {name: jnp.zeros(width) for name in members} | {"bfloat16": jnp.zeros(rounds * width, jnp.bfloat16)}
 
     def apply(key, broadcast, state, data):

@@ -91,7 +91,7 @@ def counting(work: ClientUpdate) -> ClientUpdate:
     def init(params):
         return {"rounds": jnp.zeros((), jnp.int32), "sum": jnp.zeros(())}
 
-    return ClientUpdate(init, apply, scalable=work.scalable)
+    return ClientUpdate(init, apply, scalable=work.facts.scalable)
 
 
 class Federation:

@@ -98,7 +98,7 @@ def test_padding_changes_nothing(aggregator):
 
 def test_declared_sensitivity_holds(aggregator):
     """Catches a sensitivity that is too small: one client's update moved by 1 in every direction, tight for sums."""
-    declared = aggregator.member.sensitivity
+    declared = aggregator.member.facts.sensitivity
     if declared is None:
         return
     moderate = np.where(WEIGHTS[:, None] > 0, RNG.normal(size=(p.SLOTS, 3)), 0).astype(np.float32)
@@ -115,7 +115,7 @@ def test_declared_sensitivity_holds(aggregator):
 
 def test_declared_homogeneity_holds(aggregator):
     """Messages in another unit give the result in that unit. Catches a rule that compares them with a number."""
-    if not aggregator.member.homogeneous or aggregator.member.modulus is not None:
+    if not aggregator.member.facts.homogeneous or aggregator.member.facts.modulus is not None:
         return
     result = [aggregator.finalize(aggregator.add(aggregator.empty, range(p.SLOTS), UPDATES * unit))[0]
               for unit in np.float32([1, 2.0**-9, -(2.0**7)])]  # fmt: skip

@@ -78,8 +78,8 @@ def model(algorithm, people):
     """After one round from 0; that of node 0 where nobody has all messages."""
     state = algorithm.init(jax.random.key(0), {"w": jnp.zeros(1)}, people)
     state, _ = jax.jit(algorithm.step)(jax.random.key(1), state, people)
-    if algorithm.personal is not None:
-        return float(algorithm.personal(state, jnp.arange(1))["w"][0, 0])
+    if algorithm.evaluated.personal is not None:
+        return float(algorithm.evaluated.personal(state, jnp.arange(1))["w"][0, 0])
     return float(algorithm.params(state)["w"][0])
 
 
@@ -106,7 +106,7 @@ def test_groups_without_ids_refuse_attackers():
     """Catches attackers by place where a population of one's own does not state ids."""
     group = clients(1).group(jnp.int32(0))
     rule = by_own_ids(aggregation.mean(), _NoIds(group))
-    assert rule.attackers is None
+    assert rule.facts.attackers is None
     with pytest.raises(ValueError, match="population: expected groups that state their clients' own ids, got '_NoIds'"):
         by_own_ids(CORRUPTED, _NoIds(group))
 

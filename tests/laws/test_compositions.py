@@ -23,7 +23,7 @@ MEMBERS = cases.CASES["transform"] | {
     ),
 }
 WORK = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=1))
-NEEDS_A_BOUND = [name for name, make in MEMBERS.items() if make().noise and make().noise.place != "local"]
+NEEDS_A_BOUND = [name for name, make in MEMBERS.items() if make().facts.noise and make().facts.noise.place != "local"]
 
 
 def aggregator_for(member, name):
@@ -57,7 +57,7 @@ def test_a_mean_or_a_reason(name):
 def test_a_modular_sum_or_a_reason(name):
     """Catches floats that a sum of integers takes for integers."""
     member, sum_of_integers = MEMBERS[name](), aggregation.modular_sum(denominator=10.0)
-    if member.integer_range is None:
+    if member.facts.integer_range is None:
         with pytest.raises(ValueError, match="expected integers for a modular sum"):
             p.Federation(transform=member, aggregator=sum_of_integers)
         return

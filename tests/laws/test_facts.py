@@ -61,8 +61,8 @@ def test_unbiased_in_every_dtype():
 
     Six of them: 192 right means pass but with chance 4e-7.
     """
-    declared = {name for name, make in cases.CASES["transform"].items() if make().unbiased}
-    assert declared - {"identity"} <= UNBIASED.keys() and all(make().unbiased for make in UNBIASED.values())
+    declared = {name for name, make in cases.CASES["transform"].items() if make().facts.unbiased}
+    assert declared - {"identity"} <= UNBIASED.keys() and all(make().facts.unbiased for make in UNBIASED.values())
 
     @jax.jit
     def all_of_them():

@@ -109,8 +109,8 @@ def test_transforms(name):
     updates = scales * np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
     messages = jax.jit(jax.vmap(lambda update: both_ends(update)[0]))(updates)
     lengths, before = (np.linalg.norm(np.float64(x), axis=1) for x in (messages, updates))
-    assert member.l2_bound is None or (lengths <= member.l2_bound * (1 + 1e-6)).all()
-    assert not member.nonexpansive or (lengths <= before * (1 + 1e-6)).all()
+    assert member.facts.l2_bound is None or (lengths <= member.facts.l2_bound * (1 + 1e-6)).all()
+    assert not member.facts.nonexpansive or (lengths <= before * (1 + 1e-6)).all()
     wire = wire_of(member, spec)
     assert all(type(x) is int and x >= 0 for x in (wire.values, wire.payload_bits, wire.side_bits, wire.coded))
     assert wire.bits > 0

@@ -192,7 +192,7 @@ def test_beside_every_aggregator(aggregator):
     """The options of FedAvg that say what clients send and how they count. Catches an aggregator that switches off one
     of them."""
     rule = cases.CASES["aggregation"][aggregator]()
-    sends = {"transform": transform.quantize(4, range=2.0, integers=True)} if rule.modulus else {}
+    sends = {"transform": transform.quantize(4, range=2.0, integers=True)} if rule.facts.modulus else {}
     options = {"aggregator": rule, "weighting": "uniform"} | sends
     base = told("fedavg", **options)
     assert base is not None

@@ -17,7 +17,7 @@ from tests.laws.test_compositions import MEMBERS, aggregator_for
 
 UNITS = 10  # at the top level; every aggregator here divides by so many
 LEVELS = {"flat": [], "edges": ["edge"], "regions": ["edge", "region"]}
-NOISY = [name for name, make in MEMBERS.items() if make().noise is not None]
+NOISY = [name for name, make in MEMBERS.items() if make().facts.noise is not None]
 WORK = client.local_sgd(
     lambda params, examples, key: (params["w"][0] - examples["y"]) ** 2 / 2,
     optax.sgd(1.0),
@@ -51,7 +51,7 @@ def made(name, levels):
     for level in levels:
         inside = federated(sampling.full(2), work, aggregator_for(member, "identity"), **plain)
         work = as_client_update(inside, name=level, weighting="uniform")
-    in_turn = "separation" in member.noise.named_details
+    in_turn = "separation" in member.facts.noise.named_details
     sampler = sampling.cyclic(UNITS, 1) if in_turn else sampling.full(UNITS)
     return federated(sampler, work, aggregator_for(member, name), transform=member, **plain)
 
@@ -85,7 +85,7 @@ def test_one_unit_moves_a_release_by_at_most_what_is_stated(name, levels):
     members = unit.of_members()
     assert (members is None) == (not inner)
     before = release(clients(inner))
-    slack = 2 * getattr(MEMBERS[name]().noise.details, "granularity", 1e-4)  # of rounding to integers
+    slack = 2 * getattr(MEMBERS[name]().facts.noise.details, "granularity", 1e-4)  # of rounding to integers
     for mechanism, ids in ((unit, range(1 << len(inner))), (members, [0])):
         if mechanism is None:
             continue

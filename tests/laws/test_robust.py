@@ -48,10 +48,10 @@ def test_far_messages_leave_a_result_near_the_honest(name):
     Catches a rule that discards fewer messages where some are missing, and one that says that it withstands as many.
     """
     rule, rng = RULES[name](), np.random.default_rng(0)
-    assert rule.withstands is not None
+    assert rule.facts.withstands is not None
     released = 0
     for arrived in range(1, M + 1):
-        most = int(rule.withstands(arrived))
+        most = int(rule.facts.withstands(arrived))
         for far in (1e6, -1e6, np.array([1e6, -1e6, 0, 0, 1e6, 0])):
             honest = 1 + rng.normal(size=(M, D)).astype(np.float32)
             x = honest.copy()
@@ -70,7 +70,7 @@ def test_far_messages_leave_a_result_near_the_honest(name):
 def test_every_robust_rule_has_a_row():
     """By its own fact. Catches a rule that states what it withstands, and that no law looks at."""
     made = {name: make() for name, make in cases.CASES["aggregation"].items()}
-    robust = {name for name, rule in made.items() if rule.withstands is not None}
+    robust = {name for name, rule in made.items() if rule.facts.withstands is not None}
     known = {*RULES, "adaptive_clipping", "bucketing", "nearest_neighbour_mixing", "norm_bounding", "by_part"}
     assert robust <= known | NOT_ABOUT_ATTACKERS
 

@@ -46,8 +46,8 @@ def test_examples_count_unless_told(name):
     """Catches clients of 1, 50 and 7 rows that count alike although nobody asked for that."""
     total = {"total_weight": cases.TOTAL} if name in TOTALS else {}
     star = built(name, **total).parts
-    assert star.aggregator.weighted and not star.client.uniform_weights and not star.client.needs_weights
-    assert built(name, weighting="uniform").parts.client.uniform_weights
+    assert star.aggregator.facts.weighted and not star.client.facts.uniform_weights and not star.client.facts.needs_weights
+    assert built(name, weighting="uniform").parts.client.facts.uniform_weights
     if name in TOTALS:
         with pytest.raises(ValueError, match="total_weight: expected the sum of all clients' weights, got None"):
             built(name)
@@ -75,8 +75,8 @@ def test_weights_that_nobody_takes_are_refused(name):
     with pytest.raises(ValueError, match=told):
         built(name, weighting="examples", aggregator=alike)
     for options in ({}, {"weighting": "uniform"}):
-        assert not built(name, aggregator=alike, **options).parts.aggregator.weighted
-    assert built(name, weighting="examples").parts.client.needs_weights
+        assert not built(name, aggregator=alike, **options).parts.aggregator.facts.weighted
+    assert built(name, weighting="examples").parts.client.facts.needs_weights
 
 
 def test_weights_that_a_part_of_an_update_does_not_take():
@@ -85,20 +85,20 @@ def test_weights_that_a_part_of_an_update_does_not_take():
     build = partial(built, "fednova", aggregator=rule)
     with pytest.raises(ValueError, match="got 'one that takes none for some parts of an update'"):
         build(weighting="examples")
-    assert build(weighting="uniform").parts.aggregator.partly_weighted
+    assert build(weighting="uniform").parts.aggregator.facts.partly_weighted
 
 
 @pytest.mark.parametrize("name", sorted(cases.CASES["aggregation"]))
 def test_every_aggregator_looks_at_weights_or_refuses_them(name):
     """By its own fact. Catches an aggregator that is missed, and an edge whose weight nobody above looks at."""
     rule = cases.CASES["aggregation"][name]()
-    parts = {"transform": INTEGERS if rule.modulus else transform.identity(), "aggregator": rule._replace(design=None)}
+    parts = {"transform": INTEGERS if rule.facts.modulus else transform.identity(), "aggregator": rule._replace(design=None)}
     parts |= {"server": server.optimizer(optax.sgd(1.0)), "mesh": None}
     work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=1, weighting="examples"))
     inside = algorithms.fedavg(p.linear_loss, sampling.full(2), optax.sgd(p.RATE), num_steps=1).parts
     for made in (work, as_client_update(inside, weighting="examples")):
-        if rule.weighted and not rule.partly_weighted:
-            assert federated(cases.SAMPLER, made, **parts).parts.client.needs_weights
+        if rule.facts.weighted and not rule.facts.partly_weighted:
+            assert federated(cases.SAMPLER, made, **parts).parts.client.facts.needs_weights
             continue
         with pytest.raises(ValueError, match="aggregator: expected one that takes weights"):
             federated(cases.SAMPLER, made, **parts)

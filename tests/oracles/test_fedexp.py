@@ -131,8 +131,8 @@ def test_integers_are_refused():
         algorithms.fedexp(
             p.linear_loss, sampling.full(4), optax.sgd(0.1), num_steps=2, weighting="uniform", transform=integers
         )
-    assert not aggregation.by_part({"one": aggregation.mean(), "other": aggregation.extrapolated()}).homogeneous
-    assert aggregation.by_part({"one": aggregation.mean()}).homogeneous
+    assert not aggregation.by_part({"one": aggregation.mean(), "other": aggregation.extrapolated()}).facts.homogeneous
+    assert aggregation.by_part({"one": aggregation.mean()}).facts.homogeneous
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan")])

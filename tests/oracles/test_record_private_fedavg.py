@@ -55,7 +55,7 @@ def test_epsilon_by_hand(sampler):
     algorithm = make(sampler, noise_multiplier=1.5, batch_size=2, clip_norm=1.0)
     spending = Spending(algorithm, p.START, p.ragged(), "", 1e-4, None)
     spending.enter(0, 4)
-    slots = algorithm.parts.client.noise.details["max_batch_size"]
+    slots = algorithm.parts.client.facts.noise.details["max_batch_size"]
     assert slots == p.ROWS  # a plain Poisson sample
     event = dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(2 / p.ROWS, dp.GaussianDpEvent(1.5)), 3 * 4)
     by_hand = PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE).compose(event).get_epsilon(1e-4)

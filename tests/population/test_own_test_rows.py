@@ -75,7 +75,7 @@ def test_a_run_evaluates_personal_models(devices):
     work = {"num_steps": 1, "weighting": "uniform", "mesh": engine.device_mesh(devices)}
     made = algorithms.scaffold(p.linear_loss, sampling.full(p.NUM_CLIENTS), optax.sgd(0.01), **work)
     made = made._replace(personal=lambda state, ids: made.params(state)[None] * jnp.ones((len(ids), 1)))
-    judge = metrics.evaluation(p.linear_loss, local_test=data.local_test, personal=made.personal)
+    judge = metrics.evaluation(p.linear_loss, local_test=data.local_test, personal=made.evaluated.personal)
     _, history = run(jax.random.key(0), made, jnp.array(p.START), data.train, 2, evaluation=judge, evaluate_every=1)
     for name in ("loss", "loss_quantiles"):  # everybody's own model is the global one
         own, shared = (np.stack([r[f"{who}_{name}"] for r in history.records]) for who in ("personal", "local_test"))

@@ -112,7 +112,7 @@ def test_the_server_works_as_clients_do(monkeypatch):
     found = []
 
     def seen(server_work, server_data):
-        found.append(server_work.all_steps)
+        found.append(server_work.facts.all_steps)
         return aggregation.fltrust(server_work, server_data)
 
     monkeypatch.setattr(reference_data, "fltrust", seen)

@@ -94,7 +94,7 @@ def test_shares_of_noise_are_read():
     made = transform.discrete_gaussian_mechanism(1.0, 1.0, M, granularity=0.05)
     own = parts(sampling.uniform(N, M), made)
     found = mechanism_of(own, dimension=100)
-    assert found.detail("l2_units") == made.noise.details.rounded_norm(100) > 20
+    assert found.detail("l2_units") == made.facts.noise.details.rounded_norm(100) > 20
     assert found.detail("clip_units") == 20 and found.event(3) is None
     with pytest.raises(ValueError, match="dimension"):
         mechanism_of(own)

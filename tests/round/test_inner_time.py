@@ -146,7 +146,7 @@ def test_as_long_as_flat_rounds():
         whole = cloud(above, star, kappa, phones), population.grouped(people, everyone)
         plain = federated(flat, star.client, aggregation.mean(), STEP, mesh=None), people
         cohorts = [invite(x.parts, KEY, x.init(KEY, START, y))[0] for x, y in (whole, plain)]
-        one, all_of_them = (jax.device_get(x.spent) for x in cohorts)
+        one, all_of_them = (jax.device_get(x.timing.spent) for x in cohorts)
         assert one.compute[0] == kappa * all_of_them.total.max() > 0 and one.down[0] == one.up[0] == 0
         assert one.joules[0] == pytest.approx(kappa * all_of_them.joules.sum(), rel=1e-5)
         found.append(one.compute[0])

@@ -194,7 +194,7 @@ def test_noise_in_any_part_is_seen():
     """Catches noise that only parts of the library look for: an AttributeError, or a private run without a warning."""
     sound = tiny.private()
     noisy = sound.parts.transform
-    server = collections.namedtuple("Server", [*ServerUpdate._fields, "noise"])(*sound.parts.server, noisy.noise)
+    server = collections.namedtuple("Server", [*ServerUpdate._fields, "noise"])(*sound.parts.server, noisy.facts.noise)
     elsewhere = tiny.private(multiplier=None).parts._replace(server=server)
     for delta in (None, 1e-4):
         spending = Spending(sound._replace(parts=elsewhere), tiny.START, tiny.people(), "a", delta, None)

@@ -123,7 +123,7 @@ def test_floor_of_noisy_quadratics(name):
             )
 
         last = jax.vmap(one)(keys)
-        return jax.vmap(lambda state: made.personal(state, jnp.arange(SIZE))["w"][:, 0])(last)
+        return jax.vmap(lambda state: made.evaluated.personal(state, jnp.arange(SIZE))["w"][:, 0])(last)
 
     models = np.asarray(runs(jax.random.split(jax.random.key(1), 4000), state), np.float64)
     squares = ((models - CENTERS.mean()) ** 2).mean(1)

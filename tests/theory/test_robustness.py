@@ -48,7 +48,7 @@ def test_rules_that_are_beaten():
         cohort = jax.device_get(sample(jax.random.split(jax.random.key(1), draws)))
         number, met = cohort.reported.sum(1), (cohort.reported & (cohort.ids < bad)).sum(1)
         for rule in (aggregation.median(), aggregation.trimmed_mean(4)):
-            most = lambda n, rule=rule: np.asarray(rule.withstands(n))  # noqa: E731
+            most = lambda n, rule=rule: np.asarray(rule.facts.withstands(n))  # noqa: E731
             chance = theory.chance_beyond(sampler.design, bad, most)
             slack = 4.5 * np.sqrt(chance * (1 - chance) / draws) + 1e-4
             assert abs((met > most(number)).mean() - chance) < slack and 0.001 < chance < 0.9
@@ -65,11 +65,11 @@ def test_rules_take_as_many_attackers(m):
     for name in ("trimmed_mean", "mean_around_median", "minimum_diameter", "krum", "bulyan"):
         init, f = lambda f, name=name: getattr(aggregation, name)(f).init(jnp.zeros(2), m), getattr(most, name)
         init(f)
-        assert getattr(aggregation, name)(f).withstands(m) == f
+        assert getattr(aggregation, name)(f).facts.withstands(m) == f
         with pytest.raises(ValueError, match="num_byzantine"):
             init(f + 1)
     for rule in (aggregation.median(), aggregation.geometric_median()):
-        assert rule.withstands(m) == most.median
+        assert rule.facts.withstands(m) == most.median
 
 
 @pytest.mark.full

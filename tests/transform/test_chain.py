@@ -137,11 +137,11 @@ def test_doubles_beside_floats(member):
         update = {"a": jnp.full((4, 3), 1.5, jnp.float64), "b": jnp.full(3, -1.5, jnp.float32)}
         message, _, _ = jax.jit(lambda key, x: member.on_client(key, x, (), ()))(jax.random.key(0), update)
         assert all(np.isfinite(np.asarray(x)).all() and np.any(np.asarray(x)) for x in jax.tree.leaves(message))
-        if member.integer_range is None:
+        if member.facts.integer_range is None:
             assert [str(x.dtype) for x in jax.tree.leaves(message)] == ["float64", "float32"]
-        if member.l2_bound is not None:
+        if member.facts.l2_bound is not None:
             norm = np.linalg.norm(np.concatenate([np.float64(x).reshape(-1) for x in jax.tree.leaves(message)]))
-            assert 0.999 * member.l2_bound < norm <= member.l2_bound
+            assert 0.999 * member.facts.l2_bound < norm <= member.facts.l2_bound
 
 
 def test_facts_of_a_chain():
@@ -149,23 +149,23 @@ def test_facts_of_a_chain():
     bound = stateless(lambda key, x: x, l2_bound=2.0)
     shrink = stateless(lambda key, x: x / 2, nonexpansive=True)
     longer = stateless(lambda key, x: 3 * x)
-    assert chain(longer, bound, shrink).l2_bound == 2.0
-    assert chain(bound, longer).l2_bound is None
-    assert chain(bound, clip(5.0)).l2_bound == 2.0 and chain(longer, clip(5.0), longer, bound).l2_bound == 2.0
-    assert chain().nonexpansive and chain(shrink, shrink).nonexpansive and not chain(shrink, longer).nonexpansive
+    assert chain(longer, bound, shrink).facts.l2_bound == 2.0
+    assert chain(bound, longer).facts.l2_bound is None
+    assert chain(bound, clip(5.0)).facts.l2_bound == 2.0 and chain(longer, clip(5.0), longer, bound).facts.l2_bound == 2.0
+    assert chain().facts.nonexpansive and chain(shrink, shrink).facts.nonexpansive and not chain(shrink, longer).facts.nonexpansive
     release = identity()._replace(releases_when_empty=True)
-    assert chain(identity(), release).releases_when_empty and not chain().releases_when_empty
+    assert chain(identity(), release).facts.releases_when_empty and not chain().facts.releases_when_empty
 
 
 def test_errors_of_a_chain():
     """Catches a bias that later members hide, and an error declared for what nobody knows."""
     noisy = stateless(lambda key, x: x, unbiased=True, squared_error=lambda x: 2.0, exact_error=True)
     bound = stateless(lambda key, x: x, squared_error=lambda x: 3.0)
-    assert chain(identity(), noisy).squared_error(0) == 2.0 and chain(noisy).exact_error and chain(noisy).unbiased
+    assert chain(identity(), noisy).squared_error(0) == 2.0 and chain(noisy).facts.exact_error and chain(noisy).facts.unbiased
     assert chain(bound, identity()).squared_error(0) == 3.0
-    assert not chain(bound).exact_error and not chain(bound, noisy).unbiased
-    assert chain(noisy, bound).squared_error is None and not chain(noisy, bound).exact_error
-    assert chain().squared_error(0) == 0 and chain(identity()).exact_error
+    assert not chain(bound).facts.exact_error and not chain(bound, noisy).facts.unbiased
+    assert chain(noisy, bound).squared_error is None and not chain(noisy, bound).facts.exact_error
+    assert chain().squared_error(0) == 0 and chain(identity()).facts.exact_error
 
 
 def test_orders_that_break_a_promise_are_refused():
@@ -176,8 +176,8 @@ def test_orders_that_break_a_promise_are_refused():
     local = stateless(lambda key, x: x, noise=Noise("gaussian", "local", 1.0, 1.0, "client"))
     longer, shrink = stateless(lambda key, x: 3 * x), stateless(lambda key, x: x / 2, nonexpansive=True)
     integers = stateless(lambda key, x: x, integer_range=(-3, 3))
-    assert chain(longer, central, shrink).noise is central.noise and chain(central).l2_bound == 1.0
-    assert chain(shrink, integers).integer_range == (-3, 3) and chain(local, longer).noise is local.noise
+    assert chain(longer, central, shrink).facts.noise is central.facts.noise and chain(central).facts.l2_bound == 1.0
+    assert chain(shrink, integers).facts.integer_range == (-3, 3) and chain(local, longer).facts.noise is local.facts.noise
     with pytest.raises(ValueError, match=r"transforms\[1\]: expected a member that never lengthens .* put it before"):
         chain(central, longer)
     with pytest.raises(ValueError, match=r"transforms\[1\]: expected nothing after noise"):
@@ -187,7 +187,7 @@ def test_orders_that_break_a_promise_are_refused():
     with pytest.raises(ValueError, match="integers from the last member only"):
         chain(integers, shrink)
     mirrored = stateless(lambda key, x: x, mirrored=True)
-    assert chain(longer, mirrored, identity()).mirrored
+    assert chain(longer, mirrored, identity()).facts.mirrored
     with pytest.raises(ValueError, match=r"transforms\[0\]: .* wrap the whole chain"):
         chain(mirrored, shrink)
 

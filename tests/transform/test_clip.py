@@ -173,7 +173,7 @@ def test_declared_error():
         np.testing.assert_allclose(jax.jit(member.squared_error)(update), real, rtol=1e-4, atol=1e-5 * limit**2)
         as_numpy = jax.tree.map(lambda x: np.asarray(x, np.float64), update)
         np.testing.assert_allclose(member.squared_error(as_numpy), real, rtol=1e-4, atol=1e-5 * limit**2)
-        assert member.exact_error and not member.unbiased
+        assert member.facts.exact_error and not member.facts.unbiased
 
 
 @pytest.mark.optimised
@@ -199,7 +199,7 @@ def test_personal_thresholds_bound_nothing():
     member, update = personal_clip(0.25), {"a": jnp.array([3.0, -4.0]), "b": jnp.array([1e6], jnp.bfloat16)}
     message = send(member, update)
     assert message["a"].tolist() == [0.75, -1] and message["b"].dtype == jnp.bfloat16
-    assert member.l2_bound is None and member.noise is None and member.nonexpansive and not member.unbiased
+    assert member.facts.l2_bound is None and member.facts.noise is None and member.facts.nonexpansive and not member.facts.unbiased
     np.testing.assert_allclose(member.squared_error({"a": jnp.array([3.0, 4.0])}), 0.75**2 * 25, rtol=1e-6)
 
 

@@ -104,7 +104,7 @@ def test_tables_are_exact(law, std):
 
 
 def details(*, units: float, beta: float = 0.6065) -> IntegerNoise:
-    return discrete_gaussian_mechanism(units, 1.0, 1, granularity=1.0, beta=beta).noise.details
+    return discrete_gaussian_mechanism(units, 1.0, 1, granularity=1.0, beta=beta).facts.noise.details
 
 
 def test_rounding_cannot_lengthen():
@@ -150,17 +150,17 @@ def test_no_rounded_message_passes_its_bound(units):
             update = {"a": row, "b": row[:1].astype(jnp.bfloat16)}
             message, _, _ = member.on_client(key, update, (), ())
             drawn = draw_integers(
-                prng.stream(key, "noise"), message, alias_table("skellam", member.noise.details.message_std)
+                prng.stream(key, "noise"), message, alias_table("skellam", member.facts.noise.details.message_std)
             )
             return jax.tree.map(jnp.subtract, message, drawn), message
 
         found, messages = rounded(jax.random.split(KEY, len(rows)), rows)
         assert found["a"].dtype == jnp.int32
         found = np.concatenate([np.asarray(found["a"], np.int64), np.asarray(found["b"], np.int64)], axis=1)
-        assert np.sqrt((found**2).sum(1)).max() <= member.noise.details.rounded_norm(d + 1)
-        assert np.abs(found).sum(1).max() <= member.noise.details.rounded_l1(d + 1)
+        assert np.sqrt((found**2).sum(1)).max() <= member.facts.noise.details.rounded_norm(d + 1)
+        assert np.abs(found).sum(1).max() <= member.facts.noise.details.rounded_l1(d + 1)
         assert not found[-2:].any()
-        most = member.integer_range[1]
+        most = member.facts.integer_range[1]
         assert all(np.abs(np.asarray(x, np.int64)).max() <= most for x in messages.values())
 
 
@@ -181,7 +181,7 @@ def test_modular_sums_decode_exactly(law):
     """
     size, width, clip_norm = 16, 1 << 15, 3.0
     member = MAKE[law](clip_norm, 2.0, size, bits=16)
-    known = member.noise.details
+    known = member.facts.noise.details
     scale = jnp.asarray(np.random.default_rng(0).normal(size=(size, 1)), jnp.float32)
 
     @jax.jit
@@ -250,8 +250,8 @@ def test_rounds_under_a_modular_sum(devices):
 def test_facts(law):
     """Catches an error below the real one, a multiplier above what rounding leaves, and wires in floats."""
     member = MAKE[law](1.0, 1.0, 16, granularity=0.05)
-    known, d = member.noise.details, 200
-    assert member.noise[:4] == (law, "distributed", 1.0, 1.0) and member.l2_bound is None
+    known, d = member.facts.noise.details, 200
+    assert member.facts.noise[:4] == (law, "distributed", 1.0, 1.0) and member.facts.l2_bound is None
     assert (known.clip_units, known.message_std, known.cohort_size, known.sum_std) == (20.0, 5.0, 16, 20.0)
     assert 0.9 < known.multiplier(d) < 1 and known.multiplier(10 * d) < known.multiplier(d)
     assert known.sum_error(d) == d * 16 * 2.0**-63 and known.sum_error(d, 3) == d * 3 * 2.0**-63
@@ -271,8 +271,8 @@ def test_the_default_grid_fits(bits, size):
     for make in MAKE.values():
         for multiplier in (0.3, 1.0, 10.0):
             member = make(0.1, multiplier, size, bits=bits)
-            assert 2 * size * member.integer_range[1] < 2 ** (bits - 1)
-            known = member.noise.details
+            assert 2 * size * member.facts.integer_range[1] < 2 ** (bits - 1)
+            known = member.facts.noise.details
             assert known.message_std <= 1024.001 and known.clip_units <= 2**20 + 1
 
 
@@ -294,4 +294,4 @@ def test_wrong_options_are_refused(make):
         with pytest.raises((ValueError, TypeError), match=wrong):
             make(**{"clip_norm": 1.0, "noise_multiplier": 1.0, "cohort_size": 100} | options)
     with pytest.raises(TypeError, match="noise_multiplier: expected a Python number"):
-        jax.jit(lambda z: make(1.0, z, 100).noise.multiplier)(1.0)
+        jax.jit(lambda z: make(1.0, z, 100).facts.noise.multiplier)(1.0)

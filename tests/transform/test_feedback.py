@@ -44,7 +44,7 @@ def messages(member, stacked):
         i, update = slice
         key = jax.random.fold_in(KEY, i)
         message, memory, measured = member.on_client(key, update, state, memory)
-        if member.integer_range is not None:
+        if member.facts.integer_range is not None:
             assert all(jnp.issubdtype(x.dtype, jnp.integer) for x in jax.tree.leaves(message))
             message, _, _ = member.on_server(key, None, message, state, measured, None)
         return memory, message
@@ -232,11 +232,11 @@ def test_facts():
     """Catches an unbiasedness or an error inherited from the compressor, and bits of the memory counted as sent."""
     spec = jax.ShapeDtypeStruct((100,), jnp.float32)
     for member in (error_feedback(random_k(0.9)), ef21(random_k(0.9), 5)):
-        assert not member.unbiased and not member.nonexpansive and member.squared_error is None
-        assert wire_of(member, spec) == wire_of(random_k(0.9), spec) and member.l2_bound is None
+        assert not member.facts.unbiased and not member.facts.nonexpansive and member.squared_error is None
+        assert wire_of(member, spec) == wire_of(random_k(0.9), spec) and member.facts.l2_bound is None
     bounded = stateless(lambda key, x: x, l2_bound=2.0)
-    assert error_feedback(bounded).l2_bound == 2.0
-    assert error_feedback(quantize(4, range=1.0, integers=True)).integer_range == (-7, 7)
+    assert error_feedback(bounded).facts.l2_bound == 2.0
+    assert error_feedback(quantize(4, range=1.0, integers=True)).facts.integer_range == (-7, 7)
 
 
 @pytest.mark.parametrize("wrap", [error_feedback, lambda member: ef21(member, 3)], ids=["error_feedback", "ef21"])

@@ -66,8 +66,8 @@ def test_central_noise_level():
     assert float(noisy["c"]) != 0
     draws = np.asarray(noisy["b"], np.float64)[:100_000] / 0.15
     assert stats.kstest(draws, "norm").pvalue > 1e-4
-    assert member.releases_when_empty and member.l2_bound == 0.5 and member.nonexpansive
-    assert member.noise[:4] == ("gaussian", "central", 3.0, 0.5) and member.noise.details is None
+    assert member.facts.releases_when_empty and member.facts.l2_bound == 0.5 and member.facts.nonexpansive
+    assert member.facts.noise[:4] == ("gaussian", "central", 3.0, 0.5) and member.facts.noise.details is None
 
 
 @pytest.mark.optimised
@@ -175,8 +175,8 @@ def test_messages_bear_their_noise():
     assert message["b"].dtype == jnp.bfloat16 and abs(level(np.float32(message["b"]), 1.5)) < 6
     real = sum(((np.float64(message[k]) - np.float64(update[k])) ** 2).sum() for k in update)
     np.testing.assert_allclose(member.squared_error(update), real, rtol=5e-3)
-    assert member.noise[:4] == ("gaussian", "local", 3.0, 0.5) and member.noise.details == {"sensitivity": 1.0}
-    assert member.l2_bound is None and not member.nonexpansive and not member.releases_when_empty
+    assert member.facts.noise[:4] == ("gaussian", "local", 3.0, 0.5) and member.facts.noise.details == {"sensitivity": 1.0}
+    assert member.facts.l2_bound is None and not member.facts.nonexpansive and not member.facts.releases_when_empty
     aggregate = release(member, jnp.ones(3), sensitivity=None)[0]
     assert aggregate.tolist() == [1, 1, 1]
     half = jnp.zeros(5, jnp.bfloat16)  # what a quantiser hands on is float32, and so is its sum with the noise
@@ -191,7 +191,7 @@ def test_shares_add_up():
     rows = np.asarray(messages(jax.random.split(KEY, 16 * size)), np.float64).reshape(16, size, width)
     check_level(rows.sum(1), 2.0)
     check_level(rows[:, : size // 2].sum(1), 2 * math.sqrt(0.5))
-    assert member.noise[:4] == ("gaussian", "distributed", 4.0, 0.5)
+    assert member.facts.noise[:4] == ("gaussian", "distributed", 4.0, 0.5)
     short = p.cohort(p.COHORT)
     with pytest.raises(ValueError, match="cohort_size: expected at most the 10 slots"):
         member.on_server(KEY, short, jnp.zeros(3), (), MEASURED, 0.1)
@@ -204,7 +204,7 @@ def test_noise_as_of_a_larger_cohort():
     member = gaussian_mechanism(2.0, 1.0, noise_cohort_size=100)
     for m in (10.0, 100.0):
         check_level(release(member, jnp.zeros(MANY), sensitivity=1 / m)[0], 0.02)
-    assert member.noise.details["noise_cohort_size"] == 100 and "at that size only" in member.noise.details["warning"]
+    assert member.facts.noise.details["noise_cohort_size"] == 100 and "at that size only" in member.facts.noise.details["warning"]
     with pytest.raises(ValueError, match=r"noise_cohort_size: expected an integer in \[1000.*larger cohort"):
         release(member, jnp.zeros(3), sensitivity=1e-3)
     with pytest.raises(ValueError, match=r"aggregator\.sensitivity: expected that of a mean"):
@@ -229,7 +229,7 @@ def test_the_illegal_order_is_refused():
         chain(gaussian_mechanism(1.0, 1.0), longer)
     with pytest.raises(ValueError, match="nothing after noise that adds up"):
         chain(distributed_gaussian(1.0, 1.0, 5), identity())
-    assert chain(longer, gaussian_mechanism(1.0, 1.0)).noise.place == "central"
+    assert chain(longer, gaussian_mechanism(1.0, 1.0)).facts.noise.place == "central"
     with pytest.raises(ValueError, match="one member with noise"):
         chain(local_gaussian(1.0, 1.0), gaussian_mechanism(1.0, 1.0))
 
@@ -251,7 +251,7 @@ def test_adaptive_noise_level():
     """
     member = _adaptive(noise_multiplier=2.0, quantile_noise=1.25)
     raised = (2.0**-2 - 2.5**-2) ** -0.5
-    np.testing.assert_allclose(member.noise.details["update_multiplier"], raised, rtol=1e-12)
+    np.testing.assert_allclose(member.facts.noise.details["update_multiplier"], raised, rtol=1e-12)
     noisy, _, metrics = release(member, jnp.zeros(MANY), state=jnp.float32(0.3))
     check_level(noisy, raised * 0.3 * 0.1)
     assert float(metrics["clip_norm"]) == np.float32(0.3)
@@ -270,7 +270,7 @@ def test_adaptive_noise_level():
 def test_the_least_noise_has_no_overflow():
     """Catches z ** -2 past the floats: with next to no noise on the update, the count's takes nothing from it."""
     made = adaptive_clip(1e-200, initial_clip_norm=1.0, quantile_noise=5.0)
-    assert made.noise.details["update_multiplier"] == 1e-200
+    assert made.facts.noise.details["update_multiplier"] == 1e-200
 
 
 @pytest.mark.parametrize("quantile", cases.rows([0.3, 0.5, 0.8], [0.3]))
@@ -291,7 +291,7 @@ def test_clip_norm_finds_the_quantile(quantile):
     assert float(path[0]) == np.float32(0.01)
     truth = math.exp(stats.norm.ppf(quantile))
     np.testing.assert_allclose(np.median(np.asarray(path)[200:]), truth, rtol=0.06)
-    assert member.noise.details["adaptive"] and member.noise.multiplier == 1.0 and member.releases_when_empty
+    assert member.facts.noise.details["adaptive"] and member.facts.noise.multiplier == 1.0 and member.facts.releases_when_empty
 
 
 def test_wires():

@@ -58,7 +58,7 @@ def test_projection():
         u, x = p.flat(update[name]), p.flat(message[name])
         assert np.linalg.norm(x) <= np.linalg.norm(u) * (1 + 1e-2 * (name == "half") + 1e-6)
         assert 0 < ((x - u) ** 2).sum() <= float(member.squared_error({"w": np.asarray(update[name], np.float32)}))
-    assert not member.unbiased and not member.exact_error
+    assert not member.facts.unbiased and not member.facts.exact_error
     broken = sent(member, {"w": kernel.at[0, 0, 0, 0].set(jnp.nan)})
     assert not bool(jnp.isfinite(broken["w"]).all())
 

@@ -87,7 +87,7 @@ def test_noise_has_the_strategys_covariance(name):
     error. Catches state of the wrong order, noise of a node that is not taken back, and a scale without S.
     """
     mechanism, size = made(name), 400_000
-    unit = Z * CLIP * SENSITIVITY * mechanism.noise.details["sensitivity"]
+    unit = Z * CLIP * SENSITIVITY * mechanism.facts.noise.details["sensitivity"]
     drawn = noise_of(Server(mechanism), size) / unit
     inverse = np.linalg.inv(strategy(name))
     expected, found = inverse @ inverse.T, drawn @ drawn.T / size
@@ -96,7 +96,7 @@ def test_noise_has_the_strategys_covariance(name):
     sums = np.cumsum(drawn, 0).std(1)
     np.testing.assert_allclose(sums, prefix_error(coefficients, T), rtol=5 / math.sqrt(2 * size))
     assert abs(np.corrcoef(drawn[3, : size // 2], drawn[3, size // 2 :])[0, 1]) < 5 / math.sqrt(size / 2)
-    details = mechanism.noise.details
+    details = mechanism.facts.noise.details
     assert math.isclose(details["noise_std"], details["sensitivity"] * prefix_error(coefficients, T)[-1])
 
 
@@ -199,7 +199,7 @@ def test_optimal_coefficients(error):
         other = best.copy()
         other[moved[0]] *= moved[1]
         assert loss(other) > loss(best)
-    made = matrix_mechanism(1.0, 1.0, num_rounds=rounds, strategy="optimal_banded", bands=bands, error=error).noise
+    made = matrix_mechanism(1.0, 1.0, num_rounds=rounds, strategy="optimal_banded", bands=bands, error=error).facts.noise
     assert made.mechanism == "banded_toeplitz"
     assert math.isclose(made.details["noise_std"] ** 2, best @ best * prefix_error(best, rounds)[-1] ** 2)
     if error == "max":
@@ -255,9 +255,9 @@ def test_square_root():
     """c * c = 1, 1, 1, ...; the run's error is (log T + gamma + log 16) / pi. Catches a wrong recursion."""
     c = square_root_coefficients(1024)
     np.testing.assert_allclose(np.convolve(c, c)[:1024], 1, rtol=1e-12)
-    details = matrix_mechanism(1.0, 1.0, num_rounds=1024, bands=1024).noise.details
+    details = matrix_mechanism(1.0, 1.0, num_rounds=1024, bands=1024).facts.noise.details
     assert abs(details["noise_std"] - (math.log(1024) + np.euler_gamma + math.log(16)) / math.pi) < 1e-3
-    tree = matrix_mechanism(1.0, 1.0, num_rounds=1023, strategy="tree").noise.details
+    tree = matrix_mechanism(1.0, 1.0, num_rounds=1023, strategy="tree").facts.noise.details
     assert math.isclose(tree["noise_std"], 10) and details["noise_std"] < 10 < math.sqrt(1023)  # independent noise's
 
 

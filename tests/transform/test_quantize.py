@@ -61,7 +61,7 @@ def test_mean_and_error_match_the_declared_ones(name):
     """20,000 draws of five updates. Catches the formula for uniform numbers taken for all, clipping left out of the
     error, padding of blocks counted as numbers, a norm taken for a maximum."""
     member = MEMBERS[name]
-    assert member.exact_error and member.unbiased == ("nearest" not in name and range_of(name) == math.inf)
+    assert member.facts.exact_error and member.facts.unbiased == ("nearest" not in name and range_of(name) == math.inf)
     error = jax.jit(member.squared_error)
     for kind, sent in s.draws(member).items():
         update = s.updates()[kind].astype(np.float64)
@@ -200,7 +200,7 @@ def test_integers_decode_to_the_message(keeps_zeros):
     x = s.split(jnp.float32(s.updates()["out of range"]))
     floats = plain.on_client(KEY, x, (), ())[0]
     sent, _, measured = whole.on_client(KEY, x, (), ())
-    low, high = whole.integer_range
+    low, high = whole.facts.integer_range
     values = np.concatenate([np.asarray(v).ravel() for v in jax.tree.leaves(sent)])
     assert values.dtype == np.int32 and (low, high) == (values.min(), values.max())
     assert keeps_zeros or (values % 2 == 1).all()
@@ -227,7 +227,7 @@ def test_clipped_share(federation):
     member = quantize(range=1.0)
     x = jnp.array([0.5, 1.0, -1.0, 1.0001])
     measured = member.on_client(KEY, x, (), ())[2]["clipped_share"]
-    assert (float(measured.total), float(measured.weight)) == (1, 4) and not member.unbiased
+    assert (float(measured.total), float(measured.weight)) == (1, 4) and not member.facts.unbiased
     assert quantize().on_client(KEY, x, (), ())[2] == {}
 
 

@@ -79,7 +79,7 @@ INNER = {"quantize": quantize(4), "qsgd": qsgd(8), "terngrad": terngrad(), "natu
 def test_rotated_compressors_stay_unbiased(inner):
     """20,000 draws of five updates. Catches padding that takes part of the update, and a key used twice."""
     member = rotated(INNER[inner])
-    assert member.unbiased and not member.exact_error
+    assert member.facts.unbiased and not member.facts.exact_error
     for kind, sent in s.draws(member).items():
         update = s.updates()[kind].astype(np.float64)
         s.check_mean(sent, update)
@@ -130,7 +130,7 @@ def test_rotation_serves_spiky_updates():
 def test_drive_keeps_the_projection():
     """<message, x> = |x|^2 for every draw. Catches a scale that is not the inverse of the projection."""
     member = drive()
-    assert not member.unbiased and not member.nonexpansive
+    assert not member.facts.unbiased and not member.facts.nonexpansive
     for kind, sent in s.draws(member, 500).items():
         x = s.updates()[kind].astype(np.float64)
         np.testing.assert_allclose(sent @ x, x @ x, rtol=2e-5)
@@ -206,4 +206,4 @@ def test_metrics_of_the_compressor_come_through():
     spec = jnp.zeros(4)
     _, _, measured = member.on_client(KEY, jnp.array([1.0, 0, 0, 0]), member.init(spec), member.init_client(spec))
     _, _, metrics = member.on_server(KEY, None, spec, member.init(spec), measured, None)
-    assert metrics["clipped_share"] == 1 and not member.unbiased
+    assert metrics["clipped_share"] == 1 and not member.facts.unbiased

@@ -21,7 +21,7 @@ def test_sign_contracts_as_declared(scope):
     """|x|^2 - |x|_1^2 / d, never above (1 - 1/d) |x|^2, and reached by a single number. Catches a scale by the norm, a
     mean over leaves for one over the update, and zeros that are left out of the mean."""
     member = scaled_sign(scope=scope)
-    assert not member.unbiased and not member.nonexpansive and member.exact_error
+    assert not member.facts.unbiased and not member.facts.nonexpansive and member.facts.exact_error
     send = jax.jit(lambda update: member.on_client(KEY, update, (), ())[0])
     rows = s.updates() | {"one": np.eye(1, 64, 50)[0].astype(np.float32), "tiny": np.full(64, 1e-37, np.float32)}
     for x in rows.values():
@@ -42,7 +42,7 @@ def test_natural_compression_is_unbiased():
     """Means and errors of five updates, and of numbers below 2^-126. Catches the exponent rounded to the nearest, a
     coin of fewer bits than the mantissa has, and smallest numbers that vanish."""
     member = natural_compression()
-    assert member.unbiased and member.exact_error
+    assert member.facts.unbiased and member.facts.exact_error
     error = jax.jit(member.squared_error)
     for kind, sent in s.draws(member).items():
         update = s.updates()[kind].astype(np.float64)
@@ -103,7 +103,7 @@ def test_cast_error_is_exact(name):
     x = s.updates()["gaussian"]
     sent = s.joined(member.on_client(KEY, s.split(jnp.asarray(x)), (), ())[0])
     expected = np.square(sent - x.astype(np.float64)).sum()
-    assert expected > 0 and not member.unbiased
+    assert expected > 0 and not member.facts.unbiased
     assert member.squared_error(s.split(x.astype(np.float64))) == pytest.approx(expected, rel=1e-9)
     assert jax.jit(member.squared_error)(s.split(jnp.asarray(x))) == pytest.approx(expected, rel=1e-5)
 

@@ -85,7 +85,7 @@ def test_contraction():
         assert np.isclose(errors[2], (1 - kept) * squares[2], rtol=1e-6)
         declared = [float(member.squared_error(u.astype(np.float64))) for u in x]
         np.testing.assert_allclose(declared, errors, rtol=1e-6)
-        assert member.exact_error and member.nonexpansive and not member.unbiased
+        assert member.facts.exact_error and member.facts.nonexpansive and not member.facts.unbiased
 
 
 @pytest.mark.default_rows(1)
@@ -135,8 +135,8 @@ def test_random_k_is_unbiased_with_its_variance():
         declared = float(member.squared_error({"a": NUMBERS[:1], "b": NUMBERS[1:]}))
         assert abs(errors.mean() - declared) < 6 * errors.std() / math.sqrt(len(keys)) < 0.02 * declared
         off = np.abs(messages.mean(0) - NUMBERS) / (messages.std(0) / math.sqrt(len(keys)) + 1e-9)
-        assert member.unbiased == (off < 6).all() and member.exact_error
-        assert member.nonexpansive != member.unbiased
+        assert member.facts.unbiased == (off < 6).all() and member.facts.exact_error
+        assert member.facts.nonexpansive != member.facts.unbiased
     assert float(random_k(count=1).squared_error(NUMBERS)) == 3 * 14.25
 
 

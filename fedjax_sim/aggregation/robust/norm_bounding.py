@@ -34,7 +34,7 @@ def norm_bounding(aggregator: Aggregator, max_norm: Positive) -> Aggregator:
     References: Sun, Kairouz, Suresh and McMahan 2019 (norm thresholding of updates), section 4.2.
     """
     validate.part("aggregator", aggregator, Aggregator)
-    if aggregator.modulus is not None:
+    if aggregator.facts.modulus is not None:
         validate.fail("aggregator", "a sum of numbers", "a modular sum", "Nobody sees single messages of that one.")
     check_honest(aggregator)
     limit = jnp.float32(max_norm)
@@ -70,7 +70,7 @@ def norm_bounding(aggregator: Aggregator, max_norm: Positive) -> Aggregator:
 
 def check_honest(aggregator: Aggregator) -> None:
     """Refuses an aggregator with attackers inside, for a wrapper that would meet honest messages alone."""
-    if aggregator.attackers is not None:
+    if aggregator.facts.attackers is not None:
         hint = "This wrapper would meet honest messages alone: put `corrupted` around it, in a config behind it."
         validate.fail("aggregator", "one without attackers inside", "a corrupted one", hint)
 

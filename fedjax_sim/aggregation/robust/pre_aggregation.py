@@ -36,12 +36,12 @@ def _around(
         return enough(cohort, least, update), metrics, *state
 
     def withstands(num_messages):
-        inner = aggregator.withstands(number(num_messages))
+        inner = aggregator.facts.withstands(number(num_messages))
         return inner if most is None else jnp.minimum(most, inner)
 
-    facts = {"weighted": aggregator.weighted, "homogeneous": aggregator.homogeneous, "start": aggregator.start}
-    facts["withstands"] = aggregator.withstands and withstands
-    return checked(by_rule(rule, check, **facts, metrics=aggregator.metrics), aggregator, number)
+    facts = {"weighted": aggregator.facts.weighted, "homogeneous": aggregator.facts.homogeneous, "start": aggregator.start}
+    facts["withstands"] = aggregator.facts.withstands and withstands
+    return checked(by_rule(rule, check, **facts, metrics=aggregator.facts.metrics), aggregator, number)
 
 
 @validate.named_arguments
@@ -78,7 +78,7 @@ def bucketing(aggregator: Aggregator, bucket_size: PositiveInt) -> Aggregator:
         places = jnp.arange(bucket_size)[None] * buckets + jnp.arange(most)[:, None]
         inside = (jnp.arange(most)[:, None] < buckets) & (places < number)
         members = drawn[jnp.clip(places, 0, m - 1)]
-        share = cohort.weights if aggregator.weighted else cohort.arrived.astype(jnp.float32)
+        share = cohort.weights if aggregator.facts.weighted else cohort.arrived.astype(jnp.float32)
         share = jnp.where(inside, share[members], 0)
         total = engine.pairwise_sum(share, (1,))
         means = pooled(cohort.messages, members, engine.divide(share, jnp.where(total > 0, total, 1)[:, None]))

@@ -48,7 +48,7 @@ def fltrust(
     References: Cao, Fang, Liu and Gong 2021, section 4 and algorithm 2.
     """
     validate.part("server_work", server_work, ClientUpdate)
-    if server_work.reads_round:
+    if server_work.facts.reads_round:
         hint = "Aggregators are not told the round: take a constant rate, or a schedule over local steps."
         validate.fail("server_work", "work whose rate does not fall over rounds", "work whose rate does", hint)
     if server_data is None:

@@ -73,7 +73,7 @@ def additive_shares(
         return carry._replace(lanes=jax.tree.map(lambda x: jnp.zeros((num_servers, *x.shape), x.dtype), carry.lanes))
 
     def stays(key, round):
-        return ~_lost(key, round.ids, dropout)
+        return ~_lost(key, round.cohort.ids, dropout)
 
     def accumulate(key, round, carry, received):
         here = (received.weights > 0) & ~_lost(key, received.ids, dropout)
@@ -89,7 +89,7 @@ def additive_shares(
         if masks:
             total = total._replace(lanes=jax.tree.map(partial(_together, ring), total.lanes))
         aborted = total.messages < (least or 0)
-        left = round.reported & _lost(key, round.ids, dropout)
+        left = round.cohort.reported & _lost(key, round.cohort.ids, dropout)
         return released(aborted, *aggregator.finalize(key, round, total), left)
 
     def view(key, round, received):
@@ -106,7 +106,7 @@ def additive_shares(
         init=init,
         accumulate=accumulate,
         finalize=finalize,
-        metrics=aggregator.metrics + METRICS,
+        metrics=aggregator.facts.metrics + METRICS,
         stays=stays if dropout > 0 else None,
         least=least,
         view=view,

@@ -46,8 +46,8 @@ def by_examples(aggregator: Aggregator, max_weight: int) -> Aggregator:
     """
     validate.part("aggregator", aggregator, Aggregator)
     validate.integer("max_weight", max_weight, 1, validate.INT32_MAX)
-    if aggregator.modulus is None or aggregator.max_weight != 1:
-        shown = "a sum of real numbers" if aggregator.modulus is None else "one by examples already"
+    if aggregator.facts.modulus is None or aggregator.facts.max_weight != 1:
+        shown = "a sum of real numbers" if aggregator.facts.modulus is None else "one by examples already"
         hint = "Real numbers are weighed by aggregation.mean()."
         validate.fail("aggregator", "a modular sum, or one that hides messages around it", shown, hint)
 
@@ -94,8 +94,8 @@ def by_examples(aggregator: Aggregator, max_weight: int) -> Aggregator:
         sensitivity=None,
         weighted=True,
         max_weight=max_weight,
-        metrics=(*aggregator.metrics, CAPPED),
+        metrics=(*aggregator.facts.metrics, CAPPED),
         view=aggregator.view and view,
-        wire=wired(aggregator.wire),
-        wire_down=wired(aggregator.wire_down),
+        wire=wired(aggregator.facts.wire),
+        wire_down=wired(aggregator.facts.wire_down),
     )

@@ -33,10 +33,10 @@ METRICS = (
 def check_options(aggregator: Aggregator, min_messages: PositiveInt | None, masks: bool, hint: str) -> None:
     """Raises ValueError or TypeError for what no `modular_sum` can be wrapped with."""
     validate.part("aggregator", aggregator, Aggregator)
-    if aggregator.modulus is None or aggregator.view is not None:
-        found = "a sum of numbers" if aggregator.modulus is None else "one that is secure already"
+    if aggregator.facts.modulus is None or aggregator.view is not None:
+        found = "a sum of numbers" if aggregator.facts.modulus is None else "one that is secure already"
         validate.fail("aggregator", "a modular_sum", found, hint)
-    if aggregator.weighted:
+    if aggregator.facts.weighted:
         validate.fail("aggregator", "a modular_sum itself", "one around it", "Put by_examples around the hidden sum.")
     if not isinstance(masks, bool):
         validate.fail("masks", "True or False", masks, error=TypeError)

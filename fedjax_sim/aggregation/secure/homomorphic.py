@@ -122,7 +122,7 @@ def homomorphic_mean(
     made_here = made._replace(
         init=init, accumulate=accumulate, finalize=finalize, view=view, wire=wire, wire_down=wire_down
     )
-    return made_here._replace(homogeneous=False, keyless=True, metrics=made.metrics + stated)
+    return made_here._replace(homogeneous=False, keyless=True, metrics=made.facts.metrics + stated)
 
 
 def _with_error(key: Array, update: PyTree, std: Array) -> PyTree:

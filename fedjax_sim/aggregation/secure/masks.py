@@ -79,8 +79,8 @@ def circle(key: Array, num_slots: int, neighbours: int | None, round: Round | No
     slots = jnp.arange(num_slots, dtype=jnp.int32)
     if neighbours is None:
         return Circle(slots, slots, np.arange(num_slots), num_slots)
-    luck = engine.client_keys(prng.stream(key, "graph"), slots if round is None else round.ids)
-    empty = jnp.zeros(num_slots, bool) if round is None else ~round.invited
+    luck = engine.client_keys(prng.stream(key, "graph"), slots if round is None else round.cohort.ids)
+    empty = jnp.zeros(num_slots, bool) if round is None else ~round.cohort.invited
     order = jax.lax.sort((empty, *luck.T, slots), num_keys=1 + luck.shape[1])[-1]
     place = jnp.zeros(num_slots, jnp.int32).at[order].set(slots, unique_indices=True)
     side = np.arange(1, neighbours // 2 + 1)

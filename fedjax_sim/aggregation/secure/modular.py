@@ -28,7 +28,7 @@ def ring_of(aggregator: Aggregator) -> Ring:
     >>> ring_of(modular_sum(1.0, modulus_bits=40))
     Ring(bits=40, prime=False)
     """
-    return Ring(aggregator.modulus.bit_length() - 1) if aggregator.modulus & 1 == 0 else Ring(31, prime=True)
+    return Ring(aggregator.facts.modulus.bit_length() - 1) if aggregator.facts.modulus & 1 == 0 else Ring(31, prime=True)
 
 
 @validate.named_arguments

@@ -102,7 +102,7 @@ def secure_sum(
     ring = ring_of(aggregator)
 
     def stays(key, round):
-        return leaves_before(key, round.ids, cumulative) > 2
+        return leaves_before(key, round.cohort.ids, cumulative) > 2
 
     def init(update_spec, num_slots):
         _check_slots(num_slots, threshold, neighbours, signed)
@@ -121,18 +121,18 @@ def secure_sum(
         return {"sum": ModularSum(lanes, carry["sum"].messages + here.sum(dtype=jnp.int32)), "uploaded": came}
 
     def masked_messages(key, round, received):
-        num_slots = round.ids.shape[0]
+        num_slots = round.cohort.ids.shape[0]
         graph = circle(key, num_slots, neighbours, round)
-        shared = stages_of(key, round.ids, round.reported, round.reported, cumulative).shared
+        shared = stages_of(key, round.cohort.ids, round.cohort.reported, round.cohort.reported, cumulative).shared
         return masked(ring, key, graph, shared, jnp.minimum(received.slots, num_slots - 1), received.updates)
 
     def finalize(key, round, carry):
         uploaded, total = carry["uploaded"] > 0, carry["sum"]
         graph = circle(key, uploaded.shape[0], neighbours, round)
-        stages = stages_of(key, round.ids, round.reported, uploaded, cumulative)
+        stages = stages_of(key, round.cohort.ids, round.cohort.reported, uploaded, cumulative)
         if masks:
             total = total._replace(lanes=_opened(ring, key, graph, stages, threshold, total.lanes))
-        left = round.reported & (leaves_before(key, round.ids, cumulative) < 3)
+        left = round.cohort.reported & (leaves_before(key, round.cohort.ids, cumulative) < 3)
         aborted = is_aborted(graph, stages, threshold, least)
         return released(aborted, *aggregator.finalize(key, round, total), left)
 
@@ -157,7 +157,7 @@ def secure_sum(
         init=init,
         accumulate=accumulate,
         finalize=finalize,
-        metrics=aggregator.metrics + METRICS,
+        metrics=aggregator.facts.metrics + METRICS,
         stays=stays if cumulative[2] > 0 else None,
         least=least,
         view=view,

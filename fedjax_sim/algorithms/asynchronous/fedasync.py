@@ -191,7 +191,7 @@ def _as_they_come(rule: Aggregator, made: tuple, mixed: Callable) -> Aggregator:
 
     def accumulate(key, round, carry, received):
         rows = jnp.arange(received.slots.size, dtype=jnp.int32)
-        slots = jnp.minimum(received.slots, round.ids.size - 1)  # the padding writes the last version once more
+        slots = jnp.minimum(received.slots, round.cohort.ids.size - 1)  # the padding writes the last version once more
         return mixed(carry, (received.updates, received.weights), rows, slots, round.state)
 
     return rule._replace(init=lambda update_spec, num_slots: made, accumulate=accumulate)

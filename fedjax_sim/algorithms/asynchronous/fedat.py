@@ -142,7 +142,7 @@ def fedat(
     tiers = _Tiers(traffic, num_tiers, clients_per_tier)
     rule = aggregation.mean() if aggregator is None else aggregator
     validate.part("aggregator", rule, Aggregator)
-    if rule.design is not None:
+    if rule.facts.design is not None:
         hint = "Tiers differ by a client in size, and draw among those who are there: take aggregation.mean()."
         validate.fail("aggregator", "one that takes weights as they come", "one made for a sampler's chances", hint)
     local = client.proximal(loss_fn, optimizer, coefficient, work)

@@ -87,11 +87,11 @@ def choco(
 
 def _check_transform(transform: UpdateTransform) -> None:
     validate.part("transform", transform, UpdateTransform)
-    if transform.noise is not None:
+    if transform.facts.noise is not None:
         hint = "Neighbours see every message, and no accountant covers that."
-        validate.fail("transform", "one without noise", transform.noise.mechanism, hint)
-    if transform.integer_range is not None:
+        validate.fail("transform", "one without noise", transform.facts.noise.mechanism, hint)
+    if transform.facts.integer_range is not None:
         validate.fail("transform", "one that sends floats", "integers", "There is no sum to decode: integers=False.")
-    if transform.mirrored or jax.tree.leaves(transform.init_client(jax.ShapeDtypeStruct((8, 8), "float32"))):
+    if transform.facts.mirrored or jax.tree.leaves(transform.init_client(jax.ShapeDtypeStruct((8, 8), "float32"))):
         hint = "CHOCO itself makes up for what was left out: pass the compressor alone."
         validate.fail("transform", "one without memory", "one that may have some", hint)

@@ -136,7 +136,7 @@ def consensus(
     """
     check_average(mixing)
     local, node_options = trained(loss_fn, optimizer, options)
-    if local.reads_round:
+    if local.facts.reads_round:
         rule = "a rate that does not fall over rounds, for nodes train once, before the first"
         validate.fail("optimizer", rule, "one", "Take a constant rate, or a schedule over local steps.")
     nodes = nodes_of(from_model(local), mixing, **node_options)

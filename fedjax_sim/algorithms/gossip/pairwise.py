@@ -151,9 +151,9 @@ def _check_presence(sampler: Sampler) -> None:
 
 def _bytes(cohort: Cohort, meets: Array, num_bytes: int) -> dict[str, Count]:
     """Both models of each meeting, those that were sent too late included."""
-    sent = cohort.reported if cohort.sent is None else cohort.sent
+    sent = cohort.reported if cohort.timing.sent is None else cohort.timing.sent
     number = 2 * (sent & meets).sum(dtype=jnp.int32)
-    if cohort.sent is None:
+    if cohort.timing.sent is None:
         return {"uplink_bytes": Count.of(number, num_bytes)}
     late = 2 * (sent & ~cohort.reported & meets).sum(dtype=jnp.int32)
     return {"uplink_bytes": Count.of(number, num_bytes), "wasted_bytes": Count.of(late, num_bytes)}

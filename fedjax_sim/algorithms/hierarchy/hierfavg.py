@@ -140,7 +140,7 @@ def as_client_update(
         update = tree.subtract(star.server.params(end.server), broadcast)
         means, counts, (weight, used) = over_rounds(rows)
         weight = (used > 0).astype(jnp.float32) if weighting == "uniform" else weight / rounds
-        if star.nonfinite == "error":
+        if star.execution.nonfinite == "error":
             weight = jnp.where(rows.broken.any(), jnp.nan, weight)
         return Report(update, weight, means, counts), end if keep else own
 
@@ -149,7 +149,7 @@ def as_client_update(
         apply=apply,
         uniform_weights=weighting == "uniform",
         needs_weights=weighting == "examples",
-        metrics=(*named_by(name, level.metrics), *star.client.metrics),
+        metrics=(*named_by(name, level.metrics), *star.client.facts.metrics),
         federation=star._replace(mesh=None),
         level=name,
         time_inside=None if devices is None else time_inside(star, rounds, devices),
@@ -283,7 +283,7 @@ def _check(star: Star, rounds: int, name: str, weighting: str | None, keep: bool
     if star.sampler.devices is not None:
         hint = "Put with_clock around the upper sampler, and pass what runs inside as `devices` (edge_devices)."
         validate.fail("sampler", "one without a clock, inside of a hierarchy", "one with a clock", hint)
-    if not keep and star.client.reads_round:
+    if not keep and star.client.facts.reads_round:
         hint = "Its rounds begin anew in each round above. Pass keep=True, for a rate over an edge's own rounds."
         validate.fail("optimizer", "a rate over steps in an edge that keeps nothing", "one over rounds", hint)
     if not keep and remembers(star.sampler):
@@ -296,10 +296,10 @@ def _check_whole(star: Star) -> None:
         hint = "Its rounds are more than invite, collect and close: take parts of `federated`, which say `complete`."
         validate.fail("star", "the parts of a whole algorithm (`Star.complete`)", "parts without the rest", hint)
     check_parts(star.sampler, star.client, star.transform, star.aggregator, star.server)
-    if star.aggregator.keyless:
+    if star.aggregator.facts.keyless:
         hint = "It holds its model encrypted, so what it sends up is a ciphertext: encrypt between edges and cloud."
         validate.fail("aggregator", "one whose server has a key, inside of a hierarchy", "one without", hint)
-    if star.aggregator.design is not None:
+    if star.aggregator.facts.design is not None:
         hint = "Its weights add up to those of one population, and each edge has its own: take aggregation.mean()."
         validate.fail("aggregator", "one that takes weights as they come, inside of a hierarchy", "another", hint)
     if star.server.moved is None:

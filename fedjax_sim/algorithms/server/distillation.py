@@ -93,9 +93,9 @@ def feddf(
     """
     validate.part("model", model, Model)
     transform = options.get("transform")
-    if transform is not None and transform.integer_range is not None:
+    if transform is not None and transform.facts.integer_range is not None:
         hint = "The ensemble needs each client's model: let it send decoded numbers, with integers=False."
-        validate.fail("transform", "one that sends numbers", f"integers in {transform.integer_range}", hint)
+        validate.fail("transform", "one that sends numbers", f"integers in {transform.facts.integer_range}", hint)
     work, round_options = client.local_work(options)
     student = client.local_sgd(
         distillation(model, temperature),

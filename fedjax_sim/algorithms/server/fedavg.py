@@ -125,9 +125,9 @@ def fednova(
     References: Wang et al. 2020 (FedNova), equation 4.
     """
     learning_rate = client.plain_sgd_rate("fednova", optimizer)
-    if aggregator is not None and not (aggregator.homogeneous and aggregator.attackers is None):
+    if aggregator is not None and not (aggregator.facts.homogeneous and aggregator.facts.attackers is None):
         how = "Build the round by `federated` with client.normalized, server.rescaled and"
-        if aggregator.attackers is not None:
+        if aggregator.facts.attackers is not None:
             hint = f'The number of steps changes too, so a flipped sign cancels. {how} by_part({{"direction": '
             hint += 'corrupted(...), "steps": mean()}).'
             validate.fail("aggregator", "one without attackers inside for fednova", "a corrupted one", hint)
@@ -146,9 +146,9 @@ def fednova(
 def _of_direction(transform: UpdateTransform) -> UpdateTransform:
     """The transform, applied to a message's direction alone: a changed number of steps would rescale the mean step."""
     validate.part("transform", transform, UpdateTransform)
-    if transform.noise is not None:
+    if transform.facts.noise is not None:
         hint = "The number of steps is sent without noise, and reveals the number of examples."
-        validate.fail("transform", "one without noise for fednova", transform.noise.mechanism, hint)
+        validate.fail("transform", "one without noise for fednova", transform.facts.noise.mechanism, hint)
 
     def on_client(key, update, state, memory):
         direction, memory, measured = transform.on_client(key, update["direction"], state, memory)

@@ -168,7 +168,7 @@ def mime(
         state, info = close(second, key, cohort, answered, state, usable=usable)
         memory, transforms = (asked_memory, state.memory), (asked_transform, state.transform)
         state = state._replace(memory=memory, transform=transforms, server=state.server.server)
-        begun = cohort if cohort.begun is None else cohort._replace(sent=cohort.begun)
+        begun = cohort if cohort.timing.begun is None else cohort._replace(sent=cohort.timing.begun)
         sent, lost = traffic(begun, asked.up, asked.down), unusable(first, cohort, asked.dropped, asked.num_dropped)
         return state, _both(info, sent, lost, norm, usable)
 
@@ -181,8 +181,8 @@ def _check_transform(transform: UpdateTransform | None) -> None:
         return
     validate.part("transform", transform, UpdateTransform)
     hint = "A client sends two messages."
-    if transform.noise is not None:
-        validate.fail("transform", "one without noise for mime", transform.noise.mechanism, hint)
+    if transform.facts.noise is not None:
+        validate.fail("transform", "one without noise for mime", transform.facts.noise.mechanism, hint)
     if jax.tree.leaves(transform.init_client(jax.ShapeDtypeStruct((8, 8), jnp.float32))):
         validate.fail("transform", "one without memory at the clients", "one with memory", hint)
 

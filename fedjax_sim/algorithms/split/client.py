@@ -89,7 +89,7 @@ def split_client(
         counts = {f"split_{way}_bytes": jnp.stack([x[way] for x in found])[place] for way in directions}
         return report._replace(counts=report.counts | counts), state
 
-    metrics = (*inner.metrics, *METRICS[: len(directions)])
+    metrics = (*inner.facts.metrics, *METRICS[: len(directions)])
     noise = noise_of(link for one in splits for link in one.links.values())
     return inner._replace(apply=apply, noise=noise, metrics=metrics, helped=True)
 

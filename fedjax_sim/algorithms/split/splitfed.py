@@ -177,9 +177,9 @@ def _sends_part(step: ServerUpdate, split: Split) -> ServerUpdate:
 def _on_part(transform: UpdateTransform, split: Split) -> UpdateTransform:
     """The transform, of the client's part alone; the others' parts are at the server already."""
     validate.part("transform", transform, UpdateTransform)
-    if transform.noise is not None:
+    if transform.facts.noise is not None:
         hint = "The servers' parts are trained on the same examples, and have no noise."
-        validate.fail("transform", "one without noise", transform.noise.mechanism, hint)
+        validate.fail("transform", "one without noise", transform.facts.noise.mechanism, hint)
 
     def joined(update, own):
         return split.cut.join((own, *split.cut.split(update)[1:]))
@@ -225,4 +225,4 @@ def _hands_on(trains: ClientUpdate, split: Split) -> ClientUpdate:
         there = (report.weight > 0).astype(jnp.uint32)
         return report._replace(counts=report.counts | {"peer_bytes": size * there}), state
 
-    return trains._replace(apply=apply, metrics=(*trains.metrics, PEER))
+    return trains._replace(apply=apply, metrics=(*trains.facts.metrics, PEER))

@@ -212,7 +212,7 @@ def _checked(
         hint = "The loss counts labelled nodes alike."
         validate.fail("sampler", "one that draws all parties alike", sampler.design, hint)
     cohort, _ = jax.eval_shape(lambda: sampler.sample(jax.random.key(0), sampler.init()))
-    if cohort.sent is not None or cohort.work is not None:
+    if cohort.timing.sent is not None or cohort.work is not None:
         hint = "What late parties send would not be counted, and a step has no parts."
         validate.fail("sampler", "one whose parties do whole steps, in time", "one with late clients or work", hint)
     if sampler.devices is not None or sampler.tell is not None or sampler.observe is not None:

@@ -283,7 +283,7 @@ def _counted(
         Metric("backward_bytes", "sent back to the parties", "bytes", besides=True),
     )
     noise = noise_of(between.values())
-    return local._replace(apply=apply, noise=noise, metrics=(*local.metrics, *words), helped=True)
+    return local._replace(apply=apply, noise=noise, metrics=(*local.facts.metrics, *words), helped=True)
 
 
 def _row(parties: Parties, params: PyTree, data: ClientData) -> list[PyTree]:

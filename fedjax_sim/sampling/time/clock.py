@@ -140,7 +140,7 @@ def with_clock(
             cohort = first_invited(cohort, num_invited)
         cohort = cohort._replace(spent=spend(devices, key, cohort, state.price))
         if present is not None:
-            leaves = absent_after(devices, cohort.ids, state.clock, cohort.spent, checks)
+            leaves = absent_after(devices, cohort.ids, state.clock, cohort.timing.spent, checks)
             cohort = cut(devices, key, cohort, state.price, leaves, INTERRUPTED.name)
         ticks = jnp.where(cohort.invited.any(), window(cohort), idle)
         clock = state.clock.moved(ticks, per_second).moved(overhead, per_second).since(state.clock)
@@ -170,7 +170,7 @@ def with_clock(
 def _there(cohort: Cohort, here: Array) -> Cohort:
     """The cohort without the clients who are not there."""
     gone = (cohort.invited & ~here).sum(dtype=jnp.int32)
-    sent = None if cohort.sent is None else cohort.sent & here
+    sent = None if cohort.timing.sent is None else cohort.timing.sent & here
     metrics = cohort.metrics | {"unavailable": gone}
     there = {"invited": cohort.invited & here, "reported": cohort.reported & here, "sent": sent}
     return recounted(cohort._replace(**there, metrics=metrics))

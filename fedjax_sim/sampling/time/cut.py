@@ -181,12 +181,12 @@ def cut(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, n
     cuts are made, the first moment counts
     (tests/sampling/time/test_lost_reports.py::test_every_client_is_counted_once).
     """
-    spent = cohort.spent
+    spent = cohort.timing.spent
     late = cohort.invited & (spent.total > at)
     done = ticks_done(spent, at)
     part = joules_of(done, *_planned(devices, key, cohort, price))
-    sent = cohort.reported if cohort.sent is None else cohort.sent
-    begun, up = cohort.begun, 0
+    sent = cohort.reported if cohort.timing.sent is None else cohort.timing.sent
+    begun, up = cohort.timing.begun, 0
     if price.before is not None:
         before = first_pass(devices, key, cohort, price)
         begun, up = sent if begun is None else begun, before.up
@@ -266,7 +266,7 @@ def by_part(devices: Devices, key: Array, ids: Array, loads: tuple[Load, ...]) -
 
 def window(cohort: Cohort) -> Array:
     """[] int32 ticks until the last client is done."""
-    return jnp.minimum(cohort.spent.total.max(initial=0), LONGEST)
+    return jnp.minimum(cohort.timing.spent.total.max(initial=0), LONGEST)
 
 
 def stated(cohort: Cohort, before: Clock, after: Clock, per_second: int) -> Cohort:

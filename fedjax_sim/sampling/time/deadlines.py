@@ -82,15 +82,15 @@ def with_deadline(sampler: Sampler, seconds: Positive, *, late: Literal["dropped
 def _shortened(devices: Devices, key: Array, cohort: Cohort, price: Price, ticks: int) -> Cohort:
     """The cohort, doing no more than arrives in time. Who was to leave after its message then arrives before."""
     shorter = cohort._replace(work=_steps_in_time(devices, key, cohort, price, ticks))
-    spent, ends = spend(devices, key, shorter, price), cohort.spent.total
+    spent, ends = spend(devices, key, shorter, price), cohort.timing.spent.total
     left = ends < spend(devices, key, cohort, price).total  # nothing else cuts a round short inside of this
     shorter = shorter._replace(spent=spent)
-    if INTERRUPTED.name not in cohort.lost:
+    if INTERRUPTED.name not in cohort.timing.lost:
         return shorter
     back = regained(shorter, INTERRUPTED.name, left)
     again = back.reported & left
-    begun = None if cohort.begun is None else cohort.begun | again
-    back = back._replace(sent=cohort.sent | again, begun=begun)
+    begun = None if cohort.timing.begun is None else cohort.timing.begun | again
+    back = back._replace(sent=cohort.timing.sent | again, begun=begun)
     early = left & (ends < jnp.minimum(spent.total, ticks))
     return cut(devices, key, back, price, jnp.where(early, ends, NEVER), INTERRUPTED.name)
 
@@ -134,7 +134,7 @@ def with_over_selection(sampler: Sampler, num_reports: int) -> Sampler:
     design = _limited(sampler.design, num_reports)
 
     def ended(key, cohort, price):
-        arrival = jnp.where(cohort.reported, cohort.spent.total, NEVER)
+        arrival = jnp.where(cohort.reported, cohort.timing.spent.total, NEVER)
         slots = jnp.arange(arrival.size, dtype=jnp.int32)
         times, _, order = jax.lax.sort((arrival, cohort.ids, slots), num_keys=2)
         among = jnp.zeros_like(cohort.reported).at[order[:num_reports]].set(True)
@@ -186,7 +186,7 @@ def with_radio_budget(
     design = responding(_limited(sampler.design, sampler.num_slots), "others")
 
     def ended(key, cohort, price):
-        spent = cohort.spent
+        spent = cohort.timing.spent
         ready = spent.down + spent.compute
         cost, most = spent.up, airtime
         if price.more is not None and price.more.airtime is not None:
@@ -199,13 +199,13 @@ def with_radio_budget(
             cost = jnp.ones_like(cohort.ids)
         if price.more is not None and price.more.sends is not None:
             cost = jnp.where(price.more.sends, cost, 0)
-        sent = cohort.reported if cohort.sent is None else cohort.sent  # also those cut off on their way
-        wanted = sent if cohort.begun is None else cohort.begun
+        sent = cohort.reported if cohort.timing.sent is None else cohort.timing.sent  # also those cut off on their way
+        wanted = sent if cohort.timing.begun is None else cohort.timing.begun
         place = within_budget(cohort.ids, cost, wanted, most, ready if order == "arrival" else None)
         place |= cost == 0  # who sends nothing needs none
         without = wanted & ~place
         stopped = cut(devices, key, cohort, price, jnp.where(without, ready, NEVER), NO_RADIO.name)
-        stopped = stopped._replace(sent=sent & place, begun=None if stopped.begun is None else wanted & place)
+        stopped = stopped._replace(sent=sent & place, begun=None if stopped.timing.begun is None else wanted & place)
         return losing(stopped, NO_RADIO.name, without, ready)
 
     return changed(sampler, ended, design, (NO_RADIO,))

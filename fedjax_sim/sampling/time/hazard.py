@@ -43,7 +43,7 @@ def with_hazard(sampler: Sampler, hazard: Hazard) -> Sampler:
     validate.part("hazard", hazard, Hazard)
 
     def thinned(key, cohort, price):
-        leaves = leaves_at(hazard, devices, key, cohort.ids, cohort.spent)
+        leaves = leaves_at(hazard, devices, key, cohort.ids, cohort.timing.spent)
         return cut(devices, key, cohort, price, leaves, INTERRUPTED.name)
 
     known = any(metric.name == INTERRUPTED.name for metric in sampler.metrics)

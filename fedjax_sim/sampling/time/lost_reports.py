@@ -35,8 +35,8 @@ def losing(cohort: Cohort, name: str, slots: Array, at: Array | int = UNHEARD) -
     """
     known = cohort.reported | _lost(cohort)
     moments = jnp.where(slots & known, jnp.asarray(at, jnp.int32), NEVER)
-    lost = {other: jnp.where((moments < x) & (x < UNHEARD), NEVER, x) for other, x in cohort.lost.items()}
-    lost[name] = jnp.minimum(cohort.lost.get(name, NEVER), moments)
+    lost = {other: jnp.where((moments < x) & (x < UNHEARD), NEVER, x) for other, x in cohort.timing.lost.items()}
+    lost[name] = jnp.minimum(cohort.timing.lost.get(name, NEVER), moments)
     return recounted(cohort._replace(reported=cohort.reported & ~slots, lost=lost))
 
 
@@ -45,16 +45,16 @@ def regained(cohort: Cohort, name: str, slots: Array) -> Cohort:
 
     Guarantees: tests/sampling/time/test_lost_reports.py::test_shorter_work_of_clients_that_are_lost.
     """
-    back = slots & (cohort.lost[name] < NEVER)
-    few = cohort._replace(lost=cohort.lost | {name: jnp.where(back, NEVER, cohort.lost[name])})
+    back = slots & (cohort.timing.lost[name] < NEVER)
+    few = cohort._replace(lost=cohort.timing.lost | {name: jnp.where(back, NEVER, cohort.timing.lost[name])})
     return recounted(few._replace(reported=cohort.reported | (back & ~_lost(few))))
 
 
 def lost_to(cohort: Cohort) -> dict[str, Array]:
     """{name: [m] bool} invited clients by what took their reports first."""
-    first = jnp.stack([*cohort.lost.values(), jnp.full(cohort.ids.shape, NEVER)]).min(0)
+    first = jnp.stack([*cohort.timing.lost.values(), jnp.full(cohort.ids.shape, NEVER)]).min(0)
     left, found = cohort.invited & (first < NEVER), {}
-    for name, moments in cohort.lost.items():
+    for name, moments in cohort.timing.lost.items():
         found[name] = left & (moments == first)
         left &= ~found[name]
     return found
@@ -63,14 +63,14 @@ def lost_to(cohort: Cohort) -> dict[str, Array]:
 def recounted(cohort: Cohort) -> Cohort:
     """The cohort whose metrics count the invited clients that were lost, and those that report with shortened work."""
     counts = {name: where.sum(dtype=jnp.int32) for name, where in lost_to(cohort).items()}
-    if cohort.shortened is not None:
-        counts["shortened"] = (cohort.shortened & cohort.reported).sum(dtype=jnp.int32)
+    if cohort.timing.shortened is not None:
+        counts["shortened"] = (cohort.timing.shortened & cohort.reported).sum(dtype=jnp.int32)
     return cohort._replace(metrics=cohort.metrics | counts)
 
 
 def _lost(cohort: Cohort) -> Array:
     """[m] bool: lost to anything."""
-    return jnp.stack([jnp.zeros_like(cohort.reported), *(x < NEVER for x in cohort.lost.values())]).any(0)
+    return jnp.stack([jnp.zeros_like(cohort.reported), *(x < NEVER for x in cohort.timing.lost.values())]).any(0)
 
 
 def some_slots(cohort: Cohort, slots: Array) -> Cohort:

@@ -104,7 +104,7 @@ def decay(key: Array, name: str, size: int, dimension: int, marks: list[int], se
         if predicted < LEAST:
             return
         state, before = go(state, people, before, mark - before), mark
-        models = np.asarray(made.personal(state, ids)["w"], np.float64)
+        models = np.asarray(made.evaluated.personal(state, ids)["w"], np.float64)
         conditions = {"part": "decay", "graph": name, "nodes": size, "rounds": mark}
         squares = ((models - models.mean(0)) ** 2).mean(0)
         yield measured(conditions, "squared distance", squares, predicted, kind=kind, resolution=1e-5 * predicted)
@@ -147,7 +147,7 @@ def floors(key: Array, size: int, num_runs: int) -> Iterator[Comparison]:
 
         def last(key, state, people, made=made):
             state = _advance(made, key)(state, people, 0, FLOOR_ROUNDS)
-            return (made.personal(state, ids)["w"] ** 2).mean()
+            return (made.evaluated.personal(state, ids)["w"] ** 2).mean()
 
         keys = jax.random.split(stream(key, f"floor {name}"), num_runs)
         squares = jax.jit(jax.vmap(last, in_axes=(0, None, None)))(keys, state, people)

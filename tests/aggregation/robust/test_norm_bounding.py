@@ -43,7 +43,7 @@ def test_attackers_are_bound():
         before = got if before is None else before
     with pytest.raises(ValueError, match="aggregator: expected a sum of numbers, got 'a modular sum'"):
         norm_bounding(modular_sum(3.0), 1.0)
-    assert norm_bounding(mean(), 1.0).sensitivity is None
+    assert norm_bounding(mean(), 1.0).facts.sensitivity is None
 
 
 def test_bounds_of_half_precision():

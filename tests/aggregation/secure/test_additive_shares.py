@@ -110,7 +110,7 @@ def test_views_are_uniform(name, honest_server):
     made = additive_shares(SUMS[name], 3, honest_server=honest_server)
     messages = np.full((64, 256), 17, np.int32)
     seen, weights = jax.jit(made.view)(KEY, None, received(messages, np.ones(64)))
-    bits = SUMS[name].modulus.bit_length() - (SUMS[name].modulus % 2 == 0)
+    bits = SUMS[name].facts.modulus.bit_length() - (SUMS[name].facts.modulus % 2 == 0)
     words = (bits + 31) // 32
     assert seen.shape == (64, 2, words, 256) and seen.dtype == jnp.uint32 and weights.tolist() == [1] * 64
     top = np.asarray(seen[:, :, -1]) >> np.uint32((bits - 1) % 32 - 1)
@@ -160,7 +160,7 @@ def test_too_few_messages_abort(masks):
         assert total.tolist() == [3.0 * count] * 2 if count >= 3 else np.isnan(total).all()
         assert int(metrics["aborted_rounds"]) == (count < 3)
     alone = additive_shares(modular_sum(1.0), 2, dropout=1.0, masks=masks)
-    assert np.isnan(aggregate(alone, messages, np.ones(5, bool))[0]).all() and alone.least == 1
+    assert np.isnan(aggregate(alone, messages, np.ones(5, bool))[0]).all() and alone.facts.least == 1
 
 
 @pytest.mark.full

@@ -88,7 +88,7 @@ def test_bytes(setting):
         messages = RNG.normal(size=(2, size))
         found = run_homomorphic_sum(messages, degree=degree, modulus_bits=modulus_bits, scale_bits=scale_bits)
         made = homomorphic_mean(degree=degree, modulus_bits=modulus_bits, scale_bits=scale_bits)
-        wire = made.wire(jax.ShapeDtypeStruct((size,), jnp.float32), None, 2)
+        wire = made.facts.wire(jax.ShapeDtypeStruct((size,), jnp.float32), None, 2)
         assert wire.bits == 8 * ciphertext_bytes(size, degree)
         blocks = 1 + (size > degree // 2)
         assert blocks * 2 * degree * modulus_bits <= 8 * found.bytes_up.min()
@@ -119,7 +119,7 @@ def test_the_mean_plus_its_error():
         assert abs(np.corrcoef(errors["a"], errors["b"])[0, 1]) < 0.2
         other = aggregate(made, messages, weights, jax.random.key(2))[0]
         assert (np.asarray(other["b"]) != np.asarray(found["b"])).mean() > 0.9
-        assert made.sensitivity == plain.sensitivity and not made.homogeneous
+        assert made.facts.sensitivity == plain.facts.sensitivity and not made.facts.homogeneous
     nothing, metrics = aggregate(homomorphic_mean(**options), messages, np.zeros(4))
     assert not nothing["a"].any() and float(metrics["encryption_error"]) == 0
 
@@ -187,7 +187,7 @@ def test_a_server_without_a_key_compresses_nothing():
     """Catches ciphertexts of a model that only who holds the key could have compressed."""
     step = {"optimizer": optax.sgd(0.1), "num_steps": 1, "aggregator": homomorphic_mean()}
     build = partial(algorithms.fedavg, p.linear_loss, sampling.full(4), **step)
-    assert build().parts.aggregator.keyless
+    assert build().parts.aggregator.facts.keyless
     told = "downlink: expected None for a server without a key, got 'a compressor'"
     with pytest.raises(ValueError, match=told):
         build(downlink=transform.top_k(0.5))
@@ -202,4 +202,4 @@ def test_a_server_without_a_key_compresses_nothing():
 def test_an_attack_keeps_what_the_server_cannot_do():
     """Catches attackers around an encrypted mean, after whom its server has a key."""
     for attack in (adversary.sign_flip(), adversary.alie(), adversary.mimic(0), adversary.min_max(), adversary.fang()):
-        assert adversary.corrupted(homomorphic_mean(), attack, adversary.clients([0])).keyless, attack
+        assert adversary.corrupted(homomorphic_mean(), attack, adversary.clients([0])).facts.keyless, attack

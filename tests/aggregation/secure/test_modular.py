@@ -58,7 +58,7 @@ def test_sums_in_a_prime_field_are_exact():
     assert found.tolist() == true.tolist()
     found, _ = aggregate(aggregation.modular_sum(None, prime=True), np.int32(messages), weights)
     np.testing.assert_allclose(found, true / 20, rtol=1e-6)
-    assert aggregation.modular_sum(None).sensitivity is None
+    assert aggregation.modular_sum(None).facts.sensitivity is None
 
 
 def test_small_sums_survive_wrapping():
@@ -86,8 +86,8 @@ def test_floats_are_refused():
 def test_facts():
     """Catches a modulus off by a bit, and a sensitivity of the sum for the mean."""
     aggregator = aggregation.modular_sum(denominator=8.0, modulus_bits=20)
-    assert (aggregator.modulus, aggregator.sensitivity) == (2**20, 0.125)
-    assert aggregation.modular_sum(1.0).modulus == 2**32
+    assert (aggregator.facts.modulus, aggregator.facts.sensitivity) == (2**20, 0.125)
+    assert aggregation.modular_sum(1.0).facts.modulus == 2**32
 
 
 @pytest.mark.parametrize("bits", [1, 65, 16.0, True])

@@ -330,7 +330,7 @@ def test_clients_leave_with_the_stated_probability():
         jax.random.key(0), round, made.init(jax.ShapeDtypeStruct((1,), jnp.int32), 20_000), received
     )
     uploaded = carry["uploaded"] > 0
-    found = stages_of(jax.random.key(0), round.ids, all_there, uploaded, 1 - stays)
+    found = stages_of(jax.random.key(0), round.cohort.ids, all_there, uploaded, 1 - stays)
     assert not (uploaded & ~found.shared).any() and len(STEPS) == 4
     for mask, expected in zip(found, stays[1:], strict=True):
         assert abs(float(mask.mean()) - expected) < 4.5 * np.sqrt(expected * (1 - expected) / 20_000)

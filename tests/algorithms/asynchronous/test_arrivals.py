@@ -335,11 +335,11 @@ def test_who_leaves_is_lost_as_under_a_clock(name):
     reported, invited = np.asarray(cohort.reported), np.asarray(cohort.invited)
     np.testing.assert_array_equal(due != NEVER, reported)
     np.testing.assert_array_equal(leaves != NEVER, invited & ~reported)
-    np.testing.assert_array_equal(np.minimum(due, leaves)[invited], np.asarray(cohort.spent.total)[invited])
+    np.testing.assert_array_equal(np.minimum(due, leaves)[invited], np.asarray(cohort.timing.spent.total)[invited])
     begun = flights.begun
     assert 0 < reported.sum() < invited.sum() == begun.sent
-    assert float(begun.joules) == pytest.approx(float(cohort.spent.joules.sum()), rel=1e-6)
-    assert int(begun.wasted) == int((cohort.sent & ~cohort.reported).sum())
+    assert float(begun.joules) == pytest.approx(float(cohort.timing.spent.joules.sum()), rel=1e-6)
+    assert int(begun.wasted) == int((cohort.timing.sent & ~cohort.reported).sum())
 
 
 def test_a_server_whose_clients_all_leave_does_not_wait_a_minute():

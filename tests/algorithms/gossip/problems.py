@@ -41,7 +41,7 @@ def run(made, rounds, data=None, start=START, key=KEY):
 
 def models(made, state):
     """[N] the nodes' own models."""
-    return np.asarray(made.personal(state, IDS)["w"], np.float64)[:, 0]
+    return np.asarray(made.evaluated.personal(state, IDS)["w"], np.float64)[:, 0]
 
 
 def weights(mixing, rounds, key=KEY):

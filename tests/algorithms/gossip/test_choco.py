@@ -26,7 +26,7 @@ def choco(compressor=None, mixing=g.RING, rate=0.1, **options):
 
 
 def own(made, state):
-    return np.asarray(made.personal(state, g.IDS)["w"], np.float64)
+    return np.asarray(made.evaluated.personal(state, g.IDS)["w"], np.float64)
 
 
 def kept(x, count):

@@ -25,7 +25,7 @@ def clipped(mixing=WHEEL, rate=0.1, **options):
 
 
 def own(made, state):
-    return np.asarray(made.personal(state, g.IDS)["w"], np.float64)
+    return np.asarray(made.evaluated.personal(state, g.IDS)["w"], np.float64)
 
 
 def sends_far():

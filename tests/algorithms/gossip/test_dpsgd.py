@@ -85,7 +85,7 @@ def test_consensus_shrinks_as_predicted(name):
     data = population.generated(size, lambda rows, id: clients_row(rows, id), jnp.array(centers, jnp.float32))
     made = algorithms.consensus(distance_loss, mixing, optax.sgd(1.0), num_steps=1, mesh=None)
     state = made.init(g.KEY, {"w": jnp.full(width, 9.0)}, data)
-    own = lambda state: np.asarray(made.personal(state, jnp.arange(size))["w"], np.float64)  # noqa: E731
+    own = lambda state: np.asarray(made.evaluated.personal(state, jnp.arange(size))["w"], np.float64)  # noqa: E731
     np.testing.assert_allclose(own(state), centers, atol=1e-5)  # every node trained, once, alone
     values = np.linalg.eigvalsh(network.matrix_of(mixing).toarray())
     step, mean = jax.jit(made.step), centers.mean()
@@ -193,7 +193,7 @@ def test_same_bits_on_two_devices():
     for mesh in (None, engine.device_mesh(2)):
         made = algorithms.dpsgd(distance_loss, mixing, optax.sgd(0.3), num_steps=2, mesh=mesh)
         state, infos = g.run(made, 4, data, {"w": jnp.zeros(30)})
-        own = np.asarray(made.personal(state, jnp.arange(50))["w"])
+        own = np.asarray(made.evaluated.personal(state, jnp.arange(50))["w"])
         found.append((own, np.asarray(made.params(state)["w"]), infos))
     for one, other in zip(jax.tree.leaves(found[0]), jax.tree.leaves(found[1]), strict=True):
         np.testing.assert_array_equal(one, other)

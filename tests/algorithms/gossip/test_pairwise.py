@@ -152,7 +152,7 @@ def test_unequal_nodes():
             x[i] -= p.RATE * slope(i, start[i])
         state, info = step(key, state, data)
         assert info["edges"] == 9 and info["clients_reported"] == sum(clients[i].mask.any() for i in ids)
-    found = made.personal(state, jnp.arange(p.NUM_CLIENTS, dtype=jnp.int32))
+    found = made.evaluated.personal(state, jnp.arange(p.NUM_CLIENTS, dtype=jnp.int32))
     np.testing.assert_allclose(found, x, rtol=1e-4, atol=1e-5)
     by_size = sampling.weighted_without_replacement(p.SIZES, 6)
     with pytest.raises(ValueError, match="sampler: expected one that wakes all nodes equally often"):

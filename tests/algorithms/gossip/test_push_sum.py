@@ -88,7 +88,7 @@ def test_weights_that_vanish(dtype):
         state, info = step(jax.random.fold_in(g.KEY, t), state, data)
         skipped += int(info["skipped_rounds"])
     assert 0 < skipped < 400 and info["skipped_rounds"] == 1
-    assert jnp.isfinite(made.personal(state, jnp.arange(size))["w"]).all()
+    assert jnp.isfinite(made.evaluated.personal(state, jnp.arange(size))["w"]).all()
 
 
 @pytest.mark.default_rows(1)
@@ -108,7 +108,7 @@ def test_narrow_models_keep_their_average(dtype):
     for t in range(300):
         state, info = step(jax.random.fold_in(g.KEY, t), state, data)
     end = jax.device_get(state.star.clients)
-    assert (made.params(state)["w"].dtype, made.personal(state, g.IDS)["w"].dtype) == (dtype, dtype)
+    assert (made.params(state)["w"].dtype, made.evaluated.personal(state, g.IDS)["w"].dtype) == (dtype, dtype)
     np.testing.assert_allclose(end["sum"]["w"].sum(), (9 + np.arange(g.N)).sum(), rtol=1e-5)
     np.testing.assert_allclose(end["sum"]["w"][:, 0] / end["weight"], 9 + np.arange(g.N).mean(), rtol=1e-5)
     assert info["uplink_bytes"].total() == int(info["edges"]) * 8

@@ -171,7 +171,7 @@ def test_dpsgd():
     x = np.zeros(N)
     for _ in range(ROUNDS):
         x = ring @ x - RATE * gradient(x, np.arange(N))
-    own = made.personal(state, jnp.arange(N, dtype=jnp.int32))["w"][:, 0]
+    own = made.evaluated.personal(state, jnp.arange(N, dtype=jnp.int32))["w"][:, 0]
     np.testing.assert_allclose(own, x, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(float(info["consensus_distance"]), np.linalg.norm(x - x.mean()), rtol=1e-4)
     np.testing.assert_allclose(made.params(state)["w"][0], x.mean(), rtol=1e-4)

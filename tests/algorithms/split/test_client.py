@@ -160,7 +160,7 @@ def test_noise_on_links_has_no_epsilon():
         DEEP, softmax_cross_entropy, "hidden_0", link=network.link(backward=transform.local_gaussian(1.0, 1.0))
     )
     made = split_client(split, optax.sgd(0.1), client.work(num_steps=1))
-    assert made.noise.mechanism == "noise on links" and made.noise.unit == "record"
+    assert made.facts.noise.mechanism == "noise on links" and made.facts.noise.unit == "record"
     with pytest.raises(ValueError, match="nonfinite"):
         algorithms.federated(
             sampling.full(5), made, aggregation.mean(), server.optimizer(optax.sgd(1.0)), nonfinite="error"

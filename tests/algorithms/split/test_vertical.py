@@ -239,7 +239,7 @@ def test_one_consortium_is_no_edge():
     for federation in (_vertical(), _vertical().parts):
         with pytest.raises(ValueError, match="the parts of a whole algorithm"):
             algorithms.as_client_update(federation)
-    assert algorithms.as_client_update(_vertical(2)).metrics
+    assert algorithms.as_client_update(_vertical(2)).facts.metrics
 
 
 def test_arrays_by_party_train_alike():

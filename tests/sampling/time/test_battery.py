@@ -36,10 +36,10 @@ def test_who_runs_out(joules):
     at = np.floor(np.clip((joules - before) / JOULES, 0, 1) * TICKS).sum(0)
     enough = JOULES.sum(0) <= joules
     np.testing.assert_array_equal(cohort.reported, enough)
-    assert np.abs(cohort.spent.total - np.where(enough, TICKS.sum(0), at)).max() <= 1  # float32 shares of ticks
-    assert (cohort.spent.joules <= joules * (1 + 1e-6)).all() and cohort.metrics["exhausted"] == (~enough).sum()
-    np.testing.assert_array_equal(cohort.sent, joules - before[2] >= JOULES[2] / UP)  # a tick of its message
-    assert state.clock.seconds * 1000 + state.clock.ticks == cohort.spent.total.max()
+    assert np.abs(cohort.timing.spent.total - np.where(enough, TICKS.sum(0), at)).max() <= 1  # float32 shares of ticks
+    assert (cohort.timing.spent.joules <= joules * (1 + 1e-6)).all() and cohort.metrics["exhausted"] == (~enough).sum()
+    np.testing.assert_array_equal(cohort.timing.sent, joules - before[2] >= JOULES[2] / UP)  # a tick of its message
+    assert state.clock.seconds * 1000 + state.clock.ticks == cohort.timing.spent.total.max()
 
 
 def test_batteries_belong_to_clients():
@@ -61,9 +61,9 @@ def test_messages_that_cost_no_energy():
     devices = network.heterogeneous(N, speed=2.5, bandwidth_down=1e3, bandwidth_up=1.0, compute_watts=1.0)
     empty = sampling.with_battery(sampling.with_clock(sampling.full(N), devices), 1.0)
     cohort, _ = drawn(empty)
-    assert not cohort.reported.any() and not cohort.sent.any() and (cohort.spent.up == 0).all()
-    np.testing.assert_allclose(cohort.spent.compute, 1000, atol=1)
-    np.testing.assert_allclose(cohort.spent.joules, 1.0, rtol=1e-3)
+    assert not cohort.reported.any() and not cohort.timing.sent.any() and (cohort.timing.spent.up == 0).all()
+    np.testing.assert_allclose(cohort.timing.spent.compute, 1000, atol=1)
+    np.testing.assert_allclose(cohort.timing.spent.joules, 1.0, rtol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_energy_and_utilisation():
     """Closed forms of one cohort. Catches waste that counts who reports, and clients that are busy while they wait."""
     clocked = sampling.with_clock(sampling.full(N), tables())
     cohort, _ = clocked.sample(KEY, told(clocked))
-    np.testing.assert_array_equal(cohort.spent.total, TOTAL)
+    np.testing.assert_array_equal(cohort.timing.spent.total, TOTAL)
     cohort = cohort._replace(reported=jnp.arange(N) > 2)
     energy = np.array([DOWN, 5 * STEP, UP]).T @ np.array(WATTS)
     found = spent_by(cohort)
@@ -204,11 +204,11 @@ def test_energy_of_what_was_done():
     computed = np.minimum(5 * STEP, ends[:, None] - done)
     sent = np.minimum(UP, ends[:, None] - done - computed)
     for name, expected in (("down", done), ("compute", computed), ("up", sent)):
-        np.testing.assert_array_equal(getattr(found.spent, name), expected)
+        np.testing.assert_array_equal(getattr(found.timing.spent, name), expected)
     energy = np.stack([done, computed, sent], -1) @ np.array(WATTS)
-    np.testing.assert_allclose(found.spent.joules, energy, rtol=1e-5, atol=1e-2)
+    np.testing.assert_allclose(found.timing.spent.joules, energy, rtol=1e-5, atol=1e-2)
     np.testing.assert_array_equal(found.reported, ends[:, None] >= TOTAL)
-    np.testing.assert_array_equal(found.sent, sent > 0)
+    np.testing.assert_array_equal(found.timing.sent, sent > 0)
     assert bool(everyone.all())
 
 
@@ -222,7 +222,7 @@ def test_energy_of_latency():
     cohort, _ = clocked.sample(KEY, told(clocked, work))
     for tick, joules in ((500, 1.0), (2000, 4.0), (3000, 4.0), (4000, 6.0), (4999, 7.998)):
         found = cut(devices, KEY, cohort, price_of(work), jnp.int32(tick), "late")
-        assert float(found.spent.joules[0]) == pytest.approx(joules, rel=1e-4), tick
+        assert float(found.timing.spent.joules[0]) == pytest.approx(joules, rel=1e-4), tick
 
 
 def test_steps_are_those_that_clients_take():
@@ -261,7 +261,7 @@ def test_scales_are_a_heavier_model(wrap):
     }
     assert p.digest((one, after)) == p.digest((other, then))
     light, _ = plain.sample(KEY, told(plain))
-    assert (np.asarray(light.spent.total) < np.asarray(one.spent.total)).any()
+    assert (np.asarray(light.timing.spent.total) < np.asarray(one.timing.spent.total)).any()
     stated = {x.name for x in scaled.metrics} - {x.name for x in plain.metrics}
     assert stated == {"flops_scale", "bytes_scale"}
 
@@ -306,7 +306,7 @@ def test_who_is_there():
         assert cohort.ids[cohort.invited].tolist() == expected == cohort.ids[cohort.reported].tolist()
         assert int(cohort.metrics["unavailable"]) == N - len(expected)
         assert int(cohort.metrics["unfilled"]) == 8 - len(expected)
-        assert cohort.spent.total[~cohort.invited].sum() == 0 == cohort.spent.joules[~cohort.invited].sum()
+        assert cohort.timing.spent.total[~cohort.invited].sum() == 0 == cohort.timing.spent.joules[~cohort.invited].sum()
     nobody = sampling.with_clock(sampling.full(N), tables(there=lambda ids, seconds: ids < 0), idle_seconds=1800.0)
     cohort, state = nobody.sample(KEY, told(nobody))
     assert not cohort.invited.any() and [int(x) for x in state.clock] == [1800, 0]
@@ -343,15 +343,15 @@ def test_who_leaves():
     clocked = sampling.with_clock(sampling.full(N), devices, checks=5)
     cohort, state = clocked.sample(KEY, told(clocked))  # 2601 ticks
     assert np.flatnonzero(~np.asarray(cohort.reported)).tolist() == [2, 5]
-    assert cohort.spent.total[jnp.array([2, 5, 0])].tolist() == [1001, 2001, 2601]
-    assert int(cohort.metrics["interrupted"]) == 2 and not cohort.sent[2] and int(state.clock.seconds) == 2
+    assert cohort.timing.spent.total[jnp.array([2, 5, 0])].tolist() == [1001, 2001, 2601]
+    assert int(cohort.metrics["interrupted"]) == 2 and not cohort.timing.sent[2] and int(state.clock.seconds) == 2
     begun = told(clocked)._replace(clock=Clock(jnp.int32(0), jnp.int32(600)))  # everything is 600 ticks later
     cohort, _ = clocked.sample(KEY, begun)
-    assert cohort.spent.total[jnp.array([2, 5])].tolist() == [501, 1501]
+    assert cohort.timing.spent.total[jnp.array([2, 5])].tolist() == [501, 1501]
     times = {"down": np.full(N, 1), "step": np.full(N, 380), "up": np.full(N, 200)}  # done at 1901, arrived at 2101
     ready = sampling.with_clock(sampling.full(N), tables(**times, there=devices.availability.at))
     cohort, _ = ready.sample(KEY, told(ready))
-    assert np.flatnonzero(~np.asarray(cohort.reported)).tolist() == [2, 5] and cohort.spent.total[5] == 2100
+    assert np.flatnonzero(~np.asarray(cohort.reported)).tolist() == [2, 5] and cohort.timing.spent.total[5] == 2100
     quick = sampling.with_clock(sampling.full(N), devices)
     cohort, _ = quick.sample(KEY, told(quick, WORK._replace(steps=1)))
     assert bool(cohort.reported.all()) and int(cohort.metrics["interrupted"]) == 0
@@ -371,9 +371,9 @@ def test_hazard_is_that_of_the_time():
         stays = np.asarray(cohort.reported)[compute == 1000 * seconds]
         assert abs(stays.mean() - np.exp(-seconds / 2)) < 5 * np.sqrt(0.25 / stays.size)
     left = ~np.asarray(cohort.reported)
-    total = np.asarray(cohort.spent.total)
+    total = np.asarray(cohort.timing.spent.total)
     assert (
-        (total[left] < 700 + compute[left]).all() and (total[left] >= 700).all() and (cohort.spent.up[left] == 0).all()
+        (total[left] < 700 + compute[left]).all() and (total[left] >= 700).all() and (cohort.timing.spent.up[left] == 0).all()
     )
     assert (total[~left] == 1600 + compute[~left]).all() and int(cohort.metrics["interrupted"]) == left.sum()
 

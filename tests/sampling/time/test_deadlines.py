@@ -38,8 +38,8 @@ def test_deadline(seconds):
     ticks = round(seconds * 1000)
     cohort, state = drawn(sampling.with_deadline(clocked(), seconds))
     np.testing.assert_array_equal(cohort.reported, ticks >= TOTAL)
-    np.testing.assert_array_equal(cohort.sent, ticks > DOWN + 5 * STEP)
-    np.testing.assert_array_equal(cohort.spent.total, np.minimum(TOTAL, ticks))
+    np.testing.assert_array_equal(cohort.timing.sent, ticks > DOWN + 5 * STEP)
+    np.testing.assert_array_equal(cohort.timing.spent.total, np.minimum(TOTAL, ticks))
     assert state.clock.seconds * 1000 + state.clock.ticks == min(TOTAL.max(), ticks)
     assert cohort.metrics["late"] == (TOTAL > ticks).sum()
 
@@ -53,10 +53,10 @@ def test_partial_work_is_the_most_that_fits():
         fits = np.clip((ticks - DOWN - UP) // STEP, 0, 5)
         np.testing.assert_array_equal(cohort.reported, fits >= 1)
         np.testing.assert_array_equal(cohort.work[fits >= 1], fits[fits >= 1])
-        np.testing.assert_array_equal(cohort.spent.total[fits >= 1], (DOWN + UP + STEP * fits)[fits >= 1])
+        np.testing.assert_array_equal(cohort.timing.spent.total[fits >= 1], (DOWN + UP + STEP * fits)[fits >= 1])
         assert cohort.work.dtype == np.int32 and cohort.metrics["late"] == (fits < 1).sum()
         assert cohort.metrics["shortened"] == ((fits >= 1) & (fits < 5)).sum()
-        assert state.clock.seconds * 1000 + state.clock.ticks == cohort.spent.total.max() <= ticks
+        assert state.clock.seconds * 1000 + state.clock.ticks == cohort.timing.spent.total.max() <= ticks
 
 
 def test_shortened_clients_that_are_not_needed():
@@ -74,7 +74,7 @@ def test_partial_work_of_stragglers():
     slow = sampling.with_clock(sampling.with_stragglers(sampling.full(N), 1.0), tables())
     cohort, _ = drawn(slow)
     steps = np.ceil(cohort.work * 5).astype(int)
-    np.testing.assert_array_equal(cohort.spent.compute, STEP * steps)
+    np.testing.assert_array_equal(cohort.timing.spent.compute, STEP * steps)
     limited, _ = drawn(sampling.with_deadline(slow, MIDDLE / 1000, late="partial"))
     fits = np.minimum((MIDDLE - DOWN - UP) // STEP, steps)
     np.testing.assert_array_equal(limited.work[fits >= 1], fits[fits >= 1])
@@ -91,7 +91,7 @@ def test_who_would_leave_after_the_deadline():
     assert drawn(away)[0].reported.sum() == N - 2
     cohort, _ = drawn(sampling.with_deadline(away, 1.6, late="partial"))
     assert np.flatnonzero(~cohort.reported).tolist() == [1] and cohort.metrics["interrupted"] == 1
-    assert set(cohort.work.tolist()) == {2} and cohort.spent.total[[1, 4]].tolist() == [1040, 1500]
+    assert set(cohort.work.tolist()) == {2} and cohort.timing.spent.total[[1, 4]].tolist() == [1040, 1500]
     dropped, _ = drawn(sampling.with_deadline(away, 1.6))
     assert dropped.reported.sum() == 0 and dropped.metrics["late"] == N - 1 and dropped.metrics["interrupted"] == 1
 
@@ -105,9 +105,9 @@ def test_who_leaves_with_shorter_work():
     inside = sampling.with_hazard(sampling.with_clock(sampling.full(N), times), hazard)
     cohort, _ = drawn(sampling.with_deadline(inside, 0.28, late="partial"))
     assert set(cohort.work.tolist()) == {2} and not cohort.reported.any() and cohort.metrics["interrupted"] == N
-    assert np.stack(cohort.spent[:3], 1).tolist() == 6 * [[10, 200, 30]] + 6 * [[10, 150, 0]]
-    np.testing.assert_allclose(cohort.spent.joules, 6 * [10 + 2000 + 3000] + 6 * [10 + 1500], rtol=1e-6)
-    assert cohort.sent.tolist() == 6 * [True] + 6 * [False]
+    assert np.stack(cohort.timing.spent[:3], 1).tolist() == 6 * [[10, 200, 30]] + 6 * [[10, 150, 0]]
+    np.testing.assert_allclose(cohort.timing.spent.joules, 6 * [10 + 2000 + 3000] + 6 * [10 + 1500], rtol=1e-6)
+    assert cohort.timing.sent.tolist() == 6 * [True] + 6 * [False]
 
 
 def test_a_place_for_both_messages():
@@ -128,12 +128,12 @@ def test_a_place_for_both_messages():
     late = sampling.with_deadline(clocked, 2.0)
     for budget, places in ((1200, 6), (1199, 5), (600, 3)):
         cohort, _ = drawn(sampling.with_radio_budget(late, budget_bytes=budget, order="id"), work=work)
-        assert cohort.begun.tolist() == [i < places for i in range(6)]
-        assert cohort.sent.tolist() == [3 <= i < places for i in range(6)]
-        assert 100 * (cohort.begun.sum() + cohort.sent.sum()) <= budget
+        assert cohort.timing.begun.tolist() == [i < places for i in range(6)]
+        assert cohort.timing.sent.tolist() == [3 <= i < places for i in range(6)]
+        assert 100 * (cohort.timing.begun.sum() + cohort.timing.sent.sum()) <= budget
     for ticks, begun, sent in ((3, 3, 0), (4, 3, 0), (5, 4, 1), (8, 5, 2), (9, 6, 3)):  # of one message each
         cohort, _ = drawn(sampling.with_radio_budget(late, airtime_seconds=ticks / 10, order="id"), work=work)
-        assert (cohort.begun.sum(), cohort.sent.sum()) == (begun, sent)
+        assert (cohort.timing.begun.sum(), cohort.timing.sent.sum()) == (begun, sent)
 
 
 @pytest.mark.full
@@ -186,12 +186,12 @@ def test_the_first_of_two_messages_was_sent(quantile):
     late = sampling.with_deadline(clocked(), ticks / 1000)
     cohort, _ = drawn(late, work=work)
     np.testing.assert_array_equal(cohort.reported, second + UP <= ticks)
-    np.testing.assert_array_equal(cohort.sent, second < ticks)
-    np.testing.assert_array_equal(cohort.begun, first < ticks)
+    np.testing.assert_array_equal(cohort.timing.sent, second < ticks)
+    np.testing.assert_array_equal(cohort.timing.begun, first < ticks)
     few, _ = drawn(sampling.with_radio_budget(late, budget_bytes=24.0 * 5, order="id"), work=work)
     on_air = np.isin(few.ids, np.flatnonzero(first < ticks)[:5])
-    np.testing.assert_array_equal(few.begun, on_air)
-    np.testing.assert_array_equal(few.sent, on_air & (second < ticks))
+    np.testing.assert_array_equal(few.timing.begun, on_air)
+    np.testing.assert_array_equal(few.timing.sent, on_air & (second < ticks))
 
 
 def test_gradients_that_nobody_waits_for():
@@ -217,7 +217,7 @@ def test_over_selection_takes_the_first():
     for count, chosen, end in ((2, {8, 9}, 251), (5, {8, 9, 10, 11, 0}, 501), (7, {8, 9, 10, 11, 0, 1, 2}, 501)):
         cohort, after = sampling.with_over_selection(same, count).sample(KEY, state)
         assert set(cohort.ids[cohort.reported].tolist()) == chosen
-        assert int(after.clock.seconds * 1000 + after.clock.ticks) == end == int(cohort.spent.total.max())
+        assert int(after.clock.seconds * 1000 + after.clock.ticks) == end == int(cohort.timing.spent.total.max())
         assert int(cohort.metrics["not_needed"]) == 7 - count
     alike = sampling.with_clock(sampling.cyclic(N, 7), tables(*[np.ones(N)] * 3))
     cohort, _ = sampling.with_over_selection(alike, 3).sample(KEY, state)
@@ -225,7 +225,7 @@ def test_over_selection_takes_the_first():
     few = sampling.with_over_selection(sampling.with_clock(sampling.with_dropout(sampling.full(N), 0.6), tables()), 11)
     cohort, _ = drawn(few)
     assert 0 < cohort.reported.sum() < 11 and cohort.metrics["not_needed"] == 0
-    assert cohort.spent.total.max() == TOTAL.max()
+    assert cohort.timing.spent.total.max() == TOTAL.max()
 
 
 def test_random_arrivals():
@@ -251,8 +251,8 @@ def test_radio_budget():
             cohort, _ = drawn(sampling.with_radio_budget(timed, airtime_seconds=max(budget, 0.5) / 1000, order=order))
             sums = np.cumsum(UP[ranked])
             fits = {i for i, used in zip(ranked, sums, strict=True) if used <= budget}
-            assert set(np.flatnonzero(cohort.reported)) == fits == set(np.flatnonzero(cohort.sent)), (order, budget)
-            assert cohort.spent.up[[i for i in there if i not in fits]].sum() == 0
+            assert set(np.flatnonzero(cohort.reported)) == fits == set(np.flatnonzero(cohort.timing.sent)), (order, budget)
+            assert cohort.timing.spent.up[[i for i in there if i not in fits]].sum() == 0
             assert cohort.metrics["no_radio"] == len(there) - len(fits)
     cohort, _ = drawn(sampling.with_radio_budget(timed, budget_bytes=3.9 * WORK.bytes_up))
     assert set(np.flatnonzero(cohort.reported)) == set(by_arrival[:3])
@@ -277,7 +277,7 @@ def test_wrappers_compose():
             end = min(MIDDLE, deadline)
             assert set(np.flatnonzero(cohort.reported)) == set(np.flatnonzero(end >= TOTAL))
             clock = state.sampler.clock
-            assert clock.seconds * 1000 + clock.ticks == end == cohort.spent.total.max()
+            assert clock.seconds * 1000 + clock.ticks == end == cohort.timing.spent.total.max()
 
 
 def secured(sampler):

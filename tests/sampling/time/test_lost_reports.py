@@ -130,7 +130,7 @@ EVERYBODY = {
 
 def _drawn(key, name):
     """Who would be lost of all N clients, were everybody invited."""
-    return set(np.flatnonzero(rounds_of(EVERYBODY[name])(key)[0].lost[name] < NEVER).tolist())
+    return set(np.flatnonzero(rounds_of(EVERYBODY[name])(key)[0].timing.lost[name] < NEVER).tolist())
 
 
 def test_candidates_are_not_counted():
@@ -163,9 +163,9 @@ def test_a_channel_that_late_messages_use(airtime):
         if left < 0:
             break
         place.add(int(i))
-    assert set(np.flatnonzero(cohort.sent).tolist()) == place
+    assert set(np.flatnonzero(cohort.timing.sent).tolist()) == place
     assert set(np.flatnonzero(cohort.reported).tolist()) == {i for i in place if TOTAL[i] <= deadline}
-    assert int(cohort.spent.up.sum()) <= 1000 * airtime
+    assert int(cohort.timing.spent.up.sum()) <= 1000 * airtime
     assert int(cohort.reported.sum() + cohort.metrics["late"] + cohort.metrics["no_radio"]) == N
 
 
@@ -174,7 +174,7 @@ def test_messages_shorter_than_a_tick():
     timed = sampling.with_clock(sampling.full(N), tables(up=np.zeros(N)))
     cohort, _ = rounds_of(sampling.with_radio_budget(timed, budget_bytes=3.5 * WORK.bytes_up))(KEY)
     first = np.lexsort((np.arange(N), DOWN + 5 * STEP))[:3]
-    assert set(np.flatnonzero(cohort.sent)) == set(first) == set(np.flatnonzero(cohort.reported))
+    assert set(np.flatnonzero(cohort.timing.sent)) == set(first) == set(np.flatnonzero(cohort.reported))
     assert int(cohort.metrics["no_radio"]) == N - 3
 
 
@@ -203,8 +203,8 @@ def test_hazards_and_deadlines_in_any_order():
             np.testing.assert_array_equal(short.reported, whole & (leaves >= STEP * fits))
             before = leaves.astype(int) + DOWN < np.minimum(DOWN + STEP * fits + UP, int(limit * 1000))
             np.testing.assert_array_equal(kept.reported, whole & ~(before & (leaves < 5 * STEP)))
-            assert not bool((kept.sent & ~kept.reported & (leaves < STEP * fits)).any())
-            assert bool((kept.sent | ~kept.reported).all())
+            assert not bool((kept.timing.sent & ~kept.reported & (leaves < STEP * fits)).any())
+            assert bool((kept.timing.sent | ~kept.reported).all())
 
 
 def test_shorter_work_of_clients_that_are_lost():
@@ -230,8 +230,8 @@ def test_shorter_work_of_clients_that_are_lost():
             some, everyone, long, lossy_alone = (draw(key)[0] for draw in rounds)
             silent = ~lossy_alone.reported | (np.arange(N) == 3)
             np.testing.assert_array_equal(some.reported, everyone.reported & ~silent)
-            np.testing.assert_array_equal(some.sent, everyone.sent & ~silent)
-            jax.tree.map(np.testing.assert_array_equal, some.spent, everyone.spent)
+            np.testing.assert_array_equal(some.timing.sent, everyone.timing.sent & ~silent)
+            jax.tree.map(np.testing.assert_array_equal, some.timing.spent, everyone.timing.spent)
             counts = sum(int(some.metrics[name]) for name in ("silent", "dropped", "interrupted", "late"))
             named = any(where[3] for where in causes_of(some).values())
             assert counts + some.reported.sum() == N - (not some.reported[3] and not named)

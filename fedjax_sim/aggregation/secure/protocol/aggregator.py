@@ -68,14 +68,14 @@ def real_secure_sum(
 
     def protocol(key, round, uploaded, messages, results, shown):
         """`results` of a run on the host; messages: leaves [m, ...]."""
-        number = round.ids.shape[0]
+        number = round.cohort.ids.shape[0]
         graph = circle(key, number, neighbours, round)
-        advertised = round.reported & (leaves_before(key, round.ids, cumulative) > 0)
-        stages = stages_of(key, round.ids, round.reported, uploaded, cumulative)
+        advertised = round.cohort.reported & (leaves_before(key, round.cohort.ids, cumulative) > 0)
+        stages = stages_of(key, round.cohort.ids, round.cohort.reported, uploaded, cumulative)
         table = jnp.concatenate([x.reshape(number, -1) for x in jax.tree.leaves(messages)], axis=1)
         seed = jax.random.bits(prng.stream(key, "real_secrets"), (8,), jnp.uint32)
         flags = jnp.stack([advertised, *stages]).astype(jnp.int32)
-        run = partial(_run, ring, threshold, simulated.least, graph.distances, signed, shown)
+        run = partial(_run, ring, threshold, simulated.facts.least, graph.distances, signed, shown)
         around = graph.order, graph.place, jnp.int32(graph.size)
         return engine.on_host(run, results, table, flags, *around, seed, vmap_method="sequential")
 
@@ -95,7 +95,7 @@ def real_secure_sum(
         return update, metrics | {"protocol_bytes": Count(jnp.int32(1), sent)}
 
     def view(key, round, received):
-        here = (received.weights > 0) & round.reported & (leaves_before(key, round.ids, cumulative) > 2)
+        here = (received.weights > 0) & round.cohort.reported & (leaves_before(key, round.cohort.ids, cumulative) > 2)
         one = jax.tree.map(lambda x: x[0], received.updates)
         results = [jax.ShapeDtypeStruct((here.shape[0], ring.words, num_values(one)), jnp.uint32)]
         (masked,) = protocol(key, round, here, received.updates, results, True)
@@ -113,7 +113,7 @@ def real_secure_sum(
     stated = Metric("protocol_bytes", "bytes of secure aggregation, clients and server", "bytes")
     made = simulated._replace(init=init, accumulate=accumulate, finalize=finalize, view=view, wire=wire)
     made = made._replace(wire_down=wire_down)
-    return made._replace(metrics=(*simulated.metrics, stated))
+    return made._replace(metrics=(*simulated.facts.metrics, stated))
 
 
 def _check_one_device(mesh: Mesh | None) -> None:

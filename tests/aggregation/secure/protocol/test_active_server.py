@@ -201,7 +201,7 @@ def test_bytes(neighbours):
 def test_the_simulated_one_counts_them():
     """Catches a threshold that a lying server could meet twice, and messages without the signatures' bytes."""
     spec = jax.ShapeDtypeStruct((5,), np.int32)
-    plain, signed = (secure_sum(modular_sum(1.0), 6, signed=x).wire(spec, None, 10) for x in (False, True))
+    plain, signed = (secure_sum(modular_sum(1.0), 6, signed=x).facts.wire(spec, None, 10) for x in (False, True))
     assert signed.bits - plain.bits == 8 * 128
     for options in ({"threshold": 5}, {"threshold": 2, "neighbours": 4}):
         with pytest.raises(ValueError, match="threshold: expected more than half of the"):

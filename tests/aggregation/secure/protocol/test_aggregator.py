@@ -168,4 +168,4 @@ def test_a_config_sets_it():
         "additive_shares": ("num_servers=3", "dropout=0.1", "min_messages=5", "masks=true"),
     }.items():
         experiment = build(load(None, [*small, *(f"aggregator.{name}.{text}" for text in options)]))
-        assert experiment.algorithm.parts.aggregator.least == 5
+        assert experiment.algorithm.parts.aggregator.facts.least == 5
