@@ -27,7 +27,7 @@ from fedjax_sim.types import Aggregator, Array, Attackers, Metric, PyTree, Recei
 
 __all__ = ["corrupted"]
 
-KEPT = ("start", "weighted", "partly_weighted", "homogeneous", "withstands", "wire", "wire_down", "keyless")
+KEPT = ("weighted", "partly_weighted", "homogeneous", "withstands", "wire", "wire_down", "keyless")
 LARGEST = 2.0**100  # as in `round.message`
 METRICS = (
     Metric("attackers_met", "messages from attackers", "count"),
@@ -87,8 +87,8 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
         made = _together(aggregator, attack, who)
     else:
         made = _side_by_side(aggregator, attack, who)
-    facts = {"sensitivity": None, "homogeneous": False, "rule": None, "chooses": False, "attackers": attackers}
-    return made._replace(metrics=metrics, start=start, **facts)
+    made = made._replace(start=start, rule=None)
+    return made.stating(sensitivity=None, homogeneous=False, metrics=metrics, attackers=attackers, chooses=False)
 
 
 def _beside_memory(aggregator: Aggregator) -> Aggregator:
@@ -119,7 +119,8 @@ def _counting(aggregator: Aggregator, who: Callable) -> Aggregator:
         counts = {name: mask.sum(dtype=jnp.int32) for name, mask in counts.items()}
         return update, {name: x for name, x in metrics.items() if name != "chosen"} | counts, *state
 
-    return checked(by_rule(rule, **{name: getattr(aggregator, name) for name in KEPT}), aggregator)
+    facts = {name: getattr(aggregator.facts, name) for name in KEPT}
+    return checked(by_rule(rule, start=aggregator.start, **facts), aggregator)
 
 
 def _met(
@@ -271,7 +272,8 @@ def _side_by_side(aggregator: Aggregator, attack: Together | Omniscient, who: Ca
         update, found = _met(aggregator, update, bad.sum(dtype=jnp.int32), lost.sum(dtype=jnp.int32), arrived)
         return update, metrics | found, *beside(state)
 
-    return checked(by_rule(rule, **{name: getattr(aggregator, name) for name in KEPT}), aggregator)
+    facts = {name: getattr(aggregator.facts, name) for name in KEPT}
+    return checked(by_rule(rule, start=aggregator.start, **facts), aggregator)
 
 
 def _without(cohort: SideBySide, lost: Array) -> SideBySide:

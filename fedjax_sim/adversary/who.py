@@ -87,7 +87,7 @@ def number_of_attackers(who: Attackers, population_size: PositiveInt, *, seed: i
     """How many of a population's clients attack; of attackers that are drawn anew each round, in one such draw.
 
     Args:
-      who: as for `corrupted`; `Aggregator.attackers` of a corrupted one.
+      who: as for `corrupted`; `AggregatorFacts.attackers` of a corrupted one.
       population_size: N.
       seed: of the draw.
 

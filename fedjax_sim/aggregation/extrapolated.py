@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.aggregation.linear import mean
 from fedjax_sim.aggregation.rows import squared_norms
-from fedjax_sim.types import Aggregator, Metric
+from fedjax_sim.types import Aggregator, AggregatorFacts, Metric
 from fedjax_sim.validate import Positive
 
 __all__ = ["extrapolated"]
@@ -53,4 +53,5 @@ def extrapolated(*, epsilon: Positive = 1e-3, weighting: str = "examples") -> Ag
         return tree.scaled(update, factor), metrics | {"extrapolation": factor}
 
     stretch = Metric("extrapolation", "mean stretch of the server's step", pooled="mean")
-    return Aggregator(init, accumulate, finalize, weighted=rule.facts.weighted, homogeneous=False, metrics=(stretch,))
+    facts = AggregatorFacts(weighted=rule.facts.weighted, homogeneous=False, metrics=(stretch,))
+    return Aggregator(init, accumulate, finalize, facts)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, validate
-from fedjax_sim.types import Aggregator
+from fedjax_sim.types import Aggregator, AggregatorFacts
 from fedjax_sim.validate import NonNegative
 
 __all__ = ["gather"]
@@ -74,5 +74,5 @@ def gather(
         update, state = rule(key, updates, weights, ids, round)
         return update, metrics, state
 
-    facts = {"weighted": weighted, "homogeneous": homogeneous, "start": start}
-    return Aggregator(init, accumulate, finalize, sensitivity, **facts)
+    facts = AggregatorFacts(sensitivity=sensitivity, weighted=weighted, homogeneous=homogeneous)
+    return Aggregator(init, accumulate, finalize, facts, start=start)

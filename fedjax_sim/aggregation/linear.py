@@ -24,7 +24,7 @@ import numpy as np
 
 from fedjax_sim import tree, validate
 from fedjax_sim.engine.arithmetic import exact_sums
-from fedjax_sim.types import Aggregator, Array
+from fedjax_sim.types import Aggregator, AggregatorFacts, Array
 from fedjax_sim.validate import FromData, Positive
 
 __all__ = [
@@ -74,7 +74,7 @@ def _weighted_sum(weigh: Callable, finish: Callable, sensitivity: float | None, 
         updates, weight = exact_sums.total(carry)
         return finish(updates, weight), {"total_weight": weight}
 
-    return Aggregator(init, accumulate, finalize, sensitivity, homogeneous=True, **facts)
+    return Aggregator(init, accumulate, finalize, AggregatorFacts(sensitivity=sensitivity, homogeneous=True, **facts))
 
 
 def _divided(denominator: float) -> Callable:
@@ -171,7 +171,7 @@ def horvitz_thompson(
         lowest = float(probabilities.min())
         validate.fail("design", "inclusion probabilities > 0", lowest, "Those clients never report.")
     if probabilities.ndim == 0:
-        return fixed_mean(float(probabilities * total_weight), weighting="examples")._replace(design=design)
+        return fixed_mean(float(probabilities * total_weight), weighting="examples").stating(design=design)
     validate.integer("inclusion probabilities", probabilities.size, 1, MAX_CONSTANT, hint="They become a constant.")
     factors = np.float32(1 / (probabilities * total_weight))
     return _weighted_sum(

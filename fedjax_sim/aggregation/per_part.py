@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.prng import stream
-from fedjax_sim.types import Aggregator
+from fedjax_sim.types import Aggregator, AggregatorFacts
 
 __all__ = ["by_part"]
 
-WHOLE = ("modulus", "least", "view", "wire", "wire_down", "stays")  # facts that a part alone cannot state
+WHOLE = ("modulus", "least", "wire", "wire_down")  # facts that a part alone cannot state
 
 
 def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
@@ -36,14 +36,15 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
     made for different samplers are refused (tests/laws/test_facts.py::test_weights_belong_to_the_sampler).
 
     >>> from fedjax_sim import aggregation
-    >>> by_part({"model": aggregation.fixed_mean(4.0), "count": aggregation.total()}).sensitivity
+    >>> by_part({"model": aggregation.fixed_mean(4.0), "count": aggregation.total()}).facts.sensitivity
     1.0
     """
     if not isinstance(parts, Mapping) or not parts:
         validate.fail("parts", "a dict of aggregators", parts, error=TypeError)
     for name, rule in parts.items():
         validate.part(f"parts[{name!r}]", rule, Aggregator)
-        if any(getattr(rule, fact) is not None for fact in WHOLE):
+        own_facts = (getattr(rule.facts, fact) for fact in WHOLE)
+        if any(own is not None for own in (*own_facts, rule.view, rule.stays)):
             found = "a modular or secure sum"
             validate.fail(f"parts[{name!r}]", "a sum of numbers that all give", found, "Use it for whole updates.")
     designs = {name: rule.facts.design for name, rule in parts.items() if rule.facts.weighted}
@@ -86,15 +87,19 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
 
     bounds = [rule.facts.sensitivity for rule in parts.values()]
     weighted = {rule.facts.weighted for rule in parts.values()}
-    bound, homogeneous = None if None in bounds else max(bounds), all(rule.facts.homogeneous for rule in parts.values())
-    facts = {"weighted": True in weighted, "partly_weighted": len(weighted) == 2, "homogeneous": homogeneous}
-    facts |= {"design": design, "start": start if stateful else None}
     who = [rule.facts.attackers for rule in parts.values() if rule.facts.attackers is not None]
-    facts["attackers"] = (
-        (lambda key, ids: functools.reduce(operator.or_, (one(key, ids) for one in who))) if who else None
-    )
+    attackers = lambda key, ids: functools.reduce(operator.or_, (one(key, ids) for one in who))  # noqa: E731
     limits = [rule.facts.withstands for rule in parts.values()]
     least = lambda number: functools.reduce(jnp.minimum, (limit(number) for limit in limits))  # noqa: E731
-    facts["withstands"] = None if None in limits else least
-    stated = (metric._replace(name=f"{name}_{metric.name}") for name, rule in parts.items() for metric in rule.facts.metrics)
-    return Aggregator(init, accumulate, finalize, bound, metrics=tuple(stated), **facts)
+    stated = {name: rule.facts.metrics for name, rule in parts.items()}
+    facts = AggregatorFacts(
+        sensitivity=None if None in bounds else max(bounds),
+        weighted=True in weighted,
+        partly_weighted=len(weighted) == 2,
+        homogeneous=all(rule.facts.homogeneous for rule in parts.values()),
+        design=design,
+        metrics=tuple(metric._replace(name=f"{name}_{metric.name}") for name in stated for metric in stated[name]),
+        attackers=attackers if who else None,
+        withstands=None if None in limits else least,
+    )
+    return Aggregator(init, accumulate, finalize, facts, start=start if stateful else None)

@@ -63,6 +63,5 @@ def dynamic(
         new = tree.where(done.num_examples > 0, jax.tree.map(lambda h, u: h - coefficient * u, own, update), own)
         return done.report(update, by_examples), new
 
-    facts = {**work.weight_facts(), "all_steps": work.all_steps()}
-    facts["reads_round"] = isinstance(optimizer, OverRounds)
-    return ClientUpdate(tree.zeros_like, apply, work.minibatch_steps(), **facts)
+    facts = work.facts()._replace(reads_round=isinstance(optimizer, OverRounds))
+    return ClientUpdate(tree.zeros_like, apply, facts)

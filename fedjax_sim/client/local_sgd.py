@@ -190,10 +190,12 @@ def stateless_client(
         update = done.params if sends_model else tree.subtract(done.params, broadcast)
         return done.report(update, by_examples), state
 
-    facts = {**work.weight_facts(), "all_steps": work.all_steps(), "pulled": True}
-    facts["reads_round"] = isinstance(optimizer, OverRounds)
-    facts["scalable"] = not sends_model  # a share of a model is another model
-    return ClientUpdate(lambda params: (), apply, work.minibatch_steps(), **facts)
+    facts = work.facts()._replace(
+        pulled=True,
+        scalable=not sends_model,  # a share of a model is another model
+        reads_round=isinstance(optimizer, OverRounds),
+    )
+    return ClientUpdate(lambda params: (), apply, facts)
 
 
 def _pulled(correct: Callable, start: PyTree, pull: Array) -> Callable:
@@ -218,4 +220,4 @@ def send_model(client: ClientUpdate) -> ClientUpdate:
         report, state = client.apply(key, broadcast, state, data)
         return report._replace(update=jax.tree.map(jnp.add, broadcast, report.update)), state
 
-    return client._replace(apply=apply, scalable=False)
+    return client._replace(apply=apply).stating(scalable=False)

@@ -14,7 +14,7 @@ from fedjax_sim.client.local_sgd import local_training
 from fedjax_sim.client.losses import check_own, full_gradient_at, own_weight
 from fedjax_sim.client.work import LocalWork
 from fedjax_sim.prng import stream
-from fedjax_sim.types import ClientUpdate, Report
+from fedjax_sim.types import ClientFacts, ClientUpdate, Report
 from fedjax_sim.validate import Positive
 
 __all__ = ["full_gradient", "mime"]
@@ -48,7 +48,8 @@ def full_gradient(loss_fn: Callable, *, weighting: Literal["examples", "uniform"
         present = data.mask.any()
         return Report(gradient, jnp.where(present, weight if weighting == "examples" else 1.0, 0.0), metrics), state
 
-    return ClientUpdate(lambda params: (), apply, uniform_weights=weighting == "uniform", all_steps=1)
+    facts = ClientFacts(all_steps=1, uniform_weights=weighting == "uniform")
+    return ClientUpdate(lambda params: (), apply, facts)
 
 
 @validate.named_arguments
@@ -99,5 +100,4 @@ def mime(
         return done.report(update, by_examples), state
 
     steps = None if lite else work.minibatch_steps()  # lite reads all examples at once
-    facts = {**work.weight_facts(), "all_steps": work.all_steps()}
-    return ClientUpdate(lambda broadcast: (), apply, steps, **facts)
+    return ClientUpdate(lambda broadcast: (), apply, work.facts()._replace(num_steps=steps))

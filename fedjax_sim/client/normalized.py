@@ -62,4 +62,4 @@ def normalized(client: ClientUpdate, *, momentum: ShareBelowOne = 0.0, shrinkage
         direction = jax.tree.map(lambda x: x / jnp.maximum(steps, 1), report.update)
         return report._replace(update={"direction": direction, "steps": steps}), state
 
-    return client._replace(apply=apply, scalable=False)  # direction and steps are multiplied
+    return client._replace(apply=apply).stating(scalable=False)  # direction and steps are multiplied

@@ -15,7 +15,7 @@ from fedjax_sim.client.clipping import GRADIENTS, clipped_sum
 from fedjax_sim.client.local_sgd import UNROLLED_STEPS
 from fedjax_sim.client.losses import check_own, own_weight
 from fedjax_sim.prng import normal, stream
-from fedjax_sim.types import Array, ClientData, ClientUpdate, Noise, PyTree, Report
+from fedjax_sim.types import Array, ClientData, ClientFacts, ClientUpdate, Noise, PyTree, Report
 from fedjax_sim.validate import NonNegative, Positive
 
 __all__ = ["private_sgd"]
@@ -92,7 +92,7 @@ def private_sgd(
     >>> data = ClientData(jnp.array([3.0, 0.5]), jnp.array([True, True]))  # gradients 3, clipped to 1, and 0.5
     >>> round(float(client.apply(jax.random.key(0), jnp.zeros(()), (), data)[0].update), 4)
     -0.375
-    >>> client.noise.unit, client.noise.details["rate"]
+    >>> client.facts.noise.unit, client.facts.noise.details["rate"]
     ('record', 1.0)
     """
     check_own(loss_fn)
@@ -141,8 +141,14 @@ def private_sgd(
         "max_batch_size": slots,
     }
     noise = Noise("gaussian", "local", noise_multiplier, clip_norm, "record", details)
-    facts = {"uniform_weights": weighting == "uniform", "needs_weights": weighting == "examples", "scalable": True}
-    return ClientUpdate(lambda params: (), apply, num_steps=num_steps, noise=noise, **facts)
+    facts = ClientFacts(
+        num_steps=num_steps,
+        noise=noise,
+        uniform_weights=weighting == "uniform",
+        needs_weights=weighting == "examples",
+        scalable=True,
+    )
+    return ClientUpdate(lambda params: (), apply, facts)
 
 
 def _check_batches(num_steps: int, batch_size: int, num_examples: int, microbatch_size: int | None) -> None:

@@ -64,5 +64,4 @@ def scaffold(loss_fn: Callable, learning_rate: Positive, work: LocalWork, *, opt
         return tree.zeros_like(broadcast["params"])
 
     steps = work.minibatch_steps() if option == 2 else None  # option 1 reads all examples
-    facts = {**work.weight_facts(), "all_steps": work.all_steps()}
-    return ClientUpdate(init, apply, steps, **facts)
+    return ClientUpdate(init, apply, work.facts()._replace(num_steps=steps))

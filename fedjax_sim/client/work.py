@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.types import Array
+from fedjax_sim.types import Array, ClientFacts
 from fedjax_sim.validate import Default
 
 __all__ = ["LocalOptions", "LocalSteps", "LocalWork", "local_work", "work"]
@@ -26,16 +26,21 @@ class LocalWork(NamedTuple):
     weighting: str | None  # "examples" or "uniform"; None = "examples" if the aggregator takes weights
     shuffle: bool
 
-    def weight_facts(self) -> dict[str, bool]:
-        """What a `ClientUpdate` states of its reports' weights."""
-        return {"uniform_weights": not self.weighs_examples(), "needs_weights": self.weighting == "examples"}
+    def facts(self) -> ClientFacts:
+        """What a `ClientUpdate` states of its steps and of its reports' weights."""
+        return ClientFacts(
+            num_steps=self.minibatch_steps(),
+            all_steps=self.all_steps(),
+            uniform_weights=not self.weighs_examples(),
+            needs_weights=self.weighting == "examples",
+        )
 
     def weighs_examples(self) -> bool:
         """Whether a report's weight is that of its examples."""
         return self.weighting != "uniform"
 
     def minibatch_steps(self) -> int | Callable | None:
-        """`ClientUpdate.num_steps`: steps, or (examples) -> [] int32 steps; None where every step reads all examples.
+        """`ClientFacts.num_steps`: steps, or (examples) -> [] int32 steps; None where every step reads all examples.
 
         Clients are sorted by it, so that those under one `vmap` take about as many steps.
         """
@@ -44,7 +49,7 @@ class LocalWork(NamedTuple):
         return lambda examples: self.num_epochs * jnp.maximum(-(-examples // self.batch_size), 1)
 
     def all_steps(self) -> int | Callable:
-        """`ClientUpdate.all_steps`: steps of the whole local work, or (examples) -> [] int32 steps."""
+        """`ClientFacts.all_steps`: steps of the whole local work, or (examples) -> [] int32 steps."""
         if self.num_epochs is None:
             return self.num_steps
         return lambda examples: self.num_epochs * jnp.maximum(-(-examples // (self.batch_size or MOST_EXAMPLES)), 1)

@@ -25,21 +25,21 @@ def expected_attackers(experiment: Any, num_rounds: int) -> str:
     star = experiment.algorithm.parts
     if star is None or star.aggregator.facts.attackers is None:
         return ""
-    size, rule = experiment.data.train.size, star.aggregator
-    number, other = number_of_attackers(rule.facts.attackers, size), jax.random.key(1)
-    anew = number_of_attackers(lambda key, ids: rule.facts.attackers(key, ids) ^ rule.facts.attackers(other, ids), size)
+    size, rule = experiment.data.train.size, star.aggregator.facts
+    number, other = number_of_attackers(rule.attackers, size), jax.random.key(1)
+    anew = number_of_attackers(lambda key, ids: rule.attackers(key, ids) ^ rule.attackers(other, ids), size)
     about = "about " if anew else ""  # others in each round
     words = f"attackers: {about}{number:,} of {size:,} clients; "
-    if rule.facts.withstands is None:
+    if rule.withstands is None:
         return words + "the aggregator states no number that it withstands"
     words += (
-        f"of {star.sampler.num_slots:,} messages the rule withstands {int(rule.facts.withstands(star.sampler.num_slots)):,}"
+        f"of {star.sampler.num_slots:,} messages the rule withstands {int(rule.withstands(star.sampler.num_slots)):,}"
     )
     if anew:
         return words
     try:
         chance = chance_beyond(
-            star.sampler.design, number, lambda n: np.asarray(rule.facts.withstands(n)), num_rounds=num_rounds
+            star.sampler.design, number, lambda n: np.asarray(rule.withstands(n)), num_rounds=num_rounds
         )
     except (TypeError, ValueError):  # of such cohorts only the run knows
         return words

@@ -230,14 +230,14 @@ def how_clients_count(star: Any) -> dict[str, str]:
 
 def _how_messages_count(star: Any) -> str:
     """How an aggregate of this level's messages weighs them."""
-    rule = star.aggregator
-    is_sum = rule.facts.sensitivity is not None or rule.facts.modulus is not None
-    if not rule.facts.weighted and not is_sum:  # it may choose messages, or weigh them by itself
+    rule = star.aggregator.facts
+    is_sum = rule.sensitivity is not None or rule.modulus is not None
+    if not rule.weighted and not is_sum:  # it may choose messages, or weigh them by itself
         return "not by their examples"
-    if star.client.facts.uniform_weights or not rule.facts.weighted:
+    if star.client.facts.uniform_weights or not rule.weighted:
         return "alike"
     told = "by the weights that they report, such as their examples"
-    return f"{told}, but for some parts of an update" if rule.facts.partly_weighted else told
+    return f"{told}, but for some parts of an update" if rule.partly_weighted else told
 
 
 def _interrupted(error: KeyboardInterrupt, folder: Path | None, made: Path | None) -> NoReturn:

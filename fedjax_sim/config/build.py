@@ -224,13 +224,14 @@ class Builder(Maker):
         Guarantees: a model whose parties ask each other over links is judged with these
         (tests/config/test_split_runs.py::test_evaluations_go_through_the_links).
         """
-        if algorithm.evaluated.model is not None:
-            loss_fn = supervised(algorithm.evaluated.model, default_loss(data.task), measure=data.measure)
+        asked = algorithm.evaluated
+        if asked.model is not None:
+            loss_fn = supervised(asked.model, default_loss(data.task), measure=data.measure)
         clients, train = self.tables["run"]["evaluate_train"], {}
         if clients is not None:
             some = clients != "all" and clients < data.train.size
             train = {"train": data.train, "train_clients": clients if some else None, "seed": self.tables["seed"]}
-        own = {} if data.local_test is None else {"local_test": data.local_test, "personal": algorithm.evaluated.personal}
+        own = {} if data.local_test is None else {"local_test": data.local_test, "personal": asked.personal}
         own["triggered"] = data.triggered
         return evaluation(loss_fn, test=data.test, held_out=data.held_out, **own, **train)
 

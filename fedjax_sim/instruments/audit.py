@@ -16,7 +16,7 @@ from fedjax_sim.privacy.audit import Audit, audit_release
 from fedjax_sim.privacy.claim import Claim, accounted_claim, gaussian_claim
 from fedjax_sim.privacy.mechanism import ADJACENCIES
 from fedjax_sim.privacy.reading import mechanism_of
-from fedjax_sim.types import Algorithm, Array, ClientData, ClientUpdate, Noise, PyTree, Report, Star
+from fedjax_sim.types import Algorithm, Array, ClientData, ClientFacts, ClientUpdate, Noise, PyTree, Report, Star
 from fedjax_sim.validate import Positive, PositiveInt
 
 __all__ = ["audit_algorithm", "canary_release", "claim_of", "one_run_release", "sends_its_data"]
@@ -32,7 +32,8 @@ def sends_its_data() -> ClientUpdate:
         update, weight = jax.tree.map(lambda x: x[0], data.examples)
         return Report(update, jnp.where(data.mask[0], weight, 0.0), {}), state
 
-    return ClientUpdate(lambda params: (), apply, all_steps=1)  # one step, which partial work completes too
+    facts = ClientFacts(all_steps=1)  # one step, which partial work completes too
+    return ClientUpdate(lambda params: (), apply, facts)
 
 
 def _noise(algorithm: Algorithm):

@@ -19,6 +19,7 @@ from fedjax_sim.types import (
     Algorithm,
     Array,
     ClientUpdate,
+    Cohort,
     Mean,
     Noise,
     Population,
@@ -94,7 +95,7 @@ def variance_budget(
     @jax.jit
     def sums(key: Array, params: PyTree, center: PyTree, population: Population) -> tuple[PyTree, dict[str, Mean]]:
         parts = (_probing(star, law, center), aggregation.total(), server.replacement(), transform.identity())
-        probed = Star(probe, *parts, star.execution.plan, star.execution.mesh)
+        probed = Star(probe, *parts, star.execution._replace(nonfinite="drop"))
         state = initial_state(probed, params, population)
         cohort, _ = invite(probed, key, state)
         found = aggregate(probed, key, cohort, collect(probed, key, cohort, state, population), state)
@@ -252,7 +253,7 @@ def _message_factor(design: SamplingDesign, divisor: float | None) -> float:
 
 def _law_of(aggregator: Aggregator) -> tuple[bool, float | None]:
     """(Whether it uses the reported weights, its fixed divisor or None), found by aggregating three test messages."""
-    round = Round(jnp.arange(3, dtype=jnp.int32), jnp.ones(3, bool), jnp.ones(3, bool))
+    round = Round(Cohort(jnp.arange(3, dtype=jnp.int32), jnp.ones(3, bool), jnp.ones(3, bool)))
     key, ids, alike = jax.random.key(0), jnp.arange(3, dtype=jnp.int32), [1.0, 1.0, 1.0]
 
     def of(values, weights):

@@ -88,7 +88,7 @@ def per_client(loss_fn: Callable, params: PyTree, population: Population) -> dic
 def per_owner(
     loss_fn: Callable, personal: Callable, state: PyTree, population: Population
 ) -> dict[str, tuple[Array, Array]]:
-    """As `per_client`, but each client's own model is judged, of `Algorithm.personal`; traceable."""
+    """As `per_client`, but each client's own model is judged, of `Evaluated.personal`; traceable."""
     one = jax.vmap(lambda params, id: metric_sums(loss_fn, params, population.client(id)))
     return _by_blocks(lambda ids: one(personal(state, ids), ids), population)
 
@@ -171,7 +171,7 @@ def evaluation(
       seed: of that sample.
       local_test: the clients of the run with rows that they keep from training (`FederatedData.local_test`): the global
         model is judged on them as `local_test_*`, pooled and by quantiles over clients.
-      personal: `Algorithm.personal`; each client's own model is then judged on its own rows, as `personal_*`.
+      personal: `Evaluated.personal`; each client's own model is then judged on its own rows, as `personal_*`.
       triggered: examples with a backdoor's trigger, labelled as the attacker wants (`FederatedData.triggered`): their
         accuracy is `attack_success`, the share of them that the model takes for the target.
 

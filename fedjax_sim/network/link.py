@@ -219,7 +219,7 @@ def noise_of(links: Iterable[Link]) -> Noise | None:
     Guarantees: tests/algorithms/split/test_client.py::test_noise_on_links_has_no_epsilon.
     """
     ways = [way for one in links for way in (one.forward, one.backward)]
-    found = next((way.noise for way in ways if way is not None and way.noise), None)
+    found = next((way.facts.noise for way in ways if way is not None and way.facts.noise), None)
     return found and found._replace(mechanism="noise on links", unit="record")
 
 

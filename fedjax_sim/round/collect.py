@@ -66,7 +66,7 @@ def _accumulate(star: Star, num_slots: int) -> Callable:
         messages = usable_rows(messages)
         position = jnp.where(valid, slots.position, num_slots)
         received = Received(messages.update, messages.weight, slots.id, position)
-        round = Round.of(shared.cohort, shared.broadcast, shared.aggregator)
+        round = Round(shared.cohort, shared.broadcast, shared.aggregator)
         sums = star.aggregator.accumulate(stream(shared.key, "aggregation"), round, sums, received)
         arrived = arrived + messages.arrived.sum(dtype=jnp.int32)
         counts = jax.tree.map(lambda total, x: total + x.sum(0, dtype=jnp.uint32), counts, messages.counts)
@@ -132,7 +132,7 @@ def collect(
     keys = tuple(engine.client_keys(stream(key, name), ids) for name in ("client", "transform"))
     reported = cohort.reported
     if star.aggregator.stays is not None:
-        round = Round.of(cohort, broadcast, state.aggregator)
+        round = Round(cohort, broadcast, state.aggregator)
         reported &= engine.steady(star.aggregator.stays)(stream(key, "aggregation"), round)
     uploads = cohort.reported if cohort.timing.sent is None else cohort.timing.sent  # as `costs.traffic` counts them
     worked = reported if star.client.federation is None else uploads
@@ -182,7 +182,7 @@ def seen(star: Star, key: Array, cohort: Cohort, state: FederatedState, populati
     slots = jnp.arange(cohort.ids.shape[0], dtype=jnp.int32)
     updates, weights = engine.all_rows(gathered.carry, slots)
     if star.aggregator.view is not None:
-        round = Round.of(cohort, gathered.broadcast, state.aggregator)
+        round = Round(cohort, gathered.broadcast, state.aggregator)
         received = Received(updates, weights, cohort.ids, slots)
         updates, weights = star.aggregator.view(stream(key, "aggregation"), round, received)
     return Observed(gathered.broadcast, updates, weights, cohort.ids)

@@ -45,29 +45,30 @@ def check_parts(
         check_time_inside(client, sampler.devices)
     _check_late(sampler, client)
     noise, design = transform.facts.noise, sampler.design
-    if noise is not None and noise.place != "local" and aggregator.facts.sensitivity is None:
+    facts, work = aggregator.facts, client.facts
+    if noise is not None and noise.place != "local" and facts.sensitivity is None:
         hint = "Divide by a number fixed beforehand: aggregation.fixed_mean(m), with uniform weights."
         rule = "one whose result a client moves by a bounded amount, for the transform has noise"
         validate.fail("aggregator", rule, "one without a sensitivity", hint)
-    if noise is not None and noise.place == "distributed" and aggregator.facts.least is not None:
+    if noise is not None and noise.place == "distributed" and facts.least is not None:
         shares = noise.named_details.get("cohort_size", sampler.num_slots)
-        if aggregator.facts.least < shares:
+        if facts.least < shares:
             hint = (
                 f"Its noise is shared among {shares}: min_messages={shares}, or a mechanism with a smaller cohort_size."
             )
             rule = "no sum of fewer messages than the noise has shares"
-            validate.fail("aggregator.least", rule, aggregator.facts.least, hint)
-    if client.facts.needs_weights and (aggregator.facts.partly_weighted or not aggregator.facts.weighted):
+            validate.fail("aggregator.least", rule, facts.least, hint)
+    if work.needs_weights and (facts.partly_weighted or not facts.weighted):
         hint = "Clients would count alike: leave weighting out, or say 'uniform'; or take aggregation.mean(), and for "
         hint += "integers by_examples(...) around a modular or secure sum."
         rule = "one that takes weights, for weighting = 'examples' was asked for"
-        given = "one that takes none for some parts of an update" if aggregator.facts.weighted else "one that takes none"
+        given = "one that takes none for some parts of an update" if facts.weighted else "one that takes none"
         validate.fail("aggregator", rule, given, hint)
-    if aggregator.facts.design is not None and aggregator.facts.design != design:
+    if facts.design is not None and facts.design != design:
         hint = "Its weights are for other cohorts: pass the `design` of the sampler with all its wrappers."
-        validate.fail("aggregator.design", f"the sampler's, {design}", aggregator.facts.design, hint)
+        validate.fail("aggregator.design", f"the sampler's, {design}", facts.design, hint)
     known = getattr(design, "equal_chances", None)
-    if not known and aggregator.facts.design is None and aggregator.facts.weighted and not client.facts.uniform_weights:
+    if not known and facts.design is None and facts.weighted and not work.uniform_weights:
         why = "The sampler draws some clients more often"
         if known is None:
             why = "The sampler's design does not say that it draws all alike (`equal_chances`)"
@@ -188,24 +189,24 @@ def check_discount(client: ClientUpdate, update: PyTree) -> None:
 
 
 def _check_integers(sampler: Sampler, transform: UpdateTransform, aggregator: Aggregator) -> None:
-    sent = transform.facts.integer_range
-    if aggregator.facts.modulus is not None:
+    sent, facts = transform.facts.integer_range, aggregator.facts
+    if facts.modulus is not None:
         if sent is None:
             hint = "It sums integers: end the transform with one that sends them, such as quantize(..., integers=True)."
             validate.fail("transform", "integers for a modular sum", "a transform that sends floats", hint)
-        largest = max(abs(x) for x in sent) * aggregator.facts.max_weight
+        largest = max(abs(x) for x in sent) * facts.max_weight
         if largest > validate.INT32_MAX:
             hint = "A smaller max_weight, or fewer bits a message."
-            validate.fail("aggregator.max_weight", "products of 32 bits", aggregator.facts.max_weight, hint)
+            validate.fail("aggregator.max_weight", "products of 32 bits", facts.max_weight, hint)
         most = sampler.num_slots * largest
-        if 2 * most >= aggregator.facts.modulus:
+        if 2 * most >= facts.modulus:
             needed = f"modulus_bits={(2 * most).bit_length()}"
             hint = f"{sampler.num_slots} messages reach {most}: {needed}, fewer bits a message, or fewer clients."
-            validate.fail("aggregator.modulus", f"more than {2 * most}, or sums would wrap", aggregator.facts.modulus, hint)
+            validate.fail("aggregator.modulus", f"more than {2 * most}, or sums would wrap", facts.modulus, hint)
     elif sent is not None and max(abs(x) for x in sent) > LARGEST_INTEGER:
         hint = "Sums are float32: use aggregation.modular_sum, or a coarser grid."
         validate.fail("transform", f"integers up to {LARGEST_INTEGER} at a sum of floats", sent, hint)
-    if sent is not None and not aggregator.facts.homogeneous:
+    if sent is not None and not facts.homogeneous:
         hint = "This aggregator compares messages with a number: integers=False, or another aggregator."
         validate.fail("transform", "one that sends numbers", f"integers in {sent}", hint)
 

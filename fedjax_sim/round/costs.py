@@ -197,11 +197,12 @@ def work_of(star: Star, params: PyTree, population: Population) -> Work:
         data = own_data(star, population, jnp.zeros((), jnp.int32))._replace(work=steps)
         return star.client.apply(jax.random.key(0), broadcast, own_state(star, broadcast, population), data)
 
-    steps = None if star.client.facts.all_steps is None else jax.ShapeDtypeStruct((), jnp.int32)  # a loop over the steps
+    facts = star.client.facts
+    steps = None if facts.all_steps is None else jax.ShapeDtypeStruct((), jnp.int32)  # a loop over the steps
     program = jax.make_jaxpr(local)(tree.spec(broadcast), population, steps)
     once, one = (engine.flops(program, turns) for turns in (0, 1))
-    rows = num_rows(population) if star.client.facts.num_steps is None else None
-    return Work(*sizes, star.client.facts.all_steps, float(one), float(one - once), rows, examples, by_invited=by_invited)
+    rows = num_rows(population) if facts.num_steps is None else None
+    return Work(*sizes, facts.all_steps, float(one), float(one - once), rows, examples, by_invited=by_invited)
 
 
 def _asked_inside(
@@ -224,7 +225,7 @@ def traffic(cohort: Cohort, up: Wire, down: Wire, by_invited: np.ndarray | None 
       by_invited: `bytes_by_invited`.
 
     Returns: `uplink_bytes` and `downlink_bytes`; `uplink_coded_bytes` where an entropy code would make messages
-    smaller; `wasted_bytes`, those of late messages, where the sampler states who sent (`Cohort.sent`).
+    smaller; `wasted_bytes`, those of late messages, where the sampler states who sent (`Timing.sent`).
 
     Guarantees: every message that was sent is counted
     (tests/sampling/test_participation.py::test_late_messages_are_counted).
@@ -245,7 +246,7 @@ def traffic(cohort: Cohort, up: Wire, down: Wire, by_invited: np.ndarray | None 
 
 
 def spent_by(cohort: Cohort) -> dict[str, Array]:
-    """What a cohort's devices spend, where its rounds take time (`Cohort.spent`).
+    """What a cohort's devices spend, where its rounds take time (`Timing.spent`).
 
     Returns: `joules`; `wasted_joules`, of invited clients who do not report; `utilisation`, the share of the time until
     the last one is done in which the invited clients are busy, 0 without any; `saturated_clients`, of the invited, who
@@ -255,11 +256,12 @@ def spent_by(cohort: Cohort) -> dict[str, Array]:
     """
     if cohort.timing.spent is None:
         return {}
-    joules, busy = cohort.timing.spent.joules, cohort.timing.spent.total.astype(jnp.float32)
+    spent = cohort.timing.spent
+    joules, busy = spent.joules, spent.total.astype(jnp.float32)
     wasted = jnp.where(cohort.reported, 0, joules)
     together = busy.max(initial=0) * cohort.invited.sum(dtype=jnp.float32)
     share = busy.sum() / jnp.where(together > 0, together, 1)
-    slow = {SATURATED.name: num_saturated(cohort.timing.spent, cohort.invited)}
+    slow = {SATURATED.name: num_saturated(spent, cohort.invited)}
     return {"joules": joules.sum(), "wasted_joules": wasted.sum(), "utilisation": share} | slow
 
 
@@ -329,6 +331,9 @@ def two_words(sums: Array) -> Array:
 def metrics_of(star: Star) -> tuple[Metric, ...]:
     """What a round's Info holds, as far as its parts state it; a part's name stands before a name that two of them use,
     as in Info."""
-    parts = {name: {x.name: x for x in getattr(part, "metrics", ())} for name, part in star._asdict().items()}
+    parts = {
+        name: {x.name: x for x in getattr(getattr(part, "facts", part), "metrics", ())}
+        for name, part in star._asdict().items()
+    }
     joined = tree.joined({name: found for name, found in parts.items() if found})
     return (*ROUND_METRICS, *(metric._replace(name=name) for name, metric in joined.items()))

@@ -17,6 +17,7 @@ from fedjax_sim.types import (
     Aggregator,
     Algorithm,
     ClientUpdate,
+    Execution,
     Sampler,
     ServerUpdate,
     Star,
@@ -86,7 +87,8 @@ def federated(
         hint = "A run that stops, and names clients, reveals what the noise hides."
         validate.fail("nonfinite", "'drop' beside noise", nonfinite, hint)
     check_parts(sampler, client, transform, aggregator, server)
-    star = Star(sampler, client, aggregator, server, transform, plan, mesh, nonfinite, complete=True)
+    execution = Execution(plan=plan, mesh=mesh, nonfinite=nonfinite)
+    star = Star(sampler, client, aggregator, server, transform, execution, complete=True)
 
     def init(key, params, population):
         state = initial_state(star, params, population)

@@ -44,7 +44,8 @@ def existing(cohort: Cohort, group: Population) -> Cohort:
         return cohort
     there = group.there(cohort.ids)
     sent = None if cohort.timing.sent is None else cohort.timing.sent & there
-    return recounted(cohort._replace(invited=cohort.invited & there, reported=cohort.reported & there, sent=sent))
+    cohort = cohort._replace(invited=cohort.invited & there, reported=cohort.reported & there)
+    return recounted(cohort.timed(sent=sent))
 
 
 def by_own_ids(aggregator: Aggregator, group: Population) -> Aggregator:
@@ -69,7 +70,8 @@ def by_own_ids(aggregator: Aggregator, group: Population) -> Aggregator:
     def renamed(call: Callable | None) -> Callable | None:
         def with_own_ids(key, round, *rest):
             rest = [x._replace(ids=own_ids(x.ids)) if isinstance(x, Received) else x for x in rest]
-            return call(key, round._replace(ids=own_ids(round.cohort.ids)), *rest)
+            cohort = round.cohort._replace(ids=own_ids(round.cohort.ids))
+            return call(key, round._replace(cohort=cohort), *rest)
 
         return call and with_own_ids
 

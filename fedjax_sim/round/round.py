@@ -146,7 +146,7 @@ def aggregate(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state:
 
 
 def _aggregated(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state: FederatedState) -> Aggregated:
-    rule, round = star.aggregator, Round.of(cohort, gathered.broadcast, state.aggregator)
+    rule, round = star.aggregator, Round(cohort, gathered.broadcast, state.aggregator)
     update, metrics, *kept = rule.finalize(stream(key, "aggregation"), round, gathered.carry)
     found, measured = exact_sums.total(gathered.means)
     update, transform_state, transform_metrics = star.transform.on_server(

@@ -87,8 +87,9 @@ def with_membership(
         here = (state.joins[who] <= round) & (round < state.leaves[who])
         absent = (cohort.invited & ~here).sum(dtype=jnp.int32)
         sent = None if cohort.timing.sent is None else cohort.timing.sent & here
-        there = {"invited": cohort.invited & here, "reported": cohort.reported & here, "sent": sent}
-        cohort = recounted(cohort._replace(**there, metrics=cohort.metrics | {"absent": absent}))
+        there = {"invited": cohort.invited & here, "reported": cohort.reported & here}
+        cohort = cohort._replace(**there, metrics=cohort.metrics | {"absent": absent})
+        cohort = recounted(cohort.timed(sent=sent))
         if num_invited is not None:
             cohort = first_invited(cohort, num_invited)
         return cohort, state._replace(sampler=inner, round=round)

@@ -65,7 +65,7 @@ def with_dropout(sampler: Sampler, rate: float) -> Sampler:
     def thinned(key, cohort):
         there = client_bits(stream(key, name), cohort.ids) >= threshold
         sent = None if cohort.timing.sent is None else cohort.timing.sent & there
-        return losing(cohort._replace(sent=sent), "dropped", cohort.reported & ~there)
+        return losing(cohort.timed(sent=sent), "dropped", cohort.reported & ~there)
 
     rates = (*sampler.design.response_rates, None if traced else 1 - float(rate))
     design = dataclasses.replace(sampler.design, response_rates=rates)
@@ -112,7 +112,7 @@ def with_response_rates(sampler: Sampler, rates: Sequence[float]) -> Sampler:
     def thinned(key, cohort):
         there = client_bits(stream(key, "response"), cohort.ids) >= jnp.asarray(threshold)[cohort.ids % len(given)]
         sent = None if cohort.timing.sent is None else cohort.timing.sent & there
-        return losing(cohort._replace(sent=sent), "silent", cohort.reported & ~there)
+        return losing(cohort.timed(sent=sent), "silent", cohort.reported & ~there)
 
     everyone = np.resize(given, size)
     everyone.flags.writeable = False
@@ -122,7 +122,7 @@ def with_response_rates(sampler: Sampler, rates: Sequence[float]) -> Sampler:
 def with_over_invitation(sampler: Sampler, num_reports: int) -> Sampler:
     """More clients are invited than needed: only the first `num_reports` reports count, in random order of arrival.
 
-    `metrics["discarded"]` counts those that came too late. They were sent (`Cohort.sent`): their bytes count in
+    `metrics["discarded"]` counts those that came too late. They were sent (`Timing.sent`): their bytes count in
     `uplink_bytes`, and separately in `wasted_bytes`.
 
     Args:
@@ -155,7 +155,7 @@ def with_over_invitation(sampler: Sampler, num_reports: int) -> Sampler:
         slots = jnp.arange(sampler.num_slots, dtype=jnp.int32)
         order = jax.lax.sort((late, client_bits(stream(key, "arrival"), cohort.ids), slots), num_keys=2)[2]
         reported = cohort.reported & jnp.zeros_like(cohort.reported).at[order[:num_reports]].set(True)
-        return losing(cohort._replace(sent=cohort.reported), "discarded", cohort.reported & ~reported)
+        return losing(cohort.timed(sent=cohort.reported), "discarded", cohort.reported & ~reported)
 
     arrives = design.response_rate
     kept = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.types import Aggregator, Array, Received, Round
+from fedjax_sim.types import Aggregator, Array, Cohort, Received, Round
 
 __all__ = ["released"]
 
@@ -19,7 +19,7 @@ def released(aggregator: Aggregator, key: Array, messages: Array, chunk: int | N
     m, spec = messages.shape[0], jax.ShapeDtypeStruct(messages.shape[1:], messages.dtype)
     slots, everyone = jnp.arange(m, dtype=jnp.int32), jnp.ones(m, bool)
     state = () if aggregator.start is None else aggregator.start(spec)
-    round = Round(slots, everyone, everyone, state=state)
+    round = Round(Cohort(slots, everyone, everyone), state=state)
     size = m if chunk is None else chunk
 
     def some(i, carry):

@@ -129,7 +129,7 @@ def chance_beyond(
     Args:
       design: of the sampler; independent cohorts without replacement, all clients alike.
       num_attackers: F, in [0, N].
-      withstands: numbers of messages [k] -> attackers [k] or one for all, as `Aggregator.withstands`.
+      withstands: numbers of messages [k] -> attackers [k] or one for all, as `AggregatorFacts.withstands`.
       num_rounds: T.
 
     Raises: ValueError for a design whose cohorts depend on each other, or in which clients differ or are drawn twice.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
-from fedjax_sim.types import Metric, PyTree, UpdateTransform, Wire
+from fedjax_sim.types import Metric, PyTree, TransformFacts, UpdateTransform, Wire
 from fedjax_sim.validate import Positive
 
 __all__ = ["Whole", "as_it_comes", "chain", "check_floats", "identity", "plain_wire", "stateless", "wire_of"]
@@ -70,6 +70,7 @@ def stateless(
     wire: Callable = as_it_comes,
     l2_bound: Positive | None = None,
     nonexpansive: bool = False,
+    squared_error: Callable | None = None,
     **facts,
 ) -> UpdateTransform:
     """A transform from `fn(key, update) -> update`, written for one client.
@@ -78,7 +79,8 @@ def stateless(
       fn: pure; the key is the client's own in this round.
       wire: (update_spec, Wire of what comes in) -> Wire of what goes out.
       l2_bound, nonexpansive: facts about `fn`'s output that later parts rely on; state only what always holds.
-      facts: further fields of `UpdateTransform`, such as `unbiased` and `squared_error`.
+      squared_error: as `UpdateTransform` has it.
+      facts: further ones of `TransformFacts`, such as `unbiased`.
 
     Guarantees: clients' keys are independent of chunk, order and devices (tests/laws/test_invariance.py).
 
@@ -87,15 +89,15 @@ def stateless(
     >>> half.on_client(jax.random.key(0), {"w": jnp.ones(2)}, (), ())[0]["w"].tolist()
     [0.5, 0.5]
     """
+    facts = {"mirrored": False} | facts  # neither end keeps a state, so neither keeps a copy of what is sent
     return UpdateTransform(
         init=lambda update_spec: (),
         init_client=lambda update_spec: (),
         on_client=lambda key, update, state, memory: (fn(key, update), memory, {}),
         on_server=lambda key, cohort, aggregate, state, measured, sensitivity: (aggregate, state, {}),
         wire=wire,
-        l2_bound=l2_bound,
-        nonexpansive=nonexpansive,
-        **{"mirrored": False} | facts,  # neither end keeps a state, so neither keeps a copy of what is sent
+        facts=TransformFacts(l2_bound=l2_bound, nonexpansive=nonexpansive, **facts),
+        squared_error=squared_error,
     )
 
 
@@ -159,11 +161,12 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
             sent = member.wire(update_spec, sent)
         return sent
 
+    facts = [member.facts for member in transforms]
     bound, nonexpansive = None, True
-    for member in transforms:
-        bounds = (bound if member.facts.nonexpansive else None, member.facts.l2_bound)
+    for one in facts:
+        bounds = (bound if one.nonexpansive else None, one.l2_bound)
         bound = min((x for x in bounds if x is not None), default=None)
-        nonexpansive = nonexpansive and member.facts.nonexpansive
+        nonexpansive = nonexpansive and one.nonexpansive
     _check_order(transforms)
     inexact = [member for member in transforms if not _changes_nothing(member)]
     alone = inexact[0] if len(inexact) == 1 else None
@@ -173,16 +176,18 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
         on_client=on_client,
         on_server=on_server,
         wire=wire,
-        l2_bound=bound,
-        nonexpansive=nonexpansive,
-        releases_when_empty=any(member.facts.releases_when_empty for member in transforms),
-        unbiased=all(member.facts.unbiased for member in transforms),
+        facts=TransformFacts(
+            l2_bound=bound,
+            nonexpansive=nonexpansive,
+            releases_when_empty=any(one.releases_when_empty for one in facts),
+            unbiased=all(one.unbiased for one in facts),
+            exact_error=alone.facts.exact_error if alone else not inexact,
+            integer_range=facts[-1].integer_range if facts else None,
+            noise=next((one.noise for one in facts if one.noise is not None), None),
+            mirrored=any(one.mirrored for one in facts),
+            metrics=_metrics(transforms),
+        ),
         squared_error=alone.squared_error if alone else None if inexact else no_error,
-        exact_error=alone.facts.exact_error if alone else not inexact,
-        integer_range=transforms[-1].facts.integer_range if transforms else None,
-        mirrored=any(member.facts.mirrored for member in transforms),
-        noise=next((member.facts.noise for member in transforms if member.facts.noise is not None), None),
-        metrics=_metrics(transforms),
     )
 
 

@@ -105,7 +105,7 @@ def discrete_gaussian_mechanism(
     References: Kairouz, Liu and Steinke 2021, algorithm 1 and theorem 11; Canonne, Kamath and Steinke 2020.
 
     >>> made = discrete_gaussian_mechanism(1.0, 1.0, 100, granularity=0.01)
-    >>> made.noise.details.message_std, round(made.noise.details.multiplier(1000), 3)
+    >>> made.facts.noise.details.message_std, round(made.facts.noise.details.multiplier(1000), 3)
     (10.0, 0.982)
     """
     numbers = {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier, "cohort_size": cohort_size}
@@ -132,7 +132,7 @@ def skellam_mechanism(
 
     References: Agarwal, Kairouz and Liu 2021, algorithm 1 and theorem 3.5; Skellam 1946.
 
-    >>> skellam_mechanism(1.0, 1.0, 100, granularity=0.01).noise.mechanism
+    >>> skellam_mechanism(1.0, 1.0, 100, granularity=0.01).facts.noise.mechanism
     'skellam'
     """
     numbers = {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier, "cohort_size": cohort_size}
@@ -187,13 +187,15 @@ def _mechanism(
         rounding = granularity * math.sqrt(dimension * min(1, 0.25 / (1 - beta)))
         return (jnp.sqrt(base.squared_error(update)) + rounding) ** 2 + dimension * (std * granularity) ** 2
 
-    return base._replace(
+    made = base._replace(
         on_client=on_client,
         on_server=on_server,
         wire=lambda update_spec, wire: Wire(tree.num_values(update_spec), bits * tree.num_values(update_spec)),
+        squared_error=squared_error,
+    )
+    return made.stating(
         l2_bound=None,
         nonexpansive=False,
-        squared_error=squared_error,
         exact_error=False,
         integer_range=(-most, most),
         noise=Noise(law, "distributed", noise_multiplier, clip_norm, "client", details=details),

@@ -109,14 +109,10 @@ def error_feedback(transform: UpdateTransform) -> UpdateTransform:
         numbers = engine.computed_once(jax.tree.map(jnp.subtract, wanted, decoded), key)
         return message, Memory(numbers, inner), measured
 
-    return transform._replace(
-        init_client=lambda update_spec: _memory(transform, update_spec),
-        on_client=on_client,
-        nonexpansive=False,
-        unbiased=False,
-        squared_error=None,
-        exact_error=False,
+    made = transform._replace(
+        init_client=lambda update_spec: _memory(transform, update_spec), on_client=on_client, squared_error=None
     )
+    return made.stating(nonexpansive=False, unbiased=False, exact_error=False)
 
 
 @validate.named_arguments
@@ -166,14 +162,11 @@ def ef21(transform: UpdateTransform, population_size: PopulationSize) -> UpdateT
         mean = jax.tree.map(lambda g, x: g + x.astype(g.dtype), state.mean, step)
         return mean, State(mean, inner), metrics
 
-    return transform._replace(
-        mirrored=True,
+    made = transform._replace(
         init=lambda update_spec: State(_zeros(update_spec), transform.init(update_spec)),
         init_client=lambda update_spec: _memory(transform, update_spec),
         on_client=on_client,
         on_server=on_server,
-        nonexpansive=False,
-        unbiased=False,
         squared_error=None,
-        exact_error=False,
     )
+    return made.stating(nonexpansive=False, unbiased=False, exact_error=False, mirrored=True)

@@ -22,7 +22,7 @@ from fedjax_sim import engine, prng, tree, validate
 from fedjax_sim.transform.chain import plain_wire
 from fedjax_sim.transform.clip import HIGH, LOW, check_clip_norm, clip, clip_metrics, clipped, scaled_wire
 from fedjax_sim.transform.noise import check_cohort, check_mean, check_multiplier, check_sensitivity
-from fedjax_sim.types import Array, Noise, PyTree, UpdateTransform, Wire
+from fedjax_sim.types import Array, Noise, PyTree, TransformFacts, UpdateTransform, Wire
 from fedjax_sim.validate import Positive, PositiveInt, Share
 
 __all__ = [
@@ -61,7 +61,7 @@ def gaussian_mechanism(
 
     References: McMahan et al. 2018 (DP-FedAvg), algorithm 1; Abadi et al. 2016.
 
-    >>> gaussian_mechanism(1.0, 0.5).noise.place
+    >>> gaussian_mechanism(1.0, 0.5).facts.noise.place
     'central'
     """
     base = clip(clip_norm)
@@ -82,7 +82,7 @@ def gaussian_mechanism(
         return noisy, state, clip_metrics(measured)
 
     noise = Noise("gaussian", "central", noise_multiplier, clip_norm, "client", details=details)
-    return base._replace(on_server=on_server, releases_when_empty=True, noise=noise)
+    return base._replace(on_server=on_server).stating(releases_when_empty=True, noise=noise)
 
 
 @validate.named_arguments
@@ -123,7 +123,7 @@ def adaptive_clip(
     References: Andrew, Thakkar, McMahan and Ramaswamy 2021, algorithm 1 and theorem 1.
 
     >>> made = adaptive_clip(1.0, initial_clip_norm=0.1, quantile_noise=5.0)
-    >>> round(made.noise.details["update_multiplier"], 4)
+    >>> round(made.facts.noise.details["update_multiplier"], 4)
     1.005
     """
     check_multiplier(noise_multiplier, open_low=True)
@@ -152,16 +152,14 @@ def adaptive_clip(
         return noisy, engine.rounded_here(moved, zero), metrics
 
     details = {"adaptive": True, "update_multiplier": update_multiplier, "quantile_noise": quantile_noise}
+    noise = Noise("gaussian", "central", noise_multiplier, initial_clip_norm, "client", details=details)
     return UpdateTransform(
         init=lambda update_spec: jnp.asarray(initial_clip_norm, jnp.float32),
         init_client=lambda update_spec: (),
         on_client=on_client,
         on_server=on_server,
         wire=_with_a_bit,
-        nonexpansive=True,
-        releases_when_empty=True,
-        mirrored=False,
-        noise=Noise("gaussian", "central", noise_multiplier, initial_clip_norm, "client", details=details),
+        facts=TransformFacts(nonexpansive=True, releases_when_empty=True, noise=noise, mirrored=False),
     )
 
 
@@ -183,7 +181,7 @@ def local_gaussian(clip_norm: float, noise_multiplier: float) -> UpdateTransform
 
     References: Kasiviswanathan et al. 2011; Duchi, Jordan and Wainwright 2018.
 
-    >>> local_gaussian(2.0, 0.5).noise.details
+    >>> local_gaussian(2.0, 0.5).facts.noise.details
     {'sensitivity': 4.0}
     """
     check_clip_norm(clip_norm)
@@ -213,7 +211,7 @@ def distributed_gaussian(clip_norm: float, noise_multiplier: float, cohort_size:
 
     References: Dwork et al. 2006 (Our data, ourselves); Kairouz, Liu and Steinke 2021, section 1.
 
-    >>> distributed_gaussian(1.0, 0.5, 100).noise.details
+    >>> distributed_gaussian(1.0, 0.5, 100).facts.noise.details
     {'cohort_size': 100}
     """
     check_clip_norm(clip_norm)
@@ -241,14 +239,8 @@ def _on_each_message(clip_norm: float, std: float, noise: Noise) -> UpdateTransf
     def squared_error(update):
         return base.squared_error(update) + tree.num_values(update) * std**2
 
-    return base._replace(
-        on_client=on_client,
-        wire=_as_numbers,
-        l2_bound=None,
-        nonexpansive=False,
-        squared_error=squared_error,
-        noise=noise,
-    )
+    made = base._replace(on_client=on_client, wire=_as_numbers, squared_error=squared_error)
+    return made.stating(l2_bound=None, nonexpansive=False, noise=noise)
 
 
 def _with_noise(key: Array, update: PyTree, std: float | Array, barrier: Callable = engine.computed_once) -> PyTree:

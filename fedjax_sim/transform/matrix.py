@@ -94,7 +94,7 @@ def matrix_mechanism(
     McKenna 2024, section 3 (optimal banded Toeplitz).
 
     >>> made = matrix_mechanism(1.0, 2.0, num_rounds=100, bands=4)
-    >>> made.noise.mechanism, made.noise.details["participations"], round(made.noise.details["sensitivity"], 4)
+    >>> made.facts.noise.mechanism, made.facts.noise.details["participations"], round(made.facts.noise.details["sensitivity"], 4)
     ('banded_toeplitz', 1, 1.22)
     """
     check_multiplier(noise_multiplier)
@@ -154,7 +154,7 @@ def matrix_mechanism(
     }
     name = "tree" if strategy == "tree" else "banded_toeplitz"
     noise = Noise(name, "central", noise_multiplier, clip_norm, "client", details=details)
-    return base._replace(init=init, on_server=on_server, releases_when_empty=True, noise=noise)
+    return base._replace(init=init, on_server=on_server).stating(releases_when_empty=True, noise=noise)
 
 
 def _banded(fresh: Array, rows: Array, coefficients: np.ndarray, zero: engine.HiddenZero) -> tuple[Array, Array]:

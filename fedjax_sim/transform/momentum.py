@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.transform.chain import as_it_comes, check_floats
-from fedjax_sim.types import UpdateTransform
+from fedjax_sim.types import TransformFacts, UpdateTransform
 from fedjax_sim.validate import ShareBelowOne
 
 __all__ = ["client_momentum"]
@@ -54,5 +54,5 @@ def client_momentum(decay: ShareBelowOne) -> UpdateTransform:
         on_client=on_client,
         on_server=lambda key, cohort, aggregate, state, measured, sensitivity: (aggregate, state, {}),
         wire=as_it_comes,
-        mirrored=False,
+        facts=TransformFacts(mirrored=False),
     )

@@ -124,8 +124,7 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
         on_server=on_server,
         wire=wire,
         squared_error=None if bound is None else squared_error,
-        exact_error=False,
-    )
+    ).stating(exact_error=False)
 
 
 @validate.named_arguments

@@ -98,6 +98,10 @@ class Cohort(NamedTuple):
     # number of steps (int32); None = all of it
     timing: Timing = Timing()
 
+    def timed(self, **timing) -> Cohort:
+        """The same cohort with these fields of its `timing` changed."""
+        return self._replace(timing=self.timing._replace(**timing))
+
 
 class Mean(NamedTuple):
     """A metric that pools correctly: totals and weights are summed over clients, then divided."""

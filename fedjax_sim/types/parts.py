@@ -222,7 +222,11 @@ def noisy_parts(parts: Star | Mapping[str, Any] | None) -> dict[str, Noise]:
     any level of a hierarchy (tests/algorithms/hierarchy/test_hierfavg.py::test_noise_inside_an_edge_has_no_epsilon).
     """
     named = parts._asdict() if isinstance(parts, Star) else parts or {}
-    found = {name: noise for name, part in named.items() if (noise := getattr(getattr(part, "facts", None), "noise", None)) is not None}
+    found = {}
+    for name, part in named.items():
+        noise = getattr(getattr(part, "facts", part), "noise", None)
+        if noise is not None:
+            found[name] = noise
     for name, part in named.items():
         inside = noisy_parts(getattr(part, "federation", None))
         found |= {f"{name}.{inner}": noise for inner, noise in inside.items()}

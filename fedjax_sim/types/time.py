@@ -61,7 +61,7 @@ class Spent(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """What the clients of a cohort spend, and what they send and lose on the way; all None where rounds take no time."""
+    """What the clients of a cohort send, spend and lose on the way, where its sampler states that."""
 
     sent: Array | None = None  # [m] bool; sent a message, in time or too late; None = those who reported
     begun: Array | None = None  # [m] bool; sent the first of two messages (`Work.before`), `sent` is of the second

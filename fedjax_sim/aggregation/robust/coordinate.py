@@ -13,7 +13,7 @@ from fedjax_sim.engine.all_messages.all_messages import SideBySide, by_rule
 from fedjax_sim.engine.all_messages.messages import columnwise
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.engine.arithmetic.exact_sum import power_of_two
-from fedjax_sim.types import Aggregator, Array, PyTree
+from fedjax_sim.types import Aggregator, AggregatorFacts, Array, PyTree
 from fedjax_sim.validate import NonNegativeInt
 
 __all__ = [
@@ -60,7 +60,7 @@ def median(*, trust_weights: bool = False) -> Aggregator:
 
     References: Yin, Chen, Ramchandran and Bartlett 2018, definition 1.
 
-    >>> median().weighted, median(trust_weights=True).weighted
+    >>> median().facts.weighted, median(trust_weights=True).facts.weighted
     (False, True)
     """
 
@@ -99,7 +99,7 @@ def trimmed_mean(num_byzantine: NonNegativeInt, *, trust_weights: bool = False) 
 
     References: Yin, Chen, Ramchandran and Bartlett 2018, definition 2.
 
-    >>> trimmed_mean(2).homogeneous
+    >>> trimmed_mean(2).facts.homogeneous
     True
     """
 
@@ -193,7 +193,7 @@ def sign_majority(*, trust_weights: bool = False) -> Aggregator:
         return jax.tree.map(jnp.sign, votes), {"total_weight": total}
 
     withstands = None if trust_weights else minority
-    return Aggregator(init, accumulate, finalize, weighted=trust_weights, withstands=withstands)
+    return Aggregator(init, accumulate, finalize, AggregatorFacts(weighted=trust_weights, withstands=withstands))
 
 
 def minority(number):

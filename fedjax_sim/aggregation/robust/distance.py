@@ -45,7 +45,7 @@ def krum(num_byzantine: NonNegativeInt, num_chosen: PositiveInt = 1) -> Aggregat
 
     References: Blanchard, El Mhamdi, Guerraoui and Stainer 2017, sections 3 and 4.
 
-    >>> krum(2).weighted
+    >>> krum(2).facts.weighted
     False
     """
     least = max(2 * num_byzantine + 3, num_byzantine + 2 + num_chosen)

@@ -48,7 +48,7 @@ def geometric_median(
 
     References: Pillutla, Kakade and Harchaoui 2022 (RFA), algorithm 2; Weiszfeld 1937.
 
-    >>> geometric_median().weighted
+    >>> geometric_median().facts.weighted
     False
     """
 

@@ -57,15 +57,8 @@ def norm_bounding(aggregator: Aggregator, max_norm: Positive) -> Aggregator:
         share = engine.divide(counts["longer"].astype(jnp.float32), jnp.maximum(counts["all"], 1).astype(jnp.float32))
         return update, metrics | {"shortened_share": share}, *state
 
-    return aggregator._replace(
-        init=init,
-        accumulate=accumulate,
-        finalize=finalize,
-        sensitivity=None,
-        homogeneous=False,
-        rule=None,
-        chooses=False,
-    )
+    made = aggregator._replace(init=init, accumulate=accumulate, finalize=finalize, rule=None)
+    return made.stating(sensitivity=None, homogeneous=False, chooses=False)
 
 
 def check_honest(aggregator: Aggregator) -> None:

@@ -39,9 +39,9 @@ def _around(
         inner = aggregator.facts.withstands(number(num_messages))
         return inner if most is None else jnp.minimum(most, inner)
 
-    facts = {"weighted": aggregator.facts.weighted, "homogeneous": aggregator.facts.homogeneous, "start": aggregator.start}
+    facts = {name: getattr(aggregator.facts, name) for name in ("weighted", "homogeneous", "metrics")}
     facts["withstands"] = aggregator.facts.withstands and withstands
-    return checked(by_rule(rule, check, **facts, metrics=aggregator.facts.metrics), aggregator, number)
+    return checked(by_rule(rule, check, start=aggregator.start, **facts), aggregator, number)
 
 
 @validate.named_arguments

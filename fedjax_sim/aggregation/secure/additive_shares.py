@@ -60,7 +60,7 @@ def additive_shares(
 
     >>> from fedjax_sim.aggregation import modular_sum
     >>> made = additive_shares(modular_sum(10.0, modulus_bits=20), 3)
-    >>> made.wire(jax.ShapeDtypeStruct((100,), jnp.int32), None, 10).bits
+    >>> made.facts.wire(jax.ShapeDtypeStruct((100,), jnp.int32), None, 10).bits
     6000
     """
     least = _checked(aggregator, num_servers, dropout, min_messages, honest_server, masks)
@@ -102,16 +102,9 @@ def additive_shares(
         values = num_values(update_spec)
         return Wire(values, num_servers * values * ring.bits)
 
-    return aggregator._replace(
-        init=init,
-        accumulate=accumulate,
-        finalize=finalize,
-        metrics=aggregator.facts.metrics + METRICS,
-        stays=stays if dropout > 0 else None,
-        least=least,
-        view=view,
-        wire=wire,
-    )
+    leaves = stays if dropout > 0 else None
+    made = aggregator._replace(init=init, accumulate=accumulate, finalize=finalize, stays=leaves, view=view)
+    return made.stating(metrics=aggregator.facts.metrics + METRICS, least=least, wire=wire)
 
 
 def _lost(key: Array, ids: Array, dropout: float) -> Array:

@@ -41,7 +41,7 @@ def by_examples(aggregator: Aggregator, max_weight: int) -> Aggregator:
 
     >>> from fedjax_sim.aggregation import modular_sum
     >>> made = by_examples(modular_sum(1.0, modulus_bits=40), max_weight=100)
-    >>> made.weighted, made.max_weight, made.sensitivity
+    >>> made.facts.weighted, made.facts.max_weight, made.facts.sensitivity
     (True, 100, None)
     """
     validate.part("aggregator", aggregator, Aggregator)
@@ -87,15 +87,12 @@ def by_examples(aggregator: Aggregator, max_weight: int) -> Aggregator:
     def wired(wire):
         return wire and (lambda update_spec, *rest: wire(paired(update_spec), *rest))
 
-    return aggregator._replace(
-        init=init,
-        accumulate=accumulate,
-        finalize=finalize,
+    made = aggregator._replace(init=init, accumulate=accumulate, finalize=finalize, view=aggregator.view and view)
+    return made.stating(
         sensitivity=None,
         weighted=True,
         max_weight=max_weight,
         metrics=(*aggregator.facts.metrics, CAPPED),
-        view=aggregator.view and view,
         wire=wired(aggregator.facts.wire),
         wire_down=wired(aggregator.facts.wire_down),
     )

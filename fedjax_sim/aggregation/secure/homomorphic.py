@@ -72,7 +72,7 @@ def homomorphic_mean(
     References: Cheon, Kim, Kim and Song 2017; Zhang et al. 2020 (BatchCrypt), section 3, for silos with one key.
 
     >>> made = homomorphic_mean()
-    >>> made.wire(jax.ShapeDtypeStruct((4096,), jnp.float32), None, 10).bits // 8
+    >>> made.facts.wire(jax.ShapeDtypeStruct((4096,), jnp.float32), None, 10).bits // 8
     131264
     """
     made = mean(weighting=weighting) if denominator is None else fixed_mean(denominator, weighting=weighting)
@@ -119,10 +119,9 @@ def homomorphic_mean(
         Metric("encryption_error", "standard deviation of encryption's error", pooled="mean"),
         Metric("overflowed_rounds", "rounds whose encrypted sum could wrap around", "count"),
     )
-    made_here = made._replace(
-        init=init, accumulate=accumulate, finalize=finalize, view=view, wire=wire, wire_down=wire_down
-    )
-    return made_here._replace(homogeneous=False, keyless=True, metrics=made.facts.metrics + stated)
+    made_here = made._replace(init=init, accumulate=accumulate, finalize=finalize, view=view)
+    metrics = made.facts.metrics + stated
+    return made_here.stating(homogeneous=False, metrics=metrics, keyless=True, wire=wire, wire_down=wire_down)
 
 
 def _with_error(key: Array, update: PyTree, std: Array) -> PyTree:

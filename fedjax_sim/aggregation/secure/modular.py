@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import engine, validate
 from fedjax_sim.aggregation.secure.ring import MAX_MESSAGES, Ring
-from fedjax_sim.types import Aggregator, Array, PyTree
+from fedjax_sim.types import Aggregator, AggregatorFacts, Array, PyTree
 from fedjax_sim.validate import Positive
 
 __all__ = ["ModularSum", "modular_sum", "ring_of"]
@@ -28,7 +28,8 @@ def ring_of(aggregator: Aggregator) -> Ring:
     >>> ring_of(modular_sum(1.0, modulus_bits=40))
     Ring(bits=40, prime=False)
     """
-    return Ring(aggregator.facts.modulus.bit_length() - 1) if aggregator.facts.modulus & 1 == 0 else Ring(31, prime=True)
+    modulus = aggregator.facts.modulus
+    return Ring(modulus.bit_length() - 1) if modulus & 1 == 0 else Ring(31, prime=True)
 
 
 @validate.named_arguments
@@ -57,7 +58,7 @@ def modular_sum(denominator: Positive | None, *, modulus_bits: int = 32, prime: 
     References: Bonawitz et al. 2017, section 4.
 
     >>> aggregator = modular_sum(10.0, modulus_bits=20)
-    >>> aggregator.modulus, aggregator.sensitivity
+    >>> aggregator.facts.modulus, aggregator.facts.sensitivity
     (1048576, 0.1)
     """
     validate.integer("modulus_bits", modulus_bits, 2, 64, hint="Sums are held in two words of 32 bits at most.")
@@ -99,4 +100,5 @@ def modular_sum(denominator: Positive | None, *, modulus_bits: int = 32, prime: 
         return engine.rounded_here(mean, zero), {"total_weight": count}
 
     sensitivity = None if denominator is None else 1 / denominator
-    return Aggregator(init, accumulate, finalize, sensitivity, ring.modulus, weighted=False, homogeneous=True)
+    facts = AggregatorFacts(sensitivity=sensitivity, modulus=ring.modulus, weighted=False, homogeneous=True)
+    return Aggregator(init, accumulate, finalize, facts)

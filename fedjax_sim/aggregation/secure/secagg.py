@@ -95,7 +95,7 @@ def secure_sum(
 
     >>> from fedjax_sim.aggregation import modular_sum
     >>> made = secure_sum(modular_sum(10.0, modulus_bits=20), 6, dropout=0.1)
-    >>> made.modulus, made.sensitivity, made.least
+    >>> made.facts.modulus, made.facts.sensitivity, made.facts.least
     (1048576, 0.1, 6)
     """
     cumulative, least = _checked(aggregator, threshold, neighbours, dropout, min_messages, masks, signed)
@@ -153,17 +153,9 @@ def secure_sum(
     def wire_down(update_spec, wire, num_invited):
         return wire.with_side(cost_of(num_values(update_spec), num_invited).client_down_bits)
 
-    return aggregator._replace(
-        init=init,
-        accumulate=accumulate,
-        finalize=finalize,
-        metrics=aggregator.facts.metrics + METRICS,
-        stays=stays if cumulative[2] > 0 else None,
-        least=least,
-        view=view,
-        wire=wire,
-        wire_down=wire_down,
-    )
+    leaves = stays if cumulative[2] > 0 else None
+    made = aggregator._replace(init=init, accumulate=accumulate, finalize=finalize, stays=leaves, view=view)
+    return made.stating(metrics=aggregator.facts.metrics + METRICS, least=least, wire=wire, wire_down=wire_down)
 
 
 def stages_of(key: Array, ids: Array, reported: Array, uploaded: Array, cumulative: np.ndarray) -> Stages:

@@ -283,7 +283,7 @@ def asynchronous(
 
     Raises: ValueError, TypeError for options out of range, and for parts that do not fit, as in `federated`: weights by
     examples too, for fast clients arrive more often already. `init` refuses clients whose updates may not count in
-    part (`ClientUpdate.scalable`), unless no update does.
+    part (`ClientFacts.scalable`), unless no update does.
 
     Guarantees: the models of an event loop in NumPy (tests/algorithms/asynchronous/test_asynchronous.py::
     test_fedbuff_is_the_event_loop); with K = C and the same clients again the bits of synchronous FedAvg, whatever the

@@ -36,7 +36,7 @@ from fedjax_sim.round.state import Bases, initial_state
 from fedjax_sim.server import replacement
 from fedjax_sim.server.staleness import polynomial
 from fedjax_sim.transform import identity
-from fedjax_sim.types import Aggregator, Algorithm, Array, Devices, PyTree, StalenessWeight, Star
+from fedjax_sim.types import Aggregator, Algorithm, Array, Devices, Execution, PyTree, StalenessWeight, Star
 from fedjax_sim.validate import LossFn, PopulationSize, PositiveShare
 
 __all__ = ["fedasync"]
@@ -101,7 +101,7 @@ def fedasync(
     discounts(weigh, max_staleness)
     work, execution = client.local_work({**options, "weighting": "uniform"})
     local = stateless_client(loss_fn, optimizer, work, proximal_term(coefficient), sends_model=True)
-    star = Star(arrivals_only(traffic), local, _in_order(), replacement(), identity(), **execution)
+    star = Star(arrivals_only(traffic), local, _in_order(), replacement(), identity(), Execution(**execution))
     size, order = traffic.num_models, jnp.arange(arrivals_per_step, dtype=jnp.int32)
 
     def init(key, params, population):

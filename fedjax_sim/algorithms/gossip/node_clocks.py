@@ -11,7 +11,7 @@ from fedjax_sim.network import Links, load_of
 from fedjax_sim.network.devices import SATURATED, checked, num_saturated, spent_by
 from fedjax_sim.types import Array, Clock, Devices, Load, Metric, PyTree, Work
 
-__all__ = ["BARRIERS", "TIME_METRICS", "Timing", "advanced", "asked_of", "start_of", "times"]
+__all__ = ["BARRIERS", "TIME_METRICS", "NodeTiming", "advanced", "asked_of", "start_of", "times"]
 
 BARRIERS = ("global", "local")
 TIME_METRICS = (
@@ -21,14 +21,14 @@ TIME_METRICS = (
 )
 
 
-class Timing(NamedTuple):
+class NodeTiming(NamedTuple):
     """What nodes run on, and whom they wait for."""
 
     devices: Devices | None  # None = time is not simulated
     barrier: str
 
     @classmethod
-    def checked(cls, devices: Devices | None, barrier: str, population_size: int) -> Timing:
+    def checked(cls, devices: Devices | None, barrier: str, population_size: int) -> NodeTiming:
         """Raises ValueError, TypeError for devices of another population, and for another barrier."""
         validate.one_of("barrier", barrier, BARRIERS)
         if devices is None and barrier != "global":
@@ -41,7 +41,7 @@ class Timing(NamedTuple):
         return cls(devices, barrier)
 
 
-def start_of(timing: Timing, population_size: int) -> PyTree:
+def start_of(timing: NodeTiming, population_size: int) -> PyTree:
     """The clocks of all nodes at the start, `Clock` of [N]; () where time is not simulated."""
     return () if timing.devices is None else Clock(*jnp.zeros((2, population_size), jnp.int32))
 
@@ -61,7 +61,7 @@ def asked_of(work: Work, num_examples: Array, links: Links, num_bytes: int) -> L
     return load_of(work, num_examples)._replace(bytes_down=down, bytes_up=up)
 
 
-def advanced(timing: Timing, key: Array, clock: Clock, links: Links, load: Load) -> tuple[Clock, Array]:
+def advanced(timing: NodeTiming, key: Array, clock: Clock, links: Links, load: Load) -> tuple[Clock, Array]:
     """The clocks after a round: t_i(k + 1) = max of t_j(k) over those whom node i waits for, plus its own duration.
 
     With a local barrier a node waits for itself and for those that it hears in this round, with a global one for
@@ -96,7 +96,7 @@ def advanced(timing: Timing, key: Array, clock: Clock, links: Links, load: Load)
     return after, num_saturated(spent, links.up)
 
 
-def times(timing: Timing, clock: PyTree, up: Array) -> dict[str, Array]:
+def times(timing: NodeTiming, clock: PyTree, up: Array) -> dict[str, Array]:
     """Info of a round: seconds until the first node of those that are up, and the last of all, were done."""
     if timing.devices is None:
         return {}

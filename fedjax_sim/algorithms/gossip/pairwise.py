@@ -22,7 +22,20 @@ from fedjax_sim.round.round import aggregate, collect, initial_state, invite, in
 from fedjax_sim.sampling.time.cut import by_part
 from fedjax_sim.sampling.time.round_cost import More, Price
 from fedjax_sim.transform import identity
-from fedjax_sim.types import Algorithm, Array, Cohort, Count, Devices, Load, Metric, PyTree, Sampler, Star
+from fedjax_sim.types import (
+    Algorithm,
+    Array,
+    Cohort,
+    Count,
+    Devices,
+    Evaluated,
+    Execution,
+    Load,
+    Metric,
+    PyTree,
+    Sampler,
+    Star,
+)
 from fedjax_sim.validate import LossFn
 
 __all__ = ["averaged", "first_places", "meetings", "pairwise_gossip", "price_of_meetings"]
@@ -78,7 +91,7 @@ def pairwise_gossip(
     _check_presence(sampler)
     local, execution = trained(loss_fn, optimizer, options)
     parts = (aggregation.total(), server.replacement(), identity())
-    star = Star(sampler, from_model(local), *parts, **execution)
+    star = Star(sampler, from_model(local), *parts, Execution(**execution))
     host = {"neighbours": tables_of(graph, 1.0)["neighbours"][0], "degrees": graph.in_degrees.astype("int32")}
     size = graph.population_size
 
@@ -140,7 +153,7 @@ def pairwise_gossip(
         return mean(personal(state, jnp.arange(size, dtype=jnp.int32)))
 
     metrics = (*ROUND_METRICS, Metric("edges", "meetings of two nodes", "count"), *sampler.metrics)
-    return Algorithm(init, step, params, personal=personal, metrics=metrics)
+    return Algorithm(init, step, params, evaluated=Evaluated(personal=personal), metrics=metrics)
 
 
 def _check_presence(sampler: Sampler) -> None:

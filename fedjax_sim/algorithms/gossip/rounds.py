@@ -17,7 +17,7 @@ from fedjax_sim.network.devices import SATURATED
 from fedjax_sim.prng import stream
 from fedjax_sim.round.costs import unusable, work_of
 from fedjax_sim.round.round import aggregate, collect
-from fedjax_sim.types import Algorithm, Array, Cohort, Count, Population, PyTree, Wire, Work
+from fedjax_sim.types import Algorithm, Array, Cohort, Count, Evaluated, Population, PyTree, Wire, Work
 
 __all__ = [
     "distance",
@@ -160,7 +160,8 @@ def node_algorithm(nodes: Nodes, combine: Callable) -> Algorithm:
         state, info = finish(nodes, key, state, links, done.memory, done.before, rows, work)
         return state, done.info | info
 
-    return Algorithm(init, step, partial(mean_model, nodes), personal=partial(own_models, nodes), metrics=NODE_METRICS)
+    evaluated = Evaluated(personal=partial(own_models, nodes))
+    return Algorithm(init, step, partial(mean_model, nodes), evaluated=evaluated, metrics=NODE_METRICS)
 
 
 def own_models(nodes: Nodes, state: NodesState, ids: Array) -> PyTree:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import aggregation, engine, sampling, server, tree, validate
-from fedjax_sim.algorithms.gossip.node_clocks import TIME_METRICS, Timing, start_of
+from fedjax_sim.algorithms.gossip.node_clocks import TIME_METRICS, NodeTiming, start_of
 from fedjax_sim.network import Mixing
 from fedjax_sim.network.topology import check_connected
 from fedjax_sim.population.protocol import sizes_of
@@ -23,9 +23,11 @@ from fedjax_sim.round.state import FederatedState, initial_state
 from fedjax_sim.transform import identity
 from fedjax_sim.types import (
     Aggregator,
+    AggregatorFacts,
     Array,
     ClientUpdate,
     Devices,
+    Execution,
     Metric,
     Population,
     PyTree,
@@ -67,7 +69,7 @@ class Nodes(NamedTuple):
 
     star: Star  # the nodes as clients; its server holds the initial model
     mixing: Mixing
-    timing: Timing
+    timing: NodeTiming
     models: Callable  # (states [N, ...]) -> their models [N, ...]
     message: Callable  # (state of one node) -> what it sends to each neighbour, before the transform; for its size
     attackers: Callable | None  # (key, ids) -> [N] bool, whom means leave out
@@ -121,10 +123,10 @@ def nodes_of(
 ) -> Nodes:
     """`Nodes` around a client whose state holds its model."""
     size = mixing.graph.population_size
-    timing, sampler = Timing.checked(devices, barrier, size), sampling.full(size)
+    timing, sampler = NodeTiming.checked(devices, barrier, size), sampling.full(size)
     rule = aggregation.total() if aggregator is None else aggregator
     through = identity() if transform is None else transform
-    star = Star(sampler, client, rule, server.replacement(), through, **execution)
+    star = Star(sampler, client, rule, server.replacement(), through, Execution(**execution))
     return Nodes(star, mixing, timing, models, message, attackers)
 
 
@@ -159,7 +161,7 @@ def kept_by_node() -> Aggregator:
     def finalize(key, round, carry):
         return engine.all_rows(carry, jnp.arange(carry.place.shape[0], dtype=jnp.int32)), {}
 
-    return Aggregator(init, accumulate, finalize, weighted=False)
+    return Aggregator(init, accumulate, finalize, AggregatorFacts(weighted=False))
 
 
 def begun(nodes: Nodes, params: PyTree, population: Population) -> NodesState:

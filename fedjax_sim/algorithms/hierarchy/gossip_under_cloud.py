@@ -16,7 +16,7 @@ from fedjax_sim.algorithms.hierarchy.hierfavg import as_client_update
 from fedjax_sim.network.topology import check_connected, from_edges
 from fedjax_sim.round.costs import ROUND_METRICS, two_words, unusable
 from fedjax_sim.round.round import aggregate, collect, initial_state, invite
-from fedjax_sim.types import Algorithm, Array, Count, Metric, PyTree, Star
+from fedjax_sim.types import Algorithm, Array, Count, Execution, Metric, PyTree, Star
 from fedjax_sim.validate import FromData
 
 __all__ = ["hierarchical_gossip"]
@@ -90,7 +90,8 @@ def hierarchical_gossip(
 
     nodes = inside._replace(init=lambda params, group: params, apply=apply)
     rule = aggregation.gather(by_edge)
-    star = Star(sampling.full(size), nodes, rule, server.replacement(), transform.identity(), None, mesh, nonfinite)
+    execution = Execution(mesh=mesh, nonfinite=nonfinite)
+    star = Star(sampling.full(size), nodes, rule, server.replacement(), transform.identity(), execution)
 
     def mixed(before: PyTree, sent: tuple[PyTree, Array], number: Array) -> tuple[PyTree, Array, Array, Array]:
         updates, weights = sent
@@ -124,7 +125,7 @@ def hierarchical_gossip(
     def params(state):
         return _plain_mean(engine.take(state.clients, jnp.arange(size, dtype=jnp.int32))[0])
 
-    metrics = (*ROUND_METRICS, *inside.metrics, *METRICS)
+    metrics = (*ROUND_METRICS, *inside.facts.metrics, *METRICS)
     return Algorithm(lambda key, *start: initial_state(star, *start), step, params, metrics=metrics)
 
 

@@ -30,6 +30,7 @@ from fedjax_sim.types import (
     Aggregator,
     Algorithm,
     Array,
+    ClientFacts,
     ClientUpdate,
     Devices,
     Inside,
@@ -144,14 +145,17 @@ def as_client_update(
             weight = jnp.where(rows.broken.any(), jnp.nan, weight)
         return Report(update, weight, means, counts), end if keep else own
 
-    return ClientUpdate(
-        init=initial if keep else lambda params, group: (),
-        apply=apply,
+    facts = ClientFacts(
         uniform_weights=weighting == "uniform",
         needs_weights=weighting == "examples",
         metrics=(*named_by(name, level.metrics), *star.client.facts.metrics),
-        federation=star._replace(mesh=None),
         level=name,
+    )
+    return ClientUpdate(
+        init=initial if keep else lambda params, group: (),
+        apply=apply,
+        facts=facts,
+        federation=on_one_device(star),
         time_inside=None if devices is None else time_inside(star, rounds, devices),
     )
 
@@ -164,7 +168,7 @@ def _level_of(federation: Star | Algorithm) -> Level:
         federation = federation.parts
     validate.part("star", federation, Star)
     _check_whole(federation)
-    inner = federation._replace(client=_weighed(federation.client), mesh=None)
+    inner = on_one_device(federation._replace(client=_weighed(federation.client)))
 
     def step(key: Array, state: FederatedState, group: Population) -> tuple[FederatedState, Inside]:
         star = inner._replace(aggregator=by_own_ids(inner.aggregator, group))
@@ -289,6 +293,11 @@ def _check(star: Star, rounds: int, name: str, weighting: str | None, keep: bool
     if not keep and remembers(star.sampler):
         hint = "It would begin anew, and draw the same cohorts, in each round above. Pass keep=True."
         validate.fail("sampler", "one without a state, with keep=False", "one with a state", hint)
+
+
+def on_one_device(star: Star) -> Star:
+    """The star whose cohorts are not split over devices: those of the level above are."""
+    return star._replace(execution=star.execution._replace(mesh=None))
 
 
 def _check_whole(star: Star) -> None:

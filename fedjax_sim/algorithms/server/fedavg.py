@@ -162,16 +162,15 @@ def _of_direction(transform: UpdateTransform) -> UpdateTransform:
         direction, steps = (plain_wire(update_spec[name]) for name in ("direction", "steps"))
         return transform.wire(update_spec["direction"], direction).with_plain(steps)
 
-    return transform._replace(
+    made = transform._replace(
         init=lambda update_spec: transform.init(update_spec["direction"]),
         init_client=lambda update_spec: transform.init_client(update_spec["direction"]),
         on_client=on_client,
         on_server=on_server,
         wire=wire,
-        l2_bound=None,
         squared_error=None,
-        exact_error=False,
     )
+    return made.stating(l2_bound=None, exact_error=False)
 
 
 @validate.named_arguments

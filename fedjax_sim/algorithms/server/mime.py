@@ -168,7 +168,7 @@ def mime(
         state, info = close(second, key, cohort, answered, state, usable=usable)
         memory, transforms = (asked_memory, state.memory), (asked_transform, state.transform)
         state = state._replace(memory=memory, transform=transforms, server=state.server.server)
-        begun = cohort if cohort.timing.begun is None else cohort._replace(sent=cohort.timing.begun)
+        begun = cohort if cohort.timing.begun is None else cohort.timed(sent=cohort.timing.begun)
         sent, lost = traffic(begun, asked.up, asked.down), unusable(first, cohort, asked.dropped, asked.num_dropped)
         return state, _both(info, sent, lost, norm, usable)
 

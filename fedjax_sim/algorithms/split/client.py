@@ -91,7 +91,7 @@ def split_client(
 
     metrics = (*inner.facts.metrics, *METRICS[: len(directions)])
     noise = noise_of(link for one in splits for link in one.links.values())
-    return inner._replace(apply=apply, noise=noise, metrics=metrics, helped=True)
+    return inner._replace(apply=apply).stating(noise=noise, metrics=metrics, helped=True)
 
 
 def _by_party(optimizer: optax.GradientTransformation, split: Split) -> optax.GradientTransformation:

@@ -49,8 +49,7 @@ def in_turns(made: Algorithm, split: Split, copies: int, *, relay: bool = False)
         return close(star, key, cohort, gathered, state._replace(sampler=sampler_state))
 
     parts = star._replace(complete=False)  # its rounds are turns, which no edge above would make
-    ordered = copies < star.sampler.num_slots
-    return made._replace(step=step, observe=None, parts=parts, in_turns=ordered)
+    return made._replace(step=step, observe=None, parts=parts)
 
 
 def _turns(
@@ -93,7 +92,7 @@ def _turns(
     sums = [jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), x) for x in (counts, num_arrived, num_dropped)]
     messages = engine.steady(lambda *x: _ends(split, relay, *x))(broadcast, last, updates, rank % copies)
     messages = tree.where(arrived, messages, tree.zeros_like(messages))
-    round = Round.of(cohort, broadcast, state.aggregator)
+    round = Round(cohort, broadcast, state.aggregator)
     carry = star.aggregator.init(
         jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), messages), num_slots
     )

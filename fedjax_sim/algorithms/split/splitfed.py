@@ -26,6 +26,7 @@ from fedjax_sim.types import (
     Aggregator,
     Algorithm,
     ClientUpdate,
+    Evaluated,
     Metric,
     PyTree,
     Sampler,
@@ -79,7 +80,7 @@ def splitfed(
       num_steps, num_epochs, batch_size, weighting, shuffle: as in `client.work`.
       transform: of the client's part, on its way up; without noise.
 
-    Returns: an Algorithm, whose model is the joint one; `Algorithm.model` goes through the links, and so do the
+    Returns: an Algorithm, whose model is the joint one; `Evaluated.model` goes through the links, and so do the
     evaluations of `fedjax-sim run`.
 
     Raises: ValueError for samplers whose rounds take time (a clock would price the whole model at the client: see
@@ -89,7 +90,7 @@ def splitfed(
     Guarantees: V1 is FedAvg on the joint model bit for bit, and FedSGD with one step
     (tests/algorithms/split/test_splitfed.py ::test_version_one_is_fedavg, ::test_one_step_is_fedsgd); V2 and copies
     follow NumPy's loop (::test_copies_by_hand); bytes are those of the clients' parts
-    (::test_only_the_clients_part_travels); the order of a cohort counts where `Algorithm.in_turns` says so, and there
+    (::test_only_the_clients_part_travels); the order of a cohort counts where clients follow one another, and there
     alone (tests/laws/test_turns.py::test_order).
 
     References: Thapa, Arachchige, Camtepe and Sun 2022 (SplitFed), algorithms 1 and 2; Gawali et al. 2021 for copies.
@@ -161,7 +162,7 @@ def split_learning(
 def _federated(sampler: Sampler, parts: tuple, split: Split, **execution: Unpack[ExecutionOptions]) -> Algorithm:
     """`federated`, whose evaluations go through the links where these change outputs."""
     made = federated(sampler, *parts, **execution)
-    return made._replace(model=split.model if split.changes_outputs else None)
+    return made._replace(evaluated=Evaluated(model=split.model if split.changes_outputs else None))
 
 
 def _own(split: Split, params: PyTree) -> PyTree:
@@ -196,18 +197,15 @@ def _on_part(transform: UpdateTransform, split: Split) -> UpdateTransform:
         own = _own(split, update_spec)
         return transform.wire(own, plain_wire(own))
 
-    return transform._replace(
+    made = transform._replace(
         init=lambda spec: transform.init(_own(split, spec)),
         init_client=lambda spec: transform.init_client(_own(split, spec)),
         on_client=on_client,
         on_server=on_server,
         wire=wire,
-        l2_bound=None,
-        nonexpansive=False,
         squared_error=None,
-        exact_error=False,
-        integer_range=None,
     )
+    return made.stating(l2_bound=None, nonexpansive=False, exact_error=False, integer_range=None)
 
 
 def _check_memoryless(model: Model, transform: UpdateTransform, split: Split) -> None:
@@ -225,4 +223,4 @@ def _hands_on(trains: ClientUpdate, split: Split) -> ClientUpdate:
         there = (report.weight > 0).astype(jnp.uint32)
         return report._replace(counts=report.counts | {"peer_bytes": size * there}), state
 
-    return trains._replace(apply=apply, metrics=(*trains.facts.metrics, PEER))
+    return trains._replace(apply=apply).stating(metrics=(*trains.facts.metrics, PEER))

@@ -30,6 +30,7 @@ from fedjax_sim.transform import identity
 from fedjax_sim.types import (
     Algorithm,
     Array,
+    ClientFacts,
     ClientUpdate,
     Cohort,
     Inside,
@@ -53,7 +54,7 @@ METRICS = (
     Metric("activation_bytes", "between parties' layers and the server's, both ways", "bytes"),
     Metric("cut_edges_used", "cut edges along which embeddings went", "count", pooled="last"),
 )
-NO_CLIENT = ClientUpdate(lambda params: (), None, scalable=False, helped=True)  # type: ignore[arg-type]  # facts alone
+NO_CLIENT = ClientUpdate(lambda params: (), None, ClientFacts(helped=True))  # type: ignore[arg-type]  # facts alone
 
 
 class SplitState(NamedTuple):
@@ -120,7 +121,7 @@ def split_gnn(
     places = _checked(model, sampler, client_layers, cut_edges, graph_at, link)
     validate.optimizer("optimizer", optimizer)
     whole = server.optimizer(optimizer)
-    client = NO_CLIENT._replace(noise=noise_of([places.link]))
+    client = NO_CLIENT.stating(noise=noise_of([places.link]))
     star = Star(sampler, client, None, whole, identity())  # type: ignore[arg-type]  # nothing is aggregated
     names = [layer.name for layer in places.layers[:client_layers]]
 

@@ -282,8 +282,8 @@ def _counted(
         Metric("forward_bytes", "sent by parties to the label holder", "bytes", besides=True),
         Metric("backward_bytes", "sent back to the parties", "bytes", besides=True),
     )
-    noise = noise_of(between.values())
-    return local._replace(apply=apply, noise=noise, metrics=(*local.facts.metrics, *words), helped=True)
+    metrics = (*local.facts.metrics, *words)
+    return local._replace(apply=apply).stating(noise=noise_of(between.values()), metrics=metrics, helped=True)
 
 
 def _row(parties: Parties, params: PyTree, data: ClientData) -> list[PyTree]:

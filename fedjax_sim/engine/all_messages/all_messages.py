@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.engine.all_messages.messages import Messages, messages_of
 from fedjax_sim.engine.all_messages.rows import all_rows, buffer, fill
-from fedjax_sim.types import Aggregator, Array
+from fedjax_sim.types import Aggregator, AggregatorFacts, Array
 
 __all__ = ["SideBySide", "by_rule", "checked"]
 
@@ -40,7 +40,8 @@ def by_rule(rule: Callable, check: Callable | None = None, *, start: Callable | 
 
     Args:
       check: (num_slots m) -> None; raises for a cohort that the rule is not defined for.
-      start, facts: as `Aggregator` has them.
+      start: as `Aggregator` has it.
+      facts: as `AggregatorFacts` has them.
     """
 
     def init(update_spec, num_slots):
@@ -64,7 +65,7 @@ def by_rule(rule: Callable, check: Callable | None = None, *, start: Callable | 
         update, metrics, *state = rule(key, round, cohort)
         return update, {name: x for name, x in metrics.items() if name != "chosen"}, *state
 
-    return Aggregator(init, accumulate, finalize, start=start, rule=rule, **facts)
+    return Aggregator(init, accumulate, finalize, AggregatorFacts(**facts), start=start, rule=rule)
 
 
 def checked(wrapper: Aggregator, inner: Aggregator, number: Callable = lambda num_slots: num_slots) -> Aggregator:

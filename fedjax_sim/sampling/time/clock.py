@@ -84,7 +84,7 @@ def with_clock(
       checks: presence is looked up after the download, so often, evenly spaced, during the local work, and on arrival.
       flops_scale, bytes_scale: in (0, 1e12]; 1 = the model as it is.
 
-    Returns: a sampler of the same cohorts, less who is not there, with `Cohort.spent`. With availability a client's
+    Returns: a sampler of the same cohorts, less who is not there, with `Timing.spent`. With availability a client's
     speed decides when the next round begins, and so who is there then: formulas and accountants refuse that design.
 
     Raises: ValueError, TypeError for a sampler with a clock or a limit of reports, devices of another population, or
@@ -106,7 +106,7 @@ def with_clock(
     ... )
     >>> clocked = with_clock(uniform(9, 3), alike, overhead_seconds=1.0)
     >>> cohort, state = clocked.sample(jax.random.key(0), clocked.init())  # nothing to send or do: the latency
-    >>> float(cohort.metrics["round_seconds"]), cohort.spent.total.tolist()
+    >>> float(cohort.metrics["round_seconds"]), cohort.timing.spent.total.tolist()
     (1.5, [500, 500, 500])
     """
     untimed(sampler, "with_clock")
@@ -138,7 +138,7 @@ def with_clock(
             cohort = _there(cohort, there_at(devices, cohort.ids, state.clock.seconds))
         if num_invited is not None:
             cohort = first_invited(cohort, num_invited)
-        cohort = cohort._replace(spent=spend(devices, key, cohort, state.price))
+        cohort = cohort.timed(spent=spend(devices, key, cohort, state.price))
         if present is not None:
             leaves = absent_after(devices, cohort.ids, state.clock, cohort.timing.spent, checks)
             cohort = cut(devices, key, cohort, state.price, leaves, INTERRUPTED.name)
@@ -172,5 +172,5 @@ def _there(cohort: Cohort, here: Array) -> Cohort:
     gone = (cohort.invited & ~here).sum(dtype=jnp.int32)
     sent = None if cohort.timing.sent is None else cohort.timing.sent & here
     metrics = cohort.metrics | {"unavailable": gone}
-    there = {"invited": cohort.invited & here, "reported": cohort.reported & here, "sent": sent}
-    return recounted(cohort._replace(**there, metrics=metrics))
+    cohort = cohort._replace(invited=cohort.invited & here, reported=cohort.reported & here, metrics=metrics)
+    return recounted(cohort.timed(sent=sent))

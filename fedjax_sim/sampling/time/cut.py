@@ -168,7 +168,7 @@ def cut(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, n
     """The cohort whose clients stop at a moment: who is not done by then does not report, and is lost to `name`.
 
     That goes for who was to be lost at a later moment, too. A message that is on its way then counts as sent, in full;
-    so does the first of two (`Cohort.begun`). Of each of the three parts of a round, energy is spent in proportion to
+    so does the first of two (`Timing.begun`). Of each of the three parts of a round, energy is spent in proportion to
     its time.
 
     Args:
@@ -193,7 +193,7 @@ def cut(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, n
         begun &= ~late | (at > before.down + before.compute)
     sent &= ~late | (done[2] > up)
     done_by = Spent(*done, jnp.where(late, part, spent.joules))
-    return losing(cohort._replace(sent=sent, begun=begun, spent=done_by), name, late, at)
+    return losing(cohort.timed(sent=sent, begun=begun, spent=done_by), name, late, at)
 
 
 def ticks_done(spent: Spent, at: Array) -> tuple[Array, Array, Array]:

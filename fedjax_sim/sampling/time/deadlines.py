@@ -72,7 +72,7 @@ def with_deadline(sampler: Sampler, seconds: Positive, *, late: Literal["dropped
         if late == "dropped":
             return cut(devices, key, cohort, price, jnp.int32(ticks), LATE.name)
         shorter = _shortened(devices, key, cohort, price, ticks)
-        shorter = shorter._replace(shortened=shorter.work < price.num_steps(cohort))
+        shorter = shorter.timed(shortened=shorter.work < price.num_steps(cohort))
         return cut(devices, key, shorter, price, jnp.int32(ticks), LATE.name)
 
     metrics = (LATE, SHORTENED) if late == "partial" else (LATE,)
@@ -84,13 +84,13 @@ def _shortened(devices: Devices, key: Array, cohort: Cohort, price: Price, ticks
     shorter = cohort._replace(work=_steps_in_time(devices, key, cohort, price, ticks))
     spent, ends = spend(devices, key, shorter, price), cohort.timing.spent.total
     left = ends < spend(devices, key, cohort, price).total  # nothing else cuts a round short inside of this
-    shorter = shorter._replace(spent=spent)
+    shorter = shorter.timed(spent=spent)
     if INTERRUPTED.name not in cohort.timing.lost:
         return shorter
     back = regained(shorter, INTERRUPTED.name, left)
     again = back.reported & left
     begun = None if cohort.timing.begun is None else cohort.timing.begun | again
-    back = back._replace(sent=cohort.timing.sent | again, begun=begun)
+    back = back.timed(sent=cohort.timing.sent | again, begun=begun)
     early = left & (ends < jnp.minimum(spent.total, ticks))
     return cut(devices, key, back, price, jnp.where(early, ends, NEVER), INTERRUPTED.name)
 
@@ -205,7 +205,7 @@ def with_radio_budget(
         place |= cost == 0  # who sends nothing needs none
         without = wanted & ~place
         stopped = cut(devices, key, cohort, price, jnp.where(without, ready, NEVER), NO_RADIO.name)
-        stopped = stopped._replace(sent=sent & place, begun=None if stopped.timing.begun is None else wanted & place)
+        stopped = stopped.timed(sent=sent & place, begun=None if stopped.timing.begun is None else wanted & place)
         return losing(stopped, NO_RADIO.name, without, ready)
 
     return changed(sampler, ended, design, (NO_RADIO,))

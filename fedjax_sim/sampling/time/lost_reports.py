@@ -37,7 +37,7 @@ def losing(cohort: Cohort, name: str, slots: Array, at: Array | int = UNHEARD) -
     moments = jnp.where(slots & known, jnp.asarray(at, jnp.int32), NEVER)
     lost = {other: jnp.where((moments < x) & (x < UNHEARD), NEVER, x) for other, x in cohort.timing.lost.items()}
     lost[name] = jnp.minimum(cohort.timing.lost.get(name, NEVER), moments)
-    return recounted(cohort._replace(reported=cohort.reported & ~slots, lost=lost))
+    return recounted(cohort._replace(reported=cohort.reported & ~slots).timed(lost=lost))
 
 
 def regained(cohort: Cohort, name: str, slots: Array) -> Cohort:
@@ -45,8 +45,9 @@ def regained(cohort: Cohort, name: str, slots: Array) -> Cohort:
 
     Guarantees: tests/sampling/time/test_lost_reports.py::test_shorter_work_of_clients_that_are_lost.
     """
-    back = slots & (cohort.timing.lost[name] < NEVER)
-    few = cohort._replace(lost=cohort.timing.lost | {name: jnp.where(back, NEVER, cohort.timing.lost[name])})
+    lost = cohort.timing.lost
+    back = slots & (lost[name] < NEVER)
+    few = cohort.timed(lost=lost | {name: jnp.where(back, NEVER, lost[name])})
     return recounted(few._replace(reported=cohort.reported | (back & ~_lost(few))))
 
 

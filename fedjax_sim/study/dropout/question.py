@@ -17,7 +17,7 @@ from fedjax_sim.prng import stream
 from fedjax_sim.study.dropout.figure import dropout_figure
 from fedjax_sim.study.dropout.reading import dropout_reading
 from fedjax_sim.study.findings import Comparison, Findings, measured
-from fedjax_sim.types import Array, Received, Round
+from fedjax_sim.types import Array, Cohort, Received, Round
 
 __all__ = ["GRAPHS", "dropout"]
 
@@ -97,7 +97,7 @@ def _rounds(key: Array, m: int, threshold: int, k: int | None, p: float, number:
     """(aborted [R], messages [R]) of rounds in which everybody sends 1."""
     made = aggregation.secure_sum(aggregation.modular_sum(1.0), threshold, neighbours=k, dropout=p)
     everybody, slots = jnp.ones(m, bool), jnp.arange(m, dtype=jnp.int32)
-    round = Round(slots, everybody, everybody)
+    round = Round(Cohort(slots, everybody, everybody))
     received = Received(jnp.ones((m, 1), jnp.int32), jnp.ones(m), slots, slots)
 
     def one(key):

@@ -111,9 +111,8 @@ def real_secure_sum(
         return wire.with_side(8 * client_down_bytes(num_invited, neighbours, signed))
 
     stated = Metric("protocol_bytes", "bytes of secure aggregation, clients and server", "bytes")
-    made = simulated._replace(init=init, accumulate=accumulate, finalize=finalize, view=view, wire=wire)
-    made = made._replace(wire_down=wire_down)
-    return made._replace(metrics=(*simulated.facts.metrics, stated))
+    made = simulated._replace(init=init, accumulate=accumulate, finalize=finalize, view=view)
+    return made.stating(metrics=(*simulated.facts.metrics, stated), wire=wire, wire_down=wire_down)
 
 
 def _check_one_device(mesh: Mesh | None) -> None:
