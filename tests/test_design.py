@@ -15,7 +15,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import algorithms, engine, metrics, population, run, server
 from fedjax_sim.population.protocol import sizes_of
-from fedjax_sim.types import Outcome, Received, Round
+from fedjax_sim.types import Cohort, Outcome, Received, Round
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "DESIGN.md").read_text(encoding="utf-8")
@@ -58,7 +58,7 @@ def test_parts_of_a_round(skeletons):
         sampler=skeletons["power_of_choice"]([1, 2, 3, 1], 3, 4),
         client=skeletons["sign_descent"](lambda w, rows, key: (w * rows["x"] - rows["y"]) ** 2, 0.5),
         transform=skeletons["halve"](),
-        aggregator=skeletons["geometric_median"]()._replace(weighted=False),
+        aggregator=skeletons["geometric_median"]().stating(weighted=False),
         server=server.optimizer(optax.sgd(1.0)),
         mesh=None,
     )
@@ -101,7 +101,7 @@ def test_a_rule_with_memory(skeletons):
     state, nobody = rule.start(jax.ShapeDtypeStruct((3,), jnp.float32)), jnp.zeros(4, bool)
     for _ in range(2):
         updates = rng.normal(size=(4, 3)) * np.array([[0.1], [1], [30], [0]])
-        round = Round(jnp.arange(4), nobody, nobody, state=state)
+        round = Round(Cohort(jnp.arange(4), nobody, nobody), state=state)
         found, _, state = rule.finalize(KEY, round, carried(rule, jnp.array(updates, jnp.float32), weights))
         away = updates - center
         clipped = away * np.minimum(1, 1.5 / np.maximum(np.linalg.norm(away, axis=1, keepdims=True), 1e-9))
@@ -157,7 +157,9 @@ def test_an_algorithm_that_is_no_star(skeletons, lost):
         look = {"evaluation": judge, "evaluate_every": 4} if mesh is None else {}
         state, history = run(KEY, made, start, clients, 4, **look)
         records.append(history.records[-1])
-        found.append((np.asarray(made.evaluated.personal(state, jnp.arange(size))["w"]), np.asarray(made.params(state)["w"])))
+        found.append(
+            (np.asarray(made.evaluated.personal(state, jnp.arange(size))["w"]), np.asarray(made.params(state)["w"]))
+        )
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
     x, active = np.zeros(size), np.arange(size) != lost

@@ -8,7 +8,7 @@ from typing import Any
 from fedjax_sim import validate
 from fedjax_sim.privacy.mechanism import Mechanism
 from fedjax_sim.sampling.design import SamplingDesign
-from fedjax_sim.types import Algorithm, Population, Star, noisy_parts
+from fedjax_sim.types import AggregatorFacts, Algorithm, Population, Star, TransformFacts, noisy_parts
 
 __all__ = ["mechanism_from", "mechanism_of"]
 
@@ -114,9 +114,10 @@ def mechanism_of(
     if getattr(parts["sampler"], "observe", None) is not None:
         hint = "Whom it invites may tell clients' losses, which bear no noise: use poisson, uniform or full."
         validate.fail("sampler", "one that observes no losses", "one with `observe`", hint)
+    aggregator = getattr(parts.get("aggregator"), "facts", AggregatorFacts())  # nothing is known of one that is missing
     if part == "transform" and noise.place != "local":
-        _check_aggregator(parts.get("transform"), parts.get("aggregator"), noise)
-    if part == "transform" and getattr(parts.get("aggregator"), "weighted", True):
+        _check_aggregator(parts["transform"].facts, aggregator, noise)
+    if part == "transform" and aggregator.weighted:
         hint = "The weights that clients report bear no noise: weigh uniformly; your own rule states weighted=False."
         validate.fail("aggregator", "one that takes no weights from clients", "one that does", hint)
     made = mechanism_from(parts["sampler"].design, noise, adjacency=adjacency, dimension=dimension)
@@ -175,8 +176,8 @@ def _details(noise: Any, dimension: int | None) -> dict[str, Any]:
     return {name: value for name, value in noise.named_details.items() if isinstance(value, (int, float, str))}
 
 
-def _check_aggregator(transform: Any, aggregator: Any, noise: Any) -> None:
-    if getattr(aggregator, "sensitivity", None) is None:
+def _check_aggregator(transform: TransformFacts, aggregator: AggregatorFacts, noise: Any) -> None:
+    if aggregator.sensitivity is None:
         hint = (
             "Weights or a divisor that depend on data (example counts, the realised cohort) let one client move it "
             "without bound: use aggregation.fixed_mean(m) with uniform weights."
@@ -184,15 +185,15 @@ def _check_aggregator(transform: Any, aggregator: Any, noise: Any) -> None:
         validate.fail("aggregator.sensitivity", "a bound on what one client moves", None, hint)
     if noise.place != "central":
         return
-    if not transform.facts.releases_when_empty:
+    if not transform.releases_when_empty:
         hint = "A round without messages would release no noise, and so show that nobody was there."
-        validate.fail("transform.releases_when_empty", "True", transform.facts.releases_when_empty, hint)
-    if getattr(aggregator, "least", None) is not None:
+        validate.fail("transform.releases_when_empty", "True", transform.releases_when_empty, hint)
+    if aggregator.least is not None:
         hint = "A sum of too few messages releases no noise, and so shows that too few were there."
-        validate.fail("aggregator.least", "None beside central noise", aggregator.facts.least, hint)
+        validate.fail("aggregator.least", "None beside central noise", aggregator.least, hint)
     if noise.named_details.get("adaptive"):
         return
-    bound = transform.facts.l2_bound
+    bound = transform.l2_bound
     if bound is None or not (bound <= noise.clip_norm * (1 + 1e-6)):
         hint = "The noise is scaled to that norm: a longer message is less private than stated. Clip last."
         validate.fail("transform.l2_bound", f"at most the clip norm {noise.clip_norm:g} of the noise", bound, hint)

@@ -106,8 +106,8 @@ def identity() -> UpdateTransform:
 
     Guarantees: bit for bit the round without a transform (tests/transform/test_chain.py::test_identity_changes_no_bit).
     """
-    exact = {"unbiased": True, "squared_error": no_error, "exact_error": True}
-    return stateless(lambda key, update: update, nonexpansive=True, **exact)
+    facts = {"unbiased": True, "exact_error": True}
+    return stateless(lambda key, update: update, nonexpansive=True, squared_error=no_error, **facts)
 
 
 def no_error(update: PyTree) -> float:

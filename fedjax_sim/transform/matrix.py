@@ -94,7 +94,8 @@ def matrix_mechanism(
     McKenna 2024, section 3 (optimal banded Toeplitz).
 
     >>> made = matrix_mechanism(1.0, 2.0, num_rounds=100, bands=4)
-    >>> made.facts.noise.mechanism, made.facts.noise.details["participations"], round(made.facts.noise.details["sensitivity"], 4)
+    >>> noise = made.facts.noise
+    >>> noise.mechanism, noise.details["participations"], round(noise.details["sensitivity"], 4)
     ('banded_toeplitz', 1, 1.22)
     """
     check_multiplier(noise_multiplier)

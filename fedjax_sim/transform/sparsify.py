@@ -139,8 +139,8 @@ def random_k(
         sent = payload(update_spec, sent, values)
         return sent._replace(side_bits=sent.side_bits + SEED_BITS)
 
-    facts = {"unbiased": scaled, "nonexpansive": not scaled, "squared_error": error, "exact_error": True}
-    return stateless(message, wire=wire, **facts)
+    facts = {"unbiased": scaled, "exact_error": True}
+    return stateless(message, wire=wire, nonexpansive=not scaled, squared_error=error, **facts)
 
 
 @validate.named_arguments

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from fedjax_sim import adversary, aggregation
-from fedjax_sim.types import Round
+from fedjax_sim.types import Cohort, Round
 from tests.aggregation.robust.problems import applied
 from tests.laws import cases
 
@@ -104,7 +104,7 @@ def test_half_precision_is_attacked_alike(name):
             spec = jax.ShapeDtypeStruct((40,), dtype)
             state = None if made.start is None else made.start(spec)
             slots, everyone = jnp.arange(9), jnp.ones(9, bool)
-            round = Round(slots, everyone, everyone, state=state)
+            round = Round(Cohort(slots, everyone, everyone), state=state)
             found.append(applied(made, x, np.arange(1, 10), round=round)[0].astype(np.float64))
         assert np.linalg.norm(found[1] - found[0]) < 0.01 * np.linalg.norm(found[0])
 
@@ -190,7 +190,7 @@ def test_stale(rule, delay):
     slots, everyone = jnp.arange(7), jnp.ones(7, bool)
     state, means, kept = made.start(jax.ShapeDtypeStruct((4,), np.float32)), [], np.zeros(4)
     for t in range(5):
-        update, metrics, state = applied(made, x[t], round=Round(slots, everyone, everyone, state=state))
+        update, metrics, state = applied(made, x[t], round=Round(Cohort(slots, everyone, everyone), state=state))
         sent = x[t].astype(np.float64)
         means.append(np.delete(sent, [0, 5], 0).mean(0))
         sent[[0, 5]] = means[t - delay] if t >= delay else 0

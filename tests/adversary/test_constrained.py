@@ -72,7 +72,7 @@ def test_a_client_that_does_not_obey_is_refused():
     """Catches attackers who silently train as everybody."""
 
     def others(loss, optimizer, work):
-        return client.local_sgd(loss, optimizer, work)._replace(pulled=False)
+        return client.local_sgd(loss, optimizer, work).stating(pulled=False)
 
     with pytest.raises(ValueError, match="client: expected one that obeys the pull of constrained attackers"):
         after_a_round(data(0.5).train, solver=others)

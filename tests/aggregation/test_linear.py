@@ -206,8 +206,6 @@ def test_integers_that_would_be_rounded_are_refused():
                 rule.init({"n": jax.ShapeDtypeStruct((2,), dtype)}, 10)
     whole = aggregate(aggregation.total(), np.full((10, 1), 2**15 - 1, np.int16), np.ones(10))[0]
     assert whole == 10 * (2**15 - 1)
-    wide = transform.discrete_gaussian_mechanism(1.0, 1.0, 2, granularity=2.0**-9)._replace(
-        integer_range=(0, 2**24 + 1)
-    )
+    wide = transform.discrete_gaussian_mechanism(1.0, 1.0, 2, granularity=2.0**-9).stating(integer_range=(0, 2**24 + 1))
     with pytest.raises(ValueError, match="transform: expected integers up to 16777216 at a sum of floats"):
         check_parts(sampling.uniform(4, 2), None, wide, aggregation.fixed_mean(2.0), None)

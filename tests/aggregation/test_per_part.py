@@ -63,7 +63,7 @@ def test_attackers_attack_every_part():
     updates = {"a": jnp.zeros((m, 2)), "b": {"c": jnp.zeros((m, 1)), "d": jnp.zeros((m, 1))}}
     spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), updates)
     received = Received(updates, jnp.ones(m), jnp.arange(m), jnp.arange(m))
-    round = Round(*[None] * len(Round._fields))
+    round = Round(None)
 
     @jax.jit
     def run(key):

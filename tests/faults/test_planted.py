@@ -206,7 +206,7 @@ def uniform_weights_for_examples(patch):
 @fault(laws.nothing_received_changes_nothing)
 def empty_rounds_not_skipped(patch):
     identity = composer.identity
-    patch.setattr(composer, "identity", lambda: identity()._replace(releases_when_empty=True))
+    patch.setattr(composer, "identity", lambda: identity().stating(releases_when_empty=True))
 
 
 @fault(laws.diverging_server_steps_are_skipped)
@@ -320,7 +320,7 @@ def late_messages_cost_nothing(patch):
 
         def sample(key, state):
             cohort, state = sampler.sample(key, state)
-            return cohort._replace(sent=cohort.reported), state
+            return cohort.timed(sent=cohort.reported), state
 
         return sampler._replace(sample=sample)
 

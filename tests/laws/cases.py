@@ -28,7 +28,7 @@ from fedjax_sim.algorithms.server.mime_optimizer import base_optimizer
 from fedjax_sim.models import from_fn, layer, per_example, sequential, squared_error
 from fedjax_sim.models.graph import graph_network
 from fedjax_sim.models.graph_layers import GraphLayer
-from fedjax_sim.types import ClientData, ClientUpdate, Devices, GraphData, Report, Round, Spent
+from fedjax_sim.types import ClientData, ClientUpdate, Cohort, Devices, GraphData, Report, Round, Spent
 from tests.laws import problems as p
 
 SUBPACKAGES = {
@@ -132,8 +132,7 @@ def _first_of_two():
         init=lambda spec, num_slots: rule.init({"one": spec, "other": spec}, num_slots),
         accumulate=accumulate,
         finalize=finalize,
-        sensitivity=aggregation.fixed_mean(5.0).facts.sensitivity,
-    )
+    ).stating(sensitivity=aggregation.fixed_mean(5.0).facts.sensitivity)
 
 
 def _trusting():
@@ -642,9 +641,8 @@ CASES = {
 def round_for(aggregator) -> Round:
     """What an aggregator may read in a round of a model of three numbers: ids, who reported, state and model."""
     state = () if aggregator.start is None else aggregator.start(jax.ShapeDtypeStruct((3,), jnp.float32))
-    known = {"state": state, "broadcast": jnp.ones(3, jnp.float32), "reported": jnp.ones(p.SLOTS, bool)}
-    known["ids"] = jnp.arange(p.SLOTS, dtype=jnp.int32)
-    return Round(**dict.fromkeys(Round._fields) | known)
+    cohort = Cohort(jnp.arange(p.SLOTS, dtype=jnp.int32), None, jnp.ones(p.SLOTS, bool))
+    return Round(cohort, jnp.ones(3, jnp.float32), state)
 
 
 NO_PARTS = {"load_of", "over_rounds", "most_feasible_work", "smallest_deadline", "within_budget", "work"}

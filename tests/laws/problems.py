@@ -13,7 +13,7 @@ from fedjax_sim import aggregation, client, population, server
 from fedjax_sim.algorithms import federated
 from fedjax_sim.engine import Plan
 from fedjax_sim.sampling.design import SamplingDesign
-from fedjax_sim.types import ClientData, ClientUpdate, Cohort, Sampler
+from fedjax_sim.types import ClientData, ClientFacts, ClientUpdate, Cohort, Sampler, noisy_parts
 
 NUM_CLIENTS, ROWS, WIDTH, SLOTS = 24, 6, 3, 10
 PLAN = Plan(lanes=2, chunk=4)
@@ -91,7 +91,7 @@ def counting(work: ClientUpdate) -> ClientUpdate:
     def init(params):
         return {"rounds": jnp.zeros((), jnp.int32), "sum": jnp.zeros(())}
 
-    return ClientUpdate(init, apply, scalable=work.facts.scalable)
+    return ClientUpdate(init, apply, ClientFacts(scalable=work.facts.scalable))
 
 
 class Federation:
@@ -108,7 +108,7 @@ class Federation:
                 "aggregator": aggregation.mean(),
                 "server": server.optimizer(optax.sgd(1.0)),
             } | parts
-            secret = any(getattr(part, "noise", None) for part in parts.values())
+            secret = noisy_parts(parts)
             parts |= {"nonfinite": "drop" if secret else "error"}
             self.algorithm = federated(sampler, **parts, plan=plan, mesh=mesh)
         self.num_slots = num_slots

@@ -16,24 +16,26 @@ from tests.laws import problems as p
 KEY = jax.random.key(0)
 LEAST = {  # what a part promises that says nothing
     types.Aggregator: {
-        "sensitivity": None, "modulus": None, "weighted": True, "partly_weighted": False, "homogeneous": False,
-        "design": None,
-        "start": None, "metrics": (), "rule": None, "stays": None, "least": None, "view": None, "wire": None,
-        "wire_down": None, "keyless": False, "max_weight": 1,
-        "attackers": None, "chooses": False, "withstands": None,
+        "facts": types.AggregatorFacts(), "start": None, "rule": None, "stays": None, "view": None,
     },
-    types.ClientUpdate: {
-        "num_steps": None, "noise": None, "uniform_weights": False, "all_steps": None, "metrics": (),
-        "federation": None, "pulled": False, "scalable": False, "helped": False, "level": "client",
-        "time_inside": None, "needs_weights": False, "reads_round": False,
+    types.AggregatorFacts: {
+        "sensitivity": None, "modulus": None, "max_weight": 1, "weighted": True, "partly_weighted": False,
+        "homogeneous": False, "design": None, "metrics": (), "least": None, "keyless": False, "attackers": None,
+        "chooses": False, "withstands": None, "wire": None, "wire_down": None,
     },
+    types.ClientFacts: {
+        "num_steps": None, "all_steps": None, "noise": None, "uniform_weights": False, "needs_weights": False,
+        "metrics": (), "pulled": False, "scalable": False, "helped": False, "level": "client", "reads_round": False,
+    },
+    types.ClientUpdate: {"facts": types.ClientFacts(), "federation": None, "time_inside": None},
     types.Noise: {"details": None},
     types.ServerUpdate: {"wire": None, "takes": None, "moved": None},
-    types.UpdateTransform: {
+    types.Star: {"execution": types.Execution(), "complete": False},
+    types.TransformFacts: {
         "l2_bound": None, "nonexpansive": False, "releases_when_empty": False, "unbiased": False,
-        "squared_error": None, "exact_error": False, "integer_range": None, "noise": None, "mirrored": True,
-        "metrics": (),
+        "exact_error": False, "integer_range": None, "noise": None, "mirrored": True, "metrics": (),
     },
+    types.UpdateTransform: {"facts": types.TransformFacts(), "squared_error": None},
 }  # fmt: skip
 
 UNBIASED = {
@@ -75,8 +77,10 @@ def test_unbiased_in_every_dtype():
 
 @pytest.mark.parametrize("part", LEAST, ids=lambda part: part.__name__)
 def test_facts_fail_closed(part):
-    """Catches a fact whose default promises something; a new one must be put into the table above."""
+    """Catches a fact whose default promises something, or that has none; a new one must be put into the table above."""
     assert part._field_defaults == LEAST[part]
+    if part.__name__.endswith("Facts"):
+        assert set(part._fields) == set(LEAST[part])
 
 
 def gathered(**facts):
@@ -126,7 +130,7 @@ def test_nobody_counts_twice():
             make("fedavg", drawn, aggregator=wrong)
     for right in (aggregation.li_scheme_one(), aggregation.total(), gathered(weighted=False)):
         make("fedavg", drawn, aggregator=right)
-    corrected = gathered()._replace(design=drawn.design)  # a user's own w_i / p_i
+    corrected = gathered().stating(design=drawn.design)  # a user's own w_i / p_i
     make("fedavg", drawn, aggregator=corrected)
     unsaid = drawn._replace(design=types_of_a_user(drawn.design))
     with pytest.raises(ValueError, match=r"does not say that it draws all alike \(`equal_chances`\)"):

@@ -102,7 +102,7 @@ def test_missing_shares_of_noise_release_nothing(stated):
     noisy = transform.distributed_gaussian(1.0, 1.0, p.SLOTS)
     federation = p.Federation(
         client=client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=1)),
-        transform=noisy if stated else noisy._replace(noise=noisy.facts.noise._replace(details=None)),
+        transform=noisy if stated else noisy.stating(noise=noisy.facts.noise._replace(details=None)),
         aggregator=aggregation.fixed_mean(float(p.SLOTS)),
     )
     start = p.flat(federation.algorithm.params(federation.init()))

@@ -37,7 +37,7 @@ NOT_ABOUT_ATTACKERS = {"sign_majority"}  # it withstands a minority at each sign
 def round_of(rule):
     """A round with the rule's first state."""
     state = () if rule.start is None else rule.start(jax.ShapeDtypeStruct((D,), jnp.float32))
-    return Round(**dict.fromkeys(Round._fields) | {"state": state})
+    return Round(None, None, state)
 
 
 @pytest.mark.parametrize("name", cases.rows(RULES, ["minimum_diameter", "mixing, then a trimmed mean"]))
@@ -96,8 +96,7 @@ def test_rules_move_with_a_common_shift(name):
     x = rng.integers(-50, 50, (p.SLOTS, 3)).astype(np.float32)
     shift = rng.integers(-200, 200, 3).astype(np.float32)
     state = () if rule.start is None else rule.start(jax.ShapeDtypeStruct((3,), jnp.float32))
-    known = {"state": state, "broadcast": jnp.array(p.START)}
-    round = Round(**dict.fromkeys(Round._fields) | known)
+    round = Round(None, jnp.array(p.START), state)
     before, after = (applied(rule, y, np.ones(p.SLOTS), round=round)[0] for y in (x, x + shift))
     moved = np.allclose(after - before, shift, atol=0.05)
     assert moved == (name not in ABOUT_AN_ORIGIN)

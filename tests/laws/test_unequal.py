@@ -31,7 +31,7 @@ def data():
 def compiled(packed: bool, num_devices: int):
     """An algorithm of two epochs in batches of 16, and its step."""
     work = client.local_sgd(p.mlp_loss, optax.sgd(0.1), client.work(num_epochs=2, batch_size=16))
-    work = work if packed else work._replace(num_steps=None)
+    work = work if packed else work.stating(num_steps=None)
     parts = {"client": work, "aggregator": aggregation.mean(), "server": server.optimizer(optax.sgd(1.0))}
     mesh = engine.device_mesh(num_devices) if num_devices > 1 else None
     algorithm = federated(p.given(SLOTS, num_clients=SLOTS), **parts, plan=engine.Plan(4, 4), mesh=mesh)

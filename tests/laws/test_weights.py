@@ -46,7 +46,9 @@ def test_examples_count_unless_told(name):
     """Catches clients of 1, 50 and 7 rows that count alike although nobody asked for that."""
     total = {"total_weight": cases.TOTAL} if name in TOTALS else {}
     star = built(name, **total).parts
-    assert star.aggregator.facts.weighted and not star.client.facts.uniform_weights and not star.client.facts.needs_weights
+    assert (
+        star.aggregator.facts.weighted and not star.client.facts.uniform_weights and not star.client.facts.needs_weights
+    )
     assert built(name, weighting="uniform").parts.client.facts.uniform_weights
     if name in TOTALS:
         with pytest.raises(ValueError, match="total_weight: expected the sum of all clients' weights, got None"):
@@ -92,7 +94,8 @@ def test_weights_that_a_part_of_an_update_does_not_take():
 def test_every_aggregator_looks_at_weights_or_refuses_them(name):
     """By its own fact. Catches an aggregator that is missed, and an edge whose weight nobody above looks at."""
     rule = cases.CASES["aggregation"][name]()
-    parts = {"transform": INTEGERS if rule.facts.modulus else transform.identity(), "aggregator": rule._replace(design=None)}
+    parts = {"transform": INTEGERS if rule.facts.modulus else transform.identity()}
+    parts |= {"aggregator": rule.stating(design=None)}
     parts |= {"server": server.optimizer(optax.sgd(1.0)), "mesh": None}
     work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=1, weighting="examples"))
     inside = algorithms.fedavg(p.linear_loss, sampling.full(2), optax.sgd(p.RATE), num_steps=1).parts

@@ -12,6 +12,7 @@ from fedjax_sim import algorithms, engine, metrics, population, run, sampling
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
 from fedjax_sim.population.describe import digest
+from fedjax_sim.types import Evaluated
 from tests.laws import problems as p
 
 
@@ -74,7 +75,8 @@ def test_a_run_evaluates_personal_models(devices):
     _, data = split()
     work = {"num_steps": 1, "weighting": "uniform", "mesh": engine.device_mesh(devices)}
     made = algorithms.scaffold(p.linear_loss, sampling.full(p.NUM_CLIENTS), optax.sgd(0.01), **work)
-    made = made._replace(personal=lambda state, ids: made.params(state)[None] * jnp.ones((len(ids), 1)))
+    personal = lambda state, ids: made.params(state)[None] * jnp.ones((len(ids), 1))  # noqa: E731
+    made = made._replace(evaluated=Evaluated(personal))
     judge = metrics.evaluation(p.linear_loss, local_test=data.local_test, personal=made.evaluated.personal)
     _, history = run(jax.random.key(0), made, jnp.array(p.START), data.train, 2, evaluation=judge, evaluate_every=1)
     for name in ("loss", "loss_quantiles"):  # everybody's own model is the global one

@@ -19,7 +19,7 @@ from fedjax_sim.instruments.audit import SPREAD
 from fedjax_sim.privacy import scores
 from fedjax_sim.prng import normal
 from fedjax_sim.transform.gaussian import adaptive_clip, distributed_gaussian, gaussian_mechanism
-from fedjax_sim.types import Aggregator, ClientUpdate, Noise, UpdateTransform
+from fedjax_sim.types import Aggregator, AggregatorFacts, ClientUpdate, Noise, UpdateTransform
 
 KEY = jax.random.key(20)
 CLIP, Z, CLIENTS = 0.5, 1.5, 4
@@ -93,13 +93,9 @@ def clip_and_noise(bug=0, *, multiplier=Z, key_of_noise=lambda key: key, when_em
             out.append(jnp.where(is_bug["noise underflows in bfloat16"], low, x + noise))
         return structure.unflatten(out), state, {}
 
-    return transform.identity()._replace(
-        on_client=on_client,
-        on_server=on_server,
-        releases_when_empty=when_empty,
-        l2_bound=CLIP,
-        noise=Noise("gaussian", "central", multiplier, CLIP, "client"),
-    )
+    noise = Noise("gaussian", "central", multiplier, CLIP, "client")
+    made = transform.identity()._replace(on_client=on_client, on_server=on_server)
+    return made.stating(releases_when_empty=when_empty, l2_bound=CLIP, noise=noise)
 
 
 def aggregator_of(bug=0) -> Aggregator:
@@ -127,8 +123,7 @@ def aggregator_of(bug=0) -> Aggregator:
         init=lambda spec, slots: (rule.init(spec, slots), jnp.zeros((), jnp.int32)),
         accumulate=accumulate,
         finalize=finalize,
-        sensitivity=1 / CLIENTS,
-        weighted=False,
+        facts=AggregatorFacts(sensitivity=1 / CLIENTS, weighted=False),
     )
 
 

@@ -14,7 +14,7 @@ from fedjax_sim import aggregation, algorithms, client, engine, population, run,
 from fedjax_sim.algorithms import federated
 from fedjax_sim.round.costs import plan_of
 from fedjax_sim.round.round import observe
-from fedjax_sim.types import ClientData, Count, Sampler, Work
+from fedjax_sim.types import ClientData, Count, Execution, Sampler, Work
 from tests.laws import problems as p
 
 KEY = jax.random.key(3)
@@ -214,7 +214,7 @@ def test_plans_fit_the_work():
         made = star(sampling.uniform(100, 64), client=work)
         rows = {"x": np.zeros((100 * 512, p.WIDTH), np.float32), "y": np.zeros(100 * 512, np.float32)}
         people = population.stored(rows, np.arange(101) * 512)
-        return plan_of(made.parts._replace(mesh=mesh), p.mlp_params(), people).lanes
+        return plan_of(made.parts._replace(execution=Execution(mesh=mesh)), p.mlp_params(), people).lanes
 
     assert lanes(4) > lanes(256) >= 1
     assert lanes(4) == lanes(4, engine.device_mesh(2))

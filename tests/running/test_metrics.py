@@ -60,10 +60,12 @@ def watched():
 
     return federated(
         sampling.with_dropout(sampling.full(p.NUM_CLIENTS), 0.5),
-        work._replace(apply=apply, metrics=(Metric("inner_bytes", "sent inside of clients", "bytes"),)),
-        rule._replace(finalize=finalize, metrics=(Metric("seen", "suspects", "count"),)),
+        work._replace(apply=apply).stating(metrics=(Metric("inner_bytes", "sent inside of clients", "bytes"),)),
+        rule._replace(finalize=finalize).stating(metrics=(Metric("seen", "suspects", "count"),)),
         server.optimizer(optax.sgd(1.0)),
-        transform.identity()._replace(on_server=on_server, metrics=(Metric("seen", "share seen", "share", "mean"),)),
+        transform.identity()
+        ._replace(on_server=on_server)
+        .stating(metrics=(Metric("seen", "share seen", "share", "mean"),)),
         mesh=None,
     )
 

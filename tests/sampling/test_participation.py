@@ -155,7 +155,9 @@ def test_late_messages_are_counted():
     inside = with_over_invitation(with_dropout(uniform(200, 130), 0.1), 100).sample(KEY, ())[0]
     assert inside.timing.sent.sum() == 130 - inside.metrics["dropped"] == 100 + inside.metrics["discarded"] < 130
     outside = with_dropout(with_over_invitation(uniform(200, 130), 100), 0.5).sample(KEY, ())[0]
-    assert not (outside.reported & ~outside.timing.sent).any() and outside.reported.sum() < outside.timing.sent.sum() < 100
+    assert (
+        not (outside.reported & ~outside.timing.sent).any() and outside.reported.sum() < outside.timing.sent.sum() < 100
+    )
 
 
 def test_bad_over_invitation():
@@ -189,7 +191,7 @@ def test_response_rates_of_clients():
     assert abs(estimates.mean() - values.sum()) < 6 * error < 0.06 * values.sum()
     plain = values[cohort.ids[cohort.reported]].mean()
     assert abs(plain / values.mean() - 1) > 0.4
-    assert aggregation.horvitz_thompson(sampler.design, 12.0).design == sampler.design
+    assert aggregation.horvitz_thompson(sampler.design, 12.0).facts.design == sampler.design
     with pytest.raises(ValueError, match="client_rates: expected None"):
         sampler.design.check_known()
     limited = with_over_invitation(sampler, 3).design

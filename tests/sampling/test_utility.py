@@ -24,7 +24,7 @@ def observed(sampler, state, ids, losses, spent=None):
     """The state after a round of these clients with these losses."""
     ids = jnp.asarray(ids, jnp.int32)
     there = jnp.ones(ids.shape, bool)
-    cohort = sampler.sample(KEY, state)[0]._replace(ids=ids, invited=there, reported=there, spent=spent)
+    cohort = sampler.sample(KEY, state)[0]._replace(ids=ids, invited=there, reported=there).timed(spent=spent)
     return sampler.observe(state, cohort, Outcome(there, jnp.asarray(losses, jnp.float32)))
 
 
@@ -95,7 +95,9 @@ def seen(sampler, losses=(1.0, 2.0, 3.0, 4.0, 10.0), ticks=None):
         if ticks is not None:
             zeros = jnp.zeros(2, jnp.int32)
             clocked = sampling.with_clock(sampling.uniform(6, 2), tables(*[np.ones(6)] * 3))
-            spent = clocked.sample(KEY, told(clocked))[0].timing.spent._replace(down=zeros + ticks[i], compute=zeros, up=zeros)
+            spent = clocked.sample(KEY, told(clocked))[0].timing.spent._replace(
+                down=zeros + ticks[i], compute=zeros, up=zeros
+            )
         state = observed(sampler, state, [i, i], [loss, loss], spent)
     return state
 

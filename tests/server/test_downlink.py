@@ -198,7 +198,7 @@ def test_what_is_refused():
     """Catches noise on the way down, integers that nobody sums, states that clients would keep, replicas that drift."""
     noise = Noise("gaussian", "central", 1.0, 1.0, "client")
     with pytest.raises(ValueError, match="downlink: expected a compressor without noise"):
-        downlink(SGD, transform.identity()._replace(noise=noise))
+        downlink(SGD, transform.identity().stating(noise=noise))
     with pytest.raises(ValueError, match="downlink: expected one that sends numbers"):
         downlink(SGD, transform.quantize(8, range=1.0, integers=True))
     with pytest.raises(ValueError, match="downlink: expected no state"):

@@ -23,7 +23,7 @@ def flat(tree, rows=True):
 
 
 def _round(state):
-    return Round(**{name: None for name in Round._fields} | {"state": state})
+    return Round(None, None, state)
 
 
 def weighted_median(x, weights):

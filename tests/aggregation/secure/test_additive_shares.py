@@ -12,7 +12,7 @@ from fedjax_sim import aggregation, transform
 from fedjax_sim.aggregation import additive_shares, modular_sum
 from fedjax_sim.aggregation.secure.additive_shares import shares_of
 from fedjax_sim.aggregation.secure.modular import ring_of
-from fedjax_sim.types import Received, Round
+from fedjax_sim.types import Cohort, Received, Round
 from tests.laws import problems as p
 
 KEY = jax.random.key(3)
@@ -35,7 +35,7 @@ def aggregate(made, messages, there, key=KEY, chunks=2):
     """(aggregate, metrics) of messages in chunks; weights that are not 1."""
     spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], jnp.int32), messages)
     everyone = received(messages, np.asarray(there) * 2.5)
-    round = Round(everyone.slots, everyone.slots >= 0, jnp.asarray(there))
+    round = Round(Cohort(everyone.slots, everyone.slots >= 0, jnp.asarray(there)))
 
     @jax.jit
     def run(everyone):
@@ -72,7 +72,7 @@ def test_the_sum_is_exact(name, num_servers):
     @jax.vmap
     def each(there):
         some = received(messages, there)
-        round = Round(some.slots, there, there)
+        round = Round(Cohort(some.slots, there, there))
 
         def total(made):
             carry = made.init(spec, 4)

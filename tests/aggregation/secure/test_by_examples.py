@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_sim import aggregation, algorithms, population, sampling, transform
 from fedjax_sim.aggregation import additive_shares, by_examples, modular_sum, real_secure_sum, secure_sum
-from fedjax_sim.types import Received, Round, Wire
+from fedjax_sim.types import Cohort, Received, Round, Wire
 
 M, D = 9, 4
 RNG = np.random.default_rng(0)
@@ -32,7 +32,7 @@ def applied(made, messages=MESSAGES, weights=WEIGHTS, ids=None):
     number = len(weights)
     slots, there = jnp.arange(number), jnp.asarray(weights > 0)
     ids = slots if ids is None else jnp.asarray(ids)
-    round = Round(ids, there, there)
+    round = Round(Cohort(ids, there, there))
 
     @jax.jit
     def run(messages, weights):
@@ -57,7 +57,7 @@ def test_the_weighted_mean_of_those_who_stay(name):
     here = WEIGHTS > 0
     if made.stays is not None:
         there = jnp.asarray(here)
-        here &= np.asarray(made.stays(KEY, Round(jnp.arange(M), there, there)))
+        here &= np.asarray(made.stays(KEY, Round(Cohort(jnp.arange(M), there, there))))
         assert 3 <= here.sum() < (WEIGHTS > 0).sum()  # some left, and the sum opened
     weights = np.minimum(WEIGHTS, 60) * here
     np.testing.assert_allclose(found, weights @ MESSAGES / weights.sum(), rtol=1e-6)

@@ -11,7 +11,7 @@ from fedjax_sim.aggregation import modular_sum, real_secure_sum, secure_sum
 from fedjax_sim.aggregation.secure.masks import Stages, circle, is_aborted, masked, secrets
 from fedjax_sim.aggregation.secure.protocol.protocol import run_secure_sum
 from fedjax_sim.aggregation.secure.ring import Ring
-from fedjax_sim.types import Round
+from fedjax_sim.types import Cohort, Round
 
 RINGS = [Ring(8), Ring(32), Ring(45), Ring(31, prime=True)]
 
@@ -46,8 +46,10 @@ def test_empty_slots_are_not_on_the_circle():
     for seed, number in ((0, 5), (1, 8), (2, 13)):
         here = np.sort(np.random.default_rng(seed).permutation(13)[:number])
         invited = jnp.zeros(13, bool).at[here].set(True)
-        whole = circle(jax.random.key(seed), 13, 4, Round(jnp.asarray(ids), invited, invited))
-        alone = circle(jax.random.key(seed), number, 4, Round(jnp.asarray(ids[here]), *[jnp.ones(number, bool)] * 2))
+        whole = circle(jax.random.key(seed), 13, 4, Round(Cohort(jnp.asarray(ids), invited, invited)))
+        alone = circle(
+            jax.random.key(seed), number, 4, Round(Cohort(jnp.asarray(ids[here]), *[jnp.ones(number, bool)] * 2))
+        )
         around = [ids[whole.others(here, jnp.int32(x))] for x in whole.distances]
         expected = [ids[here][alone.others(np.arange(number), jnp.int32(x))] for x in alone.distances]
         np.testing.assert_array_equal(around, expected)
@@ -59,7 +61,7 @@ def test_empty_slots_are_not_on_the_circle():
         assert not whole.too_small and not alone.too_small
     for number in range(5):
         invited = jnp.arange(13) < number
-        graph = circle(jax.random.key(0), 13, 4, Round(jnp.asarray(ids), invited, invited))
+        graph = circle(jax.random.key(0), 13, 4, Round(Cohort(jnp.asarray(ids), invited, invited)))
         assert graph.too_small
 
 

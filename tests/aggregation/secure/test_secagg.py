@@ -20,7 +20,7 @@ from fedjax_sim.aggregation.secure.secagg import STEPS, secure_sum, stages_of
 from fedjax_sim.algorithms import federated
 from fedjax_sim.prng import stream
 from fedjax_sim.round.round import observe
-from fedjax_sim.types import Received, Round
+from fedjax_sim.types import Cohort, Received, Round
 from tests.laws import cases, laws
 from tests.laws import problems as p
 
@@ -144,7 +144,7 @@ def aggregated(made, messages, *, reported=None, weights=None, chunks=1, key=Non
     size, key = len(messages), jax.random.key(0) if key is None else key
     reported = jnp.ones(size, bool) if reported is None else jnp.asarray(reported)
     weights = reported.astype(jnp.float32) if weights is None else jnp.asarray(weights, jnp.float32)
-    round, slots = Round(jnp.arange(size), jnp.ones(size, bool), reported), jnp.arange(size)
+    round, slots = Round(Cohort(jnp.arange(size), jnp.ones(size, bool), reported)), jnp.arange(size)
     carry = made.init(jax.ShapeDtypeStruct(messages.shape[1:], jnp.int32), size)
     add = jax.jit(made.accumulate)
     for part in np.array_split(np.arange(size), chunks):
@@ -180,7 +180,7 @@ def test_masks_change_nothing(options, neighbours):
         found, metrics = both[0]
         differs += int(metrics["secure_dropouts"] > 0) + int(metrics["aborted_rounds"] == 0)
         if metrics["aborted_rounds"] == 0:
-            stays = ways[0].stays(jax.random.key(seed), Round(jnp.arange(size), reported, reported))
+            stays = ways[0].stays(jax.random.key(seed), Round(Cohort(jnp.arange(size), reported, reported)))
             assert float(metrics["total_weight"]) == (weights & stays).sum()
             assert float(metrics["secure_dropouts"]) == (reported & ~stays).sum()
         else:
@@ -201,7 +201,7 @@ def test_empty_slots_change_nothing(masks):
 
     @jax.jit
     def run(key, messages, ids, there):
-        round, everyone = Round(ids, there, there), jnp.arange(len(ids))
+        round, everyone = Round(Cohort(ids, there, there)), jnp.arange(len(ids))
         carry = made.init(jax.ShapeDtypeStruct((2,), jnp.int32), len(ids))
         received = Received(messages, there.astype(jnp.float32), ids, everyone)
         return made.finalize(key, round, made.accumulate(key, round, carry, received))
@@ -229,7 +229,7 @@ def test_any_leaves(masks):
     for updates in ((), jnp.ones((3, 0), jnp.int32), ({"a": jnp.ones((3, 0, 2), jnp.int32)}, jnp.int32([1, 2, -4]))):
         spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), updates)
         slots, there = jnp.arange(3), jnp.ones(3, bool)
-        round, received = Round(slots, there, there), Received(updates, jnp.ones(3), slots, slots)
+        round, received = Round(Cohort(slots, there, there)), Received(updates, jnp.ones(3), slots, slots)
         total, _ = made.finalize(KEY, round, made.accumulate(KEY, round, made.init(spec, 3), received))
         assert jax.tree.map(jnp.shape, total) == jax.tree.map(lambda x: x.shape, spec)
         assert all(float(x) == -1 for x in jax.tree.leaves(total) if x.size)
@@ -304,7 +304,7 @@ def test_who_leaves_did_not_report(name):
     part = p.Federation(transform=member, aggregator=aggregation.modular_sum(None))
     for federation in (whole, part):  # clients with NaN are no error
         federation._step = jax.jit(federated(*federation.algorithm.parts[:5]).step)
-    data, round = p.ragged(spoil={17: np.nan, 5: np.nan}), Round(*p.cohort(p.COHORT))
+    data, round = p.ragged(spoil={17: np.nan, 5: np.nan}), Round(p.cohort(p.COHORT))
     for i in range(5):
         key = stream(jax.random.fold_in(jax.random.key(1), i), "aggregation")
         stays = np.asarray(made.stays(key, round))
@@ -324,7 +324,7 @@ def test_clients_leave_with_the_stated_probability():
     each = np.array([0.1, 0.2, 0.3, 0.4])
     stays, all_there = np.cumprod(1 - each), jnp.ones(20_000, bool)
     made = secure_sum(aggregation.modular_sum(1.0), 1, dropout=each.tolist())
-    round = Round(jnp.arange(20_000), all_there, all_there)
+    round = Round(Cohort(jnp.arange(20_000), all_there, all_there))
     received = Received(jnp.ones((20_000, 1), jnp.int32), jnp.ones(20_000), jnp.arange(20_000), jnp.arange(20_000))
     carry = made.accumulate(
         jax.random.key(0), round, made.init(jax.ShapeDtypeStruct((1,), jnp.int32), 20_000), received

@@ -16,7 +16,7 @@ from fedjax_sim.prng import stream
 from fedjax_sim.round.round import observe
 from fedjax_sim.running.log import as_record, totals_of
 from fedjax_sim.server import staleness
-from fedjax_sim.types import Availability, ClientData, ClientUpdate, Devices, Report, Spent
+from fedjax_sim.types import Availability, ClientData, ClientFacts, ClientUpdate, Devices, Report, Spent
 from tests.algorithms.asynchronous import test_arrivals as events
 from tests.laws import cases
 from tests.laws import problems as p
@@ -295,7 +295,7 @@ def test_updates_that_cannot_be_discounted():
     def apply(key, broadcast, state, data):
         return Report({"w": jnp.full(1, 3, jnp.int16)}, jnp.float32(1), {}), state
 
-    counts = ClientUpdate(lambda params: (), apply, uniform_weights=True, scalable=True)
+    counts = ClientUpdate(lambda params: (), apply, ClientFacts(uniform_weights=True, scalable=True))
     with pytest.raises(TypeError, match=r"update\['w'\]: expected floats, got 'int16'"):
         parts(counts, mean, step).init(events.KEY, {"w": jnp.zeros(1, jnp.int16)}, clients())
 
@@ -338,7 +338,7 @@ def test_what_feedback_keeps():
     def apply(key, broadcast, arrived, data):
         return Report(data.examples[0], jnp.float32(1), {}), arrived + 1
 
-    work = ClientUpdate(lambda params: jnp.int32(0), apply, scalable=True)
+    work = ClientUpdate(lambda params: jnp.int32(0), apply, ClientFacts(scalable=True))
     rule, step = aggregation.fixed_mean(4.0), server.optimizer(optax.sgd(1.0))
     feedback = transform.error_feedback(transform.top_k(count=2))
     made = parts(work, rule, step, transform=feedback, staleness=staleness.constant(), max_staleness=1)

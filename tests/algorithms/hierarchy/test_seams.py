@@ -16,7 +16,19 @@ from fedjax_sim import aggregation, client, engine, population, sampling, server
 from fedjax_sim.algorithms import federated
 from fedjax_sim.prng import stream
 from fedjax_sim.round.round import FederatedState, aggregate, close, collect, initial_state, invite
-from fedjax_sim.types import Algorithm, Array, ClientData, ClientUpdate, Cohort, PyTree, Report, ServerUpdate, Star
+from fedjax_sim.types import (
+    Algorithm,
+    Array,
+    ClientData,
+    ClientUpdate,
+    Cohort,
+    Evaluated,
+    Execution,
+    PyTree,
+    Report,
+    ServerUpdate,
+    Star,
+)
 
 KEY, RATE, ROUNDS = jax.random.key(7), 0.3, 6
 CENTERS = np.array([0.0, 1.0, 4.0, -2.0, 3.0, 0.5])
@@ -76,7 +88,7 @@ def fedbuff(loss_fn, optimizer, work, *, population_size, concurrency, buffer_si
     )
     one = ClientUpdate(lambda broadcast: jnp.int32(0), apply)
     sampler = sampling.uniform(population_size, buffer_size)
-    star = Star(sampler, one, aggregation.fixed_mean(buffer_size), step, transform.identity(), mesh=None)
+    star = Star(sampler, one, aggregation.fixed_mean(buffer_size), step, transform.identity(), Execution(mesh=None))
 
     def init(key, params, population):
         flying = jnp.arange(concurrency, dtype=jnp.int32)
@@ -135,7 +147,7 @@ def dpsgd(loss_fn, rate, mixing) -> Algorithm:
         return jax.tree.map(lambda x: jnp.zeros_like(x).at[ids].add(x), updates)
 
     keep = aggregation.gather(by_node, weighted=False)
-    star = Star(sampling.full(size), nodes, keep, server.replacement(), transform.identity(), mesh=None)
+    star = Star(sampling.full(size), nodes, keep, server.replacement(), transform.identity(), Execution(mesh=None))
 
     def init(key, params, population):
         return initial_state(star, params, population)
@@ -160,7 +172,7 @@ def dpsgd(loss_fn, rate, mixing) -> Algorithm:
     def personal(state, ids):
         return engine.take(state.clients, ids)[0]
 
-    return Algorithm(init, step, mean_model, star, personal=personal)
+    return Algorithm(init, step, mean_model, star, evaluated=Evaluated(personal))
 
 
 def test_dpsgd():
@@ -203,7 +215,7 @@ def test_hierarchy():
     plan = engine.Plan(lanes=2, chunk=2)
     local = client.local_sgd(population.quadratic_loss, optax.sgd(RATE), client.work(num_steps=1))
     step = server.optimizer(optax.sgd(1.0))
-    inside = Star(sampling.full(3), local, aggregation.mean(), step, transform.identity(), plan, None)
+    inside = Star(sampling.full(3), local, aggregation.mean(), step, transform.identity(), Execution(plan, mesh=None))
     whole = clients()
     rows = jax.vmap(whole.client)(jnp.arange(N, dtype=jnp.int32)).examples
 

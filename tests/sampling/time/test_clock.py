@@ -166,7 +166,7 @@ def test_energy_and_utilisation():
     cohort = cohort._replace(reported=jnp.arange(N) > 2)
     energy = np.array([DOWN, 5 * STEP, UP]).T @ np.array(WATTS)
     found = spent_by(cohort)
-    assert float(found["joules"]) == pytest.approx(energy.sum()) and spent_by(cohort._replace(spent=None)) == {}
+    assert float(found["joules"]) == pytest.approx(energy.sum()) and spent_by(cohort.timed(spent=None)) == {}
     assert float(found["wasted_joules"]) == pytest.approx(energy[:3].sum())
     assert float(found["utilisation"]) == pytest.approx(TOTAL.sum() / (N * TOTAL.max()))
     nobody = jax.tree.map(jnp.zeros_like, cohort._replace(metrics={}))
@@ -306,7 +306,9 @@ def test_who_is_there():
         assert cohort.ids[cohort.invited].tolist() == expected == cohort.ids[cohort.reported].tolist()
         assert int(cohort.metrics["unavailable"]) == N - len(expected)
         assert int(cohort.metrics["unfilled"]) == 8 - len(expected)
-        assert cohort.timing.spent.total[~cohort.invited].sum() == 0 == cohort.timing.spent.joules[~cohort.invited].sum()
+        assert (
+            cohort.timing.spent.total[~cohort.invited].sum() == 0 == cohort.timing.spent.joules[~cohort.invited].sum()
+        )
     nobody = sampling.with_clock(sampling.full(N), tables(there=lambda ids, seconds: ids < 0), idle_seconds=1800.0)
     cohort, state = nobody.sample(KEY, told(nobody))
     assert not cohort.invited.any() and [int(x) for x in state.clock] == [1800, 0]
@@ -373,7 +375,9 @@ def test_hazard_is_that_of_the_time():
     left = ~np.asarray(cohort.reported)
     total = np.asarray(cohort.timing.spent.total)
     assert (
-        (total[left] < 700 + compute[left]).all() and (total[left] >= 700).all() and (cohort.timing.spent.up[left] == 0).all()
+        (total[left] < 700 + compute[left]).all()
+        and (total[left] >= 700).all()
+        and (cohort.timing.spent.up[left] == 0).all()
     )
     assert (total[~left] == 1600 + compute[~left]).all() and int(cohort.metrics["interrupted"]) == left.sum()
 

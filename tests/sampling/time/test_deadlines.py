@@ -251,7 +251,10 @@ def test_radio_budget():
             cohort, _ = drawn(sampling.with_radio_budget(timed, airtime_seconds=max(budget, 0.5) / 1000, order=order))
             sums = np.cumsum(UP[ranked])
             fits = {i for i, used in zip(ranked, sums, strict=True) if used <= budget}
-            assert set(np.flatnonzero(cohort.reported)) == fits == set(np.flatnonzero(cohort.timing.sent)), (order, budget)
+            assert set(np.flatnonzero(cohort.reported)) == fits == set(np.flatnonzero(cohort.timing.sent)), (
+                order,
+                budget,
+            )
             assert cohort.timing.spent.up[[i for i in there if i not in fits]].sum() == 0
             assert cohort.metrics["no_radio"] == len(there) - len(fits)
     cohort, _ = drawn(sampling.with_radio_budget(timed, budget_bytes=3.9 * WORK.bytes_up))
@@ -322,7 +325,8 @@ def test_time_acts_through_the_cohort_alone(name):
     first, step = made.init(KEY, start, data), jax.jit(made.step)
     state, invited, infos = first, jax.jit(lambda key, state: invite(made.parts, key, state)[0]), []
     for t in range(12):
-        cohorts.append(invited(jax.random.fold_in(KEY, t), state)._replace(spent=None, lost={}, metrics={}))
+        cohort = invited(jax.random.fold_in(KEY, t), state)
+        cohorts.append(cohort._replace(metrics={}).timed(spent=None, lost={}))
         state, info = step(jax.random.fold_in(KEY, t), state, data)
         infos.append(info)
     rows = jax.tree.map(lambda *x: jnp.stack(x), *cohorts)

@@ -13,7 +13,7 @@ from fedjax_sim.aggregation import modular_sum, real_secure_sum, secure_sum
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import load
 from fedjax_sim.round import observe
-from fedjax_sim.types import Received, Round
+from fedjax_sim.types import Cohort, Received, Round
 from tests.laws import problems as p
 
 pytest.importorskip("cryptography", reason="the extra `secagg` is not installed")
@@ -25,7 +25,7 @@ def round_of(made, messages, weights):
     """key -> ((update, metrics), view) of a round in two chunks; slot 0 is empty."""
     slots = jnp.arange(len(weights), dtype=jnp.int32)
     everyone = Received(messages, jnp.asarray(weights), slots, slots)
-    round = Round(slots, slots > 0, slots > 0)
+    round = Round(Cohort(slots, slots > 0, slots > 0))
     spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), messages)
 
     @jax.jit
@@ -134,7 +134,7 @@ def test_seeds_may_be_vmapped():
     """Catches a callback that cannot be batched."""
     made = real_secure_sum(modular_sum(1.0), 2)
     slots = jnp.arange(3, dtype=jnp.int32)
-    round, messages = Round(slots, slots >= 0, slots >= 0), jnp.arange(6, dtype=jnp.int32).reshape(3, 2)
+    round, messages = Round(Cohort(slots, slots >= 0, slots >= 0)), jnp.arange(6, dtype=jnp.int32).reshape(3, 2)
 
     def one(key):
         carry = made.init(jax.ShapeDtypeStruct((2,), jnp.int32), 3)
