@@ -157,9 +157,8 @@ def test_an_algorithm_that_is_no_star(skeletons, lost):
         look = {"evaluation": judge, "evaluate_every": 4} if mesh is None else {}
         state, history = run(KEY, made, start, clients, 4, **look)
         records.append(history.records[-1])
-        found.append(
-            (np.asarray(made.evaluated.personal(state, jnp.arange(size))["w"]), np.asarray(made.params(state)["w"]))
-        )
+        own = made.evaluated.personal(state, jnp.arange(size))
+        found.append((np.asarray(own["w"]), np.asarray(made.params(state)["w"])))
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
     x, active = np.zeros(size), np.arange(size) != lost

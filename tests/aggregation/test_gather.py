@@ -31,11 +31,8 @@ def test_rule_sees_rows_by_id_and_zeros_for_the_absent():
     update, metrics = aggregator.finalize(jax.random.key(0), None, carry)
     assert seen["updates"]["w"].tolist() == seen["weights"].tolist() == [5, 6, 7, 0]
     assert float(update["w"]) == 5.5 and float(metrics["total_weight"]) == 18
-    assert (aggregator.facts.sensitivity, aggregator.facts.weighted, aggregator.facts.homogeneous) == (
-        2.0,
-        False,
-        False,
-    )
+    facts = aggregator.facts
+    assert (facts.sensitivity, facts.weighted, facts.homogeneous) == (2.0, False, False)
 
 
 def test_a_rule_with_memory():

@@ -46,9 +46,8 @@ def test_examples_count_unless_told(name):
     """Catches clients of 1, 50 and 7 rows that count alike although nobody asked for that."""
     total = {"total_weight": cases.TOTAL} if name in TOTALS else {}
     star = built(name, **total).parts
-    assert (
-        star.aggregator.facts.weighted and not star.client.facts.uniform_weights and not star.client.facts.needs_weights
-    )
+    work = star.client.facts
+    assert star.aggregator.facts.weighted and not work.uniform_weights and not work.needs_weights
     assert built(name, weighting="uniform").parts.client.facts.uniform_weights
     if name in TOTALS:
         with pytest.raises(ValueError, match="total_weight: expected the sum of all clients' weights, got None"):

@@ -58,14 +58,13 @@ def watched():
         report, state = work.apply(key, broadcast, state, data)
         return report._replace(counts={"inner_bytes": jnp.int32(1000)}), state
 
+    sees = transform.identity()._replace(on_server=on_server)
     return federated(
         sampling.with_dropout(sampling.full(p.NUM_CLIENTS), 0.5),
         work._replace(apply=apply).stating(metrics=(Metric("inner_bytes", "sent inside of clients", "bytes"),)),
         rule._replace(finalize=finalize).stating(metrics=(Metric("seen", "suspects", "count"),)),
         server.optimizer(optax.sgd(1.0)),
-        transform.identity()
-        ._replace(on_server=on_server)
-        .stating(metrics=(Metric("seen", "share seen", "share", "mean"),)),
+        sees.stating(metrics=(Metric("seen", "share seen", "share", "mean"),)),
         mesh=None,
     )
 

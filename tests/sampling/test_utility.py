@@ -95,9 +95,8 @@ def seen(sampler, losses=(1.0, 2.0, 3.0, 4.0, 10.0), ticks=None):
         if ticks is not None:
             zeros = jnp.zeros(2, jnp.int32)
             clocked = sampling.with_clock(sampling.uniform(6, 2), tables(*[np.ones(6)] * 3))
-            spent = clocked.sample(KEY, told(clocked))[0].timing.spent._replace(
-                down=zeros + ticks[i], compute=zeros, up=zeros
-            )
+            spent = clocked.sample(KEY, told(clocked))[0].timing.spent
+            spent = spent._replace(down=zeros + ticks[i], compute=zeros, up=zeros)
         state = observed(sampler, state, [i, i], [loss, loss], spent)
     return state
 

@@ -151,14 +151,10 @@ def test_facts_of_a_chain():
     longer = stateless(lambda key, x: 3 * x)
     assert chain(longer, bound, shrink).facts.l2_bound == 2.0
     assert chain(bound, longer).facts.l2_bound is None
-    assert (
-        chain(bound, clip(5.0)).facts.l2_bound == 2.0 and chain(longer, clip(5.0), longer, bound).facts.l2_bound == 2.0
-    )
-    assert (
-        chain().facts.nonexpansive
-        and chain(shrink, shrink).facts.nonexpansive
-        and not chain(shrink, longer).facts.nonexpansive
-    )
+    assert chain(bound, clip(5.0)).facts.l2_bound == 2.0
+    assert chain(longer, clip(5.0), longer, bound).facts.l2_bound == 2.0
+    assert chain().facts.nonexpansive and chain(shrink, shrink).facts.nonexpansive
+    assert not chain(shrink, longer).facts.nonexpansive
     release = identity().stating(releases_when_empty=True)
     assert chain(identity(), release).facts.releases_when_empty and not chain().facts.releases_when_empty
 
@@ -167,11 +163,8 @@ def test_errors_of_a_chain():
     """Catches a bias that later members hide, and an error declared for what nobody knows."""
     noisy = stateless(lambda key, x: x, unbiased=True, squared_error=lambda x: 2.0, exact_error=True)
     bound = stateless(lambda key, x: x, squared_error=lambda x: 3.0)
-    assert (
-        chain(identity(), noisy).squared_error(0) == 2.0
-        and chain(noisy).facts.exact_error
-        and chain(noisy).facts.unbiased
-    )
+    assert chain(identity(), noisy).squared_error(0) == 2.0
+    assert chain(noisy).facts.exact_error and chain(noisy).facts.unbiased
     assert chain(bound, identity()).squared_error(0) == 3.0
     assert not chain(bound).facts.exact_error and not chain(bound, noisy).facts.unbiased
     assert chain(noisy, bound).squared_error is None and not chain(noisy, bound).facts.exact_error
@@ -187,9 +180,8 @@ def test_orders_that_break_a_promise_are_refused():
     longer, shrink = stateless(lambda key, x: 3 * x), stateless(lambda key, x: x / 2, nonexpansive=True)
     integers = stateless(lambda key, x: x, integer_range=(-3, 3))
     assert chain(longer, central, shrink).facts.noise is central.facts.noise and chain(central).facts.l2_bound == 1.0
-    assert (
-        chain(shrink, integers).facts.integer_range == (-3, 3) and chain(local, longer).facts.noise is local.facts.noise
-    )
+    assert chain(shrink, integers).facts.integer_range == (-3, 3)
+    assert chain(local, longer).facts.noise is local.facts.noise
     with pytest.raises(ValueError, match=r"transforms\[1\]: expected a member that never lengthens .* put it before"):
         chain(central, longer)
     with pytest.raises(ValueError, match=r"transforms\[1\]: expected nothing after noise"):

@@ -199,12 +199,8 @@ def test_personal_thresholds_bound_nothing():
     member, update = personal_clip(0.25), {"a": jnp.array([3.0, -4.0]), "b": jnp.array([1e6], jnp.bfloat16)}
     message = send(member, update)
     assert message["a"].tolist() == [0.75, -1] and message["b"].dtype == jnp.bfloat16
-    assert (
-        member.facts.l2_bound is None
-        and member.facts.noise is None
-        and member.facts.nonexpansive
-        and not member.facts.unbiased
-    )
+    facts = member.facts
+    assert facts.l2_bound is None and facts.noise is None and facts.nonexpansive and not facts.unbiased
     np.testing.assert_allclose(member.squared_error({"a": jnp.array([3.0, 4.0])}), 0.75**2 * 25, rtol=1e-6)
 
 

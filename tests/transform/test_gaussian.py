@@ -175,9 +175,8 @@ def test_messages_bear_their_noise():
     assert message["b"].dtype == jnp.bfloat16 and abs(level(np.float32(message["b"]), 1.5)) < 6
     real = sum(((np.float64(message[k]) - np.float64(update[k])) ** 2).sum() for k in update)
     np.testing.assert_allclose(member.squared_error(update), real, rtol=5e-3)
-    assert member.facts.noise[:4] == ("gaussian", "local", 3.0, 0.5) and member.facts.noise.details == {
-        "sensitivity": 1.0
-    }
+    assert member.facts.noise[:4] == ("gaussian", "local", 3.0, 0.5)
+    assert member.facts.noise.details == {"sensitivity": 1.0}
     assert member.facts.l2_bound is None and not member.facts.nonexpansive and not member.facts.releases_when_empty
     aggregate = release(member, jnp.ones(3), sensitivity=None)[0]
     assert aggregate.tolist() == [1, 1, 1]
@@ -206,10 +205,8 @@ def test_noise_as_of_a_larger_cohort():
     member = gaussian_mechanism(2.0, 1.0, noise_cohort_size=100)
     for m in (10.0, 100.0):
         check_level(release(member, jnp.zeros(MANY), sensitivity=1 / m)[0], 0.02)
-    assert (
-        member.facts.noise.details["noise_cohort_size"] == 100
-        and "at that size only" in member.facts.noise.details["warning"]
-    )
+    details = member.facts.noise.details
+    assert details["noise_cohort_size"] == 100 and "at that size only" in details["warning"]
     with pytest.raises(ValueError, match=r"noise_cohort_size: expected an integer in \[1000.*larger cohort"):
         release(member, jnp.zeros(3), sensitivity=1e-3)
     with pytest.raises(ValueError, match=r"aggregator\.sensitivity: expected that of a mean"):
@@ -296,11 +293,8 @@ def test_clip_norm_finds_the_quantile(quantile):
     assert float(path[0]) == np.float32(0.01)
     truth = math.exp(stats.norm.ppf(quantile))
     np.testing.assert_allclose(np.median(np.asarray(path)[200:]), truth, rtol=0.06)
-    assert (
-        member.facts.noise.details["adaptive"]
-        and member.facts.noise.multiplier == 1.0
-        and member.facts.releases_when_empty
-    )
+    facts = member.facts
+    assert facts.noise.details["adaptive"] and facts.noise.multiplier == 1.0 and facts.releases_when_empty
 
 
 def test_wires():

@@ -199,9 +199,8 @@ def test_optimal_coefficients(error):
         other = best.copy()
         other[moved[0]] *= moved[1]
         assert loss(other) > loss(best)
-    made = matrix_mechanism(
-        1.0, 1.0, num_rounds=rounds, strategy="optimal_banded", bands=bands, error=error
-    ).facts.noise
+    made = matrix_mechanism(1.0, 1.0, num_rounds=rounds, strategy="optimal_banded", bands=bands, error=error)
+    made = made.facts.noise
     assert made.mechanism == "banded_toeplitz"
     assert math.isclose(made.details["noise_std"] ** 2, best @ best * prefix_error(best, rounds)[-1] ** 2)
     if error == "max":

@@ -47,9 +47,8 @@ def test_empty_slots_are_not_on_the_circle():
         here = np.sort(np.random.default_rng(seed).permutation(13)[:number])
         invited = jnp.zeros(13, bool).at[here].set(True)
         whole = circle(jax.random.key(seed), 13, 4, Round(Cohort(jnp.asarray(ids), invited, invited)))
-        alone = circle(
-            jax.random.key(seed), number, 4, Round(Cohort(jnp.asarray(ids[here]), *[jnp.ones(number, bool)] * 2))
-        )
+        few = Cohort(jnp.asarray(ids[here]), *[jnp.ones(number, bool)] * 2)
+        alone = circle(jax.random.key(seed), number, 4, Round(few))
         around = [ids[whole.others(here, jnp.int32(x))] for x in whole.distances]
         expected = [ids[here][alone.others(np.arange(number), jnp.int32(x))] for x in alone.distances]
         np.testing.assert_array_equal(around, expected)

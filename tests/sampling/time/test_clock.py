@@ -306,9 +306,8 @@ def test_who_is_there():
         assert cohort.ids[cohort.invited].tolist() == expected == cohort.ids[cohort.reported].tolist()
         assert int(cohort.metrics["unavailable"]) == N - len(expected)
         assert int(cohort.metrics["unfilled"]) == 8 - len(expected)
-        assert (
-            cohort.timing.spent.total[~cohort.invited].sum() == 0 == cohort.timing.spent.joules[~cohort.invited].sum()
-        )
+        spent = cohort.timing.spent
+        assert spent.total[~cohort.invited].sum() == 0 == spent.joules[~cohort.invited].sum()
     nobody = sampling.with_clock(sampling.full(N), tables(there=lambda ids, seconds: ids < 0), idle_seconds=1800.0)
     cohort, state = nobody.sample(KEY, told(nobody))
     assert not cohort.invited.any() and [int(x) for x in state.clock] == [1800, 0]

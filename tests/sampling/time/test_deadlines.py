@@ -251,10 +251,8 @@ def test_radio_budget():
             cohort, _ = drawn(sampling.with_radio_budget(timed, airtime_seconds=max(budget, 0.5) / 1000, order=order))
             sums = np.cumsum(UP[ranked])
             fits = {i for i, used in zip(ranked, sums, strict=True) if used <= budget}
-            assert set(np.flatnonzero(cohort.reported)) == fits == set(np.flatnonzero(cohort.timing.sent)), (
-                order,
-                budget,
-            )
+            sent = set(np.flatnonzero(cohort.timing.sent))
+            assert set(np.flatnonzero(cohort.reported)) == fits == sent, (order, budget)
             assert cohort.timing.spent.up[[i for i in there if i not in fits]].sum() == 0
             assert cohort.metrics["no_radio"] == len(there) - len(fits)
     cohort, _ = drawn(sampling.with_radio_budget(timed, budget_bytes=3.9 * WORK.bytes_up))
