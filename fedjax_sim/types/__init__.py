@@ -5,7 +5,8 @@ asks of clients, what they spend, and the clock; `types.graph` a graph as an exa
 (samplers, clients, transforms, aggregators, servers, and the algorithm made of them); `types.facts` what these state.
 
 A part also carries static facts about itself, `facts`, such as its sensitivity, which compatibility checks and the
-accountant read. The default of each fact is the claim that promises least (tests/laws/test_facts.py::test_facts_fail_closed).
+accountant read. The default of each fact is the claim that promises least
+(tests/laws/test_facts.py::test_facts_fail_closed).
 
 Symbols in shapes: N clients in the population, m slots of a cohort, c slots of a chunk, n rows of a client, T rounds,
 d model dimension.

@@ -45,9 +45,10 @@ def test_wrong_input():
         by_part({"a": total})
     with pytest.raises(TypeError, match="parts: expected a dict of aggregators"):
         by_part({})
-    for fact in ({"modulus": 8}, {"least": 2}, {"view": print}, {"wire": print}, {"stays": print}):
+    stated = [total().stating(**fact) for fact in ({"modulus": 8}, {"least": 2}, {"wire": print}, {"wire_down": print})]
+    for part in (*stated, total()._replace(view=print), total()._replace(stays=print)):
         with pytest.raises(ValueError, match=r"parts\['a'\]: expected a sum of numbers .* Use it for whole updates"):
-            by_part({"a": total()._replace(**fact)})
+            by_part({"a": part})
     with pytest.raises(ValueError, match=r"update: expected a dict of a, got \['a', 'b'\]"):
         by_part({"a": total()}).init({"a": jnp.zeros(1), "b": jnp.zeros(1)}, 2)
 

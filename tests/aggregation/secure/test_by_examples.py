@@ -97,7 +97,7 @@ def test_bytes():
     spec = jax.ShapeDtypeStruct((100,), jnp.int32)
     hidden = secure_sum(PLAIN, 6)
     for way, more in (("wire", PLAIN.facts.modulus.bit_length() - 1), ("wire_down", 0)):
-        plain, weighed = (getattr(x, way)(spec, Wire(100, 3200), 10) for x in (hidden, by_examples(hidden, 9)))
+        plain, weighed = (getattr(x.facts, way)(spec, Wire(100, 3200), 10) for x in (hidden, by_examples(hidden, 9)))
         assert weighed.bits - plain.bits == more
 
 
