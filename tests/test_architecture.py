@@ -170,14 +170,6 @@ def test_nothing_banned():
     check_each(check_bans)
 
 
-def test_files_are_small():
-    """Catches files that should be split: the longest one, and the median of those that hold code."""
-    lengths = {path: len(path.read_text().splitlines()) for path in FILES}
-    assert not {label(path): length for path, length in lengths.items() if length > 400}
-    of_code = sorted(length for path, length in lengths.items() if path.name != "__init__.py")
-    assert of_code[len(of_code) // 2] <= 175
-
-
 def check_names(path: pathlib.Path) -> None:
     tree = parsed(path)
     if path.name == "__main__.py" or not tree.body:
