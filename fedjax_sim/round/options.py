@@ -14,7 +14,14 @@ from fedjax_sim.engine import Plan
 from fedjax_sim.types import Aggregator, UpdateTransform
 from fedjax_sim.validate import Default, FromData
 
-__all__ = ["AveragingOptions", "ExecutionOptions", "FederatedOptions", "MessageOptions", "RecipeOptions"]
+__all__ = [
+    "AveragingOptions",
+    "BroadcastOptions",
+    "ExecutionOptions",
+    "FederatedOptions",
+    "MessageOptions",
+    "RecipeOptions",
+]
 
 
 class ExecutionOptions(TypedDict, total=False):
@@ -31,10 +38,14 @@ class MessageOptions(ExecutionOptions, total=False):
     transform: Annotated[UpdateTransform | None, Default(None)]
 
 
-class FederatedOptions(MessageOptions, total=False):
-    """The options of `federated`: what messages and the broadcast go through, and how a round is carried out."""
+class BroadcastOptions(ExecutionOptions, total=False):
+    """What the broadcast goes through, and how a round is carried out."""
 
     downlink: Annotated[UpdateTransform | None, Default(None)]
+
+
+class FederatedOptions(MessageOptions, BroadcastOptions, total=False):
+    """The options of `federated`: what messages and the broadcast go through, and how a round is carried out."""
 
 
 class RecipeOptions(LocalOptions, FederatedOptions, total=False):

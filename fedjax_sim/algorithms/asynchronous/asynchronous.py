@@ -8,11 +8,10 @@ its own base (`Bases`), close. `asynchronous` is FedBuff from its parts, as `fed
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.algorithms.asynchronous.arrivals import Arrivals, Flights, next_arrivals, take_off
@@ -24,6 +23,7 @@ from fedjax_sim.prng import stream
 from fedjax_sim.round.compatibility import check_alone, check_discount, discounts, looks_like_the_model
 from fedjax_sim.round.costs import message_spec, metrics_of, work_of
 from fedjax_sim.round.federated import federated
+from fedjax_sim.round.options import BroadcastOptions
 from fedjax_sim.round.round import close, collect
 from fedjax_sim.round.state import Bases, FederatedState, initial_state
 from fedjax_sim.sampling.design import SamplingDesign
@@ -45,7 +45,7 @@ from fedjax_sim.types import (
     Star,
     UpdateTransform,
 )
-from fedjax_sim.validate import Default, FromData, PopulationSize, PositiveInt
+from fedjax_sim.validate import Default, PopulationSize, PositiveInt
 
 __all__ = [
     "METRICS",
@@ -239,10 +239,7 @@ def asynchronous(
     max_staleness: int = 100,
     refill: str = "other",
     hazard: Hazard | None = None,
-    downlink: UpdateTransform | None = None,
-    nonfinite: Annotated[str, FromData("nonfinite")] = "drop",
-    plan: Annotated[engine.Plan | None, FromData("plan")] = None,
-    mesh: Annotated[Mesh | str | None, FromData("mesh")] = "all",
+    **options: Unpack[BroadcastOptions],
 ) -> Algorithm:
     """Buffered asynchronous federated learning from its parts: the server steps once K messages have arrived.
 
@@ -308,7 +305,6 @@ def asynchronous(
         hint = "Who takes part inside is drawn when its message arrives, so its time is not known before. Take "
         hint += "algorithms.federated with a clock (with_over_selection for the first to arrive)."
         validate.fail("client", "one that is no federation, for asynchronous rounds", "a federation", hint)
-    options = {"downlink": downlink, "nonfinite": nonfinite, "plan": plan, "mesh": mesh}
     star = federated(arrivals_only(traffic), client, aggregator, server, transform, **options).parts
     star = star._replace(complete=False)  # versions, flights and time are not in it
 
