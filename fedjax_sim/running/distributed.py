@@ -16,6 +16,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+from fedjax_sim.running.processes import index, is_first, several
+from fedjax_sim.running.shared_arrays import broadcast
+
 __all__ = [
     "PeerFailed",
     "agreed",
@@ -164,22 +167,6 @@ def _meet() -> None:
         os.close(silent)
 
 
-def several() -> bool:
-    """Whether other processes work on this job. Imports and starts nothing."""
-    jax = sys.modules.get("jax")
-    return jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1
-
-
-def index() -> int:
-    """Which process this is."""
-    return sys.modules["jax"].process_index() if several() else 0
-
-
-def is_first() -> bool:
-    """Whether this process reads, writes and prints for the job."""
-    return index() == 0
-
-
 # ---- agreeing
 
 
@@ -232,8 +219,6 @@ def from_first(call: Callable[[], T]) -> T:
     if not several():
         return call()
     import numpy as np
-
-    from fedjax_sim.running.shared_arrays import broadcast
 
     value = by_first(call)
     text = json.dumps(value).encode() if is_first() else b""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from fedjax_sim.running.distributed import several
+from fedjax_sim.running.processes import several
 
 __all__ = ["broadcast", "replicated", "whole"]
 
