@@ -176,7 +176,7 @@ def run_sweep(
     def algorithm(**values: Any) -> Any:
         made = built(place[tuple(values.items())]).algorithm
         swept = [name for name in values if name.startswith("algorithm.")]
-        if made.model is not None and swept:
+        if made.evaluated.model is not None and swept:
             hint = "All points are evaluated as the first one, through its links: make a sweep for each."
             raise ConfigError([problem(f"sweep.grid.{swept[0]}", "no option of what is evaluated over links",
                                        values[swept[0]], hint)])  # fmt: skip

@@ -161,12 +161,12 @@ def dropped_clients_not_counted(patch):
 
 @fault(laws.padding_is_irrelevant)
 def denominator_counts_the_slots(patch):
-    patch.setattr(aggregation, "mean", _mean_over(lambda cohort: cohort.ids.shape[0]))
+    patch.setattr(aggregation, "mean", _mean_over(lambda round: round.cohort.ids.shape[0]))
 
 
 @fault(laws.absent_clients_leave_no_trace)
 def denominator_counts_the_invited(patch):
-    patch.setattr(aggregation, "mean", _mean_over(lambda cohort: cohort.invited.sum()))
+    patch.setattr(aggregation, "mean", _mean_over(lambda round: round.cohort.invited.sum()))
 
 
 def _mean_over(count):
