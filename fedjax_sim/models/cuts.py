@@ -9,7 +9,7 @@ from fedjax_sim.models.model import Model
 from fedjax_sim.models.partition import combine, partition
 from fedjax_sim.models.sequential import Layer, Places, run_layers
 from fedjax_sim.types import PyTree
-from fedjax_sim.validate import fail, integer, nearest, one_of
+from fedjax_sim.validate import fail, integer, nearest
 
 __all__ = ["Cut", "cut"]
 
@@ -102,7 +102,7 @@ def cut(model: Model, at: str | Sequence[str] | Places, *, u_shaped: bool = Fals
             hint = "A graph network's parties exchange nodes too: take algorithms.split_gnn or hierarchical_split_gnn."
         shown = [getattr(one, "name", one) for one in layers] or type(model).__name__
         fail("model", "one with layers along which it can be cut", shown, hint)
-    one_of("u_shaped", u_shaped, (True, False))
+    truth("u_shaped", u_shaped)
     placed = isinstance(at, Mapping)
     if not placed and not isinstance(at, (str, Sequence)):
         fail(name, f"names of layers, such as {model.layers[0].name!r}, or who holds which", at, error=TypeError)

@@ -179,7 +179,7 @@ def _simple(rng: np.random.Generator, stubs: np.ndarray, size: int) -> np.ndarra
 
 
 def _checked(graph: Graph, connected: bool, name: str, value: float) -> Graph:
-    validate.one_of("connected", connected, (True, False))
+    validate.truth("connected", connected)
     if connected and not is_connected(graph):
         hint = "Nodes apart never agree. Raise it, take another seed, or say connected=False."
         validate.fail(name, "a connected graph", value, hint)

@@ -295,7 +295,7 @@ def remove_node(graph: Graph, node: int, *, connected: bool = True) -> Graph:
     """
     validate.part("graph", graph, Graph)
     validate.integer("node", node, 0, graph.population_size - 1)
-    validate.one_of("connected", connected, (True, False))
+    validate.truth("connected", connected)
     if graph.population_size == 1:
         validate.fail("graph", "at least two nodes", 1, "Nobody would be left.")
     edges = np.stack([graph.senders, graph.receivers], 1).astype(np.int64)

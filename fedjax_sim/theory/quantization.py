@@ -28,7 +28,7 @@ __all__ = [
 
 def _check_bits(bits: int, keeps_zeros: bool) -> None:
     validate.integer("bits", bits, 1, 16)
-    validate.one_of("keeps_zeros", keeps_zeros, (True, False))
+    validate.truth("keeps_zeros", keeps_zeros)
     if keeps_zeros and bits == 1:
         validate.fail("bits", "at least 2 with keeps_zeros=True", bits, "Two levels leave none for zero.")
 

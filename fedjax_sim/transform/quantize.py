@@ -75,7 +75,7 @@ def quantize(
     ([-3.0, 0.0, 2.0], 1.0)
     """
     for name, value in (("keeps_zeros", keeps_zeros), ("integers", integers)):
-        validate.one_of(name, value, (True, False))
+        validate.truth(name, value)
     if keeps_zeros and bits == 1:
         validate.fail("bits", "at least 2 with keeps_zeros=True", bits, "Two levels leave none for zero.")
     _check_scope(scope, block_size)

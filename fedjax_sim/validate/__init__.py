@@ -20,6 +20,7 @@ from fedjax_sim.validate.annotations import (
     Share,
     ShareBelowOne,
     Steps,
+    Truth,
 )
 from fedjax_sim.validate.arguments import (
     named_arguments,
@@ -43,6 +44,7 @@ from fedjax_sim.validate.checks import (
     positive,
     sequence,
     steps,
+    truth,
 )
 from fedjax_sim.validate.contraction import (
     contraction,
@@ -80,6 +82,7 @@ __all__ = [
     "Share",
     "ShareBelowOne",
     "Steps",
+    "Truth",
     "as_written",
     "contraction",
     "decimal",
@@ -98,4 +101,5 @@ __all__ = [
     "positive",
     "sequence",
     "steps",
+    "truth",
 ]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
-from fedjax_sim.validate.checks import INT32_MAX, in_range, integer, one_of, positive
+from fedjax_sim.validate.checks import INT32_MAX, in_range, integer, one_of, positive, truth
 
 __all__ = [
     "Choice",
@@ -28,6 +28,7 @@ __all__ = [
     "Share",
     "ShareBelowOne",
     "Steps",
+    "Truth",
 ]
 
 
@@ -72,6 +73,14 @@ class Choice(NamedTuple):
     def check(self, name: str, value: Any) -> None:
         """Refuses another value."""
         one_of(name, value, self.options)
+
+
+class Truth(NamedTuple):
+    """What an option whose annotation is `bool` takes."""
+
+    def check(self, name: str, value: Any) -> None:
+        """Refuses another value."""
+        truth(name, value)
 
 
 class FromData(NamedTuple):

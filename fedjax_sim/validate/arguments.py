@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union
 
-from fedjax_sim.validate.annotations import Choice, Default, Integer, Number
+from fedjax_sim.validate.annotations import Choice, Default, Integer, Number, Truth
 from fedjax_sim.validate.errors import InvalidType, fail, nearest
 
 __all__ = ["named_arguments"]
@@ -28,7 +28,7 @@ def _checks(annotation: Any) -> tuple[list[Any], bool]:
     if typing.get_origin(annotation) is Literal:
         return [Choice(kinds)], None in kinds
     if annotation is bool:
-        return [Choice((True, False))], False
+        return [Truth()], False
     if typing.get_origin(annotation) in (Union, types.UnionType) and NoneType in kinds:
         others = [kind for kind in kinds if kind is not NoneType]
         return _checks(others[0])[0] if len(others) == 1 else [], True

@@ -40,6 +40,7 @@ __all__ = [
     "positive",
     "sequence",
     "steps",
+    "truth",
 ]
 
 INT32_MAX = 2**31 - 1
@@ -114,6 +115,12 @@ def integer(name: str, value: Any, low: int = 1, high: int = INT32_MAX, *, hint:
 def steps(name: str, value: Any) -> None:
     """Refuses all but a number of local steps or epochs of a client in a round: an integer in [1, 2^24]."""
     integer(name, value, 1, MOST_STEPS)
+
+
+def truth(name: str, value: Any) -> None:
+    """Refuses all but True and False; 1 and 0 are numbers."""
+    if not isinstance(value, bool):
+        fail(name, "True or False", value, error=TypeError)
 
 
 def as_written(value: float | Fraction) -> Fraction:

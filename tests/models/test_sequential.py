@@ -134,7 +134,7 @@ def test_cuts_that_cannot_be():
     for at in (None, 3):
         with pytest.raises(TypeError, match="where: expected names of layers, such as 'first'"):
             cut(model, at, name="where")
-    with pytest.raises(ValueError, match="u_shaped: expected one of True, False, got 'no'"):
+    with pytest.raises(ValueError, match="u_shaped: expected True or False, got 'no'"):
         cut(model, ("first", "norm"), u_shaped="no")
     with pytest.raises(ValueError, match=r"got \['graph_0', 'output'\]. A graph network's parties exchange nodes too"):
         cut(gcn(3, 2), "graph_0")

@@ -184,7 +184,7 @@ def test_bad_sizes(factory, bad):
 
 
 def test_bad_options():
-    with pytest.raises(ValueError, match="shuffled: expected one of False, True, got 1"):
+    with pytest.raises(ValueError, match="shuffled: expected True or False, got 1"):
         cyclic(10, 2, shuffled=1)
     with pytest.raises(ValueError, match="population_size: expected an integer"):
         full(0)

@@ -323,8 +323,8 @@ def test_qsgd_coded_bits_bound_a_real_code():
         ({"scope": "block", "block_size": 0}, "block_size: expected an integer in"),
         ({"rounding": "up"}, "rounding: expected one of"),
         ({"integers": True}, "range: expected a number with integers=True"),
-        ({"integers": 1}, "integers: expected one of True, False"),
-        ({"keeps_zeros": "no"}, "keeps_zeros: expected one of"),
+        ({"integers": 1}, "integers: expected True or False"),
+        ({"keeps_zeros": "no"}, "keeps_zeros: expected True or False"),
     ],
 )
 def test_wrong_options_are_refused(options, message):

@@ -189,7 +189,7 @@ def _checked(aggregator, threshold, neighbours, dropout, min_messages, masks, si
     """(the probability that a client has left before each step's end [4], the least number of messages)."""
     check_options(aggregator, min_messages, masks, "Masks cancel in a ring of integers only.")
     validate.integer("threshold", threshold)
-    validate.one_of("signed", signed, (True, False))
+    validate.truth("signed", signed)
     if neighbours is not None:
         validate.integer("neighbours", neighbours, 2)
         if neighbours % 2:

@@ -281,7 +281,7 @@ def sampler_inside(edge_sampler: Sampler | None, group_size: int | None, members
 def _check(star: Star, rounds: int, name: str, weighting: str | None, keep: bool) -> None:
     validate.integer("rounds", rounds)
     validate.one_of("weighting", weighting, WEIGHTINGS)
-    validate.one_of("keep", keep, (True, False))
+    validate.truth("keep", keep)
     if not (isinstance(name, str) and name.isidentifier()):
         validate.fail("name", "a word, such as 'edge'", name)
     if star.sampler.devices is not None:

@@ -208,7 +208,7 @@ def test_arguments_are_named_as_they_were_given():
     for call in (population.node_owners, population.edge_owners, population.neighbourhoods):
         with pytest.raises(TypeError, match="graph: expected a GraphData"):
             call(np.eye(3), 2)
-    with pytest.raises(ValueError, match="directed: expected one of True, False"):
+    with pytest.raises(ValueError, match="directed: expected True or False"):
         population.graph_data(np.eye(3), [[0, 1]], directed="no")
 
 

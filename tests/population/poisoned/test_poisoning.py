@@ -259,7 +259,7 @@ def test_a_config_may_poison():
         (lambda: population.label_flip(data(), share=0.1, to=[0, 1, 2, 3, 5]), r"to: expected an integer in \[0, 4\]"),
         (lambda: population.label_flip(data(), share=0.1, rows=0.0), r"rows: expected a number in \(0, 1\]"),
         (lambda: population.label_flip(population.mean_estimation(), share=0.1), "data: expected a task"),
-        (lambda: population.random_labels(data(), share=0.1, keep=1), "keep: expected one of True, False"),
+        (lambda: population.random_labels(data(), share=0.1, keep=1), "keep: expected True or False"),
         (lambda: population.label_offset(data(), offset=1.0, share=0.1), 'data: expected the task "regression"'),
         (lambda: population.poisoned(data(), lambda key, d: d.mask, "x", share=0.1), "change: expected a function"),
         (
