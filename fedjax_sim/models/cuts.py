@@ -9,7 +9,7 @@ from fedjax_sim.models.model import Model
 from fedjax_sim.models.partition import combine, partition
 from fedjax_sim.models.sequential import Layer, Places, run_layers
 from fedjax_sim.types import PyTree
-from fedjax_sim.validate import fail, integer, nearest
+from fedjax_sim.validate import fail, integer, nearest, truth
 
 __all__ = ["Cut", "cut"]
 
