@@ -278,5 +278,6 @@ def _range(node: ast.expr) -> Any:
             return integer(low, high)
         case ast.Subscript(_, ast.Tuple([_, ast.Call(ast.Name("Number"), bounds, keywords)])):
             low, high = [*map(_literal, bounds), *(-math.inf, math.inf)[len(bounds) :]]
-            return number(low, high, **{x.arg: _literal(x.value) for x in keywords if x.arg})
+            ends = {x.arg: _literal(x.value) for x in keywords if x.arg in ("open_low", "open_high")}
+            return number(low, high, **ends)
     return None

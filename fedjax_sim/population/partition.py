@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_sim import validate
-from fedjax_sim.validate import Integer, NonNegative, NonNegativeInt, Number, Positive, PositiveInt
+from fedjax_sim.validate import Integer, NonNegative, NonNegativeInt, Number, PositiveInt
 
 __all__ = [
     "Partition",
@@ -125,7 +125,12 @@ def iid(num_examples: int, num_clients: int, *, seed: int) -> Partition:
 
 @validate.named_arguments
 def dirichlet(
-    labels: ArrayLike, num_clients: int, alpha: Positive, *, min_examples: NonNegativeInt = 1, seed: int
+    labels: ArrayLike,
+    num_clients: int,
+    alpha: Annotated[float, Number(0, open_low=True)],
+    *,
+    min_examples: NonNegativeInt = 1,
+    seed: int,
 ) -> Partition:
     """Label skew: every class is cut among the clients in Dirichlet(alpha) proportions.
 
@@ -267,7 +272,7 @@ def by_group(groups: ArrayLike) -> Partition:
 def dirichlet_draws(
     labels: ArrayLike,
     num_clients: PositiveInt,
-    alpha: Positive,
+    alpha: Annotated[float, Number(0, open_low=True)],
     *,
     min_examples: PositiveInt,
     max_examples: int,

@@ -45,13 +45,13 @@ class Number(NamedTuple):
     high: float = math.inf
     open_low: bool = False
     open_high: bool = False
+    normal: bool = False  # float32 holds it as more than 0
 
     def check(self, name: str, value: Any) -> None:
         """Refuses a value out of range."""
-        if (self.low, self.high, self.open_low) == (0, math.inf, True):
+        in_range(name, value, *self[:2], open_low=self.open_low, open_high=self.open_high)
+        if self.normal:
             positive(name, value)
-        else:
-            in_range(name, value, *self[:2], open_low=self.open_low, open_high=self.open_high)
 
 
 class Integer(NamedTuple):
@@ -90,7 +90,7 @@ class FromData(NamedTuple):
 
 
 Finite = Annotated[float, Number()]
-Positive = Annotated[float, Number(0, open_low=True)]
+Positive = Annotated[float, Number(0, open_low=True, normal=True)]
 NonNegative = Annotated[float, Number(0)]
 Share = Annotated[float, Number(0, 1)]  # in [0, 1]
 PositiveShare = Annotated[float, Number(0, 1, open_low=True)]  # in (0, 1]
