@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from fedjax_sim import adversary, algorithms, models, network, population, sampling, transform
-from fedjax_sim.algorithms.split.loss import transcript
+from fedjax_sim.algorithms.split.loss import split_transcript
 from fedjax_sim.round.round import observe
 
 CLIENTS, BATCH, RATE, KNOWN = 20, 10, 0.1, 200
@@ -107,13 +107,13 @@ def _told(clean, data) -> float:
 def _of_the_cut(split, params, batch, told, test) -> tuple[float, float]:
     """(share of the examples' variance, share of the labels) from one step's messages at the server."""
     known = {name: jnp.asarray(test[name][:KNOWN]) for name in ("x", "y")}
-    asked = transcript(split, params, known, jax.random.key(7)).seen_by(1)
+    asked = split_transcript(split, params, known, jax.random.key(7)).seen_by(1)
     rest = {name: jnp.asarray(test[name][KNOWN:]) for name in ("x", "y")}
-    seen = transcript(split, params, rest, jax.random.key(8)).seen_by(1)
+    seen = split_transcript(split, params, rest, jax.random.key(8)).seen_by(1)
     own, other = (next(m.value for m in x if m.kind == "activations") for x in (asked, seen))
     guess = adversary.invert_smashed(other, own, known["x"])
     rebuilt = 1 - float(adversary.inversion_error(guess, rest["x"]))
-    labels = transcript(split, params, batch, jax.random.key(9)).seen_by(1)
+    labels = split_transcript(split, params, batch, jax.random.key(9)).seen_by(1)
     if any(m.kind == "labels" for m in labels):
         return max(rebuilt, 0.0), told
     gradients = [next(m.value for m in x if m.kind == "gradients") for x in (asked, seen)]

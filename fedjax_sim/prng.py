@@ -16,7 +16,6 @@ from fedjax_sim.validate import PositiveInt
 __all__ = [
     "ROUNDS",
     "below",
-    "bits",
     "client_key",
     "counter_bits",
     "dither",
@@ -25,6 +24,7 @@ __all__ = [
     "hashed",
     "init_key",
     "normal",
+    "random_bits",
     "stochastic_round",
     "stream",
     "threefry",
@@ -93,7 +93,7 @@ def threefry(words: Array, high: Array, low: Array) -> tuple[Array, Array]:
     return x, y
 
 
-def bits(key: Array, count: int) -> Array:
+def random_bits(key: Array, count: int) -> Array:
     """[count] uint32 random bits: those of `jax.random.bits`, faster for a few on a CPU."""
     if jax.random.key_impl(key) != "threefry2x32" or not jax.config.jax_threefry_partitionable:
         return jax.random.bits(key, (count,), jnp.uint32)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedjax_sim import validate
 
-__all__ = ["check_missing", "number", "one_column", "rows_of", "text_of"]
+__all__ = ["check_missing", "number", "one_column", "table_rows", "text_of"]
 
 DELIMITERS = ("\t", ";", ",")  # a name with a comma in it is more usual than one with a semicolon or a tab
 CONVERSIONS = (  # first bytes of what is no text -> how it becomes one
@@ -48,7 +48,7 @@ def text_of(name: str, path: str | os.PathLike, what: str = "text in UTF-8") -> 
         raise
 
 
-def rows_of(
+def table_rows(
     name: str,
     path: str | os.PathLike,
     *,

@@ -21,13 +21,13 @@ __all__ = [
     "at_least_float32",
     "common_dtype",
     "dotted",
-    "hashed",
-    "joined",
+    "joined_metrics",
     "num_bytes",
     "num_values",
+    "sha256_of",
     "spec",
     "subtract",
-    "take",
+    "take_rows",
     "varying",
     "where",
     "zeros_like",
@@ -49,14 +49,14 @@ def spec(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
 
 
-def joined(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def joined_metrics(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The metrics of several parts in one dict; a name that more than one part uses gets the part's name before it.
 
     Raises: ValueError where names are still the same.
 
     Guarantees: no metric hides another (tests/laws/test_facts.py::test_no_metric_hides_another).
 
-    >>> joined({"client": {"loss": 1.0, "clipped": 0.5}, "transform": {"clipped": 0.25}})
+    >>> joined_metrics({"client": {"loss": 1.0, "clipped": 0.5}, "transform": {"clipped": 0.25}})
     {'loss': 1.0, 'client_clipped': 0.5, 'transform_clipped': 0.25}
     """
     users = collections.Counter(name for metrics in parts.values() for name in metrics)
@@ -83,7 +83,7 @@ def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def hashed(tree: PyTree) -> Any:
+def sha256_of(tree: PyTree) -> Any:
     """The running SHA-256 of a pytree's arrays: dtypes, shapes, bytes. Less than a second for each gigabyte."""
     sha = hashlib.sha256()
     for leaf in jax.tree.leaves(tree):
@@ -110,7 +110,7 @@ def subtract(a: PyTree, b: PyTree) -> PyTree:
     return jax.tree.map(jnp.subtract, a, b)
 
 
-def take(tree: PyTree, ids: Array) -> PyTree:
+def take_rows(tree: PyTree, ids: Array) -> PyTree:
     """Rows `ids` of every leaf [N, ...]; an id out of range gives the nearest row: the first one for all below 0.
 
     Args:

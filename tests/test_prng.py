@@ -14,18 +14,18 @@ import pytest
 import fedjax_sim
 from fedjax_sim.prng import (
     below,
-    bits,
     client_key,
     counter_bits,
     dither,
     fast,
     init_key,
     normal,
+    random_bits,
     stochastic_round,
     stream,
     threefry,
 )
-from fedjax_sim.running.arguments import check_numbers
+from fedjax_sim.running.arguments import check_run_numbers
 
 pytestmark = pytest.mark.optimised
 
@@ -56,7 +56,7 @@ def test_no_round_has_the_key_of_init():
     """Fault: an initial state that shares its randomness with a round that a run may have."""
     key = jax.random.key(7)
     with pytest.raises(ValueError, match="num_rounds"):
-        check_numbers(2**31, 1, None, 1, None, False)
+        check_run_numbers(2**31, 1, None, 1, None, False)
     last = 2**31 - 2  # of the most rounds that a run may have
     assert (init_key(key) == jax.random.fold_in(key, last + 1)).all()
     assert (init_key(key) != jax.random.fold_in(key, last)).all()
@@ -296,4 +296,4 @@ def test_threefry_is_that_of_jax(partitionable):
         np.testing.assert_array_equal(jnp.stack(found, -1), folded)
         with jax.threefry_partitionable(partitionable):
             for made in (key, fast(key)):
-                np.testing.assert_array_equal(bits(made, 77), jax.random.bits(made, (77,), jnp.uint32))
+                np.testing.assert_array_equal(random_bits(made, 77), jax.random.bits(made, (77,), jnp.uint32))

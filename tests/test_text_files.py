@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_sim import text_files
 from fedjax_sim.config.document import ConfigError, load
-from fedjax_sim.text_files import number, rows_of, text_of
+from fedjax_sim.text_files import number, table_rows, text_of
 
 TABLE = [["id", "down, up", 'a "name", of, it, all'], ["1", "2.5", "x"], ["-9", "", "y;z"], ["?", "1e3", "#3"]]
 
@@ -34,17 +34,17 @@ def test_styles_of_one_table(tmp_path):
     ):
         path.write_bytes(styled(delimiter, start, end, quoting, blank))
         given = delimiter if delimiter == "|" else "auto"
-        assert [cells for _, cells in rows_of("path", path, delimiter=given)] == TABLE, (delimiter, start, end)
+        assert [cells for _, cells in table_rows("path", path, delimiter=given)] == TABLE, (delimiter, start, end)
     path.write_text('\ufeff# by hand\n\n "a"   "b"\t"c"\n  1\t\t2 3  \n% and more\n4 5 6', encoding="utf-8")
     expected = [["a", "b", "c"], ["1", "2", "3"], ["4", "5", "6"]]
-    assert [cells for _, cells in rows_of("path", path, delimiter="space", comments="#%")] == expected
+    assert [cells for _, cells in table_rows("path", path, delimiter="space", comments="#%")] == expected
     path.write_text("1 2\n3  4\n")
-    assert [cells for _, cells in rows_of("path", path, spaces=True)] == [["1", "2"], ["3", "4"]]
-    assert [cells for _, cells in rows_of("path", path)] == [["1 2"], ["3  4"]]
+    assert [cells for _, cells in table_rows("path", path, spaces=True)] == [["1", "2"], ["3", "4"]]
+    assert [cells for _, cells in table_rows("path", path)] == [["1 2"], ["3  4"]]
     path.write_text("# by hand\nsep=|\r\na|b\r\n1,5|2\r\n")  # Excel's
-    assert list(rows_of("path", path, comments="#")) == [(3, ["a", "b"]), (4, ["1,5", "2"])]
+    assert list(table_rows("path", path, comments="#")) == [(3, ["a", "b"]), (4, ["1,5", "2"])]
     path.write_text("")
-    assert list(rows_of("path", path)) == []
+    assert list(table_rows("path", path)) == []
 
 
 def test_line_ends_in_quotes(tmp_path):
@@ -54,14 +54,14 @@ def test_line_ends_in_quotes(tmp_path):
     for mark in ";\t,":
         path.write_text(f'# by hand, of 2\n"dose, or\n# of,,, ""them\n"{mark}b{mark}c\n1{mark} "x\n# y\n"{mark}3\n#4\n')
         expected = [(4, ['dose, or\n# of,,, "them', "b", "c"]), (7, ["1", "x\n# y", "3"])]
-        assert list(rows_of("path", path, comments="#")) == expected, mark
+        assert list(table_rows("path", path, comments="#")) == expected, mark
     path.write_text('size (5");b\n# c\n1;2, "x\n#\n"a""";#\n')
     table = [(1, ['size (5")', "b"]), (3, ["1", '2, "x']), (5, ['a"', "#"])]
-    assert list(rows_of("path", path, comments="#")) == table
+    assert list(table_rows("path", path, comments="#")) == table
     path.write_text('a|"b\n#"\n#\n1|2\n')
-    assert list(rows_of("path", path, comments="#", delimiter="|")) == [(2, ["a", "b\n#"]), (4, ["1", "2"])]
+    assert list(table_rows("path", path, comments="#", delimiter="|")) == [(2, ["a", "b\n#"]), (4, ["1", "2"])]
     path.write_text('\ta\t"b\n#c"\n#\n1 2\n')
-    assert list(rows_of("path", path, comments="#", delimiter="space")) == [(2, ["a", "b\n#c"]), (4, ["1", "2"])]
+    assert list(table_rows("path", path, comments="#", delimiter="space")) == [(2, ["a", "b\n#c"]), (4, ["1", "2"])]
 
 
 def read_by_csv(text):
@@ -93,7 +93,7 @@ def test_quotes_are_open_where_csv_says(tmp_path):
             expected = read_by_csv(text)
         except csv.Error:
             continue
-        assert list(rows_of("path", path, delimiter=";", comments="#")) == expected, text
+        assert list(table_rows("path", path, delimiter=";", comments="#")) == expected, text
         num_rows_with_lines += any("\n#" in cell for _, row in expected for cell in row)
     assert num_rows_with_lines > 20
 
@@ -102,7 +102,7 @@ def test_lines_have_their_numbers(tmp_path):
     """Fault: an error that names the number of another line, behind comments, empty lines or a quoted line end."""
     path = tmp_path / "table"
     path.write_text('# c\na,b\n\n1,"x\ny"\n# d\n,\n2,3\n')
-    assert [line for line, _ in rows_of("path", path, comments=["#"])] == [2, 5, 8]
+    assert [line for line, _ in table_rows("path", path, comments=["#"])] == [2, 5, 8]
 
 
 @pytest.mark.parametrize("delimiter", ["", "ab", "a", "1", '"', "\n", ".", "-", 3])
@@ -110,7 +110,7 @@ def test_wrong_delimiters(tmp_path, delimiter):
     """Fault: a delimiter that cuts numbers."""
     (tmp_path / "table").write_text("a,b\n")
     with pytest.raises(ValueError, match="delimiter: expected 'auto', 'space', or one character"):
-        list(rows_of("path", tmp_path / "table", delimiter=delimiter))
+        list(table_rows("path", tmp_path / "table", delimiter=delimiter))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_marks_and_no_text(tmp_path, data, told):
     path.write_bytes(b"\xef\xbb\xbfa\r\nb")
     assert text_of("path", path) == "a\nb"
     path.write_bytes(data)
-    for read in (text_of, lambda name, path: list(rows_of(name, path))):
+    for read in (text_of, lambda name, path: list(table_rows(name, path))):
         with pytest.raises(ValueError, match=f"path: expected .* in UTF-8, got .*file.*UnicodeDecodeError.*{told}"):
             read("path", path)
     with pytest.raises(ValueError, match=r"path: expected text in UTF-8, got .*FileNotFoundError"):

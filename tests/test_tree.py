@@ -39,8 +39,8 @@ def test_scaled():
 
 def test_take_and_subtract():
     """Catches a gather along the wrong axis, and ids out of range that wrap around or give NaN."""
-    assert tree.take({"x": jnp.arange(6).reshape(3, 2)}, jnp.array([2, 0]))["x"].tolist() == [[4, 5], [0, 1]]
-    outside = tree.take(jnp.arange(6.0).reshape(3, 2), jnp.array([3, 2**31 - 1, -1, -(2**31)]))
+    assert tree.take_rows({"x": jnp.arange(6).reshape(3, 2)}, jnp.array([2, 0]))["x"].tolist() == [[4, 5], [0, 1]]
+    outside = tree.take_rows(jnp.arange(6.0).reshape(3, 2), jnp.array([3, 2**31 - 1, -1, -(2**31)]))
     assert outside.tolist() == [[4, 5], [4, 5], [0, 1], [0, 1]]
     assert tree.subtract({"x": jnp.array([3.0])}, {"x": jnp.array([1.0])})["x"].tolist() == [2]
 

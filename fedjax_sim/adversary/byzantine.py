@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
-from fedjax_sim.adversary.kinds import Alone, Honest, Omniscient, Together, seen
-from fedjax_sim.engine.all_messages.all_messages import SideBySide, by_rule, checked
+from fedjax_sim.adversary.kinds import Alone, Honest, Omniscient, Together, honest_moments
+from fedjax_sim.engine.all_messages.all_messages import SideBySide, by_rule, with_cohort_check
 from fedjax_sim.engine.all_messages.messages import one_message, peaks, with_message
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.prng import stream
@@ -120,7 +120,7 @@ def _counting(aggregator: Aggregator, who: Callable) -> Aggregator:
         return update, {name: x for name, x in metrics.items() if name != "chosen"} | counts, *state
 
     facts = {name: getattr(aggregator.facts, name) for name in KEPT}
-    return checked(by_rule(rule, start=aggregator.start, **facts), aggregator)
+    return with_cohort_check(by_rule(rule, start=aggregator.start, **facts), aggregator)
 
 
 def _met(
@@ -260,7 +260,7 @@ def _side_by_side(aggregator: Aggregator, attack: Together | Omniscient, who: Ca
         bad, attack_key = who(key, round, cohort.ids) & cohort.arrived, stream(key, "attack")
         beside = lambda state: state  # noqa: E731
         if isinstance(attack, Together):
-            message, beside = _acted(attack, attack_key, seen(cohort, bad), round)
+            message, beside = _acted(attack, attack_key, honest_moments(cohort, bad), round)
             changed = with_message(cohort.messages, bad, message)
         else:
             aggregate = lambda messages: judge(key, round, cohort._replace(messages=messages))[0]  # noqa: E731
@@ -273,7 +273,7 @@ def _side_by_side(aggregator: Aggregator, attack: Together | Omniscient, who: Ca
         return update, metrics | found, *beside(state)
 
     facts = {name: getattr(aggregator.facts, name) for name in KEPT}
-    return checked(by_rule(rule, start=aggregator.start, **facts), aggregator)
+    return with_cohort_check(by_rule(rule, start=aggregator.start, **facts), aggregator)
 
 
 def _without(cohort: SideBySide, lost: Array) -> SideBySide:

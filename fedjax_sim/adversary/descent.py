@@ -158,7 +158,7 @@ def invert_by_optimization(
     ):
         validate.function(name, value, arguments)
     optimizer = optax.adam(0.1) if optimizer is None else optimizer
-    validate.optimizer("optimizer", optimizer)
+    validate.optax_transformation("optimizer", optimizer)
     known = {} if known is None else known
     return _descend(key, view, known, predict, start, objective, regularizer, num_steps, optimizer, num_restarts)
 

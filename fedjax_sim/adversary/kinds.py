@@ -14,7 +14,7 @@ from fedjax_sim.engine.all_messages.messages import columnwise
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["Alone", "Honest", "Omniscient", "Together", "dot", "seen"]
+__all__ = ["Alone", "Honest", "Omniscient", "Together", "dot", "honest_moments"]
 
 
 class Honest(NamedTuple):
@@ -53,7 +53,7 @@ def dot(a: PyTree, b: PyTree) -> Array:
     return sum(engine.pairwise_sum(x, (1,))[0] for x in jax.tree.leaves(products))
 
 
-def seen(cohort: SideBySide, bad: Array) -> Honest:
+def honest_moments(cohort: SideBySide, bad: Array) -> Honest:
     """The moments of the honest messages, squares about the mean."""
     honest = cohort.arrived & ~bad
     number = honest.sum().astype(jnp.float32)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
-from fedjax_sim.adversary.kinds import Honest, Omniscient, dot, seen
+from fedjax_sim.adversary.kinds import Honest, Omniscient, dot, honest_moments
 from fedjax_sim.engine.all_messages.messages import (
     columnwise,
     gaps,
@@ -47,7 +47,7 @@ def _hiding(direction: str, allowed: Callable) -> Omniscient:
     validate.one_of("direction", direction, DIRECTIONS)
 
     def send(key, cohort, bad, aggregate):
-        found, honest = seen(cohort, bad), cohort.arrived & ~bad
+        found, honest = honest_moments(cohort, bad), cohort.arrived & ~bad
         way = DIRECTIONS[direction](found.mean, found.std)
         own = squared_distances(cohort.messages, found.mean)
         along = inner_products(cohort.messages, way) - dot(found.mean, way)  # <u_i - mean, p>
@@ -146,7 +146,7 @@ def fang(reach: Annotated[float, Number(1, open_low=True)] = 2.0) -> Omniscient:
         def end(of, empty):
             return columnwise(cohort.messages, lambda x, here: of(jnp.where(here[:, None] > 0, x, empty), 0), honest)
 
-        mean, low, high = seen(cohort, bad).mean, end(jnp.min, jnp.inf), end(jnp.max, -jnp.inf)
+        mean, low, high = honest_moments(cohort, bad).mean, end(jnp.min, jnp.inf), end(jnp.max, -jnp.inf)
         leaves, structure = jax.tree.flatten(mean)
         keys = jax.random.split(key, len(leaves))
 
@@ -190,7 +190,7 @@ def adaptive(
     """
 
     def send(key, cohort, bad, aggregate):
-        found, honest = seen(cohort, bad), cohort.arrived & ~bad
+        found, honest = honest_moments(cohort, bad), cohort.arrived & ~bad
         own = jnp.where(honest, squared_distances(cohort.messages, found.mean), 0)
         spread = jnp.sqrt(engine.divide(engine.pairwise_sum(own, (0,)), jnp.maximum(found.number, 1)))
 

@@ -44,7 +44,7 @@ def clipped_sum(
     Guarantees: as for `private_sgd` (tests/client/test_private.py::test_neighbouring_records); the same sum with and
     without ghost norms, up to rounding (tests/client/test_ghost.py::test_sums_agree).
     """
-    validate.differentiable(params)
+    validate.floating_parameters(params)
     rows = batch.mask.shape[0]
     size = rows if microbatch_size is None else min(microbatch_size, rows)
     leaves, structure = jax.tree.flatten(params)

@@ -52,7 +52,7 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
     before the optimiser sees them; with `at`, a model, it has a third argument: the gradient of the batch there.
     """
     check_own(loss_fn)
-    validate.optimizer("optimizer", optimizer)
+    validate.optax_transformation("optimizer", optimizer)
     if not isinstance(work, LocalWork):
         validate.fail("work", "a LocalWork", work, "Call client.work(num_steps=..., batch_size=...).", TypeError)
 
@@ -121,7 +121,7 @@ def _batches(
         positions = place * size + jnp.arange(size)
         mask = positions < num_examples
         epoch, positions, mask = engine.computed_once((epoch, positions, mask), zero)
-        return ClientData(tree.take(data.examples, engine.computed_once(order(epoch, positions), zero)), mask)
+        return ClientData(tree.take_rows(data.examples, engine.computed_once(order(epoch, positions), zero)), mask)
 
     return batch
 

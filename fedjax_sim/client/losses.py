@@ -68,5 +68,5 @@ def full_gradient_at(loss_fn: Callable, params: PyTree, data: ClientData, key: A
 
     Raises: TypeError for parameters that are no floating-point numbers.
     """
-    validate.differentiable(params)
+    validate.floating_parameters(params)
     return jax.grad(lambda p: loss_and_metrics(loss_fn, p, data.examples, data.mask, key), has_aux=True)(params)

@@ -74,7 +74,7 @@ def plain_sgd_rate(algorithm: str, optimizer: optax.GradientTransformation) -> A
     >>> plain_sgd_rate("scaffold", optax.sgd(0.1))
     0.1
     """
-    validate.optimizer("optimizer", optimizer)
+    validate.optax_transformation("optimizer", optimizer)
     hint = 'The algorithm holds for a constant rate only: take optax.sgd(0.1), or name = "sgd" without momentum.'
     rule = f"plain SGD for {algorithm}"
     if isinstance(optimizer, OverRounds):

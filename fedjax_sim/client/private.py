@@ -204,4 +204,4 @@ def _slots(num_examples: int, rate: float) -> int:
 
 def _taken(data: ClientData, rows: Array, mask: Array, zero: engine.HiddenZero) -> ClientData:
     rows, mask = engine.computed_once((rows, mask), zero)
-    return ClientData(tree.take(data.examples, rows), mask)
+    return ClientData(tree.take_rows(data.examples, rows), mask)

@@ -20,7 +20,7 @@ app.command(context_settings={"ignore_unknown_options": True})(run.launch)
 app.command(cls=Hinting)(plan.plan)
 app.command()(report.report)
 app.command("list")(parts.list_parts)
-for _command in (*privacy.COMMANDS, *study.COMMANDS, *sweep.COMMANDS):
+for _command in (*privacy.PRIVACY_COMMANDS, *study.STUDY_COMMANDS, *sweep.SWEEP_COMMANDS):
     app.command(cls=Hinting)(_command)
 
 

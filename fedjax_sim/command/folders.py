@@ -11,7 +11,7 @@ from typing import Any
 from fedjax_sim.config.document import ConfigError
 from fedjax_sim.config.files import named_paths
 from fedjax_sim.config.value_kinds import problem
-from fedjax_sim.running.checksums import check
+from fedjax_sim.running.checksums import check_files
 from fedjax_sim.running.files import CheckpointError
 
 __all__ = [
@@ -78,7 +78,7 @@ def check_written(folder: Path) -> None:
     Raises: ConfigError.
     """
     try:
-        check(folder, ["config.toml"])
+        check_files(folder, ["config.toml"])
     except CheckpointError as error:
         raise ConfigError([f"{error} To change an option use --set."]) from error
 

@@ -23,7 +23,7 @@ def list_parts(
     from fedjax_sim.config import registry
     from fedjax_sim.config.document import RUN
     from fedjax_sim.config.hints import canonical
-    from fedjax_sim.config.value_kinds import nearest, problem
+    from fedjax_sim.config.value_kinds import nearest_word, problem
 
     console = Console()
     known = {table: subpackage for table, (subpackage, _) in registry.TABLES.items()}
@@ -37,7 +37,7 @@ def list_parts(
     if not any(parts for _, parts, _ in shown.values()):
         rule = "the name of a part, or one of " + ", ".join([*known, "run"])
         names = [*known, "run", *(name for home in registry.SUBPACKAGES for name in _parts(home, None)[1])]
-        typer.echo(problem("which", rule, which, nearest(canonical(which), names)), err=True)
+        typer.echo(problem("which", rule, which, nearest_word(canonical(which), names)), err=True)
         raise typer.Exit(2)
     for subpackage, (tables, parts, named) in shown.items():
         if not parts:
@@ -71,7 +71,7 @@ def _parts(subpackage: str, only: str | None) -> tuple[list[str], dict, dict]:
     from fedjax_sim.config import registry
 
     tables = [name for name, (where, _) in registry.TABLES.items() if where == subpackage]
-    inside = registry.table(tables[0]) | registry.wrappers(tables[0]) if tables else {}
+    inside = registry.parts_of_table(tables[0]) | registry.wrappers(tables[0]) if tables else {}
     named = registry.insides(subpackage) | inside
     parts = registry.parts(subpackage) | named
     return tables, {name: part for name, part in parts.items() if only in (None, name)}, named

@@ -14,7 +14,7 @@ from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.config.toml import ConfigError
 from fedjax_sim.running.environment import prepare
 
-__all__ = ["COMMANDS"]
+__all__ = ["PRIVACY_COMMANDS"]
 
 Config = Annotated[
     Path | None,
@@ -148,7 +148,7 @@ def audit(
     _print(answer, as_json)
 
 
-COMMANDS = (account, calibrate, audit)
+PRIVACY_COMMANDS = (account, calibrate, audit)
 
 
 def _experiment(

@@ -73,12 +73,12 @@ def write_timeline_page(run: Path, round: int) -> Path:
 def _logged(run: Path) -> dict[int, dict[str, Any]]:
     """The log's records by round, of files that are as the run wrote them."""
     from fedjax_sim.report.files import read_lines
-    from fedjax_sim.running.checksums import check
+    from fedjax_sim.running.checksums import check_files
     from fedjax_sim.running.log import check_logs, verified
 
     if not (run / "config.toml").is_file() or not (run / "metrics.jsonl").is_file():
         raise FileNotFoundError(f"RUN: expected a run's folder, with config.toml and metrics.jsonl, got {str(run)!r}.")
-    check(run, ["config.toml"])
+    check_files(run, ["config.toml"])
     check_logs(run)
     records = read_lines(run / "metrics.jsonl", [], verified(run))
     return {record["round"]: record for record in records if record.get("round", 0) > 0}

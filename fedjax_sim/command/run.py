@@ -274,7 +274,7 @@ def launch(
     processes: Annotated[int, typer.Option("--processes", "-n", min=1, max=1024, help="How many to start.")],
 ) -> None:
     """Run a command in several processes on this machine, e.g. `fedjax-sim launch -n 2 -- run`."""
-    from fedjax_sim.running.launch import launch as start
+    from fedjax_sim.running.launch import launch_processes as start
 
     raise typer.Exit(start(arguments, processes))
 

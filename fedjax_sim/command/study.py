@@ -11,7 +11,7 @@ import typer
 from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.running.environment import prepare
 
-__all__ = ["COMMANDS", "load_study"]
+__all__ = ["STUDY_COMMANDS", "load_study"]
 
 
 def study(
@@ -53,7 +53,7 @@ def study(
         raise typer.Exit(1) from error
 
 
-COMMANDS = (study,)
+STUDY_COMMANDS = (study,)
 WIDE = 200  # columns of text that a table may use
 
 
@@ -68,7 +68,7 @@ def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
     """
     from fedjax_sim.config.document import ConfigError, check_options
     from fedjax_sim.config.toml import override, read_document
-    from fedjax_sim.config.value_kinds import nearest, problem
+    from fedjax_sim.config.value_kinds import nearest_word, problem
 
     document = read_document(Path(name)) if name.endswith(".toml") else {"study": {"name": name}}
     problems = list(override(document, [f"study.{setting.removeprefix('study.')}" for setting in settings]))
@@ -79,7 +79,7 @@ def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
     wanted = wanted.replace("-", "_") if isinstance(wanted, str) else wanted  # error-floor is error_floor
     if wanted not in known:
         shown = [name.replace("_", "-") for name in known]
-        raise ConfigError([problem("study.name", "one of " + ", ".join(shown), wanted, nearest(wanted, shown))])
+        raise ConfigError([problem("study.name", "one of " + ", ".join(shown), wanted, nearest_word(wanted, shown))])
     options = check_options("study", known[wanted].options, given, problems, also=("name",))
     if problems:
         raise ConfigError(problems)

@@ -11,7 +11,7 @@ import typer
 from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.running.environment import prepare
 
-__all__ = ["COMMANDS"]
+__all__ = ["SWEEP_COMMANDS"]
 
 MOST_ROWS = 60
 
@@ -34,7 +34,7 @@ def sweep(
     """Run every combination of a grid with every seed, and write rows, table and figure into a folder."""
     from fedjax_sim.command.folders import RUNS, drop_empty, next_folder
     from fedjax_sim.config.document import ConfigError
-    from fedjax_sim.config.value_kinds import nearest, problem
+    from fedjax_sim.config.value_kinds import nearest_word, problem
     from fedjax_sim.running.files import CheckpointError, RunLocked
     from fedjax_sim.sweeps.config import load_sweep, run_sweep
     from fedjax_sim.sweeps.finished import POINTS
@@ -46,7 +46,7 @@ def sweep(
         loaded = load_sweep(config, settings or [], without or [])
         if metric is not None and loaded.metrics is not None and metric not in loaded.metrics:
             rule = "one of sweep.metrics, which rows keep: " + ", ".join(loaded.metrics)
-            raise ConfigError([problem("--metric", rule, metric, nearest(metric, loaded.metrics))])
+            raise ConfigError([problem("--metric", rule, metric, nearest_word(metric, loaded.metrics))])
         prepare()
         tables = loaded.configs[0].resolved()
         made = None if out else next_folder(RUNS / f"sweep-{tables['data']['name']}-{tables['algorithm']['name']}")
@@ -78,7 +78,7 @@ def sweep(
         _show_differences(loaded)
 
 
-COMMANDS = (sweep,)
+SWEEP_COMMANDS = (sweep,)
 
 
 def _metric(found: Any) -> str:

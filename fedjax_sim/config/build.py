@@ -251,7 +251,7 @@ class Builder(Maker):
         """(Model, loss) for the task of the data; the model is None for a point in R^d."""
         part, wanted = self.parts["model"], INPUTS.get(data.task, "features")
         if _inputs(part) != wanted:
-            fitting = [name for name, other in registry.table("model").items() if _inputs(other) == wanted]
+            fitting = [name for name, other in registry.parts_of_table("model").items() if _inputs(other) == wanted]
             rule = f"one of {', '.join(fitting)} for the data {data.name!r}"
             self.problems.append(problem("model.name", rule, part.name, f"Its task is {data.task}."))
             return None, None

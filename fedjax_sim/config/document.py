@@ -25,13 +25,21 @@ from fedjax_sim.config import files, registry
 from fedjax_sim.config.hints import suggestion
 from fedjax_sim.config.signatures import REQUIRED, Named, Option, Part
 from fedjax_sim.config.toml import ConfigError, config_file, override, places_set, read_document, unset, written
-from fedjax_sim.config.value_kinds import Words, check, integer, nearest, number, problem, rule
+from fedjax_sim.config.value_kinds import (
+    Words,
+    converted_to_kind,
+    integer_kind,
+    nearest_word,
+    number_kind,
+    problem,
+    rule,
+)
 
 __all__ = ["Config", "ConfigError", "check_options", "default_tables", "load", "resolve"]
 
 INT32_MAX = 2**31 - 1
-COUNT, LANES = integer(1, INT32_MAX), integer(1, 1 << 16)
-SEED = integer(0, INT32_MAX)
+COUNT, LANES = integer_kind(1, INT32_MAX), integer_kind(1, 1 << 16)
+SEED = integer_kind(0, INT32_MAX)
 RUN = {
     "rounds": Option(COUNT, 100),
     "evaluate_every": Option(COUNT, 10),
@@ -42,11 +50,11 @@ RUN = {
     "lanes": Option(LANES | None, None),  # clients vmapped at once; none: fitted to the cache
     "chunk": Option(LANES | None, None),  # messages summed at once
     "nonfinite": Option(Literal["drop", "error"], "drop"),
-    "delta": Option(
-        number(0, 1, open_low=True, open_high=True) | None, None
-    ),  # at which epsilon is stated where a part has noise; none: N^-1.1
+    # at which epsilon is stated where a part has noise; none: N^-1.1
+    "delta": Option(number_kind(0, 1, open_low=True, open_high=True) | None, None),
     "evaluate_train": Option(Literal["all"] | COUNT | None, None),  # clients whose training objective is evaluated
-    "variance_probe": Option(integer(2, INT32_MAX) | None, None),  # clients of the variance budget at each evaluation
+    # clients of the variance budget at each evaluation
+    "variance_probe": Option(integer_kind(2, INT32_MAX) | None, None),
     "client_memory": Option(Literal["auto", "device", "disk"], "auto"),  # auto: disk where the devices are too small
     "progress": Option(bool, True),
 }
@@ -133,7 +141,7 @@ def default_tables(document: Mapping[str, Any] | None = None) -> dict[str, Mappi
 
 def _named_part(table: str, document: Mapping[str, Any]) -> Part:
     """The part that a document names in a table; the default one where it names none that there is."""
-    choices, given = registry.table(table), document.get(table)
+    choices, given = registry.parts_of_table(table), document.get(table)
     name = given.get("name") if isinstance(given, dict) else None
     return choices[name if isinstance(name, str) and name in choices else DEFAULT_PART[table]]
 
@@ -189,7 +197,7 @@ def resolve(document: dict, problems: list[str]) -> dict[str, Any]:
 def _resolved(document: dict, problems: _Problems) -> dict[str, Any]:
     known = ("seed", *registry.TABLES, "run")
     problems += [_unknown(key, key, known, problems) for key in document if key not in known]
-    tables: dict[str, Any] = {"seed": check("seed", SEED, document.get("seed", 0), problems)}
+    tables: dict[str, Any] = {"seed": converted_to_kind("seed", SEED, document.get("seed", 0), problems)}
     algorithm = None
     others = [table for table in registry.TABLES if table not in (*OWN, "devices")]
     for table in (*OWN, *others):  # the algorithm decides which others there are
@@ -229,11 +237,12 @@ def _devices(document: dict, tables: Mapping[str, Any], problems: list[str]) -> 
         return {"devices": _part("devices", document["devices"], problems)[1]}
     if "devices" in document:
         wrappers = [f"[sampler.{name}]" for name in _taking_devices(registry.wrappers("sampler"))]
-        algorithms = ", ".join(_taking_devices(registry.table("algorithm")))
+        algorithms = ", ".join(_taking_devices(registry.parts_of_table("algorithm")))
         hint = f"Nothing in this config takes them: add {' or '.join(wrappers)}, or take the algorithm {algorithms}."
         problems.append(problem("devices", "no such table", document["devices"], hint))
     elif needing:
-        hint = f"{needing[0]} needs it: write [devices] with name = one of {', '.join(registry.table('devices'))}."
+        names = ", ".join(registry.parts_of_table("devices"))
+        hint = f"{needing[0]} needs it: write [devices] with name = one of {names}."
         problems.append(problem("devices", "a table with a name", Words("nothing"), hint))
     return {}
 
@@ -246,10 +255,10 @@ def _part(table: str, given: Any, problems: list[str]) -> tuple[Part | None, dic
     if not isinstance(given, dict):
         problems.append(problem(table, "a table", given, f'Write {table}.name = "..." for the part alone.'))
         return None, {}
-    choices, wraps = registry.table(table), registry.wrappers(table)
+    choices, wraps = registry.parts_of_table(table), registry.wrappers(table)
     name = given.get("name", DEFAULT_PART.get(table, Words("nothing")))
     if not isinstance(name, str) or name not in choices:
-        hint = nearest(name, choices)
+        hint = nearest_word(name, choices)
         if isinstance(name, str) and name in wraps:
             hint = f"{name} wraps a {table}: write the table [{table}.{name}]."
         problems.append(problem(f"{table}.name", "one of " + ", ".join(choices), name, hint))
@@ -268,11 +277,11 @@ def _members(table: str, path: str, given: Any, problems: list[str]) -> dict[str
     if not isinstance(given, dict):
         problems.append(problem(path, "a table", given, f"Write the parts as tables inside it: [{path}.NAME]."))
         return {}
-    choices, wraps, resolved = registry.table(table), registry.wrappers(table), {}
+    choices, wraps, resolved = registry.parts_of_table(table), registry.wrappers(table), {}
     for name, options in given.items():
         if name not in choices | wraps:
             known = [*choices, *wraps]
-            hint = nearest(name, known) or f"Write the parts as tables: [{path}.NAME]."
+            hint = nearest_word(name, known) or f"Write the parts as tables: [{path}.NAME]."
             problems.append(
                 problem(f"{path}.{name}", "one of " + ", ".join(known), Words("nothing of that name"), hint)
             )
@@ -310,7 +319,7 @@ def check_options(
         if key in given and isinstance(option.kind, Named):
             resolved[key] = _named(f"{path}.{key}", option.kind, given[key], problems)
         elif key in given:
-            resolved[key] = check(f"{path}.{key}", option.kind, given[key], problems)
+            resolved[key] = converted_to_kind(f"{path}.{key}", option.kind, given[key], problems)
         elif (default := _default(path, key, option, given)) is not REQUIRED:
             if key != "seed" or path.partition(".")[0] not in SEEDED:
                 resolved[key] = copy.copy(default)
@@ -329,7 +338,7 @@ def _named(path: str, kind: Named, given: Any, problems: list[str]) -> dict[str,
     if given == "none" and kind.optional:
         return None
     if kind.number and isinstance(given, (int, float)):
-        return check(path, float, given, problems)
+        return converted_to_kind(path, float, given, problems)
     if table := registry.chained(kind, given):
         return _members(table, path, given, problems)
     wanted, hint = _example(kind)
@@ -338,7 +347,7 @@ def _named(path: str, kind: Named, given: Any, problems: list[str]) -> dict[str,
         return None
     choices, name = registry.named(kind), given.get("name", Words("nothing"))
     if not isinstance(name, str) or name not in choices:
-        problems.append(problem(f"{path}.name", "one of " + ", ".join(choices), name, nearest(name, choices)))
+        problems.append(problem(f"{path}.name", "one of " + ", ".join(choices), name, nearest_word(name, choices)))
         return None
     options = {key: value for key, value in given.items() if key != "name"}
     return {"name": name} | check_options(

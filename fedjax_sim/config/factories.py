@@ -29,7 +29,7 @@ class Maker:
     def __init__(self, config: Config):
         self.tables = config.resolved()
         self.parts = {
-            name: registry.table(name)[self.tables[name]["name"]]
+            name: registry.parts_of_table(name)[self.tables[name]["name"]]
             for name in registry.TABLES
             if name in self.tables and name not in registry.CHAINS
         }
@@ -108,7 +108,7 @@ class Maker:
           path, given: of an inner table, for a wrapper's own transforms; by default the whole table.
         """
         path, given = path or table, self.tables.get(table, {}) if given is None else given
-        choices, members = registry.table(table) | registry.wrappers(table), []
+        choices, members = registry.parts_of_table(table) | registry.wrappers(table), []
         for name, options in given.items():
             part, here = choices[name], f"{path}.{name}"
             known: dict[str, Any] = {"population_size": population_size}

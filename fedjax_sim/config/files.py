@@ -127,13 +127,13 @@ def _named(tables: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if table in registry.CHAINS:
             yield from _members(table, table, given)
         elif given:
-            yield from _of_part(table, registry.table(table)[given["name"]], given)
+            yield from _of_part(table, registry.parts_of_table(table)[given["name"]], given)
             yield from _members(table, table, {key: x for key, x in given.items() if key in registry.wrappers(table)})
 
 
 def _members(table: str, place: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Those of wrappers, or of a chain's parts and what these wrap."""
-    known = registry.wrappers(table) | (registry.table(table) if table in registry.CHAINS else {})
+    known = registry.wrappers(table) | (registry.parts_of_table(table) if table in registry.CHAINS else {})
     for name, options in given.items():
         if name in known and isinstance(options, dict):
             yield from _of_part(f"{place}.{name}", known[name], options)

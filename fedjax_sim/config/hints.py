@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from fedjax_sim.config import registry
-from fedjax_sim.config.value_kinds import nearest
+from fedjax_sim.config.value_kinds import nearest_word
 
 __all__ = ["canonical", "homes", "suggestion", "unlike_a_config"]
 
@@ -103,7 +103,7 @@ def suggestion(
     if out_of_reach := homes(word, refused):
         holders = " and ".join(f"[{home.partition('.')[0]}]" for home in out_of_reach)
         return f"It is an option of {holders}, and {algorithm} takes no such table."
-    return unlike_a_config(key) or _holders(path) or nearest(key, options)
+    return unlike_a_config(key) or _holders(path) or nearest_word(key, options)
 
 
 def _holders(path: str) -> str:
@@ -111,7 +111,7 @@ def _holders(path: str) -> str:
     name, _, option = path.partition(".")
     if name not in registry.TABLES:
         return ""
-    parts = [part for part, stated in registry.table(name).items() if option in stated.options]
+    parts = [part for part, stated in registry.parts_of_table(name).items() if option in stated.options]
     wrappers = [f"[{name}.{part}]" for part, stated in registry.wrappers(name).items() if option in stated.options]
     if len(parts) > MOST_HOLDERS:
         return ""

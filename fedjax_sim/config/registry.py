@@ -32,8 +32,8 @@ __all__ = [
     "named",
     "named_in",
     "parts",
+    "parts_of_table",
     "shown",
-    "table",
     "takes",
     "wrappers",
 ]
@@ -67,7 +67,7 @@ def shown(default: Any) -> str:
 
 
 @cache
-def table(name: str) -> dict[str, Part]:
+def parts_of_table(name: str) -> dict[str, Part]:
     """The parts that a config's table may name: factories whose arguments TOML and other parts can give.
 
     Args:
@@ -77,7 +77,7 @@ def table(name: str) -> dict[str, Part]:
 
     Raises: KeyError for another table.
 
-    >>> {"fixed_mean", "horvitz_thompson", "keep_old"} <= table("aggregator").keys()
+    >>> {"fixed_mean", "horvitz_thompson", "keep_old"} <= parts_of_table("aggregator").keys()
     True
     """
     return {key: part for key, part in _factories(*TABLES[name]).items() if not _wraps(part, name)}
@@ -108,7 +108,7 @@ def named_in(name: str, options: Mapping[str, Any]) -> list[Part]:
     >>> [part.name for part in named_in("sampler", {"name": "uniform", "cohort_size": 3, "with_dropout": {}})]
     ['uniform', 'with_dropout']
     """
-    choices, wraps = table(name), wrappers(name)
+    choices, wraps = parts_of_table(name), wrappers(name)
     return [choices[key] for key in [options.get("name")] if key in choices] + [
         wraps[key] for key in options if key in wraps
     ]
@@ -162,7 +162,8 @@ def inside_options(part: Part) -> dict[str, Option]:
 def is_path(option: Option) -> bool:
     """Whether an option names a file or a folder on whose content a run depends (`types.FilePath`, `FolderPath`).
 
-    >>> is_path(table("data")["leaf"].options["directory"]), is_path(table("data")["leaf"].options["task"])
+    >>> options = parts_of_table("data")["leaf"].options
+    >>> is_path(options["directory"]), is_path(options["task"])
     (True, False)
     """
     return any(kind in (option.kind, *get_args(option.kind)) for kind in (FILE, FOLDER))
@@ -173,7 +174,8 @@ def takes(part: Part, name: str) -> str | None:
 
     It is the argument with the table's name and type, else a required one of that type.
 
-    >>> takes(table("algorithm")["fedavg"], "client_optimizer"), takes(table("algorithm")["scaffold"], "aggregator")
+    >>> algorithms = parts_of_table("algorithm")
+    >>> takes(algorithms["fedavg"], "client_optimizer"), takes(algorithms["scaffold"], "aggregator")
     ('optimizer', None)
     """
     fitting = {key: argument for key, argument in part.parts.items() if argument.noun == TABLES[name][1]}

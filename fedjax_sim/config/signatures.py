@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NamedTuple
 
-from fedjax_sim.config.value_kinds import FILE, FOLDER, integer, number
+from fedjax_sim.config.value_kinds import FILE, FOLDER, integer_kind, number_kind
 
 __all__ = ["INSIDE", "NOUNS", "REQUIRED", "TABLES", "Argument", "Named", "Option", "Part", "parts"]
 
@@ -60,7 +60,7 @@ class Named(NamedTuple):
 class Option(NamedTuple):
     """An argument of a factory that a config may set."""
 
-    kind: Any  # a type, a union of types or list[type], as `config.value_kinds.check` takes it; or `Named`
+    kind: Any  # a type, a union of types or list[type], as `config.value_kinds.converted_to_kind` takes it; or `Named`
     default: Any  # REQUIRED if there is none
 
 
@@ -275,9 +275,9 @@ def _range(node: ast.expr) -> Any:
     match node:
         case ast.Subscript(_, ast.Tuple([_, ast.Call(ast.Name("Integer"), bounds)])):
             low, high = [*map(_literal, bounds), *(1, INT32_MAX)[len(bounds) :]]
-            return integer(low, high)
+            return integer_kind(low, high)
         case ast.Subscript(_, ast.Tuple([_, ast.Call(ast.Name("Number"), bounds, keywords)])):
             low, high = [*map(_literal, bounds), *(-math.inf, math.inf)[len(bounds) :]]
             ends = {x.arg: _literal(x.value) for x in keywords if x.arg in ("open_low", "open_high")}
-            return number(low, high, **ends)
+            return number_kind(low, high, **ends)
     return None

@@ -12,7 +12,17 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-__all__ = ["FILE", "FOLDER", "Words", "check", "integer", "nearest", "number", "problem", "rule"]
+__all__ = [
+    "FILE",
+    "FOLDER",
+    "Words",
+    "converted_to_kind",
+    "integer_kind",
+    "nearest_word",
+    "number_kind",
+    "problem",
+    "rule",
+]
 
 
 def problem(path: str, rule: str, value: Any, hint: str = "") -> str:
@@ -35,10 +45,10 @@ FOLDER = Annotated[str, Field(description="the path of a folder")]
 LARGEST = 2.0**128 - 2.0**104  # the largest float32
 
 
-def number(low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> Any:
+def number_kind(low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> Any:
     """The kind of a number in [low, high], without the ends that are open.
 
-    >>> rule(number(0.0, 1.0, open_high=True)), rule(number(0.0, math.inf, open_low=True))
+    >>> rule(number_kind(0.0, 1.0, open_high=True)), rule(number_kind(0.0, math.inf, open_low=True))
     ('a number in [0, 1)', 'a finite number > 0')
     """
     words = f"a number in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
@@ -48,22 +58,22 @@ def number(low: float, high: float, *, open_low: bool = False, open_high: bool =
     return Annotated[float, Field(description=words, **bounds)]
 
 
-def integer(low: int, high: int) -> Any:
+def integer_kind(low: int, high: int) -> Any:
     """The kind of an integer in [low, high]."""
     return Annotated[int, Field(ge=low, le=high, description=f"an integer in [{low}, {high}]")]
 
 
-def check(path: str, kind: Any, value: Any, problems: list[str]) -> Any:
+def converted_to_kind(path: str, kind: Any, value: Any, problems: list[str]) -> Any:
     """The value, converted to its kind; for a wrong one None, and an error message is added to the problems.
 
     Args:
       path: of the option, such as "run.rounds".
-      kind: a type, a union of types, `list[type]`, a `Literal`, or what `number` and `integer` return.
+      kind: a type, a union of types, `list[type]`, a `Literal`, or what `number_kind` and `integer_kind` return.
       value: as TOML has it; "none" stands for None.
       problems: error messages so far.
 
     >>> problems = []
-    >>> check("run.rounds", int, True, problems), problems
+    >>> converted_to_kind("run.rounds", int, True, problems), problems
     (None, ['run.rounds: expected an integer, got True.'])
     """
     if value == "none" and NoneType in get_args(kind):
@@ -75,7 +85,7 @@ def check(path: str, kind: Any, value: Any, problems: list[str]) -> Any:
         options = [word for kind in _union(kind) if get_origin(kind) is Literal for word in get_args(kind)]
         if isinstance(value, str) and _number(value):
             hint = "Leave out the quotes."
-        problems.append(problem(path, rule(kind), value, hint or nearest(value, options)))
+        problems.append(problem(path, rule(kind), value, hint or nearest_word(value, options)))
         return None
     if any(isinstance(x, float) and abs(x) > LARGEST for x in (value if isinstance(value, list) else [value])):
         problems.append(problem(path, rule(kind), value, "float32 holds at most 3.4e+38."))
@@ -118,7 +128,7 @@ def _number(text: str) -> bool:
     return True
 
 
-def nearest(word: Any, options: Iterable[str]) -> str:
+def nearest_word(word: Any, options: Iterable[str]) -> str:
     """`Did you mean 'x'?`, or an empty string."""
     close = difflib.get_close_matches(str(word), list(options), n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}?" if close else ""

@@ -14,6 +14,7 @@ from fedjax_sim import aggregation, sampling, server, theory, transform, tree, v
 from fedjax_sim.prng import stream
 from fedjax_sim.round.round import aggregate, collect, initial_state, invite
 from fedjax_sim.sampling.design import SamplingDesign
+from fedjax_sim.theory.floor import SOURCES
 from fedjax_sim.types import (
     Aggregator,
     Algorithm,
@@ -30,9 +31,8 @@ from fedjax_sim.types import (
     Star,
 )
 
-__all__ = ["SOURCES", "variance_budget"]
+__all__ = ["variance_budget"]
 
-SOURCES = ("client_sampling", "minibatch", "quantization", "privacy_noise")
 SCHEMES = ("uniform_without_replacement", "with_replacement", "poisson", "truncated_poisson", "full")
 FRESH = ("gaussian", "discrete_gaussian", "skellam")  # noise that is drawn anew in each round
 

@@ -222,7 +222,7 @@ def evaluation(
                     with np.errstate(invalid="ignore"):  # a diverged model: the quantiles are then nan, and say so
                         spread = np.quantile(totals[present] / weights[present], QUANTILES)
                     quantiles[f"{who}_{name}_quantiles"] = np.float32(spread)
-        return tree.joined({"metric": values, "sample": sample, "spread": quantiles})
+        return tree.joined_metrics({"metric": values, "sample": sample, "spread": quantiles})
 
     if personal is None:
         return lambda params: evaluated(params, ())

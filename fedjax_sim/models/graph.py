@@ -185,7 +185,7 @@ def gcn(
     [544, 231]
     """
     options = {"hidden": hidden, "output": output, "dropout": dropout, "readout": readout}
-    return _network(layers.convolution, num_features, num_outputs, **options)
+    return _network(layers.graph_convolution, num_features, num_outputs, **options)
 
 
 def graph_sage(

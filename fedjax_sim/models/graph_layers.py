@@ -16,7 +16,7 @@ from fedjax_sim.models.layers import dense, init_dense
 from fedjax_sim.types import Array, GraphData
 from fedjax_sim.validate import fail
 
-__all__ = ["GraphLayer", "attention", "convolution", "head", "known_edges", "sample_mean", "typed"]
+__all__ = ["GraphLayer", "attention", "graph_convolution", "head", "known_edges", "sample_mean", "typed"]
 
 
 class GraphLayer(NamedTuple):
@@ -65,7 +65,7 @@ def _sums(graph: GraphData, messages: Array) -> Array:
     return jnp.zeros((graph.ids.shape[0], *messages.shape[1:])).at[graph.receivers].add(messages, mode="drop")
 
 
-def convolution(name: str, num_inputs: int, num_outputs: int, **options) -> GraphLayer:
+def graph_convolution(name: str, num_inputs: int, num_outputs: int, **options) -> GraphLayer:
     """Â h W + b; a node sends its row of h W over the root of its degree + 1.
 
     References: Kipf and Welling 2017, equation 2.

@@ -39,9 +39,9 @@ def columns(
     """The texts of some columns.
 
     Args:
-      path: of a file with a header, as `text_files.rows_of` reads it.
+      path: of a file with a header, as `text_files.table_rows` reads it.
       names: what is asked for -> the column's name in the file.
-      delimiter: as in `text_files.rows_of`.
+      delimiter: as in `text_files.table_rows`.
       missing: texts that stand for a missing value; rows with one in a column that is asked for are left out.
       sample_rows: so many rows at random, without replacement and in the file's order; None for all of them.
       seed: of that choice.
@@ -55,7 +55,7 @@ def columns(
     likely to be in a sample (::test_samples_of_rows).
     """
     codes = text_files.check_missing(missing)
-    rows = text_files.rows_of("path", path, delimiter=delimiter)
+    rows = text_files.table_rows("path", path, delimiter=delimiter)
     _, header = next(rows, (0, []))
     if not header:
         validate.fail("path", "a CSV file with a header", path, "The file is empty.")

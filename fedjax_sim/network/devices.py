@@ -19,7 +19,7 @@ __all__ = [
     "SATURATED",
     "Profile",
     "absent_after",
-    "checked",
+    "check_devices",
     "heterogeneous",
     "num_saturated",
     "of_profiles",
@@ -49,7 +49,7 @@ class Profile(NamedTuple):
     radio_watts: Array  # while it sends or receives
 
 
-def checked(devices: Devices, population_size: int, whose: str = "population's", of: str = "clients") -> None:
+def check_devices(devices: Devices, population_size: int, whose: str = "population's", of: str = "clients") -> None:
     """Raises ValueError, TypeError for devices of another population, which is `whose`, or with ticks out of range."""
     validate.part("devices", devices, Devices)
     if devices.population_size != population_size:

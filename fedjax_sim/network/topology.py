@@ -150,7 +150,7 @@ def from_csv(
     Guarantees: tests/network/test_topology.py::test_a_csv_of_edges, ::test_published_edge_lists.
     """
     edges: list[tuple[int, int]] = []
-    rows = text_files.rows_of("file", file, delimiter=delimiter, comments=("#", "%"), spaces=True)
+    rows = text_files.table_rows("file", file, delimiter=delimiter, comments=("#", "%"), spaces=True)
     for place, (number, row) in enumerate(rows):
         pair, hint = row[:2], f"Line {number} of {file}."
         if not place and len(pair) == 2 and all(x[:1].isalpha() for x in pair):

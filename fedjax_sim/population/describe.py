@@ -62,7 +62,7 @@ def digest(data: Any) -> str:
     counts (tests/population/test_native_store.py::test_a_changed_byte_on_the_disk).
     """
     more = [rows for rows in (data.triggered, data.server) if rows is not None]
-    sha = tree.hashed((data.train, data.test, data.held_out, *more))
+    sha = tree.sha256_of((data.train, data.test, data.held_out, *more))
     populations = (data.train, data.held_out)  # under any wrappers, one may read rows from the disk
     parts = jax.tree.leaves(populations, is_leaf=lambda part: isinstance(part, Host))
     stores = [part.source.opened for part in parts if isinstance(part, Host)]

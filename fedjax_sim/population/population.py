@@ -76,7 +76,7 @@ class Stored:
     def client(self, id: Array) -> ClientData:
         """Data of client `id`, a scalar int32."""
         rows, mask = _span(self.offsets, id, self.size, self.max_examples)
-        return ClientData(tree.take(self.examples, rows), mask)
+        return ClientData(tree.take_rows(self.examples, rows), mask)
 
 
 @jax.tree_util.register_dataclass
@@ -106,8 +106,8 @@ class Indexed:
     def client(self, id: Array) -> ClientData:
         """Data of client `id`, a scalar int32."""
         positions, mask = _span(self.offsets, id, self.size, self.max_examples)
-        rows = tree.take(self.indices, positions)
-        return ClientData(tree.take(self.table, rows), mask)
+        rows = tree.take_rows(self.indices, positions)
+        return ClientData(tree.take_rows(self.table, rows), mask)
 
 
 @jax.tree_util.register_dataclass

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim.report.numbers import number
+from fedjax_sim.report.numbers import recorded_number
 from fedjax_sim.round.costs import ROUND_METRICS
 
 __all__ = ["headline_totals", "read_json", "read_lines", "total_of"]
@@ -55,7 +55,7 @@ def read_lines(path: Path, notes: list[str], most: int | None = None) -> list[di
 
 def total_of(records: Sequence[Mapping], name: str) -> float:
     """The sum of a metric over the records in which it is a finite number."""
-    return sum(value for record in records if math.isfinite(value := number(record.get(name))))
+    return sum(value for record in records if math.isfinite(value := recorded_number(record.get(name))))
 
 
 def headline_totals(records: Sequence[Mapping], timing: Sequence[Mapping]) -> dict[str, Any]:
@@ -71,6 +71,6 @@ def headline_totals(records: Sequence[Mapping], timing: Sequence[Mapping]) -> di
         totals["client_visits"] = sum(total_of(records, name) for name in ("clients_reported", "dropped_clients"))
     if timing:
         totals["rounds_seconds"] = timing[-1].get("seconds")
-        if number(totals["rounds_seconds"]) > 0 and "client_visits" in totals:
-            totals["clients_per_second"] = totals["client_visits"] / number(totals["rounds_seconds"])
+        if recorded_number(totals["rounds_seconds"]) > 0 and "client_visits" in totals:
+            totals["clients_per_second"] = totals["client_visits"] / recorded_number(totals["rounds_seconds"])
     return totals

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from fedjax_sim.report.numbers import count, percent, real, seconds, shown, size
+from fedjax_sim.report.numbers import count, percent, real, seconds, shown_with_unit, size
 from fedjax_sim.round.costs import ROUND_METRICS
 from fedjax_sim.sampling.visits import DISTINCT
 
@@ -34,7 +34,7 @@ def own_metrics(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     stated = values.get("metrics")
     for name, about in stated.items() if isinstance(stated, dict) else ():
         if name in values and isinstance(about, dict):
-            yield name, str(about.get("words", name)), shown(values[name], str(about.get("unit", "")))
+            yield name, str(about.get("words", name)), shown_with_unit(values[name], str(about.get("unit", "")))
 
 
 def besides(values: Mapping[str, Any]) -> list[str]:

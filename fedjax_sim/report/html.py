@@ -8,7 +8,7 @@ from typing import Any
 
 from fedjax_sim.report import axes
 
-__all__ = ["absent", "figure", "page", "table"]
+__all__ = ["absent", "figure", "html_table", "page"]
 
 STYLE = """
 :root { color-scheme: light; }
@@ -69,7 +69,7 @@ def figure(name: str, draw: Any, caption: str, *arguments: Any) -> str:
     return f"<figure>{picture}</figure>"
 
 
-def table(rows: Iterable[tuple[str, str]]) -> str:
+def html_table(rows: Iterable[tuple[str, str]]) -> str:
     """A table of names and values, escaped; "" without rows."""
     cells = "".join(f"<tr><th>{escape(str(key))}</th><td>{escape(str(value))}</td></tr>" for key, value in rows)
     return f"<table>{cells}</table>" if cells else ""

@@ -9,24 +9,24 @@ __all__ = [
     "NOTHING",
     "count",
     "energy",
-    "number",
     "percent",
     "real",
+    "recorded_number",
     "scaled_bytes",
     "scaled_joules",
     "scaled_seconds",
     "seconds",
-    "shown",
+    "shown_with_unit",
     "size",
 ]
 
 NOTHING = "\N{EN DASH}"
 
 
-def number(value: Any) -> float:
+def recorded_number(value: Any) -> float:
     """A recorded number; NaN for what is no number. The strings "nan", "inf" and "-inf" are numbers.
 
-    >>> number(3), number("inf"), number(None), number("<b>")
+    >>> recorded_number(3), recorded_number("inf"), recorded_number(None), recorded_number("<b>")
     (3.0, inf, nan, nan)
     """
     if isinstance(value, bool) or not (isinstance(value, (int, float)) or value in ("nan", "inf", "-inf")):
@@ -72,7 +72,7 @@ def _plain(value: Any) -> float | str:
         return NOTHING
     if isinstance(value, (str, bool, dict, list)) and value not in ("nan", "inf", "-inf"):
         return str(value)
-    value = number(value)
+    value = recorded_number(value)
     return value if math.isfinite(value) else "not a number" if math.isnan(value) else "infinite"
 
 
@@ -139,10 +139,10 @@ def energy(value: Any) -> str:
     return f"{value / unit:,.0f} {name}" if value >= 99.5 * unit else f"{value / unit:.3g} {name}"
 
 
-def shown(value: Any, unit: str) -> str:
+def shown_with_unit(value: Any, unit: str) -> str:
     """A number with the unit that its part states (`types.Metric.unit`).
 
-    >>> shown(1_500, "bytes"), shown(0.25, "share"), shown(2.5, "")
+    >>> shown_with_unit(1_500, "bytes"), shown_with_unit(0.25, "share"), shown_with_unit(2.5, "")
     ('1.5 kB', '25.00 %', '2.5')
     """
     return {"bytes": size, "share": percent, "seconds": seconds, "count": count, "joules": energy}.get(unit, real)(

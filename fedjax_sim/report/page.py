@@ -16,8 +16,8 @@ from fedjax_sim import tree
 from fedjax_sim.report import plots, sections
 from fedjax_sim.report.files import headline_totals, read_json, read_lines
 from fedjax_sim.report.headline import TILES, own_metrics, tiles
-from fedjax_sim.report.html import absent, figure, page, table
-from fedjax_sim.report.numbers import count, number
+from fedjax_sim.report.html import absent, figure, html_table, page
+from fedjax_sim.report.numbers import count, recorded_number
 from fedjax_sim.running import checksums
 from fedjax_sim.running.files import write_atomically
 from fedjax_sim.running.log import check_logs, verified
@@ -51,7 +51,7 @@ def write_report(run_directory: str | Path) -> Path:
         raise FileNotFoundError(
             f"run_directory: expected a folder with {', '.join(FILES)}, got {str(run_directory)!r}."
         )
-    checksums.check(folder, ("config.toml", *OBJECTS))
+    checksums.check_files(folder, ("config.toml", *OBJECTS))
     check_logs(folder)
     notes: list[str] = []
     summary, env, population, timeline = (read_json(folder / name, notes) for name in OBJECTS)
@@ -60,7 +60,7 @@ def write_report(run_directory: str | Path) -> Path:
     seconds = {str(line.get("round")): line.get("seconds") for line in timing}
     records = [{**record, "seconds": seconds.get(str(record.get("round")))} for record in records]
     totals = headline_totals(records, timing)
-    if records and number(summary.get("rounds", totals["rounds"])) != totals["rounds"]:
+    if records and recorded_number(summary.get("rounds", totals["rounds"])) != totals["rounds"]:
         both = f"It covers {count(summary['rounds'])} rounds, the log {count(totals['rounds'])}"
         notes.append(f"summary.json was left out. {both}: the run went on, or was stopped, after it was written.")
         summary = {}
@@ -79,7 +79,7 @@ def write_report(run_directory: str | Path) -> Path:
         *sections.learning(records, timing, summary),
         "<h2>Participation</h2>",
         *(f"<p>{escape(line)}</p>" for line in sections.left_out(records, summary)),
-        figure("participation", plots.participation, "Clients and updates left out, by round.", records)
+        figure("participation", plots.participation_by_round, "Clients and updates left out, by round.", records)
         if records
         else "",
         *sections.simulated_time(records, timeline),
@@ -88,19 +88,19 @@ def write_report(run_directory: str | Path) -> Path:
             summary.get("privacy"), {*summary, *population, *(key for record in records for key in record)}
         ),
         "<h2>Clients</h2>",
-        *sections.clients(records, population),
+        *sections.spread_between_clients(records, population),
         "<h2>How to repeat it</h2>",
         f"<pre>{escape(str(env['command']))}</pre>" if env.get("command") else absent("The command was not recorded."),
         "<h3>Resolved configuration</h3>",
         _config(folder / "config.toml"),
         "<h3>Environment</h3>",
-        table(_rows({k: v for k, v in env.items() if k != "command"})) or absent("No env.json in this folder."),
+        html_table(_rows({k: v for k, v in env.items() if k != "command"})) or absent("No env.json in this folder."),
     ]
     shown = {key for key, _, _ in TILES} | {key for key, _, _ in own_metrics(summary)}
     shown |= {"name", "finished", "privacy", "metrics"}
     others = {key: value for key, value in summary.items() if key not in shown}
     if others:
-        parts += ["<h3>Other results</h3>", table(_rows(others))]
+        parts += ["<h3>Other results</h3>", html_table(_rows(others))]
     html = page(f"{name} · fedjax_sim", parts)
     return write_atomically(folder / "report.html", [html.encode("utf-8", errors="replace")])
 

@@ -25,7 +25,7 @@ from fedjax_sim.report.axes import (
     style,
     to_svg,
 )
-from fedjax_sim.report.numbers import number, scaled_bytes, scaled_seconds
+from fedjax_sim.report.numbers import recorded_number, scaled_bytes, scaled_seconds
 from fedjax_sim.validate import one_of
 
 __all__ = [  # with the parts of `axes` that figures of studies, sweeps and audits are drawn with
@@ -40,9 +40,9 @@ __all__ = [  # with the parts of `axes` that figures of studies, sweeps and audi
     "learning_curves",
     "legend",
     "logarithmic",
-    "number",
     "panels",
-    "participation",
+    "participation_by_round",
+    "recorded_number",
     "scaled_bytes",
     "style",
     "to_svg",
@@ -114,7 +114,11 @@ def client_spread(records: Sequence[Mapping[str, Any]]) -> Any:
         figure, row = panels(2, 2.75)
         for axes, metric, factor in zip(row, ("loss", "accuracy"), (1.0, 100.0), strict=True):
             name = f"held_out_{metric}_quantiles"
-            rows = [(number(r.get("round")), *map(number, r[name])) for r in records if _is_row(r.get(name), 5)]
+            rows = [
+                (recorded_number(r.get("round")), *map(recorded_number, r[name]))
+                for r in records
+                if _is_row(r.get(name), 5)
+            ]
             rows = rows[:: math.ceil(len(rows) / MOST_POINTS) or 1]
             rounds, q05, q25, q50, q75, q95 = factor * np.array(rows).reshape(-1, 6).T
             rounds = rounds / factor
@@ -137,7 +141,7 @@ def label_mix(population: Mapping[str, Any]) -> Any:
 
     Returns: a matplotlib Figure.
     """
-    rows = [list(map(number, row)) for row in population["label_counts"][:MOST_CLIENTS]]
+    rows = [list(map(recorded_number, row)) for row in population["label_counts"][:MOST_CLIENTS]]
     counts = np.nan_to_num(np.array(rows).reshape(len(rows), -1), posinf=0.0, neginf=0.0)
     clients = [_text(id, 16) for id in population.get("client_ids", range(len(rows)))][: len(rows)]
     labels = [_text(name, 24) for name in population.get("label_names", range(counts.shape[1]))]
@@ -168,7 +172,7 @@ def label_mix(population: Mapping[str, Any]) -> Any:
     return figure
 
 
-def participation(records: Sequence[Mapping[str, Any]]) -> Any:
+def participation_by_round(records: Sequence[Mapping[str, Any]]) -> Any:
     """Round by round: clients invited, clients that reported, updates dropped and rounds skipped.
 
     Returns: a matplotlib Figure.
@@ -235,7 +239,7 @@ def variance_parts(records: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _series(records: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
-    values = np.array([number(record.get(name)) for record in records], np.float64)
+    values = np.array([recorded_number(record.get(name)) for record in records], np.float64)
     return np.where(np.isfinite(values), values, np.nan)
 
 

@@ -14,10 +14,19 @@ from typing import Any
 from fedjax_sim.report import plots, time
 from fedjax_sim.report.files import total_of
 from fedjax_sim.report.headline import besides
-from fedjax_sim.report.html import absent, figure, table
-from fedjax_sim.report.numbers import NOTHING, count, number, real, seconds
+from fedjax_sim.report.html import absent, figure, html_table
+from fedjax_sim.report.numbers import NOTHING, count, real, recorded_number, seconds
 
-__all__ = ["clients", "learning", "left_out", "one_round", "privacy", "simulated_time", "state_of_the_run", "variance"]
+__all__ = [
+    "learning",
+    "left_out",
+    "one_round",
+    "privacy",
+    "simulated_time",
+    "spread_between_clients",
+    "state_of_the_run",
+    "variance",
+]
 
 
 def state_of_the_run(summary: Mapping, records: Sequence[Mapping], totals: Mapping) -> Iterable[str]:
@@ -32,7 +41,7 @@ def state_of_the_run(summary: Mapping, records: Sequence[Mapping], totals: Mappi
     losses = (("local_loss", "local training"), ("train_loss", "training"), ("test_loss", "test"))
     for name, words in (*losses, ("held_out_loss", "held-out")):
         having = [record for record in records if name in record and not (name == "local_loss" and _silent(record))]
-        bad = [record.get("round") for record in having if not math.isfinite(number(record[name]))]
+        bad = [record.get("round") for record in having if not math.isfinite(recorded_number(record[name]))]
         if bad:
             yield f"The {words} loss was not finite in {len(bad):,} rounds, first in round {count(bad[0])}."
 
@@ -100,24 +109,24 @@ def left_out(records: Sequence[Mapping], summary: Mapping) -> Iterable[str]:
     if distinct is not None:
         yield f"These were visits: {count(distinct)} different clients took part."
     for name, total in (("dropped_clients", dropped), ("skipped_rounds", skipped)):
-        if name in summary and number(summary[name]) != total:
+        if name in summary and recorded_number(summary[name]) != total:
             yield f"summary.json counts {count(summary[name])} {name.replace('_', ' ')}, the log {total:,}."
 
 
 def variance(records: Sequence[Mapping]) -> Iterable[str]:
     """The parts of the aggregate's variance, for a run whose log has a variance probe; otherwise nothing."""
-    seen = [record for record in records if math.isfinite(number(record.get("variance_total")))]
+    seen = [record for record in records if math.isfinite(recorded_number(record.get("variance_total")))]
     if not seen:
         return
     yield "<h2>Where the randomness comes from</h2>"
     yield figure("variance", plots.variance_parts, "Parts of the variance of a round's aggregate.", records)
     last = seen[-1]
-    total = number(last["variance_total"])
+    total = recorded_number(last["variance_total"])
     shares = [
         f"{label} {part / total:.0%}"
         for name, label in (("client_sampling", "client sampling"), ("minibatch", "minibatches"),
                             ("quantization", "quantisation"), ("privacy_noise", "privacy noise"))
-        if total and (part := number(last.get(f"variance_{name}"))) != 0
+        if total and (part := recorded_number(last.get(f"variance_{name}"))) != 0
     ]  # fmt: skip
     yield (
         f"<p>In round {escape(count(last.get('round')))} the aggregate's variance was {real(total)}"
@@ -128,7 +137,7 @@ def variance(records: Sequence[Mapping]) -> Iterable[str]:
 
 def _simulated(records: Sequence[Mapping]) -> bool:
     """Whether rounds took simulated time."""
-    return any(math.isfinite(number(record.get("simulated_seconds"))) for record in records)
+    return any(math.isfinite(recorded_number(record.get("simulated_seconds"))) for record in records)
 
 
 def simulated_time(records: Sequence[Mapping], timeline: Mapping) -> Iterable[str]:
@@ -166,7 +175,7 @@ def one_round(timeline: Mapping, lead: str) -> Iterable[str]:
 
 def _scaled(records: Sequence[Mapping]) -> str:
     """Which heavier model the times are of, in words; "" where they are of the model itself."""
-    last = {name: number(records[-1].get(f"{name}_scale", 1)) for name in ("flops", "bytes")}
+    last = {name: recorded_number(records[-1].get(f"{name}_scale", 1)) for name in ("flops", "bytes")}
     if all(scale == 1 for scale in last.values()):
         return ""
     return (
@@ -201,7 +210,7 @@ def _joined(words: Any) -> str:
     return "; ".join(map(str, words)) if isinstance(words, list) else ""
 
 
-def clients(records: Sequence[Mapping], population: Mapping) -> Iterable[str]:
+def spread_between_clients(records: Sequence[Mapping], population: Mapping) -> Iterable[str]:
     """The spread between clients, the labels that some of them hold, and the population's sizes."""
     if any(record.get("held_out_loss_quantiles") or record.get("held_out_accuracy_quantiles") for record in records):
         yield "<h3>Spread between clients</h3>"
@@ -226,4 +235,4 @@ def clients(records: Sequence[Mapping], population: Mapping) -> Iterable[str]:
         ("Poisoned", _joined(population.get("poisons"))),
         ("Read", _joined(population.get("notes"))),
     ]
-    yield table((key, value) for key, value in rows if value not in ("", NOTHING))
+    yield html_table((key, value) for key, value in rows if value not in ("", NOTHING))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.report.axes import BLACK, BLUE, GREEN, GREY, ORANGE, legend, panels, style
-from fedjax_sim.report.numbers import count, number, scaled_joules, scaled_seconds
+from fedjax_sim.report.numbers import count, recorded_number, scaled_joules, scaled_seconds
 
 __all__ = ["picture", "rounds_and_energy"]
 
@@ -25,7 +25,8 @@ def rounds_and_energy(records: Sequence[Mapping[str, Any]]) -> Any:
     Returns: a matplotlib Figure.
     """
     rows = [
-        [number(r.get(x)) for x in ("simulated_seconds", "round_seconds", "joules", "wasted_joules")] for r in records
+        [recorded_number(r.get(x)) for x in ("simulated_seconds", "round_seconds", "joules", "wasted_joules")]
+        for r in records
     ]
     rows = np.array([row for row in rows if np.isfinite(row[0])]).reshape(-1, 4)
     now, length = rows[:, 0], rows[:, 1]
@@ -56,7 +57,7 @@ def picture(timeline: Mapping[str, Any]) -> Any:
     Returns: a matplotlib Figure.
     """
     clients = [client for client in timeline["clients"] if isinstance(client, Mapping)]
-    times = np.array([[number(client.get(name)) for name, _, _ in PARTS] for client in clients]).reshape(-1, 3)
+    times = np.array([[recorded_number(client.get(name)) for name, _, _ in PARTS] for client in clients]).reshape(-1, 3)
     times = np.nan_to_num(times, posinf=0.0, neginf=0.0)
     unit, name = scaled_seconds(float(times.sum(1).max(initial=0)))
     rows, starts = np.arange(len(clients)), np.cumsum(times, 1) - times

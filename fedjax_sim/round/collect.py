@@ -12,7 +12,7 @@ from fedjax_sim import engine, tree, validate
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.population.protocol import num_rows
 from fedjax_sim.prng import stream
-from fedjax_sim.round.costs import bytes_by_invited, plan_of, wires
+from fedjax_sim.round.costs import bytes_by_invited, client_wires, plan_of
 from fedjax_sim.round.message import Message, Shared, Slot, client_round, usable_rows
 from fedjax_sim.round.state import Bases, FederatedState, Gathered, mesh_of
 from fedjax_sim.types import Aggregator, Array, Cohort, Observed, Population, Received, Round, Star
@@ -166,7 +166,7 @@ def collect(
         (memory, memory_rows),
         None if star.sampler.observe is None else losses,
         broadcast,
-        *wires(star, broadcast, population),
+        *client_wires(star, broadcast, population),
         bytes_by_invited(star, broadcast, population),
     )
 

@@ -17,17 +17,17 @@ from fedjax_sim.types import Array, ClientData, Cohort, Count, Metric, Populatio
 __all__ = [
     "ROUND_METRICS",
     "bytes_by_invited",
+    "client_wires",
     "eight_bytes",
     "message_spec",
     "metrics_of",
     "own_data",
     "own_state",
     "plan_of",
-    "spent_by",
+    "spending_metrics",
     "traffic",
     "two_words",
     "unusable",
-    "wires",
     "words_of",
     "work_of",
 ]
@@ -116,7 +116,7 @@ def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Pla
     return engine.plan_for(update, working_bytes=work, num_slots=star.sampler.num_slots)
 
 
-def wires(star: Star, broadcast: PyTree, population: Population) -> tuple[Wire, Wire]:
+def client_wires(star: Star, broadcast: PyTree, population: Population) -> tuple[Wire, Wire]:
     """The sizes of what a client sends, after the transform and as the aggregator has it sent, and of what it receives:
     the broadcast, and what the aggregator has the server send beside it or in its place.
 
@@ -145,7 +145,7 @@ def _among(star: Star, update: PyTree, alone: tuple[Wire, Wire], num_invited: in
 
 def bytes_by_invited(star: Star, broadcast: PyTree, population: Population) -> np.ndarray | None:
     """[m + 1, 3] int64 bytes of a message, of the same under an entropy code, and of what a client receives, in cohorts
-    of 0, 1, ... m invited clients. None where the aggregator has them alike, so that `wires` tells all.
+    of 0, 1, ... m invited clients. None where the aggregator has them alike, so that `client_wires` tells all.
 
     Arguments as for `message_spec`.
 
@@ -185,7 +185,7 @@ def work_of(star: Star, params: PyTree, population: Population) -> Work:
     (4, 4, 3)
     """
     broadcast = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
-    up, down = wires(star, broadcast, population)
+    up, down = client_wires(star, broadcast, population)
     sizes, examples = (-(-wire.bits // 8) for wire in (up, down)), partial(sizes_of, population)
     by_invited = bytes_by_invited(star, broadcast, population)
     by_invited = None if by_invited is None else by_invited[:, [0, 2]]
@@ -245,7 +245,7 @@ def traffic(cohort: Cohort, up: Wire, down: Wire, by_invited: np.ndarray | None 
     return found
 
 
-def spent_by(cohort: Cohort) -> dict[str, Array]:
+def spending_metrics(cohort: Cohort) -> dict[str, Array]:
     """What a cohort's devices spend, where its rounds take time (`Timing.spent`).
 
     Returns: `joules`; `wasted_joules`, of invited clients who do not report; `utilisation`, the share of the time until
@@ -335,5 +335,5 @@ def metrics_of(star: Star) -> tuple[Metric, ...]:
         name: {x.name: x for x in getattr(getattr(part, "facts", part), "metrics", ())}
         for name, part in star._asdict().items()
     }
-    joined = tree.joined({name: found for name, found in parts.items() if found})
+    joined = tree.joined_metrics({name: found for name, found in parts.items() if found})
     return (*ROUND_METRICS, *(metric._replace(name=name) for name, metric in joined.items()))

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
-from fedjax_sim.network.devices import MOST_TICKS, checked
+from fedjax_sim.network.devices import MOST_TICKS, check_devices
 from fedjax_sim.prng import stream
 from fedjax_sim.round.compatibility import check_alone, check_time_inside
 from fedjax_sim.round.costs import work_of
@@ -60,7 +60,7 @@ def time_inside(star: Star, rounds: int, devices: Devices) -> TimeInside:
             hint = "Devices belong to clients: population.grouped makes groups that know them."
             rule = "groups that know their clients' own ids (`own_ids`)"
             validate.fail("population", rule, type(group).__name__, hint, TypeError)
-        checked(devices, group.population.size, "whole population's", "clients inside")
+        check_devices(devices, group.population.size, "whole population's", "clients inside")
         price = price_of(work_of(star, tree.spec(params), group), flops_scale, bytes_scale)
         return _Asked(group.own_ids(jnp.arange(group.size, dtype=jnp.int32)), price)
 

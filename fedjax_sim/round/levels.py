@@ -24,7 +24,7 @@ from fedjax_sim.types import (
     Sampler,
 )
 
-__all__ = ["Told", "by_own_ids", "existing", "named_by", "over_rounds", "remembers", "told"]
+__all__ = ["Told", "by_own_ids", "existing", "named_by", "remembers", "summed_over_rounds", "told"]
 
 
 class Told(NamedTuple):
@@ -120,13 +120,13 @@ def told(inside: Inside, name: str) -> Told:
     return Told(inside.means, scalars, counts, inside.weight, info["skipped_rounds"] == 0, inside.broken)
 
 
-def over_rounds(told: Told) -> tuple[dict[str, Mean], dict[str, Array], tuple[Array, Array]]:
+def summed_over_rounds(told: Told) -> tuple[dict[str, Mean], dict[str, Array], tuple[Array, Array]]:
     """Metrics and counts summed over rounds, and (the clients' weights in rounds that were used, the number of these).
 
     Args:
       told: leaves [rounds, ...].
     """
-    both = tree.joined({"client": told.means, "level": told.scalars})
+    both = tree.joined_metrics({"client": told.means, "level": told.scalars})
     means = jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), both)
     counts = {key: two_words(eight_bytes(words).sum(0, dtype=jnp.uint32)) for key, words in told.counts.items()}
     return means, counts, (jnp.where(told.used, told.weight, 0).sum(), told.used.sum())

@@ -48,7 +48,7 @@ from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.prng import stream
 from fedjax_sim.round.collect import collect, seen
 from fedjax_sim.round.compatibility import check_aggregate
-from fedjax_sim.round.costs import spent_by, traffic, two_words, unusable
+from fedjax_sim.round.costs import spending_metrics, traffic, two_words, unusable
 from fedjax_sim.round.inner_time import with_rounds_inside
 from fedjax_sim.round.message import stays_finite
 from fedjax_sim.round.state import Aggregated, FederatedState, Gathered, initial_state
@@ -231,7 +231,7 @@ def close(
     new = FederatedState(round, sampler, clients, memory, transform, server, aggregator)
     info = traffic(cohort, gathered.up, gathered.down, gathered.by_invited)
     info |= unusable(star, cohort, gathered.dropped, gathered.num_dropped)
-    info |= engine.steady(spent_by)(cohort)
+    info |= engine.steady(spending_metrics)(cohort)
     info |= {
         "clients_invited": info["downlink_bytes"].number,
         "clients_reported": gathered.num_arrived,
@@ -244,7 +244,7 @@ def close(
 
 def _info(own: dict, **parts: dict) -> dict:
     """The round's own numbers together with the metrics of its parts, which must not use the same names."""
-    metrics = tree.joined(parts)
+    metrics = tree.joined_metrics(parts)
     for name in ("round", "epsilon", *own):
         if name in metrics:
             validate.fail("metrics", "names that no other part uses", name, "Rename it in the loss or the part.")

@@ -17,7 +17,7 @@ from fedjax_sim.running.log import plain
 from fedjax_sim.types import Algorithm, PyTree
 from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
-__all__ = ["check_kinds", "check_numbers", "evaluated", "num_arguments"]
+__all__ = ["check_kinds", "check_run_numbers", "evaluated", "num_arguments"]
 
 
 def check_kinds(key: Any, algorithm: Any, population: Any, evaluation: Any, callbacks: Any) -> None:
@@ -37,7 +37,7 @@ def check_kinds(key: Any, algorithm: Any, population: Any, evaluation: Any, call
 
 
 @validate.named_arguments
-def check_numbers(
+def check_run_numbers(
     num_rounds: NonNegativeInt,
     evaluate_every: PositiveInt,
     checkpoint_every: PositiveInt | None,

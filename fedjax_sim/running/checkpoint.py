@@ -19,7 +19,7 @@ from fedjax_sim.running.checkpoint_format import (
     difference,
     encoded,
     kind_of,
-    leaves_of,
+    leaves_by_path,
     meta_of,
     read_file,
     restored,
@@ -66,7 +66,7 @@ def save(directory: str | Path, round: int, state: PyTree, meta: dict[str, Any],
     integer("keep", keep)
     directory = Path(directory)
     entries, arrays = [], []
-    for name, leaf in leaves_of(state).items():
+    for name, leaf in leaves_by_path(state).items():
         array, entry = to_host(name, leaf)
         entries.append({"path": name, **entry})
         arrays.append(array)
@@ -110,12 +110,12 @@ def restore(path: str | Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
     """
     path = Path(path)
     header, payload = read_file(path)
-    wanted = {name: kind_of(name, leaf) for name, leaf in leaves_of(like).items()}
+    wanted = {name: kind_of(name, leaf) for name, leaf in leaves_by_path(like).items()}
     differing = difference({entry["path"]: entry["kind"] for entry in header["leaves"]}, wanted)
     if differing:
         hint = "Resume with the configuration that wrote it, or start in a new folder."
         raise CheckpointError("\n  ".join([f"{path}: does not fit this run:", *differing, hint]))
-    leaves, offset, targets = {}, 0, leaves_of(like)
+    leaves, offset, targets = {}, 0, leaves_by_path(like)
     for entry in header["leaves"]:
         raw = payload[offset : offset + entry["bytes"]]
         try:

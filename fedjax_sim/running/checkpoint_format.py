@@ -28,7 +28,7 @@ __all__ = [
     "difference",
     "encoded",
     "kind_of",
-    "leaves_of",
+    "leaves_by_path",
     "meta_of",
     "read_file",
     "restored",
@@ -41,7 +41,7 @@ PREFIX = struct.Struct("<8sQQ")  # magic, bytes of the whole file, bytes of the 
 DIGEST = hashlib.sha256().digest_size
 
 
-def leaves_of(tree: PyTree) -> dict[str, Any]:
+def leaves_by_path(tree: PyTree) -> dict[str, Any]:
     """Leaves by path; None and empty nodes have none."""
     pairs = [(jax.tree_util.keystr(path) or "state", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
     if len(dict(pairs)) != len(pairs):

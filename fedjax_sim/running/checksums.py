@@ -15,7 +15,7 @@ from typing import Any
 
 from fedjax_sim.running.files import CheckpointError, write_atomically
 
-__all__ = ["GrowingFile", "check", "is_listed", "remove", "write"]
+__all__ = ["GrowingFile", "check_files", "is_listed", "remove", "write"]
 
 SUMS = "SHA256SUMS"
 LINE = re.compile(r"([0-9a-f]{64})  ([\w.-]+)")
@@ -133,7 +133,7 @@ def is_listed(path: Path) -> bool:
     return path.name in _listed(path.parent)
 
 
-def check(folder: str | Path, names: Iterable[str], *, needed: bool = False) -> None:
+def check_files(folder: str | Path, names: Iterable[str], *, needed: bool = False) -> None:
     """Raises CheckpointError for a file that is not as `write` left it.
 
     Args:

@@ -27,7 +27,7 @@ __all__ = [
     "everywhere",
     "exit_code",
     "from_first",
-    "gathered",
+    "gathered_numbers",
     "index",
     "initialize",
     "is_first",
@@ -158,7 +158,7 @@ def _meet() -> None:
     kept, silent = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(silent, 1)
-        gathered(index())
+        gathered_numbers(index())
         ones = jax.make_array_from_process_local_data(split, np.ones(jax.local_device_count(), np.int32))
         jax.block_until_ready(jax.jit(lambda x: x.sum(), out_shardings=here)(ones))
     finally:
@@ -170,7 +170,7 @@ def _meet() -> None:
 # ---- agreeing
 
 
-def gathered(*numbers: int) -> Any:
+def gathered_numbers(*numbers: int) -> Any:
     """[processes, numbers] int32: the numbers of every process, on all of them."""
     import numpy as np
 
@@ -194,7 +194,7 @@ def agreed(call: Callable[[], T]) -> T:
         result = call()
     except BaseException as error:  # the others must learn of an interrupt too
         failure = error
-    codes = gathered(0 if failure is None else exit_code(failure))[:, 0]
+    codes = gathered_numbers(0 if failure is None else exit_code(failure))[:, 0]
     if codes.any():
         first = int(codes.nonzero()[0][0])
         if failure is None:
@@ -222,14 +222,14 @@ def from_first(call: Callable[[], T]) -> T:
 
     value = by_first(call)
     text = json.dumps(value).encode() if is_first() else b""
-    size = int(gathered(len(text))[0, 0])
+    size = int(gathered_numbers(len(text))[0, 0])
     text = broadcast(np.frombuffer(text.ljust(size), np.uint8) if is_first() else np.zeros(size, np.uint8))
     return value if is_first() else json.loads(text.tobytes())
 
 
 def check_same(name: str, digest: str, hint: str) -> None:
     """Raises RuntimeError, on all processes, if they differ in what must be the same; `digest` is in hexadecimal."""
-    words = gathered(*(int(digest[i : i + 7], 16) for i in range(0, len(digest), 7)))
+    words = gathered_numbers(*(int(digest[i : i + 7], 16) for i in range(0, len(digest), 7)))
     others = [i for i, row in enumerate(words) if (row != words[0]).any()]
     if others:
         raise everywhere(RuntimeError(f"{name}: expected the same on all processes, got others on {others}. {hint}"))

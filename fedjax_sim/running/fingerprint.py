@@ -27,7 +27,15 @@ from fedjax_sim import engine, tree
 from fedjax_sim.running.environment import matmul_precision, numerics
 from fedjax_sim.types import Algorithm, Array, PyTree, noisy_parts
 
-__all__ = ["array_digest", "bound", "fingerprint", "is_opaque", "is_private", "joined", "program_digest"]
+__all__ = [
+    "array_digest",
+    "bound",
+    "fingerprint",
+    "fingerprint_of_digests",
+    "is_opaque",
+    "is_private",
+    "program_digest",
+]
 
 OPAQUE = "?"
 ONLY_LOOKING = ("debug_callback", "debug_print")  # host callbacks that change no number
@@ -63,10 +71,12 @@ def fingerprint(key: Array, algorithm: Algorithm, params: PyTree, population: Py
     if not is_private(algorithm):
         return ""
     program = program_digest(algorithm, params, population)
-    return joined(program, array_digest(jax.tree.map(jnp.asarray, params)), array_digest(population), key)
+    return fingerprint_of_digests(
+        program, array_digest(jax.tree.map(jnp.asarray, params)), array_digest(population), key
+    )
 
 
-def joined(program: str, start: str, data: str, key: Array) -> str:
+def fingerprint_of_digests(program: str, start: str, data: str, key: Array) -> str:
     """The fingerprint, from the digests of program, initial model and data, and the key."""
     words = [program, start, data, str(jax.random.key_impl(key)), array_digest(key)]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:32] + OPAQUE * is_opaque(program)
@@ -85,7 +95,7 @@ def bound(key: Array, stream: str) -> Array:
 
 def array_digest(values: PyTree) -> str:
     """SHA-256 of a pytree's arrays: dtypes, shapes, bytes. Less than a second for each gigabyte."""
-    return tree.hashed(values).hexdigest()
+    return tree.sha256_of(values).hexdigest()
 
 
 def program_digest(algorithm: Algorithm, params: PyTree, population: PyTree) -> str:

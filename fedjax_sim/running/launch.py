@@ -16,7 +16,7 @@ from typing import IO, NamedTuple
 
 from fedjax_sim.running.distributed import LAUNCHED
 
-__all__ = ["launch"]
+__all__ = ["launch_processes"]
 
 POLL_SECONDS = 0.05
 LEAVE_SECONDS = 5.0  # for the others to end by themselves after one has failed: all may fail in the same way
@@ -30,7 +30,7 @@ class _Child(NamedTuple):
     output: IO[bytes] | None  # None for process 0, which prints to the terminal
 
 
-def launch(arguments: Sequence[str], num_processes: int) -> int:
+def launch_processes(arguments: Sequence[str], num_processes: int) -> int:
     """Runs `fedjax-sim ARGUMENTS` in `num_processes` processes that share this machine.
 
     Process 0 prints to the terminal; the output of the others is shown when they fail. SIGINT and SIGTERM are passed

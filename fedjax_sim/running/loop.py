@@ -19,7 +19,7 @@ import numpy as np
 from fedjax_sim import engine, validate
 from fedjax_sim.prng import init_key
 from fedjax_sim.running import checksums, distributed
-from fedjax_sim.running.arguments import check_kinds, check_numbers, evaluated
+from fedjax_sim.running.arguments import check_kinds, check_run_numbers, evaluated
 from fedjax_sim.running.blocks import MAX_BLOCK, compiled_block, memory_errors
 from fedjax_sim.running.environment import matmul_precision, numerics, use_compilation_cache
 from fedjax_sim.running.files import lock
@@ -107,7 +107,7 @@ def run(
     (tests/running/test_loop.py::test_a_summary_is_of_all_rounds), and one that is refused leaves no files
     (::test_a_refused_run_leaves_nothing).
     """
-    check_numbers(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume)
+    check_run_numbers(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume)
     check_kinds(key, algorithm, population, evaluation, callbacks)
     use_compilation_cache()
     if resume and client_memory == "auto" and any(Path(directory).glob("*.mem")):
@@ -220,7 +220,8 @@ class _Session:
             bar(records, seconds)
             if failed:
                 raise distributed.everywhere(FloatingPointError(failed))
-            looks = distributed.gathered(length, bool(self.interrupted))  # clocks and signals differ between processes
+            # clocks and signals differ between processes
+            looks = distributed.gathered_numbers(length, bool(self.interrupted))
             length, interrupt = int(looks[0, 0]), looks[:, 1].any()
             if self.directory is not None and (self.due(self.checkpoint_every) or interrupt):
                 self.commit()
@@ -252,7 +253,7 @@ class _Session:
         """Calls the callbacks with a copy of the state, which they may keep; whether one of them stops the run."""
         kept = jax.tree.map(jnp.array, self.state)
         stop = any([callback(self.round, kept, record) for callback in self.callbacks])
-        stop = distributed.gathered(stop).any()
+        stop = distributed.gathered_numbers(stop).any()
         if self.directory is not None and stop and not self.due(self.checkpoint_every):
             self.commit()
         return stop

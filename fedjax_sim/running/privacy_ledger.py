@@ -150,7 +150,7 @@ class Spending:
         """The file's content; None if there never was a file."""
         if self.path is None or not (self.path.is_file() or checksums.is_listed(self.path)):
             return None
-        checksums.check(self.path.parent, [FILE], needed=True)
+        checksums.check_files(self.path.parent, [FILE], needed=True)
         try:
             return _checked(json.loads(self.path.read_bytes()))
         except (TypeError, ValueError, checkpoint.CheckpointError) as error:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.prng import ROUNDS, bits, feistel, walked
+from fedjax_sim.prng import ROUNDS, feistel, random_bits, walked
 from fedjax_sim.types import Array
 from fedjax_sim.validate import PositiveInt
 
@@ -94,7 +94,7 @@ def _sorted_order(key: Array, size: int) -> Array:
     """
     number = jnp.arange(size, dtype=jnp.uint32)
     low = jnp.uint32(_EXACT_LIMIT - 1)
-    packed = jax.lax.sort((bits(key, size) & ~low) | number)
+    packed = jax.lax.sort((random_bits(key, size) & ~low) | number)
     differ = (packed[1:] & ~low != packed[:-1] & ~low).all()
 
     def whole():

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.network.devices import checked
+from fedjax_sim.network.devices import check_devices
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.sampling.importance import checked_weights, race
@@ -151,7 +151,7 @@ def oort(
     sizes = checked_weights(weights).astype("float32")
     validate.integer("cohort_size", cohort_size, 1, len(sizes), hint="There are no more clients.")
     if devices is not None:
-        checked(devices, len(sizes), "weights'")
+        check_devices(devices, len(sizes), "weights'")
     for name, value in (("preferred_seconds", preferred_seconds), ("pacer_seconds", pacer_seconds)):
         validate.positive(name, value)
     shares = {"exploration": exploration, "exploration_decay": exploration_decay}

@@ -31,7 +31,7 @@ def optimizer(transformation: optax.GradientTransformation) -> ServerUpdate:
     References: Reddi et al. 2021 (Adaptive federated optimization), algorithm 1.
     """
 
-    validate.optimizer("server.optimizer", transformation)
+    validate.optax_transformation("server.optimizer", transformation)
 
     def apply(key, aggregate, state):
         gradients = jax.tree.map(lambda x, p: -x.astype(p.dtype), aggregate, state.params)

@@ -105,6 +105,6 @@ def _page(findings: Findings, picture: str) -> str:
         "confidence.</p>",
         f'<table class="rows"><tr>{head}</tr>{body}</table>',
         "<h2>How to repeat it</h2>",
-        html.table((name, json.dumps(value, default=list)) for name, value in findings.options.items()),
+        html.html_table((name, json.dumps(value, default=list)) for name, value in findings.options.items()),
     ]
     return html.page(f"{findings.name} · fedjax_sim", parts)

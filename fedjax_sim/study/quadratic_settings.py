@@ -16,18 +16,18 @@ from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.types import ClientData, Population
 
 __all__ = [
-    "LARGEST",
-    "SMALLEST",
+    "LARGEST_CURVATURE",
+    "SMALLEST_CURVATURE",
     "Base",
+    "MeasuredRun",
     "Problem",
-    "Setting",
     "distance_to",
     "quadratic_clients",
     "run_settings",
     "two_kinds",
 ]
 
-SMALLEST, LARGEST = 0.5, 2.0  # curvatures
+SMALLEST_CURVATURE, LARGEST_CURVATURE = 0.5, 2.0  # curvatures
 
 
 class Problem(NamedTuple):
@@ -78,10 +78,10 @@ class Base(NamedTuple):
 
 
 def quadratic_clients(size: int, dimension: int, heterogeneity: float, seed: int) -> Problem:
-    """Random quadratic clients with curvatures between `SMALLEST` and `LARGEST`."""
+    """Random quadratic clients with curvatures between `SMALLEST_CURVATURE` and `LARGEST_CURVATURE`."""
     data = population.quadratics(
-        num_clients=size, dimension=dimension, smallest_curvature=SMALLEST, largest_curvature=LARGEST,
-        heterogeneity=heterogeneity, seed=seed,
+        num_clients=size, dimension=dimension, smallest_curvature=SMALLEST_CURVATURE,
+        largest_curvature=LARGEST_CURVATURE, heterogeneity=heterogeneity, seed=seed,
     )  # fmt: skip
     return Problem(*(data.test[name].astype(np.float64) for name in ("hessian", "center")))
 
@@ -94,7 +94,7 @@ def two_kinds(problem: Problem, curvatures: Sequence[float]) -> Problem:
     return Problem(hessians, np.repeat(late[:, None].astype(float), dimension, 1))
 
 
-class Setting(NamedTuple):
+class MeasuredRun(NamedTuple):
     """A run, and what is measured in it."""
 
     conditions: dict[str, Any]
@@ -108,7 +108,7 @@ class Setting(NamedTuple):
     scale: float = 1.0  # of what is measured
 
 
-def run_settings(make: Callable, settings: Sequence[Setting], rounds: int | None = None) -> Iterator[Comparison]:
+def run_settings(make: Callable, settings: Sequence[MeasuredRun], rounds: int | None = None) -> Iterator[Comparison]:
     """Runs all settings of one algorithm, as one program.
 
     Args:

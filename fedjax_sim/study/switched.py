@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import adversary, engine
-from fedjax_sim.adversary.kinds import seen
-from fedjax_sim.engine.all_messages.all_messages import SideBySide, by_rule, checked
+from fedjax_sim.adversary.kinds import honest_moments
+from fedjax_sim.engine.all_messages.all_messages import SideBySide, by_rule, with_cohort_check
 from fedjax_sim.engine.all_messages.messages import Messages, one_message, with_message
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Aggregator, Array, Attackers
@@ -47,7 +47,7 @@ def rule_of_index(rules: Sequence[Aggregator], index: Array) -> Aggregator:
 
     made = by_rule(rule, weighted=any(one.facts.weighted for one in rules), start=start)
     for one in rules:
-        made = checked(made, one)
+        made = with_cohort_check(made, one)
     return made
 
 
@@ -65,7 +65,7 @@ def _sent(attack, key: Array, cohort: SideBySide, bad: Array, aggregate: Callabl
     if isinstance(attack, adversary.Omniscient):
         return attack.send(key, cohort, bad, aggregate)
     if isinstance(attack, adversary.Together):
-        return with_message(cohort.messages, bad, attack.send(key, seen(cohort, bad)))
+        return with_message(cohort.messages, bad, attack.send(key, honest_moments(cohort, bad)))
     words = engine.client_keys(key, cohort.ids)  # as `adversary.corrupted` has them
     keys = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
 

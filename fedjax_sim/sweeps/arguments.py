@@ -14,11 +14,11 @@ from fedjax_sim.sweeps.finished import check_directory
 from fedjax_sim.types import Algorithm, Array, Population
 from fedjax_sim.validate import PositiveInt
 
-__all__ = ["check_numbers", "check_run"]
+__all__ = ["check_run", "check_sweep_numbers"]
 
 
 @validate.named_arguments
-def check_numbers(
+def check_sweep_numbers(
     num_rounds: PositiveInt, evaluate_every: PositiveInt, batch: PositiveInt, directory: str | Path | None, resume: bool
 ) -> None:
     """Raises ValueError or TypeError for numbers out of range, FileExistsError or FileNotFoundError for the folder."""

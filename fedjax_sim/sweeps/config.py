@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedjax_sim.config.document import Config, ConfigError, resolve
 from fedjax_sim.config.files import contents, is_within, rebased, without_paths
 from fedjax_sim.config.toml import config_file, inline, override, places_set, read_document, unset
-from fedjax_sim.config.value_kinds import Words, nearest, problem
+from fedjax_sim.config.value_kinds import Words, nearest_word, problem
 
 __all__ = ["SweepConfig", "load_sweep", "run_sweep"]
 
@@ -76,7 +76,7 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
     if not isinstance(table, dict):
         raise ConfigError([problem("sweep", "a table", table)])
     problems += [
-        problem(f"sweep.{name}", "one of " + ", ".join(OPTIONS), Words("an unknown key"), nearest(name, OPTIONS))
+        problem(f"sweep.{name}", "one of " + ", ".join(OPTIONS), Words("an unknown key"), nearest_word(name, OPTIONS))
         for name in table if name not in OPTIONS
     ]  # fmt: skip
     grid = table.get("grid", {})

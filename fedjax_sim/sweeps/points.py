@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.prng import init_key
 from fedjax_sim.running.planning import check_memory
-from fedjax_sim.sweeps.traced_hyperparameters import Trace, lifted, replay, trace
+from fedjax_sim.sweeps.traced_hyperparameters import Trace, lifted, replay, traced_program
 from fedjax_sim.types import Algorithm, Array, PyTree
 
 __all__ = ["Kind", "Points", "traced"]
@@ -38,9 +38,10 @@ def traced(algorithm: Algorithm, params: PyTree, population: PyTree) -> Kind:
     """An algorithm's programs, on one device, for params and a population of these shapes."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     with engine.one_device(), engine.client_memory("device"):
-        init, state = trace(lambda *args: _strong(algorithm.init(*args)), key, params, population)
-        step, (after, info) = trace(lambda *args: algorithm.step(*args), key, state, population)  # not a cached trace
-        model, _ = trace(lambda state: jax.tree.map(jnp.asarray, algorithm.params(state)), state)
+        init, state = traced_program(lambda *args: _strong(algorithm.init(*args)), key, params, population)
+        # a function of its own: not a cached trace
+        step, (after, info) = traced_program(lambda *args: algorithm.step(*args), key, state, population)
+        model, _ = traced_program(lambda state: jax.tree.map(jnp.asarray, algorithm.params(state)), state)
     if tree.spec(after) != tree.spec(state):
         validate.fail("make", "an algorithm whose state keeps its shapes", tree.spec(after))
     if any(part.uses("shard_map") for part in (init, step)):

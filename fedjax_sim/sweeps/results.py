@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.report.plots import number
+from fedjax_sim.report.plots import recorded_number
 from fedjax_sim.running.files import write_atomically
 
 __all__ = ["Paired", "Sweep"]
@@ -50,7 +50,9 @@ class Sweep(NamedTuple):
         """A column of all rows; metrics as floats."""
         self._known(name, self._columns())
         values = [row.get(name) for row in self.rows]
-        return np.array(values) if name in (*OWN, *self.names) else np.array([number(value) for value in values])
+        return (
+            np.array(values) if name in (*OWN, *self.names) else np.array([recorded_number(value) for value in values])
+        )
 
     @property
     def last_round(self) -> int:
@@ -97,7 +99,7 @@ class Sweep(NamedTuple):
         beside: dict[tuple, set] = {}
         for row in self._at(metric, round):
             values = tuple(row[name] for name in by)
-            table.setdefault(values, {}).setdefault(row["seed"], []).append(number(row[metric]))
+            table.setdefault(values, {}).setdefault(row["seed"], []).append(recorded_number(row[metric]))
             beside.setdefault(values, set()).add(self._others(row, by))
         if len(set(map(frozenset, beside.values()))) > 1:
             hint = "Means over other values cannot be compared: name more of the grid, or see paired."
@@ -134,7 +136,7 @@ class Sweep(NamedTuple):
         rows = self._at(metric, round)
         for row in rows:
             if row[name] in sides:
-                sides[row[name]][row["seed"], self._others(row, (name,))] = number(row[metric])
+                sides[row[name]][row["seed"], self._others(row, (name,))] = recorded_number(row[metric])
         for value, seen in sides.items():
             if not seen:
                 there = list(dict.fromkeys(row[name] for row in rows))
@@ -157,7 +159,7 @@ class Sweep(NamedTuple):
         validate.in_range("confidence", confidence, 0, 1, open_low=True, open_high=True)
         table: dict[tuple, dict[int, float]] = {}
         for row in self._at(metric, round):
-            table.setdefault(self._others(row, ()), {})[row["seed"]] = number(row[metric])
+            table.setdefault(self._others(row, ()), {})[row["seed"]] = recorded_number(row[metric])
         (_, first), *others = table.items()
         return [
             dict(zip(self.names, values, strict=True))

@@ -18,11 +18,18 @@ from fedjax_sim import validate
 from fedjax_sim.prng import init_key
 from fedjax_sim.running.environment import matmul_precision, numerics, versions
 from fedjax_sim.running.files import lock
-from fedjax_sim.running.fingerprint import array_digest, bound, is_opaque, is_private, joined, program_digest
+from fedjax_sim.running.fingerprint import (
+    array_digest,
+    bound,
+    fingerprint_of_digests,
+    is_opaque,
+    is_private,
+    program_digest,
+)
 from fedjax_sim.running.interrupts import interrupts
 from fedjax_sim.running.log import as_record, plain
 from fedjax_sim.running.privacy_ledger import Spending
-from fedjax_sim.sweeps.arguments import check_numbers, check_run
+from fedjax_sim.sweeps.arguments import check_run, check_sweep_numbers
 from fedjax_sim.sweeps.finished import Finished
 from fedjax_sim.sweeps.grid import check_arguments, combinations_of, seeds_of
 from fedjax_sim.sweeps.points import Kind, Points, traced
@@ -137,7 +144,7 @@ def sweep_points(
     """
     started = time.perf_counter()
     evaluate_every = num_rounds if evaluate_every is None else evaluate_every
-    check_numbers(num_rounds, evaluate_every, batch, directory, resume)
+    check_sweep_numbers(num_rounds, evaluate_every, batch, directory, resume)
     check_run(keys[0], make(**combinations[0]), population, evaluation)
     population = jax.tree.map(jnp.asarray, population)
     starts = jax.tree.map(lambda *rows: jnp.stack(rows), *starts)
@@ -262,8 +269,10 @@ def _bound_words(keys: list[Array], programs: list[str], starts: PyTree, populat
     data = array_digest(population) if any(programs) else ""
     found = []
     for program in programs:
-        own = [joined(program, array_digest(jax.tree.map(lambda x, s=s: x[s], starts)), data, key) if program else ""
-               for s, key in enumerate(keys)]  # fmt: skip
+        own = []
+        for s, key in enumerate(keys):
+            start = jax.tree.map(lambda x, s=s: x[s], starts)
+            own.append(fingerprint_of_digests(program, array_digest(start), data, key) if program else "")
         found.append([jax.random.key_data(bound(key, source)) for key, source in zip(keys, own, strict=True)])
     return np.array(found)
 

@@ -22,10 +22,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from fedjax_sim import tree
 from fedjax_sim.engine.jaxpr import as_traced
 from fedjax_sim.engine.plan import scan_arguments
-from fedjax_sim.sweeps.xla_constants import INLINED, is_float, kept, opened
+from fedjax_sim.sweeps.xla_constants import INLINED, is_float, kept_floats, opened_jaxpr
 from fedjax_sim.types import PyTree
 
-__all__ = ["Trace", "lifted", "replay", "trace"]
+__all__ = ["Trace", "lifted", "replay", "traced_program"]
 
 RULES = ("custom_jvp_call", "custom_vjp_call")  # they hold functions that only a derivative would call
 
@@ -43,13 +43,13 @@ class Trace(NamedTuple):
         return f"'{name}'" in str(self.kind)
 
 
-def trace(function: Callable, *args: PyTree) -> tuple[Trace, PyTree]:
+def traced_program(function: Callable, *args: PyTree) -> tuple[Trace, PyTree]:
     """(A function's trace at these arguments, which may be specs; the specs of what it returns)."""
     jaxpr, out = jax.make_jaxpr(function, return_shape=True)(*args)
     floats: list[np.ndarray] = []
     structure = jax.tree.structure(out)
-    kind = (_kind(*opened(jaxpr), floats), structure, tuple(map(_aval, jaxpr.in_avals)))
-    known = [(i, floats[i].tobytes()) for i in kept(*opened(jaxpr), floats)]
+    kind = (_kind(*opened_jaxpr(jaxpr), floats), structure, tuple(map(_aval, jaxpr.in_avals)))
+    known = [(i, floats[i].tobytes()) for i in kept_floats(*opened_jaxpr(jaxpr), floats)]
     return Trace((*kind, *known), floats, jaxpr, structure), out
 
 
@@ -61,7 +61,7 @@ def lifted(traces: Sequence[Trace]) -> list[np.ndarray | None]:
 
 def replay(traced: Trace, floats: Sequence[jax.Array | None], *args: PyTree) -> PyTree:
     """Calls a traced function with other floats in place of its own (None: its own)."""
-    flat = _replay(*opened(traced.jaxpr), list(floats), jax.tree.leaves(args))
+    flat = _replay(*opened_jaxpr(traced.jaxpr), list(floats), jax.tree.leaves(args))
     return jax.tree.unflatten(traced.out, flat)
 
 
@@ -105,7 +105,7 @@ def _kind(jaxpr: Jaxpr, consts: Sequence[Any], floats: list[np.ndarray]) -> Hash
 
 def _param(value: Any, floats: list[np.ndarray]) -> Hashable:
     if isinstance(value, (ClosedJaxpr, Jaxpr)):
-        return _kind(*opened(value), floats)
+        return _kind(*opened_jaxpr(value), floats)
     if isinstance(value, (tuple, list)):
         return tuple(_param(x, floats) for x in value)
     try:
@@ -121,7 +121,7 @@ def _count(value: Any) -> int:
         return sum(map(_count, value))
     if not isinstance(value, (ClosedJaxpr, Jaxpr)):
         return 0
-    jaxpr, consts = opened(value)
+    jaxpr, consts = opened_jaxpr(value)
     count = sum(map(is_float, consts)) + _literals(jaxpr.outvars)
     return count + sum(_literals(eqn.invars) + sum(map(_count, eqn.params.values())) for eqn in jaxpr.eqns)
 
@@ -170,7 +170,7 @@ def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
     """The results of an equation whose inner programs get other floats."""
 
     def inner(program: ClosedJaxpr | Jaxpr, own: list) -> Callable:
-        return lambda *args: _replay(*opened(program), own, args)
+        return lambda *args: _replay(*opened_jaxpr(program), own, args)
 
     name, params = eqn.primitive.name, eqn.params
     if name in INLINED:
@@ -180,7 +180,7 @@ def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
         split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         test, turn = (inner(params[key], floats[key]) for key in ("cond_jaxpr", "body_jaxpr"))
         of_test, of_turn, start = operands[: split[0]], operands[split[0] : split[1]], operands[split[1] :]
-        vmapped = bool(opened(params["cond_jaxpr"])[0].outvars[0].aval.shape)
+        vmapped = bool(opened_jaxpr(params["cond_jaxpr"])[0].outvars[0].aval.shape)
         return _loop(partial(test, *of_test), partial(turn, *of_turn), start, vmapped)
     if name == "scan":
         count, size = scan_arguments(params)

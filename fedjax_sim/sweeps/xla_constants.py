@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from fedjax_sim.engine.plan import scan_arguments
 
-__all__ = ["INLINED", "is_float", "kept", "opened"]
+__all__ = ["INLINED", "is_float", "kept_floats", "opened_jaxpr"]
 
 INLINED = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2")
 OPENED = (*INLINED, "cond", "scan", "while")  # whose inner programs can be replayed with other floats
@@ -68,7 +68,7 @@ class _Walk:
             for program in value if isinstance(value, (tuple, list)) else (value,):
                 if isinstance(program, (ClosedJaxpr, Jaxpr)):
                     entering = operands if through else _entering(name, key, params, operands)
-                    results = self.over(*opened(program), entering)
+                    results = self.over(*opened_jaxpr(program), entering)
         if name not in OPENED:
             self.kept |= set(range(first, self.position))
         return results if through else [_Fact()] * len(results)
@@ -111,7 +111,7 @@ class _Walk:
         return not value.worked_out and all(test(np.asarray(self.floats[i], np.float64)).all() for i in value.made_of)
 
 
-def kept(jaxpr: Jaxpr, consts: Sequence[Any], floats: Sequence[np.ndarray]) -> list[int]:
+def kept_floats(jaxpr: Jaxpr, consts: Sequence[Any], floats: Sequence[np.ndarray]) -> list[int]:
     """Which of a program's floats must stay in it, by their number.
 
     Guarantees: as arguments the others give the bits that they give as literals, over the operations and values of
@@ -127,7 +127,7 @@ def is_float(x: Any) -> bool:
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def opened(value: ClosedJaxpr | Jaxpr) -> tuple[Jaxpr, Sequence[Any]]:
+def opened_jaxpr(value: ClosedJaxpr | Jaxpr) -> tuple[Jaxpr, Sequence[Any]]:
     """(a jaxpr, its constants): two classes in JAX 0.10, one in 0.12."""
     return getattr(value, "jaxpr", value), getattr(value, "consts", ())
 

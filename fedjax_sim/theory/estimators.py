@@ -25,7 +25,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.theory.cohorts import MAX_COHORTS, blocks, enumerate_cohorts, num_cohorts, report_counts
-from fedjax_sim.theory.moments import Moments, checked
+from fedjax_sim.theory.moments import Moments, checked_values
 from fedjax_sim.validate import Positive
 
 __all__ = ["DesignVariance", "design_variance"]
@@ -123,7 +123,7 @@ def design_variance(
 
     if isinstance(values, Moments):
         return _from_moments(design, values.checked(), weights, estimator, denominator, counts, method)
-    rows, reported = checked(values, weights)
+    rows, reported = checked_values(values, weights)
     if len(rows) != design.population_size:
         validate.fail("values", f"one row for each of the {design.population_size} clients", rows.shape)
     by_examples = reported

@@ -9,12 +9,12 @@ import numpy as np
 
 from fedjax_sim import validate
 
-__all__ = ["Moments", "checked"]
+__all__ = ["Moments", "checked_values"]
 
 _ROWS = 1 << 20  # numbers of a block that becomes float64 at a time
 
 
-def checked(values: Any, weights: Any = None) -> tuple[np.ndarray, np.ndarray]:
+def checked_values(values: Any, weights: Any = None) -> tuple[np.ndarray, np.ndarray]:
     """([N, d] in the dtype they have, [N] float64 weights >= 0, ones if None)."""
     rows = np.asarray(values)
     rows = rows[:, None] if rows.ndim == 1 else rows
@@ -58,7 +58,7 @@ class Moments(NamedTuple):
 
         Guarantees: equal to sums at once (tests/theory/test_sampling_variance.py::test_moments_are_sums).
         """
-        rows, weights = checked(values, weights)
+        rows, weights = checked_values(values, weights)
         shares = np.ones(len(rows)) if multipliers is None else np.asarray(multipliers, np.float64)
         first, second, square = np.zeros(rows.shape[1]), np.zeros(rows.shape[1]), 0.0
         step = max(1, _ROWS // rows.shape[1])

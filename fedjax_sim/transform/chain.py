@@ -154,7 +154,8 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
             aggregate, states[i], metrics[i] = member.on_server(
                 jax.random.fold_in(key, i), cohort, aggregate, state[i], measured[i], sensitivity
             )
-        return aggregate, tuple(states), tree.joined({f"member_{i + 1}": seen for i, seen in enumerate(metrics)})
+        joined = tree.joined_metrics({f"member_{i + 1}": seen for i, seen in enumerate(metrics)})
+        return aggregate, tuple(states), joined
 
     def wire(update_spec, sent):
         for member in transforms:
@@ -193,7 +194,9 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
 
 def _metrics(transforms: tuple[UpdateTransform, ...]) -> tuple[Metric, ...]:
     """What the members state about their numbers, under the names that these have in the chain's."""
-    named = tree.joined({f"member_{i + 1}": {x.name: x for x in m.facts.metrics} for i, m in enumerate(transforms)})
+    named = tree.joined_metrics(
+        {f"member_{i + 1}": {x.name: x for x in m.facts.metrics} for i, m in enumerate(transforms)}
+    )
     return tuple(metric._replace(name=name) for name, metric in named.items())
 
 

@@ -24,9 +24,9 @@ __all__ = [
     "kept",
     "largest_mask",
     "masks_of",
+    "numbers_of_entries",
     "payload",
     "random_mask",
-    "sizes_of",
     "squared",
 ]
 
@@ -66,7 +66,7 @@ def amount(share: float | None, count: int | None, scope: Literal["vector", "lea
     return number
 
 
-def sizes_of(update: PyTree, scope: str) -> list[int]:
+def numbers_of_entries(update: PyTree, scope: str) -> list[int]:
     """Numbers of entries to choose from: of the whole update, or of each leaf.
 
     Guarantees: tests/transform/test_sparsify.py::test_wire_is_counted_exactly.

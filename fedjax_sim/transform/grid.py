@@ -19,7 +19,16 @@ from fedjax_sim import engine, prng, tree
 from fedjax_sim.transform.chain import check_floats, stateless
 from fedjax_sim.types import Array, Mean, PyTree, UpdateTransform, Wire
 
-__all__ = ["Grid", "grid_wire", "largest", "leafwise", "leaves_of", "quantizer", "total", "with_clipped_share"]
+__all__ = [
+    "Grid",
+    "grid_wire",
+    "largest_magnitude",
+    "leafwise",
+    "leaves_of",
+    "quantizer",
+    "sum_along",
+    "with_clipped_share",
+]
 
 SCALE_BITS = 32
 SMALLEST, LARGEST = 1e-30, 2.0**125  # of a scale: smaller ones count as the first, larger ones as not finite
@@ -51,12 +60,12 @@ class Grid(NamedTuple):
             return [self.fixed / self.top] * len(groups)
         together = self.scope == "vector" and len(groups) > 1
         axis = -1 if self.scope == "block" else None
-        scales = [largest(xp, x, axis) for x in groups]
+        scales = [largest_magnitude(xp, x, axis) for x in groups]
         if together:
             scales = [functools.reduce(xp.maximum, scales)] * len(groups)
         if self.by_norm:  # of numbers divided by the largest: squares neither overflow nor vanish
             peaks = [xp.maximum(scale, SMALLEST) for scale in scales]
-            squares = [total(xp, xp.square(x / peak), axis) for x, peak in zip(groups, peaks, strict=True)]
+            squares = [sum_along(xp, xp.square(x / peak), axis) for x, peak in zip(groups, peaks, strict=True)]
             squares = [sum(squares)] * len(groups) if together else squares
             scales = [peak * xp.sqrt(square) for peak, square in zip(peaks, squares, strict=True)]
         bounded = (xp.where(scale < LARGEST, xp.maximum(scale, SMALLEST), xp.nan) for scale in scales)
@@ -123,7 +132,7 @@ def leaves_of(update: PyTree) -> tuple[list[Array], ModuleType]:
     return [jnp.asarray(x).astype(jnp.float32) for x in leaves], jnp
 
 
-def largest(xp: ModuleType, x: Array, axis: int | None = None) -> Array:
+def largest_magnitude(xp: ModuleType, x: Array, axis: int | None = None) -> Array:
     """The largest magnitude, of all or of each row; 0 of nothing.
 
     Guarantees: tests/transform/test_quantize.py::test_extreme_and_odd_updates.
@@ -131,7 +140,7 @@ def largest(xp: ModuleType, x: Array, axis: int | None = None) -> Array:
     return _folded(xp, xp.maximum, xp.abs(x), axis).max(axis, initial=0, keepdims=axis is not None)
 
 
-def total(xp: ModuleType, x: Array, axis: int | None = None) -> Array:
+def sum_along(xp: ModuleType, x: Array, axis: int | None = None) -> Array:
     """The sum of all or of each row.
 
     Guarantees: tests/transform/test_sign.py::test_sign_contracts_as_declared.
@@ -181,7 +190,7 @@ def with_clipped_share(transform: UpdateTransform, limit: Any) -> UpdateTransfor
     def on_client(key, update, state, memory):
         message, memory, _ = transform.on_client(key, update, state, memory)
         leaves = leaves_of(update)[0]
-        past = sum(total(jnp, (jnp.abs(x) > limit).astype(jnp.float32)) for x in leaves)
+        past = sum(sum_along(jnp, (jnp.abs(x) > limit).astype(jnp.float32)) for x in leaves)
         past = jnp.where(tree.all_finite(leaves), past, jnp.nan)
         return message, memory, {"clipped_share": Mean(past, jnp.float32(tree.num_values(leaves)))}
 

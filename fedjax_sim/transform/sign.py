@@ -14,7 +14,15 @@ import numpy as np
 
 from fedjax_sim import engine, prng, validate
 from fedjax_sim.transform.chain import stateless
-from fedjax_sim.transform.grid import SCALE_BITS, SMALLEST, largest, leafwise, leaves_of, total, with_clipped_share
+from fedjax_sim.transform.grid import (
+    SCALE_BITS,
+    SMALLEST,
+    largest_magnitude,
+    leafwise,
+    leaves_of,
+    sum_along,
+    with_clipped_share,
+)
 from fedjax_sim.types import Array, PyTree, UpdateTransform, Wire
 
 __all__ = ["cast", "natural_compression", "scaled_sign"]
@@ -62,9 +70,9 @@ def signs(
         found = []
         for group in groups:
             size = max(sum(x.size for x in group), 1)
-            peak = functools.reduce(xp.maximum, [largest(xp, x) for x in group], SMALLEST)
+            peak = functools.reduce(xp.maximum, [largest_magnitude(xp, x) for x in group], SMALLEST)
             ratios = [xp.abs(x) * (1 / peak) for x in group]
-            mean, square = (sum(total(xp, f(x)) for x in ratios) * (1 / size) for f in (lambda x: x, xp.square))
+            mean, square = (sum(sum_along(xp, f(x)) for x in ratios) * (1 / size) for f in (lambda x: x, xp.square))
             found += [scale(xp, size, peak, mean, square)] * len(group)
         return found
 

@@ -25,9 +25,9 @@ from fedjax_sim.transform.choice import (
     kept,
     largest_mask,
     masks_of,
+    numbers_of_entries,
     payload,
     random_mask,
-    sizes_of,
     squared,
 )
 from fedjax_sim.types import Mean, UpdateTransform
@@ -78,7 +78,7 @@ def top_k(share: float | None = None, *, count: int | None = None, scope: str = 
     number = amount(share, count, scope, "entries")
 
     def wire(update_spec, sent):
-        chosen = [(size, number(size)) for size in sizes_of(update_spec, scope)]
+        chosen = [(size, number(size)) for size in numbers_of_entries(update_spec, scope)]
         return indexed_wire(update_spec, sent, sum(k for _, k in chosen), chosen)
 
     return _deterministic(lambda key, x: largest_mask(x, number(x.size)), scope, wire)
@@ -118,7 +118,7 @@ def random_k(
             return kept(update, masks)
         check_floats(update)
         leaves, structure = jax.tree.flatten(update)
-        sizes = sizes_of(update, scope) * (len(leaves) if scope == "vector" else 1)
+        sizes = numbers_of_entries(update, scope) * (len(leaves) if scope == "vector" else 1)
         gains = structure.unflatten([size / max(number(size), 1) if size else 1.0 for size in sizes])
 
         def longer(x, gain):  # float32 at least: rounded to bfloat16, the product would have another mean
@@ -129,13 +129,13 @@ def random_k(
     def error(update):
         parts = [update] if scope == "vector" else jax.tree.leaves(update)
         total = 0.0
-        for part, size in zip(parts, sizes_of(update, scope), strict=True):
+        for part, size in zip(parts, numbers_of_entries(update, scope), strict=True):
             if size:
                 total = total + squared(part) * (size / number(size) - 1 if scaled else 1 - number(size) / size)
         return total
 
     def wire(update_spec, sent):
-        values = sum(number(size) for size in sizes_of(update_spec, scope))
+        values = sum(number(size) for size in numbers_of_entries(update_spec, scope))
         sent = payload(update_spec, sent, values)
         return sent._replace(side_bits=sent.side_bits + SEED_BITS)
 
@@ -224,7 +224,7 @@ def block_k(
         return jnp.broadcast_to(chosen[:, None], rows.shape).reshape(-1)[: x.size]
 
     def wire(update_spec, sent):
-        sizes = sizes_of(update_spec, scope)
+        sizes = numbers_of_entries(update_spec, scope)
         chosen = [(blocks(size), number(blocks(size))) for size in sizes]
         values = sum(min(k * block_size, size) for (_, k), size in zip(chosen, sizes, strict=True))
         return indexed_wire(update_spec, sent, values, chosen)

@@ -28,14 +28,14 @@ __all__ = [
     "SMALLEST",
     "as_written",
     "decimal",
-    "differentiable",
     "fits_in_memory",
+    "floating_parameters",
     "function",
     "in_range",
     "integer",
     "loss_function",
     "one_of",
-    "optimizer",
+    "optax_transformation",
     "part",
     "positive",
     "sequence",
@@ -166,13 +166,13 @@ def loss_function(value: Any) -> None:
     function("loss_fn", value, "params, examples, key", hint=hint)
 
 
-def optimizer(name: str, value: Any) -> None:
+def optax_transformation(name: str, value: Any) -> None:
     """Refuses all but an optax transformation: a pair of functions `init` and `update`."""
     if not isinstance(value, optax.GradientTransformation):
         fail(name, "an optax transformation", value, "Call its factory: optax.sgd(0.1), say.", TypeError)
 
 
-def differentiable(params: Any) -> None:
+def floating_parameters(params: Any) -> None:
     """Refuses parameters of which a leaf holds no floating-point numbers: no gradient exists for it.
 
     Raises: TypeError that names the leaf.

@@ -8,7 +8,7 @@ import pytest
 from fedjax_sim import network, transform
 from fedjax_sim.adversary import inversion_error, invert_smashed, labels_by_direction, labels_of_logits
 from fedjax_sim.algorithms import split_loss
-from fedjax_sim.algorithms.split.loss import transcript
+from fedjax_sim.algorithms.split.loss import split_transcript
 from fedjax_sim.models import mlp, softmax_cross_entropy
 
 KEY = jax.random.key(0)
@@ -50,7 +50,7 @@ def test_labels_through_the_middle():
         cut = split_loss(
             model, softmax_cross_entropy, ("hidden_0", "hidden_1"), u_shaped=True, link=network.link(backward=noise)
         )
-        seen = transcript(cut, params, {"x": X, "y": Y}, KEY).seen_by(1)
+        seen = split_transcript(cut, params, {"x": X, "y": Y}, KEY).seen_by(1)
         (gradient,) = (m.value for m in seen if m.kind == "gradients")
         guesses = labels_by_direction(gradient[CLASSES:], gradient[:CLASSES], Y[:CLASSES])
         found.append(float((guesses == Y[CLASSES:]).mean()))

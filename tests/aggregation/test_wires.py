@@ -12,7 +12,7 @@ from fedjax_sim.aggregation.secure.cost import secure_sum_cost
 from fedjax_sim.aggregation.secure.homomorphic import ciphertext_bytes
 from fedjax_sim.aggregation.secure.protocol.protocol import client_down_bytes
 from fedjax_sim.algorithms import fedavg, hierarchical_fedavg
-from fedjax_sim.round.costs import wires, work_of
+from fedjax_sim.round.costs import client_wires, work_of
 from tests.laws import problems as p
 
 KEY = jax.random.key(0)
@@ -31,7 +31,7 @@ def made(aggregator, num_clients, change=None):
 
 def down(aggregator, num_clients, change=None, model=MODEL):
     """Bytes that a client receives in a round."""
-    return -(-wires(made(aggregator, num_clients, change).parts, model, p.ragged())[1].bits // 8)
+    return -(-client_wires(made(aggregator, num_clients, change).parts, model, p.ragged())[1].bits // 8)
 
 
 def test_bytes_of_keys_and_shares_come_down():
@@ -44,7 +44,7 @@ def test_bytes_of_keys_and_shares_come_down():
     real = aggregation.real_secure_sum(plain, 6)
     assert down(real, 10, INTEGERS) == model + client_down_bytes(10, None)
     secure = aggregation.secure_sum(aggregation.modular_sum(1.0), 501)
-    keys = secure.facts.wire_down(MODEL, wires(made(plain, 10, INTEGERS).parts, MODEL, p.ragged())[1], 1000)
+    keys = secure.facts.wire_down(MODEL, client_wires(made(plain, 10, INTEGERS).parts, MODEL, p.ragged())[1], 1000)
     assert keys.bits // 8 == 40_000 + 127_872
 
 

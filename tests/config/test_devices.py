@@ -29,14 +29,14 @@ def timed(monkeypatch):
         given.append(devices)
         return algorithms.fedavg(*args, **options)
 
-    known = registry.table("algorithm")
-    fedavg, table = known["fedavg"], registry.table
+    known = registry.parts_of_table("algorithm")
+    fedavg, table = known["fedavg"], registry.parts_of_table
 
     def put(required=True):
         timed = {"name": "timed", "parts": fedavg.parts | {"devices": Argument("Devices", required)}}
         timed["module"] = "fedjax_sim.algorithms"
         found = known | {"timed": fedavg._replace(**timed)}
-        monkeypatch.setattr(registry, "table", lambda name: found if name == "algorithm" else table(name))
+        monkeypatch.setattr(registry, "parts_of_table", lambda name: found if name == "algorithm" else table(name))
         monkeypatch.setattr(algorithms, "timed", made, raising=False)
         return given
 
@@ -127,8 +127,8 @@ NEEDED = {  # required options, and those that only fit together
 def test_every_device_builds(timed, kind):
     """Catches devices, a law or a condition that a config can name but not build."""
     timed()
-    options = registry.table("devices")["heterogeneous"].options
-    names = registry.table("devices") if kind == "devices" else registry.named(options[kind].kind)
+    options = registry.parts_of_table("devices")["heterogeneous"].options
+    names = registry.parts_of_table("devices") if kind == "devices" else registry.named(options[kind].kind)
     assert len(names) > 4
     for name in names:
         table = f"{{{', '.join([f'name={name!r}', *filter(None, [NEEDED.get(name)])])}}}"

@@ -49,7 +49,7 @@ def test_experiments_load(path):
     """Fault: a file in experiments/ with an option that is gone, or a data folder of somebody's machine in it."""
     data = tomllib.loads(path.read_text())["data"]
     assert "directory" not in data
-    needs_files = "directory" in registry.table("data")[data["name"]].options
+    needs_files = "directory" in registry.parts_of_table("data")[data["name"]].options
     load(path, ["data.directory=somewhere"] if needs_files else [])
 
 
@@ -138,10 +138,10 @@ def test_identity_leaves_out_what_changes_no_bit():
     assert load(None, ["client_optimizer.learning_rate=0.2"]).identity() != load().identity()
 
 
-@pytest.mark.parametrize("name", sorted(registry.table("algorithm")))
+@pytest.mark.parametrize("name", sorted(registry.parts_of_table("algorithm")))
 def test_every_algorithm_builds(name):
     """Fault: a recipe that a config can name but not build."""
-    part = registry.table("algorithm")[name]
+    part = registry.parts_of_table("algorithm")[name]
     needed = ("clip_norm", "cut", "noise_multiplier", "graph", "mixing", "radius")
     required = [f"algorithm.{key}={NEEDED[key]}" for key in part.options if key in needed]
     required += ["data.with_groups.num_groups=12"] if "group_size" in part.values else []
@@ -227,13 +227,13 @@ NEEDED = {
 
 
 SOME = ("clip", "error_feedback", "gaussian_mechanism", "quantize", "rotated", "top_k")
-TRANSFORMS = sorted(registry.table("transform") | registry.wrappers("transform"))
+TRANSFORMS = sorted(registry.parts_of_table("transform") | registry.wrappers("transform"))
 
 
 @pytest.mark.parametrize("name", cases.rows(TRANSFORMS, SOME))
 def test_every_transform_builds(name):
     """Fault: a compressor or mechanism that a config can name but not build."""
-    part = (registry.table("transform") | registry.wrappers("transform"))[name]
+    part = (registry.parts_of_table("transform") | registry.wrappers("transform"))[name]
     needed = [key for key, option in part.options.items() if option.default is registry.REQUIRED or key == "share"]
     options = [f"transform.{name}.{key}={NEEDED[key]}" for key in needed]
     if name in registry.wrappers("transform"):
@@ -254,7 +254,7 @@ def test_every_transform_builds(name):
 def test_every_part_builds(table):
     """Fault: a factory that is listed but lacks what the config hands over."""
     given = {"cohort_size": "10", "rate": "0.2", "denominator": "10.0", "num_byzantine": "1", "radius": "1.0"}
-    for name, part in registry.table(table).items():
+    for name, part in registry.parts_of_table(table).items():
         options = [f"{table}.{key}={value}" for key, value in given.items() if key in part.options]
         small = [text for text in SMALL if not text.startswith(f"{table}.")]
         if name in ("oort", "weighted", "weighted_without_replacement"):

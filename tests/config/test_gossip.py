@@ -30,13 +30,13 @@ def built(mixing, *more, name="dpsgd"):
 
 
 def kind():
-    return registry.table("algorithm")["dpsgd"].options["mixing"].kind
+    return registry.parts_of_table("algorithm")["dpsgd"].options["mixing"].kind
 
 
 def test_every_graph_builds(tmp_path):
     """Catches a graph that a config can name but not build, or one of another size than the data's clients."""
     (tmp_path / "edges.csv").write_text("".join(f"{i},{(i + 1) % 16}\n" for i in range(16)))
-    found = registry.named(registry.table("algorithm")["pairwise_gossip"].options["graph"].kind)
+    found = registry.named(registry.parts_of_table("algorithm")["pairwise_gossip"].options["graph"].kind)
     assert {"torus", "small_world", "from_csv"} <= found.keys() and "from_edges" not in found
     for name, part in found.items():
         graph = table(part, file=f"'{tmp_path}/edges.csv'") if name == "from_csv" else table(part)

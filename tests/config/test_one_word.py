@@ -21,7 +21,7 @@ from fedjax_sim.validate import Default
 SMALL = ["data.num_clients=40", "model.hidden=[8]", "sampler.cohort_size=8", "run.devices=1"]
 STARS = [
     name
-    for name, part in registry.table("algorithm").items()
+    for name, part in registry.parts_of_table("algorithm").items()
     if {"sampler", "optimizer", "transform"} <= part.parts.keys() and "loss_fn" in part.values
 ]
 NEEDS = {

@@ -247,7 +247,7 @@ def metrics_that_hide_others(patch):
     """A real one: the last member of a chain to name a metric had it."""
     chaining = importlib.import_module("fedjax_sim.transform.chain")
     hiding = lambda parts: dict(pair for part in parts.values() for pair in part.items())  # noqa: E731
-    patch.setattr(chaining.tree, "joined", hiding)
+    patch.setattr(chaining.tree, "joined_metrics", hiding)
 
 
 @fault(laws.gathered_rows_stand_by_id)

@@ -11,7 +11,8 @@ import pytest
 from fedjax_sim import aggregation, algorithms, client, population, sampling, server, transform
 from fedjax_sim.algorithms import federated
 from fedjax_sim.instruments.runs import independent_runs, squared_distance
-from fedjax_sim.instruments.variance_budget import SOURCES, variance_budget
+from fedjax_sim.instruments.variance_budget import variance_budget
+from fedjax_sim.theory.floor import SOURCES
 
 SIZE, ROWS, BATCH, COHORT, DIMENSION = 30, 6, 2, 6, 3
 RNG = np.random.default_rng(0)

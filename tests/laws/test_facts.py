@@ -175,7 +175,7 @@ def test_no_metric_hides_another():
     clipped = {name: float(x) for name, x in found.items() if name.endswith("clipped_update_share")}
     assert clipped == {"member_1_clipped_update_share": 0, "member_2_clipped_update_share": 1}
     with pytest.raises(ValueError, match="metrics: expected names that no other part uses, got 'a_x'"):
-        tree.joined({"a": {"x": 1}, "b": {"x": 2, "a_x": 3}})
+        tree.joined_metrics({"a": {"x": 1}, "b": {"x": 2, "a_x": 3}})
     private = client.private_sgd(p.linear_loss, 1.0, 0.5, p.RATE, num_steps=1, batch_size=2, num_examples=p.ROWS)
 
     def counts(key, broadcast, state, data):

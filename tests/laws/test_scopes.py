@@ -67,8 +67,8 @@ def test_a_sweep_keeps_scopes():
         return jax.lax.scan(turn, x, None, length=3)[0]
 
     x = jnp.ones(2)
-    point, _ = traced_hyperparameters.trace(lambda x: powers(x, np.float32(0.3)), x)
-    other, _ = traced_hyperparameters.trace(lambda x: powers(x, np.float32(0.7)), x)
+    point, _ = traced_hyperparameters.traced_program(lambda x: powers(x, np.float32(0.3)), x)
+    other, _ = traced_hyperparameters.traced_program(lambda x: powers(x, np.float32(0.7)), x)
     floats = traced_hyperparameters.lifted([point, other])
     given = [None if column is None else jnp.asarray(column[0]) for column in floats]
     assert any(x is not None for x in given)

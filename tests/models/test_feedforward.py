@@ -130,7 +130,7 @@ def test_clients_with_own_weights_equal_a_loop(name):
     one = jax.jit(jax.value_and_grad(scalar, has_aux=True))
     together = jax.jit(jax.vmap(jax.value_and_grad(scalar, has_aux=True)))(params, x)
     for i in range(3):
-        alone = one(tree.take(params, i), x[i])
+        alone = one(tree.take_rows(params, i), x[i])
         jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=2e-5, atol=2e-5), together, alone)
 
 

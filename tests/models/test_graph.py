@@ -7,14 +7,14 @@ import pytest
 
 from fedjax_sim import models
 from fedjax_sim.population import graph_data
-from fedjax_sim.population.graph.partition import stacked
+from fedjax_sim.population.graph.partition import stacked_graphs
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
 EDGES = np.array([[0, 1], [1, 2], [2, 3], [3, 0], [1, 4], [4, 5], [2, 5], [5, 0]])
 TYPES = np.array([0, 1, 2, 0, 1, 1, 0, 2])
 GRAPH = graph_data(RNG.normal(size=(7, 5)), EDGES, directed=True, edge_types=TYPES)  # node 6 is alone
-BATCH = jax.tree.map(jnp.asarray, stacked([GRAPH]))
+BATCH = jax.tree.map(jnp.asarray, stacked_graphs([GRAPH]))
 MAKE = {
     "gcn": lambda **o: models.gcn(5, 3, hidden=(4,), **o),
     "graph_sage": lambda **o: models.graph_sage(5, 3, hidden=(4,), **o),
@@ -132,7 +132,7 @@ def test_nodes_may_be_renumbered():
     turned = GRAPH._replace(
         nodes=GRAPH.nodes[order], ids=GRAPH.ids[order], senders=place[GRAPH.senders], receivers=place[GRAPH.receivers]
     )
-    turned = jax.tree.map(jnp.asarray, stacked([turned]))
+    turned = jax.tree.map(jnp.asarray, stacked_graphs([turned]))
     out, other = (model.apply(params, (), batch, KEY, True)[0][0] for batch in (BATCH, turned))
     np.testing.assert_allclose(out[order], other, rtol=1e-5, atol=1e-6)
 
@@ -179,7 +179,7 @@ def test_readouts():
         model, params = start("gcn", readout=readout)
         each, _ = start("gcn")
         small = graph_data(GRAPH.nodes[:3], [[0, 1]])
-        batch = jax.tree.map(jnp.asarray, stacked([GRAPH._replace(types=None), small]))
+        batch = jax.tree.map(jnp.asarray, stacked_graphs([GRAPH._replace(types=None), small]))
         out = model.apply(params, (), batch, None, False)[0]
         nodes = np.asarray(each.apply(params, (), batch, None, False)[0])
         np.testing.assert_allclose(out, [reduce(nodes[0], 0), reduce(nodes[1, :3], 0)], rtol=1e-5, atol=1e-6)

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from fedjax_sim import algorithms, client, engine, sampling, transform
-from fedjax_sim.algorithms.server.mime_optimizer import RULES, base_optimizer
+from fedjax_sim.algorithms.server.mime_optimizer import OPTIMIZER_RULES, base_optimizer
 from tests.laws import cases, laws
 from tests.laws import problems as p
 from tests.oracles import paper, scalars
@@ -102,7 +102,7 @@ def test_matches_the_paper(rule, lite, weighting):
     assert down.total() == 10 * (1 + statistics + (not lite)) * number, "x, s and, for Mime, c"
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", OPTIMIZER_RULES)
 def test_rules(rule):
     """U and V of each base optimiser. Catches a moment that U moves, or a decay in the wrong place."""
     base, theirs = base_optimizer(rule, **own(rule)), Base(rule)

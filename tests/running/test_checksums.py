@@ -134,7 +134,7 @@ def test_every_changed_byte_is_found(stopped, tmp_path):
             if changed is not None:
                 (copy / name).write_bytes(changed)
             try:
-                checksums.check(copy, WHOLE)
+                checksums.check_files(copy, WHOLE)
                 if name in LOGS:
                     check_logs(copy)
                 assert resumed(copy) == expected, name
@@ -247,7 +247,7 @@ def test_killed_while_writing(tmp_path, monkeypatch):
             except KeyboardInterrupt:
                 continue
             finally:
-                checksums.check(tmp_path, ["a", "b"])
+                checksums.check_files(tmp_path, ["a", "b"])
         break
     assert step > 7 and (tmp_path / "a").read_bytes() == b"new %d" % step
     checksums.write(tmp_path / "a", b"newest")

@@ -260,4 +260,4 @@ def test_one_process_needs_nothing(monkeypatch):
     distributed.initialize()
     assert not distributed.several() and distributed.is_first()
     assert distributed.agreed(lambda: 3) == distributed.from_first(lambda: 3) == 3
-    assert distributed.gathered(4, True).tolist() == [[4, 1]]
+    assert distributed.gathered_numbers(4, True).tolist() == [[4, 1]]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim.study.availability import laws
-from fedjax_sim.study.availability.clients import Work, correlated, rates_of
+from fedjax_sim.study.availability.clients import QuadraticFedAvg, correlated, rates_of
 from fedjax_sim.study.availability.question import availability
 
 SMALL = {"num_clients": 6, "correlations": (0.0, 1.0), "stays": (4.0,), "num_looks": 500, "zone_clients": 48}
@@ -63,7 +63,7 @@ def test_predictions_hold():
 @pytest.mark.full
 def test_it_can_tell_other_laws():
     """Fault: intervals so wide that no bias, shares in proportion to rates, or rounds drawn anew would hold as well."""
-    rows, work = findings().rows(), Work(5, 0.2)
+    rows, work = findings().rows(), QuadraticFedAvg(5, 0.2)
     rates = rates_of(6, 0)
     centers = correlated(rates, 1.0, 4, 0)
     assert np.corrcoef(rates, centers[:, 0])[0, 1] == pytest.approx(1)

@@ -11,7 +11,7 @@ from fedjax_sim.study.drift.fixed_points import fixed_point_rows
 from fedjax_sim.study.drift.question import drift
 from fedjax_sim.study.drift.reading import drift_reading
 from fedjax_sim.study.findings import Findings
-from fedjax_sim.study.quadratic_settings import SMALLEST, Base, quadratic_clients
+from fedjax_sim.study.quadratic_settings import SMALLEST_CURVATURE, Base, quadratic_clients
 
 SMALL = {
     "num_clients": 6, "dimension": 2, "heterogeneities": (0.0, 1.0, 2.0), "step_sizes": (0.05, 0.2),
@@ -69,7 +69,7 @@ def test_small_steps_get_their_rounds(monkeypatch):
     monkeypatch.setattr(module, "run_settings", lambda make, settings, rounds=math.inf: asked.append(rounds) or [])
     base = Base(quadratic_clients(4, 2, 1.0, 0), 1, 0.005, 1.0)
     assert not list(fixed_point_rows(base, {1.0: base.problem}, [1], [0.005]))
-    assert len(asked) == 6 and all((1 - 0.005 * SMALLEST) ** rounds < 1.1e-8 for rounds in asked[3:])
+    assert len(asked) == 6 and all((1 - 0.005 * SMALLEST_CURVATURE) ** rounds < 1.1e-8 for rounds in asked[3:])
 
 
 @pytest.mark.full

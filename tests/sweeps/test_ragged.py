@@ -72,7 +72,7 @@ def test_lanes_end_one_by_one():
 
     values = [0.3, 0.5, 0.7]
     args = jnp.float32([[0.1, 7.0], [0.5, 2.0]]), jax.random.split(jax.random.key(0), (2, 2))
-    traces = [traced_hyperparameters.trace(make(a), *args)[0] for a in values]
+    traces = [traced_hyperparameters.traced_program(make(a), *args)[0] for a in values]
     assert len({one.kind for one in traces}) == 1
     floats = traced_hyperparameters.lifted(traces)
     again = jax.jit(lambda own, *args: traced_hyperparameters.replay(traces[0], own, *args))
@@ -87,7 +87,7 @@ def test_what_cannot_be_replayed_stays():
     def make(a):
         return lambda x: jax.lax.custom_linear_solve(lambda y: a * y, x, lambda mv, b: b / a) * (a + 2)
 
-    traces = [traced_hyperparameters.trace(make(a), jnp.ones(2))[0] for a in (0.3, 0.5)]
+    traces = [traced_hyperparameters.traced_program(make(a), jnp.ones(2))[0] for a in (0.3, 0.5)]
     assert traces[0].kind != traces[1].kind
     np.testing.assert_array_equal(
         traced_hyperparameters.replay(traces[1], [None] * len(traces[1].floats), jnp.ones(2)), [5.0, 5.0]

@@ -142,7 +142,7 @@ def test_floats_are_lifted_out_of_everything():
         return function
 
     values, x = [0.3, 0.5, 0.7], jnp.float32(1)
-    traces = [traced_hyperparameters.trace(make(a), x)[0] for a in values]
+    traces = [traced_hyperparameters.traced_program(make(a), x)[0] for a in values]
     assert len({one.kind for one in traces}) == 1
     floats = traced_hyperparameters.lifted(traces)
     again = jax.jit(lambda own, x: traced_hyperparameters.replay(traces[0], own, x))

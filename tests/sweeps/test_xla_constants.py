@@ -43,7 +43,7 @@ def test_what_is_lifted_keeps_its_bits(name):
     x, y = (jnp.asarray(row, jnp.float32) for row in np.random.default_rng(0).lognormal(size=(2, 501)))
     kinds: dict = {}
     for a in VALUES:
-        traced, _ = traced_hyperparameters.trace(lambda x, y, a=a: function(x, y, a), x, y)
+        traced, _ = traced_hyperparameters.traced_program(lambda x, y, a=a: function(x, y, a), x, y)
         kinds.setdefault(traced.kind, []).append((a, traced))
     for members in kinds.values():
         first, floats = members[0][1], traced_hyperparameters.lifted([traced for _, traced in members])

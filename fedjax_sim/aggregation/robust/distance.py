@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_sim import engine, validate
 from fedjax_sim.aggregation.robust.coordinate import around_median, more_than
 from fedjax_sim.engine.all_messages.all_messages import SideBySide, by_rule
-from fedjax_sim.engine.all_messages.messages import columnwise, gaps, one_message, weighted_mean
+from fedjax_sim.engine.all_messages.messages import columnwise, gaps, one_message, weighted_mean_of_messages
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.types import Aggregator, Array, PyTree
 from fedjax_sim.validate import NonNegativeInt, PositiveInt
@@ -61,7 +61,7 @@ def krum(num_byzantine: NonNegativeInt, num_chosen: PositiveInt = 1) -> Aggregat
             update, chosen = one_message(cohort.messages, best), jnp.arange(scores.size) == best
         else:
             chosen = jnp.argsort(jnp.argsort(scores, stable=True), stable=True) < num_chosen
-            update = weighted_mean(cohort.messages, chosen.astype(jnp.float32))
+            update = weighted_mean_of_messages(cohort.messages, chosen.astype(jnp.float32))
         known = jnp.isfinite(jnp.where(chosen, scores, 0)).all()
         return _made((cohort.number >= least) & known, update, chosen)
 
@@ -195,7 +195,7 @@ def minimum_diameter(num_byzantine: NonNegativeInt) -> Aggregator:
         diameters = jnp.where(leaves_out_f, jax.lax.map(diameter, subsets, batch_size=4096), jnp.inf)
         best = jnp.argmin(diameters)
         chosen = jnp.zeros(m, bool).at[subsets[best]].set(True) & cohort.arrived
-        update = weighted_mean(cohort.messages, chosen.astype(jnp.float32))
+        update = weighted_mean_of_messages(cohort.messages, chosen.astype(jnp.float32))
         enough = cohort.number > 2 * num_byzantine
         return _made(enough & jnp.isfinite(diameters[best]), update, chosen)
 

@@ -9,8 +9,14 @@ import numpy as np
 from fedjax_sim import engine, validate
 from fedjax_sim.aggregation.robust.coordinate import enough, more_than
 from fedjax_sim.aggregation.robust.norm_bounding import check_honest, shortening
-from fedjax_sim.engine.all_messages.all_messages import SideBySide, by_rule, checked
-from fedjax_sim.engine.all_messages.messages import gaps, mixed, pooled, squared_distances, weighted_rows
+from fedjax_sim.engine.all_messages.all_messages import SideBySide, by_rule, with_cohort_check
+from fedjax_sim.engine.all_messages.messages import (
+    gaps,
+    linear_combinations,
+    pooled_messages,
+    squared_distances,
+    weighted_rows,
+)
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Aggregator
 from fedjax_sim.validate import NonNegativeInt, PositiveInt
@@ -41,7 +47,7 @@ def _around(
 
     facts = {name: getattr(aggregator.facts, name) for name in ("weighted", "homogeneous", "metrics")}
     facts["withstands"] = aggregator.facts.withstands and withstands
-    return checked(by_rule(rule, check, start=aggregator.start, **facts), aggregator, number)
+    return with_cohort_check(by_rule(rule, check, start=aggregator.start, **facts), aggregator, number)
 
 
 @validate.named_arguments
@@ -81,7 +87,7 @@ def bucketing(aggregator: Aggregator, bucket_size: PositiveInt) -> Aggregator:
         share = cohort.weights if aggregator.facts.weighted else cohort.arrived.astype(jnp.float32)
         share = jnp.where(inside, share[members], 0)
         total = engine.pairwise_sum(share, (1,))
-        means = pooled(cohort.messages, members, engine.divide(share, jnp.where(total > 0, total, 1)[:, None]))
+        means = pooled_messages(cohort.messages, members, engine.divide(share, jnp.where(total > 0, total, 1)[:, None]))
         there = jnp.arange(most) < buckets
         ids = jnp.where(there, jnp.arange(most, dtype=jnp.int32), -1)
         return SideBySide(means, jnp.where(there, total, 0), ids, buckets)
@@ -115,7 +121,7 @@ def nearest_neighbour_mixing(aggregator: Aggregator, num_byzantine: NonNegativeI
         chosen = jnp.zeros((m, m), bool).at[jnp.arange(m)[:, None], nearest].set(jnp.arange(m)[None] < kept)
         chosen &= cohort.arrived[:, None]
         share = engine.divide(chosen.astype(jnp.float32), jnp.maximum(kept, 1).astype(jnp.float32))
-        return cohort._replace(messages=mixed(cohort.messages, share))
+        return cohort._replace(messages=linear_combinations(cohort.messages, share))
 
     least = 2 * num_byzantine + 1
     return _around(aggregator, change, more_than(num_byzantine, 2), least=least, most=num_byzantine)

@@ -102,7 +102,7 @@ def foolsgold(population_size: PopulationSize, *, confidence: Positive = 1.0) ->
         there = weights > 0
         at = jnp.where(there, ids, population_size)  # past the end: dropped
         sums = jax.tree.map(lambda h, x: h.at[at].add(x.astype(h.dtype), mode="drop"), round.state, updates)
-        own = tree.take(sums, jnp.where(there, ids, 0))
+        own = tree.take_rows(sums, jnp.where(there, ids, 0))
         others = there[:, None] & there[None] & (ids[:, None] != ids[None])  # a client may be drawn twice
         alike = jnp.where(others, _cosines(own), 0)  # as its own company a client counts 0, so no maximum is below 0
         most = alike.max(1)

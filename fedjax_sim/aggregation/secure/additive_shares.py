@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import prng, tree, validate
-from fedjax_sim.aggregation.secure.common import METRICS, check_options, luck, released, start, summed
+from fedjax_sim.aggregation.secure.common import (
+    SECURE_SUM_METRICS,
+    check_secure_sum_options,
+    lane_sums,
+    luck,
+    released_unless_aborted,
+    secure_sum_start,
+)
 from fedjax_sim.aggregation.secure.modular import ModularSum, ring_of
 from fedjax_sim.aggregation.secure.ring import Element, Ring
 from fedjax_sim.tree import num_values
@@ -67,7 +74,7 @@ def additive_shares(
     ring = ring_of(aggregator)
 
     def init(update_spec, num_slots):
-        carry = start(aggregator, update_spec, num_slots, min_messages=least)
+        carry = secure_sum_start(aggregator, update_spec, num_slots, min_messages=least)
         if not masks:
             return carry
         return carry._replace(lanes=jax.tree.map(lambda x: jnp.zeros((num_servers, *x.shape), x.dtype), carry.lanes))
@@ -81,7 +88,7 @@ def additive_shares(
             received = received._replace(weights=jnp.where(here, received.weights, 0))
             return aggregator.accumulate(key, round, carry, received)
         shares = shares_of(ring, key, num_servers, received.slots, received.updates)
-        each = jax.vmap(partial(summed, ring, here), in_axes=1)  # server
+        each = jax.vmap(partial(lane_sums, ring, here), in_axes=1)  # server
         lanes = jax.tree.map(lambda old, x: old + each(x), carry.lanes, shares)
         return ModularSum(lanes, carry.messages + here.sum(dtype=jnp.int32))
 
@@ -90,7 +97,7 @@ def additive_shares(
             total = total._replace(lanes=jax.tree.map(partial(_together, ring), total.lanes))
         aborted = total.messages < (least or 0)
         left = round.cohort.reported & _lost(key, round.cohort.ids, dropout)
-        return released(aborted, *aggregator.finalize(key, round, total), left)
+        return released_unless_aborted(aborted, *aggregator.finalize(key, round, total), left)
 
     def view(key, round, received):
         here = (received.weights > 0) & ~_lost(key, received.ids, dropout)
@@ -104,7 +111,7 @@ def additive_shares(
 
     leaves = stays if dropout > 0 else None
     made = aggregator._replace(init=init, accumulate=accumulate, finalize=finalize, stays=leaves, view=view)
-    return made.stating(metrics=aggregator.facts.metrics + METRICS, least=least, wire=wire)
+    return made.stating(metrics=aggregator.facts.metrics + SECURE_SUM_METRICS, least=least, wire=wire)
 
 
 def _lost(key: Array, ids: Array, dropout: float) -> Array:
@@ -147,7 +154,7 @@ def _shares(ring: Ring, key: Array, num_servers: int, number: Array) -> Array:
 
 def _checked(aggregator, num_servers, dropout, min_messages, honest_server, masks) -> int | None:
     """The least number of messages of a sum."""
-    check_options(aggregator, min_messages, masks, "Shares are uniform in a ring of integers only.")
+    check_secure_sum_options(aggregator, min_messages, masks, "Shares are uniform in a ring of integers only.")
     validate.integer("num_servers", num_servers, 2, MOST_SERVERS)
     validate.integer("honest_server", honest_server, 0, num_servers - 1)
     validate.in_range("dropout", dropout, 0, 1)

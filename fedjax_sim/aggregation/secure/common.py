@@ -12,25 +12,25 @@ from fedjax_sim.types import Aggregator, Array, Metric, PyTree
 from fedjax_sim.validate import PositiveInt
 
 __all__ = [
-    "METRICS",
-    "check_connected",
+    "SECURE_SUM_METRICS",
     "check_majority",
-    "check_options",
+    "check_secure_sum_options",
+    "check_survivors_connected",
+    "lane_sums",
     "luck",
-    "released",
-    "start",
-    "summed",
+    "released_unless_aborted",
+    "secure_sum_start",
     "words",
 ]
 
-METRICS = (
+SECURE_SUM_METRICS = (
     Metric("aborted_rounds", "secure sums aborted", "count"),
     Metric("secure_dropouts", "clients that left during secure aggregation", "count"),
 )
 
 
 @validate.named_arguments
-def check_options(aggregator: Aggregator, min_messages: PositiveInt | None, masks: bool, hint: str) -> None:
+def check_secure_sum_options(aggregator: Aggregator, min_messages: PositiveInt | None, masks: bool, hint: str) -> None:
     """Raises ValueError or TypeError for what no `modular_sum` can be wrapped with."""
     validate.part("aggregator", aggregator, Aggregator)
     if aggregator.facts.modulus is None or aggregator.view is not None:
@@ -49,7 +49,7 @@ def check_majority(threshold: int, holders: int) -> None:
         validate.fail("threshold", f"more than half of the {holders} holders, for signed", threshold, hint)
 
 
-def check_connected(threshold: int, neighbours: int) -> None:
+def check_survivors_connected(threshold: int, neighbours: int) -> None:
     """Raises ValueError unless the clients that stay in an opened sum on a circle are always connected.
 
     Each of them has `threshold` neighbours left. If that is more than half, there is one to each side of it, within the
@@ -63,7 +63,7 @@ def check_connected(threshold: int, neighbours: int) -> None:
         validate.fail("threshold", f"more than half of the {neighbours} neighbours who hold shares", threshold, hint)
 
 
-def start(aggregator: Aggregator, update_spec: PyTree, num_slots: int, **least: int | None) -> ModularSum:
+def secure_sum_start(aggregator: Aggregator, update_spec: PyTree, num_slots: int, **least: int | None) -> ModularSum:
     """The carry of the wrapped `modular_sum`.
 
     Args:
@@ -87,7 +87,7 @@ def luck(key: Array, ids: Array, label: str) -> Array:
     return jax.vmap(lambda id: jax.random.uniform(prng.client_key(key, id), dtype=jnp.float32))(ids)
 
 
-def summed(ring: Ring, here: Array, elements: Array) -> Array:
+def lane_sums(ring: Ring, here: Array, elements: Array) -> Array:
     """[lanes, ...] uint32: sums of the lanes of elements [c, words, ...] over those who are here, [c] bool."""
     lanes = jnp.stack(ring.lanes(tuple(jnp.moveaxis(elements, 1, 0))), axis=1)
     return tree.where(here, lanes, 0).sum(0, dtype=jnp.uint32)
@@ -98,7 +98,10 @@ def words(ring: Ring, lanes: Array) -> Array:
     return jnp.stack(ring.gathered(tuple(lanes)))
 
 
-def released(aborted: Array, update: PyTree, metrics: dict[str, Array], left: Array) -> tuple[PyTree, dict[str, Array]]:
-    """The aggregate, NaN where the round is aborted, and `metrics` with `METRICS`; left: [m] bool, who did."""
+def released_unless_aborted(
+    aborted: Array, update: PyTree, metrics: dict[str, Array], left: Array
+) -> tuple[PyTree, dict[str, Array]]:
+    """The aggregate, NaN where the round is aborted, and `metrics` with `SECURE_SUM_METRICS`; left: [m] bool, who
+    did."""
     counts = {"aborted_rounds": aborted.astype(jnp.int32), "secure_dropouts": left.sum(dtype=jnp.int32)}
     return jax.tree.map(lambda x: jnp.where(aborted, jnp.nan, x), update), metrics | counts

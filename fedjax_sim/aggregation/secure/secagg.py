@@ -11,14 +11,14 @@ import numpy as np
 
 from fedjax_sim import tree, validate
 from fedjax_sim.aggregation.secure.common import (
-    METRICS,
-    check_connected,
+    SECURE_SUM_METRICS,
     check_majority,
-    check_options,
+    check_secure_sum_options,
+    check_survivors_connected,
+    lane_sums,
     luck,
-    released,
-    start,
-    summed,
+    released_unless_aborted,
+    secure_sum_start,
     words,
 )
 from fedjax_sim.aggregation.secure.cost import secure_sum_cost
@@ -106,7 +106,7 @@ def secure_sum(
 
     def init(update_spec, num_slots):
         _check_slots(num_slots, threshold, neighbours, signed)
-        carry = start(aggregator, update_spec, num_slots, threshold=threshold, min_messages=least)
+        carry = secure_sum_start(aggregator, update_spec, num_slots, threshold=threshold, min_messages=least)
         return {"sum": carry, "uploaded": jnp.zeros(num_slots, jnp.int32)}
 
     def accumulate(key, round, carry, received):
@@ -117,7 +117,7 @@ def secure_sum(
             received = received._replace(weights=jnp.where(here, received.weights, 0))
             return {"sum": aggregator.accumulate(key, round, carry["sum"], received), "uploaded": came}
         sent = masked_messages(key, round, received)
-        lanes = jax.tree.map(lambda old, x: old + summed(ring, here, x), carry["sum"].lanes, sent)
+        lanes = jax.tree.map(lambda old, x: old + lane_sums(ring, here, x), carry["sum"].lanes, sent)
         return {"sum": ModularSum(lanes, carry["sum"].messages + here.sum(dtype=jnp.int32)), "uploaded": came}
 
     def masked_messages(key, round, received):
@@ -134,7 +134,7 @@ def secure_sum(
             total = total._replace(lanes=_opened(ring, key, graph, stages, threshold, total.lanes))
         left = round.cohort.reported & (leaves_before(key, round.cohort.ids, cumulative) < 3)
         aborted = is_aborted(graph, stages, threshold, least)
-        return released(aborted, *aggregator.finalize(key, round, total), left)
+        return released_unless_aborted(aborted, *aggregator.finalize(key, round, total), left)
 
     def view(key, round, received):
         here = _uploads(key, received, cumulative)
@@ -155,7 +155,9 @@ def secure_sum(
 
     leaves = stays if cumulative[2] > 0 else None
     made = aggregator._replace(init=init, accumulate=accumulate, finalize=finalize, stays=leaves, view=view)
-    return made.stating(metrics=aggregator.facts.metrics + METRICS, least=least, wire=wire, wire_down=wire_down)
+    return made.stating(
+        metrics=aggregator.facts.metrics + SECURE_SUM_METRICS, least=least, wire=wire, wire_down=wire_down
+    )
 
 
 def stages_of(key: Array, ids: Array, reported: Array, uploaded: Array, cumulative: np.ndarray) -> Stages:
@@ -187,7 +189,7 @@ def _opened(ring: Ring, key: Array, graph: Circle, stages: Stages, threshold: in
 
 def _checked(aggregator, threshold, neighbours, dropout, min_messages, masks, signed) -> tuple[np.ndarray, int]:
     """(the probability that a client has left before each step's end [4], the least number of messages)."""
-    check_options(aggregator, min_messages, masks, "Masks cancel in a ring of integers only.")
+    check_secure_sum_options(aggregator, min_messages, masks, "Masks cancel in a ring of integers only.")
     validate.integer("threshold", threshold)
     validate.truth("signed", signed)
     if neighbours is not None:
@@ -196,7 +198,7 @@ def _checked(aggregator, threshold, neighbours, dropout, min_messages, masks, si
             validate.fail("neighbours", "an even number, half to each side", neighbours)
         if threshold > neighbours:
             validate.fail("threshold", f"at most the {neighbours} neighbours who hold shares", threshold)
-        check_connected(threshold, neighbours)
+        check_survivors_connected(threshold, neighbours)
     return left_by(dropout), threshold if min_messages is None else min_messages
 
 

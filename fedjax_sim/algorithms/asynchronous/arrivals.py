@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.algorithms.asynchronous.clock_ticks import NEVER, advanced, earliest, last, places_of
+from fedjax_sim.algorithms.asynchronous.clock_ticks import NEVER_ARRIVES, advanced, earliest, last, places_of
 from fedjax_sim.algorithms.asynchronous.in_flight import Begun, Traffic, Trip, trips
 from fedjax_sim.network.devices import there_at
 from fedjax_sim.prng import stream
@@ -32,13 +32,13 @@ class Flights(NamedTuple):
 
     ids: Array  # [C] int32, all different; an empty place keeps its last one
     bases: Array  # [C] int32 version of the model that the client trains on
-    due: Array  # [C] uint32 ticks from now until its message is there; `NEVER` at an empty place
+    due: Array  # [C] uint32 ticks from now until its message is there; `NEVER_ARRIVES` at an empty place
     version: Array  # [] int32 versions so far, those of skipped steps included
     clock: Clock
     arrived: Array  # [] int32 messages so far
     begun: Begun  # since the last step that was told
-    leaves: Array | None  # [C] uint32 ticks from now until it leaves, if its message never arrives; `NEVER` at other
-    # places; None = nobody leaves
+    leaves: Array | None  # [C] uint32 ticks from now until it leaves, if its message never arrives; `NEVER_ARRIVES` at
+    # other places; None = nobody leaves
 
 
 class Arrivals(NamedTuple):
@@ -126,12 +126,12 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
     stays = (entries.rank < count) & jnp.concatenate([~there, jnp.ones(m, bool)])  # M of 2M
     left = _at(jnp.nonzero(stays, size=m)[0], entries)
     due = flights.due.at[places].set(left.time)
-    begun = trip.begun(traffic, key, flights.clock, jnp.where(there, start, NEVER))
+    begun = trip.begun(traffic, key, flights.clock, jnp.where(there, start, NEVER_ARRIVES))
     versions = count if traffic.buffer_size == 1 else (count > 0).astype(jnp.int32)
     after = Flights(
         flights.ids.at[places].set(left.ids),
         flights.bases.at[places].set(left.bases),
-        jnp.where(due == NEVER, NEVER, due - elapsed),
+        jnp.where(due == NEVER_ARRIVES, NEVER_ARRIVES, due - elapsed),
         flights.version + versions,
         advanced(flights.clock, elapsed, unit),
         flights.arrived + count,
@@ -141,13 +141,13 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
     interrupted = None
     if traffic.loses:
         leaving = flights.leaves.at[places].set(left.leaves)
-        gone = (leaving != NEVER) & (leaving <= elapsed)
+        gone = (leaving != NEVER_ARRIVES) & (leaving <= elapsed)
         interrupted = gone.sum(dtype=jnp.int32)
-        after = after._replace(leaves=jnp.where(gone | (leaving == NEVER), NEVER, leaving - elapsed))
+        after = after._replace(leaves=jnp.where(gone | (leaving == NEVER_ARRIVES), NEVER_ARRIVES, leaving - elapsed))
     after = _filled(key, traffic, after, load, spare, count)
     end, own_end = _earlier(flights.due, flights.leaves), _earlier(arrive, leaves)
-    own = jnp.where(there & (own_end != NEVER), jnp.minimum(own_end, elapsed) - jnp.minimum(start, elapsed), 0)
-    busy = jnp.where(end == NEVER, 0, jnp.minimum(end, elapsed))
+    own = jnp.where(there & (own_end != NEVER_ARRIVES), jnp.minimum(own_end, elapsed) - jnp.minimum(start, elapsed), 0)
+    busy = jnp.where(end == NEVER_ARRIVES, 0, jnp.minimum(end, elapsed))
     gaps = flights.version + (rank if traffic.buffer_size == 1 else 0) - bases
     arrivals = Arrivals(
         ids,
@@ -174,18 +174,18 @@ def _patience(flights: Flights, ticks_per_second: int) -> Array:
 
 
 def _earlier(due: Array, leaves: Array | None) -> Array:
-    """When clients are done, or leave; `NEVER` at an empty place."""
+    """When clients are done, or leave; `NEVER_ARRIVES` at an empty place."""
     return due if leaves is None else jnp.minimum(due, leaves)
 
 
 def _empty(flights: Flights) -> Array:
     """[C] bool: places without a client."""
-    return _earlier(flights.due, flights.leaves) == NEVER
+    return _earlier(flights.due, flights.leaves) == NEVER_ARRIVES
 
 
 def _emptied(flights: Flights, places: Array) -> Flights:
     """Without the clients at `places` [C] bool."""
-    due, leaves = (x if x is None else jnp.where(places, NEVER, x) for x in (flights.due, flights.leaves))
+    due, leaves = (x if x is None else jnp.where(places, NEVER_ARRIVES, x) for x in (flights.due, flights.leaves))
     return flights._replace(due=due, leaves=leaves)
 
 
@@ -215,7 +215,7 @@ def _candidates(key: Array, traffic: Traffic, flights: Flights, waiting: _Entry)
     m = traffic.block
     if traffic.refill == "same":
         start = jnp.full_like(waiting.time, last(waiting.time)) if traffic.waits else waiting.time
-        start = jnp.where(start == NEVER, 0, start)
+        start = jnp.where(start == NEVER_ARRIVES, 0, start)
         seconds = advanced(flights.clock, start, traffic.devices.ticks_per_second).seconds
         return waiting.ids, there_at(traffic.devices, waiting.ids, seconds), waiting.ids[:0]
     size = traffic.devices.population_size
@@ -235,7 +235,7 @@ def _settled(traffic: Traffic, clock: Clock, waiting: Array, trip: Trip) -> tupl
     arrives within the step.
     """
     if traffic.waits:
-        start = jnp.where(waiting == NEVER, NEVER, last(waiting))
+        start = jnp.where(waiting == NEVER_ARRIVES, NEVER_ARRIVES, last(waiting))
         return start, *trip.ends(traffic, clock, start)
 
     def arriving(times):
@@ -260,13 +260,13 @@ def _joined(traffic: Traffic, version: Array, waiting: _Entry, start: Array, sen
     if traffic.buffer_size == 1:
         bases = version + 1 + rank
     else:  # the last arrival makes the version
-        made = traffic.waits | (rank >= (start != NEVER).sum(dtype=jnp.int32) - 1)
+        made = traffic.waits | (rank >= (start != NEVER_ARRIVES).sum(dtype=jnp.int32) - 1)
         bases = version + made.astype(jnp.int32)
     entries = _ordered(
         jax.tree.map(lambda a, b: jnp.concatenate([a, b]), waiting, sent._replace(bases=bases, rank=rank))
     )
     time, base = entries.time[:m], entries.bases[:m]
-    known = (time != NEVER) & (base <= version)
+    known = (time != NEVER_ARRIVES) & (base <= version)
     if traffic.buffer_size == 1:
         known &= version + rank - base <= traffic.max_staleness
     return entries, jnp.where(known, m, rank).min()

@@ -17,7 +17,7 @@ from fedjax_sim import engine, tree, validate
 from fedjax_sim.algorithms.asynchronous.arrivals import Arrivals, Flights, next_arrivals, take_off
 from fedjax_sim.algorithms.asynchronous.in_flight import Begun, Traffic
 from fedjax_sim.network import Hazard, load_of
-from fedjax_sim.network.devices import SATURATED, checked
+from fedjax_sim.network.devices import SATURATED, check_devices
 from fedjax_sim.population.protocol import num_rows
 from fedjax_sim.prng import stream
 from fedjax_sim.round.compatibility import check_alone, check_discount, discounts, looks_like_the_model
@@ -100,7 +100,7 @@ class AsyncState(NamedTuple):
 @validate.named_arguments
 def check_traffic(traffic: Traffic, population_size: PositiveInt, block: str) -> None:
     """Raises ValueError, TypeError for options out of range, with the option's name; `block` is that of M."""
-    checked(traffic.devices, population_size)
+    check_devices(traffic.devices, population_size)
     validate.one_of("refill", traffic.refill, ("other", "same"))
     validate.integer("concurrency", traffic.concurrency, 1, population_size)
     validate.integer(block, traffic.block, 1, traffic.concurrency)

@@ -8,24 +8,24 @@ import numpy as np
 
 from fedjax_sim.types import Array, Clock
 
-__all__ = ["NEVER", "advanced", "earliest", "last", "later", "places_of"]
+__all__ = ["NEVER_ARRIVES", "advanced", "earliest", "last", "later", "places_of"]
 
-NEVER = np.uint32(2**32 - 1)
+NEVER_ARRIVES = np.uint32(2**32 - 1)
 
 
 def later(time: Array, ticks: Array) -> Array:
-    """time + ticks; `NEVER` where either is, or past 2^32.
+    """time + ticks; `NEVER_ARRIVES` where either is, or past 2^32.
 
-    >>> later(jnp.uint32(2**32 - 2), jnp.uint32(3)) == NEVER
+    >>> later(jnp.uint32(2**32 - 2), jnp.uint32(3)) == NEVER_ARRIVES
     Array(True, dtype=bool)
     """
     total = time + ticks
-    return jnp.where((time == NEVER) | (ticks == NEVER) | (total < time), NEVER, total)
+    return jnp.where((time == NEVER_ARRIVES) | (ticks == NEVER_ARRIVES) | (total < time), NEVER_ARRIVES, total)
 
 
 def last(times: Array) -> Array:
-    """The latest of some times that is not `NEVER`; 0 where all are."""
-    return jnp.where(times == NEVER, 0, times).max()
+    """The latest of some times that is not `NEVER_ARRIVES`; 0 where all are."""
+    return jnp.where(times == NEVER_ARRIVES, 0, times).max()
 
 
 def advanced(clock: Clock, ticks: Array, ticks_per_second: int) -> Clock:
@@ -59,7 +59,7 @@ def earliest(times: Array, ids: Array, count: int) -> Array:
     Guarantees: those of a sort (tests/algorithms/asynchronous/test_arrivals.py::test_earliest_is_a_sort).
     """
     cut = _kth(times, count)
-    ids = jnp.where(times == cut, ids.astype(jnp.uint32), NEVER)
+    ids = jnp.where(times == cut, ids.astype(jnp.uint32), NEVER_ARRIVES)
     before, until = (found.sum(dtype=jnp.int32) for found in (times < cut, times <= cut))
     most = jax.lax.cond(until == count, lambda: ids.max(), lambda: _kth(ids, count - before))
     return places_of((times < cut) | ((times == cut) & (ids <= most)))[:count]

@@ -15,10 +15,10 @@ import optax
 from fedjax_sim import aggregation, client, engine, sampling, server, tree, validate
 from fedjax_sim.algorithms.asynchronous.arrivals import PATIENCE
 from fedjax_sim.algorithms.asynchronous.asynchronous import arrivals_only, check_hazard, load_for, losses, sent_instead
-from fedjax_sim.algorithms.asynchronous.clock_ticks import NEVER, advanced, last
+from fedjax_sim.algorithms.asynchronous.clock_ticks import NEVER_ARRIVES, advanced, last
 from fedjax_sim.algorithms.asynchronous.in_flight import LOOKING, Begun, Traffic, trips
 from fedjax_sim.network import Hazard
-from fedjax_sim.network.devices import SATURATED, checked, spent_by, there_at
+from fedjax_sim.network.devices import SATURATED, check_devices, spent_by, there_at
 from fedjax_sim.prng import stream
 from fedjax_sim.round.costs import metrics_of
 from fedjax_sim.round.federated import federated
@@ -133,7 +133,7 @@ def fedat(
 
     References: Chai et al. 2021 (FedAT), algorithm 1 and equation 4.
     """
-    checked(devices, population_size)
+    check_devices(devices, population_size)
     validate.integer("num_tiers", num_tiers, 1, population_size)
     validate.integer("clients_per_tier", clients_per_tier, 1, population_size // num_tiers)
     work, round_options = client.local_work(options)
@@ -214,9 +214,9 @@ class _Tiers(NamedTuple):
             arrive, leaves = trip.ends(self.traffic, clock, now)
             until = last(arrive) if leaves is None else jnp.maximum(last(arrive), last(leaves))
             wait = np.uint32(PATIENCE * self.devices.ticks_per_second)
-            lost = jnp.int32(0) if leaves is None else (leaves != NEVER).sum(dtype=jnp.int32)
+            lost = jnp.int32(0) if leaves is None else (leaves != NEVER_ARRIVES).sum(dtype=jnp.int32)
             due = jnp.where(there.any(), jnp.maximum(until, 1), wait)
-            return ids, arrive != NEVER, due, lost, trip.begun(self.traffic, key, clock, now)
+            return ids, arrive != NEVER_ARRIVES, due, lost, trip.begun(self.traffic, key, clock, now)
 
         return one
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from fedjax_sim.algorithms.asynchronous.clock_ticks import NEVER, advanced, later
+from fedjax_sim.algorithms.asynchronous.clock_ticks import NEVER_ARRIVES, advanced, later
 from fedjax_sim.network import Hazard
 from fedjax_sim.network.devices import absent_after, num_saturated, spent_by
-from fedjax_sim.sampling.time.cut import by_part, joules_of, ticks_done
+from fedjax_sim.sampling.time.cut import joules_of, priced_by_part, ticks_done
 from fedjax_sim.sampling.time.hazard import leaves_at
 from fedjax_sim.types import Array, Clock, Devices, Load, Spent
 
@@ -81,36 +81,36 @@ class Trip(NamedTuple):
     hazard: Array | None  # int32 ticks after the beginning until a hazard makes it leave, `STAYS` for who does not
 
     def ends(self, traffic: Traffic, clock: Clock, start: Array) -> tuple[Array, Array | None]:
-        """([c] uint32 ticks from now until the message is there, at least one after the beginning; `NEVER` without any,
-        and until the client leaves, `NEVER` for who stays; None where nobody leaves.)
+        """([c] uint32 ticks from now until the message is there, at least one after the beginning; `NEVER_ARRIVES`
+        without any, and until the client leaves, `NEVER_ARRIVES` for who stays; None where nobody leaves.)
 
         Args:
-          clock: now. start: [c] uint32 ticks from now until it begins; `NEVER` = it does not.
+          clock: now. start: [c] uint32 ticks from now until it begins; `NEVER_ARRIVES` = it does not.
         """
-        began = self.present & (start != NEVER)
-        arrive = jnp.where(began, later(start, jnp.maximum(self.spent.total.astype(jnp.uint32), 1)), NEVER)
+        began = self.present & (start != NEVER_ARRIVES)
+        arrive = jnp.where(began, later(start, jnp.maximum(self.spent.total.astype(jnp.uint32), 1)), NEVER_ARRIVES)
         if not traffic.loses:
             return arrive, None
         after = self.after(traffic, clock, start)
-        leaves = jnp.where(began & (after != STAYS), later(start, after.astype(jnp.uint32)), NEVER)
-        return jnp.where(leaves == NEVER, arrive, NEVER), leaves
+        leaves = jnp.where(began & (after != STAYS), later(start, after.astype(jnp.uint32)), NEVER_ARRIVES)
+        return jnp.where(leaves == NEVER_ARRIVES, arrive, NEVER_ARRIVES), leaves
 
     def after(self, traffic: Traffic, clock: Clock, start: Array) -> Array:
         """[c] int32 ticks after the beginning until the client leaves; `STAYS` if its message arrives before."""
         after = jnp.full_like(self.ids, STAYS) if self.hazard is None else self.hazard
         if traffic.devices.availability is not None:
-            began = advanced(clock, jnp.where(start == NEVER, 0, start), traffic.devices.ticks_per_second)
+            began = advanced(clock, jnp.where(start == NEVER_ARRIVES, 0, start), traffic.devices.ticks_per_second)
             after = jnp.minimum(after, absent_after(traffic.devices, self.ids, began, self.spent, CHECKS))
         return jnp.maximum(after, 0)
 
     def begun(self, traffic: Traffic, key: Array, clock: Clock, start: Array) -> Begun:
         """Of those that begin; arguments as for `ends` and `trips`."""
-        began = self.present & (start != NEVER)
+        began = self.present & (start != NEVER_ARRIVES)
         joules, wasted = self.spent.joules, None
         if traffic.loses:
             after = self.after(traffic, clock, start)
             done, lost = ticks_done(self.spent, after), after != STAYS
-            part = joules_of(done, *by_part(traffic.devices, key, self.ids, (self.load,)))
+            part = joules_of(done, *priced_by_part(traffic.devices, key, self.ids, (self.load,)))
             joules = jnp.where(lost, part, joules)
             wasted = (began & lost & (done[2] > 0)).sum(dtype=jnp.int32)
         joules = jnp.where(began, joules, 0).astype(jnp.float32).sum()

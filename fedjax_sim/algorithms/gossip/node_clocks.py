@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.network import Links, load_of
-from fedjax_sim.network.devices import SATURATED, checked, num_saturated, spent_by
+from fedjax_sim.network.devices import SATURATED, check_devices, num_saturated, spent_by
 from fedjax_sim.types import Array, Clock, Devices, Load, Metric, PyTree, Work
 
-__all__ = ["BARRIERS", "TIME_METRICS", "NodeTiming", "advanced", "asked_of", "start_of", "times"]
+__all__ = ["BARRIERS", "TIME_METRICS", "NodeTiming", "asked_of", "clocks_after_round", "start_of", "times"]
 
 BARRIERS = ("global", "local")
 TIME_METRICS = (
@@ -34,7 +34,7 @@ class NodeTiming(NamedTuple):
         if devices is None and barrier != "global":
             validate.fail("barrier", "'global' without devices", barrier, "Nobody waits where time is not simulated.")
         if devices is not None:
-            checked(devices, population_size, "graph's", "nodes")
+            check_devices(devices, population_size, "graph's", "nodes")
             if devices.availability is not None:
                 hint = "Nodes that are away: network.with_node_failures."
                 validate.fail("devices", "devices that are always there", "ones with an availability", hint)
@@ -61,7 +61,7 @@ def asked_of(work: Work, num_examples: Array, links: Links, num_bytes: int) -> L
     return load_of(work, num_examples)._replace(bytes_down=down, bytes_up=up)
 
 
-def advanced(timing: NodeTiming, key: Array, clock: Clock, links: Links, load: Load) -> tuple[Clock, Array]:
+def clocks_after_round(timing: NodeTiming, key: Array, clock: Clock, links: Links, load: Load) -> tuple[Clock, Array]:
     """The clocks after a round: t_i(k + 1) = max of t_j(k) over those whom node i waits for, plus its own duration.
 
     With a local barrier a node waits for itself and for those that it hears in this round, with a global one for

@@ -16,10 +16,10 @@ from fedjax_sim.network.devices import MOST_TICKS
 from fedjax_sim.network.mixing import tables_of
 from fedjax_sim.network.topology import check_connected
 from fedjax_sim.prng import stream
-from fedjax_sim.round.costs import ROUND_METRICS, spent_by, unusable, work_of
+from fedjax_sim.round.costs import ROUND_METRICS, spending_metrics, unusable, work_of
 from fedjax_sim.round.options import ExecutionOptions
 from fedjax_sim.round.round import aggregate, collect, initial_state, invite, invite_together
-from fedjax_sim.sampling.time.cut import by_part
+from fedjax_sim.sampling.time.cut import priced_by_part
 from fedjax_sim.sampling.time.round_cost import More, Price
 from fedjax_sim.transform import identity
 from fedjax_sim.types import (
@@ -141,7 +141,7 @@ def pairwise_gossip(
         info["edges"] = (cohort.reported & meets).sum(dtype=jnp.int32)
         info |= _bytes(cohort, meets, tree.num_bytes(tree.spec(inner.server))) | cohort.metrics | pooled
         info |= unusable(star, cohort, gathered.dropped, gathered.num_dropped)
-        info |= engine.steady(spent_by)(cohort)
+        info |= engine.steady(spending_metrics)(cohort)
         inner = inner._replace(round=inner.round + 1, sampler=woken, clients=clients)
         return state._replace(star=inner), info
 
@@ -188,7 +188,7 @@ def price_of_meetings(devices: Devices, key: Array, cohort: Cohort, partners: Ar
     nodes, first = jnp.concatenate([cohort.ids, partners]), first_places(jnp.concatenate([cohort.ids, partners]))
     times = jnp.zeros_like(nodes).at[first].add(jnp.tile(meets, 2).astype(jnp.int32))[first]  # meetings of each node
     model = Load(*(jnp.broadcast_to(x, nodes.shape) for x in (jnp.float32(0), price.bytes_down, price.bytes_up)))
-    (down, _, up), (received, _, sent) = by_part(devices, key, nodes, (model,))
+    (down, _, up), (received, _, sent) = priced_by_part(devices, key, nodes, (model,))
 
     def together(ticks, times):
         return jnp.where(ticks > MOST_TICKS // jnp.maximum(times, 1), MOST_TICKS, ticks * times)

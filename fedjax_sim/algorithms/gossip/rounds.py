@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, tree
-from fedjax_sim.algorithms.gossip.node_clocks import advanced, asked_of, times
+from fedjax_sim.algorithms.gossip.node_clocks import asked_of, clocks_after_round, times
 from fedjax_sim.algorithms.gossip.state import NODE_METRICS, Nodes, NodesState, Trained, begun
 from fedjax_sim.network import Links
 from fedjax_sim.network.devices import SATURATED
@@ -59,7 +59,7 @@ def train(nodes: Nodes, key: Array, state: NodesState, population: Population, u
         return tree.where(arrived, rows, before), pooled
 
     after, pooled = engine.steady(told)(before, rows, gathered.arrived, found.means)
-    info = tree.joined({"client": pooled, "aggregator": found.metrics["aggregator"]})
+    info = tree.joined_metrics({"client": pooled, "aggregator": found.metrics["aggregator"]})
     info |= unusable(nodes.star, cohort, gathered.dropped, gathered.num_dropped)
     return Trained(
         memory, before, after, found.update, gathered.arrived, info | {"clients_reported": gathered.num_arrived}
@@ -117,7 +117,7 @@ def finish(
     clock = state.clock
     if nodes.timing.devices is not None:
         load = asked_of(work, state.tables["examples"], links, num_bytes)
-        clock, slow = engine.steady(partial(advanced, nodes.timing))(key, clock, links, load)
+        clock, slow = engine.steady(partial(clocks_after_round, nodes.timing))(key, clock, links, load)
         info |= engine.steady(partial(times, nodes.timing))(clock, links.up) | {SATURATED.name: slow}
     everyone = jnp.ones(links.up.shape, bool)
     clients = engine.put(memory, jnp.arange(links.up.shape[0], dtype=jnp.int32), rows, everyone)

@@ -23,7 +23,7 @@ from fedjax_sim.round.compatibility import check_parts
 from fedjax_sim.round.costs import metrics_of
 from fedjax_sim.round.federated import federated
 from fedjax_sim.round.inner_time import time_inside
-from fedjax_sim.round.levels import by_own_ids, existing, named_by, over_rounds, remembers, told
+from fedjax_sim.round.levels import by_own_ids, existing, named_by, remembers, summed_over_rounds, told
 from fedjax_sim.round.options import AveragingOptions
 from fedjax_sim.round.round import FederatedState, close, collect, initial_state, invite
 from fedjax_sim.types import (
@@ -139,7 +139,7 @@ def as_client_update(
 
         end, rows = jax.lax.scan(step, start, jnp.arange(rounds))
         update = tree.subtract(star.server.params(end.server), broadcast)
-        means, counts, (weight, used) = over_rounds(rows)
+        means, counts, (weight, used) = summed_over_rounds(rows)
         weight = (used > 0).astype(jnp.float32) if weighting == "uniform" else weight / rounds
         if star.execution.nonfinite == "error":
             weight = jnp.where(rows.broken.any(), jnp.nan, weight)

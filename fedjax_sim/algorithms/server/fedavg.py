@@ -39,7 +39,7 @@ def fedsgd(
 
     References: McMahan et al. 2017, section 2 (FederatedSGD).
     """
-    validate.optimizer("optimizer", optimizer)
+    validate.optax_transformation("optimizer", optimizer)
     local = client.local_sgd(loss_fn, optax.sgd(1.0), client.work(num_steps=1))
     rule = aggregation.mean() if aggregator is None else aggregator
     return federated(sampler, local, rule, server.optimizer(optimizer), **options)

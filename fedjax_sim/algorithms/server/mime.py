@@ -229,7 +229,7 @@ def _mean_gradient(found: Aggregated, num_arrived: Array, state: FederatedState)
 
 def _both(info: dict, sent: dict, lost: dict, norm: Array, usable: Array) -> dict:
     """Info of the round: that of the second pass, with the bytes of both, and unusable messages of the worse one."""
-    info = tree.joined({"client": info, "mime": {"gradient_norm": norm}})
+    info = tree.joined_metrics({"client": info, "mime": {"gradient_norm": norm}})
     info["clients_reported"] = jnp.where(usable, info["clients_reported"], 0)
     for name in ("uplink_bytes", "downlink_bytes", "uplink_coded_bytes", "wasted_bytes"):
         if name in sent or name in info:

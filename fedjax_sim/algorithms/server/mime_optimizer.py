@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from fedjax_sim import tree, validate
 from fedjax_sim.validate import ShareBelowOne
 
-__all__ = ["RULES", "BaseOptimizer", "base_optimizer"]
+__all__ = ["OPTIMIZER_RULES", "BaseOptimizer", "base_optimizer"]
 
-RULES = ("sgd", "momentum", "rmsprop", "adam")
+OPTIMIZER_RULES = ("sgd", "momentum", "rmsprop", "adam")
 
 
 class BaseOptimizer(NamedTuple):

@@ -11,7 +11,7 @@ import optax
 
 from fedjax_sim import client, validate
 from fedjax_sim.algorithms.split.loss import PRESENT, Split
-from fedjax_sim.algorithms.split.traffic import client_bits, crossings, product, total, visits
+from fedjax_sim.algorithms.split.traffic import bits_by_direction, crossings, product, visits, word_pair_sum
 from fedjax_sim.client import LocalWork
 from fedjax_sim.network.link import noise_of
 from fedjax_sim.types import Array, ClientData, ClientUpdate, Metric, PyTree
@@ -71,7 +71,7 @@ def split_client(
         validate.fail("tier", "None with one split", tier)
     whole, more = _by_tier(splits), any(one.cut.num_parties > 2 for one in splits)
     directions = ("up", "down", "other") if more else ("up", "down")
-    validate.optimizer("optimizer", optimizer)
+    validate.optax_transformation("optimizer", optimizer)
     inner = client.local_sgd(whole, optimizer if len(splits) > 1 else _by_party(optimizer, splits[0]), work)
 
     def apply(key, broadcast, state, data):
@@ -135,8 +135,8 @@ def _bytes(split: Split, params: PyTree, data: ClientData, visited: Array, steps
     example = {name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), data.examples[name])
                for name in ("x", "y")}  # fmt: skip
     spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-    found = client_bits(crossings(split, spec, example))
+    found = bits_by_direction(crossings(split, spec, example))
     return {
-        way: total(product(jnp.uint32(bits // 8), visited), product(jnp.uint32(beside // 8), steps))
+        way: word_pair_sum(product(jnp.uint32(bits // 8), visited), product(jnp.uint32(beside // 8), steps))
         for way, (bits, beside) in found.items()
     }

@@ -18,7 +18,7 @@ from fedjax_sim.network import Link
 from fedjax_sim.network.link import send, wires
 from fedjax_sim.types import Array, Cohort, Count, GraphData, Population, PyTree
 
-__all__ = ["Joint", "Places", "counts", "in_order", "joint_of", "objective"]
+__all__ = ["Joint", "LayerPlaces", "counts", "in_order", "joint_of", "regularized_node_loss"]
 
 
 class Joint(NamedTuple):
@@ -65,7 +65,7 @@ def joint_of(cohort: Cohort, population: Population) -> Joint:
     return Joint(graphs._replace(ids=ids), jnp.where(ids >= 0, labels, -1), address, known)
 
 
-class Places(NamedTuple):
+class LayerPlaces(NamedTuple):
     """Which of a network's layers are computed where."""
 
     layers: tuple[GraphLayer, ...]
@@ -137,8 +137,8 @@ class Places(NamedTuple):
         return h
 
 
-def objective(
-    places: Places, decay: float, params: PyTree, joint: Joint, key: Array, taps: dict | None = None
+def regularized_node_loss(
+    places: LayerPlaces, decay: float, params: PyTree, joint: Joint, key: Array, taps: dict | None = None
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
     """(mean loss of all labelled nodes + decay / 2 |first layer|^2, (sums by metric, number of labelled nodes))."""
     values = node_cross_entropy(places.outputs(params, joint, key, taps), joint.labels)
@@ -152,7 +152,7 @@ def objective(
     return sums["loss"] / total + decay / 2 * squares, (sums, count.sum())
 
 
-def counts(places: Places, cohort: Cohort, joint: Joint, params: PyTree) -> dict:
+def counts(places: LayerPlaces, cohort: Cohort, joint: Joint, params: PyTree) -> dict:
     """What a step sends, and who sent it."""
     names = [layer.name for layer in places.layers]
     weights = tree.num_bytes([params[name] for name in names[: places.at_clients]])

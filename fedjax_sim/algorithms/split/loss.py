@@ -22,7 +22,7 @@ from fedjax_sim.network.link import transcript as taken_down
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import Number
 
-__all__ = ["LABELS", "PRESENT", "Split", "split_loss", "split_of", "transcript"]
+__all__ = ["LABELS", "PRESENT", "Split", "split_loss", "split_of", "split_transcript"]
 
 LABELS = "labels"  # the name of their message
 PRESENT = "present"  # a column of the examples: 0 in padding, as all of it
@@ -170,7 +170,7 @@ def _branch_names(made: Cut) -> list[str]:
     return sorted({path.rsplit("/", 1)[0] for path in made.places if "/" in path})
 
 
-def transcript(split: Split, params: PyTree, examples: PyTree, key: Array | None = None) -> Transcript:
+def split_transcript(split: Split, params: PyTree, examples: PyTree, key: Array | None = None) -> Transcript:
     """What each party sees in a step on these examples: activations, labels, gradients of the mean loss.
 
     Args:

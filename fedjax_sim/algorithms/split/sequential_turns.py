@@ -16,7 +16,7 @@ from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.prng import stream
 from fedjax_sim.round.collect import collect, everything
 from fedjax_sim.round.compatibility import check_distinct
-from fedjax_sim.round.costs import wires
+from fedjax_sim.round.costs import client_wires
 from fedjax_sim.round.round import close, invite
 from fedjax_sim.round.state import Bases, Gathered
 from fedjax_sim.types import Algorithm, Array, Cohort, PyTree, Received, Round, Star
@@ -106,7 +106,7 @@ def _turns(
     carry = jax.lax.scan(engine.steady(accumulate), carry, rows)[0]
     stores = [engine.take(store, cohort.ids)[::-1] for store in (state.clients, state.memory)]
     losses = None if star.sampler.observe is None else losses
-    up_down = wires(star, broadcast, population)
+    up_down = client_wires(star, broadcast, population)
     return Gathered(carry, means, sums[0], arrived, dropped, *sums[1:], *stores, losses, broadcast, *up_down)
 
 

@@ -16,7 +16,14 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import engine, server, tree, validate
-from fedjax_sim.algorithms.split.graph_parties import Joint, Places, counts, in_order, joint_of, objective
+from fedjax_sim.algorithms.split.graph_parties import (
+    Joint,
+    LayerPlaces,
+    counts,
+    in_order,
+    joint_of,
+    regularized_node_loss,
+)
 from fedjax_sim.models import Model
 from fedjax_sim.models.graph_layers import GraphLayer
 from fedjax_sim.network import Link
@@ -119,7 +126,7 @@ def split_gnn(
     References: Kipf and Welling 2017; Gupta and Raskar 2018.
     """
     places = _checked(model, sampler, client_layers, cut_edges, graph_at, link)
-    validate.optimizer("optimizer", optimizer)
+    validate.optax_transformation("optimizer", optimizer)
     whole = server.optimizer(optimizer)
     client = NO_CLIENT.stating(noise=noise_of([places.link]))
     star = Star(sampler, client, None, whole, identity())  # type: ignore[arg-type]  # nothing is aggregated
@@ -136,7 +143,7 @@ def split_gnn(
         moved, finite, sums, count, info = stepped(key, joint, state.server)
         fit = (count > 0) & finite
         info |= counts(places, cohort, joint, whole.params(state.server)) | {"skipped_rounds": (~fit).astype(jnp.int32)}
-        info = tree.joined({"sampler": cohort.metrics, "own": info})
+        info = tree.joined_metrics({"sampler": cohort.metrics, "own": info})
         means = {f"local_{name}": Mean(*(jnp.where(fit, x, 0) for x in (total, count))) for name, total in sums.items()}
         return SplitState(state.round + 1, next_sampler, moved), Inside(info, means, {}, count, ~finite)
 
@@ -146,7 +153,7 @@ def split_gnn(
         def divided(means):
             return {name: total / weight for name, (total, weight) in means.items()}
 
-        return state, tree.joined({"own": told.info, "local": engine.steady(divided)(told.means)})
+        return state, tree.joined_metrics({"own": told.info, "local": engine.steady(divided)(told.means)})
 
     def taking_part(key: Array, state: SplitState, population: Population) -> tuple[Cohort, PyTree, Joint]:
         cohort, next_sampler = invite(star, key, state)  # type: ignore[arg-type]
@@ -166,12 +173,14 @@ def split_gnn(
     return Algorithm(init, step, lambda state: whole.params(state.server), None, observe, metrics=METRICS, level=level)
 
 
-def _stepped(places: Places, whole: ServerUpdate, weight_decay: float, key: Array, joint: Joint, held: PyTree) -> tuple:
+def _stepped(
+    places: LayerPlaces, whole: ServerUpdate, weight_decay: float, key: Array, joint: Joint, held: PyTree
+) -> tuple:
     """One step from the state `held`: (the next one, whether it is finite, sums by metric, labelled nodes, info)."""
     params = whole.params(held)
-    validate.differentiable(params)
+    validate.floating_parameters(params)
     found, gradient = jax.value_and_grad(
-        lambda params: objective(places, weight_decay, params, joint, stream(key, "loss")), has_aux=True
+        lambda params: regularized_node_loss(places, weight_decay, params, joint, stream(key, "loss")), has_aux=True
     )(params)
     sums, count = found[1]
     update = jax.tree.map(jnp.negative, gradient)
@@ -182,7 +191,7 @@ def _stepped(places: Places, whole: ServerUpdate, weight_decay: float, key: Arra
     return moved, finite, sums, count, {"update_norm": length}
 
 
-def _check_start(places: Places, sampler: Sampler, params: PyTree, population: Population) -> None:
+def _check_start(places: LayerPlaces, sampler: Sampler, params: PyTree, population: Population) -> None:
     if sampler.design.population_size != population.size:
         rule, hint = f"a design for the population's {population.size} parties", "In a hierarchy: group_size."
         validate.fail("sampler", rule, sampler.design.population_size, hint)
@@ -194,7 +203,7 @@ def _check_start(places: Places, sampler: Sampler, params: PyTree, population: P
 
 def _checked(
     model: Model, sampler: Sampler, client_layers: int, cut_edges: str, graph_at: str, link: Link | None
-) -> Places:
+) -> LayerPlaces:
     if link is not None:
         validate.part("link", link, Link)
     validate.part("model", model, Model)
@@ -219,10 +228,12 @@ def _checked(
     if sampler.devices is not None or sampler.tell is not None or sampler.observe is not None:
         hint = "Take full, uniform or poisson, without devices."
         validate.fail("sampler", "one that neither takes time nor learns", "another", hint)
-    return Places(tuple(model.layers), client_layers, cut_edges == "exchange", graph_at == "server", link or Link())
+    return LayerPlaces(
+        tuple(model.layers), client_layers, cut_edges == "exchange", graph_at == "server", link or Link()
+    )
 
 
-def _seen(places: Places, key: Array, params: PyTree, cohort: Cohort, joint: Joint, names: list[str]) -> Observed:
+def _seen(places: LayerPlaces, key: Array, params: PyTree, cohort: Cohort, joint: Joint, names: list[str]) -> Observed:
     """What the server receives in the round of this key, a row for each party."""
     slots = joint.labels.shape[0]
     copies = {
@@ -234,7 +245,7 @@ def _seen(places: Places, key: Array, params: PyTree, cohort: Cohort, joint: Joi
 
     def loss(copies, added):
         taps = {"added": added, "seen": {}}
-        value, _ = objective(places, 0.0, copies, joint, stream(key, "loss"), taps)
+        value, _ = regularized_node_loss(places, 0.0, copies, joint, stream(key, "loss"), taps)
         return value, taps["seen"]
 
     spec = jax.eval_shape(lambda: loss(copies, {})[1])

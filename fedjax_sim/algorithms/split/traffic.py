@@ -15,7 +15,7 @@ from fedjax_sim.network.link import Tap, wires
 from fedjax_sim.round.costs import words_of
 from fedjax_sim.types import Array, ClientData, Count, PyTree
 
-__all__ = ["Crossing", "client_bits", "crossings", "product", "total", "visits"]
+__all__ = ["Crossing", "bits_by_direction", "crossings", "product", "visits", "word_pair_sum"]
 
 
 class Crossing(NamedTuple):
@@ -60,7 +60,7 @@ def _whole(bits: int) -> int:
     return 8 * -(-bits // 8)
 
 
-def client_bits(crossed: Sequence[Crossing], *, training: bool = True) -> dict[str, tuple[int, int]]:
+def bits_by_direction(crossed: Sequence[Crossing], *, training: bool = True) -> dict[str, tuple[int, int]]:
     """{"up", "down", "other"}: (bits of an example, bits of a batch) from party 0, to it, and among the others.
 
     Without training there are neither labels nor gradients.
@@ -87,7 +87,7 @@ def visits(work: LocalWork, data: ClientData) -> tuple[Array, Array]:
     per_epoch = jnp.maximum(-(-number // size), 1)
     steps = jnp.where(number > 0, jnp.asarray(work.own_steps(per_epoch, data.work), jnp.int32), 0)
     epochs, rest = jax.lax.div(steps, per_epoch), jax.lax.rem(steps, per_epoch)
-    visited = total(product(number, _words(epochs)), _words(jnp.minimum(rest * size, number)))
+    visited = word_pair_sum(product(number, _words(epochs)), _words(jnp.minimum(rest * size, number)))
     return visited, _words(steps)
 
 
@@ -100,7 +100,7 @@ def product(number: Array, words: Array) -> Array:
     return words_of(Count(number, words))
 
 
-def total(a: Array, b: Array) -> Array:
+def word_pair_sum(a: Array, b: Array) -> Array:
     """a + b modulo 2^64, [2] uint32 words each."""
     low = a[1] + b[1]
     return jnp.stack([a[0] + b[0] + (low < a[1]).astype(jnp.uint32), low])

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import aggregation, client, server, validate
-from fedjax_sim.algorithms.split.traffic import product, total, visits
+from fedjax_sim.algorithms.split.traffic import product, visits, word_pair_sum
 from fedjax_sim.models import Model, per_example, sequential, sigmoid_cross_entropy, taylor_cross_entropy
 from fedjax_sim.models.model import check_examples
 from fedjax_sim.network.link import Link, Transcript, link, noise_of, send, transcript, wires
@@ -37,12 +37,12 @@ from fedjax_sim.types import (
 )
 from fedjax_sim.validate import FromData
 
-__all__ = ["Parties", "parties_of", "vertical", "vertical_loss", "vertical_transcript"]
+__all__ = ["PartyFunctions", "party_functions_of", "vertical", "vertical_loss", "vertical_transcript"]
 
 OBJECTIVES = ("exact", "taylor")
 
 
-class Parties(NamedTuple):
+class PartyFunctions(NamedTuple):
     """The functions of a vertical model: party p computes h_p = bottoms[p](own params, x), party 0 also the top."""
 
     names: tuple[str, ...]
@@ -50,13 +50,13 @@ class Parties(NamedTuple):
     top: Callable  # (whole params, [h_0, ..., h_{P-1}]) -> outputs
 
 
-def parties_of(model: Model) -> Parties:
+def party_functions_of(model: Model) -> PartyFunctions:
     """The bottoms and the top of a model whose first layer has a branch for each party, as `models.by_party` makes.
 
     Raises: TypeError for what is no `Model`; ValueError for one without such a layer.
 
     >>> from fedjax_sim.models import vertical_linear
-    >>> parties_of(vertical_linear(columns=(2, 3), num_outputs=1)).names
+    >>> party_functions_of(vertical_linear(columns=(2, 3), num_outputs=1)).names
     ('party_0', 'party_1')
     """
     validate.part("model", model, Model)
@@ -76,7 +76,7 @@ def parties_of(model: Model) -> Parties:
         return joined if above is None else above.apply(params, (), joined, None, False)[0]
 
     names = tuple(name for name, _ in first.branches)
-    return Parties(names, tuple(bottom(name, layers) for name, layers in first.branches), top)
+    return PartyFunctions(names, tuple(bottom(name, layers) for name, layers in first.branches), top)
 
 
 def vertical_loss(model: Model, loss: Callable, link: Link | Mapping[str, Link] | None = None) -> Callable:
@@ -99,7 +99,7 @@ def vertical_loss(model: Model, loss: Callable, link: Link | Mapping[str, Link] 
     >>> loss_fn(params, {"x": jnp.ones((1, 2)), "y": jnp.zeros(1)}, None)["loss"].tolist()
     [9.0]
     """
-    parties = parties_of(model)
+    parties = party_functions_of(model)
     validate.function("loss", loss, "outputs, targets")
     between = _links(parties, link)
 
@@ -115,7 +115,7 @@ def vertical_loss(model: Model, loss: Callable, link: Link | Mapping[str, Link] 
     return loss_fn
 
 
-def _links(parties: Parties, given: Link | Mapping[str, Link] | None, argument: str = "link") -> dict[str, Link]:
+def _links(parties: PartyFunctions, given: Link | Mapping[str, Link] | None, argument: str = "link") -> dict[str, Link]:
     """The link of each party but party 0."""
     names = parties.names[1:]
     if isinstance(given, Mapping):
@@ -129,7 +129,7 @@ def _links(parties: Parties, given: Link | Mapping[str, Link] | None, argument: 
     return links
 
 
-def _outputs(parties: Parties, params: PyTree, x: PyTree, across: Callable) -> PyTree:
+def _outputs(parties: PartyFunctions, params: PyTree, x: PyTree, across: Callable) -> PyTree:
     """The top's outputs; `across(h_p, p)` brings party p's to party 0."""
     own, *others = (bottom(params, x) for bottom in parties.bottoms)
     return parties.top(params, [own, *(across(out, party) for party, out in enumerate(others, 1))])
@@ -163,7 +163,7 @@ def vertical_transcript(
 
     References: Hardy et al. 2017, algorithm 1 (without encryption); Vepakomma et al. 2018.
     """
-    parties = parties_of(model)
+    parties = party_functions_of(model)
     between = _links(parties, link)
     check_examples(examples)
 
@@ -236,7 +236,7 @@ def vertical(
 
     References: Hardy et al. 2017, sections 4 and 5; Yang et al. 2019, section 2.4; Vepakomma et al. 2018.
     """
-    parties = parties_of(model)
+    parties = party_functions_of(model)
     if objective == "taylor" and loss is not sigmoid_cross_entropy:
         hint = "The expansion is that of the logistic loss: the data's task must be binary."
         validate.fail("objective", "'exact' with this loss", objective, hint)
@@ -260,7 +260,7 @@ def vertical(
 
 
 def _counted(
-    local: ClientUpdate, parties: Parties, work: client.LocalWork, between: Mapping[str, Link]
+    local: ClientUpdate, parties: PartyFunctions, work: client.LocalWork, between: Mapping[str, Link]
 ) -> ClientUpdate:
     """The same local work, with the bytes that cross the links: each row of a batch once, there and back."""
 
@@ -270,7 +270,7 @@ def _counted(
         visited, steps = visits(work, data)
         headers = sum(-(-one.batch_bits // 8) for one in between.values())
         counts = {
-            name: total(
+            name: word_pair_sum(
                 product(jnp.uint32(sum(-(-wire.bits // 8) for wire in there)), visited),
                 product(jnp.uint32(headers), steps),
             )
@@ -286,7 +286,7 @@ def _counted(
     return local._replace(apply=apply).stating(noise=noise_of(between.values()), metrics=metrics, helped=True)
 
 
-def _row(parties: Parties, params: PyTree, data: ClientData) -> list[PyTree]:
+def _row(parties: PartyFunctions, params: PyTree, data: ClientData) -> list[PyTree]:
     """What each party but party 0 sends of one row, as specs."""
     first = jax.tree.map(lambda x: x[:1], data.examples["x"])
     outs = [jax.eval_shape(bottom, params, first) for bottom in parties.bottoms[1:]]

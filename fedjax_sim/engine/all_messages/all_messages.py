@@ -14,7 +14,7 @@ from fedjax_sim.engine.all_messages.messages import Messages, messages_of
 from fedjax_sim.engine.all_messages.rows import all_rows, buffer, fill
 from fedjax_sim.types import Aggregator, AggregatorFacts, Array
 
-__all__ = ["SideBySide", "by_rule", "checked"]
+__all__ = ["SideBySide", "by_rule", "with_cohort_check"]
 
 
 class SideBySide(NamedTuple):
@@ -68,7 +68,9 @@ def by_rule(rule: Callable, check: Callable | None = None, *, start: Callable | 
     return Aggregator(init, accumulate, finalize, AggregatorFacts(**facts), start=start, rule=rule)
 
 
-def checked(wrapper: Aggregator, inner: Aggregator, number: Callable = lambda num_slots: num_slots) -> Aggregator:
+def with_cohort_check(
+    wrapper: Aggregator, inner: Aggregator, number: Callable = lambda num_slots: num_slots
+) -> Aggregator:
     """A wrapper that refuses the cohorts that `inner` refuses, which meets `number(num_slots)` messages of them.
 
     Guarantees: tests/aggregation/robust/test_pre_aggregation.py::test_wrappers_refuse_what_their_rule_refuses.

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from fedjax_sim import validate
-from fedjax_sim.engine.all_messages.rows import AXIS, Rows, everywhere
+from fedjax_sim.engine.all_messages.rows import AXIS, Rows, on_every_device
 from fedjax_sim.engine.arithmetic.maximum import largest
 from fedjax_sim.types import Array, PyTree
 
@@ -75,7 +75,7 @@ def messages_of(rows: Rows, slots: Array) -> Messages:
         split, to = PartitionSpec(AXIS), PartitionSpec(None, AXIS)
         work = lambda leaves: [_exchanged(x, rows.mesh.size) for x in leaves]  # noqa: E731
         flat = jax.shard_map(work, mesh=rows.mesh, in_specs=split, out_specs=to, check_vma=False)(flat)
-        order = everywhere(order, rows.mesh)
+        order = on_every_device(order, rows.mesh)
     return Messages(tuple(flat), order, shapes, structure, rows.mesh)
 
 
@@ -105,7 +105,7 @@ def on_devices(messages: Messages, work: Callable, *args: PyTree, columns: tuple
         "out_specs": jax.tree.map(lambda x: last if x else here, split),
         "check_vma": False,
     }
-    args = jax.tree.map(lambda x: everywhere(x, messages.mesh), args)
+    args = jax.tree.map(lambda x: on_every_device(x, messages.mesh), args)
     return jax.shard_map(work, mesh=messages.mesh, **specs)(messages.columns, columns, *args)
 
 
@@ -123,7 +123,7 @@ def as_columns(messages: Messages, point: PyTree) -> tuple[Array, ...]:
 def as_message(messages: Messages, columns: list[Array]) -> PyTree:
     """A message from columns [1, d']."""
     if messages.mesh is not None:
-        columns = [everywhere(x, messages.mesh) for x in columns]
+        columns = [on_every_device(x, messages.mesh) for x in columns]
     shaped = (x[0, : math.prod(s)].reshape(s) for x, s in zip(columns, messages.shapes, strict=True))
     return messages.structure.unflatten(shaped)
 

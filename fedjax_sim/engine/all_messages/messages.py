@@ -34,7 +34,7 @@ from fedjax_sim.engine.all_messages.sums import (
     over_tiles,
     repeated,
     squared_distances,
-    weighted_mean,
+    weighted_mean_of_messages,
     weighted_sum,
 )
 from fedjax_sim.engine.arithmetic import exact_sums
@@ -46,17 +46,17 @@ __all__ = [
     "Messages",
     "columnwise",
     "gaps",
+    "gram_matrix",
     "inner_products",
+    "linear_combinations",
     "mean_and_distances",
     "messages_of",
-    "mixed",
     "one_message",
     "one_row",
     "peaks",
-    "pooled",
-    "products",
+    "pooled_messages",
     "squared_distances",
-    "weighted_mean",
+    "weighted_mean_of_messages",
     "weighted_rows",
     "weighted_sum",
     "with_message",
@@ -79,7 +79,7 @@ def _tile(
     return repeated(order.shape[0], put, empty)
 
 
-def products(messages: Messages, scale: Array | None = None) -> Array:
+def gram_matrix(messages: Messages, scale: Array | None = None) -> Array:
     """[m, m] float32: the inner products of s_i u_i and s_j u_j, matmuls for each tile, the tiles added exactly.
 
     The matrix is symmetric to the bit: messages are taken in four blocks (one, where they are few), and products of two
@@ -125,7 +125,7 @@ def gaps(messages: Messages) -> Array:
     """
     top = peaks(messages)
     exponent = jnp.clip((jax.lax.bitcast_convert_type(top, jnp.int32) >> 23) - 127, -60, 110)
-    found = products(messages, power_of_two(-exponent, jnp.float32))
+    found = gram_matrix(messages, power_of_two(-exponent, jnp.float32))
     squares = jnp.diagonal(found)
     larger = jnp.maximum(exponent[:, None], exponent[None])
     left, right = (power_of_two(jnp.maximum(x - larger, -60), jnp.float32) for x in (exponent[:, None], exponent[None]))
@@ -137,7 +137,7 @@ def gaps(messages: Messages) -> Array:
     return jnp.where(jnp.eye(messages.number, dtype=bool), 0, apart)
 
 
-def mixed(messages: Messages, matrix: Array) -> Messages:
+def linear_combinations(messages: Messages, matrix: Array) -> Messages:
     """Messages A u: the combinations of the messages by the rows of a matrix [k, m], each a new message."""
 
     def rows(tile, matrix):
@@ -146,7 +146,7 @@ def mixed(messages: Messages, matrix: Array) -> Messages:
     return _made(messages, matrix.shape[0], rows, matrix)
 
 
-def pooled(messages: Messages, members: Array, coefficients: Array) -> Messages:
+def pooled_messages(messages: Messages, members: Array, coefficients: Array) -> Messages:
     """sum_j c_kj u_(members_kj), each a new message, added one after the other.
 
     Args:

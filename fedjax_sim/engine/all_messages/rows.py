@@ -18,7 +18,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjax_sim.engine.arithmetic.barrier import unsigned_zeros
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["AXIS", "Rows", "all_rows", "buffer", "everywhere", "fill", "merged_rows", "rows_in_place", "spread_rows"]
+__all__ = [
+    "AXIS",
+    "Rows",
+    "all_rows",
+    "buffer",
+    "fill",
+    "merged_rows",
+    "on_every_device",
+    "rows_in_place",
+    "spread_rows",
+]
 
 AXIS = "clients"  # of a mesh of devices
 
@@ -74,7 +84,7 @@ def spread_rows(rows: Rows, place: Array, number: int, first: Array | int) -> Ro
     return dataclasses.replace(rows, values=values, place=place - first)
 
 
-def everywhere(x: Array, mesh: Mesh) -> Array:
+def on_every_device(x: Array, mesh: Mesh) -> Array:
     """The whole array on every device of a mesh."""
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec()))
 
@@ -83,7 +93,7 @@ def all_rows(rows: Rows, slots: Array) -> PyTree:
     """The rows of these slots, leaves [len(slots), ...], on every device."""
     if rows.mesh is None:
         return jax.tree.map(lambda x: x[rows.place[slots]], rows.values)
-    return _gathered(rows, lambda x, at: x[at], everywhere(rows.place[slots], rows.mesh))
+    return _gathered(rows, lambda x, at: x[at], on_every_device(rows.place[slots], rows.mesh))
 
 
 def rows_in_place(rows: Rows) -> tuple[PyTree, Array]:
@@ -91,7 +101,7 @@ def rows_in_place(rows: Rows) -> tuple[PyTree, Array]:
     at them one after the other, and needs no copy of all in their order."""
     if rows.mesh is None:
         return rows.values, rows.place
-    return _gathered(rows, lambda x: x), everywhere(rows.place, rows.mesh)
+    return _gathered(rows, lambda x: x), on_every_device(rows.place, rows.mesh)
 
 
 def _gathered(rows: Rows, of: Callable, *args: Array) -> PyTree:

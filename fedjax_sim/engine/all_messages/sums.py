@@ -27,7 +27,7 @@ __all__ = [
     "over_tiles",
     "repeated",
     "squared_distances",
-    "weighted_mean",
+    "weighted_mean_of_messages",
     "weighted_sum",
 ]
 
@@ -173,7 +173,7 @@ class _Terms(NamedTuple):
         return repeated(self.order.shape[0], group, jnp.zeros((1, width), dtype))
 
 
-def weighted_mean(messages: Messages, weights: Array) -> PyTree:
+def weighted_mean_of_messages(messages: Messages, weights: Array) -> PyTree:
     """sum_i w_i u_i / sum_i w_i, the sums of `weighted_sum` and by halves; zeros where no weight [m] is positive."""
     total = _divisor(weights)
     return jax.tree.map(lambda x: divide(x, total.astype(x.dtype)), weighted_sum(messages, weights))
@@ -185,8 +185,8 @@ def _divisor(weights: Array) -> Array:
 
 
 def mean_and_distances(messages: Messages, weights: Array) -> tuple[PyTree, Array]:
-    """(`weighted_mean`, the `squared_distances` from it), in one pass over the messages: those of a few columns are
-    looked at twice while a core's cache holds them.
+    """(`weighted_mean_of_messages`, the `squared_distances` from it), in one pass over the messages: those of a few
+    columns are looked at twice while a core's cache holds them.
 
     Guarantees: the bits of one after the other
     (tests/engine/all_messages/test_messages.py::test_a_mean_and_the_distances_from_it).

@@ -13,8 +13,8 @@ leaves that integer in the low bits. A message costs seven operations a coordina
 words, and the carries into them, are touched once in a few hundred messages.
 
 Error: each value is represented to half a unit of the last kept digit, at most 2^-23 of the largest magnitude met at
-that coordinate for float32 (2 bins) and 2^-69 for float64 (4 bins); the sum of the digits is exact, and `total` rounds
-it to the nearest float within 2 units in the last place. Below 2^-126 values count as zero.
+that coordinate for float32 (2 bins) and 2^-69 for float64 (4 bins); the sum of the digits is exact, and `sum_as_float`
+rounds it to the nearest float within 2 units in the last place. Below 2^-126 values count as zero.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from fedjax_sim.types import Array
 __all__ = [
     "MAX_CHUNK",
     "ExactSum",
-    "add",
+    "add_messages",
     "empty",
-    "kept",
-    "merge",
+    "kept_bins",
+    "merge_two",
     "merged",
-    "normal",
-    "packed",
+    "normal_form",
+    "packed_words",
     "power_of_two",
     "spread_out",
-    "total",
+    "sum_as_float",
     "without_derivative",
 ]
 
@@ -119,7 +119,7 @@ def _moved(words: tuple[Array, ...], shift: Array) -> tuple[Array, ...]:
 
 
 @partial(jax.jit, inline=True)
-def normal(acc: ExactSum) -> ExactSum:
+def normal_form(acc: ExactSum) -> ExactSum:
     """Carries moved out of the low words."""
     high = _moved(acc.high, acc.top - acc.base)
     high = tuple(h + (low >> LOW_BITS) for h, low in zip(high, acc.low, strict=True))
@@ -167,7 +167,7 @@ def _digits(value: Array, scale: Array, magic: Array, bins: int) -> list[Array]:
 
 
 @partial(jax.jit, inline=True)
-def add(sums: list[ExactSum], messages: list[Array]) -> list[ExactSum]:
+def add_messages(sums: list[ExactSum], messages: list[Array]) -> list[ExactSum]:
     """Adds messages [c, ...] to each sum, c <= MAX_CHUNK."""
     messages, count = [without_derivative(x) for x in messages], messages[0].shape[0]
     validate.integer("messages added at once", count, 1, MAX_CHUNK)
@@ -175,12 +175,12 @@ def add(sums: list[ExactSum], messages: list[Array]) -> list[ExactSum]:
     if on_cpu and count > UNROLLED:
         blocks = [jnp.pad(x, [(0, -count % UNROLLED)] + [(0, 0)] * (x.ndim - 1)) for x in messages]
         blocks = [x.reshape(len(x) // UNROLLED, UNROLLED, *x.shape[1:]) for x in blocks]
-        return jax.lax.scan(lambda sums, block: (add(sums, block), None), sums, blocks)[0]
+        return jax.lax.scan(lambda sums, block: (add_messages(sums, block), None), sums, blocks)[0]
     messages = [x.reshape(count, -1).astype(_type(acc)) for acc, x in zip(sums, messages, strict=True)]
 
     def ready(sums, here=True):  # carries moved, and no message above the top bin
         tops = [jnp.maximum(acc.top, _bin(_peak(x, here))) for acc, x in zip(sums, messages, strict=True)]
-        return [_raised(normal(acc), top) for acc, top in zip(sums, tops, strict=True)]
+        return [_raised(normal_form(acc), top) for acc, top in zip(sums, tops, strict=True)]
 
     if on_cpu:  # a loop of at most one turn, for few chunks: unlike a condition, it leaves the words where they are
         above = [largest(_bin(_peak(x)) - acc.top) > 0 for acc, x in zip(sums, messages, strict=True) if acc.top.size]
@@ -202,7 +202,7 @@ def _added(acc: ExactSum, values: Array) -> ExactSum:
         digits = [x.sum(1, dtype=jnp.int32) for x in _digits(values, scale, magic, len(low))]
         high = tuple(x + (digit >> LOW_BITS).sum(0, dtype=jnp.int32) for x, digit in zip(high, digits, strict=True))
         low = tuple(x + (digit & LOW_MASK).sum(0, dtype=jnp.int32) for x, digit in zip(low, digits, strict=True))
-        return normal(dataclasses.replace(acc, low=low, high=high))
+        return normal_form(dataclasses.replace(acc, low=low, high=high))
     for value in values:
         digits = _digits(value, scale, magic, len(low))
         low = tuple(x + digit for x, digit in zip(low, digits, strict=True))
@@ -210,15 +210,15 @@ def _added(acc: ExactSum, values: Array) -> ExactSum:
 
 
 @partial(jax.jit, inline=True)
-def merge(x: ExactSum, y: ExactSum) -> ExactSum:
+def merge_two(x: ExactSum, y: ExactSum) -> ExactSum:
     """The sum of both."""
-    x, y = normal(x), normal(y)
+    x, y = normal_form(x), normal_form(y)
     top = jnp.maximum(x.top, y.top)
     words = jax.tree.map(jnp.add, _raised(x, top), _raised(y, top))
-    return normal(dataclasses.replace(words, top=top, base=top))
+    return normal_form(dataclasses.replace(words, top=top, base=top))
 
 
-def packed(acc: ExactSum) -> tuple[Array, ...]:
+def packed_words(acc: ExactSum) -> tuple[Array, ...]:
     """The words of a normal sum, its top in the spare bits of the first."""
     return (acc.low[0] | (acc.top << LOW_BITS), *acc.low[1:], *acc.high)
 
@@ -232,7 +232,7 @@ def merged(words: tuple[Array, ...], number: int, shape: tuple[int, ...]) -> Exa
         low = (first & LOW_MASK, *rest[: bins - 1])
         return ExactSum(top, low, top, tuple(rest[bins - 1 :]), jnp.zeros((), jnp.int32), shape)
 
-    return reduce(merge, map(part, range(number)))
+    return reduce(merge_two, map(part, range(number)))
 
 
 def spread_out(acc: ExactSum) -> tuple[Array, Array, Array]:
@@ -250,7 +250,7 @@ def spread_out(acc: ExactSum) -> tuple[Array, Array, Array]:
     return tops, everywhere(acc.low), everywhere(acc.high)
 
 
-def kept(spread: tuple[Array, Array, Array], like: ExactSum) -> ExactSum:
+def kept_bins(spread: tuple[Array, Array, Array], like: ExactSum) -> ExactSum:
     """The sum whose kept bins are the top ones of `spread`, a sum of `spread_out`s."""
     tops, low, high = spread
     first = jnp.argmax(tops > 0, axis=0)
@@ -259,13 +259,13 @@ def kept(spread: tuple[Array, Array, Array], like: ExactSum) -> ExactSum:
     def of(words):
         return tuple(jnp.take_along_axis(words, (first + i)[None], axis=0)[0] for i in range(len(like.low)))
 
-    return normal(ExactSum(top, of(low), top, of(high), like.pending, like.shape))
+    return normal_form(ExactSum(top, of(low), top, of(high), like.pending, like.shape))
 
 
 @partial(jax.jit, inline=True)
-def total(acc: ExactSum) -> Array:
+def sum_as_float(acc: ExactSum) -> Array:
     """The sum as floats (float64 with four bins, else float32); NaN where a value was added that is not finite."""
-    acc = normal(acc)
+    acc = normal_form(acc)
     bins, dtype = len(acc.low), _type(acc)
     digits = [jnp.zeros_like(acc.low[0]) for _ in range(bins + 1)]  # base 2^23, lowest first
     for bin in range(bins):

@@ -132,7 +132,7 @@ def add(acc: ExactSums, values: PyTree) -> ExactSums:
             group = [jnp.concatenate([x.reshape(x.shape[0], -1).astype(dtype) for x in group], axis=1)]
         messages += group
     if all(map(_is_sum, acc.parts)):
-        parts = exact_sum.add(list(acc.parts), messages) if messages else []
+        parts = exact_sum.add_messages(list(acc.parts), messages) if messages else []
     else:
         parts = [part + x.astype(part.dtype).sum(0) for part, x in zip(acc.parts, messages, strict=True)]
     return dataclasses.replace(acc, parts=tuple(parts))
@@ -153,7 +153,7 @@ def merge(a: PyTree, b: PyTree) -> PyTree:
     """The sum over the union of two disjoint sets of messages, from the sums of both; other leaves are added."""
 
     def one(x, y):
-        return merged_rows(x, y) if isinstance(x, Rows) else exact_sum.merge(x, y) if _is_sum(x) else x + y
+        return merged_rows(x, y) if isinstance(x, Rows) else exact_sum.merge_two(x, y) if _is_sum(x) else x + y
 
     return jax.tree.map(one, a, b, is_leaf=lambda x: isinstance(x, (ExactSum, Rows)))
 
@@ -170,10 +170,10 @@ def combine(carry: PyTree, axis: str) -> PyTree:
     (tests/engine/arithmetic/test_exact_sums.py::test_devices_combine_to_the_bits_of_one).
     """
     leaves, structure = jax.tree.flatten(carry, is_leaf=_is_sum)
-    leaves = [exact_sum.normal(x) if _is_sum(x) else x for x in leaves]
+    leaves = [exact_sum.normal_form(x) if _is_sum(x) else x for x in leaves]
     number = jax.lax.axis_size(axis)
     apart = [number <= PLACES and (_is_sum(x) or (x.dtype == jnp.int32 and x.ndim == 0)) for x in leaves]
-    words = [exact_sum.packed(x) if _is_sum(x) else (x,) for x, own in zip(leaves, apart, strict=True) if own]
+    words = [exact_sum.packed_words(x) if _is_sum(x) else (x,) for x, own in zip(leaves, apart, strict=True) if own]
     sent = [exact_sum.spread_out(x) if _is_sum(x) else x for x, own in zip(leaves, apart, strict=True) if not own]
     if words:  # one array: a sum over processes takes a turn for each
         flat = jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(words)])
@@ -187,7 +187,7 @@ def combine(carry: PyTree, axis: str) -> PyTree:
     for like, own in zip(leaves, apart, strict=True):
         x = next(words) if own else next(sent)
         if _is_sum(like):
-            merged.append(exact_sum.merged(x, number, like.shape) if own else exact_sum.kept(x, like))
+            merged.append(exact_sum.merged(x, number, like.shape) if own else exact_sum.kept_bins(x, like))
         else:
             merged.append(x[0].sum(0, dtype=like.dtype) if own else x)
     return structure.unflatten(merged)
@@ -207,7 +207,7 @@ def total(acc: ExactSums) -> PyTree:
     """The sums as floats (float64 for float64 leaves, else float32); NaN where a poisoned value was added."""
     leaves: list = [None] * len(acc.spec)
     for part, places in zip(acc.parts, _groups(acc.spec), strict=True):
-        flat, start = (exact_sum.total(part) if _is_sum(part) else part).reshape(-1), 0
+        flat, start = (exact_sum.sum_as_float(part) if _is_sum(part) else part).reshape(-1), 0
         for place in places:
             shape = acc.spec[place].shape
             leaves[place] = flat[start : start + math.prod(shape)].reshape(shape)

@@ -169,7 +169,7 @@ def take(memory: PyTree, ids: Array) -> tuple[PyTree, PyTree]:
 
     Only the cohort's rows are moved. The second result must be used: on disk it makes the write wait for this read.
     """
-    return memory.take(ids) if isinstance(memory, (Sharded, Disk)) else (tree.take(memory, ids), memory)
+    return memory.take(ids) if isinstance(memory, (Sharded, Disk)) else (tree.take_rows(memory, ids), memory)
 
 
 def put(memory: PyTree, ids: Array, rows: PyTree, where: Array) -> PyTree:

@@ -38,7 +38,7 @@ SOMETIMES_MISSING = ("trestbps", "chol", "fbs", "thalach", "exang", "oldpeak", "
 def _hospital(path: pathlib.Path) -> np.ndarray:
     """[n, 14] float64 with NaN where a value is missing."""
     table = []
-    for line, cells in text_files.rows_of(path.name, existing("directory", str(path), folder=False)):
+    for line, cells in text_files.table_rows(path.name, existing("directory", str(path), folder=False)):
         place = f"{path.name}:{line}"
         if len(cells) != len(COLUMNS):
             validate.fail(place, f"{len(COLUMNS)} columns", len(cells))
@@ -202,7 +202,7 @@ def _sites(
     hint = "Ids and words: read the file yourself, and make clients of an id column with population.by_group."
     for path in paths:
         comments = [] if comment is None else [comment]
-        rows = list(text_files.rows_of(path.name, path, delimiter=delimiter, comments=comments))
+        rows = list(text_files.table_rows(path.name, path, delimiter=delimiter, comments=comments))
         if len(rows) < 2:
             validate.fail(path.name, "a header and at least one row", f"{len(rows)} lines")
         first_line, columns = rows[0]

@@ -116,7 +116,7 @@ def libsvm(
 def _read(path: pathlib.Path, first_index: int) -> Sparse:
     labels, values = array.array("d"), array.array("d")
     rows, columns = array.array("q"), array.array("q")
-    for line, cells in text_files.rows_of(path.name, path, delimiter="space", comments="#"):
+    for line, cells in text_files.table_rows(path.name, path, delimiter="space", comments="#"):
         place, before = f"{path.name}:{line}", first_index - 1
         for cell in cells[1:]:
             if cell.startswith("#"):  # the rest of the line is a comment

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import PADDING, FederatedData, existing
-from fedjax_sim.population.graph.partition import PARTITIONS, graph_data, node_owners, parties_of, stacked
+from fedjax_sim.population.graph.partition import PARTITIONS, graph_data, node_owners, parties_of, stacked_graphs
 from fedjax_sim.population.partition import generator
 from fedjax_sim.population.population import stored
 from fedjax_sim.types import FolderPath, GraphData
@@ -85,7 +85,7 @@ def node_data(
         rows = {"x": parties.graphs, "halo": parties.halo, "y": known(nodes)[parties.graphs.ids]}
         return stored(rows, np.arange(num_clients + 1))
 
-    central = {"x": stacked([graph]), "y": known(test)[None, :-1]}
+    central = {"x": stacked_graphs([graph]), "y": known(test)[None, :-1]}
     shape = (graph.nodes.shape[1],)
     about = {"label_names": label_names, "name": name, "local_test": population(test)}
     return FederatedData(population(train), central, None, shape, classes, "node_classification", **about)
@@ -297,7 +297,7 @@ def molecules(
     graphs, starts = [], np.cumsum([0] + [len(graph.ids) for graph, _ in made])
     for (graph, _), start in zip(made, starts, strict=False):
         graphs.append(graph._replace(ids=graph.ids + np.int32(start)))  # of its own: dropout goes by ids
-    batch, y = stacked(graphs), np.array([label for _, label in made], np.int32)
+    batch, y = stacked_graphs(graphs), np.array([label for _, label in made], np.int32)
     count = num_clients * graphs_per_client
 
     def rows(part):

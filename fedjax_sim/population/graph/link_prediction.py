@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import PADDING, FederatedData
-from fedjax_sim.population.graph.partition import PARTITIONS, node_owners, parties_of, stacked
+from fedjax_sim.population.graph.partition import PARTITIONS, node_owners, parties_of, stacked_graphs
 from fedjax_sim.population.partition import generator
 from fedjax_sim.population.population import stored
 from fedjax_sim.types import GraphData
@@ -156,6 +156,6 @@ def _links(
     unjoined = apart(np.arange(size), count)
     if not len(unjoined):
         validate.fail("graph", "pairs of nodes that are not joined", "a complete graph", "An AUC needs both kinds.")
-    central = {"x": stacked([seen]), **rows([tested], [unjoined])}
+    central = {"x": stacked_graphs([seen]), **rows([tested], [unjoined])}
     shape = (graph.nodes.shape[1],)
     return FederatedData(train, central, None, shape, embedding_size, "link_prediction", name=name)

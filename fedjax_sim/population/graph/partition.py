@@ -25,7 +25,7 @@ __all__ = [
     "neighbourhoods",
     "node_owners",
     "parties_of",
-    "stacked",
+    "stacked_graphs",
 ]
 
 PARTITIONS = ("community", "label", "random")
@@ -81,7 +81,7 @@ def graph_data(
     return GraphData(x, np.arange(len(x), dtype=np.int32), rows[:, 1], rows[:, 0], types)
 
 
-def stacked(graphs: list[GraphData]) -> GraphData:
+def stacked_graphs(graphs: list[GraphData]) -> GraphData:
     """Graphs of different sizes as one batch, leaves [n, ...], padded to the largest."""
     nodes, edges = (max(1, *(len(leaf(graph)) for graph in graphs)) for leaf in (lambda g: g.ids, lambda g: g.senders))
 
@@ -272,4 +272,4 @@ def parties_of(
         holder = nodes[:, others].argmax(0)
         row[: len(others)] = holder * width + place[holder, others]
     cut = sum(int((~own[ends[0][mine]]).sum()) for own, mine in zip(nodes, edges, strict=True))
-    return Parties(stacked(graphs), halo, cut)
+    return Parties(stacked_graphs(graphs), halo, cut)

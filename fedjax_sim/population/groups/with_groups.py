@@ -17,7 +17,7 @@ from fedjax_sim.population.protocol import sizes_of, visitable
 from fedjax_sim.types import Population
 from fedjax_sim.validate import NonNegativeInt
 
-__all__ = ["label_counts", "with_groups"]
+__all__ = ["counts_of_labels_in_range", "with_groups"]
 
 WAYS = ("order", "random", "size", "labels")
 
@@ -86,11 +86,11 @@ def _grouped(data: FederatedData, groups: np.ndarray) -> FederatedData:
     return data._replace(train=grouped(data.train, groups), local_test=own)
 
 
-def label_counts(population: Population, num_labels: int) -> np.ndarray:
+def counts_of_labels_in_range(population: Population, num_labels: int) -> np.ndarray:
     """[N, K] int64: how many examples of each label a client holds, in `y`; labels outside of [0, K) are left out.
 
     >>> from fedjax_sim.population import stored
-    >>> label_counts(stored({"y": np.array([0, 2, 2])}, [0, 1, 3]), 3).tolist()
+    >>> counts_of_labels_in_range(stored({"y": np.array([0, 2, 2])}, [0, 1, 3]), 3).tolist()
     [[1, 0, 0], [0, 0, 2]]
     """
     visitable(population)
@@ -112,7 +112,7 @@ def _alike(data: FederatedData, num_groups: int, seed: int) -> np.ndarray:
     if data.task not in ("binary", "classification"):
         hint = "Take by='order', 'random' or 'size', or give the groups."
         validate.fail("by", f"another way for the task {data.task!r}", "labels", hint)
-    counts = label_counts(data.train, max(2, data.num_outputs))
+    counts = counts_of_labels_in_range(data.train, max(2, data.num_outputs))
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     distinct = len(np.unique(shares, axis=0))
     validate.integer("num_groups", num_groups, 1, distinct, hint=f"There are {distinct} different shares of labels.")

@@ -9,7 +9,7 @@ from fedjax_sim import validate
 from fedjax_sim.network.distributions import Distribution, as_distribution
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.design import responding
-from fedjax_sim.sampling.time.cut import changed, cut, lasting, timed, unlimited
+from fedjax_sim.sampling.time.cut import changed, cut_cohort, lasting, timed, unlimited
 from fedjax_sim.types import Devices, Load, Metric, Sampler
 from fedjax_sim.validate import NonNegativeInt
 
@@ -56,7 +56,7 @@ def with_battery(sampler: Sampler, joules: Distribution | float, *, seed: NonNeg
 
     def ended(key, cohort, price):
         at = lasting(devices, key, cohort, price, holds.draw(own, cohort.ids))
-        return cut(devices, key, cohort, price, at, EXHAUSTED.name)
+        return cut_cohort(devices, key, cohort, price, at, EXHAUSTED.name)
 
     return changed(sampler, ended, responding(sampler.design, "client"), (EXHAUSTED,))
 

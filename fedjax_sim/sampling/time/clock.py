@@ -8,10 +8,10 @@ from typing import Annotated
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.network.devices import SATURATED, absent_after, checked, there_at
+from fedjax_sim.network.devices import SATURATED, absent_after, check_devices, there_at
 from fedjax_sim.sampling.design import responding
 from fedjax_sim.sampling.membership import UNFILLED, first_invited, of_first
-from fedjax_sim.sampling.time.cut import LONGEST, Timed, cut, spend, stated, unlimited, untimed, window
+from fedjax_sim.sampling.time.cut import LONGEST, Timed, cut_cohort, spend, stated, unlimited, untimed, window
 from fedjax_sim.sampling.time.lost_reports import recounted
 from fedjax_sim.sampling.time.round_cost import price_of
 from fedjax_sim.types import Array, Clock, Cohort, Devices, Metric, Sampler
@@ -111,7 +111,7 @@ def with_clock(
     """
     untimed(sampler, "with_clock")
     unlimited(sampler, "with_clock", "Arrivals follow from the devices: put with_over_selection around with_clock.")
-    checked(devices, sampler.design.population_size, "sampler's")
+    check_devices(devices, sampler.design.population_size, "sampler's")
     most = min(2**30 / devices.ticks_per_second, 2**31 - 1 - LONGEST / devices.ticks_per_second)  # `Clock.since`
     validate.in_range("overhead_seconds", overhead_seconds, 0, most)
     validate.in_range("idle_seconds", idle_seconds, 0, most, open_low=True)
@@ -141,7 +141,7 @@ def with_clock(
         cohort = cohort.timed(spent=spend(devices, key, cohort, state.price))
         if present is not None:
             leaves = absent_after(devices, cohort.ids, state.clock, cohort.timing.spent, checks)
-            cohort = cut(devices, key, cohort, state.price, leaves, INTERRUPTED.name)
+            cohort = cut_cohort(devices, key, cohort, state.price, leaves, INTERRUPTED.name)
         ticks = jnp.where(cohort.invited.any(), window(cohort), idle)
         clock = state.clock.moved(ticks, per_second).moved(overhead, per_second).since(state.clock)
         if scaled:

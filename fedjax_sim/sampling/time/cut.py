@@ -19,13 +19,13 @@ from fedjax_sim.types import Array, Clock, Cohort, Devices, Load, Metric, PyTree
 __all__ = [
     "LONGEST",
     "Timed",
-    "by_part",
     "changed",
-    "cut",
+    "cut_cohort",
     "first_pass",
     "joules_of",
     "lasting",
     "price_in",
+    "priced_by_part",
     "repriced",
     "spend",
     "stated",
@@ -164,7 +164,7 @@ def repriced(state: PyTree, price: Price) -> PyTree:
     return _timed(state, price=price)
 
 
-def cut(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, name: str) -> Cohort:
+def cut_cohort(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, name: str) -> Cohort:
     """The cohort whose clients stop at a moment: who is not done by then does not report, and is lost to `name`.
 
     That goes for who was to be lost at a later moment, too. A message that is on its way then counts as sent, in full;
@@ -239,13 +239,13 @@ def lasting(devices: Devices, key: Array, cohort: Cohort, price: Price, joules: 
 
 def _planned(devices: Devices, key: Array, cohort: Cohort, price: Price) -> tuple[tuple, tuple]:
     """The ticks and the joules of download, local work and message, [m] each, if nobody stops them."""
-    ticks, joules = by_part(devices, key, cohort.ids, price.loads(cohort))
+    ticks, joules = priced_by_part(devices, key, cohort.ids, price.loads(cohort))
     if price.more is None:
         return ticks, joules
     return _together(ticks, price.more), tuple(x + y for x, y in zip(joules, price.more.joules, strict=True))
 
 
-def by_part(devices: Devices, key: Array, ids: Array, loads: tuple[Load, ...]) -> tuple[tuple, tuple]:
+def priced_by_part(devices: Devices, key: Array, ids: Array, loads: tuple[Load, ...]) -> tuple[tuple, tuple]:
     """The ticks and the joules of download, local work and message, [c] each; what a round costs without either, such
     as latency, belongs to download and message alike.
 

@@ -15,7 +15,7 @@ from fedjax_sim.network import within_budget
 from fedjax_sim.sampling.design import SamplingDesign, one_for_one, responding
 from fedjax_sim.sampling.time.battery import EXHAUSTED
 from fedjax_sim.sampling.time.clock import INTERRUPTED
-from fedjax_sim.sampling.time.cut import changed, cut, first_pass, spend, timed
+from fedjax_sim.sampling.time.cut import changed, cut_cohort, first_pass, spend, timed
 from fedjax_sim.sampling.time.lost_reports import NEVER, losing, regained
 from fedjax_sim.sampling.time.round_cost import Price
 from fedjax_sim.types import Array, Cohort, Devices, Metric, Sampler
@@ -70,10 +70,10 @@ def with_deadline(sampler: Sampler, seconds: Positive, *, late: Literal["dropped
 
     def ended(key, cohort, price):
         if late == "dropped":
-            return cut(devices, key, cohort, price, jnp.int32(ticks), LATE.name)
+            return cut_cohort(devices, key, cohort, price, jnp.int32(ticks), LATE.name)
         shorter = _shortened(devices, key, cohort, price, ticks)
         shorter = shorter.timed(shortened=shorter.work < price.num_steps(cohort))
-        return cut(devices, key, shorter, price, jnp.int32(ticks), LATE.name)
+        return cut_cohort(devices, key, shorter, price, jnp.int32(ticks), LATE.name)
 
     metrics = (LATE, SHORTENED) if late == "partial" else (LATE,)
     return changed(sampler, ended, responding(sampler.design, "client"), metrics)
@@ -92,7 +92,7 @@ def _shortened(devices: Devices, key: Array, cohort: Cohort, price: Price, ticks
     begun = None if cohort.timing.begun is None else cohort.timing.begun | again
     back = back.timed(sent=cohort.timing.sent | again, begun=begun)
     early = left & (ends < jnp.minimum(spent.total, ticks))
-    return cut(devices, key, back, price, jnp.where(early, ends, NEVER), INTERRUPTED.name)
+    return cut_cohort(devices, key, back, price, jnp.where(early, ends, NEVER), INTERRUPTED.name)
 
 
 def _steps_in_time(devices: Devices, key: Array, cohort: Cohort, price: Price, ticks: int) -> Array:
@@ -138,7 +138,7 @@ def with_over_selection(sampler: Sampler, num_reports: int) -> Sampler:
         slots = jnp.arange(arrival.size, dtype=jnp.int32)
         times, _, order = jax.lax.sort((arrival, cohort.ids, slots), num_keys=2)
         among = jnp.zeros_like(cohort.reported).at[order[:num_reports]].set(True)
-        stopped = cut(devices, key, cohort, price, times[num_reports - 1], NOT_NEEDED.name)
+        stopped = cut_cohort(devices, key, cohort, price, times[num_reports - 1], NOT_NEEDED.name)
         return losing(stopped, NOT_NEEDED.name, stopped.reported & ~among, times[num_reports - 1])
 
     return changed(sampler, ended, design, (NOT_NEEDED,))
@@ -204,7 +204,7 @@ def with_radio_budget(
         place = within_budget(cohort.ids, cost, wanted, most, ready if order == "arrival" else None)
         place |= cost == 0  # who sends nothing needs none
         without = wanted & ~place
-        stopped = cut(devices, key, cohort, price, jnp.where(without, ready, NEVER), NO_RADIO.name)
+        stopped = cut_cohort(devices, key, cohort, price, jnp.where(without, ready, NEVER), NO_RADIO.name)
         stopped = stopped.timed(sent=sent & place, begun=None if stopped.timing.begun is None else wanted & place)
         return losing(stopped, NO_RADIO.name, without, ready)
 

@@ -9,7 +9,7 @@ from fedjax_sim.network import Hazard
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.design import responding
 from fedjax_sim.sampling.time.clock import INTERRUPTED
-from fedjax_sim.sampling.time.cut import changed, cut, timed, unlimited
+from fedjax_sim.sampling.time.cut import changed, cut_cohort, timed, unlimited
 from fedjax_sim.types import Array, Devices, Sampler, Spent
 
 __all__ = ["leaves_at", "with_hazard"]
@@ -44,7 +44,7 @@ def with_hazard(sampler: Sampler, hazard: Hazard) -> Sampler:
 
     def thinned(key, cohort, price):
         leaves = leaves_at(hazard, devices, key, cohort.ids, cohort.timing.spent)
-        return cut(devices, key, cohort, price, leaves, INTERRUPTED.name)
+        return cut_cohort(devices, key, cohort, price, leaves, INTERRUPTED.name)
 
     known = any(metric.name == INTERRUPTED.name for metric in sampler.metrics)
     return changed(sampler, thinned, responding(sampler.design, "client"), () if known else (INTERRUPTED,))

@@ -18,7 +18,7 @@ from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.quadratic_settings import Problem
 from fedjax_sim.types import Aggregator, Algorithm, Availability, Devices, Sampler, Spent
 
-__all__ = ["DAYS", "Work", "correlated", "day", "day_rows", "persistence_rows", "rate_rows", "rates_of"]
+__all__ = ["DAYS", "QuadraticFedAvg", "correlated", "day", "day_rows", "persistence_rows", "rate_rows", "rates_of"]
 
 SLOT = 60  # seconds: of a round, and of a slot of availability
 HOUR, DAY = 3600, 86_400
@@ -29,12 +29,12 @@ HOURS = (0, 4, 8, 12, 16, 20)  # that are compared
 ROUNDING = 1e-5
 
 
-class Work:
+class QuadraticFedAvg:
     """FedAvg over quadratics of curvature 1."""
 
     def __init__(self, num_steps: int, step_size: float):
         self.num_steps, self.step_size = num_steps, step_size
-        self.s = laws.contraction(num_steps, step_size)
+        self.s = laws.round_contraction(num_steps, step_size)
         self.between = max(1, math.ceil(math.log(LEFT) / math.log(1 - self.s)))  # rounds between two looks
 
     def algorithm(self, sampler: Sampler, aggregator: Aggregator, weighting: str = "uniform") -> Algorithm:
@@ -104,7 +104,7 @@ def correlated(rates: np.ndarray, correlation: float, dimension: int, seed: int)
 
 
 def rate_rows(
-    work: Work, size: int, dimension: int, correlations: Sequence[float], num_looks: int, seed: int
+    work: QuadraticFedAvg, size: int, dimension: int, correlations: Sequence[float], num_looks: int, seed: int
 ) -> Iterator[Comparison]:
     """Each client is there with a chance of its own: the mean, and Horvitz-Thompson with the known rates."""
     there, rates = by_chance(seed), rates_of(size, seed)
@@ -132,7 +132,7 @@ def rate_rows(
 
 
 def persistence_rows(
-    work: Work, size: int, dimension: int, stays: Sequence[float], num_looks: int, seed: int
+    work: QuadraticFedAvg, size: int, dimension: int, stays: Sequence[float], num_looks: int, seed: int
 ) -> Iterator[Comparison]:
     """Clients are there half of the time, for some rounds on end, whatever their data."""
     for rounds in stays:
@@ -161,7 +161,7 @@ def day(size: int, share: float, seed: int) -> tuple[Availability, np.ndarray, n
     return window, there, np.stack([np.cos(angle), np.sin(angle)], 1)
 
 
-def day_rows(work: Work, size: int, share: float, seed: int) -> Iterator[Comparison]:
+def day_rows(work: QuadraticFedAvg, size: int, share: float, seed: int) -> Iterator[Comparison]:
     """Clients are there in their night, and have data of their zone: training around the clock, or at one hour only."""
     window, there, centers = day(size, share, seed)
     optimum = centers.mean(0)

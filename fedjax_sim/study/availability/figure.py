@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_sim.report import plots
 from fedjax_sim.study.availability import laws
-from fedjax_sim.study.availability.clients import DAYS, Work, correlated, day, rates_of
+from fedjax_sim.study.availability.clients import DAYS, QuadraticFedAvg, correlated, day, rates_of
 from fedjax_sim.study.charts import DASHED, MARKERS, chart
 from fedjax_sim.study.findings import Comparison, comparisons_of
 
@@ -23,7 +23,7 @@ def availability_figure(found: Sequence[Comparison], options: dict[str, Any]) ->
     """Four panels; theory as lines, measurement as points."""
     figure, (bias, excess, stays, hours) = chart(2, 2)
     size, dimension, seed = (options[name] for name in ("num_clients", "dimension", "seed"))
-    work, rates = Work(options["num_steps"], options["step_size"]), rates_of(size, seed)
+    work, rates = QuadraticFedAvg(options["num_steps"], options["step_size"]), rates_of(size, seed)
     grid = np.linspace(0, 1, 21)
     for way, law in (("mean", laws.naive), ("corrected", laws.corrected)):
         colour, marker, line = LOOKS[way]
@@ -57,7 +57,7 @@ def _day(axes: Any, found: Sequence[Comparison], options: dict[str, Any]) -> Non
     _, there, centers = day(options["zone_clients"], options["share"], options["seed"])
     sizes = sorted({one.conditions["step_size"] for one in comparisons_of(found, "by hour")}, reverse=True)
     for step_size, (colour, marker, line) in zip(sizes, LOOKS.values(), strict=True):
-        path = laws.daily(centers, there, Work(options["num_steps"], step_size).s, DAYS)
+        path = laws.daily(centers, there, QuadraticFedAvg(options["num_steps"], step_size).s, DAYS)
         away = np.linalg.norm(path - centers.mean(0), axis=1)
         label = f"around the clock, step {step_size:g}"
         axes.plot(range(24), away, color=colour, linestyle=line, linewidth=1.3, label=label)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Law", "contraction", "corrected", "daily", "naive", "persistent"]
+__all__ = ["Law", "corrected", "daily", "naive", "persistent", "round_contraction"]
 
 
 class Law(NamedTuple):
@@ -25,7 +25,7 @@ class Law(NamedTuple):
         return float(((self.mean - optimum) ** 2).sum() + self.variance) / 2
 
 
-def contraction(num_steps: int, step_size: float) -> float:
+def round_contraction(num_steps: int, step_size: float) -> float:
     """s = 1 - (1 - eta)^K, the share of the way to its optimum that a client goes in a round."""
     return 1 - (1 - step_size) ** num_steps
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated
 
 from fedjax_sim import validate
-from fedjax_sim.study.availability.clients import Work, day_rows, persistence_rows, rate_rows
+from fedjax_sim.study.availability.clients import QuadraticFedAvg, day_rows, persistence_rows, rate_rows
 from fedjax_sim.study.availability.figure import availability_figure
 from fedjax_sim.study.availability.reading import availability_reading
 from fedjax_sim.study.findings import FEW, Findings, least_runs
@@ -64,10 +64,10 @@ def availability(
             validate.in_range(f"{name}[{i}]", value, low, high)
     validate.integer("num_looks", num_looks, least_runs(dimension), 100_000, hint=FEW)
     validate.in_range("share", share, 1 / 24, 1, open_high=True)
-    work = Work(num_steps, step_size)
+    work = QuadraticFedAvg(num_steps, step_size)
     found = list(rate_rows(work, num_clients, dimension, correlations, num_looks, seed))
     found += persistence_rows(work, num_clients, dimension, stays, num_looks, seed)
-    slower = Work(num_steps, step_size / SLOWER)
+    slower = QuadraticFedAvg(num_steps, step_size / SLOWER)
     found += day_rows(work, zone_clients, share, seed)
     found += day_rows(slower, zone_clients, share, seed)
     options = {

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import theory, transform
-from fedjax_sim.study.bits.messages import GRIDS, conditions_of
+from fedjax_sim.study.bits.messages import GRID_NAMES, conditions_of
 from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.problems import Vectors
 from fedjax_sim.transform.chain import wire_of
@@ -60,7 +60,7 @@ class QuantizedClients(Vectors):
         expected = self.expected(bits, LOOKS[-1]).tolist()
         for i, t in enumerate(LOOKS):
             last = t == LOOKS[-1]
-            conditions = conditions_of("floor" if last else "path", GRIDS[False], bits=bits, cohort_size=self.size,
+            conditions = conditions_of("floor" if last else "path", GRID_NAMES[False], bits=bits, cohort_size=self.size,
                                      rounds=t, bytes_sent=t * self.bytes(quantizer))  # fmt: skip
             predicted = self.floor(bits) if last else expected[t]
             yield measured(conditions, "squared distance", errors[:, i], predicted, kind="leading order",
@@ -70,7 +70,7 @@ class QuantizedClients(Vectors):
         """The floor on the grid with a zero, whose cells the updates do not fill evenly."""
         algorithm = self.algorithm(self.quantizer(bits, True), step_size=STEP_SIZE)
         errors = self.errors(key, algorithm, num_runs, LOOKS[-1], batch=BATCH, start=self.start)
-        conditions = conditions_of("floor", GRIDS[True], bits=bits, cohort_size=self.size, rounds=LOOKS[-1])
+        conditions = conditions_of("floor", GRID_NAMES[True], bits=bits, cohort_size=self.size, rounds=LOOKS[-1])
         predicted = self.floor_with_zero(bits)
         return measured(conditions, "squared distance", errors, predicted, kind="leading order",
                         resolution=1e-5 * predicted)  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_sim.report import plots
 from fedjax_sim.study.bits.clients import LOOKS, QuantizedClients
-from fedjax_sim.study.bits.messages import GRIDS
+from fedjax_sim.study.bits.messages import GRID_NAMES
 from fedjax_sim.study.charts import DASHED, DOTTED, chart, points, rows_of
 from fedjax_sim.study.findings import Comparison
 
@@ -28,7 +28,7 @@ def bits_figure(
     for b, (colour, marker, line) in zip(bits, looks, strict=False):
         path, each = clients.expected(b, LOOKS[-1]), clients.bytes(clients.quantizer(b))
         by_bytes.plot(np.arange(1, len(path)) * each, path[1:], color=colour, linestyle=line, linewidth=1.3)
-        rows = [row for row in rows_of(found, bits=b, messages=GRIDS[False]) if row["part"] in ("path", "floor")]
+        rows = [row for row in rows_of(found, bits=b, messages=GRID_NAMES[False]) if row["part"] in ("path", "floor")]
         points(by_bytes, rows, "bytes_sent", colour, marker, f"{b} bits")
     path, each = clients.expected(0, LOOKS[-1]), 4 * clients.dimension
     by_bytes.plot(np.arange(1, len(path)) * each, path[1:], color=plots.GREY, linewidth=1.1, label="floats: theory")
@@ -40,13 +40,15 @@ def bits_figure(
     by_bits.plot(grid, [clients.floor_with_zero(b) for b in grid], color=plots.BLACK, linewidth=1.1, linestyle=DASHED,
                  label="grid with zero: theory")  # fmt: skip
     for keeps_zeros, colour, marker in ((False, plots.BLUE, "o"), (True, plots.BLACK, "s")):
-        points(by_bits, rows_of(found, part="floor", messages=GRIDS[keeps_zeros]), "bits", colour, marker, "measured")
+        points(
+            by_bits, rows_of(found, part="floor", messages=GRID_NAMES[keeps_zeros]), "bits", colour, marker, "measured"
+        )
     by_bits.set(xlabel="Bits a number", ylabel="Error floor: squared distance")
 
     sizes = np.geomspace(1, cohorts[-1], 60)
     for name, colour, marker, line in (("alike, at 0.3", plots.BLUE, "o", "-"), ("spread", plots.ORANGE, "^", DOTTED)):
-        nearest = rows_of(found, part=name, messages=f"nearest, {GRIDS[False]}")
-        rows = rows_of(found, part=name, messages=f"stochastic, {GRIDS[False]}")
+        nearest = rows_of(found, part=name, messages=f"nearest, {GRID_NAMES[False]}")
+        rows = rows_of(found, part=name, messages=f"stochastic, {GRID_NAMES[False]}")
         if name != "spread":  # the spread updates are others for each m
             rounding.plot(sizes, rows[0]["predicted"] / sizes, color=colour, linestyle=line, linewidth=1.3)
             rounding.axhline(nearest[0]["predicted"], color=plots.BLACK, linewidth=1.1, linestyle=DASHED)

@@ -15,9 +15,9 @@ from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.problems import Vectors, side_by_side
 from fedjax_sim.types import Array
 
-__all__ = ["FEEDBACK_ROUNDS", "GRIDS", "conditions_of", "feedback_floors", "single_releases"]
+__all__ = ["FEEDBACK_ROUNDS", "GRID_NAMES", "conditions_of", "feedback_floors", "single_releases"]
 
-GRIDS = {False: "textbook grid", True: "grid with zero"}  # by `keeps_zeros`
+GRID_NAMES = {False: "textbook grid", True: "grid with zero"}  # by `keeps_zeros`
 POSITIONS = (0.1, 0.3, 0.5)  # between two levels, of numbers that all clients share
 BLOCK = 24  # numbers of an update in each part of a single round
 SMALL = 0.01  # standard deviation of numbers that are nearly zero, in ranges of the quantiser
@@ -61,7 +61,7 @@ def single_releases(key: Array, cohorts: Sequence[int], num_releases: int, seed:
             1 if rounding == "nearest" else num_releases, evaluation=squares,
         )["error"]  # fmt: skip
         for i, name in enumerate(names):
-            conditions = conditions_of(name, f"{rounding}, {GRIDS[keeps_zeros]}", bits=2, cohort_size=m)
+            conditions = conditions_of(name, f"{rounding}, {GRID_NAMES[keeps_zeros]}", bits=2, cohort_size=m)
             yield (found := measured(conditions, "mean squared error", errors[:, i], predicted[i], resolution=1e-6))
             if m == 1 and not keeps_zeros:
                 first[rounding, i] = found

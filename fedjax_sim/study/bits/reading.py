@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from fedjax_sim import theory
 from fedjax_sim.study.bits.clients import QuantizedClients
-from fedjax_sim.study.bits.messages import FEEDBACK_ROUNDS, GRIDS
+from fedjax_sim.study.bits.messages import FEEDBACK_ROUNDS, GRID_NAMES
 from fedjax_sim.study.charts import rows_of
 from fedjax_sim.study.findings import Comparison
 
@@ -27,7 +27,7 @@ def bits_reading(clients: QuantizedClients, found: Sequence[Comparison], bits: S
         "vanish."
     )
     small = {row["messages"]: row["measured"] for row in rows_of(found, part="near zero", cohort_size=1)}
-    textbook, zero = (small[f"stochastic, {GRIDS[keeps]}"] for keeps in (False, True))
+    textbook, zero = (small[f"stochastic, {GRID_NAMES[keeps]}"] for keeps in (False, True))
     formula = theory.expected_squared_error(1, 2, keeps_zeros=False)
     yield (
         "d Delta^2 / 6 is a mean over positions between two levels: the error of updates that spread over whole cells, "

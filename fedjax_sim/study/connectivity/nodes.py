@@ -19,10 +19,10 @@ __all__ = [
     "AGREED",
     "DECAYING",
     "DEGREE",
+    "DPSGD_STEP_SIZE",
     "LEAST",
     "NOISE",
     "SMALL",
-    "STEP_SIZE",
     "agreement",
     "decay",
     "eigenvalues_of",
@@ -33,7 +33,7 @@ DEGREE = 8  # of the random graph
 AGREED = 1e-3  # of the mean squared distance at the start, at which nodes count as agreed
 DECAYING = ("ring", "torus", "exponential", "random")
 SMALL = ("path", "ring", "torus", "hypercube", "complete")
-STEP_SIZE, NOISE = 0.1, 1.0  # of D-PSGD, on (x - c_i)^2 / 2
+DPSGD_STEP_SIZE, NOISE = 0.1, 1.0  # of D-PSGD, on (x - c_i)^2 / 2
 FLOOR_ROUNDS = 80  # (1 - STEP_SIZE)^(2 FLOOR_ROUNDS) is negligible beside a floor
 LEAST = 1e-8  # of the squared distance at the start: below it float32 rounds
 
@@ -142,7 +142,7 @@ def floors(key: Array, size: int, num_runs: int) -> Iterator[Comparison]:
     for name in SMALL:
         mixing = network.metropolis(getattr(network, name)(size))
         values, vectors = np.linalg.eigh(network.matrix_of(mixing).toarray())
-        made = algorithms.dpsgd(_noisy_loss, mixing, optax.sgd(STEP_SIZE), num_steps=1, mesh=None)
+        made = algorithms.dpsgd(_noisy_loss, mixing, optax.sgd(DPSGD_STEP_SIZE), num_steps=1, mesh=None)
         state = made.init(key, {"w": jnp.zeros(1)}, people)
 
         def last(key, state, people, made=made):
@@ -151,7 +151,7 @@ def floors(key: Array, size: int, num_runs: int) -> Iterator[Comparison]:
 
         keys = jax.random.split(stream(key, f"floor {name}"), num_runs)
         squares = jax.jit(jax.vmap(last, in_axes=(0, None, None)))(keys, state, people)
-        rates = {"learning_rate": STEP_SIZE, "curvature": 1.0, "noise": NOISE}
+        rates = {"learning_rate": DPSGD_STEP_SIZE, "curvature": 1.0, "noise": NOISE}
         floor = theory.dpsgd_floor(values, vectors, centers[:, 0], **rates)
         conditions = {"part": "floor", "graph": name, "nodes": size, "gap": 1 - float(np.sort(np.abs(values))[-2])}
         conditions |= {"of_mean": floor.mean, "of_optima": floor.heterogeneity}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fedjax_sim.study.connectivity.nodes import AGREED, DEGREE, STEP_SIZE
+from fedjax_sim.study.connectivity.nodes import AGREED, DEGREE, DPSGD_STEP_SIZE
 from fedjax_sim.study.findings import Comparison, comparisons_of
 
 __all__ = ["connectivity_reading"]
@@ -42,9 +42,9 @@ def connectivity_reading(found: Sequence[Comparison]) -> Iterator[str]:
     if floors:
         best, worst = (pick(floors, key=lambda name: floors[name].measured) for pick in (min, max))
         yield (
-            f"With gradients, a constant rate of {STEP_SIZE:g} and optima that differ from node to node, models stay "
-            f"at a mean squared distance of {floors[worst].measured:.2g} from the common optimum on {_named(worst)} "
-            f"and {floors[best].measured:.2g} on {_named(best)}. Noise in the nodes' mean gives "
+            f"With gradients, a constant rate of {DPSGD_STEP_SIZE:g} and optima that differ from node to node, models "
+            f"stay at a mean squared distance of {floors[worst].measured:.2g} from the common optimum on "
+            f"{_named(worst)} and {floors[best].measured:.2g} on {_named(best)}. Noise in the nodes' mean gives "
             f"{floors[best].conditions['of_mean']:.2g} of it on every graph; the rest is what keeps nodes apart, and "
             "falls with the gap. Most of it are the nodes' own optima, which gradient tracking takes away, or a rate "
             "that decays."

@@ -12,7 +12,7 @@ import optax
 from fedjax_sim import algorithms, population, sampling, theory
 from fedjax_sim.study.drift.parts import PAIR
 from fedjax_sim.study.findings import Comparison
-from fedjax_sim.study.quadratic_settings import SMALLEST, Base, Problem, Setting, run_settings, two_kinds
+from fedjax_sim.study.quadratic_settings import SMALLEST_CURVATURE, Base, MeasuredRun, Problem, run_settings, two_kinds
 
 __all__ = ["fixed_point_rows"]
 
@@ -38,7 +38,8 @@ def fixed_point_rows(
     yield from run_settings(makes["FedAvg"], settings)
     yield from run_settings(makes["FedAvg by examples"], list(_unequal_by_examples(alike, unequal)))
     yield from run_settings(makes["FedNova"], list(_unequal_fednova(alike, unequal)), MORE_ROUNDS // 4)
-    rounds = max(MORE_ROUNDS, math.ceil(math.log(1e-8) / math.log(1 - etas[0] * SMALLEST)))  # that one step takes
+    one_step = math.ceil(math.log(1e-8) / math.log(1 - etas[0] * SMALLEST_CURVATURE))  # rounds that one step takes
+    rounds = max(MORE_ROUNDS, one_step)
     for name in ("SCAFFOLD", "FedDyn", "Mime"):
         settings = [*_grid(name, base, steps, etas), _distance(name, "unequal steps", alike, unequal, 0.1, 0.0)]
         yield from run_settings(makes[name], settings, rounds)
@@ -66,15 +67,15 @@ def _distance(
     eta: float,
     predicted: float,
     heterogeneity: float | None = None,
-) -> Setting:
+) -> MeasuredRun:
     """A run to its end, whose distance to the optimum is read."""
     k = num_steps if np.ndim(num_steps) == 0 else f"{min(num_steps)} and {max(num_steps)}"
     conditions = {"part": part, "algorithm": algorithm, "local_steps": k, "step_size": eta,
                   "heterogeneity": heterogeneity}  # fmt: skip
-    return Setting(conditions, "distance to the optimum", problem, num_steps, eta, predicted, problem.optimum)
+    return MeasuredRun(conditions, "distance to the optimum", problem, num_steps, eta, predicted, problem.optimum)
 
 
-def _grid(algorithm: str, base: Base, steps: Sequence[int], etas: Sequence[float]) -> Iterator[Setting]:
+def _grid(algorithm: str, base: Base, steps: Sequence[int], etas: Sequence[float]) -> Iterator[MeasuredRun]:
     """All numbers and sizes of steps; FedAvg alone is biased."""
     for eta in etas:
         for k in steps:
@@ -82,7 +83,7 @@ def _grid(algorithm: str, base: Base, steps: Sequence[int], etas: Sequence[float
             yield _distance(algorithm, "fixed point", base.problem, k, eta, away, base.heterogeneity)
 
 
-def _heterogeneities(base: Base, problems: dict[float, Problem]) -> Iterator[Setting]:
+def _heterogeneities(base: Base, problems: dict[float, Problem]) -> Iterator[MeasuredRun]:
     """FedAvg against the spread of the optima, and with one Hessian for all clients."""
     work = {"num_steps": base.num_steps, "step_size": base.step_size}
     for h, problem in problems.items():
@@ -92,7 +93,7 @@ def _heterogeneities(base: Base, problems: dict[float, Problem]) -> Iterator[Set
     yield _distance("FedAvg", "equal Hessians", one_kind, *work.values(), 0.0, base.heterogeneity)
 
 
-def _two_curvatures(base: Base, steps: Sequence[int]) -> Iterator[Setting]:
+def _two_curvatures(base: Base, steps: Sequence[int]) -> Iterator[MeasuredRun]:
     """FedAvg on clients of curvature 1 and 10: the fixed point, and the contraction of one round towards it."""
     pair, eta = two_kinds(base.problem, PAIR), min(base.step_size, 0.05)  # a step that suits curvature 10
     for k in steps:
@@ -107,7 +108,7 @@ def _two_curvatures(base: Base, steps: Sequence[int]) -> Iterator[Setting]:
         yield shrinks._replace(quantity="contraction of a round", target=where, rounds=1, scale=far)
 
 
-def _one_round(base: Base) -> Setting:
+def _one_round(base: Base) -> MeasuredRun:
     """FedAvg's pseudo-gradient: the way of one round over the step size."""
     work = {"num_steps": base.num_steps, "step_size": base.step_size}
     moved = theory.quadratic_drift(*base.problem, point=base.problem.start, **work).pseudo_gradient
@@ -116,13 +117,13 @@ def _one_round(base: Base) -> Setting:
     return sent._replace(quantity="pseudo-gradient", target=base.problem.start, rounds=1, scale=1 / base.step_size)
 
 
-def _unequal_steps(alike: Problem, unequal: np.ndarray) -> Iterator[Setting]:
+def _unequal_steps(alike: Problem, unequal: np.ndarray) -> Iterator[MeasuredRun]:
     """FedAvg where half of the clients take one step and half ten."""
     for eta in UNEQUAL_ETAS:
         yield _distance("FedAvg", "unequal steps", alike, unequal, eta, alike.bias(num_steps=unequal, step_size=eta))
 
 
-def _unequal_by_examples(alike: Problem, unequal: np.ndarray) -> Iterator[Setting]:
+def _unequal_by_examples(alike: Problem, unequal: np.ndarray) -> Iterator[MeasuredRun]:
     """The same with shares by examples: the optimum is another."""
     shares = unequal / unequal.sum()
     goal = alike._replace(centers=np.broadcast_to(shares @ alike.centers, alike.centers.shape)).optimum
@@ -132,7 +133,7 @@ def _unequal_by_examples(alike: Problem, unequal: np.ndarray) -> Iterator[Settin
         yield one._replace(target=goal)
 
 
-def _unequal_fednova(alike: Problem, unequal: np.ndarray) -> Iterator[Setting]:
+def _unequal_fednova(alike: Problem, unequal: np.ndarray) -> Iterator[MeasuredRun]:
     for eta in UNEQUAL_ETAS:
         where = theory.fednova_fixed_point(*alike, num_steps=unequal, step_size=eta)
         away = float(np.linalg.norm(where - alike.optimum))

@@ -14,9 +14,9 @@ import optax
 from fedjax_sim import algorithms, client, metrics, models, population, sampling, theory
 from fedjax_sim.instruments.traced_runs import stacked, traced_runs
 from fedjax_sim.study.findings import Comparison, measured
-from fedjax_sim.study.quadratic_settings import LARGEST, Base, Problem, distance_to, two_kinds
+from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, Base, Problem, distance_to, two_kinds
 
-__all__ = ["BIAS_PARTS", "PAIR", "bias_rows", "model_rows", "proximal_rows", "proximal_theory"]
+__all__ = ["BIAS_PARTS", "PAIR", "bias_rows", "model_drift_rows", "proximal_rows", "proximal_theory"]
 
 SOLVE_STEPS = 200  # of gradient descent on a local problem: exact to float32
 PAIR = (1.0, 10.0)  # curvatures of two kinds of clients, the optima of one at 0, of the other at 1
@@ -87,7 +87,9 @@ def _solutions(base: Base, weights: Sequence[float]) -> Iterator[Comparison]:
 
     for weight in weights:
         known = theory.proximal_drift(*base.problem, anchor=base.problem.start, proximal_weight=weight)
-        ends = np.asarray(solve(start, clients, jnp.float32(1 / (LARGEST + weight)), jnp.float32(weight)), np.float64)
+        ends = np.asarray(
+            solve(start, clients, jnp.float32(1 / (LARGEST_CURVATURE + weight)), jnp.float32(weight)), np.float64
+        )
         farthest = np.linalg.norm(ends - known.center, axis=1).max()
         conditions = {"part": "FedProx's drift", "algorithm": "FedProx", "proximal_weight": weight}
         rounding = 2.0**-20 * (1 + float(np.abs(ends).max()))
@@ -106,7 +108,7 @@ def bias_rows(base: Base, steps: Sequence[int]) -> Iterator[Comparison]:
         params = {"w": jnp.asarray(point, jnp.float32)}
         seen = metrics.drift(population.quadratic_loss, params, problem.clients(), step_size=eta, num_steps=num_steps)
         conditions = {"part": name, "algorithm": "FedAvg", "local_steps": num_steps, "step_size": eta}
-        rounding = 2.0**-20 * (1 + float(np.abs(point).max())) * LARGEST
+        rounding = 2.0**-20 * (1 + float(np.abs(point).max())) * LARGEST_CURVATURE
         for field, quantity in BIAS_PARTS.items():
             value = np.linalg.norm(np.asarray(getattr(seen, field)["w"], np.float64))
             wanted = np.linalg.norm(getattr(known, field))
@@ -125,7 +127,7 @@ def _norm(x: Any) -> float:
     return math.sqrt(sum(float(np.sum(np.asarray(leaf, np.float64) ** 2)) for leaf in jax.tree.leaves(x)))
 
 
-def model_rows(size: int, alpha: float, steps: Sequence[int], seed: int) -> Iterator[Comparison]:
+def model_drift_rows(size: int, alpha: float, steps: Sequence[int], seed: int) -> Iterator[Comparison]:
     """Logistic regression: the drift's bias, its parts, and the bias less its leading term."""
     data = population.digits_partition(num_clients=size, alpha=alpha, held_out_clients=0, seed=seed)
     model = models.linear(input_shape=data.input_shape, num_outputs=data.num_outputs)

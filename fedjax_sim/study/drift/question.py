@@ -8,10 +8,10 @@ from typing import Any
 from fedjax_sim import validate
 from fedjax_sim.study.drift.figure import drift_figure
 from fedjax_sim.study.drift.fixed_points import fixed_point_rows
-from fedjax_sim.study.drift.parts import bias_rows, model_rows, proximal_rows
+from fedjax_sim.study.drift.parts import bias_rows, model_drift_rows, proximal_rows
 from fedjax_sim.study.drift.reading import drift_reading
 from fedjax_sim.study.findings import Findings
-from fedjax_sim.study.quadratic_settings import LARGEST, Base, quadratic_clients
+from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, Base, quadratic_clients
 
 __all__ = ["drift"]
 
@@ -62,7 +62,7 @@ def drift(
     found = [*fixed_point_rows(base, problems, steps, etas), *proximal_rows(base, sorted({*proximal_weights}))]
     found += bias_rows(base, steps)
     if model_clients:
-        found += model_rows(model_clients, alpha, steps, seed)
+        found += model_drift_rows(model_clients, alpha, steps, seed)
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in options.items()}
     reading = list(drift_reading(base, found))
     return Findings("drift", QUESTION, found, reading, lambda: drift_figure(base, found, steps, etas), options)
@@ -84,7 +84,9 @@ def _check(options: dict[str, Any]) -> None:
         for value in options[name]:
             validate.in_range(name, value, 0, 1e4)
     for value in options["step_sizes"]:
-        validate.in_range("step_sizes", value, 0.005, 1 / LARGEST, hint=f"Curvatures go up to {LARGEST:g}.")
+        validate.in_range(
+            "step_sizes", value, 0.005, 1 / LARGEST_CURVATURE, hint=f"Curvatures go up to {LARGEST_CURVATURE:g}."
+        )
     for value in options["num_steps"]:
         validate.integer("num_steps", value, 1, 200)
     validate.integer("model_clients", options["model_clients"], 0)

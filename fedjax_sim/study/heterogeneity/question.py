@@ -18,13 +18,13 @@ from fedjax_sim.study.heterogeneity.figure import heterogeneity_figure
 from fedjax_sim.study.heterogeneity.models import COHORT, digits_population, model_rows, synthetic_population
 from fedjax_sim.study.heterogeneity.ranks import rank_correlations
 from fedjax_sim.study.heterogeneity.reading import heterogeneity_reading
-from fedjax_sim.study.quadratic_settings import LARGEST, quadratic_clients
+from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, quadratic_clients
 from fedjax_sim.validate import Positive
 
 __all__ = ["heterogeneity"]
 
 QUESTION = "How different are the clients, and how much slower does that make training?"
-STEP_SIZES = np.geomspace(0.005, 1 / LARGEST, 40)  # of which the best is taken
+STEP_SIZES = np.geomspace(0.005, 1 / LARGEST_CURVATURE, 40)  # of which the best is taken
 SHARE = 1e-3  # of the start's excess loss: the target on quadratics
 MAX_ROUNDS = 300
 

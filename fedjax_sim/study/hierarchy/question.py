@@ -12,7 +12,7 @@ from fedjax_sim.study.hierarchy.digits import digits_rows
 from fedjax_sim.study.hierarchy.figure import hierarchy_figure
 from fedjax_sim.study.hierarchy.quadratics import quadratic_rows
 from fedjax_sim.study.hierarchy.reading import hierarchy_reading
-from fedjax_sim.study.quadratic_settings import LARGEST, quadratic_clients
+from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, quadratic_clients
 from fedjax_sim.validate import Integer, NonNegativeInt, Number, PositiveInt
 
 __all__ = ["hierarchy"]
@@ -63,7 +63,9 @@ def hierarchy(
         validate.integer("edge_rounds", kappa, 1, 1000)
     if list(edge_rounds) != sorted(set(edge_rounds)) or edge_rounds[0] != 1:
         validate.fail("edge_rounds", "rising numbers from 1", list(edge_rounds))
-    validate.in_range("step_size", step_size, 0.005, 1 / LARGEST, hint=f"Curvatures go up to {LARGEST:g}.")
+    validate.in_range(
+        "step_size", step_size, 0.005, 1 / LARGEST_CURVATURE, hint=f"Curvatures go up to {LARGEST_CURVATURE:g}."
+    )
     if model_clients:
         validate.integer("model_clients", model_clients, num_edges)
     problem = quadratic_clients(num_clients, dimension, heterogeneity, seed)

@@ -19,12 +19,12 @@ from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.leakage.defences import LEARNING_RATE, NUM_SHOWN, SIDE, Defence, Digits, Seen
 from fedjax_sim.types import Array
 
-__all__ = ["ATTACKS", "LARGEST_BATCH", "MOST_DECIBELS", "Picture", "auc_of_groups", "decibels", "measure"]
+__all__ = ["INVERSION_ATTACKS", "LARGEST_BATCH", "MOST_DECIBELS", "Picture", "auc_of_groups", "decibels", "measure"]
 
 LARGEST_BATCH = 8  # that is rebuilt by optimisation
 MOST_DECIBELS = 60.0  # an error of 1/1000 of full brightness, which nobody sees
 CLASSES, GROUPS = 10, 10
-ATTACKS = ("closed form", "optimised")
+INVERSION_ATTACKS = ("closed form", "optimised")
 
 
 class Picture(NamedTuple):
@@ -76,7 +76,7 @@ def _pictures(key: Array, defence: Defence, digits: Digits, seen: Seen, options:
         found = adversary.invert_affine(view, "hidden_0")[:, None]
     else:
         found = adversary.affine_rows(view, "hidden_0")
-    yield ATTACKS[0], np.nan_to_num(np.asarray(found), nan=0.0)
+    yield INVERSION_ATTACKS[0], np.nan_to_num(np.asarray(found), nan=0.0)
     if defence.batch_size > LARGEST_BATCH or len(rows) == 1:
         return
     labels = _labels(defence, view)
@@ -93,7 +93,7 @@ def _pictures(key: Array, defence: Defence, digits: Digits, seen: Seen, options:
         optimizer=optimizer,
         num_restarts=options["num_restarts"],
     )
-    yield ATTACKS[1], np.asarray(rebuilt.guess["x"])
+    yield INVERSION_ATTACKS[1], np.asarray(rebuilt.guess["x"])
 
 
 def _rebuild(key: Array, defence: Defence, digits: Digits, seen: Seen, options: dict[str, Any], conditions: dict):
@@ -109,7 +109,7 @@ def _rebuild(key: Array, defence: Defence, digits: Digits, seen: Seen, options: 
         compared.append(measured(conditions, f"PSNR, {attack} (dB)", samples))
         shown = best.reshape(-1, best.shape[-1])[:NUM_SHOWN], values.reshape(-1)[:NUM_SHOWN]
         pictures.append(Picture(defence.name, attack, *shown))
-        if attack == ATTACKS[0] and defence.exact:
+        if attack == INVERSION_ATTACKS[0] and defence.exact:
             errors = np.sqrt(((found - truth) ** 2).mean(-1)).reshape(-1)
             compared.append(measured(conditions, "error of a pixel", errors, 1e-5, kind="upper bound"))
     return compared, pictures

@@ -10,13 +10,13 @@ import numpy as np
 from fedjax_sim.report import plots
 from fedjax_sim.study.charts import DASHED, points, rows_of
 from fedjax_sim.study.findings import Comparison
-from fedjax_sim.study.leakage.attacks import ATTACKS, LARGEST_BATCH, MOST_DECIBELS, Picture
+from fedjax_sim.study.leakage.attacks import INVERSION_ATTACKS, LARGEST_BATCH, MOST_DECIBELS, Picture
 from fedjax_sim.study.leakage.defences import SIDE, allowed_advantage, multiplier
 from fedjax_sim.study.leakage.pictures import strips
 
 __all__ = ["leakage_figure"]
 
-LOOKS = ((ATTACKS[0], plots.BLUE, "o"), (ATTACKS[1], plots.ORANGE, "^"))
+LOOKS = ((INVERSION_ATTACKS[0], plots.BLUE, "o"), (INVERSION_ATTACKS[1], plots.ORANGE, "^"))
 
 
 def leakage_figure(found: Sequence[Comparison], pictures: Sequence[Picture], options: dict[str, Any]) -> Any:

@@ -17,11 +17,11 @@ from fedjax_sim.prng import stream
 from fedjax_sim.study.findings import Comparison, least_runs, measured
 from fedjax_sim.types import Aggregator, Algorithm, Population, Sampler
 
-__all__ = ["SIGNAL", "SPREAD", "STEP_SIZE", "WeightedClients"]
+__all__ = ["FLOOR_STEP_SIZE", "SIGNAL", "SPREAD", "WeightedClients"]
 
 SIGNAL = 1.0  # |g| of the population's mean
 SPREAD = 2.0  # sigma: the root of the trace of the population's covariance, divisor N
-STEP_SIZE = 0.5  # of the runs to the floor
+FLOOR_STEP_SIZE = 0.5  # of the runs to the floor
 FLOOR_ROUNDS = 60  # (1 - STEP_SIZE)^(2 FLOOR_ROUNDS) is negligible beside a floor
 VMAPPED = 1 << 16  # clients that rounds under one vmap have together
 
@@ -126,7 +126,7 @@ class WeightedClients:
     def floor(self, key, cohort: int, num_rounds: int) -> Comparison:
         """The error floor of runs, as expected excess loss, beside the budget's closed form."""
         sampler = sampling.uniform(self.size, cohort)
-        algorithm = self.algorithm(sampler, aggregation.mean(weighting="uniform"), step_size=STEP_SIZE)
+        algorithm = self.algorithm(sampler, aggregation.mean(weighting="uniform"), step_size=FLOOR_STEP_SIZE)
         values = self.values.astype(np.float64)
         draws = independent_runs(
             stream(key, f"floor {self.size} {cohort}"),
@@ -139,6 +139,8 @@ class WeightedClients:
             batch=max(1, min(200, VMAPPED // cohort)),
         )
         hessians = np.broadcast_to(np.eye(self.dimension), (self.size, self.dimension, self.dimension))
-        budget = theory.budget(hessians, values, step_size=STEP_SIZE, design=sampler.design, denominator="realised")
+        budget = theory.budget(
+            hessians, values, step_size=FLOOR_STEP_SIZE, design=sampler.design, denominator="realised"
+        )
         conditions = self._conditions("final loss", cohort, sampler, "mean")
         return measured(conditions, "excess loss", draws["squared_error"] / 2, budget.total, resolution=1e-11)

@@ -16,7 +16,7 @@ from fedjax_sim.instruments.moments import population_moments
 from fedjax_sim.instruments.runs import independent_runs, squared_distance
 from fedjax_sim.prng import stream
 from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
-from fedjax_sim.study.participation.clients import SIGNAL, SPREAD, STEP_SIZE, WeightedClients
+from fedjax_sim.study.participation.clients import FLOOR_STEP_SIZE, SIGNAL, SPREAD, WeightedClients
 from fedjax_sim.study.participation.figure import participation_figure
 from fedjax_sim.study.participation.reading import participation_reading
 from fedjax_sim.validate import Integer, NonNegativeInt, Number, PositiveInt
@@ -96,7 +96,7 @@ def participation(
         "model_rounds": model_rounds, "seed": seed,
     }  # fmt: skip
     reading = list(participation_reading(found, required, tolerance))
-    figure = partial(participation_figure, found, tolerance, signal=SIGNAL, spread=SPREAD, step_size=STEP_SIZE)
+    figure = partial(participation_figure, found, tolerance, signal=SIGNAL, spread=SPREAD, step_size=FLOOR_STEP_SIZE)
     return Findings("participation", QUESTION, found, reading, figure, options)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fedjax_sim.study.findings import Comparison, comparisons_of
-from fedjax_sim.study.participation.clients import SPREAD, STEP_SIZE
+from fedjax_sim.study.participation.clients import FLOOR_STEP_SIZE, SPREAD
 
 __all__ = ["participation_reading"]
 
@@ -50,7 +50,7 @@ def participation_reading(found: Sequence[Comparison], required: dict[int, int],
         )
     if comparisons_of(found, "final loss"):
         yield (
-            f"With a constant step of {STEP_SIZE:g} the runs end at an excess loss of eta / (2 - eta) times half of "
-            "the variance: the error floor falls with participation exactly as the variance does, and vanishes at m = "
-            "N. It is a property of constant steps: with steps that decay as 1/t it vanishes."
+            f"With a constant step of {FLOOR_STEP_SIZE:g} the runs end at an excess loss of eta / (2 - eta) times half "
+            "of the variance: the error floor falls with participation exactly as the variance does, and vanishes at "
+            "m = N. It is a property of constant steps: with steps that decay as 1/t it vanishes."
         )

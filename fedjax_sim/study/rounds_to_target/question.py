@@ -15,7 +15,7 @@ from fedjax_sim import algorithms, metrics, models, population, sampling, theory
 from fedjax_sim.instruments.traced_runs import stacked, traced_runs
 from fedjax_sim.prng import normal, stream
 from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
-from fedjax_sim.study.quadratic_settings import LARGEST, Problem, quadratic_clients
+from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, Problem, quadratic_clients
 from fedjax_sim.study.rounds_to_target.figure import target_figure
 from fedjax_sim.study.rounds_to_target.reading import target_reading
 from fedjax_sim.validate import Positive
@@ -108,7 +108,13 @@ def _check(options: dict[str, Any]) -> None:
         validate.sequence(name, options[name])
     validate.integer("num_clients", options["num_clients"], 2)
     validate.integer("dimension", options["dimension"], 1, 40)
-    validate.in_range("step_size", options["step_size"], 1e-3, 1 / LARGEST, hint=f"Curvatures go up to {LARGEST:g}.")
+    validate.in_range(
+        "step_size",
+        options["step_size"],
+        1e-3,
+        1 / LARGEST_CURVATURE,
+        hint=f"Curvatures go up to {LARGEST_CURVATURE:g}.",
+    )
     validate.in_range("target", options["target"], 1e-4, 1, open_high=True, hint="A share of the start's excess loss.")
     for name in ("heterogeneity", "gradient_noise"):
         validate.in_range(name, options[name], 0, 100)

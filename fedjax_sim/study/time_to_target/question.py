@@ -15,7 +15,7 @@ from fedjax_sim.prng import stream
 from fedjax_sim.study.findings import Comparison, Findings, few, measured
 from fedjax_sim.study.time_to_target.figure import time_figure
 from fedjax_sim.study.time_to_target.reading import time_reading
-from fedjax_sim.study.time_to_target.servers import Field, Server, field, servers
+from fedjax_sim.study.time_to_target.servers import Field, ServerMode, field, servers
 from fedjax_sim.study.watched_runs import Watched, watched_runs
 from fedjax_sim.types import Array
 from fedjax_sim.validate import Positive
@@ -81,7 +81,7 @@ def time_to_target(
     return Findings("time_to_target", QUESTION, found, reading, partial(time_figure, found, curves, options), options)
 
 
-def watched(key: Array, has: Field, server: Server, num_rounds: int, num_runs: int) -> Watched:
+def watched(key: Array, has: Field, server: ServerMode, num_rounds: int, num_runs: int) -> Watched:
     """Runs of as many updates as so many full rounds, with about 40 evaluations."""
     steps = math.ceil(num_rounds * has.cohort_size / server.updates)
     every = max(steps // 40, 1)
@@ -104,7 +104,7 @@ def _check(options: dict[str, Any]) -> None:
     validate.integer("seed", options["seed"], 0)
 
 
-def steps_of(name: str, server: Server, runs: Watched) -> Iterator[Comparison]:
+def steps_of(name: str, server: ServerMode, runs: Watched) -> Iterator[Comparison]:
     """What a step takes. Rounds of synchronous servers are independent: each has a cohort of its own."""
     about, steps = {"server": name, "part": "step"}, runs.steps
     seen = {"seconds": steps["round_seconds"], "messages": steps["clients_reported"], "joules": steps["joules"]}
@@ -123,7 +123,7 @@ def steps_of(name: str, server: Server, runs: Watched) -> Iterator[Comparison]:
         yield measured(about, "staleness", gaps, server.staleness, resolution=0.01 * server.staleness)
 
 
-def target_of(name: str, server: Server, runs: Watched, target: float) -> Iterator[Comparison]:
+def target_of(name: str, server: ServerMode, runs: Watched, target: float) -> Iterator[Comparison]:
     """Seconds, megabytes and joules until the target, if all runs reached it."""
     about = {"server": name, "part": "target"}
     seconds = runs.until(target, "round_seconds")

@@ -15,7 +15,7 @@ from fedjax_sim import algorithms, metrics, models, network, population, samplin
 from fedjax_sim.round.costs import work_of
 from fedjax_sim.types import Algorithm, Array, Devices, Load
 
-__all__ = ["BATCH", "OVER", "Field", "Server", "field", "servers"]
+__all__ = ["BATCH", "OVER", "Field", "ServerMode", "field", "servers"]
 
 EXAMPLES, BATCH = 40, 20  # of a client
 DOWN, UP, LATENCY = 7e6, 2e6, 0.05  # bytes/s and seconds of everybody's link
@@ -55,7 +55,7 @@ class Field(NamedTuple):
         return np.stack([np.asarray(x, np.float64) for x in (spent.total, spent.joules)])
 
 
-class Server(NamedTuple):
+class ServerMode(NamedTuple):
     """One way to run the federation."""
 
     algorithm: Algorithm
@@ -85,7 +85,7 @@ def field(
     return Field(data, devices, speed, loss_fn, model.init(key)[0], num_steps, learning_rate, cohort_size)
 
 
-def servers(has: Field, deadline_share: float) -> dict[str, Server]:
+def servers(has: Field, deadline_share: float) -> dict[str, ServerMode]:
     """The servers by name, the first one waits for all.
 
     Args:
@@ -113,19 +113,19 @@ def servers(has: Field, deadline_share: float) -> dict[str, Server]:
         return theory.sampled_order_statistic(values, k, drawn) * tick
 
     made = {
-        "waits for all": Server(
+        "waits for all": ServerMode(
             waits, m, {"seconds": slowest(times), "messages": m, "joules": m * float(joules.mean())},
             _by_law(has, load, m, m),
         ),
-        "deadline, dropped": Server(
+        "deadline, dropped": ServerMode(
             fedavg(sampling.with_deadline(everybody, deadline)), m,
             {"seconds": slowest(np.minimum(times, ends)), "messages": m * float((times <= ends).mean())},
         ),
-        "deadline, partial": Server(
+        "deadline, partial": ServerMode(
             fedavg(sampling.with_deadline(everybody, deadline, late="partial")), m,
             {"seconds": slowest(partial), "messages": m * float((in_time > 0).mean())},
         ),
-        "130 % invited": Server(
+        "130 % invited": ServerMode(
             fedavg(sampling.with_over_selection(sampling.with_clock(sampling.uniform(n, more), has.devices), m)), m,
             {"seconds": slowest(times, m, more), "messages": m}, _by_law(has, load, m, more),
         ),
@@ -138,7 +138,7 @@ def servers(has: Field, deadline_share: float) -> dict[str, Server]:
     )
     for name, one, size, most in (("FedBuff", fedbuff, buffer, buffer), ("FedAsync", fedasync, 1, block)):
         gap, flying = theory.expected_staleness(m, size), _updates_per_tick(has.ticks(one, has.num_steps)[0], m)
-        made[name] = Server(one, most, {}, None, tick / flying, gap)
+        made[name] = ServerMode(one, most, {}, None, tick / flying, gap)
     each = m // TIERS
     fedat = algorithms.fedat(
         has.loss_fn, has.devices, optax.sgd(has.learning_rate), population_size=n, num_tiers=TIERS,
@@ -146,7 +146,7 @@ def servers(has: Field, deadline_share: float) -> dict[str, Server]:
     )  # fmt: skip
     tiers = np.array_split(np.sort(has.ticks(fedat, has.num_steps)[0]), TIERS)
     pace = sum(each / slowest(times, each, each) for times in tiers)
-    made["FedAT"] = Server(fedat, each, {}, None, 1 / pace, theory.expected_staleness(TIERS))
+    made["FedAT"] = ServerMode(fedat, each, {}, None, 1 / pace, theory.expected_staleness(TIERS))
     return made
 
 

@@ -34,7 +34,7 @@ def _compiled(aggregator):
         m, spec = len(weights), jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), updates)
         carry = aggregator.init(spec, m)
         for slots in (jnp.arange(m // 2), jnp.arange(m // 2, m)):
-            chunk = tree.take((updates, weights, ids), slots)
+            chunk = tree.take_rows((updates, weights, ids), slots)
             carry = aggregator.accumulate(KEY, round, carry, Received(*chunk, slots))
         return aggregator.finalize(KEY, round, carry)
 

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_sim.algorithms.asynchronous import arrivals
 from fedjax_sim.algorithms.asynchronous.arrivals import PATIENCE, _earlier, next_arrivals, take_off
-from fedjax_sim.algorithms.asynchronous.clock_ticks import NEVER, earliest, places_of
+from fedjax_sim.algorithms.asynchronous.clock_ticks import NEVER_ARRIVES, earliest, places_of
 from fedjax_sim.algorithms.asynchronous.in_flight import CHECKS, Traffic
 from fedjax_sim.network import Hazard, memoryless
 from fedjax_sim.prng import stream
@@ -197,16 +197,16 @@ def test_events_are_those_of_a_loop(name, hazard):
         assert list(zip(*rows, strict=True)) == expected, (name, t)
         clock = flights.clock
         assert (int(clock.seconds) * 10 + int(clock.ticks), int(flights.version)) == (loop.now, loop.version)
-        leaves = np.full(traffic.concurrency, NEVER) if flights.leaves is None else np.asarray(flights.leaves)
-        rows = (flights.ids, flights.bases, np.minimum(flights.due, leaves), leaves != NEVER)
+        leaves = np.full(traffic.concurrency, NEVER_ARRIVES) if flights.leaves is None else np.asarray(flights.leaves)
+        rows = (flights.ids, flights.bases, np.minimum(flights.due, leaves), leaves != NEVER_ARRIVES)
         held = {id: tuple(rest) for id, *rest in zip(*map(np.asarray, rows), strict=True)}
         others, back, most = loop.fill(set(held))
-        again = {id for id in back if held[id][1] != NEVER}
+        again = {id for id in back if held[id][1] != NEVER_ARRIVES}
         assert len(again) == min(most, len(back)), (name, t)
         for id in (*others, *again):
             loop.send(id, loop.now, loop.version)
         expected = {id: x and (x[-1], x[-2] - loop.now, len(x) == 3) for id, x in loop.places.items()}
-        assert {id: None if x[1] == NEVER else x for id, x in held.items()} == expected, (name, t)
+        assert {id: None if x[1] == NEVER_ARRIVES else x for id, x in held.items()} == expected, (name, t)
         assert (int(found.begun.sent), int(found.stopped)) == (loop.sent, stopped)
         assert interrupted == (0 if found.interrupted is None else int(found.interrupted))
         loop.sent = 0
@@ -282,22 +282,24 @@ def test_clients_who_are_not_there_are_not_sent_work(refill):
     traffic = Traffic(devices(size, window), 12, 4, 4, 50, refill)
     flights = take_off(KEY, traffic, lambda ids: LOAD)
     step = jax.jit(lambda key, flights: next_arrivals(key, traffic, flights, lambda ids: LOAD))
-    assert window(np.asarray(flights.ids), 0).tolist() == (_earlier(flights.due, flights.leaves) != NEVER).tolist()
+    assert (
+        window(np.asarray(flights.ids), 0).tolist() == (_earlier(flights.due, flights.leaves) != NEVER_ARRIVES).tolist()
+    )
     flying = 0
     for t in range(60):
         before, (found, flights) = flights, step(keyed(t), flights)
         ids, due, bases = map(np.asarray, (flights.ids, flights.due, flights.bases))
-        fresh = (due != NEVER) & ~np.isin(ids, np.asarray(before.ids)[np.asarray(before.due) != NEVER])
+        fresh = (due != NEVER_ARRIVES) & ~np.isin(ids, np.asarray(before.ids)[np.asarray(before.due) != NEVER_ARRIVES])
         begun = int(before.clock.seconds), int(flights.clock.seconds)
         if refill == "other":
             assert (window(ids[fresh], begun[0]) | window(ids[fresh], begun[1])).all()
             flying += int(found.begun.sent) - int(found.there.sum() + found.interrupted)
             assert int(found.flying) == flying > 0
         else:
-            sent = (due != NEVER) & (bases == int(flights.version))
+            sent = (due != NEVER_ARRIVES) & (bases == int(flights.version))
             assert window(ids[sent], begun[1]).all()
         assert len(set(ids.tolist())) == 12
-        assert found.there.sum() >= min(4, (before.due != NEVER).sum())
+        assert found.there.sum() >= min(4, (before.due != NEVER_ARRIVES).sum())
     assert refill == "other" or found.flying < 12
 
 
@@ -333,8 +335,8 @@ def test_who_leaves_is_lost_as_under_a_clock(name):
     order = np.argsort(flights.ids)
     due, leaves = np.asarray(flights.due)[order], np.asarray(flights.leaves)[order]
     reported, invited = np.asarray(cohort.reported), np.asarray(cohort.invited)
-    np.testing.assert_array_equal(due != NEVER, reported)
-    np.testing.assert_array_equal(leaves != NEVER, invited & ~reported)
+    np.testing.assert_array_equal(due != NEVER_ARRIVES, reported)
+    np.testing.assert_array_equal(leaves != NEVER_ARRIVES, invited & ~reported)
     np.testing.assert_array_equal(np.minimum(due, leaves)[invited], np.asarray(cohort.timing.spent.total)[invited])
     begun = flights.begun
     assert 0 < reported.sum() < invited.sum() == begun.sent
@@ -460,7 +462,7 @@ def test_earliest_is_a_sort():
     rng = np.random.default_rng(0)
     for size, count in ((1, 1), (7, 7), (50, 8), (50, 1)):
         times = rng.integers(0, 6, size).astype(np.uint32)
-        times[rng.random(size) < 0.2] = NEVER
+        times[rng.random(size) < 0.2] = NEVER_ARRIVES
         ids = rng.permutation(1000)[:size].astype(np.int32)
         found = set(np.asarray(earliest(jnp.array(times), jnp.array(ids), count)).tolist())
         assert found == set(np.lexsort((ids, times))[:count].tolist())

@@ -8,8 +8,8 @@ import pytest
 
 from fedjax_sim import aggregation, algorithms, client, network, sampling, server, transform
 from fedjax_sim.algorithms import split_client, split_costs, split_loss
-from fedjax_sim.algorithms.split.loss import transcript
-from fedjax_sim.algorithms.split.traffic import client_bits, crossings
+from fedjax_sim.algorithms.split.loss import split_transcript
+from fedjax_sim.algorithms.split.traffic import bits_by_direction, crossings
 from fedjax_sim.models import mlp, softmax_cross_entropy, squared_error, supervised, vertical_linear
 from fedjax_sim.types import ClientData
 
@@ -28,7 +28,7 @@ def test_bytes_are_those_of_the_arrays():
     made = network.link(forward=transform.quantize(8), batch_bits=16)
     split = split_loss(DEEP, softmax_cross_entropy, ("hidden_0", "hidden_1"), link={"hidden_2": made})
     params = DEEP.init(KEY)[0]
-    seen = transcript(split, params, {"x": X, "y": Y}, KEY)
+    seen = split_transcript(split, params, {"x": X, "y": Y}, KEY)
     found = crossings(split, params, {"x": X[0], "y": Y[0]})
     assert [(c.name, c.there, c.back, c.batch) for c in found] == [
         ("labels", 32, 0, 0),
@@ -47,7 +47,7 @@ def test_bytes_are_those_of_the_arrays():
     }
     nobody = split_client(split, optax.sgd(0.1), work).apply(KEY, params, (), data(0))[0].counts
     assert all((x == 0).all() for x in nobody.values())
-    assert client_bits(found, training=False) == {"up": (288, 0), "down": (0, 0), "other": (96, 16)}
+    assert bits_by_direction(found, training=False) == {"up": (288, 0), "down": (0, 0), "other": (96, 16)}
 
 
 def test_messages_are_whole_bytes():

@@ -11,8 +11,8 @@ import optax
 import pytest
 
 from fedjax_sim import aggregation, algorithms, client, models, network, population, sampling, server, transform
-from fedjax_sim.algorithms.split.loss import transcript
-from fedjax_sim.algorithms.split.vertical import parties_of
+from fedjax_sim.algorithms.split.loss import split_transcript
+from fedjax_sim.algorithms.split.vertical import party_functions_of
 from fedjax_sim.models import squared_error
 from fedjax_sim.round.round import observe
 from tests.laws.cases import rows
@@ -134,7 +134,7 @@ def test_transcripts_of_half_precision(made):
     examples = {"x": X, "y": Y}
     split = algorithms.split_loss(MLP, squared_error, "hidden_0", link=made)
     vertical = partial(algorithms.vertical_transcript, PARTIES, squared_error, link=made, key=KEY)
-    for model, seen in ((MLP, partial(transcript, split)), (PARTIES, vertical)):
+    for model, seen in ((MLP, partial(split_transcript, split)), (PARTIES, vertical)):
         half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.init(KEY)[0])
         sent = [message for message in seen(half, examples).messages if message.kind != "labels"]
         assert len(sent) == 2 and {message.value.dtype for message in sent} == {jnp.dtype(jnp.bfloat16)}
@@ -204,7 +204,7 @@ def test_weighted_vertical_transcript():
     examples = {"x": X, "y": Y}
     made = algorithms.vertical_transcript(PARTIES, weighted, start, examples, key=KEY)
     (back,) = made.seen_by(1)
-    bottom = parties_of(PARTIES).bottoms[1]
+    bottom = party_functions_of(PARTIES).bottoms[1]
     own = jax.vjp(lambda p: bottom(p, X), start)[1](back.value)[0]["parties"]["party_1"]
 
     def mean(params):

@@ -8,8 +8,8 @@ import pytest
 
 from fedjax_sim import client, engine, network, tree
 from fedjax_sim.algorithms import Split, split_client, split_loss
-from fedjax_sim.algorithms.split.loss import transcript
-from fedjax_sim.algorithms.split.traffic import client_bits, crossings
+from fedjax_sim.algorithms.split.loss import split_transcript
+from fedjax_sim.algorithms.split.traffic import bits_by_direction, crossings
 from fedjax_sim.models import (
     blocks,
     distance_correlation,
@@ -112,7 +112,7 @@ def test_what_each_party_sees():
     """The tensors that each party receives, by name. Catches labels or examples that are sent, to anybody."""
     examples = {"x": X, "y": Y}
     params = DEEP.init(KEY)[0]
-    plain = transcript(split_loss(DEEP, softmax_cross_entropy, ("hidden_0", "hidden_1")), params, examples, KEY)
+    plain = split_transcript(split_loss(DEEP, softmax_cross_entropy, ("hidden_0", "hidden_1")), params, examples, KEY)
     seen = [[(m.name, m.kind) for m in plain.seen_by(party)] for party in range(3)]
     assert seen == [
         [("hidden_1", "gradients")],
@@ -120,9 +120,9 @@ def test_what_each_party_sees():
         [("labels", "labels"), ("hidden_2", "activations")],
     ]
     u_shaped = split_loss(DEEP, softmax_cross_entropy, ("hidden_0", "hidden_3"), u_shaped=True)
-    hidden = transcript(u_shaped, params, examples, KEY)
+    hidden = split_transcript(u_shaped, params, examples, KEY)
     assert [(m.name, m.kind) for m in hidden.seen_by(1)] == [("hidden_1", "activations"), ("output", "gradients")]
-    other = transcript(u_shaped, params, {"x": X, "y": (Y + 1) % 3}, KEY)
+    other = split_transcript(u_shaped, params, {"x": X, "y": (Y + 1) % 3}, KEY)
     assert (hidden.seen_by(1)[0].value == other.seen_by(1)[0].value).all()  # labels are not in what goes up
     assert (hidden.seen_by(1)[1].value != other.seen_by(1)[1].value).any()  # they are in the gradient: see J10
     for made in (plain, hidden):
@@ -144,13 +144,13 @@ def test_labels_are_encrypted_as_the_rest_is():
     examples, made = {"x": X, "y": Y}, network.link(encrypted=True)
     for at, beside in (("hidden_0", 0), (("hidden_0", "hidden_1"), 224)):
         split = split_loss(DEEP, softmax_cross_entropy, at, link=made)
-        seen = transcript(split, DEEP.init(KEY)[0], examples, KEY)
+        seen = split_transcript(split, DEEP.init(KEY)[0], examples, KEY)
         assert all(m.encrypted for m in seen.messages) and seen.messages[0].kind == "labels"
         assert (seen.overheard(KEY)[0].value != Y.astype(jnp.uint32)).mean() > 0.9
         (labels, *_) = crossings(split, DEEP.init(KEY)[0], {"x": X[0], "y": Y[0]})
         assert (labels.there, labels.back, labels.batch) == (32, 0, beside)
     alone = split_loss(DEEP, softmax_cross_entropy, "hidden_0", link={"labels": made})
-    plain = transcript(alone, DEEP.init(KEY)[0], examples, KEY).messages
+    plain = split_transcript(alone, DEEP.init(KEY)[0], examples, KEY).messages
     assert [m.encrypted for m in plain] == [True, False, False] and (plain[0].value == Y).all()
 
 
@@ -163,7 +163,7 @@ def test_the_worked_configuration():
     sizes = [tree.num_values(part) for part in split.cut.split(params)]
     assert sizes == [220, 331]
     example = {"x": jnp.zeros(10), "y": jnp.zeros(())}
-    bits = client_bits(crossings(split, params, example))
+    bits = bits_by_direction(crossings(split, params, example))
     assert bits == {"up": (21 * 32, 0), "down": (20 * 32, 0), "other": (0, 0)}
     assert (
         32 * (21 + 20) == 1312 and 50 * 1312 == 65_600 and 65_600 / (2 * sum(sizes)) == pytest.approx(59.53, abs=0.01)
@@ -210,7 +210,7 @@ def test_no_peek():
         for a, b in zip(*map(jax.tree.leaves, updates[:2]), strict=True):
             np.testing.assert_allclose(a, b, atol=2e-5)
         after = jax.tree.map(jnp.add, params, updates[2])
-        smashed = transcript(split, after, {"x": x, "y": y}).seen_by(1)[1].value
+        smashed = split_transcript(split, after, {"x": x, "y": y}).seen_by(1)[1].value
         found.append(float(distance_correlation(x, smashed)))
         told.append(sorted(report.metrics))
         assert sorted(split(after, {"x": x, "y": y})) == ["loss"]
@@ -233,11 +233,11 @@ def test_splits_that_cannot_be():
     with pytest.raises(TypeError, match=r"measure: expected a function \(outputs, examples\)"):
         split_loss(DEEP, softmax_cross_entropy, "hidden_0", measure=3)
     plain = split_loss(TOY, squared_error, "hidden_0")
-    for call in (plain, lambda *rest: transcript(plain, *rest)):
+    for call in (plain, lambda *rest: split_transcript(plain, *rest)):
         with pytest.raises(TypeError, match='examples: expected a dict with "x" and "y"'):
             call(TOY.init(KEY)[0], {"x": jnp.ones((2, 10))})
     with pytest.raises(TypeError, match="split: expected a Split"):
-        transcript(squared_error, TOY.init(KEY)[0], data().examples)
+        split_transcript(squared_error, TOY.init(KEY)[0], data().examples)
     hidden = split_loss(TOY, squared_error, "hidden_0", decorrelation=1.0)
     with pytest.raises(ValueError, match="padding"):
         hidden(TOY.init(KEY)[0], data().examples, KEY)

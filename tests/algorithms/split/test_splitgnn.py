@@ -9,7 +9,7 @@ import pytest
 from experiments.graphs import partitions, worked_example
 from fedjax_sim import algorithms, models, network, population, run, sampling, transform
 from fedjax_sim.models.graph import apply_layer
-from fedjax_sim.models.graph_layers import convolution, known_edges
+from fedjax_sim.models.graph_layers import graph_convolution, known_edges
 from fedjax_sim.prng import stream
 from fedjax_sim.round.round import observe
 from fedjax_sim.types import GraphData
@@ -111,7 +111,8 @@ def test_path_by_hand():
     """
     graph = population.graph_data(np.arange(1.0, 5)[:, None], [[0, 1], [1, 2], [2, 3]])
     parties = population.parties_of(graph, node_owner=[0, 0, 1, 1])
-    layer, params = convolution("sum", 1, 1, activation=lambda x: x), {"kernel": jnp.ones((1, 1)), "bias": jnp.zeros(1)}
+    layer = graph_convolution("sum", 1, 1, activation=lambda x: x)
+    params = {"kernel": jnp.ones((1, 1)), "bias": jnp.zeros(1)}
     graphs = jax.tree.map(jnp.asarray, parties.graphs)
     for there, wanted in ((parties.halo >= 0, FULL), (np.zeros_like(parties.halo, bool), DROPPED)):
         known = jax.vmap(known_edges)(graphs, jnp.asarray(there))

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from fedjax_sim import algorithms, models, network, population, sampling, transform
-from fedjax_sim.algorithms.split.traffic import product, total
-from fedjax_sim.algorithms.split.vertical import parties_of
+from fedjax_sim.algorithms.split.traffic import product, word_pair_sum
+from fedjax_sim.algorithms.split.vertical import party_functions_of
 from fedjax_sim.network.link import link, wires
 from fedjax_sim.privacy import mechanism_of
 from fedjax_sim.types import ClientData, noisy_parts
@@ -107,7 +107,9 @@ def test_what_each_party_sees():
     whole = jax.grad(lambda params: algorithms.vertical_loss(model, loss)(params, {"x": x, "y": Y})["loss"].mean())(
         params
     )
-    (own,) = jax.vjp(lambda own: parties_of(model).bottoms[1](own, x), params)[1](jnp.array(plain[0, 1, "gradients"]))
+    (own,) = jax.vjp(lambda own: party_functions_of(model).bottoms[1](own, x), params)[1](
+        jnp.array(plain[0, 1, "gradients"])
+    )
     for got, expected in zip(
         jax.tree.leaves(own["parties"]["party_1"]), jax.tree.leaves(whole["parties"]["party_1"]), strict=True
     ):
@@ -199,7 +201,7 @@ def test_counts_past_32_bits():
     for held, steps, factor in ((100_000, 70_000, 96), (2**31 - 1, 2**20, 1024), (7, 1, 3)):
         steps_words = jnp.array([0, steps], jnp.uint32)
         visits = product(jnp.int32(held), steps_words)
-        found = total(product(jnp.uint32(factor), visits), product(jnp.uint32(28), steps_words))
+        found = word_pair_sum(product(jnp.uint32(factor), visits), product(jnp.uint32(28), steps_words))
         assert _total(found) == held * steps * factor + 28 * steps
 
 

@@ -94,17 +94,17 @@ def test_a_mean_and_the_distances_from_it():
     """Catches distances from another leaf's mean, from a mean before its division, and a tile's left out."""
     mean, apart = found(functools.partial(all_of.mean_and_distances, weights=WEIGHTS))
     far = found(functools.partial(all_of.squared_distances, point=mean))
-    laws.check_equal_bits(found(functools.partial(all_of.weighted_mean, weights=WEIGHTS)), mean, "the mean")
+    laws.check_equal_bits(found(functools.partial(all_of.weighted_mean_of_messages, weights=WEIGHTS)), mean, "the mean")
     laws.check_equal_bits(far, apart, "the distances")
     np.testing.assert_allclose(apart, ((FLAT - flat(mean)) ** 2).sum(1), rtol=2.0**-20)
 
 
 def test_products():
     """Catches a tile that is added twice, and scales on the wrong side; equal messages have equal products."""
-    got = found(all_of.products)
+    got = found(all_of.gram_matrix)
     np.testing.assert_allclose(got, FLAT @ FLAT.T, rtol=1e-5, atol=2e-3)
     scale = 2.0 ** RNG.integers(-3, 4, M).astype(np.float32)
-    scaled = found(lambda x: all_of.products(x, jnp.asarray(scale)))
+    scaled = found(lambda x: all_of.gram_matrix(x, jnp.asarray(scale)))
     np.testing.assert_allclose(scaled, got * scale[:, None] * scale[None], rtol=1e-4, atol=1e-2)
 
 
@@ -113,7 +113,7 @@ def test_products_of_blocks(monkeypatch):
     symmetric to the bit; equal messages in different blocks are at distance 0. Catches a block at another place, or
     that is not turned over."""
     monkeypatch.setattr(all_of, "LEAST", 8)
-    got = found(all_of.products)
+    got = found(all_of.gram_matrix)
     np.testing.assert_allclose(got, FLAT @ FLAT.T, rtol=1e-5, atol=2e-3)
     assert np.array_equal(got, got.T)
     alike = np.isin(np.arange(M), (0, 13, 35)).reshape(-1, 1)
@@ -147,9 +147,9 @@ def test_combinations_are_messages(way):
     """Their distances and sums are those of NumPy's. Catches an order of the old messages that is kept."""
     share = RNG.uniform(size=MEMBERS.shape).astype(np.float32)
     if way == "mixed":
-        combine, made = lambda x: all_of.mixed(x, jnp.asarray(MATRIX)), MATRIX @ FLAT
+        combine, made = lambda x: all_of.linear_combinations(x, jnp.asarray(MATRIX)), MATRIX @ FLAT
     else:
-        combine = lambda x: all_of.pooled(x, jnp.asarray(MEMBERS), jnp.asarray(share))  # noqa: E731
+        combine = lambda x: all_of.pooled_messages(x, jnp.asarray(MEMBERS), jnp.asarray(share))  # noqa: E731
         made = np.einsum("ks,ksd->kd", share, FLAT[MEMBERS])
     np.testing.assert_allclose(found(lambda x: all_of.squared_distances(combine(x))), (made**2).sum(1), rtol=1e-4)
     got = found(lambda x: all_of.weighted_sum(combine(x), jnp.arange(len(made), dtype=jnp.float32)))

@@ -105,7 +105,7 @@ def test_measures_are_told_in_evaluations():
 NEEDED = {"num_byzantine": "1", "radius": "1.0"}
 RULES = sorted(  # by the arguments that they take: robust rules are told of attackers, of a radius, or of trust
     name
-    for name, part in registry.table("aggregator").items()
+    for name, part in registry.parts_of_table("aggregator").items()
     if part.options.keys() & {"num_byzantine", "radius", "trust_weights", "confidence"}
 )
 
@@ -117,7 +117,11 @@ RULES = sorted(  # by the arguments that they take: robust rules are told of att
 def test_sensors_under_each_rule(rule):
     """Catches a rule that cannot run from a config, or is moved as the mean is (by 0.5 here). FoolsGold doubts clients
     who agree, as honest ones do here; it only has to run."""
-    options = [f"aggregator.{key}={NEEDED[key]}" for key in registry.table("aggregator")[rule].options if key in NEEDED]
+    options = [
+        f"aggregator.{key}={NEEDED[key]}"
+        for key in registry.parts_of_table("aggregator")[rule].options
+        if key in NEEDED
+    ]
     found, _ = learned("sensor_calibration", rule, "data.num_poisoned=1", *options, rounds=20, rows=20)
     assert np.isfinite(found["test_bias"])
     if rule not in ("foolsgold", "sign_majority"):
@@ -132,7 +136,11 @@ def test_hospitals_under_each_rule(rule, shared_data):
     and the model beats guessing (0.55), but under FoolsGold, which trusts who is unlike the others: a lone attacker.
     Catches a rule that real data break."""
     needed = {**NEEDED, "num_byzantine": "0" if rule in ("krum", "bulyan") else "1"}  # of 2 f + 3, 4 f + 3 messages
-    options = [f"aggregator.{key}={needed[key]}" for key in registry.table("aggregator")[rule].options if key in needed]
+    options = [
+        f"aggregator.{key}={needed[key]}"
+        for key in registry.parts_of_table("aggregator")[rule].options
+        if key in needed
+    ]
     settings = [f"data.directory={shared_data / 'heart_disease'}", "data.label_flip.clients=[3]", "run.rounds=10"]
     made = build(load("experiments/heart_disease.toml", [*settings, f"aggregator.name={rule}", *options]))
     assert made.data.poisons == ("label flip at 1 of 4 clients",)

@@ -6,7 +6,7 @@ import pytest
 
 from fedjax_sim import population
 from fedjax_sim.population.graph.graphs import molecule, read_cora
-from fedjax_sim.population.graph.partition import stacked
+from fedjax_sim.population.graph.partition import stacked_graphs
 
 RNG = np.random.default_rng(0)
 EDGES = RNG.integers(0, 30, (80, 2))
@@ -215,7 +215,7 @@ def test_arguments_are_named_as_they_were_given():
 def test_stacked_keeps_what_it_pads():
     """Catches padding that is a node or an edge."""
     small = population.graph_data(np.ones((2, 4)), [[0, 1]], edge_types=[2])
-    batch = stacked([GRAPH, small])
+    batch = stacked_graphs([GRAPH, small])
     assert batch.ids[1].tolist() == [0, 1] + [-1] * 28
     assert (batch.receivers[1] >= 0).sum() == 2 and batch.types[1][:2].tolist() == [2, 2]
 

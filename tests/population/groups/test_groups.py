@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import population as field
-from fedjax_sim.population.groups.with_groups import label_counts
+from fedjax_sim.population.groups.with_groups import counts_of_labels_in_range
 from fedjax_sim.types import ClientData
 
 SIZES = np.array([70, 3, 0, 2, 65, 1, 4])
@@ -66,7 +66,9 @@ def test_groups_by_labels():
     rows = {"x": np.zeros((36, 1), np.float32), "y": np.repeat(label, np.arange(1, 9))}
     train = field.stored(rows, np.concatenate([[0], np.cumsum(np.arange(1, 9))]))
     data = field.synthetic_images(num_clients=4, examples_per_client=12)._replace(train=train, num_outputs=3)
-    np.testing.assert_array_equal(label_counts(train, 3), np.eye(3, dtype=int)[label] * np.arange(1, 9)[:, None])
+    np.testing.assert_array_equal(
+        counts_of_labels_in_range(train, 3), np.eye(3, dtype=int)[label] * np.arange(1, 9)[:, None]
+    )
     groups = field.with_groups(data, num_groups=3, by="labels").train
     found = np.split(label[np.asarray(groups.members)], np.asarray(groups.offsets[1:-1]))
     assert sorted(x.tolist() for x in found) == [[0, 0, 0], [1, 1], [2, 2, 2]]

@@ -12,8 +12,8 @@ from scipy import stats
 from fedjax_sim import aggregation, algorithms, network, run, sampling, theory
 from fedjax_sim.algorithms.asynchronous.clock_ticks import advanced
 from fedjax_sim.prng import client_key
-from fedjax_sim.round.costs import spent_by
-from fedjax_sim.sampling.time.cut import cut
+from fedjax_sim.round.costs import spending_metrics
+from fedjax_sim.sampling.time.cut import cut_cohort
 from fedjax_sim.sampling.time.round_cost import price_of
 from fedjax_sim.types import Clock, Cohort, Devices, Spent, Work
 from tests.laws import problems as p
@@ -165,12 +165,12 @@ def test_energy_and_utilisation():
     np.testing.assert_array_equal(cohort.timing.spent.total, TOTAL)
     cohort = cohort._replace(reported=jnp.arange(N) > 2)
     energy = np.array([DOWN, 5 * STEP, UP]).T @ np.array(WATTS)
-    found = spent_by(cohort)
-    assert float(found["joules"]) == pytest.approx(energy.sum()) and spent_by(cohort.timed(spent=None)) == {}
+    found = spending_metrics(cohort)
+    assert float(found["joules"]) == pytest.approx(energy.sum()) and spending_metrics(cohort.timed(spent=None)) == {}
     assert float(found["wasted_joules"]) == pytest.approx(energy[:3].sum())
     assert float(found["utilisation"]) == pytest.approx(TOTAL.sum() / (N * TOTAL.max()))
     nobody = jax.tree.map(jnp.zeros_like, cohort._replace(metrics={}))
-    assert {float(x) for x in spent_by(nobody).values()} == {0.0}
+    assert {float(x) for x in spending_metrics(nobody).values()} == {0.0}
 
 
 def test_utilisation_of_a_run():
@@ -197,7 +197,7 @@ def test_energy_of_what_was_done():
     everyone = jnp.ones(N, bool)
     clocked = sampling.with_clock(sampling.full(N), devices)
     cohort, _ = clocked.sample(KEY, told(clocked))
-    stop = jax.jit(jax.vmap(lambda at: cut(devices, KEY, cohort, price, at, "late")))
+    stop = jax.jit(jax.vmap(lambda at: cut_cohort(devices, KEY, cohort, price, at, "late")))
     ends = np.unique(np.concatenate([np.arange(0, 60), DOWN + 5 * STEP, DOWN + 5 * STEP + 1, TOTAL, TOTAL - 1]))
     found = stop(jnp.asarray(ends, jnp.int32))
     done = np.minimum(DOWN, ends[:, None])
@@ -221,7 +221,7 @@ def test_energy_of_latency():
     work = Work(1, 1, 1, 1.0)
     cohort, _ = clocked.sample(KEY, told(clocked, work))
     for tick, joules in ((500, 1.0), (2000, 4.0), (3000, 4.0), (4000, 6.0), (4999, 7.998)):
-        found = cut(devices, KEY, cohort, price_of(work), jnp.int32(tick), "late")
+        found = cut_cohort(devices, KEY, cohort, price_of(work), jnp.int32(tick), "late")
         assert float(found.timing.spent.joules[0]) == pytest.approx(joules, rel=1e-4), tick
 
 

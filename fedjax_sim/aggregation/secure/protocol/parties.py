@@ -114,7 +114,9 @@ class Client:
         self._keys = dict(keys)
         holders = [*keys, self.slot] if self.keeps_share else list(keys)
         of_seed, of_key = (
-            crypto.shares(crypto.random_bytes(self.seed, f"shares of {name}", 32), secret, self.threshold, holders)
+            crypto.secret_shares(
+                crypto.random_bytes(self.seed, f"shares of {name}", 32), secret, self.threshold, holders
+            )
             for name, secret in (("own", self._own_seed), ("masking", self._masking_secret))
         )
         self._own_shares = of_seed.get(self.slot, 0), of_key.get(self.slot, 0)
@@ -136,7 +138,7 @@ class Client:
         total = crypto.reduced(self.ring, message)
         total = crypto.signed_sum(self.ring, total, crypto.mask(self.ring, self._own_seed, size))
         for other in sealed:
-            seed = crypto.agreed(self._masking, self._keys[other].masking, "mask")
+            seed = crypto.agreed_secret(self._masking, self._keys[other].masking, "mask")
             sign = 1 if other > self.slot else -1
             total = crypto.signed_sum(self.ring, total, crypto.mask(self.ring, seed, size), sign)
         return crypto.packed(self.ring, total)
@@ -210,7 +212,7 @@ class Client:
     def _seal_key(self, sender: int, holder: int) -> bytes:
         """The key of the one message that a sender seals for a holder, one of whom it is."""
         other = sender + holder - self.slot
-        return crypto.agreed(self._sealing, self._keys[other].sealing, f"seal {sender} {holder}")
+        return crypto.agreed_secret(self._sealing, self._keys[other].sealing, f"seal {sender} {holder}")
 
     def _held(self, other: int) -> tuple[int, int]:
         """The shares of another client's seed and key; of its own, if it keeps them."""
@@ -267,12 +269,12 @@ class Server:
                     kind[slot][holder] = share
         if any(len(held) < self.threshold for held in (*seeds.values(), *keys.values())):
             return None
-        masks = [(crypto.opened(held, self.threshold), -1) for held in seeds.values()]
+        masks = [(crypto.opened_secret(held, self.threshold), -1) for held in seeds.values()]
         for slot, held in keys.items():
-            key = crypto.private_key(crypto.opened(held, self.threshold))
+            key = crypto.private_key(crypto.opened_secret(held, self.threshold))
             for other in self.around[slot]:
                 if other in self.masked:  # against the survivor's own sign
-                    seed = crypto.agreed(key, self.keys[other].masking, "mask")
+                    seed = crypto.agreed_secret(key, self.keys[other].masking, "mask")
                     masks.append((seed, -1 if slot > other else 1))
         total, *others = self.masked.values()
         for x in others:

@@ -18,19 +18,19 @@ __all__ = [
     "SEAL_BYTES",
     "SHARE_BYTES",
     "SIGNATURE_BYTES",
-    "agreed",
+    "agreed_secret",
+    "centered_representatives",
     "check_installed",
     "is_signed",
-    "lifted",
     "mask",
-    "opened",
+    "opened_secret",
     "packed",
     "private_key",
     "public_key",
     "random_bytes",
     "reduced",
     "seal",
-    "shares",
+    "secret_shares",
     "sign",
     "signed_sum",
     "signing_key",
@@ -69,7 +69,7 @@ def public_key(key: Any) -> bytes:
     return key.public_key().public_bytes_raw()
 
 
-def agreed(key: Any, public: bytes, label: str) -> bytes:
+def agreed_secret(key: Any, public: bytes, label: str) -> bytes:
     """The 32 bytes that a private key and somebody's public one agree on for a purpose: X25519, then HKDF-SHA256.
 
     Guarantees: both sides agree, and nobody else
@@ -165,7 +165,7 @@ def signed_sum(ring: Ring, a: np.ndarray, b: np.ndarray, sign: int = 1) -> np.nd
     return total % q if ring.prime else total & np.uint64(ring.modulus - 1)
 
 
-def lifted(ring: Ring, a: np.ndarray) -> np.ndarray:
+def centered_representatives(ring: Ring, a: np.ndarray) -> np.ndarray:
     """int64 numbers in [-q/2, q/2) whose elements these are, q the modulus."""
     above = a >= np.uint64((ring.modulus + 1) // 2)
     return np.where(above, a - np.uint64(ring.modulus & (2**64 - 1)), a).astype(np.int64)
@@ -188,7 +188,7 @@ def unpacked(ring: Ring, sent: bytes, size: int) -> np.ndarray:
     return np.packbits(whole, axis=1, bitorder="little").view("<u8")[:, 0].astype(np.uint64)
 
 
-def shares(seed: bytes, secret: bytes, threshold: int, holders: Iterable[int]) -> dict[int, int]:
+def secret_shares(seed: bytes, secret: bytes, threshold: int, holders: Iterable[int]) -> dict[int, int]:
     """Shamir's shares of a secret of 32 bytes, by holder >= 0; any `threshold` of them open it.
 
     A holder's share is the value at holder + 1 of a polynomial whose other coefficients are 384 pseudorandom bits
@@ -211,7 +211,7 @@ def shares(seed: bytes, secret: bytes, threshold: int, holders: Iterable[int]) -
     return {holder: at(holder + 1) for holder in holders}
 
 
-def opened(held: Mapping[int, int], threshold: int) -> bytes:
+def opened_secret(held: Mapping[int, int], threshold: int) -> bytes:
     """The 32 bytes of a secret, from the shares of at least `threshold` holders.
 
     Raises: ValueError for fewer shares, and for shares of no secret of 32 bytes.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.aggregation.secure.common import check_connected, check_majority
+from fedjax_sim.aggregation.secure.common import check_majority, check_survivors_connected
 from fedjax_sim.aggregation.secure.masks import Circle, Stages
 from fedjax_sim.aggregation.secure.protocol import primitives as crypto
 from fedjax_sim.aggregation.secure.protocol.parties import Asked, Client, Known, Refused, Server, Signed
@@ -148,7 +148,9 @@ def run_secure_sum(
             total = _unmasked(server, clients, there[3], signed, sent)
     except Refused:  # too few hold what is needed: the server would get no sum from an answer
         total = None
-    return SecureRun(None if total is None else crypto.lifted(ring, total), total is None, masked, *sent)
+    return SecureRun(
+        None if total is None else crypto.centered_representatives(ring, total), total is None, masked, *sent
+    )
 
 
 def _parties(ring, threshold, graph, advertising, seed, signed) -> tuple[Server, dict[int, Client]]:
@@ -156,7 +158,7 @@ def _parties(ring, threshold, graph, advertising, seed, signed) -> tuple[Server,
     around = {u: [int(x) for x in graph.others(u, graph.distances) if x != u] for u in range(len(graph.order))}
     keeps, known = bool((graph.distances == 0).any()), None
     if not keeps:
-        check_connected(threshold, len(graph.distances))
+        check_survivors_connected(threshold, len(graph.distances))
     if signed:
         check_majority(threshold, len(graph.distances))
         known = Known(around, {})

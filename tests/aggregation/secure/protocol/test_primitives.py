@@ -28,15 +28,15 @@ def test_two_sides_agree():
     Catches an agreement on something public.
     """
     (a, public_a), (b, public_b), (_, public_c) = keys("a"), keys("b"), keys("c")
-    assert crypto.agreed(a, public_b, "mask") == crypto.agreed(b, public_a, "mask")
+    assert crypto.agreed_secret(a, public_b, "mask") == crypto.agreed_secret(b, public_a, "mask")
     ways = (a, public_b, "mask"), (a, public_b, "seal"), (a, public_c, "mask"), (b, public_b, "mask")
-    assert len({crypto.agreed(*way) for way in ways}) == 4
+    assert len({crypto.agreed_secret(*way) for way in ways}) == 4
     bob = crypto.private_key(bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb"))
     alice = bytes.fromhex("8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a")
     assert crypto.public_key(bob).hex() == "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
     shared = bytes.fromhex("4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742")
     extracted = hmac.digest(bytes(32), shared, "sha256")
-    assert crypto.agreed(bob, alice, "mask") == hmac.digest(extracted, b"mask\x01", "sha256")
+    assert crypto.agreed_secret(bob, alice, "mask") == hmac.digest(extracted, b"mask\x01", "sha256")
 
 
 def test_seals_break():
@@ -88,7 +88,7 @@ def test_arithmetic(ring):
     for sign in (1, -1):
         expected = [(int(i) + sign * int(j)) % q for i, j in zip(x, y, strict=True)]
         assert [int(i) for i in crypto.signed_sum(ring, a, b, sign)] == expected
-    assert [int(i) for i in crypto.lifted(ring, a)] == [(int(i) + q // 2) % q - q // 2 for i in x]
+    assert [int(i) for i in crypto.centered_representatives(ring, a)] == [(int(i) + q // 2) % q - q // 2 for i in x]
 
 
 @pytest.mark.parametrize("ring", RINGS)
@@ -109,15 +109,15 @@ def test_shares():
     """
     assert all(pow(base, crypto.FIELD - 1, crypto.FIELD) == 1 for base in range(2, 60))
     for secret in (b"\xff" * 32, bytes(32), RNG.bytes(32)):
-        held = crypto.shares(b"seed", secret, 3, [0, 1, 5, 6, 300])
+        held = crypto.secret_shares(b"seed", secret, 3, [0, 1, 5, 6, 300])
         assert max(held.values()).bit_length() <= 8 * crypto.SHARE_BYTES and secret not in held.values()
         for some in itertools.combinations(held, 3):
-            assert crypto.opened({holder: held[holder] for holder in some}, 3) == secret
+            assert crypto.opened_secret({holder: held[holder] for holder in some}, 3) == secret
         with pytest.raises(ValueError, match="held: expected at least 3 shares, got 2"):
-            crypto.opened({0: held[0], 1: held[1]}, 3)
-    assert crypto.opened({0: 2**255, 1: 2**255}, 1) == (2**255).to_bytes(32, "little")
+            crypto.opened_secret({0: held[0], 1: held[1]}, 3)
+    assert crypto.opened_secret({0: 2**255, 1: 2**255}, 1) == (2**255).to_bytes(32, "little")
     with pytest.raises(ValueError, match="do not belong together"):
-        crypto.opened({0: 2**256 + 1}, 1)
+        crypto.opened_secret({0: 2**256 + 1}, 1)
 
 
 def test_signatures_break():

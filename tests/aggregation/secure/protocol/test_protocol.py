@@ -170,9 +170,9 @@ def test_the_server_opens_what_is_asked_and_nothing_else():
     clients, keys = trio()
     asked = Asked(frozenset([0, 1]), frozenset([2]))
     held = {u: clients[u].answer(asked).keys[2] for u in (0, 1)}
-    assert crypto.public_key(crypto.private_key(crypto.opened(held, 2))) == keys[2].masking
+    assert crypto.public_key(crypto.private_key(crypto.opened_secret(held, 2))) == keys[2].masking
     with pytest.raises(ValueError, match="at least 2 shares"):
-        crypto.opened({0: held[0]}, 2)
+        crypto.opened_secret({0: held[0]}, 2)
 
 
 @pytest.mark.parametrize("neighbours", [None, 6])
