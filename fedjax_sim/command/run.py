@@ -230,6 +230,8 @@ def how_clients_count(star: Any) -> dict[str, str]:
 
 def _how_messages_count(star: Any) -> str:
     """How an aggregate of this level's messages weighs them."""
+    if star.aggregator is None:  # as in SplitGNN, whose parties take one step on one graph
+        return "as parts of one step that they take together"
     rule = star.aggregator.facts
     is_sum = rule.sensitivity is not None or rule.modulus is not None
     if not rule.weighted and not is_sum:  # it may choose messages, or weigh them by itself

@@ -26,7 +26,7 @@ from fedjax_sim.config.document import ConfigError, load
 from fedjax_sim.running.environment import prepare
 from fedjax_sim.running.files import lock
 from tests import compiler, pictures
-from tests.laws import problems
+from tests.laws import cases, problems
 
 pytestmark = pytest.mark.optimised(False)  # bits that are compared here are those of one program; the rest is words
 
@@ -451,3 +451,11 @@ def test_how_clients_count():
     made = algorithms.hierarchical_fedavg(problems.linear_loss, sampling.full(4), **edges)
     words = how_clients_count(made.parts)["clients_count"]
     assert words == f"{by_examples}; inside of each edge: not by their examples"
+
+
+def test_every_algorithm_says_how_clients_count():
+    """Fault: a run whose summary cannot be written after its last round, as of SplitGNN inside of a federation."""
+    stars = {name: make().parts for name, make in cases.CASES["algorithms"].items()}
+    words = {name: how_clients_count(star) for name, star in stars.items()}
+    assert all(told["clients_count"] for name, told in words.items() if stars[name] is not None)
+    assert "inside of each edge: as parts of one step" in words["hierarchical_split_gnn"]["clients_count"]
