@@ -10,15 +10,18 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.extend import core
 
 from fedjax_sim import validate
+from fedjax_sim.types import PyTree
 from fedjax_sim.validate import Default, NonNegative, Positive, PositiveInt, ShareBelowOne
 
 __all__ = ["OverRounds", "adagrad", "adam", "adamw", "over_rounds", "plain_sgd_rate", "rmsprop", "sgd"]
+
+
+TRIED = [np.ones((2,) * rank) for rank in (0, 1, 2, 4)]  # parameters of the ranks that optimizers tell apart, float64
 
 
 class OverRounds(optax.GradientTransformationExtraArgs):
@@ -61,11 +64,13 @@ def plain_sgd_rate(algorithm: str, optimizer: optax.GradientTransformation) -> A
 
     Args:
       algorithm: named in the error.
-      optimizer: of the clients, such as `optax.sgd(0.1)`.
+      optimizer: of the clients, such as `optax.sgd(0.1)`. It is tried on parameters of its own; whether it treats some
+        names of parameters otherwise cannot be seen there.
 
-    Returns: a float; an array, [] float32, where a sweep traces the rate.
+    Returns: a float; an array, [], where a sweep traces the rate.
 
-    Raises: ValueError for every other optimizer: with momentum, with a schedule, adaptive, with a clip, with decay.
+    Raises: ValueError for every other optimizer: with momentum, with a schedule, adaptive, with a clip, with decay,
+      with a mask, or with several rates.
 
     Guarantees: tests/client/test_optimizers.py::test_plain_sgd_is_recognised_by_its_program.
 
@@ -75,38 +80,68 @@ def plain_sgd_rate(algorithm: str, optimizer: optax.GradientTransformation) -> A
     0.1
     """
     validate.optax_transformation("optimizer", optimizer)
-    hint = 'The algorithm holds for a constant rate only: take optax.sgd(0.1), or name = "sgd" without momentum.'
+    hint = 'The algorithm holds for one constant rate only: take optax.sgd(0.1), or name = "sgd" without momentum.'
     rule = f"plain SGD for {algorithm}"
     if isinstance(optimizer, OverRounds):
         validate.fail("optimizer", rule, "a rate that falls over rounds", hint)
-    with jax.enable_x64(True):  # so that 0.1 is read as 0.1
-        gradient = np.float64(1)
-        state = optimizer.init(gradient)
-        if jax.tree.leaves(state):
-            validate.fail("optimizer", rule, "one with a state, as of momentum or of a schedule", hint)
 
-        def moved(gradient):
-            return optimizer.update(gradient, state, np.float64(1))[0]
+    def moved(gradients: PyTree, params: PyTree) -> PyTree:
+        return optimizer.update(gradients, optimizer.init(params), params)[0]
 
-        if not _multiplies_its_input(jax.make_jaxpr(moved)(gradient).jaxpr):
-            validate.fail("optimizer", rule, "one that does more than scale a gradient, as a clip does", hint)
-        rate = -moved(gradient)  # in NumPy, where the rate is a Python number: nothing compiles
-    if isinstance(rate, jax.core.Tracer):
-        return rate.astype(jnp.float32)
-    validate.positive("learning_rate", float(rate))
-    return float(rate)
+    try:
+        has_state = bool(jax.tree.leaves(optimizer.init(TRIED)))
+        program = None if has_state else jax.make_jaxpr(moved)(TRIED, TRIED).jaxpr
+        rates = [] if has_state else [-x for x in jax.tree.leaves(moved(TRIED, TRIED))]
+    except (TypeError, ValueError):  # of a mask or of labels for other parameters, say
+        validate.fail("optimizer", rule, "one that needs more than gradients", hint)
+    if has_state:
+        validate.fail("optimizer", rule, "one with a state, as of momentum or of a schedule", hint)
+    if not _multiplies_each_gradient(program, len(TRIED)):
+        validate.fail("optimizer", rule, "one that does more than scale gradients, as a clip or a mask does", hint)
+    if any(isinstance(rate, jax.core.Tracer) for rate in rates):
+        return -optimizer.update(1.0, optimizer.init(1.0), 1.0)[0]  # of a Python number: as wide as the rate is
+    first = float(np.ravel(rates[0])[0])
+    if any((np.asarray(rate) != first).any() for rate in rates):
+        validate.fail("optimizer", rule, "one with several rates", hint)
+    validate.positive("learning_rate", first)
+    return first
 
 
-def _multiplies_its_input(program: core.Jaxpr) -> bool:
-    """Whether a program of one number returns it times a constant, whatever the number."""
-    multiples = set(program.invars)
+def _multiplies_each_gradient(program: core.Jaxpr, number: int) -> bool:
+    """Whether each output is the gradient at its own place times a constant, whatever gradients and parameters are.
+
+    Args:
+      program: of so many gradients, followed by as many parameters.
+    """
+    sources = _sources(program, [{place} for place in range(2 * number)])
+    return sources == [{place} for place in range(number)]
+
+
+def _sources(program: core.Jaxpr, inputs: list[set[int] | None]) -> list[set[int] | None]:
+    """For each output, the place of the input that it is a constant multiple of; None for other functions of inputs.
+
+    Args:
+      inputs: the same for each input of the program; an empty set for constants.
+    """
+    known: dict[core.Var, set[int] | None] = dict(zip(program.invars, inputs, strict=True))
+    known |= {constant: set() for constant in program.constvars}
+
+    def source(value: core.Var | core.Literal) -> set[int] | None:
+        return known[value] if isinstance(value, core.Var) else set()
+
     for equation in program.eqns:
-        factors = [x for x in equation.invars if isinstance(x, core.Var) and x in multiples]
-        if factors:
-            if equation.primitive.name not in ("mul", "neg", "convert_element_type") or len(factors) > 1:
-                return False
-            multiples |= set(equation.outvars)
-    return set(program.outvars) <= multiples
+        operands = [source(x) for x in equation.invars]
+        depends = [x for x in operands if x != set()]
+        if equation.primitive.name in ("jit", "pjit"):
+            results = _sources(equation.params["jaxpr"].jaxpr, operands)
+        elif not depends:
+            results = [set()] * len(equation.outvars)
+        elif equation.primitive.name in ("mul", "neg", "convert_element_type") and len(depends) == 1:
+            results = depends
+        else:
+            results = [None] * len(equation.outvars)
+        known |= dict(zip(equation.outvars, results, strict=True))
+    return [source(x) for x in program.outvars]
 
 
 class ScheduleOptions(TypedDict, total=False):

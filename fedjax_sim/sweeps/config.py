@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,6 +97,7 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
                                     f"{SHARED[top]}: make a sweep for each."))  # fmt: skip
         elif "." not in name and not tables.get(name):
             problems.append(problem(f"sweep.grid.{name}", "a path such as sampler.cohort_size", name))
+    problems += _set_twice({name: _paths(name, tables.get(name, {})) for name in axes})
     if problems:
         raise ConfigError(problems)
     try:
@@ -125,11 +128,41 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
         problems.append(problem("run.variance_probe", "none in a sweep", probe, "It probes one algorithm."))
     if problems:
         raise ConfigError(problems)
+    found_configs = [json.dumps(config.resolved()) for config in configs]
+    for place, (one, point) in enumerate(zip(found_configs, combinations, strict=True)):
+        if one in found_configs[:place]:
+            raise ConfigError(
+                [
+                    problem(
+                        "sweep.grid",
+                        "another config at each point",
+                        Words(inline(point)),
+                        "Another point is the same run.",
+                    )
+                ]
+            )
     shown = {name for name in axes if not tables.get(name)}
     for name, points in tables.items():
         if points and len(points) == len(axes[name]):
             shown |= set.intersection(*({f"{name}.{key}" for key in dotted(point)} for point in points.values()))
     return SweepConfig(configs, combinations, seeds, metrics, batch, frozenset(shown))
+
+
+def _paths(axis: str, points: dict[str, dict]) -> set[str]:
+    """The options that an axis of the grid sets; `points` are its tables by their text."""
+    from fedjax_sim.tree import dotted
+
+    return {f"{axis}.{key}" for point in points.values() for key in dotted(point)} or {axis}
+
+
+def _set_twice(paths: dict[str, set[str]]) -> Iterable[str]:
+    """Problems of axes that set the same option: a row would be labelled by a value that another axis replaced."""
+    for (one, here), (other, there) in itertools.combinations(paths.items(), 2):
+        if both := {path for path in here if is_within(path, there)} | {
+            path for path in there if is_within(path, here)
+        }:
+            rule = f"options that the axis {other} does not set"
+            yield problem(f"sweep.grid.{one}", rule, Words(", ".join(sorted(both))), "Set an option in one axis.")
 
 
 def run_sweep(
@@ -175,7 +208,7 @@ def run_sweep(
 
     def algorithm(**values: Any) -> Any:
         made = built(place[tuple(values.items())]).algorithm
-        swept = [name for name in values if name.startswith("algorithm.")]
+        swept = [name for name in values if name.partition(".")[0] == "algorithm"]
         if made.evaluated.model is not None and swept:
             hint = "All points are evaluated as the first one, through its links: make a sweep for each."
             raise ConfigError([problem(f"sweep.grid.{swept[0]}", "no option of what is evaluated over links",

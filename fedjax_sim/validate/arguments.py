@@ -45,6 +45,8 @@ def _expanded(function: Callable) -> inspect.Signature:
         for name, annotation in typing.get_type_hints(shared, include_extras=True).items():
             kind, *known = typing.get_args(annotation)
             (default,) = (x.value for x in known if isinstance(x, Default))
+            for more in known:  # a range, say
+                kind = kind if isinstance(more, Default) else Annotated[kind, more]
             parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
     return signature.replace(parameters=parameters)
 
@@ -111,6 +113,8 @@ def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
         for name in options:
             if name not in known and not takes_all:
                 hint = nearest(name, known) or f"They are {', '.join(known)}."
+                if name == "learning_rate" and "optimizer" in known:
+                    hint = "It is the optimizer's: optimizer=optax.sgd(0.1), say."
                 fail(function.__name__, "one of its arguments", name, hint, TypeError)
         if len(args) > len(by_place):
             rule = f"at most {len(by_place)} arguments without a name ({', '.join(by_place)})"

@@ -118,8 +118,8 @@ def steps(name: str, value: Any) -> None:
 
 
 def truth(name: str, value: Any) -> None:
-    """Refuses all but True and False; 1 and 0 are numbers."""
-    if not isinstance(value, bool):
+    """Refuses all but True and False, Python's or NumPy's; 1 and 0 are numbers."""
+    if not isinstance(value, (bool, np.bool_)):
         fail(name, "True or False", value, error=TypeError)
 
 

@@ -13,6 +13,10 @@ from fedjax_sim.client import over_rounds, plain_sgd_rate
 from fedjax_sim.client.optimizers import sgd
 
 
+def is_matrix(params):
+    return jax.tree.map(lambda x: jnp.ndim(x) >= 2, params)
+
+
 @pytest.mark.parametrize(
     "optimizer, rate",
     [
@@ -33,9 +37,22 @@ def test_plain_sgd_is_recognised_by_its_program(optimizer, rate):
         (optax.sgd(0.1, momentum=0.9), "one with a state"),
         (optax.adam(0.1), "one with a state"),
         (optax.sgd(optax.linear_schedule(0.1, 0.0, 9)), "one with a state"),
-        (optax.chain(optax.clip(1e30), optax.sgd(0.1)), "one that does more than scale a gradient"),
-        (optax.chain(optax.add_decayed_weights(1e-9), optax.sgd(0.1)), "one that does more than scale a gradient"),
+        (optax.chain(optax.clip(1e30), optax.sgd(0.1)), "one that does more than scale gradients"),
+        (optax.chain(optax.add_decayed_weights(1e-9), optax.sgd(0.1)), "one that does more than scale gradients"),
         (optax.stateless(lambda updates, params: jax.tree.map(jnp.square, updates)), "one that does more"),
+        (optax.stateless(lambda updates, params: jax.tree.map(jnp.multiply, updates, params)), "one that does more"),
+        (optax.chain(optax.centralize(), optax.sgd(0.1)), "one that does more"),
+        (optax.set_to_zero(), "one that does more"),
+        (optax.chain(optax.sgd(0.1), optax.masked(optax.set_to_zero(), is_matrix)), "one that does more"),
+        (
+            optax.multi_transform({"a": optax.sgd(0.1), "b": optax.sgd(0.2)}, {"w": "a", "v": "b"}),
+            "one that needs more",
+        ),
+        (
+            optax.stateless(lambda updates, params: jax.tree.map(lambda x: -0.1 * (x.ndim + 1) * x, updates)),
+            "one with several",
+        ),
+        (optax.polyak_sgd(), "one that needs more than gradients"),
         (over_rounds(optax.sgd, optax.linear_schedule(1.0, 0.0, 4)), "a rate that falls over rounds"),
     ],
 )

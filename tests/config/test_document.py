@@ -158,17 +158,6 @@ def test_every_algorithm_builds(name):
     jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
 
 
-def test_fedsgds_server_takes_any_optimiser():
-    """Fault: a table that is refused, or left out, where the server takes the step: Adam's keeps two moments."""
-    sizes = []
-    for name in ("sgd", "adam"):
-        experiment = build(load(None, [*SMALL, "algorithm.name=fedsgd", f"client_optimizer.name={name}"]))
-        init, params = experiment.algorithm.init, experiment.params
-        state = jax.eval_shape(init, experiment.key, params, experiment.data.train)
-        sizes.append(len(jax.tree.leaves(state.server)) // len(jax.tree.leaves(params)))
-    assert sizes == [1, 3]
-
-
 def test_an_algorithm_is_given_the_population_size(monkeypatch):
     """Fault: an algorithm whose state has a row a client can ask for N, and is called without it."""
     found = []

@@ -29,6 +29,30 @@ def test_a_point_may_be_a_table():
         load_sweep(None, [*SMALL, 'sweep.grid.model=[{name="linear"}]'])
 
 
+@pytest.mark.parametrize(
+    "grid, words",
+    [
+        (
+            {"client_optimizer.learning_rate": "[0.1, 0.2]", "client_optimizer": '[{name="sgd", learning_rate=0.5}]'},
+            r"options that the axis client_optimizer does not set, got client_optimizer\.learning_rate",
+        ),
+        (
+            {"client_optimizer": '[{name="sgd", learning_rate=0.1}, {learning_rate=0.1, name="sgd"}]'},
+            "another config at each point",
+        ),
+        ({"client_optimizer": '[{name="sgd"}, {name="sgd", learning_rate=0.5}]'}, "another config at each point"),
+        ({"algorithm": '[{name="fedavg"}, {name="fedavg"}]'}, "each once"),
+    ],
+)
+def test_rows_that_would_be_labelled_wrong(grid, words):
+    """Fault: two axes of which one replaces the other's values, and one run under two labels."""
+    axes = ", ".join(f'"{name}" = {values}' for name, values in grid.items())
+    with pytest.raises(ConfigError, match=words):
+        load_sweep(None, [*SMALL, f"sweep.grid={{{axes}}}"])
+    beside = 'sweep.grid={algorithm=[{name="fedavg"}, {name="fedprox"}], "algorithm.num_steps"=[1, 2]}'
+    assert len(load_sweep(None, [*SMALL, beside]).configs) == 4
+
+
 def test_every_option_that_differs_is_told():
     """Fault: rows that differ in a default that nobody sees, as in the server's rate of two algorithms."""
     loaded = load_sweep(None, [*SMALL, 'sweep.grid.algorithm.name=["fedadam", "fedadagrad", "fedavg"]'])

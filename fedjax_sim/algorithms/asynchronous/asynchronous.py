@@ -237,7 +237,7 @@ def asynchronous(
     buffer_size: int = 10,
     staleness: StalenessWeight | None = None,
     max_staleness: int = 100,
-    refill: str = "other",
+    refill: Literal["other", "same"] = "other",
     hazard: Hazard | None = None,
     **options: Unpack[BroadcastOptions],
 ) -> Algorithm:

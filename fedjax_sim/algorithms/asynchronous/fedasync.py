@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
-from typing import Unpack
+from typing import Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ def fedasync(
     staleness: StalenessWeight | None = None,
     max_staleness: int = 400,
     coefficient: float = 0.0,
-    refill: str = "other",
+    refill: Literal["other", "same"] = "other",
     hazard: Hazard | None = None,
     arrivals_per_step: int = 1,
     **options: Unpack[FedAsyncOptions],

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Literal, Unpack
 
 import optax
 
 from fedjax_sim import aggregation, client, server, validate
 from fedjax_sim.algorithms.asynchronous.asynchronous import BufferOptions, asynchronous
-from fedjax_sim.round.options import AveragingOptions
-from fedjax_sim.types import Algorithm, Devices
+from fedjax_sim.round.options import FederatedOptions
+from fedjax_sim.types import Aggregator, Algorithm, Devices
 from fedjax_sim.validate import LossFn, PopulationSize
 
 __all__ = ["fedbuff"]
 
 
-class FedBuffOptions(AveragingOptions, BufferOptions, total=False):
-    """The options of `client.work`, of `federated` and of a buffer, and the aggregator of the buffered updates."""
+class FedBuffOptions(client.LocalSteps, FederatedOptions, BufferOptions, total=False):
+    """The options of `client.work`, of `federated` and of a buffer."""
 
 
 @validate.named_arguments
@@ -27,6 +27,8 @@ def fedbuff(
     *,
     population_size: PopulationSize,
     server_optimizer: optax.GradientTransformation | None = None,
+    aggregator: Aggregator | None = None,
+    weighting: Literal["examples", "uniform"] = "uniform",
     **options: Unpack[FedBuffOptions],
 ) -> Algorithm:
     """FedBuff: the server averages the first K updates to arrive, each less the staler it is, and goes on.
@@ -35,8 +37,8 @@ def fedbuff(
       devices, population_size, concurrency, buffer_size, staleness, max_staleness, refill, hazard: as in
         `asynchronous`.
       optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `shuffle` as in `client.work`.
-      weighting: "uniform", which None stands for: fast clients arrive more often, and "examples" is refused unless the
-        aggregator takes no weights.
+      weighting: as in `client.work`. Its default is "uniform", for fast clients arrive more often: "examples" is
+        refused unless the aggregator takes no weights.
       server_optimizer: optax; SGD with rate 1 by default, the paper's eta_g.
       aggregator: the mean of the K updates by default.
 
@@ -44,9 +46,8 @@ def fedbuff(
 
     References: Nguyen et al. 2022 (FedBuff), algorithm 1.
     """
-    work, buffer_options = client.local_work({**options, "weighting": options.get("weighting") or "uniform"})
+    work, buffer_options = client.local_work({**options, "weighting": weighting})
     local = client.local_sgd(loss_fn, optimizer, work)
-    aggregator = buffer_options.pop("aggregator", None)
     rule = aggregation.mean(weighting="uniform") if aggregator is None else aggregator
     step = server.optimizer(optax.sgd(1.0) if server_optimizer is None else server_optimizer)
     return asynchronous(devices, local, rule, step, population_size=population_size, **buffer_options)

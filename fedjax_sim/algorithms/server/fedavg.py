@@ -33,16 +33,16 @@ def fedsgd(
     """Each client sends one full-batch gradient; the server averages them by examples and takes the step.
 
     Args:
-      optimizer: of the server. With `optax.sgd(rate)` it does not matter who takes the step, client or server.
+      optimizer: plain SGD such as `optax.sgd(0.1)`: it does not matter who takes the step, clients or server.
 
     Guarantees: with full participation it is centralised gradient descent (tests/oracles/test_centralised.py).
 
     References: McMahan et al. 2017, section 2 (FederatedSGD).
     """
-    validate.optax_transformation("optimizer", optimizer)
+    step = server.optimizer(optax.sgd(client.plain_sgd_rate("fedsgd", optimizer)))
     local = client.local_sgd(loss_fn, optax.sgd(1.0), client.work(num_steps=1))
     rule = aggregation.mean() if aggregator is None else aggregator
-    return federated(sampler, local, rule, server.optimizer(optimizer), **options)
+    return federated(sampler, local, rule, step, **options)
 
 
 @validate.named_arguments
