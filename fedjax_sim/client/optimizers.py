@@ -89,7 +89,7 @@ def plain_sgd_rate(algorithm: str, optimizer: optax.GradientTransformation) -> A
         return optimizer.update(gradients, optimizer.init(params), params)[0]
 
     try:
-        has_state = bool(jax.tree.leaves(optimizer.init(TRIED)))
+        has_state = bool(jax.tree.leaves(jax.eval_shape(optimizer.init, TRIED)))
         program = None if has_state else jax.make_jaxpr(moved)(TRIED, TRIED).jaxpr
         rates = [] if has_state else [-x for x in jax.tree.leaves(moved(TRIED, TRIED))]
     except (TypeError, ValueError):  # of a mask or of labels for other parameters, say
@@ -101,9 +101,9 @@ def plain_sgd_rate(algorithm: str, optimizer: optax.GradientTransformation) -> A
     if any(isinstance(rate, jax.core.Tracer) for rate in rates):
         return -optimizer.update(1.0, optimizer.init(1.0), 1.0)[0]  # of a Python number: as wide as the rate is
     first = float(np.ravel(rates[0])[0])
+    validate.positive("learning_rate", first)
     if any((np.asarray(rate) != first).any() for rate in rates):
         validate.fail("optimizer", rule, "one with several rates", hint)
-    validate.positive("learning_rate", first)
     return first
 
 
