@@ -41,11 +41,14 @@ def test_a_page_knows_what_is_sent_besides(tmp_path):
     assert summary["uplink_bytes"] == 0 and summary["peer_bytes"] == 10 * 4 * 65 * 32
 
 
-def test_a_sweep_varies_nothing_that_is_evaluated_otherwise(tmp_path):
-    """Faults: points that are judged through the first one's links."""
+@pytest.mark.parametrize(
+    "axis", ["'algorithm.cut' = ['hidden_0', 'hidden_1']", "algorithm = [{cut = 'hidden_0'}, {cut = 'hidden_1'}]"]
+)
+def test_a_sweep_varies_nothing_that_is_evaluated_otherwise(tmp_path, axis):
+    """Faults: points that are judged through the first one's links, given as options or as tables."""
     config = tmp_path / "sweep.toml"
     text = pathlib.Path("experiments/splitfed.toml").read_text()
     text = text.replace("encrypted = true", "forward = {name = 'quantize', bits = 8}")
-    config.write_text(text + "\n[sweep]\nseeds = 1\n[sweep.grid]\n'algorithm.cut' = ['hidden_0', 'hidden_1']\n")
+    config.write_text(text + f"\n[sweep]\nseeds = 1\n[sweep.grid]\n{axis}\n")
     with pytest.raises(ConfigError, match="evaluated over links"):
         run_sweep(load_sweep(str(config), ["run.rounds=1"]), None)
