@@ -151,9 +151,11 @@ def _arguments(module: str, node: ast.FunctionDef) -> Iterator[tuple[str, ast.ex
 
 
 def _shared_options(module: str, name: str) -> Iterator[tuple[str, ast.expr, ast.expr]]:
-    """The options of a TypedDict, those of its bases first: `name: Annotated[kind, Default(value)]`."""
-    body = _module(module).body
-    for node in body:
+    """The options of a TypedDict, those of its bases first: `name: Annotated[kind, Default(value)]`.
+
+    Raises: TypeError for an option that is written otherwise, which a config would not see.
+    """
+    for node in _module(module).body:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if name in (alias.asname, alias.name):
@@ -167,12 +169,10 @@ def _shared_options(module: str, name: str) -> Iterator[tuple[str, ast.expr, ast
                         yield from _shared_options(f"fedjax_sim.{subpackage}", inherited)
             for option in node.body:
                 match option:
-                    case ast.AnnAssign(ast.Name(key), ast.Subscript(_, ast.Tuple([kind, ast.Call(_, [default])]))):
-                        yield key, kind, default
-                    case ast.AnnAssign(
-                        ast.Name(key), ast.Subscript(_, ast.Tuple([*_, ast.Call(_, [default])])) as kind
-                    ):
-                        yield key, kind, default
+                    case ast.AnnAssign(ast.Name(key), ast.Subscript(head, ast.Tuple([*kind, ast.Call(_, [default])]))):
+                        yield key, kind[0] if len(kind) == 1 else ast.Subscript(head, ast.Tuple(kind)), default
+                    case ast.AnnAssign():
+                        raise TypeError(f"{module}: {ast.unparse(option)} is no Annotated[kind, Default(value)]")
 
 
 def _signature(part: Part, node: ast.FunctionDef) -> Part:

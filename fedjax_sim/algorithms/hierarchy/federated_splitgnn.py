@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import optax
 from jax.sharding import Mesh
@@ -39,7 +39,7 @@ def hierarchical_split_gnn(
     aggregator: Aggregator | None = None,
     transform: UpdateTransform | None = None,
     downlink: UpdateTransform | None = None,
-    nonfinite: Annotated[str, FromData("nonfinite")] = "drop",
+    nonfinite: Annotated[Literal["drop", "error"], FromData("nonfinite")] = "drop",
     mesh: Annotated[Mesh | str | None, FromData("mesh")] = "all",
 ) -> Algorithm:
     """FedAvg whose clients are edges that train by SplitGNN, each with its group of parties.

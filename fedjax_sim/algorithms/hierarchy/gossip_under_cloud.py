@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def hierarchical_gossip(
     *,
     edge_rounds: int = 1,
     cloud_every: int | None = None,
-    nonfinite: Annotated[str, FromData("nonfinite")] = "drop",
+    nonfinite: Annotated[Literal["drop", "error"], FromData("nonfinite")] = "drop",
     mesh: Annotated[Mesh | str | None, FromData("mesh")] = "all",
 ) -> Algorithm:
     """Edges make rounds of their own, mix their models over a graph, and now and then a cloud averages them.
