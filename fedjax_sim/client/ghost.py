@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from fedjax_sim.engine.jaxpr import as_traced
+from fedjax_sim.engine.jaxpr import Program, as_traced, bind, evaluate
 from fedjax_sim.types import Array
 
 __all__ = ["Product", "products"]
@@ -83,30 +83,23 @@ def products(function: Callable, leaves: Sequence[Array], *args: Any) -> tuple[d
     return found, tapped
 
 
-def _run(program: core.ClosedJaxpr, args: Sequence[Any]) -> list[Array]:
+def _run(program: Program, inputs: Sequence[Any]) -> list[Array]:
     """Runs the program equation by equation; calls that take a kernel are inlined."""
-    known = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
-    known |= dict(zip(program.jaxpr.invars, args, strict=True))
 
-    def read(atom):
-        return atom.val if isinstance(atom, core.Literal) else known[atom]
-
-    for equation in program.jaxpr.eqns:
-        values = [read(atom) for atom in equation.invars]
+    def rule(equation: core.JaxprEqn, operands: list[Any]) -> list[Array]:
+        takes_kernel = any(isinstance(x, _Kernel) for x in operands)
         with as_traced(equation):
-            if equation.primitive.name in ("jit", "pjit") and any(isinstance(x, _Kernel) for x in values):
-                out = _run(equation.params["jaxpr"], values)
-            else:
-                out = _step(equation, values)
-        known |= dict(zip(equation.outvars, out, strict=True))
-    return _plain([read(atom) for atom in program.jaxpr.outvars])
+            if equation.primitive.name in ("jit", "pjit") and takes_kernel:
+                return _run(equation.params["jaxpr"], operands)
+            return _step(equation, operands)
+
+    return _plain(evaluate(program, inputs, rule))
 
 
 def _step(equation: core.JaxprEqn, values: list[Any]) -> list[Array]:
-    primitive, plain = equation.primitive, [x.value if isinstance(x, _Kernel) else x for x in values]
-    out = primitive.bind(*plain, **primitive.get_bind_params(equation.params))
-    out = list(out) if primitive.multiple_results else [out]
-    if primitive.name != "dot_general" or isinstance(values[0], _Kernel) == isinstance(values[1], _Kernel):
+    plain = [x.value if isinstance(x, _Kernel) else x for x in values]
+    out = bind(equation, plain)
+    if equation.primitive.name != "dot_general" or isinstance(values[0], _Kernel) == isinstance(values[1], _Kernel):
         _plain(values)
         return out
     side = int(isinstance(values[1], _Kernel))

@@ -6,7 +6,7 @@ starts again in each round, as all state of a client's optimiser; `over_rounds` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import jax
@@ -15,6 +15,7 @@ import optax
 from jax.extend import core
 
 from fedjax_sim import validate
+from fedjax_sim.engine.jaxpr import Program, evaluate, opened
 from fedjax_sim.types import PyTree
 from fedjax_sim.validate import Default, NonNegative, Positive, PositiveInt, ShareBelowOne
 
@@ -107,7 +108,7 @@ def plain_sgd_rate(algorithm: str, optimizer: optax.GradientTransformation) -> A
     return first
 
 
-def _multiplies_each_gradient(program: core.Jaxpr, number: int) -> bool:
+def _multiplies_each_gradient(program: Program, number: int) -> bool:
     """Whether each output is the gradient at its own place times a constant, whatever gradients and parameters are.
 
     Args:
@@ -117,31 +118,26 @@ def _multiplies_each_gradient(program: core.Jaxpr, number: int) -> bool:
     return sources == [{place} for place in range(number)]
 
 
-def _sources(program: core.Jaxpr, inputs: list[set[int] | None]) -> list[set[int] | None]:
+def _sources(program: Program, inputs: Sequence[set[int] | None]) -> list[set[int] | None]:
     """For each output, the place of the input that it is a constant multiple of; None for other functions of inputs.
 
     Args:
       inputs: the same for each input of the program; an empty set for constants.
     """
-    known: dict[core.Var, set[int] | None] = dict(zip(program.invars, inputs, strict=True))
-    known |= {constant: set() for constant in program.constvars}
 
-    def source(value: core.Var | core.Literal) -> set[int] | None:
-        return known[value] if isinstance(value, core.Var) else set()
+    def rule(equation: core.JaxprEqn, operands: list[set[int] | None]) -> list[set[int] | None]:
+        name = equation.primitive.name
+        dependent = [source for source in operands if source != set()]
+        if name in ("jit", "pjit"):
+            return _sources(equation.params["jaxpr"], operands)
+        if not dependent:
+            return [set()] * len(equation.outvars)
+        if name in ("mul", "neg", "convert_element_type") and len(dependent) == 1:
+            return dependent
+        return [None] * len(equation.outvars)
 
-    for equation in program.eqns:
-        operands = [source(x) for x in equation.invars]
-        depends = [x for x in operands if x != set()]
-        if equation.primitive.name in ("jit", "pjit"):
-            results = _sources(equation.params["jaxpr"].jaxpr, operands)
-        elif not depends:
-            results = [set()] * len(equation.outvars)
-        elif equation.primitive.name in ("mul", "neg", "convert_element_type") and len(depends) == 1:
-            results = depends
-        else:
-            results = [None] * len(equation.outvars)
-        known |= dict(zip(equation.outvars, results, strict=True))
-    return [source(x) for x in program.outvars]
+    num_constants = len(opened(program)[0].constvars)
+    return evaluate(program, inputs, rule, constants=[set()] * num_constants, literal=lambda _: set())
 
 
 class ScheduleOptions(TypedDict, total=False):

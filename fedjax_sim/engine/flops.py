@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from fedjax_sim.engine.plan import inner_programs, scan_arguments
+from fedjax_sim.engine.jaxpr import Program, inner_programs, opened, scan_arguments
 
 __all__ = ["flops"]
 
@@ -21,7 +21,7 @@ MOVES = frozenset(  # what only moves or reads numbers
 BARRIER = "_computed_once"  # of `engine.arithmetic.barrier`: a loop that never turns
 
 
-def flops(program: core.ClosedJaxpr | core.Jaxpr, turns: int = 1) -> int:
+def flops(program: Program, turns: int = 1) -> int:
     """Operations on floats: two for each product that a matmul or convolution adds up, but those with padding and with
     zeros between dilated numbers; one for each number computed.
 
@@ -37,12 +37,8 @@ def flops(program: core.ClosedJaxpr | core.Jaxpr, turns: int = 1) -> int:
     >>> flops(jax.make_jaxpr(lambda x, y: x @ y + 1)(jnp.ones((2, 3)), jnp.ones((3, 4))))
     56
     """
-    jaxpr = _opened(program)
+    jaxpr, _ = opened(program)
     return _live(jaxpr, [True] * len(jaxpr.outvars), turns)[0]
-
-
-def _opened(program: core.ClosedJaxpr | core.Jaxpr) -> core.Jaxpr:
-    return program.jaxpr if isinstance(program, core.ClosedJaxpr) else program
 
 
 def _live(jaxpr: core.Jaxpr, read: list[bool], turns: int) -> tuple[int, list[bool]]:
@@ -61,7 +57,9 @@ def _live(jaxpr: core.Jaxpr, read: list[bool], turns: int) -> tuple[int, list[bo
 
 def _operations(eqn: core.JaxprEqn, read: list[bool], turns: int) -> tuple[int, list[bool]]:
     """(The operations of an equation of which these results are read, which of its arguments it needs for them.)"""
-    name, inner, everything = eqn.primitive.name, [_opened(x) for x in inner_programs(eqn)], [True] * len(eqn.invars)
+    name = eqn.primitive.name
+    inner = [opened(program)[0] for _, program in inner_programs(eqn)]
+    everything = [True] * len(eqn.invars)
     if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
         return 2 * _size(eqn.outvars[0]) * math.prod(eqn.invars[0].aval.shape[i] for i in contracted), everything
@@ -126,7 +124,8 @@ def _scanned(eqn: core.JaxprEqn, body: core.Jaxpr, read: list[bool]) -> tuple[in
 
 def _repeated(eqn: core.JaxprEqn, read: list[bool], turns: int) -> tuple[int, list[bool]]:
     """`_operations` of a loop of unknown length: whether it goes on is always read."""
-    test, body = _opened(eqn.params["cond_jaxpr"]), _opened(eqn.params["body_jaxpr"])
+    test, _ = opened(eqn.params["cond_jaxpr"])
+    body, _ = opened(eqn.params["body_jaxpr"])
     own, first = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     asked, needs = _live(test, [True], 1)
 

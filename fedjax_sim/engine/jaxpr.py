@@ -1,13 +1,136 @@
-"""Traced programs: what those that evaluate one equation by equation share."""
+"""Traced programs (jaxprs): what is in them, and the one evaluator that the package has.
+
+Rewriting a program, reading facts off it and running it with other numbers are the same evaluation with another rule
+for an equation. `evaluate` is that evaluation. Its values are whatever the rule returns: arrays, or facts about arrays.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from jax.extend import core, source_info_util
 
-__all__ = ["as_traced"]
+__all__ = [
+    "CALLS",
+    "Program",
+    "as_traced",
+    "bind",
+    "evaluate",
+    "inner_programs",
+    "opened",
+    "programs",
+    "scan_arguments",
+    "walk",
+]
+
+Program = core.ClosedJaxpr | core.Jaxpr  # JAX 0.12 has one class for both
+
+CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2")
+"""Equations that run one inner program on their own operands, once."""
+
+
+def opened(program: Program) -> tuple[core.Jaxpr, Sequence[Any]]:
+    """(The equations of a program, the values of its constants.)"""
+    return getattr(program, "jaxpr", program), getattr(program, "consts", ())
+
+
+def inner_programs(equation: core.JaxprEqn) -> list[tuple[str, Program]]:
+    """(Parameter's name, program) for each program inside of an equation, in the order of the names.
+
+    >>> import jax, jax.numpy as jnp
+    >>> loop = jax.make_jaxpr(lambda x: jax.lax.while_loop(lambda x: x < 3, lambda x: x + 1, x))(0).jaxpr.eqns[0]
+    >>> [name for name, _ in inner_programs(loop)]
+    ['body_jaxpr', 'cond_jaxpr']
+    """
+    return [(name, program) for name, value in sorted(equation.params.items()) for program in programs(value)]
+
+
+def programs(value: Any) -> Iterator[Program]:
+    """The programs in an equation's parameter: the value itself, or items of tuples and lists."""
+    if isinstance(value, (core.ClosedJaxpr, core.Jaxpr)):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from programs(item)
+
+
+def walk(program: Program) -> Iterator[core.JaxprEqn]:
+    """Every equation of a program, and of the programs inside of it.
+
+    >>> import jax, jax.numpy as jnp
+    >>> program = jax.make_jaxpr(lambda x: jax.lax.cond(x > 0, jnp.sin, jnp.cos, x))(1.0)
+    >>> {"sin", "cos", "gt"} <= {equation.primitive.name for equation in walk(program)}
+    True
+    """
+    for equation in opened(program)[0].eqns:
+        yield equation
+        for _, inner in inner_programs(equation):
+            yield from walk(inner)
+
+
+def scan_arguments(params: dict) -> tuple[int, int]:
+    """(Constants, carried values) among the operands of a `scan` with these parameters; rows follow.
+
+    >>> import jax, jax.numpy as jnp
+    >>> one = lambda carry, x: (carry + 2 * x, x)
+    >>> program = jax.make_jaxpr(lambda w, x: jax.lax.scan(lambda s, x: one(s, w * x), w, x))(1.0, jnp.ones(3))
+    >>> next(scan_arguments(e.params) for e in program.eqns if e.primitive.name == "scan")
+    (1, 1)
+    """
+    if "ft_in" in params:  # JAX from 0.12
+        constants, carried, _ = params["ft_in"].unpack()
+        return len(constants), len(carried)
+    return params["num_consts"], params["num_carry"]
+
+
+def evaluate(
+    program: Program,
+    inputs: Sequence[Any],
+    rule: Callable[[core.JaxprEqn, list], Sequence[Any]],
+    *,
+    constants: Sequence[Any] | None = None,
+    literal: Callable[[core.Literal], Any] = lambda literal: literal.val,
+) -> list[Any]:
+    """The outputs of a program, evaluated equation by equation.
+
+    Args:
+      inputs: a value for each argument of the program.
+      rule: (equation, values of its operands) -> a value for each of its results. A rule that computes arrays does so
+        inside of `as_traced`, so that source lines and scopes are kept.
+      constants: a value for each constant of the program; None: its own.
+      literal: the value of a number that is written in an equation. It is called once for each, in the order in which
+        equations and outputs read them.
+
+    Guarantees: every interpreter of the package is this one with a rule, and so are the tests of each
+    (tests/engine/test_jaxpr.py).
+
+    >>> import jax, jax.numpy as jnp
+    >>> program = jax.make_jaxpr(lambda x: 2 * x + 1)(1.0)
+    >>> evaluate(program, [3.0], bind)[0].item()
+    7.0
+    >>> evaluate(program, [3], lambda equation, operands: [max(operands)], literal=lambda x: float(x.val))
+    [3]
+    """
+    jaxpr, own_constants = opened(program)
+    values = dict(zip(jaxpr.constvars, own_constants if constants is None else constants, strict=True))
+    values |= zip(jaxpr.invars, inputs, strict=True)
+
+    def read(atom: core.Var | core.Literal) -> Any:
+        return literal(atom) if isinstance(atom, core.Literal) else values[atom]
+
+    for equation in jaxpr.eqns:
+        operands = [read(atom) for atom in equation.invars]
+        values |= zip(equation.outvars, rule(equation, operands), strict=True)
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def bind(equation: core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """The results of an equation, unchanged, of these operands."""
+    primitive = equation.primitive
+    results = primitive.bind(*operands, **primitive.get_bind_params(equation.params))
+    return list(results) if primitive.multiple_results else [results]
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,9 +13,10 @@ from jax.extend import core
 
 from fedjax_sim import tree, validate
 from fedjax_sim.engine.arithmetic.platform import target
+from fedjax_sim.engine.jaxpr import Program, inner_programs, opened
 from fedjax_sim.types import PyTree
 
-__all__ = ["Needs", "Plan", "inner_programs", "needs", "plan_for", "scan_arguments", "total_memory", "working_bytes"]
+__all__ = ["Needs", "Plan", "needs", "plan_for", "total_memory", "working_bytes"]
 
 CPU_CACHE_BYTES = 2 << 20  # the second-level cache of a core
 ACCELERATOR_BYTES = 2 << 30  # an eighth of the memory of a small accelerator, 16 GiB
@@ -71,21 +72,22 @@ def plan_for(message: PyTree, *, working_bytes: int | None = None, num_slots: in
     return Plan(lanes, lanes)
 
 
-def working_bytes(program: core.ClosedJaxpr | core.Jaxpr) -> int:
+def working_bytes(program: Program) -> int:
     """The most bytes that a traced program's own values take at once, were each dropped after its last use.
 
     >>> import jax.numpy as jnp
     >>> working_bytes(jax.make_jaxpr(lambda x: (x * 2 + 1).sum())(jnp.ones(1000)))  # x * 2, and the sum beside it
     8000
     """
-    jaxpr = program.jaxpr if isinstance(program, core.ClosedJaxpr) else program
+    jaxpr, _ = opened(program)
     last = {x: i for i, eqn in enumerate(jaxpr.eqns) for x in _variables(eqn.invars)}
     last |= dict.fromkeys(_variables(jaxpr.outvars), len(jaxpr.eqns))
     given = {*jaxpr.invars, *jaxpr.constvars}
     now = most = 0
     for i, eqn in enumerate(jaxpr.eqns):
         made = sum(map(_bytes, eqn.outvars))
-        most = max(most, now + made + max(map(working_bytes, inner_programs(eqn)), default=0))
+        inside = max((working_bytes(inner) for _, inner in inner_programs(eqn)), default=0)
+        most = max(most, now + made + inside)
         now += sum(_bytes(x) for x in eqn.outvars if x in last)
         now -= sum(_bytes(x) for x in {*_variables(eqn.invars)} - given if last[x] == i)
     return most
@@ -97,29 +99,6 @@ def _variables(atoms: Iterable[core.Var | core.Literal]) -> list[core.Var]:
 
 def _bytes(value: core.Var) -> int:
     return math.prod(getattr(value.aval, "shape", ())) * getattr(getattr(value.aval, "dtype", None), "itemsize", 0)
-
-
-def inner_programs(eqn: core.JaxprEqn) -> Iterator[core.ClosedJaxpr | core.Jaxpr]:
-    """The programs inside of an equation."""
-    for value in eqn.params.values():
-        for one in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(one, (core.ClosedJaxpr, core.Jaxpr)):
-                yield one
-
-
-def scan_arguments(params: dict) -> tuple[int, int]:
-    """(Constants, carried values) among the operands of a `scan` with these parameters; rows follow.
-
-    >>> import jax, jax.numpy as jnp
-    >>> one = lambda carry, x: (carry + 2 * x, x)
-    >>> program = jax.make_jaxpr(lambda w, x: jax.lax.scan(lambda s, x: one(s, w * x), w, x))(1.0, jnp.ones(3))
-    >>> next(scan_arguments(e.params) for e in program.eqns if e.primitive.name == "scan")
-    (1, 1)
-    """
-    if "ft_in" in params:  # JAX from 0.12
-        constants, carried, _ = params["ft_in"].unpack()
-        return len(constants), len(carried)
-    return params["num_consts"], params["num_carry"]
 
 
 class Needs(NamedTuple):

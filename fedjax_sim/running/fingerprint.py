@@ -21,9 +21,10 @@ import jax
 import jax.numpy as jnp
 import jaxlib
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Literal
 
 from fedjax_sim import engine, tree
+from fedjax_sim.engine.jaxpr import CALLS, Program, opened
 from fedjax_sim.running.environment import matmul_precision, numerics
 from fedjax_sim.types import Algorithm, Array, PyTree, noisy_parts
 
@@ -39,7 +40,6 @@ __all__ = [
 
 OPAQUE = "?"
 ONLY_LOOKING = ("debug_callback", "debug_print")  # host callbacks that change no number
-WRAPPERS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2")
 
 
 def is_private(algorithm: Algorithm) -> bool:
@@ -123,12 +123,13 @@ class _Seen(NamedTuple):
     opaque: list[str]  # parameters whose text does not determine their meaning
 
 
-def _digest(program: ClosedJaxpr | Jaxpr, seen: _Seen) -> str:
+def _digest(program: Program, seen: _Seen) -> str:
     """SHA-256 of a traced program; independent of the names of variables and functions, and of memory addresses."""
     if id(program) in seen.digests:
         return seen.digests[id(program)]
-    jaxpr, consts = (program.jaxpr, program.consts) if isinstance(program, ClosedJaxpr) else (program, ())
-    sha, numbers = hashlib.sha256(), {}
+    jaxpr, consts = opened(program)
+    sha = hashlib.sha256()
+    numbers: dict[Any, int] = {}
 
     def add(*words: Hashable) -> None:
         sha.update(repr(words).encode())
@@ -144,7 +145,7 @@ def _digest(program: ClosedJaxpr | Jaxpr, seen: _Seen) -> str:
             continue
         add(eqn.primitive.name, *map(value, eqn.invars))
         for name, given in sorted(eqn.params.items()):
-            if eqn.primitive.name not in WRAPPERS or isinstance(given, (ClosedJaxpr, Jaxpr)):
+            if eqn.primitive.name not in CALLS or isinstance(given, Program):
                 add(name, _word(given, seen))
         add(*map(value, eqn.outvars))
     add(*map(value, jaxpr.outvars))
@@ -154,7 +155,7 @@ def _digest(program: ClosedJaxpr | Jaxpr, seen: _Seen) -> str:
 def _word(value: Any, seen: _Seen) -> Hashable:
     """An equation's parameter as a value whose text is the same in every process."""
     again = functools.partial(_word, seen=seen)
-    if isinstance(value, (ClosedJaxpr, Jaxpr)):
+    if isinstance(value, Program):
         return _digest(value, seen)
     if isinstance(value, enum.Enum):
         return type(value).__name__, value.name

@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from fedjax_sim import tree
-from fedjax_sim.engine.jaxpr import as_traced
-from fedjax_sim.engine.plan import scan_arguments
-from fedjax_sim.sweeps.xla_constants import INLINED, is_float, kept_floats, opened_jaxpr
+from fedjax_sim.engine.jaxpr import CALLS, Program, as_traced, bind, evaluate, opened, scan_arguments
+from fedjax_sim.sweeps.xla_constants import is_float, kept_floats
 from fedjax_sim.types import PyTree
 
 __all__ = ["Trace", "lifted", "replay", "traced_program"]
@@ -48,8 +47,8 @@ def traced_program(function: Callable, *args: PyTree) -> tuple[Trace, PyTree]:
     jaxpr, out = jax.make_jaxpr(function, return_shape=True)(*args)
     floats: list[np.ndarray] = []
     structure = jax.tree.structure(out)
-    kind = (_kind(*opened_jaxpr(jaxpr), floats), structure, tuple(map(_aval, jaxpr.in_avals)))
-    known = [(i, floats[i].tobytes()) for i in kept_floats(*opened_jaxpr(jaxpr), floats)]
+    kind = (_kind(jaxpr, floats), structure, tuple(map(_aval, jaxpr.in_avals)))
+    known = [(i, floats[i].tobytes()) for i in kept_floats(jaxpr, floats)]
     return Trace((*kind, *known), floats, jaxpr, structure), out
 
 
@@ -61,7 +60,7 @@ def lifted(traces: Sequence[Trace]) -> list[np.ndarray | None]:
 
 def replay(traced: Trace, floats: Sequence[jax.Array | None], *args: PyTree) -> PyTree:
     """Calls a traced function with other floats in place of its own (None: its own)."""
-    flat = _replay(*opened_jaxpr(traced.jaxpr), list(floats), jax.tree.leaves(args))
+    flat = _replay(traced.jaxpr, list(floats), jax.tree.leaves(args))
     return jax.tree.unflatten(traced.out, flat)
 
 
@@ -69,8 +68,9 @@ def _aval(aval: Any) -> Hashable:
     return getattr(aval, "shape", ()), str(getattr(aval, "dtype", aval)), bool(getattr(aval, "weak_type", False))
 
 
-def _kind(jaxpr: Jaxpr, consts: Sequence[Any], floats: list[np.ndarray]) -> Hashable:
+def _kind(program: Program, floats: list[np.ndarray]) -> Hashable:
     """A jaxpr up to its floats, which are appended to `floats`: constants first, then equation by equation."""
+    jaxpr, consts = opened(program)
     numbers: dict[Any, int] = {}
 
     def atom(x):
@@ -97,15 +97,15 @@ def _kind(jaxpr: Jaxpr, consts: Sequence[Any], floats: list[np.ndarray]) -> Hash
         own = tuple(map(atom, eqn.invars))
         given = sorted(eqn.params.items())
         if eqn.primitive.name in RULES:
-            given = [(name, value) for name, value in given if isinstance(value, (ClosedJaxpr, Jaxpr))]
+            given = [(name, value) for name, value in given if isinstance(value, Program)]
         params = tuple((name, _param(value, floats)) for name, value in given)
         equations.append((eqn.primitive.name, own, params, tuple((atom(v), _aval(v.aval)) for v in eqn.outvars)))
     return held, tuple(equations), tuple(map(atom, jaxpr.outvars))
 
 
 def _param(value: Any, floats: list[np.ndarray]) -> Hashable:
-    if isinstance(value, (ClosedJaxpr, Jaxpr)):
-        return _kind(*opened_jaxpr(value), floats)
+    if isinstance(value, Program):
+        return _kind(value, floats)
     if isinstance(value, (tuple, list)):
         return tuple(_param(x, floats) for x in value)
     try:
@@ -119,9 +119,9 @@ def _count(value: Any) -> int:
     """How many floats `_kind` finds in a parameter."""
     if isinstance(value, (tuple, list)):
         return sum(map(_count, value))
-    if not isinstance(value, (ClosedJaxpr, Jaxpr)):
+    if not isinstance(value, Program):
         return 0
-    jaxpr, consts = opened_jaxpr(value)
+    jaxpr, consts = opened(value)
     count = sum(map(is_float, consts)) + _literals(jaxpr.outvars)
     return count + sum(_literals(eqn.invars) + sum(map(_count, eqn.params.values())) for eqn in jaxpr.eqns)
 
@@ -130,57 +130,48 @@ def _literals(atoms: Sequence[Any]) -> int:
     return sum(isinstance(x, Literal) and is_float(x.aval) for x in atoms)
 
 
-def _replay(jaxpr: Jaxpr, consts: Sequence[Any], floats: list, args: Sequence[Any]) -> list:
-    """A jaxpr's results, with the floats that are given in place of its own."""
+def _replay(program: Program, floats: Sequence[Any], inputs: Sequence[Any]) -> list:
+    """A program's results, with the floats that are given in place of its own, in the order of `_kind`."""
     position = 0
 
-    def next_floats(count: int) -> list:
+    def next_floats(count: int) -> Sequence[Any]:
         nonlocal position
         position += count
         return floats[position - count : position]
 
-    def read(x):
-        if not isinstance(x, Literal):
-            return values[x]
-        if is_float(x.aval):
-            (given,) = next_floats(1)
-            return x.val if given is None else given
-        return x.val
+    def own_unless_given(own: Any) -> Any:
+        (other,) = next_floats(1) if is_float(own) else [None]
+        return own if other is None else other
 
-    given = [next_floats(1)[0] if is_float(x) else None for x in consts]
-    held = [x if own is None else own for x, own in zip(consts, given, strict=True)]
-    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*held, *args), strict=True))
-    for eqn in jaxpr.eqns:
-        operands = [read(x) for x in eqn.invars]
+    def literal(x: Literal) -> Any:
+        (other,) = next_floats(1) if is_float(x.aval) else [None]
+        return x.val if other is None else other
+
+    def rule(eqn: JaxprEqn, operands: list) -> Sequence:
         inner = {name: next_floats(_count(value)) for name, value in sorted(eqn.params.items())}
-        unchanged = all(x is None for own in inner.values() for x in own)
+        is_unchanged = all(x is None for others in inner.values() for x in others)
         with as_traced(eqn):
-            results = _bound(eqn, operands) if unchanged else _again(eqn, inner, operands)
-        values.update(zip(eqn.outvars, results, strict=True))
-    return [read(x) for x in jaxpr.outvars]
+            return bind(eqn, operands) if is_unchanged else _again(eqn, inner, operands)
 
-
-def _bound(eqn: Any, operands: list) -> Sequence:
-    """The results of an equation, unchanged."""
-    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
-    return results if eqn.primitive.multiple_results else [results]
+    constants = [own_unless_given(x) for x in opened(program)[1]]
+    return evaluate(program, inputs, rule, constants=constants, literal=literal)
 
 
 def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
     """The results of an equation whose inner programs get other floats."""
 
-    def inner(program: ClosedJaxpr | Jaxpr, own: list) -> Callable:
-        return lambda *args: _replay(*opened_jaxpr(program), own, args)
+    def inner(program: Program, own: list) -> Callable:
+        return lambda *args: _replay(program, own, args)
 
     name, params = eqn.primitive.name, eqn.params
-    if name in INLINED:
+    if name in CALLS:
         (body,) = (key for key in ("jaxpr", "call_jaxpr") if key in params)
         return inner(params[body], floats[body])(*operands)
     if name == "while":
         split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         test, turn = (inner(params[key], floats[key]) for key in ("cond_jaxpr", "body_jaxpr"))
         of_test, of_turn, start = operands[: split[0]], operands[split[0] : split[1]], operands[split[1] :]
-        vmapped = bool(opened_jaxpr(params["cond_jaxpr"])[0].outvars[0].aval.shape)
+        vmapped = bool(opened(params["cond_jaxpr"])[0].outvars[0].aval.shape)
         return _loop(partial(test, *of_test), partial(turn, *of_turn), start, vmapped)
     if name == "scan":
         count, size = scan_arguments(params)

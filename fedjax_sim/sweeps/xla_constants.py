@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import JaxprEqn
 
-from fedjax_sim.engine.plan import scan_arguments
+from fedjax_sim.engine.jaxpr import CALLS, Program, evaluate, inner_programs, opened, scan_arguments
 
-__all__ = ["INLINED", "is_float", "kept_floats", "opened_jaxpr"]
+__all__ = ["is_float", "kept_floats"]
 
-INLINED = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2")
-OPENED = (*INLINED, "cond", "scan", "while")  # whose inner programs can be replayed with other floats
+OPENED = (*CALLS, "cond", "scan", "while")  # whose inner programs can be replayed with other floats
 MOVING = ("bitcast_convert_type", "broadcast_in_dim", "convert_element_type", "copy", "copy_p", "expand_dims",
           "optimization_barrier", "reshape", "rev", "squeeze", "transpose")  # fmt: skip
 ROUNDED = ("add", "div", "max", "min", "mul", "neg", "sqrt", "sub")  # as IEEE 754 prescribes, wherever they run
@@ -45,33 +44,28 @@ class _Walk:
         self.position += is_float(x)
         return _Fact(frozenset({self.position - 1} if is_float(x) else ()))
 
-    def over(self, jaxpr: Jaxpr, consts: Sequence[Any], given: Sequence[_Fact]) -> list[_Fact]:
+    def over(self, program: Program, inputs: Sequence[_Fact]) -> list[_Fact]:
         """Facts of what a program returns."""
-        facts = dict(zip(jaxpr.constvars, map(self.value, consts), strict=True))
-        facts |= zip(jaxpr.invars, given, strict=False)  # of others nothing is known
+        jaxpr, constants = opened(program)
+        facts = [self.value(x) for x in constants]
+        unknown = [_Fact()] * (len(jaxpr.invars) - len(inputs))
+        inputs = [*inputs, *unknown][: len(jaxpr.invars)]
+        return evaluate(program, inputs, self.rule, constants=facts, literal=lambda x: self.value(x.aval))
 
-        def fact(x):
-            return self.value(x.aval) if isinstance(x, Literal) else facts.get(x, _Fact())
-
-        for eqn in jaxpr.eqns:
-            operands = [fact(x) for x in eqn.invars]
-            results = self.inside(eqn, operands)
-            if eqn.outvars:  # a print has none
-                facts |= zip(eqn.outvars, results or [self.result(eqn, operands)], strict=False)
-        return [fact(x) for x in jaxpr.outvars]
-
-    def inside(self, eqn: Any, operands: list[_Fact]) -> list[_Fact]:
-        """Facts of what the programs in an equation return."""
-        name, params, results, first = eqn.primitive.name, eqn.params, [], self.position
-        through = name in INLINED or (name == "scan" and params["length"] == 1)  # XLA puts it in the loop's place
-        for key, value in sorted(params.items()):
-            for program in value if isinstance(value, (tuple, list)) else (value,):
-                if isinstance(program, (ClosedJaxpr, Jaxpr)):
-                    entering = operands if through else _entering(name, key, params, operands)
-                    results = self.over(*opened_jaxpr(program), entering)
+    def rule(self, eqn: JaxprEqn, operands: list[_Fact]) -> list[_Fact]:
+        """Facts of an equation's results."""
+        name, first = eqn.primitive.name, self.position
+        through = name in CALLS or (name == "scan" and eqn.params["length"] == 1)  # XLA puts it in the loop's place
+        results: list[_Fact] = []
+        for key, program in inner_programs(eqn):
+            results = self.over(program, operands if through else _entering(name, key, eqn.params, operands))
         if name not in OPENED:
             self.kept |= set(range(first, self.position))
-        return results if through else [_Fact()] * len(results)
+        if results and through:
+            return results
+        if results or not eqn.outvars:  # a print has no results
+            return [_Fact()] * len(eqn.outvars)
+        return [self.result(eqn, operands)] + [_Fact()] * (len(eqn.outvars) - 1)
 
     def result(self, eqn: Any, operands: list[_Fact]) -> _Fact:
         """The fact of an equation's result."""
@@ -111,25 +105,20 @@ class _Walk:
         return not value.worked_out and all(test(np.asarray(self.floats[i], np.float64)).all() for i in value.made_of)
 
 
-def kept_floats(jaxpr: Jaxpr, consts: Sequence[Any], floats: Sequence[np.ndarray]) -> list[int]:
+def kept_floats(program: Program, floats: Sequence[np.ndarray]) -> list[int]:
     """Which of a program's floats must stay in it, by their number.
 
     Guarantees: as arguments the others give the bits that they give as literals, over the operations and values of
     tests/sweeps/test_xla_constants.py::test_what_is_lifted_keeps_its_bits.
     """
     walk = _Walk(floats)
-    walk.over(jaxpr, consts, ())
+    walk.over(program, ())
     return sorted(walk.kept)
 
 
 def is_float(x: Any) -> bool:
     """Whether a value, or aval, is of floats."""
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
-
-
-def opened_jaxpr(value: ClosedJaxpr | Jaxpr) -> tuple[Jaxpr, Sequence[Any]]:
-    """(a jaxpr, its constants): two classes in JAX 0.10, one in 0.12."""
-    return getattr(value, "jaxpr", value), getattr(value, "consts", ())
 
 
 def _entering(name: str, key: str, params: dict, operands: list[_Fact]) -> list[_Fact]:

@@ -13,6 +13,7 @@ import pytest
 from jax.extend import core
 
 from fedjax_sim import aggregation, client, server, transform
+from fedjax_sim.engine.jaxpr import Program, inner_programs, opened
 from fedjax_sim.round.round import aggregate, collect, invite
 from fedjax_sim.types import ClientUpdate, Report
 from tests.laws import cases, device_rows
@@ -21,28 +22,17 @@ from tests.laws import problems as p
 KEY = jax.random.key(0)
 
 
-def inner(value) -> Iterator[core.Jaxpr]:
-    """The programs in a parameter of an equation."""
-    if isinstance(value, core.ClosedJaxpr):
-        yield value.jaxpr
-    elif isinstance(value, core.Jaxpr):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for x in value:
-            yield from inner(x)
-
-
-def divisions(program: core.Jaxpr) -> Iterator[bool]:
+def divisions(program: Program) -> Iterator[bool]:
     """For each division of floats, whether both of its numbers come through their bits."""
+    program, _ = opened(program)
     made_by = {x: equation.primitive.name for equation in program.eqns for x in equation.outvars}
     for equation in program.eqns:
         if equation.primitive.name == "div" and jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating):
             yield all(
                 not isinstance(x, core.Literal) and made_by.get(x) == "bitcast_convert_type" for x in equation.invars
             )
-        for value in equation.params.values():
-            for program in inner(value):
-                yield from divisions(program)
+        for _, inner in inner_programs(equation):
+            yield from divisions(inner)
 
 
 def of_a_round(algorithm, data) -> list[bool]:

@@ -11,7 +11,7 @@ hand.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from fedjax_sim import tree
 from fedjax_sim.engine.arithmetic.barrier import HiddenZero, hidden_zero, rounding_here
 from fedjax_sim.engine.arithmetic.exact_sum import without_derivative
 from fedjax_sim.engine.arithmetic.exact_sums import is_differentiable
-from fedjax_sim.engine.jaxpr import as_traced
+from fedjax_sim.engine.jaxpr import Program, as_traced, bind, evaluate, inner_programs, opened, programs
 from fedjax_sim.types import Array, PyTree
 
 __all__ = ["divide", "pairwise_sum", "steady"]
@@ -149,37 +149,27 @@ class _Steady:
         self.inner = {}
 
     def run(self, program: core.ClosedJaxpr, args: Sequence[Array], zero: HiddenZero | None = None) -> list[Array]:
-        known = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
-        known |= dict(zip(program.jaxpr.invars, args, strict=True))
-        if zero is None and self.needed(program.jaxpr):
+        if zero is None and self.needed(program):
             zero = hidden_zero(_unknown(args))
         rounding = functools.cache(lambda context: rounding_here(zero))  # each in its equation's context
-
-        def read(atom):
-            return atom.val if isinstance(atom, core.Literal) else known[atom]
-
-        for equation in program.jaxpr.eqns:
-            out = self.step(equation, [read(atom) for atom in equation.invars], rounding, zero)
-            known |= dict(zip(equation.outvars, out, strict=True))
-        return [read(atom) for atom in program.jaxpr.outvars]
+        return evaluate(program, args, lambda equation, values: self.step(equation, values, rounding, zero))
 
     def step(
         self, equation: core.JaxprEqn, values: list[Array], rounding: Callable, zero: HiddenZero | None
     ) -> Sequence[Array]:
-        primitive, params = equation.primitive, equation.params
+        name, params = equation.primitive.name, equation.params
         with as_traced(equation):
             if self.chooses(equation):
                 known = self.known(equation, values)
                 if known is not None:
                     return rounding(equation.ctx)([known]) if _is_short(known.dtype) else [known]
-            if primitive.name in ("custom_jvp_call", "custom_vjp_call"):  # there is no derivative from here on
+            if name in ("custom_jvp_call", "custom_vjp_call"):  # there is no derivative from here on
                 return self.run(params["call_jaxpr"], values, zero)
             if any(map(self.needed, _called(equation))):
-                if primitive.name == "shard_map":
+                if name == "shard_map":
                     return self.on_devices(params, values, zero)
-                values, params = self.inside(primitive.name, values, params, zero)
-            out = primitive.bind(*values, **primitive.get_bind_params(params))
-            out = out if primitive.multiple_results else [out]
+                values, params = self.inside(name, values, params, zero)
+            out = bind(equation.replace(params=params), values)
             return rounding(equation.ctx)(out) if self.chooses(equation) else out
 
     def known(self, equation: core.JaxprEqn, values: list[Array]) -> Array | None:
@@ -246,7 +236,7 @@ class _Steady:
 
     def alone(self, value: Any) -> Any:
         """A parameter of an equation, with the programs in it rewritten; each makes its own zero."""
-        if not any(map(self.needed, _programs(value))):
+        if not any(map(self.needed, programs(value))):
             return value
         if isinstance(value, (tuple, list)):
             items = [self.alone(x) for x in value]
@@ -255,10 +245,11 @@ class _Steady:
         program = jax.make_jaxpr(lambda *args: self.run(closed, args))(*closed.in_avals)
         return program if isinstance(value, core.ClosedJaxpr) else program.jaxpr
 
-    def needed(self, program: core.Jaxpr) -> bool:
+    def needed(self, program: Program) -> bool:
         """Whether a program, or one that it calls, has an operation to rewrite."""
-        inner = (x for equation in program.eqns for x in _called(equation))
-        return any(map(self.chooses, program.eqns)) or any(map(self.needed, inner))
+        equations = opened(program)[0].eqns
+        inner = (x for equation in equations for x in _called(equation))
+        return any(map(self.chooses, equations)) or any(map(self.needed, inner))
 
 
 @functools.cache
@@ -269,21 +260,11 @@ def _of_an_argument() -> dict[str, Any]:
     return {k: v[0] for k, v in call.params.items() if isinstance(v, tuple) and len(v) == 2}
 
 
-def _called(equation: core.JaxprEqn) -> list[core.Jaxpr]:
+def _called(equation: core.JaxprEqn) -> list[Program]:
     """The programs that an equation runs."""
-    name = equation.primitive.name
-    return [] if name.startswith(COMBINERS) else list(_programs(tuple(equation.params.values())))
-
-
-def _programs(value: Any) -> Iterator[core.Jaxpr]:
-    """The programs in a parameter of an equation."""
-    if isinstance(value, core.ClosedJaxpr):  # in JAX 0.12 every program is one
-        yield value.jaxpr
-    elif isinstance(value, core.Jaxpr):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for x in value:
-            yield from _programs(x)
+    if equation.primitive.name.startswith(COMBINERS):
+        return []
+    return [program for _, program in inner_programs(equation)]
 
 
 def _unknown(args: Sequence[Array]) -> list[Array]:
