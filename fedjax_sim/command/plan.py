@@ -29,9 +29,10 @@ def plan(
         from fedjax_sim.config.build import build
         from fedjax_sim.running.planning import forecast, largest_cohort
 
-        experiment = build(loaded)
-        parts = experiment.algorithm, experiment.key, experiment.params, experiment.data.train
-        found = forecast(*parts, client_memory=loaded.resolved()["run"]["client_memory"])
+        with loaded.arithmetic():
+            experiment = build(loaded)
+            parts = experiment.algorithm, experiment.key, experiment.params, experiment.data.train
+            found = forecast(*parts, client_memory=loaded.resolved()["run"]["client_memory"])
         cohort, size, largest = loaded.resolved().get("sampler", {}).get("cohort_size"), experiment.data.train.size, ""
         if cohort is not None and 2 * cohort <= size:
             others = [setting for setting in settings if not setting.startswith("sampler.cohort_size=")]

@@ -85,7 +85,8 @@ def run(
         prepare()
         from fedjax_sim.config.build import build
 
-        experiment = distributed.agreed(lambda: build(loaded))
+        with loaded.arithmetic():
+            experiment = distributed.agreed(lambda: build(loaded))
         loaded = loaded.planned(experiment.plan)
     except (TypeError, ValueError, distributed.PeerFailed) as error:
         if not isinstance(error, distributed.PeerFailed) and not is_users_error(error):
@@ -96,7 +97,8 @@ def run(
     changes = [word for place in without for word in ("--unset", place)]
     changes += [word for setting in settings for word in ("--set", setting)]
     command = shlex.join(["fedjax-sim", "run", *([str(config)] if config else []), *changes])
-    _train(loaded, experiment, folder, {"resume": resume, "allow_previous": allow_previous}, quiet, command)
+    with loaded.arithmetic():
+        _train(loaded, experiment, folder, {"resume": resume, "allow_previous": allow_previous}, quiet, command)
 
 
 def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet: bool, command: str) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,6 +56,7 @@ RUN = {
     "evaluate_train": Option(Literal["all"] | COUNT | None, None),  # clients whose training objective is evaluated
     # clients of the variance budget at each evaluation
     "variance_probe": Option(integer_kind(2, INT32_MAX) | None, None),
+    "arithmetic": Option(Literal["reproducible", "fast"], "reproducible"),  # reproducible: the same bits on any devices
     "client_memory": Option(Literal["auto", "device", "disk"], "auto"),  # auto: disk where the devices are too small
     "progress": Option(bool, True),
 }
@@ -106,6 +108,12 @@ class Config:
         tables = self.resolved()
         tables["run"] |= plan._asdict()
         return Config(tables)
+
+    def arithmetic(self) -> AbstractContextManager:
+        """The block in which the config's programs are built and run: of `run.arithmetic`."""
+        from fedjax_sim import engine
+
+        return engine.fast_arithmetic(self.tables["run"]["arithmetic"] == "fast")
 
     def to_toml(self, folder: str | Path = ".") -> str:
         """TOML that loads back to this config from a file in `folder`, to which relative paths are relative there.

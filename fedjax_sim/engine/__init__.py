@@ -15,9 +15,9 @@ from fedjax_sim.engine.arithmetic.barrier import (
     rounding_here,
     unsigned_zeros,
 )
-from fedjax_sim.engine.arithmetic.exact_sums import combine, differentiable, merge
+from fedjax_sim.engine.arithmetic.exact_sums import combine, merge
 from fedjax_sim.engine.arithmetic.maximum import largest
-from fedjax_sim.engine.arithmetic.platform import compiler_options, compiling_for, target
+from fedjax_sim.engine.arithmetic.mode import fast_arithmetic, is_fast
 from fedjax_sim.engine.arithmetic.reproducible import divide, pairwise_sum, steady
 from fedjax_sim.engine.client_memory.disk import MemoryFileError
 from fedjax_sim.engine.client_memory.host_calls import on_host
@@ -36,6 +36,7 @@ from fedjax_sim.engine.client_memory.store import (
 from fedjax_sim.engine.flops import flops
 from fedjax_sim.engine.fold import device_mesh, fold, is_unplaced, one_device, unplaced
 from fedjax_sim.engine.plan import Needs, Plan, needs, plan_for, total_memory, working_bytes
+from fedjax_sim.engine.platform import compiler_options, compiling_for, target
 from fedjax_sim.engine.shuffling import client_keys, shuffle
 
 __all__ = [
@@ -55,14 +56,15 @@ __all__ = [
     "compiling_for",
     "computed_once",
     "device_mesh",
-    "differentiable",
     "divide",
     "exact_sums",
+    "fast_arithmetic",
     "fill",
     "flops",
     "fold",
     "gathered",
     "hidden_zero",
+    "is_fast",
     "is_unplaced",
     "largest",
     "median",

@@ -7,7 +7,6 @@ summed at once, and the chunks of a device follow each other in a scan.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -27,18 +26,15 @@ from fedjax_sim.types import Array, PyTree
 
 __all__ = ["AXIS", "device_mesh", "fold", "is_unplaced", "one_device", "unplaced"]
 
-_alone: contextvars.ContextVar = contextvars.ContextVar("alone", default=False)
-_unplaced: contextvars.ContextVar = contextvars.ContextVar("unplaced", default=False)
+_one_device = jax.make_user_context(False)  # JAX traces a function anew where the context is another
+_unplaced = jax.make_user_context(False)
 
 
 @contextlib.contextmanager
 def one_device() -> Iterator[None]:
     """Inside the block `device_mesh()` is None: devices share out whole runs, and not the clients of one run."""
-    token = _alone.set(True)
-    try:
+    with _one_device(True):
         yield
-    finally:
-        _alone.reset(token)
 
 
 @contextlib.contextmanager
@@ -49,17 +45,13 @@ def unplaced() -> Iterator[None]:
     Guarantees: a round is the same program for any mesh, kind of client memory and number of processes
     (tests/running/test_fingerprint.py::test_devices_leave_no_trace).
     """
-    token = _unplaced.set(True)
-    try:
-        with one_device():
-            yield
-    finally:
-        _unplaced.reset(token)
+    with _unplaced(True), one_device():
+        yield
 
 
 def is_unplaced() -> bool:
     """Whether this is inside `unplaced`."""
-    return _unplaced.get()
+    return _unplaced.value
 
 
 def device_mesh(num_devices: int | None = None) -> Mesh | None:
@@ -67,7 +59,7 @@ def device_mesh(num_devices: int | None = None) -> Mesh | None:
 
     Raises: ValueError for more devices than there are, or where a process would be left without one of them.
     """
-    if _alone.get() and num_devices is None:
+    if _one_device.value and num_devices is None:
         return None
     visible = jax.devices()
     num_devices = len(visible) if num_devices is None else num_devices

@@ -12,8 +12,8 @@ import jax
 from jax.extend import core
 
 from fedjax_sim import tree, validate
-from fedjax_sim.engine.arithmetic.platform import target
 from fedjax_sim.engine.jaxpr import Program, inner_programs, opened
+from fedjax_sim.engine.platform import target
 from fedjax_sim.types import PyTree
 
 __all__ = ["Needs", "Plan", "needs", "plan_for", "total_memory", "working_bytes"]

@@ -80,7 +80,7 @@ def hypergradient(
         state, _ = jax.lax.scan(one, state, jnp.arange(num_rounds, dtype=jnp.int32))
         return loss(algorithm.params(state))
 
-    with engine.one_device(), engine.differentiable(), jax.default_matmul_precision(matmul_precision()):
+    with engine.one_device(), engine.fast_arithmetic(), jax.default_matmul_precision(matmul_precision()):
         numbers = {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
         value, slopes = jax.jit(jax.value_and_grad(final))(numbers)
     value, slopes = float(value), {name: float(slope) for name, slope in slopes.items()}

@@ -89,7 +89,10 @@ def numerics() -> dict[str, Any]:
     """
     import jax
 
+    from fedjax_sim import engine
+
     return {
+        "arithmetic": "fast" if engine.is_fast() else "reproducible",
         "backend": jax.default_backend(),
         "device_kind": jax.devices()[0].device_kind,
         "host_threads": host_threads(),
@@ -117,7 +120,7 @@ def prepare(processes_here: int = 1) -> None:
     """
     import jax
 
-    from fedjax_sim.engine.arithmetic.platform import SERIAL_FLAG
+    from fedjax_sim.engine.platform import SERIAL_FLAG
 
     jax.config.update("jax_default_matmul_precision", "highest")
     if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:

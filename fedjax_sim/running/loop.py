@@ -87,6 +87,7 @@ def run(
         with another program or other data are another release, and count again.
       files: texts by name, written into `directory` once the run is certain to start or continue.
 
+    Inside of `with engine.fast_arithmetic():` the run is in fast arithmetic, which is part of its identity.
     Compiled programs are kept for the next run, as the command line keeps them (`environment.use_compilation_cache`).
 
     Returns: (state, History).
@@ -96,7 +97,8 @@ def run(
     for a program that does not fit.
 
     Guarantees: a run killed at any moment and resumed, on any number of devices, gives the bits of the uninterrupted
-    run, model and log (tests/running/test_loop.py::test_kill_and_resume_gives_the_same_bits); neither evaluation nor
+    run, model and log (tests/running/test_loop.py::test_kill_and_resume_gives_the_same_bits), the number of devices
+    in reproducible arithmetic alone; neither evaluation nor
     checkpoints nor block length change a bit (::test_looking_changes_nothing); the log holds each round once
     (::test_log_has_every_round_once). All of it with client memory on disk too
     (tests/running/test_client_memory.py::test_resume_gives_the_same_bits). Rounds are in the privacy ledger before they

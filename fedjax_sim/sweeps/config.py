@@ -188,7 +188,8 @@ def run_sweep(
     from fedjax_sim.sweeps.sweep import sweep_points
 
     check_directory(directory, resume)
-    base = build(loaded.configs[0])
+    with loaded.configs[0].arithmetic():
+        base = build(loaded.configs[0])
     tables = loaded.configs[0].resolved()
 
     class Again(Builder):
@@ -215,14 +216,15 @@ def run_sweep(
                                        values[swept[0]], hint)])  # fmt: skip
         return made
 
-    return sweep_points(
-        algorithm, loaded.combinations, loaded.seeds,
-        [stream(root, "rounds") for root in roots], starts, base.data.train, tables["run"]["rounds"],
-        evaluation=base.evaluation, evaluate_every=tables["run"]["evaluate_every"], metrics=loaded.metrics,
-        batch=loaded.batch, delta=tables["run"]["delta"], directory=directory, resume=resume, progress=progress,
-        identity=identity,
-        needed=metric,
-    )  # fmt: skip
+    with loaded.configs[0].arithmetic():
+        return sweep_points(
+            algorithm, loaded.combinations, loaded.seeds,
+            [stream(root, "rounds") for root in roots], starts, base.data.train, tables["run"]["rounds"],
+            evaluation=base.evaluation, evaluate_every=tables["run"]["evaluate_every"], metrics=loaded.metrics,
+            batch=loaded.batch, delta=tables["run"]["delta"], directory=directory, resume=resume, progress=progress,
+            identity=identity,
+            needed=metric,
+        )  # fmt: skip
 
 
 def _point(config: Config, values: dict[str, Any]) -> dict[str, Any]:

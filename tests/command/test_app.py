@@ -246,6 +246,18 @@ def test_resume_refuses(done, tmp_path):
     assert damaged.exit_code == 1 and "damaged" in damaged.output
 
 
+def test_fast_arithmetic_is_another_run(tmp_path):
+    """Fault: an option that is read and does nothing, or a run that goes on in the other arithmetic."""
+    folder = tmp_path / "run"
+    result = call("run", *sets(*TINY), "--set", "run.arithmetic=fast", "--out", folder)
+    assert result.exit_code == 0, result.output
+    assert json.loads((folder / "env.json").read_text())["arithmetic"] == "fast"
+    more = ("--resume", "--set", "run.rounds=4", "--out", folder)
+    refused = call("run", "--set", "run.arithmetic=reproducible", *more)
+    assert refused.exit_code != 0 and "arithmetic" in refused.output
+    assert call("run", *more).exit_code == 0
+
+
 def test_failures_are_told_in_a_line(tmp_path, done):
     """Fault: a traceback in place of words, or exit code 0 for a run that failed."""
 

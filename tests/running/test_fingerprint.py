@@ -87,6 +87,8 @@ def test_other_numerics_are_another_run():
         found.append(fingerprint(KEY, private(), START, people()))
     with jax.default_matmul_precision("tensorfloat32"):
         found.append(fingerprint(KEY, private(), START, people()))
+    with engine.fast_arithmetic():
+        found.append(fingerprint(KEY, private(), START, people()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NPROC", "5")
         found.append(fingerprint(KEY, private(), START, people()))

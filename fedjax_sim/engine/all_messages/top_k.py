@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.engine.all_messages.radix import UNSIGNED, radix_select
-from fedjax_sim.engine.arithmetic.platform import target
+from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array
 
 __all__ = ["top_k", "top_k_mask"]

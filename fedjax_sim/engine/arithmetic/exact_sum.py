@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.engine.arithmetic.barrier import HiddenZero, rounded_here
 from fedjax_sim.engine.arithmetic.maximum import largest
-from fedjax_sim.engine.arithmetic.platform import target
+from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array
 
 __all__ = [
@@ -86,9 +86,7 @@ def without_derivative(x: Array) -> Array:
 
 @without_derivative.defjvp
 def _(primals, tangents):
-    hint = (
-        "Trace what you differentiate inside `with engine.differentiable():`, anew; or use instruments.hypergradient."
-    )
+    hint = "Trace what you differentiate inside `with engine.fast_arithmetic():`; or use instruments.hypergradient."
     validate.fail("derivative", "none through a part of a round or an exact sum", "one", hint, TypeError)
 
 

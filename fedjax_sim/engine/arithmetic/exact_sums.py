@@ -6,11 +6,8 @@ over devices.
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import dataclasses
 import math
-from collections.abc import Iterator
 from functools import partial
 
 import jax
@@ -20,6 +17,7 @@ from fedjax_sim import tree, validate
 from fedjax_sim.engine.all_messages.rows import Rows, merged_rows
 from fedjax_sim.engine.arithmetic import exact_sum
 from fedjax_sim.engine.arithmetic.exact_sum import MAX_CHUNK, ExactSum
+from fedjax_sim.engine.arithmetic.mode import is_fast
 from fedjax_sim.types import Array, PyTree
 
 __all__ = [
@@ -30,8 +28,6 @@ __all__ = [
     "ExactSums",
     "add",
     "combine",
-    "differentiable",
-    "is_differentiable",
     "merge",
     "summed",
     "total",
@@ -42,7 +38,6 @@ MAX_CLIENTS = 1 << 26  # before a high word could overflow
 MAX_DEVICES = 1 << 10  # before a sum of low words could
 SMALL = 1 << 9  # coordinates of a leaf that shares its sum with others
 PLACES = 8  # devices with a place each in a sum of words; for more, words spread over all bins are less to send
-_plain: contextvars.ContextVar = contextvars.ContextVar("plain", default=False)
 
 
 @partial(jax.tree_util.register_dataclass, meta_fields=["spec", "structure"], data_fields=["parts"])
@@ -72,33 +67,11 @@ def _is_sum(x) -> bool:
     return isinstance(x, ExactSum)
 
 
-@contextlib.contextmanager
-def differentiable() -> Iterator[None]:
-    """Sums over clients are plain float sums inside the block, with derivatives: integers have none.
-
-    They are then rounded as any float sum is, and depend on order. Outside of the block, a derivative through a sum
-    over clients is an error: it would be zero. A function that `jax.jit` has traced outside keeps its integer sums
-    inside.
-
-    Guarantees: tests/engine/arithmetic/test_exact_sums.py::test_derivatives.
-    """
-    token = _plain.set(True)
-    try:
-        yield
-    finally:
-        _plain.reset(token)
-
-
-def is_differentiable() -> bool:
-    """Whether this is inside `differentiable()`."""
-    return _plain.get()
-
-
 def zeros(spec: PyTree) -> ExactSums:
     """Empty sums for leaves of these shapes; float64 leaves keep four bins, others two."""
 
     def part(shape, dtype):
-        if _plain.get():
+        if is_fast():
             return jnp.zeros(shape, tree.at_least_float32(dtype))
         return exact_sum.empty(shape, dtype)
 

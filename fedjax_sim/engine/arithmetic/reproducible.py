@@ -20,9 +20,9 @@ from jax.extend import core
 from jax.sharding import PartitionSpec
 
 from fedjax_sim import tree
-from fedjax_sim.engine.arithmetic.barrier import HiddenZero, hidden_zero, rounding_here
+from fedjax_sim.engine.arithmetic.barrier import HiddenZero, computed_once, hidden_zero, rounding_here
 from fedjax_sim.engine.arithmetic.exact_sum import without_derivative
-from fedjax_sim.engine.arithmetic.exact_sums import is_differentiable
+from fedjax_sim.engine.arithmetic.mode import is_fast
 from fedjax_sim.engine.jaxpr import Program, as_traced, bind, evaluate, inner_programs, opened, programs
 from fedjax_sim.types import Array, PyTree
 
@@ -115,8 +115,8 @@ def steady(function: Callable, source: PyTree = None) -> Callable:
         out again at every coordinate.
 
     Products of matrices, convolutions, cumulative and longer sums, products over axes, functions that reduce or scatter
-    with, and complex numbers are left to the compiler. Inside `engine.differentiable()`, where equal bits are not
-    promised, the function is called as it is.
+    with, and complex numbers are left to the compiler. Inside of `engine.fast_arithmetic()` the function
+    is called as it is.
 
     Raises: TypeError for a derivative through it elsewhere, which would be 0.
 
@@ -130,7 +130,7 @@ def steady(function: Callable, source: PyTree = None) -> Callable:
     """
 
     def call(*args: PyTree) -> PyTree:
-        if is_differentiable():
+        if is_fast():
             return function(*args)
         program, shape = jax.make_jaxpr(function, return_shape=True)(*args)
         leaves = [without_derivative(x) if _integer(x.dtype) else x for x in map(jnp.asarray, jax.tree.leaves(args))]
@@ -163,6 +163,8 @@ class _Steady:
                 known = self.known(equation, values)
                 if known is not None:
                     return rounding(equation.ctx)([known]) if _is_short(known.dtype) else [known]
+            if name == "optimization_barrier":
+                return computed_once(values, zero)
             if name in ("custom_jvp_call", "custom_vjp_call"):  # there is no derivative from here on
                 return self.run(params["call_jaxpr"], values, zero)
             if any(map(self.needed, _called(equation))):
@@ -249,7 +251,8 @@ class _Steady:
         """Whether a program, or one that it calls, has an operation to rewrite."""
         equations = opened(program)[0].eqns
         inner = (x for equation in equations for x in _called(equation))
-        return any(map(self.chooses, equations)) or any(map(self.needed, inner))
+        rewritten = (self.chooses(x) or x.primitive.name == "optimization_barrier" for x in equations)
+        return any(rewritten) or any(map(self.needed, inner))
 
 
 @functools.cache
