@@ -80,7 +80,7 @@ def messages_of(rows: Rows, slots: Array) -> Messages:
 
 
 def _exchanged(x: Array, devices: int) -> Array:
-    """[places / D, d] of one device -> [places, d / D], whole tiles; DESIGN.md says why there is no all-to-all."""
+    """[places / D, d] of one device -> [places, d / D], whole tiles. Why no all-to-all: docs/design/all_messages.md."""
     width = tile_width(x.shape[1])
     mine = width * -(-x.shape[1] // (width * devices))  # columns of a device
     x = jnp.pad(x, ((0, 0), (0, devices * mine - x.shape[1])))
