@@ -149,7 +149,7 @@ def align_similar(
 
 
 def _pairs(one: np.ndarray, other: np.ndarray, threshold: float) -> list[tuple[int, int]]:
-    """Returns one-to-one pairs of rows whose similarity reaches the threshold, chosen greedily, the most similar first."""
+    """Returns one-to-one pairs of rows whose similarity reaches the threshold. The most similar are chosen first."""
     candidates = []
     for start in range(0, len(one), BLOCK):  # the similarities of all pairs at once may not fit into memory
         similarities = dice(one[start : start + BLOCK], other)
