@@ -1,4 +1,7 @@
-"""This module reads texts of TensorFlow Federated, to predict next characters (Shakespeare) or words (StackOverflow)."""
+"""This module reads texts of TensorFlow Federated, to predict next characters (Shakespeare) or words (Stack Overflow).
+
+The files are HDF5, see `hdf5_file`.
+"""
 
 from __future__ import annotations
 
