@@ -35,6 +35,7 @@ def fully_connected(name: str, num_inputs: int, num_outputs: int, *, activation:
     integer("num_inputs", num_inputs)
     integer("num_outputs", num_outputs)
     one_of("activation", activation, ACTIVATIONS)
+    # Only a ReLU halves the variance of its input, which the He-normal initialisation makes up for.
     relu = activation == "relu"
     return layer(
         name,
@@ -138,6 +139,7 @@ def group_norm(name: str, num_features: int, *, groups: int = 8, epsilon: float 
         fail("groups", f"a divisor of the {num_features} features", groups)
 
     def apply(params: PyTree, x: Array) -> Array:
+        # [n, positions, groups, features of a group], so that statistics run over axes 1 and 3.
         grouped = x.reshape(x.shape[0], -1, groups, num_features // groups)
         return _scaled(params, _normalised(grouped, (1, 3), epsilon).reshape(x.shape))
 

@@ -115,10 +115,12 @@ def cut(model: Model, at: str | Sequence[str] | Places, *, u_shaped: bool = Fals
         fail("u_shaped", "False with a dict, which places the last layer itself", u_shaped)
     places = _chosen(model.layers, at, name) if is_by_path else _along(model.layers, at, u_shaped, name)
     num_parties = 1 + max(places.values())
+    # Parties are numbered without gaps, so the largest number tells how many there are.
     parties_without_layers = sorted(set(range(num_parties)) - set(places.values()))
     if parties_without_layers or num_parties < 2:
         hint = f"Without layers: {parties_without_layers or [1]}."
         fail(name, "layers for every party, two at least", at, hint)
+    # A layer that reads the examples at another party would need the examples there.
     for path in _first(model.layers):
         if places[path] != 0:
             fail(name, "the first layers with party 0, who has the examples", {path: places[path]})
@@ -148,15 +150,15 @@ def _along(layers: tuple[Layer, ...], at: str | Sequence[str], u_shaped: bool, n
     return party_of_path
 
 
-def _all(one: Layer, where: str = "") -> list[str]:
+def _all(layer: Layer, where: str = "") -> list[str]:
     """Returns the paths of a layer and of all layers in its branches."""
     inner_paths = [
         path
-        for branch, layers in one.branches
-        for layer in layers
-        for path in _all(layer, f"{where}{one.name}/{branch}/")
+        for branch, inner_layers in layer.branches
+        for inner_layer in inner_layers
+        for path in _all(inner_layer, f"{where}{layer.name}/{branch}/")
     ]
-    return [f"{where}{one.name}", *inner_paths]
+    return [f"{where}{layer.name}", *inner_paths]
 
 
 def _first(layers: Sequence[Layer], where: str = "") -> list[str]:

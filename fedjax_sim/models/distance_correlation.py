@@ -57,11 +57,11 @@ def distance_correlation(x: Array, z: Array, weights: Array | None = None) -> Ar
     return jnp.where(is_positive, jnp.sqrt(jnp.where(is_positive, ratio, 1)), 0)
 
 
-def _distances(x: Array, there: Array) -> Array:
-    """Returns the Euclidean distances [n, n]. They are zero on the diagonal and where `there` [n, n] is False."""
+def _distances(x: Array, is_pair: Array) -> Array:
+    """Returns the Euclidean distances [n, n]. They are zero on the diagonal and where `is_pair` [n, n] is False."""
     rows = x.reshape(x.shape[0], -1).astype(jnp.float32)
     squared_distances = jnp.square(rows[:, None] - rows[None]).sum(-1)
-    is_apart = there & ~(squared_distances <= LEAST)
+    is_apart = is_pair & ~(squared_distances <= LEAST)
     return jnp.where(is_apart, jnp.sqrt(jnp.where(is_apart, squared_distances, 1)), 0)
 
 

@@ -180,7 +180,7 @@ def cnn(
     one_of("method", method, METHODS)
     if len(channels) % pool_every:
         fail("pool_every", f"a divisor of the {len(channels)} convolutions", pool_every)
-    # The size of the images after all convolutions and pools decides the size of the first dense layer.
+    # The size of the images after all convolutions and pools is needed for the first dense layer.
     height, width = shape[:2]
     for i in range(len(channels)):
         lost_pixels = kernel_size - 1 if padding == "VALID" else 0
@@ -195,6 +195,7 @@ def cnn(
     for i, num_channels in enumerate(channels):
 
         def apply(params, x, i=i):
+            # The first layer adds the axis of channels to images [n, height, width].
             if i == 0:
                 x = _rows(x, shape).reshape(x.shape[0], *shape[:2], depth)
             x = convolution(params, x, padding=padding, method=method)

@@ -58,6 +58,7 @@ def apply_layer(
     """
     if key is not None and layer.dropout > 0:
         h = _dropped(stream(key, f"dropout_{layer.name}"), graphs.ids, h, layer.dropout)
+    # Layers are written for one graph. `vmap` gives all graphs the same parameters, or each its own.
     params_axis = 0 if stacked else None
     if layer.send is None:
         no_rows = jnp.zeros((h.shape[0], 0, 0))
@@ -75,6 +76,7 @@ def _dropped(key: Array, ids: Array, h: Array, rate: float) -> Array:
     An entry is dropped by its node's id and its column, so the same entries are dropped in any partition of a graph.
     """
     width = h.shape[-1]
+    # The counter id * width + column is a different one for each entry of the whole graph (modulo 2^32).
     counters = ids.astype(jnp.uint32)[..., None] * jnp.uint32(width) + jnp.arange(width, dtype=jnp.uint32)[None, None]
     is_kept = counter_bits(key, counters) >= jnp.uint32(min(int(rate * 2**32), 2**32 - 1))
     return jnp.where(is_kept, h * (1 / (1 - rate)), 0)

@@ -47,6 +47,7 @@ def known_edges(graph: GraphData, there: Array) -> GraphData:
     is_known = jnp.concatenate([graph.ids >= 0, there])
     out_of_range = is_known.shape[0]
 
+    # Clipping keeps the index valid for ends out of range, which the first two conditions refuse.
     def usable(ends, limit):
         return (ends >= 0) & (ends < limit) & is_known[jnp.clip(ends, 0, out_of_range - 1)]
 
@@ -76,11 +77,12 @@ def graph_convolution(name: str, num_inputs: int, num_outputs: int, **options) -
     References: Kipf and Welling 2017, equation 2.
     """
 
-    # The sender divides by the root of its own degree, so that degrees need no message of their own.
+    # The sender divides by the root of its own degree + 1, so that degrees need no message of their own.
     def send(params, graph, h):
         return (h @ params["kernel"]) * jax.lax.rsqrt(_degrees(graph) + 1)[:, None]
 
     def combine(params, graph, h, sent, received):
+        # The added `sent` is the node's own row, for the self-loop of A + I.
         total = _sums(graph, _rows(jnp.concatenate([sent, received]), graph.senders)) + sent
         return total * jax.lax.rsqrt(_degrees(graph) + 1)[:, None] + params["bias"][None]
 
@@ -187,6 +189,7 @@ def typed(name: str, num_inputs: int, num_outputs: int, *, num_types: int, **opt
         kernels = [init_dense(type_key, num_inputs, num_outputs)["kernel"] for type_key in type_keys]
         return init_dense(own_key, num_inputs, num_outputs) | {"neighbours": jnp.stack(kernels)}
 
+    # A sender does not know by which types of edges its row travels, so it sends one row for each type.
     def send(params, graph, h):
         return jnp.concatenate([h @ params["neighbours"][r] for r in range(num_types)], 1)
 

@@ -153,6 +153,7 @@ def embedding(params: Params, tokens: Array) -> Array:
         fail("tokens", "integers", tokens.dtype, "Cast them: x.astype('int32').", TypeError)
     table = params["table"]
     tokens = tokens.astype(jnp.int32)[..., None]
+    # Every token reads some row, and tokens without a row are replaced afterwards. So no gradient reaches that row.
     rows = table[jnp.clip(tokens[..., 0], 0, table.shape[0] - 1)]
     nan_or_zero = jnp.where((tokens < -1) | (tokens >= table.shape[0]), jnp.nan, 0).astype(table.dtype)
     return jnp.where((tokens < 0) | (tokens >= table.shape[0]), nan_or_zero, rows)

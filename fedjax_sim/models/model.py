@@ -54,6 +54,7 @@ def from_fn(init: Callable, apply: Callable) -> Model:
     for name, value in (("init", init), ("apply", apply)):
         if not callable(value):
             fail(name, "a function", value, error=TypeError)
+    # Signatures are read once, here, rather than in every call.
     accepted_names = [name for name in ("key", "train") if accepts(apply, name)]
 
     def apply_fn(params: PyTree, state: PyTree, x: PyTree, key: Array | None, train: bool) -> tuple[PyTree, PyTree]:
@@ -91,6 +92,7 @@ def per_example(out: Array | Mapping[str, Array], num_examples: int | None = Non
             sorted(values),
             'Metrics go beside it, as in {"loss": ..., "mse": ...}.',
         )
+    # If n is not known, the first value of rank 1 gives it.
     n = num_examples
     for name, value in values.items():
         if not hasattr(value, "shape") or not hasattr(value, "dtype"):
@@ -159,6 +161,7 @@ def supervised(
             TypeError,
         )
     function("loss", loss, "outputs, targets", hint="Call its factory: default_loss(task), say.")
+    # An abstract call shows the structure of the state without drawing parameters.
     state_spec = jax.eval_shape(lambda: model.init(jax.random.key(0))[1])
     if frozen_state is None:
         state_leaves = jax.tree_util.tree_leaves_with_path((state_spec, state))
@@ -181,6 +184,7 @@ def supervised(
         train = key is not None and frozen_state is None
         out, _ = model.apply(params, fixed_state, examples["x"], key, train)
         values = loss(out, examples["y"])
+        # Whether there is a key is known while the function is traced, so training programs hold no measures.
         if measure is not None and key is None:
             values = {**(values if isinstance(values, Mapping) else {"loss": values}), **measure(out, examples)}
         return per_example(values, jnp.shape(jax.tree.leaves(examples["x"])[0])[0])

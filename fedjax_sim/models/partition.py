@@ -65,6 +65,7 @@ def _listed(params: dict, wanted: Sequence[str]) -> Callable[[str], bool]:
             if isinstance(value, dict):
                 yield from all_paths(value, f"{prefix}{name}/")
 
+    # A path that chooses nothing would be a spelling error that nobody notices.
     paths = list(all_paths(params))
     for path in wanted:
         if path not in paths:
@@ -91,6 +92,7 @@ def combine(chosen: PyTree, rest: PyTree) -> PyTree:
         for name, value in b.items():
             if name not in a:
                 joined[name] = value
+            # Dicts with entries in both parts are joined. A leaf may be in one part only.
             elif isinstance(a[name], dict) and isinstance(value, dict):
                 joined[name] = join(a[name], value, f"{prefix}{name}/")
             else:

@@ -75,6 +75,7 @@ def _recurrent(
         integer(name, value)
     integer("num_layers", num_layers)
 
+    # The embedding would accept tokens of any shape, but the recurrent layers need [n, L].
     def embedded(params: PyTree, x: Array) -> Array:
         if x.ndim != 2:
             fail("x", "tokens [n, length]", x.shape)

@@ -78,10 +78,12 @@ def branches(name: str, parts: Mapping[str, Sequence[Layer]], join: Callable) ->
     if not pairs:
         fail("parts", "at least one branch", parts)
 
+    # Keys depend on names, so a layer's parameters stay the same if branches are added or reordered.
     def init(key: Array) -> dict:
         entries_of_branch = {branch: _made(layers, stream(stream(key, name), branch)) for branch, layers in pairs}
         return {name: {branch: entries for branch, entries in entries_of_branch.items() if entries}}
 
+    # If no layer inside has parameters, the model's dict has no entry for this one.
     keys = (name,) if any(layer.keys for _, layers in pairs for layer in layers) else ()
     if not keys:
         return Layer(name, lambda key: {}, None, (), pairs, join)
@@ -167,6 +169,7 @@ def run_layers(layers, params, x, holder, path, move, places: Places | None = No
         if layer.branches:
             entries = params.get(layer.name, {})
             outputs = []
+            # Each branch starts from x at its holder. Its output is brought to the party that joins the branches.
             for branch, inner_layers in layer.branches:
                 branch_path = f"{layer_path}/{branch}"
                 output, last_holder = run_layers(
@@ -177,13 +180,14 @@ def run_layers(layers, params, x, holder, path, move, places: Places | None = No
         else:
             x = move(x, holder, target, layer_path)
             x = layer.apply(_entries(layer, layer_path, params), x)
-        holder = target
+        holder = target  # the party that ran this layer has its output
     return x, holder
 
 
-def _entries(one: Layer, path: str, params: PyTree) -> PyTree:
+def _entries(layer: Layer, path: str, params: PyTree) -> PyTree:
     """Returns the entries of a layer in the parameters `params`."""
     shown = sorted(params) if isinstance(params, Mapping) else type(params).__name__
-    if not isinstance(params, Mapping) or not set(one.keys) <= set(params):
-        fail("params", f"a dict with {list(one.keys)}, of the layer {path!r}", shown, "model.init(key)[0] makes them.")
-    return {key: params[key] for key in one.keys}
+    if not isinstance(params, Mapping) or not set(layer.keys) <= set(params):
+        rule = f"a dict with {list(layer.keys)}, of the layer {path!r}"
+        fail("params", rule, shown, "model.init(key)[0] makes them.")
+    return {key: params[key] for key in layer.keys}

@@ -59,6 +59,7 @@ def by_party(
     if not isinstance(bottoms, (list, tuple)) or len(bottoms) != len(columns):
         shown = len(bottoms) if isinstance(bottoms, (list, tuple)) else bottoms
         fail("bottoms", f"layers for each of {len(columns)} parties", shown)
+    # The first layer of each branch selects the party's columns, so that no party's model sees those of others.
     spans = pairwise(np.cumsum([0, *columns]).tolist())  # first column of each party, and first column after it
     parts = {}
     for party, (span, bottom) in enumerate(zip(spans, bottoms, strict=True)):
@@ -113,6 +114,7 @@ def vertical_linear(*, columns: Annotated[Sequence[int], FromData("columns")], n
     def score(params: PyTree, x: Array) -> Array:
         return x.astype(params["kernel"].dtype) @ params["kernel"]
 
+    # The bias is added once, after the sum. A bias in each party's score would be the same parameter P times.
     bottoms = [[layer("score", partial(zeros, width=width), score)] for width in columns]
     bias = layer("bias", lambda key: jnp.zeros(num_outputs), lambda b, x: x + b[None])
     return by_party(columns, bottoms, sum, [bias])
@@ -151,6 +153,7 @@ def vertical_mlp(
             integer(name, value)
     integer("num_outputs", num_outputs)
     integer("embedding", embedding)
+    # Each bottom ends without a ReLU. The top applies it to the concatenated embeddings.
     bottoms = []
     for width in columns:
         widths = [width, *hidden, embedding]

@@ -32,14 +32,15 @@ def checked_leaf(name: str, leaf) -> np.ndarray:
     Raises: TypeError for objects, strings and complex numbers; ValueError for NaN, infinity and overflow.
     """
     x = np.asarray(leaf)
-    floating = jnp.issubdtype(x.dtype, jnp.floating)
-    if not (floating or x.dtype.kind in "biu"):
+    # JAX's predicate counts bfloat16 and other extension types as floating, whose NumPy kind is "V".
+    is_floating = jnp.issubdtype(x.dtype, jnp.floating)
+    if not (is_floating or x.dtype.kind in "biu"):
         hint = "Encode text as integer tokens; ragged lists need one array per client."
         validate.fail(name, "an array of bool, integer or float", x.dtype.name, hint, TypeError)
     if x.ndim == 0:
         validate.fail(name, "an array whose first axis counts examples", x)
     dtype = jax.dtypes.canonicalize_dtype(x.dtype)
-    if floating:
+    if is_floating:
         limit = float(jnp.finfo(dtype).max)
         if not all(bool(np.isfinite(block).all()) for block in _blocks(x)):
             validate.fail(name, "finite features", "NaN or infinity", "Impute or drop those examples first.")
@@ -98,7 +99,7 @@ def capacities(sizes: np.ndarray) -> tuple[int, ...]:
     sizes = np.sort(sizes)
     largest = int(sizes[-1])
     classes = []
-    num_classified = 0
+    num_classified = 0  # clients that fit into a class so far
     rows = SMALLEST_CLASS
     while rows < largest:
         num_fitting = int(np.searchsorted(sizes, rows, side="right"))

@@ -251,6 +251,7 @@ def from_sites(
         features |= {f"{split}[{id!r}]": np.asarray(clients[id]["x"]) for id, part in parts.items() if len(part["y"])}
     first_id, first = next((id, part) for id, part in checked[0].items() if len(part["y"]))
     shape = first["x"].shape[1:]
+    # All clients must have the shape of the first client with rows.
     for split, parts in zip(("train", "test"), checked, strict=True):
         for id, part in parts.items():
             if not len(part["y"]):  # a client without rows has no shape of its own
@@ -258,6 +259,7 @@ def from_sites(
             elif part["x"].shape[1:] != shape:
                 rule = f"examples of shape {shape}, as those of {first_id!r}"
                 validate.fail(f"{split}[{id!r}].x", rule, part["x"].shape[1:])
+    # Either all clients hold bytes or none does: `are_bytes` refuses a mix, whose scales would differ between clients.
     if scale := scale_bytes and task != "next_token" and are_bytes(features):
         for part in (*checked[0].values(), *checked[1].values()):
             part["x"] = part["x"] / np.float32(255)

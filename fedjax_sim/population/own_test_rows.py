@@ -35,6 +35,7 @@ class _Part:
         key = client_key(jax.random.wrap_key_data(self.seed, impl="threefry2x32"), id)
         bits = jax.random.bits(stream(key, "local test"), data.mask.shape, jnp.uint32)
         order = jnp.lexsort((bits, ~data.mask))  # valid examples in a random order, then padding
+        # `order` lists rows by rank, and its inverse gives the rank of each row. Those of the lowest ranks are kept.
         rank = jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=order.dtype))
         chosen = rank < self._kept(data.mask.sum(dtype=jnp.int32))
         return data._replace(mask=data.mask & (chosen if self.is_test else ~chosen))

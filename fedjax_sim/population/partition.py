@@ -170,6 +170,7 @@ def dirichlet(
     _check(len(labels), num_clients, min_examples, "min_examples")
     rng = generator("dirichlet", seed)
     owner = np.empty(len(labels), np.int64)
+    # The rows of each class are divided separately, by shares of their own.
     by_class = np.argsort(labels, kind="stable")
     for rows in np.split(by_class, np.cumsum(np.bincount(labels))[:-1]):
         rows = rng.permutation(rows)
@@ -209,6 +210,7 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: PositiveInt =
     num_shards = num_clients * shards_per_client
     rows = rng.permutation(len(labels))
     rows = rows[np.argsort(labels[rows], kind="stable")]  # by class, and in random order within a class
+    # Shard numbers of the sorted rows, in blocks whose sizes differ by one at most.
     shard = np.arange(len(rows)) * num_shards // len(rows)
     owner = np.empty(len(rows), np.int64)
     owner[rows] = rng.permutation(num_shards)[shard] // shards_per_client
@@ -249,7 +251,8 @@ def quantity_power_law(
     _check(num_examples, num_clients, min_examples, "min_examples")
     rng = generator("quantity_power_law", seed)
     logs = rng.standard_exponential(num_clients) / (exponent - 1)
-    # Only the proportions matter. Without the largest logarithm an exponent near 1 would overflow in exp.
+    # Only proportions matter, so the largest logarithm is subtracted. Otherwise exp could overflow for an exponent
+    # near 1.
     return _by_weight(rng, np.exp(logs - logs.max()), num_examples, min_examples)
 
 
@@ -272,7 +275,7 @@ def quantity_lognormal(
     """
     _check(num_examples, num_clients, min_examples, "min_examples")
     rng = generator("quantity_lognormal", seed)
-    logs = sigma * rng.standard_normal(num_clients)
+    logs = sigma * rng.standard_normal(num_clients)  # the largest is subtracted, as in `quantity_power_law`
     return _by_weight(rng, np.exp(logs - logs.max()), num_examples, min_examples)
 
 
@@ -341,6 +344,7 @@ def dirichlet_draws(
     for first in range(0, num_clients, step):
         last = min(first + step, num_clients)
         mixes = rng.dirichlet(np.full(num_classes, float(alpha)), last - first)
+        # Counts of classes are drawn first, which is the same as drawing the class of each row independently.
         counts = rng.multinomial(sizes[first:last], mixes)
         classes = np.repeat(np.tile(np.arange(num_classes), last - first), counts.reshape(-1))
         rows = (rng.random(len(classes)) * class_sizes[classes]).astype(np.int64)

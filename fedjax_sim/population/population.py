@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Generated", "Indexed", "Stored", "from_clients", "generated", "indexed", "pooled", "stored"]
 
-static = {"static": True}
+static = {"static": True}  # metadata of a field that is part of the compiled program, not an argument of it
 
 
 @partial(jax.jit, static_argnames=("size", "max_examples"), inline=True)
@@ -267,6 +267,7 @@ def generated(size: PositiveInt, generate: Callable[[PyTree, Array], ClientData]
     4
     """
     population = Generated(int(size), generate, parameters)
+    # An abstract call finds most errors in `generate` here, rather than inside the first round.
     try:
         data = jax.eval_shape(generate, parameters, jax.ShapeDtypeStruct((), jnp.int32))
     except Exception as error:
@@ -298,6 +299,7 @@ def pooled(population: Population, *, limit_bytes: int = 8 << 30) -> ClientData:
     """
     check_population(population)
     visitable(population)
+    # The memory is computed from sizes and shapes alone, so that too large a population is refused before it is read.
     sizes = np.asarray(sizes_of(population))
     spec = jax.eval_shape(population.client, jax.ShapeDtypeStruct((), jnp.int32))
     row_bytes = sum(x.dtype.itemsize * int(np.prod(x.shape[1:])) for x in jax.tree.leaves(spec.examples))

@@ -82,7 +82,7 @@ def num_rows(population: Population) -> int:
 
 
 def visitable(population: Population) -> None:
-    """Refuses a population with more clients than can be visited one by one, 2^24."""
+    """Refuses a population with more than 2^24 clients, which is too many to visit them one by one."""
     hint = "Too many clients to visit one by one."
     validate.integer("population.size", population.size, 1, ENUMERABLE, hint=hint)
 
@@ -97,6 +97,7 @@ def counted(population: Population) -> Array:
     def count(id):
         return population.client(id).mask.sum(dtype=jnp.int32)
 
+    # A map in batches holds the data of at most 4,096 clients at a time.
     ids = jnp.arange(population.size, dtype=jnp.int32)
     return jax.lax.map(count, ids, batch_size=min(population.size, 4096))
 

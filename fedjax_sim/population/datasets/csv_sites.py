@@ -93,6 +93,7 @@ def heart_disease(*, directory: FolderPath, test_fraction: float = 0.25, seed: N
     rng = np.random.default_rng(seed)
     tables = [_hospital(folder / f"processed.{name}.data") for name in HOSPITALS]
     splits = [stratified_split(table[:, -1] > 0, test_fraction, rng) for table in tables]
+    # Medians, means and deviations come from these rows, the training rows of all hospitals.
     pooled = np.concatenate([table[rows] for table, (rows, _) in zip(tables, splits, strict=True)])
     index = {column: COLUMNS.index(column) for column in COLUMNS}
     imputed_columns = [index[column] for column in QUANTITIES + ANSWERS]
@@ -175,6 +176,7 @@ def csv_sites(
         for site, table in tables.items()
     }
     features = {site: np.delete(table, label_column, axis=1) for site, table in tables.items()}
+    # Statistics come from training rows alone. A column has an indicator if one of these rows lacks its value.
     pooled = np.concatenate([features[site][rows] for site, (rows, _) in splits.items()])
     columns_with_missing = np.flatnonzero(np.isnan(pooled).any(axis=0))
     medians = _medians(pooled)

@@ -69,7 +69,7 @@ def read_clients(
                 num_bytes += values.size * values.dtype.itemsize
             _fits(path, num_bytes, max_bytes)
             clients[id] = {leaf: _texts(values) if texts else values[...] for leaf, values in members.items()}
-            # A text declares the size of a pointer only, so its characters are counted once they are read.
+            # A text of variable length declares the size of a pointer only, so characters are counted after reading.
             if texts:
                 num_bytes += sum(len(text) for values in clients[id].values() for text in values)
                 _fits(path, num_bytes, max_bytes)

@@ -62,6 +62,7 @@ def synthetic_images(
     validate.integer("classes_per_client", classes_per_client, 1, num_classes)
     rng = np.random.default_rng([seed, 0])
     cells = np.arange(side) * GRID // side  # the cell of the grid in which each pixel lies
+    # Each prototype is a coarse random pattern, enlarged to the size of an image.
     prototypes = rng.uniform(size=(num_classes, GRID, GRID))[:, cells][:, :, cells]
     parameters = {
         "prototypes": prototypes.astype(np.float32),

@@ -47,6 +47,7 @@ def _federation(
       noise: standard deviation.
       seed: of the noise.
     """
+    # One draw for each pair of clients, then both signs, interleaved.
     draws = noise * generator(name, seed).standard_normal(((clients + 1) // 2, len(y)))
     errors = np.stack([draws, -draws], 1).reshape(-1, len(y))[:clients]
     if clients % 2:
@@ -158,6 +159,7 @@ def _loop(outputs: Array, examples: PyTree) -> dict[str, Array]:
 def _retuned(change: Array, key: Array, data: ClientData) -> PyTree:
     """Returns the examples with gains that change every loop's damping ratio by `change`."""
     stiffness, _ = _plant(data.examples["x"])
+    # zeta = (c + D) / (2 stiffness), so a change of zeta by d changes the gain D by 2 d stiffness.
     y = data.examples["y"]
     return {**data.examples, "y": y + (2 * change * stiffness)[:, None].astype(y.dtype)}
 

@@ -67,6 +67,7 @@ def sent140(
     for client in splits["train"].values():
         for text in _texts(client):
             counts.update(words_of(text))
+    # The vocabulary comes from training tweets alone. Equal counts are ordered by the word, so the result is unique.
     vocabulary = sorted(counts, key=lambda word: (-counts[word], word))[:num_words]
     num_rows = sum(len(client["y"]) for clients in splits.values() for client in clients.values())
     hint = "Set a smaller num_words, or sample fewer users in LEAF."
@@ -134,6 +135,7 @@ def celeba(
         if "/" in name or "\\" in name:
             validate.fail(place, "the name of a file in the folder of images", name)
         path = existing(place, str(image_folder / name), folder=False)
+        # Only the formats of the data set are decoded, since each further decoder is a risk with files from others.
         try:
             with pillow.open(path, formats=("JPEG", "PNG")) as file:
                 pixels = np.asarray(file.resize((image_size, image_size)).convert("RGB"))

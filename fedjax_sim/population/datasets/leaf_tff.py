@@ -85,7 +85,7 @@ def leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
             content = json.loads(text, object_pairs_hook=_distinct)
         except (json.JSONDecodeError, RecursionError) as error:
             validate.fail(place, "JSON text", str(error))
-        except ValueError as error:
+        except ValueError as error:  # of `_distinct`, which does not know the file
             raise validate.InvalidArgument(f"{place}: {error}") from None
         if not isinstance(content, dict) or not {"users", "num_samples", "user_data"} <= content.keys():
             validate.fail(place, "an object with users, num_samples and user_data", content, error=TypeError)
@@ -228,6 +228,7 @@ def tff_hdf5(
         file = existing("test_path", test_path, folder=False)
         test = read_clients("tff_hdf5", file, leaves, max_bytes=max_bytes)
     else:
+        # A split takes rows of all leaves, so their lengths are compared before `from_sites` would do it.
         rng = np.random.default_rng(seed)
         for id, client in list(train.items()):
             if len(client["x"]) != len(client["y"]):

@@ -100,6 +100,7 @@ def libsvm(
         files = [file._replace(labels=np.searchsorted(labels, file.labels)) for file in files]
         label_names = tuple(f"{label:.15g}" for label in labels)
         num_outputs = 1 if task == "binary" else len(labels)
+    # Rows become dense here, after their size has been checked, since models read dense rows.
     tables = [{"x": file.dense(num_features, max_bytes), "y": file.labels} for file in files]
     rng = np.random.default_rng(seed)
     test_table = None if test_path is None else tables[1]

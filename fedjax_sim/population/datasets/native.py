@@ -160,6 +160,7 @@ def native(*, directory: FolderPath, host: bool = False, scale_bytes: bool = Tru
     info = _info(folder / "info.json")
     info.pop("schema")
 
+    # info.json and the stores are separate files, so shapes and labels are compared with what info.json declares.
     def check(split: str, examples: Any) -> dict[str, np.ndarray]:
         examples = {name: np.asarray(leaf) for name, leaf in examples.items()}
         if info["task"] == "quadratic":

@@ -89,6 +89,7 @@ def quadratic_population(hessians: Any, centers: Any, *, counts: Any = None) -> 
     if (total := sum(map(int, counts))) > validate.INT32_MAX:
         validate.fail("counts", f"{validate.INT32_MAX} rows at most", total)
     table = {"hessian": hessians.astype(np.float32), "center": centers.astype(np.float32)}
+    # Copies of an example are row numbers of one table.
     rows = np.repeat(np.arange(len(centers), dtype=np.int32), counts)
     return indexed(table, (rows, np.concatenate([[0], np.cumsum(counts)])))
 
@@ -126,6 +127,7 @@ def quadratics(
     """
     validate.in_range("largest_curvature", largest_curvature, smallest_curvature)
     rng = np.random.default_rng(seed)
+    # The Q factor of a Gaussian matrix is a random orthogonal matrix, and H = Q diag(eigenvalues) Q^T.
     rotations = np.linalg.qr(rng.normal(size=(num_clients, dimension, dimension)))[0]
     eigenvalues = rng.uniform(smallest_curvature, largest_curvature, (num_clients, dimension))
     hessians = np.einsum("nik,nk,njk->nij", rotations, eigenvalues, rotations)

@@ -237,6 +237,7 @@ def breast_cancer(
 
     source = load_breast_cancer()
     train, test = split_rows({"x": source.data, "y": source.target}, test_fraction, _split_generator(seed), "binary", 1)
+    # Statistics are those of the training rows alone, so that test rows stay unseen.
     mean, deviation = standardiser(train["x"].astype(np.float64))
     train, test = ({"x": ((part["x"] - mean) / deviation).astype(np.float32), "y": part["y"]} for part in (train, test))
     return partitioned(

@@ -90,7 +90,8 @@ def synthetic(
             weights = rng.normal(model_means[i], 1.0, (dimension, num_classes))
             bias = rng.normal(model_means[i], 1.0, num_classes)
         x = center + input_deviation * rng.normal(size=(n, dimension))
-        y = np.argmax(x @ weights + bias, axis=1)
+        y = np.argmax(x @ weights + bias, axis=1)  # argmax of the softmax is argmax of the logits
+        # The fraction as it is written, for in floats 0.07 * 100 is 7.000000000000001, whose ceiling is 8.
         cut = n - math.ceil(validate.as_written(test_fraction) * int(n))
         train[f"f_{i:05d}"] = {"x": x[:cut], "y": y[:cut]}
         test[f"f_{i:05d}"] = {"x": x[cut:], "y": y[cut:]}
@@ -138,6 +139,7 @@ def _mean_client(parameters: Any, id: Array) -> ClientData:
     """Generates a client of `mean_estimation`."""
     mean = parameters["mean"]
 
+    # Both kinds of values are drawn and one is selected, so that data sets of both kinds share a compiled program.
     def draw(key):
         signs = jax.random.rademacher(key, mean.shape, jnp.float32)
         return jnp.where(parameters["two_point"], signs, jax.random.normal(key, mean.shape))
@@ -173,6 +175,7 @@ def _teacher(
         generated(n, client, {**parameters, "seed": seed_words(seed, purpose), "size": np.int32(n)}) if n else None
         for purpose, n in ((1, num_clients), (2, held_out_clients))
     )
+    # The test labels differ between the two data sets, and are drawn from `rng` by the caller.
     x = rng.normal(size=(test_examples, dimension)).astype(np.float32)
     return train, held_out, parameters["teacher"], x, rng
 

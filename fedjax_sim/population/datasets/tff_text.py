@@ -94,6 +94,7 @@ def tff_text(
         frequent_words = sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary_size]
         vocabulary = (*MARKS, *frequent_words)
         num_rows = len(all_texts)
+    # x and y hold int32, so a token takes 8 bytes.
     hint = "Set max_clients, or a smaller sequence_length."
     validate.fits_in_memory("path", 8 * num_rows * sequence_length, max_bytes, hint=hint)
     code = {token: i for i, token in enumerate(vocabulary)}

@@ -89,6 +89,7 @@ def with_links(
     is_edge = graph.receivers >= 0  # the others are padding
     types = None if graph.types is None else graph.types[is_edge]
     graph = graph._replace(senders=graph.senders[is_edge], receivers=graph.receivers[is_edge], types=types)
+    # The ids of nodes are their row numbers in the whole graph.
     owner = np.zeros(len(graph.ids), np.int32)
     for party, ids in enumerate(party_ids):
         owner[ids[ids >= 0]] = party

@@ -155,6 +155,7 @@ class Grouped:
     def client(self, id: Array) -> ClientData:
         """Returns the pooled data of group `id`: the rows of one member after the other, with padding between them."""
         data = jax.vmap(self.group(id).client)(jnp.arange(self.group_size, dtype=jnp.int32))
+        # Leaves [group_size, n, ...] become [group_size * n, ...].
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
 
 
@@ -184,6 +185,7 @@ def grouped(population: Population, group_of_client: ArrayLike) -> Grouped:
     if not (0 <= low and high < population.size):
         validate.fail("group_of_client", f"groups in [0, {population.size})", f"groups in [{low}, {high}]")
     counts = np.bincount(group_of_client)
+    # An empty group would be a client without examples, which nobody intends: group numbers have a gap.
     if not counts.all():
         hint = "Renumber with np.unique(groups, return_inverse=True)[1]."
         validate.fail("group_of_client", "a client in every group", f"none in group {counts.argmin()}", hint)

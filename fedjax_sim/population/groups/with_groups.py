@@ -73,6 +73,7 @@ def with_groups(
     else:
         if by == "size":
             visitable(data.train)
+        # The clients are ordered in one of three ways, and neighbours in that order share a group.
         order = {
             "order": lambda: np.arange(size),
             "random": lambda: generator("groups", seed).permutation(size),

@@ -84,6 +84,7 @@ def backdoor(
     others = {name: np.asarray(leaf)[np.asarray(data.test["y"]) != target] for name, leaf in data.test.items()}
     if not len(others["y"]):
         validate.fail("target", "a label that some test rows do not have", target)
+    # The trigger is applied to the test rows at once: they are needed as `triggered`, and show whether it works.
     stamp = trigger.on(data.input_shape)
     stamped = stamp(jnp.asarray(others["x"]))
     if stamped.shape != others["x"].shape or stamped.dtype != others["x"].dtype:
@@ -181,6 +182,7 @@ def edge_case_backdoor(
     source_x = x[y == source]
     if not len(source_x):
         validate.fail("clients", f"a row of label {source} at a poisoned client", "none", "Poison others, or more.")
+    # Centre and limit come from the poisoned clients' rows alone, for an attacker sees no other rows.
     centre = source_x.mean(0, dtype=np.float64)
     distances = _distances(source_x, centre)
     limit = np.quantile(distances, 1 - edge)

@@ -75,11 +75,13 @@ def label_flip(
         validate.integer("to", label, 0, labels - 1)
     if list(to) == list(range(labels)):
         validate.fail("to", "a map that changes a label", list(to))
+    # A Partial makes the map an array of the population, so data sets with other maps share one compiled program.
     change = Partial(_relabelled, jnp.asarray(to, jnp.int32), _share_of_rows(rows))
     return check_rows(poisoned(data, change, "label flip", clients=clients, share=share, seed=seed), rows)
 
 
 def _share_of_rows(rows: float) -> Array:
+    """Returns the share of rows as an array, after a check of its range."""
     validate.in_range("rows", rows, 0, 1, open_low=True)
     return jnp.float32(rows)
 

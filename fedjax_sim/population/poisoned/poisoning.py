@@ -187,6 +187,7 @@ def chosen_clients(size: int, clients: Sequence[int] | None, share: float | None
         count = round(share * size)
         if share and not count:
             validate.fail("share", f"0, or one that poisons a client of {size:,}", share, "It is rounded to nobody.")
+        # The table of poisoned ids is held in memory, so their number is limited.
         hint = f"Of {size:,} clients, {share:g} is more: take a smaller share."
         validate.integer("number of poisoned clients", count, 0, MOST_POISONED, hint=hint)
         return np.sort(generator("poisoned", seed).choice(size, count, replace=False, shuffle=False))

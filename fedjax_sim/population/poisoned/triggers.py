@@ -27,9 +27,9 @@ class Trigger(NamedTuple):
     on: Callable  # shape -> (x [n, *shape] -> the same shape)
 
 
-def _stamped(there: Array, values: Array, x: Array) -> Array:
-    """Returns `x` with the pattern's values wherever the pattern is, `there` [*shape] bool."""
-    return jnp.where(there[None], values[None].astype(x.dtype), x)
+def _stamped(is_set: Array, values: Array, x: Array) -> Array:
+    """Returns `x` with the pattern's values [*shape] at the positions where `is_set` [*shape] is True."""
+    return jnp.where(is_set[None], values[None].astype(x.dtype), x)
 
 
 def _added(wave: Array, x: Array) -> Array:
@@ -72,6 +72,7 @@ def pixels(positions: Sequence[int], value: Finite = 1.0) -> Trigger:
     if len(set(positions)) < len(positions):
         validate.fail("positions", "distinct positions", list(positions))
 
+    # The shape of an example is known only when the trigger is put on a data set, so positions are checked there.
     def on(shape):
         size = math.prod(shape)
         validate.integer("positions", int(max(positions)), 0, size - 1, hint=f"Flat, in an example of shape {shape}.")
@@ -121,6 +122,7 @@ def set_points(sequence: Sequence[float], start: NonNegativeInt = 0, channel: No
         validate.integer("channel", channel, 0, channels - 1)
         if start + len(sequence) > times:
             validate.fail("sequence", f"an end by time step {times}", start + len(sequence), "Start earlier.")
+        # Flat positions in an example [time, channels] are those of one column.
         positions = (start + np.arange(len(sequence))) * channels + channel
         return _set(shape, positions, np.asarray(sequence, np.float32))
 

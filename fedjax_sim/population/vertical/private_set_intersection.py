@@ -87,6 +87,7 @@ def linked(tokens: Sequence[Sequence[Hashable]], views: Mapping[str, Mapping[str
       views: as in `Alignment`.
     Raises: ValueError if no individual is at all parties, with the number that each other party shares with party 0.
     """
+    # A dict per party finds the row of each token in constant time.
     row_of_token = [{token: row for row, token in enumerate(table)} for table in tokens]
     links = np.array([[rows.get(token, -1) for rows in row_of_token] for token in tokens[0]], np.int64)
     return checked_overlap(Alignment(links, views))
@@ -229,6 +230,7 @@ def _point(id: str) -> bytes:
     the id.
     """
     for attempt in range(256):
+        # The text before the id separates these hashes from any other use of SHA-256 on the same ids.
         raw = hashlib.sha256(b"fedjax_sim point %d\0" % attempt + id.encode()).digest()
         x = int.from_bytes(raw, "little") % 2**255 % CURVE_PRIME
         y_squared = x * (x * x + CURVE_A * x + 1) % CURVE_PRIME

@@ -60,6 +60,7 @@ def bloom_filters(
         if isinstance(record, str) or len(record) != len(records[0]) or not all(isinstance(x, str) for x in record):
             validate.fail(f"records[{row}]", f"{len(records[0])} fields, texts", record, error=TypeError)
         for field_number, field in enumerate(record):
+            # Blanks at both ends give first and last letters q-grams of their own.
             padded = f"{pad}{field.strip().lower()}{pad}" if field.strip() else ""
             for start in range(len(padded) - gram + 1):
                 token = field_number, padded[start : start + gram]
@@ -138,6 +139,7 @@ def align_similar(
             hint = "A field is compared with the one at its place: give those that all parties have, in one order."
             validate.fail(f"records[{p}]", f"{len(tables[0][0])} fields, as party 0 has", len(table[0]), hint)
     filters = [bloom_filters(table, key, **filter_options) for table in tables]
+    # From here on the code does what the linkage unit does, which has the filters only.
     links = np.full((len(tables[0]), len(tables)), -1, np.int64)
     links[:, 0] = np.arange(len(links))
     for p in range(1, len(tables)):
@@ -148,17 +150,18 @@ def align_similar(
     return alignment._replace(views=dict(alignment.views) | party_views)
 
 
-def _pairs(one: np.ndarray, other: np.ndarray, threshold: float) -> list[tuple[int, int]]:
+def _pairs(filters: np.ndarray, other_filters: np.ndarray, threshold: float) -> list[tuple[int, int]]:
     """Returns one-to-one pairs of rows whose similarity reaches the threshold. The most similar are chosen first."""
     candidates = []
-    for start in range(0, len(one), BLOCK):  # the similarities of all pairs at once may not fit into memory
-        similarities = dice(one[start : start + BLOCK], other)
+    for start in range(0, len(filters), BLOCK):  # the similarities of all pairs at once may not fit into memory
+        similarities = dice(filters[start : start + BLOCK], other_filters)
         rows, other_rows = np.nonzero(similarities >= threshold)
         candidates.append(np.stack([-similarities[rows, other_rows], rows + start, other_rows]))
     negative_similarities, rows, other_rows = np.concatenate(candidates, axis=1)
     linked_rows = set()
     linked_other_rows = set()
     pairs = []
+    # The last key of lexsort counts first: by falling similarity, and for equal ones by rows.
     for i in np.lexsort((other_rows, rows, negative_similarities)):
         row = int(rows[i])
         other_row = int(other_rows[i])

@@ -182,29 +182,32 @@ def _checked_columns(data: FederatedData, num_parties: int, widths: Sequence[int
 
 
 def _aligned(
-    way: str, kept: Sequence[np.ndarray], rng: np.random.Generator, threshold: float, typo_rate: float
+    way: str, party_rows: Sequence[np.ndarray], rng: np.random.Generator, threshold: float, typo_rate: float
 ) -> Alignment:
     """Aligns parties that have these rows of a client, by the method `way`."""
+    # The common secret of the parties, for the two methods that need one.
     key = hashlib.sha256(rng.bytes(32)).digest()
     if way == "similar":
-        tables = _people(kept, rng, typo_rate)
+        tables = _people(party_rows, rng, typo_rate)
         return align_similar(tables, key, threshold=threshold)
-    ids = [[f"person {row}" for row in rows] for rows in kept]
+    ids = [[f"person {row}" for row in rows] for rows in party_rows]
     if way == "keyed":
         return align_keyed(ids, key)
     return align_exact(ids) if way == "exact" else align_diffie_hellman(ids)
 
 
-def _people(kept: Sequence[np.ndarray], rng: np.random.Generator, typo_rate: float) -> list[list[tuple[str, ...]]]:
+def _people(
+    party_rows: Sequence[np.ndarray], rng: np.random.Generator, typo_rate: float
+) -> list[list[tuple[str, ...]]]:
     """Draws a first name, a last name and a date of birth for each row, as each party wrote them down."""
-    num_people = len(kept[0])
+    num_people = len(party_rows[0])
     names = rng.choice(LETTERS, (num_people, 14))  # 6 letters of the first name, 8 of the last
     births = [
         f"{year}-{day:03d}"
         for year, day in zip(rng.integers(1930, 2010, num_people), rng.integers(1, 366, num_people), strict=True)
     ]
     tables = []
-    for p, rows in enumerate(kept):
+    for p, rows in enumerate(party_rows):
         written = names[rows]
         if p:  # party 0 makes no typing errors
             has_typo = rng.random(len(rows)) < typo_rate
