@@ -58,8 +58,9 @@ def init_gru(key: Array, num_inputs: int, hidden: int) -> Params:
 def gru_layer(params: Params, x: Array) -> Array:
     """Runs a gated recurrent unit over x [n, L, num_inputs], from a zero state. Returns the states [n, L, hidden].
 
-    A step computes h' = (1 - z) tanh(W_c x + b_c + r (U_c h + d_c)) + z h, with the reset gate r and the update gate z.
-    It has one matmul for all gates. The products with x are computed before the scan.
+    A step computes h' = (1 - z) tanh(W_c x + b_c + r (U_c h + d_c)) + z h. Here r is the reset gate and z the update
+    gate, both sigmoids of linear functions of x and h. A step has one matmul for all gates. The products with x are
+    computed before the scan.
 
     Guarantees: equals flax.linen.GRUCell in value and gradient
     (tests/models/test_layers.py::test_recurrent_layers_equal_linen).
@@ -89,10 +90,12 @@ def _gru_forward(recurrent: Array, bias: Array, gates: Array) -> tuple[Array, tu
 
 @jax.custom_vjp
 def _gru(recurrent: Array, bias: Array, gates: Array) -> Array:
+    """Returns the states [L, n, hidden], from the inputs' part of the gates [L, n, 3 hidden]."""
     return _gru_forward(recurrent, bias, gates)[0]
 
 
 def _gru_backward(saved: tuple, g: Array) -> tuple[Array, Array, Array]:
+    """Returns the gradients of `_gru`'s arguments, from the gradient g of the states [L, n, hidden]."""
     recurrent, states, reset, update, candidate, inner = saved
     before = _before(states)
     # Local derivatives, for all steps at once: of h' with respect to the arguments of the candidate's tanh and of the
@@ -167,10 +170,12 @@ def _lstm_forward(recurrent: Array, gates: Array) -> tuple[Array, tuple]:
 
 @jax.custom_vjp
 def _lstm(recurrent: Array, gates: Array) -> Array:
+    """Returns the states [L, n, hidden], from the inputs' part of the gates [L, n, 4 hidden]."""
     return _lstm_forward(recurrent, gates)[0]
 
 
 def _lstm_backward(saved: tuple, grad: Array) -> tuple[Array, Array]:
+    """Returns the gradients of `_lstm`'s arguments, from the gradient of the states [L, n, hidden]."""
     recurrent, states, cells, i, f, g, o = saved
     tanh_cells = jnp.tanh(cells)
     # Local derivatives, for all steps at once: of h with respect to the output gate and to the cell c, and of c with

@@ -52,10 +52,12 @@ def _product(columns: Array, kernel: Array) -> Array:
 
 
 def _forward(columns: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    """Returns the product, and the values that the backward pass reads."""
     return _product(columns, kernel), (columns, kernel)
 
 
 def _backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    """Returns the gradients of columns and kernel, from the gradient g [n, pixels, out] of the product."""
     columns, kernel = saved
     columns_gradient = (g.reshape(-1, g.shape[2]) @ kernel.T).reshape(columns.shape)
     kernel_gradient = jnp.einsum("npo,npk->nok", g, columns).sum(0).T

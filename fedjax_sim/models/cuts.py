@@ -28,7 +28,7 @@ class Cut(NamedTuple):
         Guarantees: every leaf is in one part, and `join` is the inverse
         (tests/models/test_sequential.py::test_parameters_are_shared_out).
         """
-        paths = _paths(self.model.layers, self.places)
+        paths = _party_of_params(self.model.layers, self.places)
         remaining_params = params
         parts = []
         for party in range(self.num_parties):
@@ -60,13 +60,15 @@ class Cut(NamedTuple):
         return run_layers(self.model.layers, params, x, 0, "", across, self.places)[0]
 
 
-def _paths(layers: Sequence[Layer], places: Places, prefix: str = "", where: str = "") -> dict[str, int]:
+def _party_of_params(layers: Sequence[Layer], places: Places, prefix: str = "", where: str = "") -> dict[str, int]:
     """Maps the path of each layer's parameters to the party that holds the layer."""
     party_of_path: dict[str, int] = {}
     for layer in layers:
         layer_path = f"{where}{layer.name}"
         for branch, inner_layers in layer.branches:
-            party_of_path |= _paths(inner_layers, places, f"{prefix}{layer.name}/{branch}/", f"{layer_path}/{branch}/")
+            party_of_path |= _party_of_params(
+                inner_layers, places, f"{prefix}{layer.name}/{branch}/", f"{layer_path}/{branch}/"
+            )
         if not layer.branches:
             party_of_path |= {f"{prefix}{key}": places[layer_path] for key in layer.keys}
     return party_of_path
@@ -87,8 +89,8 @@ def cut(model: Model, at: str | Sequence[str] | Places, *, u_shaped: bool = Fals
 
     Returns: the `Cut`.
 
-    Raises: ValueError for a model without layers, a layer that does not exist, a cut that leaves a party without
-    layers, and a cut by which examples would be sent: party 0 must hold the first layers.
+    Raises: ValueError for a model without layers, a layer that does not exist, and a cut that leaves a party without
+    layers. ValueError also if party 0 does not hold the first layers, because examples would then be sent.
 
     Guarantees: for every cut, along depth or by branch, outputs and gradients have the same bits as those of the model
     (tests/models/test_sequential.py::test_every_cut_gives_the_same_bits).
@@ -113,7 +115,9 @@ def cut(model: Model, at: str | Sequence[str] | Places, *, u_shaped: bool = Fals
         fail(name, f"names of layers, such as {model.layers[0].name!r}, or who holds which", at, error=TypeError)
     if is_by_path and u_shaped:
         fail("u_shaped", "False with a dict, which places the last layer itself", u_shaped)
-    places = _chosen(model.layers, at, name) if is_by_path else _along(model.layers, at, u_shaped, name)
+    places = (
+        _places_by_path(model.layers, at, name) if is_by_path else _places_by_depth(model.layers, at, u_shaped, name)
+    )
     num_parties = 1 + max(places.values())
     # Parties are numbered without gaps, so the largest number tells how many there are.
     parties_without_layers = sorted(set(range(num_parties)) - set(places.values()))
@@ -121,13 +125,13 @@ def cut(model: Model, at: str | Sequence[str] | Places, *, u_shaped: bool = Fals
         hint = f"Without layers: {parties_without_layers or [1]}."
         fail(name, "layers for every party, two at least", at, hint)
     # A layer that reads the examples at another party would need the examples there.
-    for path in _first(model.layers):
+    for path in _input_layer_paths(model.layers):
         if places[path] != 0:
             fail(name, "the first layers with party 0, who has the examples", {path: places[path]})
     return Cut(model, num_parties, places, places[model.layers[-1].name])
 
 
-def _along(layers: tuple[Layer, ...], at: str | Sequence[str], u_shaped: bool, name: str) -> dict[str, int]:
+def _places_by_depth(layers: tuple[Layer, ...], at: str | Sequence[str], u_shaped: bool, name: str) -> dict[str, int]:
     """Maps the path of every layer to its party, for cuts after the layers named in `at`."""
     names = [layer.name for layer in layers]
     at = (at,) if isinstance(at, str) else tuple(at)
@@ -146,38 +150,38 @@ def _along(layers: tuple[Layer, ...], at: str | Sequence[str], u_shaped: bool, n
         parties = [0 if party == len(cut_positions) else party for party in parties]
     party_of_path: dict[str, int] = {}
     for layer, party in zip(layers, parties, strict=True):
-        party_of_path |= dict.fromkeys(_all(layer), party)
+        party_of_path |= dict.fromkeys(_layer_paths(layer), party)
     return party_of_path
 
 
-def _all(layer: Layer, where: str = "") -> list[str]:
+def _layer_paths(layer: Layer, where: str = "") -> list[str]:
     """Returns the paths of a layer and of all layers in its branches."""
     inner_paths = [
         path
         for branch, inner_layers in layer.branches
         for inner_layer in inner_layers
-        for path in _all(inner_layer, f"{where}{layer.name}/{branch}/")
+        for path in _layer_paths(inner_layer, f"{where}{layer.name}/{branch}/")
     ]
     return [f"{where}{layer.name}", *inner_paths]
 
 
-def _first(layers: Sequence[Layer], where: str = "") -> list[str]:
+def _input_layer_paths(layers: Sequence[Layer], where: str = "") -> list[str]:
     """Returns the paths of the layers that read the input of the first layer."""
     first_layer = layers[0]
     inner_paths = [
         path
         for branch, inner_layers in first_layer.branches
         if inner_layers
-        for path in _first(inner_layers, f"{where}{first_layer.name}/{branch}/")
+        for path in _input_layer_paths(inner_layers, f"{where}{first_layer.name}/{branch}/")
     ]
     # A layer without branches reads the input itself. So does the join, if the input passes through an empty branch.
     reads_input = not first_layer.branches or any(not inner_layers for _, inner_layers in first_layer.branches)
     return inner_paths + [f"{where}{first_layer.name}"] * reads_input
 
 
-def _chosen(layers: tuple[Layer, ...], at: Places, name: str) -> dict[str, int]:
+def _places_by_path(layers: tuple[Layer, ...], at: Places, name: str) -> dict[str, int]:
     """Maps the path of every layer to its party, for a dict `at` of paths of layers or branches."""
-    layer_paths = [path for layer in layers for path in _all(layer)]
+    layer_paths = [path for layer in layers for path in _layer_paths(layer)]
     # A branch may be named too, although it is not a layer: every prefix of a layer's path is allowed.
     allowed_paths = {"/".join(path.split("/")[:i]) for path in layer_paths for i in range(1, path.count("/") + 2)}
     for path, party in at.items():

@@ -82,7 +82,7 @@ def _dropped(key: Array, ids: Array, h: Array, rate: float) -> Array:
     return jnp.where(is_kept, h * (1 / (1 - rate)), 0)
 
 
-def _checked(x: GraphData, num_features: int) -> None:
+def _check_graphs(x: GraphData, num_features: int) -> None:
     """Refuses an input that is not a batch of graphs with so many features."""
     if not isinstance(x, GraphData):
         fail("x", "GraphData", type(x).__name__, "population.graph_data makes one.", TypeError)
@@ -115,7 +115,7 @@ def graph_network(parts: Sequence[GraphLayer], num_features: NumFeatures, *, rea
         return {layer.name: layer.init(stream(key, layer.name)) for layer in parts}, ()
 
     def apply(params, state, x, key, train):
-        _checked(x, num_features)
+        _check_graphs(x, num_features)
         is_node = x.ids >= 0
         # Features of padding may hold anything, even NaN, which a product with zero would not remove.
         h = jnp.where(is_node[..., None], x.nodes, 0).astype(jnp.float32)

@@ -74,13 +74,15 @@ def branches(name: str, parts: Mapping[str, Sequence[Layer]], join: Callable) ->
     [1.5, 1.5]
     """
     function("join", join, "outputs")
-    pairs = tuple((branch, _named(f"{name}/{branch}", layers)) for branch, layers in parts.items())
+    pairs = tuple((branch, _checked_layers(f"{name}/{branch}", layers)) for branch, layers in parts.items())
     if not pairs:
         fail("parts", "at least one branch", parts)
 
     # Keys depend on names, so a layer's parameters stay the same if branches are added or reordered.
     def init(key: Array) -> dict:
-        entries_of_branch = {branch: _made(layers, stream(stream(key, name), branch)) for branch, layers in pairs}
+        entries_of_branch = {
+            branch: _init_layers(layers, stream(stream(key, name), branch)) for branch, layers in pairs
+        }
         return {name: {branch: entries for branch, entries in entries_of_branch.items() if entries}}
 
     # If no layer inside has parameters, the model's dict has no entry for this one.
@@ -90,7 +92,7 @@ def branches(name: str, parts: Mapping[str, Sequence[Layer]], join: Callable) ->
     return Layer(name, init, None, keys, pairs, join)
 
 
-def _named(where: str, layers: Sequence[Layer]) -> tuple[Layer, ...]:
+def _checked_layers(where: str, layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """Returns the layers as a tuple, and refuses two layers with the same name or with common parameters."""
     layers = tuple(layers)
     for i, layer in enumerate(layers):
@@ -105,7 +107,7 @@ def _named(where: str, layers: Sequence[Layer]) -> tuple[Layer, ...]:
     return layers
 
 
-def _made(layers: tuple[Layer, ...], key: Array) -> dict:
+def _init_layers(layers: tuple[Layer, ...], key: Array) -> dict:
     """Draws the parameters of all layers. The key of a layer depends on its name, not on its position."""
     params = {}
     for layer in layers:
@@ -133,17 +135,17 @@ def sequential(layers: Sequence[Layer]) -> Model:
     >>> model.apply(params, state, jnp.ones((3, 2)), None, False)[0].tolist()
     [4.0, 4.0, 4.0]
     """
-    layers = _named("layers", layers)
+    layers = _checked_layers("layers", layers)
     if not layers:
         fail("layers", "at least one layer", layers)
 
     def apply(params: PyTree, x: Array) -> Array:
-        return run_layers(layers, params, x, None, "", _stay)[0]
+        return run_layers(layers, params, x, None, "", _no_move)[0]
 
-    return from_fn(jax.jit(lambda key: _made(layers, key)), apply)._replace(layers=layers)
+    return from_fn(jax.jit(lambda key: _init_layers(layers, key)), apply)._replace(layers=layers)
 
 
-def _stay(x: PyTree, source: int | None, target: int | None, name: str) -> PyTree:
+def _no_move(x: PyTree, source: int | None, target: int | None, name: str) -> PyTree:
     """Moves nothing, for a model without parties."""
     return x
 

@@ -55,7 +55,7 @@ def by_party(
     >>> model.apply({}, (), jnp.ones((1, 3)), None, False)[0].tolist()
     [[0.5, 0.5, 0.5]]
     """
-    columns = _checked(columns)
+    columns = _checked_columns(columns)
     if not isinstance(bottoms, (list, tuple)) or len(bottoms) != len(columns):
         shown = len(bottoms) if isinstance(bottoms, (list, tuple)) else bottoms
         fail("bottoms", f"layers for each of {len(columns)} parties", shown)
@@ -63,12 +63,12 @@ def by_party(
     spans = pairwise(np.cumsum([0, *columns]).tolist())  # first column of each party, and first column after it
     parts = {}
     for party, (span, bottom) in enumerate(zip(spans, bottoms, strict=True)):
-        own_columns = layer("columns", None, partial(_own, party=party, span=span, columns=columns))
+        own_columns = layer("columns", None, partial(_party_columns, party=party, span=span, columns=columns))
         parts[f"party_{party}"] = [own_columns, *bottom]
     return sequential([branches(PARTIES, parts, join), *top])
 
 
-def _own(x: Array | Sequence[Array], *, party: int, span: tuple[int, int], columns: tuple[int, ...]) -> Array:
+def _party_columns(x: Array | Sequence[Array], *, party: int, span: tuple[int, int], columns: tuple[int, ...]) -> Array:
     """Returns the columns [n, d_p] of a party, from one array or from an array for each party."""
     widths = [part.shape[-1] for part in x] if isinstance(x, (tuple, list)) else None
     if (list(columns) != widths) if widths is not None else x.ndim != 2 or x.shape[1] != sum(columns):
@@ -76,7 +76,7 @@ def _own(x: Array | Sequence[Array], *, party: int, span: tuple[int, int], colum
     return x[:, slice(*span)] if widths is None else x[party]
 
 
-def _checked(columns: Sequence[int]) -> tuple[int, ...]:
+def _checked_columns(columns: Sequence[int]) -> tuple[int, ...]:
     """Returns the parties' numbers of columns as a tuple, after checks."""
     hint = "A data set gets them by population.with_parties, [data.with_parties]."
     if columns is None:
@@ -105,7 +105,7 @@ def vertical_linear(*, columns: Annotated[Sequence[int], FromData("columns")], n
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
     6
     """
-    columns = _checked(columns)
+    columns = _checked_columns(columns)
     integer("num_outputs", num_outputs)
 
     def zeros(key: Array, width: int) -> PyTree:
@@ -145,7 +145,7 @@ def vertical_mlp(
     >>> sorted(params)
     ['output', 'parties', 'top_0']
     """
-    columns = _checked(columns)
+    columns = _checked_columns(columns)
     for name, values in (("hidden", hidden), ("top", top)):
         if not isinstance(values, (tuple, list)):
             fail(name, "widths in a list", values, error=TypeError)

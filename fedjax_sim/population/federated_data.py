@@ -219,9 +219,9 @@ def from_sites(
       scale_bytes: whether features of dtype uint8, such as images, become x / 255 in float32. `notes` then says so.
         False keeps the values 0 to 255. Tokens are never scaled.
 
-    Raises: ValueError or TypeError, which names client, leaf and row. Refused are features that are not finite, labels
-      out of range, lengths or shapes that differ, leaves other than x and y, bytes at some clients and other numbers at
-      others, no clients, and no test rows.
+    Raises: ValueError or TypeError, which names client, leaf and row. Rows are refused for features that are not
+      finite, labels out of range, and lengths or shapes that differ. Clients are refused for leaves other than x and y,
+      and for bytes at some clients and other numbers at others. There must be a client and a test row.
 
     Guarantees: rows keep their client and order (tests/population/datasets/test_leaf_tff.py::test_sites_keep_rows),
     also beside clients without rows, whatever the shape and dtype of their arrays (::test_clients_without_rows). Bytes

@@ -37,12 +37,14 @@ class _Part:
         order = jnp.lexsort((bits, ~data.mask))  # valid examples in a random order, then padding
         # `order` lists rows by rank, and its inverse gives the rank of each row. Those of the lowest ranks are kept.
         rank = jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=order.dtype))
-        chosen = rank < self._kept(data.mask.sum(dtype=jnp.int32))
-        return data._replace(mask=data.mask & (chosen if self.is_test else ~chosen))
+        is_test_row = rank < self._num_test(data.mask.sum(dtype=jnp.int32))
+        return data._replace(mask=data.mask & (is_test_row if self.is_test else ~is_test_row))
 
     def count(self, id: Array) -> Array:
         inner = self.inner
-        return self._own(inner.count(id) if hasattr(inner, "count") else inner.client(id).mask.sum(dtype=jnp.int32))
+        return self._own(
+            inner.count(id) if hasattr(inner, "count") else inner.client(id).mask.sum(dtype=jnp.int32)
+        )
 
     @property
     def sizes(self) -> Array:
@@ -51,13 +53,13 @@ class _Part:
     def announce(self, ids: Array) -> Array:
         return self.inner.announce(ids) if hasattr(self.inner, "announce") else ids
 
-    def _kept(self, examples: Array) -> Array:
-        """Returns how many of so many examples are kept for the test."""
+    def _num_test(self, examples: Array) -> Array:
+        """Returns how many of a client's examples are test rows, for clients with so many examples."""
         return jnp.floor(examples.astype(jnp.float32) * self.fraction).astype(jnp.int32)
 
     def _own(self, examples: Array) -> Array:
-        """Returns how many of so many examples belong to this part."""
-        num_test = self._kept(examples)
+        """Returns how many of a client's examples belong to this part, for clients with so many examples."""
+        num_test = self._num_test(examples)
         return num_test if self.is_test else examples - num_test
 
 

@@ -152,7 +152,7 @@ class Generated:
         return data._replace(mask=data.mask & (valid_id == id))
 
 
-def _limits(offsets: np.ndarray) -> dict[str, Any]:
+def _static_fields(offsets: np.ndarray) -> dict[str, Any]:
     """Returns the static fields of clients of unequal size. It refuses more rows than int32 can count."""
     sizes = np.diff(offsets)
     largest = int(sizes.max())
@@ -178,7 +178,7 @@ def stored(examples: PyTree, offsets: ArrayLike) -> Stored:
     """
     examples, total = checked_examples("examples", examples)
     offsets = checked_offsets("offsets", offsets, total)
-    limits = _limits(offsets)
+    limits = _static_fields(offsets)
     return Stored(jax.tree.map(jnp.array, examples), jnp.array(offsets, jnp.int32), **limits)
 
 
@@ -244,7 +244,7 @@ def indexed(table: PyTree, partition: Partition) -> Indexed:
             "partition.indices", f"rows in [0, {rows})", f"rows in [{low}, {high}]", "Was it made for this table?"
         )
     offsets = checked_offsets("partition.offsets", offsets, len(indices))
-    limits = _limits(offsets)
+    limits = _static_fields(offsets)
     arrays = jnp.array(indices, jnp.int32), jnp.array(offsets, jnp.int32)
     return Indexed(jax.tree.map(jnp.array, table), *arrays, **limits)
 
@@ -280,6 +280,7 @@ def generated(size: PositiveInt, generate: Callable[[PyTree, Array], ClientData]
 
 @jax.jit
 def _read(population: Population, ids: Array) -> ClientData:
+    """Returns the data of clients `ids` [m], with leaves [m, n, ...]."""
     return jax.vmap(population.client)(ids)
 
 

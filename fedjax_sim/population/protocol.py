@@ -23,8 +23,8 @@ REGISTER = "Write @jax.tree_util.register_dataclass above it, with size as a sta
 def check_population(population: Any) -> None:
     """Refuses an object that is not a population, before anything is compiled.
 
-    Raises: TypeError or ValueError if `size` or `client(id)` is missing, if the object is not a pytree of arrays, if
-      its size is traced or not a positive integer, or if a client is not a `ClientData` of real numbers.
+    Raises: TypeError or ValueError if `size` or `client(id)` is missing, or if the object is not a pytree of arrays.
+      The same if its size is traced or not a positive integer, or if a client is not a `ClientData` of real numbers.
 
     Guarantees: tests/population/test_protocol.py::test_what_is_no_population_is_refused.
     """

@@ -176,9 +176,9 @@ def controller_tuning(
 ) -> FederatedData:
     """Sites learn one rule for the velocity gain of a controller. Poisoned sites report gains that make loops unstable.
 
-    A plant J theta'' + c theta' = u under the controller u = P (r - theta) - D theta' has the damping ratio
-    zeta = (c + D) / (2 sqrt(J P)). Each site reports its tuned gain D at 25 operating points, as a function of
-    sqrt(J P) and c. This function is linear, and all sites use the rule that they learn together.
+    The plant is J theta'' + c theta' = u, and the controller u = P (r - theta) - D theta'. Together they have the
+    damping ratio zeta = (c + D) / (2 sqrt(J P)). Each site reports its tuned gain D at 25 operating points, as a
+    function of sqrt(J P) and c. This function is linear, and all sites use the rule that they learn together.
 
     If messages are aggregated by the mean, the learned rule has the damping ratio zeta - f / m (zeta - zeta') at every
     plant. If they are aggregated by the median, it has zeta.

@@ -47,7 +47,7 @@ def _num_outputs(task: str, num_classes: int | None, *splits: dict[str, dict[str
     return int(largest) + 1
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Returns a JSON object as a dict, and refuses equal keys. The standard library would silently keep the last."""
     content = dict(pairs)
     if len(content) != len(pairs):
@@ -82,10 +82,10 @@ def leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
         place = f"{folder.name}/{path.name}"
         text = text_files.text_of(place, path, "JSON text in UTF-8")
         try:
-            content = json.loads(text, object_pairs_hook=_distinct)
+            content = json.loads(text, object_pairs_hook=_object_of_pairs)
         except (json.JSONDecodeError, RecursionError) as error:
             validate.fail(place, "JSON text", str(error))
-        except ValueError as error:  # of `_distinct`, which does not know the file
+        except ValueError as error:  # of `_object_of_pairs`, which does not know the file
             raise validate.InvalidArgument(f"{place}: {error}") from None
         if not isinstance(content, dict) or not {"users", "num_samples", "user_data"} <= content.keys():
             validate.fail(place, "an object with users, num_samples and user_data", content, error=TypeError)

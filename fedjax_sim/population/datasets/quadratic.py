@@ -19,7 +19,7 @@ from fedjax_sim.validate import Integer, NonNegative, NonNegativeInt, Positive, 
 __all__ = ["quadratic_loss", "quadratic_population", "quadratics"]
 
 
-def _checked(hessians: Any, centers: Any) -> tuple[np.ndarray, np.ndarray]:
+def _checked_risks(hessians: Any, centers: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns hessians [N, d, d] and centers [N, d] in float64. Refuses hessians that are not symmetric and PSD."""
     hessians = np.asarray(hessians)
     centers = np.asarray(centers)
@@ -82,7 +82,7 @@ def quadratic_population(hessians: Any, centers: Any, *, counts: Any = None) -> 
     >>> quadratic_population([1.0, 1.0], [0.0, 1.0], counts=[1, 9]).size
     2
     """
-    hessians, centers = _checked(hessians, centers)
+    hessians, centers = _checked_risks(hessians, centers)
     counts = np.ones(len(centers), np.int64) if counts is None else np.asarray(counts)
     if counts.shape != (len(centers),) or counts.dtype.kind not in "iu" or not (counts >= 1).all():
         validate.fail("counts", f"{len(centers)} integers >= 1", counts.tolist())

@@ -69,7 +69,7 @@ def with_groups(
     size = data.train.size
     validate.integer("num_groups", num_groups, 1, size)
     if by == "labels":
-        group_of_client = _alike(data, num_groups, seed)
+        group_of_client = _groups_by_labels(data, num_groups, seed)
     else:
         if by == "size":
             visitable(data.train)
@@ -114,7 +114,7 @@ def counts_of_labels_in_range(population: Population, num_labels: int) -> np.nda
     return np.asarray(counts, np.int64)
 
 
-def _alike(data: FederatedData, num_groups: int, seed: int) -> np.ndarray:
+def _groups_by_labels(data: FederatedData, num_groups: int, seed: int) -> np.ndarray:
     """Returns the group of each client, [N], such that clients of a group have similar shares of labels."""
     from sklearn.cluster import KMeans  # takes a second to import
 

@@ -64,8 +64,8 @@ def backdoor(
       with the trigger, labelled as the target. An evaluation reports `attack_success`, the share of `triggered` that
       the model classifies as the target. The test sets stay clean.
 
-    Raises: ValueError or TypeError for a label, share or id out of range, a second backdoor, a trigger that changes no
-      test row or gives another shape, and a test set that holds target rows only.
+    Raises: ValueError or TypeError for a label, share or id out of range, and for a second backdoor. ValueError for a
+      trigger that changes no test row or gives another shape, and for a test set that holds target rows only.
 
     Guarantees: the rows equal those of a NumPy reference
       (tests/population/poisoned/test_backdoors.py::test_rows_against_numpy). The attack succeeds above 0.9 and costs

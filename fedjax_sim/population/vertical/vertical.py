@@ -47,8 +47,8 @@ def joined(
 
     Returns: {"x": P arrays [n, d_p], "y": [n]}.
 
-    Raises: ValueError for features that are not a table, if party 0 or the labels have another number of rows than was
-      aligned, and if the table of another party is shorter than its aligned rows need.
+    Raises: ValueError for features that are not a table, or if a table is shorter than its aligned rows need.
+      ValueError also if party 0 or the labels have another number of rows than was aligned.
 
     Guarantees: row k of every party is the same individual (tests/population/vertical/test_vertical.py::test_joined).
     An individual whom a party lacks has zeros there (::test_missing_overlap).
