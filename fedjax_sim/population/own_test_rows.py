@@ -42,9 +42,7 @@ class _Part:
 
     def count(self, id: Array) -> Array:
         inner = self.inner
-        return self._own(
-            inner.count(id) if hasattr(inner, "count") else inner.client(id).mask.sum(dtype=jnp.int32)
-        )
+        return self._own(inner.count(id) if hasattr(inner, "count") else inner.client(id).mask.sum(dtype=jnp.int32))
 
     @property
     def sizes(self) -> Array:

@@ -95,11 +95,11 @@ class Indexed:
     """
 
     table: PyTree  # leaves [rows, ...]
-    indices: Array  # [total] int32 rows of the table
+    indices: Array  # [total] int32 rows of the table; client i has those at offsets[i] to offsets[i + 1]
     offsets: Array  # [N + 1] int32
-    max_examples: int = dataclasses.field(metadata=static)
-    size: int = dataclasses.field(metadata=static)
-    capacities: tuple[int, ...] = dataclasses.field(default=(), metadata=static)
+    max_examples: int = dataclasses.field(metadata=static)  # rows of the largest client
+    size: int = dataclasses.field(metadata=static)  # N, the number of clients
+    capacities: tuple[int, ...] = dataclasses.field(default=(), metadata=static)  # see `arrays.capacities`
 
     @property
     def sizes(self) -> Array:
@@ -124,9 +124,9 @@ class Generated:
     Guarantees: nothing grows with N (tests/population/test_population.py::test_generated_billion_clients).
     """
 
-    size: int = dataclasses.field(metadata=static)
-    generate: Callable[[PyTree, Array], ClientData] = dataclasses.field(metadata=static)
-    parameters: PyTree = ()
+    size: int = dataclasses.field(metadata=static)  # N, the number of clients
+    generate: Callable[[PyTree, Array], ClientData] = dataclasses.field(metadata=static)  # (parameters, id) -> data
+    parameters: PyTree = ()  # arrays that `generate` reads
 
     @property
     def max_examples(self) -> int:
@@ -178,8 +178,8 @@ def stored(examples: PyTree, offsets: ArrayLike) -> Stored:
     """
     examples, total = checked_examples("examples", examples)
     offsets = checked_offsets("offsets", offsets, total)
-    limits = _static_fields(offsets)
-    return Stored(jax.tree.map(jnp.array, examples), jnp.array(offsets, jnp.int32), **limits)
+    static_fields = _static_fields(offsets)
+    return Stored(jax.tree.map(jnp.array, examples), jnp.array(offsets, jnp.int32), **static_fields)
 
 
 def from_clients(clients: Sequence[PyTree]) -> Stored:
@@ -244,9 +244,10 @@ def indexed(table: PyTree, partition: Partition) -> Indexed:
             "partition.indices", f"rows in [0, {rows})", f"rows in [{low}, {high}]", "Was it made for this table?"
         )
     offsets = checked_offsets("partition.offsets", offsets, len(indices))
-    limits = _static_fields(offsets)
-    arrays = jnp.array(indices, jnp.int32), jnp.array(offsets, jnp.int32)
-    return Indexed(jax.tree.map(jnp.array, table), *arrays, **limits)
+    static_fields = _static_fields(offsets)
+    return Indexed(
+        jax.tree.map(jnp.array, table), jnp.array(indices, jnp.int32), jnp.array(offsets, jnp.int32), **static_fields
+    )
 
 
 @validate.named_arguments

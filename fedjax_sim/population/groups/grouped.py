@@ -193,5 +193,7 @@ def grouped(population: Population, group_of_client: ArrayLike) -> Grouped:
     offsets = np.concatenate([[0], np.cumsum(counts)])
     group_size = int(counts.max())
     validate.integer("rows of a group", group_size * num_rows(population), hint="Make smaller groups.")
-    arrays = jnp.array(members, jnp.int32), jnp.array(offsets, jnp.int32)
-    return Grouped(population, *arrays, group_size, len(counts), bool((counts != group_size).any()))
+    is_ragged = bool((counts != group_size).any())
+    return Grouped(
+        population, jnp.array(members, jnp.int32), jnp.array(offsets, jnp.int32), group_size, len(counts), is_ragged
+    )
