@@ -48,7 +48,7 @@ class FederatedData(NamedTuple):
     label_names: tuple[str, ...] | None = None  # what outputs 0, 1, ... mean
     vocabulary: tuple[str, ...] | None = None  # what tokens 0, 1, ... mean
     name: str = ""
-    local_test: Population | None = None  # the clients of `train`, by id, with rows of theirs that nobody trains on
+    local_test: Population | None = None  # the clients of `train`, by id, with other rows, which are not trained on
     triggered: PyTree | None = None  # of a backdoor: test rows of other labels with its trigger, labelled as its target
     poisons: tuple[str, ...] = ()  # how clients of `train` were poisoned, as text for reports
     server: PyTree | None = None  # rows that the server holds: NumPy leaves [n, ...], of no client and no test set
