@@ -107,6 +107,7 @@ def graph_network(parts: Sequence[GraphLayer], num_features: NumFeatures, *, rea
     sequence("parts", parts)
     integer("num_features", num_features)
     one_of("readout", readout, READOUTS)
+    # Names are the keys of the model's parameters.
     names = [layer.name for layer in parts]
     if len(set(names)) < len(names):
         fail("parts", "layers with distinct names", names)

@@ -59,6 +59,7 @@ def checked_examples(name: str, examples: PyTree) -> tuple[PyTree, int]:
     with_paths, structure = jax.tree.flatten_with_path(examples)
     if not with_paths:
         validate.fail(name, "a pytree of arrays [total, ...]", examples)
+    # Errors name the leaf by its path, such as examples['x'].
     names = [name + jax.tree_util.keystr(path) for path, _ in with_paths]
     leaves = [checked_leaf(label, leaf) for label, (_, leaf) in zip(names, with_paths, strict=True)]
     lengths = {label: len(leaf) for label, leaf in zip(names, leaves, strict=True)}

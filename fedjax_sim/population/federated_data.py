@@ -90,6 +90,7 @@ def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_o
         if len(y) and y.shape[1] != num_outputs:
             validate.fail(f"{where}.y", f"{num_outputs} targets per example", y.shape[1])
     else:
+        # A binary model has one output for two classes.
         classes = 2 if task == "binary" else num_outputs
         _labels(f"{where}.y", y, PADDING if task == "next_token" else 0, classes)
         y = y.astype(np.int32)
@@ -135,6 +136,7 @@ def _finite(where: str, values: np.ndarray) -> None:
 
 def _labels(where: str, values: np.ndarray, low: int, num_classes: int) -> None:
     """Refuses values that are not integers in [low, num_classes), and names the first position."""
+    # Labels may be floats in a file, as long as they are whole. A comparison with NaN is False, so NaN is refused too.
     is_wrong = ~((values >= low) & (values < num_classes) & (values == np.floor(values)))
     if is_wrong.any():
         position = tuple(int(i) for i in np.argwhere(is_wrong)[0])
@@ -301,6 +303,7 @@ def stratified_split(
     Returns: the numbers of the training rows and those of the test rows, both sorted.
     """
     validate.in_range("test_fraction", test_fraction, 0, 1, open_low=True, open_high=True)
+    # Each class is split by itself, so that a rare class is in both parts if its size allows it.
     is_test = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))

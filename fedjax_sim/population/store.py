@@ -100,6 +100,7 @@ def write_store(directory: str | os.PathLike, examples: dict[str, PyTree], offse
     for name in examples:
         _check_name(name)
     examples, total = checked_examples("examples", examples)
+    # The kind "V" marks bfloat16 and the like, which NumPy would write as raw bytes without their type.
     if any(x.dtype.kind == "V" for x in examples.values()):
         validate.fail("examples", "dtypes that .npy can hold", "an extension type", "Use float16 or float32.")
     arrays = {**examples, "offsets": checked_offsets("offsets", offsets, total)}
@@ -209,6 +210,7 @@ def open_store(directory: str | os.PathLike, *, verify: bool) -> Opened:
     for name, facts in files.items():
         path = directory / f"{name}.npy"
         mapped[name] = _map(path, facts["shape"], facts["dtype"], facts["bytes"])
+        # Offsets are read into memory anyway, so their sum is always checked.
         if (verify or name == "offsets") and _digest(path) != facts["sha256"]:
             validate.fail(str(path), f"SHA-256 {facts['sha256'][:16]}", "another", "The file was changed or damaged.")
     offsets = mapped.pop("offsets").array

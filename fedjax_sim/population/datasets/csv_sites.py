@@ -191,6 +191,7 @@ def csv_sites(
     train, test = ({site: examples(site, splits[site][part]) for site in tables} for part in (0, 1))
     num_outputs = 1
     if task == "classification":
+        # The largest label counts outputs, so a measured quantity, such as 1e9, must not be taken for a label.
         largest = max(float(table[:, label_column].max()) for table in tables.values())
         if num_classes is None and not (0 <= largest < 1_000_000):
             validate.fail("label", "labels in 0..C-1", largest, "Set num_classes, or task = 'regression'.")

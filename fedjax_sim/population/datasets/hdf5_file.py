@@ -108,6 +108,7 @@ def _check(values: Any, texts: bool, h5py: Any) -> None:
     if not texts and not (isinstance(values, h5py.Dataset) and values.dtype.kind in "biuf" and values.ndim):
         hint = "Texts are read by population.tff_text." if is_text else ""
         validate.fail(values.name, "an array of numbers with a row per example", str(values), hint, TypeError)
+    # HDF5 can store the values of a data set in other files, even if the data set itself is in this one.
     if values.external or values.is_virtual:
         validate.fail(values.name, "data in this file", "data stored elsewhere")
 

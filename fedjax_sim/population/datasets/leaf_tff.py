@@ -62,7 +62,7 @@ def _array(place: str, values: Any) -> np.ndarray:
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError):
-        array = np.asarray(None)
+        array = np.asarray(None)  # is refused below, with the same message as other wrong values
     if array.ndim == 0 or array.dtype == object:
         validate.fail(place, "a list of rows of equal length, numbers or strings", values, error=TypeError)
     return array
@@ -167,6 +167,7 @@ def leaf(*, directory: FolderPath, task: str = "classification", num_classes: in
     validate.one_of("task", task, TASKS)
     train = leaf_split(folder / "train")
     test = leaf_split(folder / "test")
+    # Texts decide the task, whatever the argument says.
     vocabulary = None
     if any(client["x"].dtype.kind == "U" for client in train.values()):
         vocabulary, (train, test) = _characters(train, test)

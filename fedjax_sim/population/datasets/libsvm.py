@@ -93,6 +93,7 @@ def libsvm(
     label_names = None
     num_outputs = 1
     if task != "regression":
+        # Labels of both files are numbered together, so that a number means the same label in both.
         labels = np.unique(np.concatenate([file.labels for file in files]))
         if task == "binary" and len(labels) != 2:
             hint = "Of more labels, task = 'classification'; of measured numbers, task = 'regression'."
@@ -134,6 +135,7 @@ def _read(path: pathlib.Path, first_index: int) -> Sparse:
             if cell.startswith("#"):  # the rest of the line is a comment
                 break
             index, colon, value = cell.partition(":")
+            # Ten digits or more could not be an index, and isdigit alone would accept digits of other scripts.
             if not (colon and index.isascii() and index.isdigit() and len(index) < 10):
                 hint = "Files with qid rank documents; they are not read." if index == "qid" else ""
                 validate.fail(place, "index:value after the label", cell, hint)

@@ -54,6 +54,7 @@ def split_rows(
     labels = np.zeros(len(train["y"])) if task == "regression" else train["y"]  # one label: no stratification
     parts = stratified_split(labels, test_fraction, rng)
     train, test = ({leaf: value[part] for leaf, value in train.items()} for part in parts)
+    # A small share of few rows may be rounded to none.
     for name, part in (("training", train), ("test", test)):
         if not len(part["y"]):
             validate.fail("test_fraction", f"a share that leaves {name} rows", test_fraction)

@@ -150,7 +150,8 @@ def spectral(amplitude: Finite, frequency: Positive, axis: int = -1, phase: Fini
 
     def on(shape):
         validate.integer("axis", axis, -len(shape), len(shape) - 1, hint=f"Of an example of shape {shape}.")
-        wave_shape = np.ones(len(shape), int)  # 1 along all other axes
+        # The wave broadcasts to the shape of an example: its length is 1 along all other axes.
+        wave_shape = np.ones(len(shape), int)
         wave_shape[axis] = length = shape[axis]
         wave = amplitude * np.sin(2 * np.pi * frequency * np.arange(length) / length + phase)
         return Partial(_added, jnp.asarray(np.broadcast_to(wave.reshape(wave_shape), shape), jnp.float32))

@@ -142,6 +142,7 @@ def with_parties(
         mask = np.asarray(client.mask)
         examples = jax.tree.map(lambda leaf, mask=mask: np.asarray(leaf)[mask], client.examples)
         rng = generator(f"parties of {id}", seed)
+        # There is nobody to align at a client without rows, and an empty overlap would be refused.
         if not len(examples["y"]):
             clients.append(examples)
             continue
