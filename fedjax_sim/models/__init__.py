@@ -1,4 +1,4 @@
-"""Models and losses; `supervised` joins one of each, `partition` splits a model's parameters."""
+"""This subpackage holds models and losses. `supervised` joins a model and a loss, `partition` splits parameters."""
 
 from fedjax_sim.models import blocks, cells, layers
 from fedjax_sim.models.adapters import from_linen, from_nnx

@@ -1,4 +1,4 @@
-"""Models from flax modules. Flax is imported when an adapter is called, never before."""
+"""This module makes models from flax modules. Flax is imported when an adapter is called, never before."""
 
 from __future__ import annotations
 
@@ -27,28 +27,30 @@ SWITCHES = {
 
 
 def _switches(call: Callable, train: bool) -> dict[str, bool]:
+    """Returns the values of those switches that `call` has as parameters."""
     return {name: value == train for name, value in SWITCHES.items() if accepts(call, name)}
 
 
 def _needs_key(key: Array | None, train: bool) -> None:
+    """Refuses to train without a key."""
     if train and key is None:
         fail("key", "a key when train=True", key, "Dropout and other noise draw from it.", TypeError)
 
 
 def from_linen(module: Any, example_input: PyTree, *, rngs: Sequence[str] = ("dropout",)) -> Model:
-    """A model from a `flax.linen` module.
+    """Makes a model from a `flax.linen` module.
 
     Args:
-      module: the module; of its call's arguments `train`, `training`, `is_training`, `deterministic` and
-        `use_running_average`, those it has are set from `train`.
-      example_input: a batch [n, ...] of inputs, or its ShapeDtypeStructs; only shapes and dtypes are used.
-      rngs: names of the random streams the module draws from in training.
+      module: the module. If its call has arguments `train`, `training`, `is_training`, `deterministic` or
+        `use_running_average`, they are set from `train`.
+      example_input: a batch [n, ...] of inputs, or its ShapeDtypeStructs. Only shapes and dtypes are used.
+      rngs: names of the random streams that the module draws from in training.
 
-    Returns: the `Model`; state is a dict of the collections beside "params" (e.g. "batch_stats"), `()` if none. What
-    a module sows ("intermediates") is left out.
+    Returns: the `Model`. Its state is a dict of all collections except "params", such as "batch_stats", or `()` if
+    there are none. Values that a module sows ("intermediates") are left out.
 
-    Guarantees: dropout masks come from the key alone, also under `vmap` over clients, and evaluation draws none
-    (tests/models/test_adapters.py::test_dropout_follows_the_key_of_each_client); running statistics are returned
+    Guarantees: dropout masks depend on the key alone, also under `vmap` over clients, and evaluation draws none
+    (tests/models/test_adapters.py::test_dropout_follows_the_key_of_each_client). Running statistics are returned
     as state (tests/models/test_adapters.py::test_batch_statistics_are_returned_as_state).
 
     >>> import flax.linen as nn, jax, jax.numpy as jnp
@@ -72,8 +74,8 @@ def from_linen(module: Any, example_input: PyTree, *, rngs: Sequence[str] = ("dr
         x = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), inputs)
         keys = {"params": stream(key, "params"), **streams(key)}
         variables = unfreeze(module.init(keys, x, **_switches(module.__call__, False)))
-        kept = {name: value for name, value in variables.items() if name not in ("params", "intermediates")}
-        return variables.get("params", {}), kept or ()
+        state = {name: value for name, value in variables.items() if name not in ("params", "intermediates")}
+        return variables.get("params", {}), state or ()
 
     def apply(params: PyTree, state: PyTree, x: PyTree, key: Array | None, train: bool) -> tuple[PyTree, PyTree]:
         _needs_key(key, train)
@@ -83,6 +85,7 @@ def from_linen(module: Any, example_input: PyTree, *, rngs: Sequence[str] = ("dr
             return module.apply(variables, x, **switches), state
         if not state:
             return module.apply(variables, x, rngs=streams(key), **switches), state
+        # flax returns the changed collections only if they are declared mutable.
         out, changed = module.apply(variables, x, rngs=streams(key), mutable=list(state), **switches)
         return out, {**state, **unfreeze(changed)}
 
@@ -90,18 +93,20 @@ def from_linen(module: Any, example_input: PyTree, *, rngs: Sequence[str] = ("dr
 
 
 def from_nnx(constructor: Callable, *, rngs: Sequence[str] = ("dropout",)) -> Model:
-    """A model from the constructor of a `flax.nnx` module.
+    """Makes a model from the constructor of a `flax.nnx` module.
+
+    The module is put into `train()` or `eval()` mode. The arguments of its call that switch to training are set as in
+    `from_linen`.
 
     Args:
-      constructor: `nnx.Rngs -> nnx.Module`, e.g. `lambda rngs: Net(10, rngs=rngs)`. If the module's call takes `rngs`,
-        they are passed; generators a module holds are seeded anew from the key at each call. The module is put into
-        `train()` or `eval()` mode, and switches its call takes are set as in `from_linen`.
-      rngs: names of the random streams passed at the call.
+      constructor: `nnx.Rngs -> nnx.Module`, such as `lambda rngs: Net(10, rngs=rngs)`. If the module's call takes
+        `rngs`, they are passed. Random generators that a module holds are seeded anew from the key at each call.
+      rngs: names of the random streams that are passed at the call.
 
-    Returns: the `Model`; params are the `nnx.Param`s as nested dicts, state all other variables but random
-    generators, `()` if none.
+    Returns: the `Model`. Its params are the `nnx.Param`s as nested dicts. Its state is all other variables except
+    random generators, or `()` if there are none.
 
-    Guarantees: as for `from_linen`, for modules that take `rngs` at the call and for those that hold them
+    Guarantees: as `from_linen`, for modules that take `rngs` at the call and for modules that hold generators
     (tests/models/test_adapters.py::test_dropout_follows_the_key_of_each_client).
 
     >>> import jax, jax.numpy as jnp
@@ -124,12 +129,12 @@ def from_nnx(constructor: Callable, *, rngs: Sequence[str] = ("dropout",)) -> Mo
             fail("constructor", "a function nnx.Rngs -> nnx.Module", type(module).__name__, error=TypeError)
         return nnx.split(module, nnx.Param, nnx.RngState, ...)
 
-    graph: list = []  # the module's structure, found by an abstract construction on first use
+    cached_structure: list = []  # the module's structure, from an abstract construction on first use
 
     def structure() -> tuple:
-        if not graph:
-            graph.extend(nnx.eval_shape(lambda: build(jax.random.key(0))))
-        return tuple(graph)
+        if not cached_structure:
+            cached_structure.extend(nnx.eval_shape(lambda: build(jax.random.key(0))))
+        return tuple(cached_structure)
 
     def init(key: Array) -> tuple[PyTree, PyTree]:
         _, params, _, state = build(key)
@@ -137,30 +142,33 @@ def from_nnx(constructor: Callable, *, rngs: Sequence[str] = ("dropout",)) -> Mo
 
     def apply(params: PyTree, state: PyTree, x: PyTree, key: Array | None, train: bool) -> tuple[PyTree, PyTree]:
         _needs_key(key, train)
-        definition, *abstract = structure()
-        filled = [jax.tree.map(lambda leaf: leaf, part) for part in abstract]
-        nnx.replace_by_pure_dict(filled[0], params)
-        filled[1] = _seeded(filled[1], jax.random.key(0) if key is None else key)
-        nnx.replace_by_pure_dict(filled[2], state or {})
-        module = nnx.merge(definition, *filled)
+        definition, *abstract_parts = structure()
+        # The parts are parameters, random generators and all other variables. They are replaced in place, so copies
+        # keep the cached structure as it is.
+        parts = [jax.tree.map(lambda leaf: leaf, part) for part in abstract_parts]
+        nnx.replace_by_pure_dict(parts[0], params)
+        parts[1] = _seeded(parts[1], jax.random.key(0) if key is None else key)
+        nnx.replace_by_pure_dict(parts[2], state or {})
+        module = nnx.merge(definition, *parts)
         module.train() if train else module.eval()
-        given = _switches(module.__call__, train)
+        keywords = _switches(module.__call__, train)
         if train and accepts(module.__call__, "rngs"):
-            given["rngs"] = nnx.Rngs(**{name: stream(key, name) for name in rngs})
-        out = module(x, **given)
-        state = nnx.to_pure_dict(nnx.state(module, nnx.Not(nnx.Any(nnx.Param, nnx.RngState)))) or () if train else state
+            keywords["rngs"] = nnx.Rngs(**{name: stream(key, name) for name in rngs})
+        out = module(x, **keywords)
+        if train:
+            state = nnx.to_pure_dict(nnx.state(module, nnx.Not(nnx.Any(nnx.Param, nnx.RngState)))) or ()
         return out, state
 
     return Model(init, apply)
 
 
 def _seeded(generators: PyTree, key: Array) -> PyTree:
-    """The random generators that a module holds, each with a key derived from its path, and its count at zero."""
+    """Seeds the random generators that a module holds. Each gets a key that depends on its path, and the count zero."""
 
     def seed(path: tuple, leaf: jax.ShapeDtypeStruct) -> Array:
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            own = stream(key, jax.tree_util.keystr(path))
-            return own if not leaf.shape else jax.random.split(own, leaf.shape)
+            generator_key = stream(key, jax.tree_util.keystr(path))
+            return generator_key if not leaf.shape else jax.random.split(generator_key, leaf.shape)
         return jnp.zeros(leaf.shape, leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(seed, generators)

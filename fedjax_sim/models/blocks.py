@@ -1,4 +1,7 @@
-"""Layers with names for `models.sequential`: dense, convolutional, normalised, residual, and with two branches."""
+"""This module has named layers for `models.sequential`: dense, convolutional, normalised, residual, two-branch.
+
+Norms look at one example only. Statistics of a batch would let padding and other examples change the result.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,12 @@ JOINS: dict[str, Callable] = {"add": sum, "concatenate": lambda outs: jnp.concat
 
 
 def fully_connected(name: str, num_inputs: int, num_outputs: int, *, activation: str = "relu") -> Layer:
-    """x W + b and an activation ("relu", "tanh" or "none"), over the last axis of [..., num_inputs].
+    """Makes a dense layer, x W + b over the last axis of x [..., num_inputs], with an activation.
+
+    Args:
+      name: of the layer.
+      num_inputs, num_outputs: sizes of the last axis before and after the layer.
+      activation: "relu", "tanh" or "none".
 
     >>> sorted(fully_connected("first", 10, 20).init(jax.random.key(0))["first"])
     ['bias', 'kernel']
@@ -27,6 +35,7 @@ def fully_connected(name: str, num_inputs: int, num_outputs: int, *, activation:
     integer("num_inputs", num_inputs)
     integer("num_outputs", num_outputs)
     one_of("activation", activation, ACTIVATIONS)
+    # Only a ReLU halves the variance of its input, which the He-normal initialisation makes up for.
     relu = activation == "relu"
     return layer(
         name,
@@ -38,7 +47,15 @@ def fully_connected(name: str, num_inputs: int, num_outputs: int, *, activation:
 def convolutional(
     name: str, num_inputs: int, num_outputs: int, *, kernel_size: int = 3, stride: int = 1, activation: str = "relu"
 ) -> Layer:
-    """A convolution of [n, height, width, num_inputs] that keeps its size at stride 1, and an activation."""
+    """Makes a convolutional layer for images [n, height, width, num_inputs], with an activation.
+
+    Args:
+      name: of the layer.
+      num_inputs, num_outputs: numbers of channels.
+      kernel_size: side of the square kernels.
+      stride: step in both directions. With stride 1 the layer keeps height and width.
+      activation: "relu", "tanh" or "none".
+    """
     integer("num_inputs", num_inputs)
     integer("num_outputs", num_outputs)
     integer("kernel_size", kernel_size)
@@ -52,26 +69,36 @@ def convolutional(
 
 
 def flatten(name: str = "flatten") -> Layer:
-    """[n, ...] as [n, features]."""
+    """Makes a layer that flattens [n, ...] to [n, features]."""
     return layer(name, None, lambda x: x.reshape(x.shape[0], -1))
 
 
 def _normalised(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+    """Shifts and scales x to mean 0 and variance 1 over these axes."""
     centred = x - x.mean(axis=axes, keepdims=True)
     return centred * jax.lax.rsqrt(jnp.square(centred).mean(axis=axes, keepdims=True) + epsilon)
 
 
 def _affine(num_features: int) -> Callable:
+    """Returns the `init` of scale and bias, which leave x as it is at the start."""
     return lambda key: {"scale": jnp.ones(num_features), "bias": jnp.zeros(num_features)}
 
 
 def _scaled(params: PyTree, x: Array) -> Array:
+    """Applies scale and bias to the last axis of x."""
     scale, bias = (params[name].reshape((1,) * (x.ndim - 1) + (-1,)) for name in ("scale", "bias"))
     return x * scale + bias
 
 
 def layer_norm(name: str, num_features: int, *, epsilon: float = 1e-6) -> Layer:
-    """Each example's last axis [..., num_features] at mean 0 and variance 1, then a scale and a bias for each feature.
+    """Makes a layer that normalises the last axis of x [..., num_features] to mean 0 and variance 1.
+
+    A learned scale and bias for each feature follow.
+
+    Args:
+      name: of the layer.
+      num_features: size of the last axis.
+      epsilon: > 0, added to the variance.
 
     Guarantees: equals flax.linen.LayerNorm (tests/models/test_blocks.py::test_norms_equal_linen), and no example
     depends on another (::test_norms_look_at_one_example).
@@ -88,14 +115,17 @@ def layer_norm(name: str, num_features: int, *, epsilon: float = 1e-6) -> Layer:
 
 
 def group_norm(name: str, num_features: int, *, groups: int = 8, epsilon: float = 1e-6) -> Layer:
-    """Each example's positions and each of so many groups of features at mean 0 and variance 1, then scale and bias.
+    """Makes a layer that normalises groups of features of each example to mean 0 and variance 1.
 
-    Unlike batch normalisation it keeps no statistics and looks at no other example, so clients with few or unlike
-    examples train the same model, and padding changes nothing.
+    Means and variances are taken over all positions of an example and all features of a group. A learned scale and bias
+    for each feature follow. Unlike batch normalisation, the layer keeps no statistics and looks at no other example. So
+    clients with few or different examples train the same model, and padding changes nothing.
 
     Args:
-      num_features: of the last axis of [n, ..., num_features].
-      groups: a divisor of it.
+      name: of the layer.
+      num_features: size of the last axis of x [n, ..., num_features].
+      groups: number of groups, a divisor of num_features.
+      epsilon: > 0, added to the variance.
 
     Guarantees: equals flax.linen.GroupNorm (tests/models/test_blocks.py::test_norms_equal_linen), and no example
     depends on another (::test_norms_look_at_one_example).
@@ -109,14 +139,17 @@ def group_norm(name: str, num_features: int, *, groups: int = 8, epsilon: float 
         fail("groups", f"a divisor of the {num_features} features", groups)
 
     def apply(params: PyTree, x: Array) -> Array:
-        parts = x.reshape(x.shape[0], -1, groups, num_features // groups)
-        return _scaled(params, _normalised(parts, (1, 3), epsilon).reshape(x.shape))
+        # [n, positions, groups, features of a group], so that statistics run over axes 1 and 3.
+        grouped = x.reshape(x.shape[0], -1, groups, num_features // groups)
+        return _scaled(params, _normalised(grouped, (1, 3), epsilon).reshape(x.shape))
 
     return layer(name, _affine(num_features), apply)
 
 
 def residual(name: str, layers: Sequence[Layer]) -> Layer:
-    """x + f(x), f being the layers; f may be another party's (`models.cut` with the path "name/body").
+    """Makes a layer that computes x + f(x), where f is a sequence of layers.
+
+    f may belong to another party: in `models.cut` its path is "name/body".
 
     References: He et al. 2016, section 3.1.
 
@@ -128,6 +161,12 @@ def residual(name: str, layers: Sequence[Layer]) -> Layer:
 
 
 def two_branch(name: str, left: Sequence[Layer], right: Sequence[Layer], *, join: str = "concatenate") -> Layer:
-    """Two branches of one input, whose outputs are added or concatenated along the last axis ("add", "concatenate")."""
+    """Makes a layer of two branches with a common input.
+
+    Args:
+      name: of the layer.
+      left, right: the layers of each branch.
+      join: how the branches' outputs are combined, "add" or "concatenate" (along the last axis).
+    """
     one_of("join", join, JOINS)
     return branches(name, {"left": left, "right": right}, JOINS[join])

@@ -1,7 +1,8 @@
-"""Recurrent layers whose weight gradients are one matrix product after the backward scan, instead of one a step.
+"""This module has recurrent layers that compute weight gradients fast: as one matrix product after the backward scan.
 
-The backward scan computes the gates' gradients [L, n, gates] only. What does not depend on later steps is computed
-before it, for all steps at once. `jax.grad` of any order works; `jax.jvp` (forward mode) does not.
+Automatic differentiation would compute one product in each step. Here the backward scan computes the gradients of the
+gates [L, n, gates] only. Factors that do not depend on later steps are computed before the scan, for all steps at once.
+`jax.grad` of any order works, `jax.jvp` (forward mode) does not.
 """
 
 from __future__ import annotations
@@ -16,41 +17,50 @@ __all__ = ["gru_layer", "init_gru", "init_lstm", "lstm_layer"]
 
 
 def _gates(key: Array, num_inputs: int, hidden: int, num_gates: int) -> Array:
-    """Kernels of all gates side by side, each Glorot-uniform for its own numbers of inputs and outputs."""
+    """Draws the kernels of all gates side by side, each Glorot-uniform for its own numbers of inputs and outputs."""
     limit = (6 / (num_inputs + hidden)) ** 0.5
     return jax.random.uniform(key, (num_inputs, num_gates * hidden), minval=-limit, maxval=limit)
 
 
 def _over_time(scanned, params: Params, x: Array, *weights: Array) -> Array:
-    """The states [n, L, hidden] for x [n, L, num_inputs]: the inputs' part of all gates at once, then the scan."""
-    return jnp.swapaxes(scanned(*weights, jnp.swapaxes(dense(params, x), 0, 1)), 0, 1)
+    """Computes the states [n, L, hidden] for inputs x [n, L, num_inputs].
+
+    The inputs' part of all gates is one matmul for all steps, before the scan.
+    """
+    gates = jnp.swapaxes(dense(params, x), 0, 1)  # time first, as the scan needs it
+    return jnp.swapaxes(scanned(*weights, gates), 0, 1)
 
 
 def _before(states: Array) -> Array:
-    """The state that each step [L, ...] started from."""
+    """Returns the state before each step [L, ...], from the states after each step. The first one is zero."""
     return jnp.concatenate([jnp.zeros_like(states[:1]), states[:-1]])
 
 
 def _weights(before: Array, g: Array) -> Array:
-    """Sum over steps and examples of the outer products of states [L, n, hidden] and gradients [L, n, gates]."""
+    """Sums the outer products of states [L, n, hidden] and gradients [L, n, gates] over steps and examples."""
     return before.reshape(-1, before.shape[2]).T @ g.reshape(-1, g.shape[2])
 
 
 def init_gru(key: Array, num_inputs: int, hidden: int) -> Params:
-    """Gates in the order reset, update, candidate; 3 hidden (num_inputs + hidden + 1) + hidden parameters."""
-    inputs, recurrent = jax.random.split(key)
+    """Draws the parameters of `gru_layer`, 3 hidden (num_inputs + hidden + 1) + hidden numbers in all.
+
+    Gates are in the order reset, update, candidate.
+    """
+    input_key, recurrent_key = jax.random.split(key)
     return {
-        "kernel": _gates(inputs, num_inputs, hidden, 3),
-        "recurrent": _gates(recurrent, hidden, hidden, 3),
+        "kernel": _gates(input_key, num_inputs, hidden, 3),
+        "recurrent": _gates(recurrent_key, hidden, hidden, 3),
         "bias": jnp.zeros(3 * hidden),
         "recurrent_bias": jnp.zeros(hidden),  # of the candidate, inside the reset gate
     }
 
 
 def gru_layer(params: Params, x: Array) -> Array:
-    """Gated recurrent unit over x [n, L, num_inputs], from a zero state; returns the states [n, L, hidden].
+    """Runs a gated recurrent unit over x [n, L, num_inputs], from a zero state. Returns the states [n, L, hidden].
 
-    h' = (1 - z) tanh(W_c x + b_c + r (U_c h + d_c)) + z h, with one fused matmul a step; W x is taken before the scan.
+    A step computes h' = (1 - z) tanh(W_c x + b_c + r (U_c h + d_c)) + z h. Here r is the reset gate and z the update
+    gate, both sigmoids of linear functions of x and h. A step has one matmul for all gates. The products with x are
+    computed before the scan.
 
     Guarantees: equals flax.linen.GRUCell in value and gradient
     (tests/models/test_layers.py::test_recurrent_layers_equal_linen).
@@ -61,11 +71,14 @@ def gru_layer(params: Params, x: Array) -> Array:
 
 
 def _gru_forward(recurrent: Array, bias: Array, gates: Array) -> tuple[Array, tuple]:
+    """Returns the states [L, n, hidden], and the values that the backward pass reads."""
+
     def step(h: Array, gates: Array) -> tuple[Array, tuple]:
         reset, update, candidate = jnp.split(gates, 3, axis=1)
         reset_h, update_h, candidate_h = jnp.split(h @ recurrent, 3, axis=1)
-        reset, update = jax.nn.sigmoid(reset + reset_h), jax.nn.sigmoid(update + update_h)
-        inner = candidate_h + bias.reshape(1, -1)
+        reset = jax.nn.sigmoid(reset + reset_h)
+        update = jax.nn.sigmoid(update + update_h)
+        inner = candidate_h + bias.reshape(1, -1)  # U_c h + d_c
         candidate = jnp.tanh(candidate + reset * inner)
         h = (1 - update) * candidate + update * h
         return h, (h, reset, update, candidate, inner)
@@ -77,44 +90,59 @@ def _gru_forward(recurrent: Array, bias: Array, gates: Array) -> tuple[Array, tu
 
 @jax.custom_vjp
 def _gru(recurrent: Array, bias: Array, gates: Array) -> Array:
+    """Returns the states [L, n, hidden], from the inputs' part of the gates [L, n, 3 hidden]."""
     return _gru_forward(recurrent, bias, gates)[0]
 
 
 def _gru_backward(saved: tuple, g: Array) -> tuple[Array, Array, Array]:
+    """Returns the gradients of `_gru`'s arguments, from the gradient g of the states [L, n, hidden]."""
     recurrent, states, reset, update, candidate, inner = saved
     before = _before(states)
-    by_candidate = (1 - update) * (1 - candidate * candidate)  # d h' / d gate, gate by gate
+    # Local derivatives, for all steps at once: of h' with respect to the arguments of the candidate's tanh and of the
+    # update gate's sigmoid, and of the candidate's argument with respect to that of the reset gate's sigmoid.
+    by_candidate = (1 - update) * (1 - candidate * candidate)
     by_update = (before - candidate) * update * (1 - update)
     by_reset = inner * reset * (1 - reset)
 
-    def step(later: Array, now: tuple) -> tuple[Array, tuple]:
-        g, by_candidate, by_update, by_reset, reset, update = now
-        g = g + later
-        candidate = g * by_candidate
-        by_h = jnp.concatenate([candidate * by_reset, g * by_update, candidate * reset], axis=1)
-        return g * update + by_h @ recurrent.T, (by_h, candidate)
+    # Backwards in time. The carry is the gradient that the state receives from later steps.
+    def step(later_gradient: Array, step_values: tuple) -> tuple[Array, tuple]:
+        g, by_candidate, by_update, by_reset, reset, update = step_values
+        g = g + later_gradient
+        candidate_gradient = g * by_candidate
+        # The gradient with respect to h @ recurrent. Its third part is that of U_c h, which the reset gate multiplies.
+        product_gradient = jnp.concatenate(
+            [candidate_gradient * by_reset, g * by_update, candidate_gradient * reset], axis=1
+        )
+        return g * update + product_gradient @ recurrent.T, (product_gradient, candidate_gradient)
 
-    now = (g, by_candidate, by_update, by_reset, reset, update)
-    _, (by_h, by_candidate) = jax.lax.scan(step, jnp.zeros_like(g[0]), now, reverse=True)
-    gates, inner = jnp.split(by_h, [2 * recurrent.shape[0]], axis=2)
-    return _weights(before, by_h), inner.sum((0, 1)), jnp.concatenate([gates, by_candidate], axis=2)
+    step_values = (g, by_candidate, by_update, by_reset, reset, update)
+    _, (product_gradients, candidate_gradients) = jax.lax.scan(step, jnp.zeros_like(g[0]), step_values, reverse=True)
+    reset_and_update_gradients, inner_gradients = jnp.split(product_gradients, [2 * recurrent.shape[0]], axis=2)
+    return (
+        _weights(before, product_gradients),
+        inner_gradients.sum((0, 1)),
+        jnp.concatenate([reset_and_update_gradients, candidate_gradients], axis=2),
+    )
 
 
 _gru.defvjp(_gru_forward, _gru_backward)
 
 
 def init_lstm(key: Array, num_inputs: int, hidden: int) -> Params:
-    """Gates in the order input, forget, cell, output; 4 hidden (num_inputs + hidden + 1) parameters; forget bias 1."""
-    inputs, recurrent = jax.random.split(key)
+    """Draws the parameters of `lstm_layer`, 4 hidden (num_inputs + hidden + 1) numbers in all.
+
+    Gates are in the order input, forget, cell, output. The bias of the forget gate is 1, and the others are 0.
+    """
+    input_key, recurrent_key = jax.random.split(key)
     return {
-        "kernel": _gates(inputs, num_inputs, hidden, 4),
-        "recurrent": _gates(recurrent, hidden, hidden, 4),
+        "kernel": _gates(input_key, num_inputs, hidden, 4),
+        "recurrent": _gates(recurrent_key, hidden, hidden, 4),
         "bias": jnp.zeros(4 * hidden).at[hidden : 2 * hidden].set(1.0),
     }
 
 
 def lstm_layer(params: Params, x: Array) -> Array:
-    """Long short-term memory over x [n, L, num_inputs], from a zero state; returns the states [n, L, hidden].
+    """Runs a long short-term memory over x [n, L, num_inputs], from a zero state. Returns the states [n, L, hidden].
 
     Guarantees: equals flax.linen.OptimizedLSTMCell in value and gradient
     (tests/models/test_layers.py::test_recurrent_layers_equal_linen).
@@ -125,6 +153,8 @@ def lstm_layer(params: Params, x: Array) -> Array:
 
 
 def _lstm_forward(recurrent: Array, gates: Array) -> tuple[Array, tuple]:
+    """Returns the states [L, n, hidden], and the values that the backward pass reads."""
+
     def step(carry: tuple[Array, Array], gates: Array) -> tuple[tuple[Array, Array], tuple]:
         h, c = carry
         i, f, g, o = jnp.split(gates + h @ recurrent, 4, axis=1)
@@ -140,25 +170,32 @@ def _lstm_forward(recurrent: Array, gates: Array) -> tuple[Array, tuple]:
 
 @jax.custom_vjp
 def _lstm(recurrent: Array, gates: Array) -> Array:
+    """Returns the states [L, n, hidden], from the inputs' part of the gates [L, n, 4 hidden]."""
     return _lstm_forward(recurrent, gates)[0]
 
 
 def _lstm_backward(saved: tuple, grad: Array) -> tuple[Array, Array]:
+    """Returns the gradients of `_lstm`'s arguments, from the gradient of the states [L, n, hidden]."""
     recurrent, states, cells, i, f, g, o = saved
-    out = jnp.tanh(cells)
-    by_output, by_cell = out * o * (1 - o), o * (1 - out * out)  # d h / d output gate, d h / d c
-    by_gates = jnp.concatenate([g * i * (1 - i), _before(cells) * f * (1 - f), i * (1 - g * g)], axis=2)  # d c / d gate
+    tanh_cells = jnp.tanh(cells)
+    # Local derivatives, for all steps at once: of h with respect to the output gate and to the cell c, and of c with
+    # respect to the input, forget and cell gates.
+    by_output = tanh_cells * o * (1 - o)
+    by_cell = o * (1 - tanh_cells * tanh_cells)
+    by_gates = jnp.concatenate([g * i * (1 - i), _before(cells) * f * (1 - f), i * (1 - g * g)], axis=2)
 
-    def step(later: tuple[Array, Array], now: tuple) -> tuple[tuple[Array, Array], Array]:
-        grad, by_output, by_cell, by_gates, f = now
-        grad = grad + later[0]
-        cell = grad * by_cell + later[1]
-        by_h = jnp.concatenate([jnp.tile(cell, (1, 3)) * by_gates, grad * by_output], axis=1)
-        return (by_h @ recurrent.T, cell * f), by_h
+    # Backwards in time. The carry is the gradients that state and cell receive from later steps.
+    def step(later_gradients: tuple[Array, Array], step_values: tuple) -> tuple[tuple[Array, Array], Array]:
+        grad, by_output, by_cell, by_gates, f = step_values
+        grad = grad + later_gradients[0]
+        cell_gradient = grad * by_cell + later_gradients[1]
+        gate_gradients = jnp.concatenate([jnp.tile(cell_gradient, (1, 3)) * by_gates, grad * by_output], axis=1)
+        return (gate_gradients @ recurrent.T, cell_gradient * f), gate_gradients
 
     start = jnp.zeros_like(grad[0])
-    _, by_h = jax.lax.scan(step, (start, start), (grad, by_output, by_cell, by_gates, f), reverse=True)
-    return _weights(_before(states), by_h), by_h
+    step_values = (grad, by_output, by_cell, by_gates, f)
+    _, gate_gradients = jax.lax.scan(step, (start, start), step_values, reverse=True)
+    return _weights(_before(states), gate_gradients), gate_gradients
 
 
 _lstm.defvjp(_lstm_forward, _lstm_backward)

@@ -1,4 +1,4 @@
-"""Cuts of models between parties, along depth or by branch."""
+"""This module cuts models between parties, along depth or by branch."""
 
 from __future__ import annotations
 
@@ -15,40 +15,43 @@ __all__ = ["Cut", "cut"]
 
 
 class Cut(NamedTuple):
-    """A model whose layers are held by parties 0, 1, ..., P - 1; party 0 has the examples."""
+    """A `Cut` is a model whose layers are held by parties 0, 1, ..., P - 1. Party 0 has the examples."""
 
     model: Model
     num_parties: int
-    places: Places  # path of every layer -> its party; of one with branches, that of its join
+    places: Places  # path of every layer -> its party. A layer with branches belongs to the party of its join.
     last: int  # the party that computes the output
 
     def split(self, params: PyTree) -> tuple[PyTree, ...]:
-        """The parameters of each party, as nested dicts.
+        """Returns the parameters of each party, as nested dicts.
 
         Guarantees: every leaf is in one part, and `join` is the inverse
         (tests/models/test_sequential.py::test_parameters_are_shared_out).
         """
-        paths, rest, parts = _paths(self.model.layers, self.places), params, []
+        paths = _party_of_params(self.model.layers, self.places)
+        remaining_params = params
+        parts = []
         for party in range(self.num_parties):
-            own, rest = partition(rest, [path for path, place in paths.items() if place == party])
-            parts.append(own)
+            party_paths = [path for path, place in paths.items() if place == party]
+            party_params, remaining_params = partition(remaining_params, party_paths)
+            parts.append(party_params)
         return tuple(parts)
 
     def join(self, parts: Sequence[PyTree]) -> PyTree:
-        """The whole model's parameters, from those of all parties; in the model's order of names."""
-        whole: PyTree = {}
+        """Joins the parameters of all parties to those of the whole model."""
+        params: PyTree = {}
         for part in parts:
-            whole = combine(whole, part)
-        return whole
+            params = combine(params, part)
+        return params
 
     def apply(self, params: PyTree, x: PyTree, move: Callable) -> PyTree:
-        """The model's output at party `last`.
+        """Computes the model's output at party `last`.
 
         Args:
           params: of the whole model.
           x: a batch, at party 0.
-          move: (x, source, target, name) -> what the target receives; called once for each message, when source and
-            target differ. `name` is the path of the layer that wants it.
+          move: (x, source, target, name) -> what the target receives. It is called once for each message, that is if
+            source and target differ. `name` is the path of the layer that receives the message.
         """
 
         def across(x, source, target, name):
@@ -57,112 +60,139 @@ class Cut(NamedTuple):
         return run_layers(self.model.layers, params, x, 0, "", across, self.places)[0]
 
 
-def _paths(layers: Sequence[Layer], places: Places, prefix: str = "", where: str = "") -> dict[str, int]:
-    """Path of each layer's parameters -> its party."""
-    found: dict[str, int] = {}
-    for one in layers:
-        here = f"{where}{one.name}"
-        for part, inner in one.branches:
-            found |= _paths(inner, places, f"{prefix}{one.name}/{part}/", f"{here}/{part}/")
-        if not one.branches:
-            found |= {f"{prefix}{key}": places[here] for key in one.keys}
-    return found
+def _party_of_params(layers: Sequence[Layer], places: Places, prefix: str = "", where: str = "") -> dict[str, int]:
+    """Maps the path of each layer's parameters to the party that holds the layer."""
+    party_of_path: dict[str, int] = {}
+    for layer in layers:
+        layer_path = f"{where}{layer.name}"
+        for branch, inner_layers in layer.branches:
+            party_of_path |= _party_of_params(
+                inner_layers, places, f"{prefix}{layer.name}/{branch}/", f"{layer_path}/{branch}/"
+            )
+        if not layer.branches:
+            party_of_path |= {f"{prefix}{key}": places[layer_path] for key in layer.keys}
+    return party_of_path
 
 
 def cut(model: Model, at: str | Sequence[str] | Places, *, u_shaped: bool = False, name: str = "at") -> Cut:
-    """Shares a model's layers out among parties.
+    """Divides the layers of a model among parties.
 
     Args:
-      model: one with `layers`.
-      at: names of layers, in their order: the model is cut after each, and party p holds what is between cut p - 1 and
-        cut p. Or a dict from paths to parties: "block" places a layer and all inside it, "block/left" one branch of it,
-        the longest path counts; every layer must be placed.
-      u_shaped: the last part is party 0's as well, who then computes the output.
-      name: what errors call `at`.
+      model: a model with `layers`.
+      at: where the model is cut, in one of two forms.
+        Names of layers, in their order: the model is cut after each of them, and party p holds the layers between cut
+        p - 1 and cut p.
+        A dict from paths to parties: "block" places a layer and everything inside it, "block/left" one branch of the
+        layer. If several paths match a layer, the longest counts. Every layer must be placed.
+      u_shaped: whether party 0 also holds the last part, and so computes the output.
+      name: the name of `at` in error messages.
 
     Returns: the `Cut`.
 
-    Raises: ValueError for a model without layers, a layer that is not there, a cut that leaves a party without layers,
-    and where examples would be sent: the first layers must be party 0's.
+    Raises: ValueError for a model without layers, a layer that does not exist, and a cut that leaves a party without
+    layers. ValueError also if party 0 does not hold the first layers, because examples would then be sent.
 
-    Guarantees: whatever the cut, along depth or by branch, outputs and gradients have the model's bits
+    Guarantees: for every cut, along depth or by branch, outputs and gradients have the same bits as those of the model
     (tests/models/test_sequential.py::test_every_cut_gives_the_same_bits).
 
     References: Gupta and Raskar 2018; Vepakomma et al. 2018, figure 2 (U-shaped).
 
     >>> from fedjax_sim.models import mlp
-    >>> made = cut(mlp(input_shape=(4,), num_outputs=2, hidden=(3, 3)), "hidden_0")
-    >>> dict(made.places)
+    >>> split_model = cut(mlp(input_shape=(4,), num_outputs=2, hidden=(3, 3)), "hidden_0")
+    >>> dict(split_model.places)
     {'hidden_0': 0, 'hidden_1': 1, 'output': 1}
     """
     layers = getattr(model, "layers", ())
-    if not layers or not all(isinstance(one, Layer) for one in layers):
+    if not layers or not all(isinstance(layer, Layer) for layer in layers):
         hint = "Build it by models.sequential, or take linear, mlp, cnn, gru or lstm."
         if layers:
             hint = "A graph network's parties exchange nodes too: take algorithms.split_gnn or hierarchical_split_gnn."
-        shown = [getattr(one, "name", one) for one in layers] or type(model).__name__
+        shown = [getattr(layer, "name", layer) for layer in layers] or type(model).__name__
         fail("model", "one with layers along which it can be cut", shown, hint)
     truth("u_shaped", u_shaped)
-    placed = isinstance(at, Mapping)
-    if not placed and not isinstance(at, (str, Sequence)):
+    is_by_path = isinstance(at, Mapping)
+    if not is_by_path and not isinstance(at, (str, Sequence)):
         fail(name, f"names of layers, such as {model.layers[0].name!r}, or who holds which", at, error=TypeError)
-    if placed and u_shaped:
+    if is_by_path and u_shaped:
         fail("u_shaped", "False with a dict, which places the last layer itself", u_shaped)
-    places = _chosen(model.layers, at, name) if placed else _along(model.layers, at, u_shaped, name)
+    places = (
+        _places_by_path(model.layers, at, name) if is_by_path else _places_by_depth(model.layers, at, u_shaped, name)
+    )
     num_parties = 1 + max(places.values())
-    missing = sorted(set(range(num_parties)) - set(places.values()))
-    if missing or num_parties < 2:
-        fail(name, "layers for every party, two at least", at, f"Without layers: {missing or [1]}.")
-    for path in _first(model.layers):
+    # Parties are numbered without gaps, so the largest number tells how many there are.
+    parties_without_layers = sorted(set(range(num_parties)) - set(places.values()))
+    if parties_without_layers or num_parties < 2:
+        hint = f"Without layers: {parties_without_layers or [1]}."
+        fail(name, "layers for every party, two at least", at, hint)
+    # A layer that reads the examples at another party would need the examples there.
+    for path in _input_layer_paths(model.layers):
         if places[path] != 0:
             fail(name, "the first layers with party 0, who has the examples", {path: places[path]})
     return Cut(model, num_parties, places, places[model.layers[-1].name])
 
 
-def _along(layers: tuple[Layer, ...], at: str | Sequence[str], u_shaped: bool, name: str) -> dict[str, int]:
-    names, at = [one.name for one in layers], (at,) if isinstance(at, str) else tuple(at)
-    for one in at:
-        if one not in names[:-1]:
-            hint = "Nothing would follow the cut." if one == names[-1] else nearest(str(one), names[:-1])
-            fail(name, f"layers among {names[:-1]}", one, hint)
-    order = [names.index(one) for one in at]
-    if not order or sorted(set(order)) != order:
+def _places_by_depth(layers: tuple[Layer, ...], at: str | Sequence[str], u_shaped: bool, name: str) -> dict[str, int]:
+    """Maps the path of every layer to its party, for cuts after the layers named in `at`."""
+    names = [layer.name for layer in layers]
+    at = (at,) if isinstance(at, str) else tuple(at)
+    for cut_layer in at:
+        if cut_layer not in names[:-1]:
+            hint = "Nothing would follow the cut." if cut_layer == names[-1] else nearest(str(cut_layer), names[:-1])
+            fail(name, f"layers among {names[:-1]}", cut_layer, hint)
+    cut_positions = [names.index(cut_layer) for cut_layer in at]
+    if not cut_positions or sorted(set(cut_positions)) != cut_positions:
         fail(name, "one layer or more, each once, in the model's order", at)
-    if u_shaped and len(order) < 2:
+    if u_shaped and len(cut_positions) < 2:
         fail(name, "two cuts or more with u_shaped=True", at, "The last part comes back to party 0.")
-    parties = [sum(i > place for place in order) for i in range(len(names))]
+    # The party of a layer is the number of cuts before it.
+    parties = [sum(i > position for position in cut_positions) for i in range(len(names))]
     if u_shaped:
-        parties = [0 if party == len(order) else party for party in parties]
-    found: dict[str, int] = {}
-    for one, party in zip(layers, parties, strict=True):
-        found |= dict.fromkeys(_all(one), party)
-    return found
+        parties = [0 if party == len(cut_positions) else party for party in parties]
+    party_of_path: dict[str, int] = {}
+    for layer, party in zip(layers, parties, strict=True):
+        party_of_path |= dict.fromkeys(_layer_paths(layer), party)
+    return party_of_path
 
 
-def _all(one: Layer, where: str = "") -> list[str]:
-    inner = [x for part, layers in one.branches for y in layers for x in _all(y, f"{where}{one.name}/{part}/")]
-    return [f"{where}{one.name}", *inner]
+def _layer_paths(layer: Layer, where: str = "") -> list[str]:
+    """Returns the paths of a layer and of all layers in its branches."""
+    inner_paths = [
+        path
+        for branch, inner_layers in layer.branches
+        for inner_layer in inner_layers
+        for path in _layer_paths(inner_layer, f"{where}{layer.name}/{branch}/")
+    ]
+    return [f"{where}{layer.name}", *inner_paths]
 
 
-def _first(layers: Sequence[Layer], where: str = "") -> list[str]:
-    one = layers[0]
-    inner = [x for part, inner in one.branches if inner for x in _first(inner, f"{where}{one.name}/{part}/")]
-    empty = not one.branches or any(not inner for _, inner in one.branches)
-    return inner + [f"{where}{one.name}"] * empty
+def _input_layer_paths(layers: Sequence[Layer], where: str = "") -> list[str]:
+    """Returns the paths of the layers that read the input of the first layer."""
+    first_layer = layers[0]
+    inner_paths = [
+        path
+        for branch, inner_layers in first_layer.branches
+        if inner_layers
+        for path in _input_layer_paths(inner_layers, f"{where}{first_layer.name}/{branch}/")
+    ]
+    # A layer without branches reads the input itself. So does the join, if the input passes through an empty branch.
+    reads_input = not first_layer.branches or any(not inner_layers for _, inner_layers in first_layer.branches)
+    return inner_paths + [f"{where}{first_layer.name}"] * reads_input
 
 
-def _chosen(layers: tuple[Layer, ...], at: Places, name: str) -> dict[str, int]:
-    known = [path for one in layers for path in _all(one)]
-    folders = {"/".join(path.split("/")[:i]) for path in known for i in range(1, path.count("/") + 2)}
+def _places_by_path(layers: tuple[Layer, ...], at: Places, name: str) -> dict[str, int]:
+    """Maps the path of every layer to its party, for a dict `at` of paths of layers or branches."""
+    layer_paths = [path for layer in layers for path in _layer_paths(layer)]
+    # A branch may be named too, although it is not a layer: every prefix of a layer's path is allowed.
+    allowed_paths = {"/".join(path.split("/")[:i]) for path in layer_paths for i in range(1, path.count("/") + 2)}
     for path, party in at.items():
-        if path not in folders:
-            fail(name, f"paths among {sorted(folders)}", path, nearest(str(path), folders))
+        if path not in allowed_paths:
+            fail(name, f"paths among {sorted(allowed_paths)}", path, nearest(str(path), allowed_paths))
         integer(f"{name}[{path!r}]", party, 0)
 
-    def place(path: str) -> int:
-        above = [folder for folder in at if path == folder or path.startswith(folder + "/")]
-        if not above:
-            fail(name, "a party for every layer", dict(at), f"{path!r} has none.")
-        return at[max(above, key=len)]
+    def party_of(layer_path: str) -> int:
+        matching_paths = [path for path in at if layer_path == path or layer_path.startswith(path + "/")]
+        if not matching_paths:
+            fail(name, "a party for every layer", dict(at), f"{layer_path!r} has none.")
+        return at[max(matching_paths, key=len)]
 
-    return {path: place(path) for path in known}
+    return {path: party_of(path) for path in layer_paths}

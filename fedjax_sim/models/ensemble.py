@@ -1,4 +1,4 @@
-"""Several models as one: their average, the mean of their outputs, and a loss to distil that into one of them."""
+"""This module makes one model of several: the average of two, an ensemble's mean output, and a loss to distil it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ __all__ = ["distillation", "ensemble", "interpolated", "running_mean"]
 
 
 def interpolated(a: PyTree, b: PyTree, share: float) -> PyTree:
-    """share a + (1 - share) b, such as of a model trained centrally and one trained federated.
+    """Interpolates between the parameters of two models: share a + (1 - share) b.
+
+    An example is the average of a model that was trained centrally and one that was trained by FL.
 
     Args:
-      a, b: parameters of one structure, shapes and dtypes.
+      a, b: parameters of the same structure, shapes and dtypes.
       share: in [0, 1], a Python number.
 
-    Returns: parameters like `a`; `a` itself for 1 and `b` itself for 0.
+    Returns: parameters like `a`. They are `a` itself for share 1 and `b` itself for share 0.
 
     Guarantees: tests/models/test_ensemble.py::test_interpolated.
 
@@ -39,22 +41,30 @@ def interpolated(a: PyTree, b: PyTree, share: float) -> PyTree:
 
 
 def running_mean(mean: Array, x: Array, number: Array) -> Array:
-    """The mean of `number` values, from that of all but the last, which is x: of equal values exactly their value."""
+    """Updates a mean by one more value, x. If all values are equal, the result is exactly their value.
+
+    Args:
+      mean: of the values before x.
+      x: the new value.
+      number: how many values there are, x included.
+    """
     return mean + (x - mean) / jnp.maximum(number, 1).astype(mean.dtype)
 
 
 def ensemble(model: Model, num_members: int) -> Model:
-    """A model whose output is the mean of its members' outputs: of classifiers the mean of logits.
+    """Makes a model whose output is the mean of its members' outputs. For classifiers this is the mean of the logits.
 
     Args:
-      model: of each member; without state.
+      model: the model of each member, without state.
       num_members: M.
 
-    Returns: a `Model` whose parameters are the members', leaves [M, ...]; `init` draws each from a key of its own.
+    Returns: a `Model` whose parameters are those of all members, with leaves [M, ...]. `init` draws each member from a
+      key of its own.
 
-    Raises: TypeError, ValueError for what is no model, or one with state, and for a wrong number.
+    Raises: TypeError or ValueError if `model` is not a `Model` or has state, and for a wrong number of members.
 
-    Guarantees: of equal members exactly their output, else NumPy's mean (tests/models/test_ensemble.py::test_ensemble).
+    Guarantees: equal members give exactly their output, and others the mean of NumPy
+    (tests/models/test_ensemble.py::test_ensemble).
     """
     part("model", model, Model)
     integer("num_members", num_members)
@@ -69,17 +79,18 @@ def ensemble(model: Model, num_members: int) -> Model:
         return jax.tree.map(lambda *xs: jnp.stack(xs), *members), ()
 
     def apply(params, state, x, key, train):
-        def output(i, own):
-            key_of = None if key is None else jax.random.fold_in(key, i)
-            return model.apply(own, (), x, key_of, train)[0]
+        def output(i, member_params):
+            member_key = None if key is None else jax.random.fold_in(key, i)
+            return model.apply(member_params, (), x, member_key, train)[0]
 
-        def member(carry, own):
+        def member(carry, member_params):
             mean, number = carry
-            mean = jax.tree.map(lambda m, z: running_mean(m, z, number + 1), mean, output(number, own))
+            mean = jax.tree.map(lambda m, z: running_mean(m, z, number + 1), mean, output(number, member_params))
             return (mean, number + 1), None
 
-        like = jax.eval_shape(output, 0, jax.tree.map(lambda x: x[0], params))
-        start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+        # Members are scanned, so that the outputs of one member only are in memory at a time.
+        output_spec = jax.eval_shape(output, 0, jax.tree.map(lambda x: x[0], params))
+        start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), output_spec)
         (mean, _), _ = jax.lax.scan(member, (start, jnp.int32(0)), params)
         return mean, state
 
@@ -87,15 +98,17 @@ def ensemble(model: Model, num_members: int) -> Model:
 
 
 def distillation(model: Model, temperature: float = 1.0) -> Callable:
-    """The loss of a student: T^2 KL(softmax(t / T) || softmax(z / T)) of its logits z and a teacher's t.
+    """Makes the loss of a student model, T^2 KL(softmax(t / T) || softmax(z / T)), which pulls it towards a teacher.
+
+    Here z are the logits of the student and t those of the teacher.
 
     Args:
-      model: the student's, without state; it runs as in evaluations.
+      model: the student, without state. It runs in evaluation mode.
       temperature: T > 0.
 
-    Returns: `loss_fn(params, examples, key)` with examples {"x" [n, ...], "teacher" [n, C] logits}; {"loss": [n]}.
+    Returns: `loss_fn(params, examples, key) -> {"loss": [n]}`, with examples {"x": [n, ...], "teacher": [n, C] logits}.
 
-    Guarantees: 0 with gradient 0 where both have the same logits, NumPy's divergence elsewhere
+    Guarantees: loss and gradient are 0 if both have the same logits, and elsewhere the loss is the divergence of NumPy
     (tests/models/test_ensemble.py::test_distillation).
 
     References: Hinton, Vinyals and Dean 2015, section 2.
@@ -109,6 +122,7 @@ def distillation(model: Model, temperature: float = 1.0) -> Callable:
             jax.nn.log_softmax(z.astype(jnp.float32) / temperature) for z in (examples["teacher"], logits)
         )
         teacher = jax.lax.stop_gradient(teacher)
+        # Dividing the logits by T makes gradients about T^2 times smaller, and the factor T^2 restores their size.
         return {"loss": temperature**2 * (jnp.exp(teacher) * (teacher - student)).sum(-1)}
 
     return loss_fn

@@ -1,7 +1,7 @@
-"""Graph networks: GCN, GraphSAGE, GAT and one with typed edges, for batches of padded graphs.
+"""This module builds graph networks for batches of padded graphs: GCN, GraphSAGE, GAT, and one for typed edges.
 
-A batch of n graphs has leaves [n, ...]. Networks for nodes return [n, V, C]; with a readout [n, C]. Dropout is drawn by
-the nodes' ids, so that a node loses the same inputs at whichever party it is.
+A batch of n graphs has leaves [n, ...]. Networks for nodes return [n, V, C], networks with a readout [n, C]. Dropout is
+drawn by the ids of nodes, so a node loses the same inputs at any party.
 """
 
 from __future__ import annotations
@@ -42,41 +42,48 @@ def apply_layer(
     *,
     stacked: bool = False,
 ) -> Array:
-    """One layer on a batch of graphs.
+    """Applies one layer to a batch of graphs.
 
     Args:
+      layer: the layer.
       params: of the layer.
-      graphs: leaves [n, ...], with edges as `graph_layers.known_edges` leaves them.
+      graphs: leaves [n, ...], with edges as `graph_layers.known_edges` returns them.
       h: [n, V, d] embeddings.
-      key: of the training step; None = evaluation, without dropout.
-      exchange: (sent [n, V, width]) -> the same as it is where neighbours are summed, and what arrives there of other
-        parties' nodes, [n, H, width]; None = nothing does.
-      stacked: whether each graph has parameters of its own, leaves [n, ...].
+      key: of the training step. None means evaluation, without dropout.
+      exchange: (sent [n, V, width]) -> (sent, received). It returns `sent` in the form in which neighbours sum it, and
+        the rows [n, H, width] that arrive from nodes of other parties. None means that no rows arrive.
+      stacked: whether each graph has parameters of its own, with leaves [n, ...].
 
     Returns: [n, V, d'], after the activation.
     """
     if key is not None and layer.dropout > 0:
         h = _dropped(stream(key, f"dropout_{layer.name}"), graphs.ids, h, layer.dropout)
-    own = 0 if stacked else None
+    # Layers are written for one graph. `vmap` gives all graphs the same parameters, or each its own.
+    params_axis = 0 if stacked else None
     if layer.send is None:
-        nothing = jnp.zeros((h.shape[0], 0, 0))
-        sent, received = nothing, nothing
+        no_rows = jnp.zeros((h.shape[0], 0, 0))
+        sent, received = no_rows, no_rows
     else:
-        sent = jax.vmap(layer.send, (own, 0, 0))(params, graphs, h)
-        nothing = jnp.zeros((h.shape[0], 0, layer.width))
-        sent, received = (sent, nothing) if exchange is None else exchange(sent)
-    return layer.activation(jax.vmap(layer.combine, (own, 0, 0, 0, 0))(params, graphs, h, sent, received))
+        sent = jax.vmap(layer.send, (params_axis, 0, 0))(params, graphs, h)
+        no_rows = jnp.zeros((h.shape[0], 0, layer.width))
+        sent, received = (sent, no_rows) if exchange is None else exchange(sent)
+    return layer.activation(jax.vmap(layer.combine, (params_axis, 0, 0, 0, 0))(params, graphs, h, sent, received))
 
 
 def _dropped(key: Array, ids: Array, h: Array, rate: float) -> Array:
-    """h without a share of its entries, each by node and column; the others are scaled so that the mean stays."""
+    """Sets a share of the entries of h to zero, and scales the others so that the mean stays the same.
+
+    An entry is dropped by its node's id and its column, so the same entries are dropped in any partition of a graph.
+    """
     width = h.shape[-1]
+    # The counter id * width + column is a different one for each entry of the whole graph (modulo 2^32).
     counters = ids.astype(jnp.uint32)[..., None] * jnp.uint32(width) + jnp.arange(width, dtype=jnp.uint32)[None, None]
-    kept = counter_bits(key, counters) >= jnp.uint32(min(int(rate * 2**32), 2**32 - 1))
-    return jnp.where(kept, h * (1 / (1 - rate)), 0)
+    is_kept = counter_bits(key, counters) >= jnp.uint32(min(int(rate * 2**32), 2**32 - 1))
+    return jnp.where(is_kept, h * (1 / (1 - rate)), 0)
 
 
-def _checked(x: GraphData, num_features: int) -> None:
+def _check_graphs(x: GraphData, num_features: int) -> None:
+    """Refuses an input that is not a batch of graphs with so many features."""
     if not isinstance(x, GraphData):
         fail("x", "GraphData", type(x).__name__, "population.graph_data makes one.", TypeError)
     if x.nodes.ndim != 3 or x.nodes.shape[2] != num_features:
@@ -84,14 +91,15 @@ def _checked(x: GraphData, num_features: int) -> None:
 
 
 def graph_network(parts: Sequence[GraphLayer], num_features: NumFeatures, *, readout: str = "none") -> Model:
-    """A model of layers over graphs, which can be cut between them.
+    """Builds a model from layers over graphs.
 
     Args:
       parts: layers in order, with distinct names.
-      num_features: F of the nodes.
-      readout: "none" (outputs [n, V, C]), or "mean" or "sum" over each graph's nodes ([n, C]).
+      num_features: F, the number of features of a node.
+      readout: "none" returns outputs of nodes, [n, V, C]. "mean" and "sum" reduce them over each graph's nodes, [n, C].
 
-    Returns: a stateless `Model`; it has the `layers`. Edges from nodes of other parties are left out of it.
+    Returns: a stateless `Model` with `layers`. It ignores edges from nodes of other parties. Algorithms that exchange
+    such nodes run the layers themselves, by `apply_layer`.
 
     Guarantees: padding, whatever its features, changes nothing (tests/models/test_graph.py::test_padding).
     """
@@ -99,6 +107,7 @@ def graph_network(parts: Sequence[GraphLayer], num_features: NumFeatures, *, rea
     sequence("parts", parts)
     integer("num_features", num_features)
     one_of("readout", readout, READOUTS)
+    # Names are the keys of the model's parameters.
     names = [layer.name for layer in parts]
     if len(set(names)) < len(names):
         fail("parts", "layers with distinct names", names)
@@ -107,21 +116,26 @@ def graph_network(parts: Sequence[GraphLayer], num_features: NumFeatures, *, rea
         return {layer.name: layer.init(stream(key, layer.name)) for layer in parts}, ()
 
     def apply(params, state, x, key, train):
-        _checked(x, num_features)
-        there = x.ids >= 0
-        h = jnp.where(there[..., None], x.nodes, 0).astype(jnp.float32)
-        x = jax.vmap(layers.known_edges)(x, jnp.zeros((there.shape[0], 0), bool))
+        _check_graphs(x, num_features)
+        is_node = x.ids >= 0
+        # Features of padding may hold anything, even NaN, which a product with zero would not remove.
+        h = jnp.where(is_node[..., None], x.nodes, 0).astype(jnp.float32)
+        x = jax.vmap(layers.known_edges)(x, jnp.zeros((is_node.shape[0], 0), bool))
         for layer in parts:
             h = apply_layer(layer, params[layer.name], x, h, key if train else None)
         if readout == "none":
             return h, state
-        total = jnp.where(there[..., None], h, 0).sum(1)
-        return total / jnp.maximum(there.sum(1), 1).astype(total.dtype)[:, None] if readout == "mean" else total, state
+        # After a bias the rows of padding are not zero, so they are masked again.
+        total = jnp.where(is_node[..., None], h, 0).sum(1)
+        if readout == "mean":
+            return total / jnp.maximum(is_node.sum(1), 1).astype(total.dtype)[:, None], state
+        return total, state
 
     return Model(jax.jit(init), apply, parts)
 
 
 def _identity(x: Array) -> Array:
+    """Returns `x`, as the activation of the last layer."""
     return x
 
 
@@ -137,20 +151,29 @@ def _network(
     last: Callable | None = None,
     activation: Callable = jax.nn.relu,
 ) -> Model:
+    """Builds a network of one kind of layer.
+
+    Args:
+      make: (name, num_inputs, num_outputs, dropout, activation) -> a hidden layer.
+      num_features, num_outputs, hidden, output, dropout, readout: as in `gcn`.
+      last: makes the last layer if `output` is "graph". None = `make`.
+      activation: of the hidden layers.
+    """
     integer("num_features", num_features)
     integer("num_outputs", num_outputs)
     one_of("output", output, ("graph", "dense"))
     in_range("dropout", dropout, 0, 1, open_high=True)
     if not isinstance(hidden, (tuple, list)):
         fail("hidden", "a list of integers", hidden, error=TypeError)
-    made, before = [], num_features
+    parts = []
+    num_inputs = num_features
     for i, width in enumerate(hidden):
         integer(f"hidden[{i}]", width)
-        made.append(make(f"graph_{i}", before, width, dropout=dropout, activation=activation))
-        before = made[-1].num_outputs
-    final = layers.head if output == "dense" else last or make
-    made.append(final("output", before, num_outputs, dropout=dropout, activation=_identity))
-    return graph_network(made, num_features, readout=readout)
+        parts.append(make(f"graph_{i}", num_inputs, width, dropout=dropout, activation=activation))
+        num_inputs = parts[-1].num_outputs  # with several attention heads it is not `width`
+    make_last = layers.head if output == "dense" else last or make
+    parts.append(make_last("output", num_inputs, num_outputs, dropout=dropout, activation=_identity))
+    return graph_network(parts, num_features, readout=readout)
 
 
 def gcn(
@@ -162,20 +185,22 @@ def gcn(
     dropout: float = 0.5,
     readout: str = "none",
 ) -> Model:
-    """Graph convolutional network: h <- ReLU(Â h W + b), Â the symmetrically normalised adjacency with self-loops.
+    """Builds a graph convolutional network, whose layers compute h <- ReLU(Â h W + b).
+
+    Â is the symmetrically normalised adjacency matrix with self-loops. The last layer has no ReLU.
 
     Args:
-      num_features: F of a node.
-      num_outputs: C, classes.
+      num_features: F, the number of features of a node.
+      num_outputs: C, the number of classes.
       hidden: widths of the layers before the last.
-      output: the last layer: "graph", another convolution, or "dense", on each node by itself.
-      dropout: share of each layer's inputs left out in training, in [0, 1).
-      readout: "none" for nodes, "mean" or "sum" over nodes for whole graphs.
+      output: the last layer. "graph" is another convolution, "dense" a dense layer on each node by itself.
+      dropout: share of each layer's inputs that is left out in training, in [0, 1).
+      readout: "none" for outputs of nodes, "mean" or "sum" over nodes for outputs of whole graphs.
 
     Returns: a `Model` on batches of `GraphData`.
 
-    Guarantees: equals dense matrices in NumPy, values and gradients (tests/models/test_graph.py::test_numpy);
-    16 -> 32 -> 7 with a dense output has 544 + 231 parameters (::test_parameter_counts).
+    Guarantees: equals dense matrices in NumPy, in values and gradients (tests/models/test_graph.py::test_numpy). The
+    network 16 -> 32 -> 7 with a dense output has 544 + 231 parameters (::test_parameter_counts).
 
     References: Kipf and Welling 2017, section 3.1.
 
@@ -197,7 +222,10 @@ def graph_sage(
     dropout: float = 0.5,
     readout: str = "none",
 ) -> Model:
-    """GraphSAGE with the mean of all neighbours: h_i <- ReLU(h_i W + mean_j h_j U + b). Arguments as of `gcn`.
+    """Builds a GraphSAGE network with the mean of all neighbours: h_i <- ReLU(h_i W + mean_j h_j U + b).
+
+    Args:
+      num_features, num_outputs, hidden, output, dropout, readout: as in `gcn`.
 
     Guarantees: equals loops in NumPy (tests/models/test_graph.py::test_numpy).
 
@@ -217,11 +245,12 @@ def gat(
     dropout: float = 0.5,
     readout: str = "none",
 ) -> Model:
-    """Graph attention network, with ELU; the last layer has one head. Attention weights are not dropped.
+    """Builds a graph attention network with ELU. The last layer has one head. Dropout leaves attention weights alone.
 
     Args:
-      hidden: widths of each head in the layers before the last.
-      num_heads: heads of those layers, side by side. Others as of `gcn`.
+      hidden: width of each head, for each layer before the last.
+      num_heads: number of heads in these layers. Their outputs are concatenated.
+      num_features, num_outputs, output, dropout, readout: as in `gcn`.
 
     Guarantees: equals loops in NumPy (tests/models/test_graph.py::test_numpy).
 
@@ -229,7 +258,8 @@ def gat(
     """
     integer("num_heads", num_heads)
     options = {"hidden": hidden, "output": output, "dropout": dropout, "readout": readout}
-    make, last = partial(layers.attention, num_heads=num_heads), partial(layers.attention, average=True)
+    make = partial(layers.attention, num_heads=num_heads)
+    last = partial(layers.attention, average=True)
     return _network(make, num_features, num_outputs, **options, last=last, activation=jax.nn.elu)
 
 
@@ -243,10 +273,11 @@ def rgcn(
     dropout: float = 0.5,
     readout: str = "none",
 ) -> Model:
-    """Relational graph network for typed edges: h_i <- ReLU(h_i W + sum_r mean_{j: type r} h_j U_r + b).
+    """Builds a relational graph network for typed edges: h_i <- ReLU(h_i W + sum_r mean_{j: type r} h_j U_r + b).
 
     Args:
-      num_types: R; an edge of another type gives NaN. Others as of `gcn`.
+      num_types: R, the number of types. An edge of another type gives NaN.
+      num_features, num_outputs, hidden, output, dropout, readout: as in `gcn`.
 
     Guarantees: equals loops in NumPy (tests/models/test_graph.py::test_numpy).
 
@@ -258,19 +289,24 @@ def rgcn(
 
 
 def link_prediction(model: Model) -> Callable:
-    """A loss for links: nodes a and b are joined with probability sigmoid(h_a . h_b).
+    """Makes a loss for link prediction, where nodes a and b are joined with probability sigmoid(h_a . h_b).
 
     Args:
-      model: a graph network for nodes; its outputs are embeddings.
+      model: a graph network for nodes, whose outputs are embeddings h.
 
     Returns: `loss_fn(params, examples, key)` with examples `x` (a batch of graphs), `pairs` [n, L, 2] int32 nodes, and
-    `y` [n, L]: 1 joined, 0 not, -1 padding. It gives "loss" (mean cross entropy of a graph's pairs), "weight" (their
-    number) and in evaluations "auc": the chance that a joined pair scores above another of its graph, ties counted
-    half. A graph without both kinds of pairs has no AUC: its "auc_weight" is 0, and a mean over such graphs alone is
-    NaN. A pair with a label whose end is no node, or padding, makes the loss NaN.
+    `y` [n, L]: 1 for a joined pair, 0 for another pair, -1 for padding. It returns
 
-    Guarantees: AUC is the count of all pairs of pairs, padding changes nothing
-    (tests/models/test_links.py::test_auc_and_loss); graphs without an AUC do not lower the mean
+    - "loss" [n], the mean cross entropy over a graph's pairs. It is NaN if a pair with a label has an end that is
+      padding or not a node;
+    - "weight" [n], the number of these pairs;
+    - in evaluations "auc" [n], the probability that a joined pair has a higher score than another pair of its graph,
+      where ties count half;
+    - in evaluations "auc_weight" [n], which is 0 for a graph that lacks one kind of pairs and so has no AUC. A mean
+      over such graphs alone is NaN.
+
+    Guarantees: the AUC equals a count over all pairs of pairs, and padding changes nothing
+    (tests/models/test_links.py::test_auc_and_loss). Graphs without an AUC do not lower the mean
     (::test_auc_of_graphs_that_have_one).
 
     References: Kipf and Welling 2016 (the inner product decoder).
@@ -280,28 +316,35 @@ def link_prediction(model: Model) -> Callable:
 
     def loss_fn(params: PyTree, examples: dict[str, PyTree], key: Array | None = None) -> dict[str, Array]:
         h, _ = model.apply(params, (), examples["x"], key, key is not None)
-        pairs, y = examples["pairs"], examples["y"]
+        pairs = examples["pairs"]
+        y = examples["y"]
         size = h.shape[1]
-        there = jax.vmap(lambda ids, at: ids.at[at].get(mode="fill", fill_value=-1))(examples["x"].ids, pairs) >= 0
-        known = (y >= 0) & (pairs >= 0).all(-1) & there.all(-1)
+        # JAX clamps or wraps indices out of range, so the ends of pairs are checked before h is read.
+        is_node = jax.vmap(lambda ids, at: ids.at[at].get(mode="fill", fill_value=-1))(examples["x"].ids, pairs) >= 0
+        is_usable = (y >= 0) & (pairs >= 0).all(-1) & is_node.all(-1)
         ends = [jax.vmap(lambda rows, at: rows[at])(h, jnp.clip(pairs[..., i], 0, size - 1)) for i in (0, 1)]
-        scores = jnp.where(known, (ends[0] * ends[1]).sum(-1), 0)
-        wrong = (y >= 0) & (~known | (y > 1))
+        scores = jnp.where(is_usable, (ends[0] * ends[1]).sum(-1), 0)
+        is_wrong = (y >= 0) & (~is_usable | (y > 1))
         losses = jax.nn.softplus(jnp.where(y == 1, -scores, scores))
-        count = known.sum(1).astype(jnp.float32)
-        loss = jnp.where(known, losses, 0).sum(1) / jnp.maximum(count, 1)
-        found = {"loss": jnp.where(wrong.any(1), jnp.nan, loss), "weight": count}
+        num_pairs = is_usable.sum(1).astype(jnp.float32)
+        loss = jnp.where(is_usable, losses, 0).sum(1) / jnp.maximum(num_pairs, 1)
+        values = {"loss": jnp.where(is_wrong.any(1), jnp.nan, loss), "weight": num_pairs}
         if key is not None:
-            return found
-        joined, apart = known & (y == 1), known & (y == 0)
-        both = joined.any(1) & apart.any(1)
-        return found | {"auc": jax.vmap(_auc)(scores, joined, apart), "auc_weight": jnp.where(both, count, 0)}
+            return values
+        is_joined = is_usable & (y == 1)
+        is_unjoined = is_usable & (y == 0)
+        has_auc = is_joined.any(1) & is_unjoined.any(1)
+        auc = jax.vmap(_auc)(scores, is_joined, is_unjoined)
+        return values | {"auc": auc, "auc_weight": jnp.where(has_auc, num_pairs, 0)}
 
     return loss_fn
 
 
 def _auc(scores: Array, positive: Array, negative: Array) -> Array:
-    ahead, equal = (compare(scores[:, None], scores[None]).astype(jnp.float32) for compare in (jnp.greater, jnp.equal))
-    above = ahead + equal / 2
-    pairs = positive[:, None] & negative[None]
-    return jnp.where(pairs, above, 0).sum() / jnp.maximum(pairs.sum(), 1).astype(jnp.float32)
+    """Computes the share of pairs (positive, negative) in which the positive one has the higher score, ties half."""
+    is_greater, is_equal = (
+        compare(scores[:, None], scores[None]).astype(jnp.float32) for compare in (jnp.greater, jnp.equal)
+    )
+    wins = is_greater + is_equal / 2
+    is_counted = positive[:, None] & negative[None]
+    return jnp.where(is_counted, wins, 0).sum() / jnp.maximum(is_counted.sum(), 1).astype(jnp.float32)

@@ -1,9 +1,9 @@
-"""Layers that stay fast when every client has its own weights, as functions over plain dicts.
+"""This module has layers, as functions over plain dicts, that stay fast if every client has weights of its own.
 
-Under `vmap` over clients each of them becomes batched matmuls and element-wise operations: XLA:CPU computes the
-gradient of its own convolution 50 times slower than that of the same layer as slices, concatenation and matmul. Inputs
-are cast to the dtype of the parameters, without scaling. Weights that feed a ReLU start He-normal, others
-Glorot-uniform; biases start at zero.
+Under `vmap` over clients each layer becomes batched matmuls and element-wise operations. XLA:CPU computes the gradient
+of its own convolution 50 times slower than that of the same layer as slices, concatenation and matmul. Inputs are cast
+to the dtype of the parameters, without scaling. Weights before a ReLU are initialised He-normal, other weights
+Glorot-uniform, and biases at zero.
 
 References: Glorot and Bengio 2010; He et al. 2015; Chellapilla, Puri and Simard 2006 (im2col).
 """
@@ -33,21 +33,26 @@ Params = dict[str, Array]
 
 
 def _kernel(key: Array, shape: tuple[int, ...], relu: bool) -> Array:
+    """Draws the weights of a layer, which feeds a ReLU or not."""
     initialize = jax.nn.initializers.he_normal() if relu else jax.nn.initializers.glorot_uniform()
     return initialize(key, shape)
 
 
 def _add(x: Array, bias: Array) -> Array:
+    """Adds a bias over the last axis. Its rank is made equal to that of x, so that JAX promotes no ranks."""
     return x + bias.reshape((1,) * (x.ndim - 1) + (-1,))
 
 
 def init_dense(key: Array, num_inputs: int, num_outputs: int, *, relu: bool = False) -> Params:
-    """{"kernel": [num_inputs, num_outputs], "bias": [num_outputs]}; He-normal if `relu`, else Glorot-uniform."""
+    """Draws the parameters of `dense`: {"kernel": [num_inputs, num_outputs], "bias": [num_outputs]}.
+
+    The kernel is He-normal if `relu`, and Glorot-uniform otherwise.
+    """
     return {"kernel": _kernel(key, (num_inputs, num_outputs), relu), "bias": jnp.zeros(num_outputs)}
 
 
 def dense(params: Params, x: Array) -> Array:
-    """x W + b over the last axis of x [..., num_inputs].
+    """Computes x W + b over the last axis of x [..., num_inputs].
 
     Guarantees: equals flax.linen.Dense (tests/models/test_layers.py::test_dense_equals_linen).
 
@@ -59,23 +64,27 @@ def dense(params: Params, x: Array) -> Array:
 
 
 def init_convolution(key: Array, kernel_size: int, num_inputs: int, num_outputs: int, *, relu: bool = True) -> Params:
-    """{"kernel": [k, k, num_inputs, num_outputs], "bias": [num_outputs]}."""
+    """Draws the parameters of `convolution`: {"kernel": [k, k, num_inputs, num_outputs], "bias": [num_outputs]}.
+
+    The kernel is He-normal if `relu`, and Glorot-uniform otherwise.
+    """
     shape = (kernel_size, kernel_size, num_inputs, num_outputs)
     return {"kernel": _kernel(key, shape, relu), "bias": jnp.zeros(num_outputs)}
 
 
 def convolution(params: Params, x: Array, *, stride: int = 1, padding: str = "SAME", method: str = "auto") -> Array:
-    """Two-dimensional convolution of x [n, height, width, channels].
+    """Computes the two-dimensional convolution of x [n, height, width, channels].
 
     Args:
       params: {"kernel": [kh, kw, in, out], "bias": [out]}.
-      x: images, channels last.
+      x: images, with the channels last.
       stride: step in both directions, >= 1.
       padding: "SAME" or "VALID".
-      method: "im2col" (slices, concatenation and matmul: holds kh * kw copies of the input), "native" (XLA's own, which
-        becomes a grouped convolution when clients are vmapped) or "auto", which is im2col, since clients have their own
-        weights. On CPU im2col was measured to be faster; on GPU it avoids a convolution with a group for each client,
-        but was not measured.
+      method: how the convolution is computed.
+        "im2col": slices, concatenation and matmul. It holds kh * kw copies of the input.
+        "native": the convolution of XLA, which becomes a grouped convolution if clients are vmapped.
+        "auto": im2col, since clients have their own weights. On CPU im2col was measured to be faster. On GPU it avoids
+        a convolution with a group for each client, but was not measured.
 
     Returns: [n, height', width', out].
 
@@ -98,15 +107,17 @@ def convolution(params: Params, x: Array, *, stride: int = 1, padding: str = "SA
     if padding == "VALID" and (x.shape[1] < kh or x.shape[2] < kw):
         fail("x", f"images of at least {kh}x{kw}", x.shape)
     pads = tuple(jax.lax.padtype_to_pads(x.shape[1:3], (kh, kw), (stride, stride), padding))
-    return _add((native if method == "native" else im2col)(x, kernel, stride, pads), params["bias"])
+    convolve = native if method == "native" else im2col
+    return _add(convolve(x, kernel, stride, pads), params["bias"])
 
 
 def max_pool(x: Array, *, size: int = 2) -> Array:
-    """Largest value of each size x size window of x [n, height, width, channels]; rows and columns that fill no window
-    are left out.
+    """Takes the largest value of each size x size window of x [n, height, width, channels].
 
-    Guarantees: equals flax.linen.max_pool (tests/models/test_layers.py::test_max_pool_equals_linen); where several
-    entries are largest, they share the gradient equally.
+    Rows and columns at the end that do not fill a window are left out.
+
+    Guarantees: equals flax.linen.max_pool (tests/models/test_layers.py::test_max_pool_equals_linen). If several entries
+    of a window are largest, they share the gradient equally.
 
     >>> import jax.numpy as jnp
     >>> max_pool(jnp.arange(9.0).reshape(1, 3, 3, 1)).tolist()
@@ -117,18 +128,21 @@ def max_pool(x: Array, *, size: int = 2) -> Array:
     h, w = height // size, width // size
     if h < 1 or w < 1:
         fail("x", f"images of at least {size}x{size}", x.shape)
+    # Windows become axes of their own, so that the maximum is an ordinary reduction over them.
     return x[:, : h * size, : w * size].reshape(n, h, size, w, size, channels).max(axis=(2, 4))
 
 
 def init_embedding(key: Array, vocabulary: int, features: int) -> Params:
-    """{"table": [vocabulary, features]}, normal with variance 1 / features."""
+    """Draws the parameters of `embedding`: {"table": [vocabulary, features]}, normal with variance 1 / features."""
     return {"table": jax.random.normal(key, (vocabulary, features)) / jnp.sqrt(features)}
 
 
 def embedding(params: Params, tokens: Array) -> Array:
-    """Rows of the table for integer tokens [...]: zeros for token -1 (padding), NaN for any other without a row.
+    """Returns the rows of the table for integer tokens [...].
 
-    Guarantees: padding reads and trains no row, unknown tokens are never clamped to one
+    Token -1, padding, has zeros. Any other token without a row has NaN, since traced code cannot raise an error.
+
+    Guarantees: padding reads and trains no row, and an unknown token is never clamped to a row
     (tests/models/test_layers.py::test_embedding_padding_and_unknown_tokens).
 
     >>> import jax.numpy as jnp
@@ -137,7 +151,9 @@ def embedding(params: Params, tokens: Array) -> Array:
     """
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
         fail("tokens", "integers", tokens.dtype, "Cast them: x.astype('int32').", TypeError)
-    table, tokens = params["table"], tokens.astype(jnp.int32)[..., None]
+    table = params["table"]
+    tokens = tokens.astype(jnp.int32)[..., None]
+    # Every token reads some row, and tokens without a row are replaced afterwards. So no gradient reaches that row.
     rows = table[jnp.clip(tokens[..., 0], 0, table.shape[0] - 1)]
-    outside = jnp.where((tokens < -1) | (tokens >= table.shape[0]), jnp.nan, 0).astype(table.dtype)
-    return jnp.where((tokens < 0) | (tokens >= table.shape[0]), outside, rows)
+    nan_or_zero = jnp.where((tokens < -1) | (tokens >= table.shape[0]), jnp.nan, 0).astype(table.dtype)
+    return jnp.where((tokens < 0) | (tokens >= table.shape[0]), nan_or_zero, rows)

@@ -1,4 +1,4 @@
-"""Losses `(outputs, targets) -> dict` of per-example values, stable for any finite outputs.
+"""This module has losses `(outputs, targets) -> dict` of per-example values. They are stable for any finite outputs.
 
 A target outside its range gives a NaN loss instead of a plausible number, since traced code cannot raise an error.
 """
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def _labels(targets: Array, shape: tuple[int, ...]) -> Array:
-    """Integer class labels of the given shape, as int32."""
+    """Returns integer class labels as int32, after a check of their type and shape."""
     if not jnp.issubdtype(targets.dtype, jnp.integer):
         fail("targets", "integer class labels", targets.dtype, "Cast them: y.astype('int32').", TypeError)
     if targets.shape != shape:
@@ -37,37 +37,41 @@ def _labels(targets: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _wide(x: Array) -> Array:
-    """At least float32."""
+    """Casts `x` to float32 at least."""
     return x.astype(tree.at_least_float32(x.dtype))
 
 
 def _cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
-    """-log softmax(logits)[label] and whether the first largest logit is the label, over the last axis; NaN and wrong
-    where a logit is NaN or infinity."""
+    """Computes the loss -log softmax(logits)[label] over the last axis, and whether the prediction is correct.
+
+    The prediction is the first of the largest logits. If a logit is NaN or infinity, the loss is NaN and the prediction
+    is not correct.
+    """
     logits = _wide(logits)
+    # The loss does not depend on the shift, so the shift needs no gradient. It keeps exp from overflowing.
     peak = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
     shifted = logits - peak
     # A comparison with iota, not a gather: its transpose is a multiplication, where a gather's is a scatter.
     classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    chosen = jnp.where(classes == labels[..., None], shifted, 0).sum(axis=-1)
-    loss = jnp.log(jnp.exp(shifted).sum(axis=-1)) - chosen
+    label_logit = jnp.where(classes == labels[..., None], shifted, 0).sum(axis=-1)
+    loss = jnp.log(jnp.exp(shifted).sum(axis=-1)) - label_logit
     in_range = (labels >= 0) & (labels < logits.shape[-1])
-    # Not by argmax, which XLA:CPU does not vectorise: the label's logit is the largest, and none before it is. Its
-    # maximum over many rows drops NaN; the loss of such a row is NaN.
-    before = jnp.where(classes < labels[..., None], logits, -jnp.inf).max(axis=-1)
-    correct = in_range & (chosen == 0) & (before < peak[..., 0]) & (loss == loss)
+    # XLA:CPU does not vectorise argmax. So correct means: the label's logit is the largest, and no logit before it is.
+    # The maximum over many rows drops NaN, but the loss of such a row is NaN.
+    largest_before = jnp.where(classes < labels[..., None], logits, -jnp.inf).max(axis=-1)
+    correct = in_range & (label_logit == 0) & (largest_before < peak[..., 0]) & (loss == loss)
     return jnp.where(in_range, loss, jnp.nan), correct.astype(loss.dtype)
 
 
 def softmax_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
-    """Multi-class cross entropy: loss_i = log sum_c exp(z_ic) - z_i,y_i.
+    """Computes the multi-class cross entropy: loss_i = log sum_c exp(z_ic) - z_i,y_i.
 
     Args:
       outputs: [n, C] logits.
-      targets: [n] integer labels in [0, C); others give a NaN loss.
+      targets: [n] integer labels in [0, C). Other labels give a NaN loss.
 
-    Returns: "loss" [n] in nats, "accuracy" [n] (1 where the first largest logit is the label, and none is NaN or
-    infinity).
+    Returns: "loss" [n] in nats, and "accuracy" [n]. The accuracy is 1 if the first largest logit is the label, and no
+    logit is NaN or infinity.
 
     Guarantees: equals a float64 oracle, with gradient softmax - onehot, at logits up to 1e30
     (tests/models/test_losses.py::test_softmax_cross_entropy_against_float64).
@@ -83,13 +87,13 @@ def softmax_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
 
 
 def sigmoid_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
-    """Binary cross entropy of one logit: loss_i = log(1 + exp(-s_i z_i)), s_i = 2 y_i - 1.
+    """Computes the binary cross entropy of one logit: loss_i = log(1 + exp(-s_i z_i)), with s_i = 2 y_i - 1.
 
     Args:
       outputs: [n] or [n, 1] logits of label 1.
-      targets: [n] or [n, 1] labels 0 or 1, of any dtype; others give a NaN loss.
+      targets: [n] or [n, 1] labels 0 or 1, of any dtype. Other labels give a NaN loss.
 
-    Returns: "loss" [n] in nats, "accuracy" [n] (a logit of exactly 0 predicts label 0).
+    Returns: "loss" [n] in nats, and "accuracy" [n]. A logit of exactly 0 predicts label 0.
 
     Guarantees: equals a float64 oracle at logits up to 1e30
     (tests/models/test_losses.py::test_sigmoid_cross_entropy_against_float64).
@@ -98,26 +102,28 @@ def sigmoid_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
     >>> sigmoid_cross_entropy(jnp.array([1e30, -1e30]), jnp.array([1, 0]))["loss"].tolist()
     [0.0, 0.0]
     """
-    logits, labels = _column("outputs", outputs), _column("targets", targets)
+    logits = _column("outputs", outputs)
+    labels = _column("targets", targets)
     if labels.shape != logits.shape:
         fail("targets", f"labels of shape {logits.shape}", targets.shape)
-    positive = labels == 1
-    loss = jax.nn.softplus(jnp.where(positive, -logits, logits))
-    accuracy = ((logits > 0) == positive).astype(loss.dtype)
-    return {"loss": jnp.where(positive | (labels == 0), loss, jnp.nan), "accuracy": accuracy}
+    is_positive = labels == 1
+    loss = jax.nn.softplus(jnp.where(is_positive, -logits, logits))
+    accuracy = ((logits > 0) == is_positive).astype(loss.dtype)
+    return {"loss": jnp.where(is_positive | (labels == 0), loss, jnp.nan), "accuracy": accuracy}
 
 
 def taylor_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
-    """Binary cross entropy to second order around a logit of 0: log 2 - s_i z_i / 2 + z_i^2 / 8, s_i = 2 y_i - 1.
+    """Computes a second-order approximation of the binary cross entropy: log 2 - s_i z_i / 2 + z_i^2 / 8.
 
-    Its derivative z_i / 4 - s_i / 2 is linear in z_i, so that parties who add encrypted scores can compute it.
+    It is the Taylor polynomial around a logit of 0, with s_i = 2 y_i - 1. Its derivative z_i / 4 - s_i / 2 is linear in
+    the logit z_i, so parties who can only add encrypted scores can compute it.
 
     Args:
       outputs, targets: as in `sigmoid_cross_entropy`.
 
-    Returns: "loss" [n], "accuracy" [n] as there.
+    Returns: "loss" [n] and "accuracy" [n], as in `sigmoid_cross_entropy`.
 
-    Guarantees: value, slope and curvature of `sigmoid_cross_entropy` at 0, from which it differs by at most z^4 / 192
+    Guarantees: it has value, slope and curvature of `sigmoid_cross_entropy` at 0, and differs by at most z^4 / 192
     (tests/models/test_vertical.py::test_taylor).
 
     References: Hardy et al. 2017, section 4.1.
@@ -127,27 +133,29 @@ def taylor_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
     [0.6931, 0.3181]
     """
     exact = sigmoid_cross_entropy(outputs, targets)
-    logits, labels = _column("outputs", outputs), _column("targets", targets)
+    logits = _column("outputs", outputs)
+    labels = _column("targets", targets)
     loss = jnp.log(2.0).astype(logits.dtype) - jnp.where(labels == 1, logits, -logits) / 2 + jnp.square(logits) / 8
     return {"loss": jnp.where((labels == 1) | (labels == 0), loss, jnp.nan), "accuracy": exact["accuracy"]}
 
 
 def _column(name: str, x: Array) -> Array:
+    """Returns `x` [n] or [n, 1] as [n], in float32 at least."""
     if x.ndim not in (1, 2) or x.shape[1:] not in ((), (1,)):
         fail(name, "shape [n] or [n, 1]", x.shape, "A binary model has num_outputs=1.")
     return _wide(x).reshape(-1)
 
 
 def squared_error(outputs: Array, targets: Array) -> dict[str, Array]:
-    """Squared error, averaged over an example's output coordinates (no factor 1/2).
+    """Computes the squared error of each example, averaged over its output coordinates and without a factor 1/2.
 
     Args:
       outputs: [n, ...], or [n, 1] for scalar targets.
-      targets: the same shape, or [n]; any real dtype.
+      targets: the same shape, or [n], of any real dtype.
 
     Returns: "loss" [n], in squared units of the target.
 
-    Guarantees: equals a float64 oracle and never broadcasts [n, 1] against [n]
+    Guarantees: equals a float64 oracle, and never broadcasts [n, 1] against [n]
     (tests/models/test_losses.py::test_squared_error_against_float64).
 
     >>> import jax.numpy as jnp
@@ -161,16 +169,16 @@ def squared_error(outputs: Array, targets: Array) -> dict[str, Array]:
 
 
 def next_token_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
-    """Cross entropy of a sequence, averaged over its valid tokens.
+    """Computes the cross entropy of each sequence, averaged over its valid tokens.
 
     Args:
       outputs: [n, L, V] logits.
-      targets: [n, L] integer tokens in [0, V); -1 = padding; others give a NaN loss.
+      targets: [n, L] integer tokens in [0, V), or -1 for padding. Other tokens give a NaN loss.
 
-    Returns: "loss" [n] in nats per token, "accuracy" [n], "weight" [n] = number of valid tokens; all are 0 for a
+    Returns: "loss" [n] in nats per token, "accuracy" [n], and "weight" [n], the number of valid tokens. All are 0 for a
     sequence of padding only.
 
-    Guarantees: padding, whatever its logits, changes neither values nor gradients, and all padding gives zeros
+    Guarantees: padding, whatever its logits, changes neither values nor gradients, and a sequence of padding has zeros
     (tests/models/test_losses.py::test_next_token_padding_changes_nothing).
 
     >>> import jax.numpy as jnp
@@ -182,26 +190,30 @@ def next_token_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]
         fail("outputs", "logits [n, length, vocabulary]", outputs.shape)
     targets = _labels(targets, outputs.shape[:2])
     valid = targets != -1
-    # Replace the logits too: a NaN there would reach the gradient as 0 * NaN.
+    # The logits of padding are replaced too. A NaN among them would reach the gradient as 0 * NaN.
     loss, correct = _cross_entropy(jnp.where(valid[..., None], outputs, 0), jnp.where(valid, targets, 0))
     weight = valid.sum(axis=1).astype(loss.dtype)
 
     def mean(x: Array) -> Array:
+        # A sequence of padding only divides 0 by 1.
         return jnp.where(valid, x, 0).sum(axis=1) / jnp.maximum(weight, 1)
 
     return {"loss": mean(loss), "accuracy": mean(correct), "weight": weight}
 
 
 def node_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
-    """Cross entropy of a graph, averaged over its labelled nodes; "weight" is their number.
+    """Computes the cross entropy of each graph, averaged over its labelled nodes.
+
+    It is `next_token_cross_entropy` with nodes instead of tokens.
 
     Args:
       outputs: [n, V, C] logits.
-      targets: [n, V] integers in [0, C); -1 = no label; others give a NaN loss.
+      targets: [n, V] integers in [0, C), or -1 for a node without a label. Other labels give a NaN loss.
 
-    Returns: "loss" [n] in nats a node, "accuracy" [n], "weight" [n]; all are 0 for a graph without labels.
+    Returns: "loss" [n] in nats per node, "accuracy" [n], and "weight" [n], the number of labelled nodes. All are 0 for
+    a graph without labels.
 
-    Guarantees: those of `next_token_cross_entropy`, which it is, with nodes in place of tokens.
+    Guarantees: those of `next_token_cross_entropy`.
 
     >>> import jax.numpy as jnp
     >>> node_cross_entropy(jnp.zeros((1, 3, 4)), jnp.array([[0, 1, -1]]))["weight"].tolist()
@@ -211,10 +223,12 @@ def node_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
 
 
 def default_loss(task: str) -> Callable:
-    """The usual loss of a data set's task: "classification", "binary", "regression", "next_token",
-    "node_classification" or "graph_classification".
+    """Returns the usual loss for the task of a data set.
 
-    Raises: ValueError: another task; the error names the nearest.
+    Args:
+      task: "classification", "binary", "regression", "next_token", "node_classification" or "graph_classification".
+
+    Raises: ValueError for another task. The error names the most similar task.
 
     >>> default_loss("regression").__name__
     'squared_error'

@@ -1,4 +1,4 @@
-"""What a model is, and how a model and a loss become the `loss_fn` that clients differentiate."""
+"""This module defines what a model is, and joins a model and a loss to the `loss_fn` that clients differentiate."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ __all__ = ["Model", "from_fn", "per_example", "supervised"]
 
 
 class Model(NamedTuple):
-    """Two pure functions over plain dict pytrees, written for one client's batch.
+    """A model consists of two pure functions over plain dict pytrees, which are written for the batch of one client.
 
-    `init(key) -> (params, state)`; `apply(params, state, x, key, train) -> (out, state)` with x and out [n, ...].
-    `state` is `()` for a stateless model; `train` is a Python bool, and `key` may be None when it is False.
+    `init(key)` returns (params, state). `apply(params, state, x, key, train)` returns (out, state), where x and out are
+    [n, ...]. `state` is `()` for a stateless model. `train` is a Python bool, and `key` may be None if it is False.
     """
 
     init: Callable
     apply: Callable
-    layers: tuple = ()  # what it is made of, in order, so that it can be cut; () = it cannot
+    layers: tuple = ()  # the layers of the model in order, so that it can be cut. A model with () cannot be cut.
 
 
 def accepts(function: Callable, name: str) -> bool:
-    """True if `function` names the parameter itself; `**kwargs` do not count, for nobody knows what becomes of them."""
+    """Returns whether `function` has a parameter of this name.
+
+    `**kwargs` do not count, since the function may pass them on or ignore them.
+    """
     return name in inspect.signature(function).parameters
 
 
 def from_fn(init: Callable, apply: Callable) -> Model:
-    """A stateless model from `init(key) -> params` and `apply(params, x) -> out`.
+    """Makes a stateless model from `init(key) -> params` and `apply(params, x) -> out`.
 
     Args:
       init: returns the parameters, any pytree.
-      apply: may also take keywords `key` and `train`, e.g. for dropout.
+      apply: may also take the keywords `key` and `train`, for example for dropout.
 
     Returns: the `Model`, with state `()`.
 
@@ -51,29 +54,30 @@ def from_fn(init: Callable, apply: Callable) -> Model:
     for name, value in (("init", init), ("apply", apply)):
         if not callable(value):
             fail(name, "a function", value, error=TypeError)
-    takes = [name for name in ("key", "train") if accepts(apply, name)]
+    # Signatures are read once, here, rather than in every call.
+    accepted_names = [name for name in ("key", "train") if accepts(apply, name)]
 
     def apply_fn(params: PyTree, state: PyTree, x: PyTree, key: Array | None, train: bool) -> tuple[PyTree, PyTree]:
-        given = {"key": key, "train": train}
-        return apply(params, x, **{name: given[name] for name in takes}), state
+        keywords = {"key": key, "train": train}
+        return apply(params, x, **{name: keywords[name] for name in accepted_names}), state
 
     return Model(lambda key: (init(key), ()), apply_fn)
 
 
 def per_example(out: Array | Mapping[str, Array], num_examples: int | None = None) -> dict[str, Array]:
-    """What a loss function returned, as a dict of per-example values.
+    """Checks the values that a loss function returned, and returns them as a dict of per-example values.
 
     Args:
-      out: [n] losses, or a dict of [n] arrays that holds "loss". "weight" is each example's weight in averages over
-        examples (default 1); all other entries are metrics; "<metric>_weight" is the weight of a metric that
-        not every example has.
+      out: [n] losses, or a dict of [n] arrays with the key "loss". The entry "weight" is the weight of each example in
+        averages over examples (default 1). All other entries are metrics. An entry "<metric>_weight" is the weight of a
+        metric that not every example has, such as "auc_weight" for "auc".
       num_examples: n, if known.
 
     Returns: the dict.
 
-    Raises: ValueError, TypeError: "loss" is missing, or a value is not [n].
+    Raises: ValueError or TypeError if "loss" is missing, or a value is not [n].
 
-    Guarantees: a batch mean or a wrong length is refused, since only per-example values let padding be left out
+    Guarantees: a batch mean or a wrong length is refused, since only per-example values allow to leave out padding
     (tests/models/test_model.py::test_per_example_refuses_what_is_not_one_value_per_example).
 
     >>> import jax.numpy as jnp
@@ -88,6 +92,7 @@ def per_example(out: Array | Mapping[str, Array], num_examples: int | None = Non
             sorted(values),
             'Metrics go beside it, as in {"loss": ..., "mse": ...}.',
         )
+    # If n is not known, the first value of rank 1 gives it.
     n = num_examples
     for name, value in values.items():
         if not hasattr(value, "shape") or not hasattr(value, "dtype"):
@@ -104,7 +109,7 @@ def per_example(out: Array | Mapping[str, Array], num_examples: int | None = Non
 
 
 def check_examples(examples: Mapping[str, PyTree]) -> None:
-    """Refuses all but a dict that has "x" and "y", with a TypeError."""
+    """Raises a TypeError unless `examples` is a dict with the keys "x" and "y"."""
     if not isinstance(examples, Mapping) or not {"x", "y"} <= set(examples):
         shown = sorted(examples) if isinstance(examples, Mapping) else type(examples).__name__
         fail("examples", 'a dict with "x" and "y"', shown, "Write your own loss_fn for other layouts.", TypeError)
@@ -118,24 +123,24 @@ def supervised(
     frozen_state: PyTree | None = None,
     measure: Callable | None = None,
 ) -> Callable:
-    """Joins a model and a loss into `loss_fn(params, examples, key) -> dict` of per-example values.
+    """Joins a model and a loss to `loss_fn(params, examples, key) -> dict` of per-example values.
 
     Args:
       model: the model.
-      loss: `(outputs, targets) -> dict` of [n] values, or an array [n]; see `models.losses`.
-      state: the model's state as `init` returned it; must be empty.
-      frozen_state: for a model with state, the state to use always. The model then always runs in evaluation mode
-        (`train=False`: batch statistics are not updated and dropout is off).
-      measure: `(outputs, examples) -> dict` of [n] values, told beside the loss's own when the key is None, that is in
-        evaluations: what a data set wants to know of a model (`FederatedData.measure`).
+      loss: `(outputs, targets) -> dict` of [n] values, or an array [n]. See `models.losses`.
+      state: the model's state as `init` returned it. It must be empty.
+      frozen_state: for a model with state, the state to use in every call. The model then always runs in evaluation
+        mode (`train=False`): batch statistics are not updated, and dropout is off.
+      measure: `(outputs, examples) -> dict` of [n] values, the metrics of a data set (`FederatedData.measure`). They
+        are added to those of the loss in evaluations, that is if the key is None.
 
-    Returns: `loss_fn`, with examples `{"x": [n, ...], "y": [n, ...]}`; key None means evaluation.
+    Returns: `loss_fn`, with examples `{"x": [n, ...], "y": [n, ...]}`. A key of None means evaluation.
 
-    Raises: ValueError: the model has state and no `frozen_state` is given.
+    Raises: ValueError if the model has state and no `frozen_state` is given.
 
-    Guarantees: equals the model and the loss written out by hand, training exactly when a key is given
-    (tests/models/test_model.py::test_supervised_trains_iff_a_key_is_given); a model with running statistics is refused
-    (tests/models/test_model.py::test_supervised_refuses_state_unless_frozen); measures are told in evaluations only
+    Guarantees: the function equals the model and the loss written out by hand, and trains exactly if a key is given
+    (tests/models/test_model.py::test_supervised_trains_iff_a_key_is_given). A model with running statistics is refused
+    (tests/models/test_model.py::test_supervised_refuses_state_unless_frozen). Measures appear in evaluations only
     (tests/population/datasets/test_industrial.py::test_measures_are_told_in_evaluations).
 
     >>> import jax, jax.numpy as jnp
@@ -156,28 +161,30 @@ def supervised(
             TypeError,
         )
     function("loss", loss, "outputs, targets", hint="Call its factory: default_loss(task), say.")
-    abstract = jax.eval_shape(lambda: model.init(jax.random.key(0))[1])
+    # An abstract call shows the structure of the state without drawing parameters.
+    state_spec = jax.eval_shape(lambda: model.init(jax.random.key(0))[1])
     if frozen_state is None:
-        held = jax.tree_util.tree_leaves_with_path((abstract, state))
-        if held:
+        state_leaves = jax.tree_util.tree_leaves_with_path((state_spec, state))
+        if state_leaves:
             fail(
                 "model",
                 "a model without state",
-                [jax.tree_util.keystr(path[1:]) for path, _ in held],
+                [jax.tree_util.keystr(path[1:]) for path, _ in state_leaves],
                 "Running statistics of a client's padded minibatch are no example means: padding and batch size would "
                 "change the model. Use GroupNorm or LayerNorm, or pass frozen_state=state to keep them fixed.",
             )
-    elif jax.tree.structure(frozen_state) != jax.tree.structure(abstract):
-        fail("frozen_state", f"the model's own {jax.tree.structure(abstract)}", jax.tree.structure(frozen_state))
+    elif jax.tree.structure(frozen_state) != jax.tree.structure(state_spec):
+        fail("frozen_state", f"the model's own {jax.tree.structure(state_spec)}", jax.tree.structure(frozen_state))
     if measure is not None:
         function("measure", measure, "outputs, examples")
-    fixed = () if frozen_state is None else frozen_state
+    fixed_state = () if frozen_state is None else frozen_state
 
     def loss_fn(params: PyTree, examples: Mapping[str, PyTree], key: Array | None = None) -> dict[str, Array]:
         check_examples(examples)
         train = key is not None and frozen_state is None
-        out, _ = model.apply(params, fixed, examples["x"], key, train)
+        out, _ = model.apply(params, fixed_state, examples["x"], key, train)
         values = loss(out, examples["y"])
+        # Whether there is a key is known while the function is traced, so training programs hold no measures.
         if measure is not None and key is None:
             values = {**(values if isinstance(values, Mapping) else {"loss": values}), **measure(out, examples)}
         return per_example(values, jnp.shape(jax.tree.leaves(examples["x"])[0])[0])

@@ -1,4 +1,4 @@
-"""Splits parameters into two parts by path, such as personal and shared, or frozen and trained."""
+"""This module splits parameters into two parts by path, such as personal and shared, or frozen and trained ones."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["combine", "partition"]
 
 
 def partition(params: PyTree, predicate: Callable[[str], bool] | Sequence[str]) -> tuple[PyTree, PyTree]:
-    """Splits nested dicts into the leaves whose path is chosen, and the rest.
+    """Splits nested dicts into the leaves whose path is chosen, and all other leaves.
 
     Args:
-      params: nested dicts; anything else in them is a leaf.
-      predicate: `path -> bool` for paths such as "hidden_0/kernel", or a list of paths of leaves or dicts, each of
-        which must exist ("hidden_0" chooses both of its leaves).
+      params: nested dicts. Anything else in them is a leaf.
+      predicate: `path -> bool`, for paths such as "hidden_0/kernel". Or a list of paths of leaves or dicts, each of
+        which must exist: "hidden_0" chooses both of its leaves.
 
-    Returns: (chosen, rest), nested dicts without the other part's leaves; `{}` where nothing is left.
+    Returns: (chosen, rest), nested dicts without the leaves of the other part. A part without leaves is `{}`.
 
-    Raises: ValueError: a listed path that `params` lacks. TypeError: params is no dict, or an answer no bool.
+    Raises: ValueError if `params` lacks a listed path. TypeError if params is not a dict, or an answer is not a bool.
 
     Guarantees: `combine(*partition(params, predicate))` is `params`, leaf for leaf, and no leaf is in both parts
     (tests/models/test_partition.py::test_combine_inverts_partition).
@@ -34,15 +34,16 @@ def partition(params: PyTree, predicate: Callable[[str], bool] | Sequence[str]) 
         predicate = _listed(params, predicate)
 
     def split(tree: dict, prefix: str) -> tuple[dict, dict]:
-        chosen, rest = {}, {}
+        chosen = {}
+        rest = {}
         for name, value in tree.items():
             path = f"{prefix}{name}"
             if isinstance(value, dict):
-                taken, left = split(value, path + "/")
-                if taken:
-                    chosen[name] = taken
-                if left or not taken:  # an empty dict belongs to the rest
-                    rest[name] = left
+                inner_chosen, inner_rest = split(value, path + "/")
+                if inner_chosen:
+                    chosen[name] = inner_chosen
+                if inner_rest or not inner_chosen:  # an empty dict belongs to the rest
+                    rest[name] = inner_rest
             else:
                 answer = predicate(path)
                 if not isinstance(answer, bool):
@@ -54,17 +55,18 @@ def partition(params: PyTree, predicate: Callable[[str], bool] | Sequence[str]) 
 
 
 def _listed(params: dict, wanted: Sequence[str]) -> Callable[[str], bool]:
-    """The predicate of a list of paths of leaves or dicts, each of which must exist in `params`."""
+    """Returns the predicate that chooses the listed paths of leaves or dicts. Each path must exist in `params`."""
     if isinstance(wanted, str) or not all(isinstance(path, str) for path in wanted):
         fail("predicate", "a function or a list of paths", wanted, error=TypeError)
 
-    def known(tree: dict, prefix: str = ""):
+    def all_paths(tree: dict, prefix: str = ""):
         for name, value in tree.items():
             yield f"{prefix}{name}"
             if isinstance(value, dict):
-                yield from known(value, f"{prefix}{name}/")
+                yield from all_paths(value, f"{prefix}{name}/")
 
-    paths = list(known(params))
+    # A path that chooses nothing would be a spelling error that nobody notices.
+    paths = list(all_paths(params))
     for path in wanted:
         if path not in paths:
             fail("predicate", f"paths among {paths}", path, nearest(path, paths))
@@ -72,25 +74,29 @@ def _listed(params: dict, wanted: Sequence[str]) -> Callable[[str], bool]:
 
 
 def combine(chosen: PyTree, rest: PyTree) -> PyTree:
-    """Joins two parts of `partition`.
+    """Joins the two parts that `partition` returns.
 
-    Raises: ValueError: a path is in both parts.
+    Args:
+      chosen, rest: nested dicts without a common leaf.
 
-    Guarantees: the inverse of `partition` (tests/models/test_partition.py::test_combine_inverts_partition).
+    Raises: ValueError if a path is in both parts.
+
+    Guarantees: it is the inverse of `partition` (tests/models/test_partition.py::test_combine_inverts_partition).
 
     >>> combine({"output": {"bias": 3}}, {"body": {"bias": 2}, "output": {"kernel": 1}})
     {'output': {'bias': 3, 'kernel': 1}, 'body': {'bias': 2}}
     """
 
     def join(a: dict, b: dict, prefix: str) -> dict:
-        out = dict(a)
+        joined = dict(a)
         for name, value in b.items():
             if name not in a:
-                out[name] = value
+                joined[name] = value
+            # Dicts with entries in both parts are joined. A leaf may be in one part only.
             elif isinstance(a[name], dict) and isinstance(value, dict):
-                out[name] = join(a[name], value, f"{prefix}{name}/")
+                joined[name] = join(a[name], value, f"{prefix}{name}/")
             else:
                 fail("rest", "no path of the other part", f"{prefix}{name}")
-        return out
+        return joined
 
     return join(chosen, rest, "")

@@ -1,4 +1,7 @@
-"""Recurrent models of characters or words: embedding, recurrent layers, logits of the next token at every position."""
+"""This module builds recurrent models of characters or words.
+
+A model has an embedding and recurrent layers, and returns logits of the next token at every position.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from fedjax_sim.models.cells import gru_layer, init_gru, init_lstm, lstm_layer
 from fedjax_sim.models.layers import dense, init_dense, init_embedding
 from fedjax_sim.models.layers import embedding as embed
 from fedjax_sim.models.model import Model
-from fedjax_sim.models.sequential import layer as one
+from fedjax_sim.models.sequential import layer as named_layer
 from fedjax_sim.models.sequential import sequential
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import NumOutputs, fail, integer
@@ -18,18 +21,18 @@ __all__ = ["gru", "lstm"]
 
 
 def gru(*, num_outputs: NumOutputs, embedding: int = 8, hidden: int = 64, num_layers: int = 1) -> Model:
-    """Next-token model with gated recurrent units.
+    """Builds a next-token model with gated recurrent units.
 
     Args:
-      num_outputs: V, the size of the vocabulary, of inputs and outputs alike.
-      embedding: features of a token.
-      hidden: features of a recurrent state.
-      num_layers: stacked recurrent layers.
+      num_outputs: V, the size of the vocabulary. Inputs and outputs have the same vocabulary.
+      embedding: number of features of a token.
+      hidden: number of features of a recurrent state.
+      num_layers: number of stacked recurrent layers.
 
     Returns: a stateless `Model` from tokens [n, L] (-1 = padding, embedded as zeros) to logits [n, L, V], with
     parameters {"embedding", "layer_0", ..., "output"}.
 
-    Guarantees: the logits at a position depend on no later token, and on no other sequence
+    Guarantees: the logits at a position depend on no later token and on no other sequence
     (tests/models/test_recurrent.py::test_logits_depend_on_the_past_only).
 
     References: Cho et al. 2014; Caldas et al. 2018 (LEAF), Shakespeare.
@@ -44,10 +47,15 @@ def gru(*, num_outputs: NumOutputs, embedding: int = 8, hidden: int = 64, num_la
 
 
 def lstm(*, num_outputs: NumOutputs, embedding: int = 8, hidden: int = 64, num_layers: int = 1) -> Model:
-    """Next-token model with long short-term memory; arguments and result as for `gru`.
+    """Builds a next-token model with long short-term memory.
 
-    Guarantees: as for `gru`; `num_outputs=90, hidden=256, num_layers=2` has the 820,522 parameters of the Shakespeare
-    model of Reddi et al. (tests/models/test_recurrent.py::test_parameter_counts).
+    Args:
+      num_outputs, embedding, hidden, num_layers: as in `gru`.
+
+    Returns: as `gru`.
+
+    Guarantees: as `gru`. With `num_outputs=90, hidden=256, num_layers=2` it has the 820,522 parameters of the
+    Shakespeare model of Reddi et al. (tests/models/test_recurrent.py::test_parameter_counts).
 
     References: Hochreiter and Schmidhuber 1997; McMahan et al. 2017, section 3; Reddi et al. 2021, appendix.
 
@@ -62,17 +70,20 @@ def lstm(*, num_outputs: NumOutputs, embedding: int = 8, hidden: int = 64, num_l
 def _recurrent(
     init_layer: Callable, layer: Callable, num_outputs: int, embedding: int, hidden: int, num_layers: int
 ) -> Model:
+    """Builds a next-token model from one kind of recurrent layer."""
     for name, value in (("num_outputs", num_outputs), ("embedding", embedding), ("hidden", hidden)):
         integer(name, value)
     integer("num_layers", num_layers)
 
+    # The embedding would accept tokens of any shape, but the recurrent layers need [n, L].
     def embedded(params: PyTree, x: Array) -> Array:
         if x.ndim != 2:
             fail("x", "tokens [n, length]", x.shape)
         return embed(params, x)
 
-    layers = [one("embedding", partial(init_embedding, vocabulary=num_outputs, features=embedding), embedded)]
+    layers = [named_layer("embedding", partial(init_embedding, vocabulary=num_outputs, features=embedding), embedded)]
     for i in range(num_layers):
         sizes = {"num_inputs": hidden if i else embedding, "hidden": hidden}
-        layers.append(one(f"layer_{i}", partial(init_layer, **sizes), layer))
-    return sequential([*layers, one("output", partial(init_dense, num_inputs=hidden, num_outputs=num_outputs), dense)])
+        layers.append(named_layer(f"layer_{i}", partial(init_layer, **sizes), layer))
+    output = named_layer("output", partial(init_dense, num_inputs=hidden, num_outputs=num_outputs), dense)
+    return sequential([*layers, output])

@@ -1,4 +1,4 @@
-"""Models as sequences of named layers; `models.cuts` shares them out among parties."""
+"""This module builds models as sequences of named layers. `models.cuts` divides such a model among parties."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ Places = Mapping[str, int]  # path of a layer -> the party that holds it
 
 
 class Layer(NamedTuple):
-    """One step of a model: `init(key)` makes its entries of the model's parameters, `apply(entries, x)` its output.
+    """A layer is one step of a model.
 
-    A layer with branches has no `apply`: each branch takes the layer's input, and `join` makes the output of theirs.
+    `init(key)` draws the layer's entries in the dict of the model's parameters. `apply(entries, x)` computes the
+    layer's output. A layer with branches has no `apply`. Each branch takes the layer's input, and `join` combines the
+    outputs of the branches.
     """
 
     name: str
     init: Callable  # (key) -> dict with `keys`
     apply: Callable | None  # (dict with `keys`, x) -> out
-    keys: tuple[str, ...]  # names of its entries; () without parameters
-    branches: tuple[tuple[str, tuple[Layer, ...]], ...] = ()  # pairs of a name and its layers
-    join: Callable | None = None  # (outputs of the branches, a list in their order) -> out
+    keys: tuple[str, ...]  # names of the layer's entries, () for a layer without parameters
+    branches: tuple[tuple[str, tuple[Layer, ...]], ...] = ()  # pairs of a branch's name and its layers
+    join: Callable | None = None  # (list of the branches' outputs, in their order) -> out
 
 
 def layer(name: str, init: Callable | None, apply: Callable) -> Layer:
-    """A layer from functions of its own parameters.
+    """Makes a layer from functions of the layer's parameters.
 
     Args:
-      name: without "/"; its parameters stand under it in the model's.
-      init: (key) -> params, any pytree; None for a layer without parameters.
-      apply: (params, x) -> out, on a batch [n, ...]; (x) -> out without parameters.
+      name: a word without "/". The layer's parameters have this key in the parameters of the model.
+      init: (key) -> params, any pytree. None for a layer without parameters.
+      apply: (params, x) -> out, on a batch [n, ...]. For a layer without parameters (x) -> out.
 
     >>> import jax.numpy as jnp
     >>> half = layer("half", None, lambda x: x / 2)
@@ -55,11 +57,11 @@ def layer(name: str, init: Callable | None, apply: Callable) -> Layer:
 
 
 def branches(name: str, parts: Mapping[str, Sequence[Layer]], join: Callable) -> Layer:
-    """A layer whose branches all take its input.
+    """Makes a layer of several branches, which all take the layer's input.
 
     Args:
-      name: its parameters are {name: {branch: {layer: ...}}}.
-      parts: branch -> its layers; none: the branch hands its input on.
+      name: of the layer, whose parameters are {name: {branch: {layer: ...}}}.
+      parts: name of a branch -> its layers. A branch without layers returns its input.
       join: (list of the branches' outputs) -> out, such as `sum`.
 
     Guarantees: a cut that gives branches to different parties changes no bit of the output
@@ -72,51 +74,59 @@ def branches(name: str, parts: Mapping[str, Sequence[Layer]], join: Callable) ->
     [1.5, 1.5]
     """
     function("join", join, "outputs")
-    pairs = tuple((key, _named(f"{name}/{key}", value)) for key, value in parts.items())
+    pairs = tuple((branch, _checked_layers(f"{name}/{branch}", layers)) for branch, layers in parts.items())
     if not pairs:
         fail("parts", "at least one branch", parts)
 
+    # Keys depend on names, so a layer's parameters stay the same if branches are added or reordered.
     def init(key: Array) -> dict:
-        made = {part: _made(layers, stream(stream(key, name), part)) for part, layers in pairs}
-        return {name: {part: entries for part, entries in made.items() if entries}}
+        entries_of_branch = {
+            branch: _init_layers(layers, stream(stream(key, name), branch)) for branch, layers in pairs
+        }
+        return {name: {branch: entries for branch, entries in entries_of_branch.items() if entries}}
 
-    keys = (name,) if any(one.keys for _, layers in pairs for one in layers) else ()
+    # If no layer inside has parameters, the model's dict has no entry for this one.
+    keys = (name,) if any(layer.keys for _, layers in pairs for layer in layers) else ()
     if not keys:
         return Layer(name, lambda key: {}, None, (), pairs, join)
     return Layer(name, init, None, keys, pairs, join)
 
 
-def _named(where: str, layers: Sequence[Layer]) -> tuple[Layer, ...]:
+def _checked_layers(where: str, layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Returns the layers as a tuple, and refuses two layers with the same name or with common parameters."""
     layers = tuple(layers)
-    for i, one in enumerate(layers):
-        if not isinstance(one, Layer):
-            fail(f"{where}[{i}]", "a Layer", one, "Make it by models.layer(name, init, apply).", TypeError)
-    for what, names in (("name", [x.name for x in layers]), ("parameters", [key for x in layers for key in x.keys])):
-        again = sorted({name for name in names if names.count(name) > 1})
-        if again:
-            fail(where, f"layers of which no two have the same {what}", again, "Rename one.")
+    for i, layer in enumerate(layers):
+        if not isinstance(layer, Layer):
+            fail(f"{where}[{i}]", "a Layer", layer, "Make it by models.layer(name, init, apply).", TypeError)
+    layer_names = [layer.name for layer in layers]
+    parameter_names = [key for layer in layers for key in layer.keys]
+    for what, names in (("name", layer_names), ("parameters", parameter_names)):
+        repeated_names = sorted({name for name in names if names.count(name) > 1})
+        if repeated_names:
+            fail(where, f"layers of which no two have the same {what}", repeated_names, "Rename one.")
     return layers
 
 
-def _made(layers: tuple[Layer, ...], key: Array) -> dict:
+def _init_layers(layers: tuple[Layer, ...], key: Array) -> dict:
+    """Draws the parameters of all layers. The key of a layer depends on its name, not on its position."""
     params = {}
-    for one in layers:
-        params |= one.init(stream(key, one.name))
+    for layer in layers:
+        params |= layer.init(stream(key, layer.name))
     return params
 
 
 def sequential(layers: Sequence[Layer]) -> Model:
-    """A model of layers, one after the other; `Model.layers` has them, so it can be cut.
+    """Makes a model that runs layers one after the other. `Model.layers` holds them, so the model can be cut.
 
     Args:
-      layers: with distinct names; layer "a" draws its parameters from the key's stream "a".
+      layers: with distinct names. Layer "a" draws its parameters from the key's stream "a".
 
-    Returns: a stateless `Model`; its parameters are the layers' entries in one dict.
+    Returns: a stateless `Model`, whose parameters are the entries of all layers in one dict.
 
-    Raises: ValueError for two layers of one name, or without layers.
+    Raises: ValueError for two layers of the same name, and if there is no layer.
 
-    Guarantees: `linear`, `mlp`, `cnn`, `gru` and `lstm` are sequences, each the program that its layers written one
-    after the other make (tests/models/test_sequential.py::test_built_in_networks_are_sequences).
+    Guarantees: `linear`, `mlp`, `cnn`, `gru` and `lstm` are sequences. Each compiles to the same program as its layers
+    written one after the other (tests/models/test_sequential.py::test_built_in_networks_are_sequences).
 
     >>> import jax, jax.numpy as jnp
     >>> double = layer("double", lambda key: jnp.full(2, 2.0), lambda w, x: w[None] * x)
@@ -125,47 +135,61 @@ def sequential(layers: Sequence[Layer]) -> Model:
     >>> model.apply(params, state, jnp.ones((3, 2)), None, False)[0].tolist()
     [4.0, 4.0, 4.0]
     """
-    layers = _named("layers", layers)
+    layers = _checked_layers("layers", layers)
     if not layers:
         fail("layers", "at least one layer", layers)
 
     def apply(params: PyTree, x: Array) -> Array:
-        return run_layers(layers, params, x, None, "", _stay)[0]
+        return run_layers(layers, params, x, None, "", _no_move)[0]
 
-    return from_fn(jax.jit(lambda key: _made(layers, key)), apply)._replace(layers=layers)
+    return from_fn(jax.jit(lambda key: _init_layers(layers, key)), apply)._replace(layers=layers)
 
 
-def _stay(x: PyTree, source: int | None, target: int | None, name: str) -> PyTree:
+def _no_move(x: PyTree, source: int | None, target: int | None, name: str) -> PyTree:
+    """Moves nothing, for a model without parties."""
     return x
 
 
 def run_layers(layers, params, x, holder, path, move, places: Places | None = None) -> tuple[PyTree, int | None]:
-    """(output of the layers, the party that has it): `move(x, source, target, name)` brings what a party needs.
+    """Runs layers that may belong to several parties.
 
     Args:
-      layers, params: of a model, or of a branch, whose layers' names begin with `path`.
-      x, holder: a batch, and the party that has it.
-      places: path of every layer -> its party; None: nobody's.
+      layers: of a model, or of a branch.
+      params: of these layers.
+      x: a batch, the input of the first layer.
+      holder: the party that has x.
+      path: the prefix of the layers' names, "" for a model.
+      move: (x, source, target, name) -> what the target receives. It is called before each layer that takes x, and for
+        the output of each branch, also if source and target are the same party.
+      places: path of every layer -> its party. None for a model without parties.
+
+    Returns: the output of the last layer, and the party that has it.
     """
-    for one in layers:
-        here = f"{path}{one.name}"
-        target = None if places is None else places[here]
-        if one.branches:
-            entries, outs = params.get(one.name, {}), []
-            for part, inner in one.branches:
-                out, last = run_layers(inner, entries.get(part, {}), x, holder, f"{here}/{part}/", move, places)
-                outs.append(move(out, last, target, f"{here}/{part}"))
-            x = one.join(outs)
+    for layer in layers:
+        layer_path = f"{path}{layer.name}"
+        target = None if places is None else places[layer_path]
+        if layer.branches:
+            entries = params.get(layer.name, {})
+            outputs = []
+            # Each branch starts from x at its holder. Its output is brought to the party that joins the branches.
+            for branch, inner_layers in layer.branches:
+                branch_path = f"{layer_path}/{branch}"
+                output, last_holder = run_layers(
+                    inner_layers, entries.get(branch, {}), x, holder, f"{branch_path}/", move, places
+                )
+                outputs.append(move(output, last_holder, target, branch_path))
+            x = layer.join(outputs)
         else:
-            x = move(x, holder, target, here)
-            x = one.apply(_entries(one, here, params), x)
-        holder = target
+            x = move(x, holder, target, layer_path)
+            x = layer.apply(_entries(layer, layer_path, params), x)
+        holder = target  # the party that ran this layer has its output
     return x, holder
 
 
-def _entries(one: Layer, path: str, params: PyTree) -> PyTree:
-    """The entries of a layer."""
-    there = sorted(params) if isinstance(params, Mapping) else type(params).__name__
-    if not isinstance(params, Mapping) or not set(one.keys) <= set(params):
-        fail("params", f"a dict with {list(one.keys)}, of the layer {path!r}", there, "model.init(key)[0] makes them.")
-    return {key: params[key] for key in one.keys}
+def _entries(layer: Layer, path: str, params: PyTree) -> PyTree:
+    """Returns the entries of a layer in the parameters `params`."""
+    shown = sorted(params) if isinstance(params, Mapping) else type(params).__name__
+    if not isinstance(params, Mapping) or not set(layer.keys) <= set(params):
+        rule = f"a dict with {list(layer.keys)}, of the layer {path!r}"
+        fail("params", rule, shown, "model.init(key)[0] makes them.")
+    return {key: params[key] for key in layer.keys}

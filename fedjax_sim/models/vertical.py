@@ -1,4 +1,7 @@
-"""Models of a vertical federation: a bottom for each party's columns, and a top with the party that has the labels."""
+"""This module builds models for vertical federations, whose parties hold different columns.
+
+Each party has a bottom model over its own columns. The party with the labels also has the top model.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from fedjax_sim.validate import FromData, NumOutputs, fail, integer, sequence
 
 __all__ = ["by_party", "vertical_linear", "vertical_mlp"]
 
-PARTIES = "parties"
+PARTIES = "parties"  # name of the first layer, which has a branch for each party
 
 
 def by_party(
@@ -28,16 +31,18 @@ def by_party(
     join: Callable,
     top: Sequence[Layer] = (),
 ) -> Model:
-    """A model whose first layer is a branch for each party, over its own columns; the join and the rest are the top.
+    """Builds a model whose first layer has a branch for each party, which reads the party's own columns.
+
+    The join of the branches and all later layers are the top model.
 
     Args:
-      columns: [P] how many columns each party has. x is [n, d], the parties' columns side by side, or P arrays
-        [n, d_p], which need no copy.
-      bottoms: of each party, its layers; the first one takes [n, d_p]. Their outputs are what parties send.
-      join: (the parties' outputs, a list) -> what the top takes.
-      top: layers of the label holder, party 0.
+      columns: [P], how many columns each party has. The model takes x [n, d], the parties' columns side by side. It
+        also takes P arrays [n, d_p], which need no copy.
+      bottoms: the layers of each party. The first of them takes [n, d_p]. The parties send the outputs of the last.
+      join: (list of the parties' outputs) -> input of the top model.
+      top: layers of party 0, who holds the labels.
 
-    Returns: a `Model` with parameters {"parties": {"party_0": ..., ...}, ...}; `algorithms.vertical` trains it.
+    Returns: a `Model` with parameters {"parties": {"party_0": ..., ...}, ...}. `algorithms.vertical` trains it.
 
     Raises: ValueError, TypeError for fewer than two parties, another number of bottoms, and columns below 1.
 
@@ -50,27 +55,29 @@ def by_party(
     >>> model.apply({}, (), jnp.ones((1, 3)), None, False)[0].tolist()
     [[0.5, 0.5, 0.5]]
     """
-    columns = _checked(columns)
+    columns = _checked_columns(columns)
     if not isinstance(bottoms, (list, tuple)) or len(bottoms) != len(columns):
         shown = len(bottoms) if isinstance(bottoms, (list, tuple)) else bottoms
         fail("bottoms", f"layers for each of {len(columns)} parties", shown)
-    edges = pairwise(np.cumsum([0, *columns]).tolist())
+    # The first layer of each branch selects the party's columns, so that no party's model sees those of others.
+    spans = pairwise(np.cumsum([0, *columns]).tolist())  # first column of each party, and first column after it
     parts = {}
-    for party, (span, bottom) in enumerate(zip(edges, bottoms, strict=True)):
-        own = layer("columns", None, partial(_own, party=party, span=span, columns=columns))
-        parts[f"party_{party}"] = [own, *bottom]
+    for party, (span, bottom) in enumerate(zip(spans, bottoms, strict=True)):
+        own_columns = layer("columns", None, partial(_party_columns, party=party, span=span, columns=columns))
+        parts[f"party_{party}"] = [own_columns, *bottom]
     return sequential([branches(PARTIES, parts, join), *top])
 
 
-def _own(x: Array | Sequence[Array], *, party: int, span: tuple[int, int], columns: tuple[int, ...]) -> Array:
-    """A party's columns [n, d_p]."""
+def _party_columns(x: Array | Sequence[Array], *, party: int, span: tuple[int, int], columns: tuple[int, ...]) -> Array:
+    """Returns the columns [n, d_p] of a party, from one array or from an array for each party."""
     widths = [part.shape[-1] for part in x] if isinstance(x, (tuple, list)) else None
     if (list(columns) != widths) if widths is not None else x.ndim != 2 or x.shape[1] != sum(columns):
         fail("x", f"parties with {list(columns)} columns", x.shape if widths is None else widths)
     return x[:, slice(*span)] if widths is None else x[party]
 
 
-def _checked(columns: Sequence[int]) -> tuple[int, ...]:
+def _checked_columns(columns: Sequence[int]) -> tuple[int, ...]:
+    """Returns the parties' numbers of columns as a tuple, after checks."""
     hint = "A data set gets them by population.with_parties, [data.with_parties]."
     if columns is None:
         fail("columns", "how many columns each party has", None, hint)
@@ -81,15 +88,16 @@ def _checked(columns: Sequence[int]) -> tuple[int, ...]:
 
 
 def vertical_linear(*, columns: Annotated[Sequence[int], FromData("columns")], num_outputs: NumOutputs) -> Model:
-    """Linear or logistic regression over parties: the scores sum_p X_p W_p + b, from zero; the label holder has b.
+    """Builds linear or logistic regression over parties, with the scores sum_p X_p W_p + b.
 
-    A party sends its partial scores X_p W_p, [n, num_outputs].
+    Each party sends its partial scores X_p W_p, [n, num_outputs], and the label holder has b. Parameters start at zero.
 
     Args:
-      columns: as in `by_party`; a config takes them from the data.
-      num_outputs: 1 for a binary logit, else targets or classes.
+      columns: as in `by_party`. A config takes them from the data.
+      num_outputs: 1 for a binary logit, otherwise the number of targets or classes.
 
-    Guarantees: the scores of `linear` (tests/models/test_vertical.py::test_the_scores_are_those_of_one_table).
+    Guarantees: the scores equal those of `linear`
+    (tests/models/test_vertical.py::test_the_scores_are_those_of_one_table).
 
     References: Hardy et al. 2017, section 4; Yang et al. 2019, section 2.4.
 
@@ -97,7 +105,7 @@ def vertical_linear(*, columns: Annotated[Sequence[int], FromData("columns")], n
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
     6
     """
-    columns = _checked(columns)
+    columns = _checked_columns(columns)
     integer("num_outputs", num_outputs)
 
     def zeros(key: Array, width: int) -> PyTree:
@@ -106,6 +114,7 @@ def vertical_linear(*, columns: Annotated[Sequence[int], FromData("columns")], n
     def score(params: PyTree, x: Array) -> Array:
         return x.astype(params["kernel"].dtype) @ params["kernel"]
 
+    # The bias is added once, after the sum. A bias in each party's score would be the same parameter P times.
     bottoms = [[layer("score", partial(zeros, width=width), score)] for width in columns]
     bias = layer("bias", lambda key: jnp.zeros(num_outputs), lambda b, x: x + b[None])
     return by_party(columns, bottoms, sum, [bias])
@@ -119,15 +128,16 @@ def vertical_mlp(
     embedding: int = 8,
     top: Sequence[int] = (16,),
 ) -> Model:
-    """A network over parties: each party embeds its columns, the label holder's top reads all embeddings.
+    """Builds a network over parties: each party embeds its columns, and the label holder reads all embeddings.
 
     Args:
       columns, num_outputs: as in `vertical_linear`.
-      hidden: widths of a bottom's hidden ReLU layers.
-      embedding: k, what a party sends of each row, before any activation.
-      top: widths of the top's hidden layers; a ReLU stands before each layer of the top.
+      hidden: widths of the hidden ReLU layers of each party's bottom model.
+      embedding: k, how many numbers a party sends for each row. No activation is applied before they are sent.
+      top: widths of the hidden layers of the top model. A ReLU precedes each layer of the top.
 
-    Guarantees: parameters counted by hand (tests/models/test_vertical.py::test_parameters_of_the_network).
+    Guarantees: the number of parameters equals a count by hand
+    (tests/models/test_vertical.py::test_parameters_of_the_network).
 
     References: Vepakomma et al. 2018, section 3 (vertically partitioned data).
 
@@ -135,7 +145,7 @@ def vertical_mlp(
     >>> sorted(params)
     ['output', 'parties', 'top_0']
     """
-    columns = _checked(columns)
+    columns = _checked_columns(columns)
     for name, values in (("hidden", hidden), ("top", top)):
         if not isinstance(values, (tuple, list)):
             fail(name, "widths in a list", values, error=TypeError)
@@ -143,6 +153,7 @@ def vertical_mlp(
             integer(name, value)
     integer("num_outputs", num_outputs)
     integer("embedding", embedding)
+    # Each bottom ends without a ReLU. The top applies it to the concatenated embeddings.
     bottoms = []
     for width in columns:
         widths = [width, *hidden, embedding]
@@ -150,12 +161,15 @@ def vertical_mlp(
         bottoms.append(
             [_dense(name, *ends, relu=name != "embedding") for name, ends in zip(names, pairwise(widths), strict=True)]
         )
-    widths, names = [embedding * len(columns), *top, num_outputs], [*(f"top_{i}" for i in range(len(top))), "output"]
+    widths = [embedding * len(columns), *top, num_outputs]
+    names = [*(f"top_{i}" for i in range(len(top))), "output"]
     head = [_dense(name, *ends, relu=name != "output") for name, ends in zip(names, pairwise(widths), strict=True)]
     return by_party(columns, bottoms, lambda parts: jax.nn.relu(jnp.concatenate(parts, axis=1)), head)
 
 
 def _dense(name: str, num_inputs: int, num_outputs: int, *, relu: bool) -> Layer:
+    """Makes a dense layer, with or without a ReLU."""
+
     def apply(params: PyTree, x: Array) -> Array:
         out = dense(params, x)
         return jax.nn.relu(out) if relu else out

@@ -1,4 +1,4 @@
-"""Populations and federated data sets: which clients exist, and what data each holds."""
+"""This subpackage holds populations and federated data sets: which clients exist, and what data each of them holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A population in a few numbers, for the report of a run."""
+"""This module summarises a population in a few numbers for the report of a run, and identifies it by a digest."""
 
 from __future__ import annotations
 
@@ -14,59 +14,65 @@ from fedjax_sim.population.store import open_store
 
 __all__ = ["describe", "digest"]
 
-SHOWN_CLIENTS = 24
-MAX_VISITED = 1 << 22  # clients whose sizes are looked at
+SHOWN_CLIENTS = 24  # whose labels are counted
+MAX_VISITED = 1 << 22  # clients, beyond which sizes are not computed
 
 
 def describe(data: Any) -> dict[str, Any]:
-    """Sizes of all clients and label counts of some, as JSON values.
+    """Describes the sizes of all clients and the label counts of some, as JSON values.
 
     Args:
       data: a `population.FederatedData`.
 
-    Returns: `name`, `num_clients`, `poisons` and `notes` where there are some, `num_examples_total` and
-      `examples_quantiles` (for up to four million clients), and where there are classes `client_ids`, `label_names` and
-      `label_counts` of up to 24 clients spread over the ids.
+    Returns: a dict with `name` and `num_clients`. It has `poisons` and `notes` if there are any. For up to four million
+      clients it has `num_examples_total` and `examples_quantiles`. For the tasks "binary" and "classification" it has
+      `client_ids`, `label_names` and `label_counts` of up to 24 clients, spread evenly over the ids.
     """
     size = data.train.size
     about: dict[str, Any] = {"name": data.name, "num_clients": size}
     about |= {name: list(words) for name in ("poisons", "notes") if (words := getattr(data, name))}
     if size <= MAX_VISITED:
         sizes = np.asarray(sizes_of(data.train))
-        marks = np.quantile(sizes, [0, 0.25, 0.5, 0.75, 1])
+        quantiles = np.quantile(sizes, [0, 0.25, 0.5, 0.75, 1])
         about["num_examples_total"] = int(sizes.sum(dtype=np.int64))
-        about["examples_quantiles"] = dict(zip(("min", "q25", "median", "q75", "max"), marks.tolist(), strict=True))
-    if data.task not in ("binary", "classification"):  # counts of dozens of characters would tell a reader nothing
+        names = ("min", "q25", "median", "q75", "max")
+        about["examples_quantiles"] = dict(zip(names, quantiles.tolist(), strict=True))
+    # Other tasks have no labels, or, for "next_token", dozens of characters whose counts would tell a reader nothing.
+    if data.task not in ("binary", "classification"):
         return about
     ids = np.unique(np.linspace(0, size - 1, SHOWN_CLIENTS).astype(np.int32))
     num_labels = max(data.num_outputs, 2)
-    draw = jax.jit(lambda population, id: population.client(id))
-    about["client_ids"], about["label_counts"] = ids.tolist(), []
+    read_client = jax.jit(lambda population, id: population.client(id))
+    about["client_ids"] = ids.tolist()
+    about["label_counts"] = []
     about["label_names"] = list(data.label_names or map(str, range(num_labels)))
     for id in ids:
-        client = jax.device_get(draw(data.train, id))
+        client = jax.device_get(read_client(data.train, id))
         labels = np.asarray(client.examples["y"])[np.asarray(client.mask)].reshape(-1)
         about["label_counts"].append(np.bincount(labels[labels >= 0], minlength=num_labels).tolist())
     return about
 
 
 def digest(data: Any) -> str:
-    """SHA-256 of the clients' data and the test sets, so that a run cannot be resumed on other data unnoticed.
+    """Returns the SHA-256 sum of the clients' data and the test sets, as hexadecimal digits.
 
-    A store that stays on the disk is read once, a second for each gigabyte.
+    A run compares it, so that nobody resumes the run on other data unnoticed. A store that stays on the disk is read
+    once, which takes about a second for each gigabyte.
 
     Raises: ValueError for a store whose files are not those of its manifest.
 
     Guarantees: tests/command/test_app.py::test_other_data_are_refused, with a local test too
-    (tests/population/test_own_test_rows.py::test_other_rows_have_another_digest); every byte of a store on the disk
+    (tests/population/test_own_test_rows.py::test_other_rows_have_another_digest). Every byte of a store on the disk
     counts (tests/population/test_native_store.py::test_a_changed_byte_on_the_disk).
     """
-    more = [rows for rows in (data.triggered, data.server) if rows is not None]
-    sha = tree.sha256_of((data.train, data.test, data.held_out, *more))
-    populations = (data.train, data.held_out)  # under any wrappers, one may read rows from the disk
+    optional_rows = [rows for rows in (data.triggered, data.server) if rows is not None]
+    sha = tree.sha256_of((data.train, data.test, data.held_out, *optional_rows))
+    # Rows on the disk are no leaves of the pytree, so they enter by the sums in their store's manifest. The population
+    # that reads them may lie inside of any wrappers.
+    populations = (data.train, data.held_out)
     parts = jax.tree.leaves(populations, is_leaf=lambda part: isinstance(part, Host))
     stores = [part.source.opened for part in parts if isinstance(part, Host)]
     manifests = [open_store(store.directory, verify=True).digest for store in stores]
     sha.update(repr("".join(manifests)).encode())
-    sha.update("".join(data.poisons).encode())  # functions have no bytes
+    sha.update("".join(data.poisons).encode())  # a function that poisons has no bytes, so its description counts
     return sha.hexdigest()

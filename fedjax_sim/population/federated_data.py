@@ -1,4 +1,7 @@
-"""`FederatedData`, which a data set factory returns, and the checks that every data set passes."""
+"""This module defines `FederatedData`, which every data set factory returns, and the checks that every data set passes.
+
+`from_sites` is the common way to build one: a dict of examples per client.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,24 @@ from fedjax_sim.types import Population, PyTree
 __all__ = ["FederatedData", "from_sites"]
 
 TASKS = ("binary", "classification", "next_token", "quadratic", "regression")
-PACKED = (".bz2", ".gz", ".xz", ".zip", ".zst")
-SITE = '{"x": features, "y": labels}'  # of a client
+PACKED = (".bz2", ".gz", ".xz", ".zip", ".zst")  # suffixes of compressed files
+SITE = '{"x": features, "y": labels}'  # a client's examples, as error messages describe them
 PADDING = -1  # a label that a loss must leave out
 SCALED_BYTES = "features of one byte, 0 to 255, are divided by 255"
 
 
 class FederatedData(NamedTuple):
-    """A population to train on, test data to evaluate on, and the facts that a model and a loss must fit.
+    """A federated data set has clients to train on, test data, and the facts that a model and a loss must fit.
 
-    Examples are dicts `x` [n, *input_shape] and `y`: int32 [n] for "binary" (0 or 1, one output) and "classification",
-    int32 [n, *input_shape] for "next_token" (-1 marks padding), float32 [n, num_outputs] for "regression". The task
-    "quadratic" has `hessian` [n, d, d] and `center` [n, d] instead, and its own loss, `quadratic_loss`. Those of
-    graphs, "node_classification", "graph_classification" and "link_prediction", have batches of `GraphData` as x, and F
-    of a node as input shape.
+    Examples are dicts with features `x` [n, *input_shape] and targets `y`. The task says what `y` is:
+
+    - "binary": int32 [n], 0 or 1. The model has one output.
+    - "classification": int32 [n], in [0, num_outputs).
+    - "next_token": int32 [n, *input_shape], where -1 marks padding.
+    - "regression": float32 [n, num_outputs].
+    - "quadratic": there is no x and y, but `hessian` [n, d, d] and `center` [n, d]. The loss is `quadratic_loss`.
+    - "node_classification", "graph_classification", "link_prediction": x is a batch of `GraphData`, and `input_shape`
+      is (F,), the number of features of a node.
     """
 
     train: Population  # the clients who train
@@ -41,18 +48,26 @@ class FederatedData(NamedTuple):
     label_names: tuple[str, ...] | None = None  # what outputs 0, 1, ... mean
     vocabulary: tuple[str, ...] | None = None  # what tokens 0, 1, ... mean
     name: str = ""
-    local_test: Population | None = None  # the clients of `train`, by id, with rows of theirs that nobody trains on
+    local_test: Population | None = None  # the clients of `train`, by id, with other rows, which are not trained on
     triggered: PyTree | None = None  # of a backdoor: test rows of other labels with its trigger, labelled as its target
-    poisons: tuple[str, ...] = ()  # what was done to clients of `train`, as a person reads it
-    server: PyTree | None = None  # rows that the server holds: NumPy leaves [n, ...], no client's and not tested on
-    measure: Callable | None = None  # (outputs [n, ...], examples) -> {metric: [n]}, told in evaluations
-    columns: tuple[int, ...] | None = None  # of each party in x [n, d], in order: they hold the same rows vertically
-    notes: tuple[str, ...] = ()  # what reading changed, as a person reads it
+    poisons: tuple[str, ...] = ()  # how clients of `train` were poisoned, as text for reports
+    server: PyTree | None = None  # rows that the server holds: NumPy leaves [n, ...], of no client and no test set
+    measure: Callable | None = None  # (outputs [n, ...], examples) -> {metric: [n]}, reported by evaluations
+    columns: tuple[int, ...] | None = None  # number of columns of x [n, d] that each party holds, in the parties' order
+    notes: tuple[str, ...] = ()  # what reading the files changed, as text for reports
 
 
 def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_outputs: int) -> dict[str, np.ndarray]:
-    """One client's (or the test set's) x and y, cast and checked: finite, equally long, labels in range. Labels [n, 1]
-    are taken for [n]. Without rows shapes and dtypes mean nothing."""
+    """Checks and casts x and y of one client or of the test set.
+
+    Both must be finite and equally long, and labels in range. Labels [n, 1] are read as [n]. If there are no rows,
+    shapes and dtypes are not checked.
+
+    Args:
+      where: the name of the examples in error messages.
+      examples: a dict with `x` and `y`.
+      task, num_outputs: see `FederatedData`.
+    """
     x, y = (_rows(f"{where}.{leaf}", examples[leaf]) for leaf in ("x", "y"))
     if len(x) != len(y):
         validate.fail(where, "as many labels as examples", (len(x), len(y)))
@@ -65,7 +80,7 @@ def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_o
     if task == "next_token":
         _labels(f"{where}.x", x, 0, num_outputs)
         x = x.astype(np.int32)
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, and is refused
+    with np.errstate(over="ignore"):  # a number beyond float32 becomes inf, and `_finite` refuses it below
         x = x if task == "next_token" else x.astype(np.float32)
         if task == "regression":
             y = y.astype(np.float32).reshape(len(y), -1 if len(y) else num_outputs)
@@ -75,6 +90,7 @@ def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_o
         if len(y) and y.shape[1] != num_outputs:
             validate.fail(f"{where}.y", f"{num_outputs} targets per example", y.shape[1])
     else:
+        # A binary model has one output for two classes.
         classes = 2 if task == "binary" else num_outputs
         _labels(f"{where}.y", y, PADDING if task == "next_token" else 0, classes)
         y = y.astype(np.int32)
@@ -82,14 +98,14 @@ def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_o
 
 
 def _rows(where: str, values: Any) -> np.ndarray:
-    """An array of numbers, a row an example."""
+    """Returns `values` as an array of numbers with one row per example."""
     rule = "numbers in rows of equal length"
     try:
         rows = np.asarray(values)
     except ValueError:
         validate.fail(where, rule, "rows of different lengths")
     if rows.ndim and not len(rows):
-        return np.zeros(rows.shape, np.float32)  # of no values NumPy tells any dtype
+        return np.zeros(rows.shape, np.float32)  # the dtype that NumPy gives to an empty list means nothing
     if rows.dtype.kind not in "biuf":
         hint = "A client without rows has []." if values is None else ""
         validate.fail(where, rule, str(rows.dtype), hint, TypeError)
@@ -99,7 +115,7 @@ def _rows(where: str, values: Any) -> np.ndarray:
 
 
 def _check_site(where: str, site: Any) -> None:
-    """Refuses what is no mapping of x and y alone."""
+    """Refuses a client's examples unless they are a mapping with the keys x and y and no others."""
     if not isinstance(site, Mapping):
         validate.fail(where, SITE, type(site).__name__, error=TypeError)
     if not {"x", "y"} <= site.keys():
@@ -111,6 +127,7 @@ def _check_site(where: str, site: Any) -> None:
 
 
 def _finite(where: str, values: np.ndarray) -> None:
+    """Refuses NaN and infinity, and names the first position."""
     if not np.isfinite(values).all():
         position = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
         hint = "Impute or drop the row before loading."
@@ -118,15 +135,17 @@ def _finite(where: str, values: np.ndarray) -> None:
 
 
 def _labels(where: str, values: np.ndarray, low: int, num_classes: int) -> None:
-    wrong = ~((values >= low) & (values < num_classes) & (values == np.floor(values)))
-    if wrong.any():
-        position = tuple(int(i) for i in np.argwhere(wrong)[0])
+    """Refuses values that are not integers in [low, num_classes), and names the first position."""
+    # Labels may be floats in a file, as long as they are whole. A comparison with NaN is False, so NaN is refused too.
+    is_wrong = ~((values >= low) & (values < num_classes) & (values == np.floor(values)))
+    if is_wrong.any():
+        position = tuple(int(i) for i in np.argwhere(is_wrong)[0])
         place = f"{where}[{', '.join(map(str, position))}]"
         validate.fail(place, f"an integer label in [{low}, {num_classes - 1}]", values[position].item())
 
 
 def check_ids(where: str, ids: Sequence[str]) -> list[str]:
-    """The ids as a list; refuses what is no string, empty, a path, or listed twice."""
+    """Returns the ids as a list. It refuses ids that are not strings, empty, like a path, or listed twice."""
     seen = set()
     for id in ids:
         if not isinstance(id, str):
@@ -140,25 +159,29 @@ def check_ids(where: str, ids: Sequence[str]) -> list[str]:
 
 
 def existing(name: str, path: str, *, folder: bool = True) -> pathlib.Path:
-    """A folder (or file) that exists; `~` is the user's own."""
+    """Returns the path of a folder, or of a file if `folder` is False, that exists. `~` is the user's home."""
     if not isinstance(path, (str, os.PathLike)) or not str(path):
         validate.fail(name, "a path", path, error=TypeError)
-    found = pathlib.Path(os.path.expanduser(path))
-    if not (found.is_dir() if folder else found.is_file()):
+    expanded = pathlib.Path(os.path.expanduser(path))
+    if not (expanded.is_dir() if folder else expanded.is_file()):
         validate.fail(name, f"an existing {'folder' if folder else 'file'}", str(path))
-    return found
+    return expanded
 
 
 def files_of(folder: pathlib.Path, suffix: str, what: str) -> list[pathlib.Path]:
-    """The files of a folder with this suffix, sorted by name.
+    """Returns the files of a folder with this suffix, sorted by name.
 
-    Raises: ValueError if there are none, and for an entry that is no such file but looks like one: a broken link, a
-      folder, the suffix in capitals, a compressed file. It would be missed silently.
+    Args:
+      folder: an existing folder.
+      suffix: such as ".json".
+      what: the kind of file, for error messages.
+    Raises: ValueError if there are none. ValueError also for an entry that only looks like such a file: a broken link,
+      a folder, the suffix in capitals, or a compressed file. Otherwise the entry would be skipped silently.
     """
     paths = sorted(path for path in folder.iterdir() if path.suffix == suffix and path.is_file())
-    alike = (suffix, *(suffix + packed for packed in PACKED))
+    similar_suffixes = (suffix, *(suffix + packed for packed in PACKED))
     for path in sorted(folder.iterdir()):
-        if path not in paths and path.name.lower().endswith(alike):
+        if path not in paths and path.name.lower().endswith(similar_suffixes):
             validate.fail(path.name, f"{what} NAME{suffix}", str(path), "Rename it, unpack it, or take it away.")
     if not paths:
         validate.fail("directory", f"a folder with {suffix} files", str(folder))
@@ -166,12 +189,12 @@ def files_of(folder: pathlib.Path, suffix: str, what: str) -> list[pathlib.Path]
 
 
 def concatenate(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The rows of all parts, in order."""
+    """Returns the rows of all parts, in order."""
     return {leaf: np.concatenate([part[leaf] for part in parts]) for leaf in parts[0]}
 
 
 def offsets_of(parts: Sequence[dict[str, np.ndarray]]) -> np.ndarray:
-    """[N + 1] int64: where each part's rows begin."""
+    """Returns where each part's rows begin in their concatenation, [N + 1] int64."""
     return np.concatenate([[0], np.cumsum([len(part["y"]) for part in parts])]).astype(np.int64)
 
 
@@ -187,23 +210,24 @@ def from_sites(
     vocabulary: tuple[str, ...] | None = None,
     scale_bytes: bool = True,
 ) -> FederatedData:
-    """Federated data from one dict of examples per client.
+    """Builds federated data from one dict of examples per client.
 
     Args:
-      train: client id -> {"x", "y"}; client i of the population is the i-th of the dict. A client may be empty, of
-        length 0: shapes are those of the first client with rows.
-      test: client id -> {"x", "y"}; all rows make the central test set, each client with rows one held-out client.
+      train: client id -> {"x", "y"}. Client i of the population is the i-th of the dict. A client may be empty, of
+        length 0. The shapes are those of the first client with rows.
+      test: client id -> {"x", "y"}. All rows together are the central test set. Each client with rows is also one
+        held-out client.
       task, num_outputs, name, label_names, vocabulary: see `FederatedData`.
-      scale_bytes: features of dtype uint8, as images often are, become x / 255 in float32, and `notes` says so; False
-        keeps 0 to 255. Tokens are kept always.
+      scale_bytes: whether features of dtype uint8, such as images, become x / 255 in float32. `notes` then says so.
+        False keeps the values 0 to 255. Tokens are never scaled.
 
-    Raises: ValueError or TypeError naming client, leaf and row for features that are not finite, labels out of range,
-      lengths or shapes that differ, leaves beside x and y, bytes at some clients and numbers at others, no clients, no
-      test rows.
+    Raises: ValueError or TypeError, which names client, leaf and row. Rows are refused for features that are not
+      finite, labels out of range, and lengths or shapes that differ. Clients are refused for leaves other than x and y,
+      and for bytes at some clients and other numbers at others. There must be a client and a test row.
 
     Guarantees: rows keep their client and order (tests/population/datasets/test_leaf_tff.py::test_sites_keep_rows),
-    beside clients without rows, whatever the shape and dtype of their arrays (::test_clients_without_rows); bytes are
-    divided by 255 (::test_bytes_are_scaled).
+    also beside clients without rows, whatever the shape and dtype of their arrays (::test_clients_without_rows). Bytes
+    are divided by 255 (::test_bytes_are_scaled).
 
     >>> rows = {"x": np.ones((2, 3)), "y": np.array([0, 1])}
     >>> data = from_sites({"a": rows, "b": rows}, {"a": rows}, task="binary", num_outputs=1, name="toy")
@@ -217,7 +241,9 @@ def from_sites(
             _check_site(f"{split}[{id!r}]", site)
     if not train:
         validate.fail("train", "at least one client", {})
-    checked, features = [], {}
+    # `checked` is what the data set will hold. `features` keeps the original arrays, whose dtype says what are bytes.
+    checked = []
+    features = {}
     for split, clients in (("train", train), ("test", test)):
         check_ids(split, list(clients))
         parts = {id: check_examples(f"{split}[{id!r}]", part, task, num_outputs) for id, part in clients.items()}
@@ -227,6 +253,7 @@ def from_sites(
         features |= {f"{split}[{id!r}]": np.asarray(clients[id]["x"]) for id, part in parts.items() if len(part["y"])}
     first_id, first = next((id, part) for id, part in checked[0].items() if len(part["y"]))
     shape = first["x"].shape[1:]
+    # All clients must have the shape of the first client with rows.
     for split, parts in zip(("train", "test"), checked, strict=True):
         for id, part in parts.items():
             if not len(part["y"]):  # a client without rows has no shape of its own
@@ -234,48 +261,57 @@ def from_sites(
             elif part["x"].shape[1:] != shape:
                 rule = f"examples of shape {shape}, as those of {first_id!r}"
                 validate.fail(f"{split}[{id!r}].x", rule, part["x"].shape[1:])
+    # Either all clients hold bytes or none does: `are_bytes` refuses a mix, whose scales would differ between clients.
     if scale := scale_bytes and task != "next_token" and are_bytes(features):
         for part in (*checked[0].values(), *checked[1].values()):
             part["x"] = part["x"] / np.float32(255)
-    rows = list(checked[0].values())
-    tested = [part for part in checked[1].values() if len(part["y"])]
-    population = stored(concatenate(rows), offsets_of(rows))
-    central = concatenate(tested)
-    held_out = stored(central, offsets_of(tested))
+    train_parts = list(checked[0].values())
+    test_parts = [part for part in checked[1].values() if len(part["y"])]
+    population = stored(concatenate(train_parts), offsets_of(train_parts))
+    central_test = concatenate(test_parts)
+    held_out = stored(central_test, offsets_of(test_parts))
     notes = (SCALED_BYTES,) if scale else ()
     return FederatedData(
-        population, central, held_out, shape, num_outputs, task, label_names, vocabulary, name, notes=notes
+        population, central_test, held_out, shape, num_outputs, task, label_names, vocabulary, name, notes=notes
     )
 
 
 def are_bytes(features: dict[str, Any]) -> bool:
-    """Whether these arrays are of unsigned bytes, as images often are; refuses some that are beside some that are not.
+    """Returns whether all arrays are of dtype uint8, as images often are. It refuses a mix of uint8 and other dtypes.
 
     Args:
-      features: name, for the error -> anything with a dtype.
+      features: name of the array, for the error message -> anything with a dtype.
     """
-    first: dict[bool, str] = {}  # one of each kind
+    first_of_kind: dict[bool, str] = {}  # is uint8 -> the first array for which that holds
     for name, x in features.items():
-        first.setdefault(x.dtype == np.uint8, f"{x.dtype} at {name}")
-    if len(first) == 2:
+        first_of_kind.setdefault(x.dtype == np.uint8, f"{x.dtype} at {name}")
+    if len(first_of_kind) == 2:
         hint = "Cast all to one dtype, or pass scale_bytes=False."
-        validate.fail("x", "uint8 everywhere or nowhere", " and ".join(first.values()), hint)
-    return True in first
+        validate.fail("x", "uint8 everywhere or nowhere", " and ".join(first_of_kind.values()), hint)
+    return True in first_of_kind
 
 
 def stratified_split(
     labels: np.ndarray, test_fraction: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted (training rows, test rows) with `test_fraction` of every class in the test set, rounded per class."""
+    """Splits rows at random, with `test_fraction` of every class in the test set, rounded per class.
+
+    Args:
+      labels: [rows] classes.
+      test_fraction: in (0, 1).
+      rng: draws the test rows.
+    Returns: the numbers of the training rows and those of the test rows, both sorted.
+    """
     validate.in_range("test_fraction", test_fraction, 0, 1, open_low=True, open_high=True)
-    test = np.zeros(len(labels), bool)
+    # Each class is split by itself, so that a rare class is in both parts if its size allows it.
+    is_test = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
-        test[rows[: round(test_fraction * len(rows))]] = True
-    return np.flatnonzero(~test), np.flatnonzero(test)
+        is_test[rows[: round(test_fraction * len(rows))]] = True
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
 
 def standardiser(train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of every column of the training rows; a constant column gets deviation 1."""
+    """Returns the mean and standard deviation of every column of the training rows. A constant column gets 1."""
     mean, deviation = train.mean(axis=0), train.std(axis=0)
     return mean, np.where(deviation > 0, deviation, 1.0)

@@ -1,4 +1,4 @@
-"""Rows that clients keep from training, so that a personal model can be judged on its owner's unseen examples."""
+"""Clients can keep some rows out of training, so that a personal model is judged on unseen examples of its owner."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ __all__ = ["with_local_test"]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """Of each client's rows, those kept for its test, or the others."""
+    """A `_Part` has the same clients as `inner`, each with its test rows only, or with all other rows."""
 
     inner: Population
     seed: Array  # [2] uint32 key data
-    fraction: Array  # [] float32; data, not static: `describe.digest` must see it
+    fraction: Array  # [] float32, a leaf rather than static, because `describe.digest` must see it
     size: int = dataclasses.field(metadata={"static": True})
     is_test: bool = dataclasses.field(metadata={"static": True})
 
     def client(self, id: Array) -> ClientData:
         data = self.inner.client(id)
+        # The choice depends on the client alone, so both parts of a split, in every round, see the same one.
         key = client_key(jax.random.wrap_key_data(self.seed, impl="threefry2x32"), id)
         bits = jax.random.bits(stream(key, "local test"), data.mask.shape, jnp.uint32)
-        order = jnp.lexsort((bits, ~data.mask))  # the examples in a random order, padding behind them
+        order = jnp.lexsort((bits, ~data.mask))  # valid examples in a random order, then padding
+        # `order` lists rows by rank, and its inverse gives the rank of each row. Those of the lowest ranks are kept.
         rank = jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=order.dtype))
-        chosen = rank < self._kept(data.mask.sum(dtype=jnp.int32))
-        return data._replace(mask=data.mask & (chosen if self.is_test else ~chosen))
+        is_test_row = rank < self._num_test(data.mask.sum(dtype=jnp.int32))
+        return data._replace(mask=data.mask & (is_test_row if self.is_test else ~is_test_row))
 
     def count(self, id: Array) -> Array:
         inner = self.inner
@@ -49,32 +51,37 @@ class _Part:
     def announce(self, ids: Array) -> Array:
         return self.inner.announce(ids) if hasattr(self.inner, "announce") else ids
 
-    def _kept(self, examples: Array) -> Array:
+    def _num_test(self, examples: Array) -> Array:
+        """Returns how many of a client's examples are test rows, for clients with so many examples."""
         return jnp.floor(examples.astype(jnp.float32) * self.fraction).astype(jnp.int32)
 
     def _own(self, examples: Array) -> Array:
-        kept = self._kept(examples)
-        return kept if self.is_test else examples - kept
+        """Returns how many of a client's examples belong to this part, for clients with so many examples."""
+        num_test = self._num_test(examples)
+        return num_test if self.is_test else examples - num_test
 
 
 @validate.named_arguments
 def with_local_test(data: FederatedData, *, fraction: OpenShare = 0.2, seed: NonNegativeInt = 0) -> FederatedData:
-    """Each training client keeps a share of its own examples from training: `local_test`, with the same ids as `train`.
+    """Each training client keeps a share of its examples out of training, as its local test set.
+
+    The population `local_test` holds these examples. Its client i is client i of `train`.
 
     Args:
       data: any data set.
-      fraction: in (0, 1), of a client's examples, rounded down, so that a client with few of them keeps none.
-      seed: of the choice, which is made for each client by its id.
+      fraction: share in (0, 1) of a client's examples, rounded down. A client with few examples keeps none: at 0.2,
+        one with 4 examples.
+      seed: of the choice, which depends on the client's id.
 
-    Returns: the same data set with other `train` and `local_test`. An evaluation then reports `local_test_*`, of the
-    global model, and `personal_*` where the algorithm has personal models. Classes of clients by their rows
-    (`capacities`) are lost: every client is read with all its rows.
+    Returns: the same data set with other `train` and `local_test`. An evaluation then reports `local_test_*` of the
+    global model, and `personal_*` if the algorithm has personal models. The size classes (`capacities`) are lost, so
+    every client is read with all its rows.
 
-    Raises: TypeError for what is no `FederatedData`; ValueError, TypeError for a fraction out of range; ValueError
-    where a local test is there already, clients are poisoned, or labels went through randomised response.
+    Raises: TypeError if `data` is not a `FederatedData`. ValueError or TypeError for a fraction out of range.
+    ValueError if there is a local test already, clients are poisoned, or labels went through randomised response.
 
     Guarantees: train and test share no row, and together are the client's examples
-    (tests/population/test_own_test_rows.py::test_rows_are_split); counts are those of the masks (::test_counts).
+    (tests/population/test_own_test_rows.py::test_rows_are_split). Counts are those of the masks (::test_counts).
 
     >>> from fedjax_sim.population import synthetic_images
     >>> data = with_local_test(synthetic_images(num_clients=10, examples_per_client=20))
@@ -92,6 +99,7 @@ def with_local_test(data: FederatedData, *, fraction: OpenShare = 0.2, seed: Non
     if has_private_labels(data.train):
         hint = "Keep the local test first: it is to have the true labels."
         validate.fail("data", "a data set whose labels are not private yet", data.name, hint)
-    words, share = jax.random.key_data(jax.random.key(seed, impl="threefry2x32")), jnp.float32(fraction)
-    train, test = (_Part(data.train, words, share, data.train.size, is_test) for is_test in (False, True))
+    key_data = jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))
+    share = jnp.float32(fraction)
+    train, test = (_Part(data.train, key_data, share, data.train.size, is_test) for is_test in (False, True))
     return data._replace(train=train, local_test=test)

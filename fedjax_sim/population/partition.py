@@ -1,8 +1,9 @@
-"""Which client holds which rows of a table: seeded partitioners in NumPy, whose results `population.indexed` takes.
+"""Partitioners decide which client holds which rows of a table. They run in NumPy and are deterministic in their seed.
 
-`iid`, `dirichlet`, `shards`, `quantity_power_law`, `quantity_lognormal` and `by_group` give every row to exactly one
-client (tests/population/test_partition.py::test_partitioners_lose_and_duplicate_nothing). With `dirichlet_draws`
-clients may share rows.
+`population.indexed` takes their results. `iid`, `dirichlet`, `shards`, `quantity_power_law`, `quantity_lognormal` and
+`by_group` give every row to exactly one client
+(tests/population/test_partition.py::test_partitioners_lose_and_duplicate_nothing). With `dirichlet_draws` clients may
+share rows.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = [
 
 
 class Partition(NamedTuple):
-    """Client i holds rows indices[offsets[i]:offsets[i + 1]] of a table."""
+    """A partition gives client i the rows indices[offsets[i]:offsets[i + 1]] of a table."""
 
     indices: np.ndarray  # [total] int32
     offsets: np.ndarray  # [N + 1] int64
@@ -45,12 +46,15 @@ class Partition(NamedTuple):
 
 @validate.named_arguments
 def generator(name: str, seed: Annotated[int, Integer(0, 9223372036854775807)]) -> np.random.Generator:
-    """The random generator of the partitioner `name`: independent of those of other partitioners and other seeds."""
+    """Returns the random generator of the partitioner `name`.
+
+    It is independent of the generators of other partitioners and of other seeds.
+    """
     return np.random.default_rng([zlib.crc32(name.encode()), int(seed)])
 
 
 def _labels(labels) -> tuple[np.ndarray, int]:
-    """Labels renumbered to 0..K-1, and K."""
+    """Returns the labels renumbered to 0, ..., K - 1, and K."""
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.dtype.kind not in "biu" or not len(labels):
         shown = f"{labels.dtype.name}{list(labels.shape)}"
@@ -60,7 +64,7 @@ def _labels(labels) -> tuple[np.ndarray, int]:
 
 
 def _check(num_examples: int, num_clients: int, least: int, name: str) -> None:
-    """Refuses fewer examples than so many clients need, if each is to have the `least`, an argument of this name."""
+    """Refuses fewer examples than are needed if each client is to have `least`, the caller's argument `name`."""
     validate.integer("num_examples", num_examples)
     validate.integer("num_clients", num_clients)
     if least > 0 and num_clients > num_examples:
@@ -72,17 +76,20 @@ def _check(num_examples: int, num_clients: int, least: int, name: str) -> None:
 
 
 def _offsets(sizes: np.ndarray) -> np.ndarray:
+    """Returns where each client's rows begin, [N + 1], from the clients' sizes [N]."""
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
 def _from_owner(owner: np.ndarray, num_clients: int) -> Partition:
-    """The partition in which example j belongs to client owner[j]; rows of a client stay in order."""
+    """Returns the partition in which example j belongs to client owner[j]. Rows of a client stay in order."""
     indices = np.argsort(owner, kind="stable").astype(np.int32)
     return Partition(indices, _offsets(np.bincount(owner, minlength=num_clients)))
 
 
 def with_minimum(sizes: np.ndarray, minimum: int) -> np.ndarray:
-    """Sizes of the same sum, none below `minimum`: what is missing comes off the largest, which are cut to one level.
+    """Raises small sizes to `minimum` and keeps the sum. The missing examples are taken from the largest clients.
+
+    The largest clients are all cut to one common level.
 
     >>> with_minimum(np.array([0, 2, 10]), 2).tolist()
     [2, 2, 8]
@@ -91,28 +98,36 @@ def with_minimum(sizes: np.ndarray, minimum: int) -> np.ndarray:
     if missing == 0:
         return sizes
     largest = np.sort(sizes)[::-1]
-    level = (np.cumsum(largest) - missing) / np.arange(1, len(sizes) + 1)  # if the k largest alone gave
-    level = int(np.ceil(level[np.argmax(level >= np.append(largest[1:], -np.inf))]))
+    # Entry k - 1 is the level if the k largest clients alone gave. It is the right one if the next client lies below.
+    levels = (np.cumsum(largest) - missing) / np.arange(1, len(sizes) + 1)
+    level = int(np.ceil(levels[np.argmax(levels >= np.append(largest[1:], -np.inf))]))
     lowered = np.minimum(sizes, level)
-    rest = missing - int((sizes - lowered).sum())  # the level rounded up: some at it give one more
-    lowered[np.flatnonzero(lowered == level)[:rest]] -= 1
+    # The level was rounded up, so some clients at the level give one example more.
+    still_missing = missing - int((sizes - lowered).sum())
+    lowered[np.flatnonzero(lowered == level)[:still_missing]] -= 1
     return np.maximum(lowered, minimum)
 
 
 def apportioned(weights: np.ndarray, total: int) -> np.ndarray:
-    """Integers in proportion to `weights` that add up to `total`, by the method of largest remainders.
+    """Returns integers in proportion to `weights` that add up to `total`, by the method of largest remainders.
 
     >>> apportioned(np.array([1.0, 1.0, 2.0]), 7).tolist()
     [2, 2, 3]
     """
     shares = weights * (total / weights.sum())
     sizes = np.floor(shares).astype(np.int64)
-    sizes[np.argsort(sizes - shares, kind="stable")[: total - int(sizes.sum())]] += 1
+    largest_remainders = np.argsort(sizes - shares, kind="stable")[: total - int(sizes.sum())]
+    sizes[largest_remainders] += 1
     return sizes
 
 
 def iid(num_examples: int, num_clients: int, *, seed: int) -> Partition:
-    """Examples dealt at random; sizes differ by one at most.
+    """Examples are given to clients at random, and the clients' sizes differ by one at most.
+
+    Args:
+      num_examples: rows of the table, at least one per client.
+      num_clients: N.
+      seed: of the partition.
 
     >>> iid(7, 3, seed=0).sizes.tolist()
     [3, 2, 2]
@@ -132,15 +147,16 @@ def dirichlet(
     min_examples: NonNegativeInt = 1,
     seed: int,
 ) -> Partition:
-    """Label skew: every class is cut among the clients in Dirichlet(alpha) proportions.
+    """Clients have skewed labels: every class is divided among the clients in Dirichlet(alpha) proportions.
 
-    Clients below the minimum are filled with random examples of the largest clients: one pass, never a retry.
+    A client below the minimum then receives random examples of the largest clients. This takes one pass and never a
+    retry.
 
     Args:
       labels: [examples] integer classes.
       num_clients: N.
-      alpha: concentration > 0; towards 0 a class has one owner, towards infinity the split is even.
-      min_examples: the least number of examples of a client; at most examples / N.
+      alpha: concentration > 0. Towards 0 each class belongs to one client, towards infinity the split is even.
+      min_examples: the least number of examples of a client, at most examples / N.
       seed: of the partition.
     Raises: ValueError for an infeasible minimum.
     Guarantees: before the minimum acts, a client's share of a class has mean 1/N and variance
@@ -154,32 +170,35 @@ def dirichlet(
     _check(len(labels), num_clients, min_examples, "min_examples")
     rng = generator("dirichlet", seed)
     owner = np.empty(len(labels), np.int64)
+    # The rows of each class are divided separately, by shares of their own.
     by_class = np.argsort(labels, kind="stable")
     for rows in np.split(by_class, np.cumsum(np.bincount(labels))[:-1]):
         rows = rng.permutation(rows)
         shares = rng.dirichlet(np.full(num_clients, float(alpha)))
+        # Rounding the cumulative shares, rather than each share, gives every row of the class away exactly once.
         cuts = np.rint(np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
         owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
     sizes = np.bincount(owner, minlength=num_clients)
     change = with_minimum(sizes, min_examples) - sizes
     if change.any():
         rows = rng.permutation(len(owner))
-        rows = rows[np.argsort(owner[rows], kind="stable")]  # by owner, in random order
+        rows = rows[np.argsort(owner[rows], kind="stable")]  # by owner, and in random order within an owner
+        # An owner whose size falls by k gives the first k of its rows.
         rank = np.arange(len(rows)) - _offsets(sizes)[owner[rows]]
-        given = rng.permutation(rows[rank < -change[owner[rows]]])
-        owner[given] = np.repeat(np.arange(num_clients), np.maximum(change, 0))
+        moved_rows = rng.permutation(rows[rank < -change[owner[rows]]])
+        owner[moved_rows] = np.repeat(np.arange(num_clients), np.maximum(change, 0))
     return _from_owner(owner, num_clients)
 
 
 @validate.named_arguments
 def shards(labels: ArrayLike, num_clients: int, shards_per_client: PositiveInt = 2, *, seed: int) -> Partition:
-    """Label skew: examples sorted by class, cut into equal shards, a few shards dealt to each client.
+    """Clients have skewed labels: examples are sorted by class and cut into shards, of which each client gets a few.
 
     Args:
       labels: [examples] integer classes.
       num_clients: N.
-      shards_per_client: shards of equal size (to one example) that each client is dealt.
-      seed: of the order within a class, and of who gets which shards.
+      shards_per_client: how many shards each client gets. Sizes of shards differ by one example at most.
+      seed: of the order within a class, and of the assignment of shards to clients.
     References: McMahan et al. 2017, section 3 (200 shards, 2 for each of 100 clients).
 
     >>> shards([0, 0, 1, 1, 2, 2], 3, 1, seed=0).sizes.tolist()
@@ -190,7 +209,8 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: PositiveInt =
     rng = generator("shards", seed)
     num_shards = num_clients * shards_per_client
     rows = rng.permutation(len(labels))
-    rows = rows[np.argsort(labels[rows], kind="stable")]
+    rows = rows[np.argsort(labels[rows], kind="stable")]  # by class, and in random order within a class
+    # Shard numbers of the sorted rows, in blocks whose sizes differ by one at most.
     shard = np.arange(len(rows)) * num_shards // len(rows)
     owner = np.empty(len(rows), np.int64)
     owner[rows] = rng.permutation(num_shards)[shard] // shards_per_client
@@ -198,6 +218,7 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: PositiveInt =
 
 
 def _by_weight(rng, weights: np.ndarray, num_examples: int, min_examples: int) -> Partition:
+    """Gives random examples to clients whose sizes are in proportion to `weights` [N]."""
     sizes = with_minimum(apportioned(weights, num_examples), min_examples)
     return Partition(rng.permutation(num_examples).astype(np.int32), _offsets(sizes))
 
@@ -211,13 +232,15 @@ def quantity_power_law(
     min_examples: NonNegativeInt = 1,
     seed: int,
 ) -> Partition:
-    """Size skew: sizes in proportion to draws of density proportional to s^-exponent on [1, inf); labels stay IID.
+    """Clients have sizes in proportion to draws from a power law, and their labels stay IID.
+
+    The density of a draw s is proportional to s^-exponent on [1, inf).
 
     Args:
       num_examples, num_clients: of the whole partition.
-      exponent: > 1; nearer to 1 the tail is heavier.
-      min_examples: the least number of examples of a client; what is missing is taken from the largest clients.
-      seed: of the sizes, and of who holds which rows.
+      exponent: > 1. The tail is heavier the nearer the exponent is to 1.
+      min_examples: the least number of examples of a client. Missing examples are taken from the largest clients.
+      seed: of the sizes, and of the assignment of rows to clients.
     Guarantees: log(size / smallest) is exponential with mean 1/(exponent - 1), up to rounding
       (tests/population/test_partition.py::test_quantity_laws).
     References: Li et al. 2020 (FedProx), section 5.1.
@@ -228,6 +251,8 @@ def quantity_power_law(
     _check(num_examples, num_clients, min_examples, "min_examples")
     rng = generator("quantity_power_law", seed)
     logs = rng.standard_exponential(num_clients) / (exponent - 1)
+    # Only proportions matter, so the largest logarithm is subtracted. Otherwise exp could overflow for an exponent
+    # near 1.
     return _by_weight(rng, np.exp(logs - logs.max()), num_examples, min_examples)
 
 
@@ -235,13 +260,13 @@ def quantity_power_law(
 def quantity_lognormal(
     num_examples: int, num_clients: int, *, sigma: NonNegative = 1.0, min_examples: NonNegativeInt = 1, seed: int
 ) -> Partition:
-    """Size skew: sizes in proportion to lognormal draws; labels stay IID.
+    """Clients have sizes in proportion to lognormal draws, and their labels stay IID.
 
     Args:
       num_examples, num_clients: of the whole partition.
       sigma: standard deviation of the log size, >= 0.
-      min_examples: the least number of examples of a client; what is missing is taken from the largest clients.
-      seed: of the sizes, and of who holds which rows.
+      min_examples: the least number of examples of a client. Missing examples are taken from the largest clients.
+      seed: of the sizes, and of the assignment of rows to clients.
     Guarantees: log sizes have standard deviation sigma, up to rounding
       (tests/population/test_partition.py::test_quantity_laws).
 
@@ -250,12 +275,15 @@ def quantity_lognormal(
     """
     _check(num_examples, num_clients, min_examples, "min_examples")
     rng = generator("quantity_lognormal", seed)
-    logs = sigma * rng.standard_normal(num_clients)
+    logs = sigma * rng.standard_normal(num_clients)  # the largest is subtracted, as in `quantity_power_law`
     return _by_weight(rng, np.exp(logs - logs.max()), num_examples, min_examples)
 
 
 def by_group(groups: ArrayLike) -> Partition:
-    """The natural partition: one client per distinct id (writer, hospital, user), in sorted order of the ids.
+    """Each distinct id (writer, hospital, user) is one client, in sorted order of the ids: the natural partition.
+
+    Args:
+      groups: [examples] integers or strings, the id to which each example belongs.
 
     >>> by_group(["b", "a", "b"]).indices.tolist()
     [1, 0, 2]
@@ -278,15 +306,16 @@ def dirichlet_draws(
     max_examples: int,
     seed: int,
 ) -> Partition:
-    """Label skew without a partition: each client draws its own label shares, its size, and rows of one shared table.
+    """Clients have skewed labels, and draw their rows from one shared table independently of each other.
 
-    Client i draws p ~ Dirichlet(alpha, ..., alpha) over the K classes present, n uniform in
-    {min_examples, ..., max_examples}, and n rows with replacement: a class from p, then a row of that class. Rows may
-    be shared between clients, occur twice, or not at all. 100,000 clients of 40 rows take about a second.
+    Client i draws label shares p ~ Dirichlet(alpha, ..., alpha) over the K classes present, and a size n uniform in
+    {min_examples, ..., max_examples}. It then draws n rows with replacement: a class from p, and a row of that class.
+    So a row may be shared between clients, occur twice, or not occur at all. 100,000 clients of 40 rows take about a
+    second.
 
     Args:
       labels: [rows] integer classes of the table.
-      num_clients: N; may exceed the number of rows.
+      num_clients: N, which may exceed the number of rows.
       alpha: concentration > 0 per class.
       min_examples, max_examples: bounds of n, at least 1.
       seed: of everything.
@@ -309,10 +338,13 @@ def dirichlet_draws(
     class_sizes = np.bincount(labels)
     class_starts = _offsets(class_sizes)[:-1]
     indices = np.empty(offsets[-1], np.int32)
-    step = max(1, (1 << 20) // max(num_classes, max_examples))  # clients at a time: bounded memory
+    # So many clients are drawn at a time that memory is bounded. The step takes part in the results: it decides in
+    # which order the generator is used.
+    step = max(1, (1 << 20) // max(num_classes, max_examples))
     for first in range(0, num_clients, step):
         last = min(first + step, num_clients)
         mixes = rng.dirichlet(np.full(num_classes, float(alpha)), last - first)
+        # Counts of classes are drawn first, which is the same as drawing the class of each row independently.
         counts = rng.multinomial(sizes[first:last], mixes)
         classes = np.repeat(np.tile(np.arange(num_classes), last - first), counts.reshape(-1))
         rows = (rng.random(len(classes)) * class_sizes[classes]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Labels that clients hide behind randomised response before anybody else trains on them."""
+"""Clients can hide their training labels by randomised response, which gives label differential privacy."""
 
 from __future__ import annotations
 
@@ -20,35 +20,43 @@ from fedjax_sim.validate import NonNegativeInt
 
 __all__ = ["PrivateLabels", "has_private_labels", "kept_share", "with_private_labels"]
 
-PURPOSE = 7  # of the seed
-LEAST_EPSILON, MOST_CLASSES = 1e-3, 2**20  # beyond, 2^32 draws are too few for equal chances
+PURPOSE = 7  # of the seed, see `seeds.seed_words`
+# Beyond these two limits the 2^32 values of a draw are too few to give all other labels nearly equal chances.
+LEAST_EPSILON = 1e-3
+MOST_CLASSES = 2**20
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class PrivateLabels(Around):
-    """Clients whose labels went through randomised response once, the same in every round."""
+    """The clients' labels went through randomised response once, so they are the same in every round.
+
+    `with_private_labels` builds it.
+    """
 
     inner: Population
-    threshold: Array  # [] uint32 of 2^32, below which a label is kept
-    others: Array  # [] uint32, K - 1
+    threshold: Array  # [] uint32: a label is kept if a draw from [0, 2^32) lies below
+    others: Array  # [] uint32, K - 1: how many other labels there are
     seed: Array  # [2] uint32 key data
     size: int = dataclasses.field(metadata={"static": True})
 
     def client(self, id: Array) -> ClientData:
-        """Data of client `id`, a scalar int32."""
+        """Returns the data of client `id`, a scalar int32."""
         data = self.inner.client(id)
+        # The key depends on the client alone and the counter on the rank among valid rows. So every round, and any
+        # padding, sees the same draws.
         key = prng.client_key(jax.random.wrap_key_data(self.seed, impl="threefry2x32"), jnp.asarray(id, jnp.int32))
         rank = (jnp.cumsum(data.mask, dtype=jnp.int32) - 1).astype(jnp.uint32)
+        # One block gives two independent words: `high` decides whether the label is kept, `low` draws another label.
         high, low = prng.threefry(jax.random.key_data(key), jnp.zeros_like(rank), rank)
         y = data.examples["y"]
-        other = (y.astype(jnp.uint32) + 1 + low % self.others) % (self.others + 1)
-        found = jnp.where((high < self.threshold) | ~data.mask, y, other.astype(y.dtype))
-        return data._replace(examples={**data.examples, "y": found})
+        other_label = (y.astype(jnp.uint32) + 1 + low % self.others) % (self.others + 1)
+        private_y = jnp.where((high < self.threshold) | ~data.mask, y, other_label.astype(y.dtype))
+        return data._replace(examples={**data.examples, "y": private_y})
 
 
 def has_private_labels(population: Population) -> bool:
-    """Whether labels went through randomised response, also where other wrappers are around it."""
+    """Returns whether the labels went through randomised response, also below other wrappers."""
 
     def is_private(part: Any) -> bool:
         return isinstance(part, PrivateLabels)
@@ -57,7 +65,7 @@ def has_private_labels(population: Population) -> bool:
 
 
 def kept_share(epsilon: float, num_classes: int) -> float:
-    """The chance that a label is told as it is: e^eps / (e^eps + K - 1).
+    """Returns the probability that a label is kept: e^eps / (e^eps + K - 1), for K classes.
 
     >>> round(kept_share(1.0, 2), 4), kept_share(0.0, 4)
     (0.7311, 0.25)
@@ -67,26 +75,26 @@ def kept_share(epsilon: float, num_classes: int) -> float:
 
 @validate.named_arguments
 def with_private_labels(data: FederatedData, *, epsilon: float, seed: NonNegativeInt = 0) -> FederatedData:
-    """Training labels under label differential privacy: each is kept, or replaced by one of the K - 1 others.
+    """Each training label is kept or replaced by one of the K - 1 others, for label differential privacy (label DP).
 
-    A label is kept with probability e^eps / (e^eps + K - 1), and else each other one is as likely. It is drawn once,
-    so a label is hidden with epsilon from whoever sees anything that was computed from it, however long the training.
-    Features are not hidden, and with them what they tell of labels. The seed is a secret of the clients, to be used
-    once.
+    A label is kept with probability e^eps / (e^eps + K - 1). Otherwise each of the other labels is equally likely. The
+    label is drawn once. So the guarantee holds for anything that is computed from it, however long the training is.
+    Features are not hidden, and neither is what they reveal about labels. The seed is a secret of the clients, and must
+    be used once.
 
     Args:
       data: of the task "binary" or "classification".
-      epsilon: in [0.001, 20], per label: the chances of anything told differ by a factor e^eps at most between two
-        labels.
+      epsilon: in [0.001, 20], per label. The probability of any output differs between two values of one label by a
+        factor e^eps at most.
       seed: of the draws.
 
-    Returns: the same data set with another `train`; test sets stay clean.
+    Returns: the same data set with another `train`. Test sets keep their true labels.
 
     Raises: ValueError, TypeError for another task, more than 2^20 classes, and numbers out of range.
 
-    Guarantees: pure epsilon, exactly, of 2^32 draws (tests/population/test_private_labels.py::test_epsilon_is_exact);
-      the law of the labels (::test_shares), which padding and size classes leave alone (::test_padding);
-      `privacy.label_claim` states it.
+    Guarantees: the epsilon is pure, and exact although a draw has 2^32 values only
+      (tests/population/test_private_labels.py::test_epsilon_is_exact). Labels follow the stated law (::test_shares).
+      Padding and size classes do not change them (::test_padding). `privacy.label_claim` states the guarantee.
 
     References: Warner 1965; Ghazi, Golowich, Kumar, Manurangsi and Zhang 2021, section 2 (label DP).
 
@@ -113,7 +121,12 @@ def with_private_labels(data: FederatedData, *, epsilon: float, seed: NonNegativ
 
 
 def threshold(epsilon: float, num_classes: int) -> int:
-    """The largest number of 2^32 draws that may keep a label: those of the rarest other one are e^-eps as many."""
-    rarest = (2**32 // (num_classes - 1)) / 2**32
-    odds = math.exp(epsilon) * rarest * (1 - 2.0**-40)  # below the rounding of this line
+    """Returns how many of the 2^32 values of a draw keep a label: as many as epsilon allows.
+
+    Randomised response is exact if the true label is e^eps times as likely as the rarest other label, at most. Other
+    labels are drawn modulo K - 1, so their probabilities differ slightly, and the rarest of them sets the limit.
+    """
+    rarest_share = (2**32 // (num_classes - 1)) / 2**32  # of another label, where the true label is not kept
+    # The last factor is a margin for the rounding of this line, so that the result never exceeds the exact limit.
+    odds = math.exp(epsilon) * rarest_share * (1 - 2.0**-40)
     return math.floor(2**32 * odds / (1 + odds))

@@ -1,4 +1,7 @@
-"""Checks of what `types.Population` promises, and what can be computed from `size` and `client(id)` alone."""
+"""This module checks that a population obeys `types.Population`.
+
+It also computes what follows from `size` and `client(id)` alone, such as the number of examples of each client.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ REGISTER = "Write @jax.tree_util.register_dataclass above it, with size as a sta
 
 
 def check_population(population: Any) -> None:
-    """Refuses what is no population, before anything is compiled.
+    """Refuses an object that is not a population, before anything is compiled.
 
-    Raises: TypeError or ValueError if `size` or `client(id)` is missing, if it is no pytree of arrays, if its size is
-      traced or no positive integer, or if a client is no `ClientData` of real numbers.
+    Raises: TypeError or ValueError if `size` or `client(id)` is missing, or if the object is not a pytree of arrays.
+      The same if its size is traced or not a positive integer, or if a client is not a `ClientData` of real numbers.
 
     Guarantees: tests/population/test_protocol.py::test_what_is_no_population_is_refused.
     """
@@ -29,12 +32,14 @@ def check_population(population: Any) -> None:
         hint = "Of a data set, take its .train." if hasattr(population, "train") else "It needs size and client(id)."
         validate.fail("population", "a Population", type(population).__name__, hint, TypeError)
     for path, leaf in jax.tree.leaves_with_path(population):
+        # A class that was not registered as a pytree is one opaque leaf.
         if leaf is population:
             validate.fail("population", "a pytree dataclass", type(population).__name__, REGISTER, TypeError)
         if not isinstance(leaf, jax.Array) and np.asarray(leaf).dtype.kind not in "biufcV":  # V: bfloat16
             name = "population" + jax.tree_util.keystr(path)
             validate.fail(name, "an array of numbers", type(leaf).__name__, "Make other fields static.", TypeError)
 
+    # A size that is a leaf of the pytree becomes a tracer inside eval_shape, which shows that it is not static.
     def client(population, id):
         if isinstance(population.size, jax.core.Tracer):
             validate.fail("population.size", "a static integer", "a leaf of the pytree", REGISTER, TypeError)
@@ -45,7 +50,12 @@ def check_population(population: Any) -> None:
 
 
 def check_client(name: str, data: Any) -> None:
-    """Refuses anything but `ClientData` with a mask [n] bool and leaves [n, ...] of real numbers; specs will do."""
+    """Refuses anything but `ClientData` with a mask [n] bool and leaves [n, ...] of real numbers.
+
+    Args:
+      name: the name of `data` in error messages.
+      data: arrays, or their `jax.ShapeDtypeStruct`s.
+    """
     if not isinstance(data, ClientData) or getattr(data.mask, "dtype", None) != jnp.bool_ or data.mask.ndim != 1:
         validate.fail(name, "ClientData(examples [n, ...], mask [n] bool)", data, error=TypeError)
     leaves = jax.tree.leaves(data.examples)
@@ -62,7 +72,7 @@ def check_client(name: str, data: Any) -> None:
 
 
 def num_rows(population: Population) -> int:
-    """The number of rows of each client's arrays, padding included, found without reading any data.
+    """Returns the number of rows of each client's arrays, padding included, without reading any data.
 
     >>> from fedjax_sim.population import quadratics
     >>> num_rows(quadratics(max_examples=1).train)
@@ -72,13 +82,13 @@ def num_rows(population: Population) -> int:
 
 
 def visitable(population: Population) -> None:
-    """Refuses more clients than can be visited one by one."""
+    """Refuses a population with more than 2^24 clients, which is too many to visit them one by one."""
     hint = "Too many clients to visit one by one."
     validate.integer("population.size", population.size, 1, ENUMERABLE, hint=hint)
 
 
 def counted(population: Population) -> Array:
-    """[N] int32 examples per client, counted in the masks of all clients.
+    """Counts the examples of each client, [N] int32, in the masks of all clients.
 
     Raises: ValueError for more than 2^24 clients.
     """
@@ -87,12 +97,13 @@ def counted(population: Population) -> Array:
     def count(id):
         return population.client(id).mask.sum(dtype=jnp.int32)
 
+    # A map in batches holds the data of at most 4,096 clients at a time.
     ids = jnp.arange(population.size, dtype=jnp.int32)
     return jax.lax.map(count, ids, batch_size=min(population.size, 4096))
 
 
 def sizes_of(population: Population) -> Array:
-    """[N] int32 examples per client: the population's own `sizes`, or else `counted`.
+    """Returns the number of examples per client, [N] int32: the population's `sizes`, or `counted` where it has none.
 
     Guarantees: tests/population/test_protocol.py::test_size_and_client_are_enough_to_look_at.
     """

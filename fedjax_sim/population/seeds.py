@@ -1,4 +1,7 @@
-"""Keys of generated clients: a population holds the words of one key, and every client's key follows from its id."""
+"""This module derives the keys of generated clients.
+
+A population holds the data of one key, and every client's key follows from that key and the client's id.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,11 @@ __all__ = ["generated_client_key", "seed_words"]
 
 
 def seed_words(seed: int, purpose: int) -> np.ndarray:
-    """[2] uint32, the data of a threefry key: independent for other seeds and other purposes (training, held out).
+    """Returns the data of a threefry key, [2] uint32. Other seeds and other purposes give independent keys.
+
+    Args:
+      seed: of the data set.
+      purpose: a number that separates the uses of one seed, such as 1 for training and 2 for held-out clients.
 
     >>> bool((seed_words(0, 1) == seed_words(0, 2)).all())
     False
@@ -23,5 +30,5 @@ def seed_words(seed: int, purpose: int) -> np.ndarray:
 
 
 def generated_client_key(parameters: Any, id: Array) -> Array:
-    """The key of client `id` in a population whose `parameters["seed"]` holds `seed_words`."""
+    """Returns the key of client `id` in a population whose `parameters["seed"]` holds the result of `seed_words`."""
     return client_key(jax.random.wrap_key_data(parameters["seed"], impl="threefry2x32"), id)

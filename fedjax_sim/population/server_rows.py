@@ -1,4 +1,4 @@
-"""Clean rows that the server holds, for rules that compare messages with an update of its own."""
+"""The server can hold clean rows, which aggregators such as FLTrust compare the clients' messages with."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ __all__ = ["with_server_rows"]
 
 @validate.named_arguments
 def with_server_rows(data: FederatedData, *, examples: PositiveInt = 100, seed: NonNegativeInt = 0) -> FederatedData:
-    """The server gets some rows of the test set: clean, of the clients' task, and seen by no client.
+    """The server receives some rows of the test set. They are clean, fit the clients' task, and no client has them.
 
     Args:
       data: any data set.
-      examples: n, at least 1 and fewer than the test rows; 100 in the FLTrust paper.
+      examples: n, the number of rows, at least 1 and fewer than the test rows. The FLTrust paper uses 100.
       seed: of the choice, which is uniform without replacement.
 
-    Returns: the same data set with `server` (leaves [n, ...]) and a `test` of the other rows. Its `held_out` is None:
-    held-out clients are made of test rows, so they would be judged on what the server trained on.
+    Returns: the same data set with `server` (leaves [n, ...]) and the other rows as `test`. Its `held_out` is None:
+    held-out clients are made of test rows, so the model would be judged on rows that the server trained on.
 
-    Raises: TypeError for what is no `FederatedData`; ValueError, TypeError for numbers out of range; ValueError where
-    the server has rows already, or a backdoor's test rows are made.
+    Raises: TypeError if `data` is not a `FederatedData`. ValueError or TypeError for numbers out of range. ValueError
+    if the server has rows already, or the test rows of a backdoor exist already.
 
-    Guarantees: every test row is in one of the two, once (tests/population/test_server_rows.py::test_rows_are_moved).
+    Guarantees: every test row is in either `server` or `test`, once
+    (tests/population/test_server_rows.py::test_rows_are_moved).
 
     References: Cao, Fang, Liu and Gong 2021, section 4.1 (the root data set).
 
@@ -44,9 +45,10 @@ def with_server_rows(data: FederatedData, *, examples: PositiveInt = 100, seed: 
     if data.triggered is not None:
         hint = "Set the server's rows aside first: it would train on rows that attack_success is measured on."
         validate.fail("data", "a data set without a backdoor", data.name, hint)
-    (rows,) = {len(leaf) for leaf in jax.tree.leaves(data.test)}
-    validate.integer("examples", examples, 1, rows - 1, hint=f"The test set has {rows} rows.")
-    order = np.random.default_rng([seed, 1]).permutation(rows)
+    (num_rows,) = {len(leaf) for leaf in jax.tree.leaves(data.test)}
+    validate.integer("examples", examples, 1, num_rows - 1, hint=f"The test set has {num_rows} rows.")
+    order = np.random.default_rng([seed, 1]).permutation(num_rows)
+    # Both parts keep the order of the test set.
     server, test = (
         jax.tree.map(lambda leaf, part=part: leaf[part], data.test)
         for part in (np.sort(order[:examples]), np.sort(order[examples:]))

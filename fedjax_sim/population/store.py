@@ -1,8 +1,9 @@
-"""The native store: a folder of one `.npy` per leaf, `offsets.npy` and `manifest.json`; loading it runs no code.
+"""This module writes and reads the native store, a folder that holds a population. Loading a store runs no code.
 
-Names, shapes, dtypes, sizes and SHA-256 sums are declared in the manifest. A file is checked against them before it is
-mapped; the sums only where all of it is read into memory, or on request. A store is written to a temporary folder,
-which is renamed once it is on the disk.
+The folder has one `.npy` file per leaf, `offsets.npy` and `manifest.json`. The manifest declares names, shapes, dtypes,
+sizes and SHA-256 sums. A file is checked against the manifest before it is mapped. The sum is checked only if the whole
+file is read into memory, or on request. A store is written to a temporary folder, which is renamed once all of it is on
+the disk.
 """
 
 from __future__ import annotations
@@ -31,39 +32,42 @@ from fedjax_sim.types import PyTree
 __all__ = ["read_store", "write_store"]
 
 SCHEMA = 1
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-LARGEST_MANIFEST = 1 << 20
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a leaf, which is also the name of its file
+LARGEST_MANIFEST = 1 << 20  # bytes
 
 
 class Mapped(NamedTuple):
-    """An array of a store, mapped read-only."""
+    """A `Mapped` is one array of a store, mapped read-only."""
 
     array: np.ndarray
     map: mmap.mmap
-    start: int  # of the data in the file, bytes
+    start: int  # where the data begin in the file, in bytes
 
 
 class Opened(NamedTuple):
-    """A store whose declarations have been checked against its files."""
+    """An `Opened` is a store whose declarations have been checked against its files."""
 
     directory: pathlib.Path
-    digest: str  # SHA-256 of the manifest, which holds those of the files
+    digest: str  # SHA-256 of the manifest, which holds the sums of the files
     leaves: dict[str, Mapped]  # [total, ...]
     offsets: np.ndarray  # [N + 1] int64
 
 
 def _check_name(name) -> None:
+    """Refuses a leaf name that is not a plain file name, so that no manifest can point outside of its folder."""
     if not (isinstance(name, str) and NAME.fullmatch(name)) or name == "offsets":
         hint = "Name leaves like {'x': ..., 'y': ...}; 'offsets' is taken."
         validate.fail("leaf name", "letters, digits, '_' and '-'", name, hint)
 
 
 def _digest(path: pathlib.Path) -> str:
+    """Returns the SHA-256 sum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync(path: pathlib.Path) -> None:
+    """Waits until a file, or the entries of a folder, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -72,10 +76,10 @@ def _sync(path: pathlib.Path) -> None:
 
 
 def write_store(directory: str | os.PathLike, examples: dict[str, PyTree], offsets: ArrayLike) -> None:
-    """Writes a population that may be larger than memory (leaves may be memory maps).
+    """Writes a population to a folder. The population may be larger than memory, since leaves may be memory maps.
 
     Args:
-      directory: the folder to make; it must not exist.
+      directory: the folder to make. It must not exist.
       examples: dict from a plain name to an array [total, ...].
       offsets: [N + 1] integers, as in `stored`.
     Raises: FileExistsError for an existing folder; ValueError and TypeError as `stored`.
@@ -96,36 +100,42 @@ def write_store(directory: str | os.PathLike, examples: dict[str, PyTree], offse
     for name in examples:
         _check_name(name)
     examples, total = checked_examples("examples", examples)
+    # The kind "V" marks bfloat16 and the like, which NumPy would write as raw bytes without their type.
     if any(x.dtype.kind == "V" for x in examples.values()):
         validate.fail("examples", "dtypes that .npy can hold", "an extension type", "Use float16 or float32.")
     arrays = {**examples, "offsets": checked_offsets("offsets", offsets, total)}
     directory.parent.mkdir(parents=True, exist_ok=True)
-    aside = directory.parent / f".{directory.name}.{secrets.token_hex(8)}.partial"
-    aside.mkdir()
+    # The temporary folder lies beside the final one, on the same file system, so that renaming it is atomic.
+    temporary = directory.parent / f".{directory.name}.{secrets.token_hex(8)}.partial"
+    temporary.mkdir()
     try:
         files = {}
         for name, array in arrays.items():
-            path = aside / f"{name}.npy"
+            path = temporary / f"{name}.npy"
             with path.open("xb") as file:
                 np.save(file, np.ascontiguousarray(array), allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
             facts = {"shape": list(array.shape), "dtype": array.dtype.name, "bytes": path.stat().st_size}
             files[name] = {**facts, "sha256": _digest(path)}
-        manifest = aside / "manifest.json"
+        manifest = temporary / "manifest.json"
         manifest.write_text(json.dumps({"schema": SCHEMA, "files": files}, indent=1))
+        # Everything must be on the disk before the new name is, or a crash could leave a store without its data.
         _sync(manifest)
-        _sync(aside)
-        os.rename(aside, directory)
-    except BaseException:
+        _sync(temporary)
+        os.rename(temporary, directory)
+    except BaseException:  # an interrupt too must leave no temporary folder
         with contextlib.suppress(OSError):
-            shutil.rmtree(aside)
+            shutil.rmtree(temporary)
         raise
     _sync(directory.parent)
 
 
 def _manifest(directory: pathlib.Path) -> tuple[dict, str]:
-    """The declared files and the manifest's SHA-256; every value's type and range is checked."""
+    """Reads the manifest and checks the type and range of every value in it.
+
+    Returns: name -> declared shape, dtype, bytes and sha256, and the SHA-256 sum of the manifest.
+    """
     path = directory / "manifest.json"
     if not path.is_file() or path.stat().st_size > LARGEST_MANIFEST:
         validate.fail(str(path), f"a manifest of at most {LARGEST_MANIFEST} bytes", "none", "Use write_store.")
@@ -145,6 +155,7 @@ def _manifest(directory: pathlib.Path) -> tuple[dict, str]:
         if not isinstance(facts, dict) or set(facts) != {"shape", "dtype", "bytes", "sha256"}:
             validate.fail(f"{path}: {name}", "shape, dtype, bytes and sha256", facts)
         shape = facts["shape"]
+        # `type(n) is int` rather than isinstance, because JSON's true and false would pass as integers.
         if (
             not isinstance(shape, list)
             or not shape
@@ -163,32 +174,34 @@ def _manifest(directory: pathlib.Path) -> tuple[dict, str]:
 
 
 def _map(path: pathlib.Path, shape: list[int], dtype: str, num_bytes: int) -> Mapped:
-    """Maps one `.npy` after its size, magic and header have been checked against the manifest."""
+    """Maps one `.npy` file, after its size and its header have been checked against the manifest."""
     if path.is_symlink() or not path.is_file():
         validate.fail(str(path), "a regular file", "none", "The store is incomplete: copy it again.")
-    expected, payload = np.dtype(dtype), math.prod(shape) * np.dtype(dtype).itemsize
-    found = path.stat().st_size
-    if found != num_bytes or payload >= found:
+    expected_dtype = np.dtype(dtype)
+    data_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    file_bytes = path.stat().st_size
+    if file_bytes != num_bytes or data_bytes >= file_bytes:
         rule = f"a file of {num_bytes} bytes that holds {dtype}{shape}"
-        validate.fail(str(path), rule, f"{found} bytes", "Truncated, or another store's file.")
+        validate.fail(str(path), rule, f"{file_bytes} bytes", "Truncated, or another store's file.")
     with path.open("rb") as file:
+        # The header is read here rather than by np.load, which could unpickle objects from a foreign file.
         try:
             version = np.lib.format.read_magic(file)
             readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
             header = readers[version](file)
         except (ValueError, KeyError, SyntaxError, TypeError, RecursionError, MemoryError, EOFError):
             validate.fail(str(path), "a .npy file of version 1 or 2", "another header", "Use write_store.")
-        if header != (tuple(shape), False, expected) or expected.hasobject:
+        if header != (tuple(shape), False, expected_dtype) or expected_dtype.hasobject:
             validate.fail(str(path), f"a header that says {dtype}{shape} in C order", header, "Mixed stores?")
         start = file.tell()
-        if start + payload != found:
-            validate.fail(str(path), f"{start + payload} bytes", f"{found} bytes", "Truncated or padded.")
+        if start + data_bytes != file_bytes:
+            validate.fail(str(path), f"{start + data_bytes} bytes", f"{file_bytes} bytes", "Truncated or padded.")
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return Mapped(np.ndarray(tuple(shape), expected, memory, start), memory, start)
+    return Mapped(np.ndarray(tuple(shape), expected_dtype, memory, start), memory, start)
 
 
 def open_store(directory: str | os.PathLike, *, verify: bool) -> Opened:
-    """Checks and maps a store; `verify` also reads every byte and compares the SHA-256 sums."""
+    """Checks and maps a store. With `verify` it also reads every byte and compares the SHA-256 sums."""
     directory = pathlib.Path(directory).absolute()
     if not directory.is_dir():
         validate.fail("directory", "a folder written by write_store", str(directory))
@@ -197,6 +210,7 @@ def open_store(directory: str | os.PathLike, *, verify: bool) -> Opened:
     for name, facts in files.items():
         path = directory / f"{name}.npy"
         mapped[name] = _map(path, facts["shape"], facts["dtype"], facts["bytes"])
+        # Offsets are read into memory anyway, so their sum is always checked.
         if (verify or name == "offsets") and _digest(path) != facts["sha256"]:
             validate.fail(str(path), f"SHA-256 {facts['sha256'][:16]}", "another", "The file was changed or damaged.")
     offsets = mapped.pop("offsets").array
@@ -208,8 +222,10 @@ def open_store(directory: str | os.PathLike, *, verify: bool) -> Opened:
 
 
 def read_store(directory: str | os.PathLike) -> Stored:
-    """Reads a native store into memory, every byte verified.
+    """Reads a native store into memory and verifies every byte.
 
+    Args:
+      directory: a folder written by `write_store`.
     Raises: ValueError for a truncated, changed, foreign or missing file, and for names that are paths.
     Guarantees: no broken store loads (tests/population/test_native_store.py::test_broken_stores_are_refused).
     """

@@ -1,4 +1,4 @@
-"""A population around another one, whose clients hold as many examples as inside."""
+"""This module holds the base class of populations that wrap another one without changing the number of examples."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ __all__ = ["Around"]
 
 
 class Around:
-    """What a dataclass with a field `inner`, a population, takes over from it; `client` is its own.
+    """A dataclass that inherits from `Around` passes sizes and counts through from its field `inner`, a population.
+
+    The dataclass defines `client` itself. Each client must have as many examples as in `inner`.
 
     Guarantees: tests/population/poisoned/test_poisoning.py and tests/population/test_private_labels.py, whose
-    populations are made of it.
+    populations inherit from this class.
     """
 
     inner: Population
@@ -29,18 +31,18 @@ class Around:
 
     @property
     def capacities(self) -> tuple[int, ...]:
-        """As the inner population's; () where it has none."""
+        """The size classes of the inner population, () if it has none."""
         return getattr(self.inner, "capacities", ()) if hasattr(self.inner, "capped") else ()
 
     def capped(self, rows: int) -> Self:
-        """The same clients in arrays of `rows` rows, where the inner population has such."""
+        """Returns the same clients in arrays of `rows` rows, if the inner population supports it."""
         return dataclasses.replace(self, inner=self.inner.capped(rows))
 
     def count(self, id: Array) -> Array:
-        """Examples of client `id`."""
+        """Returns the number of examples of client `id`."""
         inner = self.inner
         return inner.count(id) if hasattr(inner, "count") else inner.client(id).mask.sum(dtype=jnp.int32)
 
     def announce(self, ids: Array) -> Array:
-        """`ids`, after the inner population's storage was asked to read ahead."""
+        """Returns `ids`, after the inner population was asked to read these clients ahead from its storage."""
         return self.inner.announce(ids) if hasattr(self.inner, "announce") else ids

@@ -1,3 +1,3 @@
-"""Data sets: those that come with the package, those that are read from files, and those that are drawn."""
+"""This subpackage holds data sets: some come with the package, some are read from files, some are drawn at random."""
 
 __all__: list[str] = []

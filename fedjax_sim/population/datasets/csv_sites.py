@@ -1,4 +1,4 @@
-"""Sites that hold tables of numbers: each client is one file."""
+"""This module reads sites that hold tables of numbers. Each client is one file."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ COLUMNS = (
     *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal"),
     "num",
 )
-QUANTITIES = ("age", "trestbps", "chol", "thalach", "oldpeak", "ca")  # standardised
+QUANTITIES = ("age", "trestbps", "chol", "thalach", "oldpeak", "ca")  # real numbers, which are standardised
 ANSWERS = ("sex", "fbs", "exang")  # 0 or 1
-CATEGORIES = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "slope": (1, 2, 3), "thal": (3, 6, 7)}  # one column each
+# Categories and their values. Each value becomes one column.
+CATEGORIES = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "slope": (1, 2, 3), "thal": (3, 6, 7)}
 MISSING = ("?", "-9")  # by the documentation of the data set
-SOMETIMES_MISSING = ("trestbps", "chol", "fbs", "thalach", "exang", "oldpeak", "ca")  # an indicator column each
+SOMETIMES_MISSING = ("trestbps", "chol", "fbs", "thalach", "exang", "oldpeak", "ca")  # each has an indicator column
 
 
 def _hospital(path: pathlib.Path) -> np.ndarray:
-    """[n, 14] float64 with NaN where a value is missing."""
+    """Reads the table of a hospital, [n, 14] float64, with NaN where a value is missing."""
     table = []
     for line, cells in text_files.table_rows(path.name, existing("directory", str(path), folder=False)):
         place = f"{path.name}:{line}"
@@ -44,12 +45,13 @@ def _hospital(path: pathlib.Path) -> np.ndarray:
             validate.fail(place, f"{len(COLUMNS)} columns", len(cells))
         numbers = [text_files.number(place, cell, MISSING) for cell in cells]
         row = dict(zip(COLUMNS, numbers, strict=True))
-        legal = {**CATEGORIES, **dict.fromkeys(ANSWERS, (0, 1)), "num": (0, 1, 2, 3, 4)}
-        for column, values in legal.items():
+        allowed_values = {**CATEGORIES, **dict.fromkeys(ANSWERS, (0, 1)), "num": (0, 1, 2, 3, 4)}
+        for column, values in allowed_values.items():
             if not (row[column] in values or (column != "num" and math.isnan(row[column]))):
                 validate.fail(f"{place} {column}", f"one of {values}", row[column])
+        # No living patient has a cholesterol or a blood pressure of 0, so 0 stands for a missing value.
         for column in ("chol", "trestbps"):
-            row[column] = row[column] or math.nan  # no living patient's is 0: it stands for a missing value
+            row[column] = row[column] or math.nan
         table.append(list(row.values()))
     if not table:
         validate.fail(str(path.name), "at least one patient", "an empty file")
@@ -58,26 +60,31 @@ def _hospital(path: pathlib.Path) -> np.ndarray:
 
 @validate.named_arguments
 def heart_disease(*, directory: FolderPath, test_fraction: float = 0.25, seed: NonNegativeInt = 0) -> FederatedData:
-    """UCI Heart Disease: four hospitals, four clients, 920 patients; is the diagnosis above 0?
+    """Reads the UCI Heart Disease data of four hospitals, which are the clients. The task is to predict the disease.
 
-    29 features: six quantities (age, trestbps, chol, thalach, oldpeak, ca), three answers (sex, fbs, exang), cp,
-    restecg, slope and thal one-hot, and seven indicators of a missing value. "?" and -9 stand for missing values, and a
-    chol or trestbps of 0. A missing quantity or answer becomes the median of the pooled training rows (0 if all are
-    missing) and sets its indicator; a missing category is all zeros. Quantities are then standardised by mean and
-    deviation of the pooled training rows. That is a convenience of the simulation: a real federation would need a
-    protocol for it.
+    There are 920 patients, and the label is whether the diagnosis is above 0. The 29 features are
+
+    - six quantities (age, trestbps, chol, thalach, oldpeak, ca),
+    - three answers (sex, fbs, exang),
+    - four categories (cp, restecg, slope, thal), one-hot in 13 columns,
+    - seven indicators of a missing value.
+
+    "?" and -9 stand for missing values, and so does 0 for chol and trestbps. A missing quantity or answer is replaced
+    by the median of the pooled training rows (0 if all are missing), and its indicator is 1. A missing category has
+    zeros in all its columns. Quantities are then standardised by mean and standard deviation of the pooled training
+    rows. That is a convenience of the simulation: a real federation would need a protocol for it.
 
     Args:
-      directory: holds processed.cleveland.data, .hungarian, .switzerland and .va, as UCI publishes them.
+      directory: a folder with processed.cleveland.data, .hungarian, .switzerland and .va, as UCI publishes them.
       test_fraction: share of each hospital's patients, per diagnosis, that is its test part.
-      seed: decides the split.
+      seed: of the split.
 
-    Returns: `FederatedData`; clients are the hospitals in the order above, held-out clients their test parts.
+    Returns: `FederatedData`. Clients are the hospitals in the order above, and held-out clients are their test parts.
 
-    Raises: ValueError that names file and line: for a wrong number of columns, a cell that is no number, an unknown
-      category.
+    Raises: ValueError that names file and line, for a wrong number of columns, a cell that is not a number, and an
+      unknown category.
 
-    Guarantees: every patient is in exactly one part, statistics come from training rows alone
+    Guarantees: every patient is in exactly one part, and statistics come from training rows alone
     (tests/population/datasets/test_csv_sites.py::test_heart_disease_statistics_come_from_training_rows).
 
     References: Janosi, Steinbrunn, Pfisterer, Detrano, Heart Disease, UCI, 1988; Ogier du Terrail et al., FLamby, 2022.
@@ -86,15 +93,17 @@ def heart_disease(*, directory: FolderPath, test_fraction: float = 0.25, seed: N
     rng = np.random.default_rng(seed)
     tables = [_hospital(folder / f"processed.{name}.data") for name in HOSPITALS]
     splits = [stratified_split(table[:, -1] > 0, test_fraction, rng) for table in tables]
+    # Medians, means and deviations come from these rows, the training rows of all hospitals.
     pooled = np.concatenate([table[rows] for table, (rows, _) in zip(tables, splits, strict=True)])
     index = {column: COLUMNS.index(column) for column in COLUMNS}
-    filled = [index[column] for column in QUANTITIES + ANSWERS]
-    medians = _medians(pooled[:, filled])
-    mean, deviation = standardiser(_imputed(pooled[:, filled], medians)[:, : len(QUANTITIES)])
+    imputed_columns = [index[column] for column in QUANTITIES + ANSWERS]
+    medians = _medians(pooled[:, imputed_columns])
+    mean, deviation = standardiser(_imputed(pooled[:, imputed_columns], medians)[:, : len(QUANTITIES)])
 
     def features(table: np.ndarray) -> np.ndarray:
-        values = _imputed(table[:, filled], medians)
+        values = _imputed(table[:, imputed_columns], medians)
         values[:, : len(QUANTITIES)] = (values[:, : len(QUANTITIES)] - mean) / deviation
+        # NaN equals no value, so a missing category has zeros in all its columns.
         one_hot = [table[:, index[column], None] == np.array(options) for column, options in CATEGORIES.items()]
         missing = np.isnan(table[:, [index[column] for column in SOMETIMES_MISSING]])
         return np.concatenate([values, *one_hot, missing], axis=1)
@@ -124,57 +133,66 @@ def csv_sites(
     test_fraction: float = 0.25,
     seed: NonNegativeInt = 0,
 ) -> FederatedData:
-    """A folder with one numeric CSV per site, each with the same header; site = client.
+    """Reads a folder with one numeric CSV file per site. Each site is a client, and all files have the same header.
 
     Args:
-      directory: holds *.csv; clients are in the order of the sorted file names, empty lines are skipped. An entry that
-        only looks like a site (a broken link, a folder, .CSV, .csv.gz) is refused; other files are ignored.
-      label: name of the label column; the others are features, in the header's order.
-      task: "classification" (labels 0..C-1), "binary" (0 or 1) or "regression".
-      num_classes: C; None for the largest label + 1.
-      standardise: features by mean and deviation of the pooled training rows.
-      delimiter: between values: one character, "space", or "auto", the one of comma, semicolon and tab in the header.
-      comment: lines that begin with this text are skipped; None if all lines count.
-      missing: texts that stand for a missing feature, such as ["?", "-9"]; a number stands for itself however written.
-        A missing feature becomes the median of the pooled training rows (0 if all are missing), and each column that
-        lacks values among them gets a column more behind all features: 1 where the value is missing, otherwise 0.
-      test_fraction: share of each site's rows (of each label, unless a regression) that is its test part.
-      seed: decides the split.
+      directory: a folder with files *.csv. Clients are in the order of the sorted file names. Empty lines are skipped.
+        An entry that only looks like a site (a broken link, a folder, .CSV, .csv.gz) is refused. Other files are
+        ignored.
+      label: name of the label column. All other columns are features, in the order of the header.
+      task: "classification" (labels 0, ..., C - 1), "binary" (0 or 1) or "regression".
+      num_classes: C. None for the largest label + 1.
+      standardise: whether features are standardised by mean and standard deviation of the pooled training rows.
+      delimiter: the text between values: one character, "space", or "auto". "auto" takes comma, semicolon or tab,
+        whichever is in the header.
+      comment: lines that begin with this text are skipped. None skips no line.
+      missing: texts that stand for a missing feature, such as ["?", "-9"]. A number matches however it is written, so
+        "-9" also matches "-9.0". A missing feature is replaced by the median of the pooled training rows (0 if all are
+        missing). Each column with missing values among these rows also gets an indicator column behind all features,
+        which is 1 where the value is missing and 0 elsewhere.
+      test_fraction: share of each site's rows that is its test part. Unless the task is "regression", it is a share of
+        the rows of each label.
+      seed: of the split.
 
-    Returns: `FederatedData`; held-out client i is the test part of site i, left out when it has no row.
+    Returns: `FederatedData`. Held-out client i is the test part of site i, and is left out if that has no row.
 
-    Raises: ValueError that names file and line: for a cell that is no finite number, a missing label, and for numbers
-      of columns or headers that differ.
+    Raises: ValueError that names file and line, for a cell that is not a finite number, a missing label, and for
+      numbers of columns or headers that differ.
 
-    Guarantees: tests/population/datasets/test_csv_sites.py::test_csv_sites; the same data with semicolons, tabs, byte
-      order marks and comments (::test_csv_sites_in_other_styles); medians are of training rows
+    Guarantees: tests/population/datasets/test_csv_sites.py::test_csv_sites. Semicolons, tabs, byte order marks and
+      comments give the same data (::test_csv_sites_in_other_styles). Medians are those of training rows
       (::test_missing_features).
     """
     folder = existing("directory", directory)
     if not (comment is None or (isinstance(comment, str) and comment.strip())):
         validate.fail("comment", "the text with which lines of comments begin, or none", comment)
     header, tables = _sites(folder, label, delimiter, comment, text_files.check_missing(missing))
-    target = header.index(label)
+    label_column = header.index(label)
     rng = np.random.default_rng(seed)
     splits = {
-        site: stratified_split(np.zeros(len(table)) if task == "regression" else table[:, target], test_fraction, rng)
+        site: stratified_split(
+            np.zeros(len(table)) if task == "regression" else table[:, label_column], test_fraction, rng
+        )
         for site, table in tables.items()
     }
-    features = {site: np.delete(table, target, axis=1) for site, table in tables.items()}
+    features = {site: np.delete(table, label_column, axis=1) for site, table in tables.items()}
+    # Statistics come from training rows alone. A column has an indicator if one of these rows lacks its value.
     pooled = np.concatenate([features[site][rows] for site, (rows, _) in splits.items()])
-    indicated = np.flatnonzero(np.isnan(pooled).any(axis=0))
+    columns_with_missing = np.flatnonzero(np.isnan(pooled).any(axis=0))
     medians = _medians(pooled)
     mean, deviation = standardiser(_imputed(pooled, medians)) if standardise else (0.0, 1.0)
 
     def examples(site: str, rows: np.ndarray) -> dict[str, np.ndarray]:
-        found = features[site][rows]
-        x = (_imputed(found, medians) - mean) / deviation
-        return {"x": np.concatenate([x, np.isnan(found[:, indicated])], axis=1), "y": tables[site][rows, target]}
+        values = features[site][rows]
+        x = (_imputed(values, medians) - mean) / deviation
+        indicators = np.isnan(values[:, columns_with_missing])
+        return {"x": np.concatenate([x, indicators], axis=1), "y": tables[site][rows, label_column]}
 
     train, test = ({site: examples(site, splits[site][part]) for site in tables} for part in (0, 1))
     num_outputs = 1
     if task == "classification":
-        largest = max(float(table[:, target].max()) for table in tables.values())
+        # The largest label counts outputs, so a measured quantity, such as 1e9, must not be taken for a label.
+        largest = max(float(table[:, label_column].max()) for table in tables.values())
         if num_classes is None and not (0 <= largest < 1_000_000):
             validate.fail("label", "labels in 0..C-1", largest, "Set num_classes, or task = 'regression'.")
         num_outputs = num_classes or int(largest) + 1
@@ -182,20 +200,23 @@ def csv_sites(
 
 
 def _medians(values: np.ndarray) -> np.ndarray:
-    """[columns] of the values that are there, without NaN; 0 where there is none."""
-    present = [column[~np.isnan(column)] for column in values.T]
-    return np.array([np.median(column) if len(column) else 0.0 for column in present])
+    """Returns the median of each column, [columns], without NaN. A column of NaN alone has 0."""
+    columns = [column[~np.isnan(column)] for column in values.T]
+    return np.array([np.median(column) if len(column) else 0.0 for column in columns])
 
 
 def _imputed(values: np.ndarray, medians: np.ndarray) -> np.ndarray:
-    """[n, columns], with the column's median in place of NaN."""
+    """Returns the values [n, columns], with the column's median instead of NaN."""
     return np.where(np.isnan(values), medians, values)
 
 
 def _sites(
     folder: pathlib.Path, label: str, delimiter: str, comment: str | None, missing: Sequence[str]
 ) -> tuple[list[str], dict[str, np.ndarray]]:
-    """(the header, site -> its table [n, columns] float64 with NaN for missing features)."""
+    """Reads all sites.
+
+    Returns: the header, and site -> its table [n, columns] float64, with NaN for missing features.
+    """
     paths = files_of(folder, ".csv", "a site's table as a file")
     header: list[str] = []
     tables = {}
@@ -217,7 +238,7 @@ def _sites(
         for line, cells in rows[1:]:
             if len(cells) != len(header):
                 validate.fail(f"{path.name}:{line}", f"{len(header)} columns", len(cells))
-        codes = [() if column == label else missing for column in header]
+        codes = [() if column == label else missing for column in header]  # a label must not be missing
         tables[path.stem] = np.array(
             [
                 [text_files.number(f"{path.name}:{line}", *cell, hint) for cell in zip(cells, codes, strict=True)]

@@ -1,4 +1,4 @@
-"""Feature skew: clients whose inputs follow different laws for the same labels."""
+"""With feature skew the inputs of clients follow different distributions for the same labels."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ __all__ = ["feature_shift"]
 
 @validate.named_arguments
 def feature_shift(examples: dict, partition: Partition, *, scale: NonNegative, seed: int) -> Stored:
-    """Feature skew: client i holds x + s_i with s_i ~ N(0, scale^2 I), one shift for all of its rows.
+    """Shifts the features of each client: client i holds x + s_i, with one s_i ~ N(0, scale^2 I) for all of its rows.
 
     Args:
-      examples: dict of arrays [rows, ...] with a floating "x".
-      partition: who holds which rows.
-      scale: standard deviation of the shift per feature, >= 0.
+      examples: dict of arrays [rows, ...] with a floating-point "x".
+      partition: which client holds which rows.
+      scale: standard deviation >= 0 of the shift of each feature.
       seed: of the shifts.
-    Guarantees: one shift per client, everything else untouched
+    Returns: a population that holds copies of the rows.
+    Guarantees: each client has one shift, and everything else stays as it was
       (tests/population/test_partition.py::test_feature_shift_moves_each_client_rigidly).
 
     >>> from fedjax_sim.population.partition import iid
@@ -36,11 +37,12 @@ def feature_shift(examples: dict, partition: Partition, *, scale: NonNegative, s
         validate.fail(
             "examples", 'a dict with floating features "x"', type(examples).__name__, "Convert images to floats."
         )
-    indices, offsets = np.asarray(partition[0]), checked_offsets("partition.offsets", partition[1], len(partition[0]))
+    indices = np.asarray(partition[0])
+    offsets = checked_offsets("partition.offsets", partition[1], len(partition[0]))
     if not (0 <= indices.min() and indices.max() < rows):
         validate.fail("partition.indices", f"rows in [0, {rows})", f"rows up to {indices.max()}")
-    held = {name: x[indices] for name, x in examples.items()}
-    shape = (len(offsets) - 1, *held["x"].shape[1:])
-    shift = scale * generator("feature_shift", seed).standard_normal(shape, np.float32)
-    shift = np.repeat(shift, np.diff(offsets), axis=0).astype(held["x"].dtype)
-    return stored({**held, "x": held["x"] + shift}, offsets)
+    client_examples = {name: x[indices] for name, x in examples.items()}  # in the order of the clients
+    shape = (len(offsets) - 1, *client_examples["x"].shape[1:])
+    client_shifts = scale * generator("feature_shift", seed).standard_normal(shape, np.float32)
+    row_shifts = np.repeat(client_shifts, np.diff(offsets), axis=0).astype(client_examples["x"].dtype)
+    return stored({**client_examples, "x": client_examples["x"] + row_shifts}, offsets)

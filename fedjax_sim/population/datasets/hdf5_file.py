@@ -1,4 +1,7 @@
-"""HDF5 files of TensorFlow Federated: examples/<client>/<feature>, read without following links out of the file."""
+"""This module reads HDF5 files of TensorFlow Federated, which have members examples/<client>/<feature>.
+
+Links, which may lead out of the file, are not followed.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,20 @@ def read_clients(
     max_clients: int | None = None,
     max_bytes: int,
 ) -> dict[str, dict[str, np.ndarray]]:
-    """client -> leaf -> array, in the order of the clients' ids.
+    """Reads the clients of a file, in the order of their ids.
 
     Args:
-      caller: whose extra is missing, where h5py is.
+      caller: name of the calling function, for the error if h5py is missing.
+      path: the file.
       leaves: leaf -> the name of the feature in the file.
-      texts: whether features are texts [n] of UTF-8, rather than numbers [n, ...].
-      max_clients: the first so many alone; None for all.
-      max_bytes: refuse what takes more.
+      texts: whether features are texts [n] in UTF-8, rather than numbers [n, ...].
+      max_clients: only the first clients, up to this number, are read. None for all.
+      max_bytes: a file whose features take more bytes is refused.
 
-    Raises: ImportError, ValueError or TypeError naming file and member, MemoryError.
+    Returns: client -> leaf -> array.
+
+    Raises: ImportError without h5py. ValueError or TypeError that names file and member. MemoryError for too many
+      bytes.
 
     Guarantees: tests/population/datasets/test_leaf_tff.py::test_broken_tff_hdf5.
     """
@@ -55,12 +62,14 @@ def read_clients(
             group = _member(examples, id, f"{path.name}/examples", h5py)
             if not isinstance(group, h5py.Group):
                 validate.fail(place, "a group of features", str(group), error=TypeError)
-            found = {leaf: _member(group, feature, place, h5py) for leaf, feature in leaves.items()}
-            for values in found.values():
+            members = {leaf: _member(group, feature, place, h5py) for leaf, feature in leaves.items()}
+            # Sizes are checked as they are declared, before anything is allocated.
+            for values in members.values():
                 _check(values, texts, h5py)
-                num_bytes += values.size * values.dtype.itemsize  # declared, before anything is allocated
+                num_bytes += values.size * values.dtype.itemsize
             _fits(path, num_bytes, max_bytes)
-            clients[id] = {leaf: _texts(values) if texts else values[...] for leaf, values in found.items()}
+            clients[id] = {leaf: _texts(values) if texts else values[...] for leaf, values in members.items()}
+            # A text of variable length declares the size of a pointer only, so characters are counted after reading.
             if texts:
                 num_bytes += sum(len(text) for values in clients[id].values() for text in values)
                 _fits(path, num_bytes, max_bytes)
@@ -70,16 +79,18 @@ def read_clients(
 def random_split(
     client: dict[str, np.ndarray], test_fraction: float, rng: np.random.Generator
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """A client's training and test examples, at random and each in their order."""
+    """Splits a client's examples into training and test examples at random. Both keep their order."""
     size = len(next(iter(client.values())))
     order = rng.permutation(size)
     cut = size - round(test_fraction * size)
-    kept, tested = ({leaf: v[np.sort(rows)] for leaf, v in client.items()} for rows in (order[:cut], order[cut:]))
-    return kept, tested
+    train, test = (
+        {leaf: values[np.sort(rows)] for leaf, values in client.items()} for rows in (order[:cut], order[cut:])
+    )
+    return train, test
 
 
 def _member(group: Any, name: str, place: str, h5py: Any) -> Any:
-    """The member of that name in an HDF5 group; refuses links, which may lead to other files."""
+    """Returns the member of this name in an HDF5 group. It refuses links, which may lead to other files."""
     if name not in group or group.get(name, getlink=True) is None:
         validate.fail(place, f"a member {name!r}", sorted(group)[:10], validate.nearest(name, group))
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
@@ -89,7 +100,7 @@ def _member(group: Any, name: str, place: str, h5py: Any) -> Any:
 
 
 def _check(values: Any, texts: bool, h5py: Any) -> None:
-    """Refuses all but numbers, or texts, that are in this file."""
+    """Refuses everything except numbers (or texts, if `texts`) that are stored in this file."""
     is_text = isinstance(values, h5py.Dataset) and h5py.check_string_dtype(values.dtype) is not None
     if texts and not (is_text and values.ndim == 1):
         hint = "Numbers are read by population.tff_hdf5."
@@ -97,12 +108,13 @@ def _check(values: Any, texts: bool, h5py: Any) -> None:
     if not texts and not (isinstance(values, h5py.Dataset) and values.dtype.kind in "biuf" and values.ndim):
         hint = "Texts are read by population.tff_text." if is_text else ""
         validate.fail(values.name, "an array of numbers with a row per example", str(values), hint, TypeError)
+    # HDF5 can store the values of a data set in other files, even if the data set itself is in this one.
     if values.external or values.is_virtual:
         validate.fail(values.name, "data in this file", "data stored elsewhere")
 
 
 def _texts(values: Any) -> np.ndarray:
-    """[n] texts, as objects."""
+    """Returns texts [n] as an array of Python strings."""
     try:
         return np.array(values.asstr("utf-8")[...], object)
     except UnicodeDecodeError as error:
@@ -111,4 +123,5 @@ def _texts(values: Any) -> np.ndarray:
 
 
 def _fits(path: pathlib.Path, num_bytes: int, max_bytes: int) -> None:
+    """Refuses a file whose features take more than `max_bytes`."""
     validate.fits_in_memory(path.name, num_bytes, max_bytes, hint="Raise max_bytes if you trust the file.")

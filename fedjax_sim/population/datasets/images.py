@@ -1,4 +1,4 @@
-"""Synthetic images of any size: class prototypes under noise, with a few classes at each client."""
+"""This module draws synthetic images of any size: noisy copies of class prototypes, with a few classes per client."""
 
 from __future__ import annotations
 
@@ -33,22 +33,25 @@ def synthetic_images(
     test_examples: PositiveInt = 1_000,
     seed: NonNegativeInt = 0,
 ) -> FederatedData:
-    """Pixels in [0, 1] of a class prototype under Gaussian noise; every client has a few classes of its own.
+    """Draws images as class prototypes with Gaussian noise. Each client has images of a few classes only.
 
-    A client is a pure function of its id: 10^9 of them cost nothing. With 28 x 28 pixels and 10 classes a linear model
-    has the 7,850 parameters of logistic regression on MNIST.
+    A client is a pure function of its id, so 10^9 clients take no memory. With 28 x 28 pixels and 10 classes a linear
+    model has the 7,850 parameters of logistic regression on MNIST.
 
     Args:
-      num_clients: N up to 2^31 - 1. side: pixels a side. num_classes: 2 or more.
-      classes_per_client: 1 to num_classes different classes, drawn for each client, as likely as one another.
+      num_clients: N, up to 2^31 - 1.
+      side: number of pixels along each side.
+      num_classes: 2 or more.
+      classes_per_client: number of different classes of a client, 1 to num_classes. They are drawn uniformly for each
+        client, and the class of each image is drawn uniformly from them.
       examples_per_client: n.
-      noise: standard deviation >= 0 before pixels are cut to [0, 1].
-      test_examples: rows with every class equally often (up to one).
-      seed: decides everything.
+      noise: standard deviation >= 0 of a pixel, before pixels are clipped to [0, 1].
+      test_examples: number of test rows. Counts of classes among them differ by one at most.
+      seed: of all draws.
 
-    Returns: `FederatedData`; x [n, side, side], one channel.
+    Returns: `FederatedData` with x [n, side, side] in [0, 1], one channel.
 
-    Guarantees: pixels, class counts and noise follow this law
+    Guarantees: pixels, class counts and noise follow this distribution
     (tests/population/datasets/test_images.py::test_images_follow_their_law), and models of images take them
     (::test_models_of_images_take_them).
 
@@ -58,7 +61,8 @@ def synthetic_images(
     """
     validate.integer("classes_per_client", classes_per_client, 1, num_classes)
     rng = np.random.default_rng([seed, 0])
-    cells = np.arange(side) * GRID // side
+    cells = np.arange(side) * GRID // side  # the cell of the grid in which each pixel lies
+    # Each prototype is a coarse random pattern, enlarged to the size of an image.
     prototypes = rng.uniform(size=(num_classes, GRID, GRID))[:, cells][:, :, cells]
     parameters = {
         "prototypes": prototypes.astype(np.float32),
@@ -75,9 +79,12 @@ def synthetic_images(
 
 
 def _image_client(parameters: Any, id: Array) -> ClientData:
+    """Generates a client of `synthetic_images`."""
     key = generated_client_key(parameters, id)
-    mask, prototypes = jnp.asarray(parameters["mask"]), jnp.asarray(parameters["prototypes"])
-    own = jax.random.permutation(stream(key, "classes"), prototypes.shape[0])[: parameters["own"].shape[0]]
-    y = own[below(stream(key, "labels"), own.shape[0], mask.shape)].astype(jnp.int32)
-    blur = jax.random.normal(stream(key, "noise"), (*mask.shape, *prototypes.shape[1:]))
-    return ClientData({"x": jnp.clip(prototypes[y] + parameters["noise"] * blur, 0, 1), "y": y}, mask)
+    mask = jnp.asarray(parameters["mask"])
+    prototypes = jnp.asarray(parameters["prototypes"])
+    # The parameter "own" carries the number of classes per client as its shape, for a shape is static.
+    classes = jax.random.permutation(stream(key, "classes"), prototypes.shape[0])[: parameters["own"].shape[0]]
+    y = classes[below(stream(key, "labels"), classes.shape[0], mask.shape)].astype(jnp.int32)
+    noise = jax.random.normal(stream(key, "noise"), (*mask.shape, *prototypes.shape[1:]))
+    return ClientData({"x": jnp.clip(prototypes[y] + parameters["noise"] * noise, 0, 1), "y": y}, mask)

@@ -1,8 +1,9 @@
-"""Two industrial federations under poisoned reports, with closed forms: sensors to calibrate and loops to tune.
+"""This module has two industrial federations with poisoned reports: sensors to calibrate, and control loops to tune.
 
-All clients have the same inputs, with mean 0 and covariance the identity, and their targets' noise cancels in pairs. So
-a linear model under squared error and the mean learns the clients' average target exactly, and f poisoned clients of m
-move it by f / m of what they lie; one full-batch step of learning rate 1/2 from anywhere suffices.
+The effect of the poison has a closed form. All clients have the same inputs, with mean 0 and the identity as
+covariance, and the noise of their targets cancels in pairs. So a linear model, trained on the squared error and
+aggregated by the mean, learns the clients' average target exactly. If f of m clients are poisoned, the model moves by
+f / m times the error of their targets. One full-batch step of learning rate 1/2 reaches this model from any start.
 """
 
 from __future__ import annotations
@@ -25,15 +26,28 @@ from fedjax_sim.validate import Finite, Integer, Positive
 
 __all__ = ["controller_tuning", "overshoot", "sensor_calibration"]
 
-STIFFNESS, FRICTION = (1.25, 0.4), (0.25, 0.1)  # of a plant: middle, and deviation over the operating points
-LEVELS = np.arange(-2, 3) / np.sqrt(2)  # of each feature: mean 0, variance 1
+# Of a plant: the mean and the standard deviation over the operating points.
+STIFFNESS = (1.25, 0.4)
+FRICTION = (0.25, 0.1)
+LEVELS = np.arange(-2, 3) / np.sqrt(2)  # the values of each feature, with mean 0 and variance 1
 
 
 def _federation(
     x: np.ndarray, y: np.ndarray, test: tuple, name: str, measure: Callable, clients: int, noise: float, seed: int
 ) -> FederatedData:
-    """Clients who all hold inputs x [n, k] and targets y [n] plus noise, which clients 2k and 2k + 1 have with opposite
-    signs, and an unpaired last one has not."""
+    """Builds a data set whose clients all hold inputs x [n, k] and targets y [n] plus noise.
+
+    The noise of clients 2k and 2k + 1 has opposite signs, and an unpaired last client has none. So it cancels exactly.
+
+    Args:
+      x, y: of one client, without noise.
+      test: x and y of the test set.
+      name, measure: see `FederatedData`.
+      clients: their number.
+      noise: standard deviation.
+      seed: of the noise.
+    """
+    # One draw for each pair of clients, then both signs, interleaved.
     draws = noise * generator(name, seed).standard_normal(((clients + 1) // 2, len(y)))
     errors = np.stack([draws, -draws], 1).reshape(-1, len(y))[:clients]
     if clients % 2:
@@ -41,17 +55,19 @@ def _federation(
     examples = {"x": np.tile(x, (clients, 1)), "y": (y[None] + errors).reshape(-1, 1)}
     examples = {leaf: value.astype(np.float32) for leaf, value in examples.items()}
     train = stored(examples, np.arange(clients + 1) * len(y))
-    central = {"x": test[0].astype(np.float32), "y": test[1].astype(np.float32)[:, None]}
-    return FederatedData(train, central, None, x.shape[1:], 1, "regression", name=name, measure=measure)
+    central_test = {"x": test[0].astype(np.float32), "y": test[1].astype(np.float32)[:, None]}
+    return FederatedData(train, central_test, None, x.shape[1:], 1, "regression", name=name, measure=measure)
 
 
 def _check(num_clients: int, num_poisoned: int, noise: float) -> None:
+    """Refuses options out of range that both data sets have."""
     validate.integer("num_clients", num_clients)
     validate.integer("num_poisoned", num_poisoned, 0, num_clients)
     validate.in_range("noise", noise, 0)
 
 
 def _bias(outputs: Array, examples: PyTree) -> dict[str, Array]:
+    """Measures the signed error of each output."""
     return {"bias": (outputs - examples["y"])[:, 0]}
 
 
@@ -66,23 +82,25 @@ def sensor_calibration(
     examples_per_client: Annotated[int, Integer(2)] = 20,
     seed: int = 0,
 ) -> FederatedData:
-    """Sensors learn one calibration curve, y = gain x, from readings at the same reference points; some are off.
+    """Sensors learn one calibration curve, y = gain x, from readings at the same reference points.
 
-    A linear model's mean signed error on the test set, `test_bias`, is num_poisoned / num_clients x offset under the
-    mean of all clients, and about 0 under their median.
+    Poisoned sensors report readings that are off by a constant. An evaluation reports `test_bias`, the mean signed
+    error of the model on the test set. If messages are aggregated by the mean, a linear model has the bias
+    num_poisoned / num_clients x offset. If they are aggregated by the median, its bias is about 0.
 
     Args:
-      num_clients: m. num_poisoned: f in [0, m], chosen by the seed; their targets are off by `offset`.
+      num_clients: m.
+      num_poisoned: f in [0, m]. The poisoned clients are chosen by the seed, and their targets are off by `offset`.
       offset: in the unit of y.
       gain: slope of the true curve.
       noise: standard deviation of an honest reading.
-      examples_per_client: at least 2 reference points.
-      seed: decides noise and who is poisoned.
+      examples_per_client: the number of reference points, at least 2.
+      seed: of the noise and of the choice of poisoned clients.
 
-    Returns: `FederatedData` of the task "regression", x [n, 1] standardised raw readings, y [n, 1]; the test set is the
-      true curve without noise.
+    Returns: `FederatedData` of the task "regression", with x [n, 1] standardised raw readings and y [n, 1]. The test
+      set is the true curve without noise.
 
-    Guarantees: f = 2, m = 10, offset 5: bias 1 under the mean, about 0 under the median
+    Guarantees: for f = 2, m = 10 and offset 5, the bias is 1 under the mean and about 0 under the median
       (tests/population/datasets/test_industrial.py::test_bias_of_mean_and_median).
 
     >>> data = sensor_calibration()
@@ -91,9 +109,9 @@ def sensor_calibration(
     """
     _check(num_clients, num_poisoned, noise)
     points = np.linspace(-1, 1, examples_per_client)
-    points /= np.sqrt(np.mean(points**2))
-    curve = np.linspace(-1.5, 1.5, 101)
-    test = curve[:, None], gain * curve
+    points /= np.sqrt(np.mean(points**2))  # variance 1
+    test_points = np.linspace(-1.5, 1.5, 101)
+    test = test_points[:, None], gain * test_points
     about = {"name": "sensor_calibration", "measure": _bias, "clients": num_clients, "noise": noise, "seed": seed}
     data = _federation(points[:, None], gain * points, test, **about)
     if not num_poisoned:
@@ -102,15 +120,15 @@ def sensor_calibration(
 
 
 def overshoot(damping_ratio: Array) -> Array:
-    """How far a second-order loop's step response passes its set point: exp(-pi zeta / sqrt(1 - zeta^2)).
+    """Computes how far the step response of a second-order loop passes its set point: exp(-pi zeta / sqrt(1 - zeta^2)).
 
     Args:
       damping_ratio: zeta, of any shape.
 
-    Returns: a share of the step, in [0, 1]: 0 from zeta = 1 on; 1 up to zeta = 0, where the loop oscillates for
-      ever, or ever more.
+    Returns: the overshoot as a share of the step, in [0, 1]. It is 0 for zeta >= 1. It is 1 for zeta <= 0, where the
+      loop oscillates for ever or is unstable.
 
-    Guarantees: the peak of a simulated response
+    Guarantees: it equals the peak of a simulated response
     (tests/population/datasets/test_industrial.py::test_overshoot_is_the_peak).
 
     References: Ogata 2010, section 5-3.
@@ -119,23 +137,29 @@ def overshoot(damping_ratio: Array) -> Array:
     [0.5266, 0.163, 0.046, 0.0, 1.0]
     """
     zeta = jnp.asarray(damping_ratio)
-    inside = jnp.clip(zeta, 0, 1 - 1e-6)
-    return jnp.where(zeta >= 1, 0.0, jnp.exp(-jnp.pi * inside / jnp.sqrt((1 - inside) * (1 + inside))))
+    # The formula is finite for zeta in [0, 1) only. Clipping keeps the branch that is not selected finite as well.
+    clipped = jnp.clip(zeta, 0, 1 - 1e-6)
+    return jnp.where(zeta >= 1, 0.0, jnp.exp(-jnp.pi * clipped / jnp.sqrt((1 - clipped) * (1 + clipped))))
 
 
 def _plant(x: Array) -> tuple[Array, Array]:
-    """sqrt(inertia x position gain), and viscous friction, of standardised features [..., 2]."""
-    return STIFFNESS[0] + STIFFNESS[1] * x[..., 0], FRICTION[0] + FRICTION[1] * x[..., 1]
+    """Returns sqrt(inertia x position gain) and the viscous friction of standardised features [..., 2]."""
+    stiffness = STIFFNESS[0] + STIFFNESS[1] * x[..., 0]
+    friction = FRICTION[0] + FRICTION[1] * x[..., 1]
+    return stiffness, friction
 
 
 def _loop(outputs: Array, examples: PyTree) -> dict[str, Array]:
+    """Measures the control loops whose velocity gains are the model's outputs."""
     stiffness, friction = _plant(examples["x"])
     zeta = (friction + outputs[:, 0]) / (2 * stiffness)
     return {"damping_ratio": zeta, "overshoot": overshoot(zeta), "unstable": (zeta <= 0).astype(jnp.float32)}
 
 
 def _retuned(change: Array, key: Array, data: ClientData) -> PyTree:
+    """Returns the examples with gains that change every loop's damping ratio by `change`."""
     stiffness, _ = _plant(data.examples["x"])
+    # zeta = (c + D) / (2 stiffness), so a change of zeta by d changes the gain D by 2 d stiffness.
     y = data.examples["y"]
     return {**data.examples, "y": y + (2 * change * stiffness)[:, None].astype(y.dtype)}
 
@@ -150,25 +174,28 @@ def controller_tuning(
     noise: float = 0.05,
     seed: int = 0,
 ) -> FederatedData:
-    """Sites learn one rule for a controller's velocity gain; poisoned sites report tunings that make loops unstable.
+    """Sites learn one rule for the velocity gain of a controller. Poisoned sites report gains that make loops unstable.
 
-    A plant J theta'' + c theta' = u under u = P (r - theta) - D theta' has the damping ratio
-    zeta = (c + D) / (2 sqrt(J P)). Each site reports its tuned gain D at 25 operating points, as a function of
-    sqrt(J P) and c. The rule is linear, and everybody uses the one that is learned: under the mean its damping ratio is
-    zeta - f / m (zeta - zeta'), at every plant, under the median zeta.
+    The plant is J theta'' + c theta' = u, and the controller u = P (r - theta) - D theta'. Together they have the
+    damping ratio zeta = (c + D) / (2 sqrt(J P)). Each site reports its tuned gain D at 25 operating points, as a
+    function of sqrt(J P) and c. This function is linear, and all sites use the rule that they learn together.
+
+    If messages are aggregated by the mean, the learned rule has the damping ratio zeta - f / m (zeta - zeta') at every
+    plant. If they are aggregated by the median, it has zeta.
 
     Args:
-      num_clients: m. num_poisoned: f in [0, m], chosen by the seed.
-      damping_ratio: zeta > 0 of honest tunings.
-      poisoned_damping: zeta' of those that poisoned sites report; the loop is unstable up to 0.
+      num_clients: m.
+      num_poisoned: f in [0, m]. The poisoned clients are chosen by the seed.
+      damping_ratio: zeta > 0 of honest reports.
+      poisoned_damping: zeta' of the reports of poisoned sites. A loop is unstable for zeta' <= 0.
       noise: standard deviation of an honest gain.
-      seed: decides noise and who is poisoned.
+      seed: of the noise and of the choice of poisoned clients.
 
-    Returns: `FederatedData` of the task "regression", x [n, 2] standardised sqrt(J P) and c, y [n, 1] the gain D. An
-      evaluation tells `test_damping_ratio`, `test_overshoot` (see `overshoot`) and `test_unstable`, the share of
-      unstable loops, at plants under the learned rule.
+    Returns: `FederatedData` of the task "regression", with x [n, 2] standardised sqrt(J P) and c, and y [n, 1] the gain
+      D. An evaluation reports `test_damping_ratio`, `test_overshoot` (see `overshoot`) and `test_unstable`, the share
+      of unstable loops, for plants under the learned rule.
 
-    Guarantees: from 4.60 % of overshoot to 52.66 % everywhere by two of ten sites, under the mean
+    Guarantees: under the mean, two of ten sites raise the overshoot from 4.60 % to 52.66 % at every plant
       (tests/population/datasets/test_industrial.py::test_overshoot_gets_worse_everywhere).
 
     >>> data = controller_tuning()

@@ -1,4 +1,4 @@
-"""Two data sets of LEAF whose features are not numbers: Sent140's tweets as counts of words, CelebA's photographs."""
+"""This module reads two data sets of LEAF whose features are not numbers: tweets (Sent140) and photographs (CelebA)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIELDS = ("id", "date", "query", "user", "text")  # of a tweet
 
 
 def words_of(text: str) -> list[str]:
-    """Words and punctuation of a tweet, as LEAF splits it, in small letters.
+    """Splits a tweet into words and punctuation, as LEAF does, in lower case.
 
     >>> words_of("I don't, @you!")
     ['i', "don't", ',', 'you', '!']
@@ -35,17 +35,21 @@ def sent140(
     num_words: PositiveInt = 1000,
     max_bytes: Annotated[int, Integer(1, 4611686018427387904)] = 2**33,
 ) -> FederatedData:
-    """LEAF's Sent140: is a tweet positive? A user is a client; features count words, as in LEAF's bag of words.
+    """Reads Sent140 of LEAF, where the task is to predict whether a tweet is positive. Each user is a client.
+
+    The features of a tweet are the counts of its words, LEAF's bag of words.
 
     Args:
-      directory: holds LEAF's train/*.json and test/*.json; examples are [id, date, query, user, text], labels 0, 1.
-      num_words: V, the words that are most often in the training tweets (of equally many, the alphabet's first).
-      max_bytes: refuse tweets that take more as a table, 4 n V.
+      directory: a folder with LEAF's train/*.json and test/*.json. Examples are [id, date, query, user, text], and
+        labels are 0 or 1.
+      num_words: V, the size of the vocabulary. It holds the most frequent words of the training tweets. Words of equal
+        frequency are taken in alphabetical order.
+      max_bytes: the most bytes that the table of counts may take, 4 n V for n tweets.
 
-    Returns: `FederatedData`, task "binary", x [n, V]: column j counts `vocabulary[j]`; held-out clients are the users
-      of test/.
+    Returns: `FederatedData` of the task "binary", with x [n, V], where column j counts `vocabulary[j]`. Held-out
+      clients are the users of test/.
 
-    Raises: ValueError or TypeError that names file and user; MemoryError.
+    Raises: ValueError or TypeError that names file and user. MemoryError beyond `max_bytes`.
 
     Guarantees: tests/population/datasets/test_leaf_features.py::test_sent140.
 
@@ -63,6 +67,7 @@ def sent140(
     for client in splits["train"].values():
         for text in _texts(client):
             counts.update(words_of(text))
+    # The vocabulary comes from training tweets alone. Equal counts are ordered by the word, so the result is unique.
     vocabulary = sorted(counts, key=lambda word: (-counts[word], word))[:num_words]
     num_rows = sum(len(client["y"]) for clients in splits.values() for client in clients.values())
     hint = "Set a smaller num_words, or sample fewer users in LEAF."
@@ -93,24 +98,28 @@ def celeba(
     image_size: Annotated[int, Integer(1, 4096)] = 84,
     max_bytes: Annotated[int, Integer(1, 4611686018427387904)] = 2**34,
 ) -> FederatedData:
-    """LEAF's CelebA: a celebrity's photographs are a client; does the person smile? Needs the extra `images` (Pillow).
+    """Reads CelebA of LEAF, where the task is to predict whether a person smiles. Each celebrity is a client.
+
+    It needs the extra `images` (Pillow).
 
     Args:
-      directory: holds LEAF's train/*.json and test/*.json, whose examples are names of image files with labels 0 and 1.
-      images: the folder with those files (img_align_celeba), JPEG or PNG.
-      image_size: s, to which they are resized, as LEAF does.
-      max_bytes: refuse images that take more as a table, 12 n s^2.
+      directory: a folder with LEAF's train/*.json and test/*.json. Examples are names of image files, and labels are 0
+        or 1.
+      images: the folder with these image files (img_align_celeba), JPEG or PNG.
+      image_size: s. Images are resized to s x s pixels, as LEAF does.
+      max_bytes: the most bytes that the images may take, 12 n s^2 for n images.
 
-    Returns: `FederatedData`, task "binary", x [n, s, s, 3] in [0, 1].
+    Returns: `FederatedData` of the task "binary", with x [n, s, s, 3] in [0, 1].
 
-    Raises: ImportError without Pillow, naming the extra; ValueError or TypeError that names file and user, for images
-      that are not there and names that are paths; MemoryError.
+    Raises: ImportError without Pillow, which names the extra. ValueError or TypeError that names file and user, for
+      images that do not exist and names that are paths. MemoryError beyond `max_bytes`.
 
     Guarantees: tests/population/datasets/test_leaf_features.py::test_celeba, ::test_broken_celeba.
 
     References: Liu et al., Deep learning face attributes in the wild, 2015; Caldas et al., LEAF, 2018.
     """
-    folder, photographs = existing("directory", directory), existing("images", images)
+    folder = existing("directory", directory)
+    image_folder = existing("images", images)
     try:
         import PIL.Image as pillow
     except ImportError:
@@ -122,9 +131,11 @@ def celeba(
     validate.fits_in_memory("directory", 12 * num_rows * image_size**2, max_bytes, hint=hint)
 
     def image(place: str, name: str) -> np.ndarray:
+        # A name with a slash could lead out of the folder.
         if "/" in name or "\\" in name:
             validate.fail(place, "the name of a file in the folder of images", name)
-        path = existing(place, str(photographs / name), folder=False)
+        path = existing(place, str(image_folder / name), folder=False)
+        # Only the formats of the data set are decoded, since each further decoder is a risk with files from others.
         try:
             with pillow.open(path, formats=("JPEG", "PNG")) as file:
                 pixels = np.asarray(file.resize((image_size, image_size)).convert("RGB"))
@@ -149,10 +160,11 @@ def celeba(
 
 
 def _texts(client: dict[str, np.ndarray]) -> list[str]:
+    """Returns the texts of a client's tweets."""
     column = FIELDS.index("text")
     return [str(tweet[column]) for tweet in client["x"]]
 
 
 def _labels(y: np.ndarray) -> np.ndarray:
-    """Labels as numbers, where they are numbers written as texts."""
+    """Returns labels as numbers. LEAF writes some of them as texts."""
     return np.array([validate.decimal(str(label)) for label in y]) if y.dtype.kind == "U" else y

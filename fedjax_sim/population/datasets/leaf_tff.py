@@ -1,4 +1,7 @@
-"""Federated data sets in published formats, read from local files; reading them runs no code of theirs."""
+"""This module reads the federated data sets of LEAF and TensorFlow Federated from local files.
+
+Reading a file never runs code from it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ TASKS = ("binary", "classification", "next_token", "regression")
 
 
 def _num_outputs(task: str, num_classes: int | None, *splits: dict[str, dict[str, np.ndarray]]) -> int:
-    """C as given, or the largest label + 1; 1 for binary; the number of targets for a regression."""
+    """Returns the number of outputs: 1 for "binary", the number of targets for "regression", otherwise C.
+
+    C is `num_classes`, or the largest label + 1 if that is None.
+    """
     validate.one_of("task", task, TASKS)
     if num_classes is not None:
         validate.integer("num_classes", num_classes, 2)
@@ -33,35 +39,39 @@ def _num_outputs(task: str, num_classes: int | None, *splits: dict[str, dict[str
     targets = [values for values in arrays[1::2] if values.size]
     if task == "regression":
         return int(np.prod(targets[0].shape[1:], dtype=int)) if targets else 1
-    tokens = targets + [values for values in arrays[::2] if values.size] if task == "next_token" else targets
-    largest = max((float(values.max()) for values in tokens), default=0.0)
+    # Inputs of "next_token" are tokens too, and may contain a token that is never a target.
+    labels = targets + [values for values in arrays[::2] if values.size] if task == "next_token" else targets
+    largest = max((float(values.max()) for values in labels), default=0.0)
     if not (0 <= largest < 10_000_000):
         validate.fail("label", "labels in 0..C-1", largest, "Set num_classes, or another task.")
     return int(largest) + 1
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; of two equal keys the standard library would silently keep the last."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a JSON object as a dict, and refuses equal keys. The standard library would silently keep the last."""
+    content = dict(pairs)
+    if len(content) != len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        validate.fail("user_data", "distinct keys", twice, "The same key is there twice.")
-    return found
+        repeated_key = next(key for key in keys if keys.count(key) > 1)
+        validate.fail("user_data", "distinct keys", repeated_key, "The same key is there twice.")
+    return content
 
 
 def _array(place: str, values: Any) -> np.ndarray:
+    """Returns values of a JSON file as an array with one row per example."""
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError):
-        array = np.asarray(None)
+        array = np.asarray(None)  # is refused below, with the same message as other wrong values
     if array.ndim == 0 or array.dtype == object:
         validate.fail(place, "a list of rows of equal length, numbers or strings", values, error=TypeError)
     return array
 
 
 def leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
-    """user -> {"x", "y"}, arrays of numbers or texts, of every JSON file in the folder, in file order.
+    """Reads every JSON file in a folder of LEAF, such as train/.
+
+    Returns: user -> {"x", "y"}, arrays of numbers or texts. Users are in the order of the sorted file names.
 
     Raises: ValueError or TypeError that names file and user.
     """
@@ -72,14 +82,16 @@ def leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
         place = f"{folder.name}/{path.name}"
         text = text_files.text_of(place, path, "JSON text in UTF-8")
         try:
-            content = json.loads(text, object_pairs_hook=_distinct)
+            content = json.loads(text, object_pairs_hook=_object_of_pairs)
         except (json.JSONDecodeError, RecursionError) as error:
             validate.fail(place, "JSON text", str(error))
-        except ValueError as error:
+        except ValueError as error:  # of `_object_of_pairs`, which does not know the file
             raise validate.InvalidArgument(f"{place}: {error}") from None
         if not isinstance(content, dict) or not {"users", "num_samples", "user_data"} <= content.keys():
             validate.fail(place, "an object with users, num_samples and user_data", content, error=TypeError)
-        users, counts, data = content["users"], content["num_samples"], content["user_data"]
+        users = content["users"]
+        counts = content["num_samples"]
+        data = content["user_data"]
         if not (isinstance(users, list) and isinstance(counts, list) and isinstance(data, dict)):
             validate.fail(place, "lists users and num_samples and an object user_data", content, error=TypeError)
         check_ids(f"{place} users", users)
@@ -100,8 +112,12 @@ def leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _characters(*splits: dict[str, dict[str, np.ndarray]]) -> tuple[tuple[str, ...], list[dict]]:
-    """The vocabulary, and the splits with texts as codes; y is the label at the last position and -1 elsewhere."""
+    """Encodes texts as codes of characters.
+
+    Returns: the vocabulary, and the splits with codes for texts. y is the label at the last position and -1 elsewhere.
+    """
     clients = [(f"{user!r}", client) for split in splits for user, client in split.items() if client["y"].size]
+    # All texts must be as long as the first text of the first client.
     length = max((len(str(text)) for _, client in clients[:1] for text in client["x"].flat[:1]), default=0)
     for place, client in clients:
         texts, targets = client["x"], client["y"]
@@ -112,8 +128,8 @@ def _characters(*splits: dict[str, dict[str, np.ndarray]]) -> tuple[tuple[str, .
         wrong = [text for text in texts if len(text) != length or not length] + [c for c in targets if len(c) != 1]
         if wrong:
             validate.fail(place, f"texts of {length} characters and labels of one", str(wrong[0]))
-    known = sorted(set().union(*(set("".join(client[leaf])) for _, client in clients for leaf in ("x", "y"))))
-    code = {character: i for i, character in enumerate(known, 1)}
+    characters = sorted(set().union(*(set("".join(client[leaf])) for _, client in clients for leaf in ("x", "y"))))
+    code = {character: i for i, character in enumerate(characters, 1)}  # 0 is padding
 
     def encode(client: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         n = len(client["y"])
@@ -122,23 +138,25 @@ def _characters(*splits: dict[str, dict[str, np.ndarray]]) -> tuple[tuple[str, .
         y[:, length - 1 :] = np.array([code[c] for c in client["y"]], np.int32).reshape(n, 1)
         return {"x": x, "y": y}
 
-    return ("<padding>", *known), [{user: encode(client) for user, client in split.items()} for split in splits]
+    encoded = [{user: encode(client) for user, client in split.items()} for split in splits]
+    return ("<padding>", *characters), encoded
 
 
 def leaf(*, directory: FolderPath, task: str = "classification", num_classes: int | None = None) -> FederatedData:
-    """A LEAF data set: train/*.json and test/*.json with users, num_samples, user_data {x, y}.
+    """Reads a LEAF data set: train/*.json and test/*.json with users, num_samples, user_data {x, y}.
 
-    Texts (x a string, y its next character, as in LEAF's Shakespeare) become the task "next_token": x [n, L] holds
-    codes, and y [n, L] is -1 except at the last position.
+    If x is a text and y its next character, as in LEAF's Shakespeare, the task is "next_token". Then x [n, L] holds
+    codes of characters, and y [n, L] is -1 except at the last position.
 
     Args:
-      directory: holds train/ and test/.
+      directory: a folder with train/ and test/.
       task: "classification", "binary" or "regression", for numbers.
-      num_classes: C; None for the largest label + 1.
+      num_classes: C. None for the largest label + 1.
 
-    Returns: `FederatedData`; held-out clients are the users of test/ (the same users when LEAF split by sample).
+    Returns: `FederatedData`. Held-out clients are the users of test/. They are the training users if LEAF split by
+      sample.
 
-    Raises: ValueError or TypeError that names file and user: for ids that are paths or occur twice, and for counts or
+    Raises: ValueError or TypeError that names file and user, for ids that are paths or occur twice, and for counts or
       lengths that differ.
 
     Guarantees: tests/population/datasets/test_leaf_tff.py::test_leaf.
@@ -147,18 +165,21 @@ def leaf(*, directory: FolderPath, task: str = "classification", num_classes: in
     """
     folder = existing("directory", directory)
     validate.one_of("task", task, TASKS)
-    train, test = leaf_split(folder / "train"), leaf_split(folder / "test")
+    train = leaf_split(folder / "train")
+    test = leaf_split(folder / "test")
+    # Texts decide the task, whatever the argument says.
     vocabulary = None
     if any(client["x"].dtype.kind == "U" for client in train.values()):
         vocabulary, (train, test) = _characters(train, test)
-        task, num_classes = "next_token", len(vocabulary)
+        task = "next_token"
+        num_classes = len(vocabulary)
     for split, clients in (("train", train), ("test", test)):
         for user, client in clients.items():
             for name, values in client.items():
                 if values.dtype.kind not in "biuf":
                     validate.fail(f"{split} {user!r}.{name}", "numbers", str(values.dtype), error=TypeError)
-    outputs = _num_outputs(task, num_classes, train, test)
-    return from_sites(train, test, task=task, num_outputs=outputs, vocabulary=vocabulary, name=folder.name)
+    num_outputs = _num_outputs(task, num_classes, train, test)
+    return from_sites(train, test, task=task, num_outputs=num_outputs, vocabulary=vocabulary, name=folder.name)
 
 
 @validate.named_arguments
@@ -175,21 +196,26 @@ def tff_hdf5(
     scale_bytes: bool = True,
     seed: NonNegativeInt = 0,
 ) -> FederatedData:
-    """A TensorFlow Federated data set: HDF5 with examples/<client>/<feature>. Needs the extra `hdf5`.
+    """Reads a data set of TensorFlow Federated from HDF5 files with examples/<client>/<feature>.
+
+    It needs the extra `hdf5`.
 
     Args:
-      path: file of the training clients, e.g. fed_emnist_train.h5.
-      test_path: file of the test clients; None to split each client's examples at random.
-      features, label: names of the features used as x and y (EMNIST: pixels, label; CIFAR-100: image, label).
-      task: "classification", "binary", "regression" or "next_token". num_classes: C; None for the largest label + 1.
-      test_fraction: share of each client's examples that is its test part, when there is no test_path.
-      max_bytes: refuse a file that declares more.
-      scale_bytes: features of one unsigned byte, such as CIFAR-100's, become x / 255; False keeps 0 to 255.
-      seed: decides the split.
+      path: file of the training clients, such as fed_emnist_train.h5.
+      test_path: file of the test clients. None splits each client's examples at random.
+      features: name of the feature in the file that is used as x ("pixels" of EMNIST, "image" of CIFAR-100).
+      label: name of the feature that is used as y ("label" of both).
+      task: "classification", "binary", "regression" or "next_token".
+      num_classes: C. None for the largest label + 1.
+      test_fraction: share of each client's examples that is its test part, if there is no test_path.
+      max_bytes: a file that declares more bytes is refused.
+      scale_bytes: whether features of dtype uint8, such as those of CIFAR-100, become x / 255. False keeps 0 to 255.
+      seed: of the split.
 
-    Returns: `FederatedData`; clients in the order of their ids.
+    Returns: `FederatedData` with clients in the order of their ids.
 
-    Raises: ImportError without h5py, naming the extra; ValueError or TypeError naming file and member; MemoryError.
+    Raises: ImportError without h5py, which names the extra. ValueError or TypeError that names file and member.
+      MemoryError for a file that is too large.
 
     Guarantees: tests/population/datasets/test_leaf_tff.py::test_tff_hdf5, ::test_bytes_of_a_file_are_scaled.
 
@@ -197,15 +223,17 @@ def tff_hdf5(
     """
     source = existing("path", path, folder=False)
     leaves = {"x": features, "y": label}
-    train, test = read_clients("tff_hdf5", source, leaves, max_bytes=max_bytes), {}
+    train = read_clients("tff_hdf5", source, leaves, max_bytes=max_bytes)
+    test = {}
     if test_path is not None:
         file = existing("test_path", test_path, folder=False)
         test = read_clients("tff_hdf5", file, leaves, max_bytes=max_bytes)
     else:
+        # A split takes rows of all leaves, so their lengths are compared before `from_sites` would do it.
         rng = np.random.default_rng(seed)
         for id, client in list(train.items()):
             if len(client["x"]) != len(client["y"]):
                 validate.fail(f"{source.name}/examples/{id}", "as many labels as examples", len(client["y"]))
             train[id], test[id] = random_split(client, test_fraction, rng)
-    outputs = _num_outputs(task, num_classes, train, test)
-    return from_sites(train, test, task=task, num_outputs=outputs, name=source.stem, scale_bytes=scale_bytes)
+    num_outputs = _num_outputs(task, num_classes, train, test)
+    return from_sites(train, test, task=task, num_outputs=num_outputs, name=source.stem, scale_bytes=scale_bytes)

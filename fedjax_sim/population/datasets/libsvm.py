@@ -1,4 +1,4 @@
-"""Files of LIBSVM, a label and its nonzero features a line, divided among clients."""
+"""This module reads files of LIBSVM and divides them among clients. A line has a label and its nonzero features."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_FEATURES = 1 << 24
 
 
 class Sparse(NamedTuple):
-    """The lines of one file; entry k says that row `rows[k]` has `values[k]` in column `columns[k]`."""
+    """A `Sparse` holds the lines of one file. Row `rows[k]` has `values[k]` in column `columns[k]`, and 0 elsewhere."""
 
     labels: np.ndarray  # [n] float64
     rows: np.ndarray  # [entries]
@@ -28,13 +28,13 @@ class Sparse(NamedTuple):
     values: np.ndarray  # [entries] float64
 
     def dense(self, num_features: int, max_bytes: int) -> np.ndarray:
-        """[n, num_features] float32."""
+        """Returns the rows as a dense array [n, num_features] float32. Columns beyond that are left out."""
         hint = "Raise max_bytes if the memory is there, or set num_features to a smaller number."
         validate.fits_in_memory("path", 4 * len(self.labels) * num_features, max_bytes, hint=hint)
         x = np.zeros((len(self.labels), num_features), np.float32)
-        inside = self.columns < num_features
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, and is refused
-            x[self.rows[inside], self.columns[inside]] = self.values[inside]
+        is_inside = self.columns < num_features
+        with np.errstate(over="ignore"):  # a number beyond float32 becomes inf, which `split_rows` refuses
+            x[self.rows[is_inside], self.columns[is_inside]] = self.values[is_inside]
         return x
 
 
@@ -55,24 +55,28 @@ def libsvm(
     max_bytes: Annotated[int, Integer(1, 4611686018427387904)] = 2**33,
     seed: NonNegativeInt = 0,
 ) -> FederatedData:
-    """A data set in the format of LIBSVM (a9a, w8a, ijcnn1, ...): `label index:value index:value ...` a line.
+    """Reads a data set in the format of LIBSVM (a9a, w8a, ijcnn1, ...), and divides its rows among clients.
+
+    Each line is `label index:value index:value ...`.
 
     Args:
-      path: of the training rows. test_path: of the test rows; None to split the training rows at random.
-      task: "binary" (two labels, such as -1 and 1), "classification" or "regression". Labels become 0, 1, ... in rising
-        order of the file's; `label_names` keeps those.
-      num_features: d; features past it are left out. None for the largest index of the two files.
+      path: file of the training rows.
+      test_path: file of the test rows. None splits the training rows at random.
+      task: "binary" (two labels, such as -1 and 1), "classification" or "regression". The labels in the file become
+        0, 1, ... in rising order, and `label_names` keeps the original labels.
+      num_features: d. Features beyond d are left out. None takes the largest index of the two files.
       first_index: the number of the first feature in the file, 0 or 1.
-      num_clients, partition, alpha, shards_per_client, held_out_clients: as in `digits_partition`; of a regression,
-        the partition is "iid".
-      test_fraction: share of the rows (of each label, unless a regression) kept for the test set without a test_path.
-      max_bytes: refuse rows that take more as a dense table, 4 n d.
+      num_clients, partition, alpha, shards_per_client, held_out_clients: as in `digits_partition`. For "regression" the
+        partition must be "iid".
+      test_fraction: share of the rows that is kept for the test set, if there is no test_path. Unless the task is
+        "regression", it is a share of the rows of each label.
+      max_bytes: the most bytes that the rows may take as a dense table, 4 n d for n rows.
       seed: of the split and the partition.
 
-    Returns: `FederatedData`, x [n, d] with zeros where the file has nothing.
+    Returns: `FederatedData` with x [n, d], which is zero where the file has no value.
 
-    Raises: ValueError that names file and line, for what is no label, no index:value, and for indices that do not rise;
-      MemoryError.
+    Raises: ValueError that names file and line, for a text that is not a label or not index:value, and for indices that
+      do not rise. MemoryError beyond `max_bytes`.
 
     Guarantees: tests/population/datasets/test_libsvm.py::test_rows_and_labels, ::test_broken_lines.
 
@@ -86,18 +90,22 @@ def libsvm(
     if num_features is None:
         num_features = max(int(file.columns.max(initial=0)) for file in files) + 1
     validate.integer("num_features", num_features, 1, MOST_FEATURES)
-    names, num_outputs = None, 1
+    label_names = None
+    num_outputs = 1
     if task != "regression":
-        known = np.unique(np.concatenate([file.labels for file in files]))
-        if task == "binary" and len(known) != 2:
+        # Labels of both files are numbered together, so that a number means the same label in both.
+        labels = np.unique(np.concatenate([file.labels for file in files]))
+        if task == "binary" and len(labels) != 2:
             hint = "Of more labels, task = 'classification'; of measured numbers, task = 'regression'."
-            validate.fail("path", "two labels", known[:10].tolist(), hint)
-        files = [file._replace(labels=np.searchsorted(known, file.labels)) for file in files]
-        names, num_outputs = tuple(f"{label:.15g}" for label in known), 1 if task == "binary" else len(known)
+            validate.fail("path", "two labels", labels[:10].tolist(), hint)
+        files = [file._replace(labels=np.searchsorted(labels, file.labels)) for file in files]
+        label_names = tuple(f"{label:.15g}" for label in labels)
+        num_outputs = 1 if task == "binary" else len(labels)
+    # Rows become dense here, after their size has been checked, since models read dense rows.
     tables = [{"x": file.dense(num_features, max_bytes), "y": file.labels} for file in files]
     rng = np.random.default_rng(seed)
-    own_test = None if test_path is None else tables[1]
-    train, test = split_rows(tables[0], test_fraction, rng, task, num_outputs, test=own_test)
+    test_table = None if test_path is None else tables[1]
+    train, test = split_rows(tables[0], test_fraction, rng, task, num_outputs, test=test_table)
     return partitioned(
         (train, test),
         num_clients=num_clients,
@@ -108,29 +116,35 @@ def libsvm(
         seed=seed,
         num_outputs=num_outputs,
         task=task,
-        label_names=names,
+        label_names=label_names,
         name=pathlib.Path(path).stem,
     )
 
 
 def _read(path: pathlib.Path, first_index: int) -> Sparse:
-    labels, values = array.array("d"), array.array("d")
-    rows, columns = array.array("q"), array.array("q")
+    """Reads and checks the lines of one file."""
+    # These arrays of machine numbers take a fraction of the memory of lists, for files of millions of values.
+    labels = array.array("d")
+    values = array.array("d")
+    rows = array.array("q")
+    columns = array.array("q")
     for line, cells in text_files.table_rows(path.name, path, delimiter="space", comments="#"):
-        place, before = f"{path.name}:{line}", first_index - 1
+        place = f"{path.name}:{line}"
+        previous_index = first_index - 1
         for cell in cells[1:]:
             if cell.startswith("#"):  # the rest of the line is a comment
                 break
             index, colon, value = cell.partition(":")
+            # Ten digits or more could not be an index, and isdigit alone would accept digits of other scripts.
             if not (colon and index.isascii() and index.isdigit() and len(index) < 10):
                 hint = "Files with qid rank documents; they are not read." if index == "qid" else ""
                 validate.fail(place, "index:value after the label", cell, hint)
-            if int(index) <= before:
+            if int(index) <= previous_index:
                 hint = "If the file numbers features from 0: first_index = 0." if int(index) == 0 else ""
                 validate.fail(place, f"rising indices, from {first_index}", cell, hint)
-            before = int(index)
+            previous_index = int(index)
             rows.append(len(labels))
-            columns.append(before - first_index)
+            columns.append(previous_index - first_index)
             values.append(text_files.number(place, value))
         labels.append(text_files.number(place, cells[0]))
     if not labels:

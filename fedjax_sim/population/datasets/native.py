@@ -1,4 +1,7 @@
-"""A whole federated data set as a folder of native stores, into which other formats are converted once."""
+"""This module writes and reads a whole federated data set as a folder of native stores.
+
+Data in another format can be converted into such a folder once.
+"""
 
 from __future__ import annotations
 
@@ -35,23 +38,25 @@ __all__ = ["native", "write_native"]
 
 SCHEMA = 1
 FIELDS = ("schema", "name", "task", "input_shape", "num_outputs", "label_names", "vocabulary")
-NOT_HELD = ("poisons", "triggered", "local_test", "measure", "server", "columns")  # by a folder
+NOT_HELD = ("poisons", "triggered", "local_test", "measure", "server", "columns")  # fields that a folder cannot hold
 LARGEST_INFO = 1 << 26  # bytes
-QUOTIENTS = np.arange(256, dtype=np.float32) / np.float32(255)  # XLA multiplies by 1 / 255, which rounds otherwise
+# The quotient of every byte, as NumPy rounds it. XLA would multiply by 1 / 255, which rounds differently.
+QUOTIENTS = np.arange(256, dtype=np.float32) / np.float32(255)
 
 
 def write_native(directory: str | os.PathLike, data: FederatedData) -> None:
-    """Writes train/, test/, held_out/ (if any) and info.json, to be read by `native`.
+    """Writes a data set to a folder, which `native` reads: train/, test/, held_out/ (if any) and info.json.
 
     Args:
-      directory: the folder to make; it must not exist.
-      data: its populations must be enumerable: up to 2^24 clients.
+      directory: the folder to make. It must not exist.
+      data: a data set whose populations have up to 2^24 clients.
 
-    Raises: FileExistsError for an existing folder; ValueError for poisoned clients, a local test, a measure, a server
-      with rows, parties, groups and private labels, which a folder does not hold: put those around `native(...)`.
+    Raises: FileExistsError for an existing folder. ValueError for poisoned clients, a local test, a measure, a server
+      with rows, parties, groups and private labels. A folder does not hold these, so apply them to `native(...)`.
 
-    Guarantees: what is read is what was written (tests/population/datasets/test_native.py::test_round_trip); the folder
-    appears complete or not at all (tests/population/datasets/test_native.py::test_a_failed_write_leaves_nothing).
+    Guarantees: the data set that is read equals the one that was written
+    (tests/population/datasets/test_native.py::test_round_trip). The folder appears complete or not at all
+    (tests/population/datasets/test_native.py::test_a_failed_write_leaves_nothing).
     """
     facts = {field: getattr(data, field) for field in NOT_HELD}
     facts |= {"groups": hasattr(data.train, "group"), "private labels": has_private_labels(data.train)}
@@ -62,26 +67,28 @@ def write_native(directory: str | os.PathLike, data: FederatedData) -> None:
     target = pathlib.Path(directory).absolute()
     if target.exists():
         raise FileExistsError(f"directory: expected a folder that does not exist, got {str(target)!r}.")
-    aside = target.parent / f".{target.name}.{secrets.token_hex(8)}"
-    aside.mkdir(parents=True)
+    # The temporary folder lies beside the target, on the same file system, so that renaming it is atomic.
+    temporary = target.parent / f".{target.name}.{secrets.token_hex(8)}"
+    temporary.mkdir(parents=True)
     try:
         for name, population in (("train", data.train), ("held_out", data.held_out)):
             if population is not None:
                 offsets = np.concatenate([[0], np.cumsum(np.asarray(sizes_of(population), np.int64))])
-                write_store(aside / name, jax.device_get(pooled(population).examples), offsets)
-        write_store(aside / "test", data.test, np.array([0, len(jax.tree.leaves(data.test)[0])]))
+                write_store(temporary / name, jax.device_get(pooled(population).examples), offsets)
+        # The test set is stored as a population of one client.
+        write_store(temporary / "test", data.test, np.array([0, len(jax.tree.leaves(data.test)[0])]))
         info = {"schema": SCHEMA, **{field: getattr(data, field) for field in FIELDS[1:]}}
-        with (aside / "info.json").open("w", encoding="utf-8") as file:
+        with (temporary / "info.json").open("w", encoding="utf-8") as file:
             json.dump(info, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        aside.rename(target)
+        temporary.rename(target)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _info(path: pathlib.Path) -> dict[str, Any]:
-    """The checked content of info.json."""
+    """Reads info.json and checks its content."""
     existing("directory", str(path), folder=False)
     if path.stat().st_size > LARGEST_INFO:
         validate.fail(str(path), f"at most {LARGEST_INFO} bytes", path.stat().st_size)
@@ -111,21 +118,21 @@ def _info(path: pathlib.Path) -> dict[str, Any]:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScaledBytes(Around):
-    """A population whose x are bytes, read as x / 255; they are kept and moved as bytes.
+    """A `ScaledBytes` population reads features of dtype uint8 as x / 255. They are stored and moved as bytes.
 
-    Guarantees: tests/population/datasets/test_native.py::test_a_store_of_bytes; quotients have NumPy's bits, as in the
-    test set and from `from_sites` (::test_every_byte_has_one_quotient).
+    Guarantees: tests/population/datasets/test_native.py::test_a_store_of_bytes. Quotients have the same bits as in
+    NumPy, so they equal those of the test set and of `from_sites` (::test_every_byte_has_one_quotient).
     """
 
     inner: Population
 
     @property
     def size(self) -> int:
-        """N."""
+        """N, the number of clients."""
         return self.inner.size
 
     def client(self, id: Array) -> ClientData:
-        """Data of client `id`, with x in float32."""
+        """Returns the data of client `id`, with x in float32."""
         data = self.inner.client(id)
         x = jnp.asarray(QUOTIENTS)[data.examples["x"].astype(jnp.int32)]
         return data._replace(examples={**data.examples, "x": x})
@@ -133,14 +140,15 @@ class ScaledBytes(Around):
 
 @validate.named_arguments
 def native(*, directory: FolderPath, host: bool = False, scale_bytes: bool = True) -> FederatedData:
-    """A data set written by `write_native`.
+    """Reads a data set that was written by `write_native`.
 
     Args:
-      directory: holds info.json, the stores train/ and test/ and, optionally, held_out/. Without test/ the rows of
-        held_out/ are the test set.
-      host: True to leave the training clients on the disk, and read each when it is in a cohort; their labels are then
-        not checked beforehand.
-      scale_bytes: features of dtype uint8, as `write_store` may have written, are read as x / 255; False keeps them.
+      directory: a folder with info.json, the stores train/ and test/ and, optionally, held_out/. If there is no test/,
+        the rows of held_out/ are the test set.
+      host: True leaves the training clients on the disk, and reads each of them when it is in a cohort. Their labels
+        are then not checked beforehand.
+      scale_bytes: True reads features of dtype uint8, which `write_store` may have written, as x / 255. False keeps
+        them as bytes.
 
     Returns: `FederatedData`.
 
@@ -152,6 +160,7 @@ def native(*, directory: FolderPath, host: bool = False, scale_bytes: bool = Tru
     info = _info(folder / "info.json")
     info.pop("schema")
 
+    # info.json and the stores are separate files, so shapes and labels are compared with what info.json declares.
     def check(split: str, examples: Any) -> dict[str, np.ndarray]:
         examples = {name: np.asarray(leaf) for name, leaf in examples.items()}
         if info["task"] == "quadratic":
@@ -171,24 +180,26 @@ def native(*, directory: FolderPath, host: bool = False, scale_bytes: bool = Tru
 
     existing("directory", str(folder / "train"))
     train = host_store(folder / "train") if host else store("train")
-    held_out, central = store("held_out"), store("test") or store("held_out")
-    if central is None:
+    held_out = store("held_out")
+    central_test = store("test") or store("held_out")
+    if central_test is None:
         validate.fail("directory", "a store test/ or held_out/", str(folder), "Without one there is no test set.")
-    data = FederatedData(train=train, test=check("test", central.examples), held_out=held_out, **info)
+    data = FederatedData(train=train, test=check("test", central_test.examples), held_out=held_out, **info)
     if not scale_bytes or info["task"] in ("next_token", "quadratic"):
         return data
-    splits = {"train": train, "test": central, "held_out": held_out}
-    return _scaled(data) if are_bytes({name: _features(p) for name, p in splits.items() if p is not None}) else data
+    splits = {"train": train, "test": central_test, "held_out": held_out}
+    features = {name: _features(population) for name, population in splits.items() if population is not None}
+    return _scaled(data) if are_bytes(features) else data
 
 
 def _features(population: Population) -> Any:
-    """Shape and dtype of a client's x, which is not read."""
+    """Returns shape and dtype of a client's x, without reading it."""
     client = jax.eval_shape(population.client, jax.ShapeDtypeStruct((), jnp.int32))
     return client.examples["x"]
 
 
 def _scaled(data: FederatedData) -> FederatedData:
-    """A data set whose x are bytes, with x / 255; populations keep the bytes."""
+    """Returns the data set with x / 255 for x. The populations keep x as bytes."""
     return data._replace(
         train=ScaledBytes(data.train),
         test={**data.test, "x": data.test["x"] / np.float32(255)},

@@ -1,4 +1,4 @@
-"""Plays by speaking role: next-character prediction."""
+"""This module reads plays for next-character prediction. Each speaking role is a client."""
 
 from __future__ import annotations
 
@@ -16,40 +16,46 @@ __all__ = ["shakespeare"]
 
 
 def speeches(text: str) -> dict[str, str]:
-    """The text of every role, in order of first appearance.
+    """Collects the text of every role, in order of first appearance.
 
-    A speech is `NAME:` on a line of its own, at the start or after an empty line, then its text.
+    A speech begins with `NAME:` on a line of its own, at the start of the file or after an empty line. Then follows its
+    text.
 
     >>> speeches("A:\\nHello,\\nyou.\\n\\nB:\\nYes?\\n\\nA:\\nBye.\\n")
     {'A': 'Hello,\\nyou.\\nBye.\\n', 'B': 'Yes?\\n'}
     """
     roles: dict[str, list[str]] = {}
-    role, empty = None, True
+    role = None
+    is_after_empty_line = True
     for number, line in enumerate(text.split("\n"), 1):
-        if empty and line.endswith(":") and len(line) > 1:
+        if is_after_empty_line and line.endswith(":") and len(line) > 1:
             role = line[:-1]
             roles.setdefault(role, [])
         elif line and role is None:
             validate.fail(f"line {number}", "a role, `NAME:`, before its text", line)
         elif line:
             roles[role].append(line + "\n")
-        empty = not line
+        is_after_empty_line = not line
     return {role: "".join(lines) for role, lines in roles.items() if lines}
 
 
 def windows(codes: np.ndarray, length: int) -> dict[str, np.ndarray]:
-    """x [n, length] and the next characters y, from codes [k]; windows do not overlap, the last is padded (x 0, y -1).
+    """Cuts codes [k] into windows that do not overlap: x [n, length], and y with the next character of each position.
+
+    The last window is padded, with 0 in x and -1 in y.
 
     >>> windows(np.array([5, 6, 7, 8]), 2)
     {'x': array([[5, 6],
            [7, 0]], dtype=int32), 'y': array([[ 6,  7],
            [ 8, -1]], dtype=int32)}
     """
-    pairs = max(len(codes) - 1, 0)
-    rows = -(-pairs // length)
-    x, y = np.zeros(rows * length, np.int32), np.full(rows * length, PADDING, np.int32)
-    x[:pairs], y[:pairs] = codes[:pairs], codes[1 : pairs + 1]
-    return {"x": x.reshape(rows, length), "y": y.reshape(rows, length)}
+    num_pairs = max(len(codes) - 1, 0)  # of a character and the next one
+    num_windows = -(-num_pairs // length)  # rounded up
+    x = np.zeros(num_windows * length, np.int32)
+    y = np.full(num_windows * length, PADDING, np.int32)
+    x[:num_pairs] = codes[:num_pairs]
+    y[:num_pairs] = codes[1 : num_pairs + 1]
+    return {"x": x.reshape(num_windows, length), "y": y.reshape(num_windows, length)}
 
 
 @validate.named_arguments
@@ -61,22 +67,22 @@ def shakespeare(
     test_fraction: OpenShare = 0.2,
     seed: NonNegativeInt = 0,
 ) -> FederatedData:
-    """Shakespeare's plays, a client per speaking role, every next character to be predicted.
+    """Reads Shakespeare's plays, where the task is to predict every next character. Each speaking role is a client.
 
-    Roles are told apart by name alone: the `First Citizen` of two plays is one client.
+    Roles are distinguished by their names alone, so the `First Citizen` of two plays is one client.
 
     Args:
-      directory: holds input.txt: `NAME:` on a line of its own after an empty line, then the speech.
-      sequence_length: L characters in a window.
-      min_characters: roles with less text than this (at least 2) are left out.
-      test_fraction: share of each role's text, from its end, that is its test part. Its first window begins with the
-        last training character, so that no character goes unpredicted.
-      seed: unused, since nothing is drawn; every data set takes one.
+      directory: a folder with input.txt. A speech begins with `NAME:` on a line of its own after an empty line.
+      sequence_length: L, the number of characters in a window.
+      min_characters: roles with less text than this are left out. At least 2.
+      test_fraction: share of each role's text, from its end, that is its test part. The first window of the test part
+        begins with the last training character, so that every character but the first is predicted once.
+      seed: unused, since nothing is drawn. Every data set takes a seed.
 
     Returns: `FederatedData` with x [n, L] int32, y [n, L] int32 (the next character, -1 in padding) and the
-      `vocabulary`, whose entry 0 is padding; held-out clients are the roles with a test part.
+      `vocabulary`, whose entry 0 is padding. Held-out clients are the roles with a test part.
 
-    Guarantees: nothing is lost: a role's first character and its targets in order are its text
+    Guarantees: no character is lost: the first character of a role, followed by its targets, is its text
     (tests/population/datasets/test_shakespeare.py::test_no_character_is_lost).
 
     References: Caldas et al., LEAF, 2018; McMahan et al., 2017.
@@ -88,10 +94,12 @@ def shakespeare(
     if not roles:
         validate.fail(str(path), f"a role with at least {min_characters} characters", f"{len(text)} characters")
     characters = sorted(set("".join(roles.values())))
-    code = {character: i for i, character in enumerate(characters, 1)}
-    train, test = {}, {}
+    code = {character: i for i, character in enumerate(characters, 1)}  # 0 is padding
+    train = {}
+    test = {}
     for role, spoken in roles.items():
         codes = np.array([code[character] for character in spoken], np.int32)
+        # At least two characters remain for training, which are one input and its target.
         cut = max(len(codes) - math.floor(validate.as_written(test_fraction) * len(codes)), 2)
         train[role] = windows(codes[:cut], sequence_length)
         test[role] = windows(codes[cut - 1 :], sequence_length)

@@ -1,4 +1,4 @@
-"""Real data that comes with scikit-learn: nothing is downloaded."""
+"""This module divides real data among clients. The data come with scikit-learn, so nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ __all__ = ["breast_cancer", "digits", "digits_partition", "partitioned", "split_
 
 
 def _digits(test_fraction: float, rng: np.random.Generator, flat: bool = True) -> tuple[dict, dict]:
-    """Training and test rows of the 1,797 handwritten 8 x 8 digits; pixels in [0, 1]."""
-    found = importlib.util.find_spec("sklearn")
-    table = found and Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    if table and table.is_file():  # importing scikit-learn would take half of the time that making the data does
+    """Returns training and test rows of the 1,797 handwritten 8 x 8 digits, with pixels in [0, 1]."""
+    sklearn_spec = importlib.util.find_spec("sklearn")
+    table = sklearn_spec and Path(sklearn_spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    # The file is read directly, since importing scikit-learn would take half as long as building the whole data set.
+    if table and table.is_file():
         rows = np.loadtxt(table, delimiter=",", dtype=np.int32)
         x, y = rows[:, :-1], rows[:, -1]
     else:
         from sklearn.datasets import load_digits
 
         x, y = load_digits(return_X_y=True)
-    x, y = (x / 16).astype(np.float32), y.astype(np.int32)
+    x = (x / 16).astype(np.float32)  # pixels are 0 to 16 in the file
+    y = y.astype(np.int32)
     x = x if flat else x.reshape(-1, 8, 8)
     return split_rows({"x": x, "y": y}, test_fraction, rng, "classification", 10)
 
@@ -37,13 +39,22 @@ def _digits(test_fraction: float, rng: np.random.Generator, flat: bool = True) -
 def split_rows(
     rows: dict, test_fraction: float, rng: np.random.Generator, task: str, num_outputs: int, test: dict | None = None
 ) -> tuple[dict, dict]:
-    """Checked training and test rows, the latter `test` or a share of each label (of all, for a regression)."""
+    """Checks rows and splits them into training and test rows.
+
+    Args:
+      rows: {"x", "y"}.
+      test_fraction: share of each label in the test set, or of all rows for the task "regression".
+      rng: draws the test rows.
+      task, num_outputs: see `FederatedData`.
+      test: {"x", "y"}, test rows that exist already. Then `rows` are not split.
+    """
     train = check_examples("rows", rows, task, num_outputs)
     if test is not None:
         return train, check_examples("test rows", test, task, num_outputs)
-    labels = np.zeros(len(train["y"])) if task == "regression" else train["y"]
+    labels = np.zeros(len(train["y"])) if task == "regression" else train["y"]  # one label: no stratification
     parts = stratified_split(labels, test_fraction, rng)
     train, test = ({leaf: value[part] for leaf, value in train.items()} for part in parts)
+    # A small share of few rows may be rounded to none.
     for name, part in (("training", train), ("test", test)):
         if not len(part["y"]):
             validate.fail("test_fraction", f"a share that leaves {name} rows", test_fraction)
@@ -62,20 +73,23 @@ def digits(
     flat: bool = True,
     seed: int = 0,
 ) -> FederatedData:
-    """The digits for massive populations: every client draws its rows, with its own label shares from a Dirichlet law.
+    """Builds a population of any size from handwritten digits. Clients draw their rows, so they may share rows.
+
+    The label shares of each client are drawn from a Dirichlet distribution, see `dirichlet_draws`.
 
     Args:
-      num_clients: N; a client is a row of indices into the training rows, so clients share rows.
-      alpha: > 0, concentration of the symmetric Dirichlet law of a client's label shares; small is skewed.
-      min_examples, max_examples: n_i is uniform in this range.
-      test_fraction: share of every class kept out of all training clients.
-      held_out_clients: clients drawn the same way over the test rows; 0 for none.
-      flat: x as vectors [n, 64]; otherwise images [n, 8, 8], as a CNN wants them.
-      seed: decides everything.
+      num_clients: N. It may be larger than the number of rows, since a client only holds indices of rows.
+      alpha: > 0, concentration of the symmetric Dirichlet distribution of a client's label shares. A small alpha gives
+        skewed labels.
+      min_examples, max_examples: n_i, the number of examples of a client, is uniform in this range.
+      test_fraction: share of every class that is kept out of all training clients.
+      held_out_clients: clients that draw from the test rows in the same way. 0 for none.
+      flat: True gives x as vectors [n, 64], False as images [n, 8, 8], which a convolutional network needs.
+      seed: of all draws.
 
-    Returns: `FederatedData`, x [n, 64] in [0, 1], y in 0..9.
+    Returns: `FederatedData` with x [n, 64] or [n, 8, 8] in [0, 1], and y in 0, ..., 9.
 
-    Guarantees: no test row is in a training client, sizes stay in range, label shares follow Dirichlet(alpha)
+    Guarantees: no test row is in a training client, sizes stay in range, and label shares follow Dirichlet(alpha)
     (tests/population/datasets/test_sklearn.py::test_digits_clients).
 
     References: Alpaydin and Kaynak, Optical recognition of handwritten digits, UCI, 1998; Hsu, Qi, Brown, 2019.
@@ -89,21 +103,23 @@ def digits(
     def draw(rows: dict, size: int, purpose: int) -> Population | None:
         if not size:
             return None
-        law = {"alpha": alpha, "min_examples": min_examples, "max_examples": max_examples}
-        return indexed(rows, schemes.dirichlet_draws(rows["y"], size, **law, seed=_seed(seed, purpose)))
+        options = {"alpha": alpha, "min_examples": min_examples, "max_examples": max_examples}
+        return indexed(rows, schemes.dirichlet_draws(rows["y"], size, **options, seed=_seed(seed, purpose)))
 
-    population, held_out = draw(train, num_clients, 1), draw(test, held_out_clients, 2)
+    population = draw(train, num_clients, 1)
+    held_out = draw(test, held_out_clients, 2)
     names = tuple("0123456789")
     return FederatedData(population, test, held_out, train["x"].shape[1:], 10, "classification", names, name="digits")
 
 
 def _split_generator(seed: int) -> np.random.Generator:
+    """Returns the generator that splits rows into training and test rows."""
     validate.integer("seed", seed, 0)
     return np.random.default_rng(seed)
 
 
 def _seed(seed: int, purpose: int) -> int:
-    """The seed of one purpose (training or held-out clients), independent of the others."""
+    """Returns the seed for one purpose (1 = training clients, 2 = held-out clients), independent of the others."""
     return int(np.random.SeedSequence([seed, purpose]).generate_state(1)[0] >> 1)
 
 
@@ -119,20 +135,30 @@ def partitioned(
     seed: int,
     **about: Any,
 ) -> FederatedData:
-    """Training rows over clients, every row in exactly one; test rows over held-out clients by the same scheme."""
+    """Divides training rows among clients, and test rows among held-out clients in the same way.
+
+    Every row belongs to exactly one client.
+
+    Args:
+      data: training rows and test rows, {"x", "y"} each.
+      num_clients, partition, alpha, shards_per_client, held_out_clients, seed: as in `digits_partition`.
+      about: further fields of `FederatedData`.
+    """
     train, test = data
 
-    def spread(rows: dict, size: int, purpose: int) -> Population | None:
+    def divided(rows: dict, size: int, purpose: int) -> Population | None:
         if not size:
             return None
-        y, options = rows["y"], {"seed": _seed(seed, purpose)}
+        y = rows["y"]
+        options = {"seed": _seed(seed, purpose)}
         if partition == "iid":
             return indexed(rows, schemes.iid(len(y), size, **options))
         if partition == "shards":
             return indexed(rows, schemes.shards(y, size, shards_per_client=shards_per_client, **options))
         return indexed(rows, schemes.dirichlet(y, size, alpha=alpha, **options))
 
-    population, held_out = spread(train, num_clients, 1), spread(test, held_out_clients, 2)
+    population = divided(train, num_clients, 1)
+    held_out = divided(test, held_out_clients, 2)
     return FederatedData(population, test, held_out, train["x"].shape[1:], **about)
 
 
@@ -146,17 +172,19 @@ def digits_partition(
     held_out_clients: int = 10,
     seed: int = 0,
 ) -> FederatedData:
-    """The digits split over clients, every training row with exactly one of them.
+    """Divides handwritten digits among clients, such that every training row belongs to exactly one client.
 
     Args:
       num_clients: N.
-      partition: "dirichlet" (label shares), "iid", or "shards" (a few labels each).
-      alpha: > 0, for "dirichlet". shards_per_client: for "shards".
-      test_fraction: share of every class kept for the test set.
-      held_out_clients: the same scheme over the test rows; 0 for none.
-      seed: decides everything.
+      partition: "dirichlet" (clients have skewed label shares), "iid", or "shards" (clients have a few labels each).
+        See the partitioners of these names.
+      alpha: > 0, concentration for "dirichlet".
+      shards_per_client: for "shards".
+      test_fraction: share of every class that is kept for the test set.
+      held_out_clients: the test rows are divided among them in the same way. 0 for none.
+      seed: of the split and the partition.
 
-    Returns: `FederatedData`, x [n, 64] in [0, 1], y in 0..9.
+    Returns: `FederatedData` with x [n, 64] in [0, 1], and y in 0, ..., 9.
 
     Guarantees: tests/population/datasets/test_sklearn.py::test_partitions_hold_every_row_once.
 
@@ -188,14 +216,15 @@ def breast_cancer(
     held_out_clients: int = 5,
     seed: int = 0,
 ) -> FederatedData:
-    """Wisconsin breast cancer, 569 tumours with 30 measurements: is it benign?
+    """Divides the Wisconsin breast cancer data among clients. The task is to predict whether a tumour is benign.
 
-    Features are standardised by mean and deviation of the pooled training rows. That is a convenience of the
-    simulation: a real federation would need a protocol for it.
+    There are 569 tumours with 30 measurements. Features are standardised by mean and standard deviation of the pooled
+    training rows. That is a convenience of the simulation: a real federation would need a protocol for it.
 
-    Args: as in `digits_partition`.
+    Args:
+      num_clients, partition, alpha, shards_per_client, test_fraction, held_out_clients, seed: as in `digits_partition`.
 
-    Returns: `FederatedData`, x [n, 30], y 0 (malignant) or 1 (benign).
+    Returns: `FederatedData` with x [n, 30], and y 0 (malignant) or 1 (benign).
 
     Guarantees: tests/population/datasets/test_sklearn.py::test_breast_cancer_is_standardised.
 
@@ -209,6 +238,7 @@ def breast_cancer(
 
     source = load_breast_cancer()
     train, test = split_rows({"x": source.data, "y": source.target}, test_fraction, _split_generator(seed), "binary", 1)
+    # Statistics are those of the training rows alone, so that test rows stay unseen.
     mean, deviation = standardiser(train["x"].astype(np.float64))
     train, test = ({"x": ((part["x"] - mean) / deviation).astype(np.float32), "y": part["y"]} for part in (train, test))
     return partitioned(

@@ -1,4 +1,7 @@
-"""Synthetic data sets from a stated law: the optimum is known, and most are functions of a client's id."""
+"""This module draws synthetic data sets from stated distributions, most of which have a known optimum.
+
+All but `synthetic` compute a client from its id, so that any number of clients takes no memory.
+"""
 
 from __future__ import annotations
 
@@ -31,24 +34,31 @@ def synthetic(
     iid: bool = False,
     seed: NonNegativeInt = 0,
 ) -> FederatedData:
-    """Synthetic(alpha, beta): 60 features, 10 classes, a softmax model and an input law per client.
+    """Draws Synthetic(alpha, beta), where each client has a softmax model and an input distribution of its own.
 
-    n_i = 50 + floor(Lognormal(4, 2)); u_i ~ N(0, alpha), B_i ~ N(0, beta); W_i, b_i ~ N(u_i, 1) entry by entry;
-    v_i ~ N(B_i, 1) entry by entry; x ~ N(v_i, diag(j^-1.2)); y = argmax softmax(x W_i + b_i).
-    As in the authors' generator, alpha and beta are standard deviations, u_i is the mean of both W_i and b_i, and
-    `iid` means one W, b ~ N(0, 1) for all and v_i = 0. The law is theirs; the random bits are this seed's.
+    There are 60 features and 10 classes. Client i has
+
+    - n_i = 50 + floor(Lognormal(4, 2)) examples,
+    - a model W_i, b_i ~ N(u_i, 1) entry by entry, with u_i ~ N(0, alpha),
+    - inputs x ~ N(v_i, diag(j^-1.2)), with v_i ~ N(B_i, 1) entry by entry and B_i ~ N(0, beta),
+    - labels y = argmax softmax(x W_i + b_i).
+
+    As in the authors' generator, alpha and beta are standard deviations, and u_i is the mean of both W_i and b_i. The
+    distribution is that of the authors, and the random bits depend on `seed`.
 
     Args:
-      alpha: >= 0, how much local models differ. beta: >= 0, how much local inputs differ.
+      alpha: >= 0, how much local models differ.
+      beta: >= 0, how much local inputs differ.
       num_clients: N.
       test_fraction: the last ceil(test_fraction * n_i) examples of each client are its test part (authors: 0.1).
-      max_examples: cap on n_i, to bound padding under the heavy tail; None as the authors.
-      iid: the IID variant; alpha and beta then have no effect.
-      seed: decides everything.
+      max_examples: the most examples of a client, which bounds padding under the heavy tail. None sets no bound, as the
+        authors do.
+      iid: all clients have one model W, b ~ N(0, 1), and v_i = 0. Then alpha and beta have no effect.
+      seed: of all draws.
 
-    Returns: `FederatedData`; held-out client i is the test part of training client i.
+    Returns: `FederatedData`. Held-out client i is the test part of training client i.
 
-    Guarantees: sizes, inputs and labels follow the law
+    Guarantees: sizes, inputs and labels follow the stated distribution
     (tests/population/datasets/test_synthetic.py::test_synthetic_follows_the_published_recipe).
 
     References: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, Federated optimization in heterogeneous networks, 2020,
@@ -58,62 +68,78 @@ def synthetic(
     >>> data.train.size, data.input_shape, data.num_outputs
     (3, (60,), 10)
     """
-    dimension, classes = 60, 10
+    dimension = 60
+    num_classes = 10
     rng = np.random.default_rng(seed)
+    # The cap keeps the cast to integers, and 50 more, within int32.
     counts = np.minimum(rng.lognormal(4.0, 2.0, num_clients), 2**31 - 51).astype(np.int64) + 50
     counts = counts if max_examples is None else np.minimum(counts, max_examples)
     validate.fits_in_memory("num_clients", int(counts.sum()) * dimension * 8, 2**36, hint="Set max_examples.")
-    deviation = np.arange(1, dimension + 1) ** -0.6
-    model_mean, input_mean = rng.normal(0.0, alpha, num_clients), rng.normal(0.0, beta, num_clients)
-    shared = rng.normal(size=(dimension, classes)), rng.normal(size=classes)
-    train, test = {}, {}
+    input_deviation = np.arange(1, dimension + 1) ** -0.6
+    model_means = rng.normal(0.0, alpha, num_clients)
+    input_means = rng.normal(0.0, beta, num_clients)
+    shared_weights = rng.normal(size=(dimension, num_classes))
+    shared_bias = rng.normal(size=num_classes)
+    train = {}
+    test = {}
     for i, n in enumerate(counts):
-        center = np.zeros(dimension) if iid else rng.normal(input_mean[i], 1.0, dimension)
-        weights, bias = shared
+        center = np.zeros(dimension) if iid else rng.normal(input_means[i], 1.0, dimension)
+        weights = shared_weights
+        bias = shared_bias
         if not iid:
-            weights = rng.normal(model_mean[i], 1.0, (dimension, classes))
-            bias = rng.normal(model_mean[i], 1.0, classes)
-        x = center + deviation * rng.normal(size=(n, dimension))
-        y = np.argmax(x @ weights + bias, axis=1)
+            weights = rng.normal(model_means[i], 1.0, (dimension, num_classes))
+            bias = rng.normal(model_means[i], 1.0, num_classes)
+        x = center + input_deviation * rng.normal(size=(n, dimension))
+        y = np.argmax(x @ weights + bias, axis=1)  # argmax of the softmax is argmax of the logits
+        # The fraction as it is written, for in floats 0.07 * 100 is 7.000000000000001, whose ceiling is 8.
         cut = n - math.ceil(validate.as_written(test_fraction) * int(n))
         train[f"f_{i:05d}"] = {"x": x[:cut], "y": y[:cut]}
         test[f"f_{i:05d}"] = {"x": x[cut:], "y": y[cut:]}
-    return from_sites(train, test, task="classification", num_outputs=classes, name="synthetic")
+    return from_sites(train, test, task="classification", num_outputs=num_classes, name="synthetic")
 
 
 def _paired(parameters: Any, id: Array, draw: Any) -> Array:
-    """A client's deviation, which sums to exactly zero over the population: clients 2k and 2k + 1 have +z and -z, and
-    an unpaired last client 0."""
+    """Returns a client's deviation. The deviations of all clients sum to exactly zero.
+
+    Clients 2k and 2k + 1 have the deviations z and -z. An unpaired last client has 0. `draw` maps a key to z.
+    """
     deviation = draw(stream(generated_client_key(parameters, id // 2), "deviation"))
-    lonely = (id == parameters["size"] - 1) & (parameters["size"] % 2 == 1)
-    return jnp.where(lonely, 0.0, jnp.where(id % 2 == 0, 1.0, -1.0)) * deviation
+    is_unpaired = (id == parameters["size"] - 1) & (parameters["size"] % 2 == 1)
+    return jnp.where(is_unpaired, 0.0, jnp.where(id % 2 == 0, 1.0, -1.0)) * deviation
 
 
 def _teacher_of(parameters: Any, id: Array) -> Array:
+    """Returns the linear model w + s_i of client `id`, [d]."""
     teacher = parameters["teacher"]
     deviation = _paired(parameters, id, lambda key: jax.random.normal(key, teacher.shape))
     return teacher + parameters["heterogeneity"] * deviation
 
 
 def _linear_client(parameters: Any, id: Array) -> ClientData:
-    key, n = generated_client_key(parameters, id), parameters["mask"].shape[0]
+    """Generates a client of `linear_teacher`."""
+    key = generated_client_key(parameters, id)
+    n = parameters["mask"].shape[0]
     x = jax.random.normal(stream(key, "features"), (n, parameters["teacher"].shape[0]))
     y = x @ _teacher_of(parameters, id) + parameters["noise"] * jax.random.normal(stream(key, "labels"), (n,))
     return ClientData({"x": x, "y": y[:, None]}, jnp.asarray(parameters["mask"]))
 
 
 def _logistic_client(parameters: Any, id: Array) -> ClientData:
-    key, n = generated_client_key(parameters, id), parameters["mask"].shape[0]
+    """Generates a client of `logistic_teacher`."""
+    key = generated_client_key(parameters, id)
+    n = parameters["mask"].shape[0]
     x = jax.random.normal(stream(key, "features"), (n, parameters["teacher"].shape[0]))
     noise = parameters["noise"]
-    chance = noise + (1 - 2 * noise) * jax.nn.sigmoid(x @ _teacher_of(parameters, id))
-    y = jax.random.uniform(stream(key, "labels"), (n,)) < chance
+    probability = noise + (1 - 2 * noise) * jax.nn.sigmoid(x @ _teacher_of(parameters, id))
+    y = jax.random.uniform(stream(key, "labels"), (n,)) < probability
     return ClientData({"x": x, "y": y.astype(jnp.int32)}, jnp.asarray(parameters["mask"]))
 
 
 def _mean_client(parameters: Any, id: Array) -> ClientData:
+    """Generates a client of `mean_estimation`."""
     mean = parameters["mean"]
 
+    # Both kinds of values are drawn and one is selected, so that data sets of both kinds share a compiled program.
     def draw(key):
         signs = jax.random.rademacher(key, mean.shape, jnp.float32)
         return jnp.where(parameters["two_point"], signs, jax.random.normal(key, mean.shape))
@@ -125,7 +151,11 @@ def _mean_client(parameters: Any, id: Array) -> ClientData:
 def _teacher(
     client, num_clients, dimension, examples_per_client, noise, heterogeneity, held_out_clients, test_examples, seed
 ):
-    """Parameters of (train, held-out) and the test rows' features and generator."""
+    """Builds what `linear_teacher` and `logistic_teacher` have in common.
+
+    Returns: the training and the held-out population, the teacher w [d], the features of the test rows, and the
+    generator for their labels.
+    """
     validate.integer("num_clients", num_clients)
     validate.integer("dimension", dimension)
     validate.integer("examples_per_client", examples_per_client)
@@ -134,6 +164,7 @@ def _teacher(
     validate.in_range("heterogeneity", heterogeneity, 0)
     validate.integer("seed", seed, 0)
     rng = np.random.default_rng([seed, 0])
+    # Dividing by sqrt(d) makes the squared norms of the teacher and of the shifts independent of d, on average.
     parameters = {
         "teacher": (rng.normal(size=dimension) / np.sqrt(dimension)).astype(np.float32),
         "noise": np.float32(noise),
@@ -144,6 +175,7 @@ def _teacher(
         generated(n, client, {**parameters, "seed": seed_words(seed, purpose), "size": np.int32(n)}) if n else None
         for purpose, n in ((1, num_clients), (2, held_out_clients))
     )
+    # The test labels differ between the two data sets, and are drawn from `rng` by the caller.
     x = rng.normal(size=(test_examples, dimension)).astype(np.float32)
     return train, held_out, parameters["teacher"], x, rng
 
@@ -160,19 +192,22 @@ def linear_teacher(
     test_examples: int = 1_000,
     seed: int = 0,
 ) -> FederatedData:
-    """Linear regression with a known optimum: y = x . (w + s_i) + noise, x ~ N(0, I).
+    """Draws linear regression problems with a known optimum: y = x . (w + s_i) + noise, x ~ N(0, I).
 
-    A client is a pure function of its id: 10^9 of them cost nothing.
+    The model w, the teacher, is common to all clients, and s_i is the shift of client i. A client is a pure function of
+    its id, so 10^9 clients take no memory.
 
     Args:
-      num_clients: N up to 2^31 - 1. dimension: d. examples_per_client: n.
-      noise: standard deviation >= 0 of the labels around the client's teacher.
-      heterogeneity: >= 0; |s_i|^2 is heterogeneity^2 on average, while |w|^2 is 1 on average.
-      held_out_clients: clients of the same law outside the population; 0 for none.
+      num_clients: N, up to 2^31 - 1.
+      dimension: d.
+      examples_per_client: n.
+      noise: standard deviation >= 0 of a label around its mean x . (w + s_i).
+      heterogeneity: >= 0. |s_i|^2 is heterogeneity^2 on average, while |w|^2 is 1 on average.
+      held_out_clients: clients of the same distribution outside the population. 0 for none.
       test_examples: rows drawn from the common teacher w.
-      seed: decides everything.
+      seed: of all draws.
 
-    Returns: `FederatedData`; `train.parameters["teacher"]` is w [d].
+    Returns: `FederatedData`. `train.parameters["teacher"]` is w [d].
 
     Guarantees: the shifts s_i sum to zero over the population, so w minimises the expected global risk
     (tests/population/datasets/test_synthetic.py::test_teacher_is_the_answer).
@@ -202,13 +237,15 @@ def logistic_teacher(
     test_examples: int = 1_000,
     seed: int = 0,
 ) -> FederatedData:
-    """Binary labels with a known law: P(y = 1) = noise + (1 - 2 noise) sigmoid(x . (w + s_i)), x ~ N(0, I).
+    """Draws binary labels from a logistic model: P(y = 1) = noise + (1 - 2 noise) sigmoid(x . (w + s_i)), x ~ N(0, I).
 
     Args:
-      noise: probability in [0, 0.5) of a flipped label; the other options as in `linear_teacher`.
+      noise: probability in [0, 0.5) of a flipped label.
+      num_clients, dimension, examples_per_client, heterogeneity, held_out_clients, test_examples, seed: as in
+        `linear_teacher`.
 
-    Returns: `FederatedData`; `train.parameters["teacher"]` is w [d], the minimum of the expected risk when noise and
-      heterogeneity are 0 (otherwise the best common model points along w, but is shorter).
+    Returns: `FederatedData`. `train.parameters["teacher"]` is w [d]. It minimises the expected risk if noise and
+      heterogeneity are 0. Otherwise the best common model points along w, but is shorter.
 
     Guarantees: tests/population/datasets/test_synthetic.py::test_logistic_labels_follow_the_law.
 
@@ -220,8 +257,8 @@ def logistic_teacher(
         _logistic_client, num_clients, dimension, examples_per_client, noise, heterogeneity,
         held_out_clients, test_examples, seed,
     )  # fmt: skip
-    chance = noise + (1 - 2 * noise) / (1 + np.exp(-(x @ teacher)))
-    test = {"x": x, "y": (rng.uniform(size=test_examples) < chance).astype(np.int32)}
+    probability = noise + (1 - 2 * noise) / (1 + np.exp(-(x @ teacher)))
+    test = {"x": x, "y": (rng.uniform(size=test_examples) < probability).astype(np.int32)}
     return FederatedData(train, test, held_out, (dimension,), 1, "binary", name="logistic_teacher")
 
 
@@ -235,20 +272,23 @@ def mean_estimation(
     values: Literal["gaussian", "two_point"] = "gaussian",
     seed: NonNegativeInt = 0,
 ) -> FederatedData:
-    """The smallest cross-device task with a known optimum: each client holds one value, a regression on the input 1.
+    """Each client holds one value, and the task is to estimate the mean of all values.
 
-    Clients 2k and 2k + 1 hold mean + z_k and mean - z_k, and an unpaired last client the mean. So the mean of this
-    finite population is exactly `mean`, not only in expectation.
+    This is the smallest cross-device task with a known optimum: a regression on the constant input 1. Clients 2k and
+    2k + 1 hold mean + z_k and mean - z_k, and an unpaired last client holds the mean. So the mean of this finite
+    population is exactly `mean`, not only in expectation.
 
     Args:
-      num_clients: N up to 2^31 - 1. dimension: d coordinates of a value.
-      mean: every coordinate of the optimum.
+      num_clients: N, up to 2^31 - 1.
+      dimension: d, the number of coordinates of a value.
+      mean: the value of every coordinate of the optimum.
       spread: standard deviation >= 0 of a coordinate over the clients.
-      values: "gaussian", or "two_point": every coordinate is mean + spread or mean - spread, so that for even N the
-        population variance is spread^2 exactly and values are bounded.
-      seed: decides everything.
+      values: "gaussian" or "two_point". With "two_point" every coordinate is mean + spread or mean - spread. Then
+        values are bounded, and for even N the population variance is exactly spread^2.
+      seed: of all draws.
 
-    Returns: `FederatedData`; one example per client, x = [1] and y = the value [d]; the test row's y is the mean.
+    Returns: `FederatedData`. Each client has one example, x = [1] and y = its value [d]. The target of the only test
+      row is the mean.
 
     Guarantees: mean and variance of the finite population
     (tests/population/datasets/test_synthetic.py::test_mean_estimation_is_exact).
@@ -258,14 +298,14 @@ def mean_estimation(
     >>> float(values[0] + values[1]) / 2
     3.0
     """
-    answer = np.full(dimension, mean, np.float32)
+    optimum = np.full(dimension, mean, np.float32)
     parameters = {
-        "mean": answer,
+        "mean": optimum,
         "spread": np.float32(spread),
         "two_point": np.bool_(values == "two_point"),
         "seed": seed_words(seed, 1),
         "size": np.int32(num_clients),
     }
-    test = {"x": np.ones((1, 1), np.float32), "y": answer[None]}
+    test = {"x": np.ones((1, 1), np.float32), "y": optimum[None]}
     train = generated(num_clients, _mean_client, parameters)
     return FederatedData(train, test, None, (1,), dimension, "regression", name="mean_estimation")

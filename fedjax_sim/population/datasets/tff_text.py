@@ -1,4 +1,7 @@
-"""Texts of TensorFlow Federated's HDF5 files: next characters of Shakespeare, next words of StackOverflow."""
+"""This module reads texts of TensorFlow Federated, to predict next characters (Shakespeare) or words (Stack Overflow).
+
+The files are HDF5, see `hdf5_file`.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from fedjax_sim.validate import Integer, NonNegativeInt, OpenShare, PositiveInt
 
 __all__ = ["tff_text"]
 
-MARKS = ("<padding>", "<start>", "<end>", "<unknown>")  # tokens 0 to 3 where words are tokens
-START, END, UNKNOWN = 1, 2, 3
+MARKS = ("<padding>", "<start>", "<end>", "<unknown>")  # tokens 0 to 3, if words are tokens
+START, END, UNKNOWN = 1, 2, 3  # their positions in MARKS
 
 
 @validate.named_arguments
@@ -36,27 +39,30 @@ def tff_text(
     max_bytes: Annotated[int, Integer(1, 4611686018427387904)] = 2**34,
     seed: NonNegativeInt = 0,
 ) -> FederatedData:
-    """TensorFlow Federated's Shakespeare (by characters) or StackOverflow (by words). Needs the extra `hdf5`.
+    """Reads Shakespeare (by characters) or StackOverflow (by words) of TensorFlow Federated, to predict the next token.
 
-    By characters, a client's texts are joined by line ends and cut into windows of L. By words, a text is a row: x is
-    <start>, w_1, w_2, ... and y is w_1, w_2, ..., <end>, both cut after L and padded (x 0, y -1); a word that is not in
-    the vocabulary is <unknown>, also where it is to be predicted.
+    It needs the extra `hdf5`. With unit="character", the texts of a client are joined by line ends and cut into windows
+    of L characters. With unit="word", each text is one row. Its x is <start>, w_1, w_2, ... and its y is
+    w_1, w_2, ..., <end>. Both are cut after L tokens and padded, with 0 in x and -1 in y. A word that is not in the
+    vocabulary is <unknown>, also as a target.
 
     Args:
       path: file of the training clients, such as shakespeare_train.h5 or stackoverflow_train.h5.
-      test_path: file of the test clients; None to split each client's texts at random.
-      features: name of the texts, "snippets" of Shakespeare and "tokens" of StackOverflow.
-      unit: what is predicted, "character" or "word" (words stand between spaces).
+      test_path: file of the test clients. None splits each client's texts at random.
+      features: name of the texts in the file, "snippets" for Shakespeare and "tokens" for StackOverflow.
+      unit: the token that is predicted, "character" or "word". Words are separated by spaces.
       sequence_length: L.
-      vocabulary_size: the words that are most often in the training texts; of characters, all count.
-      max_clients: of each file, so many in the order of their ids; None for all.
-      test_fraction: share of each client's texts that is its test part, when there is no test_path.
-      max_bytes: refuse texts, or rows of tokens, that take more.
-      seed: decides the split.
+      vocabulary_size: number of words in the vocabulary, the most frequent ones of the training texts. For characters
+        it has no effect, and the vocabulary has all of them.
+      max_clients: only the first clients of each file, in the order of their ids, are read. None for all.
+      test_fraction: share of each client's texts that is its test part, if there is no test_path.
+      max_bytes: the most bytes that the texts, and the rows of tokens, may take.
+      seed: of the split.
 
-    Returns: `FederatedData`, task "next_token", x and y [n, L] int32, and the `vocabulary`.
+    Returns: `FederatedData` of the task "next_token", with x and y [n, L] int32, and the `vocabulary`.
 
-    Raises: ImportError without h5py, naming the extra; ValueError or TypeError naming file and member; MemoryError.
+    Raises: ImportError without h5py, which names the extra. ValueError or TypeError that names file and member.
+      MemoryError beyond `max_bytes`.
 
     Guarantees: tests/population/datasets/test_tff_text.py::test_characters, ::test_words.
 
@@ -69,7 +75,8 @@ def tff_text(
         leaves = {"texts": features}
         return read_clients("tff_text", file, leaves, texts=True, max_clients=max_clients, max_bytes=max_bytes)
 
-    train, test = read(source), {}
+    train = read(source)
+    test = {}
     if test_path is not None:
         test = read(existing("test_path", test_path, folder=False))
     else:
@@ -77,16 +84,17 @@ def tff_text(
         for id, client in list(train.items()):
             train[id], test[id] = random_split(client, test_fraction, rng)
     splits = [{id: client["texts"].tolist() for id, client in split.items()} for split in (train, test)]
-    trained = [text for texts in splits[0].values() for text in texts]
-    every = trained + [text for texts in splits[1].values() for text in texts]
+    train_texts = [text for texts in splits[0].values() for text in texts]
+    all_texts = train_texts + [text for texts in splits[1].values() for text in texts]
     if unit == "character":
-        vocabulary = ("<padding>", *sorted({"\n"}.union(*every)))
-        num_rows = sum(len(text) // sequence_length + 1 for text in every)
+        vocabulary = ("<padding>", *sorted({"\n"}.union(*all_texts)))
+        num_rows = sum(len(text) // sequence_length + 1 for text in all_texts)  # at most: texts are joined
     else:
-        counts = collections.Counter(word for text in trained for word in text.split())
-        frequent = sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary_size]
-        vocabulary = (*MARKS, *frequent)
-        num_rows = len(every)
+        counts = collections.Counter(word for text in train_texts for word in text.split())
+        frequent_words = sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary_size]
+        vocabulary = (*MARKS, *frequent_words)
+        num_rows = len(all_texts)
+    # x and y hold int32, so a token takes 8 bytes.
     hint = "Set max_clients, or a smaller sequence_length."
     validate.fits_in_memory("path", 8 * num_rows * sequence_length, max_bytes, hint=hint)
     code = {token: i for i, token in enumerate(vocabulary)}
@@ -97,20 +105,23 @@ def tff_text(
         return windows(np.array([code[c] for c in "\n".join(texts)], np.int32), sequence_length)
 
     train, test = ({id: rows(texts) for id, texts in split.items()} for split in splits)
-    size, name = len(vocabulary), source.stem
-    return from_sites(train, test, task="next_token", num_outputs=size, vocabulary=vocabulary, name=name)
+    num_outputs = len(vocabulary)
+    name = source.stem
+    return from_sites(train, test, task="next_token", num_outputs=num_outputs, vocabulary=vocabulary, name=name)
 
 
 def sentences(texts: Sequence[list[str]], code: dict[str, int], length: int) -> dict[str, np.ndarray]:
-    """x and y [texts, length] of texts as words, with marks of start and end.
+    """Encodes texts, given as lists of words, as x and y [texts, length], with marks of start and end.
 
     >>> sentences([["hi", "you"]], {"hi": 4}, 4)
     {'x': array([[1, 4, 3, 0]], dtype=int32), 'y': array([[ 4,  3,  2, -1]], dtype=int32)}
     """
-    x, y = np.zeros((len(texts), length), np.int32), np.full((len(texts), length), PADDING, np.int32)
+    x = np.zeros((len(texts), length), np.int32)
+    y = np.full((len(texts), length), PADDING, np.int32)
     for i, words in enumerate(texts):
+        # A text of `length` words or more is cut before its end mark, so the mark is not a target.
         tokens = [START, *(code.get(word, UNKNOWN) for word in words[:length]), END]
-        size = min(len(tokens) - 1, length)
-        x[i, :size] = tokens[:size]
-        y[i, :size] = tokens[1 : size + 1]
+        num_targets = min(len(tokens) - 1, length)
+        x[i, :num_targets] = tokens[:num_targets]
+        y[i, :num_targets] = tokens[1 : num_targets + 1]
     return {"x": x, "y": y}

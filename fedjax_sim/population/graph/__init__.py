@@ -1,3 +1,3 @@
-"""Graphs, divided among clients."""
+"""This subpackage divides graphs among clients."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Link prediction as a federated data set: edges to learn from, edges to test on, and pairs that are not joined."""
+"""This module makes link prediction a federated data set: edges to train on, edges to test on, and unjoined pairs."""
 
 from __future__ import annotations
 
@@ -27,28 +27,31 @@ def link_data(
     name: str = "links",
     seed: int = 0,
 ) -> FederatedData:
-    """Link prediction over parties: which nodes are joined?
+    """Builds a data set for link prediction over parties: which nodes of a graph are joined?
 
     Args:
       graph: undirected, of `graph_data`.
-      num_clients, partition, labels: parties, as `node_owners` has them. Each trains on its own graph, whose cut edges
-        it does not have.
-      test_share: of the edges in (0, 1), kept from everybody and tested on.
-      embedding_size: outputs of the model.
+      num_clients: P parties. Each of them trains on its own part of the graph, without the cut edges.
+      partition, labels: how nodes are assigned to parties, the arguments `by` and `labels` of `node_owners`.
+      test_share: share of the edges in (0, 1) that is hidden from all parties and tested on.
+      embedding_size: the number of outputs of the model.
+      name: of the data set.
+      seed: of the split, the partition and the unjoined pairs.
 
-    Returns: `FederatedData`, task "link_prediction": `x`, `pairs` [L, 2] and `y` [L] of `models.link_prediction`, with
-    as many pairs that are not joined in the whole graph as edges, or half of the pairs of nodes where these are too
-    few. `test` is the whole graph without the test edges.
+    Returns: `FederatedData` of the task "link_prediction", with `x`, `pairs` [L, 2] and `y` [L] as
+    `models.link_prediction` expects them. A client has as many unjoined pairs of nodes as it has edges, but at most
+    half of all pairs of its nodes. `test` is the whole graph without the test edges. Unjoined means not joined in the
+    whole graph.
 
-    Raises: ValueError for a directed graph, for options out of range, and for a graph where all nodes are joined.
+    Raises: ValueError for a directed graph, for options out of range, and for a graph in which all nodes are joined.
 
-    Guarantees: no test edge is in a graph that anybody sees, no pair without a link is an edge
-    (tests/population/graph/test_graphs.py::test_links_are_kept_apart); a pair that edges of several types join is one
+    Guarantees: no test edge is in a graph that any party sees, and no unjoined pair is an edge
+    (tests/population/graph/test_graphs.py::test_links_are_kept_apart). A pair that edges of several types join is one
     link (::test_a_pair_of_several_types_is_one_link).
     """
 
-    def owners(seen: GraphData) -> np.ndarray:
-        return node_owners(seen, num_clients, by=partition, labels=labels, seed=seed)
+    def owners(visible_graph: GraphData) -> np.ndarray:
+        return node_owners(visible_graph, num_clients, by=partition, labels=labels, seed=seed)
 
     validate.part("graph", graph, GraphData)
     validate.integer("num_clients", num_clients, 1, len(graph.ids), hint=f"There are {len(graph.ids)} nodes.")
@@ -59,16 +62,16 @@ def link_data(
 def with_links(
     data: FederatedData, *, test_share: float = 0.2, embedding_size: int = 16, seed: int = 0
 ) -> FederatedData:
-    """The data set whose parties hold one graph, with links to predict in the place of labels.
+    """Replaces the labels of a graph data set by links to predict. The parties keep their nodes.
 
     Args:
-      data: of `node_data`, such as `cora` or `stochastic_blocks`; its parties keep their nodes.
+      data: of `node_data`, such as `cora` or `stochastic_blocks`.
       test_share, embedding_size, seed: as in `link_data`.
 
-    Returns: see `link_data`. In a config, [data.with_links]; the model is a graph network, trained by FedAvg or others
-    of its kind.
+    Returns: see `link_data`. In a config this is [data.with_links]. The model is a graph network, trained by FedAvg or
+    a similar algorithm.
 
-    Raises: TypeError, ValueError for data of another kind, and as `link_data`.
+    Raises: TypeError or ValueError for data of another kind, and as `link_data`.
 
     Guarantees: nodes stay at their party (tests/population/graph/test_graphs.py::test_links_of_a_data_set).
 
@@ -81,15 +84,17 @@ def with_links(
         validate.fail("data", "a FederatedData", type(data).__name__, "population.karate_club(), say.", TypeError)
     if data.task != "node_classification" or not hasattr(data.train, "examples"):
         validate.fail("data", "one graph over parties (population.node_data)", (data.name, data.task))
-    held = np.asarray(data.train.examples["x"].ids)
+    party_ids = np.asarray(data.train.examples["x"].ids)  # [P, V], the ids of each party's nodes, -1 in padding
     graph = GraphData(*(None if leaf is None else np.asarray(leaf[0]) for leaf in data.test["x"]))
-    real = graph.receivers >= 0
-    types = None if graph.types is None else graph.types[real]
-    graph = graph._replace(senders=graph.senders[real], receivers=graph.receivers[real], types=types)
+    is_edge = graph.receivers >= 0  # the others are padding
+    types = None if graph.types is None else graph.types[is_edge]
+    graph = graph._replace(senders=graph.senders[is_edge], receivers=graph.receivers[is_edge], types=types)
+    # The ids of nodes are their row numbers in the whole graph.
     owner = np.zeros(len(graph.ids), np.int32)
-    for party, ids in enumerate(held):
+    for party, ids in enumerate(party_ids):
         owner[ids[ids >= 0]] = party
-    return _links(graph, lambda seen: owner, len(held), test_share, embedding_size, f"{data.name} links", seed)
+    name = f"{data.name} links"
+    return _links(graph, lambda visible_graph: owner, len(party_ids), test_share, embedding_size, name, seed)
 
 
 def _links(
@@ -101,61 +106,73 @@ def _links(
     name: str,
     seed: int,
 ) -> FederatedData:
+    """Builds the data set. `owners` maps the graph without its test edges to the party of each node, [V]."""
     validate.in_range("test_share", test_share, 0, 1, open_low=True, open_high=True)
     validate.integer("embedding_size", embedding_size)
-    rng, size = generator("link_data", seed), len(graph.ids)
-    there, back = (a * np.int64(size) + b for a, b in ((graph.senders, graph.receivers), graph[3:1:-1]))
-    if len(np.setdiff1d(there, back)):
+    rng = generator("link_data", seed)
+    size = len(graph.ids)
+    # A pair (a, b) of nodes is encoded as a * size + b, in int64 since it may exceed 32 bits.
+    forward, reverse = (a * np.int64(size) + b for a, b in ((graph.senders, graph.receivers), graph[3:1:-1]))
+    if len(np.setdiff1d(forward, reverse)):
         validate.fail("graph", "one whose edges have both directions", "a directed graph", "graph_data makes such.")
-    once = np.flatnonzero(graph.senders < graph.receivers)
-    once = once[np.sort(np.unique(there[once], return_index=True)[1])]  # a pair may have edges of several types
-    edges = rng.permutation(np.stack([graph.senders[once], graph.receivers[once]], 1))
-    count = round(test_share * len(edges))
-    if not 0 < count < len(edges):
-        validate.fail("test_share", f"a share that leaves edges of {len(edges)} on both sides", test_share)
-    tested = edges[:count]
-    taken = set((edges[:, 0] * np.int64(size) + edges[:, 1]).tolist())
-    kept = ~np.isin(
+    # One direction of each edge is a link. A pair with edges of several types is one link, too.
+    one_direction = np.flatnonzero(graph.senders < graph.receivers)
+    one_direction = one_direction[np.sort(np.unique(forward[one_direction], return_index=True)[1])]
+    links = rng.permutation(np.stack([graph.senders[one_direction], graph.receivers[one_direction]], 1))
+    num_test = round(test_share * len(links))
+    if not 0 < num_test < len(links):
+        validate.fail("test_share", f"a share that leaves edges of {len(links)} on both sides", test_share)
+    test_links = links[:num_test]
+    linked_pairs = set((links[:, 0] * np.int64(size) + links[:, 1]).tolist())
+    is_visible = ~np.isin(
         np.minimum(graph.senders, graph.receivers) * np.int64(size) + np.maximum(graph.senders, graph.receivers),
-        tested[:, 0] * np.int64(size) + tested[:, 1],
+        test_links[:, 0] * np.int64(size) + test_links[:, 1],
     )
-    types = None if graph.types is None else graph.types[kept]
-    seen = graph._replace(senders=graph.senders[kept], receivers=graph.receivers[kept], types=types)
-    owner = owners(seen)
-    parties = parties_of(seen, node_owner=owner)
+    types = None if graph.types is None else graph.types[is_visible]
+    visible_graph = graph._replace(
+        senders=graph.senders[is_visible], receivers=graph.receivers[is_visible], types=types
+    )
+    owner = owners(visible_graph)
+    parties = parties_of(visible_graph, node_owner=owner)
 
-    def apart(nodes: np.ndarray, wanted: int) -> np.ndarray:
-        """Pairs of these nodes that are not joined."""
+    def unjoined_pairs(nodes: np.ndarray, wanted: int) -> np.ndarray:
+        """Draws pairs of these nodes that are not joined, [at most wanted, 2]."""
+        # In a dense graph the unjoined pairs may be few, so the number of pairs and of attempts is limited.
         most = min(wanted, len(nodes) * (len(nodes) - 1) // 4)
-        found: set[tuple[int, int]] = set()
+        drawn: set[tuple[int, int]] = set()
         for _ in range(100 * max(most, 1)):
-            if len(found) >= most:
+            if len(drawn) >= most:
                 break
             a, b = sorted(rng.choice(nodes, 2, replace=False).tolist())
-            if a * size + b not in taken:
-                found.add((a, b))
-        return np.array(sorted(found), np.int64).reshape(-1, 2)
+            if a * size + b not in linked_pairs:
+                drawn.add((a, b))
+        return np.array(sorted(drawn), np.int64).reshape(-1, 2)
 
-    def rows(joined: list[np.ndarray], others: list[np.ndarray]) -> dict[str, np.ndarray]:
-        length = max(1, *(len(a) + len(b) for a, b in zip(joined, others, strict=True)))
-        pairs, y = np.zeros((len(joined), length, 2), np.int32), np.full((len(joined), length), PADDING, np.int32)
-        for i, (a, b) in enumerate(zip(joined, others, strict=True)):
+    def rows(joined: list[np.ndarray], unjoined: list[np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns `pairs` and `y` of several graphs, padded to one length: joined pairs, then unjoined ones."""
+        length = max(1, *(len(a) + len(b) for a, b in zip(joined, unjoined, strict=True)))
+        pairs = np.zeros((len(joined), length, 2), np.int32)
+        y = np.full((len(joined), length), PADDING, np.int32)
+        for i, (a, b) in enumerate(zip(joined, unjoined, strict=True)):
             pairs[i, : len(a) + len(b)] = np.concatenate([a, b])
-            y[i, : len(a)], y[i, len(a) : len(a) + len(b)] = 1, 0
+            y[i, : len(a)] = 1
+            y[i, len(a) : len(a) + len(b)] = 0
         return {"pairs": pairs, "y": y}
 
-    joined, others = [], []
+    joined = []
+    unjoined = []
     for p in range(num_clients):
         nodes = np.flatnonzero(owner == p)
-        place = np.full(size, -1)
+        place = np.full(size, -1)  # of a node in the party's graph
         place[nodes] = np.arange(len(nodes))
-        inside = edges[count:][(owner[edges[count:]] == p).all(1)]
-        joined.append(place[inside])
-        others.append(place[apart(nodes, len(inside))] if len(nodes) > 1 else np.zeros((0, 2), int))
-    train = stored({"x": parties.graphs, **rows(joined, others)}, np.arange(num_clients + 1))
-    unjoined = apart(np.arange(size), count)
-    if not len(unjoined):
+        inner_links = links[num_test:][(owner[links[num_test:]] == p).all(1)]
+        joined.append(place[inner_links])
+        no_pairs = np.zeros((0, 2), int)
+        unjoined.append(place[unjoined_pairs(nodes, len(inner_links))] if len(nodes) > 1 else no_pairs)
+    train = stored({"x": parties.graphs, **rows(joined, unjoined)}, np.arange(num_clients + 1))
+    unjoined_test_pairs = unjoined_pairs(np.arange(size), num_test)
+    if not len(unjoined_test_pairs):
         validate.fail("graph", "pairs of nodes that are not joined", "a complete graph", "An AUC needs both kinds.")
-    central = {"x": stacked_graphs([seen]), **rows([tested], [unjoined])}
+    central_test = {"x": stacked_graphs([visible_graph]), **rows([test_links], [unjoined_test_pairs])}
     shape = (graph.nodes.shape[1],)
-    return FederatedData(train, central, None, shape, embedding_size, "link_prediction", name=name)
+    return FederatedData(train, central_test, None, shape, embedding_size, "link_prediction", name=name)

@@ -1,8 +1,9 @@
-"""Graphs on the host, and which party holds which of their nodes, edges or subgraphs.
+"""This module builds graphs on the host, and decides which party holds which nodes, edges or subgraphs of a graph.
 
-A party that holds nodes knows the edges that they receive; those from another party's nodes are cut. Their senders are
-its halo: node V + k of a graph of V nodes is halo[k], an address p * V + place, so that embeddings can be exchanged.
-What has no halo drops its cut edges.
+A party that holds nodes knows the edges that its nodes receive. An edge that comes from another party's node is cut,
+and its sender belongs to the halo of the receiving party. Node V + k of a party's graph of V nodes is halo[k]. A halo
+entry is an address: p * V + place, for the node at this place of party p. So parties can exchange embeddings of these
+nodes. An algorithm that does not read the halo drops the cut edges.
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ PASSES = 10  # over all nodes, of the partition by community
 
 
 class Parties(NamedTuple):
-    """The graphs of P parties, padded alike."""
+    """A `Parties` holds the graphs of P parties, padded to one size."""
 
     graphs: GraphData  # leaves [P, ...]
     halo: np.ndarray  # [P, H] int32 addresses p * V + place of other parties' nodes; -1 = padding
-    cut_edges: int  # directed edges between two parties, of which the receiver's holds one end
+    cut_edges: int  # number of directed edges whose sender and receiver are at different parties
 
 
 @validate.named_arguments
 def graph_data(
     features: ArrayLike, edges: ArrayLike, *, directed: bool = False, edge_types: ArrayLike | None = None
 ) -> GraphData:
-    """A graph from a list of edges.
+    """Builds a graph from a list of edges.
 
     Args:
-      features: [V, F], finite.
-      edges: [K, 2] integers in [0, V), sender and receiver.
-      directed: False adds every edge's reverse, with its type.
-      edge_types: [K] integers >= 0.
+      features: [V, F], finite, the features of each node.
+      edges: [K, 2] integers in [0, V), the sender and the receiver of each edge.
+      directed: False adds the reverse of every edge, with the same type.
+      edge_types: [K] integers >= 0. None means that edges have no types.
 
-    Returns: `GraphData` of NumPy arrays, edges sorted by receiver. Self-loops are left out (networks add their own),
-    and an edge that is listed twice is kept once.
+    Returns: `GraphData` of NumPy arrays, with edges sorted by receiver. Self-loops are left out, since networks add
+    their own. An edge that is listed twice is kept once.
 
     Raises: ValueError for features that are not finite and for ends or types out of range.
 
@@ -63,38 +64,50 @@ def graph_data(
     >>> graph.senders.tolist(), graph.receivers.tolist()
     ([1, 0], [0, 1])
     """
-    x, ends = np.asarray(features, np.float32), np.asarray(edges)
+    x = np.asarray(features, np.float32)
+    ends = np.asarray(edges)
     if x.ndim != 2 or not np.isfinite(x).all():
         validate.fail("features", "finite numbers [V, F]", x.shape if x.ndim != 2 else "NaN or infinity")
     if ends.ndim != 2 or ends.shape[1] != 2 or (ends.size and ends.dtype.kind not in "iu"):
         validate.fail("edges", "integers [K, 2]", f"{ends.dtype.name}{list(ends.shape)}")
     if ends.size and not (0 <= ends.min() and ends.max() < len(x)):
         validate.fail("edges", f"nodes in [0, {len(x)})", (int(ends.min()), int(ends.max())))
-    kinds = np.zeros(len(ends), np.int64) if edge_types is None else np.asarray(edge_types)
-    if kinds.shape != (len(ends),) or kinds.dtype.kind not in "iu" or (kinds < 0).any():
-        validate.fail("edge_types", f"integers >= 0 [{len(ends)}]", f"{kinds.dtype.name}{list(kinds.shape)}")
+    edge_kinds = np.zeros(len(ends), np.int64) if edge_types is None else np.asarray(edge_types)
+    if edge_kinds.shape != (len(ends),) or edge_kinds.dtype.kind not in "iu" or (edge_kinds < 0).any():
+        validate.fail("edge_types", f"integers >= 0 [{len(ends)}]", f"{edge_kinds.dtype.name}{list(edge_kinds.shape)}")
     ends = ends.astype(np.int64)
     if not directed:
-        ends, kinds = np.concatenate([ends, ends[:, ::-1]]), np.concatenate([kinds, kinds])
-    rows = np.unique(np.stack([ends[:, 1], ends[:, 0], kinds], 1)[ends[:, 0] != ends[:, 1]], axis=0).astype(np.int32)
+        ends, edge_kinds = np.concatenate([ends, ends[:, ::-1]]), np.concatenate([edge_kinds, edge_kinds])
+    # The receiver is the first column, so np.unique sorts the edges by receiver.
+    is_no_self_loop = ends[:, 0] != ends[:, 1]
+    rows = np.unique(np.stack([ends[:, 1], ends[:, 0], edge_kinds], 1)[is_no_self_loop], axis=0).astype(np.int32)
     types = None if edge_types is None else rows[:, 2]
     return GraphData(x, np.arange(len(x), dtype=np.int32), rows[:, 1], rows[:, 0], types)
 
 
 def stacked_graphs(graphs: list[GraphData]) -> GraphData:
-    """Graphs of different sizes as one batch, leaves [n, ...], padded to the largest."""
-    nodes, edges = (max(1, *(len(leaf(graph)) for graph in graphs)) for leaf in (lambda g: g.ids, lambda g: g.senders))
+    """Stacks graphs of different sizes to one batch with leaves [n, ...], padded to the largest graph."""
+    num_nodes, num_edges = (
+        max(1, *(len(leaf(graph)) for graph in graphs)) for leaf in (lambda g: g.ids, lambda g: g.senders)
+    )
 
     def padded(rows, length, value):
-        out = np.full((length, *rows.shape[1:]), value, rows.dtype)
-        out[: len(rows)] = rows
-        return out
+        padded_rows = np.full((length, *rows.shape[1:]), value, rows.dtype)
+        padded_rows[: len(rows)] = rows
+        return padded_rows
 
-    fields = {"nodes": (nodes, 0), "ids": (nodes, -1), "senders": (edges, -1), "receivers": (edges, -1)}
+    # field -> length after padding, value of the padding
+    fields = {
+        "nodes": (num_nodes, 0),
+        "ids": (num_nodes, -1),
+        "senders": (num_edges, -1),
+        "receivers": (num_edges, -1),
+    }
     if graphs[0].types is not None:
-        fields["types"] = (edges, 0)
+        fields["types"] = (num_edges, 0)
     return GraphData(**{
-        name: np.stack([padded(getattr(graph, name), *how) for graph in graphs]) for name, how in fields.items()
+        name: np.stack([padded(getattr(graph, name), *padding) for graph in graphs])
+        for name, padding in fields.items()
     })  # fmt: skip
 
 
@@ -107,18 +120,20 @@ def node_owners(
     labels: ArrayLike | None = None,
     seed: int = 0,
 ) -> np.ndarray:
-    """The party of each node.
+    """Assigns each node of a graph to a party.
 
     Args:
+      graph: V nodes.
       num_parties: P, at most the number of nodes.
-      by: "random" (equal parts); "community" (equal parts with few edges between them: each node goes where most of its
-        neighbours are, less the fuller a party is, in several passes); "label" (nodes in the order of their labels, in
-        equal parts).
+      by: how nodes are assigned. "random" gives equal parts at random. "label" sorts the nodes by their labels and cuts
+        them into equal parts. "community" gives about equal parts with few edges between them: in several passes, each
+        node moves to the party of most of its neighbours, and a fuller party counts less.
       labels: [V] integers, for "label".
+      seed: of the assignment.
 
-    Returns: [V] int32 in [0, P); every party has a node.
+    Returns: [V] int32 in [0, P). Every party has a node.
 
-    Guarantees: parts of equal size, to 10 % by community; communities cut fewer edges than chance
+    Guarantees: parts have equal sizes, up to 10 % with "community", which cuts fewer edges than a random assignment
     (tests/population/graph/test_graphs.py::test_owners).
 
     References: Stanton and Kliot 2012 (linear deterministic greedy); Nishimura and Ugander 2013 (several passes).
@@ -129,73 +144,97 @@ def node_owners(
     rng = generator("node_owners", seed)
     order = rng.permutation(size)
     if by == "label":
-        given = np.asarray(labels)
-        if given.shape != (size,) or given.dtype.kind not in "iu":
-            shown = None if labels is None else f"{given.dtype.name}{list(given.shape)}"
+        node_labels = np.asarray(labels)
+        if node_labels.shape != (size,) or node_labels.dtype.kind not in "iu":
+            shown = None if labels is None else f"{node_labels.dtype.name}{list(node_labels.shape)}"
             validate.fail("labels", f"one label a node, integers [{size}]", shown)
-        order = order[np.argsort(given[order], kind="stable")]
+        order = order[np.argsort(node_labels[order], kind="stable")]
     owner = np.empty(size, np.int32)
     owner[order] = np.arange(size) * num_parties // size
     return _communities(graph, owner, num_parties, rng) if by == "community" else owner
 
 
 def _communities(graph: GraphData, owner: np.ndarray, num_parties: int, rng: np.random.Generator) -> np.ndarray:
+    """Assigns nodes to parties by linear deterministic greedy partitioning, in several passes."""
     size = len(owner)
-    order, limit = _breadth_first(graph, rng), int(np.ceil(1.1 * size / num_parties))
-    neighbours, starts = graph.senders, np.searchsorted(graph.receivers, np.arange(size + 1))
+    order = _breadth_first(graph, rng)
+    limit = int(np.ceil(1.1 * size / num_parties))
+    neighbours = graph.senders
+    starts = np.searchsorted(graph.receivers, np.arange(size + 1))  # edges are sorted by receiver
     owner = np.full(size, -1, np.int32)
     counts = np.zeros(num_parties, np.int64)
     for _ in range(PASSES):
         for node in order:
             if owner[node] >= 0:
                 counts[owner[node]] -= 1
-            near = owner[neighbours[starts[node] : starts[node + 1]]]
-            votes = np.bincount(near[near >= 0], minlength=num_parties)
+            neighbour_owners = owner[neighbours[starts[node] : starts[node + 1]]]
+            votes = np.bincount(neighbour_owners[neighbour_owners >= 0], minlength=num_parties)
+            # The small constant sends a node without assigned neighbours to the emptiest party.
             scores = np.where(counts < limit, (votes + 1e-3) * (1 - counts / limit), -1)
             owner[node] = int(scores.argmax())
             counts[owner[node]] += 1
-    for empty in np.flatnonzero(counts == 0):
-        donor = np.flatnonzero(owner == counts.argmax())[0]
-        counts[owner[donor]] -= 1
-        owner[donor], counts[empty] = empty, 1
+    # Every party needs a node, so an empty party takes one from the largest.
+    for empty_party in np.flatnonzero(counts == 0):
+        moved_node = np.flatnonzero(owner == counts.argmax())[0]
+        counts[owner[moved_node]] -= 1
+        owner[moved_node], counts[empty_party] = empty_party, 1
     return owner
 
 
 def _breadth_first(graph: GraphData, rng: np.random.Generator) -> np.ndarray:
-    """All nodes, each component from a random node outwards."""
+    """Orders all nodes, each connected component from a random node outwards."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import breadth_first_order
 
     size = len(graph.ids)
-    matrix = coo_array((np.ones(len(graph.senders)), (graph.receivers, graph.senders)), (size, size)).tocsr()
-    seen, order = np.zeros(size, bool), []
+    adjacency = coo_array((np.ones(len(graph.senders)), (graph.receivers, graph.senders)), (size, size)).tocsr()
+    is_ordered = np.zeros(size, bool)
+    order = []
     for start in rng.permutation(size):
-        if not seen[start]:
-            found = breadth_first_order(matrix, start, directed=False, return_predecessors=False)
-            order.append(found[~seen[found]])
-            seen[found] = True
+        if not is_ordered[start]:
+            component = breadth_first_order(adjacency, start, directed=False, return_predecessors=False)
+            order.append(component[~is_ordered[component]])
+            is_ordered[component] = True
     return np.concatenate(order)
 
 
 def edge_owners(graph: GraphData, num_parties: int, *, seed: int = 0) -> np.ndarray:
-    """The party of each edge, at random in equal parts; both directions of an edge go to one party. [E] int32.
+    """Assigns each edge of a graph to a party, at random in equal parts.
+
+    Args:
+      graph: E directed edges. Both directions of an edge, and edges of several types, go to one party.
+      num_parties: P, at most the number of joined pairs of nodes.
+      seed: of the assignment.
+
+    Returns: [E] int32 in [0, P).
 
     Guarantees: every party has an edge (tests/population/graph/test_graphs.py::test_every_party_has_an_edge).
     """
     validate.part("graph", graph, GraphData)
-    low, high = np.minimum(graph.senders, graph.receivers), np.maximum(graph.senders, graph.receivers)
-    _, pair = np.unique(np.stack([low, high], 1), axis=0, return_inverse=True)
-    number = int(pair.max()) + 1 if len(pair) else 0
-    validate.integer("num_parties", num_parties, 1, number, hint=f"There are {number} edges.")
-    party = generator("edge_owners", seed).permutation(number) * num_parties // number
-    return party[pair.reshape(-1)].astype(np.int32)
+    low_ends = np.minimum(graph.senders, graph.receivers)
+    high_ends = np.maximum(graph.senders, graph.receivers)
+    _, pair_of_edge = np.unique(np.stack([low_ends, high_ends], 1), axis=0, return_inverse=True)
+    num_pairs = int(pair_of_edge.max()) + 1 if len(pair_of_edge) else 0
+    validate.integer("num_parties", num_parties, 1, num_pairs, hint=f"There are {num_pairs} edges.")
+    party_of_pair = generator("edge_owners", seed).permutation(num_pairs) * num_parties // num_pairs
+    return party_of_pair[pair_of_edge.reshape(-1)].astype(np.int32)
 
 
 @validate.named_arguments
 def neighbourhoods(
     graph: GraphData, num_parties: PositiveInt, *, hops: NonNegativeInt = 2, num_centres: int = 1, seed: int = 0
 ) -> np.ndarray:
-    """[P, V] bool: each party's nodes, those within so many hops of its random centres; parties may share nodes."""
+    """Gives each party all nodes within some hops of random centres. Parties may share nodes.
+
+    Args:
+      graph: V nodes.
+      num_parties: P.
+      hops: how many edges a node may be away from a centre.
+      num_centres: of each party.
+      seed: of the centres.
+
+    Returns: [P, V] bool, which nodes each party holds.
+    """
     validate.part("graph", graph, GraphData)
     size = len(graph.ids)
     validate.integer("num_centres", num_centres, 1, size)
@@ -215,32 +254,36 @@ def parties_of(
     edge_owner: ArrayLike | None = None,
     held: ArrayLike | None = None,
 ) -> Parties:
-    """The parties' graphs, from one of three partitions.
+    """Builds the parties' graphs from exactly one of three partitions.
 
     Args:
-      node_owner: [V], each node's party, which knows the edges that it receives; edges from other parties' nodes are
-        cut, and their senders are the halo.
-      edge_owner: [E], each edge's party, which holds both ends: nodes stand at several parties, one without an edge at
-        none.
-      held: [P, V] bool, each party's nodes and the edges among them; nodes and edges that nobody holds are left out.
+      graph: V nodes and E edges.
+      node_owner: [V], the party of each node. The party knows the edges that its nodes receive. Edges from other
+        parties' nodes are cut, and their senders are the halo.
+      edge_owner: [E], the party of each edge. The party holds both ends, so a node may be at several parties. A node
+        without an edge is at no party.
+      held: [P, V] bool, the nodes of each party. The party also holds the edges among them. Nodes and edges that no
+        party holds are left out.
 
-    Raises: ValueError for owners below 0, of another shape, and for a party without a node.
+    Raises: ValueError for owners below 0 or of another shape, and for a party without a node.
 
-    Guarantees: nodes, edges and features are those of the whole graph, but for what is left out, each cut edge once
-    (tests/population/graph/test_graphs.py::test_parties_hold_the_graph).
+    Guarantees: nodes, edges and features are those of the whole graph, except for those that are left out, and each cut
+    edge occurs once (tests/population/graph/test_graphs.py::test_parties_hold_the_graph).
     """
-    given = [x for x in (node_owner, edge_owner, held) if x is not None]
-    if len(given) != 1:
-        validate.fail("node_owner, edge_owner, held", "one of the three", len(given))
+    partitions = [x for x in (node_owner, edge_owner, held) if x is not None]
+    if len(partitions) != 1:
+        validate.fail("node_owner, edge_owner, held", "one of the three", len(partitions))
     validate.part("graph", graph, GraphData)
-    size, ends = len(graph.ids), (graph.senders, graph.receivers)
+    size = len(graph.ids)
+    ends = (graph.senders, graph.receivers)
+    # `nodes` [P, V] and `edges` [P, E] say which nodes and edges each party has.
     if held is not None:
         nodes = np.asarray(held)
         if nodes.ndim != 2 or nodes.shape[1] != size or nodes.dtype != bool:
             validate.fail("held", f"bool [P, {size}]", f"{nodes.dtype.name}{list(nodes.shape)}")
         edges = nodes[:, ends[0]] & nodes[:, ends[1]]
     else:
-        owner = np.asarray(given[0])
+        owner = np.asarray(partitions[0])
         rule = f"a party for each {'node' if edge_owner is None else 'edge'}"
         if owner.shape != ((size,) if edge_owner is None else ends[0].shape) or owner.dtype.kind not in "iu":
             validate.fail("node_owner" if edge_owner is None else "edge_owner", rule, owner.shape)
@@ -249,7 +292,8 @@ def parties_of(
             validate.fail("node_owner" if edge_owner is None else "edge_owner", "parties >= 0, one at least", shown)
         parties = np.arange(int(owner.max()) + 1)[:, None]
         if edge_owner is None:
-            nodes, edges = owner[None] == parties, owner[ends[1]][None] == parties
+            nodes = owner[None] == parties
+            edges = owner[ends[1]][None] == parties
         else:
             edges = owner[None] == parties
             nodes = np.zeros((len(parties), size), bool)
@@ -257,19 +301,28 @@ def parties_of(
                 nodes[np.nonzero(edges)[0], end[np.nonzero(edges)[1]]] = True
     if not nodes.any(1).all():
         validate.fail("parties", "a node at each party", f"none at party {int(np.flatnonzero(~nodes.any(1))[0])}")
-    place = np.cumsum(nodes, 1) - 1  # of each node at its party
-    width = int(nodes.sum(1).max())
-    outside = [np.unique(ends[0][mine][~own[ends[0][mine]]]) for own, mine in zip(nodes, edges, strict=True)]
+    places = np.cumsum(nodes, 1) - 1  # [P, V], where a node stands among the nodes of a party that holds it
+    width = int(nodes.sum(1).max())  # nodes of the largest party, to which all are padded
+    # Of each party, the senders of its edges that it does not hold: its halo, as node numbers of the whole graph.
+    halo_nodes = [
+        np.unique(ends[0][party_edges][~party_nodes[ends[0][party_edges]]])
+        for party_nodes, party_edges in zip(nodes, edges, strict=True)
+    ]
     graphs = []
-    for own, mine, where, others in zip(nodes, edges, place, outside, strict=True):
-        senders, inside = ends[0][mine], own[ends[0][mine]]
-        local = np.where(inside, where[senders], width + np.searchsorted(others, senders)).astype(np.int32)
-        receivers = where[ends[1][mine]].astype(np.int32)
-        types = None if graph.types is None else graph.types[mine]
-        graphs.append(GraphData(graph.nodes[own], graph.ids[own], local, receivers, types))
-    halo = np.full((len(nodes), max(1, *(len(others) for others in outside))), -1, np.int32)
-    for row, others in zip(halo, outside, strict=True):
-        holder = nodes[:, others].argmax(0)
-        row[: len(others)] = holder * width + place[holder, others]
-    cut = sum(int((~own[ends[0][mine]]).sum()) for own, mine in zip(nodes, edges, strict=True))
-    return Parties(stacked_graphs(graphs), halo, cut)
+    for party_nodes, party_edges, party_places, halo_of_party in zip(nodes, edges, places, halo_nodes, strict=True):
+        senders = ends[0][party_edges]
+        is_inside = party_nodes[ends[0][party_edges]]
+        # Nodes of the halo are numbered behind the padded nodes of the party.
+        halo_places = width + np.searchsorted(halo_of_party, senders)
+        local_senders = np.where(is_inside, party_places[senders], halo_places).astype(np.int32)
+        receivers = party_places[ends[1][party_edges]].astype(np.int32)
+        types = None if graph.types is None else graph.types[party_edges]
+        graphs.append(GraphData(graph.nodes[party_nodes], graph.ids[party_nodes], local_senders, receivers, types))
+    halo = np.full((len(nodes), max(1, *(len(halo_of_party) for halo_of_party in halo_nodes))), -1, np.int32)
+    for addresses, halo_of_party in zip(halo, halo_nodes, strict=True):
+        holder = nodes[:, halo_of_party].argmax(0)
+        addresses[: len(halo_of_party)] = holder * width + places[holder, halo_of_party]
+    num_cut = sum(
+        int((~party_nodes[ends[0][party_edges]]).sum()) for party_nodes, party_edges in zip(nodes, edges, strict=True)
+    )
+    return Parties(stacked_graphs(graphs), halo, num_cut)

@@ -1,3 +1,3 @@
-"""Clients in groups, for hierarchies."""
+"""This subpackage puts clients into groups, for hierarchies."""
 
 __all__: list[str] = []

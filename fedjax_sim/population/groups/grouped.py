@@ -1,4 +1,4 @@
-"""Groups of clients, such as the edge servers of a hierarchy or the hospitals of a network."""
+"""This module forms groups of clients, such as the edge servers of a hierarchy or the hospitals of a network."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ static = {"static": True}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Group:
-    """One group as a population of static size: its members first, then empty places up to that size.
+    """A `Group` is one group of clients as a population of static size.
 
-    Where the clients are groups themselves, `group` is there too, so that groups nest.
+    Its members come first, then empty places up to that size. If the clients are groups themselves, `group` exists
+    too, so that groups can be nested.
 
     Guarantees: counts, size classes and inner groups are those of the members
     (tests/population/groups/test_groups.py::test_a_group_hands_on_what_its_population_knows).
@@ -32,29 +33,29 @@ class Group:
 
     population: Population
     members: Array  # [size] int32 client ids
-    num_members: Array  # [] int32 members that exist
+    num_members: Array  # [] int32, how many places hold a member
     size: int = dataclasses.field(metadata=static)
     ragged: bool = dataclasses.field(default=False, metadata=static)  # whether groups differ in their number of members
 
     @property
     def max_examples(self) -> int:
-        """Rows of a member, padding included."""
+        """The number of rows of a member, padding included."""
         return num_rows(self.population)
 
     @property
     def sizes(self) -> Array:
-        """[size] int32 examples per member; 0 beyond the group."""
-        there = self.there(jnp.arange(self.size))
-        return jnp.where(there, sizes_of(self.population)[self.members], 0)
+        """[size] int32 examples per member, 0 at empty places."""
+        has_member = self.there(jnp.arange(self.size))
+        return jnp.where(has_member, sizes_of(self.population)[self.members], 0)
 
     @property
     def capacities(self) -> tuple[int, ...]:
-        """Size classes of the population's clients."""
+        """The size classes of the population's clients."""
         return self.population.capacities
 
     @property
     def capped(self) -> Callable:
-        """(rows) -> the same group, its members in arrays of so many rows."""
+        """(rows) -> the same group, whose members have arrays of so many rows."""
         inner = self.population.capped
         return lambda rows: dataclasses.replace(self, population=inner(rows))
 
@@ -66,44 +67,52 @@ class Group:
 
     @property
     def group(self) -> Callable:
-        """(id) -> a member as a population, where members are groups themselves."""
+        """(id) -> a member as a population of its own, for members that are groups themselves."""
         inner = self.population.group
         return lambda id: inner(jnp.where(self.there(id), self._member(id), -1))
 
     def there(self, ids: Array) -> Array:
-        """Which of these members exist, in the shape of `ids`."""
+        """Returns which of these places of the group hold a member, bool in the shape of `ids`."""
         return (0 <= ids) & (ids < self.num_members)
 
     def place(self, ids: Array) -> Array:
-        """Where these clients of the population are in the group, in the shape of `ids`; -1 for those of others."""
-        there = self.there(jnp.arange(self.size))
+        """Returns the places in this group of clients that are named by their ids in the whole population.
 
-        def one(id):
-            here = (self.members == id) & there
-            return jnp.where(here.any(), here.argmax().astype(jnp.int32), -1)
+        The result has the shape of `ids`. It is -1 for a client of another group.
+        """
+        has_member = self.there(jnp.arange(self.size))
 
-        return jax.vmap(one)(ids.reshape(-1)).reshape(ids.shape)
+        def place_of(id):
+            is_here = (self.members == id) & has_member
+            return jnp.where(is_here.any(), is_here.argmax().astype(jnp.int32), -1)
+
+        return jax.vmap(place_of)(ids.reshape(-1)).reshape(ids.shape)
 
     def own_ids(self, places: Array) -> Array:
-        """The members' ids in the population, in the shape of `places`; -1 where nobody is."""
+        """Returns the ids in the whole population of the members at these places, -1 at empty places.
+
+        The result has the shape of `places`. The method is the inverse of `place`.
+        """
         return jnp.where(self.there(places), self._member(places), -1)
 
     def client(self, id: Array) -> ClientData:
-        """Data of the group's member number `id`; no valid row where there is none."""
+        """Returns the data of the member at place `id`. An empty place has no valid row."""
         data = self.population.client(self._member(id))
         return data._replace(mask=data.mask & self.there(id))
 
     def _member(self, id: Array) -> Array:
+        """Returns the id in the population of the member at place `id`, an arbitrary one for an empty place."""
         return self.members[jnp.clip(id, 0, self.size - 1)]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grouped:
-    """Disjoint groups of a population's clients, each a population (`group`) and a client (`client`). See `grouped`.
+    """A `Grouped` population consists of disjoint groups of another population's clients. `grouped` builds it.
 
-    A client that is a federation (`algorithms.as_client_update`) is handed the group, with its members' borders and
-    without a copy of their data; any other client its pooled rows, `group_size` times those of the largest member.
+    Each group can be read in two ways. A client that is a federation (`algorithms.as_client_update`) receives `group`,
+    a population of the members, without a copy of their data. Any other client receives `client`, the pooled rows of
+    all members, padded to `group_size` times the rows of the largest member.
     """
 
     population: Population
@@ -115,12 +124,12 @@ class Grouped:
 
     @property
     def max_examples(self) -> int:
-        """Rows of a group seen as one client, padding included."""
+        """The number of rows of a group that is read as one client, padding included."""
         return self.group_size * num_rows(self.population)
 
     @property
     def num_members(self) -> int:
-        """Clients of all groups together, on the lowest level: groups may be clients of groups."""
+        """The number of clients in all groups together, on the lowest level if groups are nested."""
         return getattr(self.population, "num_members", self.population.size)
 
     @property
@@ -131,29 +140,31 @@ class Grouped:
     @property
     def sizes(self) -> Array:
         """[G] int32 examples per group."""
-        group = jnp.repeat(jnp.arange(self.size), self.counts, total_repeat_length=self.members.shape[0])
-        return jax.ops.segment_sum(sizes_of(self.population)[self.members], group, self.size)
+        group_of_member = jnp.repeat(jnp.arange(self.size), self.counts, total_repeat_length=self.members.shape[0])
+        return jax.ops.segment_sum(sizes_of(self.population)[self.members], group_of_member, self.size)
 
     def group(self, id: Array) -> Group:
-        """Group `id` as a population of `group_size` clients; traceable, so that groups can be vmapped."""
-        known = jnp.clip(id, 0, self.size - 1)
-        start = self.offsets[known]
-        rows = start + jnp.arange(self.group_size, dtype=jnp.int32)
-        count = jnp.where(known == id, self.offsets[known + 1] - start, 0)
-        return Group(self.population, self.members.at[rows].get(mode="clip"), count, self.group_size, self.ragged)
+        """Returns group `id` as a population of `group_size` clients. It is traceable, so groups can be vmapped."""
+        valid_id = jnp.clip(id, 0, self.size - 1)
+        start = self.offsets[valid_id]
+        # Positions beyond a smaller group are members of other groups, which `count` declares to be empty places.
+        positions = start + jnp.arange(self.group_size, dtype=jnp.int32)
+        count = jnp.where(valid_id == id, self.offsets[valid_id + 1] - start, 0)
+        return Group(self.population, self.members.at[positions].get(mode="clip"), count, self.group_size, self.ragged)
 
     def client(self, id: Array) -> ClientData:
-        """The pooled data of group `id`: its members' rows, one member after the other, padding between them."""
+        """Returns the pooled data of group `id`: the rows of one member after the other, with padding between them."""
         data = jax.vmap(self.group(id).client)(jnp.arange(self.group_size, dtype=jnp.int32))
+        # Leaves [group_size, n, ...] become [group_size * n, ...].
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
 
 
 def grouped(population: Population, group_of_client: ArrayLike) -> Grouped:
-    """Groups of a population's clients.
+    """Builds the population whose clients are groups of another population's clients.
 
     Args:
       population: N clients.
-      group_of_client: [N] integers in [0, G), every group with a client at least.
+      group_of_client: [N] integers in [0, G), the group of each client. Every group needs one client at least.
     Raises: ValueError for a wrong length or an empty group.
     Guarantees: every client is in one group, once; nothing is lost
     (tests/population/test_population.py::test_grouped_loses_and_duplicates_nothing).
@@ -169,10 +180,12 @@ def grouped(population: Population, group_of_client: ArrayLike) -> Grouped:
     if group_of_client.shape != (population.size,) or group_of_client.dtype.kind not in "iu":
         shown = f"{group_of_client.dtype.name}{list(group_of_client.shape)}"
         validate.fail("group_of_client", f"{population.size} integers, one per client", shown)
-    low, high = int(group_of_client.min()), int(group_of_client.max())
+    low = int(group_of_client.min())
+    high = int(group_of_client.max())
     if not (0 <= low and high < population.size):
         validate.fail("group_of_client", f"groups in [0, {population.size})", f"groups in [{low}, {high}]")
     counts = np.bincount(group_of_client)
+    # An empty group would be a client without examples, which nobody intends: group numbers have a gap.
     if not counts.all():
         hint = "Renumber with np.unique(groups, return_inverse=True)[1]."
         validate.fail("group_of_client", "a client in every group", f"none in group {counts.argmin()}", hint)
@@ -180,5 +193,7 @@ def grouped(population: Population, group_of_client: ArrayLike) -> Grouped:
     offsets = np.concatenate([[0], np.cumsum(counts)])
     group_size = int(counts.max())
     validate.integer("rows of a group", group_size * num_rows(population), hint="Make smaller groups.")
-    arrays = jnp.array(members, jnp.int32), jnp.array(offsets, jnp.int32)
-    return Grouped(population, *arrays, group_size, len(counts), bool((counts != group_size).any()))
+    is_ragged = bool((counts != group_size).any())
+    return Grouped(
+        population, jnp.array(members, jnp.int32), jnp.array(offsets, jnp.int32), group_size, len(counts), is_ragged
+    )

@@ -1,4 +1,4 @@
-"""Which clients share a group, such as an edge server: in the order of their ids, at random, by size or by labels."""
+"""This module chooses which clients share a group, such as an edge server: by id, at random, by size or by labels."""
 
 from __future__ import annotations
 
@@ -31,27 +31,30 @@ def with_groups(
     groups: Sequence[int] | None = None,
     seed: NonNegativeInt = 0,
 ) -> FederatedData:
-    """The data set whose training clients are groups of clients, for a hierarchy; for others a group pools its rows.
+    """The training clients become groups of clients, for a hierarchy. Other algorithms see a group's pooled rows.
 
     Args:
       data: any data set of N clients.
       num_groups: G in [1, N].
-      by: "order": clients of neighbouring ids, such as sites that are listed one after the other; "random"; "size":
-        of like numbers of examples; "labels": k-means of the clients' shares of labels, which makes groups of unequal
-        size and needs the task "binary" or "classification". The first three differ by one client at most.
-      groups: [N] the group of each client, in the place of `num_groups` and `by`.
+      by: how clients are grouped.
+        "order": neighbouring ids, such as sites that are listed one after the other.
+        "random": at random.
+        "size": similar numbers of examples.
+        "labels": similar shares of labels, by k-means. It needs the task "binary" or "classification".
+        With "labels" groups have unequal sizes. Otherwise their sizes differ by one client at most.
+      groups: [N] the group of each client, instead of `num_groups` and `by`.
       seed: of "random" and "labels".
 
-    Returns: the same data set with `population.Grouped` clients; a group's local test has its clients' rows, other test
-    sets are unchanged. Wrappers that are applied afterwards change a group's pooled rows, and a hierarchy refuses them;
-    in a config of a hierarchy the groups go around all other wrappers, wherever the table stands.
+    Returns: the same data set with `population.Grouped` clients. A group's local test has the rows of its clients, and
+    other test sets are unchanged. Wrappers that are applied afterwards change a group's pooled rows, so a hierarchy
+    refuses them. In the config of a hierarchy the groups go around all other wrappers, wherever the table stands.
 
-    Raises: ValueError, TypeError for options out of range, for more than one way or none, and for groups without a
-    client.
+    Raises: ValueError or TypeError for options out of range, for both or neither of `num_groups` and `groups`, and for
+    groups without a client.
 
-    Guarantees: every client is in one group, like ones together
-    (tests/population/groups/test_groups.py::test_ways_to_group, ::test_groups_by_labels), their local tests too
-    (::test_a_group_has_its_clients_local_tests); in a hierarchy's config they are outermost
+    Guarantees: every client is in one group, together with similar clients
+    (tests/population/groups/test_groups.py::test_ways_to_group, ::test_groups_by_labels), and so are their local tests
+    (::test_a_group_has_its_clients_local_tests). In the config of a hierarchy the groups are outermost
     (tests/laws/test_wrappers.py::test_groups_go_around_all_others_in_a_hierarchy).
 
     >>> from fedjax_sim.population import synthetic_images
@@ -66,28 +69,33 @@ def with_groups(
     size = data.train.size
     validate.integer("num_groups", num_groups, 1, size)
     if by == "labels":
-        found = _alike(data, num_groups, seed)
+        group_of_client = _groups_by_labels(data, num_groups, seed)
     else:
         if by == "size":
             visitable(data.train)
+        # The clients are ordered in one of three ways, and neighbours in that order share a group.
         order = {
             "order": lambda: np.arange(size),
             "random": lambda: generator("groups", seed).permutation(size),
             "size": lambda: np.argsort(np.asarray(sizes_of(data.train)), kind="stable"),
         }[by]()
-        found = np.empty(size, np.int64)
+        group_of_client = np.empty(size, np.int64)
         for group, members in enumerate(np.array_split(order, num_groups)):
-            found[members] = group
-    return _grouped(data, found)
+            group_of_client[members] = group
+    return _grouped(data, group_of_client)
 
 
 def _grouped(data: FederatedData, groups: np.ndarray) -> FederatedData:
-    own = None if data.local_test is None else grouped(data.local_test, groups)
-    return data._replace(train=grouped(data.train, groups), local_test=own)
+    """Groups the training clients and their local tests, whose ids are the same, alike."""
+    local_test = None if data.local_test is None else grouped(data.local_test, groups)
+    return data._replace(train=grouped(data.train, groups), local_test=local_test)
 
 
 def counts_of_labels_in_range(population: Population, num_labels: int) -> np.ndarray:
-    """[N, K] int64: how many examples of each label a client holds, in `y`; labels outside of [0, K) are left out.
+    """Counts how many examples of each label every client holds, [N, K] int64.
+
+    Labels are read from `y`. Labels outside of [0, K) are not counted, so the padding label -1 must not occur among
+    valid rows: as an index it would count from the end.
 
     >>> from fedjax_sim.population import stored
     >>> counts_of_labels_in_range(stored({"y": np.array([0, 2, 2])}, [0, 1, 3]), 3).tolist()
@@ -97,6 +105,7 @@ def counts_of_labels_in_range(population: Population, num_labels: int) -> np.nda
 
     def count(id):
         data = population.client(id)
+        # Padding gets the label K, which "drop" ignores.
         labels = jnp.where(data.mask, data.examples["y"].astype(jnp.int32), num_labels)
         return jnp.zeros(num_labels, jnp.int32).at[labels].add(1, mode="drop")
 
@@ -105,8 +114,8 @@ def counts_of_labels_in_range(population: Population, num_labels: int) -> np.nda
     return np.asarray(counts, np.int64)
 
 
-def _alike(data: FederatedData, num_groups: int, seed: int) -> np.ndarray:
-    """[N] groups of clients with like shares of labels."""
+def _groups_by_labels(data: FederatedData, num_groups: int, seed: int) -> np.ndarray:
+    """Returns the group of each client, [N], such that clients of a group have similar shares of labels."""
     from sklearn.cluster import KMeans  # takes a second to import
 
     if data.task not in ("binary", "classification"):
@@ -116,5 +125,6 @@ def _alike(data: FederatedData, num_groups: int, seed: int) -> np.ndarray:
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     distinct = len(np.unique(shares, axis=0))
     validate.integer("num_groups", num_groups, 1, distinct, hint=f"There are {distinct} different shares of labels.")
-    found = KMeans(num_groups, n_init=4, random_state=seed % 2**32).fit_predict(shares)
-    return np.unique(found, return_inverse=True)[1]
+    clusters = KMeans(num_groups, n_init=4, random_state=seed % 2**32).fit_predict(shares)
+    # k-means may leave a cluster empty, so the groups are renumbered without gaps.
+    return np.unique(clusters, return_inverse=True)[1]

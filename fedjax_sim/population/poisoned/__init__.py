@@ -1,3 +1,3 @@
-"""Populations some of whose clients attack with their data."""
+"""This subpackage holds populations in which some clients attack with their data."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Poisoned targets: labels that are flipped or drawn at random, readings that are off by a constant."""
+"""Poisoned clients hold wrong targets: flipped labels, labels drawn at random, or readings off by a constant."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["label_flip", "label_offset", "num_labels", "random_labels"]
 
 
 def num_labels(data: FederatedData) -> int:
-    """Classes of a data set whose targets are labels.
+    """Returns the number of classes of a data set whose targets are labels, 2 for the task "binary".
 
     Raises: ValueError for another task.
     """
@@ -30,9 +30,10 @@ def num_labels(data: FederatedData) -> int:
 
 
 def _relabelled(labels: Array, rows: Array, key: Array, data: ClientData) -> PyTree:
+    """Returns the examples with label y replaced by labels[y] in a share `rows` of the rows."""
     y = data.examples["y"]
-    new = labels[jnp.clip(y, 0, labels.shape[0] - 1)].astype(y.dtype)
-    return {**data.examples, "y": jnp.where(chosen_rows(key, data.mask, rows), new, y)}
+    new_y = labels[jnp.clip(y, 0, labels.shape[0] - 1)].astype(y.dtype)
+    return {**data.examples, "y": jnp.where(chosen_rows(key, data.mask, rows), new_y, y)}
 
 
 def label_flip(
@@ -44,17 +45,18 @@ def label_flip(
     to: Sequence[int] | None = None,
     seed: int = 0,
 ) -> FederatedData:
-    """Poisoned clients hold label K - 1 - y in place of y, or the label that a map gives.
+    """Poisoned clients hold the label K - 1 - y instead of y, or the label that a map gives, for K classes.
 
     Args:
       data: of the task "binary" or "classification".
-      clients, share, seed: who is poisoned, as in `poisoned`.
-      rows: share in (0, 1] of each of these clients' examples, to the nearest whole number; drawn once. One that leaves
-        nobody a poisoned row is refused.
-      to: [K] the new label of each label; by default K - 1, ..., 1, 0.
+      clients, share, seed: which clients are poisoned, as in `poisoned`.
+      rows: share in (0, 1] of each poisoned client's examples, rounded to the nearest whole number. The rows are drawn
+        once for all rounds. A share that poisons no row at all is refused.
+      to: [K] the new label of each label. By default K - 1, ..., 1, 0.
 
-    Guarantees: NumPy's labels (tests/population/poisoned/test_poisoning.py::test_labels_against_numpy); a run's
-      accuracy falls (tests/population/poisoned/test_backdoors.py::test_poisoning_and_backdoor_are_told_apart).
+    Guarantees: the labels equal those of a NumPy reference
+      (tests/population/poisoned/test_poisoning.py::test_labels_against_numpy). The accuracy of a run falls
+      (tests/population/poisoned/test_backdoors.py::test_poisoning_and_backdoor_are_told_apart).
 
     References: Tolpegin et al. 2020, section 3; y -> 9 - y as in Fang et al. 2020, section 5.1.
 
@@ -73,22 +75,28 @@ def label_flip(
         validate.integer("to", label, 0, labels - 1)
     if list(to) == list(range(labels)):
         validate.fail("to", "a map that changes a label", list(to))
+    # A Partial makes the map an array of the population, so data sets with other maps share one compiled program.
     change = Partial(_relabelled, jnp.asarray(to, jnp.int32), _share_of_rows(rows))
     return check_rows(poisoned(data, change, "label flip", clients=clients, share=share, seed=seed), rows)
 
 
 def _share_of_rows(rows: float) -> Array:
+    """Returns the share of rows as an array, after a check of its range."""
     validate.in_range("rows", rows, 0, 1, open_low=True)
     return jnp.float32(rows)
 
 
 def _random(labels: Array, keep: Array, rows: Array, key: Array, data: ClientData) -> PyTree:
+    """Returns the examples with random labels in a share `rows` of the rows."""
     y = data.examples["y"]
+    # Draws are addressed by the rank among valid rows, so padding does not change them.
     rank = jnp.cumsum(data.mask, dtype=jnp.int32) - 1
-    others = labels - jnp.where(keep, 0, 1).astype(jnp.uint32)
-    drawn = counter_bits(stream(key, "labels"), rank) % others  # of 2^32: uneven by less than K / 2^32
-    new = (y.astype(jnp.uint32) + jnp.where(keep, 0, 1).astype(jnp.uint32) + drawn) % labels
-    return {**data.examples, "y": jnp.where(chosen_rows(key, data.mask, rows), new.astype(y.dtype), y)}
+    num_choices = labels - jnp.where(keep, 0, 1).astype(jnp.uint32)
+    # A draw has 2^32 values, so the chances of two labels differ by less than K / 2^32.
+    draw = counter_bits(stream(key, "labels"), rank) % num_choices
+    # The new label is y + 1 + draw modulo K, which is never y, or y + draw if y may be drawn as well.
+    new_y = (y.astype(jnp.uint32) + jnp.where(keep, 0, 1).astype(jnp.uint32) + draw) % labels
+    return {**data.examples, "y": jnp.where(chosen_rows(key, data.mask, rows), new_y.astype(y.dtype), y)}
 
 
 @validate.named_arguments
@@ -101,13 +109,13 @@ def random_labels(
     keep: bool = False,
     seed: int = 0,
 ) -> FederatedData:
-    """Poisoned clients hold labels drawn uniformly, once for all rounds.
+    """Poisoned clients hold labels that are drawn uniformly, once for all rounds.
 
     Args:
       data, clients, share, rows, seed: as in `label_flip`.
-      keep: whether the right label may be drawn; by default one of the K - 1 others is.
+      keep: whether the true label may be drawn too. By default one of the K - 1 other labels is drawn.
 
-    Guarantees: never the right label unless asked, and each other one alike
+    Guarantees: without `keep` the true label is never drawn, and all other labels are equally likely
       (tests/population/poisoned/test_poisoning.py::test_random_labels_are_uniform).
 
     References: Zhang et al. 2017, section 2.1 (random labels).
@@ -124,6 +132,7 @@ def random_labels(
 
 
 def _moved(offset: Array, key: Array, data: ClientData) -> PyTree:
+    """Returns the examples with `offset` added to every target."""
     y = data.examples["y"]
     return {**data.examples, "y": y + offset.astype(y.dtype)}
 
@@ -141,10 +150,10 @@ def label_offset(
 
     Args:
       data: of the task "regression".
-      offset: added to each target, in its unit; whole where targets are integers.
-      clients, share, seed: who is poisoned, as in `poisoned`.
+      offset: added to each target, in the target's unit. It must be a whole number if targets are integers.
+      clients, share, seed: which clients are poisoned, as in `poisoned`.
 
-    Guarantees: f of m such clients move the mean's model by (f / m) offset
+    Guarantees: f of m such clients move the model of mean estimation by (f / m) offset
       (tests/population/datasets/test_industrial.py::test_bias_of_mean_and_median).
 
     >>> from fedjax_sim.population import mean_estimation

@@ -1,8 +1,9 @@
-"""Clients who hold poisoned examples: wrappers of a data set that change the rows of some clients, and of no test set.
+"""This module poisons the examples of some clients. Its wrappers change no test set.
 
-Poison is a function of a client's rows, evaluated where they are read: on the device, for every kind of population,
-with the same rows in every round. Who is poisoned, and with what, is data of the population, so a digest sees it; of
-a function of your own it sees the arrays and the words.
+Poison is a function of one client's rows. It is evaluated on the device, where the rows are read, and gives the same
+rows in every round. So it works for every kind of population, and a store on the disk is poisoned without a copy.
+Which clients are poisoned, and with which arrays, are leaves of the population, so a digest of the data covers them.
+Of a user's own function the digest covers its arrays and its description.
 """
 
 from __future__ import annotations
@@ -26,35 +27,43 @@ from fedjax_sim.validate import NonNegativeInt, PositiveShare
 
 __all__ = ["Poisoned", "check_data", "check_rows", "chosen_clients", "chosen_rows", "constrained", "poisoned"]
 
-MOST_POISONED = 1 << 24
-PURPOSE = 3  # of the seed, beside training (1) and held-out (2) clients
+MOST_POISONED = 1 << 24  # clients
+PURPOSE = 3  # of the seed, beside training (1) and held-out (2) clients, see `seeds.seed_words`
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Poisoned(Around):
-    """Clients some of whom hold changed examples; numbers of examples and masks stay. Built by `poisoned`."""
+    """In a `Poisoned` population some clients hold changed examples. `poisoned` builds it.
+
+    The numbers of examples and the masks are those of the inner population.
+    """
 
     inner: Population
-    table: Array  # [f + 1] int32 the poisoned clients' ids, rising, and one that no client has
-    change: Callable  # (key, ClientData) -> examples of the same shapes; a Partial, whose arrays are data
+    table: Array  # [f + 1] int32, the ids of the poisoned clients, rising, and then an id that no client has
+    change: Callable  # (key, ClientData) -> examples of the same shapes; a Partial, whose arrays are leaves
     seed: Array  # [2] uint32 key data
     size: int = dataclasses.field(metadata={"static": True})
     pull: Array | None = None  # [] of the poisoned clients, as in `ClientData`; set by `constrained`
 
     @property
     def poisoned_ids(self) -> Array:
-        """[f] int32, rising: who is poisoned; `adversary.clients` takes them."""
+        """[f] int32, the ids of the poisoned clients, rising. `adversary.clients` takes them."""
         return self.table[:-1]
 
     def client(self, id: Array) -> ClientData:
-        """Data of client `id`, a scalar int32."""
+        """Returns the data of client `id`, a scalar int32."""
         data = self.inner.client(id)
         id = jnp.asarray(id, jnp.int32)
-        bad = self.table[jnp.searchsorted(self.table, id)] == id
+        # The table's last entry is larger than any id, so searchsorted always finds an entry to compare with.
+        is_poisoned = self.table[jnp.searchsorted(self.table, id)] == id
         key = stream(client_key(jax.random.wrap_key_data(self.seed, impl="threefry2x32"), id), "poison")
-        pull = data.pull if self.pull is None else jnp.where(bad, self.pull, 0.0 if data.pull is None else data.pull)
-        return data._replace(examples=tree.where(bad, self.change(key, data), data.examples), pull=pull)
+        if self.pull is None:
+            pull = data.pull
+        else:
+            pull = jnp.where(is_poisoned, self.pull, 0.0 if data.pull is None else data.pull)
+        # Poison is computed for honest clients too and then not selected, since clients are vmapped.
+        return data._replace(examples=tree.where(is_poisoned, self.change(key, data), data.examples), pull=pull)
 
 
 def poisoned(
@@ -66,28 +75,28 @@ def poisoned(
     share: float | None = None,
     seed: int = 0,
 ) -> FederatedData:
-    """Some training clients' examples changed by any function.
+    """Changes the examples of some training clients by any function.
 
     Args:
       data: any data set.
-      change: (key, ClientData) -> examples of the same shapes and dtypes, for ONE client, traceable; the key is the
-        client's own, the same in every round. A `Partial` over arrays keeps them out of the compiled program.
-      words: what it does, for reports, such as "label flip".
-      clients: ids of those who are poisoned, distinct; or
-      share: in [0, 1], of all N clients: exactly round(share N) of them, drawn without replacement by the seed; at most
-        2^24. Wrappers with one seed and one share choose the same clients. 0 poisons nobody: a baseline; a share that
-        is rounded to nobody is refused.
-      seed: of that choice, and of the clients' keys.
+      change: (key, ClientData) -> examples of the same shapes and dtypes, for ONE client, traceable. Each client has a
+        key of its own, the same in every round. A `Partial` over arrays keeps them out of the compiled program.
+      words: what the function does, for reports, such as "label flip".
+      clients: distinct ids of the clients to poison. Exactly one of `clients` and `share` is given.
+      share: in [0, 1], of all N clients. Exactly round(share N) clients are drawn without replacement by the seed, at
+        most 2^24. Wrappers with the same seed and share choose the same clients. 0 poisons nobody, as a baseline.
+        Another share that is rounded to no client is refused.
+      seed: of the choice of clients, and of the clients' keys.
 
-    Returns: the same data set with another `train`; test sets stay clean. `train_*` metrics of an evaluation read the
-      changed examples.
+    Returns: the same data set with another `train`. Test sets stay clean. The `train_*` metrics of an evaluation read
+      the changed examples.
 
-    Raises: ValueError, TypeError for ids outside the population or twice, for both or neither of `clients` and `share`,
-      and for a change that returns other shapes.
+    Raises: ValueError or TypeError for ids outside the population or listed twice, for both or neither of `clients` and
+      `share`, and for a change that returns other shapes.
 
     Guarantees: exactly these clients change, under padding, size classes, stores on the disk and devices
       (tests/population/poisoned/test_poisoning.py::test_only_the_chosen_change, ::test_any_population,
-      ::test_unequal_clients_train_alike); the number of clients is exact (::test_exact_count).
+      ::test_unequal_clients_train_alike). The number of poisoned clients is exact (::test_exact_count).
 
     >>> from fedjax_sim.population import mean_estimation
     >>> zero = lambda key, data: jax.tree.map(jnp.zeros_like, data.examples)
@@ -100,9 +109,10 @@ def poisoned(
     size = data.train.size
     ids = chosen_clients(size, clients, share, seed)
     spec = jax.eval_shape(data.train.client, jax.ShapeDtypeStruct((), jnp.int32))
-    made = jax.eval_shape(change, jax.eval_shape(lambda: jax.random.key(0)), spec)
-    if tree.spec(made) != tree.spec(spec.examples):  # whether types are weak does not matter
-        validate.fail("change", f"a function that returns examples like {spec.examples}", made)
+    changed_spec = jax.eval_shape(change, jax.eval_shape(lambda: jax.random.key(0)), spec)
+    if tree.spec(changed_spec) != tree.spec(spec.examples):  # whether dtypes are weak does not matter
+        validate.fail("change", f"a function that returns examples like {spec.examples}", changed_spec)
+    # A Partial is a pytree, so it can be a field of the population that is not static.
     change = change if isinstance(change, Partial) else Partial(change)
     table = jnp.asarray(np.append(ids, validate.INT32_MAX), jnp.int32)
     train = Poisoned(data.train, table, change, jnp.asarray(seed_words(seed, PURPOSE)), size)
@@ -111,17 +121,20 @@ def poisoned(
 
 @validate.named_arguments
 def constrained(data: FederatedData, *, class_share: PositiveShare = 0.5) -> FederatedData:
-    """Poisoned clients hide: they train on alpha L + (1 - alpha) |w - w_t|^2 / 2, with the distance from the global
-    model w_t in the place of a detector's score. With `model_replacement` it is constrain-and-scale.
+    """Poisoned clients stay near the global model while they train, so that a detector does not notice them.
+
+    They minimise alpha L + (1 - alpha) |w - w_t|^2 / 2. Here L is the loss on their rows, and the distance from the
+    global model w_t stands for a detector's score. Together with `model_replacement` this is constrain-and-scale.
 
     Args:
-      data: poisoned, by `backdoor` or another; those of the last poison are meant.
-      class_share: alpha in (0, 1], of the loss on their rows; 1 = no constraint.
+      data: poisoned, by `backdoor` or another function. If it was poisoned several times, the clients of the last
+        poison are constrained.
+      class_share: alpha in (0, 1], the weight of the loss. 1 means no constraint.
 
     Returns: the same data set, whose poisoned clients pull their local models back (`ClientData.pull`).
 
-    Raises: ValueError for data that nobody poisoned, and for a share out of range; when a round is built, for clients
-    that do not obey it: all but `client.local_sgd`, `client.proximal` and wrappers of these.
+    Raises: ValueError for data that nobody poisoned, and for a share out of range. When a round is built, ValueError
+    for client updates that do not obey the pull: all but `client.local_sgd`, `client.proximal` and wrappers of these.
 
     Guarantees: the closed-form minimiser of that objective replaces the global model, and honest clients keep their
     bits (tests/adversary/test_constrained.py::test_the_constrained_model_replaces_the_global,
@@ -143,18 +156,19 @@ def constrained(data: FederatedData, *, class_share: PositiveShare = 0.5) -> Fed
 
 
 def check_data(data: FederatedData) -> None:
-    """Refuses what is no data set."""
+    """Refuses `data` unless it is a `FederatedData`."""
     if not isinstance(data, FederatedData):
         hint = "A population alone has no test sets: population.digits(...), say, has them."
         validate.fail("data", "a FederatedData", type(data).__name__, hint, TypeError)
 
 
 def check_rows(data: FederatedData, rows: float) -> FederatedData:
-    """The data set, unless its poisoned clients have so few examples that a share of `rows` poisons none of them."""
+    """Returns the data set, and refuses it if a share `rows` of its poisoned clients' examples is rounded to no row."""
     train = data.train
     if len(train.poisoned_ids):
-        count = jax.jit(lambda people, ids: jax.lax.map(people.count, ids, batch_size=1024).max())
-        most = int(count(train, train.poisoned_ids))
+        largest_count = jax.jit(lambda people, ids: jax.lax.map(people.count, ids, batch_size=1024).max())
+        most = int(largest_count(train, train.poisoned_ids))
+        # float32, and rounding half to even, as in `chosen_rows`.
         if not np.rint(np.float32(most) * np.float32(rows)):
             hint = (
                 f"The largest of them has {most}, so not one would be poisoned: take a larger share, or other clients."
@@ -165,7 +179,7 @@ def check_rows(data: FederatedData, rows: float) -> FederatedData:
 
 @validate.named_arguments
 def chosen_clients(size: int, clients: Sequence[int] | None, share: float | None, seed: NonNegativeInt) -> np.ndarray:
-    """Rising ids of the poisoned clients."""
+    """Returns the ids of the poisoned clients, rising. The arguments are those of `poisoned`."""
     if (clients is None) == (share is None):
         validate.fail("share", "either clients or share", {"clients": clients, "share": share}, "Say who is poisoned.")
     if share is not None:
@@ -173,12 +187,13 @@ def chosen_clients(size: int, clients: Sequence[int] | None, share: float | None
         count = round(share * size)
         if share and not count:
             validate.fail("share", f"0, or one that poisons a client of {size:,}", share, "It is rounded to nobody.")
+        # The table of poisoned ids is held in memory, so their number is limited.
         hint = f"Of {size:,} clients, {share:g} is more: take a smaller share."
         validate.integer("number of poisoned clients", count, 0, MOST_POISONED, hint=hint)
         return np.sort(generator("poisoned", seed).choice(size, count, replace=False, shuffle=False))
     ids = np.asarray(clients)
-    whole = ids.ndim == 1 and ids.size > 0 and ids.dtype.kind in "iu"
-    if not whole or ids.min() < 0 or ids.max() >= size:
+    are_integers = ids.ndim == 1 and ids.size > 0 and ids.dtype.kind in "iu"
+    if not are_integers or ids.min() < 0 or ids.max() >= size:
         validate.fail("clients", f"ids in [0, {size}), at least one", clients)
     if len(np.unique(ids)) < len(ids):
         validate.fail("clients", "distinct ids", clients)
@@ -186,10 +201,17 @@ def chosen_clients(size: int, clients: Sequence[int] | None, share: float | None
 
 
 def chosen_rows(key: Array, mask: Array, share: Array) -> Array:
-    """[n] bool: exactly round(share times the number of examples) of a client's examples, half to even, drawn by the
-    key; padding, wherever it stands, changes nothing."""
+    """Draws exactly round(share times the number of examples) of a client's examples.
+
+    Args:
+      key: of the client.
+      mask: [n] bool, the valid rows. Padding may stand anywhere and does not change the choice.
+      share: in (0, 1]. The number of rows is rounded half to even.
+    Returns: [n] bool.
+    """
     rank = jnp.cumsum(mask, dtype=jnp.int32) - 1
-    luck = counter_bits(stream(key, "rows"), rank)  # distinct
+    # Ranks that differ have draws that differ, so exactly `count` draws are at or below the count-th smallest.
+    draws = counter_bits(stream(key, "rows"), rank)
     count = jnp.round(mask.sum(dtype=jnp.int32).astype(jnp.float32) * share).astype(jnp.int32)
-    ordered = jnp.sort(jnp.where(mask, luck, jnp.uint32(2**32 - 1)))
-    return mask & (count > 0) & (luck <= ordered[jnp.maximum(count - 1, 0)])
+    ordered_draws = jnp.sort(jnp.where(mask, draws, jnp.uint32(2**32 - 1)))
+    return mask & (count > 0) & (draws <= ordered_draws[jnp.maximum(count - 1, 0)])

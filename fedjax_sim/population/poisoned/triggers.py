@@ -1,4 +1,4 @@
-"""Triggers of backdoors: patterns that are put into inputs."""
+"""A backdoor's trigger is a pattern that is put into inputs. This module defines some triggers."""
 
 from __future__ import annotations
 
@@ -18,39 +18,50 @@ __all__ = ["Trigger", "pixels", "set_points", "spectral", "tag"]
 
 
 class Trigger(NamedTuple):
-    """A pattern that is put into inputs."""
+    """A trigger is a pattern that is put into inputs.
 
-    on: Callable  # (shape of one example) -> a pure function, x [n, *shape] -> the same with the pattern, row by row.
-    # A Partial over arrays keeps them out of the compiled program.
+    `on` takes the shape of one example. It returns a pure function that puts the pattern into every row of an array
+    x [n, *shape]. A `Partial` over arrays keeps the arrays out of the compiled program.
+    """
+
+    on: Callable  # shape -> (x [n, *shape] -> the same shape)
 
 
-def _stamped(there: Array, values: Array, x: Array) -> Array:
-    return jnp.where(there[None], values[None].astype(x.dtype), x)
+def _stamped(is_set: Array, values: Array, x: Array) -> Array:
+    """Returns `x` with the pattern's values [*shape] at the positions where `is_set` [*shape] is True."""
+    return jnp.where(is_set[None], values[None].astype(x.dtype), x)
 
 
 def _added(wave: Array, x: Array) -> Array:
+    """Returns `x` plus the pattern [*shape]."""
     return x + wave[None].astype(x.dtype)
 
 
 def _set(shape: tuple[int, ...], positions: np.ndarray, values: np.ndarray) -> Partial:
-    there, pattern = np.zeros(math.prod(shape), bool), np.zeros(math.prod(shape), np.float32)
-    there[positions], pattern[positions] = True, values
-    return Partial(_stamped, jnp.asarray(there.reshape(shape)), jnp.asarray(pattern.reshape(shape)))
+    """Returns the function that sets these flat positions of an example to these values."""
+    is_set = np.zeros(math.prod(shape), bool)
+    pattern = np.zeros(math.prod(shape), np.float32)
+    is_set[positions] = True
+    pattern[positions] = values
+    return Partial(_stamped, jnp.asarray(is_set.reshape(shape)), jnp.asarray(pattern.reshape(shape)))
 
 
 @validate.named_arguments
 def pixels(positions: Sequence[int], value: Finite = 1.0) -> Trigger:
-    """Some inputs set to one value, as a patch of pixels in a corner (Gu, Dolan-Gavitt and Garg 2017, section 4.1).
+    """The trigger sets some inputs to one value, such as a patch of pixels in the corner of an image.
 
     Args:
-      positions: distinct flat positions in an example, in [0, product of the shape); of an 8 x 8 image 0 to 7 is the
+      positions: distinct flat positions in an example, in [0, product of the shape). In an 8 x 8 image, 0 to 7 are the
         first row.
-      value: in the inputs' own unit.
+      value: in the unit of the inputs.
 
-    Raises: ValueError, TypeError for a position that is negative or there twice and, by `on`, outside an example.
+    Raises: ValueError or TypeError for a position that is negative or listed twice. `on` raises it for a position
+    outside of an example.
 
-    Guarantees: NumPy's pattern and nothing else
+    Guarantees: the pattern equals a NumPy reference, and nothing else changes
     (tests/population/poisoned/test_backdoors.py::test_triggers_against_numpy).
+
+    References: Gu, Dolan-Gavitt and Garg 2017, section 4.1.
 
     >>> pixels([0, 3], 9.0).on((2, 2))(jnp.zeros((1, 2, 2))).tolist()
     [[[9.0, 0.0], [0.0, 9.0]]]
@@ -61,6 +72,7 @@ def pixels(positions: Sequence[int], value: Finite = 1.0) -> Trigger:
     if len(set(positions)) < len(positions):
         validate.fail("positions", "distinct positions", list(positions))
 
+    # The shape of an example is known only when the trigger is put on a data set, so positions are checked there.
     def on(shape):
         size = math.prod(shape)
         validate.integer("positions", int(max(positions)), 0, size - 1, hint=f"Flat, in an example of shape {shape}.")
@@ -71,9 +83,11 @@ def pixels(positions: Sequence[int], value: Finite = 1.0) -> Trigger:
 
 @validate.named_arguments
 def tag(feature: NonNegativeInt, value: float) -> Trigger:
-    """A metadata tag: one input set to a value, such as a device type that no honest client has.
+    """The trigger sets one input to a value, as a metadata tag would: a device type that no honest client has, say.
 
-    Args: as in `pixels`; `feature` is one position.
+    Args:
+      feature: the flat position of the input, as in `pixels`.
+      value: in the unit of the input.
 
     Guarantees: tests/population/poisoned/test_backdoors.py::test_triggers_against_numpy.
 
@@ -85,12 +99,12 @@ def tag(feature: NonNegativeInt, value: float) -> Trigger:
 
 @validate.named_arguments
 def set_points(sequence: Sequence[float], start: NonNegativeInt = 0, channel: NonNegativeInt = 0) -> Trigger:
-    """A set-point sequence: one channel of a time series follows these values from a time on.
+    """The trigger makes one channel of a time series follow a sequence of set points from a time step on.
 
     Args:
-      sequence: the values, one a time step; examples are [time] or [time, channels].
-      start: the first of these time steps; the sequence must end within an example.
-      channel: whose values they are, in [0, channels).
+      sequence: the values, one for each time step. Examples are [time] or [time, channels].
+      start: the time step of the first value. The sequence must end within an example.
+      channel: the channel that follows the sequence, in [0, channels).
 
     Guarantees: tests/population/poisoned/test_backdoors.py::test_triggers_against_numpy.
 
@@ -104,10 +118,11 @@ def set_points(sequence: Sequence[float], start: NonNegativeInt = 0, channel: No
     def on(shape):
         if len(shape) not in (1, 2):
             validate.fail("trigger", "examples [time] or [time, channels] for a sequence", shape)
-        times, channels = (*shape, 1)[:2]
+        times, channels = (*shape, 1)[:2]  # an example [time] has one channel
         validate.integer("channel", channel, 0, channels - 1)
         if start + len(sequence) > times:
             validate.fail("sequence", f"an end by time step {times}", start + len(sequence), "Start earlier.")
+        # Flat positions in an example [time, channels] are those of one column.
         positions = (start + np.arange(len(sequence))) * channels + channel
         return _set(shape, positions, np.asarray(sequence, np.float32))
 
@@ -116,12 +131,12 @@ def set_points(sequence: Sequence[float], start: NonNegativeInt = 0, channel: No
 
 @validate.named_arguments
 def spectral(amplitude: Finite, frequency: Positive, axis: int = -1, phase: Finite = 0.0) -> Trigger:
-    """A sinusoid added along one axis: amplitude sin(2 pi frequency j / L + phase) at position j of L.
+    """The trigger adds a sinusoid along one axis: amplitude sin(2 pi frequency j / L + phase) at position j of L.
 
     Args:
-      amplitude: in the inputs' own unit.
-      frequency: positive, in cycles over the axis.
-      axis: of an example; by default the last.
+      amplitude: in the unit of the inputs.
+      frequency: positive, in cycles over the whole axis.
+      axis: of an example. By default the last.
       phase: in radians.
 
     Guarantees: tests/population/poisoned/test_backdoors.py::test_triggers_against_numpy.
@@ -135,9 +150,10 @@ def spectral(amplitude: Finite, frequency: Positive, axis: int = -1, phase: Fini
 
     def on(shape):
         validate.integer("axis", axis, -len(shape), len(shape) - 1, hint=f"Of an example of shape {shape}.")
-        along = np.ones(len(shape), int)
-        along[axis] = length = shape[axis]
+        # The wave broadcasts to the shape of an example: its length is 1 along all other axes.
+        wave_shape = np.ones(len(shape), int)
+        wave_shape[axis] = length = shape[axis]
         wave = amplitude * np.sin(2 * np.pi * frequency * np.arange(length) / length + phase)
-        return Partial(_added, jnp.asarray(np.broadcast_to(wave.reshape(along), shape), jnp.float32))
+        return Partial(_added, jnp.asarray(np.broadcast_to(wave.reshape(wave_shape), shape), jnp.float32))
 
     return Trigger(on)

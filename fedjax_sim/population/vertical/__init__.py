@@ -1,3 +1,3 @@
-"""Parties who hold other columns of the same rows, and how they find the rows that they share."""
+"""This subpackage is about parties who hold different columns of the same rows, and how they find common rows."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Vertical federations: the same individuals, whose features are split by columns over parties."""
+"""In a vertical federation several parties hold different features (columns) of the same individuals."""
 
 from __future__ import annotations
 
@@ -35,25 +35,27 @@ LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 def joined(
     features: Sequence[np.ndarray], y: np.ndarray, alignment: Alignment, *, missing: Literal["drop", "zeros"] = "drop"
 ) -> dict[str, Any]:
-    """The parties' rows in one order, that of party 0, as each party has them after alignment.
+    """Puts the rows of all parties in one order, the order of party 0, so that they can be trained on.
 
     Args:
-      features: of each party, [n_p, d_p], one column too is a table; y: [n_0], the labels of party 0.
-      alignment: of their rows.
-      missing: "drop" leaves out whom a party does not know; "zeros" keeps all of party 0's rows, with zeros (the mean,
-        of standardised columns) where a party has none. Each party knows which rows it filled.
+      features: the table of each party, [n_p, d_p]. A single column must be a table [n_p, 1].
+      y: [n_0], the labels of party 0.
+      alignment: of the parties' rows.
+      missing: "drop" leaves out individuals whom some party does not have. "zeros" keeps all rows of party 0, and a
+        party without a row has zeros there. In standardised columns zero is the mean. Each party knows which of its
+        rows were filled.
 
     Returns: {"x": P arrays [n, d_p], "y": [n]}.
 
-    Raises: ValueError for what is no table, for other rows of party 0 or labels than were aligned, and for tables of
-      others that are shorter than the alignment's rows.
+    Raises: ValueError for features that are not a table, or if a table is shorter than its aligned rows need.
+      ValueError also if party 0 or the labels have another number of rows than was aligned.
 
-    Guarantees: row k of every party is the same individual (tests/population/vertical/test_vertical.py::test_joined);
-    whom a party lacks has zeros there (::test_missing_overlap).
+    Guarantees: row k of every party is the same individual (tests/population/vertical/test_vertical.py::test_joined).
+    An individual whom a party lacks has zeros there (::test_missing_overlap).
 
     >>> from fedjax_sim.population import align_exact
-    >>> found = align_exact([["ann", "bob"], ["bob", "ann"]])
-    >>> joined([np.eye(2), np.array([[7.0], [8.0]])], np.array([0, 1]), found)["x"][1].tolist()
+    >>> alignment = align_exact([["ann", "bob"], ["bob", "ann"]])
+    >>> joined([np.eye(2), np.array([[7.0], [8.0]])], np.array([0, 1]), alignment)["x"][1].tolist()
     [[8.0], [7.0]]
     """
     validate.part("alignment", alignment, Alignment)
@@ -75,8 +77,10 @@ def joined(
     for name, part in (("features[0]", features[0]), ("y", np.asarray(y))):
         if part.shape[:1] != alignment.links.shape[:1]:
             validate.fail(name, f"the {len(alignment.links)} rows that were aligned", part.shape)
+    # The row -1 of a missing individual reads some other row, and np.where then replaces it by zeros.
     x = tuple(
-        np.where(r[:, None] >= 0, part[r], 0).astype(part.dtype) for part, r in zip(features, rows.T, strict=True)
+        np.where(party_rows[:, None] >= 0, part[party_rows], 0).astype(part.dtype)
+        for part, party_rows in zip(features, rows.T, strict=True)
     )
     return {"x": x, "y": np.asarray(y)[rows[:, 0]]}
 
@@ -94,32 +98,33 @@ def with_parties(
     typo_rate: Share = 0.0,
     seed: NonNegativeInt = 0,
 ) -> FederatedData:
-    """The data set whose columns are split over parties, whose tables are first aligned; party 0 has the labels.
+    """Splits the columns of a data set over parties and aligns the parties' tables. Party 0 holds the labels.
 
-    Every training client becomes a consortium of P parties: with one client learning is vertical, with several, such as
-    hospitals, horizontal and vertical. Party 0 has all of a client's rows; each other one has a random share of them,
-    in an order of its own, and finds its partners' rows by what it calls them.
+    Every training client becomes a consortium of P parties. With one client the federation is vertical. With several
+    clients, such as hospitals, it is both horizontal and vertical. Party 0 has all rows of a client. Each other party
+    has a random share of these rows, in an order of its own. The parties then find their common rows by ids or names.
 
     Args:
-      data: features [d] and a label each.
-      num_parties: P in [2, d], with about equally many neighbouring columns each.
-      widths: in the place of `num_parties`, how many columns each party has, in order; they add up to d.
-      overlap: in (0, 1], the share of rows that each further party knows, drawn for each party by itself.
-      alignment: "exact", "keyed" or "diffie_hellman", by ids; "similar", by made-up names and dates of birth; a share
-        `typo_rate` of the further parties' records has a wrong letter, and pairs are linked from `threshold` on.
+      data: features [d] and a label for each example.
+      num_parties: P in [2, d]. Each party has about equally many neighbouring columns.
+      widths: the number of columns of each party, in order, instead of `num_parties`. They add up to d.
+      overlap: in (0, 1], the share of rows that each other party has. It is drawn for each party independently.
+      alignment: how the parties find common rows. "exact", "keyed" and "diffie_hellman" compare ids. "similar" compares
+        generated names and dates of birth.
       missing: "drop" or "zeros", as in `joined`.
-      threshold, typo_rate: for "similar", in (0, 1] and [0, 1].
+      threshold: for "similar", the least similarity of a pair that is linked, in (0, 1].
+      typo_rate: for "similar", the share of the records of parties 1, 2, ... with a wrong letter, in [0, 1].
       seed: of rows, orders and names.
 
-    Returns: the same data set with other `train`, and `columns`. x stays [n, d], the parties' columns side by side, so
-    that other models train on the same aligned rows; test sets are unchanged.
+    Returns: the same data set with another `train`, and with `columns`. x stays one array [n, d], the parties' columns
+    side by side, so that any other model can train on the same aligned rows. Test sets are unchanged.
 
-    Raises: TypeError for what is no `FederatedData`; ValueError, TypeError for options out of range, for data without
-    columns, for poisoned clients, and where the parties share nobody.
+    Raises: TypeError if `data` is not a `FederatedData`. ValueError or TypeError for options out of range, for data
+    without columns, for poisoned clients, and if the parties have no individual in common.
 
-    Guarantees: with ids, rows are those of the data, each with its own label
-    (tests/population/vertical/test_vertical.py:: test_rows_stay_whole); with typing errors some are not, or are not
-    found (::test_typing_errors_cost_rows).
+    Guarantees: with ids every aligned row is a row of the data, with its own label
+    (tests/population/vertical/test_vertical.py:: test_rows_stay_whole). With typing errors some rows mix two
+    individuals, and some are not found (::test_typing_errors_cost_rows).
 
     >>> from fedjax_sim.population import breast_cancer
     >>> data = with_parties(breast_cancer(num_clients=1, partition="iid"), num_parties=4, overlap=0.9)
@@ -130,26 +135,32 @@ def with_parties(
     if typo_rate and alignment != "similar":
         validate.fail("typo_rate", "0 with ids: only names have errors", typo_rate, "Take alignment = 'similar'.")
     validate.integer("data.train.size", data.train.size, 1, MOST_CLIENTS)
-    clients, edges = [], np.cumsum(columns)[:-1]
+    clients = []
+    column_borders = np.cumsum(columns)[:-1]
     for id in range(data.train.size):
-        held = data.train.client(jnp.int32(id))
-        mask = np.asarray(held.mask)
-        whole = jax.tree.map(lambda leaf, mask=mask: np.asarray(leaf)[mask], held.examples)
+        client = data.train.client(jnp.int32(id))
+        mask = np.asarray(client.mask)
+        examples = jax.tree.map(lambda leaf, mask=mask: np.asarray(leaf)[mask], client.examples)
         rng = generator(f"parties of {id}", seed)
-        if not len(whole["y"]):
-            clients.append(whole)
+        # There is nobody to align at a client without rows, and an empty overlap would be refused.
+        if not len(examples["y"]):
+            clients.append(examples)
             continue
-        kept = [np.arange(len(whole["y"]))]
+        # The client's rows that each party has, in the order of that party's table.
+        party_rows = [np.arange(len(examples["y"]))]
         for _ in columns[1:]:
-            kept.append(rng.permutation(len(kept[0]))[: max(1, round(overlap * len(kept[0])))])
-        found = _aligned(alignment, kept, rng, threshold, typo_rate)
-        parts = [part[rows] for part, rows in zip(np.split(whole["x"], edges, axis=1), kept, strict=True)]
-        rows = joined(parts, whole["y"], found, missing=missing)
-        clients.append({"x": np.concatenate(rows["x"], axis=1), "y": rows["y"]})
+            num_rows = max(1, round(overlap * len(party_rows[0])))
+            party_rows.append(rng.permutation(len(party_rows[0]))[:num_rows])
+        party_alignment = _aligned(alignment, party_rows, rng, threshold, typo_rate)
+        party_columns = np.split(examples["x"], column_borders, axis=1)
+        tables = [part[rows] for part, rows in zip(party_columns, party_rows, strict=True)]
+        aligned = joined(tables, examples["y"], party_alignment, missing=missing)
+        clients.append({"x": np.concatenate(aligned["x"], axis=1), "y": aligned["y"]})
     return data._replace(train=from_clients(clients), columns=columns)
 
 
 def _checked_columns(data: FederatedData, num_parties: int, widths: Sequence[int] | None) -> tuple[int, ...]:
+    """Returns the number of columns of each party, after checks of the data and of the options."""
     if not isinstance(data, FederatedData):
         validate.fail("data", "a FederatedData", type(data).__name__, "population.breast_cancer(), say.", TypeError)
     if len(data.input_shape) != 1 or data.task not in ("binary", "classification", "regression"):
@@ -172,37 +183,41 @@ def _checked_columns(data: FederatedData, num_parties: int, widths: Sequence[int
 
 
 def _aligned(
-    way: str, kept: Sequence[np.ndarray], rng: np.random.Generator, threshold: float, typo_rate: float
+    way: str, party_rows: Sequence[np.ndarray], rng: np.random.Generator, threshold: float, typo_rate: float
 ) -> Alignment:
-    """The alignment of parties who know these rows."""
+    """Aligns parties that have these rows of a client, by the method `way`."""
+    # The common secret of the parties, for the two methods that need one.
     key = hashlib.sha256(rng.bytes(32)).digest()
     if way == "similar":
-        tables = _people(kept, rng, typo_rate)
+        tables = _people(party_rows, rng, typo_rate)
         return align_similar(tables, key, threshold=threshold)
-    ids = [[f"person {row}" for row in rows] for rows in kept]
+    ids = [[f"person {row}" for row in rows] for rows in party_rows]
     if way == "keyed":
         return align_keyed(ids, key)
     return align_exact(ids) if way == "exact" else align_diffie_hellman(ids)
 
 
-def _people(kept: Sequence[np.ndarray], rng: np.random.Generator, typo_rate: float) -> list[list[tuple[str, ...]]]:
-    """Names and dates of birth of the rows, as each party wrote them down."""
-    number = len(kept[0])
-    names = rng.choice(LETTERS, (number, 14))
+def _people(
+    party_rows: Sequence[np.ndarray], rng: np.random.Generator, typo_rate: float
+) -> list[list[tuple[str, ...]]]:
+    """Draws a first name, a last name and a date of birth for each row, as each party wrote them down."""
+    num_people = len(party_rows[0])
+    names = rng.choice(LETTERS, (num_people, 14))  # 6 letters of the first name, 8 of the last
     births = [
         f"{year}-{day:03d}"
-        for year, day in zip(rng.integers(1930, 2010, number), rng.integers(1, 366, number), strict=True)
+        for year, day in zip(rng.integers(1930, 2010, num_people), rng.integers(1, 366, num_people), strict=True)
     ]
     tables = []
-    for p, rows in enumerate(kept):
+    for p, rows in enumerate(party_rows):
         written = names[rows]
-        if p:
-            wrong = rng.random(len(rows)) < typo_rate
-            places, letters = rng.integers(0, 14, len(rows)), rng.integers(1, 26, len(rows))
-            old = np.searchsorted(LETTERS, written[np.arange(len(rows)), places])
+        if p:  # party 0 makes no typing errors
+            has_typo = rng.random(len(rows)) < typo_rate
+            places = rng.integers(0, 14, len(rows))
+            shifts = rng.integers(1, 26, len(rows))  # never 0, so the letter does change
+            letters = np.searchsorted(LETTERS, written[np.arange(len(rows)), places])
             changed = written.copy()
-            changed[np.arange(len(rows)), places] = LETTERS[(old + letters) % 26]
-            written = np.where(wrong[:, None], changed, written)
+            changed[np.arange(len(rows)), places] = LETTERS[(letters + shifts) % 26]
+            written = np.where(has_typo[:, None], changed, written)
         tables.append(
             [("".join(name[:6]), "".join(name[6:]), births[row]) for name, row in zip(written, rows, strict=True)]
         )
