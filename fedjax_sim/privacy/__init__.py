@@ -1,4 +1,6 @@
-"""Privacy accounting: what a mechanism is, what it spends, what noise a budget needs, and audits. Host code."""
+"""Privacy accounting for federated runs: mechanisms, the epsilon they spend, calibration of noise, and audits. Host
+code.
+"""
 
 from fedjax_sim.privacy.accountant import PrivacySpent, account, compose
 from fedjax_sim.privacy.audit import Audit, audit_release, judge
