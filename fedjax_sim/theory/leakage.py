@@ -1,4 +1,4 @@
-"""How well membership can be told from an update, or from overfitting, in the laws that have a closed form."""
+"""This module states how well an adversary can infer membership, from an update or from overfitting, in closed form."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ __all__ = ["alignment_auc", "overfitting_advantage"]
 
 @validate.named_arguments
 def alignment_auc(dimension: PositiveInt, batch_size: PositiveInt) -> float:
-    """AUC of `adversary.alignment_score` for one mean of B independent Gaussian gradients: Phi(sqrt(d / 2B)).
+    """The AUC of `adversary.alignment_score` for one mean of B independent Gaussian gradients: Phi(sqrt(d / 2B)).
 
-    A member scores d / B on average, others 0, both with variance about d / B: leading order in d and B.
+    A member has a score of d / B on average, and a non-member has 0. Both scores have a variance of about d / B. This
+    is the leading order in d and B.
 
     Args:
-      dimension: d, of isotropic gradients. A net's gradients are far from isotropic: there d is what is effective.
+      dimension: d, of isotropic gradients. Gradients of a neural network are far from isotropic: use the effective
+        dimension.
       batch_size: B.
+
+    Returns: AUC in (0.5, 1).
 
     Guarantees: tests/adversary/test_membership.py::test_alignment.
 
@@ -31,11 +35,14 @@ def alignment_auc(dimension: PositiveInt, batch_size: PositiveInt) -> float:
 
 @validate.named_arguments
 def overfitting_advantage(ratio: Annotated[float, Number(1)]) -> float:
-    """The best advantage of a threshold on errors that are Gaussian, r times as spread outside of the training data:
-    erf(r u) - erf(u), u = sqrt(ln r / (r^2 - 1)).
+    """The best advantage of a threshold on Gaussian errors whose spread is r times as large outside of training.
+
+    It is erf(r u) - erf(u), with u = sqrt(ln r / (r^2 - 1)).
 
     Args:
-      ratio: r >= 1; 1 is no overfitting.
+      ratio: r >= 1; at 1 there is no overfitting.
+
+    Returns: true minus false positive rate, in [0, 1).
 
     Guarantees: tests/adversary/test_membership.py::test_overfitting_advantage.
 
