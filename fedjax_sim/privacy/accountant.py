@@ -318,9 +318,7 @@ def _scale(mechanism: Mechanism, count: int) -> float:
 
 
 def _finest(z: float) -> float:
-    """The finest grid that is allowed: with a finer one, the losses of a release, up to about 10/z + 1/(2 z^2), are too
-    many.
-    """
+    """The finest allowed grid. A finer one would have too many losses, which reach up to about 10/z + 1/(2 z^2)."""
     return 1e-4 if z >= 0.2 else 1e-3 if z >= 0.05 else 1e-2
 
 

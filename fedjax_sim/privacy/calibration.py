@@ -193,8 +193,7 @@ class Row(NamedTuple):
 def compare(
     epsilon: float, delta: float, rounds: int, *, population_size: int, cohort_size: int, clip_norm: float = 1.0
 ) -> list[Row]:
-    """Compares central, distributed and local noise at the same (epsilon, delta), for cohorts of m in a population of
-    N.
+    """Compares central, distributed and local noise at the same (epsilon, delta), for cohorts of m among N clients.
 
     Let z be the noise multiplier and C the clip norm. Each coordinate of the mean then has the standard deviation z
     C / m for central noise and for shares that add up. For noise on each message it is z C / sqrt(m).

@@ -136,9 +136,7 @@ def calibrate_report(
 
 
 def _of_members(mechanism: Mechanism, rounds: int, delta: float, accountant: str, fields: dict[str, Any]) -> list[str]:
-    """The report's lines about one client under a federation, which are added to `fields` too; empty without
-    federations.
-    """
+    """The report's lines about one client under a federation, also added to `fields`; empty without federations."""
     member_mechanism = mechanism.of_members()
     if member_mechanism is None:
         return []

@@ -1,5 +1,4 @@
-"""This module keeps a ledger of the privacy that a run has spent; the ledger never under-reports, even if the run
-crashes.
+"""This module keeps a ledger of the privacy that a run has spent. It never under-reports, even after a crash.
 
 Rounds are entered before they run. A run that dies and resumes from an older checkpoint repeats rounds that were
 entered before. With the same mechanism and the same stream of noise, the repeated rounds are the same release, bit for
@@ -41,8 +40,9 @@ class _Segment:
 
 
 class Ledger:
-    """A record of which mechanisms ran for which rounds, at one delta. Store its `state`, which is JSON, before rounds
-    run.
+    """A record of which mechanisms ran for which rounds, at one delta.
+
+    Store its `state`, which is JSON, before rounds run.
 
     Args:
       delta: in (0, 1), at which epsilon is stated.
@@ -107,8 +107,9 @@ class Ledger:
         self._segments = (*self._segments, new_segment)
 
     def spent(self, through: int | None = None) -> PrivacySpent | None:
-        """The privacy that all entered rounds have spent, or all rounds before round `through`; None if nothing was
-        entered.
+        """The privacy that all entered rounds have spent, or all rounds before round `through`.
+
+        Returns: `PrivacySpent`; None if nothing was entered.
 
         Rounds that only an earlier mechanism or stream ran are counted in full.
         """
@@ -151,8 +152,7 @@ class Ledger:
         return cls(state["delta"], tuple(_segment_from(fields) for fields in state["segments"]))
 
     def merged(self, other: Ledger) -> Ledger:
-        """Merges another copy of the same run's ledger, such as an older checkpoint's, and keeps the copy that holds
-        more.
+        """Merges another copy of the same run's ledger, such as an older checkpoint's; the copy that holds more wins.
 
         If neither copy is the beginning of the other, the segments that only one of them has are counted as well.
 

@@ -171,8 +171,9 @@ def _moved(rate: float, s: float, grid: float, *, added: bool) -> _Half:
 
 
 def _replaced(rate: float, s: float, grid: float, tail: float) -> _Half:
-    """The direction in which a unit is replaced: (1 - q) N(0, s^2) + q N(-1, s^2) against (1 - q) N(0, s^2) + q N(1,
-    s^2).
+    """The direction in which a unit is replaced.
+
+    Its loss is that of (1 - q) N(0, s^2) + q N(-1, s^2) against (1 - q) N(0, s^2) + q N(1, s^2).
     """
     half_width = -s * ndtri(tail / 2)
 

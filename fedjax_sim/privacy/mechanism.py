@@ -48,8 +48,9 @@ _FIXED = "uniform_without_replacement"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mechanism:
-    """The parts of a round that privacy depends on. All fields are plain numbers and strings, to be stored and
-    compared.
+    """The parts of a round that privacy depends on.
+
+    All fields are plain numbers and strings, so that a mechanism can be stored and compared.
 
     Args:
       noise_multiplier: standard deviation of the noise over the clip norm: of the released sum, of one message (place
@@ -239,8 +240,7 @@ class Mechanism:
         return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
 
     def event(self, rounds: int):
-        """dp-accounting's event for `rounds` rounds, to check epsilon by hand; None for integer noise, which has no
-        event.
+        """dp-accounting's event for `rounds` rounds, to check epsilon by hand; None for integer noise.
 
         The event is meant for `PLDAccountant`, which itself allows for the two clip norms by which a replaced unit
         moves a sum. The event of a fixed-size sample is meant for `RdpAccountant`, which does not allow for this. So

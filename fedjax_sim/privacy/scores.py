@@ -214,8 +214,7 @@ def power_excess(without, with_canary, power: Callable, *, error: float) -> tupl
 def parametric(
     without: np.ndarray, with_canary: np.ndarray, *, delta: float, error: float, law: str = "mixture"
 ) -> Estimate | None:
-    """Both bounds of epsilon if scores are Gaussian, or a mixture of two Gaussians because the canary takes part at
-    times.
+    """Both bounds of epsilon if scores are Gaussian, or a mixture of Gaussians as the canary takes part at times.
 
     Args:
       without, with_canary: [R] scores.

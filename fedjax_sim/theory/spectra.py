@@ -64,8 +64,7 @@ def laplacian_spectrum(graph: str, population_size: PositiveInt, *, rows: int | 
 def exponential_spectrum(population_size: PositiveInt) -> np.ndarray:
     """The moduli of the eigenvalues of `network.exponential` with equal shares in falling order, [N] float64.
 
-    The matrix is a circulant, so it is normal. Hence it shrinks a distance in every round by at least its second
-    modulus.
+    The matrix is a circulant, so it is normal. Hence each round multiplies a distance by at most its second modulus.
 
     Args:
       population_size: N.
